@@ -5,8 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from backfill_assets.engine.environment import choose_api
-from backfill_assets.engine.garbage import collect_rarely
+from backfill_assets.engine.environment import choose_pyspark_api
+from backfill_assets.engine.garbage import tune_gc
 
 if TYPE_CHECKING:
     from backfill_assets.calendar.reach import (
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 #: By name, the module that has it. Nothing is imported before it is asked for: the package's own
 #: modules are imported by way of this one, and some of them need no Spark.
-_PLACES = {
+_MODULES = {
     "BackfillAssets": "component",
     "build_defs": "definitions",
     "delta_io_manager": "definitions",
@@ -116,11 +116,11 @@ __all__ = [
 ]
 
 
-collect_rarely()
-choose_api()
+tune_gc()
+choose_pyspark_api()
 
 
 def __getattr__(name: str) -> object:
-    if name not in _PLACES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

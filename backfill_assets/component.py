@@ -38,12 +38,12 @@ class BackfillAssets(dg.Component):
         Raises:
             SettingsError: naming each attribute or variable with a bad value, and what is allowed.
         """
-        rendered = _rendered(
+        rendered = _render_templates(
             dict(attributes or {}), context.resolution_context.at_path("attributes")
         )
         # An empty attribute counts as unset, as an empty variable does.
-        given = {name: value for name, value in rendered.items() if value not in (None, "")}
-        return cls(load_settings(**given))
+        overrides = {name: value for name, value in rendered.items() if value not in (None, "")}
+        return cls(load_settings(**overrides))
 
     def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
         """The definitions under these settings."""
@@ -59,12 +59,14 @@ _FIELDS: dict[str, Any] = {
 _ATTRIBUTES = create_model("BackfillAssetsAttributes", __base__=dg.Model, **_FIELDS)
 
 
-def _rendered(value: Any, context: dg.ResolutionContext) -> Any:
+def _render_templates(value: Any, context: dg.ResolutionContext) -> Any:
     """A value with its templates filled in.
 
     Only templates are rendered: Dagster would make a number of any text that looks like one, such
     as the value of a Spark setting.
     """
     if isinstance(value, dict):
-        return {name: _rendered(inner, context.at_path(name)) for name, inner in value.items()}
+        return {
+            name: _render_templates(inner, context.at_path(name)) for name, inner in value.items()
+        }
     return context.resolve_value(value) if isinstance(value, str) and "{{" in value else value

@@ -50,11 +50,11 @@ def build_defs(
     """
     settings = settings or load_settings()
     report_long_range(settings.partitions_per_run)
-    running = running_code(settings)
-    given = resources or {}
-    engine = given.get("engine") or Engine.of(settings)
+    code = running_code(settings)
+    overrides = resources or {}
+    engine = overrides.get("engine") or Engine.from_settings(settings)
     clock = clock or (lambda: datetime.now(settings.zone))
-    automatic = automation.build(settings, clock)
+    automation_defs = automation.build_automation(settings, clock)
     today = clock().astimezone(settings.zone).date()
     sources = graph_for(settings).sources.values()
     assets = [
@@ -62,37 +62,39 @@ def build_defs(
             asset
             for source in sources
             for asset in (
-                raw.build(settings, running, source),
-                *staging.build(settings, running, source),
-                lateness.build(settings, running, source),
-                dashboard.build(settings, source),
+                raw.build_raw_assets(settings, code, source),
+                *staging.build_staging_assets(settings, code, source),
+                lateness.build_lateness_asset(settings, code, source),
+                dashboard.build_lateness_page(settings, source),
             )
         ),
         *(
-            _unfed(asset) if table.is_retired(today) else asset
-            for table, asset in _declared(settings, running)
+            _make_external(asset) if table.is_retired(today) else asset
+            for table, asset in _declared_assets(settings, code)
         ),
     ]
-    assets = [asset.map_asset_specs(partial(_told, settings)) for asset in assets]
-    by_hand, stages = jobs.build(settings, assets, running)
-    of_targets, switch_overs = target_jobs.build(settings, assets, running)
+    assets = [
+        asset.map_asset_specs(partial(_with_freshness_and_tags, settings)) for asset in assets
+    ]
+    manual_jobs, stage_sensor = jobs.build_backfill_jobs(settings, assets, code)
+    shadow_jobs, switch_sensor = target_jobs.build_shadow_jobs(settings, assets, code)
     return dg.Definitions(
-        assets=[*assets, *target_jobs.comparisons(settings)],
-        asset_checks=automatic.checks,
-        jobs=[*automatic.jobs, *by_hand, *of_targets],
-        schedules=[*automatic.schedules, housekeeping.build(settings)],
-        sensors=[*automatic.sensors, stages, switch_overs],
+        assets=[*assets, *target_jobs.comparison_assets(settings)],
+        asset_checks=automation_defs.checks,
+        jobs=[*automation_defs.jobs, *manual_jobs, *shadow_jobs],
+        schedules=[*automation_defs.schedules, housekeeping.build_housekeeping(settings)],
+        sensors=[*automation_defs.sensors, stage_sensor, switch_sensor],
         resources={
-            "io_manager": fixed(io_manager_of(settings, engine, running)),
-            **given,
-            "engine": fixed(engine),
+            "io_manager": fixed_resource(make_io_manager(settings, engine, code)),
+            **overrides,
+            "engine": fixed_resource(engine),
         },
         # One process and one session a run: a JVM for each step costs more than the step.
         executor=one_process_executor,
     )
 
 
-def _told(settings: Settings, spec: dg.AssetSpec) -> dg.AssetSpec:
+def _with_freshness_and_tags(settings: Settings, spec: dg.AssetSpec) -> dg.AssetSpec:
     """The same asset with Dagster's freshness, and with what tells it from its other versions.
 
     Assets without days are made anew with a day. One that is to be retired has no freshness:
@@ -100,13 +102,17 @@ def _told(settings: Settings, spec: dg.AssetSpec) -> dg.AssetSpec:
     """
     table = tables_of(settings).get(spec.key.path[-1])
     if table is not None and table.retired:
-        said = f"{spec.description or ''} Retired on {table.retired}.".strip()
-        spec = spec.replace_attributes(description=said).merge_attributes(
+        description = f"{spec.description or ''} Retired on {table.retired}.".strip()
+        spec = spec.replace_attributes(description=description).merge_attributes(
             tags={RETIRED_TAG: str(table.retired)}
         )
     else:
-        policy = graph_for(settings).policy_of(table.name) if table else Policy.of(settings)
-        spec = spec.replace_attributes(freshness_policy=automation.freshness(settings, policy))
+        policy = (
+            graph_for(settings).policy_of(table.name) if table else Policy.from_settings(settings)
+        )
+        spec = spec.replace_attributes(
+            freshness_policy=automation.freshness_policy(settings, policy)
+        )
     if isinstance(table, Derived) and len(versions_in(tables_of(settings), table.first)) > 1:
         spec = spec.merge_attributes(
             tags={VERSIONS_TAG: table.first, VERSION_TAG: str(table.version)}
@@ -114,23 +120,23 @@ def _told(settings: Settings, spec: dg.AssetSpec) -> dg.AssetSpec:
     return spec
 
 
-def _unfed(asset: dg.AssetsDefinition) -> dg.AssetsDefinition:
+def _make_external(asset: dg.AssetsDefinition) -> dg.AssetsDefinition:
     """The asset of a retired table: Dagster shows what it was, and materializes it no more."""
     return dg.AssetsDefinition(specs=[*asset.specs])
 
 
-def _declared(settings: Settings, code: Code) -> Iterator[tuple[Table, dg.AssetsDefinition]]:
+def _declared_assets(settings: Settings, code: Code) -> Iterator[tuple[Table, dg.AssetsDefinition]]:
     """The tables that are declared by a function, each with its asset, which its kind decides."""
     for table in tables_of(settings).values():
         if isinstance(table, Derived):
-            yield table, derived.build(settings, code, table)
+            yield table, derived.build_derived_asset(settings, code, table)
         elif isinstance(table, Current):
-            yield table, known.build_current(settings, code, table)
+            yield table, known.build_current_asset(settings, code, table)
         elif isinstance(table, Corrections):
-            yield table, known.build_corrections(settings, code, table)
+            yield table, known.build_corrections_asset(settings, code, table)
 
 
-def fixed(resource: object) -> dg.ResourceDefinition:
+def fixed_resource(resource: object) -> dg.ResourceDefinition:
     """A resource as it is, for Dagster's definitions: a run that configures it is refused.
 
     A `ConfigurableResource` would take whatever a run is launched with: another server, which is
@@ -156,25 +162,27 @@ def delta_io_manager(
         DeclarationError: an asset cannot be published: it has no pandera model in its metadata, or
             other partitions than days.
     """
-    made = io_manager_of(settings, engine or Engine.of(settings), running_code(settings))
-    return fixed(made.publishes(assets))
+    io_manager = make_io_manager(
+        settings, engine or Engine.from_settings(settings), running_code(settings)
+    )
+    return fixed_resource(io_manager.add_assets(assets))
 
 
-def io_manager_of(settings: Settings, engine: Engine, running: Code) -> DataFrameIOManager:
+def make_io_manager(settings: Settings, engine: Engine, code: Code) -> DataFrameIOManager:
     """The IO manager of all tables.
 
     Args:
         settings: the deployment's settings.
         engine: where the Spark session comes from.
-        running: the code of the tables.
+        code: the code of the tables.
     """
     return DataFrameIOManager(
         engine=engine,
         warehouse=settings.warehouse,
-        code_version=running.version,
-        code_versions={name: running.table_version(name) for name in tables_of(settings)},
-        git_commit=running.commit,
-        git_dirty=running.dirty,
+        code_version=code.version,
+        code_versions={name: code.table_version(name) for name in tables_of(settings)},
+        git_commit=code.commit,
+        git_dirty=code.dirty,
         undo_days=settings.undo_days,
         stalled_after=settings.stalled_after,
         tables=settings.tables,
@@ -184,7 +192,7 @@ def io_manager_of(settings: Settings, engine: Engine, running: Code) -> DataFram
 
 
 #: What was built in this process, by the settings.
-_built: dict[str, dg.Definitions] = {}
+_defs_by_settings: dict[str, dg.Definitions] = {}
 
 
 @dg.definitions
@@ -193,6 +201,6 @@ def defs() -> dg.Definitions:
     settings = load_settings()
     key = settings.model_dump_json()
     # Dagster asks six times for a run that the command line launches.
-    if key not in _built:
-        _built[key] = build_defs(settings)
-    return _built[key]
+    if key not in _defs_by_settings:
+        _defs_by_settings[key] = build_defs(settings)
+    return _defs_by_settings[key]

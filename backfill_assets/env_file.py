@@ -8,7 +8,7 @@ from pathlib import Path
 from dotenv import dotenv_values
 
 #: By variable, the file that it was read from and its value there.
-_read: dict[str, tuple[Path, str]] = {}
+_file_values: dict[str, tuple[Path, str]] = {}
 
 
 def load_env_file(folder: Path) -> None:
@@ -33,18 +33,18 @@ def load_env_file(folder: Path) -> None:
     for name, value in variables.items():
         if value is not None:
             os.environ[name] = value
-            _read[name] = (file, value)
+            _file_values[name] = (file, value)
 
 
-def origin(name: str) -> str:
+def variable_origin(name: str) -> str:
     """Where a variable comes from: `default` if it is not set, `environment`, or a file."""
     if not os.environ.get(name):
         return "default"
-    file, value = _read.get(name, (None, ""))
+    file, value = _file_values.get(name, (None, ""))
     return str(file) if file and os.environ[name] == value else "environment"
 
 
-def in_file(name: str) -> str:
+def origin_note(name: str) -> str:
     """The file that a variable comes from, for a message about it; empty if it is of none."""
-    where = origin(name)
-    return "" if where in ("default", "environment") else f" (from {where})"
+    source = variable_origin(name)
+    return "" if source in ("default", "environment") else f" (from {source})"

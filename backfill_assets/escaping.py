@@ -18,42 +18,42 @@ _MARKDOWN = re.compile(
 )
 
 
-def plain(text: str) -> str:
+def escape_terminal(text: str) -> str:
     """For a terminal: what is no character to be seen is spelled out, but for ends of lines.
 
     That is: colours and cursors of terminals, what turns the direction of writing around, and the
     bytes of file names that are no UTF-8, which could not be printed.
     """
-    return "\n".join(map(one_line, text.split("\n")))
+    return "\n".join(map(escape_line, text.split("\n")))
 
 
-def one_line(text: str) -> str:
+def escape_line(text: str) -> str:
     """For a line of a log: the same, and ends of lines are spelled out as well."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def markdown(text: str) -> str:
+def escape_markdown(text: str) -> str:
     """For a line or a cell of Markdown: shown as it is, and nothing is fetched for it.
 
     Dagster's pages take descriptions of checks for Markdown as well. An address becomes a link to
     what it says.
     """
-    return _MARKDOWN.sub(r"\\\g<0>", one_line(text).strip())
+    return _MARKDOWN.sub(r"\\\g<0>", escape_line(text).strip())
 
 
 def markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table in Markdown, whose cells are foreign text; lines of a cell are put side by side."""
-    cells = [[markdown(cell.replace("\n", ", ")) for cell in row] for row in rows]
+    cells = [[escape_markdown(cell.replace("\n", ", ")) for cell in row] for row in rows]
     heading, *lines = (f"| {' | '.join(line)} |" for line in (headings, *cells))
     return "\n".join([heading, "|---" * len(headings) + "|", *lines])
 
 
-def chat(text: str) -> str:
+def escape_chat(text: str) -> str:
     """For a message of a chat: nobody is called by name, and no link hides where it leads.
 
     Slack takes its commands in angle brackets, and shows `&lt;` as one. Mattermost and others call
     whom an @ names: an invisible character behind it keeps them from that.
     """
-    return plain(text).replace("<", "&lt;").replace("@", "@\u200b")
+    return escape_terminal(text).replace("<", "&lt;").replace("@", "@\u200b")

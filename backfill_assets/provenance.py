@@ -30,9 +30,9 @@ def time_zone_data() -> str:
     That of the Java that Spark runs on here; without one, that of the Python package.
     """
     java = shutil.which("java")
-    home = os.environ.get("JAVA_HOME") or (java and str(Path(java).resolve().parent.parent))
-    if home and (told := _java_time_zones(Path(home, "lib", "tzdb.dat"))):
-        return told
+    java_home = os.environ.get("JAVA_HOME") or (java and str(Path(java).resolve().parent.parent))
+    if java_home and (java_data := _java_time_zones(Path(java_home, "lib", "tzdb.dat"))):
+        return java_data
     try:
         return version("tzdata")
     except PackageNotFoundError:

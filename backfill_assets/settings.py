@@ -29,9 +29,9 @@ from pydantic import (
 from pydantic_settings import BaseSettings, SettingsConfigDict
 from pydantic_settings import SettingsError as PydanticSettingsError
 
-from backfill_assets.env_file import in_file
+from backfill_assets.env_file import origin_note
 from backfill_assets.provenance import engine_versions, time_zone_data
-from backfill_assets.spark_rules import is_secret, may_decide_rows, refuse_settings
+from backfill_assets.spark_rules import check_spark_conf, is_secret, may_decide_rows
 
 PREFIX = "BACKFILL_ASSETS_"
 #: For how many days a backfill can be undone, unless a deployment says otherwise.
@@ -142,11 +142,11 @@ class Settings(BaseSettings):
 
     @field_validator("landing", "warehouse")
     @classmethod
-    def _absolute(cls, value: str) -> str:
+    def _make_absolute(cls, value: str) -> str:
         """Local paths are made absolute: a step may run in another working directory."""
         if not value.strip():
             raise ValueError("must be a path or a URL, not empty")
-        value = place(value)
+        value = normalize_location(value)
         if "://" in value:
             return value
         return str(Path(value).expanduser().resolve())
@@ -163,7 +163,7 @@ class Settings(BaseSettings):
 
     @field_validator("timezone")
     @classmethod
-    def _known_zone(cls, value: str) -> str:
+    def _check_timezone(cls, value: str) -> str:
         if value not in available_timezones():
             raise ValueError("must be an IANA time zone such as UTC or Europe/Berlin")
         return value
@@ -184,7 +184,7 @@ class Settings(BaseSettings):
 
     @field_validator("owners")
     @classmethod
-    def _owners(cls, value: str | None) -> str | None:
+    def _check_owners(cls, value: str | None) -> str | None:
         for owner in filter(None, (value or "").split(",")):
             if not re.fullmatch(r"team:[\w.-]+|[\w.+%-]+@[\w.-]+\.[A-Za-z]{2,7}", owner.strip()):
                 raise ValueError(
@@ -199,26 +199,26 @@ class Settings(BaseSettings):
             return None
         try:
             url = urlsplit(value)
-            fine = url.scheme == "sc" and url.hostname and url.port != 0
+            is_valid = url.scheme == "sc" and url.hostname and url.port != 0
         except ValueError:  # a port that is no number
-            fine = False
-        if not fine:
+            is_valid = False
+        if not is_valid:
             raise ValueError("must be a Spark Connect URL: sc://host:port")
         return value
 
     @field_validator("spark_conf")
     @classmethod
-    def _allowed(cls, value: dict[str, str]) -> dict[str, str]:
-        refuse_settings(value)
+    def _check_spark_conf(cls, value: dict[str, str]) -> dict[str, str]:
+        check_spark_conf(value)
         return value
 
     @field_validator("jars", "ui_passwords")
     @classmethod
-    def _expanded(cls, value: Path | None) -> Path | None:
+    def _expand_path(cls, value: Path | None) -> Path | None:
         return value and value.expanduser().resolve()
 
     @model_validator(mode="after")
-    def _some_day(self) -> Settings:
+    def _check_order(self) -> Settings:
         if self.end is not None and self.end <= self.start:
             raise ValueError(
                 f"{PREFIX}END ({self.end}) must be after {PREFIX}START ({self.start}); it is "
@@ -261,8 +261,8 @@ class Settings(BaseSettings):
             fields: the settings that decide some tables only.
             overrides: their values, where they are others for these tables.
         """
-        others = overrides or {}
-        deciding = {n: others[n] if n in others else getattr(self, n) for n in fields}
+        replacements = overrides or {}
+        deciding = {n: replacements[n] if n in replacements else getattr(self, n) for n in fields}
         deciding |= {"timezone": self.timezone, "engine": engine_versions()}
         # A day in UTC begins at the same moment by any data.
         if self.timezone != "UTC":
@@ -272,7 +272,7 @@ class Settings(BaseSettings):
         return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def place(value: str) -> str:
+def normalize_location(value: str) -> str:
     """A local path, or a URL of S3 as Spark has it.
 
     Raises:
@@ -290,13 +290,13 @@ def place(value: str) -> str:
             "must be a URL without a password: Dagster shows it with each day. Give the password "
             "where the store's client looks for credentials"
         )
-    found = re.fullmatch(r"s3[an]?://([a-z0-9][a-z0-9.-]+(/[^?#]*)?)", value)
-    if not found:
+    s3_match = re.fullmatch(r"s3[an]?://([a-z0-9][a-z0-9.-]+(/[^?#]*)?)", value)
+    if not s3_match:
         raise ValueError(
             "must be a path or s3a://bucket/folder, with keys, region and endpoint in Amazon's "
             "environment variables; other stores (gs://, abfss://, hdfs://) are not supported"
         )
-    return f"s3a://{found[1].rstrip('/')}"
+    return f"s3a://{s3_match[1].rstrip('/')}"
 
 
 def load_settings(**overrides: Any) -> Settings:
@@ -307,18 +307,20 @@ def load_settings(**overrides: Any) -> Settings:
             allowed; or a variable with the prefix that is no setting, which would do nothing in
             silence.
     """
-    known = {f"{PREFIX}{name.upper()}" for name in Settings.model_fields if name != "spark_remote"}
-    given = {name for name, value in os.environ.items() if name.startswith(PREFIX) and value}
-    if unknown := sorted(given - known):
+    known_names = {
+        f"{PREFIX}{name.upper()}" for name in Settings.model_fields if name != "spark_remote"
+    }
+    set_names = {name for name, value in os.environ.items() if name.startswith(PREFIX) and value}
+    if unknown := sorted(set_names - known_names):
         raise SettingsError(
-            f"bad settings: {', '.join(name + in_file(name) for name in unknown)}: no such "
-            f"setting{_meant(unknown[0], known)}; there are "
-            f"{', '.join(sorted(known))} and SPARK_REMOTE"
+            f"bad settings: {', '.join(name + origin_note(name) for name in unknown)}: no such "
+            f"setting{_suggest_name(unknown[0], known_names)}; there are "
+            f"{', '.join(sorted(known_names))} and SPARK_REMOTE"
         )
     try:
         return Settings(**overrides)
     except ValidationError as error:
-        raise SettingsError(_explain(error.errors(), overrides)) from None
+        raise SettingsError(_explain_errors(error.errors(), overrides)) from None
     except PydanticSettingsError:
         # The one setting that is not plain text: pydantic-settings reads it as JSON on its own.
         name = f"{PREFIX}SPARK_CONF"
@@ -328,53 +330,55 @@ def load_settings(**overrides: Any) -> Settings:
         ) from None
 
 
-def variables(settings: Settings) -> Iterator[tuple[str, str]]:
+def list_variables(settings: Settings) -> Iterator[tuple[str, str]]:
     """The environment variable of each setting, with its value as a message may show it."""
     for field, value in settings:
         mapping = isinstance(value, Mapping)
         shown = json.dumps(value) if mapping else "" if value is None else str(value)
-        yield _variable(field), "(hidden)" if value and _is_hidden(shown, field) else shown
+        yield _variable_name(field), "(hidden)" if value and _is_hidden(shown, field) else shown
 
 
-def _variable(field: str) -> str:
+def _variable_name(field: str) -> str:
     return "SPARK_REMOTE" if field.lower() == "spark_remote" else f"{PREFIX}{field.upper()}"
 
 
-def _explain(problems: list[Any], overrides: Mapping[str, Any]) -> str:
+def _explain_errors(problems: list[Any], overrides: Mapping[str, Any]) -> str:
     lines = []
     for problem in problems:
         field, *within = map(str, problem["loc"]) if problem["loc"] else [""]
-        name = field if field in overrides else _variable(field)
+        name = field if field in overrides else _variable_name(field)
         rule = problem["msg"].removeprefix("Value error, ")
         if not field:
             lines.append(rule)
         else:
             place = "".join(f"[{key}]" for key in within)
-            value = _shown(problem["input"], field + place)
-            lines.append(f"{name}{place}={value}{in_file(name)}: {rule}{_bounds(field)}")
+            value = _show_value(problem["input"], field + place)
+            lines.append(
+                f"{name}{place}={value}{origin_note(name)}: {rule}{_describe_bounds(field)}"
+            )
     return "bad settings: " + "; ".join(lines)
 
 
-def _meant(name: str, known: Collection[str]) -> str:
+def _suggest_name(name: str, known: Collection[str]) -> str:
     """The setting that a misspelt one is most like, as a question."""
     close = get_close_matches(name, known, n=1)
     return f" (did you mean {close[0]}?)" if close else ""
 
 
-def _bounds(field: str) -> str:
+def _describe_bounds(field: str) -> str:
     """The least and the most that a setting may be, if it is a number with such."""
-    found = Settings.model_fields.get(field)
-    said = {"ge": "at least", "gt": "more than", "le": "at most"}
+    field_info = Settings.model_fields.get(field)
+    phrases = {"ge": "at least", "gt": "more than", "le": "at most"}
     bounds = [
-        f"{word} {getattr(of, name)}"
-        for of in (found.metadata if found else ())
-        for name, word in said.items()
-        if getattr(of, name, None) is not None
+        f"{word} {getattr(constraint, name)}"
+        for constraint in (field_info.metadata if field_info else ())
+        for name, word in phrases.items()
+        if getattr(constraint, name, None) is not None
     ]
     return f" ({', '.join(bounds)})" if bounds else ""
 
 
-def _shown(value: object, place: str = "") -> str:
+def _show_value(value: object, place: str = "") -> str:
     """A value as a message may show it: errors end up in logs and in the UI.
 
     What a setting of Spark's may hold nobody knows.

@@ -54,19 +54,19 @@ def may_decide_rows(name: str) -> bool:
     )
 
 
-def refuse_settings(given: Mapping[str, str]) -> None:
+def check_spark_conf(conf: Mapping[str, str]) -> None:
     """Refuse settings of Spark's under which rows would be lost, or a JVM would not start.
 
     Raises:
         ValueError: naming the setting and the rule.
     """
-    for name, needed in PINNED.items():
-        if given.get(name, needed).lower() != needed.lower():
+    for name, required in PINNED.items():
+        if conf.get(name, required).lower() != required.lower():
             raise ValueError(
-                f"{name} must be {needed} or left out: with {given[name]} rows would be lost "
+                f"{name} must be {required} or left out: with {conf[name]} rows would be lost "
                 "or moved to other days in silence"
             )
-    for name, options in given.items():
+    for name, options in conf.items():
         if name.endswith("JavaOptions"):
             try:
                 words = shlex.split(options)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dagster as dg
 from pyspark.sql import SparkSession
 
-from backfill_assets.backfills.comparing import Comparison, compare
-from backfill_assets.backfills.plans import Parameters
-from backfill_assets.backfills.shadow import Stage, build, prepare
+from backfill_assets.backfills.comparing import Comparison, compare_target
+from backfill_assets.backfills.plans import BackfillRequest
+from backfill_assets.backfills.shadow import StageResult, build_stages, prepare_target
 from backfill_assets.delta import targets
-from backfill_assets.delta.targets import Bounds, Target
+from backfill_assets.delta.targets import ComparisonLimits, ShadowTarget
 from backfill_assets_tests.pipeline import LAYERS, Pipeline, day, io_manager_of, order
 
 BEFORE, AFTER = (f"backfill_assets_tests.target_tables{which}:TABLES" for which in ("", "_after"))
@@ -28,17 +28,19 @@ def landed(pipeline: Pipeline, last: int = 6) -> Pipeline:
 
 def shadow(
     pipeline: Pipeline, days: str = DAYS, name: str = "v2", **more: object
-) -> tuple[Target, list[Stage]]:
+) -> tuple[ShadowTarget, list[StageResult]]:
     io, assets = io_manager_of(pipeline.defs), list(pipeline.defs.assets)
-    asked = Parameters(days=days, **{"tables": (SCORES,), **more})
-    target = prepare(io, pipeline.settings, name, asked)
-    stages = list(build(io, pipeline.settings, assets, target, asked))
-    return targets.find(pipeline.settings, name), stages
+    asked = BackfillRequest(days=days, **{"tables": (SCORES,), **more})
+    target = prepare_target(io, pipeline.settings, name, asked)
+    stages = list(build_stages(io, pipeline.settings, assets, target, asked))
+    return targets.load_target(pipeline.settings, name), stages
 
 
-def compared(pipeline: Pipeline, spark: SparkSession, bounds: Bounds | None = None) -> Comparison:
-    graph, target = pipeline.repository.asset_graph, targets.find(pipeline.settings, "v2")
-    return compare(pipeline.settings, spark, graph, target, pipeline.code, bounds)
+def compared(
+    pipeline: Pipeline, spark: SparkSession, bounds: ComparisonLimits | None = None
+) -> Comparison:
+    graph, target = pipeline.repository.asset_graph, targets.load_target(pipeline.settings, "v2")
+    return compare_target(pipeline.settings, spark, graph, target, pipeline.code, bounds)
 
 
 def switch(

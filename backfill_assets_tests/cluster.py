@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from backfill_assets.engine.jars import spark_home
-from backfill_assets.engine.process_groups import Group
+from backfill_assets.engine.process_groups import ProcessGroup
 from backfill_assets_tests.killing import alive, wait_for
 from backfill_assets_tests.places import PROJECT
 
@@ -50,8 +50,8 @@ class Cluster:
     folder: Path
     environment: Mapping[str, str]
     master: str = ""
-    workers: list[Group] = field(default_factory=list)
-    _groups: list[Group] = field(default_factory=list)
+    workers: list[ProcessGroup] = field(default_factory=list)
+    _groups: list[ProcessGroup] = field(default_factory=list)
 
     def start(self, workers: int) -> None:
         """Start the master and some workers, and wait until they know each other."""
@@ -90,22 +90,22 @@ class Cluster:
         for group in self._groups:
             group.kill_command()
         while self._groups:
-            self._groups.pop().end()
+            self._groups.pop().terminate()
 
     def _start(
         self, name: str, which: str, options: list[str], own: Mapping[str, str] | None = None
-    ) -> Group:
+    ) -> ProcessGroup:
         command = [str(spark_home() / "bin" / "spark-class"), f"org.apache.spark.deploy.{which}"]
         environment = {**self.environment, **(own or {})}
-        group = Group([*command, *options], environment, self.folder / f"{name}.log")
+        group = ProcessGroup([*command, *options], environment, self.folder / f"{name}.log")
         self._groups.append(group)
         return group
 
-    def _said(self, group: Group, name: str, pattern: str) -> str:
+    def _said(self, group: ProcessGroup, name: str, pattern: str) -> str:
         """Wait until a process says something; the group of the pattern."""
 
         def said() -> re.Match[str] | None:
-            assert group.status() is None, self.log(name)
+            assert group.exit_status() is None, self.log(name)
             return re.search(pattern, self.log(name))
 
         wait_for(said)

@@ -13,8 +13,8 @@ import pyarrow as pa
 from deltalake import CommitProperties, write_deltalake
 
 from backfill_assets.backfills import undertakings
-from backfill_assets.backfills.plans import BackfillPlan, Outlook, Parameters
-from backfill_assets.backfills.undertakings import Undertaking
+from backfill_assets.backfills.plans import BackfillPlan, BackfillRequest, TableForecast
+from backfill_assets.backfills.undertakings import BackfillState
 from backfill_assets.cli import main
 from backfill_assets.orders.facts import FACT
 
@@ -64,12 +64,12 @@ def publish_facts(tmp_path: Path, days: dict[date, str], rows: int = 2, **said: 
     )
 
 
-def kept(instance: dg.DagsterInstance, id_: str, **more: object) -> Undertaking:
+def kept(instance: dg.DagsterInstance, id_: str, **more: object) -> BackfillState:
     """A plan of three days of facts, kept as `plan` does."""
-    outlook = Outlook.model_validate({"computed": (DAYS,), **more})
+    outlook = TableForecast.model_validate({"computed": (DAYS,), **more})
     plan = BackfillPlan(
         id=id_,
-        parameters=Parameters(days=DAYS, tables=(FACT.name,), reason="why [red]"),
+        parameters=BackfillRequest(days=DAYS, tables=(FACT.name,), reason="why [red]"),
         code_version="c",
         code="c",
         config_digest="d",
@@ -82,6 +82,6 @@ def kept(instance: dg.DagsterInstance, id_: str, **more: object) -> Undertaking:
         runs=1,
         seconds=None,
     )
-    it = Undertaking(plan=plan, made=time.time())
-    undertakings.keep(instance, it)
+    it = BackfillState(plan=plan, made=time.time())
+    undertakings.save(instance, it)
     return it

@@ -9,9 +9,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from backfill_assets.backfills.comparison import Match
+from backfill_assets.backfills.comparison import VerifyOutcome
 from backfill_assets.calendar.partitions import Window
-from backfill_assets.delta.maintenance import maintain
+from backfill_assets.delta.maintenance import run_maintenance
 from backfill_assets.delta.reading import read_ledgers
 from backfill_assets.engine.spark import Engine
 from backfill_assets.orders.facts import FACT
@@ -54,11 +54,11 @@ def conformance_life(engine: Engine, root: Path, **places: Any) -> dict[str, Dig
     assert {d for d in facts_after if facts_after[d] != facts_before[d]} == {str(day(1))}
     tables = [STAGED.name, FACT.name]
     results = verify(pipeline.settings, engine, Window(day(1), day(3)), tables)
-    assert [result.outcome for result in results] == [Match.MATCHES] * 4
+    assert [result.outcome for result in results] == [VerifyOutcome.MATCHES] * 4
 
     undo(pipeline, "wrongone")
     assert pipeline.digests() == loaded
-    (maintained,) = maintain(engine.spark_session, pipeline.settings, [FACT.name])
+    (maintained,) = run_maintenance(engine.spark_session, pipeline.settings, [FACT.name])
     assert maintained.problems == []
     assert pipeline.digests() == loaded
     assert loaded.keys() == {*LAYERS}

@@ -110,7 +110,7 @@ def engine(tmp_path_factory) -> Engine:
     conf = {} if "SPARK_REMOTE" in os.environ else own
     # Where the tests run on object storage, so does the engine.
     url = url_of(tmp_path_factory.getbasetemp())
-    return Engine.of(load_settings(spark_master=master, spark_conf=conf, warehouse=url))
+    return Engine.from_settings(load_settings(spark_master=master, spark_conf=conf, warehouse=url))
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from backfill_assets.engine.configuration import connect_server_command, master_of
+from backfill_assets.engine.configuration import connect_server_command, master_url
 from backfill_assets.engine.environment import jvm_environment
 from backfill_assets.engine.servers import SparkServer
 from backfill_assets.engine.task_times import build_task_times
@@ -31,14 +31,14 @@ def connect_server(folder: Path, conf: dict[str, str], **more: Any) -> Iterator[
     settings = load_settings(**{"spark_master": "local[2]", "spark_conf": conf, **more})
     build_task_times(settings.jars)  # as the commands that start one do
     command = partial(connect_server_command, settings, folder=folder)
-    environment = jvm_environment(master_of(settings))
+    environment = jvm_environment(master_url(settings))
     server = SparkServer(command, environment, folder / "connect-server.log", print)
     try:
         while not server.ready:
-            server.tend()
+            server.keep_running()
         yield f"{server.url};token={server.token}"
     finally:
-        server.end()
+        server.stop()
 
 
 #: Code that prints the session of `run_attached`.

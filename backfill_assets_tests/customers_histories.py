@@ -11,7 +11,7 @@ from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
 
-from backfill_assets.examples.customers.sample import batches
+from backfill_assets.examples.customers.sample import create_batches
 from backfill_assets_tests.pipeline import START, day, order
 
 Line = Mapping[str, Any]
@@ -65,7 +65,7 @@ def _anyone(chance: random.Random) -> str | None:
 def history(seed: int) -> list[list[File]]:
     """The files that each look finds: some come later than their day, and some twice."""
     chance = random.Random(seed)
-    made = batches(start=START, days=DAYS, customers=3, orders_per_day=0, seed=seed)
+    made = create_batches(start=START, days=DAYS, customers=3, orders_per_day=0, seed=seed)
     lines = [("orders", *one) for one in _orders(chance)]
     for batch in made:
         for arrival, of in batch["customer_changes"].items():

@@ -15,7 +15,7 @@ from unittest.mock import patch
 
 import dagster as dg
 
-from backfill_assets.backfills.stages import lacking_daemons
+from backfill_assets.backfills.stages import missing_daemons
 from backfill_assets.settings import Settings
 from backfill_assets_tests import conftest, impatient
 from backfill_assets_tests.graphql import ask
@@ -144,7 +144,7 @@ class Deployment:
         self.ask("{ version }")
         while True:
             with self.instance() as instance:
-                if not lacking_daemons(instance):
+                if not missing_daemons(instance):
                     return
             self.tend()
             time.sleep(1)

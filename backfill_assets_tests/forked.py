@@ -11,7 +11,7 @@ from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
-from backfill_assets.dagster_ext.forking import PRELOADED, Forking
+from backfill_assets.dagster_ext.forking import PRELOAD_MODULE, ForkContext
 
 
 def work(folder: Path, name: str) -> None:
@@ -23,8 +23,8 @@ def work(folder: Path, name: str) -> None:
     told: dict[str, Any] = {
         "pid": os.getpid(),
         "parent": os.getppid(),
-        "tag": sharing._tag(),
-        "definitions": len(definitions._built),
+        "tag": sharing._process_tag(),
+        "definitions": len(definitions._defs_by_settings),
         "threads of the parent": [
             task.read_text().strip() for task in Path(f"/proc/{os.getppid()}/task").glob("*/comm")
         ],
@@ -36,8 +36,8 @@ def work(folder: Path, name: str) -> None:
 
 
 if __name__ == "__main__":
-    context = Forking()
-    context.set_forkserver_preload([PRELOADED])
+    context = ForkContext()
+    context.set_forkserver_preload([PRELOAD_MODULE])
     forkserver.ensure_running()
     forked = [context.Process(target=work, args=(Path(sys.argv[1]), name)) for name in "ab"]
     for process in forked:

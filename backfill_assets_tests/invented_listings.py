@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from backfill_assets.landing.listing import Entry, Folder, Listing
+from backfill_assets.landing.listing import DayFolder, ListedFile, Listing
 from backfill_assets_tests.pipeline import day
 
 
@@ -20,7 +20,7 @@ class Made(Listing):
     contents: Mapping[str, str] = field(default_factory=dict)
     opened: set[str] = field(default_factory=set)
 
-    def digests(self, entries: Iterable[Entry]) -> dict[Entry, str]:
+    def digests(self, entries: Iterable[ListedFile]) -> dict[ListedFile, str]:
         found = {entry: f"digest of {self.contents[entry.source_file]}" for entry in entries}
         self.opened.update(entry.name for entry in found)
         return found
@@ -40,9 +40,9 @@ def landing(*folders: str | None, at: int = 1) -> Made:
         files = {}
         for name, content in (told.split("=") for told in text.split()):
             source_file = file(n, name)
-            files[source_file] = Entry(source_file, f"/orders/{source_file}", len(content), at)
+            files[source_file] = ListedFile(source_file, f"/orders/{source_file}", len(content), at)
             contents[source_file] = content
-        found[day(n)] = Folder(files)
+        found[day(n)] = DayFolder(files)
     return Made("/landing", found, contents=contents)
 
 

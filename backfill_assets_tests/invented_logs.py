@@ -8,12 +8,12 @@ from typing import Any
 
 import msgspec
 
-from backfill_assets.calendar.partitions import packed
+from backfill_assets.calendar.partitions import to_ranges
 from backfill_assets.delta.ledgers import Ledger
-from backfill_assets.delta.records import Details, ExternalCommit, Published, Record
+from backfill_assets.delta.records import CommitDetails, CommitRecord, ExternalCommit, PublishedDay
 from backfill_assets.orders.facts import CORRECTIONS, CURRENT, FACT
 from backfill_assets.orders.tables import LATE, LATENESS, RAW, REJECTED, STAGED, TABLES
-from backfill_assets.quality.audit import Measured
+from backfill_assets.quality.audit import DayMetrics
 from backfill_assets.tables.table import Table
 from backfill_assets_tests.pipeline import day
 
@@ -50,12 +50,12 @@ def record(
     digest: str = "",
     config_digest: str = "config",
     **details: Any,
-) -> Record:
+) -> CommitRecord:
     """What a commit says of itself; sets of days in `details` are packed as the assets do it."""
-    written = {k: packed(v) if isinstance(v, frozenset) else v for k, v in details.items()}
-    assert written.keys() <= {*Details.__struct_encode_fields__}
-    told = Published(rows, digest or f"digest {version}", "ok")
-    return Record(
+    written = {k: to_ranges(v) if isinstance(v, frozenset) else v for k, v in details.items()}
+    assert written.keys() <= {*CommitDetails.__struct_encode_fields__}
+    told = PublishedDay(rows, digest or f"digest {version}", "ok")
+    return CommitRecord(
         version=version,
         run_id=run or f"run {version}",
         backfill_id=backfill,
@@ -65,20 +65,20 @@ def record(
         inputs=inputs or {},
         days=dict.fromkeys(sorted(published), told),
         final=frozenset(final),
-        details=msgspec.convert(written, Details),
+        details=msgspec.convert(written, CommitDetails),
     )
 
 
-def ledger(table: Table, *records: Record, external: Iterable[ExternalCommit] = ()) -> Ledger:
+def ledger(table: Table, *records: CommitRecord, external: Iterable[ExternalCommit] = ()) -> Ledger:
     others = sorted(external, key=lambda other: other.version)
     version = max((commit.version for commit in (*records, *others)), default=None)
     rows = {d: told.rows for r in records for d, told in r.days.items() if told.rows}
     return Ledger(table, version, records, others, counted(rows))
 
 
-def counted(rows: Mapping[date, int]) -> dict[date, Measured]:
+def counted(rows: Mapping[date, int]) -> dict[date, DayMetrics]:
     """Rows by day as a table's log counts them."""
-    return {d: Measured(count, {}, 0, {}, "") for d, count in rows.items()}
+    return {d: DayMetrics(count, {}, 0, {}, "") for d, count in rows.items()}
 
 
 def ledgers(*given: Ledger) -> dict[str, Ledger]:
@@ -104,7 +104,7 @@ def loaded(
     unsettled: Iterable[date] = (),
     current: Iterable[date] | None = None,
     taken_back: Iterable[date] = (),
-) -> Record:
+) -> CommitRecord:
     """A commit of the raw log.
 
     Args:

@@ -7,12 +7,12 @@ from datetime import date
 
 from backfill_assets.calendar.policy import Policy
 from backfill_assets.delta.ledgers import Ledger
-from backfill_assets.delta.records import ExternalCommit, Record
-from backfill_assets.monitoring.states import Situation, State, day_states
+from backfill_assets.delta.records import CommitRecord, ExternalCommit
+from backfill_assets.monitoring.states import DayState, Situation, day_states
 from backfill_assets.orders.facts import FACT
 from backfill_assets.orders.tables import RAW, STAGED, TABLES
-from backfill_assets.staleness.arrivals import Arrivals
-from backfill_assets.staleness.backlog import Backlog, Behind, backlog
+from backfill_assets.staleness.arrivals import UnloadedDays
+from backfill_assets.staleness.backlog import StaleDay, StaleDays, find_stale_days
 from backfill_assets.tables.table import Table
 from backfill_assets_tests.invented_logs import NIGHTLY, SOURCES, days, ledger, ledgers, record
 from backfill_assets_tests.pipeline import START, day
@@ -49,7 +49,7 @@ def appended(table: Table, *to: int) -> dict[str, Ledger]:
 def situation(
     found: Mapping[str, Ledger] | None = None,
     *,
-    behind: Backlog | None = None,
+    behind: StaleDays | None = None,
     load: Collection[date] = (),
     absent: Collection[date] = (),
     held: Collection[date] = (),
@@ -63,34 +63,38 @@ def situation(
     found = healthy() if found is None else found
     return Situation(
         ledgers=found,
-        backlog=behind or backlog(found, policy, today),
-        arrivals={
-            RAW.name: Arrivals(
-                load=dict.fromkeys(load, "x"),
-                absent=frozenset(absent),
-                held={day: [f"arrival_date={day}/part-0.jsonl"] for day in held},
-                last=last,
+        stale=behind or find_stale_days(found, policy, today),
+        unloaded={
+            RAW.name: UnloadedDays(
+                days_to_load=dict.fromkeys(load, "x"),
+                missing_days=frozenset(absent),
+                files_on_hold={day: [f"arrival_date={day}/part-0.jsonl"] for day in held},
+                last_expected=last,
             )
         },
-        failed={name: dict.fromkeys(of, ("unique_key",)) for name, of in (failed or {}).items()},
+        failed_checks={
+            name: dict.fromkeys(of, ("unique_key",)) for name, of in (failed or {}).items()
+        },
         policy=policy,
         config_digests=dict.fromkeys(TABLES, settings),
         today=today,
-        in_time=in_time,
+        before_deadline=in_time,
     )
 
 
-def lacking(*of: date, table: Table, final: bool = False) -> Backlog:
-    part = {table.name: dict.fromkeys(of, Behind({}))}
-    return Backlog({}, part) if final else Backlog(part)
+def lacking(*of: date, table: Table, final: bool = False) -> StaleDays:
+    part = {table.name: dict.fromkeys(of, StaleDay({}))}
+    return StaleDays({}, part) if final else StaleDays(part)
 
 
-def states(table: Table, now: Situation) -> dict[int, State]:
+def states(table: Table, now: Situation) -> dict[int, DayState]:
     """By the number of the day."""
     return {(d - START).days + 1: state for d, state in day_states(table.name, now).items()}
 
 
-def built(version: int, digest: str, *, final: bool = True, by: str = NIGHTLY, of=(1, 2)) -> Record:
+def built(
+    version: int, digest: str, *, final: bool = True, by: str = NIGHTLY, of=(1, 2)
+) -> CommitRecord:
     """Days 1 and 2 as of a version; both final or both not."""
     found = days(*of)
     return record(version, found, digest=digest, final=found if final else (), by=by)

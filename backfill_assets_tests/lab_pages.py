@@ -26,7 +26,7 @@ def figures(lab: str) -> list[tuple[str, list[Seen]]]:
         lab: its name, such as `append`.
     """
     steps: list[tuple[str, list[Seen]]] = []
-    for line in running.page(lab).splitlines():
+    for line in running.read_page(lab).splitlines():
         if step := _STEP.fullmatch(line):
             steps.append((step[1], []))
         elif seen := _SEEN.fullmatch(line):

@@ -17,8 +17,8 @@ from typing import Any
 from deltalake import DeltaTable
 
 from backfill_assets.delta.ledgers import Ledger, Ledgers
-from backfill_assets.delta.records import ACCEPTED_CODE, CANARY, SWITCH_OVER, Record
-from backfill_assets.monitoring.look import Look
+from backfill_assets.delta.records import ACCEPTED_CODE, CANARY, SWITCH_OVER, CommitRecord
+from backfill_assets.monitoring.look import Monitor
 from backfill_assets.monitoring.states import day_states
 from backfill_assets.settings import Settings
 from backfill_assets_tests.pipeline import Pipeline
@@ -132,12 +132,12 @@ def false_claims(pipeline: Pipeline, points: Mapping[str, int]) -> Iterator[Clai
         pipeline: the deployment.
         points: by code version of `activity`, what an order counts.
     """
-    situation = Look(pipeline.settings, lambda: pipeline.now).situation(pipeline.instance)
+    situation = Monitor(pipeline.settings, lambda: pipeline.now).read_situation(pipeline.instance)
     ledgers = situation.ledgers
     for name, rule in RULES.items():
         ledger = ledgers[name]
         states = day_states(name, situation) if ledger.version is not None else {}
-        behind = situation.backlog.days(name)
+        behind = situation.stale.all_days(name)
         for day, record in sorted(ledger.latest.items()):
             if ledger.current_record(day) is None or record.details.kind == ACCEPTED_CODE:
                 continue
@@ -149,7 +149,7 @@ def false_claims(pipeline: Pipeline, points: Mapping[str, int]) -> Iterator[Clai
             )
             versions = {**record.inputs, name: _own_version(ledger, record, day)}
             recorded = rule.rows(partial(inputs.as_of, versions), day, counts)
-            settled = states[day].good and day not in behind
+            settled = states[day].is_good and day not in behind
             in_part = inputs.unnamed and _is_switched(ledger, record)
             if rows != recorded and (settled or not in_part):
                 yield Claim(name, day, rows, recorded, f"the record names {dict(record.inputs)}")
@@ -188,17 +188,17 @@ class _Inputs:
     def now(self, table: str, day: date) -> list[dict[str, Any]]:
         """Rows of a day as they are."""
         ledger = self.ledgers[table]
-        self.external |= day in ledger.published and ledger.current_record(day) is None
+        self.external |= day in ledger.published_days and ledger.current_record(day) is None
         return self.at(table, ledger.version, day)
 
 
-def _is_switched(ledger: Ledger, record: Record) -> bool:
+def _is_switched(ledger: Ledger, record: CommitRecord) -> bool:
     """Whether a commit has brought days of a target."""
     (commit,) = (one for one in ledger.records if one.version == record.version)
     return commit.details.kind in (SWITCH_OVER, CANARY)
 
 
-def _own_version(ledger: Ledger, record: Record, day: date) -> int | None:
+def _own_version(ledger: Ledger, record: CommitRecord, day: date) -> int | None:
     """The version of a table that carries state in which a day was built upon the day before."""
     (commit,) = (one for one in ledger.records if one.version == record.version)
     # Days of one commit are built one upon the other.

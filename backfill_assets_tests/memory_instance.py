@@ -18,10 +18,10 @@ from sqlalchemy import create_engine
 from sqlalchemy.engine import Connection
 from sqlalchemy.pool import StaticPool
 
-from backfill_assets.dagster_ext.batches import Batching
+from backfill_assets.dagster_ext.batches import BatchedEventLog
 
 
-class MemoryEventLog(Batching, InMemoryEventLogStorage):
+class MemoryEventLog(BatchedEventLog, InMemoryEventLogStorage):
     """Dagster's event log in memory, by one connection that stays open.
 
     Dagster's own stores each event by itself and opens a connection for each statement: in a run
@@ -52,7 +52,7 @@ class MemoryEventLog(Batching, InMemoryEventLogStorage):
     def store_event_batch(self, events: Sequence[EventLogEntry]) -> None:
         """Store events of a run in one transaction; if one cannot be stored, none is."""
         with self._connect() as index:
-            self._store_in(index, events)
+            self._store_events(index, events)
 
 
 def memory_instance() -> dg.DagsterInstance:

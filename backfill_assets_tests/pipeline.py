@@ -17,8 +17,8 @@ from dagster._core.definitions.sensor_definition import SensorExecutionData
 from deltalake import DeltaTable
 
 from backfill_assets.backfills import jobs, verification
-from backfill_assets.backfills.comparison import Verified
-from backfill_assets.backfills.plans import BackfillPlan, Parameters
+from backfill_assets.backfills.comparison import VerifiedDay
+from backfill_assets.backfills.plans import BackfillPlan, BackfillRequest
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.definitions import build_defs
 from backfill_assets.engine.spark import Engine
@@ -265,10 +265,10 @@ class Pipeline:
 
 def verify(
     settings: Settings, engine: Engine, window: Window, tables: Sequence[str] = ()
-) -> list[Verified]:
+) -> list[VerifiedDay]:
     """What `verification` finds when the days are computed on this engine."""
     defs = build_defs(settings, resources={"engine": engine})
-    return verification.verify(settings, defs, window, tables)
+    return verification.verify_days(settings, defs, window, tables)
 
 
 def outcomes(result: dg.ExecuteInProcessResult) -> Counter[str]:
@@ -309,6 +309,6 @@ def tick(pipeline: Pipeline) -> str:
 
 def planned(pipeline: Pipeline, days: str, **more: Any) -> BackfillPlan:
     """A plan as of now, which is kept; of the layers unless other tables are given."""
-    asked = Parameters(days=days, **{"tables": LAYERS, **more})
+    asked = BackfillRequest(days=days, **{"tables": LAYERS, **more})
     graph = pipeline.repository.asset_graph
-    return jobs.plan_anew(pipeline.settings, graph, pipeline.instance, pipeline.code, asked)
+    return jobs.create_plan(pipeline.settings, graph, pipeline.instance, pipeline.code, asked)

@@ -24,7 +24,7 @@ class Player:
     def __init__(self, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
         self.monkeypatch = monkeypatch
         monkeypatch.delenv("SPARK_REMOTE", raising=False)
-        monkeypatch.setattr(Engine, "of", lambda _: engine)
+        monkeypatch.setattr(Engine, "from_settings", lambda _: engine)
 
     def source(self, deployment: Deployment) -> None:
         """Source the file of a deployment."""
@@ -56,7 +56,7 @@ class Player:
         status = 0
         for line in drill.outage.solution:
             # A look ends with 1 where it finds something.
-            status = self.type(drill.filled(line))
+            status = self.type(drill.fill_in(line))
             assert status in (0, 1), line
         return status
 

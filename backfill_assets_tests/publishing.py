@@ -14,7 +14,7 @@ from pandera.pyspark import Field
 
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.orders.facts import FACT, DailyOrders
-from backfill_assets.publish.candidates import Built, Candidate, Done, Plan
+from backfill_assets.publish.candidates import Candidate, ComputedDays, ComputePlan, DayResult
 from backfill_assets.quality.audit import Expectation
 from backfill_assets_tests.pipeline import Pipeline, day
 
@@ -24,7 +24,7 @@ RECORD = {"run_id": "r1", "asset": FACT.name, "code_version": "c", "config_diges
 def fact_rows(spark, rows: Iterable[tuple]):
     """Rows of (day number, customer, orders)."""
     data = [(day(n), customer, orders, Decimal(orders)) for n, customer, orders in rows]
-    return spark.createDataFrame(data, FACT.struct)
+    return spark.createDataFrame(data, FACT.struct_type)
 
 
 def window(first: int, last: int) -> Window:
@@ -35,9 +35,11 @@ def candidate(frame, *, due: int | None = None, fingerprint: str | None = None) 
     """Rows for any days, which are made of something new unless a fingerprint is given."""
     fingerprint = fingerprint or uuid4().hex
 
-    def plan(days: Window) -> Plan:
+    def plan(days: Window) -> ComputePlan:
         expectations = {d: Expectation(rows=due) for d in days} if due is not None else {}
-        return Plan(dict.fromkeys(days, fingerprint), lambda _: Built(frame, expectations))
+        return ComputePlan(
+            dict.fromkeys(days, fingerprint), lambda _: ComputedDays(frame, expectations)
+        )
 
     return Candidate(FACT, plan)
 
@@ -51,7 +53,7 @@ def publish(
     due: int | None = None,
     fingerprint: str | None = None,
     **how: Any,
-) -> list[Done]:
+) -> list[DayResult]:
     record = {**RECORD, "run_id": run}
     proposed = candidate(frame, due=due, fingerprint=fingerprint)
     return pipeline.io_manager.publish(proposed, days, record, **how)
@@ -81,7 +83,7 @@ def together(*work) -> list[BaseException]:
     return raised
 
 
-def outcomes(done: list[Done]) -> list[str]:
+def outcomes(done: list[DayResult]) -> list[str]:
     return [d.outcome.value for d in done]
 
 

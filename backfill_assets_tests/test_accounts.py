@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from datetime import date
 
-from backfill_assets.backfills.accounts import certificate, mixed_backfills, unfinished
-from backfill_assets.backfills.plans import BackfillPlan, Outlook
-from backfill_assets.calendar.partitions import packed
+from backfill_assets.backfills.accounts import (
+    code_provenance,
+    find_mixed_backfills,
+    find_unfinished_days,
+)
+from backfill_assets.backfills.plans import BackfillPlan, TableForecast
+from backfill_assets.calendar.partitions import to_ranges
 from backfill_assets.calendar.policy import Policy
-from backfill_assets.delta.records import Record
+from backfill_assets.delta.records import CommitRecord
 from backfill_assets.orders.facts import CORRECTIONS, CURRENT, FACT
 from backfill_assets.orders.tables import RAW, STAGED
 from backfill_assets_tests.invented_logs import days, ledger, ledgers, record
@@ -17,7 +21,7 @@ from backfill_assets_tests.pipeline import START
 POLICY = Policy(START, None, window_days=2, lag_days=1, corrects=True, only_touched=True)
 
 
-def made(digest: str, *of: int, version: int = 0) -> Record:
+def made(digest: str, *of: int, version: int = 0) -> CommitRecord:
     return record(version, days(*of), backfill="abc-rest", config_digest=digest)
 
 
@@ -25,19 +29,19 @@ def test_tables_have_configurations_of_their_own():
     found = ledgers(
         ledger(RAW, made("r", 1, 2)), ledger(STAGED, made("w", 1, 2)), ledger(FACT, made("w", 1, 2))
     )
-    assert mixed_backfills(found) == []
-    proof = certificate(found, "abc")
+    assert find_mixed_backfills(found) == []
+    proof = code_provenance(found, "abc")
     assert proof.problems == []
-    assert proof.configurations == {RAW.name: ["r"], STAGED.name: ["w"], FACT.name: ["w"]}
+    assert proof.config_digests == {RAW.name: ["r"], STAGED.name: ["w"], FACT.name: ["w"]}
 
 
 def test_two_configurations_in_one_table():
     found = ledgers(
         ledger(RAW, made("r", 1, 2)), ledger(STAGED, made("w", 1), made("v", 2, version=1))
     )
-    (said,) = mixed_backfills(found)
+    (said,) = find_mixed_backfills(found)
     assert "configuration w made stg_orders [2024-01-01]; code code with configuration v" in said
-    assert certificate(found, "abc").problems == [
+    assert code_provenance(found, "abc").problems == [
         "its days of stg_orders carry 2 configurations: v, w"
     ]
 
@@ -45,7 +49,7 @@ def test_two_configurations_in_one_table():
 def test_days_that_were_made_again_are_no_longer_mixed():
     again = record(2, days(1, 2), backfill="def", config_digest="v")
     found = ledgers(ledger(STAGED, made("w", 1), made("v", 2, version=1), again))
-    assert mixed_backfills(found) == []
+    assert find_mixed_backfills(found) == []
 
 
 def test_a_later_stage_that_tells_of_an_earlier_day_leaves_nothing_of_the_backfill_to_do():
@@ -54,9 +58,9 @@ def test_a_later_stage_that_tells_of_an_earlier_day_leaves_nothing_of_the_backfi
     before = ledger(CORRECTIONS, record(0, days(1, 2), inputs={CURRENT.name: 0, FACT.name: 0}))
     pilot = record(1, days(1), backfill="abc-pilot", inputs=of_it)
     found = ledgers(ledger(CURRENT, record(0, days(1, 2), inputs=of_it), pilot), before)
-    assert [*unfinished(_again(days(1)), found, "abc", POLICY)] == []
+    assert [*find_unfinished_days(_again(days(1)), found, "abc", POLICY)] == []
     # Day 2 is of the backfill as well, and nobody made it; what is made of it depends on it.
-    assert [*unfinished(_again(days(1, 2)), found, "abc", POLICY)] == [
+    assert [*find_unfinished_days(_again(days(1, 2)), found, "abc", POLICY)] == [
         f"{table.name} [2024-01-02] is not published as it should be now"
         for table in (CURRENT, CORRECTIONS)
     ]
@@ -64,6 +68,6 @@ def test_a_later_stage_that_tells_of_an_earlier_day_leaves_nothing_of_the_backfi
 
 def _again(due: frozenset[date]) -> BackfillPlan:
     """A plan of now: these days of `current` are computed, those of its corrections depend."""
-    of = tuple(packed(due))
-    tables = {CURRENT.name: Outlook(computed=of), CORRECTIONS.name: Outlook(depends=of)}
+    of = tuple(to_ranges(due))
+    tables = {CURRENT.name: TableForecast(computed=of), CORRECTIONS.name: TableForecast(depends=of)}
     return BackfillPlan.model_construct(tables=tables)

@@ -21,9 +21,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from backfill_assets.monitoring import alerts
-from backfill_assets.monitoring.alerts import build
+from backfill_assets.monitoring.alerts import build_alerts_sensor
 from backfill_assets.monitoring.outbox import Incident, Outbox
-from backfill_assets.monitoring.webhook import post
+from backfill_assets.monitoring.webhook import post_text
 from backfill_assets.settings import load_settings
 from backfill_assets_tests.postgres import instance_in
 
@@ -103,7 +103,7 @@ class Desk:
 
     def tick(self, timeout: float = 20.0) -> str:
         settings = load_settings(webhook=self.url, ui_url=UI)
-        sensor = build(settings, lambda context: self.find(), timeout=timeout)
+        sensor = build_alerts_sensor(settings, lambda context: self.find(), timeout=timeout)
         context = dg.build_sensor_context(instance=self.instance, cursor=self.cursor)
         done = sensor.evaluate_tick(context)
         self.cursor = done.cursor
@@ -670,7 +670,11 @@ def test_the_secret_does_not_get_into_a_message(desk: Desk, webhook: Webhook):
 
 @pytest.mark.parametrize("url", ["http://.example/", "http://[::1/", "http://a b/", "http://x:y/"])
 def test_a_url_that_leads_nowhere_is_an_error_and_no_exception(url: str):
-    assert post(f"{url}{SECRET}", "text") in {"InvalidURL", "LocationParseError", "UnicodeError"}
+    assert post_text(f"{url}{SECRET}", "text") in {
+        "InvalidURL",
+        "LocationParseError",
+        "UnicodeError",
+    }
 
 
 def test_without_a_webhook_nothing_is_touched(webhook: Webhook):
@@ -751,7 +755,7 @@ values = st.recursive(
 
 
 @given(outboxes)
-@example(Outbox(told={("hole", "raw_orders", "20240105"): {}}))
+@example(Outbox(reported={("hole", "raw_orders", "20240105"): {}}))
 def test_an_outbox_is_the_same_after_a_restart(outbox: Outbox):
     assert Outbox.from_text(outbox.to_text()) == outbox
 

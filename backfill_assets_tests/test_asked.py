@@ -10,7 +10,7 @@ import pytest
 from dagster._core.events import AssetObservationData, DagsterEvent
 from dagster._core.test_utils import create_run_for_test
 
-from backfill_assets.backfills.asked import asked_for
+from backfill_assets.backfills.asked import requested_days
 from backfill_assets.orders.facts import FACT
 from backfill_assets.orders.tables import RAW, STAGED
 from backfill_assets_tests.invented_logs import days, ledger, ledgers, record
@@ -54,7 +54,7 @@ def tell(instance, run_id, table, n):
 def test_a_run_that_was_lost(instance):
     """It has loaded, and come to nothing else."""
     id_ = run(instance, 1, 3, [RAW, STAGED])
-    found = asked_for(instance, ledgers(ledger(RAW, commit(1, [(1, 3)], run=id_))), id_[:8])
+    found = requested_days(instance, ledgers(ledger(RAW, commit(1, [(1, 3)], run=id_))), id_[:8])
     assert found.days == {RAW.name: days((1, 3)), STAGED.name: days((1, 3))}
     (said,) = found.not_published
     assert said.startswith("stg_orders [2024-01-01...2024-01-03] was asked for and not published;")
@@ -64,18 +64,20 @@ def test_a_day_that_failed(instance):
     id_ = run(instance, 1, 3, [FACT])
     mine = commit(2, [1, 3], run=id_, failed=[2])
     old = commit(1, [(1, 3)], at=NOW - timedelta(days=1))
-    (said,) = asked_for(instance, ledgers(ledger(FACT, old, mine)), id_[:8]).not_published
+    (said,) = requested_days(instance, ledgers(ledger(FACT, old, mine)), id_[:8]).not_published
     assert said.startswith("fact_daily_orders [2024-01-02] was asked for and not published (it b")
     # Until it has been published, by whomever.
     later = commit(3, [2], run="another run", at=NOW + timedelta(minutes=1))
-    found = asked_for(instance, ledgers(ledger(FACT, old, mine, later)), id_[:8])
+    found = requested_days(instance, ledgers(ledger(FACT, old, mine, later)), id_[:8])
     assert found.not_published == []
 
 
 def test_what_failed_last_counts(instance):
     of = {"backfill": "backfill"}
     first, again = commit(1, [1, 2], failed=[3], **of), commit(2, [3], failed=[1], **of)
-    (said,) = asked_for(instance, ledgers(ledger(FACT, first, again)), "backfill").not_published
+    (said,) = requested_days(
+        instance, ledgers(ledger(FACT, first, again)), "backfill"
+    ).not_published
     assert said.startswith("fact_daily_orders [2024-01-01] was asked for")
 
 
@@ -84,13 +86,13 @@ def test_days_that_were_published_as_they_were_to_be(instance):
     id_ = run(instance, 1, 2, [FACT], backfill="backfill")
     old = commit(1, [1, 2], at=NOW - timedelta(days=1))
     tell(instance, id_, FACT, 1)
-    (said,) = asked_for(instance, ledgers(ledger(FACT, old)), "backfill").not_published
+    (said,) = requested_days(instance, ledgers(ledger(FACT, old)), "backfill").not_published
     assert said.startswith("fact_daily_orders [2024-01-02] was asked for")
     tell(instance, id_, FACT, 2)
-    found = asked_for(instance, ledgers(ledger(FACT, old)), "backfill")
+    found = requested_days(instance, ledgers(ledger(FACT, old)), "backfill")
     assert (found.days, found.not_published) == ({FACT.name: days(1, 2)}, [])
 
 
 def test_nothing_is_known_of_the_name(instance):
-    found = asked_for(instance, ledgers(ledger(FACT, commit(1, [1]))), "nobodyknows")
+    found = requested_days(instance, ledgers(ledger(FACT, commit(1, [1]))), "nobodyknows")
     assert (found.days, found.not_published) == ({}, [])

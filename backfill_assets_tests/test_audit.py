@@ -12,14 +12,14 @@ from backfill_assets.calendar.partitions import Window
 from backfill_assets.orders.facts import FACT
 from backfill_assets.orders.tables import STAGED
 from backfill_assets.quality.audit import (
+    DayMetrics,
     Expectation,
-    Measured,
     RefusedError,
     Severity,
+    check_window,
     empty_day,
-    judge,
+    judge_days,
     measure,
-    refuse_strays,
     row_hash,
 )
 from backfill_assets_tests.pipeline import day
@@ -28,15 +28,15 @@ ONE_DAY = Window(day(10), day(11))
 
 
 def facts(spark, rows):
-    return spark.createDataFrame(rows, FACT.struct)
+    return spark.createDataFrame(rows, FACT.struct_type)
 
 
-def measured(rows: int, **changes) -> Measured:
+def measured(rows: int, **changes) -> DayMetrics:
     return replace(empty_day(STAGED), rows=rows, **changes)
 
 
 def finding(table, found, check, *, expectation=None, before=None, window=ONE_DAY):
-    verdicts = judge(
+    verdicts = judge_days(
         table, window, {day(10): found}, {day(10): expectation or Expectation()}, before or {}
     )
     return next(f for f in verdicts[0].findings if f.check == check)
@@ -117,7 +117,8 @@ def test_digest_sees_a_row_that_came_twice(spark):
     at = datetime(2024, 1, 1, tzinfo=timezone.utc)
     order = (day(1), "o", None, at, Decimal("1.00"), at, day(1))
     twice, thrice = (
-        measure(spark.createDataFrame([order] * n, STAGED.struct), STAGED)[day(1)] for n in (2, 3)
+        measure(spark.createDataFrame([order] * n, STAGED.struct_type), STAGED)[day(1)]
+        for n in (2, 3)
     )
     assert twice.digest != thrice.digest
     assert (twice.duplicate_keys, thrice.duplicate_keys) == (1, 2)
@@ -161,8 +162,8 @@ def test_row_count_against_the_days_before(rows, before, severity):
 def test_days_of_the_same_run_are_neighbours():
     window = Window(day(1), day(11))
     found = {d: measured(100) for d in window} | {day(10): measured(5)}
-    verdicts = judge(STAGED, window, found, {}, {})
-    assert [v.severity for v in verdicts] == [Severity.OK] * 9 + [Severity.WARN]
+    verdicts = judge_days(STAGED, window, found, {}, {})
+    assert [v.worst_severity for v in verdicts] == [Severity.OK] * 9 + [Severity.WARN]
 
 
 @pytest.mark.parametrize(
@@ -221,13 +222,13 @@ def test_conservation(expectation, severity):
 )
 def test_refusals_name_table_days_and_cause(found, expectations, said):
     with pytest.raises(RefusedError) as error:
-        refuse_strays(found, STAGED, ONE_DAY, expectations)
+        check_window(found, STAGED, ONE_DAY, expectations)
     for part in ("stg_orders", "2024-01-10", "the table is as it was", said):
         assert part in str(error.value)
 
 
 def test_a_day_that_is_truly_empty_is_fine():
-    refuse_strays({}, STAGED, ONE_DAY, {day(10): Expectation(rows=0)})
-    verdict = judge(STAGED, ONE_DAY, {}, {day(10): Expectation(rows=0)}, {})[0]
-    assert verdict.passed
-    assert verdict.measured.rows == 0
+    check_window({}, STAGED, ONE_DAY, {day(10): Expectation(rows=0)})
+    verdict = judge_days(STAGED, ONE_DAY, {}, {day(10): Expectation(rows=0)}, {})[0]
+    assert verdict.may_publish
+    assert verdict.metrics.rows == 0

@@ -17,24 +17,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backfill_assets.landing import caps
-from backfill_assets.landing.caps import Caps
+from backfill_assets.landing.caps import SizeLimits
 from backfill_assets.landing.files import LandingFile
-from backfill_assets.landing.lines import _look_into
-from backfill_assets.landing.listing import Entry, LandingError
+from backfill_assets.landing.lines import _probe_file
+from backfill_assets.landing.listing import LandingError, ListedFile
 from backfill_assets.orders.lines import ORDER_LINES
 from backfill_assets_tests.pipeline import START
 
 KB, MB = 1 << 10, 1 << 20
 LINE = 4 * KB
-SMALL = Caps(line=LINE, expanded=MB, control=KB)
+SMALL = SizeLimits(max_line=LINE, max_expanded=MB, max_control=KB)
 STORE = pafs.LocalFileSystem()
 
 
-def entry(path: Path) -> Entry:
-    return Entry(path.name, str(path), path.stat().st_size, 1)
+def entry(path: Path) -> ListedFile:
+    return ListedFile(path.name, str(path), path.stat().st_size, 1)
 
 
-def check(path: Path, data: bytes, limits: Caps = SMALL) -> None:
+def check(path: Path, data: bytes, limits: SizeLimits = SMALL) -> None:
     path.write_bytes(data)
     limits.check_text(STORE, entry(path))
 
@@ -67,7 +67,7 @@ def test_the_longest_line(tmp_path, monkeypatch, end, before, last):
 )
 def test_lines_of_any_lengths(tmp_path_factory, parts, line, tail, piece):
     data = b"".join(b"x" * length + end for length, end in parts)
-    limits = Caps(line, MB, KB)
+    limits = SizeLimits(line, MB, KB)
     folder = tmp_path_factory.mktemp("any")
     for name, packed in (("a.csv", bytes), ("a.csv.gz", gzip.compress)):
         with pytest.MonkeyPatch.context() as patch:
@@ -113,13 +113,13 @@ def test_what_is_no_gzip(tmp_path, data):
 
 def test_plain_files_that_are_too_small_are_not_opened(tmp_path):
     gone = str(tmp_path / "gone.jsonl")
-    SMALL.check_text(STORE, Entry("gone.jsonl", gone, LINE, 1))
+    SMALL.check_text(STORE, ListedFile("gone.jsonl", gone, LINE, 1))
     with pytest.raises(FileNotFoundError):
-        SMALL.check_text(STORE, Entry("gone.jsonl", gone, LINE + 1, 1))
+        SMALL.check_text(STORE, ListedFile("gone.jsonl", gone, LINE + 1, 1))
 
 
 def test_a_line_of_gigabytes_is_told_in_little_memory_and_time(tmp_path):
-    usual = Caps.usual()
+    usual = SizeLimits.default_limits()
     bomb = gzip.compress(b"x" * 16 * MB) * 100
     assert len(bomb) < 2 * MB
     tracemalloc.start()
@@ -148,20 +148,20 @@ class Counted:
 def test_of_a_large_plain_file_little_is_read():
     """So it is on object storage as well."""
     file = Counted(1 << 35)
-    Caps.usual()._check_plain(file)
+    SizeLimits.default_limits()._check_plain(file)
     assert file.read < file.size() / 200
 
 
 def test_control_files(tmp_path):
     path = tmp_path / "_control.json"
     path.write_bytes(b" " * KB)
-    assert len(SMALL.whole_control(STORE, entry(path))) == KB
+    assert len(SMALL.read_control_file(STORE, entry(path))) == KB
     path.write_bytes(b" " * (KB + 1))
     with pytest.raises(LandingError, match=r"larger than 1,024 bytes .*MAX_CONTROL"):
-        SMALL.whole_control(STORE, entry(path))
+        SMALL.read_control_file(STORE, entry(path))
 
 
-def parquet(path: Path, texts: list[str], **how) -> Entry:
+def parquet(path: Path, texts: list[str], **how) -> ListedFile:
     pq.write_table(pa.table({"note": texts}), path, use_dictionary=False, **how)
     return entry(path)
 
@@ -178,18 +178,18 @@ def test_parquet_files(tmp_path, texts, why):
     found = parquet(tmp_path / "a.parquet", texts, compression="zstd", row_group_size=2000)
     assert found.size < 64 * KB
     with pytest.raises(LandingError, match=why):
-        SMALL.footer_of(STORE, found)
-    assert Caps.usual().footer_of(STORE, found).num_rows == len(texts)
+        SMALL.read_footer(STORE, found)
+    assert SizeLimits.default_limits().read_footer(STORE, found).num_rows == len(texts)
 
 
 def test_a_parquet_footer(tmp_path, monkeypatch):
     found = parquet(tmp_path / "a.parquet", ["x"] * 1000)
     monkeypatch.setattr(caps, "_MOST_COLUMNS", 0)
     with pytest.raises(LandingError, match="it has 1 columns, more than 0"):
-        SMALL.footer_of(STORE, found)
+        SMALL.read_footer(STORE, found)
     monkeypatch.setattr(caps, "_MOST_FOOTER", 100)
     with pytest.raises(LandingError, match=r"its footer has \d+ bytes, more than 100"):
-        SMALL.footer_of(STORE, found)
+        SMALL.read_footer(STORE, found)
 
 
 def test_any_broken_footer_is_a_file_that_cannot_be_read(tmp_path):
@@ -206,6 +206,6 @@ def test_any_broken_footer_is_a_file_that_cannot_be_read(tmp_path):
             data[chance.randrange(len(data) - footer - 8, len(data))] = chance.randrange(256)
         path.write_bytes(data)
         file = LandingFile(START, path.name, str(path), len(data))
-        found = _look_into(STORE, ORDER_LINES, Caps.usual(), (entry(path), file))
+        found = _probe_file(STORE, ORDER_LINES, SizeLimits.default_limits(), (entry(path), file))
         seen[type(found).__name__] += 1
     assert {*seen} == {"Columns", "_Unreadable"}

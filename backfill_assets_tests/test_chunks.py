@@ -8,9 +8,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from backfill_assets.backfills.chunks import TOLERANCE, even_stages, usual_stage
-from backfill_assets.backfills.plans import Parameters
-from backfill_assets.backfills.workloads import Workload
+from backfill_assets.backfills.chunks import TOLERANCE, even_stages, median_stage_work
+from backfill_assets.backfills.plans import BackfillRequest
+from backfill_assets.backfills.workloads import WorkEstimate
 from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets_tests.pipeline import START
 
@@ -19,15 +19,17 @@ def days(count: int) -> Window:
     return Window(START, START + count * DAY)
 
 
-def work(rows, of_run=0, lead=0, before=()) -> Workload:
+def work(rows, of_run=0, lead=0, before=()) -> WorkEstimate:
     """Of a log, and of what follows from it, which has days before it as well."""
     window = days(len(rows))
     by_day = dict(zip(window, rows, strict=True))
     earlier = {START - n * DAY: found for n, found in enumerate(before, 1)}
-    return Workload(window, of_run, {0: by_day, lead: by_day | earlier} if lead else {0: by_day})
+    return WorkEstimate(
+        window, of_run, {0: by_day, lead: by_day | earlier} if lead else {0: by_day}
+    )
 
 
-def cut(load: Workload, most: int) -> list[Window]:
+def cut(load: WorkEstimate, most: int) -> list[Window]:
     return even_stages(load.window, load, most)
 
 
@@ -55,7 +57,7 @@ def test_no_stage_is_heavier_than_a_run_would_be_or_than_the_heaviest_day(load, 
     assert max(map(load.of, stages)) < max(runs)
     single = max(load.of(Window(day, day + DAY)) for day in load.window)
     longest = most - load.lead if 2 * load.lead <= most else most
-    usual = usual_stage(load.window, load, longest)
+    usual = median_stage_work(load.window, load, longest)
     assert max(map(load.of, stages)) <= max(single, TOLERANCE * usual)
 
 
@@ -75,9 +77,9 @@ def test_stages_are_even_where_no_day_is_as_large_as_one(rows, heavy, most, lead
     rows[heavy] = 180
     load = work(rows, lead=lead, before=[10] * lead)
     stages = cut(load, most)
-    works = [*map(load.of, stages)]
+    works = [*map(load.run_work, stages)]
     longest = most - lead if 2 * lead <= most else most
-    usual = usual_stage(load.window, load, longest)
+    usual = median_stage_work(load.window, load, longest)
     assert len(stages) == 1 or max(works) <= TOLERANCE * usual
     assert len(stages) == 1 or min(works) >= mean(works) / 2
 
@@ -87,9 +89,9 @@ def test_black_friday():
     rows = [1_000] * 365
     rows[328] = 20_000
     load = work(rows)
-    runs = [load.of(run) for run in load.window.split(31)]
+    runs = [load.run_work(run) for run in load.window.split_by_length(31)]
     assert max(runs) / mean(runs) > 1.5
-    works = [load.of(stage) for stage in cut(load, 31)]
+    works = [load.run_work(stage) for stage in cut(load, 31)]
     assert len(works) == 13
     assert max(works) <= 1.1 * mean(works)
     assert min(works) >= 0.8 * mean(works)
@@ -121,10 +123,10 @@ def test_what_follows_from_a_stage_is_part_of_its_work():
     """A day of the log makes the seven days before it anew, and a heavy one among them."""
     load = work([1] * 10 + [20] + [1] * 20, of_run=5, lead=7, before=[2] * 7)
     first = Window(START, START + 3 * DAY)
-    assert load.of(first) == 5 + 3 + 3 + 7 * 2
+    assert load.run_work(first) == 5 + 3 + 3 + 7 * 2
     after = Window(START + 11 * DAY, START + 14 * DAY)
-    assert load.of(after) == 5 + 3 + 3 + 20 + 6
-    assert load.of(after, again=False) == 5 + 3 + 3
+    assert load.run_work(after) == 5 + 3 + 3 + 20 + 6
+    assert load.run_work(after, with_lead=False) == 5 + 3 + 3
     # The seven days before its first fit in the run of a stage as well.
     heavy = work([1] * 40 + [200] + [1] * 60, lead=7, before=[1] * 7)
     stages = cut(heavy, 31)
@@ -134,8 +136,8 @@ def test_what_follows_from_a_stage_is_part_of_its_work():
 
 @given(LOADS, st.integers(1, 40), st.integers(0, 30))
 def test_the_pilot_is_a_stage_of_its_own(load, most, pilot):
-    asked = Parameters(days=str(load.window), pilot_days=pilot)
-    stages = [*asked.stages(lambda rest: even_stages(rest, load, most))]
+    asked = BackfillRequest(days=str(load.window), pilot_days=pilot)
+    stages = [*asked.split_stages(lambda rest: even_stages(rest, load, most))]
     assert [day for _, stage in stages for day in stage] == [*load.window]
     if 0 < pilot < len(load.window):
         name, first = stages.pop(0)

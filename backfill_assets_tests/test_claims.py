@@ -13,10 +13,10 @@ import pytest
 
 from backfill_assets.dagster_ext.claims import (
     TakenError,
-    claimed_home,
-    claimed_port,
-    kept_private,
-    ui_of,
+    listen_on_port,
+    lock_home,
+    make_home_private,
+    read_ui_url,
 )
 from backfill_assets_tests.places import PROJECT
 
@@ -37,7 +37,7 @@ def test_a_home_is_one_deployments_until_it_is_killed(tmp_path):
     try:
         assert holder.stdout
         assert holder.stdout.readline() == b"held\n"
-        with pytest.raises(TakenError) as caught, claimed_home(tmp_path, 3000):
+        with pytest.raises(TakenError) as caught, lock_home(tmp_path, 3000):
             pass
         assert str(caught.value) == (
             f"DAGSTER_HOME={tmp_path} is that of another deployment: process {holder.pid}, its UI "
@@ -49,26 +49,26 @@ def test_a_home_is_one_deployments_until_it_is_killed(tmp_path):
         holder.wait()
     # Nor twice in one process; and what is said of it is of now.
     taken = pytest.raises(TakenError, match=rf"process {os.getpid()}, .*:3000\.")
-    with claimed_home(tmp_path, 3000), taken, claimed_home(tmp_path, 3001):
+    with lock_home(tmp_path, 3000), taken, lock_home(tmp_path, 3001):
         pass
-    with claimed_home(tmp_path, 3001):
-        assert ui_of(tmp_path) == "http://127.0.0.1:3001"
-    assert ui_of(tmp_path / "elsewhere") == ""
+    with lock_home(tmp_path, 3001):
+        assert read_ui_url(tmp_path) == "http://127.0.0.1:3001"
+    assert read_ui_url(tmp_path / "elsewhere") == ""
 
 
 @pytest.mark.parametrize("said", ["", "{", "[]", '{"pid": "x"}', "\0"])
 def test_a_lock_that_says_nothing(tmp_path, said):
-    with claimed_home(tmp_path, 3000):
+    with lock_home(tmp_path, 3000):
         (tmp_path / "deployment.lock").write_text(said)
-        assert ui_of(tmp_path) == ""
+        assert read_ui_url(tmp_path) == ""
         with pytest.raises(TakenError, match=r"of another deployment\. End that one first"):
-            claimed_home(tmp_path, 3000).__enter__()
+            lock_home(tmp_path, 3000).__enter__()
 
 
 def test_a_home_that_cannot_be_locked(tmp_path):
     (tmp_path / "deployment.lock").mkdir()
     with pytest.raises(TakenError, match=r"cannot be locked \(Is a directory\)"):
-        claimed_home(tmp_path, 3000).__enter__()
+        lock_home(tmp_path, 3000).__enter__()
 
 
 def free_port() -> int:
@@ -79,13 +79,13 @@ def free_port() -> int:
 
 def test_a_port_is_had_from_the_start():
     port = free_port()
-    with claimed_port(port) as found:
+    with listen_on_port(port) as found:
         assert {one.getsockname()[1] for one in found} == {port}
         with pytest.raises(TakenError, match=rf"port {port} of 127\.0\.0\.1 cannot be had"):
-            claimed_port(port).__enter__()
+            listen_on_port(port).__enter__()
         # Whoever calls meanwhile waits, and is not refused.
         socket.create_connection(("127.0.0.1", port)).close()
-    with claimed_port(port):
+    with listen_on_port(port):
         pass
 
 
@@ -97,7 +97,7 @@ def test_nobody_else_is_where_localhost_may_lead_to():
         pytest.skip("there is no IPv6 here")
     port = other.getsockname()[1]
     with other, pytest.raises(TakenError, match=rf"port {port} of ::1 cannot be had"):
-        claimed_port(port).__enter__()
+        listen_on_port(port).__enter__()
 
 
 @pytest.mark.parametrize(
@@ -113,10 +113,10 @@ def test_nobody_else_is_where_localhost_may_lead_to():
 )
 def test_a_home_is_closed_to_others(tmp_path, before, after):
     tmp_path.chmod(before)
-    said = kept_private(tmp_path)
+    said = make_home_private(tmp_path)
     assert tmp_path.stat().st_mode & 0o777 == after
     assert bool(said) == (before != after)
-    assert kept_private(tmp_path) == ""
+    assert make_home_private(tmp_path) == ""
 
 
 def test_a_home_that_cannot_be_closed_is_told_of(tmp_path, monkeypatch):
@@ -125,4 +125,6 @@ def test_a_home_that_cannot_be_closed_is_told_of(tmp_path, monkeypatch):
 
     tmp_path.chmod(0o755)
     monkeypatch.setattr(Path, "chmod", refused)
-    assert kept_private(tmp_path).startswith("Other users of this machine may read DAGSTER_HOME=")
+    assert make_home_private(tmp_path).startswith(
+        "Other users of this machine may read DAGSTER_HOME="
+    )

@@ -15,16 +15,16 @@ import click
 import pytest
 from deltalake import DeltaTable
 
-from backfill_assets.calendar.cadences import Cadence
-from backfill_assets.calendar.days import calendar, days_asked
+from backfill_assets.calendar.cadences import Grain
+from backfill_assets.calendar.days import calendar_bounds, parse_calendar_days
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.cli import cli, main
 from backfill_assets.cli.output import Output
 from backfill_assets.engine import jars as jars_module
-from backfill_assets.engine.class_archive import class_archive
+from backfill_assets.engine.class_archive import class_archive_path
 from backfill_assets.engine.jars import delta_coordinate
 from backfill_assets.engine.spark import Engine
-from backfill_assets.monitoring.states import State
+from backfill_assets.monitoring.states import DayState
 from backfill_assets.orders.tables import TABLES
 from backfill_assets.settings import load_settings
 from backfill_assets_tests.commands import JAN, publish_facts, refused, wrong
@@ -170,14 +170,14 @@ def test_the_calendar_is_that_of_the_partitions(monkeypatch):
     for end in ("2024-01-10", "2024-01-20", "2024-01-21", "2024-02-01", None):
         for zone in ("UTC", "Asia/Tokyo", "America/Los_Angeles"):
             given = load_settings(end=end and date.fromisoformat(end), timezone=zone)
-            keys = Cadence.DAILY.definition(given).get_partition_keys(current_time=now)
-            first, last = calendar(given, now)
+            keys = Grain.DAILY.partitions_def(given).get_partition_keys(current_time=now)
+            first, last = calendar_bounds(given, now)
             assert [str(first), str(last)] == [keys[0], keys[-1]]
     young = load_settings(start=date(2024, 1, 20))
-    assert calendar(young, now) is None
-    assert Cadence.DAILY.definition(young).get_partition_keys(current_time=now) == []
+    assert calendar_bounds(young, now) is None
+    assert Grain.DAILY.partitions_def(young).get_partition_keys(current_time=now) == []
     with pytest.raises(ValueError, match="the calendar, which is empty"):
-        days_asked("2024-01-20", young, now)
+        parse_calendar_days("2024-01-20", young, now)
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_the_calendar_is_that_of_the_partitions(monkeypatch):
 def test_ranges_as_the_ui_and_others_write_them(text):
     first, last = date(2024, 1, 2), date(2024, 1, 20)
     asked = text.format(first, last)
-    assert days_asked(asked, load_settings(end=date(2024, 2, 1))) == (first, last)
+    assert parse_calendar_days(asked, load_settings(end=date(2024, 2, 1))) == (first, last)
     assert Window.parse(asked) == Window(first, last + timedelta(days=1))
 
 
@@ -214,7 +214,7 @@ def test_a_day_of_its_own(capsys):
     ],
 )
 def test_unknown_tables(monkeypatch, capsys, command):
-    monkeypatch.setattr(Engine, "of", None)  # Spark is not asked
+    monkeypatch.setattr(Engine, "from_settings", None)  # Spark is not asked
     said = wrong(capsys, *command, "fact_daily_order")
     assert "there is no table fact_daily_order; did you mean fact_daily_orders or" in said
     assert "There are raw_orders, " in said
@@ -238,11 +238,11 @@ def test_selected_tables(capsys, tmp_path):
 
 def test_jars_that_are_there(monkeypatch, capsys, tmp_path):
     monkeypatch.setenv("BACKFILL_ASSETS_JARS", str(tmp_path))
-    folder = jars_module._folder(tmp_path, delta_coordinate())
+    folder = jars_module._jar_folder(tmp_path, delta_coordinate())
     folder.mkdir()
     (folder / "io.delta_x.jar").touch()
-    jars_module._folder(tmp_path, jars_module._LOCAL_FILES).mkdir()
-    archive = class_archive(tmp_path)
+    jars_module._jar_folder(tmp_path, jars_module._LOCAL_FILES).mkdir()
+    archive = class_archive_path(tmp_path)
     assert archive is not None
     archive.parent.mkdir()
     archive.touch()
@@ -406,8 +406,8 @@ def test_lines_fit_the_terminal_and_no_word_is_broken(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "40")
     with monkeypatch.context() as patch:
         patch.setattr("sys.stdout", terminal := Terminal())
-        out.say(f"{text}\n{path} is kept")
-        out.command_line(f"dagster asset materialize --select {path}")
+        out.print_text(f"{text}\n{path} is kept")
+        out.print_command(f"dagster asset materialize --select {path}")
     assert terminal.getvalue().splitlines() == [
         "Next     backfill-assets reconcile",
         "         aecrkdop, or backfill-assets",
@@ -417,7 +417,7 @@ def test_lines_fit_the_terminal_and_no_word_is_broken(monkeypatch, capsys):
         f"dagster asset materialize --select {path}",
     ]
     # A program reads lines as they are.
-    out.say(text)
+    out.print_text(text)
     assert capsys.readouterr().out == f"{text}\n"
 
 
@@ -607,7 +607,7 @@ def test_status(monkeypatch, capsys, tmp_path):
     said = json.loads(capsys.readouterr().out)
     assert said["good"] is False
     assert said["tables"][FACT]["missing"] == ["2024-01-04...2024-01-05"]
-    final = {JAN[0]: State.FINAL}
+    final = {JAN[0]: DayState.FINAL}
     monkeypatch.setattr("backfill_assets.monitoring.states.day_states", lambda *_: final)
     assert main(["status"]) == 0
     assert main(["status", "--json"]) == 0

@@ -15,10 +15,10 @@ from dagster._daemon.types import DaemonHeartbeat
 
 from backfill_assets.backfills import jobs, undertakings, undo
 from backfill_assets.backfills import stages as backfills
-from backfill_assets.backfills.accounts import Account, Certificate
-from backfill_assets.backfills.reports import Report
+from backfill_assets.backfills.accounts import CodeProvenance, ReconcileResult
+from backfill_assets.backfills.reports import TableDiff
 from backfill_assets.cli import launching, main, outcomes
-from backfill_assets.dagster_ext.claims import claimed_home
+from backfill_assets.dagster_ext.claims import lock_home
 from backfill_assets.engine.spark import Engine
 from backfill_assets.orders.facts import FACT
 from backfill_assets.orders.tables import STAGED, TABLES
@@ -53,12 +53,12 @@ def test_plan(instance, capsys):
     said = capsys.readouterr().out
     (id_,) = re.findall(r"^Launch   backfill-assets backfill (\w+)$", said, re.M)
     assert said.startswith(f"Plan {id_}")
-    assert undertakings.find(instance, id_).plan.parameters.pilot_days == 1
+    assert undertakings.load(instance, id_).plan.parameters.pilot_days == 1
     assert main(["plan", "2024-01-02", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["parameters"]["days"] == "2024-01-02"
     assert list(told["tables"]) == list(TABLES)
-    assert undertakings.kept(instance) == [id_, told["id"]]
+    assert undertakings.list_ids(instance) == [id_, told["id"]]
 
 
 def test_a_plan_is_cut_as_is_asked(instance, capsys):
@@ -89,7 +89,7 @@ def test_what_cannot_be_planned(instance, capsys, command):
         (["--write-mode", "append"], "'append' is not one of 'overwrite', 'merge'"),
     ):
         assert said in wrong(capsys, command, DAYS, *options)
-    assert undertakings.kept(instance) == []
+    assert undertakings.list_ids(instance) == []
 
 
 def test_plans(instance, monkeypatch, capsys):
@@ -98,7 +98,7 @@ def test_plans(instance, monkeypatch, capsys):
     kept(instance, "aaaaaaaa")
     done = kept(instance, "bbbbbbbb")
     done.ended, done.complete = "complete and reconciled", True
-    undertakings.keep(instance, done)
+    undertakings.save(instance, done)
     assert main(["plans"]) == 0
     heading, first, second = capsys.readouterr().out.splitlines()
     assert heading.split() == ["plan", "made", "days", "tables", "state", "reason"]
@@ -117,7 +117,9 @@ def test_plans(instance, monkeypatch, capsys):
         ("bbbbbbbb", "complete and reconciled"),
     ]
     put_back = {"bbbbbbbb": {FACT.name: {date(2024, 1, 1): Mock()}}}
-    monkeypatch.setattr(undo, "undone", lambda _, id_: put_back.get(id_, {FACT.name: {}}))
+    monkeypatch.setattr(
+        undo, "reverted_by_table", lambda _, id_: put_back.get(id_, {FACT.name: {}})
+    )
     assert main(["plans", "--json"]) == 0
     assert [one["state"] for one in json.loads(capsys.readouterr().out)] == [
         "not launched",
@@ -127,7 +129,7 @@ def test_plans(instance, monkeypatch, capsys):
 
 def test_plans_of_another_version(instance, capsys):
     kept(instance, "aaaaaaaa")
-    key = undertakings._PLAN.format("aaaaaaaa")
+    key = undertakings._PLAN_KEY.format("aaaaaaaa")
     instance.daemon_cursor_storage.set_cursor_values({key: "{}"})
     assert main(["plans"]) == 0
     assert "was kept by another version" in capsys.readouterr().out
@@ -151,10 +153,10 @@ def test_a_plan_in_whatever_form_is_a_sentence(instance, said, why):
         form["stage"] = said.get("stage", 0)
         form["plan"]["parameters"] |= said.get("plan", {}).get("parameters", {})
         said = json.dumps(form)
-    key = undertakings._PLAN.format("aaaaaaaa")
+    key = undertakings._PLAN_KEY.format("aaaaaaaa")
     instance.daemon_cursor_storage.set_cursor_values({key: said})
     with pytest.raises(undertakings.PlanUnreadableError, match=re.escape(why)):
-        undertakings.find(instance, "aaaaaaaa")
+        undertakings.load(instance, "aaaaaaaa")
 
 
 # backfill
@@ -186,11 +188,11 @@ def launches(monkeypatch) -> list[str]:
 
     def launch(_settings, _graph, dagster, _code, id_):
         found.append(id_)
-        it = undertakings.find(dagster, id_)
+        it = undertakings.load(dagster, id_)
         it.ended, it.complete, it.took = "complete and reconciled", True, 61
         return it
 
-    monkeypatch.setattr(jobs, "launch", launch)
+    monkeypatch.setattr(jobs, "launch_plan", launch)
     return found
 
 
@@ -217,7 +219,7 @@ def test_the_link_is_that_of_the_ui_of_this_machine(instance, launches, capsys, 
 
     monkeypatch.delenv(f"{PREFIX}UI_URL", raising=False)
     assert link().startswith("http://127.0.0.1:3000/runs/b/")
-    with claimed_home(Path(instance.root_directory), 3017):
+    with lock_home(Path(instance.root_directory), 3017):
         assert link().startswith("http://127.0.0.1:3017/runs/b/")
         monkeypatch.setenv(f"{PREFIX}UI_URL", "https://dagster.example.org")
         assert link().startswith("https://dagster.example.org/runs/b/")
@@ -263,17 +265,17 @@ def test_a_dead_daemon(instance, capsys):
         assert "no SENSOR daemon is at work in this DAGSTER_HOME" in said
         assert "Nothing was launched" in said
     heartbeat(instance, 40.0)
-    assert backfills.lacking_daemons(instance) == []
+    assert backfills.missing_daemons(instance) == []
 
 
 @pytest.mark.parametrize(("complete", "status"), [(True, 0), (False, 1)])
 def test_a_launch_is_watched(instance, monkeypatch, capsys, complete, status):
     it = kept(instance, "aaaaaaaa")
-    monkeypatch.setattr(jobs, "launch", lambda *_: it)
-    monkeypatch.setattr(backfills, "lacking_daemons", lambda _: [])
+    monkeypatch.setattr(jobs, "launch_plan", lambda *_: it)
+    monkeypatch.setattr(backfills, "missing_daemons", lambda _: [])
     ended = it.model_copy(update={"ended": "it is over", "complete": complete})
     looks = iter([it, it, it, ended])
-    monkeypatch.setattr(undertakings, "find", lambda *_: next(looks))
+    monkeypatch.setattr(undertakings, "load", lambda *_: next(looks))
     assert main(["backfill", "aaaaaaaa"]) == status
     said = capsys.readouterr().out
     assert said.count("stage 1 of 1 (aaaaaaaa-rest): about to be launched") == 1
@@ -286,25 +288,25 @@ def test_a_launch_that_nobody_watches_to_its_end(instance, monkeypatch, capsys):
         raise KeyboardInterrupt
 
     it = kept(instance, "aaaaaaaa")
-    monkeypatch.setattr(jobs, "launch", lambda *_: it)
-    monkeypatch.setattr(backfills, "progress", interrupt)
+    monkeypatch.setattr(jobs, "launch_plan", lambda *_: it)
+    monkeypatch.setattr(backfills, "describe_progress", interrupt)
     assert main(["backfill", "aaaaaaaa"]) == 130
     assert "It goes on, and `backfill-assets plans` tells how far" in capsys.readouterr().out
 
 
 def test_a_quiet_launch_tells_its_end_alone(instance, monkeypatch, capsys):
     it = kept(instance, "aaaaaaaa")
-    monkeypatch.setattr(jobs, "launch", lambda *_: it)
-    monkeypatch.setattr(backfills, "lacking_daemons", lambda _: [])
+    monkeypatch.setattr(jobs, "launch_plan", lambda *_: it)
+    monkeypatch.setattr(backfills, "missing_daemons", lambda _: [])
     looks = iter([it, it, it.model_copy(update={"ended": "it is over"})])
-    monkeypatch.setattr(undertakings, "find", lambda *_: next(looks))
+    monkeypatch.setattr(undertakings, "load", lambda *_: next(looks))
     assert main(["-q", "backfill", "aaaaaaaa"]) == 1
     assert re.fullmatch(r"\d\d:\d\d:\d\d  it is over\n", capsys.readouterr().out)
 
 
 def test_a_daemon_that_dies_meanwhile(instance, monkeypatch, capsys):
     it = kept(instance, "aaaaaaaa")
-    monkeypatch.setattr(jobs, "launch", lambda *_: it)
+    monkeypatch.setattr(jobs, "launch_plan", lambda *_: it)
     assert main(["backfill", "aaaaaaaa"]) == 3
     said = refused(capsys, "backfill")
     assert "daemon fell silent, so backfill aaaaaaaa stands at: stage 1 of 1" in said
@@ -315,7 +317,7 @@ def test_a_daemon_that_dies_meanwhile(instance, monkeypatch, capsys):
 
 
 def test_unknown_backfills(instance, monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr(Engine, "of", None)  # Spark is not asked
+    monkeypatch.setattr(Engine, "from_settings", None)  # Spark is not asked
     kept(instance, "planplan")
     publish_facts(tmp_path, {JAN[0]: "ok"}, run_id="0123456789abcdef")
     publish_facts(tmp_path, {JAN[1]: "ok"}, backfill_id="aecrkdop-pilot")
@@ -341,10 +343,12 @@ def test_known_backfills(instance, tmp_path):
 def account(monkeypatch) -> list[str]:
     """What `reconcile` finds; its problems are what the list has."""
     problems: list[str] = []
-    proof = Certificate({"c": {STAGED.name: [date(2024, 1, 1)]}}, frozenset({"c"}), {})
+    proof = CodeProvenance({"c": {STAGED.name: [date(2024, 1, 1)]}}, frozenset({"c"}), {})
     monkeypatch.setattr(outcomes, "refuse_unknown", lambda *_: None)
     monkeypatch.setattr(
-        outcomes, "_account", lambda *_: Account("x", [Report(STAGED, [])], proof, [], problems)
+        outcomes,
+        "_account",
+        lambda *_: ReconcileResult("x", [TableDiff(STAGED, [])], proof, [], problems),
     )
     return problems
 

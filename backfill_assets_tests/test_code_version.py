@@ -14,7 +14,7 @@ from backfill_assets.tables.catalog import tables_of
 from backfill_assets.tables.code_version import (
     Code,
     SourceFiles,
-    _source_of,
+    _declaring_package,
     asset_version,
     git_state,
     running_code,
@@ -235,7 +235,7 @@ def test_the_release_and_the_source_of_this_package_count_for_nothing(project, m
     assert versions() == before
     files = SourceFiles()
     for table in [*TABLES.values(), *WEB_EVENTS[0].tables, WEB_EVENTS[1]]:
-        for module in files.closure(table.modules):
+        for module in files.import_closure(table.modules):
             assert not module.startswith("backfill_assets.") or module in {
                 *table.modules,
                 "backfill_assets.examples",
@@ -258,7 +258,7 @@ def test_a_library_that_is_declared_counts_by_its_version(project, monkeypatch):
 )
 def test_a_declared_dependency_that_is_not_there(dependency, message):
     with pytest.raises(SettingsError, match=message):
-        SourceFiles().digest([], [dependency])
+        SourceFiles().modules_digest([], [dependency])
 
 
 def test_modules_that_swap_their_contents_are_other_code(project):
@@ -277,7 +277,7 @@ def test_modules_that_swap_their_contents_are_other_code(project):
 
 def test_a_module_without_source():
     with pytest.raises(SettingsError, match="nowhere, which declares a table, has no source file"):
-        SourceFiles().digest(["nowhere"])
+        SourceFiles().modules_digest(["nowhere"])
     assert asset_version("nowhere") == ""
 
 
@@ -296,11 +296,11 @@ def test_a_project_that_is_installed(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(installed)
     by_package = {"wares": ["wares"], "wares_rules": ["wares"], "other_library": ["other"]}
     monkeypatch.setattr(code_version, "_distributions", lambda: by_package)
-    before = SourceFiles().digest(["wares.tables"])
+    before = SourceFiles().modules_digest(["wares.tables"])
     (installed / "other_library.py").write_text("LIMIT = 2\n")
-    assert SourceFiles().digest(["wares.tables"]) == before
+    assert SourceFiles().modules_digest(["wares.tables"]) == before
     (installed / "wares_rules.py").write_text("LIMIT = 2\n")
-    assert SourceFiles().digest(["wares.tables"]) != before
+    assert SourceFiles().modules_digest(["wares.tables"]) != before
 
 
 def test_a_version_can_be_read(project):
@@ -354,7 +354,10 @@ def test_the_commit_is_that_of_the_module_that_declares_the_tables(package, monk
     git(package, "commit", "-m", "tables")
     (package.parent / "alone.py").write_text("TABLES = []\n")
     monkeypatch.syspath_prepend(str(package.parent))
-    own, alone = _source_of(f"{package.name}.tables:TABLES"), _source_of("alone:TABLES")
+    own, alone = (
+        _declaring_package(f"{package.name}.tables:TABLES"),
+        _declaring_package("alone:TABLES"),
+    )
     assert git_state("of the image", own) == (git(package, "rev-parse", "HEAD"), False)
     assert git_state("of the image", alone) == ("of the image", None)
 

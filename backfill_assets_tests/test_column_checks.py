@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 from backfill_assets import Source, nullable
 from backfill_assets.assets.lines import read_versions
 from backfill_assets.landing.text import lines_schema
-from backfill_assets.tables.column_checks import conditions
+from backfill_assets.tables.column_checks import sql_conditions
 from backfill_assets.tables.table import Table
 
 #: By check: the type of the column, what is declared, values that pass, values that do not.
@@ -59,7 +59,7 @@ def test_each_check_holds_for_what_it_says(spark):
         data_type = kind if isinstance(kind, T.DataType) else kind()
         for n, value in enumerate([*passes, *breaks]):
             name = f"{check.replace(' ', '_')}_{n}"
-            (condition,) = conditions(name, column(kind, Field(**declared))).values()
+            (condition,) = sql_conditions(name, column(kind, Field(**declared))).values()
             values.append(F.lit(value).cast(data_type).alias(name))
             rules.append(F.expr(condition).alias(name))
             expected[name] = value in passes
@@ -68,7 +68,7 @@ def test_each_check_holds_for_what_it_says(spark):
 
 def test_a_column_that_may_be_null(spark):
     any_share = column(T.StringType, Field(isin=["a"], nullable=True))
-    (condition,) = conditions("x", any_share).values()
+    (condition,) = sql_conditions("x", any_share).values()
     frame = spark.createDataFrame([("a",), (None,), ("b",)], "x string")
     assert frame.where(condition).count() == 2
 
@@ -122,8 +122,8 @@ def test_a_line_that_breaks_a_check_is_rejected(spark):
 
 def test_the_tables_of_a_source_have_its_checks():
     for table in (READINGS.raw, READINGS.staged, READINGS.late):
-        assert table.constraints["kwh_greater_than"] == "kwh > 0"
-        assert table.constraints["state_isin"] == "state IS NULL OR state IN ('on', 'off')"
+        assert table.check_constraints["kwh_greater_than"] == "kwh > 0"
+        assert table.check_constraints["state_isin"] == "state IS NULL OR state IN ('on', 'off')"
 
 
 class Energy(pa.DataFrameModel):
@@ -148,13 +148,15 @@ def test_a_table_has_the_key_that_pandera_calls_unique():
 def test_delta_holds_the_checks_as_constraints(spark, tmp_path):
     """Whoever writes to the table later is refused as the audit would."""
     url, table = str(tmp_path / "energy"), Table("energy", Energy)
-    spark.createDataFrame([], table.struct).write.format("delta").save(url)
-    for name, rule in table.constraints.items():
+    spark.createDataFrame([], table.struct_type).write.format("delta").save(url)
+    for name, rule in table.check_constraints.items():
         spark.sql(f"ALTER TABLE delta.`{url}` ADD CONSTRAINT {name} CHECK ({rule})")
 
     def append(meter: str, state: str) -> None:
         row = (date(2024, 1, 5), meter, state)
-        spark.createDataFrame([row], table.struct).write.format("delta").mode("append").save(url)
+        spark.createDataFrame([row], table.struct_type).write.format("delta").mode("append").save(
+            url
+        )
 
     append("m17", "it's on")
     for meter, state in (("m17", "on"), ("x17", "off"), ("mm", "off")):

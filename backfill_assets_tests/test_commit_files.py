@@ -18,9 +18,9 @@ from deltalake import DeltaTable
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from backfill_assets.calendar.partitions import packed
+from backfill_assets.calendar.partitions import to_ranges
 from backfill_assets.delta import commit_files, reading
-from backfill_assets.delta.commit_files import CommitFiles
+from backfill_assets.delta.commit_files import CachedCommitLog
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.reading import read_ledger
 from backfill_assets.delta.records import ExternalCommit
@@ -47,7 +47,7 @@ ENOUGH = 4
 
 @pytest.fixture(autouse=True)
 def _enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(commit_files, "_ENOUGH", ENOUGH)
+    monkeypatch.setattr(commit_files, "_MIN_READS_TO_CACHE", ENOUGH)
 
 
 @pytest.fixture
@@ -59,8 +59,8 @@ def url(tmp_path: Path) -> Path:
 
 
 def read_plainly(url: Path) -> Ledger:
-    with patch.object(CommitFiles, "_copied", lambda *_: commit_files._Copied()):  # noqa: SIM117
-        with patch.object(CommitFiles, "_copy", lambda *_: None):
+    with patch.object(CachedCommitLog, "_read_cache", lambda *_: commit_files._CacheContent()):  # noqa: SIM117
+        with patch.object(CachedCommitLog, "_write_cache", lambda *_: None):
             return read_by_another_process(url)
 
 
@@ -69,14 +69,14 @@ def whole(ledger: Ledger) -> dict[str, Any]:
     return {
         "version": ledger.version,
         "records": [msgspec.structs.asdict(r) for r in ledger.records],
-        "external": [asdict(other) for other in ledger.external],
+        "external": [asdict(other) for other in ledger.external_commits],
         "measured": ledger.measured,
         "rows": ledger.rows,
         "transaction": ledger.transaction,
-        "lost": ledger.lost,
-        "added": ledger.added,
+        "lost": ledger.missing_versions,
+        "added": ledger.changed_columns,
         "latest": {d: record.version for d, record in ledger.latest.items()},
-        "changed": ledger.changed,
+        "changed": ledger.changed_days,
     }
 
 
@@ -95,13 +95,13 @@ class Texts:
 
     @classmethod
     def counted(cls, act: Callable[[], Any]) -> list[int]:
-        seen, text = cls(), CommitFiles.text
+        seen, text = cls(), CachedCommitLog.read_commit
 
-        def counting(files: CommitFiles, version: int) -> bytes | None:
+        def counting(files: CachedCommitLog, version: int) -> bytes | None:
             seen.read.append(version)
             return text(files, version)
 
-        with patch.object(CommitFiles, "text", counting):
+        with patch.object(CachedCommitLog, "read_commit", counting):
             act()
         return seen.read
 
@@ -177,7 +177,7 @@ def test_a_commit_that_says_nothing_shifts_no_version(url):
     last = ours(url, 3)
     found = read(url)
     assert [record.version for record in found.records] == [first, last]
-    assert found.external == [ExternalCommit(silent, "None", days(2))]
+    assert found.external_commits == [ExternalCommit(silent, "None", days(2))]
 
 
 def test_what_a_commit_is_about_may_come_last_and_be_spoken_of_elsewhere(url):
@@ -218,7 +218,7 @@ def test_others_before_our_first_commit_made_the_table(url):
     theirs(url, 1)
     ours(url, 2)
     version = theirs(url, 3)
-    assert [other.version for other in read(url).external] == [version]
+    assert [other.version for other in read(url).external_commits] == [version]
 
 
 def test_a_table_by_another_name_is_another(url):
@@ -266,7 +266,7 @@ def test_a_copy_that_is_something_else(copied, text):
 
 def test_a_copy_by_code_that_tells_something_else(copied, monkeypatch):
     before = copy_of(copied).read_bytes()
-    with patch.object(reading, "form", lambda _: "another"):
+    with patch.object(reading, "encoding_id", lambda _: "another"):
         same_by_all_ways(copied)
     assert copy_of(copied).read_bytes() != before
     same_by_all_ways(copied)
@@ -307,9 +307,9 @@ def test_a_writer_that_was_killed(copied):
     assert copy_of(copied).read_bytes() != before
 
 
-def numbers(url: Path) -> CommitFiles:
+def numbers(url: Path) -> CachedCommitLog:
     """What is told of a commit is its version."""
-    return CommitFiles(str(url), lambda version, _: b"%d" % version, int, "numbers")
+    return CachedCommitLog(str(url), lambda version, _: b"%d" % version, int, "numbers")
 
 
 def test_many_at_once(url):
@@ -317,9 +317,9 @@ def test_many_at_once(url):
         ours(url, n)
     files = numbers(url)
     with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(lambda _: files.lines(None, 29, "t"), range(40)))
+        found = list(pool.map(lambda _: files.read_lines(None, 29, "t"), range(40)))
     assert found == [([b"%d" % n for n in range(30)], [])] * 40
-    assert files._copied(29, "t").version == 29
+    assert files._read_cache(29, "t").version == 29
 
 
 def test_a_table_that_was_made_again(copied):
@@ -328,7 +328,7 @@ def test_a_table_that_was_made_again(copied):
     made(copied)
     assert read_by_another_process(copied).records == read(copied).records == []
     # As many commits as it had, and more.
-    for n in range(10, 12 + len(before.commits)):
+    for n in range(10, 12 + len(before.all_commits)):
         ours(copied, n)
     assert not same_by_all_ways(copied)["latest"].keys() & before.latest.keys()
 
@@ -337,7 +337,7 @@ def test_a_log_of_which_only_the_checkpoint_is_left(copied):
     DeltaTable(copied).create_checkpoint()
     for path in (copied / "_delta_log").glob("*.json"):
         path.unlink()
-    assert read(copied).published == days((1, 8))
+    assert read(copied).published_days == days((1, 8))
     assert len(read(copied).records) == len(read_by_another_process(copied).records) == 8
     plain = whole(read_plainly(copied))
     assert (plain["records"], plain["lost"]) == ([], list(range(10)))
@@ -348,8 +348,8 @@ def test_a_log_of_which_only_the_checkpoint_is_left(copied):
 
 def test_a_copy_that_is_ahead_of_what_is_asked_for(copied):
     files = numbers(copied)
-    assert len(files.lines(None, 8, "t").lines) == 9
-    assert len(files.lines(None, 6, "t").lines) == 7
+    assert len(files.read_lines(None, 8, "t").lines) == 9
+    assert len(files.read_lines(None, 6, "t").lines) == 7
 
 
 def test_a_table_that_was_put_back_from_a_backup(copied):
@@ -393,8 +393,8 @@ def act(url: Path, what: str, given: Any) -> None:
     version = latest(url)
     if what == "ours":
         of, written, told = given
-        spans = {"days": packed(days(*written)), "since": version} if told else {}
-        ours(url, *of, **spans, final=packed(days(*of & written)))
+        spans = {"days": to_ranges(days(*written)), "since": version} if told else {}
+        ours(url, *of, **spans, final=to_ranges(days(*of & written)))
     elif what == "theirs":
         append(url, info("DELETE", txnId=uuid4().hex), *(add(n, "theirs") for n in given))
     elif what == "optimize":

@@ -13,9 +13,9 @@ from pandera.pyspark import Field
 
 from backfill_assets.examples.customers.labels import labels_daily
 from backfill_assets.examples.customers.lifetime_value import customer_lifetime_value
-from backfill_assets.quality.audit import Expectation, Finding, Measured, Severity, Verdict
+from backfill_assets.quality.audit import DayMetrics, Expectation, Finding, Severity, Verdict
 from backfill_assets.quality.checks import day_metadata
-from backfill_assets.quality.counts import counted
+from backfill_assets.quality.counts import count_kinds
 from backfill_assets.tables.counts import counts_of
 from backfill_assets.tables.table import Table
 from backfill_assets_tests.pipeline import day
@@ -38,7 +38,7 @@ class Ticket(pa.DataFrameModel):
 def test_rows_are_counted_by_day_and_kind(spark):
     rows = [(day(0), "open"), (day(0), "open"), (day(0), "done"), (day(0), None), (day(1), "done")]
     frame = spark.createDataFrame(rows, "run_date date, state string")
-    assert counted(frame, Table("tickets", Ticket), [day(0), day(1), day(2)]) == {
+    assert count_kinds(frame, Table("tickets", Ticket), [day(0), day(1), day(2)]) == {
         day(0): {"count of open tickets": 2, "count of others, of any kind": 1},
         day(1): {"count of open tickets": 0, "count of others, of any kind": 1},
         day(2): {"count of open tickets": 0, "count of others, of any kind": 0},
@@ -48,8 +48,8 @@ def test_rows_are_counted_by_day_and_kind(spark):
 def test_the_examples_count_what_is_open_and_what_is_new(spark):
     """Their conditions are SQL over their columns."""
     for table in (labels_daily, customer_lifetime_value):
-        frame = spark.createDataFrame([], table.struct)
-        of_day = counted(frame, table, [day(0)])[day(0)]
+        frame = spark.createDataFrame([], table.struct_type)
+        of_day = count_kinds(frame, table, [day(0)])[day(0)]
         assert of_day == {f"count of {kind}": 0 for kind in counts_of(table)} != {}
 
 
@@ -65,7 +65,7 @@ def test_the_examples_count_what_is_open_and_what_is_new(spark):
     ],
 )
 def test_a_total_is_a_number_that_is_plotted_as_long_as_it_stays_exact(total, shown):
-    found = Measured(1, {}, 0, {"revenue": total}, "digest")
+    found = DayMetrics(1, {}, 0, {"revenue": total}, "digest")
     fine = Finding("row_count", Severity.OK, "1 row")
     told = day_metadata(Verdict(date(2024, 1, 1), found, Expectation(), [fine]))["total revenue"]
     assert (told, type(told)) == (shown, type(shown))

@@ -20,13 +20,13 @@ from backfill_assets.examples.customers.changes import CUSTOMER_CHANGES
 from backfill_assets.examples.customers.dimension import dim_customers
 from backfill_assets.examples.customers.orders import (
     SETTLES_AFTER,
-    enriched,
+    enrich_orders,
     fact_orders_enriched,
     fact_orders_settled,
 )
-from backfill_assets.examples.customers.sample import batches
-from backfill_assets.quality.audit import Measured, judge, measure
-from backfill_assets.quality.forbidden import offences
+from backfill_assets.examples.customers.sample import create_batches
+from backfill_assets.quality.audit import DayMetrics, judge_days, measure
+from backfill_assets.quality.forbidden import find_violations
 from backfill_assets.tables.derived import Derived
 from backfill_assets_tests.customers_model import (
     Change,
@@ -45,7 +45,7 @@ LONG_BEFORE, LONG_AFTER = (datetime(year, 3, 1, tzinfo=timezone.utc) for year in
 
 def feed(seed: int, days: int = LAST, **more: Any) -> list[tuple[date, Mapping[str, Any]]]:
     """(arrival day, line) of a generated change feed."""
-    made = batches(start=START, days=days, customers=4, orders_per_day=0, seed=seed, **more)
+    made = create_batches(start=START, days=days, customers=4, orders_per_day=0, seed=seed, **more)
     return [
         (arrival, line)
         for batch in made
@@ -81,7 +81,7 @@ def run(
     )
     rows = [
         {name: utc(value) if isinstance(value, datetime) else value for name, value in of.items()}
-        for of in (row.asDict() for row in dim_customers.conform(found).collect())
+        for of in (row.asDict() for row in dim_customers.conform_frame(found).collect())
     ]
     return {of: [row for row in rows if row["log_date"] == of] for of in days}
 
@@ -121,14 +121,14 @@ def test_the_sample_has_every_trouble():
     assert len({(c.change_id, c.changed_at) for c in changes}) > len({c.change_id for c in changes})
     assert len(changes) > len({(c.change_id, c.known_at) for c in changes}), "sent again"
     assert feed(7, days=14) == lines
-    first, second, third = batches(start=START, days=5, seed=3)
+    first, second, third = create_batches(start=START, days=5, seed=3)
     assert [[*of["orders"]] for of in (first, second, third)] == [
         [day(1), day(2), day(3)],
         [day(4)],
         [day(5)],
     ]
     with pytest.raises(ValueError, match="three batches"):
-        batches(start=START, days=2)
+        create_batches(start=START, days=2)
 
 
 @settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -226,15 +226,15 @@ def test_a_change_that_was_taken_before_it_holds_is_known_when_it_holds(spark):
 
 def audited(table: Derived, frame: DataFrame) -> dict[date, dict[str, str]]:
     """By day, what keeps it from being published, by check."""
-    found = {**measure(frame, table, [*table.constraints.values()])}
-    broken = offences(frame, table)
+    found = {**measure(frame, table, [*table.check_constraints.values()])}
+    broken = find_violations(frame, table)
     all_of = {
-        of: Measured(**{**vars(measured), "offences": broken.get(of, {})})
+        of: DayMetrics(**{**vars(measured), "offences": broken.get(of, {})})
         for of, measured in found.items()
     }
     return {
         verdict.day: {f.check: f.text for f in verdict.findings if f.severity.value == "error"}
-        for verdict in judge(table, sorted(all_of), all_of, {}, {})
+        for verdict in judge_days(table, sorted(all_of), all_of, {}, {})
     }
 
 
@@ -279,14 +279,14 @@ def spoilt(rows: list[dict[str, Any]], *, last: bool, **changes: Any) -> list[di
 )
 def test_a_history_that_is_not_one_holds_its_day_back(spark, sound, last, changes, said):
     rows = spoilt(sound, last=last, **changes)
-    found = audited(dim_customers, spark.createDataFrame(rows, dim_customers.struct))
+    found = audited(dim_customers, spark.createDataFrame(rows, dim_customers.struct_type))
     assert found[day(4)] == {}
     assert found[day(5)].keys() == said
 
 
 def test_a_finding_names_how_many_and_up_to_three_keys(spark, sound):
     rows = [{**row, "is_current": False} for row in sound]
-    found = audited(dim_customers, spark.createDataFrame(rows, dim_customers.struct))
+    found = audited(dim_customers, spark.createDataFrame(rows, dim_customers.struct_type))
     ids = sorted(row["change_id"] for row in sound if row["log_date"] == day(5))
     assert found[day(5)]["one_current"] == (
         f"{len(ids)} row(s) that may not be there: ({ids[0]}), ({ids[1]}), ({ids[2]}), ..."
@@ -350,7 +350,7 @@ def test_each_order_has_the_customer_of_the_model(spark, seed):
 
     staged = for_days(spark, STAGED, ((o["event_date"], o) for o in orders))
     same = for_days(spark, dim_customers, ((of, r) for of, rows in states.items() for r in rows))
-    frame = fact_orders_enriched.conform(fact_orders_enriched(staged, same))
+    frame = fact_orders_enriched.conform_frame(fact_orders_enriched(staged, same))
     found = {row["order_id"]: carried(row) for row in frame.collect()}
     assert found == {
         o["order_id"]: expected(
@@ -374,7 +374,7 @@ def test_each_order_has_the_customer_of_the_model(spark, seed):
             for row in states.get(of + timedelta(days=n), ())
         ),
     )
-    frame = fact_orders_settled.conform(fact_orders_settled(staged, later))
+    frame = fact_orders_settled.conform_frame(fact_orders_settled(staged, later))
     settled = {row["order_id"]: carried(row) for row in frame.collect()}
     end = datetime(2025, 1, 1, tzinfo=timezone.utc)
     assert settled == {
@@ -431,11 +431,11 @@ def _taken(changed: str, ingested: str) -> dict[str, str]:
 
 def test_an_order_of_2021_does_not_carry_the_bounce_of_2026(spark):
     orders, customers = bounced(spark)
-    (row,) = enriched(orders, customers, "order_ts").collect()
+    (row,) = enrich_orders(orders, customers, "order_ts").collect()
     assert (row["email_status"], row["change_id"]) == ("ok", "in")
     # With all that is known in 2026, it carries what held in 2021, and not the bounce.
     now = F.lit("2026-12-31").cast("timestamp")
-    (row,) = enriched(orders, customers, now).collect()
+    (row,) = enrich_orders(orders, customers, now).collect()
     assert (row["email_status"], row["change_id"]) == ("unsubscribed", "late")
 
 
@@ -446,15 +446,15 @@ def test_the_leak_check_fails_on_a_join_without_a_cutoff(spark):
     of = date(2021, 3, 1)
 
     def held_back(frame: DataFrame) -> dict[str, str]:
-        return audited(fact_orders_enriched, fact_orders_enriched.conform(frame))[of]
+        return audited(fact_orders_enriched, fact_orders_enriched.conform_frame(frame))[of]
 
-    assert held_back(enriched(orders, loaded, "order_ts")) == {}
+    assert held_back(enrich_orders(orders, loaded, "order_ts")) == {}
     for_ever = F.lit("9999-12-31").cast("timestamp")
-    leaking = enriched(orders, loaded, for_ever)
+    leaking = enrich_orders(orders, loaded, for_ever)
     assert "known_at <= order_ts" in held_back(leaking)["conservation"]
     # The newest version whatever the moment: what began later is found as well.
     newest = loaded.where("is_current")
-    latest = enriched(orders.withColumn("order_ts", for_ever), newest, for_ever)
+    latest = enrich_orders(orders.withColumn("order_ts", for_ever), newest, for_ever)
     back = latest.withColumn("order_ts", F.lit(datetime(2021, 3, 1, 10, tzinfo=timezone.utc)))
     assert "valid_from <= order_ts" in held_back(back)["conservation"]
     # Nor does it help to say nothing of when it was known.
@@ -463,5 +463,5 @@ def test_the_leak_check_fails_on_a_join_without_a_cutoff(spark):
     # What came in with a later log day.
     assert (
         "logged_on <= event_date"
-        in held_back(enriched(orders, customers, "order_ts"))["conservation"]
+        in held_back(enrich_orders(orders, customers, "order_ts"))["conservation"]
     )

@@ -16,9 +16,9 @@ from random import Random
 import pyarrow as pa
 import pytest
 
-from backfill_assets.calendar.delays import within
+from backfill_assets.calendar.delays import total_within
 from backfill_assets.calendar.partitions import DAY
-from backfill_assets.engine.stores import put_in_place
+from backfill_assets.engine.stores import replace_file
 from backfill_assets.examples.web_events import VISITS
 from backfill_assets.monitoring import advice, dashboard
 from backfill_assets.orders.lines import ORDER_LINES
@@ -87,7 +87,7 @@ class Reader(HTMLParser):
 def drawn(rows: pa.Table, window_days: int = 7, version: int = 2, **overrides) -> str:
     """The page of a deployment with these settings."""
     settings = load_settings(window_days=window_days, **{"ui_url": UI} | overrides)
-    return dashboard.page(rows, ORDER_LINES, settings, version)
+    return dashboard.render_page(rows, ORDER_LINES, settings, version)
 
 
 def test_the_page_needs_nothing_from_elsewhere():
@@ -267,13 +267,13 @@ def test_the_pictures_by_log_day_have_the_numbers_of_their_tables():
 def test_the_picture_of_windows_has_the_numbers_of_its_table():
     rows = delayed(30, older=True)
     picture = pictures(drawn(pa.Table.from_pylist(rows)))["windows"]
-    known = advice.arrived(rows, 7)
+    known = advice.lateness_figures(rows, 7)
     assert picture.keys == [str(w) for w in range(15)]
     for head, of, look in (
         ("lines", known.lines, "dot blue"),
         ("money", known.cents, "square orange"),
     ):
-        shares = [100 * within(of, w) / sum(of.values()) for w in range(15)]
+        shares = [100 * total_within(of, w) / sum(of.values()) for w in range(15)]
         said = [float(cell.removesuffix(" %")) for cell in picture.columns[head]]
         assert said == pytest.approx(shares, abs=0.01)
         marks = re.findall(r"M\d+ ([\d.]+)h0", picture.paths[look])
@@ -309,7 +309,7 @@ def test_light_and_dark_have_contrast():
 def test_a_source_without_amounts_has_no_money():
     settings = load_settings(window_days=7, ui_url=UI)
     rows = table(24, amount_by_delay=[Decimal(0)] * 4)
-    text = Reader(dashboard.page(rows, VISITS, settings, 2)).text
+    text = Reader(dashboard.render_page(rows, VISITS, settings, 2)).text
     assert "amounts that add up" not in text
     assert "money" not in text.lower()
     assert "How late do the lines of visits arrive?" in text
@@ -320,7 +320,7 @@ def test_lateness_counts_from_when_lines_usually_arrive():
     next_day = [found | {"delays": [delay + 1 for delay in found["delays"]]} for found in rows]
     source = replace(ORDER_LINES, arrives_after=1)
     settings = load_settings(window_days=7, ui_url=UI)
-    text = Reader(dashboard.page(pa.Table.from_pylist(next_day), source, settings, 2)).text
+    text = Reader(dashboard.render_page(pa.Table.from_pylist(next_day), source, settings, 2)).text
     own = Reader(drawn(pa.Table.from_pylist(rows))).text
     assert "later than 1 day after its event day, when lines of this source usually arrive" in text
     shares = "The configured window of 7 days catches 99.10 % of the lines"
@@ -379,7 +379,7 @@ def delayed(history: int, *, older: bool) -> list[dict]:
 @pytest.mark.parametrize("history", [15, 16, 30, 40])
 def test_the_advice_is_the_true_window_from_the_first_day_that_can_tell(history, older):
     rows = delayed(history, older=older)
-    known = advice.arrived(rows, 7)
+    known = advice.lateness_figures(rows, 7)
     assert known.days == list(map(day, range(1, history - 13)))
     assert known.lines == {d: n * len(known.days) for d, n in Counter(DELAYS).items()}
     assert advice.smallest_window(known.lines, 990) == 7
@@ -413,19 +413,19 @@ def test_a_history_too_short_gives_no_advice(history):
 
 def test_a_day_that_is_not_measured_hides_those_whose_late_lines_it_may_hold():
     rows = [row for row in delayed(40, older=False) if row["log_date"] != day(20)]
-    known = advice.arrived(rows, 7)
+    known = advice.lateness_figures(rows, 7)
     assert known.days == [*map(day, range(1, 6)), *map(day, range(21, 27))]
     assert advice.smallest_window(known.lines, 999) == 12
 
 
 def test_a_configured_window_longer_than_those_compared_needs_a_longer_history():
-    known = advice.arrived(delayed(40, older=False), 30)
+    known = advice.lateness_figures(delayed(40, older=False), 30)
     assert known.days == list(map(day, range(1, 11)))
 
 
 def test_lines_of_long_ago_are_of_no_order_day_that_counts():
     rows = [row(day(n), [0, 9_999, 800_000]) for n in range(1, 16)]
-    assert advice.arrived(rows, 7).lines == {0: 1}
+    assert advice.lateness_figures(rows, 7).lines == {0: 1}
 
 
 @pytest.mark.parametrize(
@@ -468,6 +468,6 @@ def test_a_share_is_never_rounded_to_what_it_is_not():
 def test_a_page_replaces_the_one_before(tmp_path):
     folder = tmp_path / "a" / "page"
     for text in ("first", "zweite é"):
-        put_in_place(str(folder), "index.html", text.encode())
+        replace_file(str(folder), "index.html", text.encode())
     assert (folder / "index.html").read_text() == "zweite é"
     assert [path.name for path in folder.iterdir()] == ["index.html"]

@@ -208,7 +208,7 @@ def test_comparisons_are_there_once_there_is_a_target(tmp_path):
         return {key.path[1] for key in keys}
 
     assert names() == set()
-    targets.keep(settings, targets.Target(name="v2", tables=(), asked=(), pins={}))
+    targets.save_target(settings, targets.ShadowTarget(name="v2", tables=(), asked=(), pins={}))
     assert names() == {*tables}
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from backfill_assets.backfills.dependents import extents
-from backfill_assets.calendar.partitions import packed
+from backfill_assets.backfills.dependents import undo_scopes
+from backfill_assets.calendar.partitions import to_ranges
 from backfill_assets.calendar.policy import Policy
-from backfill_assets.delta.records import ExternalCommit, Record
+from backfill_assets.delta.records import CommitRecord, ExternalCommit
 from backfill_assets.orders.facts import CORRECTIONS, FACT
 from backfill_assets.orders.tables import LATE, RAW, STAGED, TABLES
-from backfill_assets.staleness.fingerprints import input_fingerprints
+from backfill_assets.staleness.fingerprints import input_digests
 from backfill_assets_tests.invented_logs import days, ledger, ledgers, record
 from backfill_assets_tests.pipeline import START, day
 
@@ -22,14 +22,14 @@ class Tables:
     """Ledgers of tables that grow commit by commit, in the versions that the test says."""
 
     def __init__(self):
-        self.commits: dict[str, list[Record | ExternalCommit]] = {name: [] for name in TABLES}
+        self.commits: dict[str, list[CommitRecord | ExternalCommit]] = {name: [] for name in TABLES}
 
     def now(self):
         return ledgers(
             *[
                 ledger(
                     TABLES[name],
-                    *[c for c in commits if isinstance(c, Record)],
+                    *[c for c in commits if isinstance(c, CommitRecord)],
                     external=[c for c in commits if isinstance(c, ExternalCommit)],
                 )
                 for name, commits in self.commits.items()
@@ -51,7 +51,7 @@ class Tables:
         code = more.pop("code", "code")
         one = record(version, days(*of), inputs=inputs, run=run, **more)
         fingerprints = (
-            input_fingerprints(TABLES[name].inputs(POLICY), self.now(), one.days) if inputs else {}
+            input_digests(TABLES[name].inputs(POLICY), self.now(), one.days) if inputs else {}
         )
         held = self.now()[name]
         audit = {
@@ -62,7 +62,7 @@ class Tables:
             )
             for d, said in one.days.items()
         }
-        put_back = {} if as_of is None else {str(as_of): packed(days(*of, *withdrawn))}
+        put_back = {} if as_of is None else {str(as_of): to_ranges(days(*of, *withdrawn))}
         self.commits[name].append(
             msgspec.structs.replace(
                 one,
@@ -76,7 +76,7 @@ class Tables:
         )
 
     def extents(self, name, only=None):
-        return extents(self.now(), name, POLICY, only)
+        return undo_scopes(self.now(), name, POLICY, only)
 
     def undo(self, version, of=(), *, to, withdrawn=(), **more):
         self.load(version, of, run=f"undo{version:04d}", withdrawn=withdrawn, as_of=to, **more)

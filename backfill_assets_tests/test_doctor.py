@@ -442,7 +442,7 @@ def test_a_look_that_raises_is_the_failure_of_its_own_line(place, capsys):
     def fail(*_: object) -> None:
         raise ZeroDivisionError("by nothing\nat all")
 
-    place.patch.setattr(data, "read_test", fail)
+    place.patch.setattr(data, "check_read", fail)
     status, found = ask(capsys)
     bad = [line for line in found if line["level"] == "WRONG"]
     assert [(line["part"], line["said"]) for line in bad] == [
@@ -509,7 +509,7 @@ def test_schedules_that_wait_for_a_time_that_was_wrong(place):
     with dg.DagsterInstance.get() as instance:
         state = InstigatorState(origin, kind, InstigatorStatus.RUNNING, told)
         instance.add_instigator_state(state)
-        (fine,) = home.ticks()
+        (fine,) = home.check_ticks()
         tick = TickData(
             state.instigator_origin_id,
             "nightly",
@@ -520,11 +520,11 @@ def test_schedules_that_wait_for_a_time_that_was_wrong(place):
             selector_id=state.selector_id,
         )
         instance.create_tick(tick)
-    (found,) = home.ticks()
+    (found,) = home.check_ticks()
     assert (fine.level, found.level) == (Level.OK, Level.WRONG)
-    assert found.said.startswith(f"nightly ticked at {ahead:%Y-%m-%d}")
+    assert found.message.startswith(f"nightly ticked at {ahead:%Y-%m-%d}")
     # What the line says helps.
-    assert f"move {place.home}/schedules away" in found.mend
+    assert f"move {place.home}/schedules away" in found.fix
     shutil.rmtree(place.home / "schedules")
-    (fine,) = home.ticks()
+    (fine,) = home.check_ticks()
     assert fine.level is Level.OK

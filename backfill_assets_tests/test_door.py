@@ -19,9 +19,9 @@ from starlette.applications import Starlette
 
 from backfill_assets.cli import main
 from backfill_assets.dagster_ext import passwords
-from backfill_assets.dagster_ext.door import Door
-from backfill_assets.dagster_ext.passwords import Passwords, write_password
-from backfill_assets.dagster_ext.webserver import guarded
+from backfill_assets.dagster_ext.door import RequestGuard
+from backfill_assets.dagster_ext.passwords import PasswordFile, write_password
+from backfill_assets.dagster_ext.webserver import guard_app
 from backfill_assets.settings import SettingsError, load_settings
 from backfill_assets_tests.commands import refused
 from backfill_assets_tests.killing import wait_for
@@ -90,7 +90,7 @@ def bare(dagsters) -> Iterator[Site]:
 
 @pytest.fixture(scope="module")
 def site(dagsters) -> Iterator[Site]:
-    yield from served(guarded(dagsters, load_settings(ui_url=UI)))
+    yield from served(guard_app(dagsters, load_settings(ui_url=UI)))
 
 
 FOREIGN = [
@@ -216,7 +216,7 @@ def file(tmp_path, monkeypatch) -> Path:
 def test_nobody_comes_in_without_a_password(dagsters, file):
     write_password(file, "anna", "correct: horse")
     write_password(file, "bert", "é")
-    for site in served(guarded(dagsters, load_settings())):
+    for site in served(guard_app(dagsters, load_settings())):
         asked = [("GET", "/", None, {}), ("POST", "/graphql", BODY, JSON)]
         asked += [("GET", "/server_info", None, {}), ("GET", "/graphql", None, UPGRADE)]
         for method, path, body, headers in asked:
@@ -240,7 +240,9 @@ def test_a_password_is_slow_to_guess_and_is_not_kept(tmp_path):
     assert "hunter2" not in text
     assert (tmp_path / "people").stat().st_mode & 0o777 == 0o600
     assert passwords._COST["n"] * passwords._COST["p"] * passwords._COST["r"] >= 2**19
-    assert Passwords.read(tmp_path / "people").admit(basic("anna:hunter2")["Authorization"])
+    assert PasswordFile.read_file(tmp_path / "people").is_valid(
+        basic("anna:hunter2")["Authorization"]
+    )
 
 
 def test_the_command_that_writes_passwords(file, monkeypatch, capsys):
@@ -260,8 +262,8 @@ def test_the_command_that_writes_passwords(file, monkeypatch, capsys):
 
     assert given("one\n") == given("two\n") == given("three\n", "bert") == 0
     assert "three" not in capsys.readouterr().out
-    found = Passwords.read(file)
-    assert [found.admit(basic(said)["Authorization"]) for said in ("anna:one", "anna:two")] == [
+    found = PasswordFile.read_file(file)
+    assert [found.is_valid(basic(said)["Authorization"]) for said in ("anna:one", "anna:two")] == [
         False,
         True,
     ]
@@ -291,10 +293,10 @@ def test_a_file_that_is_not_as_it_should_be(file, text, mode, said):
         file.write_text(text)
         file.chmod(mode)
     with pytest.raises(SettingsError) as caught:
-        guarded(Starlette(), load_settings())
+        guard_app(Starlette(), load_settings())
     assert said in str(caught.value)
     assert "secret" not in str(caught.value)
 
 
 def test_a_door_without_passwords_asks_nobody():
-    assert Door(Starlette(), UI)._passwords is None
+    assert RequestGuard(Starlette(), UI)._passwords is None

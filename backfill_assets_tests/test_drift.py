@@ -14,7 +14,13 @@ from pyspark.sql import DataFrame
 
 from backfill_assets import STAGED, Reads, nullable, table
 from backfill_assets.quality.audit import Severity
-from backfill_assets.quality.drift import Earlier, drifted, rows_of, spreads, stability_index
+from backfill_assets.quality.drift import (
+    Baseline,
+    histogram_rows,
+    judge_drift,
+    measure_histograms,
+    stability_index,
+)
 from backfill_assets.tables.arguments import DeclarationError
 from backfill_assets.tables.table import Table
 from backfill_assets_tests.pipeline import day
@@ -47,8 +53,8 @@ def test_the_bins_are_those_of_powers_of_two(spark):
         (day(1), 2, Decimal("-7.99"), True),
         (day(2), -1, Decimal("0.00"), False),
     ]
-    frame = spark.createDataFrame(rows, WATCHED.struct)
-    assert spreads(frame, WATCHED) == {
+    frame = spark.createDataFrame(rows, WATCHED.struct_type)
+    assert measure_histograms(frame, WATCHED) == {
         day(1): {
             "count": {"0": 1, "2^0": 1, "2^1": 2},
             "money": {"-2^2": 2, "2^-2": 1, "null": 1},
@@ -77,28 +83,28 @@ def spread(*counts: int) -> dict[str, dict[str, int]]:
 
 
 def test_what_has_moved_far_is_warned_of():
-    then = Earlier("version 3", spread(100, 100))
-    (severity, said), numbers = drifted(WATCHED, spread(10, 190), then)
+    then = Baseline("version 3", spread(100, 100))
+    (severity, said), numbers = judge_drift(WATCHED, spread(10, 190), then)
     assert severity is Severity.WARN
     assert said.startswith("200 rows against 200 of version 3; stability index: count 1.")
     assert "(allowed 0.2), money 0.000, churned 0.000" in said
     assert numbers["drift of count"] > 1
     assert (numbers["drift of money"], numbers["rows before"]) == (0, 200)
-    assert drifted(WATCHED, spread(101, 99), then)[0][0] is Severity.OK
+    assert judge_drift(WATCHED, spread(101, 99), then)[0][0] is Severity.OK
 
 
 def test_a_few_rows_are_no_distribution():
-    (severity, said), numbers = drifted(WATCHED, spread(1, 50), Earlier("v", spread(50, 1)))
+    (severity, said), numbers = judge_drift(WATCHED, spread(1, 50), Baseline("v", spread(50, 1)))
     assert severity is Severity.OK
     assert said.endswith("below 100 rows nothing is warned of")
     assert numbers["drift of count"] > 1
     for now, then in (
         (spread(5), None),
-        ({}, Earlier("v", spread(5))),
-        (spread(5), Earlier("v", {})),
+        ({}, Baseline("v", spread(5))),
+        (spread(5), Baseline("v", {})),
     ):
-        assert drifted(WATCHED, now, then) == (
-            (Severity.OK, f"{rows_of(now)} rows, and nothing to compare them with"),
+        assert judge_drift(WATCHED, now, then) == (
+            (Severity.OK, f"{histogram_rows(now)} rows, and nothing to compare them with"),
             {},
         )
 

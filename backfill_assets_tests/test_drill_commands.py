@@ -15,8 +15,8 @@ import pytest
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.cli import main
 from backfill_assets.drills import journal, playing
-from backfill_assets.drills.breaking import folder_of, send
-from backfill_assets.drills.deployment import Deployment, of_other_deployments
+from backfill_assets.drills.breaking import arrival_folder, send_orders
+from backfill_assets.drills.deployment import Deployment, other_variables
 from backfill_assets.drills.outages import OUTAGES
 from backfill_assets.drills.places import OWN
 from backfill_assets.drills.playing import Drill
@@ -33,14 +33,14 @@ DAYS = Window.parse("2024-01-02...2024-01-03")
 def folder(tmp_path, monkeypatch) -> Path:
     """Of a drill that has begun, in which nothing has been published."""
     monkeypatch.chdir(tmp_path)
-    for name in of_other_deployments():  # `start` forgets them, and they are put back
+    for name in other_variables():  # `start` forgets them, and they are put back
         monkeypatch.delenv(name, raising=False)
-    made = Deployment.made(Path("incident"), 5, 2)
-    send(made.folder / "landing", made.days, SHOP_FILE, RIGHT)
-    send(made.folder / "landing", DAYS, SHOP_FILE, WRONG_AMOUNT)
+    made = Deployment.create(Path("incident"), 5, 2)
+    send_orders(made.folder / "landing", made.days, SHOP_FILE, RIGHT)
+    send_orders(made.folder / "landing", DAYS, SHOP_FILE, WRONG_AMOUNT)
     made.write_environment()
     (made.folder / OWN / "right.json").write_text(json.dumps({READERS: {"2024-01-02": "digest"}}))
-    journal.note(
+    journal.record_event(
         made.folder,
         journal.INCIDENT,
         outage="amounts",
@@ -54,7 +54,7 @@ def folder(tmp_path, monkeypatch) -> Path:
 
 def amounts(folder: Path) -> list[Decimal]:
     """What the shop's file has on the days of the calendar."""
-    files = [folder_of(folder / "landing", day) / SHOP_FILE for day in Deployment(folder).days]
+    files = [arrival_folder(folder / "landing", day) / SHOP_FILE for day in Deployment(folder).days]
     return [Decimal(json.loads(file.read_text())["amount"]) for file in files]
 
 
@@ -80,7 +80,7 @@ def test_a_start_forgets_what_the_shell_has_of_another_deployment(folder, monkey
         seen.update(os.environ)
         return Drill(folder)
 
-    monkeypatch.setattr(playing, "start", start)
+    monkeypatch.setattr(playing, "start_drill", start)
     monkeypatch.setenv(f"{PREFIX}LATE_LINES", "drop")
     monkeypatch.setenv("SPARK_REMOTE", "sc://production:15002")
     monkeypatch.setenv(f"{PREFIX}SPARK_CONF", "{}")
@@ -156,7 +156,7 @@ def test_an_end_is_an_end(folder, capsys):
 def test_commands_of_a_solution_are_for_a_shell(tmp_path, folder):
     moved = tmp_path / "my drill; ls"
     folder.rename(moved)
-    filled = playing.Drill(moved).filled("rm {folder}/landing/bulk.jsonl")
+    filled = playing.Drill(moved).fill_in("rm {folder}/landing/bulk.jsonl")
     assert shlex.split(filled) == ["rm", f"{moved}/landing/bulk.jsonl"]
 
 
@@ -194,4 +194,4 @@ def test_each_outage_has_what_it_needs():
         assert outage.solution[-1].startswith("backfill-assets drill end")
         # What a user says is not the cause, nor is what the first hint says.
         assert outage.cause not in outage.hints[0]
-    assert [*map(len, playing.causes())] == [2] * len(OUTAGES)
+    assert [*map(len, playing.list_causes())] == [2] * len(OUTAGES)

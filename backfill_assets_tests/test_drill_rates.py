@@ -14,13 +14,13 @@ from backfill_assets.drills import journal, playing, rates
 from backfill_assets.drills.deployment import Deployment
 from backfill_assets.drills.outages import OUTAGES
 from backfill_assets.drills.places import OWN, RATES_PORT, RATES_URL, DrillError
-from backfill_assets.labs.loopback import environment
+from backfill_assets.labs.loopback import set_environment
 from backfill_assets_tests.killing import wait_for
 
 
 @pytest.fixture
 def deployment(tmp_path) -> Iterator[Deployment]:
-    made = Deployment.made(tmp_path / "incident", 5, 2, OUTAGES["quota"].tables)
+    made = Deployment.create(tmp_path / "incident", 5, 2, OUTAGES["quota"].tables_path)
     yield made
     shutil.rmtree(made.folder, ignore_errors=True)  # the service ends
 
@@ -39,7 +39,7 @@ def is_up(deployment: Deployment) -> bool:
 
 
 def test_it_takes_the_calls_that_are_paid_for(deployment):
-    rates.start(deployment.folder)
+    rates.start_service(deployment.folder)
     assert called(deployment) == 403
     days = deployment.days
     said = OUTAGES["quota"].on_ask(deployment, days, [*days][:4])
@@ -50,31 +50,31 @@ def test_it_takes_the_calls_that_are_paid_for(deployment):
 
 
 def test_it_ends_with_the_drill(deployment):
-    rates.pay(deployment.folder, 2)
-    rates.start(deployment.folder)
+    rates.pay_calls(deployment.folder, 2)
+    rates.start_service(deployment.folder)
     assert called(deployment) == 200
-    journal.note(deployment.folder, journal.END)
+    journal.record_event(deployment.folder, journal.END)
     wait_for(lambda: not is_up(deployment))
 
 
 def test_it_ends_with_its_folder_and_starts_again_where_it_was(deployment):
     """As after the machine was started again: `env.sh` has its URL, and the calls are counted."""
-    rates.pay(deployment.folder, 2)
-    rates.start(deployment.folder)
+    rates.pay_calls(deployment.folder, 2)
+    rates.start_service(deployment.folder)
     assert called(deployment) == 200
     elsewhere = deployment.folder.with_name("elsewhere")
     deployment.folder.rename(elsewhere)
     wait_for(lambda: not is_up(Deployment(elsewhere)))
     elsewhere.rename(deployment.folder)
     before = deployment.variables
-    rates.start(deployment.folder)
+    rates.start_service(deployment.folder)
     assert deployment.variables == before
     assert [called(deployment, f"2024-01-0{n}") for n in (3, 4)] == [200, 403]
 
 
 def test_a_copy_asks_no_service_of_the_other_folder(deployment, tmp_path):
-    rates.pay(deployment.folder, 1)
-    with rates.answering(deployment.folder):
+    rates.pay_calls(deployment.folder, 1)
+    with rates.serve_rates(deployment.folder):
         copy = deployment.copied(tmp_path / "copy", loaded=False)
         assert RATES_URL not in copy.variables
         whole = shutil.copytree(deployment.folder, tmp_path / "whole")
@@ -83,37 +83,37 @@ def test_a_copy_asks_no_service_of_the_other_folder(deployment, tmp_path):
 
 
 def test_a_call_that_is_repeated_counts_once(deployment):
-    rates.pay(deployment.folder, 1)
-    with rates.answering(deployment.folder):
+    rates.pay_calls(deployment.folder, 1)
+    with rates.serve_rates(deployment.folder):
         assert [called(deployment), called(deployment)] == [200, 200]
         assert called(deployment, "2024-01-03") == 403
 
 
 def test_no_proxy_is_asked(deployment, monkeypatch):
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
-    rates.start(deployment.folder)
-    with environment(deployment.variables):
+    rates.start_service(deployment.folder)
+    with set_environment(deployment.variables):
         assert called(deployment) == 403
 
 
 def test_a_start_that_is_broken_off_ends_the_service(deployment, monkeypatch, tmp_path):
     def strike(of: Deployment, *_) -> None:
-        rates.start(of.folder)
+        rates.start_service(of.folder)
         assert called(of) == 403
         raise KeyboardInterrupt
 
     outage = replace(OUTAGES["quota"], strike=strike)
     monkeypatch.setitem(playing.OUTAGES, "quota", outage)
     with pytest.raises(KeyboardInterrupt):
-        playing.begin(None, deployment, tmp_path / "begun", "quota", Random(1))
+        playing.begin_drill(None, deployment, tmp_path / "begun", "quota", Random(1))
     wait_for(lambda: not is_up(Deployment(tmp_path / "begun")))
 
 
 def test_a_port_that_somebody_else_has(deployment, tmp_path):
-    other = Deployment.made(tmp_path / "other", 5, 2)
-    with rates.answering(other.folder):
+    other = Deployment.create(tmp_path / "other", 5, 2)
+    with rates.serve_rates(other.folder):
         port = (other.folder / OWN / RATES_PORT).read_text()
         (deployment.folder / OWN / RATES_PORT).write_text(port)
         with pytest.raises(DrillError, match=r"does not start; .*rates\.log says why"):
-            rates.start(deployment.folder)
+            rates.start_service(deployment.folder)
         assert "Address already in use" in (deployment.folder / OWN / "rates.log").read_text()

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from backfill_assets.engine.environment import (
-    TOKEN,
-    environment_of_jvm,
+    TOKEN_VARIABLE,
     environment_problem,
     ignored_variables,
     jvm_environment,
     spark_home,
+    use_jvm_environment,
 )
 from backfill_assets.engine.jars import EngineError, check_java
 
@@ -36,7 +36,7 @@ PASSED_ON = {
     "HADOOP_CONF_DIR": "/etc/hadoop",
     "JAVA_TOOL_OPTIONS": "-Dhttps.proxyHost=proxy",
     "SPARK_LOCAL_DIRS": "/scratch",
-    TOKEN: "secret",
+    TOKEN_VARIABLE: "secret",
     "BACKFILL_ASSETS_START": "2024-01-01",
 }
 
@@ -85,7 +85,7 @@ def test_what_libraries_set_in_a_process_is_not_named(monkeypatch):
 
 def test_this_process_has_its_own_environment_again(shell):
     before = dict(os.environ)
-    with pytest.raises(ZeroDivisionError), environment_of_jvm("local"):
+    with pytest.raises(ZeroDivisionError), use_jvm_environment("local"):
         assert os.environ["SPARK_HOME"] == str(spark_home())
         assert "_JAVA_OPTIONS" not in os.environ
         os.environ["PYSPARK_SUBMIT_ARGS"] = "ours"

@@ -15,11 +15,11 @@ from rich.table import Table as Grid
 from backfill_assets.backfills import jobs
 from backfill_assets.cli import main
 from backfill_assets.cli.output import Output
-from backfill_assets.escaping import chat, markdown, one_line, plain
-from backfill_assets.monitoring.webhook import post
+from backfill_assets.escaping import escape_chat, escape_line, escape_markdown, escape_terminal
+from backfill_assets.monitoring.webhook import post_text
 from backfill_assets.orders.tables import TABLES
-from backfill_assets.quality.audit import Expectation, Finding, Measured, Severity, Verdict
-from backfill_assets.quality.checks import day_metadata, evaluations
+from backfill_assets.quality.audit import DayMetrics, Expectation, Finding, Severity, Verdict
+from backfill_assets.quality.checks import check_evaluations, day_metadata
 
 #: What a file may be called, and how a person is to see it in one line.
 HOSTILE = [
@@ -57,8 +57,8 @@ NAMES = pytest.mark.parametrize(("name", "seen"), HOSTILE)
 
 @NAMES
 def test_in_one_line(name, seen):
-    assert one_line(name) == seen
-    assert plain(f"first\n{name}").startswith("first\n")
+    assert escape_line(name) == seen
+    assert escape_terminal(f"first\n{name}").startswith("first\n")
     seen.encode()  # can be printed
 
 
@@ -74,13 +74,13 @@ def test_in_a_terminal(monkeypatch, name, seen):
     for width in ("200", "30"):  # also where the first columns get lines of their own
         monkeypatch.setenv("COLUMNS", width)
         out = Output()
-        out.say(name)
+        out.print_text(name)
         grid = Grid(title=name, box=None)
         for heading in ("days", "table"):
             grid.add_column(heading, no_wrap=True)
         grid.add_column("why")
         grid.add_row("2024-01-01...2024-01-31", "fact_daily_orders", name)
-        out.grid(Group(grid, name))
+        out.print_grid(Group(grid, name))
         text = screen.getvalue()
         assert all(line.isprintable() for line in text.split("\n"))
         together = "".join(text.split())  # lines are wrapped
@@ -114,20 +114,20 @@ def texts(shown: str) -> list[str]:
 
 @NAMES
 def test_in_markdown(name, seen):
-    assert texts(f"- {markdown(name)}") == [seen]
-    assert texts(f"| a |\n|---|\n| {markdown(name)} |\n| b |") == ["a", seen, "b"]
+    assert texts(f"- {escape_markdown(name)}") == [seen]
+    assert texts(f"| a |\n|---|\n| {escape_markdown(name)} |\n| b |") == ["a", seen, "b"]
 
 
 @NAMES
 def test_in_the_tables_of_the_jobs_and_the_warnings_of_a_day(name, seen):
-    shown = jobs._table([("stg_orders", name), ("next", "")], "table", "why").value
+    shown = jobs._markdown_table([("stg_orders", name), ("next", "")], "table", "why").value
     assert shown.count("\n") == 3
     assert texts(shown) == ["table", "why", "stg_orders", seen.replace("\\n", ", "), "next", ""]
     finding = Finding("late_lines", Severity.WARN, name)
     assert finding.text == seen
-    verdict = Verdict(date(2024, 1, 1), Measured(1, {}, 0, {}, "d"), Expectation(), [finding])
+    verdict = Verdict(date(2024, 1, 1), DayMetrics(1, {}, 0, {}, "d"), Expectation(), [finding])
     assert texts(day_metadata(verdict)["warnings"].value) == [f"late_lines: {seen}"]
-    (told,) = evaluations(TABLES["late_orders"], verdict)
+    (told,) = check_evaluations(TABLES["late_orders"], verdict)
     assert told.description is not None
     assert texts(told.description) == [seen]
 
@@ -140,12 +140,12 @@ def test_markdown_of_what_needs_none_is_the_text():
         "not read, unknown kind of file: arrival_date=2024-01-01/notes.txt!",
         "see https://example.org/a?b=1&c=2",
     ):
-        assert markdown(text) == text
+        assert escape_markdown(text) == text
 
 
 @NAMES
 def test_in_a_chat(name, seen):
-    said = chat(f"*stg_orders*: {name}")
+    said = escape_chat(f"*stg_orders*: {name}")
     assert "<" not in said
     assert not re.search(r"@\w", said)
     shown = said.replace("&lt;", "<").replace("@\u200b", "@")
@@ -160,5 +160,5 @@ def test_what_is_posted_is_for_a_chat(monkeypatch):
         raise OSError
 
     monkeypatch.setattr("requests.post", taken)
-    post("http://127.0.0.1:1", "<!channel> \x1b[2J")
+    post_text("http://127.0.0.1:1", "<!channel> \x1b[2J")
     assert sent == [{"text": r"&lt;!channel> \x1b[2J"}]

@@ -14,17 +14,21 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from pandera.pyspark import Field
 
-from backfill_assets.delta.evolution import differences, lacking, refuse
-from backfill_assets.delta.ledgers import Metadata
-from backfill_assets.delta.logs import load_log, metadata_of
-from backfill_assets.delta.maintenance import maintain
-from backfill_assets.delta.other_engine import read_test
+from backfill_assets.delta.evolution import (
+    missing_columns,
+    raise_if_schema_differs,
+    schema_differences,
+)
+from backfill_assets.delta.ledgers import TableMetadata
+from backfill_assets.delta.logs import load_log, read_metadata
+from backfill_assets.delta.maintenance import run_maintenance
+from backfill_assets.delta.other_engine import check_read
 from backfill_assets.delta.reading import read_ledger
-from backfill_assets.monitoring.incidents import incidents
+from backfill_assets.monitoring.incidents import find_incidents
 from backfill_assets.orders.facts import CORRECTIONS, CURRENT, FACT, DailyOrders
-from backfill_assets.publish.candidates import Built, Candidate, Outcome, Plan
-from backfill_assets.quality.audit import Measured
-from backfill_assets.staleness.backlog import Backlog
+from backfill_assets.publish.candidates import Candidate, ComputedDays, ComputePlan, Outcome
+from backfill_assets.quality.audit import DayMetrics
+from backfill_assets.staleness.backlog import StaleDays
 from backfill_assets.tables.table import SchemaError, Table
 from backfill_assets_tests.invented_logs import days
 from backfill_assets_tests.invented_states import healthy, situation
@@ -79,24 +83,27 @@ class Other(pa.DataFrameModel):
 STRICTER, OTHER = (replace(FACT, model=model) for model in (Stricter, Other))
 
 
-def metadata(table: Table) -> Metadata:
-    return Metadata(table.struct, (table.partition,))
+def metadata(table: Table) -> TableMetadata:
+    return TableMetadata(table.struct_type, (table.partition,))
 
 
 # --- what is different ----------------------------------------------------------------------------
 
 
 def test_a_table_that_its_model_describes():
-    assert differences(FACT, metadata(FACT)) == []
-    assert lacking(FACT, metadata(FACT)) == []
+    assert schema_differences(FACT, metadata(FACT)) == []
+    assert missing_columns(FACT, metadata(FACT)) == []
     # The order is none of it, nor is whether something in an array may be null.
-    turned = T.StructType(list(reversed(FACT.struct.fields)))
-    assert differences(FACT, replace(metadata(FACT), struct=turned)) == []
+    turned = T.StructType(list(reversed(FACT.struct_type.fields)))
+    assert schema_differences(FACT, replace(metadata(FACT), struct=turned)) == []
 
 
 def test_columns_that_may_be_null_can_be_added():
-    assert differences(WIDER, metadata(FACT)) == []
-    assert [column.name for column in lacking(WIDER, metadata(FACT))] == ["channel", "items"]
+    assert schema_differences(WIDER, metadata(FACT)) == []
+    assert [column.name for column in missing_columns(WIDER, metadata(FACT))] == [
+        "channel",
+        "items",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -119,13 +126,13 @@ def test_columns_that_may_be_null_can_be_added():
     ],
 )
 def test_everything_else_is_a_difference(model, there, said):
-    assert differences(model, metadata(there)) == said
+    assert schema_differences(model, metadata(there)) == said
 
 
 def test_a_column_that_a_constraint_requires():
     properties = {"delta.constraints.channel_required": "channel IS NOT NULL"}
     there = replace(metadata(WIDER), properties=properties)
-    assert differences(WIDER, there) == [
+    assert schema_differences(WIDER, there) == [
         "column channel is required there, and may be null in the model"
     ]
 
@@ -136,9 +143,9 @@ def test_what_is_said_of_a_table_of_another_form(tmp_path):
     ours(url, 1, 2)
     moved = replace(FACT, model=Other)
     ledger = read_ledger(str(url), moved)
-    assert (ledger.version, ledger.records, ledger.published) == (1, (), frozenset())
+    assert (ledger.version, ledger.records, ledger.published_days) == (1, (), frozenset())
     with pytest.raises(SchemaError) as error:
-        refuse(ledger, str(url), ["stg_orders"])
+        raise_if_schema_differs(ledger, str(url), ["stg_orders"])
     for part in (
         f"{FACT.name}: the table at {url} ",
         "it is partitioned by run_date, not by log_date",
@@ -148,16 +155,16 @@ def test_what_is_said_of_a_table_of_another_form(tmp_path):
     ):
         assert part in str(error.value)
     with pytest.raises(SchemaError, match="the landing, as far as its files are still there"):
-        refuse(ledger, str(url), [])
+        raise_if_schema_differs(ledger, str(url), [])
     # Read as what it is, it is what it was.
-    assert read(url).published == days(1, 2)
+    assert read(url).published_days == days(1, 2)
 
 
 def test_a_person_is_told_once_of_a_table_of_another_form(tmp_path):
     url = tmp_path / CORRECTIONS.name
     write_deltalake(url, DeltaTable.create(tmp_path / "x", _arrow()).to_pyarrow_table())
     found = healthy() | {CORRECTIONS.name: read_ledger(str(url), CORRECTIONS)}
-    (told,) = incidents(situation(found, behind=Backlog()))
+    (told,) = find_incidents(situation(found, behind=StaleDays()))
     assert told.key == ("table is not that of the code", CORRECTIONS.name, "")
     assert "it is partitioned by nothing" in told.detail
     assert f"rebuilt from {FACT.name} and {CURRENT.name}" in told.detail
@@ -177,7 +184,7 @@ def with_columns(url: Path, *names: str) -> dict:
     lines = log_file(url, 0).read_text().splitlines()
     (said,) = [a["metaData"] for a in map(json.loads, lines) if "metaData" in a]
     struct = json.loads(said["schemaString"])
-    types = {column.name: column.dataType.typeName() for column in WIDER.struct}
+    types = {column.name: column.dataType.typeName() for column in WIDER.struct_type}
     struct["fields"] += [
         {"name": name, "type": types[name], "nullable": True, "metadata": {}} for name in names
     ]
@@ -189,7 +196,7 @@ def test_files_from_before_a_column_have_nulls_in_it(tmp_path):
     ours(url, 1, 2)
     found = read_ledger(str(url), WIDER)
     nulls = {"run_date": 0, "customer_id": 0, "orders": 1, "revenue": 0, "channel": 2, "items": 2}
-    assert found.measured[day(1)] == Measured(2, nulls, 0, {}, "")
+    assert found.measured[day(1)] == DayMetrics(2, nulls, 0, {}, "")
     # Files of since then say themselves how many.
     append(url, info("ADD COLUMNS"), {"metaData": with_columns(url, "channel", "items")})
     stats = json.dumps({"numRecords": 5, "nullCount": {"channel": 1}})
@@ -206,10 +213,10 @@ def test_a_ledger_knows_which_records_are_from_before_a_column(tmp_path):
     external = theirs(url, 7)
     ours(url, 3)
     for found in (read_by_another_process(url), read_ledger(str(url), WIDER)):
-        assert found.added == {"channel": added}
-        lacked = [found.lacked(record) for record in found.records]
+        assert found.changed_columns == {"channel": added}
+        lacked = [found.columns_changed_since(record) for record in found.records]
         assert lacked == [{"channel"}, {"channel"}, frozenset()]
-        assert [other.version for other in found.external] == [external]
+        assert [other.version for other in found.external_commits] == [external]
 
 
 # --- with Spark -----------------------------------------------------------------------------------
@@ -223,8 +230,8 @@ def loaded(pipeline, spark) -> Pipeline:
 
 def wider(spark, n: int, items: int | None = 3) -> Candidate:
     """A day with a row of the wider model."""
-    rows = spark.createDataFrame([(day(n), "b", 9, Decimal(9), "web", items)], WIDER.struct)
-    plan = Plan({day(n): f"wide {n} {items}"}, lambda _: Built(rows, {}))
+    rows = spark.createDataFrame([(day(n), "b", 9, Decimal(9), "web", items)], WIDER.struct_type)
+    plan = ComputePlan({day(n): f"wide {n} {items}"}, lambda _: ComputedDays(rows, {}))
     return Candidate(WIDER, lambda _: plan)
 
 
@@ -259,13 +266,13 @@ def test_a_column_that_may_be_null_is_added_before_the_commit(loaded, spark, mon
     assert ledger.lacked(ledger.latest[day(1)]) == {"channel", "items"}
     old = io.source(ledger, False).days(window(1, 1)).collect()
     assert [(r["customer_id"], r["channel"]) for r in old] == [("a", None)]
-    read = read_test(loaded.settings, WIDER, days((1, 4)))
+    read = check_read(loaded.settings, WIDER, days((1, 4)))
     assert read.problems == []
     # A compaction of a day from before finds what was there, though not in the record's words.
     url = f"delta.`{io.url(FACT)}`"
     monkeypatch.setattr("backfill_assets.delta.maintenance.tables_of", lambda _: {FACT.name: WIDER})
     spark.sql(f"INSERT INTO {url} SELECT * FROM {url} WHERE run_date = DATE'{day(1)}' AND false")
-    (kept,) = maintain(spark, loaded.settings)
+    (kept,) = run_maintenance(spark, loaded.settings)
     assert kept.problems == []
 
 
@@ -282,7 +289,7 @@ def test_other_changes_are_refused_before_anything_is_computed(loaded, spark, ta
     def never(_):
         raise AssertionError("computed, although it can't be published")
 
-    plan = Plan({day(2): "new"}, never)
+    plan = ComputePlan({day(2): "new"}, never)
     before, rows = loaded.log(FACT.name).version(), content(loaded)
     with pytest.raises(SchemaError, match="Nothing was written; the table is as it was"):
         loaded.io_manager.publish(Candidate(table, lambda _: plan), window(2, 2), RECORD)
@@ -291,6 +298,6 @@ def test_other_changes_are_refused_before_anything_is_computed(loaded, spark, ta
 
 def test_maintenance_leaves_a_table_of_another_form(loaded, spark, monkeypatch):
     monkeypatch.setattr("backfill_assets.delta.maintenance.tables_of", lambda _: {FACT.name: OTHER})
-    (found,) = maintain(spark, loaded.settings)
+    (found,) = run_maintenance(spark, loaded.settings)
     assert "it is partitioned by run_date, not by log_date" in found.problems[0]
-    assert metadata_of(load_log(loaded.io_manager.url(FACT))).partitioned_by == ("run_date",)
+    assert read_metadata(load_log(loaded.io_manager.url(FACT))).partitioned_by == ("run_date",)

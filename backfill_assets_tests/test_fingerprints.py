@@ -9,14 +9,14 @@ from datetime import date
 import msgspec
 import pytest
 
-from backfill_assets.calendar.partitions import Window, packed
+from backfill_assets.calendar.partitions import Window, to_ranges
 from backfill_assets.calendar.policy import Policy
-from backfill_assets.calendar.reach import Known
+from backfill_assets.calendar.reach import RecordedReach
 from backfill_assets.delta.ledgers import Ledger
-from backfill_assets.delta.records import ExternalCommit, Record
+from backfill_assets.delta.records import CommitRecord, ExternalCommit
 from backfill_assets.orders.facts import CORRECTIONS, CURRENT, FACT
 from backfill_assets.orders.tables import LATE, LATENESS, RAW, REJECTED, STAGED
-from backfill_assets.staleness.fingerprints import input_fingerprints
+from backfill_assets.staleness.fingerprints import input_digests
 from backfill_assets.tables.table import Table
 from backfill_assets_tests.invented_logs import days, ledger, ledgers, record
 from backfill_assets_tests.pipeline import START, day
@@ -27,16 +27,18 @@ ALL = Window(day(1), day(10))
 
 def logged(
     version: int, of: frozenset[date], spans: Mapping[int, frozenset[date]] | None = None, **more
-) -> Record:
+) -> CommitRecord:
     """A commit of the raw log: by log day, the event days of the orders that have a line there."""
     if spans is not None:
-        more["spans"] = {str(day(n)): packed(told) for n, told in spans.items()}
+        more["spans"] = {str(day(n)): to_ranges(told) for n, told in spans.items()}
     return record(version, of, **more)
 
 
-def decide(*records: Record, external: tuple[ExternalCommit, ...] = ()) -> dict[int, set[int]]:
+def decide(
+    *records: CommitRecord, external: tuple[ExternalCommit, ...] = ()
+) -> dict[int, set[int]]:
     """By event day, the log days that decide it; both by number."""
-    found = Known().deciding(ledger(RAW, *records, external=external))
+    found = RecordedReach().deciding_days(ledger(RAW, *records, external=external))
     return {n: {(d - START).days + 1 for d in found(day(n))} for n in range(1, 7)}
 
 
@@ -75,7 +77,7 @@ def test_a_log_day_that_is_not_there_decides_nothing():
     assert decide(first)[1] == {1, 3}
     undo = msgspec.structs.replace(logged(1, frozenset(), {}), withdrawn=days(3))
     raw = replace(ledger(RAW, first, undo), measured={})
-    assert Known().deciding(raw)(day(1)) == sorted(days(1))
+    assert RecordedReach().deciding_days(raw)(day(1)) == sorted(days(1))
 
 
 def test_log_days_of_before_there_were_spans_may_decide_all_days():
@@ -112,8 +114,8 @@ def changed(
     after = {**before, name: ledger(source.table, *source.records, again)}
     return {
         day
-        for day, fingerprint in input_fingerprints(table.inputs(POLICY), after, ALL).items()
-        if fingerprint != input_fingerprints(table.inputs(POLICY), before, ALL)[day]
+        for day, fingerprint in input_digests(table.inputs(POLICY), after, ALL).items()
+        if fingerprint != input_digests(table.inputs(POLICY), before, ALL)[day]
     }
 
 
@@ -157,7 +159,7 @@ def test_what_is_known_changes_with_a_log_day_that_tells_of_it_now():
     }
     told = msgspec.structs.replace(logged(1, days(5), {5: days(1)}), days=same)
     after = {RAW.name: ledger(RAW, *before[RAW.name].records, told)}
-    one, other = (input_fingerprints(CURRENT.inputs(POLICY), raw, ALL) for raw in (before, after))
+    one, other = (input_digests(CURRENT.inputs(POLICY), raw, ALL) for raw in (before, after))
     assert {d for d in ALL if one[d] != other[d]} == days(1)
 
 
@@ -166,8 +168,8 @@ def test_what_is_known_changes_with_rows_of_others():
     before = everything()
     first = before[RAW.name].records[0]
     raw = ledger(RAW, first, external=[ExternalCommit(1, "WRITE", days(3))])
-    fingerprints = input_fingerprints(CURRENT.inputs(POLICY), {RAW.name: raw}, ALL)
-    then = input_fingerprints(CURRENT.inputs(POLICY), before, ALL)
+    fingerprints = input_digests(CURRENT.inputs(POLICY), {RAW.name: raw}, ALL)
+    then = input_digests(CURRENT.inputs(POLICY), before, ALL)
     assert {d for d in ALL if fingerprints[d] != then[d]} == days((1, 3))
 
 
@@ -175,7 +177,7 @@ def test_a_fingerprint_is_one_of_contents():
     """Loaded again with the same rows, by other commits."""
     raw = [logged(n, frozenset(ALL), {5: days(1)}, digest="same") for n in (0, 1)]
     one, other = (
-        input_fingerprints(CURRENT.inputs(POLICY), {RAW.name: ledger(RAW, *raw[: n + 1])}, ALL)
+        input_digests(CURRENT.inputs(POLICY), {RAW.name: ledger(RAW, *raw[: n + 1])}, ALL)
         for n in (0, 1)
     )
     assert one == other

@@ -8,7 +8,7 @@ from decimal import Decimal
 import pytest
 from pyspark.sql import types as T
 
-from backfill_assets.engine.frames import frame_of
+from backfill_assets.engine.frames import create_frame
 from backfill_assets.orders.tables import TABLES
 
 STRUCT = T.StructType().add("day", T.DateType()).add("amount", T.DecimalType(18, 2))
@@ -22,7 +22,7 @@ def plan(spark, frame) -> str:
 
 def test_rows_are_those_given(spark):
     rows = [(date(2024, 1, 1), Decimal("1.50")), (None, None)]
-    frame = frame_of(spark, STRUCT, rows)
+    frame = create_frame(spark, STRUCT, rows)
     assert frame.schema == STRUCT
     assert [tuple(row) for row in frame.collect()] == rows
     assert "LocalTableScan" in plan(spark, frame)
@@ -30,18 +30,18 @@ def test_rows_are_those_given(spark):
 
 @pytest.mark.parametrize("name", TABLES)
 def test_no_rows_of_any_table(spark, name):
-    frame = frame_of(spark, TABLES[name].struct)
-    assert frame.schema == TABLES[name].struct
+    frame = create_frame(spark, TABLES[name].struct_type)
+    assert frame.schema == TABLES[name].struct_type
     assert "LocalTableScan" in plan(spark, frame)
 
 
 def test_no_rows_are_none_to_spark(spark):
-    assert frame_of(spark, STRUCT).count() == 0
+    assert create_frame(spark, STRUCT).count() == 0
 
 
 def test_times_are_those_given(spark):
     struct = T.StructType().add("at", T.TimestampType())
     at = datetime(2024, 1, 1, 12, tzinfo=timezone(timedelta(hours=2)))
-    assert frame_of(spark, struct, [(at,)]).selectExpr("string(at)").first()[0] == (
+    assert create_frame(spark, struct, [(at,)]).selectExpr("string(at)").first()[0] == (
         "2024-01-01 10:00:00"
     )

@@ -14,7 +14,7 @@ from dagster._core.loader import LoadingContext
 from dagster._core.test_utils import freeze_time
 
 from backfill_assets.calendar.policy import Policy
-from backfill_assets.monitoring.automation import freshness
+from backfill_assets.monitoring.automation import freshness_policy
 from backfill_assets.settings import Settings, load_settings
 
 MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
@@ -61,7 +61,10 @@ def first_moment(day: date, zone: ZoneInfo) -> datetime:
 def state(settings: Settings, made: datetime, now: datetime) -> str:
     """What Dagster says of a table that was last materialized at a moment."""
     node = SimpleNamespace(
-        key=KEY, freshness_policy_or_from_metadata=freshness(settings, Policy.of(settings))
+        key=KEY,
+        freshness_policy_or_from_metadata=freshness_policy(
+            settings, Policy.from_settings(settings)
+        ),
     )
     with dg.DagsterInstance.ephemeral() as instance:
         with freeze_time(made):
@@ -93,5 +96,5 @@ def test_a_zone_that_never_puts_its_clocks_back_loses_no_minute():
 
 def test_a_deadline_at_the_end_of_the_day_is_a_policy_that_dagster_takes():
     settings = load_settings(timezone="Europe/Berlin", deadline="23:59")
-    policy = freshness(settings, Policy.of(settings))
+    policy = freshness_policy(settings, Policy.from_settings(settings))
     assert policy.lower_bound_delta == DAY

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backfill_assets.calendar.partitions import DAY, Days, Window, packed
+from backfill_assets.calendar.partitions import DAY, DaySet, Window, to_ranges
 from backfill_assets.calendar.policy import Policy
 from backfill_assets.calendar.reach import (
     PREVIOUS_DAY,
     SAME_DAY,
-    Known,
     Reach,
+    RecordedReach,
     following_days,
     last_days,
     next_days,
@@ -28,7 +28,7 @@ from backfill_assets_tests.invented_logs import days, ledger, record
 from backfill_assets_tests.pipeline import START, day
 
 POLICY = Policy(START, None, window_days=2, lag_days=1, corrects=True, only_touched=True)
-GRAPH = Graph.of(TABLES.values(), POLICY)
+GRAPH = Graph.from_tables(TABLES.values(), POLICY)
 RAW_LEDGER = ledger(RAW)
 #: Those that end before the day itself included.
 reaches = st.integers(0, 9).flatmap(
@@ -53,12 +53,12 @@ def test_what_is_touched_is_the_inverse_of_what_is_read(reach, of_table, of_inpu
     changed = set(reach.changed(of_input, RAW_LEDGER))
     assert {d for d, _ in pairs} == of_table & changed
     # And of several days at once, gaps between them included.
-    assert {*reach.read(Days.of(of_table))} == {of for d in of_table for of in deciding(d)}
+    assert {*reach.read(DaySet.from_days(of_table))} == {of for d in of_table for of in deciding(d)}
 
 
 def test_nothing_is_touched_by_nothing():
-    assert not {*last_days(7).changed((), RAW_LEDGER)}
-    assert not {*Known().changed((), RAW_LEDGER)}
+    assert not {*last_days(7).changed_days((), RAW_LEDGER)}
+    assert not {*RecordedReach().changed_days((), RAW_LEDGER)}
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_reaches_by_name(reach, read):
 def test_a_day_needs_its_own_day_or_the_last_before_it(reach, n):
     read = {*reach.read(one(day(n)))}
     assert reach.needed(day(n)) == [max(d for d in read if d <= day(n))]
-    assert Known().needed(day(n)) == [day(n)]
+    assert RecordedReach().required_days(day(n)) == [day(n)]
 
 
 @pytest.mark.parametrize(("before", "after"), [(0, -1), (2, -3), (-1, 1)])
@@ -121,16 +121,16 @@ def test_what_is_known_is_touched_by_the_days_that_tell_of_it(spans):
         *(
             record(n, days(of))
             if told is None
-            else record(n, days(of), spans={str(day(of)): packed(days(*told))})
+            else record(n, days(of), spans={str(day(of)): to_ranges(days(*told))})
             for n, (of, told) in enumerate(sorted(spans.items()))
         ),
     )
-    reach = Known()
-    deciding = reach.deciding(log)
+    reach = RecordedReach()
+    deciding = reach.deciding_days(log)
     for of, told in spans.items():
-        tells = {d for d in log.published if day(of) in deciding(d)}
-        assert tells <= {*reach.changed({day(of)}, log)}
-        earlier = {d for d in log.published if d <= day(of)}
+        tells = {d for d in log.published_days if day(of) in deciding(d)}
+        assert tells <= {*reach.changed_days({day(of)}, log)}
+        earlier = {d for d in log.published_days if d <= day(of)}
         assert tells == (earlier if told is None else earlier & ({*days(*told)} | {day(of)}))
 
 
@@ -138,9 +138,9 @@ def test_what_is_known_is_touched_by_the_days_that_tell_of_it(spans):
 
 
 def test_upstream_is_all_that_a_table_is_made_of():
-    assert GRAPH.upstream("raw_orders") == set()
-    assert GRAPH.upstream("late_orders") == {"raw_orders"}
-    assert GRAPH.upstream("fact_order_corrections") == {
+    assert GRAPH.upstream_tables("raw_orders") == set()
+    assert GRAPH.upstream_tables("late_orders") == {"raw_orders"}
+    assert GRAPH.upstream_tables("fact_order_corrections") == {
         "raw_orders",
         "stg_orders",
         "fact_daily_orders",
@@ -149,9 +149,9 @@ def test_upstream_is_all_that_a_table_is_made_of():
 
 
 def test_what_is_made_with_the_load_and_what_stays_open():
-    assert GRAPH.landed == ("raw_orders", "raw_orders_rejected")
+    assert GRAPH.landed_tables == ("raw_orders", "raw_orders_rejected")
     assert GRAPH.by_log_day == ("late_orders", "arrival_lateness")
-    assert GRAPH.closing == ("stg_orders", "fact_daily_orders")
+    assert GRAPH.closing_tables == ("stg_orders", "fact_daily_orders")
     assert GRAPH.by_event_day == (
         "stg_orders",
         "fact_daily_orders",
@@ -166,7 +166,7 @@ def test_the_days_that_a_commit_records_come_before_all_that_it_may_change():
     silent = record(1, days(6), digest="d")
     same = record(2, days(6), digest="d")
     log = ledger(RAW, told, silent, same)
-    due = of.due(log)
+    due = of.due_days(log)
     assert {*due(told)} == days(4)
     assert {*due(silent)} == days(4, 5, 6)
     assert not {*due(same)}, "it changed nothing"
@@ -175,4 +175,4 @@ def test_the_days_that_a_commit_records_come_before_all_that_it_may_change():
 def test_reprocess_window_asks_for_all_that_may_change():
     told = record(0, days(5), event_days=days(4))
     (of,) = STAGED.inputs(replace(POLICY, only_touched=False))
-    assert {*of.due(ledger(RAW, told))(told)} == days(3, 4, 5)
+    assert {*of.due_days(ledger(RAW, told))(told)} == days(3, 4, 5)

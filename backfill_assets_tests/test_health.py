@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from backfill_assets.engine import health
-from backfill_assets.engine.health import Health
+from backfill_assets.engine.health import HealthProbe
 
 ANSWERED, REFUSED, HANGS = "", "raise SystemExit(1)", "import time; time.sleep(60)"
 
@@ -31,7 +31,7 @@ def _impatient(monkeypatch) -> None:
 
 def looked(monkeypatch, queries: list[str], used: Callable[[], float]) -> bool:
     """What is said of an engine once these queries have been asked."""
-    looks, asked = Health({}, used), 0
+    looks, asked = HealthProbe({}, used), 0
     monkeypatch.setattr(health, "_DEADLINE", 20.0 if HANGS not in queries else 0.3)
     try:
         for query in queries:
@@ -48,7 +48,7 @@ def looked(monkeypatch, queries: list[str], used: Callable[[], float]) -> bool:
                 break
         return good
     finally:
-        looks.end()
+        looks.stop_query()
 
 
 def test_an_answer_is_good(monkeypatch):

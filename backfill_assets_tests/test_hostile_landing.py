@@ -11,12 +11,12 @@ import dagster as dg
 import pytest
 
 from backfill_assets.engine.jars import EngineError
-from backfill_assets.landing.files import Landing, LandingFile
-from backfill_assets.landing.lines import readable
+from backfill_assets.landing.files import LandingFile, LandingFiles
+from backfill_assets.landing.lines import retry_without_bad_files
 from backfill_assets.landing.text import text_lines
 from backfill_assets.monitoring import look, night
-from backfill_assets.monitoring.look import Look
-from backfill_assets.monitoring.states import State, day_states
+from backfill_assets.monitoring.look import Monitor
+from backfill_assets.monitoring.states import DayState, day_states
 from backfill_assets.orders.lines import ORDER_LINES
 from backfill_assets_tests.invented_listings import close_folder
 from backfill_assets_tests.pipeline import Pipeline, day, order
@@ -34,7 +34,7 @@ def test_a_loaded_day_whose_folder_is_closed_stays_as_it_is(pipeline: Pipeline) 
         assert f"arrival_date={day(1)}/ (Permission" in pipeline.failure(
             pipeline.run(1, 2, RAW_STEP, fails=True)
         )
-        assert states_of(pipeline)[day(1)] is State.CHECK_FAILED
+        assert states_of(pipeline)[day(1)] is DayState.CHECK_FAILED
     assert [row["order_id"] for row in pipeline.rows("raw_orders")] == ["o1", "o2"]
     pipeline.run(1, 2, RAW_STEP)
     assert states_of(pipeline)[day(1)].good
@@ -65,16 +65,16 @@ def _file(folder: Path, name: str, url: Path, text: str = "{}") -> LandingFile:
     return LandingFile(day(1), name, str(url / name), len(text), str(path))
 
 
-def _lines(spark, found: Landing) -> int:
+def _lines(spark, found: LandingFiles) -> int:
     return spark.read.text([file.url for file in found.files]).count() if found.files else 0
 
 
 def test_if_the_engine_opens_no_file_it_is_not_the_files(spark, tmp_path) -> None:
     """As where the engine is on another machine, which has no such folder."""
     elsewhere = tmp_path / "not-mounted-there"
-    found = Landing(files=[_file(tmp_path, f"{n}.json", elsewhere) for n in range(3)])
+    found = LandingFiles(files=[_file(tmp_path, f"{n}.json", elsewhere) for n in range(3)])
     with pytest.raises(EngineError, match=r"none of 3 landing.*not the files.*defaultFS"):
-        readable(spark, found, partial(_lines, spark))
+        retry_without_bad_files(spark, found, partial(_lines, spark))
     assert not found.broken
 
 
@@ -82,24 +82,24 @@ def test_a_checksum_file_of_another_content_is_of_one_file(spark, tmp_path) -> N
     files = [_file(tmp_path, f"{n}.json", tmp_path) for n in range(2)]
     for file in files:
         (tmp_path / f".{file.name}.crc").write_bytes(b"crc\0\0\0\2\0\1\2\3\4")
-    found = Landing(files=[*files])
-    assert readable(spark, found, partial(_lines, spark)) == 0
+    found = LandingFiles(files=[*files])
+    assert retry_without_bad_files(spark, found, partial(_lines, spark)) == 0
     assert {*found.broken} == {*files}
 
 
 def test_a_file_that_the_engine_alone_does_not_open_is_named(spark, tmp_path) -> None:
     good = [_file(tmp_path, f"{n}.json", tmp_path) for n in range(3)]
     bad = _file(tmp_path, "bad.json", tmp_path / "not-mounted-there")
-    found = Landing(files=[*good, bad])
-    assert readable(spark, found, partial(_lines, spark)) == 3
+    found = LandingFiles(files=[*good, bad])
+    assert retry_without_bad_files(spark, found, partial(_lines, spark)) == 3
     assert [*found.broken] == [bad]
 
 
 def test_a_file_that_has_gone_is_the_file(spark, tmp_path) -> None:
     gone = _file(tmp_path, "gone.json", tmp_path)
     Path(gone.path).unlink()
-    found = Landing(files=[gone])
-    assert readable(spark, found, partial(_lines, spark)) == 0
+    found = LandingFiles(files=[gone])
+    assert retry_without_bad_files(spark, found, partial(_lines, spark)) == 0
     assert [*found.broken] == [gone]
 
 
@@ -126,7 +126,7 @@ def test_any_number_of_files_is_a_short_message(pipeline: Pipeline) -> None:
 
 
 def states_of(pipeline: Pipeline) -> dict:
-    now = Look(pipeline.settings, lambda: pipeline.now).situation(pipeline.instance)
+    now = Monitor(pipeline.settings, lambda: pipeline.now).read_situation(pipeline.instance)
     return day_states("raw_orders", now)
 
 

@@ -13,8 +13,8 @@ import pytest
 import sqlalchemy
 
 from backfill_assets.backfills import undertakings
-from backfill_assets.dagster_ext.forgetting import forget
-from backfill_assets.monitoring.housekeeping import build
+from backfill_assets.dagster_ext.forgetting import prune_runs
+from backfill_assets.monitoring.housekeeping import build_housekeeping
 from backfill_assets.settings import load_settings
 from backfill_assets_tests.places import dagster_yaml
 
@@ -127,7 +127,7 @@ def now() -> datetime:
 def test_of_each_day_the_latest_stays(home, instance):
     first, again, last = run(instance, 0, 3), run(instance, 0, 3), run(instance, 2, 4)
     before, size = known(home), events_in(instance)
-    done = forget(instance, now() + SOON)
+    done = prune_runs(instance, now() + SOON)
     assert known(home) == before
     assert events_in(instance) < size / 2
     # The first made nothing that was not made again.
@@ -137,14 +137,14 @@ def test_of_each_day_the_latest_stays(home, instance):
     assert [path for run_id in (first, again, last) for path in logs_of(home, run_id)] == []
     assert done.logs == 3
     assert done.events > 0
-    again_done = forget(instance, now() + SOON)
+    again_done = prune_runs(instance, now() + SOON)
     assert (again_done.events, again_done.runs) == (0, 0)
 
 
 def test_young_runs_stay_as_they_are(home, instance):
     runs = [run(instance, 0), run(instance, 0)]
     size = events_in(instance)
-    assert str(forget(instance, now() - SOON)).startswith("0 run(s)")
+    assert str(prune_runs(instance, now() - SOON)).startswith("0 run(s)")
     assert events_in(instance) == size
     assert all(logs_of(home, run_id) for run_id in runs)
     assert list(instance.all_logs(runs[0]))
@@ -155,10 +155,10 @@ def test_a_day_that_failed_stays_failed_until_it_is_made(home, instance):
     failed = run(instance, 1, 2, fail=KEYS[1])
     before = known(home)
     assert before["status"][KEYS[1]] is dg.AssetPartitionStatus.FAILED
-    forget(instance, now() + SOON)
+    prune_runs(instance, now() + SOON)
     assert known(home) == before
     run(instance, 1, 2)
-    forget(instance, now() + SOON)
+    prune_runs(instance, now() + SOON)
     assert instance.get_run_by_id(failed) is None
     assert known(home)["status"][KEYS[1]] is dg.AssetPartitionStatus.MATERIALIZED
 
@@ -166,7 +166,7 @@ def test_a_day_that_failed_stays_failed_until_it_is_made(home, instance):
 def test_what_has_not_ended_stays(instance):
     orders_job = dg.Definitions([ORDERS]).resolve_implicit_global_asset_job_def()
     made = instance.create_run_for_job(orders_job)
-    forget(instance, now() + SOON)
+    prune_runs(instance, now() + SOON)
     assert instance.get_run_by_id(made.run_id)
 
 
@@ -175,7 +175,7 @@ def test_the_runs_of_a_plan_that_is_kept_stay_in_the_list(instance):
     mine = run(instance, 0, **{"dagster/backfill": "abc-pilot"})
     other = run(instance, 0, **{"dagster/backfill": "xyz-pilot"})
     run(instance, 0)
-    forget(instance, now() + SOON, ["abc"])
+    prune_runs(instance, now() + SOON, ["abc"])
     assert instance.get_run_by_id(mine)
     assert instance.get_run_by_id(other) is None
 
@@ -191,16 +191,16 @@ def test_dagster_knows_no_less_whatever_ran(seed, home, instance):
         run(instance, first, last, **tags)
         if rng.random() < 0.4:
             before = known(home)
-            forget(instance, now() + SOON)
+            prune_runs(instance, now() + SOON)
             assert known(home) == before
     before = known(home)
-    forget(instance, now() + SOON)
+    prune_runs(instance, now() + SOON)
     assert known(home) == before
 
 
 def test_a_run_whose_log_is_gone_can_be_looked_at(home, instance):
     made = run(instance, 0)
-    forget(instance, now() + SOON)
+    prune_runs(instance, now() + SOON)
     with dg.DagsterInstance.from_config(str(home)) as other:
         # What counts, or nothing, where a run has a database of its own.
         assert {log.dagster_event_type for log in other.all_logs(made)} <= {
@@ -213,7 +213,7 @@ def test_a_run_whose_log_is_gone_can_be_looked_at(home, instance):
 def test_the_job_takes_old_runs_and_tells(home, instance, monkeypatch):
     run(instance, 0)
     settings = load_settings(keep_runs_days=1, undo_days=1)
-    housekeeping = build(settings)
+    housekeeping = build_housekeeping(settings)
     assert housekeeping.default_status is dg.DefaultScheduleStatus.STOPPED
     asked = []
     monkeypatch.setattr(
@@ -241,9 +241,9 @@ def test_what_can_be_undone_is_kept_as_long(keep, undo, days, instance, monkeypa
     )
     settings = load_settings(keep_runs_days=keep, undo_days=undo, keep_plans_days=keep)
     engine = dg.ResourceDefinition.none_resource()
-    job = dg.Definitions(jobs=[build(settings).job], resources={"engine": engine}).resolve_job_def(
-        "housekeeping"
-    )
+    job = dg.Definitions(
+        jobs=[build_housekeeping(settings).job], resources={"engine": engine}
+    ).resolve_job_def("housekeeping")
     config = {"ops": {"maintain_all_tables": {"config": {"tables": False}}}}
     job.execute_in_process(instance=instance, run_config=config)
     assert abs(now() - timedelta(days=days) - asked[0]) < SOON
@@ -273,13 +273,13 @@ class _Plan:
 def test_old_plans(plan, gone, under_way, instance, monkeypatch):
     instance.add_dynamic_partitions("backfill_assets_plans", ["abc"])
     if under_way:
-        instance.add_dynamic_partitions(undertakings.OPEN, ["abc"])
+        instance.add_dynamic_partitions(undertakings.ACTIVE, ["abc"])
     store = instance.daemon_cursor_storage
     store.set_cursor_values({"backfill_assets/plan/abc": "a plan"})
     with monkeypatch.context() as patched:
-        patched.setattr(undertakings, "find", lambda *_: plan)
-        assert undertakings.forget(instance, 100) == ["abc"] * (gone and not under_way)
-    assert undertakings.kept(instance) == ["abc"] * (under_way or not gone)
+        patched.setattr(undertakings, "load", lambda *_: plan)
+        assert undertakings.delete_older(instance, 100) == ["abc"] * (gone and not under_way)
+    assert undertakings.list_ids(instance) == ["abc"] * (under_way or not gone)
     if gone and not under_way:
         with pytest.raises(undertakings.BackfillRefusedError, match="there is no plan abc"):
-            undertakings.find(instance, "abc")
+            undertakings.load(instance, "abc")

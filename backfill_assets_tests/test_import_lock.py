@@ -13,7 +13,7 @@ from threading import Barrier
 import pytest
 
 from backfill_assets.delta import target_log
-from backfill_assets.imports.manifests import ImportRefusedError, digest, locked
+from backfill_assets.imports.manifests import ImportRefusedError, lock_import, short_digest
 from backfill_assets.settings import Settings, load_settings
 
 TABLE = "/data/old"
@@ -26,15 +26,15 @@ def settings(tmp_path: Path) -> Settings:
 
 def held_by(settings: Settings, host: str, process: int, **more: str) -> str:
     """The lock as another process of this machine, or of another one, has it."""
-    url = f"{settings.warehouse}/_imports/orders/{digest(TABLE)}.lock"
+    url = f"{settings.warehouse}/_imports/orders/{short_digest(TABLE)}.lock"
     holder = {"host": host, "process": process, "since": "2026-01-02T03:04:05Z", "start": "1"}
     text = json.dumps({**holder, "namespace": str(Path("/proc/self/ns/pid").readlink()), **more})
-    assert target_log.write(url, text, target_log.NONE) == 0
+    assert target_log.write_document(url, text, target_log.NO_REVISION) == 0
     return url
 
 
 def refusal(settings: Settings) -> str:
-    with pytest.raises(ImportRefusedError) as refused, locked(settings, "orders", TABLE):
+    with pytest.raises(ImportRefusedError) as refused, lock_import(settings, "orders", TABLE):
         pass
     return str(refused.value)
 
@@ -46,38 +46,38 @@ def dead_process() -> int:
 
 
 def test_the_second_is_refused_and_told_of_the_first(settings):
-    with locked(settings, "orders", TABLE):
+    with lock_import(settings, "orders", TABLE):
         message = refusal(settings)
     assert f"by process {os.getpid()} on {socket.gethostname()} since" in message
-    with locked(settings, "orders", TABLE):  # the first has ended
+    with lock_import(settings, "orders", TABLE):  # the first has ended
         pass
 
 
 def test_tables_and_sources_do_not_wait_for_each_other(settings):
     with (
-        locked(settings, "orders", TABLE),
-        locked(settings, "visits", TABLE),
-        locked(settings, "orders", "/data/other"),
+        lock_import(settings, "orders", TABLE),
+        lock_import(settings, "visits", TABLE),
+        lock_import(settings, "orders", "/data/other"),
     ):
         pass
 
 
 def test_a_failed_import_leaves_no_lock(settings):
-    with pytest.raises(ZeroDivisionError), locked(settings, "orders", TABLE):
+    with pytest.raises(ZeroDivisionError), lock_import(settings, "orders", TABLE):
         1 / 0  # noqa: B018
-    with locked(settings, "orders", TABLE):
+    with lock_import(settings, "orders", TABLE):
         pass
 
 
 def test_a_process_of_this_machine_that_has_died_has_no_lock(settings):
     held_by(settings, socket.gethostname(), dead_process())
-    with locked(settings, "orders", TABLE):
+    with lock_import(settings, "orders", TABLE):
         assert f"process {os.getpid()}" in refusal(settings)
 
 
 def test_a_process_that_has_the_id_of_a_dead_one_is_another(settings):
     held_by(settings, socket.gethostname(), os.getpid())
-    with locked(settings, "orders", TABLE):
+    with lock_import(settings, "orders", TABLE):
         pass
 
 
@@ -99,7 +99,7 @@ def test_of_many_at_once_one_has_it(settings):
     def attempt(_: int) -> bool:
         barrier.wait()
         try:
-            with locked(settings, "orders", TABLE):
+            with lock_import(settings, "orders", TABLE):
                 barrier.wait()
         except ImportRefusedError:
             barrier.wait()

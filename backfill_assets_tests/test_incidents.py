@@ -9,13 +9,13 @@ import msgspec
 import pytest
 
 from backfill_assets.delta.ledgers import Ledger
-from backfill_assets.monitoring.incidents import incidents
+from backfill_assets.monitoring.incidents import find_incidents
 from backfill_assets.monitoring.outbox import Incident
-from backfill_assets.monitoring.states import MEANING, State
+from backfill_assets.monitoring.states import STATE_MEANINGS, DayState
 from backfill_assets.orders.facts import CORRECTIONS, CURRENT, FACT
 from backfill_assets.orders.tables import LATE, RAW, REJECTED, STAGED, TABLES
 from backfill_assets.quality.audit import Severity
-from backfill_assets.staleness.backlog import Backlog
+from backfill_assets.staleness.backlog import StaleDays
 from backfill_assets.tables.table import Table
 from backfill_assets_tests.invented_logs import days, ledger, ledgers, record
 from backfill_assets_tests.invented_states import (
@@ -52,8 +52,8 @@ FOLLOWERS = [table for table in TABLES.values() if table not in (RAW, REJECTED)]
 
 
 def test_nothing_is_wrong():
-    assert incidents(situation()) == []
-    assert incidents(situation(ledgers(), today=day(1))) == []
+    assert find_incidents(situation()) == []
+    assert find_incidents(situation(ledgers(), today=day(1))) == []
 
 
 # --- days that are missing ------------------------------------------------------------------------
@@ -76,14 +76,14 @@ def test_nothing_is_wrong():
     ids=lambda x: x.name if isinstance(x, Table) else "-".join(t.name for t in x),
 )
 def test_a_missing_day_is_told_once_where_it_begins(there, kind, missing, tables, where):
-    found = incidents(situation(cut(there, *tables), behind=Backlog()))
+    found = find_incidents(situation(cut(there, *tables), behind=StaleDays()))
     assert keys(found) == told(kind, where, missing)
-    assert found[0].detail == MEANING[State.MISSING]
+    assert found[0].detail == STATE_MEANINGS[DayState.MISSING]
 
 
 @pytest.mark.parametrize(("there", "kind", "n"), [(HOLE, "hole", 4), (STALE, "stale", 10)])
 def test_a_day_that_was_never_loaded_is_told_once(there, kind, n):
-    found = incidents(situation(healthy(there), behind=Backlog()))
+    found = find_incidents(situation(healthy(there), behind=StaleDays()))
     assert keys(found) == told(kind, RAW, n)
 
 
@@ -91,39 +91,39 @@ def test_a_table_that_lags_behind_another_hole():
     """Day 4 is missing from staging on, day 6 from the facts on."""
     short = healthy(ALL - days(4, 6))
     found = cut(HOLE, STAGED) | {table.name: short[table.name] for table in (FACT, CORRECTIONS)}
-    assert keys(incidents(situation(found, behind=Backlog()))) == (
+    assert keys(find_incidents(situation(found, behind=StaleDays()))) == (
         told("hole", STAGED, 4) | told("hole", FACT, 6)
     )
 
 
 def test_a_failed_check_says_it_for_all_that_follows():
     found = cut(HOLE, *TABLES.values())
-    now = situation(found, behind=Backlog(), failed={RAW.name: days(4), REJECTED.name: days(4)})
-    assert keys(incidents(now)) == told("check failed", RAW, 4)
+    now = situation(found, behind=StaleDays(), failed={RAW.name: days(4), REJECTED.name: days(4)})
+    assert keys(find_incidents(now)) == told("check failed", RAW, 4)
     # What is made of a failed day fails in the same run.
     staged = situation(
         cut(HOLE, STAGED, FACT, CORRECTIONS),
-        behind=Backlog(),
+        behind=StaleDays(),
         failed={STAGED.name: days(4), FACT.name: days(4), CORRECTIONS.name: days(4)},
     )
-    assert keys(incidents(staged)) == told("check failed", STAGED, 4)
+    assert keys(find_incidents(staged)) == told("check failed", STAGED, 4)
 
 
 def test_a_failed_check_of_a_published_day():
-    (found,) = incidents(situation(failed={FACT.name: days(4)}))
-    detail = f"unique_key: {MEANING[State.CHECK_FAILED]}"
+    (found,) = find_incidents(situation(failed={FACT.name: days(4)}))
+    detail = f"unique_key: {STATE_MEANINGS[DayState.CHECK_FAILED]}"
     size = {"unique_key": 1}
     assert found == Incident("check failed", FACT.name, "2024-01-04", detail, size)
 
 
 def test_before_the_deadline_nothing_is_stale():
     now = situation(healthy(STALE, final=days((1, 7))), in_time=True)
-    assert incidents(now) == []
-    assert incidents(replace(now, in_time=False))
+    assert find_incidents(now) == []
+    assert find_incidents(replace(now, in_time=False))
 
 
 def test_nothing_was_ever_loaded():
-    found = keys(incidents(situation(ledgers())))
+    found = keys(find_incidents(situation(ledgers())))
     assert found - told("stale", REJECTED, (1, 10)) == told("stale", RAW, (1, 10))
 
 
@@ -132,18 +132,18 @@ def test_nothing_was_ever_loaded():
 
 @pytest.mark.parametrize("table", [STAGED, FACT], ids=lambda table: table.name)
 def test_new_input_for_a_final_day(table):
-    (found,) = incidents(situation(behind=lacking(day(2), table=table, final=True)))
+    (found,) = find_incidents(situation(behind=lacking(day(2), table=table, final=True)))
     assert found.key == ("new input for final days", table.name, "2024-01-02")
     assert "fact_daily_orders_current and fact_order_corrections have them" in found.detail
 
 
 def test_new_input_for_an_open_day_is_no_incident():
-    assert incidents(situation(behind=lacking(day(9), table=STAGED))) == []
+    assert find_incidents(situation(behind=lacking(day(9), table=STAGED))) == []
 
 
 def test_a_final_day_that_changed():
     changed = ledger(FACT, built(0, "a", of=range(1, 11)), built(1, "b", of=(3,)))
-    (found,) = incidents(situation(healthy() | {FACT.name: changed}, behind=Backlog()))
+    (found,) = find_incidents(situation(healthy() | {FACT.name: changed}, behind=StaleDays()))
     assert found.key == ("final day changed", FACT.name, "2024-01-03")
     assert found.detail.startswith("changed by schedule nightly in run run 1; ")
 
@@ -151,7 +151,7 @@ def test_a_final_day_that_changed():
 @pytest.mark.parametrize("table", TABLES.values(), ids=lambda table: table.name)
 def test_a_day_that_another_writer_changed_is_told_once(table):
     """A final day of the facts by the word for final days."""
-    found = keys(incidents(situation(appended(table, 2, 9), behind=Backlog())))
+    found = keys(find_incidents(situation(appended(table, 2, 9), behind=StaleDays())))
     of_old = "final day changed" if table is FACT else "changed by another writer"
     assert found == told(of_old, table, 2) | told("changed by another writer", table, 9)
 
@@ -160,7 +160,7 @@ def test_a_day_that_another_writer_changed_is_told_once(table):
 
 
 def test_days_made_under_other_settings_are_one_incident_a_table():
-    found = incidents(situation(settings="others"))
+    found = find_incidents(situation(settings="others"))
     assert keys(found) == {("other settings", name, "") for name in TABLES}
     assert found[0].detail.startswith("2024-01-01...2024-01-10: published under other settings")
     assert "Materialize these days, inputs first" in found[0].detail
@@ -170,7 +170,7 @@ def test_days_made_under_other_settings_are_one_incident_a_table():
 
 
 def test_a_replaced_file_that_waits_is_named():
-    (found,) = incidents(situation(held=days(3)))
+    (found,) = find_incidents(situation(held=days(3)))
     assert found.key == ("replaced file waits", RAW.name, "2024-01-03")
     assert found.detail.startswith("arrival_date=2024-01-03/part-0.jsonl: a landing file was")
 
@@ -189,7 +189,7 @@ def rejecting(severity: Severity, of: int) -> dict[str, Ledger]:
 @pytest.mark.parametrize("severity", Severity)
 def test_many_rejected_lines(severity):
     """Those that hold the day back are failed checks; a warning is on the day itself."""
-    found = incidents(situation(rejecting(severity, 4), behind=Backlog()))
+    found = find_incidents(situation(rejecting(severity, 4), behind=StaleDays()))
     if severity is not Severity.ALERT:
         assert found == []
         return
@@ -199,15 +199,15 @@ def test_many_rejected_lines(severity):
 
 @pytest.mark.parametrize(("ago", "news"), [(1, True), (29, True), (30, False)])
 def test_many_rejected_lines_are_news_for_a_month(ago, news):
-    now = situation(rejecting(Severity.ALERT, 4), behind=Backlog(), today=day(4 + ago))
-    assert ("lines rejected" in {incident.kind for incident in incidents(now)}) is news
+    now = situation(rejecting(Severity.ALERT, 4), behind=StaleDays(), today=day(4 + ago))
+    assert ("lines rejected" in {incident.kind for incident in find_incidents(now)}) is news
 
 
 @pytest.mark.parametrize(("ago", "news"), [(1, True), (29, True), (30, False), (400, False)])
 def test_a_folder_that_never_came_is_news_for_a_month(ago, news):
     today = day(500)
     absent = days(500 - ago)
-    found = incidents(situation(ledgers(), absent=absent, today=today))
+    found = find_incidents(situation(ledgers(), absent=absent, today=today))
     told_of = {incident.item for incident in found if incident.kind == "input missing"}
     assert told_of == ({str(d) for d in absent} if news else set())
 
@@ -223,11 +223,11 @@ def test_before_the_deadline_no_folder_is_missed(lag, last):
     before = healthy(days((1, last - 1)), final=days((1, last - 3)))
     policy = replace(POLICY, lag_days=lag)
     now = situation(before, policy=policy, absent=days(last), in_time=True)
-    assert incidents(now) == []
+    assert find_incidents(now) == []
 
 
 def test_after_the_deadline_a_folder_is_missed():
-    (found,) = incidents(situation(absent=days(10)))
+    (found,) = find_incidents(situation(absent=days(10)))
     assert found.key == ("input missing", RAW.name, "2024-01-10")
 
 
@@ -249,7 +249,7 @@ def late(*counts: tuple[int, int, str]) -> Ledger:
 def test_late_money(corrects, became):
     policy = replace(POLICY, corrects=corrects)
     now = situation(healthy() | {LATE.name: late((4, 3, "-12.50"))}, policy=policy)
-    assert incidents(now) == [
+    assert find_incidents(now) == [
         Incident(
             "late money",
             LATE.name,
@@ -261,7 +261,7 @@ def test_late_money(corrects, became):
 
 
 def test_late_money_of_several_days():
-    found = incidents(
+    found = find_incidents(
         situation(healthy() | {LATE.name: late((4, 1, "0.00"), (5, 0, "0.00"), (9, 2, "7.00"))})
     )
     assert keys(found) == told("late money", LATE, 4, 9)
@@ -270,25 +270,25 @@ def test_late_money_of_several_days():
 def test_late_money_is_as_the_latest_load_says():
     first = record(0, ALL, inputs={RAW.name: 0}, late={"2024-01-04": [3, "9.00"]})
     again = record(1, days(4), inputs={RAW.name: 0}, late={})
-    assert incidents(situation(healthy() | {LATE.name: ledger(LATE, first, again)})) == []
+    assert find_incidents(situation(healthy() | {LATE.name: ledger(LATE, first, again)})) == []
     more = record(2, days(4), inputs={RAW.name: 0}, late={"2024-01-04": [5, "10.00"]})
-    (found,) = incidents(situation(healthy() | {LATE.name: ledger(LATE, first, again, more)}))
+    (found,) = find_incidents(situation(healthy() | {LATE.name: ledger(LATE, first, again, more)}))
     assert "5 line(s) worth 10.00" in found.detail
 
 
 @pytest.mark.parametrize(("ago", "news"), [(0, True), (29, True), (30, False), (300, False)])
 def test_late_money_is_news_for_a_month(ago, news):
     said = {str(day(400 - ago)): [1, "1.00"]}
-    found = incidents(
+    found = find_incidents(
         situation(ledgers(ledger(LATE, record(0, days(400 - ago), late=said))), today=day(400))
     )
     assert [x.kind for x in found].count("late money") == news
 
 
 def test_all_that_is_wrong_is_told_at_once():
-    now = situation(cut(HOLE, STAGED), behind=Backlog(), held=days(2), absent=days(3))
+    now = situation(cut(HOLE, STAGED), behind=StaleDays(), held=days(2), absent=days(3))
     waits, absent = told("replaced file waits", RAW, 2), told("input missing", RAW, 3)
-    assert keys(incidents(now)) == told("hole", STAGED, 4) | waits | absent
+    assert keys(find_incidents(now)) == told("hole", STAGED, 4) | waits | absent
 
 
 # --- the clock ------------------------------------------------------------------------------------
@@ -297,9 +297,9 @@ def test_all_that_is_wrong_is_told_at_once():
 def test_days_that_nobody_asks_for_are_one_incident():
     """Not one for each day and table, which of a clock that is years ahead are thousands."""
     now = situation(today=day(4000), last=day(40))
-    stale = [found for found in incidents(now) if found.kind == "stale"]
+    stale = [found for found in find_incidents(now) if found.kind == "stale"]
     assert {found.item for found in stale} == {str(d) for d in days((11, 40))}
-    (silent,) = [found for found in incidents(now) if found.kind == "nothing lands"]
+    (silent,) = [found for found in find_incidents(now) if found.kind == "nothing lands"]
     assert (silent.subject, silent.item) == (RAW.name, "")
     assert f"nothing has landed since {day(10)}" in silent.detail
     assert f"days after {day(40)} are not asked for" in silent.detail
@@ -307,19 +307,19 @@ def test_days_that_nobody_asks_for_are_one_incident():
 
 @pytest.mark.parametrize(("last", "told_of"), [(11, False), (10, False), (9, True)])
 def test_a_source_is_silent_when_a_day_that_is_due_is_not_asked_for(last, told_of):
-    found = incidents(situation(last=day(last)))
+    found = find_incidents(situation(last=day(last)))
     assert [incident.kind for incident in found] == ["nothing lands"] * told_of
 
 
 def test_a_source_that_never_delivered():
     now = situation(ledgers(), today=day(60), last=day(30))
-    (silent,) = [found for found in incidents(now) if found.kind == "nothing lands"]
+    (silent,) = [found for found in find_incidents(now) if found.kind == "nothing lands"]
     assert f"nothing has landed from {day(1)} on" in silent.detail
 
 
 @pytest.mark.parametrize(("today", "ahead"), [(11, ""), (10, "2024-01-10"), (8, "2024-01-08...")])
 def test_days_that_are_not_over_were_loaded_by_another_clock(today, ahead):
-    found = [one for one in incidents(situation(today=day(today))) if "over" in one.kind]
+    found = [one for one in find_incidents(situation(today=day(today))) if "over" in one.kind]
     assert [(one.kind, one.subject) for one in found] == (
         [("published before it was over", RAW.name)] if ahead else []
     )

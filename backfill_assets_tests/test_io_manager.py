@@ -18,18 +18,24 @@ from deltalake import DeltaTable
 from pandera.pyspark import Field
 from pyspark.sql import functions as F
 
-from backfill_assets.calendar.cadences import Cadence, NotContiguousError
+from backfill_assets.calendar.cadences import Grain, NotContiguousError
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.calendar.reach import next_days
 from backfill_assets.delta import creation, data_files
 from backfill_assets.delta.commits import PublishError, Writer
 from backfill_assets.delta.data_files import write_files
-from backfill_assets.delta.records import Record
+from backfill_assets.delta.records import CommitRecord
 from backfill_assets.engine.spark import SPARK_ERRORS
 from backfill_assets.orders.facts import FACT
 from backfill_assets.orders.tables import RAW, STAGED
-from backfill_assets.publish.candidates import Built, Candidate, Outcome, Plan, Snapshot
-from backfill_assets.publish.refusals import lacking, refuse_other_code
+from backfill_assets.publish.candidates import (
+    Candidate,
+    ComputedDays,
+    ComputePlan,
+    Outcome,
+    Snapshot,
+)
+from backfill_assets.publish.refusals import missing_inputs, refuse_other_code
 from backfill_assets.quality.audit import RefusedError
 from backfill_assets.settings import load_settings
 from backfill_assets.tables.catalog import config_digests
@@ -82,7 +88,7 @@ def test_the_commit_says_what_it_is(loaded, spark):
     assert {k: said[k] for k in RECORD} == RECORD
     assert said["days"] == ["2024-01-02...2024-01-03"]
     assert said["audit"]["2024-01-02"]["rows"] == 1
-    assert said["audit"]["2024-01-03"]["digest"] == done[1].verdict.measured.digest
+    assert said["audit"]["2024-01-03"]["digest"] == done[1].verdict.metrics.digest
 
 
 def test_constraints_hold_against_writers_of_any_kind(loaded, spark):
@@ -128,7 +134,7 @@ def test_refusals_leave_the_table_as_it_was(loaded, spark, cause):
 
 def test_days_with_a_gap_are_refused():
     with pytest.raises(NotContiguousError, match="2024-01-01, 2024-01-03"):
-        Cadence.DAILY.one_range(["2024-01-01", "2024-01-03"])
+        Grain.DAILY.one_range(["2024-01-01", "2024-01-03"])
 
 
 def test_days_that_fail_keep_their_old_version(loaded, spark):
@@ -181,7 +187,7 @@ def test_a_creation_that_was_killed_before_its_constraints_gets_them(pipeline, s
     assert pipeline.log(FACT.name).version() == 0
     publish(pipeline, fact_rows(spark, [(1, "a", 1)]), window(1, 1))
     there = pipeline.log(FACT.name).metadata().configuration
-    assert {f"delta.constraints.{name}" for name in FACT.constraints} <= set(there)
+    assert {f"delta.constraints.{name}" for name in FACT.check_constraints} <= set(there)
 
 
 class Ruled(pa.DataFrameModel):
@@ -202,11 +208,11 @@ class Ruled(pa.DataFrameModel):
 
 def test_rules_stand_in_the_table_in_words_that_spark_takes_as_they_are_meant(pipeline, spark):
     table, url = Table(name="ruled", model=Ruled), str(pipeline.warehouse / "ruled")
-    creation.create(lambda: spark, url, table, {})
+    creation.create_table(lambda: spark, url, table, {})
     there = DeltaTable(url).metadata().configuration
     assert {n: rule for n, rule in there.items() if n.startswith(creation.CONSTRAINT)} == {
         f"{creation.CONSTRAINT}{name}": rule
-        for name, rule in creation.rules_of(table, None).items()
+        for name, rule in creation.all_constraints(table, None).items()
     }
     spark.sql(f"INSERT INTO delta.`{url}` VALUES (DATE'2024-01-01', -1, NULL, 0.5, 2)")
     for bad in ("-2, NULL, 0.5, 2", "0, NULL, 0.49, 2", "0, NULL, 0.5, 1"):
@@ -295,7 +301,7 @@ def test_rules_that_others_gave_the_table_hold_back_the_days_that_break_them(loa
     spark.sql(f"ALTER TABLE delta.`{url}` ADD CONSTRAINT few CHECK (orders < 5)")
     done = publish(loaded, fact_rows(spark, [(2, "b", 9), (3, "b", 1)]), window(2, 3))
     assert outcomes(done) == ["failed", "written"]
-    assert "1 row(s) break the rule orders < 5" in done[0].verdict.reasons
+    assert "1 row(s) break the rule orders < 5" in done[0].verdict.failure_reasons
     assert content(loaded) == {(1, "a", 1), (2, "a", 2), (3, "b", 1)}
 
 
@@ -329,12 +335,12 @@ def test_no_file_is_left_of_what_was_not_committed(loaded, spark):
     frame = fact_rows(spark, [(2, "b", 1)])
     first = []
 
-    def build(_: Window) -> Built:
+    def build(_: Window) -> ComputedDays:
         if not first:
             first.append(publish(loaded, frame, window(2, 2), fingerprint="one", run="other"))
-        return Built(frame, {})
+        return ComputedDays(frame, {})
 
-    plan = Plan({day(2): "one"}, build)
+    plan = ComputePlan({day(2): "one"}, build)
     (done,) = loaded.io_manager.publish(
         Candidate(FACT, lambda _: plan), window(2, 2), {**RECORD, "run_id": "r2"}
     )
@@ -370,7 +376,7 @@ def versions(pipeline: Pipeline) -> int:
     return pipeline.log(FACT.name).version()
 
 
-def never(_: Window) -> Built:
+def never(_: Window) -> ComputedDays:
     raise AssertionError("computed although nothing had changed")
 
 
@@ -378,7 +384,7 @@ def test_days_that_would_be_the_same_are_neither_computed_nor_committed(loaded, 
     frame = fact_rows(spark, [(n, "a", n) for n in (1, 2, 3)])
     first = publish(loaded, frame, window(1, 3), fingerprint="one")
     before = versions(loaded)
-    plan = Plan(dict.fromkeys(window(1, 3), "one"), never)
+    plan = ComputePlan(dict.fromkeys(window(1, 3), "one"), never)
     again = loaded.io_manager.publish(
         Candidate(FACT, lambda _: plan), window(1, 3), {**RECORD, "run_id": "r2"}
     )
@@ -387,8 +393,8 @@ def test_days_that_would_be_the_same_are_neither_computed_nor_committed(loaded, 
     # All that a lost run did not tell Dagster of is in the commit's record.
     for old, new in zip(first, again, strict=True):
         assert new.version == old.version
-        assert new.verdict.measured == old.verdict.measured
-        assert new.verdict.severity is old.verdict.severity
+        assert new.verdict.measured == old.verdict.metrics
+        assert new.verdict.severity is old.verdict.worst_severity
 
 
 @pytest.mark.parametrize("changed", ["code_version", "config_digest"])
@@ -431,17 +437,17 @@ def test_a_run_that_was_overtaken_looks_again_and_does_not_put_older_on_newer(lo
     """A slow run reads its input, another publishes newer, then the slow one wants to commit."""
     reads = []
 
-    def plan(days: Window) -> Plan:
+    def plan(days: Window) -> ComputePlan:
         reads.append(newest["value"])
         value = newest["value"]
 
-        def build(_: Window) -> Built:
+        def build(_: Window) -> ComputedDays:
             if len(reads) == 1:
                 newest["value"] = "new"
                 publish(loaded, fact_rows(spark, [(2, "new", 1)]), window(2, 2), fingerprint="new")
-            return Built(fact_rows(spark, [(2, value, 1)]), {})
+            return ComputedDays(fact_rows(spark, [(2, value, 1)]), {})
 
-        return Plan(dict.fromkeys(days, value), build)
+        return ComputePlan(dict.fromkeys(days, value), build)
 
     newest = {"value": "old"}
     before = versions(loaded)
@@ -457,13 +463,13 @@ def test_a_run_that_was_overtaken_looks_again_and_does_not_put_older_on_newer(lo
 def test_a_run_that_was_overtaken_on_other_days_does_not_compute_again(loaded, spark):
     built = []
 
-    def build(days: Window) -> Built:
+    def build(days: Window) -> ComputedDays:
         if not built:
             publish(loaded, fact_rows(spark, [(3, "other", 1)]), window(3, 3))
         built.append(days)
-        return Built(fact_rows(spark, [(2, "mine", 1)]), {})
+        return ComputedDays(fact_rows(spark, [(2, "mine", 1)]), {})
 
-    plan = Plan({day(2): "mine"}, build)
+    plan = ComputePlan({day(2): "mine"}, build)
     done = loaded.io_manager.publish(
         Candidate(FACT, lambda _: plan), window(2, 2), {**RECORD, "run_id": "slow"}
     )
@@ -482,7 +488,7 @@ def test_commits_of_other_kinds_do_not_hide_one_of_ours(loaded, spark):
     after = manager.ledger(FACT)
     assert after.version > before.version
     rows = fact_rows(spark, [(1, "b", 1), (2, "b", 1)])
-    files = writer.write(rows, [day(1), day(2)], scattered=False).files
+    files = writer.write_rows(rows, [day(1), day(2)], scattered=False).files
     assert writer.commit(files, [day(1)], said, before) is None
     assert writer.commit(files, [day(1)], said, after) is not None
     assert writer.commit(files, [day(2)], said, after) is None
@@ -557,13 +563,13 @@ def test_a_commit_whose_answer_is_lost_has_come_about(loaded, spark, monkeypatch
 def test_a_rule_that_comes_while_a_day_is_computed_holds_for_it(loaded, spark):
     url, built = loaded.warehouse / FACT.name, []
 
-    def build(of: Window) -> Built:
+    def build(of: Window) -> ComputedDays:
         if not built:
             spark.sql(f"ALTER TABLE delta.`{url}` ADD CONSTRAINT few CHECK (orders < 5)")
         built.append(of)
-        return Built(fact_rows(spark, [(2, "b", 9)]), {})
+        return ComputedDays(fact_rows(spark, [(2, "b", 9)]), {})
 
-    plan = Plan({day(2): "one"}, build)
+    plan = ComputePlan({day(2): "one"}, build)
     (done,) = loaded.io_manager.publish(
         Candidate(FACT, lambda _: plan), window(2, 2), {**RECORD, "run_id": "r2"}
     )
@@ -598,12 +604,12 @@ def test_what_others_do_to_a_day_before_its_record_is_not_overlooked(loaded, spa
     """The day had the same rows when it was compared, and has none when it is to be committed."""
     frame = fact_rows(spark, [(2, "a", 2)])
 
-    def build(_: Window) -> Built:
+    def build(_: Window) -> ComputedDays:
         where = f"run_date = DATE'{day(2)}'"
         spark.sql(f"DELETE FROM delta.`{loaded.warehouse / FACT.name}` WHERE {where}")
-        return Built(frame, {})
+        return ComputedDays(frame, {})
 
-    plan = Plan({day(2): "same rows, other input"}, build)
+    plan = ComputePlan({day(2): "same rows, other input"}, build)
     (done,) = loaded.io_manager.publish(
         Candidate(FACT, lambda _: plan), window(2, 2), {**RECORD, "run_id": "r2"}
     )
@@ -624,7 +630,7 @@ def test_a_merge_changes_and_adds_rows_and_is_on_record(loaded, spark):
     newest = loaded.log(FACT.name).history(1)[0]
     assert newest["operation"] == "MERGE"
     assert json.loads(newest["userMetadata"])["days"] == ["2024-01-02"]
-    assert loaded.digests()[FACT.name]["2024-01-02"] == done[0].verdict.measured.digest
+    assert loaded.digests()[FACT.name]["2024-01-02"] == done[0].verdict.metrics.digest
     # The settings of the one statement are gone.
     publish(loaded, fact_rows(spark, [(1, "c", 1)]), window(1, 1))
     assert loaded.log(FACT.name).history(1)[0]["operation"] == "WRITE"
@@ -635,7 +641,10 @@ def test_what_a_merge_would_leave_behind_is_caught(loaded, spark):
     rows = [(2, "b", 1), (3, "a", 9)]
     done = publish(loaded, fact_rows(spark, rows), window(2, 3), merge=True)
     assert outcomes(done) == ["failed", "written"]
-    assert "1 published row(s) are absent or less frequent in the source" in done[0].verdict.reasons
+    assert (
+        "1 published row(s) are absent or less frequent in the source"
+        in done[0].verdict.failure_reasons
+    )
     assert content(loaded) == {(1, "a", 1), (2, "a", 2), (3, "a", 9)}
     assert outcomes(publish(loaded, fact_rows(spark, rows[:1]), window(2, 2))) == ["written"]
     assert content(loaded) == {(1, "a", 1), (2, "b", 1), (3, "a", 9)}
@@ -645,7 +654,7 @@ def test_rows_that_are_there_twice_are_caught_by_a_merge(loaded, spark):
     url = f"delta.`{loaded.warehouse / FACT.name}`"
     spark.sql(f"INSERT INTO {url} SELECT * FROM {url} WHERE run_date = DATE'{day(2)}'")
     (done,) = publish(loaded, fact_rows(spark, [(2, "a", 2)]), window(2, 2), merge=True)
-    assert "1 published row(s) are absent or less frequent" in done.verdict.reasons
+    assert "1 published row(s) are absent or less frequent" in done.verdict.failure_reasons
     assert outcomes(publish(loaded, fact_rows(spark, [(2, "a", 2)]), window(2, 2))) == ["written"]
     assert content(loaded) == {(n, "a", n) for n in (1, 2, 3)}
     assert loaded.log(FACT.name).to_pyarrow_table().num_rows == 3
@@ -662,14 +671,14 @@ def test_a_merge_that_was_overtaken_looks_again(loaded, spark):
     """The other run adds a row that this source has not: merging on would leave it."""
     first = []
 
-    def build(_: Window) -> Built:
+    def build(_: Window) -> ComputedDays:
         if not first:
             first.append(
                 publish(loaded, fact_rows(spark, [(2, "a", 2), (2, "x", 1)]), window(2, 2))
             )
-        return Built(fact_rows(spark, [(2, "a", 5)]), {})
+        return ComputedDays(fact_rows(spark, [(2, "a", 5)]), {})
 
-    plan = Plan({day(2): "mine"}, build)
+    plan = ComputePlan({day(2): "mine"}, build)
     (done,) = loaded.io_manager.publish(
         Candidate(FACT, lambda _: plan), window(2, 2), {**RECORD, "run_id": "slow"}, merge=True
     )
@@ -711,7 +720,7 @@ def made_under(digest: str, n: int, *, by_day: bool = True) -> Snapshot:
 
 
 def lacks(manager, source: Snapshot) -> dict[int, str]:
-    found = lacking([source], window(1, 6), manager.config_of, {})
+    found = missing_inputs([source], window(1, 6), manager.config_of, {})
     return {d.day: expectation.problems[0] for d, expectation in found.items()}
 
 
@@ -726,7 +735,7 @@ def test_a_day_is_not_made_of_what_other_settings_made(pipeline):
         n: f"stg_orders[{day(n)}] was made under other settings; rebuild these days first"
         for n in (1, 2, 3)
     }
-    wide = mixed.of(next_days(1).deciding(mixed.ledger))
+    wide = mixed.with_reach(next_days(1).deciding_days(mixed.ledger))
     assert lacks(manager, wide) == {
         1: "stg_orders[2024-01-01...2024-01-02] was made under other settings; rebuild these "
         "days first",
@@ -741,7 +750,7 @@ def test_a_day_is_not_made_of_what_other_settings_made(pipeline):
     )
 
 
-def again(source: Snapshot) -> list[Record]:
+def again(source: Snapshot) -> list[CommitRecord]:
     return [msgspec.structs.replace(one, version=1) for one in source.ledger.records]
 
 

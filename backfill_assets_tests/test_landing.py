@@ -21,8 +21,8 @@ import pytest
 from backfill_assets.assets.lines import read_versions
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.landing import lines as reading
-from backfill_assets.landing.files import Control, Landing
-from backfill_assets.landing.lines import read_lines, survey
+from backfill_assets.landing.files import Control, LandingFiles
+from backfill_assets.landing.lines import probe_files, read_lines
 from backfill_assets.landing.listing import LandingError
 from backfill_assets.orders.lines import ORDER_LINES
 from backfill_assets_tests.model import run_model
@@ -446,7 +446,7 @@ def everything(spark, tmp_path_factory: pytest.TempPathFactory) -> dict:
     """The landing with everything in it, read by the pipeline's code and by the model."""
     landing = tmp_path_factory.mktemp("a landing %41+[x]")
     write_everything(landing)
-    found = survey(spark, str(landing), ORDER_LINES, WINDOW.widened(before=1))
+    found = probe_files(spark, str(landing), ORDER_LINES, WINDOW.widen_by(before=1))
     read = read_versions(read_lines(spark, found, ORDER_LINES), ORDER_LINES, ZONE)
     columns = read.selectExpr(
         "log_date", "arrival_date", "source_file", "_text text", "_reason reason", "order_id", "customer_id",
@@ -461,10 +461,12 @@ def micros(moment: datetime) -> int:
     return (moment - datetime(1970, 1, 1, tzinfo=timezone.utc)) // timedelta(microseconds=1)
 
 
-def per_day(found: Landing, days: Iterable[date]) -> dict[date, int]:
+def per_day(found: LandingFiles, days: Iterable[date]) -> dict[date, int]:
     """Lines by arrival day, by the count that knows nothing of parsing."""
     return {
-        day: sum(n for name, n in found.counts.items() if name.startswith(f"arrival_date={day}/"))
+        day: sum(
+            n for name, n in found.line_counts.items() if name.startswith(f"arrival_date={day}/")
+        )
         for day in days
     }
 
@@ -641,7 +643,7 @@ def test_broken_files_are_named_and_hide_no_other(spark, tmp_path: Path) -> None
         (here / name).write_bytes(HEADER + b"\n" + record() if name.endswith("csv") else good)
     (folder(tmp_path, date(2024, 1, 3)) / "a.json.gz").write_bytes(gzip.compress(good))
 
-    found = survey(spark, str(tmp_path), ORDER_LINES, WINDOW)
+    found = probe_files(spark, str(tmp_path), ORDER_LINES, WINDOW)
 
     assert sorted(file.name for file in found.broken) == [*broken, "i.parquet"]
     assert all(file.arrival_date == DAY and why for file, why in found.broken.items())
@@ -689,7 +691,7 @@ def test_a_csv_file_without_the_header_of_orders_is_broken(spark, tmp_path: Path
     for name, (content, _) in broken.items():
         csv_file(tmp_path, name, *content)
     csv_file(tmp_path, "whole.csv", HEADER, *lines)
-    found = survey(spark, str(tmp_path), ORDER_LINES, WINDOW)
+    found = probe_files(spark, str(tmp_path), ORDER_LINES, WINDOW)
     assert {file.name for file in found.broken} == broken.keys()
     for file, why in found.broken.items():
         assert why.startswith(f"LandingError: {broken[file.name][1]}"), file.name
@@ -714,10 +716,10 @@ def test_a_folder_has_only_so_many_headers(spark, tmp_path: Path, monkeypatch) -
         for name in (f"{n}.csv", f"{n}-again.csv"):
             csv_file(tmp_path, name, HEADER + b",more%d" % n, record() + b",x")
     pq.write_table(table(2), folder(tmp_path) / "z.parquet")
-    found = survey(spark, str(tmp_path), ORDER_LINES, WINDOW)
+    found = probe_files(spark, str(tmp_path), ORDER_LINES, WINDOW)
     assert [file.name for file in found.broken] == ["3-again.csv", "3.csv", "z.parquet"]
     assert {*found.broken.values()} == {"LandingError: its folder has more than 3 headers"}
-    assert sum(found.counts.values()) == len(found.files) == 6
+    assert sum(found.line_counts.values()) == len(found.files) == 6
 
 
 def test_a_file_name_that_is_no_text_is_a_broken_file(spark, tmp_path: Path) -> None:
@@ -726,7 +728,7 @@ def test_a_file_name_that_is_no_text_is_a_broken_file(spark, tmp_path: Path) -> 
         Path(odd.decode(errors="surrogateescape")).write_bytes(json_line())
     except OSError:
         pytest.skip("this file system takes no such name")
-    found = survey(spark, str(tmp_path), ORDER_LINES, WINDOW)
+    found = probe_files(spark, str(tmp_path), ORDER_LINES, WINDOW)
     assert found.broken_on(DAY) == [
         f"arrival_date={DAY}/(a file whose name is not UTF-8) (rename it)"
     ]
@@ -735,17 +737,17 @@ def test_a_file_name_that_is_no_text_is_a_broken_file(spark, tmp_path: Path) -> 
 def test_without_an_orders_folder_nothing_is_read(spark, tmp_path: Path) -> None:
     for landing in (tmp_path, tmp_path / "not there"):
         with pytest.raises(LandingError, match="BACKFILL_ASSETS_LANDING"):
-            survey(spark, str(landing), ORDER_LINES, WINDOW)
+            probe_files(spark, str(landing), ORDER_LINES, WINDOW)
     (tmp_path / "orders").write_text("a file")
     with pytest.raises(LandingError, match="no folder"):
-        survey(spark, str(tmp_path), ORDER_LINES, WINDOW)
+        probe_files(spark, str(tmp_path), ORDER_LINES, WINDOW)
 
 
 def test_days_without_files_are_empty(spark, tmp_path: Path) -> None:
     (tmp_path / "orders").mkdir()
     folder(tmp_path)
-    found = survey(spark, str(tmp_path), ORDER_LINES, WINDOW)
-    assert (found.files, found.counts, found.broken) == ([], {}, {})
+    found = probe_files(spark, str(tmp_path), ORDER_LINES, WINDOW)
+    assert (found.files, found.line_counts, found.broken) == ([], {}, {})
     lines = read_lines(spark, found, ORDER_LINES)
     assert read_versions(lines, ORDER_LINES, "UTC").collect() == []
 
@@ -783,15 +785,18 @@ def test_days_without_files_are_empty(spark, tmp_path: Path) -> None:
 )
 def test_control_files(spark, tmp_path: Path, text: str, control: Control | None) -> None:
     (folder(tmp_path) / "_control.json").write_bytes(text.encode(errors="surrogateescape"))
-    found = survey(spark, str(tmp_path), ORDER_LINES, WINDOW)
+    found = probe_files(spark, str(tmp_path), ORDER_LINES, WINDOW)
     assert found.controls == ({} if control is None else {DAY: control})
-    assert list(found.bad_controls) == ([DAY] if control is None else [])
-    assert len(str(found.bad_controls)) < 1000
+    assert list(found.control_problems) == ([DAY] if control is None else [])
+    assert len(str(found.control_problems)) < 1000
 
 
 def test_a_control_file_that_is_a_folder(spark, tmp_path: Path) -> None:
     (folder(tmp_path) / "_control.json").mkdir()
-    assert "_control.json" in survey(spark, str(tmp_path), ORDER_LINES, WINDOW).bad_controls[DAY]
+    assert (
+        "_control.json"
+        in probe_files(spark, str(tmp_path), ORDER_LINES, WINDOW).control_problems[DAY]
+    )
 
 
 # --- through the pipeline -----------------------------------------------------------------------

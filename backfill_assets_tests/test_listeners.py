@@ -14,10 +14,10 @@ import pytest
 from backfill_assets.engine import listeners
 from backfill_assets.engine.jars import EngineError
 from backfill_assets.engine.listeners import (
-    OWN_ENGINE,
-    channel_of,
-    refuse_stranger,
-    users_listening,
+    ENGINE_VARIABLE,
+    channel_builder,
+    port_users,
+    raise_if_foreign_port,
 )
 from backfill_assets_tests.places import PROJECT
 
@@ -59,13 +59,13 @@ def stranger(*user: int) -> Iterator[tuple[int, subprocess.Popen[str]]]:
 def test_who_listens():
     with socket.create_server(("127.0.0.1", 0)) as own:
         port = own.getsockname()[1]
-        assert users_listening(port) == {os.geteuid()}
-        refuse_stranger(port)
+        assert port_users(port) == {os.geteuid()}
+        raise_if_foreign_port(port)
         with socket.create_connection(("127.0.0.1", port)):  # is no listener of its own port
-            assert users_listening(port) == {os.geteuid()}
-    assert users_listening(port) == set()
+            assert port_users(port) == {os.geteuid()}
+    assert port_users(port) == set()
     with pytest.raises(ConnectionRefusedError, match=f"port {port}, is gone"):
-        refuse_stranger(port)
+        raise_if_foreign_port(port)
 
 
 @pytest.mark.parametrize("address", ["::1", "::", "0.0.0.0"])
@@ -76,23 +76,23 @@ def test_who_listens_elsewhere(address):
     except OSError:
         pytest.skip("no such address here")
     with own:
-        assert users_listening(own.getsockname()[1]) == {os.geteuid()}
+        assert port_users(own.getsockname()[1]) == {os.geteuid()}
 
 
 def test_where_the_system_does_not_tell_nothing_is_refused(monkeypatch, tmp_path):
     monkeypatch.setattr(listeners, "_SOCKETS", (tmp_path / "tcp",))
-    assert users_listening(1) is None
-    refuse_stranger(1)
+    assert port_users(1) is None
+    raise_if_foreign_port(1)
 
 
 @needs_root
 def test_a_stranger_at_the_engines_port_is_not_sent_the_token(monkeypatch):
     with stranger(NOBODY) as (port, process):
-        assert users_listening(port) == {NOBODY}
+        assert port_users(port) == {NOBODY}
         url = f"sc://localhost:{port}/;session_id=b1c7a7a2-6b2f-4cf5-8a59-2a5c2d4c6f11"
         monkeypatch.setenv(TOKEN, "hush-hush")
-        monkeypatch.setenv(OWN_ENGINE, f"localhost:{port}")
-        with channel_of(url).toChannel() as channel:
+        monkeypatch.setenv(ENGINE_VARIABLE, f"localhost:{port}")
+        with channel_builder(url).toChannel() as channel:
             calls = [
                 channel.unary_unary("/spark.connect.SparkConnectService/Config"),
                 channel.unary_stream("/spark.connect.SparkConnectService/ExecutePlan"),
@@ -124,17 +124,17 @@ def test_a_stranger_at_the_engines_port_is_not_sent_the_token(monkeypatch):
 
 def test_a_server_of_somebody_else_that_the_user_chose_is_taken(monkeypatch):
     """A service account's, say: it is not the engine of a deployment."""
-    monkeypatch.setenv(OWN_ENGINE, "localhost:15002")
-    assert channel_of("sc://localhost:15003")._interceptors == []
-    assert channel_of("sc://spark.example.org:15002")._interceptors == []
-    assert len(channel_of("sc://localhost:15002")._interceptors) == 1
+    monkeypatch.setenv(ENGINE_VARIABLE, "localhost:15002")
+    assert channel_builder("sc://localhost:15003")._interceptors == []
+    assert channel_builder("sc://spark.example.org:15002")._interceptors == []
+    assert len(channel_builder("sc://localhost:15002")._interceptors) == 1
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "[::1]"])
 def test_a_token_is_shown_on_this_machine_without_tls(host):
-    channel = channel_of(f"sc://{host}:15002/;token=secret")
+    channel = channel_builder(f"sc://{host}:15002/;token=secret")
     assert channel.endpoint == "localhost:15002"
 
 
 def test_another_machine_is_called_by_its_own_name():
-    assert channel_of("sc://127.0.0.1.example:15002").endpoint == "127.0.0.1.example:15002"
+    assert channel_builder("sc://127.0.0.1.example:15002").endpoint == "127.0.0.1.example:15002"

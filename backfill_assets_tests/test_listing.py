@@ -16,7 +16,7 @@ import pyarrow.fs as pafs
 import pytest
 
 from backfill_assets.landing import listing
-from backfill_assets.landing.folders import NAMELESS
+from backfill_assets.landing.folders import UNDECODABLE_NAME
 from backfill_assets.landing.listing import LandingError, list_landing
 from backfill_assets.orders.lines import ORDER_LINES
 from backfill_assets_tests.pipeline import day
@@ -50,7 +50,7 @@ def test_without_its_folder_the_landing_is_a_wrong_setting(tmp_path):
 def test_nothing_has_landed(orders):
     assert found(orders).folders == {}
     assert found(orders, days=[day(1)]).folders == {}
-    assert found(orders, days=[day(1)]).asked == {day(1)}
+    assert found(orders, days=[day(1)]).requested_days == {day(1)}
 
 
 # --- names ----------------------------------------------------------------------------------------
@@ -76,7 +76,7 @@ def test_known_names(orders, name):
     put(orders, name)
     (folder,) = found(orders).folders.values()
     assert list(folder.files) == [f"{NAME}/{name}"]
-    assert not folder.unknown
+    assert not folder.unknown_files
     (entry,) = folder.files.values()
     assert entry.name == name
     assert Path(entry.path).read_text() == "x"
@@ -101,7 +101,7 @@ def test_hidden_and_unfinished_names(orders, name):
     put(orders, name)
     (folder,) = found(orders).folders.values()
     assert not folder.files
-    assert not folder.unknown
+    assert not folder.unknown_files
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_unknown_kinds_are_named(orders, name):
     put(orders, name)
     (folder,) = found(orders).folders.values()
     assert not folder.files
-    assert folder.unknown == (f"{NAME}/{name}",)
+    assert folder.unknown_files == (f"{NAME}/{name}",)
 
 
 def test_folders_within_are_no_files(orders):
@@ -122,7 +122,7 @@ def test_folders_within_are_no_files(orders):
     for how in ({}, {"days": [day(1)]}):
         (folder,) = found(orders, **how).folders.values()
         assert not folder.files
-        assert folder.unknown == (f"{NAME}/more.jsonl",)
+        assert folder.unknown_files == (f"{NAME}/more.jsonl",)
 
 
 def test_a_name_that_is_not_utf_8(orders):
@@ -130,8 +130,8 @@ def test_a_name_that_is_not_utf_8(orders):
     put(orders, "part-0.jsonl", 2)
     put(orders, os.fsdecode(b"\xff.jsonl"))
     put(orders, os.fsdecode(b"\xfe.jsonl"))
-    assert refused(orders) == {NAMELESS: "rename it"}
-    assert list(found(orders).files(day(2))) == [f"arrival_date={day(2)}/part-0.jsonl"]
+    assert refused(orders) == {UNDECODABLE_NAME: "rename it"}
+    assert list(found(orders).files_on(day(2))) == [f"arrival_date={day(2)}/part-0.jsonl"]
 
 
 # --- what is not opened ---------------------------------------------------------------------------
@@ -141,9 +141,9 @@ def refused(orders: Path, n: int = 1) -> dict[str, str]:
     """What is refused of a day, by one listing of all and by one of the day alike."""
     seen = found(orders)
     assert seen.folders == found(orders, days=seen.folders).folders
-    entries = seen.files(day(n)).values()
+    entries = seen.files_on(day(n)).values()
     no = {entry for entry in entries if entry.refused}
-    assert all(not text for entry, text in seen.digests(entries).items() if entry in no)
+    assert all(not text for entry, text in seen.content_digests(entries).items() if entry in no)
     return {entry.name: entry.refused for entry in no}
 
 
@@ -183,7 +183,7 @@ def test_links_may_not_lead_out_of_the_landing(orders, tmp_path_factory):
     folder = found(orders).folders[day(1)]
     assert folder.files[f"{NAME}/other.jsonl"].size == 3
     assert digests(orders)["fine.jsonl"] == digests(orders)["a.jsonl"]
-    assert folder.unknown == (f"{NAME}/hop",)
+    assert folder.unknown_files == (f"{NAME}/hop",)
 
 
 def test_links_of_the_deployment_itself_are_fine(orders, tmp_path_factory):
@@ -197,7 +197,7 @@ def test_links_of_the_deployment_itself_are_fine(orders, tmp_path_factory):
     for root in (place / "landing", place / "link"):
         seen = list_landing(str(root), ORDER_LINES)
         assert seen.folders == list_landing(str(root), ORDER_LINES, [day(1)]).folders
-        assert [entry.refused for entry in seen.files(day(1)).values()] == ["", ""]
+        assert [entry.refused for entry in seen.files_on(day(1)).values()] == ["", ""]
 
 
 def test_folders_that_are_links(orders, tmp_path_factory):
@@ -209,7 +209,7 @@ def test_folders_that_are_links(orders, tmp_path_factory):
         link.symlink_to(target)
     assert refused(orders, 1) == {"": OUT}
     assert refused(orders, 2) == {"": NOWHERE}
-    assert list(found(orders).files(day(3))) == [f"arrival_date={day(3)}/a.jsonl"]
+    assert list(found(orders).files_on(day(3))) == [f"arrival_date={day(3)}/a.jsonl"]
     assert refused(orders, 5) == {"": OUT}
 
 
@@ -230,7 +230,7 @@ def test_pipes_and_sockets_are_not_opened(orders):
         (orders / "s").rename(here / "socket.jsonl")
     assert refused(orders) == {"_control.json": "not a file"}
     names = ("link.jsonl", "pipe.jsonl", "socket.jsonl")
-    assert found(orders).folders[day(1)].unknown == tuple(f"{NAME}/{name}" for name in names)
+    assert found(orders).folders[day(1)].unknown_files == tuple(f"{NAME}/{name}" for name in names)
     assert digests(orders).keys() == {"_control.json", "a.jsonl"}
 
 
@@ -267,7 +267,7 @@ def test_whatever_lies_there(orders, tmp_path_factory, seed):
             make_anything(orders / name / file, chance, targets)
     for n in range(1, 6):
         refused(orders, n)
-        opened = [e for e in found(orders).files(day(n)).values() if not e.refused]
+        opened = [e for e in found(orders).files_on(day(n)).values() if not e.refused]
         assert all(Path(entry.path).resolve().is_relative_to(orders.parent) for entry in opened)
 
 
@@ -337,8 +337,8 @@ def test_folders_by_arrival_day(orders):
         day(2): [],
         day(4): [f"arrival_date={day(4)}/c.jsonl"],
     }
-    assert seen.files(day(3)) == {}
-    assert not seen.asked
+    assert seen.files_on(day(3)) == {}
+    assert not seen.requested_days
 
 
 def test_one_listing_of_all_says_what_one_of_each_day_does(orders):
@@ -348,7 +348,7 @@ def test_one_listing_of_all_says_what_one_of_each_day_does(orders):
     asked = [day(n) for n in range(1, 6)]
     seen = found(orders, days=asked)
     assert seen.folders == found(orders).folders
-    assert seen.asked == {*asked}
+    assert seen.requested_days == {*asked}
     assert found(orders, days=[day(2)]).folders.keys() == {day(2)}
 
 
@@ -367,14 +367,14 @@ def test_a_store_that_is_no_local_folder_says_the_same(orders, monkeypatch):
         other = found(orders, **how)
         assert [*other.folders] == [*local.folders]
         for n, folder in other.folders.items():
-            assert folder.unknown == local.folders[n].unknown
-            mine = local.files(n).values()
+            assert folder.unknown_files == local.folders[n].unknown_files
+            mine = local.files_on(n).values()
             assert [*map(known, folder.files.values())] == [*map(known, mine)]
-            digests = other.digests(folder.files.values()).values()
+            digests = other.content_digests(folder.files.values()).values()
             assert {*digests} == {hashlib.sha256(b"x").hexdigest()[:32]} or not mine
 
 
-def known(entry: listing.Entry) -> tuple:
+def known(entry: listing.ListedFile) -> tuple:
     return entry.source_file, entry.size, entry.mtime, entry.refused
 
 
@@ -441,14 +441,18 @@ def test_folders_of_hours(orders):
         assert {*map(listing.folder_of, folder.files)} == {NAME}
         beside = ["b.txt", "beside.jsonl", "hour=", "hour=24", "hour=7", "hours=03"]
         within = ["hour=07/_control.json", "hour=07/b.txt", "hour=07/hour=08"]
-        assert sorted(folder.unknown) == sorted(f"{NAME}/{name}" for name in [*beside, *within])
+        assert sorted(folder.unknown_files) == sorted(
+            f"{NAME}/{name}" for name in [*beside, *within]
+        )
 
 
 def test_folders_of_hours_of_another_source_are_not_lost_in_silence(orders):
     put_hours(orders)
     for how in ({}, {"days": [day(1)]}):
         (folder,) = found(orders, **how).folders.values()
-        assert {f"{NAME}/hour={hour}" for hour in ("00", "07", "23", "24")} <= {*folder.unknown}
+        assert {f"{NAME}/hour={hour}" for hour in ("00", "07", "23", "24")} <= {
+            *folder.unknown_files
+        }
         assert not folder.hours
 
 
@@ -470,11 +474,11 @@ def test_folders_of_hours_in_a_store(orders, monkeypatch):
                 assert other.strays == ("orders.csv",)
                 for n in (day(1), day(2)):
                     folder, mine = other.folders[n], local.folders[n]
-                    assert (folder.unknown, folder.hours) == (mine.unknown, mine.hours)
+                    assert (folder.unknown_files, folder.hours) == (mine.unknown_files, mine.hours)
                     assert [*map(known, folder.files.values())] == [
                         *map(known, mine.files.values())
                     ]
-                refused = [e.refused for e in other.files(day(3)).values()]
+                refused = [e.refused for e in other.files_on(day(3)).values()]
                 assert refused == (["not a folder"] if source.hourly else [])
 
 
@@ -499,10 +503,10 @@ def test_links_and_folders_of_hours(orders, tmp_path_factory):
             "hour=05/": "NotADirectoryError: Not a directory",
             "hour=06/": "NotADirectoryError: Not a directory",
             "hour=00/link.jsonl": OUT,
-            f"hour=00/{NAMELESS}": "rename it",
+            f"hour=00/{UNDECODABLE_NAME}": "rename it",
         }
         assert f"{NAME}/hour=03/a.jsonl" in folder.files
-        assert f"{NAME}/hour=04/{NAME}" in folder.unknown
+        assert f"{NAME}/hour=04/{NAME}" in folder.unknown_files
 
 
 # --- sizes, times, contents -----------------------------------------------------------------------
@@ -511,13 +515,16 @@ def test_links_and_folders_of_hours(orders, tmp_path_factory):
 def test_what_is_known_of_a_file(orders):
     path = put(orders, "a.jsonl", text="12345")
     os.utime(path, ns=(1, 1_700_000_000_123_456_789))
-    (entry,) = found(orders).files(day(1)).values()
+    (entry,) = found(orders).files_on(day(1)).values()
     assert (entry.size, entry.mtime) == (5, 1_700_000_000_123_456_789)
 
 
 def digests(orders: Path) -> dict[str, str]:
     seen = found(orders)
-    return {entry.name: text for entry, text in seen.digests(seen.files(day(1)).values()).items()}
+    return {
+        entry.name: text
+        for entry, text in seen.content_digests(seen.files_on(day(1)).values()).items()
+    }
 
 
 def test_digests_are_of_contents(orders):
@@ -533,7 +540,7 @@ def test_digests_are_of_contents(orders):
 
 
 def test_digests_of_nothing(orders):
-    assert found(orders).digests([]) == {}
+    assert found(orders).content_digests([]) == {}
 
 
 def test_large_files_are_read_whole(orders):
@@ -571,12 +578,12 @@ def test_a_file_that_is_gone_since_the_listing_has_no_digest(orders):
     path = put(orders, "a.jsonl", text="gone in between")
     seen = found(orders)
     path.unlink()
-    entries = seen.files(day(1)).values()
-    assert [*seen.digests(entries).values()] == [""]
+    entries = seen.files_on(day(1)).values()
+    assert [*seen.content_digests(entries).values()] == [""]
     # That is not kept for the next time.
     path.write_text("gone in between")
     os.utime(path, ns=(1, next(iter(entries)).mtime))
-    assert all(seen.digests(entries).values())
+    assert all(seen.content_digests(entries).values())
 
 
 def test_an_object_with_the_name_of_a_folder_is_a_stray(orders, monkeypatch):

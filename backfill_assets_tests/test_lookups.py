@@ -23,12 +23,12 @@ from deltalake import DeltaTable
 from pandera.pyspark import Field
 
 from backfill_assets import Lookup, Quota
-from backfill_assets.delta.references import look
+from backfill_assets.delta.references import read_unpartitioned
 from backfill_assets.lookups import asking, kept, quotas, service
 from backfill_assets.lookups.asking import ask
-from backfill_assets.lookups.kept import AnswersError, KeptAnswers, create, forget
+from backfill_assets.lookups.kept import AnswersError, KeptAnswers, create, forget_answers
 from backfill_assets.lookups.quotas import SharedQuota, rates_of
-from backfill_assets.lookups.reading import WrongAnswerError, answer_of
+from backfill_assets.lookups.reading import WrongAnswerError, parse_answer
 from backfill_assets.lookups.service import Service, ServiceError
 from backfill_assets.tables.arguments import DeclarationError
 from backfill_assets_tests.rate_server import SECRET, rate_server, true_rate
@@ -92,7 +92,9 @@ class Kept(list):
         return {(row["day"], row["currency"]): row["in_euros"] for row in self}
 
 
-def asked(folder: Path, of: Lookup, wanted, *, live: bool = False) -> tuple[asking.Asked, Kept]:
+def asked(
+    folder: Path, of: Lookup, wanted, *, live: bool = False
+) -> tuple[asking.BatchResult, Kept]:
     keep, it = Kept(), Service(of)
     quota = SharedQuota(folder, of.name, of.quotas, of.share(live=live))
     try:
@@ -175,7 +177,7 @@ GOOD = {"in_euros": "0.91"}
 
 def read(said: object) -> dict:
     body = said if isinstance(said, bytes) else json.dumps(said).encode()
-    return answer_of(RATES, {"day": DAY, "currency": "USD"}, body)
+    return parse_answer(RATES, {"day": DAY, "currency": "USD"}, body)
 
 
 def test_an_answer_has_the_types_of_the_model():
@@ -214,9 +216,9 @@ def test_a_wrong_answer_is_told_from_a_right_one(said, problem):
 def test_a_service_may_answer_in_another_form():
     of = lookup(read=lambda said: {"in_euros": said["rates"]["EUR"]})
     request = {"day": DAY, "currency": "USD"}
-    assert answer_of(of, request, b'{"rates": {"EUR": 0.5}}')["in_euros"] == Decimal("0.5")
+    assert parse_answer(of, request, b'{"rates": {"EUR": 0.5}}')["in_euros"] == Decimal("0.5")
     with pytest.raises(WrongAnswerError, match=r"in another form \(KeyError\)"):
-        answer_of(of, request, b'{"rates": {}}')
+        parse_answer(of, request, b'{"rates": {}}')
 
 
 # --- one call -------------------------------------------------------------------------------------
@@ -238,7 +240,7 @@ def test_a_service_may_answer_in_another_form():
 )
 def test_what_is_no_answer_is_said_without_the_secret(server, how, problem):
     server.behave = lambda path, before: how
-    reply = Service(lookup(timeout=0.3)).get({"day": DAY, "currency": "USD"})
+    reply = Service(lookup(timeout=0.3)).request_answer({"day": DAY, "currency": "USD"})
     assert reply.answer is None
     assert reply.problem.startswith(problem)
     assert SECRET not in reply.problem
@@ -246,7 +248,7 @@ def test_what_is_no_answer_is_said_without_the_secret(server, how, problem):
 
 def test_a_service_that_is_not_there_or_not_known(server, monkeypatch):
     monkeypatch.setenv("RATES_URL", "http://127.0.0.1:9")
-    assert Service(RATES).get({"day": DAY, "currency": "USD"}).problem == "no connection"
+    assert Service(RATES).request_answer({"day": DAY, "currency": "USD"}).problem == "no connection"
     for url in ("", "ftp://x", "http://me:hush@host"):
         monkeypatch.setenv("RATES_URL", url)
         with pytest.raises(ServiceError) as error:
@@ -261,21 +263,21 @@ def test_the_secret_may_be_in_a_file(server, monkeypatch, tmp_path):
         Service(RATES)
     (tmp_path / "key").write_text(f"{SECRET}\n")
     monkeypatch.setenv("RATES_KEY_FILE", str(tmp_path / "key"))
-    assert Service(RATES).get({"day": DAY, "currency": "USD"}).answer
+    assert Service(RATES).request_answer({"day": DAY, "currency": "USD"}).answer
     monkeypatch.setenv("RATES_KEY_FILE", str(tmp_path / "gone"))
     with pytest.raises(ServiceError, match="cannot be read"):
         Service(RATES)
 
 
 def test_retry_after_is_seconds_or_a_date():
-    assert service._seconds("7") == 7
-    assert service._seconds("soon") is None
-    assert service._seconds("9" * 400) == service._LONGEST_WAIT
+    assert service._retry_after_seconds("7") == 7
+    assert service._retry_after_seconds("soon") is None
+    assert service._retry_after_seconds("9" * 400) == service._LONGEST_WAIT
     moment = time.time() + 60
     for text in (f"{moment:.0f}", f"{1000 * moment:.0f}"):  # no number of seconds to wait
-        assert 55 < service._seconds(text) < 65
+        assert 55 < service._retry_after_seconds(text) < 65
     when = datetime.now(timezone.utc) + timedelta(seconds=30)
-    assert 28 < service._seconds(format_datetime(when, usegmt=True)) <= 30
+    assert 28 < service._retry_after_seconds(format_datetime(when, usegmt=True)) <= 30
 
 
 def test_what_a_service_does_not_know_is_an_answer_too(server):
@@ -286,7 +288,7 @@ def test_what_a_service_does_not_know_is_an_answer_too(server):
         town: T.StringType = Field(nullable=True, description="The town; null if unknown.")
 
     of = lookup(model=Place, request=["code"], path="/places/{code}", none_at=[404])
-    assert Service(of).get({"code": "a/b ?"}).answer == {"town": None}
+    assert Service(of).request_answer({"code": "a/b ?"}).answer == {"town": None}
     assert server.asked == ["/places/a%2Fb%20%3F"]
 
 
@@ -339,7 +341,7 @@ def test_an_outage_is_not_asked_a_million_times(server, tmp_path):
     found, keep = asked(tmp_path, RATES, requests(5000))
     assert not keep
     assert len(found.unanswered) == 5000
-    assert len(server.asked) <= 3 * (asking.IN_A_ROW + RATES.connections)
+    assert len(server.asked) <= 3 * (asking.MAX_FAILURES_IN_A_ROW + RATES.connections)
     said = set(found.unanswered.values())
     assert said >= {
         "HTTP 503 (tried 3 times)",
@@ -399,8 +401,8 @@ def test_429_and_retry_after_hold_all_processes(server, tmp_path):
     # Only what was under way when it said so is refused.
     assert 0 < server.refused <= 2 * RATES.connections
     quota, other = (SharedQuota(tmp_path, "rates", RATES.quotas, 1.0) for _ in range(2))
-    quota.pause(30)
-    quota.pause(5)
+    quota.pause_calls(30)
+    quota.pause_calls(5)
     assert 5 < other.take() < 31
 
 
@@ -522,7 +524,7 @@ def test_small_files_are_put_together(tmp_path, monkeypatch):
     url = str(tmp_path / "rates")
     create(RATES, url)
     answers = KeptAnswers(RATES, url)
-    before = look(url, grows=True)
+    before = read_unpartitioned(url, grows=True)
     other = KeptAnswers(RATES, url)
     for n in range(4):
         answers.add([row(n)], "run")
@@ -530,25 +532,25 @@ def test_small_files_are_put_together(tmp_path, monkeypatch):
     assert len(held(url)) == 4
     other.add([row(0), row(3), row(4)], "another run")
     assert len(held(url)) == 5
-    assert look(url, grows=True).content == before.content
+    assert read_unpartitioned(url, grows=True).content == before.content
 
 
 def test_what_is_forgotten_makes_another_input(tmp_path):
     url = str(tmp_path / "rates")
     with pytest.raises(AnswersError, match="there is no table of answers"):
-        forget(RATES, url, "TRUE")
-    nothing = look(url, grows=True).content
+        forget_answers(RATES, url, "TRUE")
+    nothing = read_unpartitioned(url, grows=True).content
     create(RATES, url)
     KeptAnswers(RATES, url).add([row(n) for n in range(3)], "run")
-    before = look(url, grows=True).content
+    before = read_unpartitioned(url, grows=True).content
     assert nothing != before
-    assert forget(RATES, url, "currency = 'ZZZ'") == 0
-    assert look(url, grows=True).content == before
-    assert forget(RATES, url, "currency = 'C01' AND day = '2024-01-05'") == 1
-    assert look(url, grows=True).content != before
+    assert forget_answers(RATES, url, "currency = 'ZZZ'") == 0
+    assert read_unpartitioned(url, grows=True).content == before
+    assert forget_answers(RATES, url, "currency = 'C01' AND day = '2024-01-05'") == 1
+    assert read_unpartitioned(url, grows=True).content != before
     assert [r["currency"] for r in held(url)] == ["C00", "C02"]
     with pytest.raises(AnswersError, match=r"nothing was forgotten: .*colour"):
-        forget(RATES, url, "colour = 'red'")
+        forget_answers(RATES, url, "colour = 'red'")
 
 
 def test_a_table_of_another_model_is_refused(tmp_path):

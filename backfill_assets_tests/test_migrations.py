@@ -16,25 +16,25 @@ from pandera.pyspark import Field
 
 from backfill_assets.delta import migrating
 from backfill_assets.delta.commits import PublishError
-from backfill_assets.delta.creation import CONSTRAINT, own_rules, schema_of
-from backfill_assets.delta.evolution import DROPPED as DROPPED_PROPERTY
+from backfill_assets.delta.creation import CONSTRAINT, declared_constraints, delta_schema
 from backfill_assets.delta.evolution import (
-    GAPS,
+    COLUMN_GAPS,
     SCHEMA_VERSION,
-    differences,
-    properties_of,
-    refuse,
-    version_of,
+    raise_if_schema_differs,
+    read_schema_version,
+    schema_differences,
+    schema_properties,
 )
-from backfill_assets.delta.ledgers import Ledger, Metadata, Stored
-from backfill_assets.delta.migrating import look, migrate
-from backfill_assets.delta.other_engine import read_test
+from backfill_assets.delta.evolution import DROPPED_COLUMNS as DROPPED_PROPERTY
+from backfill_assets.delta.ledgers import Ledger, StoredFiles, TableMetadata
+from backfill_assets.delta.migrating import migrate_table, read_migration
+from backfill_assets.delta.other_engine import check_read
 from backfill_assets.delta.reading import read_ledger
-from backfill_assets.delta.schema_changes import Migration, migration_of
+from backfill_assets.delta.schema_changes import Migration, plan_migration
 from backfill_assets.engine.jars import EngineError
-from backfill_assets.publish.candidates import Built, Candidate, Outcome, Plan
+from backfill_assets.publish.candidates import Candidate, ComputedDays, ComputePlan, Outcome
 from backfill_assets.tables.arguments import DeclarationError
-from backfill_assets.tables.schemas import added, as_they_are, widens
+from backfill_assets.tables.schemas import added, files_match_schema, is_wider_type
 from backfill_assets.tables.table import SchemaError, Table
 from backfill_assets_tests.changing_columns import BEFORE, log_of, table_of, writer
 from backfill_assets_tests.invented_logs import days
@@ -83,9 +83,9 @@ ROWS = [
 
 
 def publish(pipeline: Pipeline, spark, table: Table, rows: list[tuple], made_of: str = "this"):
-    found = spark.createDataFrame(rows, table.struct)
+    found = spark.createDataFrame(rows, table.struct_type)
     dates = sorted({row[0] for row in rows})
-    plan = Plan(dict.fromkeys(dates, made_of), lambda _: Built(found, {}))
+    plan = ComputePlan(dict.fromkeys(dates, made_of), lambda _: ComputedDays(found, {}))
     over = window(dates[0].day, dates[-1].day)
     done = pipeline.io_manager.publish(
         Candidate(table, lambda _: plan), over, {**RECORD, "run_id": made_of}
@@ -178,38 +178,38 @@ def test_readers_see_the_table_as_it_was_or_as_it_is(name, url, pipeline, spark,
     before, version = seen(spark, url), log_of(url).version()
     assert approximately(before) == approximately(rows_with(same))
     files = set(log_of(url).file_uris())
-    found = look(url, table)
+    found = read_migration(url, table)
     assert found is not None
     assert found.refused == []
     assert len(found.days) == rewritten
     # An ordinary run of the new code is refused until then.
     with pytest.raises(SchemaError, match="Run backfill-assets migrate"):
-        refuse(read_ledger(url, table), url)
+        raise_if_schema_differs(read_ledger(url, table), url)
 
     # Killed between the new files and the commit: readers have what they had, at each version.
     def killed(*_: Any) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(migrating, "_commit", killed)
-        list(migrate(writer(pipeline, table)))
+        patched.setattr(migrating, "_commit_migration", killed)
+        list(migrate_table(writer(pipeline, table)))
     assert seen(spark, url) == before
     # Killed after the commit, before the version of the schema is set.
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(migrating, "_finish", killed)
-        list(migrate(writer(pipeline, table)))
+        patched.setattr(migrating, "_finish_migration", killed)
+        list(migrate_table(writer(pipeline, table)))
     after = seen(spark, url)
     assert approximately(after) == approximately(rows_with(change))
     for code in (BEFORE, table):
         if name in ("renamed", "widened") or code is table:
             with pytest.raises(SchemaError):
-                refuse(read_ledger(url, code), url)
+                raise_if_schema_differs(read_ledger(url, code), url)
 
-    said = list(migrate(writer(pipeline, table)))
+    said = list(migrate_table(writer(pipeline, table)))
     assert any("the schema has version 2, not 1" in text for text in said)
     assert seen(spark, url) == after
     assert log_of(url).metadata().configuration[SCHEMA_VERSION] == "2"
-    assert (look(url, table) or Migration(read_ledger(url, table))).changes == []
+    assert (read_migration(url, table) or Migration(read_ledger(url, table))).changes == []
     # Old versions are read as before; each version has one of the two.
     assert seen(spark, url, version) == before
     for at in range(version + 1, log_of(url).version()):
@@ -219,15 +219,15 @@ def test_readers_see_the_table_as_it_was_or_as_it_is(name, url, pipeline, spark,
     assert len(kept) == 3 - rewritten
 
     # The schema is as a table that is created now has it.
-    assert log_of(url).schema().to_json() == schema_of(table).to_json()
+    assert log_of(url).schema().to_json() == delta_schema(table).to_json()
     # The days are on record, and another engine finds what the records say.
     ledger = read_ledger(url, table)
-    assert ledger.published == days(1, 2, 3)
-    assert not ledger.external
-    assert read_test(pipeline.settings, table, days(1, 2, 3)).problems == []
+    assert ledger.published_days == days(1, 2, 3)
+    assert not ledger.external_commits
+    assert check_read(pipeline.settings, table, days(1, 2, 3)).problems == []
     # The code of before is refused, and told why.
     with pytest.raises(SchemaError, match=r"schema has version 2, and the code has 1.*Install the"):
-        refuse(read_ledger(url, BEFORE), url)
+        raise_if_schema_differs(read_ledger(url, BEFORE), url)
     with pytest.raises(SchemaError, match="Nothing was written"):
         publish(pipeline, spark, BEFORE, ROWS)
 
@@ -237,16 +237,16 @@ def test_readers_see_the_table_as_it_was_or_as_it_is(name, url, pipeline, spark,
 
 def ledger_of(table: Table, there: Table, **properties: str) -> Ledger:
     """A ledger of days 1 to 3 of a table that is there."""
-    struct = T.StructType.fromJson(json.loads(schema_of(there).to_json()))
-    held = {day(n): Stored(1, 100) for n in (1, 2, 3)}
-    metadata = Metadata(struct, (there.partition,), properties)
+    struct = T.StructType.fromJson(json.loads(delta_schema(there).to_json()))
+    held = {day(n): StoredFiles(1, 100) for n in (1, 2, 3)}
+    metadata = TableMetadata(struct, (there.partition,), properties)
     return Ledger(table, 7, stored=held, metadata=metadata)
 
 
 def test_nothing_is_to_change_in_a_table_without_a_version():
-    found = migration_of(ledger_of(BEFORE, BEFORE), {})
+    found = plan_migration(ledger_of(BEFORE, BEFORE), {})
     assert (found.changes, found.refused) == ([], [])
-    assert version_of(Metadata(BEFORE.struct, ("run_date",))) == 1
+    assert read_schema_version(TableMetadata(BEFORE.struct_type, ("run_date",))) == 1
 
 
 def test_the_plan_tells_which_days_are_rewritten():
@@ -257,7 +257,7 @@ def test_the_plan_tells_which_days_are_rewritten():
         share=(T.FloatType, Field(description="The share.")),
         channel=(T.StringType, added("shop", day(2), "Where from.")),
     )
-    assert texts(migration_of(ledger_of(both, BEFORE), {})) == [
+    assert texts(plan_migration(ledger_of(both, BEFORE), {})) == [
         ("column orders is widened from int to bigint", "3 days are rewritten"),
         ("column share has another description", "metadata only"),
         ("column channel is added; it is null where nobody fills it", "metadata only"),
@@ -298,39 +298,48 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_refused(name):
     table, said = REFUSED[name]
-    found = migration_of(ledger_of(table, BEFORE), {})
+    found = plan_migration(ledger_of(table, BEFORE), {})
     with pytest.raises(SchemaError, match=f"cannot be migrated: .*{said}.*Nothing was written"):
-        migrating.refuse(found)
+        migrating.raise_if_refused(found)
 
 
 def test_a_default_that_rows_have_cannot_be_another():
     other = table_of(3, channel=(T.StringType, added("web", day(3), "Where from.")))
-    ledger = ledger_of(other, GAP, **{SCHEMA_VERSION: "2", GAPS: properties_of(GAP)[GAPS]})
-    (text,) = migration_of(ledger, {}).refused
+    ledger = ledger_of(
+        other, GAP, **{SCHEMA_VERSION: "2", COLUMN_GAPS: schema_properties(GAP)[COLUMN_GAPS]}
+    )
+    (text,) = plan_migration(ledger, {}).refused
     assert text.startswith("column channel is 'shop' before 2024-01-03, which its rows hold")
 
 
 def test_a_required_column_needs_a_log_without_nulls():
     ledger = ledger_of(STRICTER, BEFORE)
     for nulls, said in (({day(2): 5}, "5 in all"), ({day(2): None}, "the log does not tell")):
-        found = migration_of(ledger, {"note": nulls})
+        found = plan_migration(ledger, {"note": nulls})
         assert [text for text in found.refused if said in text and str(day(2)) in text]
-    assert migration_of(ledger, {"note": {}}).refused == []
+    assert plan_migration(ledger, {"note": {}}).refused == []
 
 
 def test_a_default_is_a_migration_even_if_the_column_may_be_null():
     same = table_of(1, channel=(T.StringType, added("shop", day(2), "Where from.")))
     ledger = ledger_of(same, BEFORE)
     assert ledger.metadata is not None
-    assert differences(same, ledger.metadata) == ["column channel has another gap, or default"]
+    assert schema_differences(same, ledger.metadata) == [
+        "column channel has another gap, or default"
+    ]
     # A table that is created with it has written no day without it.
-    assert differences(same, Metadata(same.struct, ("run_date",), properties_of(same))) == []
+    assert (
+        schema_differences(
+            same, TableMetadata(same.struct_type, ("run_date",), schema_properties(same))
+        )
+        == []
+    )
     none = table_of(1, channel=(T.StringType, added(None, day(2), "Where from.")))
-    assert differences(none, ledger.metadata) == []
+    assert schema_differences(none, ledger.metadata) == []
 
 
 def test_code_of_an_older_version_changes_nothing():
-    found = migration_of(ledger_of(BEFORE, BEFORE, **{SCHEMA_VERSION: "3"}), {})
+    found = plan_migration(ledger_of(BEFORE, BEFORE, **{SCHEMA_VERSION: "3"}), {})
     assert found.refused == [
         "the table's schema has version 3, and this code has 1: install the code that has it"
     ]
@@ -353,15 +362,17 @@ def test_code_of_an_older_version_changes_nothing():
     ],
 )
 def test_which_types_hold_all_values_of_another(old, new, holds):
-    assert widens(old, new) is holds
+    assert is_wider_type(old, new) is holds
 
 
 def test_files_from_before_are_taken_as_they_are_only_if_they_hold_the_rows_of_now():
     for table in (BEFORE, LOOSER, STRICTER):
-        assert as_they_are(BEFORE.struct, table.columns)
+        assert files_match_schema(BEFORE.struct_type, table.columns)
     for table in (RENAMED, WIDENED, DROPPED, GAP):
-        assert not as_they_are(BEFORE.struct, table.columns)
-    assert as_they_are(DROPPED.struct, BEFORE.columns), "a column that came later, and is null"
+        assert not files_match_schema(BEFORE.struct_type, table.columns)
+    assert files_match_schema(DROPPED.struct_type, BEFORE.columns), (
+        "a column that came later, and is null"
+    )
 
 
 @pytest.mark.parametrize(
@@ -385,24 +396,24 @@ def test_a_name_that_was_dropped_does_not_bring_the_old_values_back(url, pipelin
     # A table of a release without schema versions.
     spark.sql(f"ALTER TABLE delta.`{url}` UNSET TBLPROPERTIES ('{SCHEMA_VERSION}')")
     assert SCHEMA_VERSION not in log_of(url).metadata().configuration
-    refuse(read_ledger(url, BEFORE), url)
-    list(migrate(writer(pipeline, DROPPED)))
+    raise_if_schema_differs(read_ledger(url, BEFORE), url)
+    list(migrate_table(writer(pipeline, DROPPED)))
     assert log_of(url).metadata().configuration[SCHEMA_VERSION] == "2"
     again = table_of(2)
     with pytest.raises(SchemaError, match="note was dropped, and its old values are in the data"):
-        refuse(read_ledger(url, again), url)
+        raise_if_schema_differs(read_ledger(url, again), url)
     assert publish(pipeline, spark, DROPPED, [(*row[:5],) for row in ROWS[3:]], "that")
     third = table_of(3)
-    (first, *_) = texts(look(url, third))
+    (first, *_) = texts(read_migration(url, third))
     text = "column note is there again, without its values from before it was dropped"
     assert first == (text, "3 days are rewritten")
-    list(migrate(writer(pipeline, third)))
+    list(migrate_table(writer(pipeline, third)))
     assert {row["note"] for row in seen(spark, url)} == {None}
     assert json.loads(log_of(url).metadata().configuration[DROPPED_PROPERTY]) == []
 
 
 def test_days_that_others_write_meanwhile_are_rewritten_again(url, pipeline, spark, monkeypatch):
-    checked, ran = migrating._checked, []
+    checked, ran = migrating._verify_rewrite, []
 
     def slow(*given: Any) -> Any:
         found = checked(*given)
@@ -410,8 +421,8 @@ def test_days_that_others_write_meanwhile_are_rewritten_again(url, pipeline, spa
             ran.append(publish(pipeline, spark, BEFORE, [(day(3), "d", 9, *ROWS[3][3:])], "that"))
         return found
 
-    monkeypatch.setattr(migrating, "_checked", slow)
-    said = list(migrate(writer(pipeline, RENAMED)))
+    monkeypatch.setattr(migrating, "_verify_rewrite", slow)
+    said = list(migrate_table(writer(pipeline, RENAMED)))
     assert ran == [[Outcome.WRITTEN]]
     assert sum("another run committed first" in text for text in said) == 1
     rows = {(row["run_date"].day, row["customer"], row["remark"]) for row in seen(spark, url)}
@@ -432,7 +443,7 @@ def test_files_that_hold_something_else_are_not_committed(url, pipeline, spark, 
 
     monkeypatch.setattr(migrating, "measure", measured)
     with pytest.raises(PublishError, match=r"the new data files hold .* columns and days are as"):
-        list(migrate(writer(pipeline, RENAMED)))
+        list(migrate_table(writer(pipeline, RENAMED)))
     assert seen(spark, url) == before
 
 
@@ -450,19 +461,19 @@ def test_a_lost_engine_is_no_failed_migration(lost, table, url, pipeline, spark,
 
     with monkeypatch.context() as patch, pytest.raises(EngineError) as raised:
         patch.setattr(migrating, lost, raises)
-        list(migrate(writer(pipeline, table)))
+        list(migrate_table(writer(pipeline, table)))
     assert "engine was lost while fact_daily_orders was migrated" in str(raised.value)
     assert "run `backfill-assets migrate fact_daily_orders` again" in str(raised.value)
     # No rule of the model was passed over: there is something left to do.
-    assert look(url, table).changes
-    list(migrate(writer(pipeline, table)))
+    assert read_migration(url, table).changes
+    list(migrate_table(writer(pipeline, table)))
     there = {name.removeprefix(CONSTRAINT) for name in log_of(url).metadata().configuration}
-    assert {*own_rules(table)} <= there
+    assert {*declared_constraints(table)} <= there
 
 
 def test_the_record_keeps_what_the_days_were_made_of(url, pipeline, spark):
     before = read_ledger(url, BEFORE)
-    list(migrate(writer(pipeline, RENAMED)))
+    list(migrate_table(writer(pipeline, RENAMED)))
     ledger = read_ledger(url, RENAMED)
     for of in (day(1), day(2), day(3)):
         now, was = ledger.current_record(of), before.current_record(of)
@@ -473,12 +484,12 @@ def test_the_record_keeps_what_the_days_were_made_of(url, pipeline, spark):
     version = ledger.version
     # What is made as it was is not even computed.
     assert publish(pipeline, spark, RENAMED, ROWS) == [Outcome.IDENTICAL] * 3
-    assert read_ledger(url, RENAMED).content(day(1)) == before.content(day(1))
+    assert read_ledger(url, RENAMED).content_key(day(1)) == before.content_key(day(1))
     assert log_of(url).version() == version
 
 
 def test_a_day_of_a_gap_that_is_made_again_gets_the_default(url, pipeline, spark):
-    list(migrate(writer(pipeline, GAP)))
+    list(migrate_table(writer(pipeline, GAP)))
     rows = [
         (day(2), "a", 8, Decimal("3.30"), 0.75, "z", None),
         # A late version of an old row may have a value.
@@ -490,5 +501,5 @@ def test_a_day_of_a_gap_that_is_made_again_gets_the_default(url, pipeline, spark
     assert seen_now >= {(2, 8, "shop"), (2, 9, "web"), (3, 4, None)}
     said = {column.name: column.description for column in GAP.column_schema.columns}
     assert f"since {day(3)}; on the days before it is 'shop'" in said["channel"]
-    gaps = json.loads(log_of(url).metadata().configuration[GAPS])
+    gaps = json.loads(log_of(url).metadata().configuration[COLUMN_GAPS])
     assert gaps == {"channel": {"since": str(day(3)), "default": "shop"}}

@@ -11,7 +11,7 @@ import pytest
 
 from backfill_assets.settings import SettingsError
 from backfill_assets.tables.arguments import DeclarationError
-from backfill_assets.tables.catalog import declared
+from backfill_assets.tables.catalog import load_tables
 
 #: A module without a mistake; each case replaces a part of it.
 MODULE = """
@@ -391,7 +391,7 @@ def imported(tmp_path: Path, monkeypatch):
         (tmp_path / f"{name}.py").write_text(text)
         importlib.invalidate_caches()
         try:
-            declared(f"{name}:TABLES")
+            load_tables(f"{name}:TABLES")
         finally:
             sys.modules.pop(name, None)
 

@@ -17,8 +17,8 @@ from backfill_assets.definitions import build_defs
 from backfill_assets.examples.customers.markets import revenue_by_market
 from backfill_assets.examples.customers.page_views import PAGE_VIEWS, page_views_daily
 from backfill_assets.examples.customers.sample import main
-from backfill_assets.landing.lines import read_lines, survey
-from backfill_assets.landing.listing import HOURS, list_landing
+from backfill_assets.landing.lines import probe_files, read_lines
+from backfill_assets.landing.listing import HOUR_FOLDERS, list_landing
 from backfill_assets.settings import load_settings
 from backfill_assets_tests.pipeline import START, day
 
@@ -40,15 +40,15 @@ def sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_page_views_land_by_the_hour_and_count_by_day(spark, sample: Path) -> None:
     listing = list_landing(str(sample / "landing"), PAGE_VIEWS)
     assert [*listing.folders] == [day(n) for n in range(1, 5)]
-    assert all(not folder.unknown for folder in listing.folders.values())
-    missing = {of: {*HOURS} - folder.hours for of, folder in listing.folders.items()}
+    assert all(not folder.unknown_files for folder in listing.folders.values())
+    missing = {of: {*HOUR_FOLDERS} - folder.hours for of, folder in listing.folders.items()}
     assert {of: hours for of, hours in missing.items() if hours} == {day(2): {"hour=03"}}
-    found = survey(spark, str(sample / "landing"), PAGE_VIEWS, Window(day(1), day(5)))
+    found = probe_files(spark, str(sample / "landing"), PAGE_VIEWS, Window(day(1), day(5)))
     lines = read_lines(spark, found, PAGE_VIEWS)
     views = lines.selectExpr(
         "arrival_date AS for_day", "customer_id", "CAST(viewed_at AS TIMESTAMP) AS viewed_at"
     )
-    made = page_views_daily.conform(page_views_daily(views)).collect()
+    made = page_views_daily.conform_frame(page_views_daily(views)).collect()
     expected: Counter[tuple[date, str]] = Counter()
     within: dict[tuple[date, str], set[int]] = defaultdict(set)
     for row in views.collect():
@@ -71,7 +71,7 @@ def test_revenue_by_market(spark, sample: Path) -> None:
     made = revenue_by_market(frame, spark.createDataFrame(countries))
     assert {
         (r["run_date"], r["market"]): (r["orders"], r["revenue"])
-        for r in revenue_by_market.conform(made).collect()
+        for r in revenue_by_market.conform_frame(made).collect()
     } == {
         (day(1), "Europe"): (2, Decimal("3.00")),
         (day(1), "unknown"): (1, Decimal("4.00")),

@@ -24,9 +24,9 @@ from backfill_assets.calendar.policy import Policy
 from backfill_assets.orders.lines import ORDER_LINES
 from backfill_assets.orders.tables import RAW, STAGED
 from backfill_assets.publish.candidates import Snapshot
-from backfill_assets.quality.audit import Expectation, Finding, Measured, Severity, Verdict
+from backfill_assets.quality.audit import DayMetrics, Expectation, Finding, Severity, Verdict
 from backfill_assets.settings import load_settings
-from backfill_assets.staleness.touched import Touched, touched
+from backfill_assets.staleness.touched import ChangeImpact, impact_of
 from backfill_assets.tables import versions
 from backfill_assets.tables.code_version import Code
 from backfill_assets.tables.columns import nullable
@@ -90,7 +90,7 @@ A1, A2, B1 = ("a", 1), ("a", 2), ("b", 1)
 
 
 def log(spark, rows: Iterable[dict[str, Any]]) -> DataFrame:
-    return spark.createDataFrame(list(rows), VISITS.raw.struct)
+    return spark.createDataFrame(list(rows), VISITS.raw.struct_type)
 
 
 def dated(spark, rows: Iterable[dict[str, Any]], zone: str = "UTC") -> DataFrame:
@@ -99,9 +99,9 @@ def dated(spark, rows: Iterable[dict[str, Any]], zone: str = "UTC") -> DataFrame
 
 def staged(frame: DataFrame, window_days: int) -> list[tuple]:
     """(event day, key, page, flag, log day) of each staged row."""
-    ranked = versions.ranked(frame, VISITS, WEEK, window_days)
+    ranked = versions.rank_in_window(frame, VISITS, WEEK, window_days)
     rows = versions.staged(ranked, VISITS)
-    VISITS.staged.conform(rows)
+    VISITS.staged.conform_frame(rows)
     return sorted(map(_short, rows.collect()))
 
 
@@ -133,7 +133,9 @@ def _short(row: Any) -> tuple:
 def test_the_greatest_version_counts(spark, lesser, greater):
     for rows in ([lesser, greater], [greater, lesser]):
         frame = dated(spark, rows)
-        (found,) = versions.staged(versions.ranked(frame, VISITS, WEEK, 7), VISITS).collect()
+        (found,) = versions.staged(
+            versions.rank_in_window(frame, VISITS, WEEK, 7), VISITS
+        ).collect()
         for name in ("began", "sent"):
             assert found[name].replace(tzinfo=timezone.utc) == greater[name]
         assert _short(found)[2:] == (greater["page"], greater["superseded"], greater["log_date"])
@@ -172,7 +174,7 @@ def test_the_event_day_is_that_of_the_event_time(spark):
 @pytest.mark.parametrize(("corrects", "page"), [(True, "late"), (False, "in time")])
 def test_what_is_known_of_a_key(spark, corrects, page):
     rows = [visit(A1, 1, 1, "in time"), visit(A1, 5, 1, "late", sent=5), visit(A2, 1, 1)]
-    found = versions.known(dated(spark, rows), VISITS, WEEK, 2, corrects=corrects)
+    found = versions.rank_all(dated(spark, rows), VISITS, WEEK, 2, corrects=corrects)
     counting = versions.staged(found, VISITS)
     assert sorted(row["page"] for row in counting.collect()) == sorted(["p", page])
 
@@ -194,7 +196,7 @@ def test_what_is_known_of_a_key(spark, corrects, page):
 def test_late_lines_have_no_worth_without_an_amount(spark, keep, severity, became):
     frame = dated(spark, [visit(A1, 5, 1), visit(A2, 5, 2), visit(B1, 5, 5), visit(B1, 2, 2)])
     late = staging.late_lines(frame, VISITS, 2, keep=keep)
-    VISITS.late.conform(late)
+    VISITS.late.conform_frame(late)
     assert late.count() == (2 if keep else 0)
     expectations = staging.late_expectations(frame, VISITS, WEEK, 2, day(2), keep=keep)
     expectation = expectations[day(5)]
@@ -218,7 +220,7 @@ def test_late_lines_have_no_worth_without_an_amount(spark, keep, severity, becam
 
 def test_staged_books_count_for_themselves(spark):
     frame = dated(spark, [visit(A1, 1, 1), visit(A1, 2, 1, sent=5), visit(A2, 1, 1)])
-    rows = versions.ranked(frame, VISITS, WEEK, 1)
+    rows = versions.rank_in_window(frame, VISITS, WEEK, 1)
     expectation = staging.staged_expectations(frame, rows, WEEK, 1)[day(1)]
     assert (expectation.entries, expectation.rows) == ({"in time": 3, "superseded": 1}, 2)
 
@@ -240,7 +242,7 @@ def test_lateness_without_money(spark):
     rejected = spark.createDataFrame([(day(3),)], "arrival_date DATE")
     of = Window(day(3), day(4))
     found = lateness.lateness_figures(frame, rejected, VISITS, of, 1)
-    VISITS.lateness.conform(found)
+    VISITS.lateness.conform_frame(found)
     (row,) = (row.asDict() for row in found.collect())
     nothing = Decimal("0.00")
     minutes = {"p50": 90, "p95": 180, "max": 180}
@@ -257,10 +259,10 @@ def test_lateness_without_money(spark):
         **{f"delay_minutes_{name}": value for name, value in minutes.items()},
         **by_delay((nothing, delay) for delay in (0, 1, 2, 2)),
     }
-    assert lateness.numbers(row)["beyond window amount"] == 0
-    expectation = lateness.expectations({day(3): row}, frame, rejected, VISITS, of, 1, {day(2)})[
-        day(3)
-    ]
+    assert lateness.day_figures(row)["beyond window amount"] == 0
+    expectation = lateness.lateness_expectations(
+        {day(3): row}, frame, rejected, VISITS, of, 1, {day(2)}
+    )[day(3)]
     assert expectation.entries == {"lines": 4, "late": 3, "beyond": 2, "rejected": 1}
     assert not expectation.problems
     assert "have no published raw_visits;" in expectation.warnings[0]
@@ -273,25 +275,25 @@ POLICY = Policy(START, None, window_days=2, lag_days=1, corrects=True, only_touc
 
 def verdict(of: date, digest: str) -> Verdict:
     return Verdict(
-        of, Measured(1, {}, 0, {}, digest), Expectation(), [Finding("c", Severity.OK, "")]
+        of, DayMetrics(1, {}, 0, {}, digest), Expectation(), [Finding("c", Severity.OK, "")]
     )
 
 
 def change(
     spark, was: list[dict[str, Any]], now: list[dict[str, Any]], changed: Collection[date]
-) -> Touched:
+) -> ChangeImpact:
     """What is touched when the rows of some log days are replaced, all being published."""
     known = ledger(VISITS.raw, record(1, WEEK))
     before = Snapshot(known, by_day=False, read=lambda _: log(spark, was))
     after = log(spark, (row for row in now if row["log_date"] in changed))
     verdicts = [verdict(of, "another") for of in sorted(changed)]
-    return touched(VISITS, before, after, verdicts, POLICY, "UTC")
+    return impact_of(VISITS, before, after, verdicts, POLICY, "UTC")
 
 
 def test_a_first_load_touches_what_it_brings(spark):
     rows = [visit(A1, 1, 1), visit(A1, 3, 1), visit(A1, 2, 2), visit(A2, 3, 3), visit(B1, 4, 4)]
     verdicts = [verdict(of, "first") for of in WEEK]
-    found = touched(VISITS, None, log(spark, rows), verdicts, POLICY, "UTC")
+    found = impact_of(VISITS, None, log(spark, rows), verdicts, POLICY, "UTC")
     assert found.event_days == found.current_days == found.log_days == frozenset(WEEK)
     assert found.spans == {
         day(1): days(1, 2),
@@ -317,7 +319,7 @@ def test_every_field_of_a_line_counts_but_not_its_file(spark):
     flagged = [was[0] | {"superseded": True}, was[1]]
     assert change(spark, was, flagged, {day(1)}).event_days == days(1)
     elsewhere = [was[0] | {"source_file": "another.jsonl"}, was[1]]
-    assert change(spark, was, elsewhere, {day(1)}) == Touched(log_days=days(1))
+    assert change(spark, was, elsewhere, {day(1)}) == ChangeImpact(log_days=days(1))
 
 
 def test_touched_days_are_those_whose_rows_differ(spark):
@@ -337,8 +339,8 @@ def test_touched_days_are_those_whose_rows_differ(spark):
 
     def days_of(rows: list[dict[str, Any]]) -> tuple[set, set]:
         frame = dated(spark, rows)
-        in_time = versions.ranked(frame, VISITS, WEEK, 2)
-        known = versions.known(frame, VISITS, WEEK, 2, corrects=True)
+        in_time = versions.rank_in_window(frame, VISITS, WEEK, 2)
+        known = versions.rank_all(frame, VISITS, WEEK, 2, corrects=True)
         then, now = (set(versions.staged(of, VISITS).collect()) for of in (in_time, known))
         return then, now
 
@@ -358,8 +360,8 @@ def test_touched_days_are_those_whose_rows_differ(spark):
 
 def test_the_assets_are_named_after_the_source():
     settings, code = load_settings(), Code("code")
-    stage, keep = staging.build(settings, code, VISITS)
-    measure = lateness.build(settings, code, VISITS)
+    stage, keep = staging.build_staging_assets(settings, code, VISITS)
+    measure = lateness.build_lateness_asset(settings, code, VISITS)
     assert [asset.op.name for asset in (stage, keep, measure)] == [
         "stage_visits",
         "keep_late_visits",
@@ -412,12 +414,12 @@ def visitors(
 
 def test_a_table_of_two_sources_begins_with_the_later_and_stays_open_with_the_longer():
     policy = Policy(START, None, window_days=7, lag_days=1, corrects=True, only_touched=True)
-    graph = Graph.of([*ORDER_LINES.tables, *LATE_STARTER.tables, visitors], policy)
-    assert graph.logs(visitors.name) == {RAW.name, "raw_visits"}
+    graph = Graph.from_tables([*ORDER_LINES.tables, *LATE_STARTER.tables, visitors], policy)
+    assert graph.source_logs(visitors.name) == {RAW.name, "raw_visits"}
     assert graph.policy_of(visitors.name) == replace(
         policy, start=day(5), window_days=20, corrects=False
     )
     assert graph.policy_of(STAGED.name) == policy
     # It is loaded with neither, and closes when both have.
     assert visitors.name not in graph.loaded_with(RAW.name) + graph.loaded_with("raw_visits")
-    assert visitors.name in graph.closing
+    assert visitors.name in graph.closing_tables

@@ -11,16 +11,16 @@ from uuid import uuid4
 import pytest
 from deltalake import DeltaTable
 
-from backfill_assets.calendar.partitions import Window, packed
+from backfill_assets.calendar.partitions import Window, to_ranges
 from backfill_assets.delta import commit_files, reading
 from backfill_assets.delta.commits import LOG_RETENTION, Writer
 from backfill_assets.delta.logs import APPLICATION
 from backfill_assets.delta.records import ExternalCommit
-from backfill_assets.monitoring.incidents import incidents
-from backfill_assets.monitoring.states import State
+from backfill_assets.monitoring.incidents import find_incidents
+from backfill_assets.monitoring.states import DayState
 from backfill_assets.orders.facts import FACT
-from backfill_assets.publish.candidates import Built, Candidate, Outcome, Plan
-from backfill_assets.staleness.backlog import Backlog
+from backfill_assets.publish.candidates import Candidate, ComputedDays, ComputePlan, Outcome
+from backfill_assets.staleness.backlog import StaleDays
 from backfill_assets_tests.invented_logs import days, said_of
 from backfill_assets_tests.invented_states import healthy, situation, states
 from backfill_assets_tests.pipeline import day
@@ -80,7 +80,7 @@ def ours(
         }
         for n in of
     }
-    said = said_of((), audit=audit, commit_id=uuid4().hex, **{"days": packed(days(*of)), **more})
+    said = said_of((), audit=audit, commit_id=uuid4().hex, **{"days": to_ranges(days(*of)), **more})
     numbered = [] if number is None else [{"txn": {"appId": APPLICATION, "version": number}}]
     actions = [*({"add": f} for f in files), *map(gone, removes)]
     return append(url, info(operation, said=said), *numbered, *actions)
@@ -100,7 +100,7 @@ def test_a_commit_vouches_as_of_the_version_that_it_looked_at(url, operation, st
     """An overwrite replaces whatever came in between; a merge leaves it, and never saw it."""
     since = ours(url, file(1), of=(1,), since=None)
     external = theirs(url, {"add": file(1)})
-    theirs_content = read(url).content(day(1))
+    theirs_content = read(url).content_key(day(1))
     assert theirs_content == f"version {external}"
     # As many rows as the audit saw: only the order of the commits tells.
     files = DeltaTable(url).get_add_actions(flatten=True).column("path").to_pylist()
@@ -109,15 +109,15 @@ def test_a_commit_vouches_as_of_the_version_that_it_looked_at(url, operation, st
     found = read(url)
     assert found.rows == {day(1): 1}
     assert (found.current_record(day(1)) is not None) is stands
-    assert (found.content(day(1)) == "digest 1") is stands
-    assert found.content(day(1)) != theirs_content, "the merge changed what is there"
-    assert found.changed[version] == days(1)
+    assert (found.content_key(day(1)) == "digest 1") is stands
+    assert found.content_key(day(1)) != theirs_content, "the merge changed what is there"
+    assert found.changed_days[version] == days(1)
     # Published again as it was to be, the day has changed for whoever follows it.
     (left,) = DeltaTable(url).get_add_actions(flatten=True).column("path").to_pylist()
     last = ours(url, file(1), of=(1,), removes=({"path": left},), since=version)
     found = read(url)
-    assert found.content(day(1)) == "digest 1"
-    assert (day(1) in found.changed[last]) is not stands
+    assert found.content_key(day(1)) == "digest 1"
+    assert (day(1) in found.changed_days[last]) is not stands
 
 
 def test_a_merge_beside_changes_of_other_days_stands(url):
@@ -125,7 +125,7 @@ def test_a_merge_beside_changes_of_other_days_stands(url):
     theirs(url, {"add": file(2)})
     ours(url, file(3), of=(3,), operation="MERGE", since=since)
     found = read(url)
-    assert [found.content(day(n)) for n in (1, 2, 3)] == ["digest 1", "version 2", "digest 3"]
+    assert [found.content_key(day(n)) for n in (1, 2, 3)] == ["digest 1", "version 2", "digest 3"]
 
 
 def test_what_was_compared_only_has_changed_if_others_were_in_between(url):
@@ -136,13 +136,13 @@ def test_what_was_compared_only_has_changed_if_others_were_in_between(url):
     said = said_of((), days=[], since=since, commit_id="c")
     compared = append(url, info(said={**said, "audit": told}))
     found = read(url)
-    assert found.content(day(1)) == f"version {external}"
-    assert found.changed[compared] == frozenset()
+    assert found.content_key(day(1)) == f"version {external}"
+    assert found.changed_days[compared] == frozenset()
     files = DeltaTable(url).get_add_actions(flatten=True).column("path").to_pylist()
     removes = tuple({"path": path} for path in files)
     last = ours(url, file(1), of=(1,), removes=removes, since=compared)
-    assert read(url).content(day(1)) == "digest 1"
-    assert read(url).changed[last] == days(1), "its followers had seen what others made of it"
+    assert read(url).content_key(day(1)) == "digest 1"
+    assert read(url).changed_days[last] == days(1), "its followers had seen what others made of it"
 
 
 @pytest.mark.parametrize("folder", [True, False], ids=["by folder", "anywhere"])
@@ -152,14 +152,16 @@ def test_a_removal_that_does_not_name_its_partition(url, folder):
     version = theirs(url, gone(two), operation="DELETE")
     found = read(url)
     expected = days(2) if folder else frozenset()
-    assert found.external == [ExternalCommit(version, "DELETE", expected, anywhere=not folder)]
+    assert found.external_commits == [
+        ExternalCommit(version, "DELETE", expected, has_unknown_days=not folder)
+    ]
     assert found.current_record(day(1)) is not None
     assert found.current_record(day(2)) is None
-    assert found.content(day(2)) == f"version {version}"
+    assert found.content_key(day(2)) == f"version {version}"
     # Put back as it was, it has changed for whoever built on what was left of it.
     last = ours(url, file(2), of=(2,), since=version)
-    assert read(url).changed[last] == days(2)
-    assert read(url).content(day(2)) == "digest 2"
+    assert read(url).changed_days[last] == days(2)
+    assert read(url).content_key(day(2)) == "digest 2"
 
 
 def test_a_removal_from_under_another_partitioning(url):
@@ -167,7 +169,9 @@ def test_a_removal_from_under_another_partitioning(url):
     ours(url, file(1), of=(1,), since=None)
     removal = {"path": "log_date=2024-01-05/x.parquet", "dataChange": True}
     theirs(url, {"remove": {**removal, "partitionValues": {"log_date": "2024-01-05"}}})
-    assert read(url).external == [ExternalCommit(2, "WRITE", frozenset(), anywhere=True)]
+    assert read(url).external_commits == [
+        ExternalCommit(2, "WRITE", frozenset(), has_unknown_days=True)
+    ]
 
 
 def test_a_removal_from_anywhere_where_rows_are_not_counted(url):
@@ -187,9 +191,11 @@ def test_rows_in_the_log_are_held_against_the_record(url):
     quiet["remove"]["dataChange"] = False
     theirs(url, quiet, operation="OPTIMIZE")
     found = read(url)
-    assert found.external == []
+    assert found.external_commits == []
     assert [found.current_record(day(n)) is not None for n in (1, 2, 3)] == [True, False, True]
-    assert found.content(day(2)) == ("unrecorded 1 rows in 1 file(s) of 10 bytes, the newest of 1")
+    assert found.content_key(day(2)) == (
+        "unrecorded 1 rows in 1 file(s) of 10 bytes, the newest of 1"
+    )
     assert found.as_of(1).current_record(day(2)) is not None, "what was there then is not known"
 
 
@@ -248,31 +254,33 @@ def test_a_table_that_nobody_of_us_wrote_has_no_number(url):
 
 def test_days_of_lost_commits_are_not_days_that_were_never_published(history):
     before = read_by_another_process(history)
-    assert (before.lost, before.unrecorded) == ([], frozenset())
+    assert (before.missing_versions, before.days_without_record) == ([], frozenset())
     cut(history, *range(6))
     found = read_by_another_process(history)
-    assert found.lost == list(range(6))
-    assert found.unrecorded == days((1, 5))
+    assert found.missing_versions == list(range(6))
+    assert found.days_without_record == days((1, 5))
     assert [found.current_record(day(n)) is not None for n in (5, 6)] == [False, True]
-    assert found.content(day(5)) == "unrecorded 1 rows in 1 file(s) of 10 bytes, the newest of 1"
-    assert found.content(day(9)) == "nothing"
+    assert (
+        found.content_key(day(5)) == "unrecorded 1 rows in 1 file(s) of 10 bytes, the newest of 1"
+    )
+    assert found.content_key(day(9)) == "nothing"
     # Rebuilt, all is as before, though the commits are gone for good.
     for n in range(1, 6):
         ours(history, file(n), of=(n,), removes=(), since=latest(history))
     found = read_by_another_process(history)
-    assert found.lost == list(range(6))
-    assert found.unrecorded == frozenset()
+    assert found.missing_versions == list(range(6))
+    assert found.days_without_record == frozenset()
 
 
 def test_others_are_others_from_the_first_commit_that_is_left(history):
     theirs(history, {"add": file(1)})
     ours(history, file(9), of=(9,), since=9)
     cut(history, *range(9))
-    assert [other.version for other in read_by_another_process(history).external] == [9]
+    assert [other.version for other in read_by_another_process(history).external_commits] == [9]
 
 
 def test_an_older_record_does_not_stand_for_what_came_in_lost_commits(history, monkeypatch):
-    monkeypatch.setattr(commit_files, "_ENOUGH", 4)
+    monkeypatch.setattr(commit_files, "_MIN_READS_TO_CACHE", 4)
     read_by_another_process(history)
     # Day 1 anew, with as many rows; nobody has copied this.
     (old,) = [
@@ -284,32 +292,36 @@ def test_an_older_record_does_not_stand_for_what_came_in_lost_commits(history, m
     ours(history, file(9), of=(9,), since=9)
     cut(history, *range(lost + 1))
     found = read_by_another_process(history)
-    assert found.lost == [lost]
+    assert found.missing_versions == [lost]
     assert found.current_record(day(1)) is None
     assert found.current_record(day(9)) is not None
-    assert found.unrecorded == days((1, 8)), "any of them may have been written by it"
+    assert found.days_without_record == days((1, 8)), "any of them may have been written by it"
 
 
 def test_a_cut_below_what_was_read_is_noticed(history):
     """The daemon reads a log for weeks."""
-    assert read(history).lost == []
+    assert read(history).missing_versions == []
     cut(history, *range(4))
-    assert read(history).lost == list(range(4))
+    assert read(history).missing_versions == list(range(4))
     ours(history, file(9), of=(9,), since=8)
-    assert read(history).lost == list(range(4))
-    assert read(history).unrecorded == days((1, 3))
+    assert read(history).missing_versions == list(range(4))
+    assert read(history).days_without_record == days((1, 3))
 
 
 def test_commits_that_were_put_back_are_read(history, tmp_path, monkeypatch):
-    monkeypatch.setattr(commit_files, "_ENOUGH", 4)
+    monkeypatch.setattr(commit_files, "_MIN_READS_TO_CACHE", 4)
     shutil.copytree(history / "_delta_log", tmp_path / "backup")
     cut(history, *range(4))
-    assert read(history).lost == read_by_another_process(history).lost == list(range(4))
+    assert (
+        read(history).missing_versions
+        == read_by_another_process(history).missing_versions
+        == list(range(4))
+    )
     assert copy_of(history).exists(), "what is lost is on record there"
     for version in range(4):
         shutil.copy(tmp_path / "backup" / f"{version:020d}.json", log_file(history, version))
     for found in (read(history), read_by_another_process(history)):
-        assert found.lost == []
+        assert found.missing_versions == []
         assert [record.version for record in found.records] == list(range(1, 9))
 
 
@@ -318,7 +330,7 @@ def test_commits_that_were_put_back_are_read(history, tmp_path, monkeypatch):
 
 @pytest.fixture
 def copied(history: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(commit_files, "_ENOUGH", 4)
+    monkeypatch.setattr(commit_files, "_MIN_READS_TO_CACHE", 4)
     read_by_another_process(history)
     assert copy_of(history).exists()
     return history
@@ -331,7 +343,7 @@ def test_the_copy_tells_of_commits_that_are_gone(copied, last):
     text = copy_of(copied).read_bytes()
     found = read_by_another_process(copied)
     assert found.records == before.records
-    assert (found.lost, found.unrecorded) == ([], frozenset())
+    assert (found.missing_versions, found.days_without_record) == ([], frozenset())
     assert copy_of(copied).read_bytes() == text
     log_file(copied, 9).write_text(json.dumps(info("VACUUM END")))
     ours(copied, file(9), of=(9,), since=9)
@@ -349,7 +361,7 @@ def test_a_copy_in_an_older_form_tells_of_commits_that_are_gone(copied, monkeypa
         stream.write(b"\n".join([*lines, about]))
     found = read_by_another_process(copied)
     assert found.records == before.records
-    assert found.lost == []
+    assert found.missing_versions == []
 
 
 def plain(text: bytes) -> bytes:
@@ -366,7 +378,7 @@ def test_the_copy_of_another_table_is_not_used(copied):
     cut(copied, *range(9))
     found = read_by_another_process(copied)
     assert found.latest.keys() == days(29)
-    assert found.lost == list(range(9))
+    assert found.missing_versions == list(range(9))
 
 
 # --- what a person is told ------------------------------------------------------------------------
@@ -374,21 +386,23 @@ def test_the_copy_of_another_table_is_not_used(copied):
 
 def seen(url: Path):
     found = healthy() | {FACT.name: read_by_another_process(url)}
-    return situation(found, behind=Backlog())
+    return situation(found, behind=StaleDays())
 
 
 def test_a_cut_log_is_an_incident_until_its_days_are_rebuilt(history):
     ours(history, file(9), file(10), of=(9, 10), since=8)
     DeltaTable(history).alter.set_table_properties(LOG_RETENTION)
-    assert incidents(seen(history)) == []
+    assert find_incidents(seen(history)) == []
     cut(history, *range(5))
-    assert {n for n, state in states(FACT, seen(history)).items() if state is State.UNRECORDED} == {
+    assert {
+        n for n, state in states(FACT, seen(history)).items() if state is DayState.UNRECORDED
+    } == {
         1,
         2,
         3,
         4,
     }
-    (found,) = incidents(seen(history))
+    (found,) = find_incidents(seen(history))
     assert found.key == ("log was cut", FACT.name, "")
     for part in (
         "version(s) 0-4 ",
@@ -400,12 +414,12 @@ def test_a_cut_log_is_an_incident_until_its_days_are_rebuilt(history):
     DeltaTable(history).alter.set_table_properties(
         {"delta.logRetentionDuration": "interval 7 days"}
     )
-    (found,) = incidents(seen(history))
+    (found,) = find_incidents(seen(history))
     assert found.key == ("log was cut", FACT.name, "")
     assert "delta.logRetentionDuration is interval 7 days" in found.detail
     for n in range(1, 5):
         ours(history, file(n), of=(n,), since=latest(history))
-    (found,) = [x for x in incidents(seen(history)) if x.kind.startswith("log")]
+    (found,) = [x for x in find_incidents(seen(history)) if x.kind.startswith("log")]
     assert found.key == ("log retention changed", FACT.name, "")
     assert "backfill-assets maintain" in found.detail
 
@@ -419,12 +433,12 @@ def test_an_external_append_beside_a_run(pipeline, spark):
     url = pipeline.io_manager.url(FACT)
 
     def beside(n: int, rows: Any, **how: bool) -> list:
-        def build(_: Window) -> Built:
+        def build(_: Window) -> ComputedDays:
             row = fact_rows(spark, [(n, "stranger", 7)])
             row.write.format("delta").mode("append").save(url)
-            return Built(rows, {})
+            return ComputedDays(rows, {})
 
-        plan = Plan({day(n): uuid4().hex}, build)
+        plan = ComputePlan({day(n): uuid4().hex}, build)
         return pipeline.io_manager.publish(
             Candidate(FACT, lambda _: plan), window(n, n), {**RECORD, "run_id": "beside"}, **how
         )
@@ -451,7 +465,7 @@ def test_a_table_whose_log_was_cut_is_written_again(pipeline, spark):
         publish(pipeline, rows.where(f"run_date = DATE'{day(n)}'"), window(n, n), fingerprint="one")
     url = Path(pipeline.io_manager.url(FACT))
     cut(url, *range(latest(url)))
-    reading._known.clear()
+    reading._cached_ledgers.clear()
     before = pipeline.io_manager.ledger(FACT)
     assert before.unrecorded == days(1, 2)
     # What is on record is not computed again; what is not, is.
@@ -464,6 +478,6 @@ def test_a_table_whose_log_was_cut_is_written_again(pipeline, spark):
     # And a commit still does not come about if another of ours came after the ledger was read.
     writer = Writer(lambda: spark, str(url), FACT)
     late_rows = fact_rows(spark, [(1, "late", 1)])
-    files = writer.write(late_rows, [day(1)], scattered=False).files
+    files = writer.write_rows(late_rows, [day(1)], scattered=False).files
     assert writer.commit(files, [day(1)], {**RECORD, "audit": {}}, before) is None
     assert content(pipeline) == {(n, "a", n) for n in (1, 2, 3)}

@@ -33,9 +33,9 @@ from backfill_assets.examples.web_events import Visit
 from backfill_assets.orders.facts import DailyOrders
 from backfill_assets.orders.tables import LATE, RAW
 from backfill_assets.settings import SettingsError, load_settings
-from backfill_assets.staleness.backlog import backlog
+from backfill_assets.staleness.backlog import find_stale_days
 from backfill_assets.staleness.finality import final_days
-from backfill_assets.staleness.fingerprints import input_fingerprints
+from backfill_assets.staleness.fingerprints import input_digests
 from backfill_assets.tables.arguments import DeclarationError
 from backfill_assets.tables.catalog import config_digests, tables_of
 from backfill_assets.tables.code_version import running_code
@@ -73,8 +73,8 @@ BACKWARDS = [*ORDERS, after_balance, balance]
 SETTINGS = load_settings(
     tables="backfill_assets_tests.test_own_past:TABLES", start=START, window_days=2
 )
-POLICY = Policy.of(SETTINGS)
-GRAPH = Graph.of(tables_of(SETTINGS).values(), POLICY)
+POLICY = Policy.from_settings(SETTINGS)
+GRAPH = Graph.from_tables(tables_of(SETTINGS).values(), POLICY)
 LATER = day(20)
 
 
@@ -137,7 +137,7 @@ def test_of_itself_a_table_reads_earlier_days_and_something_else(function, said)
 
 @pytest.mark.parametrize("made", [balance, yesterday, after_balance])
 def test_it_has_an_asset(made):
-    (key,) = derived.build(SETTINGS, running_code(SETTINGS), made).keys
+    (key,) = derived.build_derived_asset(SETTINGS, running_code(SETTINGS), made).keys
     assert key.path[-1] == made.name
 
 
@@ -152,10 +152,10 @@ def test_the_page_declares_one():
 
 def test_a_table_does_not_come_before_itself():
     assert list(tables_of(SETTINGS))[-4:] == [of.name for of in TABLES[-4:]]
-    assert GRAPH.made_from(balance.name) == [STAGED.name]
-    assert GRAPH.upstream(balance.name) == {STAGED.name, RAW.name}
-    assert GRAPH.upstream(after_balance.name) == {balance.name, STAGED.name, RAW.name}
-    assert GRAPH.logs(after_balance.name) == {RAW.name}
+    assert GRAPH.direct_inputs(balance.name) == [STAGED.name]
+    assert GRAPH.upstream_tables(balance.name) == {STAGED.name, RAW.name}
+    assert GRAPH.upstream_tables(after_balance.name) == {balance.name, STAGED.name, RAW.name}
+    assert GRAPH.source_logs(after_balance.name) == {RAW.name}
     assert [name for name in GRAPH.tables if carries_state(GRAPH.tables[name])] == [
         balance.name,
         late_balance.name,
@@ -167,9 +167,9 @@ def test_a_table_does_not_come_before_itself():
 def test_it_stays_open_and_closes_as_its_other_inputs_do():
     named = {balance.name, after_balance.name, yesterday.name}
     assert named <= {*GRAPH.by_event_day}
-    assert named <= {*GRAPH.closing}
+    assert named <= {*GRAPH.closing_tables}
     assert late_balance.name in GRAPH.by_log_day
-    assert late_balance.name not in GRAPH.closing
+    assert late_balance.name not in GRAPH.closing_tables
 
 
 def test_dagster_takes_the_days_before_for_a_dependency_of_the_asset_on_itself():
@@ -204,7 +204,7 @@ def test_a_day_has_another_fingerprint_once_the_day_before_has_other_rows():
     made = record(0, days((1, 3)), inputs={STAGED.name: 0})
     again = record(1, days(2), inputs={STAGED.name: 0}, digest="other")
     then, now = (
-        input_fingerprints(
+        input_digests(
             GRAPH.inputs[balance.name], ledgers(staged, ledger(balance, *of)), days((1, 4))
         )
         for of in ([made], [made, again])
@@ -214,7 +214,7 @@ def test_a_day_has_another_fingerprint_once_the_day_before_has_other_rows():
 
 def behind(*made) -> dict[date, set[str]]:
     staged = ledger(STAGED, record(0, days((1, 3)), inputs={RAW.name: 0}))
-    found = backlog(ledgers(staged, ledger(balance, *made)), POLICY, LATER)
+    found = find_stale_days(ledgers(staged, ledger(balance, *made)), POLICY, LATER)
     return {d: {*of.inputs} for d, of in found.open.get(balance.name, {}).items()}
 
 
@@ -234,7 +234,7 @@ def test_a_day_waits_for_the_day_before():
 
 def test_a_day_of_the_day_before_of_another_table_waits_for_that_day():
     staged = ledger(STAGED, record(0, days(1, 2, 4), inputs={RAW.name: 0}))
-    found = backlog(ledgers(staged, ledger(yesterday)), POLICY, LATER)
+    found = find_stale_days(ledgers(staged, ledger(yesterday)), POLICY, LATER)
     assert found.open[yesterday.name].keys() == days(2, 3, 5)
 
 
@@ -263,7 +263,7 @@ def test_the_first_day_of_a_table_needs_the_day_before_of_an_input_that_begins_e
             ledger(VISITS.staged, record(0, days(5, 6), inputs={VISITS.raw.name: 0})),
             ledger(of_both),
         ]
-        return {*backlog(ledgers(*given), POLICY, LATER).open.get(of_both.name, ())}
+        return {*find_stale_days(ledgers(*given), POLICY, LATER).open.get(of_both.name, ())}
 
     assert open_days(4, 5) == days(5, 6)
     assert open_days(5) == days(6)
@@ -312,8 +312,8 @@ def test_a_day_of_a_long_history_is_final_as_well():
 
 
 def test_the_first_day_of_all_needs_no_day_before():
-    assert PREVIOUS_DAY.needed(START) == [START - DAY]
-    assert {*PREVIOUS_DAY.read(Window(START, START + DAY))} == {START - DAY}
+    assert PREVIOUS_DAY.required_days(START) == [START - DAY]
+    assert {*PREVIOUS_DAY.input_days(Window(START, START + DAY))} == {START - DAY}
 
 
 class _StartedError(Exception):

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from backfill_assets.imports.manifests import ImportRefusedError
-from backfill_assets.imports.parquet_folders import list_files, read_files
+from backfill_assets.imports.parquet_folders import list_parquet_files, read_files
 
 
 def write(folder: Path, name: str, **columns: pa.Array) -> None:
@@ -22,14 +22,15 @@ def write(folder: Path, name: str, **columns: pa.Array) -> None:
 
 def rows(spark, folder: Path) -> list[dict[str, Any]]:
     found = [
-        row.asDict() for row in read_files(spark, str(folder), list_files(str(folder))).collect()
+        row.asDict()
+        for row in read_files(spark, str(folder), list_parquet_files(str(folder))).collect()
     ]
     return sorted(found, key=str)
 
 
 def refusal(spark, folder: Path) -> str:
     with pytest.raises(ImportRefusedError) as refused:
-        read_files(spark, str(folder), list_files(str(folder)))
+        read_files(spark, str(folder), list_parquet_files(str(folder)))
     message = str(refused.value)
     assert "Nothing was written" in message
     return message
@@ -49,7 +50,7 @@ def test_any_name_that_is_not_hidden_is_data(spark, tmp_path):
     for name in [*data, *hidden]:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
-    assert [file.path for file in list_files(str(tmp_path))] == sorted(data)
+    assert [file.path for file in list_parquet_files(str(tmp_path))] == sorted(data)
 
 
 @pytest.mark.parametrize("column", ["_day", ".day"])

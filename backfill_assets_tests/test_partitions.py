@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backfill_assets.calendar.cadences import Cadence, NotContiguousError
+from backfill_assets.calendar.cadences import Grain, NotContiguousError
 from backfill_assets.calendar.partitions import (
     DAY,
-    Days,
+    DaySet,
     Window,
-    any_of,
-    windows,
+    any_window_condition,
+    to_windows,
 )
 from backfill_assets.settings import load_settings
 from backfill_assets_tests.pipeline import START, day
@@ -46,20 +46,20 @@ def test_a_window_reads_as_dagster_writes_ranges():
 
 
 def test_widened():
-    assert LEAP.widened(before=1, after=2) == Window(d("2024-02-27"), d("2024-03-04"))
-    assert LEAP.widened() == LEAP
+    assert LEAP.widen_by(before=1, after=2) == Window(d("2024-02-27"), d("2024-03-04"))
+    assert LEAP.widen_by() == LEAP
 
 
 def test_predicate():
-    assert LEAP.predicate("run_date") == (
+    assert LEAP.sql_condition("run_date") == (
         "`run_date` >= DATE'2024-02-28' AND `run_date` < DATE'2024-03-02'"
     )
-    assert LEAP.predicate("a`b").startswith("`a``b` >= ")
+    assert LEAP.sql_condition("a`b").startswith("`a``b` >= ")
 
 
 def test_any_of():
     other = Window(d("2024-05-01"), d("2024-05-02"))
-    assert any_of([LEAP, other], "x") == (
+    assert any_window_condition([LEAP, other], "x") == (
         "(`x` >= DATE'2024-02-28' AND `x` < DATE'2024-03-02') OR "
         "(`x` >= DATE'2024-05-01' AND `x` < DATE'2024-05-02')"
     )
@@ -69,20 +69,22 @@ def test_predicates_select_exactly_the_days(spark):
     days = [d("2024-02-26") + n * DAY for n in range(8)]
     frame = spark.createDataFrame([(x,) for x in days], "`odd ``name` DATE")
     other = Window(d("2024-02-26"), d("2024-02-27"))
-    found = {row[0] for row in frame.where(any_of([other, LEAP], "odd `name")).collect()}
+    found = {
+        row[0] for row in frame.where(any_window_condition([other, LEAP], "odd `name")).collect()
+    }
     assert found == {*other, *LEAP}
 
 
 @given(st.lists(st.dates(d("2024-01-01"), d("2024-02-15"))))
 def test_windows_hold_exactly_the_days_and_are_the_fewest(days):
-    found = windows(days)
+    found = to_windows(days)
     assert [day for window in found for day in window] == sorted(set(days))
     assert all(a.end < b.start for a, b in pairwise(found))
 
 
 def test_one_range():
-    assert Cadence.DAILY.one_range(["2024-02-29", "2024-03-01", "2024-02-28"]) == LEAP
-    assert Cadence.DAILY.one_range(["2024-02-29"]) == Window(d("2024-02-29"), d("2024-03-01"))
+    assert Grain.DAILY.one_range(["2024-02-29", "2024-03-01", "2024-02-28"]) == LEAP
+    assert Grain.DAILY.one_range(["2024-02-29"]) == Window(d("2024-02-29"), d("2024-03-01"))
 
 
 @pytest.mark.parametrize(
@@ -98,25 +100,25 @@ def test_one_range():
 )
 def test_one_range_refuses_gaps(keys, said):
     with pytest.raises(NotContiguousError) as caught:
-        Cadence.DAILY.one_range(keys)
+        Grain.DAILY.one_range(keys)
     assert str(caught.value) == f"one run takes one gapless range of days, {said}"
 
 
 def test_partitions_follow_the_settings():
-    found = Cadence.DAILY.definition(load_settings(start=d("2024-02-28"), end=d("2024-03-02")))
+    found = Grain.DAILY.partitions_def(load_settings(start=d("2024-02-28"), end=d("2024-03-02")))
     assert found.get_partition_keys() == [str(day) for day in LEAP]
     assert found.timezone == "UTC"
 
 
 def test_without_an_end_there_are_partitions_up_to_yesterday():
-    found = Cadence.DAILY.definition(load_settings(start=d("2024-01-01")))
+    found = Grain.DAILY.partitions_def(load_settings(start=d("2024-01-01")))
     now = datetime(2024, 1, 4, 0, 0, 1, tzinfo=timezone.utc)
     with dg.partition_loading_context(effective_dt=now):
         assert found.get_partition_keys() == ["2024-01-01", "2024-01-02", "2024-01-03"]
 
 
 def test_days_are_days_of_the_business_zone():
-    found = Cadence.DAILY.definition(
+    found = Grain.DAILY.partitions_def(
         load_settings(start=d("2024-03-09"), timezone="America/New_York")
     )
     window = found.time_window_for_partition_key("2024-03-10")  # the clock goes forward
@@ -127,17 +129,17 @@ def test_days_are_days_of_the_business_zone():
 @pytest.mark.parametrize("of", [{3}, {3, 9, 10, 11, 12}, {6}, {4, 6}, set(), {5, 7, 8, 9, 10}])
 def test_days_within_a_window(of):
     window = Window(date(2024, 1, 4), date(2024, 1, 6))
-    assert window.within({date(2024, 1, n) for n in of}) is bool(of & {4, 5})
+    assert window.contains_any({date(2024, 1, n) for n in of}) is bool(of & {4, 5})
 
 
 def test_days_with_gaps_stand_for_a_window():
     days = [day(1), day(2), day(5), day(9)]
-    found = Days.of(days)
+    found = DaySet.from_days(days)
     assert list(found) == days and len(found) == 4
     assert day(5) in found and day(3) not in found
     assert (found.start, found.end) == (day(1), day(10))
     assert str(found) == "2024-01-01...2024-01-02, 2024-01-05, 2024-01-09"
-    wide = found.widened(before=1, after=2)
+    wide = found.widen_by(before=1, after=2)
     assert list(wide) == [START + n * DAY for n in range(-1, 11)]
-    assert type(wide) is type(Days.of([day(3)])) is Window
-    assert found.predicate("d").count("DATE'") == 6
+    assert type(wide) is type(DaySet.from_days([day(3)])) is Window
+    assert found.sql_condition("d").count("DATE'") == 6

@@ -34,7 +34,7 @@ POLICY = Policy(START, None, window_days=7, lag_days=1, corrects=True, only_touc
 
 
 def test_policy_of_the_defaults():
-    assert Policy.of(load_settings()) == POLICY
+    assert Policy.from_settings(load_settings()) == POLICY
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,9 @@ def test_policy_of_the_defaults():
     ],
 )
 def test_each_setting_decides_one_attribute(setting, value, attribute, expected):
-    assert Policy.of(load_settings(**{setting: value})) == replace(POLICY, **{attribute: expected})
+    assert Policy.from_settings(load_settings(**{setting: value})) == replace(
+        POLICY, **{attribute: expected}
+    )
 
 
 # --- which days are due, which can be loaded ------------------------------------------------------
@@ -85,16 +87,16 @@ def test_each_setting_decides_one_attribute(setting, value, attribute, expected)
 )
 def test_logged_and_due(lag, end, today, logged, due):
     policy = replace(POLICY, lag_days=lag, end=end and d(end))
-    assert policy.logged(d(today)) == span(logged)
-    assert policy.due(d(today)) == span(due)
+    assert policy.loadable_days(d(today)) == span(logged)
+    assert policy.expected_days(d(today)) == span(due)
 
 
 @given(st.dates(d("2023-12-01"), d("2025-12-31")), st.integers(1, 40))
 def test_a_day_is_due_from_the_day_that_the_lag_says(day, lag):
     policy = replace(POLICY, lag_days=lag)
     first = day + lag * DAY
-    assert day not in policy.due(first - DAY)
-    assert (day in policy.due(first)) is (day >= START)
+    assert day not in policy.expected_days(first - DAY)
+    assert (day in policy.expected_days(first)) is (day >= START)
 
 
 # --- what touches what ----------------------------------------------------------------------------
@@ -114,7 +116,7 @@ def test_a_day_is_due_from_the_day_that_the_lag_says(day, lag):
     ],
 )
 def test_may_touch(log_day, window_days, touched):
-    assert replace(POLICY, window_days=window_days).may_touch(d(log_day)) == span(touched)
+    assert replace(POLICY, window_days=window_days).affected_event_days(d(log_day)) == span(touched)
 
 
 @pytest.mark.parametrize(
@@ -131,7 +133,7 @@ def test_may_touch(log_day, window_days, touched):
     ],
 )
 def test_log_days(event_days, window_days, read):
-    assert next_days(window_days).read(span(event_days)) == span(read)
+    assert next_days(window_days).input_days(span(event_days)) == span(read)
 
 
 @given(st.dates(d("2023-12-01"), d("2024-03-31")), st.integers(-10, 20), st.integers(0, 9))
@@ -139,7 +141,7 @@ def test_a_day_reads_the_log_days_that_may_touch_it(event_day, delay, window_day
     log_day = event_day + delay * DAY
     policy = replace(POLICY, window_days=window_days)
     reads = log_day in policy.log_days(event_day)
-    assert reads is (event_day in policy.may_touch(log_day))
+    assert reads is (event_day in policy.affected_event_days(log_day))
     assert reads is (0 <= delay <= window_days)
 
 
@@ -153,7 +155,9 @@ NOW = datetime(2024, 1, 30, 12, tzinfo=timezone.utc)
 def upstream(keys: list[str], window_days: int, partitions=DAILY):
     subset = partitions.subset_with_partition_keys(keys)
     with dg.partition_loading_context(effective_dt=NOW):
-        return next_days(window_days).mapping.get_upstream_mapped_partitions_result_for_partitions(
+        return next_days(
+            window_days
+        ).partition_mapping.get_upstream_mapped_partitions_result_for_partitions(
             subset, partitions, partitions
         )
 
@@ -192,7 +196,7 @@ def test_mapping_as_dagster_resolves_it(keys, window_days, log_days_read):
 def test_mapping_is_the_rule_within_the_calendar(window_days):
     for event_day in Window(d("2024-01-01"), d("2024-01-30")):
         found = upstream([str(event_day)], window_days).partitions_subset
-        ruled = next_days(window_days).read(Window(event_day, event_day + DAY))
+        ruled = next_days(window_days).input_days(Window(event_day, event_day + DAY))
         with dg.partition_loading_context(effective_dt=NOW):
             read = [d(key) for key in sorted(found.get_partition_keys())]
         assert read == [day for day in ruled if day < d("2024-01-30")]
@@ -200,7 +204,7 @@ def test_mapping_is_the_rule_within_the_calendar(window_days):
 
 def test_mapping_downstream_has_no_day_before():
     """A root backfilled in the UI drags in what reads it: that must not be days before START."""
-    mapping = next_days(7).mapping
+    mapping = next_days(7).partition_mapping
     with dg.partition_loading_context(effective_dt=NOW):
         found = mapping.get_downstream_partitions_for_partitions(
             DAILY.subset_with_partition_keys(["2024-01-03"]), DAILY, DAILY
@@ -213,7 +217,7 @@ def test_mapping_crosses_a_change_of_the_clock():
         "2024-01-01", end_date="2024-06-01", timezone="Europe/Berlin"
     )
     subset = berlin.subset_with_partition_keys(["2024-03-29"])
-    found = next_days(7).mapping.get_upstream_mapped_partitions_result_for_partitions(
+    found = next_days(7).partition_mapping.get_upstream_mapped_partitions_result_for_partitions(
         subset, berlin, berlin
     )
     keys = sorted(found.partitions_subset.get_partition_keys())

@@ -12,7 +12,13 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import functions as F
 
-from backfill_assets.assets.lines import accepted, decimal, read_versions, rejected, timestamp
+from backfill_assets.assets.lines import (
+    accepted_rows,
+    parse_decimal,
+    parse_timestamp,
+    read_versions,
+    rejected_rows,
+)
 from backfill_assets.orders.lines import ORDER_LINES
 from backfill_assets.orders.tables import RAW, REJECTED
 from backfill_assets_tests import model
@@ -174,12 +180,12 @@ TIMESTAMPS = {
 
 
 def read_money(spark, texts: Sequence[str]) -> list[Decimal | None]:
-    return _collected(spark, texts, lambda text: decimal(text, T.DecimalType(18, 2)))
+    return _collected(spark, texts, lambda text: parse_decimal(text, T.DecimalType(18, 2)))
 
 
 def read_timestamps(spark, texts: Sequence[str]) -> list[datetime | None]:
     # As integers: a datetime would be moved to the zone of the machine that runs the test.
-    micros = _collected(spark, texts, lambda text: F.unix_micros(timestamp(text)))
+    micros = _collected(spark, texts, lambda text: F.unix_micros(parse_timestamp(text)))
     epoch = datetime(1970, 1, 1, tzinfo=timezone.utc)
     return [None if n is None else epoch + timedelta(microseconds=n) for n in micros]
 
@@ -412,7 +418,7 @@ def test_fields_and_reasons(spark) -> None:
 def test_every_line_is_either_accepted_or_rejected(spark) -> None:
     lines = [_landed("2024-01-05", str(n), **change) for n, (change, _) in enumerate(LINES)]
     read = read_versions(spark.createDataFrame(lines, _DDL), ORDER_LINES, "UTC")
-    raw, left = accepted(read, ORDER_LINES), rejected(read, ORDER_LINES)
+    raw, left = accepted_rows(read, ORDER_LINES), rejected_rows(read, ORDER_LINES)
     assert raw.columns == list(RAW.columns)
     assert left.columns == list(REJECTED.columns)
     names = raw.select("source_file", F.lit("raw")).union(

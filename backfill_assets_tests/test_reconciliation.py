@@ -25,27 +25,27 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from rich.console import Console
 
-from backfill_assets.backfills.layers import across_layers
+from backfill_assets.backfills.layers import cross_table_mismatches
 from backfill_assets.backfills.reconciliation import (
     ReconciliationError,
-    _drift,
-    _fingerprints,
-    _read_at,
-    fingerprints,
-    reconcile,
+    _choose_versions,
+    _measure_drift,
+    _measure_groups,
+    diff_table,
+    measure_days,
 )
 from backfill_assets.backfills.reports import (
-    Day,
-    Difference,
-    Drift,
-    Fingerprint,
-    Report,
+    ColumnDrift,
+    DayChangeKind,
+    DayDiff,
+    DayFigures,
+    TableDiff,
     as_grid,
     as_json,
     as_markdown,
 )
 from backfill_assets.delta.ledgers import Ledger
-from backfill_assets.delta.records import ExternalCommit, Published, Record
+from backfill_assets.delta.records import CommitRecord, ExternalCommit, PublishedDay
 from backfill_assets.orders.facts import CORRECTIONS, CURRENT, FACT
 from backfill_assets.orders.tables import LATE, LATENESS, RAW, REJECTED, STAGED, TABLES
 from backfill_assets.tables.table import Table
@@ -75,7 +75,7 @@ def by_duckdb(url: str, version: int, days: Iterable[date]) -> dict[date, tuple]
 
 def moments(table: Table, rows: list[tuple], spark) -> DataFrame:
     """A frame of the table's type from rows whose times are microseconds since 1970."""
-    kinds = {f.name: f.dataType for f in table.struct}
+    kinds = {f.name: f.dataType for f in table.struct_type}
     times = [name for name, kind in kinds.items() if isinstance(kind, T.TimestampType)]
     given = T.StructType(
         [T.StructField(n, T.LongType() if n in times else k) for n, k in kinds.items()]
@@ -177,10 +177,10 @@ def conf(spark, setting: Mapping[str, str]) -> Iterator[None]:
 
 
 def test_other_engines_compute_the_same_sha256(spark, nasty):
-    report = reconcile(spark, nasty, STAGED, dict.fromkeys(DAYS, (0, 1)))
-    assert report.summary == "stg_orders: 3 identical"
+    report = diff_table(spark, nasty, STAGED, dict.fromkeys(DAYS, (0, 1)))
+    assert report.summary_line == "stg_orders: 3 identical"
     for version, side in ((0, "before"), (1, "after")):
-        held: dict[date, Fingerprint] = {d.day: getattr(d, side) for d in report.days}
+        held: dict[date, DayFigures] = {d.day: getattr(d, side) for d in report.days}
         shas = {d: found.sha256 for d, found in held.items()}
         assert independent(nasty, version, DAYS) == shas
         assert by_duckdb(nasty, version, DAYS) == {
@@ -198,9 +198,9 @@ def test_other_engines_compute_the_same_sha256(spark, nasty):
 )
 def test_the_session_has_no_influence(spark, nasty, setting):
     frame = spark.read.format("delta").load(nasty)
-    expected = fingerprints(frame, STAGED)
+    expected = measure_days(frame, STAGED)
     with conf(spark, setting):
-        assert fingerprints(spark.read.format("delta").load(nasty), STAGED) == expected
+        assert measure_days(spark.read.format("delta").load(nasty), STAGED) == expected
 
 
 def test_the_canonical_text_is_as_specified(spark):
@@ -212,9 +212,9 @@ def test_the_canonical_text_is_as_specified(spark):
     hashes = [sha256(line.encode()).hexdigest() for line in lines]
     assert hashes[0][:2] != hashes[1][:2]
     groups = [sha256(line.encode()).hexdigest() for line in sorted(hashes)]
-    found = fingerprints(moments(STAGED, rows, spark), STAGED)
+    found = measure_days(moments(STAGED, rows, spark), STAGED)
     assert found == {
-        day(1): Fingerprint(
+        day(1): DayFigures(
             2, 2, {"amount": Decimal("9.50")}, sha256("\n".join(groups).encode()).hexdigest()
         )
     }
@@ -237,7 +237,7 @@ def test_rows_that_look_alike_are_told_apart(spark):
     frames = [
         moments(STAGED, rows, spark).withColumn("case", F.lit(n)) for n, rows in enumerate(alike)
     ]
-    found = _fingerprints(reduce(DataFrame.unionByName, frames), STAGED, "case")
+    found = _measure_groups(reduce(DataFrame.unionByName, frames), STAGED, "case")
     assert len({held.sha256 for held in found.values()}) == len(alike)
 
 
@@ -258,15 +258,15 @@ def test_arrays_and_other_tables(spark, tmp_path):
         return values[type(kind)]
 
     for table in TABLES.values():
-        row = tuple(value_of(f.dataType) for f in table.struct)
+        row = tuple(value_of(f.dataType) for f in table.struct_type)
         none = tuple(
             None if f.nullable else [] if type(f.dataType) is T.ArrayType else value
-            for f, value in zip(table.struct, row, strict=True)
+            for f, value in zip(table.struct_type, row, strict=True)
         )
         url = str(tmp_path / table.name)
         frame = moments(table, [row, none], spark)
         save(frame, table, url)
-        found = fingerprints(frame, table)
+        found = measure_days(frame, table)
         assert {d: held.sha256 for d, held in found.items()} == independent(url, 0, [day(1)])
 
 
@@ -282,9 +282,9 @@ class Answers(pa.DataFrameModel):
 
 def test_booleans(spark, tmp_path):
     table, url = Table("answers", Answers), str(tmp_path / "answers")
-    frame = spark.createDataFrame([(day(1), of) for of in (True, False, None)], table.struct)
+    frame = spark.createDataFrame([(day(1), of) for of in (True, False, None)], table.struct_type)
     save(frame, table, url)
-    (found,) = fingerprints(frame, table).values()
+    (found,) = measure_days(frame, table).values()
     assert independent(url, 0, [day(1)]) == {day(1): found.sha256}
 
 
@@ -297,7 +297,7 @@ def test_a_type_without_a_rule_is_refused(spark):
             metadata = {"partition": "day"}  # noqa: RUF012
 
     with pytest.raises(TypeError, match=r"measures\.weight: a double has no canonical text yet"):
-        fingerprints(spark.range(0), Table("measures", Measures))
+        measure_days(spark.range(0), Table("measures", Measures))
 
 
 def fact(n: int, customer: str, orders: int = 1, revenue: str = "10.00") -> tuple:
@@ -318,36 +318,36 @@ def facts(spark, tmp_path_factory) -> str:
         fact(6, "a"),
     ]
     for rows in (first, second):
-        save(spark.createDataFrame(rows, FACT.struct), FACT, url)
+        save(spark.createDataFrame(rows, FACT.struct_type), FACT, url)
     return url
 
 
 @pytest.fixture(scope="module")
-def report(spark, facts) -> Report:
+def report(spark, facts) -> TableDiff:
     both: Mapping[int, tuple[int | None, int | None]] = {
         **dict.fromkeys([1, 2, 3, 4, 5, 9], (0, 1)),
         6: (None, 1),
         7: (0, None),
         8: (None, None),
     }
-    return reconcile(spark, facts, FACT, {day(n): pair for n, pair in both.items()})
+    return diff_table(spark, facts, FACT, {day(n): pair for n, pair in both.items()})
 
 
 def test_what_became_of_each_day(report):
     found = {d.day.day: (d.status, d.difference) for d in report.days}
     assert found == {
-        1: (Difference.IDENTICAL, ""),
-        2: (Difference.IDENTICAL, ""),
-        3: (Difference.CHANGED, "rows +5, orders +17, revenue +5,990.00"),
-        4: (Difference.CHANGED, "rows -1, orders -1, revenue -10.00"),
-        5: (Difference.CHANGED, "revenue -20.50"),
-        6: (Difference.ADDED, "rows +1, orders +1, revenue +10.00"),
-        7: (Difference.MISSING, ""),
-        8: (Difference.MISSING, ""),
-        9: (Difference.IDENTICAL, ""),
+        1: (DayChangeKind.IDENTICAL, ""),
+        2: (DayChangeKind.IDENTICAL, ""),
+        3: (DayChangeKind.CHANGED, "rows +5, orders +17, revenue +5,990.00"),
+        4: (DayChangeKind.CHANGED, "rows -1, orders -1, revenue -10.00"),
+        5: (DayChangeKind.CHANGED, "revenue -20.50"),
+        6: (DayChangeKind.ADDED, "rows +1, orders +1, revenue +10.00"),
+        7: (DayChangeKind.MISSING, ""),
+        8: (DayChangeKind.MISSING, ""),
+        9: (DayChangeKind.IDENTICAL, ""),
     }
     emptied = report.days[3].after
-    assert emptied == Fingerprint.empty(FACT)
+    assert emptied == DayFigures.for_empty_day(FACT)
     assert emptied.sha256 == EMPTY
 
 
@@ -389,8 +389,8 @@ def test_rows_without_a_key_are_compared_as_a_whole(spark, tmp_path):
     rows = [tuple(line.values()), tuple({**line, "customer_id": "c"}.values())]
     save(moments(table, [*rows, rows[0]], spark), table, url)
     save(moments(table, [rows[0]], spark), table, url)
-    found = reconcile(spark, url, table, {day(1): (0, 1)})
-    assert found.days[0].difference == "rows -2, amount -2.00"
+    found = diff_table(spark, url, table, {day(1): (0, 1)})
+    assert found.days[0].difference_text == "rows -2, amount -2.00"
     assert found.days[0].before.keys is None
     assert [(s.kind, s.before["customer_id"]) for s in found.samples] == [
         ("removed", None),
@@ -412,13 +412,13 @@ def test_only_the_files_of_the_days_are_read(spark, facts, tmp_path):
     for file in Path(url).rglob("*.parquet"):
         if str(file) not in kept:
             file.unlink()
-    assert reconcile(spark, url, FACT, {day(2): (0, 1)}).summary.endswith("1 identical")
+    assert diff_table(spark, url, FACT, {day(2): (0, 1)}).summary_line.endswith("1 identical")
     with pytest.raises(ReconciliationError) as error:
-        reconcile(spark, url, FACT, {day(2): (0, 1), day(3): (0, 1)})
+        diff_table(spark, url, FACT, {day(2): (0, 1), day(3): (0, 1)})
     for part in ("fact_daily_orders [2024-01-02...2024-01-03]", "0, 1", url, "as it was"):
         assert part in str(error.value)
     with pytest.raises(ReconciliationError, match=r"version\(s\) 7"):
-        reconcile(spark, url, FACT, {day(2): (7, 7)})
+        diff_table(spark, url, FACT, {day(2): (7, 7)})
 
 
 def test_many_commits_are_few_versions_to_read(spark, tmp_path):
@@ -426,23 +426,23 @@ def test_many_commits_are_few_versions_to_read(spark, tmp_path):
     url = str(tmp_path / FACT.name)
     for changed in (0, 1, 2):
         rows = [fact(n, "a", 10 if n <= changed else 1) for n in (1, 2)]
-        save(spark.createDataFrame(rows, FACT.struct), FACT, url)
-    audits = dict.fromkeys(DAYS[:2], Published(1, "digest", "ok"))
-    first = Record(0, "run", None, "person", "code", "config", {}, audits, frozenset(), {})
+        save(spark.createDataFrame(rows, FACT.struct_type), FACT, url)
+    audits = dict.fromkeys(DAYS[:2], PublishedDay(1, "digest", "ok"))
+    first = CommitRecord(0, "run", None, "person", "code", "config", {}, audits, frozenset(), {})
     second = msgspec.structs.replace(first, version=1, written=frozenset([day(1)]))
     ledger = Ledger(FACT, 2, [first, second], [ExternalCommit(2, "DELETE", frozenset([day(2)]))])
     asked = {day(1): (0, 1), day(2): (1, 2)}
-    found = reconcile(spark, url, FACT, asked, ledger)
-    assert found.summary == "fact_daily_orders: 2 changed"
-    assert found == reconcile(spark, url, FACT, asked)
-    assert _read_at({(v, d) for d, pair in asked.items() for v in pair}, ledger) == {
+    found = diff_table(spark, url, FACT, asked, ledger)
+    assert found.summary_line == "fact_daily_orders: 2 changed"
+    assert found == diff_table(spark, url, FACT, asked)
+    assert _choose_versions({(v, d) for d, pair in asked.items() for v in pair}, ledger) == {
         (0, day(1)): (0, day(1)),
         (1, day(2)): (0, day(2)),
         (1, day(1)): (2, day(1)),
         (2, day(2)): (2, day(2)),
     }
     # What was committed after the ledger was read, it does not know.
-    assert _read_at({(3, day(1)), (2, day(1)), (0, day(2))}, ledger) == {
+    assert _choose_versions({(3, day(1)), (2, day(1)), (0, day(2))}, ledger) == {
         (3, day(1)): (3, day(1)),
         (2, day(1)): (1, day(1)),
         (0, day(2)): (1, day(2)),
@@ -450,8 +450,8 @@ def test_many_commits_are_few_versions_to_read(spark, tmp_path):
 
 
 def test_a_day_that_was_never_published_needs_no_table(spark, tmp_path):
-    found = reconcile(spark, str(tmp_path / "none"), FACT, {day(1): (None, None)})
-    assert found.summary == "fact_daily_orders: 1 missing"
+    found = diff_table(spark, str(tmp_path / "none"), FACT, {day(1): (None, None)})
+    assert found.summary_line == "fact_daily_orders: 1 missing"
 
 
 @pytest.mark.parametrize(
@@ -477,10 +477,10 @@ def test_drift(spark, before, after, level):
     assert found["orders"].ks <= 1
 
 
-def drifted(spark, before: list, after: list) -> Mapping[str, Drift]:
-    return _drift(
+def drifted(spark, before: list, after: list) -> Mapping[str, ColumnDrift]:
+    return _measure_drift(
         *[
-            spark.createDataFrame([fact(1, "c", x) for x in orders], FACT.struct)
+            spark.createDataFrame([fact(1, "c", x) for x in orders], FACT.struct_type)
             for orders in (before, after)
         ],
         FACT,
@@ -490,15 +490,15 @@ def drifted(spark, before: list, after: list) -> Mapping[str, Drift]:
 def test_drift_sees_nulls(spark):
     values = {"date": day(1), "bigint": 1, "decimal(28,2)": Decimal("0.00")}
     values |= {f"array<{kind}>": [value] for kind, value in values.items()}
-    row = {f.name: values[f.dataType.simpleString()] for f in LATENESS.struct}
+    row = {f.name: values[f.dataType.simpleString()] for f in LATENESS.struct_type}
     none = {**row, "delay_days_max": None}
     before, after = (
-        spark.createDataFrame([tuple(r.values()) for r in rows], LATENESS.struct)
+        spark.createDataFrame([tuple(r.values()) for r in rows], LATENESS.struct_type)
         for rows in ([none] * 50, [none] * 25 + [row] * 25)
     )
-    assert _drift(before, after, LATENESS)["delay_days_max"].level == "large"
-    assert _drift(after, before, LATENESS)["delay_days_max"].level == "large"
-    assert _drift(before, after, LATENESS)["delay_days_p95"].level == "none"
+    assert _measure_drift(before, after, LATENESS)["delay_days_max"].level == "large"
+    assert _measure_drift(after, before, LATENESS)["delay_days_max"].level == "large"
+    assert _measure_drift(before, after, LATENESS)["delay_days_p95"].level == "none"
 
 
 def test_drift_of_a_report_warns(report):
@@ -559,19 +559,21 @@ def test_the_report_for_a_program(report):
     assert found["drift"]["revenue"]["level"] == "large"
 
 
-def held(table: Table, rows: int, **totals: Any) -> Report:
+def held(table: Table, rows: int, **totals: Any) -> TableDiff:
     """A report of one day, published with version 3."""
-    found = Fingerprint(rows, None, {**table.zeros, **totals}, str(rows))
-    return Report(table, [Day(day(1), (None, 3), None, found)])
+    found = DayFigures(rows, None, {**table.zero_totals, **totals}, str(rows))
+    return TableDiff(table, [DayDiff(day(1), (None, 3), None, found)])
 
 
-def ledger(report: Report, **entries: int | str) -> Ledger:
+def ledger(report: TableDiff, **entries: int | str) -> Ledger:
     """A log whose version 2 says of the day what the report does."""
     found = report.days[0].after
     assert found
     totals = {name: str(total) for name, total in found.totals.items()}
-    said = Published(found.rows, "digest", "ok", totals, entries=entries)
-    record = Record(2, "run", None, "person", "code", "config", {}, {day(1): said}, frozenset(), {})
+    said = PublishedDay(found.rows, "digest", "ok", totals, entries=entries)
+    record = CommitRecord(
+        2, "run", None, "person", "code", "config", {}, {day(1): said}, frozenset(), {}
+    )
     return Ledger(report.table, 5, [record])
 
 
@@ -605,8 +607,8 @@ LEDGERS = {
 
 
 def test_layers_that_agree():
-    assert across_layers(ALL, LEDGERS) == []
-    assert across_layers([], LEDGERS) == []
+    assert cross_table_mismatches(ALL, LEDGERS) == []
+    assert cross_table_mismatches([], LEDGERS) == []
 
 
 @pytest.mark.parametrize(
@@ -659,13 +661,13 @@ def test_layers_that_agree():
 def test_layers_that_do_not_agree(report, entries, said):
     name = report.table.name
     reports = [report if r.table.name == name else r for r in ALL]
-    found = across_layers(reports, {**LEDGERS, name: ledger(report, **entries)})
+    found = cross_table_mismatches(reports, {**LEDGERS, name: ledger(report, **entries)})
     assert found == sorted(f"2024-01-01: {text}" for text in said)
 
 
 def test_a_day_is_held_against_its_own_commit():
     changed = held(STAGED, 2, amount=Decimal("30.00"))
-    assert across_layers([changed], LEDGERS) == [
+    assert cross_table_mismatches([changed], LEDGERS) == [
         "2024-01-01: stg_orders has amount 30.00, but the commit that published it says 30.50",
         "2024-01-01: stg_orders has rows 2, but the commit that published it says 3",
     ]
@@ -673,27 +675,27 @@ def test_a_day_is_held_against_its_own_commit():
     by_others = replace(
         LEDGERS[STAGED.name], external=[ExternalCommit(3, "DELETE", frozenset([day(1)]))]
     )
-    assert across_layers([changed], {STAGED.name: by_others}) == []
+    assert cross_table_mismatches([changed], {STAGED.name: by_others}) == []
     later = replace(
         LEDGERS[STAGED.name], external=[ExternalCommit(4, "DELETE", frozenset([day(1)]))]
     )
-    assert len(across_layers([changed], {STAGED.name: later})) == 2
+    assert len(cross_table_mismatches([changed], {STAGED.name: later})) == 2
 
 
 def test_a_day_that_is_not_published_disagrees_with_nothing():
-    missing = Report(FACT, [Day(day(1), (3, None), FACT_DAY.days[0].after, None)])
-    assert across_layers([STAGED_DAY, missing], LEDGERS) == []
+    missing = TableDiff(FACT, [DayDiff(day(1), (3, None), FACT_DAY.days[0].after, None)])
+    assert cross_table_mismatches([STAGED_DAY, missing], LEDGERS) == []
 
 
 def built(
     table: Table, version: int, *, inputs: Mapping[str, int], rows: int, **more: Any
-) -> Record:
+) -> CommitRecord:
     """A commit of the first day, with totals; `entries` are what it recorded of its inputs."""
     entries = more.pop("entries", {})
-    totals = {name: str(zero) for name, zero in table.zeros.items()} | more
-    of = {day(1): Published(rows, f"digest {version}", "ok", totals, entries=entries)}
+    totals = {name: str(zero) for name, zero in table.zero_totals.items()} | more
+    of = {day(1): PublishedDay(rows, f"digest {version}", "ok", totals, entries=entries)}
     run = f"run {table.name} {version}"
-    return Record(version, run, None, "person", "code", "config", inputs, of, frozenset(), {})
+    return CommitRecord(version, run, None, "person", "code", "config", inputs, of, frozenset(), {})
 
 
 @pytest.mark.parametrize(
@@ -720,9 +722,9 @@ def test_days_are_compared_as_of_the_versions_that_they_were_made_of(named, said
     fact = built(FACT, 2, orders="3", revenue="30.50", **of)
     ledgers = {STAGED.name: Ledger(STAGED, 5, staged), FACT.name: Ledger(FACT, 3, [fact])}
     totals = {"amount": Decimal("50.00")}
-    newest = Report(STAGED, [Day(day(1), (3, 5), None, Fingerprint(5, None, totals, "x"))])
+    newest = TableDiff(STAGED, [DayDiff(day(1), (3, 5), None, DayFigures(5, None, totals, "x"))])
     reports = [newest, FACT_DAY] if looked_at == "both" else [FACT_DAY]
-    assert across_layers(reports, ledgers) == said
+    assert cross_table_mismatches(reports, ledgers) == said
 
 
 def test_tables_that_are_made_side_by_side_are_compared_if_made_of_the_same():
@@ -732,9 +734,9 @@ def test_tables_that_are_made_side_by_side_are_compared_if_made_of_the_same():
     of = {name: Ledger(table) for name, table in TABLES.items()}
     of |= {LATE.name: Ledger(LATE, 3, [late]), LATENESS.name: Ledger(LATENESS, 3, [lateness])}
     reports = [held(LATE, 1), held(LATENESS, 1)]
-    assert across_layers(reports, {**of, RAW.name: Ledger(RAW, 3, raw)}) == []
+    assert cross_table_mismatches(reports, {**of, RAW.name: Ledger(RAW, 3, raw)}) == []
     # A commit of the log that did not write the day makes no other input of it.
-    (said,) = across_layers(reports, {**of, RAW.name: Ledger(RAW, 3, raw[:1])})
+    (said,) = cross_table_mismatches(reports, {**of, RAW.name: Ledger(RAW, 3, raw[:1])})
     assert said == "2024-01-01: late_orders found 1 late, but arrival_lateness found 2"
 
 
@@ -748,7 +750,7 @@ def test_a_backfill(pipeline, spark):
     pipeline.run(1, 2, [RAW.name, REJECTED.name, STAGED.name])
     ledgers = {name: pipeline.io_manager.ledger(TABLES[name]) for name in LAYERS}
     reports = {
-        name: reconcile(
+        name: diff_table(
             spark,
             pipeline.settings.table(name),
             TABLES[name],
@@ -756,12 +758,14 @@ def test_a_backfill(pipeline, spark):
         )
         for name in LAYERS
     }
-    changed = {name: [d.day.day for d in r.of(Difference.CHANGED)] for name, r in reports.items()}
+    changed = {
+        name: [d.day.day for d in r.days_with(DayChangeKind.CHANGED)] for name, r in reports.items()
+    }
     assert changed == {name: [1] if name in (RAW.name, STAGED.name) else [] for name in LAYERS}
-    (corrected,) = reports[STAGED.name].of(Difference.CHANGED)
-    assert corrected.difference == "rows +1, amount -1.00"
+    (corrected,) = reports[STAGED.name].days_with(DayChangeKind.CHANGED)
+    assert corrected.difference_text == "rows +1, amount -1.00"
     assert [s.after["order_id"] for s in reports[STAGED.name].samples] == ["d"]
-    assert across_layers(reports.values(), ledgers) == []
+    assert cross_table_mismatches(reports.values(), ledgers) == []
     for name, found in reports.items():
         shas = {d.day: d.after.sha256 for d in found.days}
         url = pipeline.settings.table(name)

@@ -16,11 +16,11 @@ from deltalake import DeltaTable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backfill_assets.calendar.partitions import DAY, Window, packed, unpacked, windows
+from backfill_assets.calendar.partitions import DAY, Window, from_ranges, to_ranges, to_windows
 from backfill_assets.delta import reading
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.logs import load_log
-from backfill_assets.delta.records import Details, ExternalCommit, Published, Record
+from backfill_assets.delta.records import CommitDetails, CommitRecord, ExternalCommit, PublishedDay
 from backfill_assets.orders.facts import FACT
 from backfill_assets.publish.run_tags import NIGHT_VARIABLE, launched_by
 from backfill_assets_tests.invented_logs import NIGHTLY, days, record, said_of
@@ -51,9 +51,9 @@ def url(tmp_path: Path) -> Path:
 def test_no_table_is_an_empty_ledger(url):
     found = read(url)
     assert found == Ledger(FACT, None, (), (), {})
-    assert found.published == found.final == frozenset()
+    assert found.published_days == found.final_days == frozenset()
     assert found.latest == {}
-    assert found.content(day(1)) == "nothing"
+    assert found.content_key(day(1)) == "nothing"
 
 
 def test_an_empty_folder_is_no_table(url):
@@ -83,7 +83,7 @@ def test_a_record_comes_back_whole(url):
         },
     )
     (found,) = read(url).records
-    assert msgspec.structs.replace(found, at=None) == Record(
+    assert msgspec.structs.replace(found, at=None) == CommitRecord(
         version=0,
         run_id="r1",
         backfill_id="b1",
@@ -92,14 +92,14 @@ def test_a_record_comes_back_whole(url):
         config_digest="config",
         inputs={"stg_orders": 4},
         days={
-            day(1): Published(0, "0", "warn", {"orders": "0"}),
-            day(3): Published(2, "0", "warn", {"orders": "0"}),
+            day(1): PublishedDay(0, "0", "warn", {"orders": "0"}),
+            day(3): PublishedDay(2, "0", "warn", {"orders": "0"}),
         },
         final=days(1),
-        details=msgspec.convert(said, Details),
-        failed={day(2): "unique_key: 2 rows"},
+        details=msgspec.convert(said, CommitDetails),
+        failed_days={day(2): "unique_key: 2 rows"},
     )
-    assert frozenset(unpacked(found.details.event_days or ())) == days((1, 3))
+    assert frozenset(from_ranges(found.details.event_days or ())) == days((1, 3))
     assert found.details.log_days is None
 
 
@@ -110,24 +110,24 @@ def test_what_json_of_python_can_hold_beyond_others(url, reason):
     (found,) = read(url).records
     assert found.reason == reason
     assert math.isnan(found.days[day(1)].numbers["x"])
-    assert read(url).external == []
+    assert read(url).external_commits == []
 
 
 def test_what_a_later_version_adds_is_passed_over(url):
     audit = {"2024-01-01": {"rows": 1, "digest": "d", "verdict": "ok", "mood": "good"}}
     commit_ours(url, 1, audit=audit, weather="rain", said={"wind": 3, "settled": ["2024-01-01"]})
     (found,) = read(url).records
-    assert found.days == {day(1): Published(1, "d", "ok")}
-    assert found.details == Details(settled=["2024-01-01"])
+    assert found.days == {day(1): PublishedDay(1, "d", "ok")}
+    assert found.details == CommitDetails(settled=["2024-01-01"])
 
 
 def test_a_record_in_the_older_form(url):
     commit_ours(url, 1, 2)
     (found,) = read(url).records
     assert found.launched_by == "person"
-    assert (found.backfill_id, found.final, found.details) == (None, frozenset(), Details())
+    assert (found.backfill_id, found.final, found.details) == (None, frozenset(), CommitDetails())
     assert found.inputs == {"stg_orders": 4}
-    assert found.days[day(2)] == Published(1, "digest of 2024-01-02", "ok", {})
+    assert found.days[day(2)] == PublishedDay(1, "digest of 2024-01-02", "ok", {})
 
 
 def test_the_latest_record_speaks_of_a_day(url):
@@ -138,26 +138,26 @@ def test_the_latest_record_speaks_of_a_day(url):
     assert [r.version for r in found.records] == [0, 1, 2]
     assert {d.day: r.version for d, r in found.latest.items()} == {1: 0, 2: 1, 3: 0, 4: 2}
     assert found.version == 2
-    assert found.published == days((1, 4))
+    assert found.published_days == days((1, 4))
     assert found.rows == dict.fromkeys(days((1, 4)), 1)
     # Of day 2 the second record does not say that it is final.
-    assert found.final == days(1)
-    assert found.content(day(2)) == "digest of 2024-01-02"
-    assert found.content(day(5)) == "nothing"
+    assert found.final_days == days(1)
+    assert found.content_key(day(2)) == "digest of 2024-01-02"
+    assert found.content_key(day(5)) == "nothing"
 
 
 def test_a_day_without_rows_is_published(url):
     commit(url, days(1), said_of(days(1, 2)))
     found = read(url)
     assert found.rows == {day(1): 1}
-    assert found.published == days(1, 2)
+    assert found.published_days == days(1, 2)
 
 
 def test_rows_of_others_count_as_published(url):
     commit_ours(url, 1)
     commit(url, days(7))
     found = read(url)
-    assert found.published == days(1, 7)
+    assert found.published_days == days(1, 7)
     assert day(7) not in found.latest
 
 
@@ -186,7 +186,7 @@ def test_a_commit_between_the_loading_of_the_log_and_its_reading(url, monkeypatc
     found = read(url)
     assert found.version == 2
     assert {r.version: set(r.days) for r in found.records} == {n - 1: days(n) for n in (1, 2, 3)}
-    assert found.published == days(1, 2, 3)
+    assert found.published_days == days(1, 2, 3)
 
 
 # --- commits of others ----------------------------------------------------------------------------
@@ -218,7 +218,7 @@ def test_metadata_of_others_is_no_record(url, metadata):
     commit(url, days(2), metadata)
     found = read(url)
     assert [r.version for r in found.records] == [0]
-    assert found.external == [ExternalCommit(1, "WRITE", days(2))]
+    assert found.external_commits == [ExternalCommit(1, "WRITE", days(2))]
 
 
 @pytest.mark.parametrize(
@@ -242,7 +242,7 @@ def test_others_that_change_rows(url, operation, name, changed):
     commit_ours(url, 2)  # a second file, so that there is something to compact and to restore
     change(url, operation)
     found = read(url)
-    assert found.external == [ExternalCommit(2, name, changed)]
+    assert found.external_commits == [ExternalCommit(2, name, changed)]
     assert [r.version for r in found.records] == [0, 1]
 
 
@@ -253,7 +253,7 @@ def test_others_that_change_no_row(url, operation):
     change(url, operation)
     found = read(url)
     assert DeltaTable(url).version() > 1
-    assert found.external == []
+    assert found.external_commits == []
     assert found.rows == {day(1): 1, day(2): 2, day(3): 1}
     assert found.version == DeltaTable(url).version()
 
@@ -263,7 +263,7 @@ def test_commits_before_the_first_record_are_no_news(url):
     commit(url, ())  # how an interrupted creation is mended
     commit_ours(url, 1)
     found = read(url)
-    assert found.external == []
+    assert found.external_commits == []
     assert [r.version for r in found.records] == [2]
 
 
@@ -282,21 +282,21 @@ def test_operations_of_other_engines(url, operation):
     add = added(url)
     gone = removal(add, partitionValues=add["partitionValues"], extendedFileMetadata=True)
     append(url, {"commitInfo": {"operation": operation, "timestamp": 1}}, gone)
-    assert read(url).external == [ExternalCommit(1, operation, days(1))]
+    assert read(url).external_commits == [ExternalCommit(1, operation, days(1))]
 
 
 def test_others_in_a_folder_with_a_space(tmp_path):
     url = tmp_path / "data lake" / FACT.name
     commit_ours(url, 1, 2)
     change(url, "update")
-    assert read(url).external == [ExternalCommit(1, "UPDATE", days(2))]
+    assert read(url).external_commits == [ExternalCommit(1, "UPDATE", days(2))]
 
 
 def test_a_removal_that_does_not_tell_its_partition(url):
     commit_ours(url, 1)
     info = {"commitInfo": {"operation": "DELETE", "timestamp": 1}}
     append(url, info, removal(added(url)))
-    assert read(url).external == [ExternalCommit(1, "DELETE", days(1))]
+    assert read(url).external_commits == [ExternalCommit(1, "DELETE", days(1))]
 
 
 def test_a_file_without_statistics(url):
@@ -304,7 +304,7 @@ def test_a_file_without_statistics(url):
     add = {k: v for k, v in added(url).items() if k != "stats"}
     info = {"commitInfo": {"operation": "WRITE", "timestamp": 1}}
     append(url, info, {"add": {**add, "path": f"copy-{add['path']}"}})
-    assert read(url).external == [ExternalCommit(1, "WRITE", days(1))]
+    assert read(url).external_commits == [ExternalCommit(1, "WRITE", days(1))]
 
 
 # --- who launched it ------------------------------------------------------------------------------
@@ -348,7 +348,7 @@ def test_launched_by_the_command_for_nights(monkeypatch):
     ],
 )
 def test_packed(of, ranges):
-    assert packed(map(date.fromisoformat, of)) == ranges
+    assert to_ranges(map(date.fromisoformat, of)) == ranges
 
 
 some_days = st.sets(st.dates(START - 40 * DAY, START + 40 * DAY), max_size=30)
@@ -356,8 +356,8 @@ some_days = st.sets(st.dates(START - 40 * DAY, START + 40 * DAY), max_size=30)
 
 @given(some_days)
 def test_packed_days_are_unpacked_as_they_were(of):
-    ranges = json.loads(json.dumps(packed(of)))
-    assert unpacked(ranges) == sorted(of)
+    ranges = json.loads(json.dumps(to_ranges(of)))
+    assert from_ranges(ranges) == sorted(of)
     # The fewest: between two ranges there is a gap.
     found = [Window.parse(text) for text in ranges]
     assert all(a.end < b.start for a, b in pairwise(found))
@@ -402,7 +402,7 @@ def test_parse_refuses_what_is_no_window(text):
 )
 def test_split(length, most, lengths):
     window = Window(START, START + length * DAY)
-    parts = window.split(most)
+    parts = window.split_by_length(most)
     assert [len(part) for part in parts] == lengths
     assert [d for part in parts for d in part] == list(window)
-    assert windows(d for part in parts for d in part) == [window]
+    assert to_windows(d for part in parts for d in part) == [window]

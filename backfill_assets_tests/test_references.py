@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from backfill_assets.delta.references import look
+from backfill_assets.delta.references import read_unpartitioned
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def mapped(spark, tmp_path: Path) -> Path:
 
 
 def content(url: Path) -> str | None:
-    return look(str(url)).content
+    return read_unpartitioned(str(url)).content
 
 
 def test_columns_that_swap_names_are_other_rows(spark, mapped):

@@ -14,25 +14,25 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from backfill_assets.calendar.partitions import DAY, Window, unpacked, windows
+from backfill_assets.calendar.partitions import DAY, Window, from_ranges, to_windows
 from backfill_assets.calendar.policy import Policy
 from backfill_assets.delta.ledgers import Ledger
-from backfill_assets.delta.records import ExternalCommit, Record
+from backfill_assets.delta.records import CommitRecord, ExternalCommit
 from backfill_assets.landing.listing import Listing
-from backfill_assets.landing.manifests import target
+from backfill_assets.landing.manifests import load_target
 from backfill_assets.monitoring.run_requests import (
-    HANDFUL,
+    BATCH_SIZE,
     Request,
-    handful,
+    first_batch,
     load_requests,
     rebuild_requests,
 )
 from backfill_assets.orders.facts import CORRECTIONS, CURRENT, FACT
 from backfill_assets.orders.tables import LATE, LATENESS, RAW, REJECTED, STAGED, TABLES
-from backfill_assets.staleness.arrivals import Arrivals, arrivals, manifests
-from backfill_assets.staleness.backlog import Backlog, Behind, backlog
-from backfill_assets.staleness.finality import closings, settled_days
+from backfill_assets.staleness.arrivals import UnloadedDays, find_unloaded_days, loaded_manifests
+from backfill_assets.staleness.backlog import StaleDay, StaleDays, find_stale_days
 from backfill_assets.staleness.finality import final_days as all_final
+from backfill_assets.staleness.finality import settled_days, window_closed_at
 from backfill_assets.tables.graph import Graph
 from backfill_assets.tables.table import Table
 from backfill_assets_tests.invented_listings import file, landing
@@ -52,7 +52,7 @@ from backfill_assets_tests.pipeline import START, day
 #: More days than any test has.
 NO_LIMIT = 100_000
 POLICY = Policy(START, None, window_days=7, lag_days=1, corrects=True, only_touched=True)
-GRAPH = Graph.of(TABLES.values(), POLICY)
+GRAPH = Graph.from_tables(TABLES.values(), POLICY)
 BY_LOG_DAY, BY_EVENT_DAY = GRAPH.by_log_day, GRAPH.by_event_day
 
 
@@ -67,68 +67,68 @@ def asked_rebuild(behind, *more, **named):
 LATER = day(20)  # by then every day of these tests is due
 
 
-def staged(version: int, of: Iterable[date], raw: int, **more) -> Record:
+def staged(version: int, of: Iterable[date], raw: int, **more) -> CommitRecord:
     return record(version, of, inputs={RAW.name: raw}, **more)
 
 
-def fact(version: int, of: Iterable[date], stg: int, **more) -> Record:
+def fact(version: int, of: Iterable[date], stg: int, **more) -> CommitRecord:
     return record(version, of, inputs={STAGED.name: stg}, **more)
 
 
-def current(version: int, of: Iterable[date], raw: int, **more) -> Record:
+def current(version: int, of: Iterable[date], raw: int, **more) -> CommitRecord:
     return record(version, of, inputs={RAW.name: raw}, **more)
 
 
-def corrections(version: int, of: Iterable[date], facts: int, known: int, **more) -> Record:
+def corrections(version: int, of: Iterable[date], facts: int, known: int, **more) -> CommitRecord:
     return record(version, of, inputs={FACT.name: facts, CURRENT.name: known}, **more)
 
 
-def open_days(found: Backlog, table: Table) -> set[date]:
+def open_days(found: StaleDays, table: Table) -> set[date]:
     return set(found.open.get(table.name, ()))
 
 
-def final_days(found: Backlog, table: Table) -> set[date]:
+def final_days(found: StaleDays, table: Table) -> set[date]:
     return set(found.final.get(table.name, ()))
 
 
 def both(raw: Ledger) -> tuple[Ledger, Ledger]:
     """The raw log, and the rejected lines of the same days."""
-    return raw, ledger(REJECTED, record(0, raw.published))
+    return raw, ledger(REJECTED, record(0, raw.published_days))
 
 
 def behind(
     *given: Ledger, policy: Policy = POLICY, today: date = LATER, table: Table = STAGED
 ) -> set[date]:
-    return open_days(backlog(ledgers(*given), policy, today), table)
+    return open_days(find_stale_days(ledgers(*given), policy, today), table)
 
 
 # --- backlog: the staged days behind the raw log --------------------------------------------------
 
 
 def test_empty_ledgers_have_no_backlog():
-    found = backlog(ledgers(), POLICY, LATER)
+    found = find_stale_days(ledgers(), POLICY, LATER)
     assert not found.open
     assert not found.final
 
 
 def test_the_same_tables_are_looked_at_once():
     given = ledgers(*both(ledger(RAW, loaded(0, days(1)))))
-    first = backlog(given, POLICY, LATER)
+    first = find_stale_days(given, POLICY, LATER)
     assert first.open
-    assert backlog({**given}, POLICY, LATER) is first
+    assert find_stale_days({**given}, POLICY, LATER) is first
     for other in (
         ({**given, RAW.name: replace(given[RAW.name])}, POLICY, LATER),
         (given, replace(POLICY, window_days=1), LATER),
         (given, POLICY, day(400)),
     ):
-        found = backlog(*other)
+        found = find_stale_days(*other)
         assert found is not first
-        assert backlog(*other) is found
+        assert find_stale_days(*other) is found
 
 
 def test_what_was_never_published_is_behind():
     raw = ledger(RAW, loaded(0, days((1, 3))))
-    found = backlog(ledgers(*both(raw)), POLICY, LATER)
+    found = find_stale_days(ledgers(*both(raw)), POLICY, LATER)
     assert open_days(found, STAGED) == days((1, 3))
     for name in (CURRENT.name, *BY_LOG_DAY):
         assert set(found.open[name]) == days((1, 3))
@@ -190,7 +190,7 @@ def test_window_rebuilds_all_open_days(window_days, log_day, to_rebuild, to_repo
     raw = ledger(RAW, loaded(1, days((1, 5))), loaded(2, days(log_day), ()))
     final = days((1, 5 - window_days))
     stg = ledger(STAGED, staged(0, days((1, 5)), raw=1, final=final))
-    found = backlog(ledgers(raw, stg), policy, LATER)
+    found = find_stale_days(ledgers(raw, stg), policy, LATER)
     assert open_days(found, STAGED) == days(*to_rebuild)
     assert final_days(found, STAGED) == days(*to_report)
 
@@ -320,10 +320,10 @@ def test_a_table_made_anew_is_newer_than_anything_built_from_the_old_one(version
 def test_a_final_day_is_reported_and_never_rebuilt():
     raw = ledger(RAW, loaded(1, days((1, 5))), loaded(2, days(3), days((1, 3))))
     stg = ledger(STAGED, staged(0, days((1, 5)), raw=1, final=days(1, 2)))
-    found = backlog(ledgers(raw, stg), POLICY, LATER)
+    found = find_stale_days(ledgers(raw, stg), POLICY, LATER)
     assert open_days(found, STAGED) == days(3)
     assert final_days(found, STAGED) == days(1, 2)
-    assert found.days(STAGED.name) == days(1, 2, 3)
+    assert found.all_days(STAGED.name) == days(1, 2, 3)
     asked = [r for r in asked_rebuild(found, NO_LIMIT) if STAGED.name in r.tables]
     assert [request.window for request in asked] == [Window(day(3), day(4))]
 
@@ -335,7 +335,7 @@ def test_a_final_day_that_a_person_rebuilt_is_up_to_date():
         staged(0, days((1, 5)), raw=1, final=days(1)),
         staged(1, days(1, 3), raw=2, final=days(1), by="person"),
     )
-    found = backlog(ledgers(raw, stg), POLICY, LATER)
+    found = find_stale_days(ledgers(raw, stg), POLICY, LATER)
     assert final_days(found, STAGED) == open_days(found, STAGED) == set()
 
 
@@ -347,7 +347,7 @@ def test_the_latest_record_decides_whether_a_day_is_final():
         staged(0, days((1, 5)), raw=1, final=days(1)),
         staged(1, days(1), raw=1, by="person"),
     )
-    found = backlog(ledgers(raw, stg), POLICY, LATER)
+    found = find_stale_days(ledgers(raw, stg), POLICY, LATER)
     assert open_days(found, STAGED) == days(1)
     assert final_days(found, STAGED) == set()
 
@@ -356,7 +356,7 @@ def test_a_day_whose_window_passed_in_a_downtime_is_not_final():
     """Its window is over, but it was last built before the lines of the week had been loaded."""
     raw = ledger(RAW, loaded(1, days(1)), loaded(2, days((2, 9)), days((1, 9))))
     stg = ledger(STAGED, staged(0, days(1), raw=1))
-    found = backlog(ledgers(raw, stg), SHORT, LATER)
+    found = find_stale_days(ledgers(raw, stg), SHORT, LATER)
     assert open_days(found, STAGED) == days((1, 9))
     assert not found.final
 
@@ -368,7 +368,7 @@ QUIET = [loaded(n, days(n)) for n in (1, 2, 3)]  # the last log day of day 1 bri
 def test_a_day_whose_window_closed_quietly_is_final_as_well():
     raw = ledger(RAW, *QUIET, loaded(4, days(2), days(1, 2)))  # files added to day 2
     stg = ledger(STAGED, *(staged(n, days(n), raw=n) for n in (1, 2, 3)))
-    found = backlog(ledgers(raw, stg), SHORT, LATER)
+    found = find_stale_days(ledgers(raw, stg), SHORT, LATER)
     assert final_days(found, STAGED) == days(1)
     assert open_days(found, STAGED) == days(2)
 
@@ -425,7 +425,7 @@ def test_a_day_that_missed_a_line_of_its_window_is_built_once_more():
         RAW, loaded(1, days(1)), loaded(2, days(2)), loaded(3, days(2), days(1)), loaded(4, days(3))
     )
     stg = ledger(STAGED, *(staged(n, days(n), raw=n) for n in (1, 2)), staged(3, days(3), raw=4))
-    found = backlog(ledgers(raw, stg), SHORT, LATER)
+    found = find_stale_days(ledgers(raw, stg), SHORT, LATER)
     assert open_days(found, STAGED) == days(1)
     assert not found.final
 
@@ -433,7 +433,7 @@ def test_a_day_that_missed_a_line_of_its_window_is_built_once_more():
 def test_a_crash_between_the_final_staged_day_and_its_facts():
     stg = ledger(STAGED, staged(0, days(1), raw=1), staged(1, days(1), raw=3, final=days(1)))
     facts = ledger(FACT, fact(0, days(1), stg=0))
-    found = backlog(ledgers(stg, facts), POLICY, LATER)
+    found = find_stale_days(ledgers(stg, facts), POLICY, LATER)
     assert open_days(found, FACT) == days(1)
     assert not found.final
     (request,) = asked_rebuild(found, NO_LIMIT)
@@ -448,7 +448,7 @@ def test_final_facts_wait_for_a_person():
         staged(1, days(1), raw=3, final=days(1), by="person"),
     )
     facts = ledger(FACT, fact(0, days(1, 2), stg=0, final=days(1, 2)))
-    found = backlog(ledgers(stg, facts), POLICY, LATER)
+    found = find_stale_days(ledgers(stg, facts), POLICY, LATER)
     assert final_days(found, FACT) == days(1)
     assert not found.open
     assert asked_rebuild(found, NO_LIMIT) == []
@@ -462,7 +462,7 @@ def test_what_follows_final_facts():
     old = ledger(CURRENT, current(0, days((1, 4)), raw=1, final=days(1)))
     known = ledger(CURRENT, *old.records, current(1, days(1), raw=2, final=days(1)))
     differ = ledger(CORRECTIONS, corrections(0, days((1, 4)), 0, 0, final=days(1)))
-    found = backlog(ledgers(raw, stg, facts, old, differ), SHORT, LATER)
+    found = find_stale_days(ledgers(raw, stg, facts, old, differ), SHORT, LATER)
     assert {name: set(of) for name, of in found.open.items() if name in BY_EVENT_DAY} == {
         CURRENT.name: days(1)
     }
@@ -476,7 +476,7 @@ def test_what_follows_final_facts():
 def test_lateness_follows_the_log_days_that_tell_of_the_same_orders():
     raw = ledger(RAW, loaded(1, days((1, 6))), loaded(2, days(2), (), follow=days(5)))
     built = {RAW.name: 1, REJECTED.name: 0}
-    found = backlog(
+    found = find_stale_days(
         ledgers(
             *both(raw),
             *(ledger(TABLES[name], record(0, days((1, 6)), inputs=built)) for name in BY_LOG_DAY),
@@ -513,7 +513,7 @@ def test_what_is_known_follows_what_the_raw_log_says_of_it():
     )
     stg = ledger(STAGED, staged(0, days((1, 9)), raw=1))
     known = ledger(CURRENT, current(0, days((1, 9)), raw=1))
-    found = backlog(ledgers(raw, stg, known), SHORT, LATER)
+    found = find_stale_days(ledgers(raw, stg, known), SHORT, LATER)
     assert open_days(found, STAGED) == days(8, 9)
     assert open_days(found, CURRENT) == days(1, 8, 9)
 
@@ -568,7 +568,7 @@ def test_a_run_that_builds_the_facts_builds_what_follows():
     stg = ledger(STAGED, staged(0, days(3), raw=0))
     facts = ledger(FACT, fact(0, days(1), stg=0))
     known = ledger(CURRENT, current(0, days(1), raw=0))
-    found = backlog(ledgers(facts, known, stg), POLICY, LATER)
+    found = find_stale_days(ledgers(facts, known, stg), POLICY, LATER)
     assert open_days(found, CORRECTIONS) == days(1)
     assert {r.tables for r in asked_rebuild(found, NO_LIMIT)} == {CHAIN[1:], CHAIN[3:]}
 
@@ -576,9 +576,9 @@ def test_a_run_that_builds_the_facts_builds_what_follows():
 def test_a_reason_names_the_versions_that_are_needed():
     facts = ledger(FACT, fact(1, days(3, 4), stg=0))
     known = ledger(CURRENT, current(4, days(4), raw=0), current(5, days(3), raw=0))
-    found = backlog(ledgers(facts, known), POLICY, LATER).open[CORRECTIONS.name]
-    assert found[day(3)].token == "fact_daily_orders@1,fact_daily_orders_current@5"
-    assert found[day(4)].token == "fact_daily_orders@1,fact_daily_orders_current@4"
+    found = find_stale_days(ledgers(facts, known), POLICY, LATER).open[CORRECTIONS.name]
+    assert found[day(3)].commit_key == "fact_daily_orders@1,fact_daily_orders_current@5"
+    assert found[day(4)].commit_key == "fact_daily_orders@1,fact_daily_orders_current@4"
 
 
 # --- closings: when a window is over --------------------------------------------------------------
@@ -601,7 +601,7 @@ def test_a_reason_names_the_versions_that_are_needed():
 def test_a_window_closes_when_all_its_log_days_are_settled(window_days, logged, closed):
     policy = replace(POLICY, window_days=window_days)
     raw = ledger(RAW, loaded(3, days(*logged)))
-    assert closings(raw, policy) == dict.fromkeys(days(*closed), 3)
+    assert window_closed_at(raw, policy) == dict.fromkeys(days(*closed), 3)
     assert settled_days(raw) == days(*logged)
 
 
@@ -609,7 +609,7 @@ def test_a_window_closes_when_all_its_log_days_are_settled(window_days, logged, 
 def test_the_order_of_loads_does_not_matter(order):
     """It is the last of a window's log days to come that closes it."""
     raw = ledger(RAW, *(loaded(version, days(n)) for version, n in enumerate(order)))
-    assert closings(raw, SHORT) == {
+    assert window_closed_at(raw, SHORT) == {
         day(n): max(order.index(logged) for logged in (n, n + 1, n + 2)) for n in (1, 2)
     }
 
@@ -617,21 +617,21 @@ def test_the_order_of_loads_does_not_matter(order):
 def test_a_log_day_whose_folder_never_came_closes_nothing():
     """It was loaded as an empty one; the day after it may lack early lines."""
     raw = ledger(RAW, *(loaded(n, days(n), settled=days(n) - days(4, 5)) for n in range(1, 9)))
-    assert closings(raw, SHORT) == {day(1): 3, day(6): 8}
+    assert window_closed_at(raw, SHORT) == {day(1): 3, day(6): 8}
 
 
 def test_the_folder_that_came_after_all_closes():
     nights = [loaded(n, days(n), settled=days(n) - days(4, 5)) for n in range(1, 9)]
     raw = ledger(RAW, *nights, loaded(9, days(4, 5)))
-    assert closings(raw, SHORT) == {day(1): 3, **dict.fromkeys(days((2, 5)), 9), day(6): 8}
+    assert window_closed_at(raw, SHORT) == {day(1): 3, **dict.fromkeys(days((2, 5)), 9), day(6): 8}
 
 
 def test_what_comes_before_a_window_closes_keeps_it_open():
     before = [loaded(1, days(1)), loaded(2, days(2)), loaded(3, days(3), unsettled=days(1))]
-    assert closings(ledger(RAW, *before), SHORT) == {}
+    assert window_closed_at(ledger(RAW, *before), SHORT) == {}
     assert settled_days(ledger(RAW, *before)) == days(2, 3)
     raw = ledger(RAW, *before, loaded(4, days(4)), loaded(5, days(1)))
-    assert closings(raw, SHORT) == {day(2): 4, day(1): 5}
+    assert window_closed_at(raw, SHORT) == {day(2): 4, day(1): 5}
 
 
 @pytest.mark.parametrize(
@@ -644,27 +644,27 @@ def test_what_comes_before_a_window_closes_keeps_it_open():
 )
 def test_what_comes_after_a_window_has_closed_does_not_open_it(later):
     raw = ledger(RAW, loaded(3, days((1, 3))), later)
-    assert closings(raw, SHORT) == {day(1): 3}
+    assert window_closed_at(raw, SHORT) == {day(1): 3}
 
 
 def test_a_log_day_that_is_taken_back_opens_its_windows():
     first = [loaded(n, days(n)) for n in range(1, 7)]
     undo = loaded(7, (), settled=(), taken_back=days(4))
-    assert closings(ledger(RAW, *first), SHORT) == {day(n): n + 2 for n in range(1, 5)}
-    assert closings(ledger(RAW, *first, undo), SHORT) == {day(1): 3}
+    assert window_closed_at(ledger(RAW, *first), SHORT) == {day(n): n + 2 for n in range(1, 5)}
+    assert window_closed_at(ledger(RAW, *first, undo), SHORT) == {day(1): 3}
     assert settled_days(ledger(RAW, *first, undo)) == days(1, 2, 3, 5, 6)
     # Nothing but the day itself closes them again.
     other = loaded(8, days(5))
-    assert closings(ledger(RAW, *first, undo, other), SHORT) == {day(1): 3}
+    assert window_closed_at(ledger(RAW, *first, undo, other), SHORT) == {day(1): 3}
     again = loaded(8, days(4))
-    assert closings(ledger(RAW, *first, undo, again), SHORT) == {
+    assert window_closed_at(ledger(RAW, *first, undo, again), SHORT) == {
         day(1): 3,
         **dict.fromkeys(days((2, 4)), 8),
     }
 
 
 def test_records_that_do_not_say_what_is_settled_close_nothing():
-    assert closings(ledger(RAW, record(0, days((1, 9)))), SHORT) == {}
+    assert window_closed_at(ledger(RAW, record(0, days((1, 9)))), SHORT) == {}
 
 
 @given(
@@ -687,39 +687,39 @@ def test_closings_are_what_somebody_would_have_noted(history, window_days):
                 closed.setdefault(d, n)
     raw = ledger(RAW, *commits)
     assert settled_days(raw) == days(*settled)
-    assert closings(raw, policy) == {day(d): at for d, at in closed.items()}
+    assert window_closed_at(raw, policy) == {day(d): at for d, at in closed.items()}
 
 
 # --- arrivals -------------------------------------------------------------------------------------
 
 
 def load(
-    version: int, listing: Listing, *logged: int, before: Iterable[Record] = (), **how
-) -> Record:
+    version: int, listing: Listing, *logged: int, before: Iterable[CommitRecord] = (), **how
+) -> CommitRecord:
     """A load of some days, when the landing was as listed."""
-    then = manifests(ledger(RAW, *before))
-    wanted = {day(n): target(day(n), then.get(day(n)), listing, **how) for n in logged}
+    then = loaded_manifests(ledger(RAW, *before))
+    wanted = {day(n): load_target(day(n), then.get(day(n)), listing, **how) for n in logged}
     said = {str(d): one.manifest.as_json for d, one in wanted.items()}
     return record(version, wanted, landing=json.loads(json.dumps(said)))
 
 
-def arrive(raw: Iterable[Record], listing: Listing, today: int, **changes) -> Arrivals:
-    return arrivals(ledger(RAW, *raw), listing, replace(POLICY, **changes), day(today))
+def arrive(raw: Iterable[CommitRecord], listing: Listing, today: int, **changes) -> UnloadedDays:
+    return find_unloaded_days(ledger(RAW, *raw), listing, replace(POLICY, **changes), day(today))
 
 
-NOTHING = Arrivals()
+NOTHING = UnloadedDays()
 
 
 def test_a_new_day():
     found = arrive([load(1, landing("f=a"), 1)], landing("f=a", "f=b"), today=3)
-    assert found.load.keys() == days(2)
-    assert found == Arrivals(load=found.load)
+    assert found.days_to_load.keys() == days(2)
+    assert found == UnloadedDays(days_to_load=found.days_to_load)
 
 
 def test_nothing_landed_and_nothing_loaded():
     assert arrive([], landing(), today=1) == NOTHING
     found = arrive([], landing(), today=3)
-    assert found.load.keys() == found.absent == days(1, 2)
+    assert found.days_to_load.keys() == found.missing_days == days(1, 2)
 
 
 @pytest.mark.parametrize(
@@ -736,20 +736,20 @@ def test_nothing_landed_and_nothing_loaded():
 def test_a_day_without_a_folder_is_an_empty_day_when_it_is_due(lag, today, load, absent):
     found = arrive([], landing("f=a", None, "f=c"), today, lag_days=lag)
     # With a lag of 1 every day that is over is due.
-    assert found.load.keys() == days(*load)
-    assert found.absent == days(*absent)
+    assert found.days_to_load.keys() == days(*load)
+    assert found.missing_days == days(*absent)
 
 
 def test_a_folder_without_files_is_a_day_that_landed():
     found = arrive([], landing(""), today=2)
-    assert found.load.keys() == days(1)
-    assert found.absent == frozenset()
+    assert found.days_to_load.keys() == days(1)
+    assert found.missing_days == frozenset()
 
 
 @pytest.mark.parametrize("today", [1, 2, 3])
 def test_a_day_is_loaded_when_it_is_over(today):
     found = arrive([], landing("f=a", "f=b", "f=c"), today)
-    assert found.load.keys() == days((1, today - 1))
+    assert found.days_to_load.keys() == days((1, today - 1))
 
 
 @pytest.mark.parametrize(
@@ -758,49 +758,49 @@ def test_a_day_is_loaded_when_it_is_over(today):
 def test_folders_outside_the_calendar_are_not_loaded(start, end, load):
     whole = landing("f=a", "f=b", "f=c", "f=d")
     found = arrive([], whole, 5, start=day(start), end=end and day(end))
-    assert found.load.keys() == days(*load)
+    assert found.days_to_load.keys() == days(*load)
 
 
 @pytest.mark.parametrize("absent_days", [1, 4])
 def test_a_clock_that_jumps_ahead_asks_for_few_days(absent_days):
     """Years of empty days would be loaded, as each of them is due by such a clock."""
     found = arrive([], landing("f=a", "f=b"), today=20_000, absent_days=absent_days)
-    assert found.load.keys() == days((1, 2 + absent_days))
-    assert found.last == day(2 + absent_days)
+    assert found.days_to_load.keys() == days((1, 2 + absent_days))
+    assert found.last_expected == day(2 + absent_days)
 
 
 def test_what_lands_moves_the_last_day_that_is_asked_for():
     empty = load(2, landing("f=a", None), 1, 2)
     found = arrive([empty], landing("f=a", None, None, "f=d"), today=100, absent_days=2)
-    assert found.load.keys() == days((3, 6))
+    assert found.days_to_load.keys() == days((3, 6))
 
 
 def test_a_landing_that_was_purged_does_not_move_it():
     before = load(3, landing("f=a", "f=b", "f=c"), 1, 2, 3)
-    assert arrive([before], landing(), today=100, absent_days=2).load.keys() == days(4, 5)
+    assert arrive([before], landing(), today=100, absent_days=2).days_to_load.keys() == days(4, 5)
 
 
 def test_a_folder_of_the_future_does_not_move_it():
     """Named by mistake: what is not over is not loaded, and says nothing of the days before."""
     far = landing("f=a", *[None] * 40, "f=z")
-    assert arrive([], far, today=30, absent_days=2).load.keys() == days((1, 3))
+    assert arrive([], far, today=30, absent_days=2).days_to_load.keys() == days((1, 3))
 
 
 def test_a_calendar_that_begins_after_what_was_loaded():
     before = load(1, landing("f=a"), 1)
     found = arrive([before], landing(), today=40, start=day(20), absent_days=2)
-    assert found.load.keys() == days(20, 21)
+    assert found.days_to_load.keys() == days(20, 21)
 
 
 def test_a_clock_at_the_end_of_all_days():
     found = arrive([], landing("f=a"), today=(date.max - day(1)).days + 1, absent_days=2)
-    assert found.load.keys() == days((1, 3))
+    assert found.days_to_load.keys() == days((1, 3))
 
 
 def test_early_lines_before_the_first_day_are_loaded_with_it():
     one, other = (arrive([], landing(text, "f=b"), 3, start=day(2)) for text in ("f=a", "f=x"))
-    assert one.load.keys() == other.load.keys() == days(2)
-    assert one.load != other.load
+    assert one.days_to_load.keys() == other.days_to_load.keys() == days(2)
+    assert one.days_to_load != other.days_to_load
 
 
 THREE = landing("f=a", "f=b", "f=c")
@@ -841,20 +841,20 @@ def test_only_files_that_look_changed_are_opened():
 )
 def test_changed_folders(now, load):
     found = arrive([LOADED], landing(*now), 4)
-    assert found.load.keys() == days(*load)
+    assert found.days_to_load.keys() == days(*load)
     # A folder that is gone has been there.
-    assert found.absent == frozenset()
+    assert found.missing_days == frozenset()
 
 
 def test_files_that_changed_places():
     """They are as long as before, but not as old."""
-    assert arrive([LOADED], landing("f=a", "f=c", "f=b", at=2), 4).load.keys() == days(2, 3)
+    assert arrive([LOADED], landing("f=a", "f=c", "f=b", at=2), 4).days_to_load.keys() == days(2, 3)
 
 
 def test_the_latest_load_of_a_day_counts():
     now = landing("f=a", "f=b g=x", "f=c")
     again = load(2, now, 2, before=[LOADED])
-    assert arrive([LOADED, again], now, 4).load.keys() == days(3)
+    assert arrive([LOADED, again], now, 4).days_to_load.keys() == days(3)
     other = load(3, now, 3, before=[LOADED, again])
     assert arrive([LOADED, again, other], now, 4) == NOTHING
 
@@ -868,46 +868,48 @@ def test_what_is_loaded_is_gone_and_comes_back():
 
 def test_files_for_a_day_that_was_loaded_as_empty():
     empty = load(1, landing(), 1, 2)
-    assert arrive([empty], landing(), 3) == Arrivals(absent=days(1, 2))
+    assert arrive([empty], landing(), 3) == UnloadedDays(missing_days=days(1, 2))
     found = arrive([empty], landing("f=a"), 3)
-    assert found.load.keys() == days(1, 2)
-    assert found.absent == days(2)
+    assert found.days_to_load.keys() == days(1, 2)
+    assert found.missing_days == days(2)
     # An empty folder says that there is nothing to send: the days can be settled.
-    assert arrive([empty], landing("", ""), 3).load.keys() == days(1, 2)
+    assert arrive([empty], landing("", ""), 3).days_to_load.keys() == days(1, 2)
 
 
 def test_days_of_before_there_were_manifests_are_loaded_once():
     old = [record(1, days(1)), record(2, days(2, 3), landing={str(day(2)): ["none", "1-a"]})]
-    assert arrive(old, THREE, 4).load.keys() == days((1, 3))
+    assert arrive(old, THREE, 4).days_to_load.keys() == days((1, 3))
     assert arrive([*old, load(3, THREE, 1, 2, 3)], THREE, 4) == NOTHING
 
 
 def test_days_of_before_there_were_manifests_are_loaded_without_their_folders_too():
     """So that their manifests say which files they were made of."""
-    assert arrive([record(1, days(1))], landing(), 2, lag_days=3).load.keys() == days(1)
+    assert arrive([record(1, days(1))], landing(), 2, lag_days=3).days_to_load.keys() == days(1)
 
 
 def test_a_day_that_was_taken_back_comes_again_with_new_files_only():
     undo = msgspec.structs.replace(record(2, ()), withdrawn=days(2))
     assert arrive([LOADED, undo], THREE, 4) == NOTHING
-    assert arrive([LOADED, undo], landing("f=a", "f=b g=x", "f=c"), 4).load.keys() == days(2, 3)
+    assert arrive([LOADED, undo], landing("f=a", "f=b g=x", "f=c"), 4).days_to_load.keys() == days(
+        2, 3
+    )
 
 
-def held(*folders: str) -> list[Record]:
+def held(*folders: str) -> list[CommitRecord]:
     """Day 2 was loaded, its file was replaced, and the next load held that one back."""
-    listing, then = landing(*folders), manifests(ledger(RAW, LOADED))[day(2)]
-    waits = target(day(2), then, listing).holding({file(2, "f")}, then)
+    listing, then = landing(*folders), loaded_manifests(ledger(RAW, LOADED))[day(2)]
+    waits = load_target(day(2), then, listing).hold_back_files({file(2, "f")}, then)
     return [LOADED, record(2, days(2), landing={str(day(2)): waits.manifest.as_json})]
 
 
 def test_a_file_that_is_held_back_waits():
     less = ("f=a", "f=less", "f=c")
     found = arrive(held(*less), landing(*less), 4)
-    assert found.load.keys() == days(3)  # it has not been asked what it says of the file
-    assert found.held == {day(2): [file(2, "f")]}
+    assert found.days_to_load.keys() == days(3)  # it has not been asked what it says of the file
+    assert found.files_on_hold == {day(2): [file(2, "f")]}
     third = load(3, landing(*less), 3, before=[LOADED])
     found = arrive([*held(*less), third], landing(*less, at=9), 4)
-    assert found == Arrivals(held={day(2): [file(2, "f")]})
+    assert found == UnloadedDays(files_on_hold={day(2): [file(2, "f")]})
 
 
 @pytest.mark.parametrize(
@@ -915,8 +917,8 @@ def test_a_file_that_is_held_back_waits():
 )
 def test_a_file_that_is_held_back_and_changes(now, load):
     found = arrive(held("f=a", "f=less"), landing("f=a", now), 3)
-    assert found.load.keys() == days(*load)
-    assert found.held == ({day(2): [file(2, "f")]} if "f=less" in now else {})
+    assert found.days_to_load.keys() == days(*load)
+    assert found.files_on_hold == ({day(2): [file(2, "f")]} if "f=less" in now else {})
 
 
 @pytest.mark.parametrize(("last", "close"), [(5, False), (6, True), (9, True)])
@@ -927,22 +929,22 @@ def test_a_folder_is_waited_for_until_one_of_long_after_has_been_loaded(last, cl
     raw = [load(1, found, *whole)]
     policy = {"absent_days": 4}
     first = arrive(raw, found, 100, **policy, end=day(last + 1))
-    assert first.load.keys() == (days(2) if close else set())
-    assert first.absent == (frozenset() if close else days(2))
+    assert first.days_to_load.keys() == (days(2) if close else set())
+    assert first.missing_days == (frozenset() if close else days(2))
     if close:
         raw.append(load(2, found, 2, before=raw, close=True))
         assert arrive(raw, found, 100, **policy, end=day(last + 1)) == NOTHING
     # A folder that comes after all is loaded.
     folders[1] = "f=late"
     late = arrive(raw, landing(*folders), 100, **policy, end=day(last + 1))
-    assert late.load.keys() == days(2, 3)
-    assert late.absent == frozenset()
+    assert late.days_to_load.keys() == days(2, 3)
+    assert late.missing_days == frozenset()
 
 
 def test_rejected_lines_that_were_not_published_with_their_day_are_loaded():
     """A crash between the two commits of a load."""
     raw, policy = ledger(RAW, LOADED), POLICY
-    fingerprints = {d: manifest.fingerprint() for d, manifest in manifests(raw).items()}
+    fingerprints = {d: manifest.content_digest() for d, manifest in loaded_manifests(raw).items()}
 
     def published(made_of: Mapping[date, str]) -> Ledger:
         told = record(1, made_of)
@@ -950,7 +952,7 @@ def test_rejected_lines_that_were_not_published_with_their_day_are_loaded():
         return ledger(REJECTED, msgspec.structs.replace(told, days=of))
 
     def found(rejected: Ledger) -> set[date]:
-        return set(arrivals(raw, THREE, policy, day(4), rejected).load)
+        return set(find_unloaded_days(raw, THREE, policy, day(4), rejected).days_to_load)
 
     assert found(published(fingerprints)) == set()
     assert found(published({d: fingerprints[d] for d in days(1, 3)})) == days(2)
@@ -984,7 +986,7 @@ LOADS = (RAW.name, REJECTED.name, LATE.name, LATENESS.name)
     ],
 )
 def test_load_requests(load, per_run, expected):
-    found = asked_load(Arrivals(dict.fromkeys(days(*load), "x")), per_run)
+    found = asked_load(UnloadedDays(dict.fromkeys(days(*load), "x")), per_run)
     assert [request.window for request in found] == [
         Window(day(first), day(last) + DAY) for first, last in expected
     ]
@@ -1007,18 +1009,18 @@ def test_the_key_of_a_load_says_what_is_loaded():
 # --- requests: rebuilding -------------------------------------------------------------------------
 
 
-def late(**of: Mapping[date, Record]) -> Backlog:
+def late(**of: Mapping[date, CommitRecord]) -> StaleDays:
     """A backlog by short table name: for each day the record that it lacks."""
     tables = {"stg": STAGED, "fact": FACT, "current": CURRENT, "late": LATE, "lness": LATENESS}
-    return Backlog(
+    return StaleDays(
         {
-            tables[short].name: {d: Behind({"in": needed}) for d, needed in by_day.items()}
+            tables[short].name: {d: StaleDay({"in": needed}) for d, needed in by_day.items()}
             for short, by_day in of.items()
         }
     )
 
 
-def since(version: int, *of: int | tuple[int, int], **more) -> dict[date, Record]:
+def since(version: int, *of: int | tuple[int, int], **more) -> dict[date, CommitRecord]:
     return dict.fromkeys(days(*of), record(version, (), **more))
 
 
@@ -1077,7 +1079,7 @@ def test_a_long_range_is_cut(per_run, lengths):
     assert {d for request in found for d in request.window} == days((1, 7))
 
 
-def keys(behind: Backlog, per_run: int = NO_LIMIT) -> set[str]:
+def keys(behind: StaleDays, per_run: int = NO_LIMIT) -> set[str]:
     return {request.key for request in asked_rebuild(behind, per_run)}
 
 
@@ -1108,11 +1110,15 @@ def test_the_key_moves_with_days_tables_and_versions(other):
 
 
 def test_the_key_tells_inputs_apart():
-    facts = Backlog({CURRENT.name: {day(1): Behind({FACT.name: record(3, ())})}})
-    both = Backlog(
-        {CURRENT.name: {day(1): Behind({n: record(3, ()) for n in (FACT.name, CORRECTIONS.name)})}}
+    facts = StaleDays({CURRENT.name: {day(1): StaleDay({FACT.name: record(3, ())})}})
+    both = StaleDays(
+        {
+            CURRENT.name: {
+                day(1): StaleDay({n: record(3, ()) for n in (FACT.name, CORRECTIONS.name)})
+            }
+        }
     )
-    corrections = Backlog({CURRENT.name: {day(1): Behind({CORRECTIONS.name: record(3, ())})}})
+    corrections = StaleDays({CURRENT.name: {day(1): StaleDay({CORRECTIONS.name: record(3, ())})}})
     assert len(keys(facts) | keys(both) | keys(corrections)) == 3
 
 
@@ -1128,15 +1134,17 @@ def test_the_key_moves_with_the_commit_though_the_version_is_the_same():
 def test_fourteen_landed_days_are_a_handful_of_requests():
     """Each of them has lines for days before, and one day of three is behind in every table."""
     names = (STAGED, FACT, CURRENT, LATE, CORRECTIONS, LATENESS)
-    behind = Backlog(
+    behind = StaleDays(
         {
-            table.name: {d: Behind({"in": record(1, ())}) for d in list(days((1, 14)))[n % 3 :: 3]}
+            table.name: {
+                d: StaleDay({"in": record(1, ())}) for d in list(days((1, 14)))[n % 3 :: 3]
+            }
             for n, table in enumerate(names)
         }
     )
-    assert len(asked_rebuild(behind, NO_LIMIT)) > 2 * HANDFUL, "the case shows something"
+    assert len(asked_rebuild(behind, NO_LIMIT)) > 2 * BATCH_SIZE, "the case shows something"
     found = asked_rebuild(behind, NO_LIMIT, bridge=lambda _table, _day: True)
-    assert len(found) <= HANDFUL
+    assert len(found) <= BATCH_SIZE
     for table in names:
         built = {d for r in found if table.name in r.tables for d in r.window}
         assert built >= behind.open[table.name].keys()
@@ -1146,7 +1154,7 @@ SCATTERED = [day(1) + 3 * n * DAY for n in range(500)]
 
 
 def test_five_hundred_scattered_days_are_a_handful_of_requests():
-    raw = Arrivals(dict.fromkeys(SCATTERED, "x"))
+    raw = UnloadedDays(dict.fromkeys(SCATTERED, "x"))
     behind = late(current=dict.fromkeys(SCATTERED, record(1, ())))
 
     def bridge(_table: str, _day: date) -> bool:
@@ -1159,7 +1167,7 @@ def test_five_hundred_scattered_days_are_a_handful_of_requests():
     found = asked_rebuild(behind, 31, bridge=bridge)
     assert {d for request in found for d in request.window} >= set(SCATTERED)
     assert len(found) == math.ceil(len(SCATTERED) / 11)
-    assert handful(found) == found
+    assert first_batch(found) == found
     assert len(asked_rebuild(late(stg=since(1, 1, 900)), 31, bridge=bridge)) == 2
 
 
@@ -1179,9 +1187,9 @@ def test_a_wave_is_a_handful_and_the_next_one_goes_on():
     behind = late(current=dict.fromkeys(SCATTERED, record(1, ())))
     found = asked_rebuild(behind, NO_LIMIT)
     assert len(found) == 500
-    assert [r.window.start for r in handful(found)] == SCATTERED[:HANDFUL]
-    rest = [r for r in found if r not in handful(found)]
-    assert [r.window.start for r in handful(rest)] == SCATTERED[HANDFUL : 2 * HANDFUL]
+    assert [r.window.start for r in first_batch(found)] == SCATTERED[:BATCH_SIZE]
+    rest = [r for r in found if r not in first_batch(found)]
+    assert [r.window.start for r in first_batch(rest)] == SCATTERED[BATCH_SIZE : 2 * BATCH_SIZE]
 
 
 CHAINED, OTHERS = frozenset(CHAIN), frozenset({RAW.name, *BY_LOG_DAY})
@@ -1217,7 +1225,9 @@ def test_what_a_busy_run_does_not_build_is_asked_for():
 
 def test_a_day_waits_for_all_runs_that_it_is_behind():
     done, going = record(1, (), run="done"), record(2, (), run="going")
-    behind = Backlog({CURRENT.name: {day(1): Behind({FACT.name: done, CORRECTIONS.name: going})}})
+    behind = StaleDays(
+        {CURRENT.name: {day(1): StaleDay({FACT.name: done, CORRECTIONS.name: going})}}
+    )
     assert asked_rebuild(behind, NO_LIMIT, {"going": CHAINED}) == []
     assert len(asked_rebuild(behind, NO_LIMIT, {"something else": CHAINED})) == 1
 
@@ -1225,13 +1235,13 @@ def test_a_day_waits_for_all_runs_that_it_is_behind():
 def test_corrections_without_facts_are_not_asked_for():
     """What is known of a day that is staged for the first time, by a run that is still going."""
     raw = ledger(RAW, loaded(1, days(1), run="going"), loaded(2, days(9), (), current=days(1)))
-    found = backlog(ledgers(raw), POLICY, LATER)
+    found = find_stale_days(ledgers(raw), POLICY, LATER)
     busy = {"going": frozenset({RAW.name, STAGED.name})}
     asked_for = [r.tables for r in asked_rebuild(found, NO_LIMIT, busy) if day(1) in r.window]
     assert [tables for tables in asked_for if tables[0] in CHAIN] == [(CURRENT.name,)]
     # With the facts they are.
     stg = ledger(STAGED, staged(0, days(1), raw=1))
-    found = backlog(ledgers(raw, stg), POLICY, LATER)
+    found = find_stale_days(ledgers(raw, stg), POLICY, LATER)
     assert {r.tables for r in asked_rebuild(found, NO_LIMIT) if day(1) in r.window} >= {CHAIN[1:]}
 
 
@@ -1243,7 +1253,9 @@ class World:
     """The tables as runs leave them, without rows: who published what from which version."""
 
     policy: Policy
-    records: dict[str, list[Record]] = field(default_factory=lambda: {name: [] for name in TABLES})
+    records: dict[str, list[CommitRecord]] = field(
+        default_factory=lambda: {name: [] for name in TABLES}
+    )
     settled: set[date] = field(default_factory=set)
     shut: set[date] = field(default_factory=set)
     closed: set[date] = field(default_factory=set)
@@ -1253,23 +1265,23 @@ class World:
     def ledgers(self) -> dict[str, Ledger]:
         return ledgers(*(ledger(TABLES[name], *found) for name, found in self.records.items()))
 
-    def backlog(self, today: date) -> Backlog:
-        return backlog(self.ledgers, self.policy, today)
+    def backlog(self, today: date) -> StaleDays:
+        return find_stale_days(self.ledgers, self.policy, today)
 
     def look(self) -> None:
         """Note which days are closed: their window is shut, and they were up to date since."""
         raw, stg = self.ledgers[RAW.name], self.ledgers[STAGED.name]
         changed: dict[date, int] = {}
         for log in raw.records:
-            open_days = {d for n in log.days for d in self.policy.may_touch(n)}
-            touches = unpacked(log.details.event_days) if self.policy.only_touched else open_days
+            open_days = {d for n in log.days for d in self.policy.affected_event_days(n)}
+            touches = from_ranges(log.details.event_days) if self.policy.only_touched else open_days
             changed |= dict.fromkeys(touches, log.version)
         self.closed |= {
             d
             for d, built in stg.latest.items()
             if d in self.shut and built.inputs[RAW.name] >= changed[d]
         }
-        assert set(closings(raw, self.policy)) == self.shut
+        assert set(window_closed_at(raw, self.policy)) == self.shut
 
     def load(self, window: Window, changes: set[date], follow: set[date], waits: set[date]) -> None:
         """A night's load: raw and rejected, with what follows by log day.
@@ -1281,15 +1293,15 @@ class World:
             waits: the log days for which more is due then, of those loaded or of others.
         """
         before = self.ledgers[RAW.name]
-        new, known = set(window) - before.published, before.published | set(window)
-        event_days = {d for log_day in window for d in self.policy.may_touch(log_day)}
+        new, known = set(window) - before.published_days, before.published_days | set(window)
+        event_days = {d for log_day in window for d in self.policy.affected_event_days(log_day)}
         self.records[RAW.name].append(
             loaded(
                 len(before.records),
                 window,
                 new | (event_days & changes & known),
                 current=new | {d for d in changes & known if d < window.end},
-                follow={d for d in follow & before.published if d > window.start},
+                follow={d for d in follow & before.published_days if d > window.start},
                 settled=set(window) - waits,
                 unsettled=waits,
             )
@@ -1309,13 +1321,13 @@ class World:
         if name == STAGED.name:
             final = set(window) & self.shut
         elif name == FACT.name:
-            final = set(window) & now[STAGED.name].final
+            final = set(window) & now[STAGED.name].final_days
         if by != "person" and name in (STAGED.name, FACT.name):
-            assert not now[name].final & set(window), f"{name}: a final day is rebuilt"
+            assert not now[name].final_days & set(window), f"{name}: a final day is rebuilt"
         if by != "person" and name == STAGED.name:
             self.rebuilt |= self.closed & set(window)
         for source in SOURCES[name]:
-            assert set(window) <= now[source].published, f"{name} lacks {source}"
+            assert set(window) <= now[source].published_days, f"{name} lacks {source}"
         inputs = {source: now[source].version for source in SOURCES[name]}
         number = len(self.records[name])
         self.records[name].append(
@@ -1383,11 +1395,11 @@ def live(history, only_touched, window_days, lag, per_run) -> World:
         elif act == "person":
             # A person may rebuild any day that is there, final or not.
             first, length = how
-            there = world.ledgers[RAW.name].published
-            for window in windows(there & days((first, min(first + length, LAST)))):
+            there = world.ledgers[RAW.name].published_days
+            for window in to_windows(there & days((first, min(first + length, LAST)))):
                 world.run(Request(CHAIN, window, ""), by="person")
         elif act == "night":
-            due = policy.due(day(*how))
+            due = policy.expected_days(day(*how))
             for request in asked_rebuild(world.backlog(day(*how)), per_run):
                 assert request.tables[0] in BY_LOG_DAY or set(request.window) <= set(due)
                 world.run(request)
@@ -1406,15 +1418,15 @@ def _nothing_is_missed(world: World, waiting: set[date]) -> None:
     now = world.ledgers
     assert waiting <= world.shut
     for log in now[RAW.name].records:
-        for d in unpacked(log.details.event_days):
+        for d in from_ranges(log.details.event_days):
             built = now[STAGED.name].latest[d]
             assert built.inputs[RAW.name] >= log.version or d in waiting
         # What is known now of a day is up to date, whether its window is shut or not.
-        for d in unpacked(log.details.current_days):
+        for d in from_ranges(log.details.current_days):
             assert now[CURRENT.name].latest[d].inputs[RAW.name] >= log.version
     for name in (FACT.name, CURRENT.name, CORRECTIONS.name, *BY_LOG_DAY):
         source = SOURCES[name][0]
-        assert now[name].published == now[source].published, name
+        assert now[name].published_days == now[source].published_days, name
     for d, built in now[STAGED.name].latest.items():
         facts, differ = now[FACT.name].latest[d], now[CORRECTIONS.name].latest[d]
         assert facts.inputs[STAGED.name] >= built.version

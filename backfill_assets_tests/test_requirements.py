@@ -8,7 +8,7 @@ import pytest
 from pyspark.errors import AnalysisException
 
 from backfill_assets.engine import spark as module
-from backfill_assets.engine.configuration import DELTA
+from backfill_assets.engine.configuration import DELTA_CONF
 from backfill_assets.engine.jars import EngineError, delta_coordinate
 from backfill_assets.engine.spark import Engine
 from backfill_assets.settings import load_settings
@@ -27,7 +27,7 @@ class FakeServer:
         delta: str | Exception = HERE["delta-spark"],
         **conf: str,
     ) -> None:
-        self.version, self.own, self.conf = spark, {**DELTA, **conf}, self
+        self.version, self.own, self.conf = spark, {**DELTA_CONF, **conf}, self
         self.delta = delta
         monkeypatch.setattr(module, "_await_server", lambda _: None)
         monkeypatch.setattr(module, "_session_of", self._begin)
@@ -51,7 +51,7 @@ class FakeServer:
 
 
 def connect(**conf: str):
-    return Engine.of(load_settings(spark_remote="sc://h:1/;token=hush", spark_conf=conf))
+    return Engine.from_settings(load_settings(spark_remote="sc://h:1/;token=hush", spark_conf=conf))
 
 
 def test_a_server_that_takes_the_settings_of_the_session(monkeypatch):
@@ -103,15 +103,15 @@ def test_a_server_of_another_spark(monkeypatch):
 NO_CLASS = "[DATATYPE_MISMATCH] due to data type mismatch: class io.delta.package not found."
 NO_CATALOG = "Cannot find catalog plugin class for catalog 'spark_catalog': DeltaCatalog."
 JARS = f"Delta's jars (spark.jars.packages={delta_coordinate()})"
-EXTENSION, CATALOG = (f"{name}={value}" for name, value in DELTA.items())
+EXTENSION, CATALOG = (f"{name}={value}" for name, value in DELTA_CONF.items())
 
 
 @pytest.mark.parametrize(
     ("delta", "without", "lacks"),
     [
-        (AnalysisException(NO_CLASS), [*DELTA], [JARS, EXTENSION, CATALOG]),
+        (AnalysisException(NO_CLASS), [*DELTA_CONF], [JARS, EXTENSION, CATALOG]),
         (AnalysisException(NO_CATALOG), [], [JARS]),
-        (version("delta-spark"), [*DELTA], [EXTENSION, CATALOG]),
+        (version("delta-spark"), [*DELTA_CONF], [EXTENSION, CATALOG]),
         (version("delta-spark"), ["spark.sql.catalog.spark_catalog"], [CATALOG]),
     ],
 )

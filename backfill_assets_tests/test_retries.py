@@ -43,17 +43,17 @@ from pyspark.errors.exceptions.connect import SparkConnectGrpcException
 from pyspark.sql import functions as F
 
 from backfill_assets.dagster_ext.engine_failures import (
-    disk_failed,
-    engine_lost,
+    is_disk_failure,
+    is_engine_lost,
     raise_if_engine_failed,
 )
 from backfill_assets.dagster_ext.executor import one_process_executor
 from backfill_assets.dagster_ext.retries import (
-    ATTEMPTS,
-    DISK_TAG,
-    LOST_TAG,
-    PATIENCE,
+    DISK_FAILED_TAG,
+    ENGINE_LOST_TAG,
+    MAX_ATTEMPTS,
     RETRY_ON_FAILURE,
+    RETRY_PATIENCE,
     launch_lost_retries,
     retry_later,
 )
@@ -133,7 +133,7 @@ class Java(Py4JJavaError):
     ids=str,
 )
 def test_a_lost_engine(error):
-    assert engine_lost(error)
+    assert is_engine_lost(error)
 
 
 SCRATCH = "/home/x/scratch/engine-1/blockmgr-e7a6f115-459a-4815-94ea-329b171cb2c7/13"
@@ -159,11 +159,11 @@ LOST_TASK = (
     ids=str,
 )
 def test_a_disk_of_the_engine_that_failed(error):
-    assert disk_failed(error)
-    assert not engine_lost(error)
+    assert is_disk_failure(error)
+    assert not is_engine_lost(error)
     with pytest.raises(EngineError, match="no file is at fault") as told:
         raise_if_engine_failed(error)
-    assert disk_failed(told.value)
+    assert is_disk_failure(told.value)
 
 
 @pytest.mark.parametrize(
@@ -179,14 +179,14 @@ def test_a_disk_of_the_engine_that_failed(error):
     ids=str,
 )
 def test_a_file_that_failed(error):
-    assert not disk_failed(error)
+    assert not is_disk_failure(error)
     raise_if_engine_failed(error)
 
 
 def test_a_lost_engine_as_the_network_tells():
-    assert engine_lost(nobody_there())
-    assert engine_lost(wrapped(RuntimeError("it failed"), nobody_there()))
-    assert engine_lost(unavailable())
+    assert is_engine_lost(nobody_there())
+    assert is_engine_lost(wrapped(RuntimeError("it failed"), nobody_there()))
+    assert is_engine_lost(unavailable())
 
 
 @pytest.mark.parametrize(
@@ -207,21 +207,23 @@ def test_a_lost_engine_as_the_network_tells():
     ids=str,
 )
 def test_what_would_fail_again(error):
-    assert not engine_lost(error)
+    assert not is_engine_lost(error)
 
 
 def test_a_failing_task_of_a_real_engine(spark):
     rows = spark.range(1).select(F.raise_error(F.lit("bad")))
-    assert not engine_lost(raised(rows.collect))
-    assert not engine_lost(raised(rows.write.format("noop").mode("overwrite").save))
+    assert not is_engine_lost(raised(rows.collect))
+    assert not is_engine_lost(raised(rows.write.format("noop").mode("overwrite").save))
 
 
 def test_a_server_that_does_not_answer(monkeypatch):
     monkeypatch.setattr(engines, "_PATIENCE", 0.2)
-    engine = engines.Engine.of(load_settings(spark_remote=f"sc://127.0.0.1:{closed_port()}"))
+    engine = engines.Engine.from_settings(
+        load_settings(spark_remote=f"sc://127.0.0.1:{closed_port()}")
+    )
     error = raised(lambda: engine.spark_session)
     assert isinstance(error, EngineError)
-    assert engine_lost(error)
+    assert is_engine_lost(error)
 
 
 @pytest.fixture
@@ -277,7 +279,7 @@ def test_a_retry_is_judged_by_its_own_failure(instance):
     lost = run(instance, ConnectionRefusedError(111, "Connection refused"))
     assert again(instance, lost, ValueError("bad")).tags["dagster/will_retry"] == "false"
     lost_again = again(instance, lost, BrokenPipeError(32, "Broken pipe"))
-    assert lost_again.tags[LOST_TAG] == lost_again.run_id
+    assert lost_again.tags[ENGINE_LOST_TAG] == lost_again.run_id
 
 
 def test_a_failed_disk_is_retried_and_told_once_for_all_runs(instance):
@@ -297,10 +299,10 @@ def test_a_failed_disk_is_retried_and_told_once_for_all_runs(instance):
     (other,) = told(hours=1)
     assert other.key == incident.key
     # A retry that fails by its data is no such run, though it has the tags of the one before.
-    for of in instance.get_runs(dg.RunsFilter(tags={DISK_TAG: "true"})):
-        instance.add_run_tags(of.run_id, {DISK_TAG: "over"})
+    for of in instance.get_runs(dg.RunsFilter(tags={DISK_FAILED_TAG: "true"})):
+        instance.add_run_tags(of.run_id, {DISK_FAILED_TAG: "over"})
     retry = again(instance, failed, ValueError("bad"))
-    assert retry.tags[DISK_TAG] == "false"
+    assert retry.tags[DISK_FAILED_TAG] == "false"
     assert told(hours=1) == []
     assert told(hours=-1) == []
 
@@ -326,7 +328,7 @@ def failures(instance: dg.DagsterInstance, of: dg.DagsterRun) -> int:
 
 def later() -> datetime:
     """When a retry has been waited for long enough."""
-    return datetime.now(timezone.utc) + PATIENCE + timedelta(minutes=5)
+    return datetime.now(timezone.utc) + RETRY_PATIENCE + timedelta(minutes=5)
 
 
 @pytest.mark.parametrize("how", ["not looked at", "could not be launched"])
@@ -348,10 +350,10 @@ def test_a_lost_retry_is_asked_for_again(instance, how):
 def test_in_the_end_a_lost_retry_is_given_up(instance):
     """So that a backfill ends."""
     found, attempts = lost_run(instance), {}
-    for n in range(ATTEMPTS + 3):
+    for n in range(MAX_ATTEMPTS + 3):
         attempts = launch_lost_retries(instance, attempts, later())
         assert attempts == {found.run_id: n + 1}
-    assert failures(instance, found) == 1 + ATTEMPTS
+    assert failures(instance, found) == 1 + MAX_ATTEMPTS
     assert not instance.get_run_by_id(found.run_id).is_complete_and_waiting_to_retry
 
 
@@ -415,7 +417,7 @@ def test_the_wish_of_a_person_stands(instance):
     assert found.tags["dagster/will_retry"] == "true"
     assert found.tags["dagster/retry_strategy"] == "FROM_FAILURE"
     retry_later(instance, found.run_id)
-    assert LOST_TAG not in instance.get_run_by_id(found.run_id).tags
+    assert ENGINE_LOST_TAG not in instance.get_run_by_id(found.run_id).tags
 
 
 ASSETS = '''

@@ -15,10 +15,10 @@ from pyspark.sql import functions as F
 from pyspark.sql.window import Window
 
 from backfill_assets import ORDERS, STAGED, Reads, current, forbids, no_leaks, nullable, table
-from backfill_assets.publish.candidates import Built, Plan
-from backfill_assets.publish.computing import compute
+from backfill_assets.publish.candidates import ComputedDays, ComputePlan
+from backfill_assets.publish.computing import compute_days
 from backfill_assets.quality.audit import RefusedError
-from backfill_assets.quality.forbidden import Offence, offences
+from backfill_assets.quality.forbidden import Violation, find_violations
 from backfill_assets.tables.arguments import DeclarationError
 from backfill_assets_tests.invented_logs import ledger
 from backfill_assets_tests.pipeline import LAYERS, Pipeline, day, order
@@ -110,7 +110,7 @@ def test_a_bad_day_is_held_back_and_the_finding_says_why(engine, tmp_path):
 
 
 def test_they_are_shown():
-    assert [*spans.checks] == [
+    assert [*spans.check_descriptions] == [
         "row_count",
         "nulls",
         "conservation",
@@ -129,20 +129,20 @@ def test_they_are_shown():
 
 def frame(spark, *rows: tuple) -> DataFrame:
     given = [(day(d), name, Decimal(least), Decimal(most), None) for d, name, least, most in rows]
-    return spark.createDataFrame(given, spans.struct)
+    return spark.createDataFrame(given, spans.struct_type)
 
 
 def test_offences_of_several_days_and_checks(spark):
     rows = [(2, f"c{n}", "1.00", "2.00") for n in range(4)]
-    found = offences(
+    found = find_violations(
         frame(spark, *rows, (1, "a", "1.00", "100.00"), (3, "b", "1.00", "2.00")), spans
     )
     assert found == {
-        day(1): {"beyond": Offence(1, ("(a)",))},
-        day(2): {"same_least": Offence(4, ("(c0)", "(c1)", "(c2)"))},
+        day(1): {"beyond": Violation(1, ("(a)",))},
+        day(2): {"same_least": Violation(4, ("(c0)", "(c1)", "(c2)"))},
     }
-    assert offences(frame(spark), spans) == {}
-    assert offences(frame(spark, (1, "a", "1.00", "1.00")), STAGED) == {}
+    assert find_violations(frame(spark), spans) == {}
+    assert find_violations(frame(spark, (1, "a", "1.00", "1.00")), STAGED) == {}
 
 
 def test_a_check_that_finds_rows_of_no_day_of_the_frame_is_refused(spark):
@@ -150,11 +150,11 @@ def test_a_check_that_finds_rows_of_no_day_of_the_frame_is_refused(spark):
         [forbids("lost", lambda rows: rows.withColumn("run_date", F.date_add("run_date", 9)), "d")]
     )
     def build(days):
-        return Built(frame(spark, (1, "a", "1.00", "1.00")), {})
+        return ComputedDays(frame(spark, (1, "a", "1.00", "1.00")), {})
 
     made, built = build
     with pytest.raises(RefusedError, match=r"lost found rows of 2024-01-10, of which the frame"):
-        compute(made, Plan({day(1): ""}, built), {day(1): ""}, ledger(made))
+        compute_days(made, ComputePlan({day(1): ""}, built), {day(1): ""}, ledger(made))
 
 
 def table_of(checks):
@@ -200,11 +200,11 @@ def test_conditions_that_are_none_are_refused_by_name_before_anything_is_compute
         raise AssertionError
 
     def build(days):
-        rows = frame(spark, (1, "a", "1.00", "1.00")).mapInPandas(computed, spans.struct)
-        return Built(rows, {})
+        rows = frame(spark, (1, "a", "1.00", "1.00")).mapInPandas(computed, spans.struct_type)
+        return ComputedDays(rows, {})
 
     with pytest.raises(DeclarationError) as refused:
-        compute(made, Plan({day(1): ""}, build), {day(1): ""}, ledger(made))
+        compute_days(made, ComputePlan({day(1): ""}, build), {day(1): ""}, ledger(made))
     said = str(refused.value)
     assert said.startswith("spans: the rule typo (mots >= least) is no condition on its columns: [")
     assert "`mots` cannot be resolved. Did you mean one of the following? [`most`" in said

@@ -10,7 +10,7 @@ import pytest
 from dagster._core.test_utils import create_run_for_test
 
 from backfill_assets.backfills import command_log, undertakings
-from backfill_assets.backfills.postmortems import BLANK, SECTIONS, unfilled
+from backfill_assets.backfills.postmortems import BLANK, SECTIONS, unfilled_sections
 from backfill_assets.cli import main
 from backfill_assets_tests.commands import DAYS, JAN, kept, publish_facts, wrong
 
@@ -34,7 +34,7 @@ def launched(instance, id_: str, reason: str):
     it.plan = it.plan.model_copy(update={"parameters": asked})
     it.attempt, it.stage, it.began, it.took = 1, 1, time.time(), 61.0
     it.ended, it.complete = "complete and reconciled", True
-    undertakings.keep(instance, it)
+    undertakings.save(instance, it)
     return it
 
 
@@ -43,7 +43,9 @@ def test_the_pages_have_what_is_on_record(instance, tmp_path, capsys):
     facts = dict.fromkeys(JAN[:3], "ok")
     publish_facts(tmp_path, facts, backfill_id="before-rest")
     publish_facts(tmp_path, facts, backfill_id="aecrkdop-rest", reason="bad amounts")
-    command_log.note(instance, "aecrkdop-rest", "backfill-assets reconcile aecrkdop", "adds up")
+    command_log.record_command(
+        instance, "aecrkdop-rest", "backfill-assets reconcile aecrkdop", "adds up"
+    )
     assert main(["runbook", "aecrkdop"]) == 0
     said = capsys.readouterr().out
     assert said.startswith("# Post-mortem of aecrkdop\n\nReason on record: bad amounts\n")
@@ -60,7 +62,7 @@ def test_the_pages_have_what_is_on_record(instance, tmp_path, capsys):
     assert "| launch | 0:01:01 | complete and reconciled |" in post_mortem
     assert "- The backfill: complete and reconciled." in post_mortem
     assert "- fact_daily_orders: 3 computed: 3 written." in post_mortem
-    assert unfilled(post_mortem) == [*SECTIONS]
+    assert unfilled_sections(post_mortem) == [*SECTIONS]
     blocks = re.findall(r"```text\n(.*?)\n```", runbook, re.S)
     assert blocks == [
         "backfill-assets plan FIRST...LAST --select fact_daily_orders --pilot-days 1 --reason WHY",
@@ -103,13 +105,13 @@ def test_what_a_person_has_written_stays(instance, tmp_path, capsys):
         assert main(["runbook", "aecrkdop", "--out", str(folder)]) == 0
         assert capsys.readouterr().out.splitlines() == [*map(str, paths)]
     before = paths[0].read_text()
-    assert unfilled(before) == [*SECTIONS]
+    assert unfilled_sections(before) == [*SECTIONS]
     launched(instance, "aecrkdop", "bad amounts")
     assert main(["runbook", "aecrkdop", "--out", str(folder)]) == 0
     text = paths[0].read_text()
     assert text != before, "a page in which nobody has written is made anew"
     filled = text.replace(f"{BLANK}{SECTIONS['Cause']}", "An old job was left running.")
-    assert unfilled(filled) == ["Impact", "Follow-ups"]
+    assert unfilled_sections(filled) == ["Impact", "Follow-ups"]
     beside = text.replace("## Plan", "Two jobs ran at once.\n\n## Plan")
     for post_mortem, runbook in ((filled, b"When: at night\n"), (beside, b"Caf\xe9\n")):
         paths[0].write_text(post_mortem)
@@ -134,7 +136,7 @@ def test_a_runbook_of_a_run_has_what_made_its_days(instance, tmp_path, capsys):
     )
     publish_facts(tmp_path, dict.fromkeys(JAN[:3], "ok"), run_id=run.run_id)
     name = run.run_id[:8]
-    command_log.note(instance, name, f"backfill-assets reconcile {name}", "adds up")
+    command_log.record_command(instance, name, f"backfill-assets reconcile {name}", "adds up")
     asked = {"ops": {"put_back": {"config": {"backfill": name, "days": "", "reason": "wrong"}}}}
     for status in (dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELED):
         create_run_for_test(instance, job_name="undo", run_config=asked, status=status)
@@ -169,18 +171,18 @@ def test_a_runbook_of_a_run_has_what_made_its_days(instance, tmp_path, capsys):
     ],
 )
 def test_a_section_is_filled_in_by_a_sentence(text, lacking):
-    assert unfilled(text) == lacking
+    assert unfilled_sections(text) == lacking
 
 
 def test_commands_are_kept_in_their_order_and_forgotten_with_the_plan(instance):
     kept(instance, "aecrkdop")
     for n in range(60):
-        command_log.note(instance, "aecrkdop-pilot", f"reconcile {n}", "x" * 2000)
-    found = command_log.noted(instance, "aecrkdop")
+        command_log.record_command(instance, "aecrkdop-pilot", f"reconcile {n}", "x" * 2000)
+    found = command_log.list_commands(instance, "aecrkdop")
     assert [command.text for command in found] == [f"reconcile {n}" for n in range(10, 60)]
     assert {len(command.outcome) for command in found} == {1000}
-    assert undertakings.forget(instance, time.time() + 1) == ["aecrkdop"]
-    assert command_log.noted(instance, "aecrkdop") == []
+    assert undertakings.delete_older(instance, time.time() + 1) == ["aecrkdop"]
+    assert command_log.list_commands(instance, "aecrkdop") == []
 
 
 def test_a_command_that_cannot_be_kept_is_answered(instance, monkeypatch, caplog):
@@ -189,10 +191,14 @@ def test_a_command_that_cannot_be_kept_is_answered(instance, monkeypatch, caplog
 
     key = "backfill_assets/commands/aecrkdop"
     instance.daemon_cursor_storage.set_cursor_values({key: '[{"of": "a later version"}]'})
-    assert command_log.noted(instance, "aecrkdop") == []
-    command_log.note(instance, "aecrkdop", "backfill-assets reconcile aecrkdop", "adds up")
-    (known,) = command_log.noted(instance, "aecrkdop")
+    assert command_log.list_commands(instance, "aecrkdop") == []
+    command_log.record_command(
+        instance, "aecrkdop", "backfill-assets reconcile aecrkdop", "adds up"
+    )
+    (known,) = command_log.list_commands(instance, "aecrkdop")
     monkeypatch.setattr(instance.daemon_cursor_storage, "set_cursor_values", refuse)
-    command_log.note(instance, "aecrkdop", "backfill-assets reconcile aecrkdop", "adds up")
-    assert command_log.noted(instance, "aecrkdop") == [known]
+    command_log.record_command(
+        instance, "aecrkdop", "backfill-assets reconcile aecrkdop", "adds up"
+    )
+    assert command_log.list_commands(instance, "aecrkdop") == [known]
     assert "(PermissionError: permission denied for table kvs)" in caplog.text

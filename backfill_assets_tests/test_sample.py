@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from backfill_assets.sample.cdnow import write_landing
-from backfill_assets.sample.generator import generate
+from backfill_assets.sample.cdnow import write_cdnow_landing
+from backfill_assets.sample.generator import write_invented_landing
 from backfill_assets_tests.model import Model, Unreadable, parse_amount, parse_timestamp, run_model
 from backfill_assets_tests.places import CDNOW
 
@@ -96,7 +96,7 @@ def answer_of(model: Model, window_days: int) -> dict:
 def sample(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict]:
     """One sample, large enough to hold every trouble."""
     landing = tmp_path_factory.mktemp("sample")
-    return landing, generate(landing, start=START, days=24, orders_per_day=300)
+    return landing, write_invented_landing(landing, start=START, days=24, orders_per_day=300)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_the_expected_answer_is_the_models(
     tmp_path: Path, days: int, orders_per_day: int, seed: int, window_days: int
 ) -> None:
     """Two derivations that share no code agree on every number."""
-    expected = generate(
+    expected = write_invented_landing(
         tmp_path,
         start=START,
         days=days,
@@ -168,7 +168,7 @@ def test_same_seed_same_bytes(tmp_path: Path) -> None:
     contents = []
     for name, seed in (("first", 3), ("second", 3), ("third", 4)):
         landing = tmp_path / name
-        generate(landing, start=START, days=14, orders_per_day=80, seed=seed)
+        write_invented_landing(landing, start=START, days=14, orders_per_day=80, seed=seed)
         contents.append(
             {p.relative_to(landing): p.read_bytes() for p in landing.rglob("*") if p.is_file()}
         )
@@ -178,9 +178,9 @@ def test_same_seed_same_bytes(tmp_path: Path) -> None:
 
 def test_landed_files_are_never_changed(tmp_path: Path) -> None:
     """A second landing in the same place is an error, not a mixture."""
-    generate(tmp_path, start=START, days=1, orders_per_day=1)
+    write_invented_landing(tmp_path, start=START, days=1, orders_per_day=1)
     with pytest.raises(FileExistsError):
-        generate(tmp_path, start=START, days=1, orders_per_day=1)
+        write_invented_landing(tmp_path, start=START, days=1, orders_per_day=1)
 
 
 def test_every_arrival_day_has_a_folder(sample: tuple[Path, dict]) -> None:
@@ -286,7 +286,7 @@ def test_control_files_count_the_accepted_lines(sample: tuple[Path, dict]) -> No
 @pytest.mark.skipif(not CDNOW.exists(), reason="the CDNOW master file is not here")
 def test_cdnow_adds_up(tmp_path: Path) -> None:
     """The published totals of the data set come out at the other end."""
-    assert write_landing(CDNOW, tmp_path) == 69_659
+    assert write_cdnow_landing(CDNOW, tmp_path) == 69_659
     model = run_model(
         tmp_path, start=date(1997, 1, 1), end=date(1998, 7, 1), window_days=7, timezone="UTC"
     )
@@ -309,7 +309,7 @@ def test_cdnow_refuses_what_is_no_record(tmp_path: Path) -> None:
     master = tmp_path / "master.txt"
     master.write_text("id date cds value\n 00001 19970101  1   11.77\n 00001 19970101  1\n")
     with pytest.raises(ValueError, match="not a CDNOW record"):
-        write_landing(master, tmp_path / "landing")
+        write_cdnow_landing(master, tmp_path / "landing")
 
 
 # --- the model itself ---------------------------------------------------------------------------

@@ -12,10 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from backfill_assets.backfills import plan_samples
-from backfill_assets.backfills.plan_samples import MOST_FILES
-from backfill_assets.backfills.plans import in_numbers
+from backfill_assets.backfills.plan_samples import MAX_SAMPLED_FILES
+from backfill_assets.backfills.plans import plan_facts
 from backfill_assets.landing.listing import list_landing
-from backfill_assets.landing.samples import MOST_LINES, sample
+from backfill_assets.landing.samples import MOST_LINES, sample_values
 from backfill_assets_tests.pipeline import Pipeline, day, order, planned
 from backfill_assets_tests.skewed_tables import PURCHASES
 
@@ -31,8 +31,8 @@ def put(landing: Path, name: str, content: bytes) -> None:
 
 def sampled(landing: Path) -> dict[str, list | str]:
     listing = list_landing(str(landing), PURCHASES, [day(1)])
-    entries = [*listing.files(day(1)).values()]
-    found = sample(str(landing), PURCHASES, entries, FIELDS)
+    entries = [*listing.files_on(day(1)).values()]
+    found = sample_values(str(landing), PURCHASES, entries, FIELDS)
     return {entry.name: of for entry, of in found.items()}
 
 
@@ -111,7 +111,7 @@ def test_a_plan_says_what_is_skewed_of_days_that_are_not_loaded(engine, spark, t
     (landed.folder(4) / "part-0.jsonl.gz").write_bytes(b"no gzip")
     asked = {"tables": ("raw_orders", "raw_orders_rejected", "stg_orders")}
     plan = planned(landed, f"{day(1)}...{day(5)}", **asked)
-    said = dict(in_numbers(plan))
+    said = dict(plan_facts(plan))
     assert said["skew"] == (
         f"stg_orders.customer_id: 20% of the lines that landed on {day(3)} have one key, 70% have "
         f"none in a sample of 10 lines; above 50% on 2 days: {day(1)}, {day(3)}"
@@ -136,14 +136,14 @@ def test_of_many_days_some_are_looked_at(engine, tmp_path, monkeypatch):
         for part in ("a.json", "b.json", "c.json"):
             landed.land(n, lines(n, "c"), name=part)
     looked: list[tuple[date, str]] = []
-    real = plan_samples.sample
+    real = plan_samples.sample_values
 
     def noted(landing, source, entries, fields):
         looked.extend((date.fromisoformat(e.source_file[13:23]), e.name) for e in entries)
         return real(landing, source, entries, fields)
 
-    monkeypatch.setattr(plan_samples, "sample", noted)
-    monkeypatch.setattr(plan_samples, "MOST_FILES", 7)
+    monkeypatch.setattr(plan_samples, "sample_values", noted)
+    monkeypatch.setattr(plan_samples, "MAX_SAMPLED_FILES", 7)
     asked = {"tables": ("raw_orders",)}
     (skew,) = planned(landed, f"{day(1)}...{day(31)}", **asked).skews
     assert [at for at, _ in looked] == [day(n) for n in (1, 6, 11, 16, 21, 26, 31)]
@@ -153,4 +153,4 @@ def test_of_many_days_some_are_looked_at(engine, tmp_path, monkeypatch):
     assert [(at.day, name) for at, name in looked] == [
         (n, name) for n in (1, 2, 3) for name in ("a.json", "c.json")
     ]
-    assert MOST_FILES > 7
+    assert MAX_SAMPLED_FILES > 7

@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 from backfill_assets.orders.facts import CORRECTIONS, CURRENT, FACT
 from backfill_assets.orders.tables import LATE, LATENESS, RAW, REJECTED, STAGED, TABLES
 from backfill_assets.tables.arguments import DeclarationError
-from backfill_assets.tables.columns import Bounds
+from backfill_assets.tables.columns import NullBounds
 from backfill_assets.tables.table import SchemaError, Table
 
 #: `!` marks a column that must not be null.
@@ -51,7 +51,7 @@ TYPES = {
 
 @pytest.mark.parametrize("name", TYPES)
 def test_spark_types(name):
-    fields = TABLES[name].struct
+    fields = TABLES[name].struct_type
     seen = [f"{f.name}:{f.dataType.simpleString()}{'' if f.nullable else '!'}" for f in fields]
     assert ", ".join(seen) == TYPES[name]
 
@@ -107,27 +107,27 @@ def test_a_total_is_a_decimal_or_a_whole_number(total, text):
 def test_a_check_on_the_key_where_there_is_one():
     for table in TABLES.values():
         expected = {"row_count", "nulls", "conservation"} | ({"unique_key"} if table.key else set())
-        assert set(table.checks) == expected | set(table.notices)
-        assert all(table.checks.values())
+        assert set(table.check_descriptions) == expected | set(table.notices)
+        assert all(table.check_descriptions.values())
     assert {table.name for table in TABLES.values() if table.notices} == {RAW.name, LATE.name}
-    assert STAGED.checks["unique_key"] == "(event_date, order_id) is unique."
+    assert STAGED.check_descriptions["unique_key"] == "(event_date, order_id) is unique."
 
 
 def test_null_bounds_of_the_columns_that_may_be_null():
-    usual = {"customer_id": Bounds(warn=0.25, error=0.9)}
-    assert RAW.nullable == STAGED.nullable == usual
-    assert LATE.nullable == {"customer_id": Bounds(warn=1.0, error=1.0)}
-    assert REJECTED.nullable == FACT.nullable == {}
+    usual = {"customer_id": NullBounds(warn=0.25, error=0.9)}
+    assert RAW.null_bounds == STAGED.null_bounds == usual
+    assert LATE.null_bounds == {"customer_id": NullBounds(warn=1.0, error=1.0)}
+    assert REJECTED.null_bounds == FACT.null_bounds == {}
 
 
 def test_constraints():
-    assert FACT.constraints == CURRENT.constraints
-    assert FACT.constraints == {"orders_greater_than_or_equal_to": "orders >= 1"}
-    assert set(LATENESS.constraints.values()) == {
+    assert FACT.check_constraints == CURRENT.check_constraints
+    assert FACT.check_constraints == {"orders_greater_than_or_equal_to": "orders >= 1"}
+    assert set(LATENESS.check_constraints.values()) == {
         f"{name}_lines >= 0" for name in ("late", "beyond", "superseded", "rejected")
     } | {"lines >= 0"}
     others = [table for table in TABLES.values() if table not in (FACT, CURRENT, LATENESS)]
-    assert all(not table.constraints for table in others)
+    assert all(not table.check_constraints for table in others)
 
 
 @pytest.mark.parametrize("table", TABLES.values(), ids=lambda table: table.name)
@@ -151,12 +151,12 @@ def test_column_schema_shows_value_bounds():
 
 @pytest.fixture(scope="module")
 def facts(spark):
-    return spark.createDataFrame([(date(2024, 1, 1), "a", 1, Decimal("1.00"))], FACT.struct)
+    return spark.createDataFrame([(date(2024, 1, 1), "a", 1, Decimal("1.00"))], FACT.struct_type)
 
 
 def test_conform_puts_columns_in_order(facts):
     shuffled = facts.select("revenue", "orders", "customer_id", "run_date")
-    assert FACT.conform(shuffled).columns == ["run_date", "customer_id", "orders", "revenue"]
+    assert FACT.conform_frame(shuffled).columns == ["run_date", "customer_id", "orders", "revenue"]
 
 
 @pytest.mark.parametrize("table", TABLES.values(), ids=lambda table: table.name)
@@ -189,7 +189,7 @@ def test_conform_takes_each_tables_own_type(spark, table):
 )
 def test_conform_refuses(facts, change, said):
     with pytest.raises(SchemaError) as caught:
-        FACT.conform(change(facts))
+        FACT.conform_frame(change(facts))
     text = str(caught.value)
     assert text.startswith("fact_daily_orders: ")
     assert text.endswith("Nothing was written; the table is as it was.")
@@ -200,15 +200,17 @@ def test_conform_refuses(facts, change, said):
 
 def test_conform_names_every_problem(facts):
     with pytest.raises(SchemaError) as caught:
-        FACT.conform(facts.drop("revenue").withColumn("orders", F.lit("x")))
+        FACT.conform_frame(facts.drop("revenue").withColumn("orders", F.lit("x")))
     assert "revenue" in str(caught.value)
     assert "orders" in str(caught.value)
 
 
 def test_conform_leaves_values_to_the_audit(spark):
     """A null in a required column fails a day's audit, not the frame, and no Spark job runs."""
-    frame = spark.createDataFrame([(date(2024, 1, 1), None, 0, None)], _all_nullable(FACT.struct))
-    assert FACT.conform(frame).collect()[0]["orders"] == 0
+    frame = spark.createDataFrame(
+        [(date(2024, 1, 1), None, 0, None)], _all_nullable(FACT.struct_type)
+    )
+    assert FACT.conform_frame(frame).collect()[0]["orders"] == 0
 
 
 def _all_nullable(struct: T.StructType) -> T.StructType:

@@ -17,7 +17,7 @@ from backfill_assets.drills.scoring import (
     READ,
     WRONG_DIAGNOSIS,
     Observed,
-    score,
+    score_drill,
 )
 from backfill_assets_tests.pages import PAGES
 
@@ -38,7 +38,7 @@ PERFECT = Observed(
 
 
 def test_who_does_all_of_it_has_all_points():
-    scored = score(PERFECT)
+    scored = score_drill(PERFECT)
     assert scored.total == sum(POINTS.values()) == 100
     assert scored.repaired
 
@@ -64,7 +64,7 @@ def test_who_does_all_of_it_has_all_points():
     ],
 )
 def test_what_each_thing_costs(seen, lost):
-    scored = score(replace(PERFECT, **seen))
+    scored = score_drill(replace(PERFECT, **seen))
     assert 100 - scored.total == pytest.approx(lost, abs=1)
     assert scored.repaired is not ("wrong" in seen)
     assert scored.total == sum(part.points for part in scored.parts)
@@ -75,13 +75,13 @@ def test_no_score_is_below_nothing():
         PERFECT, detected=None, days_named=False, hints=3, wrong_diagnoses=9, wrong=8,
         touched=200, answers=10**6, filled=0,
     )  # fmt: skip
-    assert score(worst).total == 0
+    assert score_drill(worst).total == 0
 
 
 @pytest.mark.parametrize("detected", [None, timedelta(seconds=90, microseconds=5)])
 def test_a_journal_keeps_what_was_observed(detected):
     seen = replace(PERFECT, detected=detected)
-    assert Observed.of(seen.as_json()) == seen
+    assert Observed.from_json(seen.as_json()) == seen
 
 
 @pytest.mark.parametrize(
@@ -115,4 +115,4 @@ def test_the_page_has_the_points_of_the_score():
     assert (told["wrong diagnoses"], told["hints"]) == ([WRONG_DIAGNOSIS], [HINT])
     causes = PAGES["docs/guide/incident-room.md"].partition("\n## The outages\n")[2]
     listed = re.findall(r"^\| `(\w+)` \| (.*) \|$", causes, re.MULTILINE)
-    assert listed == [*playing.causes()]
+    assert listed == [*playing.list_causes()]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from backfill_assets.engine.scratch import Scratch
+from backfill_assets.engine.scratch import ScratchDir
 from backfill_assets_tests.places import PROJECT
 
 OPTIONS = "spark.driver.extraJavaOptions"
@@ -45,12 +45,12 @@ def test_what_a_dead_engine_left_is_removed_and_a_live_ones_is_not(tmp_path):
     dies.kill()
     dies.wait()
     assert folders(tmp_path) == {used, left}
-    own = Scratch(tmp_path)
+    own = ScratchDir(tmp_path)
     assert folders(tmp_path) == {used, own.folder}
     assert (used / "blockmgr-1" / "block").read_text() == "rows"
     lives.communicate("\n")
     assert folders(tmp_path) == {used, own.folder}
-    own.renew()
+    own.recreate()
     assert folders(tmp_path) == {own.folder}
 
 
@@ -70,43 +70,43 @@ def test_where_nothing_can_be_locked_nothing_is_taken_for_left(monkeypatch, tmp_
         raise OSError(37, "No locks available")
 
     monkeypatch.setattr("backfill_assets.engine.scratch.fcntl.flock", refuses)
-    first, second = Scratch(tmp_path), Scratch(tmp_path)
+    first, second = ScratchDir(tmp_path), ScratchDir(tmp_path)
     assert folders(tmp_path) == {first.folder, second.folder}
 
 
 def test_nobody_else_can_look_into_it(tmp_path):
-    assert Scratch(tmp_path).folder.stat().st_mode & 0o777 == 0o700
+    assert ScratchDir(tmp_path).folder.stat().st_mode & 0o777 == 0o700
 
 
 @pytest.mark.parametrize("cleared", ["blockmgr-1/0a", "blockmgr-1", "."])
 def test_a_cleared_folder_is_noticed_and_made_again(tmp_path, cleared):
-    own = Scratch(tmp_path)
-    assert own.is_whole()  # before Spark has made anything
+    own = ScratchDir(tmp_path)
+    assert own.is_complete()  # before Spark has made anything
     inner = own.folder / "blockmgr-1" / "0a"
     inner.mkdir(parents=True)
-    assert own.is_whole()
+    assert own.is_complete()
     (own.folder / "spark-temporary").mkdir()
-    assert own.is_whole()
+    assert own.is_complete()
     (own.folder / "spark-temporary").rmdir()
-    assert own.is_whole()
+    assert own.is_complete()
     shutil.rmtree(own.folder / cleared)
-    assert not own.is_whole()
-    own.renew()
-    assert own.is_whole()
+    assert not own.is_complete()
+    own.recreate()
+    assert own.is_complete()
     assert list(own.folder.iterdir()) == []
-    Scratch(tmp_path)  # it has its lock again
+    ScratchDir(tmp_path)  # it has its lock again
     assert own.folder.exists()
 
 
 def test_what_is_configured(tmp_path):
-    own = Scratch(tmp_path)
+    own = ScratchDir(tmp_path)
     temporary = f"-Djava.io.tmpdir={own.folder}"
-    assert own.configured({}) == {"spark.local.dir": str(own.folder), OPTIONS: temporary}
-    assert own.configured({OPTIONS: "-Xss4m"})[OPTIONS] == f"-Xss4m {temporary}"
+    assert own.with_local_dir({}) == {"spark.local.dir": str(own.folder), OPTIONS: temporary}
+    assert own.with_local_dir({OPTIONS: "-Xss4m"})[OPTIONS] == f"-Xss4m {temporary}"
     users = {"spark.local.dir": "/fast", OPTIONS: "-Djava.io.tmpdir=/other"}
-    assert own.configured(users) == users
+    assert own.with_local_dir(users) == users
 
 
 def test_a_folder_that_jvm_options_cannot_name(tmp_path):
-    own = Scratch(tmp_path / "a home")
-    assert own.configured({}) == {"spark.local.dir": str(own.folder)}
+    own = ScratchDir(tmp_path / "a home")
+    assert own.with_local_dir({}) == {"spark.local.dir": str(own.folder)}

@@ -104,7 +104,7 @@ def test_what_is_shown_of_a_lab_is_whole_paragraphs_and_the_lab_is_named():
     assert GUIDE
     for section in (section for text in GUIDE for section in sections(text)):
         for name, first, last in SNIPPET.findall(section.body):
-            lines = ["", *running.page(name).splitlines(), ""]
+            lines = ["", *running.read_page(name).splitlines(), ""]
             if first:
                 begin, end = int(first), int(last)
                 edges = [lines[line] for line in (begin - 1, begin, end, end + 1)]

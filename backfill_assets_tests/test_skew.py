@@ -13,10 +13,10 @@ from pandera.pyspark import Field
 from pyspark.sql import DataFrame
 
 from backfill_assets import STAGED, Reads, Source, nullable, table
-from backfill_assets.backfills.plans import BackfillPlan, Parameters, in_numbers
-from backfill_assets.backfills.skews import Skew, skews_in
+from backfill_assets.backfills.plans import BackfillPlan, BackfillRequest, plan_facts
+from backfill_assets.backfills.skews import Skew, find_skews
 from backfill_assets.delta.reading import read_ledgers
-from backfill_assets.delta.records import ExternalCommit, Record
+from backfill_assets.delta.records import CommitRecord, ExternalCommit
 from backfill_assets.engine import task_times as module
 from backfill_assets.orders.lines import OrderLine
 from backfill_assets.publish.run_tags import REWRITE_TAG
@@ -51,7 +51,7 @@ def test_the_rows_of_the_most_frequent_key_are_counted_by_day(spark):
         *[(day(2), None, None)] * 2,
         (day(3), 7, ""),
     ]
-    frame = spark.createDataFrame(rows, VISITS.struct)
+    frame = spark.createDataFrame(rows, VISITS.struct_type)
     names = "most rows of one customer", "most rows of one shop"
     assert most_rows(frame, VISITS, [day(1), day(2), day(3), day(4)]) == {
         day(1): dict(zip(names, (3, 4), strict=True)),
@@ -62,7 +62,7 @@ def test_the_rows_of_the_most_frequent_key_are_counted_by_day(spark):
     assert most_rows(frame, STAGED, [day(1)]) == {}, "nobody has asked for it"
 
 
-def counted(made: Record, most: int, nulls: int) -> Record:
+def counted(made: CommitRecord, most: int, nulls: int) -> CommitRecord:
     """A commit that says so of each of its days."""
     told = {
         of: msgspec.structs.replace(
@@ -73,9 +73,9 @@ def counted(made: Record, most: int, nulls: int) -> Record:
     return msgspec.structs.replace(made, days=told)
 
 
-def skewed(*commits: Record, external=(), read=(1, 9)) -> list[Skew]:
+def skewed(*commits: CommitRecord, external=(), read=(1, 9)) -> list[Skew]:
     visits = ledger(VISITS, *commits, external=external)
-    return [*skews_in([("visits", days(read)), ("visits", days(read))], {"visits": visits})]
+    return [*find_skews([("visits", days(read)), ("visits", days(read))], {"visits": visits})]
 
 
 def test_a_plan_says_which_inputs_are_skewed():
@@ -103,14 +103,14 @@ def test_a_plan_keeps_it():
     skews = tuple(skewed(counted(record(2, days(2), rows=100), 60, 20)))
     plan = BackfillPlan(
         id="p",
-        parameters=Parameters(days=f"{day(1)}...{day(20)}"),
+        parameters=BackfillRequest(days=f"{day(1)}...{day(20)}"),
         **dict.fromkeys(("code_version", "code", "config_digest", "landing"), ""),
         versions={},
         tables={},
         **dict.fromkeys(("files", "size", "commits", "runs", "seconds"), 0),
         skews=skews,
     )
-    assert dict(in_numbers(plan))["skew"].startswith("visits.customer: 60% of the rows of")
+    assert dict(plan_facts(plan))["skew"].startswith("visits.customer: 60% of the rows of")
     assert BackfillPlan.model_validate_json(plan.model_dump_json()) == plan
     assert BackfillPlan.model_validate(plan.model_dump(exclude={"skews"})).skews == ()
 
@@ -176,7 +176,7 @@ def test_from_the_rows_to_the_plan(watched):
     most = {of: record.days[of].numbers for of, record in published.items()}
     assert most == {day(n): {"most rows of one customer_id": m} for n, m in ((1, 24), (2, 1))}
     plan = planned(watched, f"{day(1)}...{day(2)}", tables=("order_counts",))
-    assert dict(in_numbers(plan))["skew"] == (
+    assert dict(plan_facts(plan))["skew"] == (
         f"taken.customer_id: 60% of the rows of {day(1)} have one key, 20% have none; above 50%"
     )
     only = planned(watched, str(day(2)), tables=("order_counts",))

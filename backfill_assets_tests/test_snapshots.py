@@ -10,7 +10,7 @@ from deltalake.exceptions import DeltaError
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame
 
-from backfill_assets.calendar.partitions import any_of, windows
+from backfill_assets.calendar.partitions import any_window_condition, to_windows
 from backfill_assets.delta.snapshots import rows_as_of
 from backfill_assets.orders.facts import FACT
 from backfill_assets_tests.invented_logs import days
@@ -30,7 +30,7 @@ def made(url: Path) -> str:
 
 def by_delta(spark, url: str, version: int) -> DataFrame:
     rows = spark.read.format("delta").option("versionAsOf", version).load(url)
-    return rows.where(any_of(windows(TWO), "run_date")).select(*FACT.columns)
+    return rows.where(any_window_condition(to_windows(TWO), "run_date")).select(*FACT.columns)
 
 
 def same(spark, url: str, version: int) -> int:
@@ -57,7 +57,7 @@ def test_days_without_files_have_no_rows(spark, tmp_path):
 def test_files_that_do_not_lie_in_the_folders_of_their_days(spark, tmp_path):
     url = made(tmp_path / "t")
     spark.sql(f"ALTER TABLE delta.`{url}` SET TBLPROPERTIES('delta.randomizeFilePrefixes'='true')")
-    rows = spark.createDataFrame(facts(days(1, 3)).to_pandas(), FACT.struct)
+    rows = spark.createDataFrame(facts(days(1, 3)).to_pandas(), FACT.struct_type)
     rows.write.format("delta").mode("append").save(url)
     assert [same(spark, url, version) for version in (2, 4)] == [3, 5]
     assert len(list(Path(url).glob("run_date=*"))) == 4
@@ -85,8 +85,8 @@ def test_a_version_that_is_not_there(spark, tmp_path):
 
 def test_rows_that_are_deleted_in_their_file_stay_deleted(spark, tmp_path):
     url = str(tmp_path / "vectors")
-    spark.createDataFrame(facts(days((1, 3))).to_pandas(), FACT.struct).union(
-        spark.createDataFrame(facts(days((1, 3))).to_pandas(), FACT.struct).selectExpr(
+    spark.createDataFrame(facts(days((1, 3))).to_pandas(), FACT.struct_type).union(
+        spark.createDataFrame(facts(days((1, 3))).to_pandas(), FACT.struct_type).selectExpr(
             "run_date", "'other' AS customer_id", "orders", "revenue"
         )
     ).coalesce(1).write.format("delta").partitionBy("run_date").option(

@@ -21,12 +21,12 @@ import pytest
 from pandera.pyspark import Field
 from pyspark.sql import functions as F
 
-from backfill_assets.assets.landed_rows import count_lines
-from backfill_assets.assets.lines import accepted, read_versions, rejected
+from backfill_assets.assets.landed_rows import count_lines_by_file
+from backfill_assets.assets.lines import accepted_rows, read_versions, rejected_rows
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.landing.files import Control
 from backfill_assets.landing.json import not_plain_patterns, number_pattern
-from backfill_assets.landing.lines import read_lines, survey
+from backfill_assets.landing.lines import probe_files, read_lines
 from backfill_assets.landing.listing import LandingError, list_landing
 from backfill_assets.orders.lines import ORDER_LINES
 from backfill_assets.tables.columns import holds_json, json_text, nullable
@@ -225,7 +225,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def everything(spark, folder: Path) -> dict:
     landing = str(folder.parent.parent)
-    found = survey(spark, landing, VISITS, Window(DAY, DAY + timedelta(days=1)))
+    found = probe_files(spark, landing, VISITS, Window(DAY, DAY + timedelta(days=1)))
     read = read_versions(read_lines(spark, found, VISITS), VISITS, "UTC").persist()
     rows = read.drop("at", "seen_at").collect()
     yield {"found": found, "read": read, "rows": [row.asDict() for row in rows]}
@@ -273,15 +273,15 @@ def test_parquet(everything: dict) -> None:
 
 def test_every_line_is_accepted_or_rejected(everything: dict) -> None:
     read, found = everything["read"], everything["found"]
-    counts = count_lines(read, VISITS, found.counts)
+    counts = count_lines_by_file(read, VISITS, found.counts)
     landed = {"0.jsonl": len(JSON), "1.csv": len(CSV)}
     landed |= {f"p{n}.parquet": 2 for n in range(len(PARQUET))}
     assert {name.partition("/")[2]: x.landed for name, x in counts.items()} == landed
     assert all(x.landed == x.accepted + x.rejected for x in counts.values())
     assert {x.amount for x in counts.values()} == {0}
-    good, left = accepted(read, VISITS), rejected(read, VISITS)
+    good, left = accepted_rows(read, VISITS), rejected_rows(read, VISITS)
     assert good.columns == list(VISITS.raw.columns)
-    assert good.schema == VISITS.raw.conform(good).schema
+    assert good.schema == VISITS.raw.conform_frame(good).schema
     assert left.columns == list(VISITS.rejected.columns)
     assert good.count() == sum(x.accepted for x in counts.values())
     assert left.where("text IS NOT NULL AND reason IS NOT NULL").count() == sum(
@@ -325,10 +325,10 @@ def test_control_files_that_cannot_be_used(spark, tmp_path: Path, text: str, why
     path = tmp_path / "visits" / f"arrival_date={DAY}"
     path.mkdir(parents=True)
     (path / "_control.json").write_text(text)
-    found = survey(spark, str(tmp_path), VISITS, Window(DAY, DAY + timedelta(days=1)))
+    found = probe_files(spark, str(tmp_path), VISITS, Window(DAY, DAY + timedelta(days=1)))
     assert found.controls == {}
-    assert found.bad_controls[DAY].startswith("_control.json is not {'rows': N} (")
-    assert why in found.bad_controls[DAY]
+    assert found.control_problems[DAY].startswith("_control.json is not {'rows': N} (")
+    assert why in found.control_problems[DAY]
 
 
 def test_the_folder_of_the_source_is_named(tmp_path: Path) -> None:
@@ -369,11 +369,11 @@ def test_fields_of_any_name_and_no_text_at_all(spark, tmp_path: Path) -> None:
     lines = [line, {**line, "text": "\u00e9"}, {**line, "field_text": None}]
     (path / "a.jsonl").write_text("\n".join(map(json.dumps, lines)))
     assert number_pattern(source) == ""
-    found = survey(spark, str(tmp_path), source, Window(DAY, DAY + timedelta(days=1)))
+    found = probe_files(spark, str(tmp_path), source, Window(DAY, DAY + timedelta(days=1)))
     read = read_versions(read_lines(spark, found, source), source, "UTC")
-    good = accepted(read, source).select("text", "field_text", F.col("reason").cast("string"))
+    good = accepted_rows(read, source).select("text", "field_text", F.col("reason").cast("string"))
     assert [tuple(row) for row in good.collect()] == [(1, 5, "2024-01-02 10:00:00")]
-    reasons = {json.loads(row["text"])["text"]: row["reason"] for row in rejected(read, source).collect()}  # fmt: skip
+    reasons = {json.loads(row["text"])["text"]: row["reason"] for row in rejected_rows(read, source).collect()}  # fmt: skip
     assert reasons == {"\u00e9": "bad text", 1: "missing field_text"}
 
 

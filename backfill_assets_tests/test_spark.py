@@ -23,15 +23,15 @@ import pyarrow.parquet as pq
 import pytest
 from py4j.protocol import Py4JError
 
-from backfill_assets.dagster_ext.engine_failures import engine_lost
+from backfill_assets.dagster_ext.engine_failures import is_engine_lost
 from backfill_assets.delta.data_files import write_files
 from backfill_assets.engine import jars as jars_module
 from backfill_assets.engine import java_sources, known_jars
 from backfill_assets.engine import spark as module
 from backfill_assets.engine.class_archive import (
-    class_archive,
+    class_archive_path,
     make_class_archive,
-    with_archive,
+    with_class_archive,
 )
 from backfill_assets.engine.configuration import (
     connect_server_command,
@@ -39,14 +39,14 @@ from backfill_assets.engine.configuration import (
     static_config,
 )
 from backfill_assets.engine.jars import (
-    LOCAL_FILES,
+    LOCAL_FILES_SETTING,
     EngineError,
     check_java,
     delta_coordinate,
     delta_jars,
     fetch_delta_jars,
     fetch_s3_jars,
-    refuse_unknown_jars,
+    raise_if_unknown_jars,
     s3_jars,
 )
 from backfill_assets.engine.log_store import LOG_STORE_SOURCE
@@ -131,7 +131,7 @@ def test_java_home_goes_before_the_path(no_java, monkeypatch, tmp_path):
 def test_an_engine_without_java_says_so(no_java, tmp_path):
     settings = load_settings(jars=tmp_path / "jars")
     with pytest.raises(EngineError, match="Spark needs Java 17 or 21 and there is none"):
-        Engine.of(settings).spark_session  # noqa: B018
+        Engine.from_settings(settings).spark_session  # noqa: B018
 
 
 # The Delta jars.
@@ -185,7 +185,7 @@ def test_jars_are_fetched_once(monkeypatch, tmp_path):
     assert fetch_delta_jars(cache) == delta_jars(cache) == first
     one, other = submit.calls
     assert delta_coordinate() in one and jars_module._LOCAL_FILES in other
-    library = jars_module._folder(cache, jars_module._LOCAL_FILES)
+    library = jars_module._jar_folder(cache, jars_module._LOCAL_FILES)
     assert [path.name for path in library.iterdir()] == [LOCAL_JAR]
     assert {*cache.iterdir()} == {first[0].parent, library}  # no leftovers
 
@@ -194,22 +194,22 @@ def test_jars_are_fetched_once(monkeypatch, tmp_path):
 def test_a_session_is_told_of_the_library_for_local_files_if_it_has_it(tmp_path):
     """Jars may be copied from somewhere by hand, or be others: Delta's alone will do."""
     told = "com.globalmentor.apache.hadoop.fs.NakedLocalFileSystem"
-    folder = jars_module._folder(tmp_path, delta_coordinate())
+    folder = jars_module._jar_folder(tmp_path, delta_coordinate())
     folder.mkdir()
     (folder / NAMES[0]).touch()
-    assert LOCAL_FILES not in spark_config(load_settings(jars=tmp_path))
-    library = jars_module._folder(tmp_path, jars_module._LOCAL_FILES)
+    assert LOCAL_FILES_SETTING not in spark_config(load_settings(jars=tmp_path))
+    library = jars_module._jar_folder(tmp_path, jars_module._LOCAL_FILES)
     library.mkdir()
     (library / LOCAL_JAR).touch()
     config = spark_config(load_settings(jars=tmp_path))
     assert config["spark.jars"] == f"{folder / NAMES[0]},{library / LOCAL_JAR}"
-    assert config[LOCAL_FILES] == told
-    assert of_server(load_settings(jars=tmp_path), tmp_path)[LOCAL_FILES] == told
+    assert config[LOCAL_FILES_SETTING] == told
+    assert of_server(load_settings(jars=tmp_path), tmp_path)[LOCAL_FILES_SETTING] == told
 
 
 @pytest.mark.usefixtures("_these_are_known")
 def test_jars_of_the_deployment_are_added_to_ours(tmp_path):
-    folder = jars_module._folder(tmp_path, delta_coordinate())
+    folder = jars_module._jar_folder(tmp_path, delta_coordinate())
     folder.mkdir()
     ours = folder / NAMES[0]
     ours.touch()
@@ -241,16 +241,16 @@ def test_the_jars_of_s3_are_fetched_where_they_are_asked_for(monkeypatch, tmp_pa
 
 
 def test_the_log_store_is_built_once_and_is_the_known_one(tmp_path):
-    built = LOG_STORE_SOURCE.build(tmp_path, delta_jars(load_settings().jars))
+    built = LOG_STORE_SOURCE.build_jar(tmp_path, delta_jars(load_settings().jars))
     assert known_jars.unknown_jars([built]) == []
     written = built.stat().st_mtime_ns
-    assert LOG_STORE_SOURCE.build(tmp_path) == built
+    assert LOG_STORE_SOURCE.build_jar(tmp_path) == built
     assert built.stat().st_mtime_ns == written
     assert [path.name for path in tmp_path.iterdir()] == [built.parent.name]
 
 
 def test_files_have_the_rights_that_hadoop_gives_them(spark, tmp_path):
-    assert spark.conf.get(LOCAL_FILES).endswith("NakedLocalFileSystem")
+    assert spark.conf.get(LOCAL_FILES_SETTING).endswith("NakedLocalFileSystem")
     rows = spark.range(2).selectExpr("id", "DATE'2024-01-01' AS day")
     (files,) = write_files(rows.coalesce(1), str(tmp_path), "day").values()
     (written,) = files
@@ -262,7 +262,7 @@ def test_files_have_the_rights_that_hadoop_gives_them(spark, tmp_path):
 @pytest.mark.usefixtures("_these_are_known")
 def test_two_that_fetch_at_once(monkeypatch, tmp_path):
     submit = FakeSubmit(monkeypatch, jars=NAMES)
-    folder = jars_module._folder(tmp_path, delta_coordinate())
+    folder = jars_module._jar_folder(tmp_path, delta_coordinate())
 
     def other_is_first(command, **options):
         folder.mkdir(exist_ok=True)
@@ -288,14 +288,14 @@ def test_a_jar_that_somebody_put_into_the_cache_is_not_loaded(monkeypatch, tmp_p
     shutil.copytree(load_settings().jars, cache, ignore=shutil.ignore_patterns("classes-*"))
     own = tmp_path / "own.jar"
     own.write_bytes(b"the user's affair")
-    refuse_unknown_jars(spark_config(load_settings(jars=cache)), cache)
-    refuse_unknown_jars({"spark.jars": f"{delta_jars(cache)[0]},{own}"}, cache)
+    raise_if_unknown_jars(spark_config(load_settings(jars=cache)), cache)
+    raise_if_unknown_jars({"spark.jars": f"{delta_jars(cache)[0]},{own}"}, cache)
     swapped, added = delta_jars(cache)[0], cache / delta_jars(cache)[0].parent / "agent.jar"
     swapped.write_bytes(swapped.read_bytes() + b"x")
     added.write_bytes(b"x")
     settings = load_settings(jars=cache)
     for start in (
-        lambda: Engine.of(settings).spark_session,
+        lambda: Engine.from_settings(settings).spark_session,
         lambda: connect_server_command(settings, 15099, tmp_path),
     ):
         with pytest.raises(EngineError) as caught:
@@ -436,13 +436,13 @@ OPTIONS = "spark.driver.extraJavaOptions"
 
 
 def test_a_jvm_starts_with_an_archive_of_classes_where_there_is_one(tmp_path):
-    archive = class_archive(tmp_path)
+    archive = class_archive_path(tmp_path)
     assert archive is not None
     given = {OPTIONS: "-Duser.timezone=UTC", "spark.driver.memory": "1g"}
-    assert with_archive(given, tmp_path) == given
+    assert with_class_archive(given, tmp_path) == given
     archive.parent.mkdir()
     archive.write_text("no archive at all")
-    options = with_archive(given, tmp_path)[OPTIONS].split()
+    options = with_class_archive(given, tmp_path)[OPTIONS].split()
     assert options[:2] == ["-Duser.timezone=UTC", f"-XX:SharedArchiveFile={archive}"]
     # What is no archive, or that of another Java, is passed over in silence.
     said = subprocess.run(
@@ -458,14 +458,14 @@ def test_a_jvm_starts_with_an_archive_of_classes_where_there_is_one(tmp_path):
 def test_no_java_no_archive(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("JAVA_HOME", raising=False)
-    assert class_archive(tmp_path) is None
-    assert with_archive({OPTIONS: "x"}, tmp_path) == {OPTIONS: "x"}
+    assert class_archive_path(tmp_path) is None
+    assert with_class_archive({OPTIONS: "x"}, tmp_path) == {OPTIONS: "x"}
     assert not make_class_archive(tmp_path)
 
 
 def test_there_is_no_archive_in_a_path_with_a_space(tmp_path):
     """Spark would cut it in two."""
-    assert class_archive(tmp_path / "a b") is None
+    assert class_archive_path(tmp_path / "a b") is None
     assert not make_class_archive(tmp_path / "a b")
 
 
@@ -490,7 +490,7 @@ def test_an_archive_that_cannot_be_made_is_none(monkeypatch, tmp_path):
 
 @pytest.mark.usefixtures("_these_are_known")
 def test_the_server_listens_on_loopback_only(tmp_path):
-    folder = jars_module._folder(tmp_path, delta_coordinate())
+    folder = jars_module._jar_folder(tmp_path, delta_coordinate())
     folder.mkdir()
     (folder / NAMES[0]).touch()
     settings = load_settings(jars=tmp_path, spark_conf={"spark.driver.memory": "9g"})
@@ -542,7 +542,7 @@ def test_an_empty_spark_remote_is_no_server(monkeypatch):
 @pytest.mark.parametrize("secret", ["", "/;token=hush", "/;user_id=me;token=hush;x=1"])
 def test_a_dead_server(monkeypatch, secret):
     monkeypatch.setattr(module, "_PATIENCE", 1.0)
-    engine = Engine.of(load_settings(spark_remote=f"sc://127.0.0.1:1{secret}"))
+    engine = Engine.from_settings(load_settings(spark_remote=f"sc://127.0.0.1:1{secret}"))
     began = time.monotonic()
     with pytest.raises(EngineError) as caught:
         engine.spark_session  # noqa: B018
@@ -564,12 +564,12 @@ def test_something_else_listens_there(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as server:
         url = f"sc://127.0.0.1:{server.getsockname()[1]}"
         with pytest.raises(EngineError, match="does not answer"):
-            Engine.of(load_settings(spark_remote=url)).spark_session  # noqa: B018
+            Engine.from_settings(load_settings(spark_remote=url)).spark_session  # noqa: B018
 
 
 def test_an_address_that_spark_refuses():
     token = "".join(("hu", "sh"))  # as the stack trace below quotes this very line
-    engine = Engine.of(load_settings(spark_remote=f"sc://host:1/path;token={token}"))
+    engine = Engine.from_settings(load_settings(spark_remote=f"sc://host:1/path;token={token}"))
     with pytest.raises(EngineError) as caught:
         engine.spark_session  # noqa: B018
     assert "SPARK_REMOTE=sc://host:1/path;token=***" in one_sentence(caught)
@@ -581,7 +581,7 @@ def test_secrets_are_for_the_session_alone(monkeypatch):
     monkeypatch.setattr(module, "start_driver", lambda config: None)
     monkeypatch.setattr(module, "spark_session_from_config", lambda config: seen.update(config))
     settings = load_settings(spark_conf={"spark.hadoop.fs.s3a.secret.key": "hush", "spark.x": "y"})
-    engine = Engine.of(settings)
+    engine = Engine.from_settings(settings)
     assert "hush" not in repr(engine)
     engine._init_session()
     assert seen["spark.hadoop.fs.s3a.secret.key"] == "hush"
@@ -602,6 +602,6 @@ def test_a_cluster_that_does_not_take_the_driver(monkeypatch, master, said):
     monkeypatch.setattr(module, "start_driver", lambda _: None)
     monkeypatch.setattr(module, "spark_session_from_config", stopped)
     with pytest.raises(Py4JError if master == "local[1]" else EngineError) as caught:
-        Engine.of(load_settings(spark_master=master))._init_session()
+        Engine.from_settings(load_settings(spark_master=master))._init_session()
     assert one_sentence(caught).startswith(said)
-    assert engine_lost(caught.value) is not (master == "local[1]")
+    assert is_engine_lost(caught.value) is not (master == "local[1]")

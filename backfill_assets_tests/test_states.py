@@ -14,20 +14,20 @@ import pytest
 from backfill_assets.calendar.partitions import DAY
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.reading import read_ledger
-from backfill_assets.delta.records import ExternalCommit, Record
+from backfill_assets.delta.records import CommitRecord, ExternalCommit
 from backfill_assets.monitoring.states import (
-    MEANING,
-    State,
+    STATE_MEANINGS,
+    DayState,
     changed_final_days,
+    count_states,
     day_states,
-    holes,
-    in_words,
-    summary,
+    describe_states,
+    find_holes,
 )
 from backfill_assets.orders.facts import CORRECTIONS, CURRENT, FACT
 from backfill_assets.orders.tables import LATE, LATENESS, RAW, REJECTED, STAGED, TABLES
 from backfill_assets.settings import load_settings
-from backfill_assets.staleness.backlog import Backlog
+from backfill_assets.staleness.backlog import StaleDays
 from backfill_assets.tables.catalog import config_digests
 from backfill_assets.tables.table import Table
 from backfill_assets_tests.invented_logs import NIGHTLY, days, ledger, ledgers, record
@@ -68,20 +68,20 @@ def without_rows(found: Ledger) -> Ledger:
     return replace(found, measured=rows)
 
 
-def unlike(found: dict[int, State], usual: dict[int, State]) -> dict[int, State]:
+def unlike(found: dict[int, DayState], usual: dict[int, DayState]) -> dict[int, DayState]:
     return {n: state for n, state in found.items() if usual.get(n) is not state}
 
 
 # --- each state -----------------------------------------------------------------------------------
 
 
-def usual(table: Table) -> dict[int, State]:
+def usual(table: Table) -> dict[int, DayState]:
     """What the states of ten healthy days are: the last two are open."""
     if table in FREEZE:
-        return {n: State.FINAL if n <= 8 else State.OPEN for n in range(1, 11)}
+        return {n: DayState.FINAL if n <= 8 else DayState.OPEN for n in range(1, 11)}
     if table in FOLLOW:
-        return {n: State.FRESH if n <= 8 else State.OPEN for n in range(1, 11)}
-    return dict.fromkeys(range(1, 11), State.FRESH)
+        return {n: DayState.FRESH if n <= 8 else DayState.OPEN for n in range(1, 11)}
+    return dict.fromkeys(range(1, 11), DayState.FRESH)
 
 
 @each_table
@@ -89,25 +89,25 @@ def test_a_night_in_which_everything_went_well(table):
     found = states(table, situation())
     assert found == usual(table)
     assert list(found) == sorted(found)
-    assert all(state.good for state in found.values())
+    assert all(state.is_good for state in found.values())
 
 
 @each_table
 def test_no_tables_at_all(table):
     found = states(table, situation(ledgers()))
-    assert found == dict.fromkeys(range(1, 11), State.MISSING)
+    assert found == dict.fromkeys(range(1, 11), DayState.MISSING)
 
 
 @each_table
 def test_before_the_calendar_begins_nothing_is_due(table):
     assert states(table, situation(ledgers(), today=START)) == {}
-    assert states(table, situation(ledgers(), today=START + DAY)) == {1: State.MISSING}
+    assert states(table, situation(ledgers(), today=START + DAY)) == {1: DayState.MISSING}
 
 
 @each_table
 def test_failed(table):
     found = states(table, situation(failed={table.name: days(3)}))
-    assert unlike(found, usual(table)) == {3: State.CHECK_FAILED}
+    assert unlike(found, usual(table)) == {3: DayState.CHECK_FAILED}
     other = next(name for name in TABLES if name != table.name)
     assert states(table, situation(failed={other: days(3)})) == usual(table)
 
@@ -115,8 +115,8 @@ def test_failed(table):
 @each_table
 def test_missing(table):
     without = healthy() | {table.name: healthy(ALL - days(3))[table.name]}
-    found = states(table, situation(without, behind=Backlog()))
-    assert unlike(found, usual(table))[3] is State.MISSING
+    found = states(table, situation(without, behind=StaleDays()))
+    assert unlike(found, usual(table))[3] is DayState.MISSING
 
 
 @each_table
@@ -132,7 +132,7 @@ def test_a_day_published_as_empty_is_there(table):
 @each_table
 def test_input_newer(table):
     found = states(table, situation(behind=lacking(day(3), table=table)))
-    assert unlike(found, usual(table)) == {3: State.INPUT_NEWER}
+    assert unlike(found, usual(table)) == {3: DayState.INPUT_NEWER}
 
 
 @pytest.mark.parametrize("table", FREEZE, ids=lambda table: table.name)
@@ -140,7 +140,7 @@ def test_a_final_day_is_not_behind(table):
     """What came since is in the tables that follow; the day itself is what it is to be."""
     found = states(table, situation(behind=lacking(day(3), table=table, final=True)))
     assert found == usual(table)
-    assert found[3].good
+    assert found[3].is_good
 
 
 @each_table
@@ -148,9 +148,9 @@ def test_files_added_to_a_loaded_day(table):
     """Day 3 as well as what takes its lines in, final or not, is not what it could be."""
     found = unlike(states(table, situation(load=days(3))), usual(table))
     if table in (RAW, REJECTED):
-        assert found == {3: State.INPUT_NEWER}
+        assert found == {3: DayState.INPUT_NEWER}
     elif table in BY_EVENT_DAY:
-        assert found == dict.fromkeys((1, 2, 3), State.INPUT_MISSING)
+        assert found == dict.fromkeys((1, 2, 3), DayState.INPUT_MISSING)
     else:
         assert found == {}
 
@@ -161,22 +161,22 @@ def test_a_log_day_without_a_folder(table, absent, open_days):
     """What is open still waits for it; what is final waits for nobody."""
     found = unlike(states(table, situation(absent=days(absent))), usual(table))
     expected = open_days if table in BY_EVENT_DAY else (absent,)
-    assert found == dict.fromkeys(expected, State.INPUT_MISSING)
+    assert found == dict.fromkeys(expected, DayState.INPUT_MISSING)
 
 
 @each_table
 def test_a_replaced_file_that_waits(table):
     """What was made of the loaded rows is as good as before."""
     found = unlike(states(table, situation(held=days(4))), usual(table))
-    assert found == ({4: State.HELD} if table in (RAW, REJECTED) else {})
-    assert not State.HELD.good
+    assert found == ({4: DayState.HELD} if table in (RAW, REJECTED) else {})
+    assert not DayState.HELD.is_good
 
 
 @pytest.mark.parametrize("table", [RAW, REJECTED], ids=lambda table: table.name)
 def test_a_replaced_file_that_waits_says_more_than_a_missing_folder_and_less_than_new_files(table):
     held = {"held": days(10), "absent": days(10)}
-    assert states(table, situation(**held))[10] is State.HELD
-    assert states(table, situation(**held, load=days(10)))[10] is State.INPUT_NEWER
+    assert states(table, situation(**held))[10] is DayState.HELD
+    assert states(table, situation(**held, load=days(10)))[10] is DayState.INPUT_NEWER
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_the_window_decides_who_waits(window_days, waiting):
     now = situation(healthy(final=days((1, 10 - window_days))), absent=days(10), policy=policy)
     for table in BY_EVENT_DAY:
         found = states(table, now)
-        assert {n for n, state in found.items() if state is State.INPUT_MISSING} == set(waiting)
+        assert {n for n, state in found.items() if state is DayState.INPUT_MISSING} == set(waiting)
 
 
 def test_days_beyond_what_is_due_are_shown_if_they_are_there():
@@ -206,8 +206,8 @@ def test_a_folder_that_never_came_keeps_the_window_open():
     )
     for table in FREEZE:
         found = states(table, now)
-        assert {n for n, state in found.items() if state is State.FINAL} == set(range(1, 7))
-        assert {n for n, state in found.items() if state is State.INPUT_MISSING} == {7, 8, 9}
+        assert {n for n, state in found.items() if state is DayState.FINAL} == set(range(1, 7))
+        assert {n for n, state in found.items() if state is DayState.INPUT_MISSING} == {7, 8, 9}
 
 
 def test_a_day_whose_window_closed_quietly_is_final():
@@ -226,23 +226,23 @@ def test_a_day_whose_window_closed_quietly_is_final():
 def test_changed_by_another_writer(table):
     """A day that is still open too, which no check on final days looks at."""
     found = states(table, situation(appended(table, 9)))
-    assert unlike(found, usual(table)) == {9: State.EXTERNAL}
-    assert not State.EXTERNAL.good
+    assert unlike(found, usual(table)) == {9: DayState.EXTERNAL}
+    assert not DayState.EXTERNAL.is_good
 
 
 @each_table
 def test_made_under_other_settings(table):
     """Final days too; a day that was made again since is no longer among them."""
     now = situation(settings="others")
-    assert set(states(table, now).values()) == {State.OTHER_SETTINGS}
-    assert not State.OTHER_SETTINGS.good
+    assert set(states(table, now).values()) == {DayState.OTHER_SETTINGS}
+    assert not DayState.OTHER_SETTINGS.is_good
     again = record(1, days((2, 3)), config_digest="others")
     mended = healthy()[table.name]
     found = healthy() | {table.name: ledger(table, *mended.records, again)}
     unlike = {
         n
-        for n, s in states(table, situation(found, behind=Backlog(), settings="others")).items()
-        if s is State.OTHER_SETTINGS
+        for n, s in states(table, situation(found, behind=StaleDays(), settings="others")).items()
+        if s is DayState.OTHER_SETTINGS
     }
     assert unlike == {1, *range(4, 11)}
 
@@ -257,7 +257,7 @@ def test_only_the_tables_that_a_setting_decides_are_made_under_others():
         for name, one in healthy().items()
     }
     now = replace(situation(found), config_digests=after)
-    unlike = {name for name in TABLES if State.OTHER_SETTINGS in day_states(name, now).values()}
+    unlike = {name for name in TABLES if DayState.OTHER_SETTINGS in day_states(name, now).values()}
     assert unlike == set(TABLES) - {RAW.name, REJECTED.name}
 
 
@@ -266,18 +266,18 @@ def test_an_undo_puts_days_back_as_the_settings_of_then_made_them():
     put_back = msgspec.structs.replace(one.days[day(4)], made_under="old")
     undo = msgspec.structs.replace(one, version=1, days={day(4): put_back})
     found = healthy() | {FACT.name: ledger(FACT, one, undo)}
-    now = states(FACT, situation(found, behind=Backlog()))
-    assert unlike(now, usual(FACT)) == {4: State.OTHER_SETTINGS}
+    now = states(FACT, situation(found, behind=StaleDays()))
+    assert unlike(now, usual(FACT)) == {4: DayState.OTHER_SETTINGS}
 
 
 def test_what_is_made_of_what_was_taken_back():
     """No table that was made of it is good, by way of others neither; and nothing else is bad."""
     now = situation(withdrawn(RAW, 9))
-    assert not State.INPUT_WITHDRAWN.good
+    assert not DayState.INPUT_WITHDRAWN.is_good
     for table in (STAGED, FACT, CURRENT, LATE, LATENESS):
-        assert unlike(states(table, now), usual(table)) == {9: State.INPUT_WITHDRAWN}, table.name
-    assert states(RAW, now)[9] is State.MISSING
-    assert unlike(states(CORRECTIONS, now), usual(CORRECTIONS)) == {9: State.INPUT_WITHDRAWN}
+        assert unlike(states(table, now), usual(table)) == {9: DayState.INPUT_WITHDRAWN}, table.name
+    assert states(RAW, now)[9] is DayState.MISSING
+    assert unlike(states(CORRECTIONS, now), usual(CORRECTIONS)) == {9: DayState.INPUT_WITHDRAWN}
     # Until it has been taken back as well, or was made of what is there now.
     undone = now.ledgers[STAGED.name].records[-1]
     undone = msgspec.structs.replace(
@@ -285,35 +285,37 @@ def test_what_is_made_of_what_was_taken_back():
     )
     mended = without_rows(ledger(STAGED, *now.ledgers[STAGED.name].records, undone))
     later = situation(now.ledgers | {STAGED.name: mended})
-    assert states(STAGED, later)[9] is State.MISSING
-    assert states(FACT, later)[9] is State.INPUT_WITHDRAWN
+    assert states(STAGED, later)[9] is DayState.MISSING
+    assert states(FACT, later)[9] is DayState.INPUT_WITHDRAWN
 
 
 def test_the_window_of_what_was_taken_back():
     """Also where all days of the window are rebuilt: the days before have newer input."""
     policy = replace(POLICY, only_touched=False)
     found = states(STAGED, situation(withdrawn(RAW, 10), policy=policy))
-    assert [n for n, state in found.items() if not state.good] == [8, 9, 10]
+    assert [n for n, state in found.items() if not state.is_good] == [8, 9, 10]
 
 
 # --- which one applies ----------------------------------------------------------------------------
 
 #: In the order of precedence, for day 9 of the facts: what brings it about.
-CAUSES: dict[State, dict[str, Any]] = {
-    State.CHECK_FAILED: {"failed": {FACT.name: days(9)}},
+CAUSES: dict[DayState, dict[str, Any]] = {
+    DayState.CHECK_FAILED: {"failed": {FACT.name: days(9)}},
     # A day without rows may be on hold as well: then nobody misses it.
-    State.MISSING: {
+    DayState.MISSING: {
         "found": healthy() | {FACT.name: healthy(ALL - days(9))[FACT.name]},
-        "behind": Backlog(),
+        "behind": StaleDays(),
     },
-    State.UNRECORDED: {"found": healthy() | {FACT.name: replace(healthy()[FACT.name], lost=[99])}},
-    State.EXTERNAL: {"found": appended(FACT, 9)},
-    State.OTHER_SETTINGS: {"settings": "others"},
-    State.INPUT_WITHDRAWN: {"found": withdrawn(STAGED, 9)},
-    State.ON_HOLD: {"behind": Backlog(on_hold={FACT.name: {day(9)}})},
-    State.INPUT_NEWER: {"behind": lacking(day(9), table=FACT)},
-    State.INPUT_MISSING: {"absent": days(9)},
-    State.OPEN: {},
+    DayState.UNRECORDED: {
+        "found": healthy() | {FACT.name: replace(healthy()[FACT.name], lost=[99])}
+    },
+    DayState.EXTERNAL: {"found": appended(FACT, 9)},
+    DayState.OTHER_SETTINGS: {"settings": "others"},
+    DayState.INPUT_WITHDRAWN: {"found": withdrawn(STAGED, 9)},
+    DayState.ON_HOLD: {"behind": StaleDays(on_hold={FACT.name: {day(9)}})},
+    DayState.INPUT_NEWER: {"behind": lacking(day(9), table=FACT)},
+    DayState.INPUT_MISSING: {"absent": days(9)},
+    DayState.OPEN: {},
 }
 
 
@@ -321,25 +323,25 @@ CAUSES: dict[State, dict[str, Any]] = {
     ("first", "second"), [*combinations(CAUSES, 2)], ids=lambda state: state.name.lower()
 )
 def test_the_first_that_applies(first, second):
-    causes = {"behind": Backlog(), **CAUSES[second], **CAUSES[first]}
+    causes = {"behind": StaleDays(), **CAUSES[second], **CAUSES[first]}
     assert states(FACT, situation(**causes))[9] is first
 
 
 def test_a_day_without_rows_may_be_on_hold():
     found = healthy() | {FACT.name: healthy(ALL - days(9))[FACT.name]}
-    on_hold = Backlog(on_hold={FACT.name: {day(9)}})
-    assert states(FACT, situation(found, behind=on_hold))[9] is State.ON_HOLD
-    assert not State.ON_HOLD.good
+    on_hold = StaleDays(on_hold={FACT.name: {day(9)}})
+    assert states(FACT, situation(found, behind=on_hold))[9] is DayState.ON_HOLD
+    assert not DayState.ON_HOLD.is_good
 
 
 def test_the_order_is_that_of_the_declaration():
     # The state of a replaced file is one of the raw layer alone.
-    assert [state for state in State if state in CAUSES] == list(CAUSES)
-    assert [state for state in State if state.good] == [
-        State.RETIRED,
-        State.OPEN,
-        State.FINAL,
-        State.FRESH,
+    assert [state for state in DayState if state in CAUSES] == list(CAUSES)
+    assert [state for state in DayState if state.is_good] == [
+        DayState.RETIRED,
+        DayState.OPEN,
+        DayState.FINAL,
+        DayState.FRESH,
     ]
 
 
@@ -353,7 +355,7 @@ def test_the_order_is_that_of_the_declaration():
 def test_before_the_deadline_the_last_due_day_may_be_missing(table, lag, in_time, last):
     policy = replace(POLICY, lag_days=lag)
     found = states(table, situation(ledgers(), policy=policy, in_time=in_time))
-    assert found == dict.fromkeys(range(1, last + 1), State.MISSING)
+    assert found == dict.fromkeys(range(1, last + 1), DayState.MISSING)
 
 
 @pytest.mark.parametrize("today", [11, 12, 40])
@@ -387,7 +389,7 @@ def test_before_the_deadline_the_last_day_need_not_be_loaded(table, lag, arrived
     before = healthy(days((1, n - 1)), final=days((1, n - 1 - W)))
     policy, coming = replace(POLICY, lag_days=lag), {arrived: days(n)}
     found = day_states(table.name, situation(before, policy=policy, in_time=True, **coming))
-    assert all(state.good for state in found.values())
+    assert all(state.is_good for state in found.values())
 
 
 @pytest.mark.parametrize(("lag", "n"), [(1, 9), (3, 7)])
@@ -395,19 +397,19 @@ def test_before_the_deadline_the_last_day_need_not_be_loaded(table, lag, arrived
 def test_before_the_deadline_the_day_before_must_be_loaded(lag, n, arrived):
     policy, missed = replace(POLICY, lag_days=lag, window_days=7), {arrived: days(n)}
     now = situation(healthy(final=()), policy=policy, in_time=True, **missed)
-    assert states(STAGED, now)[n] is State.INPUT_MISSING
+    assert states(STAGED, now)[n] is DayState.INPUT_MISSING
 
 
 def test_before_the_deadline_a_failed_check_is_told():
     now = situation(healthy(days((1, 9))), failed={RAW.name: days(10)}, in_time=True)
-    assert states(RAW, now)[10] is State.CHECK_FAILED
+    assert states(RAW, now)[10] is DayState.CHECK_FAILED
 
 
 # --- in words and numbers -------------------------------------------------------------------------
 
 
-def by_day(**of: Any) -> dict[date, State]:
-    return {d: State[name.upper()] for name, found in of.items() for d in days(*found)}
+def by_day(**of: Any) -> dict[date, DayState]:
+    return {d: DayState[name.upper()] for name, found in of.items() for d in days(*found)}
 
 
 @pytest.mark.parametrize(
@@ -424,24 +426,24 @@ def by_day(**of: Any) -> dict[date, State]:
     ],
 )
 def test_holes(found, missing_inside):
-    assert holes(by_day(**found)) == days(*missing_inside)
+    assert find_holes(by_day(**found)) == days(*missing_inside)
 
 
 def test_in_words_names_what_somebody_should_see_to():
     found = by_day(fresh=[1], open=[2], final=[3], missing=[(4, 6), 8], check_failed=[7])
-    assert in_words(found).splitlines() == [
-        f"check failed: 2024-01-07 ({MEANING[State.CHECK_FAILED]})",
-        f"missing: 2024-01-04...2024-01-06, 2024-01-08 ({MEANING[State.MISSING]})",
+    assert describe_states(found).splitlines() == [
+        f"check failed: 2024-01-07 ({STATE_MEANINGS[DayState.CHECK_FAILED]})",
+        f"missing: 2024-01-04...2024-01-06, 2024-01-08 ({STATE_MEANINGS[DayState.MISSING]})",
     ]
 
 
 def test_in_words_says_nothing_if_all_is_well():
-    assert in_words(by_day(fresh=[1], open=[2], final=[3])) == ""
-    assert in_words({}) == ""
+    assert describe_states(by_day(fresh=[1], open=[2], final=[3])) == ""
+    assert describe_states({}) == ""
 
 
 def test_summary_counts_every_state():
-    assert summary(by_day(fresh=[1, 2], missing=[3])) == {
+    assert count_states(by_day(fresh=[1, 2], missing=[3])) == {
         "check failed": 0,
         "missing": 1,
         "unrecorded": 0,
@@ -460,13 +462,13 @@ def test_summary_counts_every_state():
 
 
 def test_every_state_has_a_meaning():
-    assert set(MEANING) == set(State)
+    assert set(STATE_MEANINGS) == set(DayState)
 
 
 # --- final days that changed ----------------------------------------------------------------------
 
 
-def changed(*records: Record, external: Collection[ExternalCommit] = ()) -> dict[date, str]:
+def changed(*records: CommitRecord, external: Collection[ExternalCommit] = ()) -> dict[date, str]:
     found = ledgers(ledger(FACT, *records, external=external))
     return changed_final_days(FACT.name, situation(found))
 

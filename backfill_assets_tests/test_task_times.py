@@ -14,7 +14,7 @@ from backfill_assets.engine.task_times import (
     TASK_TIMES_CLASS,
     TaskTimes,
     build_task_times,
-    watched,
+    watch_tasks,
     with_task_times,
 )
 from backfill_assets.publish.task_metadata import task_metadata
@@ -23,7 +23,7 @@ from backfill_assets.settings import load_settings
 
 def work(engine, *milliseconds: int) -> TaskTimes | None:
     """A task for each of them, which takes as long; what comes after it is not looked at."""
-    with watched() as tasks:
+    with watch_tasks() as tasks:
         session = engine.spark_session
         rows = session.range(len(milliseconds), numPartitions=len(milliseconds))
         of = ", ".join(map(str, milliseconds))
@@ -31,7 +31,7 @@ def work(engine, *milliseconds: int) -> TaskTimes | None:
         rows.selectExpr(slept).collect()
     assert engine.spark_session is session
     session.range(1).selectExpr("reflect('java.lang.Thread', 'sleep', 300L)").collect()
-    return tasks.times()
+    return tasks.read_times()
 
 
 def test_task_times_of_threads_at_the_same_time(engine, spark):
@@ -53,17 +53,17 @@ def test_task_times_of_threads_at_the_same_time(engine, spark):
         assert all(s >= ms / 1000 for s, ms in zip(took.seconds, expected, strict=True))
     even, uneven = found["even"], found["one is long"]
     assert even and uneven
-    assert (even.longest, uneven.median) == (even.seconds[2], uneven.seconds[1])
-    assert uneven.median < 0.2 <= uneven.longest
+    assert (even.longest_seconds, uneven.median_seconds) == (even.seconds[2], uneven.seconds[1])
+    assert uneven.median_seconds < 0.2 <= uneven.longest_seconds
 
 
 def test_task_times_that_cannot_be_had(engine, spark, monkeypatch):
-    with watched() as tasks:
+    with watch_tasks() as tasks:
         pass
-    assert tasks.times() is None, "the engine was not asked for anything"
-    with watched() as tasks:
+    assert tasks.read_times() is None, "the engine was not asked for anything"
+    with watch_tasks() as tasks:
         assert engine.spark_session.range(1).columns == ["id"]
-    assert tasks.times() is None, "nor did it compute anything"
+    assert tasks.read_times() is None, "nor did it compute anything"
     # Of an engine whose settings speak of a class that it does not have.
     monkeypatch.setattr(module, "TASK_TIMES_CLASS", "not.There")
     spark.conf.set(TASK_TIMES, "not.There")
@@ -79,10 +79,10 @@ def test_task_times_fail_nothing_and_are_asked_for_once(known):
     session = Mock(**{"conf.get.return_value": known})
     session.removeTag.side_effect = KeyError  # so does Connect's client, where tags were cleared
     session.sql.side_effect = ValueError("Cannot invoke RPC on closed channel!")
-    with watched() as tasks:
+    with watch_tasks() as tasks:
         for _ in range(3):
-            module.watch(session)
-    assert tasks.times() is None
+            module.watch_session(session)
+    assert tasks.read_times() is None
     assert session.conf.get.call_count == 1
     assert session.sql.called is session.removeTag.called is bool(known)
 
@@ -113,7 +113,7 @@ def test_a_listener_that_is_compiled_otherwise_is_not_kept(tmp_path, monkeypatch
 
 def test_a_few_tasks_have_a_line_each():
     assert task_metadata(None) == {}
-    found = task_metadata(TaskTimes.told("4:225,311,379,6082"))
+    found = task_metadata(TaskTimes.from_text("4:225,311,379,6082"))
     assert found["longest task seconds"] == 6.082
     assert found["median task seconds"] == 0.345
     assert found["task times"].value == (
@@ -127,7 +127,7 @@ def test_a_few_tasks_have_a_line_each():
 
 def test_of_many_tasks_some_have_a_line():
     percentiles = ",".join(str(10 * n) for n in range(101))
-    found = task_metadata(TaskTimes.told(f"5001:{percentiles}"))["task times"].value
+    found = task_metadata(TaskTimes.from_text(f"5001:{percentiles}"))["task times"].value
     lines = found.splitlines()[3:-1]
     assert [line.split(".")[0].strip() for line in lines][:3] == ["1", "451", "901"]
     assert lines[0].startswith("   1.      1.000 s  ███")
@@ -137,6 +137,6 @@ def test_of_many_tasks_some_have_a_line():
 
 @pytest.mark.parametrize(("told", "tasks"), [("", None), ("1:0", 1)])
 def test_what_the_listener_tells(told, tasks):
-    found = TaskTimes.told(told)
+    found = TaskTimes.from_text(told)
     assert (found.tasks if found else None) == tasks
     assert bool(task_metadata(found)) is bool(tasks)

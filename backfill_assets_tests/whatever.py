@@ -14,8 +14,8 @@ from backfill_assets.orders.facts import CORRECTIONS, CURRENT, FACT
 from backfill_assets.orders.lines import ORDER_LINES
 from backfill_assets.orders.tables import RAW, REJECTED
 from backfill_assets.settings import Settings
-from backfill_assets.staleness.arrivals import arrivals
-from backfill_assets.staleness.backlog import backlog
+from backfill_assets.staleness.arrivals import find_unloaded_days
+from backfill_assets.staleness.backlog import find_stale_days
 from backfill_assets.staleness.finality import final_days
 from backfill_assets_tests.arriving import Sums, Truth
 
@@ -24,9 +24,11 @@ _NOTHING = (0, Decimal(0))
 
 def differences(settings: Settings, truth: Truth) -> dict[str, str]:
     """Where the tables differ from the truth, as of a night after which nothing is left to do."""
-    ledgers, policy = read_ledgers(settings), Policy.of(settings)
+    ledgers, policy = read_ledgers(settings), Policy.from_settings(settings)
     landed = list_landing(settings.landing, ORDER_LINES)
-    found = arrivals(ledgers[RAW.name], landed, policy, truth.today, ledgers[REJECTED.name])
+    found = find_unloaded_days(
+        ledgers[RAW.name], landed, policy, truth.today, ledgers[REJECTED.name]
+    )
     facts, current, corrections = (
         sums(_rows(settings, table.name)) for table in (FACT, CURRENT, CORRECTIONS)
     )
@@ -39,10 +41,10 @@ def differences(settings: Settings, truth: Truth) -> dict[str, str]:
         if now != then
     }
     pairs = {
-        "to load": (sorted(found.load), []),
-        "held": ({name for of in found.held.values() for name in of}, truth.held),
+        "to load": (sorted(found.days_to_load), []),
+        "held": ({name for of in found.files_on_hold.values() for name in of}, truth.held),
         "to build": (
-            {t: set(d) for t, d in backlog(ledgers, policy, truth.today).open.items()},
+            {t: set(d) for t, d in find_stale_days(ledgers, policy, truth.today).open.items()},
             {},
         ),
         "raw": (_lines(_rows(settings, RAW.name), *logged), _lines(truth.model.raw, *logged)),

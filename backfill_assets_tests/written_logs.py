@@ -133,5 +133,5 @@ def read(url: Path) -> Ledger:
 
 
 def read_by_another_process(url: Path) -> Ledger:
-    with patch.object(reading, "_known", {}):
+    with patch.object(reading, "_cached_ledgers", {}):
         return read(url)

@@ -32,7 +32,7 @@ _REASONS = 3
 
 
 @dataclass(frozen=True)
-class Answered:
+class ServiceAnswers:
     """What services answered to the requests of some days.
 
     Attributes:
@@ -45,34 +45,34 @@ class Answered:
     problems: Mapping[date, Sequence[str]] = field(default_factory=dict)
     numbers: Mapping[date, Mapping[str, int]] = field(default_factory=dict)
 
-    def added_to(self, due: Mapping[date, Expectation]) -> dict[date, Expectation]:
+    def add_problems(self, expectations: Mapping[date, Expectation]) -> dict[date, Expectation]:
         """Expectations by day, with the problems."""
         return {
-            day: replace(of, problems=[*of.problems, *self.problems.get(day, ())])
-            for day, of in due.items()
+            day: replace(expectation, problems=[*expectation.problems, *self.problems.get(day, ())])
+            for day, expectation in expectations.items()
         }
 
 
 @dataclass(frozen=True)
-class Asking:
+class ServiceCaller:
     """How a run may ask.
 
     Attributes:
         quotas: the folder of the quotas that all runs of a deployment share.
         warehouse: where the answers are.
         run_id: of the run.
-        live: whether no person launched it: then it may use all of a quota.
-        calls: whether it may call at all.
+        is_scheduled: whether no person launched it: then it may use all of a quota.
+        may_call: whether it may call at all.
     """
 
     quotas: Path
     warehouse: str
     run_id: str
-    live: bool
-    calls: bool
+    is_scheduled: bool
+    may_call: bool
 
     @classmethod
-    def of(cls, context: dg.AssetExecutionContext, warehouse: str) -> Asking:
+    def from_context(cls, context: dg.AssetExecutionContext, warehouse: str) -> ServiceCaller:
         """As the run of a step may ask."""
         tags = context.run.tags
         return cls(
@@ -83,19 +83,19 @@ class Asking:
             calls=tags.get(CALLS_TAG) != "none",
         )
 
-    def prepare(self, lookups: Iterable[Lookup]) -> None:
+    def create_answer_tables(self, lookups: Iterable[Lookup]) -> None:
         """Create the tables of answers, before anything is planned upon what they hold."""
-        if self.calls:
+        if self.may_call:
             for lookup in lookups:
                 create(lookup, lookup.place(self.warehouse))
 
-    def ask(
+    def ask_services(
         self,
         asks: Mapping[str, Answers],
         frames: Mapping[str, DataFrame],
         cache: Cache,
         days: Window,
-    ) -> Answered:
+    ) -> ServiceAnswers:
         """Ask what has no kept answer yet.
 
         Args:
@@ -108,68 +108,74 @@ class Asking:
             dagster.Failure: the table of answers is not there, or not the one of the lookup.
             SchemaError: requests are not of the columns and types of the lookup.
         """
-        found: dict[str, DataFrame] = {}
+        answers: dict[str, DataFrame] = {}
         problems: dict[date, list[str]] = defaultdict(list)
         numbers: dict[date, dict[str, int]] = defaultdict(dict)
-        for parameter, of in asks.items():
-            made_of = {name: frames[name] for name in of.parameters}
-            wanted = cache(requests_of(of.lookup, of.of(**made_of), days))
-            found[parameter] = self._answers(of.lookup, wanted, problems, numbers)
-        return Answered(found, problems, numbers)
+        for parameter, declared in asks.items():
+            inputs = {name: frames[name] for name in declared.parameters}
+            requests = cache(distinct_requests(declared.lookup, declared.of(**inputs), days))
+            answers[parameter] = self._answer_requests(declared.lookup, requests, problems, numbers)
+        return ServiceAnswers(answers, problems, numbers)
 
-    def _answers(
+    def _answer_requests(
         self,
         lookup: Lookup,
-        wanted: DataFrame,
+        requests: DataFrame,
         problems: Mapping[date, list[str]],
         numbers: Mapping[date, dict[str, int]],
     ) -> DataFrame:
         """The requests with their answers; adds to the problems and the numbers of the days."""
-        spark, url = wanted.sparkSession, lookup.place(self.warehouse)
-        by_day = {row[FOR_DAY]: row["count"] for row in wanted.groupBy(FOR_DAY).count().collect()}
+        spark, url = requests.sparkSession, lookup.place(self.warehouse)
+        by_day = {row[FOR_DAY]: row["count"] for row in requests.groupBy(FOR_DAY).count().collect()}
         try:
-            kept = KeptAnswers(lookup, url)
+            answer_cache = KeptAnswers(lookup, url)
         except AnswersError as error:
             raise dg.Failure(f"{error}. Nothing was written.", allow_retries=False) from error
-        rows = _rows(spark, url, kept.version)
-        lacking = _by_request(lookup, wanted.join(rows, [*lookup.request], "left_anti"))
-        asked = self._asked(lookup, [*lacking], kept) if lacking else Asked()
+        rows = _read_answers(spark, url, answer_cache.version)
+        missing = _days_by_request(lookup, requests.join(rows, [*lookup.request], "left_anti"))
+        call_results = self._call_service(lookup, [*missing], answer_cache) if missing else Asked()
         calls: Counter[date] = Counter()
         unanswered: dict[date, dict[Request, str]] = defaultdict(dict)
-        for request, of in lacking.items():
+        for request, request_days in missing.items():
             # A call that helps several days is counted once.
-            calls[min(of)] += asked.calls[request]
-            if request in asked.unanswered:
-                for day in of:
-                    unanswered[day][request] = asked.unanswered[request]
+            calls[min(request_days)] += call_results.calls[request]
+            if request in call_results.unanswered:
+                for day in request_days:
+                    unanswered[day][request] = call_results.unanswered[request]
         for day, count in by_day.items():
             numbers[day][requests_to(lookup.name)] = count
             numbers[day][calls_of(lookup.name)] = calls[day]
             if day in unanswered:
-                problems[day].append(_said(lookup, count, unanswered[day]))
-        answers = _rows(spark, url, kept.version)
-        return wanted.join(answers, [*lookup.request]).select(FOR_DAY, *lookup.columns, ANSWERED_AT)
+                problems[day].append(_unanswered_message(lookup, count, unanswered[day]))
+        answers = _read_answers(spark, url, answer_cache.version)
+        return requests.join(answers, [*lookup.request]).select(
+            FOR_DAY, *lookup.columns, ANSWERED_AT
+        )
 
-    def _asked(self, lookup: Lookup, requests: Sequence[Request], kept: KeptAnswers) -> Asked:
+    def _call_service(
+        self, lookup: Lookup, requests: Sequence[Request], answer_cache: KeptAnswers
+    ) -> Asked:
         """What came of asking; nothing is asked if the run may not."""
-        if not self.calls:
-            why = "no answer is kept, and this run makes no call"
-            return Asked(unanswered=dict.fromkeys(requests, why))
+        if not self.may_call:
+            reason = "no answer is kept, and this run makes no call"
+            return Asked(unanswered=dict.fromkeys(requests, reason))
         try:
             service = Service(lookup)
         except ServiceError as error:
             return Asked(unanswered=dict.fromkeys(requests, str(error)))
-        share = lookup.share(live=self.live)
+        share = lookup.share(live=self.is_scheduled)
         quota = SharedQuota(self.quotas, lookup.name, lookup.quotas, share)
         try:
-            found = ask(lookup, requests, service, quota, partial(kept.add, run_id=self.run_id))
+            call_results = ask(
+                lookup, requests, service, quota, partial(answer_cache.add, run_id=self.run_id)
+            )
         finally:
             service.close()
             quota.close()
-        return found
+        return call_results
 
 
-def requests_of(lookup: Lookup, frame: DataFrame, days: Window) -> DataFrame:
+def distinct_requests(lookup: Lookup, frame: DataFrame, days: Window) -> DataFrame:
     """The different requests of each day.
 
     Args:
@@ -180,45 +186,47 @@ def requests_of(lookup: Lookup, frame: DataFrame, days: Window) -> DataFrame:
     Raises:
         SchemaError: a column is missing or of another type.
     """
-    there = {column.name: column.dataType for column in frame.schema}
-    wanted = {name: lookup.struct[name].dataType for name in lookup.request}
-    if FOR_DAY not in there or any(there.get(name) != kind for name, kind in wanted.items()):
-        names = {name: kind.simpleString() for name, kind in there.items()}
+    column_types = {column.name: column.dataType for column in frame.schema}
+    request_types = {name: lookup.struct[name].dataType for name in lookup.request}
+    if FOR_DAY not in column_types or any(
+        column_types.get(name) != kind for name, kind in request_types.items()
+    ):
+        names = {name: kind.simpleString() for name, kind in column_types.items()}
         raise SchemaError(
             f"requests to {lookup.name} must have {FOR_DAY} and {lookup.struct.simpleString()}: "
-            f"{[*wanted]} are asked for, and there are {names}. Nothing was written."
+            f"{[*request_types]} are asked for, and there are {names}. Nothing was written."
         )
-    known = [F.col(name).isNotNull() for name in lookup.request]
+    not_null = [F.col(name).isNotNull() for name in lookup.request]
     chosen = frame.where(days.predicate(FOR_DAY)).select(FOR_DAY, *lookup.request)
-    for condition in known:
+    for condition in not_null:
         chosen = chosen.where(condition)
     return chosen.distinct()
 
 
-def _rows(spark: Any, url: str, version: int) -> DataFrame:
+def _read_answers(spark: Any, url: str, version: int) -> DataFrame:
     return spark.read.format("delta").option("versionAsOf", version).load(url)
 
 
-def _by_request(lookup: Lookup, frame: DataFrame) -> dict[Request, list[date]]:
+def _days_by_request(lookup: Lookup, frame: DataFrame) -> dict[Request, list[date]]:
     """By request, the days that it is for, in an order that is the same each time."""
-    found: dict[Request, list[date]] = defaultdict(list)
+    days_by_request: dict[Request, list[date]] = defaultdict(list)
     rows = frame.select(*lookup.request, FOR_DAY).toArrow()
     for row in zip(*(rows.column(name).to_pylist() for name in rows.column_names), strict=True):
-        found[row[:-1]].append(row[-1])
-    return {request: sorted(found[request]) for request in sorted(found)}
+        days_by_request[row[:-1]].append(row[-1])
+    return {request: sorted(days_by_request[request]) for request in sorted(days_by_request)}
 
 
-def _said(lookup: Lookup, count: int, unanswered: Mapping[Request, str]) -> str:
+def _unanswered_message(lookup: Lookup, count: int, unanswered: Mapping[Request, str]) -> str:
     """Why a day lacks answers, for a person."""
-    first: dict[str, Request] = {}
-    for request, why in unanswered.items():
-        first.setdefault(why, request)
+    first_requests: dict[str, Request] = {}
+    for request, reason in unanswered.items():
+        first_requests.setdefault(reason, request)
     reasons = Counter(unanswered.values()).most_common()
-    said = "; ".join(
+    reason_texts = "; ".join(
         (f"{n:,} " if len(reasons) > 1 else "")
-        + f"{why}, e.g. {' '.join(str(value) for value in first[why])}"
-        for why, n in reasons[:_REASONS]
+        + f"{reason}, e.g. {' '.join(str(value) for value in first_requests[reason])}"
+        for reason, n in reasons[:_REASONS]
     )
     more = f"; and {len(reasons) - _REASONS} other reasons" if len(reasons) > _REASONS else ""
     many = "request has" if len(unanswered) == 1 else "requests have"
-    return f"{lookup.name}: {len(unanswered):,} of {count:,} {many} no answer: {said}{more}"
+    return f"{lookup.name}: {len(unanswered):,} of {count:,} {many} no answer: {reason_texts}{more}"

@@ -6,14 +6,14 @@ In a module of its own, so that the code of the page is none of the table's: see
 import dagster as dg
 
 from backfill_assets.delta.logs import load_log
-from backfill_assets.engine.stores import folder_of, put_in_place
+from backfill_assets.engine.stores import folder_filesystem, replace_file
 from backfill_assets.monitoring.advice import key_figures
-from backfill_assets.monitoring.dashboard import page
+from backfill_assets.monitoring.dashboard import render_page
 from backfill_assets.settings import Settings
 from backfill_assets.tables.sources import Source
 
 
-def build(settings: Settings, source: Source) -> dg.AssetsDefinition:
+def build_lateness_page(settings: Settings, source: Source) -> dg.AssetsDefinition:
     """The page of a source, which has no days of its own."""
     name, lateness = source.page, source.lateness
     window_days = source.policy(settings).window_days - source.arrives_after
@@ -39,7 +39,7 @@ def build(settings: Settings, source: Source) -> dg.AssetsDefinition:
     def draw_lateness(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
         url = settings.table(lateness.name)
         log = load_log(url)
-        rows = log.to_pyarrow_table(filesystem=folder_of(url)) if log else None
+        rows = log.to_pyarrow_table(filesystem=folder_filesystem(url)) if log else None
         if log is None or not rows:
             raise dg.Failure(
                 f"There is nothing to show yet, {lateness.name} has no rows at {url}: materialize "
@@ -54,9 +54,9 @@ def build(settings: Settings, source: Source) -> dg.AssetsDefinition:
                 f"{lateness.name} for all its days, and {name}.",
                 allow_retries=False,
             )
-        text = page(rows, source, settings, log.version())
+        text = render_page(rows, source, settings, log.version())
         folder = f"{settings.warehouse}/{name}"
-        put_in_place(folder, "index.html", text.encode())
+        replace_file(folder, "index.html", text.encode())
         path = f"{folder}/index.html"
         return dg.MaterializeResult(
             metadata={

@@ -9,16 +9,16 @@ import dagster as dg
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from backfill_assets.assets.input_frames import input_frames, published_days, repeated
-from backfill_assets.assets.making import Read, made_asset
+from backfill_assets.assets.input_frames import input_frames, published_days, repeated_key_problems
+from backfill_assets.assets.making import AssetInputs, table_asset
 from backfill_assets.assets.sums import Sums, sums_by_day
-from backfill_assets.calendar.partitions import DAY, Window, any_of, windows
+from backfill_assets.calendar.partitions import DAY, Window, any_window_condition, to_windows
 from backfill_assets.engine.caching import Cache
-from backfill_assets.publish.candidates import Built, Remarks, Snapshot
-from backfill_assets.publish.failures import calling
+from backfill_assets.publish.candidates import CommitNotes, ComputedDays, Snapshot
+from backfill_assets.publish.failures import explain_function_errors
 from backfill_assets.quality.audit import Expectation, Verdict
 from backfill_assets.settings import Settings
-from backfill_assets.tables.arguments import shown
+from backfill_assets.tables.arguments import describe_value
 from backfill_assets.tables.catalog import graph_for
 from backfill_assets.tables.code_version import Code
 from backfill_assets.tables.derived import FOR_DAY, Derived, carries_state
@@ -27,8 +27,8 @@ from backfill_assets.tables.derived import FOR_DAY, Derived, carries_state
 def input_sums(
     source: Snapshot,
     rows: DataFrame,
-    day: str,
-    wanted: Mapping[str, str | None],
+    day_column: str,
+    columns: Mapping[str, str | None],
     zeros: Mapping[str, int | Decimal],
     days: Window,
 ) -> dict[date, Sums]:
@@ -37,44 +37,46 @@ def input_sums(
     Args:
         source: the input.
         rows: of it, each for one day.
-        day: the column of the day.
-        wanted: by name, the column to sum; none to count rows.
+        day_column: the column of the day.
+        columns: by name, the column to sum; none to count rows.
         zeros: by name, what stands for a sum of nothing.
         days: the days, each made of the same day of the input.
     """
-    found = {}
-    for of in days:
-        if (sums := _recorded(source, of, wanted)) is not None:
-            found[of] = sums
-    if left := [of for of in days if of not in found]:
-        rest = rows.where(any_of(windows(left), day))
-        found |= sums_by_day(rest, day, _aggregated(wanted), zeros)
-    return found
+    sums_by_date = {}
+    for day in days:
+        if (sums := _recorded_sums(source, day, columns)) is not None:
+            sums_by_date[day] = sums
+    if missing := [day for day in days if day not in sums_by_date]:
+        rest = rows.where(any_window_condition(to_windows(missing), day_column))
+        sums_by_date |= sums_by_day(rest, day_column, _aggregations(columns), zeros)
+    return sums_by_date
 
 
-def _aggregated(wanted: Mapping[str, str | None]) -> dict[str, Column]:
+def _aggregations(columns: Mapping[str, str | None]) -> dict[str, Column]:
     return {
         name: F.count(F.lit(1)) if column is None else F.sum(column)
-        for name, column in wanted.items()
+        for name, column in columns.items()
     }
 
 
-def _recorded(source: Snapshot, day: date, wanted: Mapping[str, str | None]) -> Sums | None:
+def _recorded_sums(source: Snapshot, day: date, columns: Mapping[str, str | None]) -> Sums | None:
     """The sums that the audit found when the day was published; none where they are not known.
 
     They are those of its rows, as nobody has changed the day since.
     """
-    said = source.ledger.current_record(day)
-    known = source.table.zeros.keys() & said.totals.keys() if said else frozenset()
-    if said is None or not {*wanted.values()} <= {None, *known}:
+    record = source.ledger.current_record(day)
+    known = source.table.zero_totals.keys() & record.totals.keys() if record else frozenset()
+    if record is None or not {*columns.values()} <= {None, *known}:
         return None
     return {
-        name: said.rows if column is None else type(source.table.zeros[column])(said.totals[column])
-        for name, column in wanted.items()
+        name: record.rows
+        if column is None
+        else type(source.table.zero_totals[column])(record.totals[column])
+        for name, column in columns.items()
     }
 
 
-def expectations(
+def derived_expectations(
     table: Derived,
     sources: Mapping[str, Snapshot],
     frames: Mapping[str, DataFrame],
@@ -90,26 +92,28 @@ def expectations(
     """
     totals: dict[date, Sums] = {day: {} for day in days}
     for parameter, frame in frames.items():
-        wanted = {
+        columns = {
             check.total: check.column for check in table.conserved if check.parameter == parameter
         }
-        nothing = {name: table.zeros[name] for name in wanted}
-        found = _of_input(table, sources, parameter, frame, wanted, days)
-        for day, of in totals.items():
-            for name, value in found.get(day, nothing).items():
-                of[name] = of.get(name, table.zeros[name]) + value
+        nothing = {name: table.zero_totals[name] for name in columns}
+        input_totals = _input_totals(table, sources, parameter, frame, columns, days)
+        for day, day_totals in totals.items():
+            for name, value in input_totals.get(day, nothing).items():
+                day_totals[name] = day_totals.get(name, table.zero_totals[name]) + value
     return {
-        day: Expectation(entries={f"expected {n}": v for n, v in of.items()}, totals=of)
-        for day, of in totals.items()
+        day: Expectation(
+            entries={f"expected {n}": v for n, v in day_totals.items()}, totals=day_totals
+        )
+        for day, day_totals in totals.items()
     }
 
 
-def _of_input(
+def _input_totals(
     table: Derived,
     sources: Mapping[str, Snapshot],
     parameter: str,
     frame: DataFrame,
-    wanted: Mapping[str, str | None],
+    columns: Mapping[str, str | None],
     days: Window,
 ) -> Mapping[date, Sums]:
     """What an input says of some totals, by day; a day of which it says nothing may lack.
@@ -117,79 +121,88 @@ def _of_input(
     Of a table that carries state, the totals of a day are those of the day before its stretch, and
     of all days of the stretch so far.
     """
-    of, source = table.reads[parameter], sources[parameter]
-    if not wanted or not (of.of_the_day or carries_state(table)):
-        return sums_by_day(frame, FOR_DAY, _aggregated(wanted), table.zeros)
+    input_reads, source = table.reads[parameter], sources[parameter]
+    if not columns or not (input_reads.of_the_day or carries_state(table)):
+        return sums_by_day(frame, FOR_DAY, _aggregations(columns), table.zero_totals)
     if not carries_state(table):
-        return input_sums(source, frame, FOR_DAY, wanted, table.zeros, days)
-    found: dict[date, Sums] = {}
-    if of.table is table:
-        for stretch in windows(days):
-            said = _recorded(source, stretch.start - DAY, wanted)
-            found |= {day: said for day in stretch if said is not None}
-        if left := [day for day in days if day not in found]:
-            rest = frame.where(any_of(windows(left), FOR_DAY))
-            found |= sums_by_day(rest, FOR_DAY, _aggregated(wanted), table.zeros)
-        return found
-    rows = frame.where(F.col(of.table.partition) == F.col(FOR_DAY))
-    each = input_sums(source, rows, FOR_DAY, wanted, table.zeros, days)
+        return input_sums(source, frame, FOR_DAY, columns, table.zero_totals, days)
+    totals_by_day: dict[date, Sums] = {}
+    if input_reads.table is table:
+        for stretch in to_windows(days):
+            recorded = _recorded_sums(source, stretch.start - DAY, columns)
+            totals_by_day |= {day: recorded for day in stretch if recorded is not None}
+        if missing := [day for day in days if day not in totals_by_day]:
+            rest = frame.where(any_window_condition(to_windows(missing), FOR_DAY))
+            totals_by_day |= sums_by_day(rest, FOR_DAY, _aggregations(columns), table.zero_totals)
+        return totals_by_day
+    rows = frame.where(F.col(input_reads.table.partition) == F.col(FOR_DAY))
+    own_day_sums = input_sums(source, rows, FOR_DAY, columns, table.zero_totals, days)
     for day in days:
-        so_far, now = found.get(day - DAY, {}), each.get(day, {})
-        found[day] = {
-            name: so_far.get(name, table.zeros[name]) + now.get(name, table.zeros[name])
-            for name in wanted
+        so_far, day_sums = totals_by_day.get(day - DAY, {}), own_day_sums.get(day, {})
+        totals_by_day[day] = {
+            name: so_far.get(name, table.zero_totals[name])
+            + day_sums.get(name, table.zero_totals[name])
+            for name in columns
         }
-    return found
+    return totals_by_day
 
 
-def build(settings: Settings, code: Code, table: Derived) -> dg.AssetsDefinition:
+def build_derived_asset(settings: Settings, code: Code, table: Derived) -> dg.AssetsDefinition:
     """The asset of a declared table."""
     graph = graph_for(settings)
-    starts = {name: graph.policy_of(of.table.name).start for name, of in table.by_day.items()}
+    starts = {
+        name: graph.policy_of(reads.table.name).start for name, reads in table.inputs_by_day.items()
+    }
 
-    def make(read: Read, cache: Cache, days: Window) -> Built:
-        sources = {name: read.tables[of.table.name] for name, of in table.by_day.items()}
+    def compute_days(inputs: AssetInputs, cache: Cache, days: Window) -> ComputedDays:
+        sources = {
+            name: inputs.tables[reads.table.name] for name, reads in table.inputs_by_day.items()
+        }
         frames = input_frames(table, sources, days, settings.timezone)
         spark = next(iter(frames.values())).sparkSession
         others = {
-            **read.whole(table.whole, spark),
+            **inputs.unpartitioned_rows(table.unpartitioned, spark),
             **published_days(table, sources, days, spark),
         }
-        asked = read.asking.ask(table.asks, {**frames, **others}, cache, days)
-        with calling(table, days):
-            frame = table.transform(**frames, **others, **asked.frames)
+        answers = inputs.service_caller.ask_services(
+            table.answers, {**frames, **others}, cache, days
+        )
+        with explain_function_errors(table, days):
+            frame = table.transform(**frames, **others, **answers.frames)
         if not isinstance(frame, DataFrame):
             raise dg.Failure(
-                f"{table.name} [{days}]: its function gives {shown(frame)}, and no DataFrame. "
+                f"{table.name} [{days}]: its function gives {describe_value(frame)}, and no DataFrame. "
                 "Nothing was written. Mend the function, and launch these days again.",
                 allow_retries=False,
             )
         rows = cache(frame)
 
-        def remarks(_: Snapshot | None, verdicts: Sequence[Verdict]) -> Remarks:
+        def commit_notes(_: Snapshot | None, verdicts: Sequence[Verdict]) -> CommitNotes:
             final: set[date] = set()
             for verdict in verdicts:
-                if verdict.passed and _final(table, sources, verdict.day, starts, final):
+                if verdict.may_publish and _is_final(table, sources, verdict.day, starts, final):
                     final.add(verdict.day)
-            return Remarks(final)
+            return CommitNotes(final)
 
-        due = asked.added_to(expectations(table, sources, frames, days))
-        for day, why in repeated(table, sources, days).items():
-            due[day] = replace(due[day], problems=[*due[day].problems, why])
-        return Built(rows, due, scattered=True, numbers=asked.numbers, remarks=remarks)
+        expected = answers.add_problems(derived_expectations(table, sources, frames, days))
+        for day, problem in repeated_key_problems(table, sources, days).items():
+            expected[day] = replace(expected[day], problems=[*expected[day].problems, problem])
+        return ComputedDays(
+            rows, expected, scattered=True, numbers=answers.numbers, commit_notes=commit_notes
+        )
 
-    return made_asset(
+    return table_asset(
         settings,
         code,
         table,
-        make,
+        compute_days,
         group=table.group,
         lineage=table.lineage,
-        lookups=[of.lookup for of in table.asks.values()],
+        lookups=[answers.lookup for answers in table.answers.values()],
     )
 
 
-def _final(
+def _is_final(
     table: Derived,
     sources: Mapping[str, Snapshot],
     day: date,
@@ -206,8 +219,8 @@ def _final(
         final: days of the table itself that this run makes final.
     """
     return all(
-        of in source.ledger.final or (source.table is table and of in final)
+        input_day in source.ledger.final_days or (source.table is table and input_day in final)
         for name, source in sources.items()
-        for of in table.by_day[name].reach.deciding(source.ledger)(day)
-        if of >= starts[name]
+        for input_day in table.inputs_by_day[name].reach.deciding_days(source.ledger)(day)
+        if input_day >= starts[name]
     )

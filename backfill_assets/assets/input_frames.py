@@ -10,15 +10,17 @@ import pyspark.sql.types as T
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from backfill_assets.calendar.partitions import DAY, Window, any_of, windows
+from backfill_assets.calendar.partitions import DAY, Window, any_window_condition, to_windows
 from backfill_assets.calendar.reach import SAME_DAY, WEEK, Reach
-from backfill_assets.engine.frames import frame_of
+from backfill_assets.engine.frames import create_frame
 from backfill_assets.publish.candidates import Snapshot
 from backfill_assets.tables.derived import FOR_DAY, Derived, Reads, carries_state
 from backfill_assets.tables.sources import SourceTable
 from backfill_assets.tables.versions import as_known, with_event_day
 
-_TOLD = T.StructType([T.StructField(name, T.DateType(), False) for name in (FOR_DAY, "day")])
+_PUBLISHED_SCHEMA = T.StructType(
+    [T.StructField(name, T.DateType(), False) for name in (FOR_DAY, "day")]
+)
 
 
 def for_days(rows: DataFrame, partition: str, reach: Reach, days: Window) -> DataFrame:
@@ -35,12 +37,12 @@ def for_days(rows: DataFrame, partition: str, reach: Reach, days: Window) -> Dat
     """
     day = F.col(partition)
     if reach == SAME_DAY:
-        return rows.withColumn(FOR_DAY, day).where(days.predicate(partition))
+        return rows.withColumn(FOR_DAY, day).where(days.sql_condition(partition))
     if reach == WEEK:
         monday = F.date_trunc("week", day).cast("date")
-        return rows.withColumn(FOR_DAY, monday).where(days.predicate(FOR_DAY))
+        return rows.withColumn(FOR_DAY, monday).where(days.sql_condition(FOR_DAY))
     counts_for = F.sequence(F.date_sub(day, reach.after), F.date_add(day, reach.before))
-    return rows.withColumn(FOR_DAY, F.explode(counts_for)).where(days.predicate(FOR_DAY))
+    return rows.withColumn(FOR_DAY, F.explode(counts_for)).where(days.sql_condition(FOR_DAY))
 
 
 def input_frames(
@@ -58,19 +60,19 @@ def input_frames(
         timezone: the business time zone.
     """
     if carries_state(table):
-        return _stretched(table, sources, days)
+        return _stateful_frames(table, sources, days)
     frames: dict[str, DataFrame] = {}
-    for name, of in table.reads.items():
-        rows = sources[name].days(of.reach.read(days))
+    for name, reads in table.reads.items():
+        rows = sources[name].read_days(reads.reach.input_days(days))
         frames[name] = (
-            known_rows(rows, of, days, timezone)
-            if of.as_known
-            else for_days(rows, of.table.partition, of.reach, days)
+            known_rows(rows, reads, days, timezone)
+            if reads.as_known
+            else for_days(rows, reads.table.partition, reads.reach, days)
         )
     return frames
 
 
-def _stretched(
+def _stateful_frames(
     table: Derived, sources: Mapping[str, Snapshot], days: Window
 ) -> dict[str, DataFrame]:
     """The inputs of a table that carries state.
@@ -79,24 +81,28 @@ def _stretched(
     all its days; a row of another input counts for its own day and those after it.
     """
     frames: dict[str, DataFrame] = {}
-    for name, of in table.reads.items():
-        if of.table is not table:
+    for name, reads in table.reads.items():
+        if reads.table is not table:
             # The rows first: in a process of its own they start the session that a column needs.
-            frames[name] = _in_parts(
-                (sources[name].days(stretch), F.col(of.table.partition), stretch)
-                for stretch in windows(days)
+            frames[name] = _repeat_over_stretches(
+                (sources[name].read_days(stretch), F.col(reads.table.partition), stretch)
+                for stretch in to_windows(days)
             )
     spark = next(iter(frames.values())).sparkSession
-    for name, of in table.reads.items():
-        if of.table is table:
-            frames[name] = _in_parts(
-                (_state(sources[name], stretch.start - DAY, spark), F.lit(stretch.start), stretch)
-                for stretch in windows(days)
+    for name, reads in table.reads.items():
+        if reads.table is table:
+            frames[name] = _repeat_over_stretches(
+                (
+                    _state_rows(sources[name], stretch.start - DAY, spark),
+                    F.lit(stretch.start),
+                    stretch,
+                )
+                for stretch in to_windows(days)
             )
     return frames
 
 
-def _in_parts(parts: Iterable[tuple[DataFrame, Column, Window]]) -> DataFrame:
+def _repeat_over_stretches(parts: Iterable[tuple[DataFrame, Column, Window]]) -> DataFrame:
     """Rows, each once for each day of its stretch from a first day on."""
     return reduce(
         DataFrame.unionAll,
@@ -107,25 +113,25 @@ def _in_parts(parts: Iterable[tuple[DataFrame, Column, Window]]) -> DataFrame:
     )
 
 
-def _state(source: Snapshot, day: date, spark: SparkSession) -> DataFrame:
+def _state_rows(source: Snapshot, day: date, spark: SparkSession) -> DataFrame:
     """The rows of a day of the table that is made; none while there is no such table."""
     if source.ledger.version is None:
-        return frame_of(spark, source.table.struct, [])
-    return source.days([day])
+        return create_frame(spark, source.table.struct_type, [])
+    return source.read_days([day])
 
 
-def known_rows(rows: DataFrame, of: Reads, days: Window, timezone: str) -> DataFrame:
+def known_rows(rows: DataFrame, reads: Reads, days: Window, timezone: str) -> DataFrame:
     """What was known of a source at the end of each of some days.
 
     Args:
         rows: of its raw log, of the days that the reach reads.
-        of: the parameter.
+        reads: the parameter.
         days: the days.
         timezone: the business time zone.
     """
-    assert isinstance(of.table, SourceTable)
-    source = of.table.source
-    return as_known(with_event_day(rows, source, timezone), source, of.reach, days)
+    assert isinstance(reads.table, SourceTable)
+    source = reads.table.source
+    return as_known(with_event_day(rows, source, timezone), source, reads.reach, days)
 
 
 def published_days(
@@ -139,16 +145,18 @@ def published_days(
         days: the days that are made.
         spark: the session.
     """
-    found = {}
-    for name, of in table.there.items():
+    frames = {}
+    for name, reads in table.published.items():
         ledger = sources[name].ledger
-        deciding = of.reach.deciding(ledger)
-        rows = [(day, d) for day in days for d in deciding(day) if d in ledger.published]
-        found[name] = frame_of(spark, _TOLD, rows)
-    return found
+        deciding = reads.reach.deciding_days(ledger)
+        rows = [(day, d) for day in days for d in deciding(day) if d in ledger.published_days]
+        frames[name] = create_frame(spark, _PUBLISHED_SCHEMA, rows)
+    return frames
 
 
-def repeated(table: Derived, sources: Mapping[str, Snapshot], days: Window) -> dict[date, str]:
+def repeated_key_problems(
+    table: Derived, sources: Mapping[str, Snapshot], days: Window
+) -> dict[date, str]:
     """By day, which of the input days that decide it have rows of the same key.
 
     Our own commits have passed the check of that. So only those input days are looked at that
@@ -159,31 +167,39 @@ def repeated(table: Derived, sources: Mapping[str, Snapshot], days: Window) -> d
         sources: its inputs, by parameter.
         days: the days that are made.
     """
-    said: dict[date, list[str]] = {}
-    for name, of in table.reads.items():
-        ledger, key = sources[name].ledger, (of.table.partition, *of.table.key)
-        deciding = of.reach.deciding(ledger)
+    messages: dict[date, list[str]] = {}
+    for name, reads in table.reads.items():
+        ledger, key = sources[name].ledger, (reads.table.partition, *reads.table.key)
+        deciding = reads.reach.deciding_days(ledger)
         reached = {day: {*deciding(day)} for day in days}
-        strange = {
+        foreign_days = {
             day
-            for day in set().union(*reached.values()) & ledger.published
-            if of.table.key and ledger.current_record(day) is None
+            for day in set().union(*reached.values()) & ledger.published_days
+            if reads.table.key and ledger.current_record(day) is None
         }
-        if strange and (bad := _repeating(sources[name].days(strange), strange, key)):
+        if foreign_days and (
+            repeated_rows := _count_repeated_rows(
+                sources[name].read_days(foreign_days), foreign_days, key
+            )
+        ):
             for day in days:
-                said.setdefault(day, []).extend(
-                    f"{of.table.name}[{d}] has {bad[d]} row(s) that repeat a "
-                    f"({', '.join(of.table.key)}), as another writer left it; rebuild it first"
-                    for d in sorted(reached[day] & bad.keys())
+                messages.setdefault(day, []).extend(
+                    f"{reads.table.name}[{d}] has {repeated_rows[d]} row(s) that repeat a "
+                    f"({', '.join(reads.table.key)}), as another writer left it; rebuild it first"
+                    for d in sorted(reached[day] & repeated_rows.keys())
                 )
-    return {day: "; ".join(found) for day, found in said.items() if found}
+    return {day: "; ".join(texts) for day, texts in messages.items() if texts}
 
 
-def _repeating(rows: DataFrame, days: Iterable[date], key: tuple[str, ...]) -> dict[date, int]:
+def _count_repeated_rows(
+    rows: DataFrame, days: Iterable[date], key: tuple[str, ...]
+) -> dict[date, int]:
     """By day that has such, the rows beyond the first of their key."""
     day = key[0]
-    keys = rows.where(any_of(windows(days), day)).groupBy(*dict.fromkeys(key)).count()
-    found = (
+    keys = (
+        rows.where(any_window_condition(to_windows(days), day)).groupBy(*dict.fromkeys(key)).count()
+    )
+    counts = (
         keys.where("count > 1").groupBy(day).agg(F.sum(F.col("count") - 1).alias("more")).collect()
     )
-    return {row[day]: row["more"] for row in found}
+    return {row[day]: row["more"] for row in counts}

@@ -16,45 +16,51 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from backfill_assets.assets.landed_expectations import (
-    Limits,
+    RejectedLimits,
     raw_expectations,
     rejected_expectations,
 )
 from backfill_assets.assets.landed_rows import (
-    Kept,
-    Lines,
-    Reading,
-    Targets,
-    count_lines,
-    kept_rows,
+    FileCounts,
+    LoadTargets,
+    ParsedFiles,
+    RetainedRows,
+    count_lines_by_file,
     lost_keys,
+    rows_to_retain,
     selected_rows,
 )
 from backfill_assets.assets.lines import read_versions
-from backfill_assets.calendar.partitions import DAY, Window, packed
+from backfill_assets.calendar.partitions import DAY, Window, to_ranges
 from backfill_assets.calendar.policy import Policy
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.reading import read_ledger
 from backfill_assets.delta.snapshots import rows_as_of
 from backfill_assets.engine.caching import Cache
 from backfill_assets.engine.spark import Engine
-from backfill_assets.landing.caps import Caps
-from backfill_assets.landing.files import Landing
-from backfill_assets.landing.lines import read_lines, readable, survey
-from backfill_assets.landing.listing import Entry, Listing, list_landing
-from backfill_assets.landing.manifests import Loaded, Manifest, Target, due, news
-from backfill_assets.publish.candidates import Built, Plan, Remarks, Snapshot
+from backfill_assets.landing.caps import SizeLimits
+from backfill_assets.landing.files import LandingFiles
+from backfill_assets.landing.lines import probe_files, read_lines, retry_without_bad_files
+from backfill_assets.landing.listing import ListedFile, Listing, list_landing
+from backfill_assets.landing.manifests import (
+    LoadedFile,
+    LoadManifest,
+    LoadTarget,
+    describe_change,
+    needs_reload,
+)
+from backfill_assets.publish.candidates import CommitNotes, ComputedDays, ComputePlan, Snapshot
 from backfill_assets.quality.audit import Verdict
 from backfill_assets.settings import Settings
-from backfill_assets.staleness.arrivals import manifests, targets
+from backfill_assets.staleness.arrivals import load_targets, loaded_manifests
 from backfill_assets.staleness.finality import settled_days
-from backfill_assets.staleness.touched import touched
+from backfill_assets.staleness.touched import impact_of
 from backfill_assets.tables.sources import Source
 from backfill_assets.tables.table import Table
 
 
 @dataclass(frozen=True)
-class Work:
+class RawLoader:
     """What a run needs to read, cache and decide.
 
     Attributes:
@@ -72,147 +78,173 @@ class Work:
     cache: Cache
     accepted: frozenset[str]
     close: bool
-    _read: dict[Any, Reading] = field(default_factory=dict)
+    _parsed: dict[Any, ParsedFiles] = field(default_factory=dict)
 
     @property
-    def log(self) -> Ledger:
+    def raw_ledger(self) -> Ledger:
         """The ledger of the raw log as of now."""
         return read_ledger(self.settings.table(self.source.raw.name), self.source.raw)
 
-    def listed(self, days: Iterable[date]) -> Listing:
+    def list_folders(self, days: Iterable[date]) -> Listing:
         """What lies in the folders of arrival days now."""
         return list_landing(self.settings.landing, self.source, days)
 
-    def plan(self, table: Table, window: Window) -> Plan:
+    def plan_days(self, table: Table, window: Window) -> ComputePlan:
         """The plan of days of the log, or of the rejected lines."""
-        source, raw, log = self.source, self.source.raw, self.log
-        recorded = manifests(log)
-        before = {**self._of_old(log, window, recorded), **recorded}
-        listing = self.listed(window.widened(before=1))
+        source, raw, log = self.source, self.source.raw, self.raw_ledger
+        recorded = loaded_manifests(log)
+        previous = {**self._manifests_from_rows(log, window, recorded), **recorded}
+        listing = self.list_folders(window.widen_by(before=1))
         policy = self.source.policy(self.settings)
-        first = targets(before, listing, window, policy, accepted=self.accepted, close=self.close)
-
-        def build(days: Window) -> Built:
-            reading = self.read(days, listing)
-            wanted = self.decide(reading, {day: first[day] for day in days}, before, log)
-            ledger = log if table is raw else read_ledger(self.settings.table(table.name), table)
-            kept = self.kept(wanted, ledger)
-            rows = selected_rows(reading, wanted, source, table, days)
-            if kept.rows is not None:
-                rows = rows.unionByName(kept.rows)
-            fingerprints = {day: one.manifest.fingerprint() for day, one in wanted.items()}
-            if table is not raw:
-                return Built(
-                    rows,
-                    rejected_expectations(reading, wanted, kept, days),
-                    fingerprints=fingerprints,
-                )
-            limits = Limits.of(self.settings)
-            expectations = raw_expectations(
-                source, reading, wanted, kept, days, log, limits, self.accepted
-            )
-
-            def remarks(before: Snapshot | None, verdicts: Sequence[Verdict]) -> Remarks:
-                return self.remarks(before, rows, verdicts, wanted, listing)
-
-            return Built(rows, expectations, fingerprints=fingerprints, remarks=remarks)
-
-        return Plan(
-            {day: one.manifest.fingerprint() for day, one in first.items()},
-            build,
-            news={day: news(before.get(day), one) for day, one in first.items()},
+        listed_targets = load_targets(
+            previous, listing, window, policy, accepted=self.accepted, close=self.close
         )
 
-    def read(self, days: Window, listing: Listing) -> Reading:
+        def compute_days(days: Window) -> ComputedDays:
+            parsed_files = self.parse_files(days, listing)
+            load_targets = self.hold_back_lossy_files(
+                parsed_files, {day: listed_targets[day] for day in days}, previous, log
+            )
+            ledger = log if table is raw else read_ledger(self.settings.table(table.name), table)
+            retained = self.retain_rows(load_targets, ledger)
+            rows = selected_rows(parsed_files, load_targets, source, table, days)
+            if retained.rows is not None:
+                rows = rows.unionByName(retained.rows)
+            fingerprints = {
+                day: target.manifest.content_digest() for day, target in load_targets.items()
+            }
+            if table is not raw:
+                return ComputedDays(
+                    rows,
+                    rejected_expectations(parsed_files, load_targets, retained, days),
+                    fingerprints=fingerprints,
+                )
+            limits = RejectedLimits.from_settings(self.settings)
+            expectations = raw_expectations(
+                source, parsed_files, load_targets, retained, days, log, limits, self.accepted
+            )
+
+            def commit_notes(before: Snapshot | None, verdicts: Sequence[Verdict]) -> CommitNotes:
+                return self.remarks(before, rows, verdicts, load_targets, listing)
+
+            return ComputedDays(
+                rows, expectations, fingerprints=fingerprints, commit_notes=commit_notes
+            )
+
+        return ComputePlan(
+            {day: target.manifest.content_digest() for day, target in listed_targets.items()},
+            compute_days,
+            input_changes={
+                day: describe_change(previous.get(day), target)
+                for day, target in listed_targets.items()
+            },
+        )
+
+    def parse_files(self, days: Window, listing: Listing) -> ParsedFiles:
         """One reading for both tables, as long as the same files are there."""
-        folders = days.widened(before=1)
-        entries = {name: entry for day in folders for name, entry in listing.files(day).items()}
+        folders = days.widen_by(before=1)
+        entries = {name: entry for day in folders for name, entry in listing.files_on(day).items()}
         key = days, frozenset(entries.values())
-        if key not in self._read:
-            self._read[key] = self._reading(folders, listing, entries)
-        return self._read[key]
+        if key not in self._parsed:
+            self._parsed[key] = self._parse_folders(folders, listing, entries)
+        return self._parsed[key]
 
-    def _reading(self, folders: Window, listing: Listing, entries: Mapping[str, Entry]) -> Reading:
+    def _parse_folders(
+        self, folders: Window, listing: Listing, entries: Mapping[str, ListedFile]
+    ) -> ParsedFiles:
         spark, source = self.engine.spark_session, self.source
-        caps = Caps.of(self.settings)
-        found = survey(spark, self.settings.landing, source, folders, listing, caps)
+        limits = SizeLimits.from_settings(self.settings)
+        landing_files = probe_files(spark, self.settings.landing, source, folders, listing, limits)
 
-        def parse(part: Landing) -> tuple[DataFrame, dict[str, Lines]]:
+        def parse_lines(part: LandingFiles) -> tuple[DataFrame, dict[str, FileCounts]]:
             # No filter before this: Spark would push it down and parse all once more.
             landed = read_lines(spark, part, source)
             lines = self.cache(read_versions(landed, source, self.settings.timezone))
-            return lines, count_lines(lines, source, part.counts)
+            return lines, count_lines_by_file(lines, source, part.line_counts)
 
         moving: set[str] = set()
         while True:
-            lines, counts = readable(spark, found, parse)
-            again = self.listed(folders)
-            there = {name: file for day in folders for name, file in again.files(day).items()}
-            moving |= {name for name, entry in entries.items() if there.get(name) != entry}
-            if not found.leave_out(moving):
-                return Reading(found, frozenset(moving), lines, counts)
+            lines, counts = retry_without_bad_files(spark, landing_files, parse_lines)
+            second_listing = self.list_folders(folders)
+            current_files = {
+                name: file for day in folders for name, file in second_listing.files_on(day).items()
+            }
+            moving |= {name for name, entry in entries.items() if current_files.get(name) != entry}
+            if not landing_files.exclude_files(moving):
+                return ParsedFiles(landing_files, frozenset(moving), lines, counts)
 
-    def decide(
+    def hold_back_lossy_files(
         self,
-        reading: Reading,
-        targets: Targets,
-        before: Mapping[date, Manifest],
+        parsed_files: ParsedFiles,
+        targets: LoadTargets,
+        previous: Mapping[date, LoadManifest],
         log: Ledger,
-    ) -> dict[date, Target]:
+    ) -> dict[date, LoadTarget]:
         """What the days are made of, now that the files have been read."""
-        away = reading.moving | reading.found.unreadable
-        wanted = {day: one.without(away, before.get(day)) for day, one in targets.items()}
-        doubtful = {name for one in wanted.values() for name in one.replaced}
-        # A file has rows on its own log day and the next: also those that this run is not for.
-        near = {
-            d for day, one in wanted.items() if one.replaced for d in (day - DAY, day, day + DAY)
+        unread = parsed_files.moving | parsed_files.landing_files.broken_names
+        load_targets = {
+            day: target.without_files(unread, previous.get(day)) for day, target in targets.items()
         }
-        days = sorted(near & log.published)
+        doubtful = {name for target in load_targets.values() for name in target.replaced}
+        # A file has rows on its own log day and the next: also those that this run is not for.
+        nearby_days = {
+            d
+            for day, target in load_targets.items()
+            if target.replaced
+            for d in (day - DAY, day, day + DAY)
+        }
+        days = sorted(nearby_days & log.published_days)
         if not days:
-            return wanted
-        lost = lost_keys(self._published(log, days), reading.lines, self.source, doubtful)
+            return load_targets
+        missing_keys = lost_keys(
+            self._published_rows(log, days), parsed_files.lines, self.source, doubtful
+        )
         return {
-            day: one.holding(one.replaced & lost.keys(), before.get(day))
-            for day, one in wanted.items()
+            day: target.hold_back_files(target.replaced & missing_keys.keys(), previous.get(day))
+            for day, target in load_targets.items()
         }
 
-    def _of_old(
+    def _manifests_from_rows(
         self, log: Ledger, window: Window, recorded: Collection[date]
-    ) -> dict[date, Manifest]:
+    ) -> dict[date, LoadManifest]:
         """The manifests of days that were published when none were recorded, by their rows.
 
         Which files there were is known, but not what they held.
         """
-        days = [day for day in window if day in log.published and day not in recorded]
-        found: dict[date, dict[str, Loaded]] = {day: {} for day in days}
+        days = [day for day in window if day in log.published_days and day not in recorded]
+        files_by_day: dict[date, dict[str, LoadedFile]] = {day: {} for day in days}
         for table in (self.source.raw, self.source.rejected) if days else ():
             ledger = read_ledger(self.settings.table(table.name), table)
-            there = [day for day in days if day in ledger.published]
-            if there:
-                rows = self._published(ledger, there)
+            published_days = [day for day in days if day in ledger.published_days]
+            if published_days:
+                rows = self._published_rows(ledger, published_days)
                 for day, name in rows.select(table.partition, "source_file").distinct().collect():
-                    found[day][name] = Loaded(0, 0, "")
-        return {day: Manifest(files) for day, files in found.items()}
+                    files_by_day[day][name] = LoadedFile(0, 0, "")
+        return {day: LoadManifest(files) for day, files in files_by_day.items()}
 
-    def kept(self, wanted: Targets, ledger: Ledger) -> Kept:
+    def retain_rows(self, load_targets: LoadTargets, ledger: Ledger) -> RetainedRows:
         """The rows that stay of a table."""
-        days = [day for day, one in wanted.items() if day in ledger.published and one.kept]
+        days = [
+            day
+            for day, target in load_targets.items()
+            if day in ledger.published_days and target.retained_files
+        ]
         if not days:
-            return Kept()
+            return RetainedRows()
         table, zone = ledger.table, self.settings.timezone
-        before = self._published(ledger, days)
-        rows = self.cache(kept_rows(before, wanted, days, self.source, table, zone))
+        published = self._published_rows(ledger, days)
+        rows = self.cache(rows_to_retain(published, load_targets, days, self.source, table, zone))
         counts = rows.groupBy(table.partition).agg(
             F.count(F.lit(1)), F.count_if(F.col("_elsewhere"))
         )
-        found = {day: numbers for day, *numbers in counts.collect()}
-        return Kept(
+        counts_by_day = {day: numbers for day, *numbers in counts.collect()}
+        return RetainedRows(
             rows.drop("_elsewhere"),
-            {day: count for day, (count, _) in found.items()},
-            {day: count for day, (_, count) in found.items()},
+            {day: count for day, (count, _) in counts_by_day.items()},
+            {day: count for day, (_, count) in counts_by_day.items()},
         )
 
-    def _published(self, ledger: Ledger, days: Collection[date]) -> DataFrame:
+    def _published_rows(self, ledger: Ledger, days: Collection[date]) -> DataFrame:
         url, spark = self.settings.table(ledger.table.name), self.engine.spark_session
         return rows_as_of(spark, url, ledger.table, ledger.version or 0, days)
 
@@ -221,44 +253,47 @@ class Work:
         before: Snapshot | None,
         rows: DataFrame,
         verdicts: Sequence[Verdict],
-        wanted: Targets,
+        load_targets: LoadTargets,
         listing: Listing,
-    ) -> Remarks:
+    ) -> CommitNotes:
         """What a commit of raw tells those who follow it.
 
         It is read by `arrivals`, `finality`, `backlog` and `reach`.
         """
         policy = self.source.policy(self.settings)
-        changes = touched(self.source, before, rows, verdicts, policy, self.settings.timezone)
-        loaded = {v.day: wanted[v.day].manifest for v in verdicts if v.passed}
+        changes = impact_of(self.source, before, rows, verdicts, policy, self.settings.timezone)
+        loaded = {v.day: load_targets[v.day].manifest for v in verdicts if v.may_publish}
         log = before.ledger if before else Ledger(self.source.raw)
-        was, now = self._settled(log, loaded, listing, policy)
+        settled_before, settled_after = self._settled_before_and_after(log, loaded, listing, policy)
         details = msgspec.structs.replace(
-            changes.details,
+            changes.as_details,
             landing={day: manifest.as_json for day, manifest in loaded.items()},
-            settled=packed(now - was),
-            unsettled=packed(was - now),
+            settled=to_ranges(settled_after - settled_before),
+            unsettled=to_ranges(settled_before - settled_after),
         )
-        return Remarks(details=details)
+        return CommitNotes(details=details)
 
-    def _settled(
-        self, log: Ledger, loaded: Mapping[date, Manifest], listing: Listing, policy: Policy
+    def _settled_before_and_after(
+        self, log: Ledger, loaded: Mapping[date, LoadManifest], listing: Listing, policy: Policy
     ) -> tuple[set[date], set[date]]:
         """Of the log days that may have been settled or unsettled: settled before, and after."""
-        known = {**manifests(log), **loaded}
-        around = Window(min(loaded), max(loaded) + DAY).widened(
+        known = {**loaded_manifests(log), **loaded}
+        around = Window(min(loaded), max(loaded) + DAY).widen_by(
             before=policy.window_days, after=policy.window_days
         )
         # And those that waited for something, whatever became of it.
         settled = settled_days(log)
-        near = [day for day in known if day in around or day not in settled]
-        folders = {folder for day in near for folder in (day - DAY, day)} - listing.asked
-        others = self.listed(sorted(folders))
-        whole = replace(listing, folders={**others.folders, **listing.folders})
-        wanted = targets(known, whole, near, policy)
-        now = {
+        affected_days = [day for day in known if day in around or day not in settled]
+        folders = {
+            folder for day in affected_days for folder in (day - DAY, day)
+        } - listing.requested_days
+        other_listing = self.list_folders(sorted(folders))
+        full_listing = replace(listing, folders={**other_listing.folders, **listing.folders})
+        load_targets = load_targets(known, full_listing, affected_days, policy)
+        settled_after = {
             day
-            for day, one in wanted.items()
-            if one.manifest.settled(day, policy.start) and not due(known[day], one)
+            for day, target in load_targets.items()
+            if target.manifest.is_complete(day, policy.start)
+            and not needs_reload(known[day], target)
         }
-        return settled & set(near), now
+        return settled & set(affected_days), settled_after

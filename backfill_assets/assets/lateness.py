@@ -10,19 +10,19 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from pyspark.sql.window import Window as SqlWindow
 
-from backfill_assets.assets.making import Read, made_asset
+from backfill_assets.assets.making import AssetInputs, table_asset
 from backfill_assets.assets.sums import sums_by_day
-from backfill_assets.calendar.delays import COMPARED, lines_within
+from backfill_assets.calendar.delays import COMPARED_WINDOWS, lines_within
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.engine.caching import Cache
-from backfill_assets.engine.frames import frame_of
-from backfill_assets.publish.candidates import Built
+from backfill_assets.engine.frames import create_frame
+from backfill_assets.publish.candidates import ComputedDays
 from backfill_assets.quality.audit import Expectation
 from backfill_assets.settings import Settings
 from backfill_assets.tables.code_version import Code
 from backfill_assets.tables.sources import Source
 from backfill_assets.tables.table import Lineage
-from backfill_assets.tables.versions import in_time, money, with_event_day
+from backfill_assets.tables.versions import line_amount, with_event_day, within_window
 
 
 def lateness_figures(
@@ -38,26 +38,26 @@ def lateness_figures(
         window: the log days to measure.
         window_days: the reprocessing window, in log days.
     """
-    logged = raw.where(window.predicate("log_date"))
+    logged = raw.where(window.sql_condition("log_date"))
     unread = rejected.groupBy(F.col("arrival_date").alias("log_date")).agg(
         F.count(F.lit(1)).alias("rejected_lines")
     )
     struct = T.StructType().add("log_date", T.DateType())
-    days = frame_of(raw.sparkSession, struct, [(day,) for day in window])
+    days = create_frame(raw.sparkSession, struct, [(day,) for day in window])
     parts = (
         _by_delay(logged, source, window_days),
-        _percentiles(logged, source),
-        _superseded(raw, source, window_days),
+        _delay_percentiles(logged, source),
+        _superseded_lines(raw, source, window_days),
         unread,
     )
     for part in parts:
         days = days.join(part, "log_date", "left")
     table = source.lateness
-    kinds = {name: table.struct[name].dataType.simpleString() for name in table.columns}
-    return days.select(*[_filled(name, kind) for name, kind in kinds.items()])
+    kinds = {name: table.struct_type[name].dataType.simpleString() for name in table.columns}
+    return days.select(*[_fill_zero(name, kind) for name, kind in kinds.items()])
 
 
-def _filled(name: str, kind: str) -> Column:
+def _fill_zero(name: str, kind: str) -> Column:
     """A column of the table in its type, zero on a day that an input has no rows of."""
     column = F.col(name)
     if kind.startswith("array"):
@@ -67,7 +67,7 @@ def _filled(name: str, kind: str) -> Column:
     return column.cast(kind).alias(name)
 
 
-def _delay() -> Column:
+def _delay_days() -> Column:
     return F.datediff("log_date", "event_date")
 
 
@@ -79,11 +79,11 @@ def _by_delay(logged: DataFrame, source: Source, window_days: int) -> DataFrame:
     late, beyond = F.col("delay") > source.arrives_after, F.col("delay") > window_days
     entry = F.struct("delay", "count", "money")
     return (
-        logged.groupBy("log_date", _delay().alias("delay"))
+        logged.groupBy("log_date", _delay_days().alias("delay"))
         .agg(
             F.count(F.lit(1)).alias("count"),
-            F.sum(money(source)).alias("amount"),
-            F.sum(F.abs(money(source))).alias("money"),
+            F.sum(line_amount(source)).alias("amount"),
+            F.sum(F.abs(line_amount(source))).alias("money"),
         )
         .groupBy("log_date")
         .agg(
@@ -105,13 +105,13 @@ def _by_delay(logged: DataFrame, source: Source, window_days: int) -> DataFrame:
     )
 
 
-def _percentiles(logged: DataFrame, source: Source) -> DataFrame:
+def _delay_percentiles(logged: DataFrame, source: Source) -> DataFrame:
     """By log day with late lines: how late they are; in days from when they were expected."""
     latest = F.greatest(source.event_time, source.version_time)
     micros = F.unix_micros(latest) - F.unix_micros(source.event_time)
     # In integers: a double cannot hold the microseconds between far apart times.
     minutes = F.call_function("div", micros, F.lit(60_000_000))
-    days = _delay() - source.arrives_after
+    days = _delay_days() - source.arrives_after
     delays = {"days": days, "minutes": minutes}
     return (
         logged.where(days >= 1)
@@ -122,8 +122,8 @@ def _percentiles(logged: DataFrame, source: Source) -> DataFrame:
                 column.alias(f"delay_{unit}_{name}")
                 for unit in delays
                 for name, column in (
-                    ("p50", _percentile(unit, "0.5")),
-                    ("p95", _percentile(unit, "0.95")),
+                    ("p50", _discrete_percentile(unit, "0.5")),
+                    ("p95", _discrete_percentile(unit, "0.95")),
                     ("max", F.max(unit)),
                 )
             ]
@@ -131,12 +131,12 @@ def _percentiles(logged: DataFrame, source: Source) -> DataFrame:
     )
 
 
-def _percentile(name: str, share: str) -> Column:
+def _discrete_percentile(name: str, share: str) -> Column:
     """A value that did occur: between two delays there need not be a third."""
     return F.expr(f"percentile_disc({share}) WITHIN GROUP (ORDER BY {name})")
 
 
-def _superseded(raw: DataFrame, source: Source, window_days: int) -> DataFrame:
+def _superseded_lines(raw: DataFrame, source: Source, window_days: int) -> DataFrame:
     """By log day: lines that are not the first of their key in this day and the W before it.
 
     Looked at from each day by itself, so that a range finds what its days one by one would.
@@ -153,7 +153,7 @@ def _superseded(raw: DataFrame, source: Source, window_days: int) -> DataFrame:
     )
 
 
-def expectations(
+def lateness_expectations(
     rows: Mapping[date, Any],
     raw: DataFrame,
     rejected: DataFrame,
@@ -173,38 +173,38 @@ def expectations(
         window_days: the reprocessing window, in log days.
         unknown: days whose log has never been published, so that keys known by it are not.
     """
-    logged = raw.where(window.predicate("log_date"))
+    logged = raw.where(window.sql_condition("log_date"))
     both = logged.select(
         "log_date",
         F.lit(1).alias("lines"),
-        (_delay() > source.arrives_after).cast("int").alias("late"),
-        (~in_time(window_days)).cast("int").alias("beyond"),
+        (_delay_days() > source.arrives_after).cast("int").alias("late"),
+        (~within_window(window_days)).cast("int").alias("beyond"),
         F.lit(0).alias("rejected"),
     ).unionAll(rejected.select("arrival_date", F.lit(0), F.lit(0), F.lit(0), F.lit(1)))
     names = ("lines", "late", "beyond", "rejected")
-    seen = sums_by_day(both, "log_date", {name: F.sum(name) for name in names}, {})
-    found = {}
+    sums = sums_by_day(both, "log_date", {name: F.sum(name) for name in names}, {})
+    expectations_by_day = {}
     for day in window:
-        own = seen.get(day, {})
-        entries = {name: own.get(name, 0) for name in names}
+        day_sums = sums.get(day, {})
+        entries = {name: day_sums.get(name, 0) for name in names}
         problems = []
-        for name, due in entries.items():
+        for name, expected in entries.items():
             column = "lines" if name == "lines" else f"{name}_lines"
-            said = rows[day][column] if day in rows else None
-            if said is not None and said != due:
-                problems.append(f"{column} is {said} where {due} are due")
-        holes = [d for d in Window(day, day).widened(before=window_days) if d in unknown]
+            actual = rows[day][column] if day in rows else None
+            if actual is not None and actual != expected:
+                problems.append(f"{column} is {actual} where {expected} are due")
+        holes = [d for d in Window(day, day).widen_by(before=window_days) if d in unknown]
         warning = (
             f"superseded_lines may be too low: {len(holes)} of the {window_days} day(s) before "
             f"have no published {source.raw.name}; publish them, then this day again"
         )
-        found[day] = Expectation(
+        expectations_by_day[day] = Expectation(
             entries=entries, rows=1, problems=problems, warnings=[warning] if holes else []
         )
-    return found
+    return expectations_by_day
 
 
-def numbers(row: Mapping[str, Any], arrives_after: int = 0) -> dict[str, int | float]:
+def day_figures(row: Mapping[str, Any], arrives_after: int = 0) -> dict[str, int | float]:
     """One day's figures for the UI, which plots numbers and nothing else; shares are 0 to 1.
 
     A figure that a day has not (a share of no lines, a delay of no late line) is left out.
@@ -214,7 +214,7 @@ def numbers(row: Mapping[str, Any], arrives_after: int = 0) -> dict[str, int | f
         arrives_after: after so many days the source's lines usually arrive; windows begin then.
     """
     lines = row["lines"]
-    said: dict[str, int | float] = {
+    figures: dict[str, int | float] = {
         "late lines": row["late_lines"],
         "beyond window lines": row["beyond_lines"],
         # A double will do for a picture; the exact sum is in the table.
@@ -223,19 +223,19 @@ def numbers(row: Mapping[str, Any], arrives_after: int = 0) -> dict[str, int | f
         "rejected lines": row["rejected_lines"],
     }
     if lines:
-        said["late share"] = row["late_lines"] / lines
-        said["beyond window share"] = row["beyond_lines"] / lines
-        for w in COMPARED:
-            said[f"caught by W={w}"] = lines_within(row, arrives_after + w) / lines
+        figures["late share"] = row["late_lines"] / lines
+        figures["beyond window share"] = row["beyond_lines"] / lines
+        for w in COMPARED_WINDOWS:
+            figures[f"caught by W={w}"] = lines_within(row, arrives_after + w) / lines
     for unit in ("days", "minutes"):
         for name in ("p50", "p95", "max"):
             delay = row[f"delay_{unit}_{name}"]
             if delay is not None:
-                said[f"delay {unit} {name}"] = delay
-    return said
+                figures[f"delay {unit} {name}"] = delay
+    return figures
 
 
-def _lineage(source: Source) -> Lineage:
+def _lateness_lineage(source: Source) -> Lineage:
     raw = source.raw.name
     of_lines = [(raw, "log_date"), (raw, source.event_time)]
     with_amount = [*of_lines, (raw, source.amount)] if source.amount else []
@@ -258,7 +258,7 @@ def _lineage(source: Source) -> Lineage:
     }
 
 
-def build(settings: Settings, code: Code, source: Source) -> dg.AssetsDefinition:
+def build_lateness_asset(settings: Settings, code: Code, source: Source) -> dg.AssetsDefinition:
     """The figures of lateness of a source, from its raw log.
 
     Args:
@@ -270,22 +270,28 @@ def build(settings: Settings, code: Code, source: Source) -> dg.AssetsDefinition
     window_days = policy.window_days
     table = source.lateness
 
-    def make(read: Read, cache: Cache, days: Window) -> Built:
-        log = read.tables[source.raw.name]
-        log_days = days.widened(before=window_days)
-        raw = with_event_day(log.days(log_days), source, settings.timezone)
-        rejected = read.tables[source.rejected.name].days(days)
+    def compute_days(inputs: AssetInputs, cache: Cache, days: Window) -> ComputedDays:
+        log = inputs.tables[source.raw.name]
+        log_days = days.widen_by(before=window_days)
+        raw = with_event_day(log.read_days(log_days), source, settings.timezone)
+        rejected = inputs.tables[source.rejected.name].read_days(days)
         frame = cache(lateness_figures(raw, rejected, source, days, window_days))
         rows = {row["log_date"]: row.asDict() for row in frame.collect()}
-        unknown = {d for d in log_days if d >= policy.start and d not in log.ledger.published}
-        return Built(
+        unknown = {d for d in log_days if d >= policy.start and d not in log.ledger.published_days}
+        return ComputedDays(
             frame,
-            expectations(rows, raw, rejected, source, days, window_days, unknown),
+            lateness_expectations(rows, raw, rejected, source, days, window_days, unknown),
             scattered=True,
-            numbers={day: numbers(row, source.arrives_after) for day, row in rows.items()},
+            numbers={day: day_figures(row, source.arrives_after) for day, row in rows.items()},
         )
 
     name = f"measure_{table.name}"
-    return made_asset(
-        settings, code, table, make, name=name, group="lateness", lineage=_lineage(source)
+    return table_asset(
+        settings,
+        code,
+        table,
+        compute_days,
+        name=name,
+        group="lateness",
+        lineage=_lateness_lineage(source),
     )

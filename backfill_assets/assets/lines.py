@@ -10,8 +10,8 @@ import pyspark.sql.types as T
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from backfill_assets.landing.text import PROBLEM, TEXT, identifiers
-from backfill_assets.tables.column_checks import conditions
+from backfill_assets.landing.text import PROBLEM, TEXT, identifier_fields
+from backfill_assets.tables.column_checks import sql_conditions
 from backfill_assets.tables.sources import Source
 from backfill_assets.tables.versions import business_day
 
@@ -31,17 +31,17 @@ _LONGEST_NUMBER = 1000
 _ANY_DECIMAL = r"^[+-]?(?=\.?\d)(\d*)\.?(\d*)(?:[eE]([+-]?\d+))?\z"
 
 
-def timestamp(text: Column) -> Column:
+def parse_timestamp(text: Column) -> Column:
     """An ISO-8601 date-time as a timestamp, UTC where it has no offset; null if it is not one.
 
     `T` or a space; seconds and fraction optional; a bare date is midnight. Spark's own cast takes
     far more (`2024`, `12:00`, zone names), hence the pattern.
     """
     plain = text.rlike(_PLAIN_TIMESTAMP)
-    return F.when(plain, text.try_cast("timestamp")).otherwise(_odd_timestamp(text))
+    return F.when(plain, text.try_cast("timestamp")).otherwise(_parse_rare_timestamp(text))
 
 
-def _odd_timestamp(text: Column) -> Column:
+def _parse_rare_timestamp(text: Column) -> Column:
     """The timestamps of a rarer form, and the years in which a Python date may not exist."""
     # Spark's cast does not know an offset right after the minutes.
     to_minutes = F.substring(text, 1, 16)
@@ -56,7 +56,7 @@ def _odd_timestamp(text: Column) -> Column:
     return F.when(text.rlike(_TIMESTAMP), F.when(parsed.between(first, last), parsed))
 
 
-def decimal(text: Column, kind: T.DecimalType) -> Column:
+def parse_decimal(text: Column, kind: T.DecimalType) -> Column:
     """A number as a decimal of a type, null unless it is one exactly.
 
     Plain or exponent notation. It is the value that counts: as decimal(18,2), `12.500` is fine,
@@ -65,10 +65,12 @@ def decimal(text: Column, kind: T.DecimalType) -> Column:
     digits = max(kind.precision - kind.scale, 1)
     plain = rf"^[+-]?\d{{1,{digits}}}(\.\d{{0,{kind.scale}}})?\z"
     short = F.when(F.length(text) <= _LONGEST_NUMBER, text)
-    return F.when(text.rlike(plain), text.try_cast(kind)).otherwise(_odd_decimal(short, kind))
+    return F.when(text.rlike(plain), text.try_cast(kind)).otherwise(
+        _parse_rare_decimal(short, kind)
+    )
 
 
-def _odd_decimal(text: Column, kind: T.DecimalType) -> Column:
+def _parse_rare_decimal(text: Column, kind: T.DecimalType) -> Column:
     """The numbers that are not plainly fine; whether they fit is found on the digits.
 
     A cast would round a decimal too many away, and an exponent of millions would stall it.
@@ -88,22 +90,22 @@ def _odd_decimal(text: Column, kind: T.DecimalType) -> Column:
     )
 
 
-def whole_number(text: Column) -> Column:
+def parse_whole_number(text: Column) -> Column:
     """A whole number as a long, null if it is none or does not fit."""
     return F.when(text.rlike(_WHOLE), text.try_cast("long"))
 
 
-def boolean(text: Column) -> Column:
+def parse_boolean(text: Column) -> Column:
     """`true` or `false`, null if it is neither."""
     return F.when(text == "true", F.lit(True)).when(text == "false", F.lit(False))
 
 
-def day(text: Column) -> Column:
+def parse_date(text: Column) -> Column:
     """An ISO date `YYYY-MM-DD` of the years 1 to 9999, null if it is none."""
     return F.when(text.rlike(_DATE), text.try_cast("date"))
 
 
-def json_value(text: Column) -> Column:
+def parse_json(text: Column) -> Column:
     """The text if it is one JSON value, else null.
 
     As elements of two arrays: what closes the first by itself is not twice in the second. (Spark's
@@ -111,29 +113,29 @@ def json_value(text: Column) -> Column:
     """
     options = {"allowSingleQuotes": "false", "allowNonNumericNumbers": "false"}
 
-    def elements(*parts: Column) -> Column:
+    def array_length(*parts: Column) -> Column:
         array = F.concat(F.lit("["), F.concat_ws(",", *parts), F.lit("]"))
         return F.array_size(F.from_json(array, T.ArrayType(T.StringType()), options))
 
-    return F.when((elements(text) == 1) & (elements(text, text) == 2), text)
+    return F.when((array_length(text) == 1) & (array_length(text, text) == 2), text)
 
 
 #: Of the types but decimals; a string that is read holds JSON, see `landing.text.identifiers`.
-_READERS: Mapping[type[T.DataType], Callable[[Column], Column]] = {
-    T.StringType: json_value,
-    T.LongType: whole_number,
-    T.BooleanType: boolean,
-    T.DateType: day,
-    T.TimestampType: timestamp,
+_PARSERS: Mapping[type[T.DataType], Callable[[Column], Column]] = {
+    T.StringType: parse_json,
+    T.LongType: parse_whole_number,
+    T.BooleanType: parse_boolean,
+    T.DateType: parse_date,
+    T.TimestampType: parse_timestamp,
 }
 
 
-def _read(source: Source, name: str, text: Column) -> Column:
+def _parse_field(source: Source, name: str, text: Column) -> Column:
     """The value of a field, null where the text is no such value."""
     kind = source.types[name]
     if isinstance(kind, T.DecimalType):
-        return decimal(text, kind)
-    return _READERS[type(kind)](text)
+        return parse_decimal(text, kind)
+    return _PARSERS[type(kind)](text)
 
 
 def read_versions(lines: DataFrame, source: Source, timezone: str) -> DataFrame:
@@ -149,23 +151,23 @@ def read_versions(lines: DataFrame, source: Source, timezone: str) -> DataFrame:
         (null for an accepted line), and the source's fields in their types. A line's log day is its
         arrival day, or the next if its version time lies in that; beyond, it is rejected.
     """
-    verbatim = {*identifiers(source)}
-    read = lines.select(
+    verbatim = {*identifier_fields(source)}
+    frame = lines.select(
         "arrival_date",
         "source_file",
         TEXT,
         PROBLEM,
         *[
-            F.nullif(name, F.lit("")).alias(name if name in verbatim else _text_of(name))
+            F.nullif(name, F.lit("")).alias(name if name in verbatim else _text_column(name))
             for name in source.fields
         ],
     )
     values = {
-        name: _read(source, name, F.col(_text_of(name)))
+        name: _parse_field(source, name, F.col(_text_column(name)))
         for name in source.fields
         if name not in verbatim
     }
-    read = read.withColumns(values)
+    frame = frame.withColumns(values)
     event_time = F.col(source.event_time)
     version_day = business_day(F.greatest(source.event_time, source.version_time), timezone)
     ahead = F.datediff(version_day, "arrival_date")
@@ -175,8 +177,8 @@ def read_versions(lines: DataFrame, source: Source, timezone: str) -> DataFrame:
         F.when(_before_all_days(event_time, timezone), f"bad {source.event_time}"),
         F.when(ahead > 1, "from the future: its version time lies beyond the day after arrival"),
     )
-    read = read.withColumns({REASON: reason, "_ahead": ahead})
-    return read.select(
+    frame = frame.withColumns({REASON: reason, "_ahead": ahead})
+    return frame.select(
         F.when(
             F.col(REASON).isNull(), F.date_add("arrival_date", F.greatest("_ahead", F.lit(0)))
         ).alias("log_date"),
@@ -188,7 +190,7 @@ def read_versions(lines: DataFrame, source: Source, timezone: str) -> DataFrame:
     )
 
 
-def _text_of(name: str) -> str:
+def _text_column(name: str) -> str:
     """The column of what is read as a field."""
     return f"_field_{name}"
 
@@ -197,13 +199,13 @@ def _field_reasons(source: Source, verbatim: set[str]) -> Iterator[Column]:
     """Why a line's fields are not those of the source, in the order of the fields."""
     for name in source.fields:
         value = F.col(name)
-        text = value if name in verbatim else F.col(_text_of(name))
+        text = value if name in verbatim else F.col(_text_column(name))
         null = F.lit(None) if name in source.may_be_null else F.lit(f"missing {name}")
         reason = F.when(text.isNull(), null)
         if name not in verbatim:
             reason = reason.when(value.isNull(), f"bad {name}")
         # What Delta's CHECK constraint refuses would be the end of the whole run.
-        for rule in conditions(name, source.columns[name]).values():
+        for rule in sql_conditions(name, source.columns[name]).values():
             reason = reason.when(~F.expr(rule), f"bad {name}")
         yield reason
 
@@ -214,13 +216,15 @@ def _before_all_days(moment: Column, timezone: str) -> Column:
     return first_hours & (business_day(moment, timezone) < F.lit("0001-01-01").cast("date"))
 
 
-def accepted(read: DataFrame, source: Source) -> DataFrame:
+def accepted_rows(read: DataFrame, source: Source) -> DataFrame:
     """The accepted lines, from what `read_versions` gives."""
     return read.where(F.col(REASON).isNull()).select(*source.raw.columns)
 
 
-def rejected(read: DataFrame, source: Source) -> DataFrame:
+def rejected_rows(read: DataFrame, source: Source) -> DataFrame:
     """The rejected lines, from what `read_versions` gives."""
-    own = {"text": TEXT, "reason": REASON}
-    columns = [F.col(own.get(name, name)).alias(name) for name in source.rejected.columns]
+    source_columns = {"text": TEXT, "reason": REASON}
+    columns = [
+        F.col(source_columns.get(name, name)).alias(name) for name in source.rejected.columns
+    ]
     return read.where(F.col(REASON).isNotNull()).select(*columns)

@@ -10,24 +10,24 @@ import dagster as dg
 import msgspec
 from pyspark.sql import DataFrame, SparkSession
 
-from backfill_assets.assets.asking import Asking
-from backfill_assets.assets.publishing import delta_assets, publish
-from backfill_assets.assets.unpartitioned import observations
+from backfill_assets.assets.asking import ServiceCaller
+from backfill_assets.assets.publishing import delta_assets, yield_outputs
+from backfill_assets.assets.unpartitioned import reference_observations
 from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.calendar.policy import Policy
-from backfill_assets.delta.references import Reference, references_of
+from backfill_assets.delta.references import UnpartitionedState, read_unpartitioned_inputs
 from backfill_assets.engine.caching import Cache, caching
 from backfill_assets.publish.candidates import (
-    Built,
     Candidate,
+    CommitNotes,
+    ComputedDays,
+    ComputePlan,
     Input,
-    Plan,
-    Remarks,
     Snapshot,
 )
 from backfill_assets.quality.audit import Verdict
 from backfill_assets.settings import Settings
-from backfill_assets.staleness.fingerprints import input_fingerprints
+from backfill_assets.staleness.fingerprints import input_digests
 from backfill_assets.tables.catalog import graph_for
 from backfill_assets.tables.code_version import Code
 from backfill_assets.tables.graph import Graph
@@ -37,36 +37,39 @@ from backfill_assets.tables.table import Dependency, Lineage, Table
 
 
 @dataclass(frozen=True)
-class Read:
+class AssetInputs:
     """What the days of a run are made of, each table as of one version.
 
     Attributes:
         tables: the inputs, by name.
         references: the inputs without days, by name.
-        asking: how the run may ask services.
+        service_caller: how the run may ask services.
     """
 
     tables: Mapping[str, Snapshot]
-    references: Mapping[str, Reference]
-    asking: Asking
+    references: Mapping[str, UnpartitionedState]
+    service_caller: ServiceCaller
 
-    def whole(
+    def unpartitioned_rows(
         self, inputs: Mapping[str, Unpartitioned], spark: SparkSession
     ) -> dict[str, DataFrame]:
         """All rows of inputs without days, by parameter as these are given."""
-        return {name: self.references[of.name].rows(spark) for name, of in inputs.items()}
+        return {
+            name: self.references[reference.name].read_rows(spark)
+            for name, reference in inputs.items()
+        }
 
 
 #: Computes some days of a table: from its inputs, and with a function that caches the rows of a
 #: frame until they are published.
-Make = Callable[[Read, Cache, Window], Built]
+ComputeDays = Callable[[AssetInputs, Cache, Window], ComputedDays]
 
 
-def made_asset(
+def table_asset(
     settings: Settings,
     code: Code,
     table: Table,
-    make: Make,
+    compute_days: ComputeDays,
     *,
     name: str = "",
     group: str,
@@ -79,7 +82,7 @@ def made_asset(
         settings: the deployment's settings.
         code: that computes the asset.
         table: the table; its inputs are read in this order.
-        make: computes some of its days.
+        compute_days: computes some of its days.
         name: of the step; `make_` and the table's name, if not given.
         group: the asset group.
         lineage: for each column, the (table, column) pairs that it is made of.
@@ -93,111 +96,135 @@ def made_asset(
         group=group,
         lineage=lineage,
         code=code,
-        pool=next((of.pool or of.name for of in lookups), None),
+        pool=next((lookup.pool or lookup.name for lookup in lookups), None),
     )
     def asset(context: dg.AssetExecutionContext, **inputs: Input) -> Iterator:
-        asking = Asking.of(context, settings.warehouse)
-        asking.prepare(lookups)
-        for observation in observations(table, settings.warehouse):
+        service_caller = ServiceCaller.from_context(context, settings.warehouse)
+        service_caller.create_answer_tables(lookups)
+        for observation in reference_observations(table, settings.warehouse):
             context.log_event(observation)
-        with ExitStack() as kept:
-            plan = partial(_planned, settings, table, inputs, make, asking, kept)
-            yield from publish(context, [Candidate(table, plan)])
+        with ExitStack() as cache_stack:
+            plan = partial(
+                _plan_days, settings, table, inputs, compute_days, service_caller, cache_stack
+            )
+            yield from yield_outputs(context, [Candidate(table, plan)])
 
     return asset
 
 
-def _planned(
+def _plan_days(
     settings: Settings,
     table: Table,
     inputs: Mapping[str, Input],
-    make: Make,
-    asking: Asking,
-    kept: ExitStack,
+    compute_days: ComputeDays,
+    service_caller: ServiceCaller,
+    cache_stack: ExitStack,
     window: Window,
-) -> Plan:
+) -> ComputePlan:
     """How some days of a table are made of its inputs as they are now.
 
-    `kept` holds the rows that the last build of this run has cached.
+    `cache_stack` holds the rows that the last build of this run has cached.
     """
-    dependencies, graph = table.inputs(Policy.of(settings)), graph_for(settings)
-    tables = {of.source.name: _snapshot(of, inputs, graph) for of in dependencies}
-    ledgers = {name: of.ledger for name, of in tables.items()}
-    references = references_of(table, settings.warehouse)
-    held = _held(table, references, window)
-    fingerprints = input_fingerprints(dependencies, ledgers, window, held)
+    dependencies, graph = table.inputs(Policy.from_settings(settings)), graph_for(settings)
+    tables = {
+        dependency.source.name: _input_snapshot(dependency, inputs, graph)
+        for dependency in dependencies
+    }
+    ledgers = {name: snapshot.ledger for name, snapshot in tables.items()}
+    references = read_unpartitioned_inputs(table, settings.warehouse)
+    reference_digests = _reference_digests(table, references, window)
+    digests = input_digests(dependencies, ledgers, window, reference_digests)
 
-    def build(days: Window) -> Built:
+    def build_days(days: Window) -> ComputedDays:
         # What was computed before is published by now, or was given up.
-        kept.close()
-        cache = kept.enter_context(caching())
-        built = make(Read(tables, references, asking), cache, days)
-        return _with_references(built, references, held, days)
+        cache_stack.close()
+        cache = cache_stack.enter_context(caching())
+        built = compute_days(AssetInputs(tables, references, service_caller), cache, days)
+        return _record_references(built, references, reference_digests, days)
 
     @contextmanager
-    def alone(days: Window) -> Iterator[Built]:
+    def build_alone(days: Window) -> Iterator[ComputedDays]:
         with caching() as cache:
-            yield make(Read(tables, references, asking), cache, days)
+            yield compute_days(AssetInputs(tables, references, service_caller), cache, days)
 
-    def after(day: date, content: str) -> str:
-        own = {(table.name, day - DAY): content}
-        return input_fingerprints(dependencies, ledgers, [day], held, own)[day]
+    def digest_after(day: date, content: str) -> str:
+        own_content = {(table.name, day - DAY): content}
+        return input_digests(dependencies, ledgers, [day], reference_digests, own_content)[day]
 
-    chain = after if table.name in tables else None
+    digest_chain = digest_after if table.name in tables else None
     compared = settings.check_independence and table.kind == "derived"
-    return Plan(
-        fingerprints,
-        build,
+    return ComputePlan(
+        digests,
+        build_days,
         [*tables.values()],
-        after=chain,
-        alone=alone if compared else None,
+        fingerprint_after=digest_chain,
+        compute_alone=build_alone if compared else None,
     )
 
 
-def _snapshot(of: Dependency, inputs: Mapping[str, Input], graph: Graph) -> Snapshot:
+def _input_snapshot(dependency: Dependency, inputs: Mapping[str, Input], graph: Graph) -> Snapshot:
     """An input as of now, with the days of it that decide a day."""
-    found = inputs[of.source.name].now()
-    needs = partial(_needed, of, graph.policy_of(of.source.name).start)
-    return found.of(of.reach.deciding(found.ledger), needs)
+    snapshot = inputs[dependency.source.name].read_snapshot()
+    required_days = partial(
+        _required_input_days, dependency, graph.policy_of(dependency.source.name).start
+    )
+    return snapshot.with_reach(dependency.reach.deciding_days(snapshot.ledger), required_days)
 
 
-def _needed(of: Dependency, start: date, day: date) -> list[date]:
+def _required_input_days(dependency: Dependency, start: date, day: date) -> list[date]:
     """The days of an input without which a day cannot be made; before its first there is none."""
-    return [needed for needed in of.reach.needed(day) if needed >= start]
+    return [input_day for input_day in dependency.reach.required_days(day) if input_day >= start]
 
 
-def _held(table: Table, references: Mapping[str, Reference], window: Window) -> dict[str, str]:
+def _reference_digests(
+    table: Table, references: Mapping[str, UnpartitionedState], window: Window
+) -> dict[str, str]:
     """What the inputs without days hold, by name.
 
     Raises:
         dagster.Failure: one of them is not there.
     """
-    found = {name: of.content for name, of in references.items() if of.content is not None}
-    if missing := [f"{name} at {of.url}" for name, of in references.items() if name not in found]:
+    digests = {
+        name: reference.content
+        for name, reference in references.items()
+        if reference.content is not None
+    }
+    if missing := [
+        f"{name} at {reference.url}"
+        for name, reference in references.items()
+        if name not in digests
+    ]:
         raise dg.Failure(
             f"{table.name} [{window}] cannot be made: there is no Delta table {', '.join(missing)}."
             " Nothing was written. Put the table there, and launch these days again.",
             allow_retries=False,
         )
-    return found
+    return digests
 
 
-def _with_references(
-    built: Built, references: Mapping[str, Reference], held: Mapping[str, str], days: Window
-) -> Built:
+def _record_references(
+    built: ComputedDays,
+    references: Mapping[str, UnpartitionedState],
+    reference_digests: Mapping[str, str],
+    days: Window,
+) -> ComputedDays:
     """The same, and the commit records what the inputs without days held."""
-    if not held:
+    if not reference_digests:
         return built
     # Of one that only grows, later versions hold the same for a day.
-    whole = {name: of for name, of in references.items() if not of.grows}
-    numbers = {f"input version {name}": of.version for name, of in whole.items()}
+    replaceable = {name: reference for name, reference in references.items() if not reference.grows}
+    numbers = {
+        f"input version {name}": reference.version for name, reference in replaceable.items()
+    }
 
-    def remarks(before: Snapshot | None, verdicts: Sequence[Verdict]) -> Remarks:
-        own = built.remarks(before, verdicts) if built.remarks else Remarks()
-        return replace(own, details=msgspec.structs.replace(own.details, references={**held}))
+    def commit_notes(before: Snapshot | None, verdicts: Sequence[Verdict]) -> CommitNotes:
+        notes = built.commit_notes(before, verdicts) if built.commit_notes else CommitNotes()
+        return replace(
+            notes, details=msgspec.structs.replace(notes.details, references={**reference_digests})
+        )
 
     return replace(
         built,
-        remarks=remarks,
+        remarks=commit_notes,
         numbers={day: {**built.numbers.get(day, {}), **numbers} for day in days},
     )

@@ -40,12 +40,16 @@ def delta_assets(
         code: that computes the assets.
         pool: Dagster's pool of the step; none if others of its kind may run at the same time.
     """
-    partitions_def = tables[0].cadence.definition(settings)
+    partitions_def = tables[0].grain.partitions_def(settings)
     return dg.multi_asset(
         name=name,
-        outs={table.name: _out(settings, table, group, lineage, code) for table in tables},
-        ins={name: one for table in tables for name, one in _ins(settings, table).items()},
-        deps=[of.name for table in tables for of in table.references],
+        outs={table.name: _asset_out(settings, table, group, lineage, code) for table in tables},
+        ins={
+            name: asset_in
+            for table in tables
+            for name, asset_in in _asset_ins(settings, table).items()
+        },
+        deps=[reference.name for table in tables for reference in table.unpartitioned_inputs],
         check_specs=check_specs(tables, partitions_def),
         partitions_def=partitions_def,
         backfill_policy=backfill_policy(settings.partitions_per_run),
@@ -55,15 +59,17 @@ def delta_assets(
     )
 
 
-def _ins(settings: Settings, table: Table) -> dict[str, dg.AssetIn]:
+def _asset_ins(settings: Settings, table: Table) -> dict[str, dg.AssetIn]:
     """The inputs of a table's asset, with the partition mappings of their reaches."""
     return {
-        of.source.name: dg.AssetIn(partition_mapping=(of.launched or of.reach).mapping)
-        for of in table.inputs(Policy.of(settings))
+        dependency.source.name: dg.AssetIn(
+            partition_mapping=(dependency.launched or dependency.reach).partition_mapping
+        )
+        for dependency in table.inputs(Policy.from_settings(settings))
     }
 
 
-def _out(
+def _asset_out(
     settings: Settings,
     table: Table,
     group: str,
@@ -94,7 +100,7 @@ def _out(
     )
 
 
-def _refuse_without_days(context: dg.AssetExecutionContext) -> None:
+def _require_partitions(context: dg.AssetExecutionContext) -> None:
     """Refuse a run that has no days, as when the UI executes checks by themselves."""
     if not context.has_partition_key and not context.has_partition_key_range:
         raise dg.Failure(
@@ -104,7 +110,7 @@ def _refuse_without_days(context: dg.AssetExecutionContext) -> None:
         )
 
 
-def publish(
+def yield_outputs(
     context: dg.AssetExecutionContext, candidates: Iterable[Candidate]
 ) -> Iterator[dg.Output]:
     """Hand the candidates to the IO manager.
@@ -117,14 +123,14 @@ def publish(
     Raises:
         dagster.Failure: the run has no days.
     """
-    _refuse_without_days(context)
-    wanted = context.op_execution_context.selected_output_names
+    _require_partitions(context)
+    selected_outputs = context.op_execution_context.selected_output_names
     for candidate in candidates:
         table = candidate.table
-        if table.name not in wanted:
+        if table.name not in selected_outputs:
             continue
         yield dg.Output(candidate, output_name=table.name, metadata={EVENTS_ARE_OURS: True})
-        for check in table.checks:
+        for check in table.check_descriptions:
             output_name = f"{table.name}_{check}"
-            if output_name in wanted:
+            if output_name in selected_outputs:
                 yield dg.Output(None, output_name=output_name)

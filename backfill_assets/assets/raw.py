@@ -5,8 +5,8 @@ from functools import partial
 
 import dagster as dg
 
-from backfill_assets.assets.landed import Work
-from backfill_assets.assets.publishing import delta_assets, publish
+from backfill_assets.assets.landed import RawLoader
+from backfill_assets.assets.publishing import delta_assets, yield_outputs
 from backfill_assets.engine.caching import caching
 from backfill_assets.engine.spark import Engine
 from backfill_assets.publish.candidates import Candidate
@@ -16,7 +16,7 @@ from backfill_assets.tables.code_version import Code
 from backfill_assets.tables.sources import Source
 
 
-def build(settings: Settings, code: Code, source: Source) -> dg.AssetsDefinition:
+def build_raw_assets(settings: Settings, code: Code, source: Source) -> dg.AssetsDefinition:
     """The log of a source and its rejected lines: one step, as both come of one reading."""
     tables = [source.raw, source.rejected]
 
@@ -32,9 +32,9 @@ def build(settings: Settings, code: Code, source: Source) -> dg.AssetsDefinition
         accepted = {name.strip() for name in tags.get(ACCEPT_TAG, "").split(",")} - {""}
         close = tags.get(CLOSE_TAG, "").lower() == "true"
         with caching() as cache:
-            work = Work(settings, source, engine, cache, frozenset(accepted), close)
-            yield from publish(
-                context, [Candidate(table, partial(work.plan, table)) for table in tables]
+            work = RawLoader(settings, source, engine, cache, frozenset(accepted), close)
+            yield from yield_outputs(
+                context, [Candidate(table, partial(work.plan_days, table)) for table in tables]
             )
 
     return read_source

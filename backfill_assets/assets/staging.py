@@ -11,25 +11,25 @@ import dagster as dg
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from backfill_assets.assets.making import Read, made_asset
+from backfill_assets.assets.making import AssetInputs, table_asset
 from backfill_assets.assets.sums import sums_by_day
 from backfill_assets.calendar.partitions import Window
-from backfill_assets.delta.records import Details
+from backfill_assets.delta.records import CommitDetails
 from backfill_assets.engine.caching import Cache
-from backfill_assets.publish.candidates import Built, Remarks, Snapshot
+from backfill_assets.publish.candidates import CommitNotes, ComputedDays, Snapshot
 from backfill_assets.quality.audit import Expectation, Severity, Verdict
 from backfill_assets.settings import Settings
-from backfill_assets.staleness.finality import closings
+from backfill_assets.staleness.finality import window_closed_at
 from backfill_assets.tables.code_version import Code
 from backfill_assets.tables.sources import Source
 from backfill_assets.tables.table import Lineage
 from backfill_assets.tables.versions import (
     SUPERSEDED,
-    in_time,
-    money,
-    ranked,
+    line_amount,
+    rank_in_window,
     staged,
     with_event_day,
+    within_window,
 )
 
 
@@ -39,26 +39,28 @@ def late_lines(raw: DataFrame, source: Source, window_days: int, *, keep: bool =
     None of them where such lines are dropped: then `late_expectations` counts them, and nothing
     else does.
     """
-    return raw.where(~in_time(window_days) & F.lit(keep)).select(*source.late.columns)
+    return raw.where(~within_window(window_days) & F.lit(keep)).select(*source.late.columns)
 
 
 def staged_expectations(
     raw: DataFrame, rows: DataFrame, window: Window, window_days: int
 ) -> dict[date, Expectation]:
     """By event day: rows in time (counted from the raw log) = staged + superseded."""
-    one, none = F.lit(1), F.lit(0)
-    due = raw.where(window.predicate("event_date")).where(in_time(window_days))
-    both = due.select("event_date", one.alias("came"), none.alias("gone")).unionAll(
-        rows.where(SUPERSEDED).select("event_date", none, one)
+    counted, zero = F.lit(1), F.lit(0)
+    lines_in_time = raw.where(window.sql_condition("event_date")).where(within_window(window_days))
+    both = lines_in_time.select("event_date", counted.alias("came"), zero.alias("gone")).unionAll(
+        rows.where(SUPERSEDED).select("event_date", zero, counted)
     )
-    seen = sums_by_day(both, "event_date", {name: F.sum(name) for name in ("came", "gone")}, {})
+    day_sums = sums_by_day(both, "event_date", {name: F.sum(name) for name in ("came", "gone")}, {})
     nothing = {"came": 0, "gone": 0}
-    found = {}
+    expectations = {}
     for day in window:
-        of_day = seen.get(day, nothing)
-        came, gone = int(of_day["came"]), int(of_day["gone"])
-        found[day] = Expectation(entries={"in time": came, "superseded": gone}, rows=came - gone)
-    return found
+        of_day = day_sums.get(day, nothing)
+        line_count, superseded = int(of_day["came"]), int(of_day["gone"])
+        expectations[day] = Expectation(
+            entries={"in time": line_count, "superseded": superseded}, rows=line_count - superseded
+        )
+    return expectations
 
 
 def late_expectations(
@@ -76,20 +78,20 @@ def late_expectations(
     enough; dropped ones leave no other trace than this. Lines of days before the first one are in
     no other table than the raw log, in time or late.
     """
-    late = ~in_time(window_days)
+    late = ~within_window(window_days)
     nothing = F.lit(Decimal("0.00"))
     counts = raw.groupBy("log_date").agg(
         F.count(F.lit(1)),
         F.count_if(late),
-        F.coalesce(F.sum(F.when(late, money(source))), nothing),
+        F.coalesce(F.sum(F.when(late, line_amount(source))), nothing),
         F.count_if(F.col("event_date") < F.lit(start)),
     )
-    seen = {day: numbers for day, *numbers in counts.collect()}
+    counts_by_day = {day: numbers for day, *numbers in counts.collect()}
     severity = Severity.WARN if keep else Severity.ALERT
     expectations = {}
     for day in window:
-        rows, count, amount, before = seen.get(day, (0, 0, Decimal("0.00"), 0))
-        unseen = (
+        rows, count, amount, before = counts_by_day.get(day, (0, 0, Decimal("0.00"), 0))
+        warning = (
             f"{before} line(s) tell of days before {start}, the first of all; they are in "
             f"{source.raw.name} and in no total"
         )
@@ -102,15 +104,15 @@ def late_expectations(
                 "before the first day": before,
             },
             rows=count if keep else 0,
-            warnings=[unseen] if before else [],
-            notices={"late_lines": (severity, _of_late(source, count, amount, keep))}
+            warnings=[warning] if before else [],
+            notices={"late_lines": (severity, _late_message(source, count, amount, keep))}
             if count
             else {},
         )
     return expectations
 
 
-def _of_late(source: Source, count: int, amount: Decimal, keep: bool) -> str:
+def _late_message(source: Source, count: int, amount: Decimal, keep: bool) -> str:
     """What became of the late lines of a day, in a sentence."""
     worth = f" worth {amount}" if source.amount else ""
     became = (
@@ -121,7 +123,9 @@ def _of_late(source: Source, count: int, amount: Decimal, keep: bool) -> str:
     return f"{count} line(s){worth} came after the window of their day had closed; {became}"
 
 
-def build(settings: Settings, code: Code, source: Source) -> list[dg.AssetsDefinition]:
+def build_staging_assets(
+    settings: Settings, code: Code, source: Source
+) -> list[dg.AssetsDefinition]:
     """The staging of a source, whose late-data window is its partition mapping, and its late lines.
 
     Args:
@@ -129,10 +133,10 @@ def build(settings: Settings, code: Code, source: Source) -> list[dg.AssetsDefin
         code: that computes the assets.
         source: the source.
     """
-    return [_stage(settings, code, source), _keep_late(settings, code, source)]
+    return [_staged_asset(settings, code, source), _late_asset(settings, code, source)]
 
 
-def _lineage(source: Source, *columns: str) -> Lineage:
+def _staging_lineage(source: Source, *columns: str) -> Lineage:
     """Of columns that are the raw log's own, and of the event day."""
     raw = source.raw.name
     return {
@@ -141,54 +145,68 @@ def _lineage(source: Source, *columns: str) -> Lineage:
     }
 
 
-def _stage(settings: Settings, code: Code, source: Source) -> dg.AssetsDefinition:
+def _staged_asset(settings: Settings, code: Code, source: Source) -> dg.AssetsDefinition:
     policy = source.policy(settings)
     window_days = policy.window_days
 
-    def make(read: Read, cache: Cache, days: Window) -> Built:
-        log = read.tables[source.raw.name]
-        raw = with_event_day(log.days(policy.reach.read(days)), source, settings.timezone)
-        rows = cache(ranked(raw, source, days, window_days))
+    def compute_days(inputs: AssetInputs, cache: Cache, days: Window) -> ComputedDays:
+        log = inputs.tables[source.raw.name]
+        raw = with_event_day(
+            log.read_days(policy.reach.input_days(days)), source, settings.timezone
+        )
+        rows = cache(rank_in_window(raw, source, days, window_days))
 
-        def remarks(_: Snapshot | None, verdicts: Sequence[Verdict]) -> Remarks:
-            closed = closings(log.ledger, policy)
-            return Remarks({v.day for v in verdicts if v.passed and v.day in closed})
+        def commit_notes(_: Snapshot | None, verdicts: Sequence[Verdict]) -> CommitNotes:
+            closed = window_closed_at(log.ledger, policy)
+            return CommitNotes({v.day for v in verdicts if v.may_publish and v.day in closed})
 
-        due = staged_expectations(raw, rows, days, window_days)
-        return Built(staged(rows, source), due, scattered=True, remarks=remarks)
+        expected = staged_expectations(raw, rows, days, window_days)
+        return ComputedDays(
+            staged(rows, source), expected, scattered=True, commit_notes=commit_notes
+        )
 
     name = f"stage_{source.name}"
-    return made_asset(
-        settings, code, source.staged, make, name=name, group="staging", lineage=_lineage(source)
+    return table_asset(
+        settings,
+        code,
+        source.staged,
+        compute_days,
+        name=name,
+        group="staging",
+        lineage=_staging_lineage(source),
     )
 
 
-def _keep_late(settings: Settings, code: Code, source: Source) -> dg.AssetsDefinition:
+def _late_asset(settings: Settings, code: Code, source: Source) -> dg.AssetsDefinition:
     policy = source.policy(settings)
     window_days = policy.window_days
 
-    def make(read: Read, cache: Cache, days: Window) -> Built:
-        raw = with_event_day(read.tables[source.raw.name].days(days), source, settings.timezone)
+    def compute_days(inputs: AssetInputs, cache: Cache, days: Window) -> ComputedDays:
+        raw = with_event_day(
+            inputs.tables[source.raw.name].read_days(days), source, settings.timezone
+        )
         rows = cache(late_lines(raw, source, window_days, keep=policy.corrects))
-        due = late_expectations(raw, source, days, window_days, policy.start, keep=policy.corrects)
-        return Built(rows, due, remarks=_late_details)
+        expected = late_expectations(
+            raw, source, days, window_days, policy.start, keep=policy.corrects
+        )
+        return ComputedDays(rows, expected, commit_notes=_late_details)
 
-    return made_asset(
+    return table_asset(
         settings,
         code,
         source.late,
-        make,
+        compute_days,
         name=f"keep_late_{source.name}",
         group="staging",
-        lineage=_lineage(source, "arrival_date", "source_file"),
+        lineage=_staging_lineage(source, "arrival_date", "source_file"),
     )
 
 
-def _late_details(_: Snapshot | None, verdicts: Sequence[Verdict]) -> Remarks:
-    entries = {v.day: v.expectation.entries for v in verdicts if v.passed}
+def _late_details(_: Snapshot | None, verdicts: Sequence[Verdict]) -> CommitNotes:
+    entries = {v.day: v.expectation.entries for v in verdicts if v.may_publish}
     late = {
         day: (int(entry["late"]), str(entry["late amount"]))
         for day, entry in entries.items()
         if entry["late"]
     }
-    return Remarks(details=Details(late=late))
+    return CommitNotes(details=CommitDetails(late=late))

@@ -11,24 +11,27 @@ Sums = dict[str, int | Decimal]
 
 
 def sums_by_day(
-    rows: DataFrame, day: str, wanted: Mapping[str, Column], zeros: Mapping[str, int | Decimal]
+    rows: DataFrame,
+    day: str,
+    aggregations: Mapping[str, Column],
+    zeros: Mapping[str, int | Decimal],
 ) -> dict[date, Sums]:
     """By day that has rows, some sums of them.
 
     Args:
         rows: of any days.
         day: the column of the day.
-        wanted: the aggregations, by name.
+        aggregations: the aggregations, by name.
         zeros: by name, what stands for a sum of nothing; 0 if not given.
     """
-    if not wanted:
+    if not aggregations:
         return {}
-    names, columns = [*wanted], [*wanted.values()]
-    found = rows.groupBy(day).agg(*columns).collect()
+    names, columns = [*aggregations], [*aggregations.values()]
+    result_rows = rows.groupBy(day).agg(*columns).collect()
     return {
-        of: {
+        partition: {
             name: zeros.get(name, 0) if value is None else value
             for name, value in zip(names, values, strict=True)
         }
-        for of, *values in found
+        for partition, *values in result_rows
     }

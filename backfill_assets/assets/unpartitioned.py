@@ -10,18 +10,18 @@ from collections.abc import Iterator
 import dagster as dg
 
 from backfill_assets.delta.logs import load_log
-from backfill_assets.delta.references import references_of
+from backfill_assets.delta.references import read_unpartitioned_inputs
 from backfill_assets.tables.table import Table
 
 
-def observations(table: Table, warehouse: str) -> Iterator[dg.AssetObservation]:
+def reference_observations(table: Table, warehouse: str) -> Iterator[dg.AssetObservation]:
     """What the inputs without days of a table are now: version and columns of each.
 
     Args:
         table: the table that reads them.
         warehouse: of the deployment.
     """
-    for name, reference in references_of(table, warehouse).items():
+    for name, reference in read_unpartitioned_inputs(table, warehouse).items():
         log = load_log(reference.url)
         if log is None:
             continue

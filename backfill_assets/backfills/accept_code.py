@@ -14,16 +14,16 @@ from typing import Any
 import dagster as dg
 
 from backfill_assets.backfills import undertakings
-from backfill_assets.backfills.comparison import Match
-from backfill_assets.backfills.verification import verify
-from backfill_assets.calendar.partitions import Window, spelled, windows
+from backfill_assets.backfills.comparison import VerifyOutcome
+from backfill_assets.backfills.verification import verify_days
+from backfill_assets.calendar.partitions import Window, format_ranges, to_windows
 from backfill_assets.dagster_ext.internals import BULK_ACTION_TERMINAL_STATUSES
-from backfill_assets.delta.carried_records import acceptance_record
+from backfill_assets.delta.carried_records import build_acceptance_record
 from backfill_assets.delta.commits import PublishError, Writer
 from backfill_assets.delta.ledgers import Ledger, Ledgers
 from backfill_assets.delta.reading import read_ledger, read_ledgers
 from backfill_assets.engine.spark import Engine
-from backfill_assets.publish.run_tags import CODE_TAG, pinned
+from backfill_assets.publish.run_tags import CODE_TAG, format_code_pin
 from backfill_assets.settings import Settings
 from backfill_assets.tables.code_version import Code
 
@@ -102,9 +102,9 @@ def accept_code(
     for _ in range(_ATTEMPTS):
         if not days:
             return AcceptedCode(table, ())
-        record = acceptance_record(ledger, days, code, reason)
+        record = build_acceptance_record(ledger, days, code, reason)
         try:
-            version = _writer(settings, ledger).commit({}, [], record, ledger)
+            version = _create_writer(settings, ledger).commit({}, [], record, ledger)
         except PublishError as error:
             raise AcceptanceRefusedError(f"{error} The code was not accepted.") from error
         if version is not None:
@@ -112,8 +112,8 @@ def accept_code(
             return AcceptedCode(table, days, verified, versions, version, record["run_id"])
         current = read_ledger(settings.table(table), ledger.table)
         # What another run has published meanwhile, it has computed by the code of then.
-        same = [day for day in days if current.latest.get(day) == ledger.latest[day]]
-        days = [day for day in days_by_other_code(current, code, window) if day in {*same}]
+        unchanged = [day for day in days if current.latest.get(day) == ledger.latest[day]]
+        days = [day for day in days_by_other_code(current, code, window) if day in {*unchanged}]
         ledger = current
     raise AcceptanceRefusedError(
         f"{table}: other runs committed first {_ATTEMPTS} times in a row. The code was not "
@@ -121,11 +121,11 @@ def accept_code(
     )
 
 
-def _writer(settings: Settings, ledger: Ledger) -> Writer:
-    def session() -> Any:
-        return Engine.of(settings).spark_session
+def _create_writer(settings: Settings, ledger: Ledger) -> Writer:
+    def get_session() -> Any:
+        return Engine.from_settings(settings).spark_session
 
-    return Writer(session, settings.table(ledger.table.name), ledger.table, settings.undo_days)
+    return Writer(get_session, settings.table(ledger.table.name), ledger.table, settings.undo_days)
 
 
 def _verify_sample(
@@ -140,15 +140,15 @@ def _verify_sample(
     Raises:
         AcceptanceRefusedError: a day has other rows, or none can be computed as it was.
     """
-    table, sample = ledger.table.name, spread(days, sample_days)
+    table, sample = ledger.table.name, spread_evenly(days, sample_days)
     results = [
         result
-        for window in windows(sample)
-        for result in verify(settings, defs, window, [table])
+        for window in to_windows(sample)
+        for result in verify_days(settings, defs, window, [table])
         # A day whose inputs or settings have changed since tells nothing about code.
         if result.day in sample and result.same_inputs
     ]
-    if changed := [result for result in results if result.outcome is not Match.MATCHES]:
+    if changed := [result for result in results if result.outcome is not VerifyOutcome.MATCHES]:
         text = "; ".join(f"{table}[{result.day}]: {result}" for result in changed)
         raise AcceptanceRefusedError(
             f"{table} has other rows by the present code: {text}. The code was not accepted, and "
@@ -157,7 +157,7 @@ def _verify_sample(
         )
     if sample and not results:
         raise AcceptanceRefusedError(
-            f"{table}: {spelled(sample)} cannot be computed as published, because inputs or "
+            f"{table}: {format_ranges(sample)} cannot be computed as published, because inputs or "
             "settings have changed since. The code was not accepted, and nothing was written. "
             "Launch the days as a backfill, give other days, or accept the code without a proof: "
             "--verify-days 0."
@@ -165,7 +165,7 @@ def _verify_sample(
     return [result.day for result in results]
 
 
-def spread(days: Sequence[date], count: int) -> list[date]:
+def spread_evenly(days: Sequence[date], count: int) -> list[date]:
     """As many of some days, evenly spread, the first and the last among them."""
     if count >= len(days):
         return [*days]
@@ -189,38 +189,44 @@ def repin_plans(
     """
     versions_by_table = {result.table: result.versions for result in accepted}
     repinned = []
-    for id_ in undertakings.kept(instance):
+    for id_ in undertakings.list_ids(instance):
         try:
-            state = undertakings.find(instance, id_)
+            backfill_state = undertakings.load(instance, id_)
         except undertakings.BackfillRefusedError:
             continue
-        by_plan = state.plan.code_versions
-        concerned = any(by_plan.get(table) in of for table, of in versions_by_table.items())
-        if state.complete or not concerned or _has_days_by(ledgers, by_plan, code):
+        plan_versions = backfill_state.plan.code_versions
+        concerned = any(
+            plan_versions.get(table) in versions for table, versions in versions_by_table.items()
+        )
+        if (
+            backfill_state.complete
+            or not concerned
+            or _has_days_of_old_code(ledgers, plan_versions, code)
+        ):
             continue
-        state.plan = state.plan.model_copy(
+        backfill_state.plan = backfill_state.plan.model_copy(
             update={
                 "code_version": code.version,
                 "code": str(code),
-                "code_versions": {table: code.table_version(table) for table in by_plan},
+                "code_versions": {table: code.table_version(table) for table in plan_versions},
             }
         )
-        undertakings.keep(instance, state)
-        _repin_stage(instance, state)
+        undertakings.save(instance, backfill_state)
+        _repin_stage(instance, backfill_state)
         repinned.append(id_)
     return repinned
 
 
-def _repin_stage(instance: dg.DagsterInstance, state: undertakings.Undertaking) -> None:
+def _repin_stage(instance: dg.DagsterInstance, backfill_state: undertakings.BackfillState) -> None:
     """Let the runs that Dagster has yet to launch for the stage under way have the new pin."""
-    backfill = instance.get_backfill(state.backfill_id)
+    backfill = instance.get_backfill(backfill_state.backfill_id)
     if backfill is None or backfill.status in BULK_ACTION_TERMINAL_STATUSES:
         return
-    pin = pinned(state.plan.code_version, state.plan.config_digest)
+    pin = format_code_pin(backfill_state.plan.code_version, backfill_state.plan.config_digest)
     instance.update_backfill(backfill._replace(tags={**backfill.tags, CODE_TAG: pin}))
 
 
-def _has_days_by(ledgers: Ledgers, versions: Mapping[str, str], code: Code) -> bool:
+def _has_days_of_old_code(ledgers: Ledgers, versions: Mapping[str, str], code: Code) -> bool:
     """Whether a table has a day by the code version of a plan, which is not the present one."""
     return any(
         version != code.table_version(table)

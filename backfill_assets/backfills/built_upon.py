@@ -8,23 +8,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import date
 
-from backfill_assets.backfills.footprints import Mine, Origins, belongs
+from backfill_assets.backfills.footprints import CommitFilter, RowOrigins, is_commit_of
 from backfill_assets.calendar.partitions import DAY
 from backfill_assets.delta.ledgers import Ledger
-from backfill_assets.delta.records import ExternalCommit, Record
+from backfill_assets.delta.records import CommitRecord, ExternalCommit
 
 
-class Chain:
+class StatefulChain:
     """The days of a table that carries state, each built upon the day before it."""
 
     def __init__(
         self,
         ledger: Ledger,
-        origins: Origins,
+        origins: RowOrigins,
         name: str,
-        direct: Mine,
-        follows: Mine,
-        mixed: Callable[[Record | None, Record, date], object],
+        is_direct: CommitFilter,
+        is_downstream: CommitFilter,
+        find_other_input: Callable[[CommitRecord | None, CommitRecord, date], object],
     ) -> None:
         """From the table's ledger.
 
@@ -32,40 +32,46 @@ class Chain:
             ledger: the table's.
             origins: those of the ledger.
             name: the backfill that is undone.
-            direct: what is undone of its own days.
-            follows: which days follow other inputs.
-            mixed: whether others had a part in a day, given the commit before and its own.
+            is_direct: what is undone of its own days.
+            is_downstream: which days follow other inputs.
+            find_other_input: whether others had a part in a day, given the commit before and its own.
         """
-        self._commits = {commit.version: commit for commit in ledger.commits}
+        self._commits = {commit.version: commit for commit in ledger.all_commits}
         self._origins = origins
         #: By version of a commit, the days of it that are undone.
-        self._mine: dict[int, set[date]] = {}
+        self._reverted: dict[int, set[date]] = {}
         #: By version of a commit, those of them that were built upon another such day.
-        self.upon: dict[int, set[date]] = {}
-        stands: dict[date, Record] = {}
+        self.built_upon_reverted: dict[int, set[date]] = {}
+        standing: dict[date, CommitRecord] = {}
         for record in ledger.records:
-            mine = self._mine[record.version] = set()
-            upon = self.upon[record.version] = set()
+            reverted = self._reverted[record.version] = set()
+            chained = self.built_upon_reverted[record.version] = set()
             for day in sorted(record.days):
                 # What a person leaves out, and what is new since, stays. So does a day that others
                 # had a part in. They are behind once the day before them is put back.
-                again = day in stands and not belongs(record, name)
-                if again and self._built_upon(record, day) and not mixed(stands[day], record, day):
-                    upon.add(day)
-                if day in upon or direct(record, day) or follows(record, day):
-                    mine.add(day)
-            stands |= dict.fromkeys(record.days, record)
-            for day in record.withdrawn:
-                stands.pop(day, None)
+                recomputed = day in standing and not is_commit_of(record, name)
+                if (
+                    recomputed
+                    and self._previous_day_reverted(record, day)
+                    and not find_other_input(standing[day], record, day)
+                ):
+                    chained.add(day)
+                if day in chained or is_direct(record, day) or is_downstream(record, day):
+                    reverted.add(day)
+            standing |= dict.fromkeys(record.days, record)
+            for day in record.revoked_days:
+                standing.pop(day, None)
 
-    def _built_upon(self, record: Record, day: date) -> bool:
+    def _previous_day_reverted(self, record: CommitRecord, day: date) -> bool:
         """Whether the day before a day of a commit is undone, as the commit had it."""
-        before = day - DAY
-        return before in self._mine.get(self._origins.at(before, record.version), ())
+        previous_day = day - DAY
+        return previous_day in self._reverted.get(
+            self._origins.origin_at(previous_day, record.version), ()
+        )
 
-    def by_others(
-        self, previous: Record, record: Record, day: date
-    ) -> Record | ExternalCommit | None:
+    def changed_by_others(
+        self, previous: CommitRecord, record: CommitRecord, day: date
+    ) -> CommitRecord | ExternalCommit | None:
         """The commit of somebody else by which the day before a day is another than it was.
 
         Args:
@@ -73,8 +79,12 @@ class Chain:
             record: a later one.
             day: the day.
         """
-        before = day - DAY
-        then, now = (self._origins.at(before, of.version) for of in (previous, record))
-        if then == now or before in self._mine.get(now, ()):
+        previous_day = day - DAY
+        previous_origin, current_origin = (
+            self._origins.origin_at(previous_day, commit.version) for commit in (previous, record)
+        )
+        if previous_origin == current_origin or previous_day in self._reverted.get(
+            current_origin, ()
+        ):
             return None
-        return self._commits.get(now)
+        return self._commits.get(current_origin)

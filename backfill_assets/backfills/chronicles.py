@@ -11,173 +11,201 @@ from typing import Any
 import dagster as dg
 
 from backfill_assets.backfills import command_log, undertakings
-from backfill_assets.backfills.accounts import against_plan, certificate
-from backfill_assets.backfills.footprints import belongs, footprint, part_of, put_back
-from backfill_assets.backfills.plans import BackfillPlan, Parameters
+from backfill_assets.backfills.accounts import code_provenance, compare_with_plan
+from backfill_assets.backfills.footprints import (
+    changed_days,
+    commits_of,
+    is_commit_of,
+    reverted_days,
+)
+from backfill_assets.backfills.plans import BackfillPlan, BackfillRequest
 from backfill_assets.backfills.stages import RECONCILES_TAG
-from backfill_assets.backfills.undertakings import BackfillRefusedError, Undertaking
-from backfill_assets.calendar.partitions import days_of_run, spelled
-from backfill_assets.dagster_ext.run_failures import reason
+from backfill_assets.backfills.undertakings import BackfillRefusedError, BackfillState
+from backfill_assets.calendar.partitions import days_of_run, format_ranges
+from backfill_assets.dagster_ext.run_failures import run_failure_message
 from backfill_assets.delta.ledgers import Ledgers
 
 _PROGRAM = "backfill-assets"
 #: The job and the op of an undo, as `jobs` names them.
-_UNDO, _PUT_BACK = "undo", "put_back"
+_UNDO_JOB, _UNDO_OP = "undo", "put_back"
 #: So many runs of undos are looked through, the newest ones.
-_RUNS = 1000
+_MOST_UNDO_RUNS = 1000
 
 
 @dataclass(frozen=True)
-class Step:
+class HistoryEvent:
     """One thing that was done.
 
     Attributes:
-        at: when, in seconds since 1970; 0 if nobody recorded it.
-        what: what was done, in words.
+        timestamp: when, in seconds since 1970; 0 if nobody recorded it.
+        action: what was done, in words.
         command: as it was typed, or as it would be; empty if no person gave one.
         outcome: what came of it.
-        took: seconds; none if it is not known.
-        made: whether it made the days, so that the same again makes others.
+        seconds: seconds; none if it is not known.
+        is_build: whether it made the days, so that the same again makes others.
     """
 
-    at: float
-    what: str
+    timestamp: float
+    action: str
     command: str = ""
     outcome: str = ""
-    took: float | None = None
-    made: bool = False
+    seconds: float | None = None
+    is_build: bool = False
 
 
 @dataclass(frozen=True)
-class Touched:
+class TableChanges:
     """What a backfill did to one table.
 
     Attributes:
         table: the table.
         days: those that it wrote.
-        before: the table's version before its first commit.
-        after: the version of its last commit.
-        undone: those of the days that were put back since.
-        because: why days of it were computed, as far as its commits say.
+        version_before: the table's version before its first commit.
+        version_after: the version of its last commit.
+        reverted_days: those of the days that were put back since.
+        reasons: why days of it were computed, as far as its commits say.
     """
 
     table: str
     days: Sequence[date]
-    before: int
-    after: int
-    undone: Sequence[date] = ()
-    because: Sequence[str] = ()
+    version_before: int
+    version_after: int
+    reverted_days: Sequence[date] = ()
+    reasons: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
-class Chronicle:
+class BackfillHistory:
     """All that is on record of a backfill.
 
     Attributes:
         name: of the backfill, or of a run.
         reason: why, as whoever asked for it put it.
         plan: its plan; none if it had none.
-        ended: how it ended, or where it stands; empty without a plan.
-        steps: what was done, the oldest first.
-        touched: what it did to the tables.
-        came: what came of the plan: table, expected, became.
-        codes: by which code it was made.
+        outcome: how it ended, or where it stands; empty without a plan.
+        events: what was done, the oldest first.
+        table_changes: what it did to the tables.
+        plan_results: what came of the plan: table, expected, became.
+        code_descriptions: by which code it was made.
     """
 
     name: str
     reason: str
     plan: BackfillPlan | None
-    ended: str
-    steps: Sequence[Step]
-    touched: Sequence[Touched]
-    came: Sequence[tuple[str, str, str]]
-    codes: Sequence[str]
+    outcome: str
+    events: Sequence[HistoryEvent]
+    table_changes: Sequence[TableChanges]
+    plan_results: Sequence[tuple[str, str, str]]
+    code_descriptions: Sequence[str]
 
 
-def chronicle(instance: dg.DagsterInstance, ledgers: Ledgers, name: str) -> Chronicle:
+def read_history(instance: dg.DagsterInstance, ledgers: Ledgers, name: str) -> BackfillHistory:
     """What is on record of a backfill, of a stage of one, or of a run.
 
     Args:
         instance: knows plans, backfills and runs.
         ledgers: those of all tables.
-        name: as `footprints.belongs` takes it.
+        name: as `footprints.is_commit_of` takes it.
     """
-    it = _planned(instance, name)
-    steps = [
-        *(_of_plan(it) if it else ()),
-        *(_of_stages(instance, it) if it else _of_runs(instance, ledgers, name)),
-        *(Step(c.at, "account", c.text, c.outcome) for c in command_log.noted(instance, name)),
-        *_of_undos(instance, name),
+    backfill_state = _find_state(instance, name)
+    events = [
+        *(_plan_events(backfill_state) if backfill_state else ()),
+        *(
+            _stage_events(instance, backfill_state)
+            if backfill_state
+            else _run_events(instance, ledgers, name)
+        ),
+        *(
+            HistoryEvent(command.at, "account", command.text, command.outcome)
+            for command in command_log.list_commands(instance, name)
+        ),
+        *_undo_events(instance, name),
     ]
-    return Chronicle(
+    return BackfillHistory(
         name,
-        it.plan.parameters.reason if it else _reason(ledgers, name),
-        it.plan if it else None,
-        (it.ended or f"not ended; stage {it.backfill_id}") if it and it.attempt else "",
-        sorted(steps, key=lambda step: step.at),
-        [*_touched(ledgers, name)],
-        [*against_plan(it.plan, ledgers)] if it else [],
-        sorted(certificate(ledgers, name).commits),
+        backfill_state.plan.parameters.reason
+        if backfill_state
+        else _recorded_reasons(ledgers, name),
+        backfill_state.plan if backfill_state else None,
+        (backfill_state.ended or f"not ended; stage {backfill_state.backfill_id}")
+        if backfill_state and backfill_state.attempt
+        else "",
+        sorted(events, key=lambda event: event.timestamp),
+        [*_table_changes(ledgers, name)],
+        [*compare_with_plan(backfill_state.plan, ledgers)] if backfill_state else [],
+        sorted(code_provenance(ledgers, name).code_descriptions),
     )
 
 
-def _planned(instance: dg.DagsterInstance, name: str) -> Undertaking | None:
+def _find_state(instance: dg.DagsterInstance, name: str) -> BackfillState | None:
     try:
-        return undertakings.find(instance, name.partition("-")[0])
+        return undertakings.load(instance, name.partition("-")[0])
     except BackfillRefusedError:
         return None
 
 
-def options(asked: Parameters) -> list[str]:
+def plan_options(request: BackfillRequest) -> list[str]:
     """The options of `backfill-assets plan` that ask for the same, but for the days and why."""
-    said = {
-        "--select": ",".join(asked.tables),
-        "--pilot-days": asked.pilot_days or "",
-        "--chunk-days": "none" if asked.chunk_days is None else asked.chunk_days,
-        "--max-parallel": asked.max_parallel or "",
-        "--write-mode": asked.write_mode,
+    values = {
+        "--select": ",".join(request.tables),
+        "--pilot-days": request.pilot_days or "",
+        "--chunk-days": "none" if request.chunk_days is None else request.chunk_days,
+        "--max-parallel": request.max_parallel or "",
+        "--write-mode": request.write_mode,
     }
-    left_out = {"--chunk-days": "auto", "--write-mode": "overwrite"}
-    found = [
+    defaults = {"--chunk-days": "auto", "--write-mode": "overwrite"}
+    arguments = [
         word
-        for option, value in said.items()
-        if value and value != left_out.get(option)
+        for option, value in values.items()
+        if value and value != defaults.get(option)
         for word in (option, str(value))
     ]
-    found += ["--rewrite"] if asked.rewrite else []
-    return [*found, *(word for file in asked.accept for word in ("--accept", file))]
+    arguments += ["--rewrite"] if request.rewrite else []
+    return [*arguments, *(word for file in request.accept for word in ("--accept", file))]
 
 
-def _of_plan(it: Undertaking) -> Iterator[Step]:
-    asked = it.plan.parameters
-    why = ["--reason", asked.reason] if asked.reason else []
-    typed = shlex.join([_PROGRAM, "plan", asked.days, *options(asked), *why])
-    yield Step(it.made, "plan", typed, f"kept as {it.plan.id}")
-    if it.attempt:
-        final = ["--yes"] if it.plan.rewrites_final else []
-        typed = shlex.join([_PROGRAM, "backfill", it.plan.id, *final])
-        yield Step(it.began, "launch", typed, it.ended or "under way", it.took or None)
+def _plan_events(backfill_state: BackfillState) -> Iterator[HistoryEvent]:
+    request = backfill_state.plan.parameters
+    reason_option = ["--reason", request.reason] if request.reason else []
+    command = shlex.join([_PROGRAM, "plan", request.days, *plan_options(request), *reason_option])
+    yield HistoryEvent(backfill_state.made, "plan", command, f"kept as {backfill_state.plan.id}")
+    if backfill_state.attempt:
+        yes_option = ["--yes"] if backfill_state.plan.rewritten_final_days else []
+        command = shlex.join([_PROGRAM, "backfill", backfill_state.plan.id, *yes_option])
+        yield HistoryEvent(
+            backfill_state.began,
+            "launch",
+            command,
+            backfill_state.ended or "under way",
+            backfill_state.took or None,
+        )
 
 
-def _of_stages(instance: dg.DagsterInstance, it: Undertaking) -> Iterator[Step]:
-    for name, window in it.plan.stages:
-        again, backfill = 1, instance.get_backfill(f"{it.plan.id}-{name}")
+def _stage_events(
+    instance: dg.DagsterInstance, backfill_state: BackfillState
+) -> Iterator[HistoryEvent]:
+    for name, window in backfill_state.plan.stages:
+        attempt, backfill = 1, instance.get_backfill(f"{backfill_state.plan.id}-{name}")
         while backfill is not None:
             id_ = backfill.backfill_id
             end = backfill.backfill_end_timestamp
             runs = instance.get_run_records(dg.RunsFilter(tags={"dagster/backfill": id_}))
             ends = [record.end_time for record in runs if record.end_time]
             end = end or max(ends, default=None)
-            took = end - backfill.backfill_timestamp if end else None
-            said = f"{backfill.status.value.lower().replace('_', ' ')}; {_runs(runs)}"
-            yield Step(backfill.backfill_timestamp, f"stage {id_}: {window}", "", said, took)
-            yield from (_failed(instance, record) for record in runs if _has_failed(record))
-            yield from _reconciled(instance, id_)
-            again += 1
-            backfill = instance.get_backfill(f"{it.plan.id}-{name}-{again}")
+            seconds = end - backfill.backfill_timestamp if end else None
+            outcome = f"{backfill.status.value.lower().replace('_', ' ')}; {_count_runs(runs)}"
+            yield HistoryEvent(
+                backfill.backfill_timestamp, f"stage {id_}: {window}", "", outcome, seconds
+            )
+            yield from (
+                _failed_run_event(instance, record) for record in runs if _has_failed(record)
+            )
+            yield from _reconcile_events(instance, id_)
+            attempt += 1
+            backfill = instance.get_backfill(f"{backfill_state.plan.id}-{name}-{attempt}")
 
 
-def _runs(records: Sequence[dg.RunRecord]) -> str:
+def _count_runs(records: Sequence[dg.RunRecord]) -> str:
     failed = sum(map(_has_failed, records))
     return f"{len(records)} run(s)" + (f", {failed} failed" if failed else "")
 
@@ -186,27 +214,33 @@ def _has_failed(record: dg.RunRecord) -> bool:
     return record.dagster_run.status is dg.DagsterRunStatus.FAILURE
 
 
-def _failed(instance: dg.DagsterInstance, record: dg.RunRecord) -> Step:
+def _failed_run_event(instance: dg.DagsterInstance, record: dg.RunRecord) -> HistoryEvent:
     run = record.dagster_run
-    of = days_of_run(run.tags)
-    said = reason(instance, run.run_id)
-    return Step(_began(record), f"run {run.run_id[:8]} failed: {of or 'no days'}", "", said)
+    days = days_of_run(run.tags)
+    message = run_failure_message(instance, run.run_id)
+    return HistoryEvent(
+        _start_time(record), f"run {run.run_id[:8]} failed: {days or 'no days'}", "", message
+    )
 
 
-def _reconciled(instance: dg.DagsterInstance, stage: str) -> Iterator[Step]:
+def _reconcile_events(instance: dg.DagsterInstance, stage: str) -> Iterator[HistoryEvent]:
     for record in instance.get_run_records(dg.RunsFilter(tags={RECONCILES_TAG: stage})):
         run = record.dagster_run
-        said = _outcome(instance, run, "passed", "did not pass")
-        yield Step(_began(record), f"reconciliation of {stage}", "", said, _took(record))
+        outcome = _run_outcome(instance, run, "passed", "did not pass")
+        yield HistoryEvent(
+            _start_time(record), f"reconciliation of {stage}", "", outcome, _run_seconds(record)
+        )
 
 
-def _of_runs(instance: dg.DagsterInstance, ledgers: Ledgers, name: str) -> Iterator[Step]:
+def _run_events(
+    instance: dg.DagsterInstance, ledgers: Ledgers, name: str
+) -> Iterator[HistoryEvent]:
     """The runs of a backfill without a plan, or the one run."""
     ids = {
         record.run_id
         for ledger in ledgers.values()
         for record in ledger.records
-        if belongs(record, name)
+        if is_commit_of(record, name)
     }
     records = {
         record.dagster_run.run_id: record
@@ -218,90 +252,105 @@ def _of_runs(instance: dg.DagsterInstance, ledgers: Ledgers, name: str) -> Itera
     }
     for record in records.values():
         run = record.dagster_run
-        said = _outcome(instance, run, "success", "failure")
-        of = days_of_run(run.tags)
-        what = f"run {run.run_id[:8]}" + (f": {of}" if of else "")
-        yield Step(_began(record), what, _typed(run), said, _took(record), made=True)
+        outcome = _run_outcome(instance, run, "success", "failure")
+        days = days_of_run(run.tags)
+        action = f"run {run.run_id[:8]}" + (f": {days}" if days else "")
+        yield HistoryEvent(
+            _start_time(record),
+            action,
+            _run_command(run),
+            outcome,
+            _run_seconds(record),
+            is_build=True,
+        )
 
 
-def _outcome(instance: dg.DagsterInstance, run: dg.DagsterRun, good: str, bad: str) -> str:
+def _run_outcome(instance: dg.DagsterInstance, run: dg.DagsterRun, good: str, bad: str) -> str:
     """What came of a run; of one that has neither succeeded nor failed, its status."""
     if run.status is dg.DagsterRunStatus.SUCCESS:
         return good
     if run.status is dg.DagsterRunStatus.FAILURE:
-        return f"{bad}: {reason(instance, run.run_id)}"
+        return f"{bad}: {run_failure_message(instance, run.run_id)}"
     return run.status.value.lower()
 
 
-def _typed(run: dg.DagsterRun) -> str:
+def _run_command(run: dg.DagsterRun) -> str:
     """The command that makes such a run."""
-    if run.job_name == _UNDO:
-        return _typed_undo(run)
-    of, selected = days_of_run(run.tags), run.asset_selection
-    if of is None or not selected:
+    if run.job_name == _UNDO_JOB:
+        return _undo_command(run)
+    days, selected = days_of_run(run.tags), run.asset_selection
+    if days is None or not selected:
         return ""
     tables = ",".join(sorted(key.to_user_string() for key in selected))
     module = ["-m", "backfill_assets.definitions"]
     words = ["dagster", "asset", "materialize", *module, "--select", tables]
-    return shlex.join([*words, "--partition-range", f"{of}"])
+    return shlex.join([*words, "--partition-range", f"{days}"])
 
 
-def _of_undos(instance: dg.DagsterInstance, name: str) -> Iterator[Step]:
-    for record in instance.get_run_records(dg.RunsFilter(job_name=_UNDO), limit=_RUNS):
+def _undo_events(instance: dg.DagsterInstance, name: str) -> Iterator[HistoryEvent]:
+    for record in instance.get_run_records(
+        dg.RunsFilter(job_name=_UNDO_JOB), limit=_MOST_UNDO_RUNS
+    ):
         run = record.dagster_run
-        of = str(_undo_of(run).get("backfill", ""))
-        if of == name or of.startswith(f"{name}-") or (len(of) >= 8 and name.startswith(of)):
-            said = _outcome(instance, run, "put back", "refused")
-            what = f"undo by run {run.run_id[:8]}"
-            yield Step(_began(record), what, _typed_undo(run), said, _took(record))
+        backfill = str(_undo_config(run).get("backfill", ""))
+        if (
+            backfill == name
+            or backfill.startswith(f"{name}-")
+            or (len(backfill) >= 8 and name.startswith(backfill))
+        ):
+            outcome = _run_outcome(instance, run, "put back", "refused")
+            action = f"undo by run {run.run_id[:8]}"
+            yield HistoryEvent(
+                _start_time(record), action, _undo_command(run), outcome, _run_seconds(record)
+            )
 
 
-def _typed_undo(run: dg.DagsterRun) -> str:
-    said = _undo_of(run)
-    days = ["--partitions", said["days"]] if said.get("days") else []
-    why = ["--reason", said["reason"]] if said.get("reason") else []
-    return shlex.join([_PROGRAM, "undo", str(said.get("backfill", "")), *days, *why])
+def _undo_command(run: dg.DagsterRun) -> str:
+    config = _undo_config(run)
+    days = ["--partitions", config["days"]] if config.get("days") else []
+    reason_option = ["--reason", config["reason"]] if config.get("reason") else []
+    return shlex.join([_PROGRAM, "undo", str(config.get("backfill", "")), *days, *reason_option])
 
 
-def _undo_of(run: dg.DagsterRun) -> Mapping[str, Any]:
+def _undo_config(run: dg.DagsterRun) -> Mapping[str, Any]:
     """What an undo was asked for."""
-    found: Any = run.run_config
-    for key in ("ops", _PUT_BACK, "config"):
-        found = found.get(key, {}) if isinstance(found, Mapping) else {}
-    return found
+    config: Any = run.run_config
+    for key in ("ops", _UNDO_OP, "config"):
+        config = config.get(key, {}) if isinstance(config, Mapping) else {}
+    return config
 
 
-def _began(record: dg.RunRecord) -> float:
+def _start_time(record: dg.RunRecord) -> float:
     return record.start_time or record.create_timestamp.timestamp()
 
 
-def _took(record: dg.RunRecord) -> float | None:
+def _run_seconds(record: dg.RunRecord) -> float | None:
     if record.start_time is None or record.end_time is None:
         return None
     return record.end_time - record.start_time
 
 
-def _touched(ledgers: Ledgers, name: str) -> Iterator[Touched]:
+def _table_changes(ledgers: Ledgers, name: str) -> Iterator[TableChanges]:
     for table, ledger in ledgers.items():
-        changes = footprint(ledger, part_of(name))
+        changes = changed_days(ledger, commits_of(name))
         if changes:
-            mine = [record for record in ledger.records if belongs(record, name)]
-            versions = mine[0].version - 1, mine[-1].version
-            because = [*dict.fromkeys(why for record in mine for why in record.because)]
-            undone = sorted(put_back(ledger, changes))
-            yield Touched(table, sorted(changes), *versions, undone, because)
+            records = [record for record in ledger.records if is_commit_of(record, name)]
+            versions = records[0].version - 1, records[-1].version
+            reasons = [*dict.fromkeys(text for record in records for text in record.reasons)]
+            reverted = sorted(reverted_days(ledger, changes))
+            yield TableChanges(table, sorted(changes), *versions, reverted, reasons)
 
 
-def _reason(ledgers: Ledgers, name: str) -> str:
-    said = {
+def _recorded_reasons(ledgers: Ledgers, name: str) -> str:
+    reasons = {
         record.reason
         for ledger in ledgers.values()
         for record in ledger.records
-        if belongs(record, name) and record.reason
+        if is_commit_of(record, name) and record.reason
     }
-    return "; ".join(sorted(said))
+    return "; ".join(sorted(reasons))
 
 
-def days_touched(found: Chronicle) -> str:
+def format_changed_days(history: BackfillHistory) -> str:
     """The days that were written in any table, for a reader."""
-    return spelled(day for of in found.touched for day in of.days)
+    return format_ranges(day for changes in history.table_changes for day in changes.days)

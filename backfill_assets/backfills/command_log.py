@@ -14,11 +14,11 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 _log = logging.getLogger(__name__)
 
-_COMMANDS = "backfill_assets/commands/{}"
+_COMMANDS_KEY = "backfill_assets/commands/{}"
 #: So many of one backfill are kept, the last ones.
-_MOST = 50
+_MOST_COMMANDS = 50
 #: So many characters of an outcome.
-_LONGEST = 1000
+_LONGEST_OUTCOME = 1000
 
 
 class Command(BaseModel, frozen=True):
@@ -35,10 +35,10 @@ class Command(BaseModel, frozen=True):
     outcome: str
 
 
-_LIST = TypeAdapter(list[Command])
+_COMMAND_LIST = TypeAdapter(list[Command])
 
 
-def note(instance: dg.DagsterInstance, name: str, text: str, outcome: str) -> None:
+def record_command(instance: dg.DagsterInstance, name: str, text: str, outcome: str) -> None:
     """Keep a command that was given now.
 
     Who may read the storage and not write to it has the answer all the same: a warning says that
@@ -46,42 +46,42 @@ def note(instance: dg.DagsterInstance, name: str, text: str, outcome: str) -> No
 
     Args:
         instance: where it is kept.
-        name: what it was about, as `footprints.belongs` takes it.
+        name: what it was about, as `footprints.is_commit_of` takes it.
         text: as it was typed.
         outcome: what came of it.
     """
-    told = Command(at=time.time(), text=text, outcome=outcome[:_LONGEST])
-    kept = [*noted(instance, name), told][-_MOST:]
+    command = Command(at=time.time(), text=text, outcome=outcome[:_LONGEST_OUTCOME])
+    commands = [*list_commands(instance, name), command][-_MOST_COMMANDS:]
     store = instance.daemon_cursor_storage
     assert store is not None
     try:
-        store.set_cursor_values({_key(name): _LIST.dump_json(kept).decode()})
+        store.set_cursor_values({_command_key(name): _COMMAND_LIST.dump_json(commands).decode()})
     except Exception as error:  # noqa: BLE001 - each storage has errors of its own
-        first = next(iter(str(error).splitlines()), "")
+        first_line = next(iter(str(error).splitlines()), "")
         _log.warning(
             "`%s` is not kept for the post-mortem of %s, as Dagster's storage does not take it "
-            "(%s: %s)", text, name, type(error).__name__, first,
+            "(%s: %s)", text, name, type(error).__name__, first_line,
         )  # fmt: skip
 
 
-def noted(instance: dg.DagsterInstance, name: str) -> list[Command]:
+def list_commands(instance: dg.DagsterInstance, name: str) -> list[Command]:
     """The commands about a backfill, the oldest first; none of what another version has kept."""
     store = instance.daemon_cursor_storage
     assert store is not None
-    said = store.get_cursor_values({_key(name)}).get(_key(name))
+    stored = store.get_cursor_values({_command_key(name)}).get(_command_key(name))
     try:
-        return _LIST.validate_json(said) if said else []
+        return _COMMAND_LIST.validate_json(stored) if stored else []
     except ValidationError:
         return []
 
 
-def forget(instance: dg.DagsterInstance, name: str) -> None:
+def delete_commands(instance: dg.DagsterInstance, name: str) -> None:
     """Keep nothing about a backfill any more."""
     store = instance.daemon_cursor_storage
     assert store is not None
-    store.set_cursor_values({_key(name): ""})
+    store.set_cursor_values({_command_key(name): ""})
 
 
-def _key(name: str) -> str:
+def _command_key(name: str) -> str:
     """Of a backfill with all its stages; of a run, by the characters that name it."""
-    return _COMMANDS.format(name.partition("-")[0])
+    return _COMMANDS_KEY.format(name.partition("-")[0])

@@ -7,15 +7,19 @@ from datetime import date
 
 from pyspark.sql import SparkSession
 
-from backfill_assets.backfills.layers import across_layers
-from backfill_assets.backfills.reconciliation import reconcile
-from backfill_assets.backfills.reports import Difference, Report, Versions
-from backfill_assets.backfills.target_bounds import beyond, keep_verdict, rows_moved
-from backfill_assets.backfills.target_days import made, refuse_migrated, unbuilt
-from backfill_assets.calendar.partitions import spelled
+from backfill_assets.backfills.layers import cross_table_mismatches
+from backfill_assets.backfills.reconciliation import diff_table
+from backfill_assets.backfills.reports import DayChangeKind, TableDiff, VersionPair
+from backfill_assets.backfills.target_bounds import (
+    exceeded_limits,
+    row_change_ratio,
+    save_comparison,
+)
+from backfill_assets.backfills.target_days import built_days, describe_missing_days, refuse_migrated
+from backfill_assets.calendar.partitions import format_ranges
 from backfill_assets.dagster_ext.internals import BaseAssetGraph
 from backfill_assets.delta.reading import read_ledgers
-from backfill_assets.delta.targets import Bounds, Target
+from backfill_assets.delta.targets import ComparisonLimits, ShadowTarget
 from backfill_assets.settings import Settings
 from backfill_assets.tables.catalog import tables_of
 from backfill_assets.tables.code_version import Code
@@ -31,17 +35,17 @@ class Comparison:
         problems: what does not add up, and which bounds are not kept, a sentence each.
     """
 
-    reports: list[Report] = field(default_factory=list)
+    reports: list[TableDiff] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
 
-def compare(
+def compare_target(
     settings: Settings,
     spark: SparkSession,
     graph: BaseAssetGraph,
-    target: Target,
+    target: ShadowTarget,
     code: Code,
-    bounds: Bounds | None = None,
+    bounds: ComparisonLimits | None = None,
 ) -> Comparison:
     """Compare the days that a target has made with those of production as the target sees it.
 
@@ -60,36 +64,39 @@ def compare(
         TargetError: the target is gone, or a table of it was migrated since.
     """
     refuse_migrated(settings, target, read_ledgers(settings))
-    bounds = bounds or target.required or Bounds()
-    found = Comparison(problems=list(unbuilt(settings, graph, target, code)))
-    ledgers = target.ledgers(settings)
+    bounds = bounds or target.required or ComparisonLimits()
+    comparison = Comparison(problems=list(describe_missing_days(settings, graph, target, code)))
+    ledgers = target.table_ledgers(settings)
     for name in target.tables:
         ledger, pin = ledgers[name], target.pins[name]
-        before = frozenset[date]() if pin is None else ledger.as_of(pin).published
-        versions: dict[date, Versions] = {
-            day: (pin if day in before else None, ledger.version) for day in made(target, ledger)
+        production_days = frozenset[date]() if pin is None else ledger.as_of(pin).published_days
+        versions: dict[date, VersionPair] = {
+            day: (pin if day in production_days else None, ledger.version)
+            for day in built_days(target, ledger)
         }
         if not versions:
             continue
         table = tables_of(settings)[name]
-        report = reconcile(spark, target.url(settings, name), table, versions, ledger)
-        found.reports.append(report)
-        if missing := report.of(Difference.MISSING):
-            found.problems.append(f"{name} [{spelled(d.day for d in missing)}] is missing")
-        found.problems.extend(beyond(report, bounds))
-    found.problems.extend(across_layers(found.reports, ledgers))
-    keep_verdict(settings, target, ledgers, bounds, found.problems)
-    return found
+        report = diff_table(spark, target.table_url(settings, name), table, versions, ledger)
+        comparison.reports.append(report)
+        if missing := report.days_with(DayChangeKind.MISSING):
+            comparison.problems.append(
+                f"{name} [{format_ranges(d.day for d in missing)}] is missing"
+            )
+        comparison.problems.extend(exceeded_limits(report, bounds))
+    comparison.problems.extend(cross_table_mismatches(comparison.reports, ledgers))
+    save_comparison(settings, target, ledgers, bounds, comparison.problems)
+    return comparison
 
 
-def figures(report: Report) -> dict[str, float | int]:
+def comparison_metrics(report: TableDiff) -> dict[str, float | int]:
     """A table's comparison in numbers, as Dagster plots them."""
     return {
         "days": len(report.days),
-        "changed days": len(report.of(Difference.CHANGED)),
-        "added days": len(report.of(Difference.ADDED)),
-        "missing days": len(report.of(Difference.MISSING)),
-        "rows more, in percent": round(100 * rows_moved(report), 4),
+        "changed days": len(report.days_with(DayChangeKind.CHANGED)),
+        "added days": len(report.days_with(DayChangeKind.ADDED)),
+        "missing days": len(report.days_with(DayChangeKind.MISSING)),
+        "rows more, in percent": round(100 * row_change_ratio(report), 4),
         "largest PSI": round(max((d.psi for d in report.drift.values()), default=0.0), 6),
         "largest KS": round(max((d.ks for d in report.drift.values()), default=0.0), 6),
     }

@@ -8,8 +8,8 @@ from datetime import date
 from enum import Enum
 
 from backfill_assets.delta.ledgers import Ledger
-from backfill_assets.delta.records import Published, Record
-from backfill_assets.quality.audit import Measured, differ
+from backfill_assets.delta.records import CommitRecord, PublishedDay
+from backfill_assets.quality.audit import DayMetrics, rows_differ
 
 _UNEXPLAINED = (
     "nothing that it is made of has changed since: the files of an input were changed behind its "
@@ -17,7 +17,7 @@ _UNEXPLAINED = (
 )
 
 
-class Match(Enum):
+class VerifyOutcome(Enum):
     """How a day that was computed anew compares with the published one."""
 
     MATCHES = "matches"
@@ -28,7 +28,7 @@ class Match(Enum):
 
 
 @dataclass(frozen=True)
-class Content:
+class DaySummary:
     """What a day holds, in numbers; equal if the digests are.
 
     Attributes:
@@ -42,7 +42,7 @@ class Content:
     digest: str
 
     @classmethod
-    def of(cls, numbers: Measured | Published) -> Content:
+    def from_numbers(cls, numbers: DayMetrics | PublishedDay) -> DaySummary:
         """The content that an audit measured, now or when the day was published."""
         totals = {name: str(total) for name, total in numbers.totals.items()}
         return cls(numbers.rows, totals, numbers.digest)
@@ -53,7 +53,7 @@ class Content:
 
 
 @dataclass(frozen=True)
-class Verified:
+class VerifiedDay:
     """What was found of one day of a table.
 
     Attributes:
@@ -69,86 +69,102 @@ class Verified:
 
     table: str
     day: date
-    outcome: Match
+    outcome: VerifyOutcome
     why: str = ""
-    published: Content | None = None
-    held: Content | None = None
-    now: Content | None = None
+    published: DaySummary | None = None
+    held: DaySummary | None = None
+    now: DaySummary | None = None
     same_inputs: bool = False
 
     def __str__(self) -> str:
-        if self.outcome is not Match.DIFFERS:
+        if self.outcome is not VerifyOutcome.DIFFERS:
             return self.why
-        told = [f"published {self.published}"] if self.published else []
+        parts = [f"published {self.published}"] if self.published else []
         if self.held and self.held != self.published:
-            told.append(f"the files hold {self._beside(self.held)}")
-        told.append(f"now {self._beside(self.now)}")
-        return f"{'; '.join(told)}: {self.why}"
+            parts.append(f"the files hold {self._describe_other(self.held)}")
+        parts.append(f"now {self._describe_other(self.now)}")
+        return f"{'; '.join(parts)}: {self.why}"
 
-    def _beside(self, other: Content | None) -> str:
+    def _describe_other(self, other: DaySummary | None) -> str:
         """Another content than the published one, also where its numbers alone do not tell."""
         if other != self.published and str(other) == str(self.published):
             return "as many rows with the same totals, but other values"
         return str(other)
 
 
-def compare(
+def compare_day(
     ledger: Ledger,
     day: date,
     *,
-    now: Content | None,
-    failing: str,
-    held: Content | None,
-    unreadable: str,
-    moved: Sequence[str],
+    recomputed: DaySummary | None,
+    audit_failure: str,
+    stored: DaySummary | None,
+    read_error: str,
+    changed_since_publish: Sequence[str],
     same_inputs: bool = False,
-) -> Verified:
+) -> VerifiedDay:
     """How a day that was computed anew compares with the published one.
 
     Args:
         ledger: what the table's log says.
         day: the day.
-        now: what was computed; none if it could not be.
-        failing: why it would not be published now; empty if it would.
-        held: what the data files hold; none if nothing is published or they cannot be read.
-        unreadable: why the data files cannot be read; empty if they can.
-        moved: what is no longer as it was when the day was published.
+        recomputed: what was computed; none if it could not be.
+        audit_failure: why it would not be published now; empty if it would.
+        stored: what the data files hold; none if nothing is published or they cannot be read.
+        read_error: why the data files cannot be read; empty if they can.
+        changed_since_publish: what is no longer as it was when the day was published.
         same_inputs: whether inputs and settings are as they were then.
     """
     record = ledger.latest.get(day)
-    published = Content.of(record.days[day]) if record else None
-    others = f"its files cannot be read ({unreadable})" if unreadable else ""
-    if published and held and not differ(published.digest, held.digest):
+    published = DaySummary.from_numbers(record.days[day]) if record else None
+    file_problem = f"its files cannot be read ({read_error})" if read_error else ""
+    if published and stored and not rows_differ(published.digest, stored.digest):
         # The record is of a time when nested values were hashed in another way.
-        published = replace(published, digest=held.digest)
-    if held != published:
-        others = others or _who_wrote(ledger, record, day)
-    if day not in ledger.published:
-        outcome = Match.NOT_PUBLISHED
-        why = f"would fail now: {failing}" if failing else f"would be published now: {now}"
-    elif failing:
-        outcome, why = Match.WOULD_FAIL, "; ".join(filter(None, [failing, others]))
-    elif held == published == now:
-        outcome, why = Match.MATCHES, f"although {' and '.join(moved)}" if moved else ""
+        published = replace(published, digest=stored.digest)
+    if stored != published:
+        file_problem = file_problem or _explain_files(ledger, record, day)
+    if day not in ledger.published_days:
+        outcome = VerifyOutcome.NOT_PUBLISHED
+        explanation = (
+            f"would fail now: {audit_failure}"
+            if audit_failure
+            else f"would be published now: {recomputed}"
+        )
+    elif audit_failure:
+        outcome, explanation = (
+            VerifyOutcome.WOULD_FAIL,
+            "; ".join(filter(None, [audit_failure, file_problem])),
+        )
+    elif stored == published == recomputed:
+        outcome, explanation = (
+            VerifyOutcome.MATCHES,
+            f"although {' and '.join(changed_since_publish)}" if changed_since_publish else "",
+        )
     else:
-        outcome = Match.DIFFERS
-        if now == published:
-            said = ["computed anew it is as it was published"]
+        outcome = VerifyOutcome.DIFFERS
+        if recomputed == published:
+            reasons = ["computed anew it is as it was published"]
         else:
-            said = [" and ".join(moved) or ("" if others else _UNEXPLAINED)]
-        why = "; ".join(filter(None, [others, *said]))
-    return Verified(ledger.table.name, day, outcome, why, published, held, now, same_inputs)
+            reasons = [
+                " and ".join(changed_since_publish) or ("" if file_problem else _UNEXPLAINED)
+            ]
+        explanation = "; ".join(filter(None, [file_problem, *reasons]))
+    return VerifiedDay(
+        ledger.table.name, day, outcome, explanation, published, stored, recomputed, same_inputs
+    )
 
 
-def _who_wrote(ledger: Ledger, record: Record | None, day: date) -> str:
+def _explain_files(ledger: Ledger, record: CommitRecord | None, day: date) -> str:
     """Why the files of a day do not hold what its record says."""
-    since = record.vouches(day) if record else -1
-    theirs = [x for x in ledger.external if day in x.days and x.version > since]
-    if theirs:
-        last = theirs[-1]
+    valid_version = record.valid_as_of(day) if record else -1
+    external_commits = [
+        x for x in ledger.external_commits if day in x.days and x.version > valid_version
+    ]
+    if external_commits:
+        last = external_commits[-1]
         return f"another writer changed it in version {last.version} ({last.operation})"
     if record is None:
         return "its rows were written before any commit on record"
-    if lacked := ledger.lacked(record):
-        return f"version {record.version} is from before {', '.join(sorted(lacked))} came or went"
+    if changed_columns := ledger.columns_changed_since(record):
+        return f"version {record.version} is from before {', '.join(sorted(changed_columns))} came or went"
     return f"its files are not what version {record.version} says: changed behind the log"

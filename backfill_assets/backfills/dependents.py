@@ -12,197 +12,224 @@ from collections.abc import Callable, Collection, Container, Iterable, Iterator,
 from dataclasses import dataclass
 from datetime import date
 
-from backfill_assets.backfills.built_upon import Chain
+from backfill_assets.backfills.built_upon import StatefulChain
 from backfill_assets.backfills.footprints import (
-    Change,
-    Origins,
-    footprint,
-    found_unchanged,
-    part_of,
-    put_back,
-    standing,
-    written,
-    written_since,
+    DayChange,
+    RowOrigins,
+    changed_days,
+    commits_of,
+    overwritten_since,
+    reverted_days,
+    standing_versions,
+    unchanged_days,
+    written_days,
 )
-from backfill_assets.calendar.partitions import spelled
+from backfill_assets.calendar.partitions import format_ranges
 from backfill_assets.calendar.policy import Policy
 from backfill_assets.delta.ledgers import Ledger, Ledgers
-from backfill_assets.delta.records import ACCEPTED_CODE, ExternalCommit, Record
-from backfill_assets.staleness.backlog import follows
-from backfill_assets.staleness.supposed import depending
+from backfill_assets.delta.records import ACCEPTED_CODE, CommitRecord, ExternalCommit
+from backfill_assets.staleness.backlog import downstream_tables
+from backfill_assets.staleness.supposed import days_depending_on
 from backfill_assets.tables.derived import carries_state
 from backfill_assets.tables.graph import graph_of
 
 
 @dataclass(frozen=True)
-class Extent:
+class UndoScope:
     """What an undo of a backfill is about in one table.
 
     Attributes:
         changes: the days to put back: what the backfill wrote, and what was made of it.
         unchanged: days whose rows stay, but not their last record: they were made of it and came
             out with the rows that they had, or it accepted them as made by other code.
-        done: the days that hold again what they held before, or were made anew of such.
+        already_reverted: the days that hold again what they held before, or were made anew of such.
         problems: why days cannot be put back, each in a sentence that names them.
     """
 
-    changes: Mapping[date, Change]
-    unchanged: Mapping[date, Change]
-    done: Collection[date]
+    changes: Mapping[date, DayChange]
+    unchanged: Mapping[date, DayChange]
+    already_reverted: Collection[date]
     problems: Collection[str]
 
 
-def extents(
+def undo_scopes(
     ledgers: Ledgers, name: str, policy: Policy, days: Container[date] | None = None
-) -> dict[str, Extent]:
+) -> dict[str, UndoScope]:
     """What an undo is about, by table, inputs first.
 
     Args:
         ledgers: those of all tables.
-        name: the backfill, as `footprints.belongs` takes it.
+        name: the backfill, as `footprints.is_commit_of` takes it.
         policy: the late-data policy.
         days: only these of those that it wrote, and what was made of them; all if not given.
     """
-    direct = part_of(name, days)
-    above: dict[str, _Written] = {}
-    all_origins: dict[str, Origins] = {}
-    found: dict[str, Extent] = {}
+    is_direct = commits_of(name, days)
+    upstream: dict[str, _RevertedDays] = {}
+    origins_by_table: dict[str, RowOrigins] = {}
+    scopes: dict[str, UndoScope] = {}
     for table, ledger in ledgers.items():
-        origins = all_origins[table] = Origins(ledger)
-        of = _Following(table, ledgers, policy, above)
+        origins = origins_by_table[table] = RowOrigins(ledger)
+        tracker = _DownstreamTracker(table, ledgers, policy, upstream)
         if carries_state(ledger.table):
-            of.chain = Chain(ledger, origins, name, direct, of.follows, of.mixed)
+            tracker.chain = StatefulChain(
+                ledger, origins, name, is_direct, tracker.is_downstream, tracker.find_other_input
+            )
 
-        def mine(record: Record, day: date, of: _Following = of) -> bool:
-            return direct(record, day) or of.follows(record, day)
+        def is_undone(
+            record: CommitRecord, day: date, tracker: _DownstreamTracker = tracker
+        ) -> bool:
+            return is_direct(record, day) or tracker.is_downstream(record, day)
 
-        changes = footprint(ledger, mine, origins)
-        above[table] = _Written(ledger, changes, origins)
-        since = written_since(ledger, changes, origins)
-        done = above[table].done | {
-            day for day, commit in since.items() if of.made_anew(changes[day], commit, day)
+        changes = changed_days(ledger, is_undone, origins)
+        upstream[table] = _RevertedDays(ledger, changes, origins)
+        overwriting = overwritten_since(ledger, changes, origins)
+        reverted = upstream[table].reverted | {
+            day
+            for day, commit in overwriting.items()
+            if tracker.is_recomputed(changes[day], commit, day)
         }
-        left = {day: change for day, change in changes.items() if day not in done}
-        others = {day: commit for day, commit in since.items() if day not in done}
-        alone = [d for d in left if d not in others]
+        remaining = {day: change for day, change in changes.items() if day not in reverted}
+        commits_by_others = {
+            day: commit for day, commit in overwriting.items() if day not in reverted
+        }
+        not_overwritten = [d for d in remaining if d not in commits_by_others]
         unchanged = {
             day: change
-            for day, change in found_unchanged(ledger, mine).items()
-            if day not in left
-            if change.last.details.kind == ACCEPTED_CODE or of.follows(change.last, day)
-            if not of.mixed(change.previous, change.last, day)
+            for day, change in unchanged_days(ledger, is_undone).items()
+            if day not in remaining
+            if change.last_commit.details.kind == ACCEPTED_CODE
+            or tracker.is_downstream(change.last_commit, day)
+            if not tracker.find_other_input(change.previous_commit, change.last_commit, day)
         }
-        found[table] = Extent(
-            changes=left,
+        scopes[table] = UndoScope(
+            changes=remaining,
             unchanged=unchanged,
-            done=done,
+            already_reverted=reverted,
             problems=[
-                *_written_since(table, others),
-                *_made_of_others_too(of, ledger, {d: left[d] for d in alone}, direct),
-                *_made_of_reverted(
-                    ledgers, policy, table, {**unchanged, **left}, found, all_origins
+                *_overwrite_problems(table, commits_by_others),
+                *_mixed_input_problems(
+                    tracker, ledger, {d: remaining[d] for d in not_overwritten}, is_direct
+                ),
+                *_reverted_input_problems(
+                    ledgers, policy, table, {**unchanged, **remaining}, scopes, origins_by_table
                 ),
             ],
         )
-    return found
+    return scopes
 
 
-class _Written:
+class _RevertedDays:
     """What is undone in a table, as those who follow it see it."""
 
-    def __init__(self, ledger: Ledger, changes: Mapping[date, Change], origins: Origins) -> None:
+    def __init__(
+        self, ledger: Ledger, changes: Mapping[date, DayChange], origins: RowOrigins
+    ) -> None:
         """From the table's ledger, and what is undone, whether it stands or not."""
         self.origins, self.changes = origins, changes
         #: By version of the commits that are undone, the days of each.
         self.commits: dict[int, frozenset[date]] = {}
         for record in ledger.records if changes else ():
             days = (
-                d for d in written(record) if d in changes and _within(changes[d], record.version)
+                d
+                for d in written_days(record)
+                if d in changes and _is_within(changes[d], record.version)
             )
-            if of := frozenset(days):
-                self.commits[record.version] = of
-        self.done = put_back(ledger, changes, origins)
-        self._seen: dict[int, frozenset[date]] = {}
+            if commit_days := frozenset(days):
+                self.commits[record.version] = commit_days
+        self.reverted = reverted_days(ledger, changes, origins)
+        self._affected: dict[int, frozenset[date]] = {}
 
-    def seen(self, version: int) -> frozenset[date]:
+    def affected_days(self, version: int) -> frozenset[date]:
         """The days that held what is undone as of a version."""
-        if version not in self._seen:
-            self._seen[version] = frozenset(
+        if version not in self._affected:
+            self._affected[version] = frozenset(
                 day
                 for day, change in self.changes.items()
-                if self.origins.seen(day, change, version)
+                if self.origins.was_affected(day, change, version)
             )
-        return self._seen[version]
+        return self._affected[version]
 
-    def before(self, version: int) -> int:
+    def version_before(self, version: int) -> int:
         """The version before all of that."""
-        return min((self.changes[day].before for day in self.seen(version)), default=version)
+        return min(
+            (self.changes[day].version_before for day in self.affected_days(version)),
+            default=version,
+        )
 
 
-def _within(change: Change, version: int) -> bool:
-    return change.before < version <= change.after
+def _is_within(change: DayChange, version: int) -> bool:
+    return change.version_before < version <= change.version_after
 
 
-_DaysOf = Callable[[Record], Iterable[date]]
+_CommitDays = Callable[[CommitRecord], Iterable[date]]
 
 
-class _Following:
+class _DownstreamTracker:
     """Which days of a table follow what is undone in its inputs."""
 
     def __init__(
-        self, table: str, ledgers: Ledgers, policy: Policy, above: Mapping[str, _Written]
+        self, table: str, ledgers: Ledgers, policy: Policy, upstream: Mapping[str, _RevertedDays]
     ) -> None:
         self._table, self._ledgers, self._policy = table, ledgers, policy
-        self._above = {name: of for name, of in above.items() if of.changes}
-        self._due: dict[str, _DaysOf] = {
+        self._upstream = {name: reverted for name, reverted in upstream.items() if reverted.changes}
+        self._stale_days: dict[str, _CommitDays] = {
             source: days_of
-            for source, follower, days_of in follows(ledgers, policy)
+            for source, follower, days_of in downstream_tables(ledgers, policy)
             if follower == table
         }
         #: Of a table that carries state, the days that were built upon days that are undone.
-        self.chain: Chain | None = None
+        self.chain: StatefulChain | None = None
         #: What all commits that are undone have made due: most days are in none of these.
-        self._due_by = {
+        self._candidate_days = {
             name: {
                 day
                 for record in ledgers[name].records
-                if record.version in of.commits
-                for day in self._due[name](record)
+                if record.version in reverted.commits
+                for day in self._stale_days[name](record)
             }
-            for name, of in self._above.items()
-            if name in self._due
+            for name, reverted in self._upstream.items()
+            if name in self._stale_days
         }
-        self._known: dict[tuple[str, int], frozenset[date]] = {}
-        self._reached: dict[tuple[str, frozenset[date], frozenset[int]], frozenset[date]] = {}
-        self._others: dict[tuple[str, int, int], dict[date, Record | ExternalCommit]] = {}
+        self._downstream_days: dict[tuple[str, int], frozenset[date]] = {}
+        self._reachable: dict[tuple[str, frozenset[date], frozenset[int]], frozenset[date]] = {}
+        self._foreign_commits: dict[
+            tuple[str, int, int], dict[date, CommitRecord | ExternalCommit]
+        ] = {}
 
-    def follows(self, record: Record, day: date) -> bool:
+    def is_downstream(self, record: CommitRecord, day: date) -> bool:
         """Whether a day of a commit was made of what is undone."""
-        if self.chain and day in self.chain.upon.get(record.version, ()):
+        if self.chain and day in self.chain.built_upon_reverted.get(record.version, ()):
             return True
-        if not any(day in days for days in self._due_by.values()):
+        if not any(day in days for days in self._candidate_days.values()):
             return False
         inputs = record.for_day(day).inputs
         return any(
-            day in days and name in inputs and day in self._following(name, inputs[name])
-            for name, days in self._due_by.items()
+            day in days and name in inputs and day in self._find_downstream(name, inputs[name])
+            for name, days in self._candidate_days.items()
         )
 
-    def made_anew(self, change: Change, since: Record | ExternalCommit, day: date) -> bool:
+    def is_recomputed(
+        self, change: DayChange, overwriting: CommitRecord | ExternalCommit, day: date
+    ) -> bool:
         """Whether a day that followed was made again, from inputs that were put back before."""
         if (
-            isinstance(since, ExternalCommit)
-            or change.between
-            or not self.follows(change.last, day)
+            isinstance(overwriting, ExternalCommit)
+            or change.commit_between
+            or not self.is_downstream(change.last_commit, day)
         ):
             return False
-        seen = {name: self._above[name].seen(v) for name, v in self._read(change.last, day)}
-        gone = all(self._above[name].done >= days for name, days in seen.items())
-        return gone and not self.follows(since, day)
+        affected = {
+            name: self._upstream[name].affected_days(v)
+            for name, v in self._upstream_versions(change.last_commit, day)
+        }
+        inputs_reverted = all(
+            self._upstream[name].reverted >= days for name, days in affected.items()
+        )
+        return inputs_reverted and not self.is_downstream(overwriting, day)
 
-    def mixed(
-        self, previous: Record | None, record: Record, day: date
-    ) -> tuple[str, Record | ExternalCommit] | None:
+    def find_other_input(
+        self, previous: CommitRecord | None, record: CommitRecord, day: date
+    ) -> tuple[str, CommitRecord | ExternalCommit] | None:
         """An input's commit of somebody else that a day was made of as well, since it was before.
 
         Args:
@@ -210,138 +237,159 @@ class _Following:
             record: one that was made of what is undone.
             day: the day.
         """
-        if self.chain and previous and (commit := self.chain.by_others(previous, record, day)):
+        if (
+            self.chain
+            and previous
+            and (commit := self.chain.changed_by_others(previous, record, day))
+        ):
             return self._table, commit
         earlier = previous.for_day(day).inputs if previous else {}
         for name, version in record.for_day(day).inputs.items():
-            if name not in self._due or name == self._table:
+            if name not in self._stale_days or name == self._table:
                 continue
-            since = earlier.get(name)
-            if since is None:
-                since = self._above[name].before(version) if name in self._above else version
-            if commit := self._made_by_others(name, since, version).get(day):
+            after_version = earlier.get(name)
+            if after_version is None:
+                after_version = (
+                    self._upstream[name].version_before(version)
+                    if name in self._upstream
+                    else version
+                )
+            if commit := self._find_foreign(name, after_version, version).get(day):
                 return name, commit
         return None
 
-    def _read(self, record: Record, day: date) -> Iterator[tuple[str, int]]:
+    def _upstream_versions(self, record: CommitRecord, day: date) -> Iterator[tuple[str, int]]:
         inputs = record.for_day(day).inputs
-        for name in self._above:
-            if name in inputs and name in self._due:
+        for name in self._upstream:
+            if name in inputs and name in self._stale_days:
                 yield name, inputs[name]
 
-    def _following(self, name: str, version: int) -> frozenset[date]:
+    def _find_downstream(self, name: str, version: int) -> frozenset[date]:
         """The days that follow what is undone in an input as it was in a version."""
-        if (name, version) not in self._known:
-            of = self._above[name]
-            seen = of.seen(version)
-            by = frozenset(v for v, days in of.commits.items() if v <= version and days & seen)
-            self._known[name, version] = self._reach(name, seen, by) if seen else frozenset()
-        return self._known[name, version]
+        if (name, version) not in self._downstream_days:
+            reverted = self._upstream[name]
+            affected = reverted.affected_days(version)
+            commit_versions = frozenset(
+                v for v, days in reverted.commits.items() if v <= version and days & affected
+            )
+            self._downstream_days[name, version] = (
+                self._find_reachable(name, affected, commit_versions) if affected else frozenset()
+            )
+        return self._downstream_days[name, version]
 
-    def _reach(self, name: str, moving: frozenset[date], by: frozenset[int]) -> frozenset[date]:
-        """The days that commits of an input made due, and whose fingerprint has days that moved."""
-        key = (name, moving, by)
-        if key not in self._reached:
-            records = [r for r in self._ledgers[name].records if r.version in by]
-            due = {day for record in records for day in self._due[name](record)}
-            self._reached[key] = self._changing(name, moving, due)
-        return self._reached[key]
-
-    def _changing(
-        self, name: str, moving: Collection[date], days: Collection[date]
+    def _find_reachable(
+        self, name: str, input_days: frozenset[date], commit_versions: frozenset[int]
     ) -> frozenset[date]:
-        of = depending(self._ledgers, self._policy, self._table, days, name, moving)
-        return frozenset(of)
+        """The days that commits of an input made due, and whose fingerprint has days that moved."""
+        key = (name, input_days, commit_versions)
+        if key not in self._reachable:
+            records = [r for r in self._ledgers[name].records if r.version in commit_versions]
+            stale_days = {day for record in records for day in self._stale_days[name](record)}
+            self._reachable[key] = self._find_depending(name, input_days, stale_days)
+        return self._reachable[key]
 
-    def _made_by_others(
-        self, name: str, since: int, version: int
-    ) -> dict[date, Record | ExternalCommit]:
+    def _find_depending(
+        self, name: str, input_days: Collection[date], days: Collection[date]
+    ) -> frozenset[date]:
+        depending_days = days_depending_on(
+            self._ledgers, self._policy, self._table, days, name, input_days
+        )
+        return frozenset(depending_days)
+
+    def _find_foreign(
+        self, name: str, after_version: int, version: int
+    ) -> dict[date, CommitRecord | ExternalCommit]:
         """The days that commits of an input between two versions made due, if not undone."""
-        key = (name, since, version)
-        if key not in self._others:
+        key = (name, after_version, version)
+        if key not in self._foreign_commits:
             ledger = self._ledgers[name]
-            of = self._above.get(name) or _Written(ledger, {}, Origins(ledger))
-            seen = of.seen(version)
-            found: dict[date, Record | ExternalCommit] = {}
-            for commit in ledger.commits:
-                if not since < commit.version <= version:
+            reverted = self._upstream.get(name) or _RevertedDays(ledger, {}, RowOrigins(ledger))
+            affected = reverted.affected_days(version)
+            commits_by_day: dict[date, CommitRecord | ExternalCommit] = {}
+            for commit in ledger.all_commits:
+                if not after_version < commit.version <= version:
                     continue
-                moved = {
+                changed = {
                     day
-                    for day in written(commit) - seen
-                    if of.origins.at(day, since) != of.origins.at(day, version)
-                    and commit.version not in of.commits
+                    for day in written_days(commit) - affected
+                    if reverted.origins.origin_at(day, after_version)
+                    != reverted.origins.origin_at(day, version)
+                    and commit.version not in reverted.commits
                 }
-                if moved:
-                    due = (
-                        self._ledgers[self._table].published
+                if changed:
+                    stale_days = (
+                        self._ledgers[self._table].published_days
                         if isinstance(commit, ExternalCommit)
-                        else set(self._due[name](commit))
+                        else set(self._stale_days[name](commit))
                     )
-                    found |= dict.fromkeys(self._changing(name, moved, due), commit)
-            self._others[key] = found
-        return self._others[key]
+                    commits_by_day |= dict.fromkeys(
+                        self._find_depending(name, changed, stale_days), commit
+                    )
+            self._foreign_commits[key] = commits_by_day
+        return self._foreign_commits[key]
 
 
-def _written_since(table: str, others: Mapping[date, Record | ExternalCommit]) -> Iterator[str]:
-    for commit, days in _by_commit(others):
+def _overwrite_problems(
+    table: str, commits_by_day: Mapping[date, CommitRecord | ExternalCommit]
+) -> Iterator[str]:
+    for commit, days in _group_by_commit(commits_by_day):
         yield (
-            f"{table} [{spelled(days)}] has been written since, by {_who(commit)} in version "
+            f"{table} [{format_ranges(days)}] has been written since, by {_describe_writer(commit)} in version "
             f"{commit.version}; undo that first, or leave these days out"
         )
 
 
-def _made_of_others_too(
-    of: _Following,
+def _mixed_input_problems(
+    tracker: _DownstreamTracker,
     ledger: Ledger,
-    changes: Mapping[date, Change],
-    direct: Callable[[Record, date], bool],
+    changes: Mapping[date, DayChange],
+    is_direct: Callable[[CommitRecord, date], bool],
 ) -> Iterator[str]:
     """Days that followed, and that others had a part in: to put them back would take that away."""
-    before: dict[date, Record] = {}
-    inputs: dict[str, dict[date, Record | ExternalCommit]] = defaultdict(dict)
-    codes: dict[date, Record | ExternalCommit] = {}
-    stands = standing(ledger)
+    previous_records: dict[date, CommitRecord] = {}
+    commits_by_input: dict[str, dict[date, CommitRecord | ExternalCommit]] = defaultdict(dict)
+    other_code_commits: dict[date, CommitRecord | ExternalCommit] = {}
+    standing = standing_versions(ledger)
     for record in ledger.records:
         for day in record.days:
-            change, previous = changes.get(day), before.get(day)
-            if change is None or not _within(change, record.version) or direct(record, day):
+            change, previous = changes.get(day), previous_records.get(day)
+            if change is None or not _is_within(change, record.version) or is_direct(record, day):
                 continue
             # What was put back since has no part in the rows that are there.
-            if record.version not in stands[day]:
+            if record.version not in standing[day]:
                 continue
-            if mixed := of.mixed(previous, record, day):
-                inputs[mixed[0]][day] = mixed[1]
+            if other_input := tracker.find_other_input(previous, record, day):
+                commits_by_input[other_input[0]][day] = other_input[1]
             if (
                 previous
-                and _within(change, previous.version)
-                and _other_code(previous, record, day)
+                and _is_within(change, previous.version)
+                and _differ_in_code(previous, record, day)
             ):
-                codes[day] = record
-        spoken = [day for day in record.days if record.version in stands[day]]
-        before |= dict.fromkeys([*spoken, *record.withdrawn], record)
-    for name, days_of in inputs.items():
-        for commit, days in _by_commit(days_of):
+                other_code_commits[day] = record
+        standing_days = [day for day in record.days if record.version in standing[day]]
+        previous_records |= dict.fromkeys([*standing_days, *record.revoked_days], record)
+    for name, commits_by_day in commits_by_input.items():
+        for commit, days in _group_by_commit(commits_by_day):
             yield (
-                f"{ledger.table.name} [{spelled(days)}] was made of what is to be undone, and of "
-                f"version {commit.version} of {name} by {_who(commit)} as well; undo that first, "
+                f"{ledger.table.name} [{format_ranges(days)}] was made of what is to be undone, and of "
+                f"version {commit.version} of {name} by {_describe_writer(commit)} as well; undo that first, "
                 "or leave out the days that these are made of"
             )
-    yield from _written_since(ledger.table.name, codes)
+    yield from _overwrite_problems(ledger.table.name, other_code_commits)
 
 
-def _other_code(one: Record, other: Record, day: date) -> bool:
-    code_version, other_version = (record.for_day(day).code_version for record in (one, other))
-    return code_version != other_version or one.made_under(day) != other.made_under(day)
+def _differ_in_code(first: CommitRecord, second: CommitRecord, day: date) -> bool:
+    first_version, second_version = (record.for_day(day).code_version for record in (first, second))
+    return first_version != second_version or first.made_under(day) != second.made_under(day)
 
 
-def _made_of_reverted(
+def _reverted_input_problems(
     ledgers: Ledgers,
     policy: Policy,
     table: str,
-    changes: Mapping[date, Change],
-    extents: Mapping[str, Extent],
-    origins: Mapping[str, Origins],
+    changes: Mapping[date, DayChange],
+    scopes: Mapping[str, UndoScope],
+    origins: Mapping[str, RowOrigins],
 ) -> Iterator[str]:
     """Days whose old rows were made of input that another undo has reverted since.
 
@@ -353,48 +401,58 @@ def _made_of_reverted(
         policy: the late-data policy.
         table: the name of the table.
         changes: its days to put back.
-        extents: of its inputs, what is undone.
+        scopes: of its inputs, what is undone.
         origins: of its inputs.
     """
     days_of: dict[tuple[str, int], set[date]] = defaultdict(set)
     for dependency in graph_of(ledgers, policy).inputs[table] if changes else ():
         name = dependency.source.name
         source = ledgers[name]
-        deciding = dependency.reach.deciding(source)
-        undone = changes if name == table else extents[name].changes
+        deciding = dependency.reach.deciding_days(source)
+        undone_changes = changes if name == table else scopes[name].changes
         reverted: dict[int, set[date]] = defaultdict(set)
         for day, change in changes.items():
-            version = change.previous.for_day(day).inputs.get(name) if change.previous else None
+            version = (
+                change.previous_commit.for_day(day).inputs.get(name)
+                if change.previous_commit
+                else None
+            )
             if version is None:
                 continue
             # A commit of a table that carries state has built its days one upon the other.
             version += name == table
             for input_day in deciding(day):
-                as_of = undone[input_day].before if input_day in undone else source.version or 0
-                made_of = origins[name].at(input_day, version)
-                if origins[name].at(input_day, as_of) < made_of:
-                    reverted[made_of].add(day)
+                as_of = (
+                    undone_changes[input_day].version_before
+                    if input_day in undone_changes
+                    else source.version or 0
+                )
+                origin = origins[name].origin_at(input_day, version)
+                if origins[name].origin_at(input_day, as_of) < origin:
+                    reverted[origin].add(day)
         # Days that a reverted commit of ours has not made due hold nothing of it.
-        days_due = dependency.due(source)
-        due = {r.version: {*days_due(r)} for r in source.records if r.version in reverted}
+        stale_days = dependency.due_days(source)
+        stale_by_version = {
+            r.version: {*stale_days(r)} for r in source.records if r.version in reverted
+        }
         for version, days in reverted.items():
-            if affected := days & due.get(version, days):
+            if affected := days & stale_by_version.get(version, days):
                 days_of[name, version] |= affected
     for (name, version), days in sorted(days_of.items()):
         yield (
-            f"{table} [{spelled(days)}] was made of version {version} of {name} before, which "
+            f"{table} [{format_ranges(days)}] was made of version {version} of {name} before, which "
             "has been undone since; undo that undo first, or leave these days out"
         )
 
 
-def _by_commit(
-    days: Mapping[date, Record | ExternalCommit],
-) -> Iterator[tuple[Record | ExternalCommit, list[date]]]:
+def _group_by_commit(
+    days: Mapping[date, CommitRecord | ExternalCommit],
+) -> Iterator[tuple[CommitRecord | ExternalCommit, list[date]]]:
     for version, commit in sorted({c.version: c for c in days.values()}.items()):
         yield commit, [day for day, other in days.items() if other.version == version]
 
 
-def _who(commit: Record | ExternalCommit) -> str:
+def _describe_writer(commit: CommitRecord | ExternalCommit) -> str:
     if isinstance(commit, ExternalCommit):
         return f"another writer ({commit.operation})"
     return f"run {commit.run_id[:8]}"

@@ -15,13 +15,13 @@ _PAST_RUNS = 100
 
 def past_runs(instance: dg.DagsterInstance) -> list[tuple[int, float]]:
     """Days and seconds of the last runs that succeeded, as Dagster has them."""
-    wanted = dg.RunsFilter(statuses=[dg.DagsterRunStatus.SUCCESS])
-    found = []
-    for record in instance.get_run_records(wanted, limit=_PAST_RUNS):
+    successful = dg.RunsFilter(statuses=[dg.DagsterRunStatus.SUCCESS])
+    runs = []
+    for record in instance.get_run_records(successful, limit=_PAST_RUNS):
         days = days_of_run(record.dagster_run.tags)
         if days and record.start_time and record.end_time:
-            found.append((len(days), record.end_time - record.start_time))
-    return found
+            runs.append((len(days), record.end_time - record.start_time))
+    return runs
 
 
 def expected_seconds(past: Sequence[tuple[int, float]], runs: int, days: int) -> float | None:

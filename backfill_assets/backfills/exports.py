@@ -14,25 +14,25 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 
-from backfill_assets.calendar.partitions import Window, packed, spelled
+from backfill_assets.calendar.partitions import Window, format_ranges, to_ranges
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.reading import read_ledger
-from backfill_assets.delta.records import Record
+from backfill_assets.delta.records import CommitRecord
 from backfill_assets.delta.snapshots import rows_as_of
-from backfill_assets.quality.audit import differ, empty_day, measure
+from backfill_assets.quality.audit import empty_day, measure, rows_differ
 from backfill_assets.settings import Settings
 from backfill_assets.tables.catalog import tables_of
 from backfill_assets.tables.table import Table
 
 MANIFEST = "manifest.json"
-_FORM = 1
+_FORMAT_VERSION = 1
 
 
 class ExportError(RuntimeError):
     """Days cannot be exported, or a folder holds no export; the message says why."""
 
 
-class File(msgspec.Struct, frozen=True):
+class ExportedFile(msgspec.Struct, frozen=True):
     """A Parquet file of one day.
 
     Attributes:
@@ -50,7 +50,7 @@ class File(msgspec.Struct, frozen=True):
     sha256: str
 
 
-class Origin(msgspec.Struct, frozen=True):
+class ExportOrigin(msgspec.Struct, frozen=True):
     """What some of the days were made by, as the commit that speaks of them says.
 
     Attributes:
@@ -74,7 +74,7 @@ class Origin(msgspec.Struct, frozen=True):
     config: list[str]
 
 
-class Manifest(msgspec.Struct, frozen=True):
+class ExportManifest(msgspec.Struct, frozen=True):
     """What an export holds. No time is in it: the same export is the same text.
 
     Attributes:
@@ -95,14 +95,14 @@ class Manifest(msgspec.Struct, frozen=True):
     columns: dict[str, str]
     rows: int
     digests: dict[date, str]
-    made_by: list[Origin]
-    files: list[File]
-    form: int = _FORM
+    made_by: list[ExportOrigin]
+    files: list[ExportedFile]
+    form: int = _FORMAT_VERSION
 
 
-def export(
-    settings: Settings, spark: SparkSession, name: str, days: Window, to: Path
-) -> tuple[Manifest, bool]:
+def export_days(
+    settings: Settings, spark: SparkSession, name: str, days: Window, destination: Path
+) -> tuple[ExportManifest, bool]:
     """Write days of a table, as of its version of now, into a new folder.
 
     Files are written beside the folder first: it appears as a whole, or not at all. The rows of a
@@ -113,7 +113,7 @@ def export(
         spark: the session.
         name: the table.
         days: the days.
-        to: the folder.
+        destination: the folder.
 
     Returns:
         The manifest, and whether the folder is new; it is not if it holds this very export.
@@ -125,44 +125,46 @@ def export(
     table = tables_of(settings)[name]
     ledger = read_ledger(settings.table(name), table)
     _refuse_unpublished(ledger, days)
-    to.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=to.parent, prefix=f".{to.name}.") as made:
-        folder = Path(made) / to.name
+    destination.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(
+        dir=destination.parent, prefix=f".{destination.name}."
+    ) as scratch:
+        folder = Path(scratch) / destination.name
         folder.mkdir()
         files = [
             file
             for day in days
-            if (file := _written(settings, spark, ledger, day, folder)) is not None
+            if (file := _write_day(settings, spark, ledger, day, folder)) is not None
         ]
-        manifest = _manifest(ledger, days, files)
-        (folder / MANIFEST).write_bytes(text_of(manifest))
+        manifest = _build_manifest(ledger, days, files)
+        (folder / MANIFEST).write_bytes(encode_manifest(manifest))
         try:
-            folder.rename(to)
+            folder.rename(destination)
         except OSError:
-            if not to.exists():
+            if not destination.exists():
                 raise
-            _refuse_other(to, manifest)
+            _refuse_other_content(destination, manifest)
             return manifest, False
     return manifest, True
 
 
 def _refuse_unpublished(ledger: Ledger, days: Window) -> None:
     name = ledger.table.name
-    if missing := [day for day in days if day not in ledger.published]:
+    if missing := [day for day in days if day not in ledger.published_days]:
         raise ExportError(
-            f"{name} [{spelled(missing)}] has never been published: nothing was exported. "
+            f"{name} [{format_ranges(missing)}] has never been published: nothing was exported. "
             "Materialize these days first."
         )
-    if strange := [day for day in days if ledger.current_record(day) is None]:
+    if unrecorded := [day for day in days if ledger.current_record(day) is None]:
         raise ExportError(
-            f"{name} [{spelled(strange)}] is not what our commits say: another writer changed it, "
+            f"{name} [{format_ranges(unrecorded)}] is not what our commits say: another writer changed it, "
             "or the log was cut. Nothing was exported. Materialize these days again."
         )
 
 
-def _written(
+def _write_day(
     settings: Settings, spark: SparkSession, ledger: Ledger, day: date, folder: Path
-) -> File | None:
+) -> ExportedFile | None:
     """The file of a day; none if it has no rows.
 
     Raises:
@@ -170,68 +172,73 @@ def _written(
     """
     table, version = ledger.table, ledger.version
     assert version is not None
-    said = ledger.latest[day].days[day]
+    published = ledger.latest[day].days[day]
     frame = rows_as_of(spark, settings.table(table.name), table, version, [day])
-    rows = plain(frame.toArrow())
-    found = measure(frame_of(spark, table, rows), table).get(day, empty_day(table))
-    if differ(found.digest, said.digest):
+    rows = strip_metadata(frame.toArrow())
+    measured = measure(create_frame(spark, table, rows), table).get(day, empty_day(table))
+    if rows_differ(measured.digest, published.digest):
         raise ExportError(
-            f"{table.name} [{day}]: version {version} holds {found.rows} rows (digest "
-            f"{found.digest}), and its commit speaks of {said.rows} (digest {said.digest}). "
+            f"{table.name} [{day}]: version {version} holds {measured.rows} rows (digest "
+            f"{measured.digest}), and its commit speaks of {published.rows} (digest {published.digest}). "
             "Nothing was exported. Look with `backfill-assets verify`, and build the day again."
         )
     if not rows.num_rows:
         return None
     path = f"{table.partition}={day}.parquet"
-    order = [name for name in (*table.key, *rows.column_names) if _sorts(rows, name)]
+    order = [name for name in (*table.key, *rows.column_names) if _is_sortable(rows, name)]
     rows = rows.sort_by([(name, "ascending") for name in dict.fromkeys(order)])
     pq.write_table(rows, folder / path, compression="zstd")
-    return file_of(folder, path, day, rows.num_rows)
+    return describe_file(folder, path, day, rows.num_rows)
 
 
-def plain(rows: pa.Table) -> pa.Table:
+def strip_metadata(rows: pa.Table) -> pa.Table:
     """The rows alone, without what an engine adds of itself."""
     return rows.replace_schema_metadata(None).combine_chunks()
 
 
-def _sorts(rows: pa.Table, name: str) -> bool:
+def _is_sortable(rows: pa.Table, name: str) -> bool:
     return not pa.types.is_nested(rows.schema.field(name).type)
 
 
-def frame_of(spark: SparkSession, table: Table, rows: pa.Table) -> DataFrame:
+def create_frame(spark: SparkSession, table: Table, rows: pa.Table) -> DataFrame:
     """Rows of a table as Spark takes them."""
-    return spark.createDataFrame(rows, table.struct)
+    return spark.createDataFrame(rows, table.struct_type)
 
 
-def file_of(folder: Path, path: str, day: date, rows: int) -> File:
+def describe_file(folder: Path, path: str, day: date, rows: int) -> ExportedFile:
     """A file as it is now."""
     content = (folder / path).read_bytes()
-    return File(path, day, rows, len(content), hashlib.sha256(content).hexdigest())
+    return ExportedFile(path, day, rows, len(content), hashlib.sha256(content).hexdigest())
 
 
-def _manifest(ledger: Ledger, days: Window, files: Sequence[File]) -> Manifest:
+def _build_manifest(ledger: Ledger, days: Window, files: Sequence[ExportedFile]) -> ExportManifest:
     assert ledger.version is not None
     # Days of one commit may have been made by and from different things.
     by_record: dict[tuple[int, bytes], list[date]] = {}
     for day in days:
         record = ledger.latest[day]
-        made = msgspec.json.encode(record.provenance(day), order="sorted")
-        by_record.setdefault((record.version, made), []).append(day)
-    return Manifest(
+        provenance = msgspec.json.encode(record.day_provenance(day), order="sorted")
+        by_record.setdefault((record.version, provenance), []).append(day)
+    return ExportManifest(
         table=ledger.table.name,
         days=str(days),
         version=ledger.version,
-        columns={column.name: column.dataType.simpleString() for column in ledger.table.struct},
+        columns={
+            column.name: column.dataType.simpleString() for column in ledger.table.struct_type
+        },
         rows=sum(file.rows for file in files),
         digests={day: ledger.latest[day].days[day].digest for day in days},
-        made_by=[_origin(ledger.latest[of[0]], of) for _, of in sorted(by_record.items())],
+        made_by=[
+            _build_origin(ledger.latest[origin_days[0]], origin_days)
+            for _, origin_days in sorted(by_record.items())
+        ],
         files=[*files],
     )
 
 
-def _origin(record: Record, days: Sequence[date]) -> Origin:
-    return Origin(
-        days=packed(days),
+def _build_origin(record: CommitRecord, days: Sequence[date]) -> ExportOrigin:
+    return ExportOrigin(
+        days=to_ranges(days),
         version=record.version,
         run=record.run_id,
         inputs=dict(record.inputs),
@@ -242,24 +249,28 @@ def _origin(record: Record, days: Sequence[date]) -> Origin:
     )
 
 
-def text_of(manifest: Manifest) -> bytes:
+def encode_manifest(manifest: ExportManifest) -> bytes:
     """The file of a manifest."""
     return json.dumps(msgspec.to_builtins(manifest), indent=2).encode() + b"\n"
 
 
-def _refuse_other(to: Path, manifest: Manifest) -> None:
+def _refuse_other_content(destination: Path, manifest: ExportManifest) -> None:
     """Refuse a folder that holds anything but this export.
 
     Raises:
         ExportError: it does.
     """
-    there = {path.name for path in to.iterdir()} if to.is_dir() else set()
-    if there != {MANIFEST, *(file.path for file in manifest.files)}:
-        said = "holds something else"
-    elif (to / MANIFEST).read_bytes() != text_of(manifest):
-        said = "holds another export"
-    elif changed := [f.path for f in manifest.files if file_of(to, f.path, f.day, f.rows) != f]:
-        said = f"holds this export with other files: {', '.join(changed)}"
+    present_files = {path.name for path in destination.iterdir()} if destination.is_dir() else set()
+    if present_files != {MANIFEST, *(file.path for file in manifest.files)}:
+        problem = "holds something else"
+    elif (destination / MANIFEST).read_bytes() != encode_manifest(manifest):
+        problem = "holds another export"
+    elif changed := [
+        f.path for f in manifest.files if describe_file(destination, f.path, f.day, f.rows) != f
+    ]:
+        problem = f"holds this export with other files: {', '.join(changed)}"
     else:
         return
-    raise ExportError(f"{to} {said}; it is as it was. Give a folder that is not there yet.")
+    raise ExportError(
+        f"{destination} {problem}; it is as it was. Give a folder that is not there yet."
+    )

@@ -6,157 +6,188 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import date
 from typing import NamedTuple
 
-from backfill_assets.backfills.plan_landing import Landed
-from backfill_assets.backfills.plans import Expected, Parameters
+from backfill_assets.backfills.plan_landing import LoadPlan
+from backfill_assets.backfills.plans import BackfillRequest, DayOutcome
 from backfill_assets.calendar.partitions import DAY
 from backfill_assets.calendar.policy import Policy
 from backfill_assets.delta.ledgers import Ledger, Ledgers
-from backfill_assets.publish.reasons import new_input, why
+from backfill_assets.publish.reasons import new_input_reason, recompute_reason
 from backfill_assets.settings import Settings
-from backfill_assets.staleness.fingerprints import input_fingerprints
-from backfill_assets.staleness.supposed import Supposed
+from backfill_assets.staleness.fingerprints import input_digests
+from backfill_assets.staleness.supposed import HypotheticalLedger
 from backfill_assets.tables.catalog import config_digests
 from backfill_assets.tables.code_version import Code
 from backfill_assets.tables.derived import carries_state
 from backfill_assets.tables.graph import Graph, graph_of
 
 #: What is work: the day is computed, or may be.
-WORK = (Expected.COMPUTED, Expected.DEPENDS)
+COMPUTE_OUTCOMES = (DayOutcome.COMPUTED, DayOutcome.DEPENDS)
 
 
-class Fate(NamedTuple):
+class DayForecast(NamedTuple):
     """What will become of a day; and why, if that is work."""
 
-    expected: Expected
-    why: str = ""
+    outcome: DayOutcome
+    reason: str = ""
 
 
-def fates_of(
+def forecast_days(
     settings: Settings,
-    parameters: Parameters,
+    request: BackfillRequest,
     days: Mapping[str, Sequence[date]],
     ledgers: Ledgers,
     code: Code,
-    landed: Mapping[str, Landed],
-) -> dict[str, dict[date, Fate]]:
+    load_plans: Mapping[str, LoadPlan],
+) -> dict[str, dict[date, DayForecast]]:
     """What becomes of each day: its fingerprint as it is now, and as it is if its inputs change.
 
     Args:
         settings: the deployment's settings.
-        parameters: what is asked for.
+        request: what is asked for.
         days: the days of each table, inputs first.
         ledgers: those of all tables.
         code: the code that is to compute it.
-        landed: by raw log, what its days are to be loaded from.
+        load_plans: by raw log, what its days are to be loaded from.
     """
-    policy, digests = Policy.of(settings), config_digests(settings)
-    supposed: dict[str, Ledger] = dict(ledgers)
-    unlike = {name: ledgers[name].under_other_settings(digests[name]) for name in ledgers}
-    found, graph = {}, graph_of(ledgers, policy)
-    for name, wanted in days.items():
-        ledger, by = ledgers[name], (code.table_version(name), digests[name])
-        load = _load_of(graph, name, landed)
-        now = load.fingerprints if load else _fingerprints(graph, name, ledgers, wanted)
-        may_change = _may_change(graph, name, now, ledgers, supposed)
-        inputs = graph.made_from(name)
-        reads = {
-            of.source.name: of.reach.deciding(supposed[of.source.name])
-            for of in graph.inputs[name]
-            if unlike[of.source.name]
+    policy, digests = Policy.from_settings(settings), config_digests(settings)
+    hypothetical_ledgers: dict[str, Ledger] = dict(ledgers)
+    other_settings_days = {
+        name: ledgers[name].under_other_settings(digests[name]) for name in ledgers
+    }
+    forecasts, graph = {}, graph_of(ledgers, policy)
+    for name, table_days in days.items():
+        ledger, code_and_settings = ledgers[name], (code.table_version(name), digests[name])
+        load = _find_load_plan(graph, name, load_plans)
+        current_digests = (
+            load.load_digests if load else _day_digests(graph, name, ledgers, table_days)
+        )
+        inputs_by_day = _changing_inputs(
+            graph, name, current_digests, ledgers, hypothetical_ledgers
+        )
+        inputs = graph.direct_inputs(name)
+        deciding_days = {
+            dependency.source.name: dependency.reach.deciding_days(
+                hypothetical_ledgers[dependency.source.name]
+            )
+            for dependency in graph.inputs[name]
+            if other_settings_days[dependency.source.name]
         }
-        of, fates = [ledgers[input_] for input_ in inputs], {}
-        for day in wanted:
-            said = load.news.get(day, "") if load else ""
-            reason = why(ledger, day, now[day], *by, parameters.rewrite, inputs=of, news=said)
+        input_ledgers, day_forecasts = [ledgers[input_] for input_ in inputs], {}
+        for day in table_days:
+            news = load.changes.get(day, "") if load else ""
+            reason = recompute_reason(
+                ledger,
+                day,
+                current_digests[day],
+                *code_and_settings,
+                request.rewrite,
+                inputs=input_ledgers,
+                input_change=news,
+            )
             missing = None in ledger.references.values()
-            if missing or _lacks_input(graph, name, day, supposed):
-                fates[day] = Fate(Expected.LACKING)
-            elif any(not unlike[of].isdisjoint(deciding(day)) for of, deciding in reads.items()):
-                fates[day] = Fate(Expected.OTHER_SETTINGS)
-            elif parameters.rewrite or not _made_by(ledger, day, by):
-                fates[day] = Fate(Expected.COMPUTED, reason or "")
-            elif changing := may_change[day]:
-                fates[day] = Fate(Expected.DEPENDS, new_input(changing))
+            if missing or _lacks_input(graph, name, day, hypothetical_ledgers):
+                day_forecasts[day] = DayForecast(DayOutcome.LACKING)
+            elif any(
+                not other_settings_days[input_name].isdisjoint(deciding(day))
+                for input_name, deciding in deciding_days.items()
+            ):
+                day_forecasts[day] = DayForecast(DayOutcome.OTHER_SETTINGS)
+            elif request.rewrite or not _is_built_by(ledger, day, code_and_settings):
+                day_forecasts[day] = DayForecast(DayOutcome.COMPUTED, reason or "")
+            elif changed_inputs := inputs_by_day[day]:
+                day_forecasts[day] = DayForecast(
+                    DayOutcome.DEPENDS, new_input_reason(changed_inputs)
+                )
             elif reason is not None:
-                fates[day] = Fate(Expected.COMPUTED, reason)
+                day_forecasts[day] = DayForecast(DayOutcome.COMPUTED, reason)
             else:
-                fates[day] = Fate(Expected.IDENTICAL)
+                day_forecasts[day] = DayForecast(DayOutcome.IDENTICAL)
         if carries_state(ledger.table):
-            fates = _in_order(ledger, fates, graph.policy_of(name).start)
-        found[name] = fates
-        if moving := {day for day, fate in fates.items() if fate.expected in WORK}:
-            unlike[name] -= moving
-            supposed[name] = Supposed.of(ledger, moving)
-    return found
+            day_forecasts = _forecast_in_order(ledger, day_forecasts, graph.policy_of(name).start)
+        forecasts[name] = day_forecasts
+        if changed_days := {
+            day for day, forecast in day_forecasts.items() if forecast.outcome in COMPUTE_OUTCOMES
+        }:
+            other_settings_days[name] -= changed_days
+            hypothetical_ledgers[name] = HypotheticalLedger.from_ledger(ledger, changed_days)
+    return forecasts
 
 
 def _lacks_input(graph: Graph, name: str, day: date, ledgers: Ledgers) -> bool:
     """Whether a day of another table that a day needs is not there, and will not be."""
     return any(
-        needed not in ledgers[of.source.name].published
-        for of in graph.inputs[name]
-        if of.source.name != name
-        for needed in of.reach.needed(day)
+        needed not in ledgers[dependency.source.name].published_days
+        for dependency in graph.inputs[name]
+        if dependency.source.name != name
+        for needed in dependency.reach.required_days(day)
     )
 
 
-def _in_order(ledger: Ledger, fates: Mapping[date, Fate], start: date) -> dict[date, Fate]:
+def _forecast_in_order(
+    ledger: Ledger, forecasts: Mapping[date, DayForecast], start: date
+) -> dict[date, DayForecast]:
     """The fates of days that are built one upon the other.
 
     Args:
         ledger: that of the table.
-        fates: of its days, by what else they are made of.
+        forecasts: of its days, by what else they are made of.
         start: its first day.
     """
-    found: dict[date, Fate] = {}
-    for day, fate in sorted(fates.items()):
-        before = day - DAY
-        there = before in ledger.published or before < start
-        earlier = found.get(before, Fate(Expected.IDENTICAL if there else Expected.LACKING))
-        found[day] = fate
-        if fate.expected not in (*WORK, Expected.IDENTICAL):
+    ordered: dict[date, DayForecast] = {}
+    for day, forecast in sorted(forecasts.items()):
+        previous_day = day - DAY
+        is_present = previous_day in ledger.published_days or previous_day < start
+        earlier = ordered.get(
+            previous_day, DayForecast(DayOutcome.IDENTICAL if is_present else DayOutcome.LACKING)
+        )
+        ordered[day] = forecast
+        if forecast.outcome not in (*COMPUTE_OUTCOMES, DayOutcome.IDENTICAL):
             continue
-        if earlier.expected in WORK:
-            kind = fate.expected if fate.expected in WORK else Expected.DEPENDS
-            reasons = [fate.why, f"waits for the day before of {ledger.table.name}"]
-            found[day] = Fate(kind, "; ".join(filter(None, reasons)))
-        elif earlier.expected is not Expected.IDENTICAL and fate.expected in WORK:
-            found[day] = Fate(earlier.expected)
-    return found
+        if earlier.outcome in COMPUTE_OUTCOMES:
+            outcome = (
+                forecast.outcome if forecast.outcome in COMPUTE_OUTCOMES else DayOutcome.DEPENDS
+            )
+            reasons = [forecast.reason, f"waits for the day before of {ledger.table.name}"]
+            ordered[day] = DayForecast(outcome, "; ".join(filter(None, reasons)))
+        elif earlier.outcome is not DayOutcome.IDENTICAL and forecast.outcome in COMPUTE_OUTCOMES:
+            ordered[day] = DayForecast(earlier.outcome)
+    return ordered
 
 
-def _load_of(graph: Graph, name: str, landed: Mapping[str, Landed]) -> Landed | None:
+def _find_load_plan(graph: Graph, name: str, load_plans: Mapping[str, LoadPlan]) -> LoadPlan | None:
     """What a table is to be loaded from; none if it is made of other tables."""
-    logs = graph.logs(name) if name in graph.landed else ()
-    return next((landed[log] for log in logs), None)
+    logs = graph.source_logs(name) if name in graph.landed_tables else ()
+    return next((load_plans[log] for log in logs), None)
 
 
-def _fingerprints(
+def _day_digests(
     graph: Graph, name: str, ledgers: Ledgers, days: Iterable[date]
 ) -> dict[date, str]:
-    return input_fingerprints(graph.inputs[name], ledgers, days, ledgers[name].references)
+    return input_digests(graph.inputs[name], ledgers, days, ledgers[name].references)
 
 
-def _may_change(
+def _changing_inputs(
     graph: Graph,
     name: str,
-    now: Mapping[date, str],
+    current_digests: Mapping[date, str],
     ledgers: Ledgers,
-    supposed: Ledgers,
+    hypothetical_ledgers: Ledgers,
 ) -> dict[date, list[str]]:
     """By day, the inputs that change what it is made of, if they change where they may."""
-    found: dict[date, list[str]] = {day: [] for day in now}
-    for input_ in (of.source.name for of in graph.inputs[name]):
-        if not isinstance(supposed[input_], Supposed):
+    inputs_by_day: dict[date, list[str]] = {day: [] for day in current_digests}
+    for input_ in (dependency.source.name for dependency in graph.inputs[name]):
+        if not isinstance(hypothetical_ledgers[input_], HypotheticalLedger):
             continue
-        then = _fingerprints(graph, name, {**ledgers, input_: supposed[input_]}, now)
-        for day in now:
-            if then[day] != now[day]:
-                found[day].append(input_)
-    return found
+        changed_digests = _day_digests(
+            graph, name, {**ledgers, input_: hypothetical_ledgers[input_]}, current_digests
+        )
+        for day in current_digests:
+            if changed_digests[day] != current_digests[day]:
+                inputs_by_day[day].append(input_)
+    return inputs_by_day
 
 
-def _made_by(ledger: Ledger, day: date, by: tuple[str, str]) -> bool:
+def _is_built_by(ledger: Ledger, day: date, code_and_settings: tuple[str, str]) -> bool:
     """Whether a day stands as this code and configuration published it."""
     record = ledger.latest.get(day) if ledger.current_record(day) else None
-    return record is not None and (record.code_version, record.made_under(day)) == by
+    return record is not None and (record.code_version, record.made_under(day)) == code_and_settings

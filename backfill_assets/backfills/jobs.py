@@ -12,26 +12,26 @@ from pydantic import Field
 
 from backfill_assets.backfills import stages as backfills
 from backfill_assets.backfills import target_undo, undertakings
-from backfill_assets.backfills.accounts import Account, account, in_lines
-from backfill_assets.backfills.asked import asked_for
-from backfill_assets.backfills.footprints import belongs
-from backfill_assets.backfills.plan_samples import with_samples
-from backfill_assets.backfills.planning import make_plan, refuse_impossible
-from backfill_assets.backfills.plans import BackfillPlan, Parameters, in_numbers
-from backfill_assets.backfills.plans import in_lines as plan_in_lines
+from backfill_assets.backfills.accounts import ReconcileResult, reconcile_facts, reconcile_tables
+from backfill_assets.backfills.asked import requested_days
+from backfill_assets.backfills.footprints import is_commit_of
+from backfill_assets.backfills.plan_samples import add_sampled_skews
+from backfill_assets.backfills.planning import make_plan, refuse_invalid_request
+from backfill_assets.backfills.plans import BackfillPlan, BackfillRequest, plan_facts
+from backfill_assets.backfills.plans import day_rows as plan_in_lines
 from backfill_assets.backfills.reports import as_markdown
-from backfill_assets.backfills.stages import RECONCILES_TAG, Step
+from backfill_assets.backfills.stages import RECONCILES_TAG, NextAction
 from backfill_assets.backfills.undertakings import (
     BackfillRefusedError,
+    BackfillState,
     PlanUnreadableError,
-    Undertaking,
 )
-from backfill_assets.backfills.undo import undone
-from backfill_assets.calendar.days import days_asked
-from backfill_assets.calendar.partitions import Window, spelled
+from backfill_assets.backfills.undo import reverted_by_table
+from backfill_assets.calendar.days import parse_calendar_days
+from backfill_assets.calendar.partitions import Window, format_ranges
 from backfill_assets.dagster_ext.internals import AssetGraph, BaseAssetGraph, make_new_backfill_id
 from backfill_assets.dagster_ext.retries import first_attempt, is_retry
-from backfill_assets.dagster_ext.run_failures import failed_runs
+from backfill_assets.dagster_ext.run_failures import failed_run_messages
 from backfill_assets.delta import maintenance
 from backfill_assets.delta.reading import read_ledgers
 from backfill_assets.escaping import markdown_table
@@ -57,9 +57,9 @@ class BackfillConfig(dg.Config):
     accept: list[str] = Field([], description="Landing files by name that may take lines away.")
     reason: str = Field("", description="Why, for the record.")
 
-    def parameters(self) -> Parameters:
+    def to_request(self) -> BackfillRequest:
         """The same, as a plan takes it."""
-        return Parameters(
+        return BackfillRequest(
             days=self.days,
             tables=tuple(self.tables),
             pilot_days=self.pilot_days,
@@ -92,12 +92,12 @@ class UndoConfig(dg.Config):
     reason: str = Field("", description="Why, for the record.")
 
 
-def plan_anew(
+def create_plan(
     settings: Settings,
     graph: BaseAssetGraph,
     instance: dg.DagsterInstance,
     code: Code,
-    asked: Parameters,
+    request: BackfillRequest,
     id_: str | None = None,
 ) -> BackfillPlan:
     """A new plan, kept in Dagster's storage, under an id if one is given.
@@ -105,16 +105,16 @@ def plan_anew(
     Raises:
         ValueError: a parameter is not possible, and why.
     """
-    refuse_impossible(settings, asked)
-    plan = make_plan(settings, graph, instance, asked, code, id_ or make_new_backfill_id())
-    plan = with_samples(settings, plan)
-    undertakings.keep(instance, Undertaking(plan=plan, made=time.time()))
+    refuse_invalid_request(settings, request)
+    plan = make_plan(settings, graph, instance, request, code, id_ or make_new_backfill_id())
+    plan = add_sampled_skews(settings, plan)
+    undertakings.save(instance, BackfillState(plan=plan, made=time.time()))
     return plan
 
 
-def launch(
+def launch_plan(
     settings: Settings, graph: BaseAssetGraph, instance: dg.DagsterInstance, code: Code, id_: str
-) -> Undertaking:
+) -> BackfillState:
     """Launch a plan, if nothing has moved since it was made.
 
     Raises:
@@ -122,72 +122,74 @@ def launch(
             taken back; or no daemon would do the work.
         ValueError: a table of it is retired since.
     """
-    if lacking := backfills.lacking_daemons(instance):
+    if missing_daemons := backfills.missing_daemons(instance):
         raise BackfillRefusedError(
-            f"no {' and no '.join(lacking)} daemon is at work in this DAGSTER_HOME, so nothing "
+            f"no {' and no '.join(missing_daemons)} daemon is at work in this DAGSTER_HOME, so nothing "
             "would happen: start the deployment (`make ui`, or dagster-daemon) first. Nothing was "
             "launched."
         )
-    it = undertakings.find(instance, id_)
-    refuse_impossible(settings, it.plan.parameters)
-    if it.stage and not it.complete:
-        stage, _ = it.plan.stages[it.stage]
-        for table, days in undone(read_ledgers(settings), id_).items():
-            if gone := [day for day, by in days.items() if not belongs(by, f"{id_}-{stage}")]:
+    backfill_state = undertakings.load(instance, id_)
+    refuse_invalid_request(settings, backfill_state.plan.parameters)
+    if backfill_state.stage and not backfill_state.complete:
+        stage, _ = backfill_state.plan.stages[backfill_state.stage]
+        for table, days in reverted_by_table(read_ledgers(settings), id_).items():
+            if undone_days := [
+                day for day, record in days.items() if not is_commit_of(record, f"{id_}-{stage}")
+            ]:
                 raise BackfillRefusedError(
                     f"backfill {id_} does not go on from its stage {stage}, as {table} "
-                    f"[{spelled(gone)}], which the stages before it had written, has been undone. "
+                    f"[{format_ranges(undone_days)}], which the stages before it had written, has been undone. "
                     "Nothing was launched; make a new plan."
                 )
-    now = make_plan(settings, graph, instance, it.plan.parameters, code, id_)
-    return backfills.launch(instance, graph, id_, now)
+    current_plan = make_plan(settings, graph, instance, backfill_state.plan.parameters, code, id_)
+    return backfills.launch_stage(instance, graph, id_, current_plan)
 
 
-def give_account(
+def reconcile_backfill(
     settings: Settings,
     graph: BaseAssetGraph,
     instance: dg.DagsterInstance,
     spark: Any,
     name: str,
-) -> Account:
+) -> ReconcileResult:
     """The account of a backfill, of a stage of one, or of a run."""
     id_, _, stage = name.partition("-")
     try:
-        plan = undertakings.find(instance, id_).plan
+        plan = undertakings.load(instance, id_).plan
     except BackfillRefusedError as error:
-        asked = asked_for(instance, read_ledgers(settings), name)
-        unreadable = str(error) if isinstance(error, PlanUnreadableError) else ""
-        return account(settings, spark, name, asked=asked, unreadable=unreadable)
+        requested = requested_days(instance, read_ledgers(settings), name)
+        plan_error = str(error) if isinstance(error, PlanUnreadableError) else ""
+        return reconcile_tables(settings, spark, name, requested=requested, plan_error=plan_error)
     windows = {f"{id_}-{n}": window for n, window in plan.stages}
-    of = next((w for n, w in windows.items() if f"{name}-".startswith(f"{n}-")), None)
-    parameters = plan.parameters.model_copy(update={"rewrite": False})
-    if of:
-        parameters = parameters.model_copy(update={"days": str(of)})
+    stage_window = next((w for n, w in windows.items() if f"{name}-".startswith(f"{n}-")), None)
+    request = plan.parameters.model_copy(update={"rewrite": False})
+    if stage_window:
+        request = request.model_copy(update={"days": str(stage_window)})
     # By the code of the plan: a deploy afterwards does not make the backfill a lesser one.
     code = Code(plan.code_version, tables=plan.code_versions)
-    again = make_plan(settings, graph, instance, parameters, code, id_)
-    return account(settings, spark, name, None if stage else plan, again)
+    current_plan = make_plan(settings, graph, instance, request, code, id_)
+    return reconcile_tables(settings, spark, name, None if stage else plan, current_plan)
 
 
-def _table(rows: Iterable[tuple[str, ...]], *headings: str) -> dg.MarkdownMetadataValue:
+def _markdown_table(rows: Iterable[tuple[str, ...]], *headings: str) -> dg.MarkdownMetadataValue:
     return dg.MetadataValue.md(markdown_table(headings, rows))
 
 
 def _plan_metadata(plan: BackfillPlan) -> dict[str, Any]:
     return {
         "backfill": plan.id,
-        "days": _table(plan_in_lines(plan), "table", "what", "why", "days"),
-        "plan": _table(in_numbers(plan), "", ""),
+        "days": _markdown_table(plan_in_lines(plan), "table", "what", "why", "days"),
+        "plan": _markdown_table(plan_facts(plan), "", ""),
     }
 
 
-def _planning(settings: Settings, graph: AssetGraph, code: Code) -> dg.JobDefinition:
+def _build_plan_job(settings: Settings, graph: AssetGraph, code: Code) -> dg.JobDefinition:
     """The job that makes a plan."""
 
     @dg.op(out=dg.Out(dg.Nothing))
     def plan_days(context: dg.OpExecutionContext, config: BackfillConfig) -> None:
         try:
-            plan = plan_anew(settings, graph, context.instance, code, config.parameters())
+            plan = create_plan(settings, graph, context.instance, code, config.to_request())
         except ValueError as error:
             raise dg.Failure(str(error), allow_retries=False) from error
         context.add_output_metadata(_plan_metadata(plan))
@@ -201,7 +203,7 @@ def _planning(settings: Settings, graph: AssetGraph, code: Code) -> dg.JobDefini
     return plan_backfill
 
 
-def _launching(settings: Settings, graph: AssetGraph, code: Code) -> dg.JobDefinition:
+def _build_launch_job(settings: Settings, graph: AssetGraph, code: Code) -> dg.JobDefinition:
     """The job that launches a plan, or days."""
 
     @dg.op(out=dg.Out(dg.Nothing))
@@ -209,16 +211,21 @@ def _launching(settings: Settings, graph: AssetGraph, code: Code) -> dg.JobDefin
         try:
             id_ = config.plan or first_attempt(context.instance, context.run).run_id[:8]
             # One that is run again, as its process was lost, launches no second backfill.
-            it = undertakings.launched(context.instance, id_) if is_retry(context.run) else None
-            if it is None:
+            backfill_state = (
+                undertakings.load_launched(context.instance, id_) if is_retry(context.run) else None
+            )
+            if backfill_state is None:
                 if not config.plan:
-                    asked = config.parameters()
-                    plan_anew(settings, graph, context.instance, code, asked, id_)
-                it = launch(settings, graph, context.instance, code, id_)
+                    request = config.to_request()
+                    create_plan(settings, graph, context.instance, code, request, id_)
+                backfill_state = launch_plan(settings, graph, context.instance, code, id_)
         except ValueError as error:
             raise dg.Failure(str(error), allow_retries=False) from error
         context.add_output_metadata(
-            {**_plan_metadata(it.plan), "first stage": f"/runs/b/{it.backfill_id}"}
+            {
+                **_plan_metadata(backfill_state.plan),
+                "first stage": f"/runs/b/{backfill_state.backfill_id}",
+            }
         )
 
     @dg.job(
@@ -231,19 +238,19 @@ def _launching(settings: Settings, graph: AssetGraph, code: Code) -> dg.JobDefin
     return backfill
 
 
-def _reconciling(settings: Settings, graph: AssetGraph) -> dg.JobDefinition:
+def _build_reconcile_job(settings: Settings, graph: AssetGraph) -> dg.JobDefinition:
     """The job that gives an account."""
 
     @dg.op(required_resource_keys={"engine"}, out=dg.Out(dg.Nothing))
     def compare_days(context: dg.OpExecutionContext, config: ReconcileConfig) -> None:
         spark = context.resources.engine.spark_session
-        found = give_account(settings, graph, context.instance, spark, config.backfill)
-        reports = {f"{r.table.name}": dg.MetadataValue.md(as_markdown(r)) for r in found.reports}
-        metadata = {"account": _table(in_lines(found), "", ""), **reports}
-        if found.problems:
-            why = [*found.problems, *failed_runs(context.instance, config.backfill)]
-            said = f"{config.backfill} is not reconciled: {'; '.join(why)}"
-            raise dg.Failure(said, metadata=metadata, allow_retries=False)
+        result = reconcile_backfill(settings, graph, context.instance, spark, config.backfill)
+        reports = {f"{r.table.name}": dg.MetadataValue.md(as_markdown(r)) for r in result.reports}
+        metadata = {"account": _markdown_table(reconcile_facts(result), "", ""), **reports}
+        if result.problems:
+            problems = [*result.problems, *failed_run_messages(context.instance, config.backfill)]
+            message = f"{config.backfill} is not reconciled: {'; '.join(problems)}"
+            raise dg.Failure(message, metadata=metadata, allow_retries=False)
         context.add_output_metadata(metadata)
 
     @dg.job(
@@ -257,27 +264,27 @@ def _reconciling(settings: Settings, graph: AssetGraph) -> dg.JobDefinition:
     return reconcile_job
 
 
-def _undoing(settings: Settings) -> dg.JobDefinition:
+def _build_undo_job(settings: Settings) -> dg.JobDefinition:
     """The job that takes a backfill back."""
 
     @dg.op(required_resource_keys={"io_manager"}, out=dg.Out(dg.Nothing))
     def put_back(context: dg.OpExecutionContext, config: UndoConfig) -> Iterator[Any]:
-        io = context.resources.io_manager
+        publisher = context.resources.io_manager
         tags = {**context.run.tags, REASON_TAG: config.reason}
         try:
-            asked = target_undo.names_of(settings, config.backfill)
+            names = target_undo.resolve_names(settings, config.backfill)
             if config.days:
-                days_asked(config.days, settings)
+                parse_calendar_days(config.days, settings)
             days = Window.parse(config.days) if config.days else None
-            target_undo.refuse(settings, context.instance, asked, days)
-            for table, done in target_undo.undo(
-                io, settings, context.instance, asked, context.run.run_id, tags, days
+            target_undo.refuse_undo(settings, context.instance, names, days)
+            for table, day_results in target_undo.undo_backfill_or_switch(
+                publisher, settings, context.instance, names, context.run.run_id, tags, days
             ):
-                context.log.info(f"{table.name}: {len(done)} day(s) put back")
-                for told in io.events(context.instance, table, done):
-                    yield from told
-        except ValueError as refused:
-            raise dg.Failure(str(refused), allow_retries=False) from refused
+                context.log.info(f"{table.name}: {len(day_results)} day(s) put back")
+                for events in publisher.events(context.instance, table, day_results):
+                    yield from events
+        except ValueError as error:
+            raise dg.Failure(str(error), allow_retries=False) from error
         yield dg.Output(None)
 
     @dg.job(
@@ -290,7 +297,7 @@ def _undoing(settings: Settings) -> dg.JobDefinition:
     return undo
 
 
-def _leading(graph: AssetGraph, reconcile_job: dg.JobDefinition) -> dg.SensorDefinition:
+def _build_stage_sensor(graph: AssetGraph, reconcile_job: dg.JobDefinition) -> dg.SensorDefinition:
     """The sensor that leads planned backfills on; it has their stages reconciled by that job."""
 
     @dg.sensor(
@@ -301,17 +308,19 @@ def _leading(graph: AssetGraph, reconcile_job: dg.JobDefinition) -> dg.SensorDef
         "ended, and launches the next if it passed.",
     )
     def planned_backfills(context: dg.SensorEvaluationContext) -> dg.SensorResult:
-        said, requests = [], []
-        for id_ in undertakings.under_way(context.instance):
+        messages, requests = [], []
+        for id_ in undertakings.active_ids(context.instance):
             try:
-                it = undertakings.find(context.instance, id_)
+                backfill_state = undertakings.load(context.instance, id_)
             except BackfillRefusedError as error:  # it cannot go on, and the others do
-                ended = undertakings.close(context.instance, id_)
-                step = Step(f"{error}; {'closed' if ended else 'Dagster works at its last stage'}")
+                ended = undertakings.close_by_id(context.instance, id_)
+                action = NextAction(
+                    f"{error}; {'closed' if ended else 'Dagster works at its last stage'}"
+                )
             else:
-                step = backfills.advance(context.instance, graph, it)
-            said.append(step.text)
-            if name := step.reconcile:
+                action = backfills.advance(context.instance, graph, backfill_state)
+            messages.append(action.text)
+            if name := action.stage_to_reconcile:
                 request = dg.RunRequest(
                     run_key=name,
                     run_config={"ops": {"compare_days": {"config": {"backfill": name}}}},
@@ -320,23 +329,23 @@ def _leading(graph: AssetGraph, reconcile_job: dg.JobDefinition) -> dg.SensorDef
                 requests.append(request)
         if requests:
             return dg.SensorResult(requests)
-        text = "; ".join(said) or "no planned backfill is under way"
+        text = "; ".join(messages) or "no planned backfill is under way"
         return dg.SensorResult(skip_reason=text)
 
     return planned_backfills
 
 
-def build(
+def build_backfill_jobs(
     settings: Settings, assets: Iterable[dg.AssetsDefinition], code: Code
 ) -> tuple[list[dg.JobDefinition], dg.SensorDefinition]:
     """The deployment's jobs, and the sensor of planned backfills."""
     graph = AssetGraph.from_assets(list(assets))
-    reconcile = _reconciling(settings, graph)
+    reconcile = _build_reconcile_job(settings, graph)
     jobs = [
-        _planning(settings, graph, code),
-        _launching(settings, graph, code),
+        _build_plan_job(settings, graph, code),
+        _build_launch_job(settings, graph, code),
         reconcile,
-        _undoing(settings),
-        maintenance.job(settings),
+        _build_undo_job(settings),
+        maintenance.maintenance_job(settings),
     ]
-    return jobs, _leading(graph, reconcile)
+    return jobs, _build_stage_sensor(graph, reconcile)

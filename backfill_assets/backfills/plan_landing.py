@@ -12,40 +12,40 @@ from functools import cached_property
 from backfill_assets.calendar.partitions import DAY
 from backfill_assets.calendar.policy import Policy
 from backfill_assets.delta.ledgers import Ledger
-from backfill_assets.landing.listing import Entry, list_landing
-from backfill_assets.landing.manifests import Target, news
-from backfill_assets.staleness.arrivals import manifests, targets
+from backfill_assets.landing.listing import ListedFile, list_landing
+from backfill_assets.landing.manifests import LoadTarget, describe_change
+from backfill_assets.staleness.arrivals import load_targets, loaded_manifests
 from backfill_assets.tables.sources import Source
 
 
 @dataclass(frozen=True)
-class Landed:
+class LoadPlan:
     """What the days of a raw log are to be loaded from.
 
     Attributes:
         targets: by day.
-        news: by day, what has changed since it was loaded, in words.
+        changes: by day, what has changed since it was loaded, in words.
         entries: the files.
     """
 
-    targets: Mapping[date, Target]
-    news: Mapping[date, str]
-    entries: Sequence[Entry]
+    targets: Mapping[date, LoadTarget]
+    changes: Mapping[date, str]
+    entries: Sequence[ListedFile]
 
     @cached_property
-    def fingerprints(self) -> dict[date, str]:
+    def load_digests(self) -> dict[date, str]:
         """By day, the fingerprint of what it is to be loaded from."""
-        return {day: one.manifest.fingerprint() for day, one in self.targets.items()}
+        return {day: target.manifest.content_digest() for day, target in self.targets.items()}
 
 
-def landed_for(
+def plan_load(
     landing: str,
     source: Source,
     log: Ledger,
     days: Collection[date],
     policy: Policy,
     accepted: Collection[str],
-) -> Landed:
+) -> LoadPlan:
     """What days of a raw log are to be loaded from, as of now.
 
     Args:
@@ -56,20 +56,24 @@ def landed_for(
         policy: the late-data policy.
         accepted: files that may take orders away.
     """
-    arrivals = sorted({d for day in days for d in (day - DAY, day)})
-    listed, before = list_landing(landing, source, arrivals), manifests(log)
-    wanted = targets(before, listed, sorted(days), source.under(policy), accepted=accepted)
-    said = {day: news(before.get(day), one) for day, one in wanted.items()}
-    entries = [entry for day in arrivals for entry in listed.files(day).values()]
-    return Landed(wanted, said, entries)
+    arrival_days = sorted({d for day in days for d in (day - DAY, day)})
+    listing, loaded = list_landing(landing, source, arrival_days), loaded_manifests(log)
+    target_by_day = load_targets(
+        loaded, listing, sorted(days), source.under(policy), accepted=accepted
+    )
+    changes = {
+        day: describe_change(loaded.get(day), target) for day, target in target_by_day.items()
+    }
+    entries = [entry for day in arrival_days for entry in listing.files_on(day).values()]
+    return LoadPlan(target_by_day, changes, entries)
 
 
-def digest_of(landed: Mapping[str, Landed]) -> str:
+def digest_load_plans(load_plans: Mapping[str, LoadPlan]) -> str:
     """A digest of what all raw logs are to be loaded from: it moves when files land, or go."""
-    said = json.dumps(
+    text = json.dumps(
         {
-            log: {str(day): what for day, what in sorted(of.fingerprints.items())}
-            for log, of in landed.items()
+            log: {str(day): digest for day, digest in sorted(load_plan.load_digests.items())}
+            for log, load_plan in load_plans.items()
         }
     )
-    return hashlib.sha256(said.encode()).hexdigest()[:16]
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

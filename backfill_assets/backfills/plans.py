@@ -10,12 +10,12 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, Field
 
 from backfill_assets.backfills.skews import Skew
-from backfill_assets.calendar.cadences import Cadence
-from backfill_assets.calendar.partitions import DAY, Window, unpacked
-from backfill_assets.delta.history import spans
+from backfill_assets.calendar.cadences import Grain
+from backfill_assets.calendar.partitions import DAY, Window, from_ranges
+from backfill_assets.delta.history import format_windows
 
 
-class Expected(enum.Enum):
+class DayOutcome(enum.Enum):
     """What will become of a day."""
 
     #: Published as it would be made: no commit speaks of it.
@@ -30,7 +30,7 @@ class Expected(enum.Enum):
     OTHER_SETTINGS = "input made under other settings"
 
 
-class Parameters(BaseModel, frozen=True):
+class BackfillRequest(BaseModel, frozen=True):
     """What a person asks for.
 
     Attributes:
@@ -64,13 +64,13 @@ class Parameters(BaseModel, frozen=True):
         """The days asked for."""
         return Window.parse(self.days)
 
-    def stages(
-        self, even: Callable[[Window], Sequence[Window]] | None = None
+    def split_stages(
+        self, split_evenly: Callable[[Window], Sequence[Window]] | None = None
     ) -> Iterator[tuple[str, Window]]:
         """The stages, one after another: a name and the days of each.
 
         Args:
-            even: cuts days for `auto`; else these are one stage.
+            split_evenly: cuts days for `auto`; else these are one stage.
         """
         window = self.window
         if 0 < self.pilot_days < len(window):
@@ -78,9 +78,9 @@ class Parameters(BaseModel, frozen=True):
             yield "pilot", Window(window.start, rest)
             window = Window(rest, window.end)
         if self.chunk_days == "auto":
-            chunks = even(window) if even else [window]
+            chunks = split_evenly(window) if split_evenly else [window]
         else:
-            chunks = window.split(self.chunk_days or len(window))
+            chunks = window.split_by_length(self.chunk_days or len(window))
         for n, chunk in enumerate(chunks, 1):
             yield (f"{n:03d}" if len(chunks) > 1 else "rest"), chunk
 
@@ -99,14 +99,14 @@ class Stage(BaseModel, frozen=True):
     work: int = 0
 
 
-class Outlook(BaseModel, frozen=True):
+class TableForecast(BaseModel, frozen=True):
     """What will become of the days of one table, by ranges.
 
     Attributes:
-        identical: see `Expected`.
-        computed: see `Expected`.
-        depends: see `Expected`.
-        lacking: see `Expected`.
+        identical: see `DayOutcome`.
+        computed: see `DayOutcome`.
+        depends: see `DayOutcome`.
+        lacking: see `DayOutcome`.
         final: those of them that are final.
         why: by reason, the days that are computed, or may be.
         apart: days from one partition of the table to the next.
@@ -121,33 +121,35 @@ class Outlook(BaseModel, frozen=True):
     why: Mapping[str, tuple[str, ...]] = Field(default_factory=dict)
     apart: int = 1
 
-    def spelled(self, days: Iterable[date]) -> str:
+    def format_days(self, days: Iterable[date]) -> str:
         """Days of the table, by ranges: a week after the other is one, as a day after the other."""
-        return spans(Cadence(self.apart).ranges(days))
+        return format_windows(Grain(self.apart).gapless_ranges(days))
 
-    def by_reason(self) -> Iterator[tuple[Expected, str, list[date]]]:
+    def days_by_reason(self) -> Iterator[tuple[DayOutcome, str, list[date]]]:
         """The days, by what will become of them and why; without a reason where none is due."""
-        reasons = {day: reason for reason, of in self.why.items() for day in unpacked(of)}
-        for expected, days in self.by_expectation():
-            found: dict[str, list[date]] = {}
+        reasons = {
+            day: reason for reason, ranges in self.why.items() for day in from_ranges(ranges)
+        }
+        for outcome, days in self.days_by_outcome():
+            grouped: dict[str, list[date]] = {}
             for day in days:
-                found.setdefault(reasons.get(day, ""), []).append(day)
-            for reason, of in found.items():
-                yield expected, reason, of
+                grouped.setdefault(reasons.get(day, ""), []).append(day)
+            for reason, reason_days in grouped.items():
+                yield outcome, reason, reason_days
 
-    def by_expectation(self) -> Iterator[tuple[Expected, list[date]]]:
+    def days_by_outcome(self) -> Iterator[tuple[DayOutcome, list[date]]]:
         """The days, by what will become of them."""
-        for expected in Expected:
-            if days := unpacked(getattr(self, expected.name.lower())):
-                yield expected, days
+        for outcome in DayOutcome:
+            if days := from_ranges(getattr(self, outcome.name.lower())):
+                yield outcome, days
 
     @property
-    def left(self) -> list[date]:
+    def days_to_compute(self) -> list[date]:
         """The days that can be published, and are not as they should be now."""
-        return unpacked([*self.computed, *self.depends])
+        return from_ranges([*self.computed, *self.depends])
 
 
-class Calls(BaseModel, frozen=True):
+class ApiCallEstimate(BaseModel, frozen=True):
     """How many calls of a service a backfill makes.
 
     Attributes:
@@ -169,21 +171,21 @@ class Calls(BaseModel, frozen=True):
     reserve: float = 0.0
 
     def __str__(self) -> str:
-        less = f" less a reserve of {self.reserve:.0%}" if self.reserve else ""
-        allowed = f"at {self.quota}{less}"
+        reserve_text = f" less a reserve of {self.reserve:.0%}" if self.reserve else ""
+        allowed = f"at {self.quota}{reserve_text}"
         if self.unknown_days and not self.at_most:
-            lacks = "the input of {} is not there yet".format(
+            missing_input = "the input of {} is not there yet".format(
                 "one day" if self.unknown_days == 1 else f"{self.unknown_days} days"
             )
-            return f"not known, as {lacks}; {allowed}"
+            return f"not known, as {missing_input}; {allowed}"
         bound = f"at most {self.at_most:,} (one for each row that is read)"
-        took = f"at most {timedelta(seconds=round(self.seconds))}"
+        duration = f"at most {timedelta(seconds=round(self.seconds))}"
         if self.expected is not None:
             bound = f"about {self.expected:,}, as days before; {bound}"
-            took = f"{timedelta(seconds=round(self.expected_seconds))}, {took}"
+            duration = f"{timedelta(seconds=round(self.expected_seconds))}, {duration}"
         if self.unknown_days:
             bound += f"; and those of {self.unknown_days} days whose input is not there yet"
-        return f"{bound}: {took}, {allowed}"
+        return f"{bound}: {duration}, {allowed}"
 
 
 class BackfillPlan(BaseModel, frozen=True):
@@ -214,7 +216,7 @@ class BackfillPlan(BaseModel, frozen=True):
     """
 
     id: str
-    parameters: Parameters
+    parameters: BackfillRequest
     code_version: str
     code: str
     config_digest: str
@@ -223,13 +225,13 @@ class BackfillPlan(BaseModel, frozen=True):
     code_versions: Mapping[str, str] = Field(default_factory=dict)
     held: tuple[str, ...] = ()
     replaced: tuple[str, ...] = ()
-    tables: Mapping[str, Outlook]
+    tables: Mapping[str, TableForecast]
     files: int
     size: int
     commits: int
     runs: int
     seconds: float | None
-    calls: Mapping[str, Calls] = Field(default_factory=dict)
+    calls: Mapping[str, ApiCallEstimate] = Field(default_factory=dict)
     cut: tuple[Stage, ...] = ()
     skews: tuple[Skew, ...] = ()
     unsampled: tuple[str, ...] = ()
@@ -237,56 +239,58 @@ class BackfillPlan(BaseModel, frozen=True):
     @property
     def stages(self) -> list[tuple[str, Window]]:
         """The stages, one after another: a name and the days of each."""
-        kept = [(stage.name, Window.parse(stage.days)) for stage in self.cut]
-        return kept or list(self.parameters.stages())
+        saved_stages = [(stage.name, Window.parse(stage.days)) for stage in self.cut]
+        return saved_stages or list(self.parameters.split_stages())
 
     @property
-    def rewrites_final(self) -> dict[str, list[date]]:
+    def rewritten_final_days(self) -> dict[str, list[date]]:
         """The final days that it computes, or may, by table."""
-        found = {
-            name: sorted({*unpacked(outlook.final)} & {*outlook.left})
-            for name, outlook in self.tables.items()
+        final_days = {
+            name: sorted({*from_ranges(forecast.final)} & {*forecast.days_to_compute})
+            for name, forecast in self.tables.items()
         }
-        return {name: days for name, days in found.items() if days}
+        return {name: days for name, days in final_days.items() if days}
 
-    def moved(self, now: BackfillPlan) -> list[str]:
+    def changes_since_planning(self, current: BackfillPlan) -> list[str]:
         """What has changed since the plan was made, in words."""
-        found = []
-        if self.code_version != now.code_version:
-            found.append(f"the code was {self.code} and is {now.code}")
-        if self.config_digest != now.config_digest:
-            found.append(f"the configuration was {self.config_digest} and is {now.config_digest}")
-        found += [
-            f"{name} was at version {version} and is at {now.versions.get(name)}"
+        changes = []
+        if self.code_version != current.code_version:
+            changes.append(f"the code was {self.code} and is {current.code}")
+        if self.config_digest != current.config_digest:
+            changes.append(
+                f"the configuration was {self.config_digest} and is {current.config_digest}"
+            )
+        changes += [
+            f"{name} was at version {version} and is at {current.versions.get(name)}"
             for name, version in self.versions.items()
-            if now.versions.get(name) != version
+            if current.versions.get(name) != version
         ]
-        if self.landing != now.landing:
-            found.append("files have landed (or gone) for the days that are to be loaded")
-        return found
+        if self.landing != current.landing:
+            changes.append("files have landed (or gone) for the days that are to be loaded")
+        return changes
 
 
-def in_lines(plan: BackfillPlan) -> Iterator[tuple[str, str, str, str]]:
+def day_rows(plan: BackfillPlan) -> Iterator[tuple[str, str, str, str]]:
     """The plan's days for a reader: table, what becomes of them, why, and which they are."""
-    for name, outlook in plan.tables.items():
-        for expected, because, days in outlook.by_reason():
-            yield name, f"{len(days)} {expected.value}", because, outlook.spelled(days)
-        if outlook.final:
-            days = unpacked(outlook.final)
-            yield name, f"of these, {len(days)} final", "", outlook.spelled(days)
+    for name, forecast in plan.tables.items():
+        for outcome, reason, days in forecast.days_by_reason():
+            yield name, f"{len(days)} {outcome.value}", reason, forecast.format_days(days)
+        if forecast.final:
+            days = from_ranges(forecast.final)
+            yield name, f"of these, {len(days)} final", "", forecast.format_days(days)
 
 
-def in_numbers(plan: BackfillPlan) -> Iterator[tuple[str, str]]:
+def plan_facts(plan: BackfillPlan) -> Iterator[tuple[str, str]]:
     """The rest of the plan for a reader."""
-    asked = plan.parameters
+    request = plan.parameters
     stages = [f"{name} {window}" for name, window in plan.stages]
     yield "stages", ", ".join(stages[:4]) + (f" and {len(stages) - 4} more" if stages[4:] else "")
     if len(plan.cut) > 1:
-        yield "work of a stage", _work_of_stages(plan)
+        yield "work of a stage", _describe_stage_work(plan)
     yield (
         "runs",
         f"about {plan.runs}"
-        + (f", at most {asked.max_parallel} at a time" if asked.max_parallel else ""),
+        + (f", at most {request.max_parallel} at a time" if request.max_parallel else ""),
     )
     yield "commits", f"at most {plan.commits}"
     yield "reads", f"at most {plan.files:,} files, {plan.size / 1e6:,.1f} MB"
@@ -304,26 +308,28 @@ def in_numbers(plan: BackfillPlan) -> Iterator[tuple[str, str]]:
         yield "not looked at for skew", ", ".join(plan.unsampled)
     yield "code", plan.code
     yield "configuration", plan.config_digest
-    yield "writes by", asked.write_mode + (", whatever is published" if asked.rewrite else "")
+    yield "writes by", request.write_mode + (", whatever is published" if request.rewrite else "")
     if plan.held:
         yield "files waiting", f"{', '.join(plan.held)}: accept them by name, or put the old back"
     if plan.replaced:
         yield "files replaced", ", ".join(plan.replaced)
-    if asked.accept:
-        yield "accepted", ", ".join(asked.accept)
-    yield "reason", asked.reason or "none given"
+    if request.accept:
+        yield "accepted", ", ".join(request.accept)
+    yield "reason", request.reason or "none given"
 
 
-def _work_of_stages(plan: BackfillPlan) -> str:
+def _describe_stage_work(plan: BackfillPlan) -> str:
     """The expected work of the smallest and of the largest stage: shares of all, and days."""
-    whole = sum(stage.work for stage in plan.cut)
-    if not whole:
+    total = sum(stage.work for stage in plan.cut)
+    if not total:
         return "none"
 
-    def told(stage: Stage) -> str:
-        share = stage.work / whole
-        took = "" if plan.seconds is None else f", {timedelta(seconds=round(share * plan.seconds))}"
-        return f"{share:.1%} of all ({len(Window.parse(stage.days))} days{took})"
+    def describe_stage(stage: Stage) -> str:
+        share = stage.work / total
+        duration = (
+            "" if plan.seconds is None else f", {timedelta(seconds=round(share * plan.seconds))}"
+        )
+        return f"{share:.1%} of all ({len(Window.parse(stage.days))} days{duration})"
 
     by_work = sorted(plan.cut, key=lambda stage: stage.work)
-    return f"{told(by_work[0])} to {told(by_work[-1])}"
+    return f"{describe_stage(by_work[0])} to {describe_stage(by_work[-1])}"

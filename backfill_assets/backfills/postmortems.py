@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timedelta, timezone
 
-from backfill_assets.backfills.chronicles import Chronicle, Step
-from backfill_assets.backfills.plans import in_lines, in_numbers
-from backfill_assets.calendar.partitions import spelled
-from backfill_assets.escaping import markdown, markdown_table, one_line
+from backfill_assets.backfills.chronicles import BackfillHistory, HistoryEvent
+from backfill_assets.backfills.plans import day_rows, plan_facts
+from backfill_assets.calendar.partitions import format_ranges
+from backfill_assets.escaping import escape_line, escape_markdown, markdown_table
 
 #: The sections that only a person can fill in, each with what belongs there.
 SECTIONS: Mapping[str, str] = {
@@ -20,73 +20,81 @@ SECTIONS: Mapping[str, str] = {
 #: Begins what is to be replaced.
 BLANK = "TO BE FILLED IN: "
 #: A section with fewer words says nothing.
-_FEWEST = 4
+_MIN_WORDS = 4
 
 
-def unfilled(text: str) -> list[str]:
+def unfilled_sections(text: str) -> list[str]:
     """The sections that a post-mortem lacks, or that are not filled in.
 
     Args:
         text: in Markdown.
     """
     parts = re.split(r"^## +(.+?) *$", text, flags=re.MULTILINE)
-    said = dict(zip(parts[1::2], parts[2::2], strict=True))
+    bodies = dict(zip(parts[1::2], parts[2::2], strict=True))
     return [
         name
         for name in SECTIONS
-        if BLANK in (body := said.get(name, "")) or len(body.split()) < _FEWEST
+        if BLANK in (body := bodies.get(name, "")) or len(body.split()) < _MIN_WORDS
     ]
 
 
-def page(found: Chronicle) -> str:
+def render_postmortem(history: BackfillHistory) -> str:
     """The page, in Markdown."""
-    return "\n".join(_page(found))
+    return "\n".join(_postmortem_lines(history))
 
 
-def _page(found: Chronicle) -> Iterator[str]:
-    yield f"# Post-mortem of {markdown(found.name)}"
+def _postmortem_lines(history: BackfillHistory) -> Iterator[str]:
+    yield f"# Post-mortem of {escape_markdown(history.name)}"
     yield ""
-    yield f"Reason on record: {markdown(found.reason) or 'none given'}"
+    yield f"Reason on record: {escape_markdown(history.reason) or 'none given'}"
     yield ""
     for name in ("Impact", "Cause"):
-        yield from _blank(name)
+        yield from _blank_section(name)
     yield "## What was done"
     yield ""
-    rows = [(_moment(s.at), s.what, _duration(s.took), s.outcome) for s in found.steps]
+    rows = [
+        (
+            _format_time(event.timestamp),
+            event.action,
+            _format_duration(event.seconds),
+            event.outcome,
+        )
+        for event in history.events
+    ]
     yield markdown_table(("at (UTC)", "what", "took", "outcome"), rows)
     yield ""
     yield "The commands, in their order:"
     yield ""
-    yield from typed(found.steps)
+    yield from command_block(history.events)
     yield "## Days touched"
     yield ""
-    yield from _days(found)
-    yield from _of_plan(found)
+    yield from _days_section(history)
+    yield from _plan_section(history)
     yield "## Verdict"
     yield ""
-    yield from (f"- {markdown(text)}" for text in _verdict(found))
+    yield from (f"- {escape_markdown(text)}" for text in _verdict_lines(history))
     yield ""
-    yield from _blank("Follow-ups")
+    yield from _blank_section("Follow-ups")
 
 
-def _blank(name: str) -> Iterator[str]:
+def _blank_section(name: str) -> Iterator[str]:
     yield f"## {name}"
     yield ""
     yield f"{BLANK}{SECTIONS[name]}"
     yield ""
 
 
-def _days(found: Chronicle) -> Iterator[str]:
+def _days_section(history: BackfillHistory) -> Iterator[str]:
     rows = [
         (
-            of.table,
-            spelled(of.days),
-            f"{of.before if of.before >= 0 else 'no table'}",
-            f"{of.after}",
-            spelled(of.undone) or "none",
-            "; ".join(of.because),
+            changes.table,
+            format_ranges(changes.days),
+            f"{changes.version_before if changes.version_before >= 0 else 'no table'}",
+            f"{changes.version_after}",
+            format_ranges(changes.reverted_days) or "none",
+            "; ".join(changes.reasons),
         )
-        for of in found.touched
+        for changes in history.table_changes
     ]
     if not rows:
         yield "No day of any table was written."
@@ -101,39 +109,41 @@ def _days(found: Chronicle) -> Iterator[str]:
     yield ""
 
 
-def _of_plan(found: Chronicle) -> Iterator[str]:
+def _plan_section(history: BackfillHistory) -> Iterator[str]:
     yield "## Plan"
     yield ""
-    if found.plan is None:
+    if history.plan is None:
         yield "There was no plan under this name, or it is not kept any more."
         yield ""
         return
-    yield markdown_table(("table", "what becomes of them", "why", "days"), in_lines(found.plan))
+    yield markdown_table(("table", "what becomes of them", "why", "days"), day_rows(history.plan))
     yield ""
-    yield markdown_table(("", ""), in_numbers(found.plan))
+    yield markdown_table(("", ""), plan_facts(history.plan))
     yield ""
 
 
-def _verdict(found: Chronicle) -> Iterator[str]:
-    if found.ended:
-        yield f"The backfill: {found.ended}."
-    yield from (f"{of}: {expected}: {became}." for of, expected, became in found.came)
-    yield from (f"Made by code {code}." for code in found.codes)
-    if not (found.ended or found.codes):
+def _verdict_lines(history: BackfillHistory) -> Iterator[str]:
+    if history.outcome:
+        yield f"The backfill: {history.outcome}."
+    yield from (
+        f"{table}: {planned}: {outcome}." for table, planned, outcome in history.plan_results
+    )
+    yield from (f"Made by code {code}." for code in history.code_descriptions)
+    if not (history.outcome or history.code_descriptions):
         yield "Nothing that it did is on record in any table."
 
 
-def typed(steps: Iterable[Step]) -> Iterator[str]:
+def command_block(events: Iterable[HistoryEvent]) -> Iterator[str]:
     """The commands of steps, as a block of Markdown."""
     yield "```text"
-    yield from (one_line(step.command) for step in steps if step.command)
+    yield from (escape_line(event.command) for event in events if event.command)
     yield "```"
     yield ""
 
 
-def _moment(at: float) -> str:
+def _format_time(at: float) -> str:
     return f"{datetime.fromtimestamp(at, timezone.utc):%Y-%m-%d %H:%M:%S}" if at else "unknown"
 
 
-def _duration(seconds: float | None) -> str:
+def _format_duration(seconds: float | None) -> str:
     return "" if seconds is None else f"{timedelta(seconds=round(seconds))}"

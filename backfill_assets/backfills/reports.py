@@ -14,9 +14,9 @@ from typing import Any
 from rich.console import Group
 from rich.table import Table as Grid
 
-from backfill_assets.calendar.partitions import windows
-from backfill_assets.delta.history import spans
-from backfill_assets.escaping import one_line
+from backfill_assets.calendar.partitions import to_windows
+from backfill_assets.delta.history import format_windows
+from backfill_assets.escaping import escape_line
 from backfill_assets.tables.table import Table
 
 #: Population stability index from which a column has drifted moderately, and a lot: the usual rule
@@ -26,11 +26,11 @@ LARGE_DRIFT = 0.25
 
 Number = int | Decimal
 #: Versions of a table before and after; none where the day was not published then.
-Versions = tuple[int | None, int | None]
+VersionPair = tuple[int | None, int | None]
 
 
 @dataclass(frozen=True)
-class Fingerprint:
+class DayFigures:
     """One day of a table in numbers.
 
     Attributes:
@@ -46,18 +46,18 @@ class Fingerprint:
     sha256: str
 
     @classmethod
-    def empty(cls, table: Table) -> Fingerprint:
+    def for_empty_day(cls, table: Table) -> DayFigures:
         """The fingerprint of a day without rows."""
-        return cls(0, 0 if table.key else None, table.zeros, sha256().hexdigest())
+        return cls(0, 0 if table.key else None, table.zero_totals, sha256().hexdigest())
 
     @property
-    def figures(self) -> dict[str, Number]:
+    def by_name(self) -> dict[str, Number]:
         """Rows, keys (where the table has a key) and totals, by name."""
         keys = {} if self.keys is None else {"keys": self.keys}
         return {"rows": self.rows, **keys, **self.totals}
 
 
-class Difference(enum.Enum):
+class DayChangeKind(enum.Enum):
     """What became of a day between two versions."""
 
     IDENTICAL = "identical"
@@ -69,7 +69,7 @@ class Difference(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Day:
+class DayDiff:
     """One day before and after.
 
     Attributes:
@@ -80,35 +80,35 @@ class Day:
     """
 
     day: date
-    versions: Versions
-    before: Fingerprint | None
-    after: Fingerprint | None
+    versions: VersionPair
+    before: DayFigures | None
+    after: DayFigures | None
 
     @property
-    def status(self) -> Difference:
+    def status(self) -> DayChangeKind:
         """What became of the day."""
         if self.after is None:
-            return Difference.MISSING
+            return DayChangeKind.MISSING
         if self.before is None:
-            return Difference.ADDED
+            return DayChangeKind.ADDED
         same = self.before.sha256 == self.after.sha256
-        return Difference.IDENTICAL if same else Difference.CHANGED
+        return DayChangeKind.IDENTICAL if same else DayChangeKind.CHANGED
 
     @property
-    def difference(self) -> str:
+    def difference_text(self) -> str:
         """By how much rows, keys and totals differ, as text; empty for an identical day."""
-        old, new = (held.figures if held else {} for held in (self.before, self.after))
+        old, new = (figures.by_name if figures else {} for figures in (self.before, self.after))
         deltas = {name: new.get(name, 0) - old.get(name, 0) for name in old | new}
         if deltas.get("keys") == deltas.get("rows"):  # which goes without saying
             deltas.pop("keys", None)
-        said = [f"{name} {delta:+,}" for name, delta in deltas.items() if delta]
-        if not said and self.status is Difference.CHANGED:
+        differences = [f"{name} {delta:+,}" for name, delta in deltas.items() if delta]
+        if not differences and self.status is DayChangeKind.CHANGED:
             return "same counts and sums, other values"
-        return ", ".join(said)
+        return ", ".join(differences)
 
 
 @dataclass(frozen=True)
-class Sample:
+class RowDiff:
     """A row that differs between the two versions of a changed day.
 
     Rows are compared as a whole. Under a natural key that is in both versions, the row is changed;
@@ -133,7 +133,7 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class Drift:
+class ColumnDrift:
     """How far the distribution of a numeric column has moved on the changed days.
 
     Attributes:
@@ -154,7 +154,7 @@ class Drift:
 
 
 @dataclass(frozen=True)
-class Report:
+class TableDiff:
     """Days of one table before and after.
 
     Attributes:
@@ -165,25 +165,25 @@ class Report:
     """
 
     table: Table
-    days: Sequence[Day]
-    samples: Sequence[Sample] = ()
-    drift: Mapping[str, Drift] = field(default_factory=dict)
+    days: Sequence[DayDiff]
+    samples: Sequence[RowDiff] = ()
+    drift: Mapping[str, ColumnDrift] = field(default_factory=dict)
 
-    def of(self, status: Difference) -> list[Day]:
+    def days_with(self, status: DayChangeKind) -> list[DayDiff]:
         """The days of a status."""
         return [day for day in self.days if day.status is status]
 
     @property
-    def summary(self) -> str:
+    def summary_line(self) -> str:
         """How many days there are of each status, in one line."""
         counts = Counter(day.status for day in self.days)
-        said = ", ".join(
-            f"{counts[status]} {status.value}" for status in Difference if counts[status]
+        counted = ", ".join(
+            f"{counts[status]} {status.value}" for status in DayChangeKind if counts[status]
         )
-        return f"{self.table.name}: {said or 'no days'}"
+        return f"{self.table.name}: {counted or 'no days'}"
 
     @property
-    def warnings(self) -> list[str]:
+    def drift_warnings(self) -> list[str]:
         """The columns that have drifted, one sentence each; for a person, they fail nothing."""
         return [
             f"{self.table.name}.{name}: {drift.level} drift on the changed days, "
@@ -197,32 +197,32 @@ _HEADINGS = ("days", "status", "rows", "difference", "sha256")
 _SHORT = 12
 
 
-def as_grid(report: Report) -> Group:
+def as_grid(report: TableDiff) -> Group:
     """The report for the console: the days, then samples and drift of those that changed."""
-    grid = Grid(title=report.summary, title_justify="left", box=None, padding=(0, 2, 0, 0))
+    grid = Grid(title=report.summary_line, title_justify="left", box=None, padding=(0, 2, 0, 0))
     for heading in _HEADINGS:
         grid.add_column(heading, no_wrap=True, justify="right" if heading == "rows" else "left")
-    for cells in _lines(report):
+    for cells in _day_rows(report):
         grid.add_row(*cells)
-    return Group(grid, *_remarks(report))
+    return Group(grid, *_detail_lines(report))
 
 
-def as_markdown(report: Report) -> str:
+def as_markdown(report: TableDiff) -> str:
     """The report for Dagster's UI."""
     lines = [
-        f"**{report.summary}**",
+        f"**{report.summary_line}**",
         "",
         f"| {' | '.join(_HEADINGS)} |",
         "|---" * len(_HEADINGS) + "|",
-        *(f"| {' | '.join(cells)} |".replace("\n", ", ") for cells in _lines(report)),
+        *(f"| {' | '.join(cells)} |".replace("\n", ", ") for cells in _day_rows(report)),
         "",
         # As code: what is in the rows is not markup.
-        *(f"    {one_line(line)}" for line in _remarks(report)),
+        *(f"    {escape_line(line)}" for line in _detail_lines(report)),
     ]
     return "\n".join(lines)
 
 
-def as_json(reports: Iterable[Report]) -> dict[str, Any]:
+def as_json(reports: Iterable[TableDiff]) -> dict[str, Any]:
     """The reports as JSON can hold them, by table; money is exact text."""
     return {
         report.table.name: {
@@ -244,48 +244,49 @@ def as_json(reports: Iterable[Report]) -> dict[str, Any]:
     }
 
 
-def _day_json(day: Day) -> dict[str, Any]:
+def _day_json(day: DayDiff) -> dict[str, Any]:
     sides = zip(("before", "after"), day.versions, (day.before, day.after), strict=True)
     return {
         "status": day.status.value,
-        "difference": day.difference,
-        **{name: held and _fingerprint_json(held, version) for name, version, held in sides},
+        "difference": day.difference_text,
+        **{name: figures and _figures_json(figures, version) for name, version, figures in sides},
     }
 
 
-def _fingerprint_json(held: Fingerprint, version: int | None) -> dict[str, Any]:
+def _figures_json(figures: DayFigures, version: int | None) -> dict[str, Any]:
     totals = {
-        name: total if isinstance(total, int) else str(total) for name, total in held.totals.items()
+        name: total if isinstance(total, int) else str(total)
+        for name, total in figures.totals.items()
     }
     return {
         "version": version,
-        "rows": held.rows,
-        "keys": held.keys,
+        "rows": figures.rows,
+        "keys": figures.keys,
         "totals": totals,
-        "sha256": held.sha256,
+        "sha256": figures.sha256,
     }
 
 
-def _lines(report: Report) -> Iterator[tuple[str, ...]]:
+def _day_rows(report: TableDiff) -> Iterator[tuple[str, ...]]:
     """The identical days together, and each other day by itself."""
-    same = report.of(Difference.IDENTICAL)
+    same = report.days_with(DayChangeKind.IDENTICAL)
     if same:
         rows = sum(day.after.rows for day in same if day.after)
-        days = spans(windows(day.day for day in same))
-        yield (days, Difference.IDENTICAL.value, f"{rows:,}", "", "")
+        days = format_windows(to_windows(day.day for day in same))
+        yield (days, DayChangeKind.IDENTICAL.value, f"{rows:,}", "", "")
     for day in report.days:
-        if day.status is not Difference.IDENTICAL:
-            sides = [held for held in (day.before, day.after) if held]
+        if day.status is not DayChangeKind.IDENTICAL:
+            sides = [figures for figures in (day.before, day.after) if figures]
             yield (
                 str(day.day),
                 day.status.value,
-                " -> ".join(f"{held.rows:,}" for held in sides),
-                day.difference,
-                " -> ".join(held.sha256[:_SHORT] for held in sides),
+                " -> ".join(f"{figures.rows:,}" for figures in sides),
+                day.difference_text,
+                " -> ".join(figures.sha256[:_SHORT] for figures in sides),
             )
 
 
-def _remarks(report: Report) -> Iterator[str]:
+def _detail_lines(report: TableDiff) -> Iterator[str]:
     """Samples and drift, one a line."""
     for sample in report.samples:
         yield f"{sample.kind} {sample.day}  {_row_text(sample, report.table)}"
@@ -293,20 +294,20 @@ def _remarks(report: Report) -> Iterator[str]:
         yield f"drift {name}  {drift.level} (PSI {drift.psi:.2f}, KS {drift.ks:.2f})"
 
 
-def _row_text(sample: Sample, table: Table) -> str:
+def _row_text(sample: RowDiff, table: Table) -> str:
     """A row in one line: of a changed one, its key and what changed."""
     row = {**(sample.before or sample.after or {})}
     del row[table.partition]
     if sample.before is None or sample.after is None:
-        return " ".join(f"{name}={_value(value)}" for name, value in row.items())
-    key = [f"{name}={_value(row[name])}" for name in table.key if name in row]
+        return " ".join(f"{name}={_null_or_text(value)}" for name, value in row.items())
+    key = [f"{name}={_null_or_text(row[name])}" for name in table.key if name in row]
     changes = [
-        f"{name} {_value(value)} -> {_value(sample.after[name])}"
+        f"{name} {_null_or_text(value)} -> {_null_or_text(sample.after[name])}"
         for name, value in row.items()
         if value != sample.after[name]
     ]
     return " ".join([*key, ", ".join(changes)])
 
 
-def _value(text: str | None) -> str:
+def _null_or_text(text: str | None) -> str:
     return "null" if text is None else text

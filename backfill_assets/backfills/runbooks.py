@@ -7,70 +7,72 @@ import shlex
 from collections.abc import Iterator
 from datetime import timedelta
 
-from backfill_assets.backfills.chronicles import Chronicle, days_touched, options
-from backfill_assets.escaping import markdown, markdown_table, one_line
+from backfill_assets.backfills.chronicles import BackfillHistory, format_changed_days, plan_options
+from backfill_assets.escaping import escape_line, escape_markdown, markdown_table
 
 #: What a person puts in place of them.
-DAYS, ID, WHY = "FIRST...LAST", "ID", "WHY"
+DAYS, ID, REASON = "FIRST...LAST", "ID", "WHY"
 _RANGE = re.compile(r"\b\d{4}-\d{2}-\d{2}(\.\.\.\d{4}-\d{2}-\d{2})?\b")
 
 
-def page(found: Chronicle) -> str:
+def render_runbook(history: BackfillHistory) -> str:
     """The page, in Markdown."""
-    return "\n".join(_page(found))
+    return "\n".join(_runbook_lines(history))
 
 
-def _page(found: Chronicle) -> Iterator[str]:
-    yield f"# Runbook, after {markdown(found.name)}"
+def _runbook_lines(history: BackfillHistory) -> Iterator[str]:
+    yield f"# Runbook, after {escape_markdown(history.name)}"
     yield ""
-    yield f"When: {markdown(found.reason) or 'no reason is on record; say here when this is done'}"
+    yield f"When: {escape_markdown(history.reason) or 'no reason is on record; say here when this is done'}"
     yield ""
-    id_ = "the id that the plan prints" if found.plan else "the first 8 characters of the run's id"
-    yield f"Put the days in place of `{DAYS}`, {id_} in place of `{ID}`, the reason for `{WHY}`."
+    id_ = (
+        "the id that the plan prints" if history.plan else "the first 8 characters of the run's id"
+    )
+    yield f"Put the days in place of `{DAYS}`, {id_} in place of `{ID}`, the reason for `{REASON}`."
     yield ""
-    for number, (what, command) in enumerate(_commands(found), 1):
+    for number, (what, command) in enumerate(_runbook_steps(history), 1):
         yield f"## {number}. {what}"
         yield ""
         yield "```text"
-        yield one_line(command)
+        yield escape_line(command)
         yield "```"
         yield ""
     yield "## What it took the last time"
     yield ""
     rows = [
-        (step.what, f"{timedelta(seconds=round(step.took))}", step.outcome)
-        for step in found.steps
-        if step.took is not None
+        (event.action, f"{timedelta(seconds=round(event.seconds))}", event.outcome)
+        for event in history.events
+        if event.seconds is not None
     ]
     yield markdown_table(("what", "took", "outcome"), rows)
     yield ""
-    yield f"Days written: {days_touched(found) or 'none'}"
+    yield f"Days written: {format_changed_days(history) or 'none'}"
     yield ""
 
 
-def _commands(found: Chronicle) -> Iterator[tuple[str, str]]:
+def _runbook_steps(history: BackfillHistory) -> Iterator[tuple[str, str]]:
     """What to do, each with its command."""
-    tables = [of.table for of in found.touched]
-    if found.plan is not None:
-        asked = found.plan.parameters
-        tables = list(asked.tables)
-        more = options(asked.model_copy(update={"accept": ()}))
-        plan = ["plan", DAYS, *more, "--reason", WHY]
-        yield "Plan: does it list the days that you expect, and no others?", _ours(*plan)
-        yield "Launch", _ours("backfill", ID)
+    tables = [changes.table for changes in history.table_changes]
+    if history.plan is not None:
+        request = history.plan.parameters
+        tables = list(request.tables)
+        extra_options = plan_options(request.model_copy(update={"accept": ()}))
+        plan = ["plan", DAYS, *extra_options, "--reason", REASON]
+        yield "Plan: does it list the days that you expect, and no others?", _command_line(*plan)
+        yield "Launch", _command_line("backfill", ID)
     else:
         # An account or an undo of these days is not part of how others are made.
-        made = (step.command for step in found.steps if step.made and step.command)
-        for command in dict.fromkeys(made):
+        commands = (event.command for event in history.events if event.is_build and event.command)
+        for command in dict.fromkeys(commands):
             yield "Run", _RANGE.sub(DAYS, command)
     selected = ["--select", ",".join(tables)] if tables else []
-    yield "Reconcile: is all of it there, and does it add up?", _ours("reconcile", ID)
+    yield "Reconcile: is all of it there, and does it add up?", _command_line("reconcile", ID)
     yield (
         "Verify: does a day that is computed again come out the same?",
-        _ours("verify", DAYS, *selected),
+        _command_line("verify", DAYS, *selected),
     )
-    yield "If it was wrong: undo", _ours("undo", ID, "--reason", WHY)
+    yield "If it was wrong: undo", _command_line("undo", ID, "--reason", REASON)
 
 
-def _ours(*words: str) -> str:
+def _command_line(*words: str) -> str:
     return shlex.join(["backfill-assets", *words])

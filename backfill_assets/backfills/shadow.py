@@ -16,31 +16,31 @@ import dagster as dg
 import msgspec
 from pydantic import PrivateAttr
 
-from backfill_assets.backfills.plans import Parameters
+from backfill_assets.backfills.plans import BackfillRequest
 from backfill_assets.backfills.target_days import (
-    adoptable,
-    behind,
-    days_of,
-    refuse_foreign,
+    days_of_target,
+    days_to_clone,
+    refuse_external_changes,
     refuse_migrated,
-    tables_for,
+    stale_days,
+    target_tables,
 )
-from backfill_assets.calendar.partitions import DAY, Window, packed, runs_of
+from backfill_assets.calendar.partitions import DAY, Window, run_windows, to_ranges
 from backfill_assets.calendar.policy import Policy
 from backfill_assets.dagster_ext.internals import AssetGraph
-from backfill_assets.dagster_ext.run_failures import reason
+from backfill_assets.dagster_ext.run_failures import run_failure_message
 from backfill_assets.delta import target_forks, targets
 from backfill_assets.delta.commits import Writer
 from backfill_assets.delta.ledgers import Ledger, Ledgers
 from backfill_assets.delta.reading import read_ledger
-from backfill_assets.delta.targets import Target, TargetError
-from backfill_assets.publish.adoption import Origin, adopt
-from backfill_assets.publish.candidates import Candidate, Done, Outcome
+from backfill_assets.delta.targets import ShadowTarget, TargetError
+from backfill_assets.publish.adoption import Origin, adopt_files
+from backfill_assets.publish.candidates import Candidate, DayResult, Outcome
 from backfill_assets.publish.io_manager import DeltaIOManager
 from backfill_assets.publish.run_tags import REASON_TAG
 from backfill_assets.quality.checks import failure_text
 from backfill_assets.settings import Settings
-from backfill_assets.staleness.fingerprints import input_fingerprints
+from backfill_assets.staleness.fingerprints import input_digests
 from backfill_assets.tables.catalog import tables_of
 from backfill_assets.tables.code_version import Code
 from backfill_assets.tables.table import Table
@@ -50,28 +50,30 @@ class ShadowIOManager(DeltaIOManager):
     """Reads as a target sees the tables, and publishes in its forks."""
 
     _settings: Settings = PrivateAttr()
-    _target: Target = PrivateAttr()
-    _done: list[tuple[Table, Done]] = PrivateAttr(default_factory=list)
+    _target: ShadowTarget = PrivateAttr()
+    _results: list[tuple[Table, DayResult]] = PrivateAttr(default_factory=list)
 
     @classmethod
-    def like(cls, io: DeltaIOManager, settings: Settings, target: Target) -> ShadowIOManager:
+    def for_target(
+        cls, publisher: DeltaIOManager, settings: Settings, target: ShadowTarget
+    ) -> ShadowIOManager:
         """One for the tables of a target, by the same code."""
-        shadow = cls(**{name: getattr(io, name) for name in type(io).model_fields})
+        shadow = cls(**{name: getattr(publisher, name) for name in type(publisher).model_fields})
         shadow._settings, shadow._target = settings, target
         return shadow
 
     @property
-    def done(self) -> Sequence[tuple[Table, Done]]:
+    def results(self) -> Sequence[tuple[Table, DayResult]]:
         """What became of the days so far."""
-        return self._done
+        return self._results
 
     def url(self, table: Table) -> str:
         """Where a table is, as the target has it."""
-        return self._target.url(self._settings, table.name)
+        return self._target.table_url(self._settings, table.name)
 
     def ledger(self, table: Table) -> Ledger:
         """What the log of a table says, as the target sees it."""
-        return self._target.ledger(self._settings, table.name)
+        return self._target.table_ledger(self._settings, table.name)
 
     def writer(self, table: Table) -> Writer:
         """Commits to the fork, and writes data files where those of the table lie."""
@@ -86,62 +88,69 @@ class ShadowIOManager(DeltaIOManager):
         *,
         rewrite: Container[date] = (),
         merge: bool = False,
-    ) -> list[Done]:
+    ) -> list[DayResult]:
         """As any run; what it made of the days is remembered. Days are replaced, never merged."""
-        done = super().publish(candidate, window, record, rewrite=rewrite)
-        self._done += [(candidate.table, one) for one in done]
-        return done
+        results = super().publish(candidate, window, record, rewrite=rewrite)
+        self._results += [(candidate.table, result) for result in results]
+        return results
 
 
-class Stage(NamedTuple):
+class StageResult(NamedTuple):
     """What became of a stage of a shadow backfill.
 
     Attributes:
         name: of the stage.
         window: its days.
         counts: by table, how many days had which outcome.
-        why: what failed, in the words of the steps; empty if nothing did.
+        failure: what failed, in the words of the steps; empty if nothing did.
     """
 
     name: str
     window: Window
     counts: Mapping[str, Mapping[Outcome, int]]
-    why: str = ""
+    failure: str = ""
 
 
-def prepare(io: DeltaIOManager, settings: Settings, name: str, asked: Parameters) -> Target:
+def prepare_target(
+    publisher: DeltaIOManager, settings: Settings, name: str, request: BackfillRequest
+) -> ShadowTarget:
     """The target of a name: made if there is none, or else caught up, with these days as well.
 
     Args:
-        io: reads and publishes.
+        publisher: reads and publishes.
         settings: the deployment's settings.
         name: of the target.
-        asked: the days, and the tables if the target is to be made.
+        request: the days, and the tables if the target is to be made.
 
     Raises:
         TargetError: it cannot be made so, or is there with other tables.
         ForkError: a table cannot be forked.
     """
-    if name not in targets.names(settings):
-        tables = tables_for(settings, asked.tables)
-        new = target_forks.described(settings, name, tables, asked.window, asked.reason)
-        return target_forks.make(settings, new)
-    target = targets.find(settings, name)
-    if asked.tables and (wanted := tables_for(settings, asked.tables)) != target.tables:
+    if name not in targets.list_targets(settings):
+        tables = target_tables(settings, request.tables)
+        new = target_forks.describe_target(settings, name, tables, request.window, request.reason)
+        return target_forks.make_target(settings, new)
+    target = targets.load_target(settings, name)
+    if (
+        request.tables
+        and (requested_tables := target_tables(settings, request.tables)) != target.tables
+    ):
         raise TargetError(
             f"target {name} has the tables {', '.join(target.tables)}, and not "
-            f"{', '.join(wanted)}: take another name for these"
+            f"{', '.join(requested_tables)}: take another name for these"
         )
-    target = catch_up(io, settings, target)
-    days = {day for window in (*target.windows, asked.window) for day in window}
-    return targets.keep(settings, target.model_copy(update={"asked": tuple(packed(days))}))
+    target = catch_up(publisher, settings, target)
+    days = {day for window in (*target.requested_windows, request.window) for day in window}
+    return targets.save_target(
+        settings, target.model_copy(update={"asked": tuple(to_ranges(days))})
+    )
 
 
-def catch_up(io: DeltaIOManager, settings: Settings, target: Target) -> Target:
+def catch_up(publisher: DeltaIOManager, settings: Settings, target: ShadowTarget) -> ShadowTarget:
     """Let a target see production as it is now; its forks begin there, with the days it has made.
 
     Args:
-        io: reads and publishes.
+        publisher: reads and publishes.
         settings: the deployment's settings.
         target: the target.
 
@@ -152,40 +161,40 @@ def catch_up(io: DeltaIOManager, settings: Settings, target: Target) -> Target:
     """
     targets.refuse_busy(target)
     tables = tables_of(settings)
-    now = {name: read_ledger(settings.table(name), table) for name, table in tables.items()}
-    pins = {name: ledger.version for name, ledger in now.items()}
+    current = {name: read_ledger(settings.table(name), table) for name, table in tables.items()}
+    pins = {name: ledger.version for name, ledger in current.items()}
     if pins == target.pins:
         return target
-    refuse_migrated(settings, target, now)
-    refuse_foreign(settings, target, now)
-    fresh = target.model_copy(update={"pins": pins, "asked": _asked(target, now)})
+    refuse_migrated(settings, target, current)
+    refuse_external_changes(settings, target, current)
+    updated = target.model_copy(update={"pins": pins, "asked": _requested_ranges(target, current)})
     if all(pins[name] == target.pins[name] for name in target.tables):
-        return targets.keep(settings, fresh)
-    fresh = target_forks.fork_tables(settings, fresh)
-    shadow = ShadowIOManager.like(io, settings, fresh)
+        return targets.save_target(settings, updated)
+    updated = target_forks.clone_tables(settings, updated)
+    shadow = ShadowIOManager.for_target(publisher, settings, updated)
     for name in target.tables:
-        adopted, table = adoptable(settings, target, name), tables[name]
-        if adopted.days:
-            record = shadow.record(table, f"target {target.name}", {})
-            adopt(
-                adopted,
+        cloned, table = days_to_clone(settings, target, name), tables[name]
+        if cloned.days:
+            record = shadow.run_metadata(table, f"target {target.name}", {})
+            adopt_files(
+                cloned,
                 shadow.writer(table),
                 partial(shadow.ledger, table),
                 record,
                 partial(
-                    origin_in,
+                    translate_origin,
                     settings,
-                    fresh,
-                    adopted.ledger,
-                    partial(fresh.ledgers, settings),
+                    updated,
+                    cloned.ledger,
+                    partial(updated.table_ledgers, settings),
                 ),
             )
-    return targets.keep(settings, fresh)
+    return targets.save_target(settings, updated)
 
 
-def origin_in(
+def translate_origin(
     settings: Settings,
-    target: Target,
+    target: ShadowTarget,
     fork: Ledger,
     ledgers: Callable[[], Ledgers],
     days: Iterable[date],
@@ -202,59 +211,69 @@ def origin_in(
         ledgers: those of all tables where the days are to be, as of now.
         days: the days.
     """
-    days, name, there = sorted(days), fork.table.name, ledgers()
-    inputs = fork.table.inputs(Policy.of(settings))
+    days, name, destination = sorted(days), fork.table.name, ledgers()
+    inputs = fork.table.inputs(Policy.from_settings(settings))
     # Of a table that carries state, days are built upon days that come with them.
-    supposed = {(name, day): fork.content(day) for day in days}
-    fingerprints = input_fingerprints(inputs, there, days, there[name].references, supposed)
-    other = {d for d in days if fork.latest[d].days[d].fingerprint != fingerprints[d]}
-    forks = {table: target.ledger(settings, table) for table in target.tables}
+    fork_contents = {(name, day): fork.content_key(day) for day in days}
+    fingerprints = input_digests(
+        inputs, destination, days, destination[name].references, fork_contents
+    )
+    differing_days = {d for d in days if fork.latest[d].days[d].fingerprint != fingerprints[d]}
+    forks = {table: target.table_ledger(settings, table) for table in target.tables}
 
-    def holds(day: date, table: str, seen: int) -> bool:
-        these = tuple(of for of in inputs if of.source.name == table)
+    def holds_same_input(day: date, table: str, version: int) -> bool:
+        dependencies = tuple(dependency for dependency in inputs if dependency.source.name == table)
         # What the table carries on from may have been built in the same commit.
-        at = fork.latest[day].version if table == name else seen
-        then = {table: forks[table].as_of(at)}
-        made_from = input_fingerprints(these, then, [day])
-        return made_from == input_fingerprints(these, there, [day], supposed=supposed)
+        fork_version = fork.latest[day].version if table == name else version
+        past_ledgers = {table: forks[table].as_of(fork_version)}
+        made_from = input_digests(dependencies, past_ledgers, [day])
+        return made_from == input_digests(
+            dependencies, destination, [day], content_overrides=fork_contents
+        )
 
-    def versions(day: date) -> dict[str, int]:
+    def input_versions(day: date) -> dict[str, int]:
         return {
-            table: (there[table].version or 0) if table in target.tables else seen
-            for table, seen in fork.latest[day].provenance(day).inputs.items()
-            if table not in target.tables or day not in other or holds(day, table, seen)
+            table: (destination[table].version or 0) if table in target.tables else version
+            for table, version in fork.latest[day].day_provenance(day).inputs.items()
+            if table not in target.tables
+            or day not in differing_days
+            or holds_same_input(day, table, version)
         }
 
     provenances = {
-        day: msgspec.structs.replace(fork.latest[day].provenance(day), inputs=versions(day))
+        day: msgspec.structs.replace(
+            fork.latest[day].day_provenance(day), inputs=input_versions(day)
+        )
         for day in days
     }
-    return Origin(provenances, {day: fingerprints[day] for day in other})
+    return Origin(provenances, {day: fingerprints[day] for day in differing_days})
 
 
-def _asked(target: Target, now: Ledgers) -> tuple[str, ...]:
+def _requested_ranges(target: ShadowTarget, current: Ledgers) -> tuple[str, ...]:
     """The days that are asked for, up to the newest of production if they are to end there."""
-    newest = max((day for name in target.tables for day in now[name].published), default=None)
-    last = target.windows[-1]
+    newest = max(
+        (day for name in target.tables for day in current[name].published_days), default=None
+    )
+    last = target.requested_windows[-1]
     if not target.newest or newest is None or newest < last.end:
         return target.asked
     return (*target.asked[:-1], str(Window(last.start, newest + DAY)))
 
 
-def build(
-    io: DeltaIOManager,
+def build_stages(
+    publisher: DeltaIOManager,
     settings: Settings,
     assets: Sequence[dg.AssetsDefinition],
-    target: Target,
-    parameters: Parameters,
-) -> Iterator[Stage]:
+    target: ShadowTarget,
+    parameters: BackfillRequest,
+) -> Iterator[StageResult]:
     """Build days into a target, stage after stage; the last one may have days that did not pass.
 
     Days that the target has already, as they would be made now, are left alone: so a build that
     was killed goes on where it was.
 
     Args:
-        io: reads and publishes.
+        publisher: reads and publishes.
         settings: the deployment's settings.
         assets: those of the deployment.
         target: the target.
@@ -263,16 +282,18 @@ def build(
     Raises:
         TargetError: another command has made its forks anew meanwhile.
     """
-    shadow = ShadowIOManager.like(io, settings, target)
+    shadow = ShadowIOManager.for_target(publisher, settings, target)
     resources = {
         "io_manager": dg.IOManagerDefinition.hardcoded_io_manager(shadow),
-        "engine": dg.ResourceDefinition.hardcoded_resource(io.engine),
+        "engine": dg.ResourceDefinition.hardcoded_resource(publisher.engine),
     }
     graph = AssetGraph.from_assets(list(assets))
     with dg.DagsterInstance.ephemeral() as instance:
-        for name, window in parameters.stages():
-            before, why = len(shadow.done), []
-            for part, selection in _parts(settings, days_of(settings, graph, target, window)):
+        for name, window in parameters.split_stages():
+            reported, failures = len(shadow.results), []
+            for part, selection in _split_runs(
+                settings, days_of_target(settings, graph, target, window)
+            ):
                 result = dg.materialize(
                     assets,
                     selection=selection,
@@ -286,58 +307,64 @@ def build(
                     run_config={"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}},
                     raise_on_error=False,
                 )
-                if failed := _missed(settings, graph, target, shadow, result.run_id):
-                    why.append(failure_text(failed, "build the same into the target again"))
+                if failed := _missed_days(settings, graph, target, shadow, result.run_id):
+                    failures.append(failure_text(failed, "build the same into the target again"))
                 if not result.success:
-                    why.append(reason(instance, result.run_id))
-            if targets.find(settings, target.name).generation != target.generation:
+                    failures.append(run_failure_message(instance, result.run_id))
+            if targets.load_target(settings, target.name).generation != target.generation:
                 raise TargetError(
                     f"another command has let target {target.name} catch up with production since "
                     "this build began: what was built is not in it. Ask for the same again."
                 )
-            yield _stage(name, window, shadow.done[before:], "\n".join(why))
-            if why:
+            yield _stage_result(name, window, shadow.results[reported:], "\n".join(failures))
+            if failures:
                 return
 
 
-def _missed(
-    settings: Settings, graph: AssetGraph, target: Target, shadow: ShadowIOManager, run_id: str
+def _missed_days(
+    settings: Settings,
+    graph: AssetGraph,
+    target: ShadowTarget,
+    shadow: ShadowIOManager,
+    run_id: str,
 ) -> dict[str, dict[date, str]]:
     """By table, the days that a run did not publish, but for those that nobody can make yet."""
-    failed = {name: of for name, of in shadow.failed(run_id).items() if of}
+    failed = {name: by_day for name, by_day in shadow.failed_days(run_id).items() if by_day}
     if not failed:
         return {}
     code = Code(shadow.code_version, tables=shadow.code_versions)
-    left = behind(settings, graph, target, code, pinned=True)
-    kept = {
-        name: {day: why for day, why in of.items() if day in left.get(name, ())}
-        for name, of in failed.items()
+    stale = stale_days(settings, graph, target, code, pinned=True)
+    missed = {
+        name: {day: text for day, text in by_day.items() if day in stale.get(name, ())}
+        for name, by_day in failed.items()
     }
-    return {name: of for name, of in kept.items() if of}
+    return {name: by_day for name, by_day in missed.items() if by_day}
 
 
-def _parts(
+def _split_runs(
     settings: Settings, days: Mapping[str, Sequence[date]]
 ) -> Iterator[tuple[Window, list[str]]]:
     """Ranges of partitions, each with tables that have just these, inputs first."""
-    together: list[tuple[Sequence[date], list[str]]] = []
-    for name, of in days.items():
-        cadence = tables_of(settings)[name].cadence
-        last = together[-1] if together else None
-        if last and last[0] == of and tables_of(settings)[last[1][0]].cadence is cadence:
+    groups: list[tuple[Sequence[date], list[str]]] = []
+    for name, table_days in days.items():
+        cadence = tables_of(settings)[name].grain
+        last = groups[-1] if groups else None
+        if last and last[0] == table_days and tables_of(settings)[last[1][0]].grain is cadence:
             last[1].append(name)
         else:
-            together.append((of, [name]))
-    for of, names in together:
-        for window in tables_of(settings)[names[0]].cadence.ranges(of):
-            partitions = [day for day in sorted(of) if day in window]
-            for run in runs_of(partitions, settings.partitions_per_run):
+            groups.append((table_days, [name]))
+    for table_days, names in groups:
+        for window in tables_of(settings)[names[0]].grain.gapless_ranges(table_days):
+            partitions = [day for day in sorted(table_days) if day in window]
+            for run in run_windows(partitions, settings.partitions_per_run):
                 yield run, names
 
 
-def _stage(name: str, window: Window, done: Sequence[tuple[Table, Done]], why: str) -> Stage:
+def _stage_result(
+    name: str, window: Window, results: Sequence[tuple[Table, DayResult]], failure: str
+) -> StageResult:
     counts: dict[str, dict[Outcome, int]] = {}
-    for table, one in done:
-        of = counts.setdefault(table.name, {})
-        of[one.outcome] = of.get(one.outcome, 0) + 1
-    return Stage(name, window, counts, why)
+    for table, result in results:
+        table_counts = counts.setdefault(table.name, {})
+        table_counts[result.outcome] = table_counts.get(result.outcome, 0) + 1
+    return StageResult(name, window, counts, failure)

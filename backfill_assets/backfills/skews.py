@@ -12,7 +12,7 @@ from datetime import date
 
 from pydantic import BaseModel
 
-from backfill_assets.calendar.partitions import packed, spelled, unpacked
+from backfill_assets.calendar.partitions import format_ranges, from_ranges, to_ranges
 from backfill_assets.delta.ledgers import Ledger, Ledgers
 from backfill_assets.tables.skews import most_rows_of, skews_of
 from backfill_assets.tables.table import Table
@@ -43,33 +43,37 @@ class Skew(BaseModel, frozen=True):
     lines: int = 0
 
     def __str__(self) -> str:
-        days = unpacked(self.days)
+        days = from_ranges(self.days)
         rows = "lines that landed on" if self.lines else "rows of"
         sample = f" in a sample of {self.lines:,} lines" if self.lines else ""
         text = (
             f"{self.one_key:.0%} of the {rows} {self.day} have one key, {self.no_key:.0%} have "
             f"none{sample}; above {self.above:.0%}"
         )
-        return f"{text} on {len(days)} days: {spelled(days)}" if len(days) > 1 else text
+        return f"{text} on {len(days)} days: {format_ranges(days)}" if len(days) > 1 else text
 
 
-def skews_in(reads: Iterable[tuple[str, Iterable[date]]], ledgers: Ledgers) -> Iterator[Skew]:
+def find_skews(reads: Iterable[tuple[str, Iterable[date]]], ledgers: Ledgers) -> Iterator[Skew]:
     """What is skewed of the days that a plan reads.
 
     Args:
         reads: inputs, each with days of it that are read. A table may come several times.
         ledgers: those of all tables.
     """
-    days_of: dict[str, set[date]] = {}
+    days_by_input: dict[str, set[date]] = {}
     for name, days in reads:
-        days_of.setdefault(name, set()).update(days)
-    for name, of in days_of.items():
+        days_by_input.setdefault(name, set()).update(days)
+    for name, table_days in days_by_input.items():
         for column, above in skews_of(ledgers[name].table).items():
-            shares = {day: found for day in of if (found := _shares(ledgers[name], day, column))}
-            yield from _above(name, column, above, shares)
+            shares = {
+                day: day_shares
+                for day in table_days
+                if (day_shares := _recorded_shares(ledgers[name], day, column))
+            }
+            yield from _skew_above(name, column, above, shares)
 
 
-def sampled_skews(
+def find_sampled_skews(
     table: Table, lines: Mapping[date, Sequence[Sequence[str | None]]]
 ) -> Iterator[Skew]:
     """What is skewed of lines that have landed.
@@ -80,22 +84,22 @@ def sampled_skews(
     """
     for n, (column, above) in enumerate(skews_of(table).items()):
         shares = {}
-        for day, of in lines.items():
-            keys = Counter(values[n] for values in of)
+        for day, day_lines in lines.items():
+            keys = Counter(values[n] for values in day_lines)
             nulls = keys.pop(None, 0)
-            if of:
-                shares[day] = max(keys.values(), default=0) / len(of), nulls / len(of)
-        for skew in _above(table.name, column, above, shares):
+            if day_lines:
+                shares[day] = max(keys.values(), default=0) / len(day_lines), nulls / len(day_lines)
+        for skew in _skew_above(table.name, column, above, shares):
             yield skew.model_copy(update={"lines": len(lines[skew.day])})
 
 
-def _above(
+def _skew_above(
     table: str, column: str, above: float, shares: Mapping[date, tuple[float, float]]
 ) -> Iterator[Skew]:
     """What is to be told of a column, from the shares of one key and of nulls by day."""
-    high = sorted(day for day, found in shares.items() if max(found) > above)
-    if high:
-        worst = max(high, key=lambda day: max(shares[day]))
+    skewed_days = sorted(day for day, day_shares in shares.items() if max(day_shares) > above)
+    if skewed_days:
+        worst = max(skewed_days, key=lambda day: max(shares[day]))
         one_key, no_key = shares[worst]
         yield Skew(
             table=table,
@@ -104,14 +108,14 @@ def _above(
             day=worst,
             one_key=one_key,
             no_key=no_key,
-            days=tuple(packed(high)),
+            days=tuple(to_ranges(skewed_days)),
         )
 
 
-def _shares(ledger: Ledger, day: date, column: str) -> tuple[float, float] | None:
+def _recorded_shares(ledger: Ledger, day: date, column: str) -> tuple[float, float] | None:
     """The shares of the most frequent key and of nulls; none if they are not on record."""
     published = ledger.current_record(day)
     if published is None or not published.rows or most_rows_of(column) not in published.numbers:
         return None
-    most = published.numbers[most_rows_of(column)]
-    return most / published.rows, published.nulls.get(column, 0) / published.rows
+    most_rows = published.numbers[most_rows_of(column)]
+    return most_rows / published.rows, published.nulls.get(column, 0) / published.rows

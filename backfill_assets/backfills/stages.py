@@ -13,18 +13,18 @@ from datetime import date
 
 import dagster as dg
 
-from backfill_assets.backfills.planning import target_days
-from backfill_assets.backfills.plans import BackfillPlan, Parameters
+from backfill_assets.backfills.planning import days_by_table
+from backfill_assets.backfills.plans import BackfillPlan, BackfillRequest
 from backfill_assets.backfills.undertakings import (
-    OPEN,
+    ACTIVE,
     BackfillRefusedError,
-    Undertaking,
-    find,
-    keep,
-    under_way,
+    BackfillState,
+    active_ids,
+    load,
+    save,
 )
-from backfill_assets.calendar.cadences import Cadence
-from backfill_assets.calendar.partitions import DAY, Window, spelled, unpacked, windows
+from backfill_assets.calendar.cadences import Grain
+from backfill_assets.calendar.partitions import DAY, Window, format_ranges, from_ranges, to_windows
 from backfill_assets.dagster_ext.internals import (
     BULK_ACTION_TERMINAL_STATUSES,
     BackfillDaemon,
@@ -36,7 +36,7 @@ from backfill_assets.dagster_ext.internals import (
     PartitionsSelector,
     SensorDaemon,
     get_daemon_statuses,
-    longest_tag,
+    max_tag_bytes,
 )
 from backfill_assets.publish.run_tags import (
     ACCEPT_TAG,
@@ -44,133 +44,135 @@ from backfill_assets.publish.run_tags import (
     REASON_TAG,
     REWRITE_TAG,
     WRITE_MODE_TAG,
-    pinned,
+    format_code_pin,
 )
 
 #: A daemon tells Dagster every 30 seconds that it lives. Dagster counts it as alive for half an
 #: hour after its last word; a backfill that is launched in that time would wait for nobody.
-_SILENT = 300.0  # seconds
+_HEARTBEAT_TOLERANCE = 300.0  # seconds
 #: The tag of a run that reconciles a stage: the id of the stage's backfill.
 RECONCILES_TAG = "backfill_assets/reconciles"
 #: How many runs of a backfill the queue lets go at a time: `dagster.yaml` has a limit for each.
 PARALLEL_TAG = "backfill_assets/max_parallel"
 
 
-def launch(
+def launch_stage(
     instance: dg.DagsterInstance,
     graph: BaseAssetGraph,
     id_: str,
-    now: BackfillPlan,
-) -> Undertaking:
+    current: BackfillPlan,
+) -> BackfillState:
     """Launch a plan's first stage; or once more the stage that it ended with.
 
     Args:
         instance: where it runs.
         graph: the assets.
         id_: of the plan.
-        now: the same plan made anew.
+        current: the same plan made anew.
 
     Raises:
         BackfillRefusedError: what it was planned on has moved, naming what; or it is under way, or
             complete.
     """
-    it = find(instance, id_)
-    if it.complete or id_ in under_way(instance):
-        state = "complete" if it.complete else "under way"
-        raise BackfillRefusedError(f"backfill {id_} is {state}; make a new plan for another")
-    moved = it.plan.moved(now)
-    if it.attempt and instance.get_backfill(it.backfill_id) is None:
-        it.attempt = 0  # it was kept, and nothing came of it
-    if it.attempt:  # its own commits have moved the tables
-        mine = (it.plan.code_version, it.plan.config_digest)
-        moved = moved if mine != (now.code_version, now.config_digest) else []
-    if moved:
+    state = load(instance, id_)
+    if state.complete or id_ in active_ids(instance):
+        status = "complete" if state.complete else "under way"
+        raise BackfillRefusedError(f"backfill {id_} is {status}; make a new plan for another")
+    changes = state.plan.changes_since_planning(current)
+    if state.attempt and instance.get_backfill(state.backfill_id) is None:
+        state.attempt = 0  # it was kept, and nothing came of it
+    if state.attempt:  # its own commits have moved the tables
+        planned_by = (state.plan.code_version, state.plan.config_digest)
+        changes = changes if planned_by != (current.code_version, current.config_digest) else []
+    if changes:
         raise BackfillRefusedError(
             f"backfill {id_} is not launched, as what it was planned on has moved: "
-            f"{'; '.join(moved)}. Nothing was written; make a new plan."
+            f"{'; '.join(changes)}. Nothing was written; make a new plan."
         )
-    for table, outlook in it.plan.tables.items():
-        asked = _meant(graph, it.plan, table)
-        if lacking := asked & {*unpacked(outlook.lacking)}:
+    for table, forecast in state.plan.tables.items():
+        requested = _requested_days(graph, state.plan, table)
+        if missing := requested & {*from_ranges(forecast.lacking)}:
             raise BackfillRefusedError(
                 f"backfill {id_} is not launched: {table} "
-                f"[{spelled(lacking)}] cannot be built, as what these days "
+                f"[{format_ranges(missing)}] cannot be built, as what these days "
                 "are made of has never been published. Make a plan that has the input tables too."
             )
-        if unlike := asked & {*unpacked(outlook.other_settings)}:
+        if other_settings := requested & {*from_ranges(forecast.other_settings)}:
             raise BackfillRefusedError(
-                f"backfill {id_} is not launched: {table} [{spelled(unlike)}] cannot be built, as "
+                f"backfill {id_} is not launched: {table} [{format_ranges(other_settings)}] cannot be built, as "
                 "what these days are made of was made under other settings. Nothing was written; "
                 "make a plan that has the input tables and days too, or put the settings back."
             )
-    _refuse_many_names(instance, it)
-    it.attempt += 1
-    it.ended, it.began = "", it.began or time.time()
-    keep(instance, it)
-    instance.add_dynamic_partitions(OPEN, [id_])
-    _add(instance, graph, it)
-    return it
+    _refuse_long_tag(instance, state)
+    state.attempt += 1
+    state.ended, state.began = "", state.began or time.time()
+    save(instance, state)
+    instance.add_dynamic_partitions(ACTIVE, [id_])
+    _submit_stage(instance, graph, state)
+    return state
 
 
-def _meant(graph: BaseAssetGraph, plan: BackfillPlan, table: str) -> set[date]:
+def _requested_days(graph: BaseAssetGraph, plan: BackfillPlan, table: str) -> set[date]:
     """The days of a table that were asked for: not those that only follow by mapping.
 
     Of a table by week that follows others of the plan, the weeks all of whose days are asked for.
     """
     node, window = graph.get(dg.AssetKey(table)), plan.parameters.window
-    cadence = Cadence.of(node.partitions_def)
-    follows = {key.to_user_string() for key in node.parent_keys} & plan.tables.keys()
-    return {*(cadence.whole(window) if follows else cadence.touched(window))}
+    cadence = Grain.from_partitions_def(node.partitions_def)
+    inputs = {key.to_user_string() for key in node.parent_keys} & plan.tables.keys()
+    return {*(cadence.whole_partitions(window) if inputs else cadence.partitions_of(window))}
 
 
-def _refuse_many_names(instance: dg.DagsterInstance, it: Undertaking) -> None:
+def _refuse_long_tag(instance: dg.DagsterInstance, state: BackfillState) -> None:
     """Refuse what Dagster's daemon would try to launch for ever."""
-    limit, names = longest_tag(instance), it.plan.parameters.accept
+    limit, names = max_tag_bytes(instance), state.plan.parameters.accept
     if limit is not None and len(",".join(names).encode()) > limit:
         raise BackfillRefusedError(
-            f"backfill {it.plan.id} is not launched: it accepts {len(names)} files by name, and "
+            f"backfill {state.plan.id} is not launched: it accepts {len(names)} files by name, and "
             f"Dagster's storage takes names of {limit:,} bytes in all for a run. Nothing was "
             "written; make a plan for fewer days at a time."
         )
 
 
-def _add(instance: dg.DagsterInstance, graph: BaseAssetGraph, it: Undertaking) -> None:
+def _submit_stage(
+    instance: dg.DagsterInstance, graph: BaseAssetGraph, state: BackfillState
+) -> None:
     """Hand the stage to Dagster's backfill daemon, unless it has it already."""
-    if instance.get_backfill(it.backfill_id) is not None:
+    if instance.get_backfill(state.backfill_id) is not None:
         return
-    asked = it.plan.parameters
-    name, window = it.plan.stages[it.stage]
-    days = dict(_possible(it, _of_stage(graph, asked, window)))
+    request = state.plan.parameters
+    name, window = state.plan.stages[state.stage]
+    days = dict(_buildable_days(state, _stage_days(graph, request, window)))
     tags = {
-        CODE_TAG: pinned(it.plan.code_version, it.plan.config_digest),
-        REASON_TAG: asked.reason,
-        WRITE_MODE_TAG: asked.write_mode,
-        REWRITE_TAG: str(asked.rewrite).lower(),
+        CODE_TAG: format_code_pin(state.plan.code_version, state.plan.config_digest),
+        REASON_TAG: request.reason,
+        WRITE_MODE_TAG: request.write_mode,
+        REWRITE_TAG: str(request.rewrite).lower(),
     }
-    if asked.accept:
-        tags[ACCEPT_TAG] = ",".join(asked.accept)
-    if asked.max_parallel:
-        tags[PARALLEL_TAG] = str(asked.max_parallel)
+    if request.accept:
+        tags[ACCEPT_TAG] = ",".join(request.accept)
+    if request.max_parallel:
+        tags[PARALLEL_TAG] = str(request.max_parallel)
     stage = PartitionBackfill.from_partitions_by_assets(
-        backfill_id=it.backfill_id,
+        backfill_id=state.backfill_id,
         asset_graph=graph,
         partitions_by_assets=[
             PartitionsByAssetSelector(
                 asset_key=dg.AssetKey(table),
                 partitions=PartitionsSelector(
                     [
-                        PartitionRangeSelector(str(found.start), str(found.end - DAY))
-                        for found in windows(of)
+                        PartitionRangeSelector(str(part.start), str(part.end - DAY))
+                        for part in to_windows(table_days)
                     ]
                 ),
             )
-            for table, of in days.items()
+            for table, table_days in days.items()
         ],
         backfill_timestamp=time.time(),
         tags={key: value for key, value in tags.items() if value},
         dynamic_partitions_store=instance,
-        title=f"{it.plan.id} {name}: {window}",
-        description=asked.reason or None,
+        title=f"{state.plan.id} {name}: {window}",
+        description=request.reason or None,
         run_config=None,
     )
     # Nothing is the daemon's to do where no week ends with the stage.
@@ -179,108 +181,118 @@ def _add(instance: dg.DagsterInstance, graph: BaseAssetGraph, it: Undertaking) -
         instance.add_backfill(stage)
     except Exception:
         # The sensor and a person may come to it at once, and Dagster takes each id but once.
-        if instance.get_backfill(it.backfill_id) is None:
+        if instance.get_backfill(state.backfill_id) is None:
             raise
 
 
-def _of_stage(graph: BaseAssetGraph, asked: Parameters, window: Window) -> dict[str, list[date]]:
+def _stage_days(
+    graph: BaseAssetGraph, request: BackfillRequest, window: Window
+) -> dict[str, list[date]]:
     """The days of a stage. A week comes with the stage of the last of its days that are asked for.
 
     Args:
         graph: the assets.
-        asked: what the backfill is for.
+        request: what the backfill is for.
         window: the days of the stage.
     """
-    found = target_days(graph, asked.tables, window)
-    for table, days in found.items():
-        days_of = Cadence.of(graph.get(dg.AssetKey(table)).partitions_def).days_of
-        end = asked.window.end
-        found[table] = [day for day in days if min(days_of(day).end, end) <= window.end]
-    return found
+    stage_days = days_by_table(graph, request.tables, window)
+    for table, days in stage_days.items():
+        days_of = Grain.from_partitions_def(graph.get(dg.AssetKey(table)).partitions_def).days_of
+        end = request.window.end
+        stage_days[table] = [day for day in days if min(days_of(day).end, end) <= window.end]
+    return stage_days
 
 
-def _possible(
-    it: Undertaking, days: Mapping[str, Sequence[date]]
+def _buildable_days(
+    state: BackfillState, days: Mapping[str, Sequence[date]]
 ) -> Iterator[tuple[str, list[date]]]:
     """The days without those that only follow by mapping, and whose input is not there."""
-    for table, wanted in days.items():
-        outlook = it.plan.tables[table]
-        lacking = {*unpacked([*outlook.lacking, *outlook.other_settings])}
-        if found := [day for day in wanted if day not in lacking]:
-            yield table, found
+    for table, requested in days.items():
+        forecast = state.plan.tables[table]
+        blocked = {*from_ranges([*forecast.lacking, *forecast.other_settings])}
+        if buildable := [day for day in requested if day not in blocked]:
+            yield table, buildable
 
 
 @dataclass(frozen=True)
-class Step:
+class NextAction:
     """What is to be done about a backfill next.
 
     Attributes:
         text: where it stands.
-        reconcile: the backfill of a stage that is to be reconciled now; empty if none.
+        stage_to_reconcile: the backfill of a stage that is to be reconciled now; empty if none.
     """
 
     text: str
-    reconcile: str = ""
+    stage_to_reconcile: str = ""
 
 
-def advance(instance: dg.DagsterInstance, graph: BaseAssetGraph, it: Undertaking) -> Step:
+def advance(
+    instance: dg.DagsterInstance, graph: BaseAssetGraph, state: BackfillState
+) -> NextAction:
     """Look how a stage has come along, and launch the next when it has been reconciled."""
-    if gone := [name for name in it.plan.parameters.tables if not graph.has(dg.AssetKey(name))]:
-        said = f"this version of the project has no table {', '.join(gone)}"
-        return _end(instance, it, f"{said}; {it.backfill_id} and what follows it is not built")
-    _add(instance, graph, it)  # it may have been interrupted before
-    backfill = instance.get_backfill(it.backfill_id)
+    if missing_tables := [
+        name for name in state.plan.parameters.tables if not graph.has(dg.AssetKey(name))
+    ]:
+        message = f"this version of the project has no table {', '.join(missing_tables)}"
+        return _end_backfill(
+            instance, state, f"{message}; {state.backfill_id} and what follows it is not built"
+        )
+    _submit_stage(instance, graph, state)  # it may have been interrupted before
+    backfill = instance.get_backfill(state.backfill_id)
     assert backfill is not None
     if backfill.status not in BULK_ACTION_TERMINAL_STATUSES:
-        return Step(f"{it.backfill_id} is under way")
-    runs = instance.get_runs(dg.RunsFilter(tags={RECONCILES_TAG: it.backfill_id}), limit=1)
+        return NextAction(f"{state.backfill_id} is under way")
+    runs = instance.get_runs(dg.RunsFilter(tags={RECONCILES_TAG: state.backfill_id}), limit=1)
     if not runs:
-        return Step(f"{it.backfill_id} is to be reconciled", it.backfill_id)
+        return NextAction(f"{state.backfill_id} is to be reconciled", state.backfill_id)
     (run,) = runs
     if not run.is_finished:
-        return Step(f"{it.backfill_id} is being reconciled")
-    stages = it.plan.stages
+        return NextAction(f"{state.backfill_id} is being reconciled")
+    stages = state.plan.stages
     if run.status is not dg.DagsterRunStatus.SUCCESS:
-        left = [str(window) for _, window in stages[it.stage + 1 :]]
-        rest = f"; not launched: {', '.join(left)}" if left else ""
-        return _end(
+        not_launched = [str(window) for _, window in stages[state.stage + 1 :]]
+        rest = f"; not launched: {', '.join(not_launched)}" if not_launched else ""
+        return _end_backfill(
             instance,
-            it,
-            f"{it.backfill_id} did not pass (run {run.run_id[:8]} says why){rest}",
+            state,
+            f"{state.backfill_id} did not pass (run {run.run_id[:8]} says why){rest}",
         )
     if backfill.status not in (BulkActionStatus.COMPLETED, BulkActionStatus.COMPLETED_SUCCESS):
-        said = f"{it.backfill_id} ended as {backfill.status.value.lower()} in Dagster"
-        return _end(instance, it, f"{said}, although what it was to publish is there")
-    if it.stage + 1 == len(stages):
-        return _end(instance, it, "complete and reconciled", complete=True)
-    it.stage, it.attempt = it.stage + 1, 1
-    keep(instance, it)
-    _add(instance, graph, it)
-    return Step(f"{it.backfill_id} is launched")
+        message = f"{state.backfill_id} ended as {backfill.status.value.lower()} in Dagster"
+        return _end_backfill(
+            instance, state, f"{message}, although what it was to publish is there"
+        )
+    if state.stage + 1 == len(stages):
+        return _end_backfill(instance, state, "complete and reconciled", complete=True)
+    state.stage, state.attempt = state.stage + 1, 1
+    save(instance, state)
+    _submit_stage(instance, graph, state)
+    return NextAction(f"{state.backfill_id} is launched")
 
 
-def _end(
-    instance: dg.DagsterInstance, it: Undertaking, text: str, *, complete: bool = False
-) -> Step:
-    it.ended, it.complete, it.took = text, complete, time.time() - it.began
-    keep(instance, it)
-    instance.delete_dynamic_partition(OPEN, it.plan.id)
-    return Step(text)
+def _end_backfill(
+    instance: dg.DagsterInstance, state: BackfillState, text: str, *, complete: bool = False
+) -> NextAction:
+    state.ended, state.complete, state.took = text, complete, time.time() - state.began
+    save(instance, state)
+    instance.delete_dynamic_partition(ACTIVE, state.plan.id)
+    return NextAction(text)
 
 
-def progress(instance: dg.DagsterInstance, it: Undertaking) -> str:
+def describe_progress(instance: dg.DagsterInstance, state: BackfillState) -> str:
     """Where a backfill stands, in a line."""
-    if it.ended:
-        return it.ended
-    stages = it.plan.stages
-    said = f"stage {it.stage + 1} of {len(stages)} ({it.backfill_id})"
-    backfill = instance.get_backfill(it.backfill_id)
+    if state.ended:
+        return state.ended
+    stages = state.plan.stages
+    prefix = f"stage {state.stage + 1} of {len(stages)} ({state.backfill_id})"
+    backfill = instance.get_backfill(state.backfill_id)
     if backfill is None or backfill.asset_backfill_data is None:
-        return f"{said}: about to be launched"
+        return f"{prefix}: about to be launched"
     if backfill.status in BULK_ACTION_TERMINAL_STATUSES:
-        return f"{said}: reconciling"
+        return f"{prefix}: reconciling"
     data = backfill.asset_backfill_data
-    done, failed, all_ = (
+    built, failed, all_ = (
         subset.num_partitions_and_non_partitioned_assets
         for subset in (
             data.materialized_subset,
@@ -289,13 +301,13 @@ def progress(instance: dg.DagsterInstance, it: Undertaking) -> str:
         )
     )
     bad = f", {failed} failed" if failed else ""
-    return f"{said}: {done} of {all_} days of tables{bad}"
+    return f"{prefix}: {built} of {all_} days of tables{bad}"
 
 
-def lacking_daemons(instance: dg.DagsterInstance) -> list[str]:
+def missing_daemons(instance: dg.DagsterInstance) -> list[str]:
     """The daemons that a backfill needs and that do not run."""
-    wanted = [BackfillDaemon.daemon_type(), SensorDaemon.daemon_type()]
+    required = [BackfillDaemon.daemon_type(), SensorDaemon.daemon_type()]
     statuses: Mapping = get_daemon_statuses(
-        instance, wanted, ignore_errors=True, heartbeat_tolerance_seconds=_SILENT
+        instance, required, ignore_errors=True, heartbeat_tolerance_seconds=_HEARTBEAT_TOLERANCE
     )
-    return [kind for kind in wanted if not statuses[kind].healthy]
+    return [kind for kind in required if not statuses[kind].healthy]

@@ -5,26 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import date, datetime
 
-from backfill_assets.backfills.fates import Fate, fates_of
-from backfill_assets.backfills.planning import target_days
-from backfill_assets.backfills.plans import Expected, Parameters
-from backfill_assets.calendar.partitions import Window, spelled
+from backfill_assets.backfills.fates import DayForecast, forecast_days
+from backfill_assets.backfills.planning import days_by_table
+from backfill_assets.backfills.plans import BackfillRequest, DayOutcome
+from backfill_assets.calendar.partitions import Window, format_ranges
 from backfill_assets.dagster_ext.internals import BaseAssetGraph
-from backfill_assets.delta.evolution import version_of
+from backfill_assets.delta.evolution import read_schema_version
 from backfill_assets.delta.ledgers import Ledger, Ledgers
 from backfill_assets.delta.reading import read_ledger
-from backfill_assets.delta.targets import Target, TargetError
-from backfill_assets.publish.adoption import Adopted
+from backfill_assets.delta.targets import ShadowTarget, TargetError
+from backfill_assets.publish.adoption import ClonedDays
 from backfill_assets.settings import Settings
-from backfill_assets.staleness.supposed import SwitchedOver
-from backfill_assets.tables.catalog import fed_tables, graph_for, tables_of
+from backfill_assets.staleness.supposed import SwitchedLedger
+from backfill_assets.tables.catalog import buildable_tables, graph_for, tables_of
 from backfill_assets.tables.code_version import Code
 from backfill_assets.tables.derived import carries_state
 from backfill_assets.tables.known import Current
 from backfill_assets.tables.table import Table
 
 
-def tables_for(settings: Settings, chosen: Sequence[str]) -> tuple[str, ...]:
+def target_tables(settings: Settings, chosen: Sequence[str]) -> tuple[str, ...]:
     """The tables of a target: those that are chosen, and all that follow from them.
 
     What is known now of a table (`current`) is made by the same function, so it belongs to it.
@@ -38,28 +38,28 @@ def tables_for(settings: Settings, chosen: Sequence[str]) -> tuple[str, ...]:
     """
     today = datetime.now(settings.zone).date()
     try:
-        fed_tables(settings, chosen, today)
+        buildable_tables(settings, chosen, today)
     except ValueError as error:
         raise TargetError(str(error)) from error
-    graph = graph_for(settings).fed(today)
-    if landed := [name for name in graph.landed if name in chosen]:
+    graph = graph_for(settings).without_retired(today)
+    if landed := [name for name in graph.landed_tables if name in chosen]:
         raise TargetError(
             f"{', '.join(landed)} is what has landed, and there is nothing to build of it beside "
             "production: choose the tables that are made of it"
         )
-    wanted = {*(chosen or graph.tables.keys() - {*graph.landed})}
+    selected = {*(chosen or graph.tables.keys() - {*graph.landed_tables})}
 
-    def follows(name: str, table: Table) -> bool:
-        same = isinstance(table, Current) and table.of.name in wanted
-        return same or bool(graph.upstream(name) & wanted)
+    def is_downstream(name: str, table: Table) -> bool:
+        same = isinstance(table, Current) and table.base.name in selected
+        return same or bool(graph.upstream_tables(name) & selected)
 
-    while more := {n for n, table in graph.tables.items() if follows(n, table)} - wanted:
-        wanted |= more
-    return tuple(name for name in graph.tables if name in wanted)
+    while added := {n for n, table in graph.tables.items() if is_downstream(n, table)} - selected:
+        selected |= added
+    return tuple(name for name in graph.tables if name in selected)
 
 
-def days_of(
-    settings: Settings, graph: BaseAssetGraph, target: Target, only: Window | None = None
+def days_of_target(
+    settings: Settings, graph: BaseAssetGraph, target: ShadowTarget, only_days: Window | None = None
 ) -> dict[str, list[date]]:
     """By table of a target, its days: those that were asked for, and those that they change.
 
@@ -67,33 +67,35 @@ def days_of(
         settings: the deployment's settings.
         graph: the assets.
         target: the target.
-        only: only these days of those that were asked for, and what they change.
+        only_days: only these days of those that were asked for, and what they change.
     """
-    asked: dict[str, set[date]] = {name: set() for name in target.tables}
-    for window in [only] if only else target.windows:
-        for name, of_window in target_days(graph, target.tables, window).items():
-            asked[name].update(of_window)
+    days_by_name: dict[str, set[date]] = {name: set() for name in target.tables}
+    for window in [only_days] if only_days else target.requested_windows:
+        for name, window_days in days_by_table(graph, target.tables, window).items():
+            days_by_name[name].update(window_days)
     inputs = graph_for(settings).inputs
-    for name, days in asked.items():
-        ledger = target.ledger(settings, name)
-        for of in inputs[name]:
-            if changed := asked.get(of.source.name, ()):
-                source = target.ledger(settings, of.source.name)
-                days |= ledger.published.intersection(of.reach.changed(changed, source))
+    for name, days in days_by_name.items():
+        ledger = target.table_ledger(settings, name)
+        for dependency in inputs[name]:
+            if changed := days_by_name.get(dependency.source.name, ()):
+                source = target.table_ledger(settings, dependency.source.name)
+                days |= ledger.published_days.intersection(
+                    dependency.reach.changed_days(changed, source)
+                )
         if days and carries_state(ledger.table):
-            days |= {day for day in ledger.published if day > min(days)}
-    return {name: sorted(days) for name, days in asked.items() if days}
+            days |= {day for day in ledger.published_days if day > min(days)}
+    return {name: sorted(days) for name, days in days_by_name.items() if days}
 
 
-def behind(
+def stale_days(
     settings: Settings,
     graph: BaseAssetGraph,
-    target: Target,
+    target: ShadowTarget,
     code: Code,
-    only: Window | None = None,
+    only_days: Window | None = None,
     *,
     pinned: bool = False,
-) -> dict[str, dict[date, Fate]]:
+) -> dict[str, dict[date, DayForecast]]:
     """The days of a target that are not as this code would make them of production.
 
     Args:
@@ -101,10 +103,10 @@ def behind(
         graph: the assets.
         target: the target.
         code: the code.
-        only: only these days are asked for.
+        only_days: only these days are asked for.
         pinned: of production as the target sees it, and not as it is now.
     """
-    ledgers = target.ledgers(settings, pinned=pinned)
+    ledgers = target.table_ledgers(settings, pinned=pinned)
     tables = tables_of(settings)
     production = {name: read_ledger(settings.table(name), tables[name]) for name in target.tables}
     if not pinned:
@@ -113,46 +115,51 @@ def behind(
         ledgers = {
             **ledgers,
             **{
-                name: SwitchedOver.of(fork, made(target, fork), production[name])
+                name: SwitchedLedger.from_fork(fork, built_days(target, fork), production[name])
                 for name, fork in forks.items()
             },
         }
-    days = days_of(settings, graph, target, only)
-    asked = Parameters(days=str(only or target.windows[-1]), tables=target.tables)
-    found: dict[str, dict[date, Fate]] = {}
-    for name, of in fates_of(settings, asked, days, ledgers, code, {}).items():
-        there = production[name].published
-        left = {
-            day: fate
-            for day, fate in of.items()
-            if fate.expected is not Expected.IDENTICAL
+    days = days_of_target(settings, graph, target, only_days)
+    request = BackfillRequest(
+        days=str(only_days or target.requested_windows[-1]), tables=target.tables
+    )
+    stale: dict[str, dict[date, DayForecast]] = {}
+    for name, forecasts in forecast_days(settings, request, days, ledgers, code, {}).items():
+        published = production[name].published_days
+        stale_in_table = {
+            day: forecast
+            for day, forecast in forecasts.items()
+            if forecast.outcome is not DayOutcome.IDENTICAL
             # What nobody can make, and nobody has, is not missed.
             and not (
-                fate.expected is Expected.LACKING and day not in there | ledgers[name].published
+                forecast.outcome is DayOutcome.LACKING
+                and day not in published | ledgers[name].published_days
             )
         }
-        if left:
-            found[name] = left
-    return found
+        if stale_in_table:
+            stale[name] = stale_in_table
+    return stale
 
 
-def unbuilt(settings: Settings, graph: BaseAssetGraph, target: Target, code: Code) -> Iterator[str]:
+def describe_missing_days(
+    settings: Settings, graph: BaseAssetGraph, target: ShadowTarget, code: Code
+) -> Iterator[str]:
     """The days that a target was asked for, and has not made: of each table, in a sentence."""
-    for name, of in behind(settings, graph, target, code, pinned=True).items():
-        if left := of.keys() - made(target, target.ledger(settings, name)):
-            why = ", ".join(sorted({of[day].why for day in left}))
-            yield f"{name} [{spelled(left)}] is not built ({why})"
+    for name, forecasts in stale_days(settings, graph, target, code, pinned=True).items():
+        if missing := forecasts.keys() - built_days(target, target.table_ledger(settings, name)):
+            reasons = ", ".join(sorted({forecasts[day].reason for day in missing}))
+            yield f"{name} [{format_ranges(missing)}] is not built ({reasons})"
 
 
-def made(target: Target, ledger: Ledger) -> set[date]:
+def built_days(target: ShadowTarget, ledger: Ledger) -> set[date]:
     """The days of a table that the target has made, with the rows that were there or others."""
-    since = target.since(ledger.table.name)
+    since = target.fork_version(ledger.table.name)
     return {day for day, record in ledger.latest.items() if record.version > since}
 
 
-def adoptable(
-    settings: Settings, target: Target, name: str, days: Iterable[date] | None = None
-) -> Adopted:
+def days_to_clone(
+    settings: Settings, target: ShadowTarget, name: str, days: Iterable[date] | None = None
+) -> ClonedDays:
     """The days of a table that a target has made, for another log of the table.
 
     Args:
@@ -161,29 +168,38 @@ def adoptable(
         name: of the table.
         days: only these; all if none are given.
     """
-    ledger = target.ledger(settings, name)
-    found = made(target, ledger)
+    ledger = target.table_ledger(settings, name)
+    built = built_days(target, ledger)
     if days is not None:
-        found.intersection_update(days)
-    return Adopted(target.url(settings, name), ledger, frozenset(found), target.since(name))
+        built.intersection_update(days)
+    return ClonedDays(
+        target.table_url(settings, name), ledger, frozenset(built), target.fork_version(name)
+    )
 
 
-def refuse_migrated(settings: Settings, target: Target, now: Ledgers) -> None:
+def refuse_migrated(settings: Settings, target: ShadowTarget, current: Ledgers) -> None:
     """See that no table has been migrated since its fork was made: the fork has the old columns.
 
     Args:
         settings: the deployment's settings.
         target: the target.
-        now: tables of it, as production has them.
+        current: tables of it, as production has them.
 
     Raises:
         TargetError: one has; the days of the target cannot become those of the table any more.
     """
     problems = []
     for name in target.tables:
-        fork, there = target.ledger(settings, name).metadata, now[name].metadata
-        if fork and there and (was := version_of(fork)) != (version := version_of(there)):
-            problems.append(f"{name} (its schema has version {version}, and the fork's {was})")
+        fork, production = target.table_ledger(settings, name).metadata, current[name].metadata
+        if (
+            fork
+            and production
+            and (fork_version := read_schema_version(fork))
+            != (version := read_schema_version(production))
+        ):
+            problems.append(
+                f"{name} (its schema has version {version}, and the fork's {fork_version})"
+            )
     if problems:
         raise TargetError(
             f"{', '.join(problems)}: the columns were changed since target {target.name} was made, "
@@ -193,13 +209,13 @@ def refuse_migrated(settings: Settings, target: Target, now: Ledgers) -> None:
         )
 
 
-def refuse_foreign(settings: Settings, target: Target, now: Ledgers) -> None:
+def refuse_external_changes(settings: Settings, target: ShadowTarget, current: Ledgers) -> None:
     """See that no other writer has changed days that a target has made, since it was pinned.
 
     Args:
         settings: the deployment's settings.
         target: the target.
-        now: tables of it, as production has them.
+        current: tables of it, as production has them.
 
     Raises:
         TargetError: one has; the switch-over would lose what it wrote.
@@ -207,27 +223,27 @@ def refuse_foreign(settings: Settings, target: Target, now: Ledgers) -> None:
     problems = []
     for name in target.tables:
         pin = target.pins[name]
-        theirs = {
+        external_days = {
             day
-            for commit in (now[name].external if name in now else ())
+            for commit in (current[name].external_commits if name in current else ())
             if pin is not None and commit.version > pin
             for day in commit.days
             # Of a day that production has published since, nothing of theirs is left.
-            if now[name].current_record(day) is None
+            if current[name].current_record(day) is None
         }
-        if met := theirs & made(target, target.ledger(settings, name)):
-            problems.append(f"{name} [{spelled(met)}]")
+        if overwritten := external_days & built_days(target, target.table_ledger(settings, name)):
+            problems.append(f"{name} [{format_ranges(overwritten)}]")
     if problems:
-        begun = (
+        undo_advice = (
             f"Switch-over {target.switch_id} stays where it is: undo it "
             f"(`backfill-assets undo {target.switch_id}`), or their change, and ask again."
         )
-        way = (
+        drop_advice = (
             "Nothing was written. Launch these days again in production, or drop the target "
             f"(`backfill-assets drop {target.name}`) and begin again."
         )
         raise TargetError(
             f"others have changed {', '.join(problems)} in production since target {target.name} "
             "saw it, and the target would replace what they wrote. "
-            + (begun if target.switching else way)
+            + (undo_advice if target.switching else drop_advice)
         )

@@ -7,18 +7,18 @@ import dagster as dg
 from pydantic import Field
 
 from backfill_assets.backfills import shadow
-from backfill_assets.backfills.comparing import Comparison, compare, figures
-from backfill_assets.backfills.plans import Parameters
+from backfill_assets.backfills.comparing import Comparison, compare_target, comparison_metrics
+from backfill_assets.backfills.plans import BackfillRequest
 from backfill_assets.backfills.reports import as_markdown
-from backfill_assets.backfills.shadow import Stage
+from backfill_assets.backfills.shadow import StageResult
 from backfill_assets.backfills.switching import switch_over
-from backfill_assets.backfills.target_bounds import require
-from backfill_assets.backfills.target_undo import SWITCH_JOB, at_work
-from backfill_assets.calendar.days import days_asked
+from backfill_assets.backfills.target_bounds import require_comparison
+from backfill_assets.backfills.target_undo import SWITCH_JOB, active_switch_runs
+from backfill_assets.calendar.days import parse_calendar_days
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.dagster_ext.internals import AssetGraph, BaseAssetGraph
 from backfill_assets.delta import targets
-from backfill_assets.delta.targets import Bounds, TargetError
+from backfill_assets.delta.targets import ComparisonLimits, TargetError
 from backfill_assets.publish.run_tags import REASON_TAG
 from backfill_assets.settings import Settings
 from backfill_assets.tables.catalog import graph_for, tables_of
@@ -29,7 +29,7 @@ COMPARISONS = "comparisons"
 #: On a run that finishes a switch-over: its id.
 TARGET_TAG = "backfill_assets/switch_over"
 #: So often a run is asked for that finishes one; then a person must look at why they fail.
-_ATTEMPTS = 5
+_MAX_RUNS = 5
 
 
 class ShadowConfig(dg.Config):
@@ -58,10 +58,10 @@ class CompareConfig(dg.Config):
     )
 
     @property
-    def bounds(self) -> Bounds | None:
+    def limits(self) -> ComparisonLimits | None:
         """Those that were given; none if none were."""
-        given = Bounds(most_drift=self.most_drift, most_rows=self.most_rows)
-        return given if str(given) else None
+        limits = ComparisonLimits(most_drift=self.most_drift, most_rows=self.most_rows)
+        return limits if str(limits) else None
 
 
 class SwitchConfig(dg.Config):
@@ -72,12 +72,12 @@ class SwitchConfig(dg.Config):
     reason: str = Field("", description="Why, for the record.")
 
 
-def _building(settings: Settings, assets: Sequence[dg.AssetsDefinition]) -> dg.JobDefinition:
+def _build_job(settings: Settings, assets: Sequence[dg.AssetsDefinition]) -> dg.JobDefinition:
     """The job that builds days beside production."""
 
     @dg.op(required_resource_keys={"io_manager"}, out=dg.Out(dg.Nothing))
     def build_days(context: dg.OpExecutionContext, config: ShadowConfig) -> None:
-        asked = Parameters(
+        request = BackfillRequest(
             days=config.days,
             tables=tuple(config.tables),
             pilot_days=config.pilot_days,
@@ -86,15 +86,15 @@ def _building(settings: Settings, assets: Sequence[dg.AssetsDefinition]) -> dg.J
         )
         stages = []
         try:
-            days_asked(config.days, settings)
-            io = context.resources.io_manager
-            target = shadow.prepare(io, settings, config.target, asked)
-            for stage in shadow.build(io, settings, assets, target, asked):
+            parse_calendar_days(config.days, settings)
+            publisher = context.resources.io_manager
+            target = shadow.prepare_target(publisher, settings, config.target, request)
+            for stage in shadow.build_stages(publisher, settings, assets, target, request):
                 context.log.info(f"stage {stage.name} [{stage.window}] has ended")
                 stages.append(stage)
         except ValueError as error:
             raise dg.Failure(str(error), allow_retries=False) from error
-        metadata = {"stages": _stages(stages)}
+        metadata = {"stages": _stages_table(stages)}
         if stages and stages[-1].why:
             raise dg.Failure(stages[-1].why, metadata=metadata, allow_retries=False)
         context.add_output_metadata(metadata)
@@ -109,38 +109,38 @@ def _building(settings: Settings, assets: Sequence[dg.AssetsDefinition]) -> dg.J
     return shadow_backfill
 
 
-def _stages(stages: list[Stage]) -> dg.MarkdownMetadataValue:
+def _stages_table(stages: list[StageResult]) -> dg.MarkdownMetadataValue:
     lines = ["| stage | days | table | days by outcome |", "|---|---|---|---|"]
     for stage in stages:
         for table, counts in stage.counts.items():
-            said = ", ".join(f"{n} {outcome.value}" for outcome, n in counts.items())
-            lines.append(f"| {stage.name} | {stage.window} | {table} | {said} |")
+            counted = ", ".join(f"{n} {outcome.value}" for outcome, n in counts.items())
+            lines.append(f"| {stage.name} | {stage.window} | {table} | {counted} |")
     return dg.MetadataValue.md("\n".join(lines))
 
 
-def _comparing(settings: Settings, graph: BaseAssetGraph, code: Code) -> dg.JobDefinition:
+def _compare_job(settings: Settings, graph: BaseAssetGraph, code: Code) -> dg.JobDefinition:
     """The job that compares a target with production."""
 
     @dg.op(required_resource_keys={"engine"}, out=dg.Out(dg.Nothing))
     def compare_tables(context: dg.OpExecutionContext, config: CompareConfig) -> Iterator[Any]:
         try:
-            target = targets.find(settings, config.target)
+            target = targets.load_target(settings, config.target)
             if config.require is not None:
-                wanted = config.bounds or target.required or Bounds()
-                target = require(settings, target, wanted if config.require else None)
+                required = config.limits or target.required or ComparisonLimits()
+                target = require_comparison(settings, target, required if config.require else None)
             spark = context.resources.engine.spark_session
-            found = compare(settings, spark, graph, target, code, config.bounds)
+            comparison = compare_target(settings, spark, graph, target, code, config.limits)
         except TargetError as error:
             raise dg.Failure(str(error), allow_retries=False) from error
-        metadata = _pages(found)
+        metadata = _comparison_metadata(comparison)
         # Dagster plots numbers of observations. They are of an asset of their own: nothing of
         # production has happened.
-        for report in found.reports:
-            said = {"target": config.target, **figures(report)}
-            yield dg.AssetObservation([COMPARISONS, report.table.name], metadata=said)
-        if found.problems:
-            why = f"{config.target} does not hold: {'; '.join(found.problems)}"
-            raise dg.Failure(why, metadata=metadata, allow_retries=False)
+        for report in comparison.reports:
+            numbers = {"target": config.target, **comparison_metrics(report)}
+            yield dg.AssetObservation([COMPARISONS, report.table.name], metadata=numbers)
+        if comparison.problems:
+            message = f"{config.target} does not hold: {'; '.join(comparison.problems)}"
+            raise dg.Failure(message, metadata=metadata, allow_retries=False)
         yield dg.Output(None, metadata=metadata)
 
     @dg.job(
@@ -154,34 +154,34 @@ def _comparing(settings: Settings, graph: BaseAssetGraph, code: Code) -> dg.JobD
     return compare_job
 
 
-def _pages(found: Comparison) -> dict[str, Any]:
+def _comparison_metadata(comparison: Comparison) -> dict[str, Any]:
     """What a comparison found, as a run shows it: numbers first, then each table."""
-    tables = {r.table.name: dg.MetadataValue.md(as_markdown(r)) for r in found.reports}
+    tables = {r.table.name: dg.MetadataValue.md(as_markdown(r)) for r in comparison.reports}
     numbers = {
         f"{report.table.name}: {name}": value
-        for report in found.reports
-        for name, value in figures(report).items()
+        for report in comparison.reports
+        for name, value in comparison_metrics(report).items()
     }
     return {**numbers, **tables}
 
 
-def _switching(settings: Settings, graph: BaseAssetGraph, code: Code) -> dg.JobDefinition:
+def _switch_job(settings: Settings, graph: BaseAssetGraph, code: Code) -> dg.JobDefinition:
     """The job that makes a target production."""
 
     @dg.op(required_resource_keys={"io_manager"}, out=dg.Out(dg.Nothing))
     def adopt_days(context: dg.OpExecutionContext, config: SwitchConfig) -> Iterator[Any]:
-        io, run = context.resources.io_manager, context.run
+        publisher, run = context.resources.io_manager, context.run
         tags = {**run.tags, REASON_TAG: config.reason}
         try:
             if config.days:
-                days_asked(config.days, settings)
+                parse_calendar_days(config.days, settings)
             only = Window.parse(config.days) if config.days else None
-            for table, done in switch_over(
-                io, settings, graph, code, config.target, run.run_id, tags, only
+            for table, results in switch_over(
+                publisher, settings, graph, code, config.target, run.run_id, tags, only
             ):
-                context.log.info(f"{table.name}: {len(done)} day(s) switched over")
-                for told in io.events(context.instance, table, done):
-                    yield from told
+                context.log.info(f"{table.name}: {len(results)} day(s) switched over")
+                for events in publisher.events(context.instance, table, results):
+                    yield from events
         except ValueError as refused:
             raise dg.Failure(str(refused), allow_retries=False) from refused
         yield dg.Output(None)
@@ -197,7 +197,7 @@ def _switching(settings: Settings, graph: BaseAssetGraph, code: Code) -> dg.JobD
     return switch_job
 
 
-def _finishing(settings: Settings, job: dg.JobDefinition) -> dg.SensorDefinition:
+def _resume_sensor(settings: Settings, job: dg.JobDefinition) -> dg.SensorDefinition:
     """The sensor that finishes switch-overs whose run was lost."""
 
     @dg.sensor(
@@ -208,21 +208,21 @@ def _finishing(settings: Settings, job: dg.JobDefinition) -> dg.SensorDefinition
         "some tables of a target and others not.",
     )
     def switch_overs(context: dg.SensorEvaluationContext) -> Iterator[dg.RunRequest]:
-        for target in targets.interrupted(settings):
+        for target in targets.interrupted_switches(settings):
             tags = {TARGET_TAG: target.switch_id}
-            if at_work(context.instance):
+            if active_switch_runs(context.instance):
                 continue
-            asked = context.instance.get_runs_count(dg.RunsFilter(tags=tags))
-            if asked < _ATTEMPTS:
-                said = {"target": target.name, "reason": target.switch_reason}
-                config = {"ops": {"adopt_days": {"config": said}}}
-                key = f"{target.switch_id} {asked}"
+            attempts = context.instance.get_runs_count(dg.RunsFilter(tags=tags))
+            if attempts < _MAX_RUNS:
+                op_config = {"target": target.name, "reason": target.switch_reason}
+                config = {"ops": {"adopt_days": {"config": op_config}}}
+                key = f"{target.switch_id} {attempts}"
                 yield dg.RunRequest(run_key=key, run_config=config, tags=tags)
 
     return switch_overs
 
 
-def comparisons(settings: Settings) -> list[dg.AssetsDefinition]:
+def comparison_assets(settings: Settings) -> list[dg.AssetsDefinition]:
     """The assets whose observations are comparisons of targets with production, one for each table.
 
     Dagster plots numbers of assets that are defined only. Nobody materializes these. None as long
@@ -232,11 +232,11 @@ def comparisons(settings: Settings) -> list[dg.AssetsDefinition]:
         settings: the deployment's settings.
     """
     try:
-        if not targets.are_there(settings):
+        if not targets.any_targets(settings):
             return []
     except (OSError, ValueError):
         return []
-    landed = graph_for(settings).landed
+    landed = graph_for(settings).landed_tables
     specs = [
         dg.AssetSpec(
             [COMPARISONS, name],
@@ -250,7 +250,7 @@ def comparisons(settings: Settings) -> list[dg.AssetsDefinition]:
     return [dg.AssetsDefinition(specs=specs)]
 
 
-def build(
+def build_shadow_jobs(
     settings: Settings, assets: Sequence[dg.AssetsDefinition], code: Code
 ) -> tuple[list[dg.JobDefinition], dg.SensorDefinition]:
     """The jobs of targets, and the sensor that finishes switch-overs.
@@ -261,6 +261,6 @@ def build(
         code: that of the tables.
     """
     graph = AssetGraph.from_assets(list(assets))
-    switching = _switching(settings, graph, code)
-    jobs = [_building(settings, assets), _comparing(settings, graph, code), switching]
-    return jobs, _finishing(settings, switching)
+    switch_job = _switch_job(settings, graph, code)
+    jobs = [_build_job(settings, assets), _compare_job(settings, graph, code), switch_job]
+    return jobs, _resume_sensor(settings, switch_job)

@@ -8,131 +8,138 @@ from datetime import date, datetime
 import dagster as dg
 
 from backfill_assets.backfills import undertakings
-from backfill_assets.backfills.footprints import Origins, backfills_of, footprint, part_of
-from backfill_assets.backfills.target_days import adoptable
-from backfill_assets.backfills.undo import NothingToUndoError, UndoRefusedError, take_back
+from backfill_assets.backfills.footprints import (
+    RowOrigins,
+    backfill_ids_of,
+    changed_days,
+    commits_of,
+)
+from backfill_assets.backfills.target_days import days_to_clone
+from backfill_assets.backfills.undo import NothingToUndoError, UndoRefusedError, undo_backfill
 from backfill_assets.calendar.policy import Policy
 from backfill_assets.dagster_ext.run_locks import is_alive
 from backfill_assets.delta import targets
 from backfill_assets.delta.reading import read_ledgers
-from backfill_assets.delta.targets import Target, TargetError
-from backfill_assets.delta.versions import keep_versions
-from backfill_assets.publish.candidates import Done
+from backfill_assets.delta.targets import ShadowTarget, TargetError
+from backfill_assets.delta.versions import save_versions
+from backfill_assets.publish.candidates import DayResult
 from backfill_assets.publish.io_manager import DeltaIOManager
 from backfill_assets.settings import Settings
-from backfill_assets.staleness.backlog import backlog
+from backfill_assets.staleness.backlog import find_stale_days
 from backfill_assets.tables.table import Table
 
 #: The job that switches over.
 SWITCH_JOB = "switch_over"
 #: Of its latest runs, so many may still be at work.
-_RUNS = 20
+_RECENT_RUNS = 20
 
 
-def at_work(instance: dg.DagsterInstance) -> list[str]:
+def active_switch_runs(instance: dg.DagsterInstance) -> list[str]:
     """The runs of switch-overs that are at work, or will be."""
-    runs = instance.get_runs(dg.RunsFilter(job_name=SWITCH_JOB), limit=_RUNS)
-    return [run.run_id for run in runs if _may_work(instance, run)]
+    runs = instance.get_runs(dg.RunsFilter(job_name=SWITCH_JOB), limit=_RECENT_RUNS)
+    return [run.run_id for run in runs if _may_be_active(instance, run)]
 
 
-def _may_work(instance: dg.DagsterInstance, run: dg.DagsterRun) -> bool:
+def _may_be_active(instance: dg.DagsterInstance, run: dg.DagsterRun) -> bool:
     if run.status is dg.DagsterRunStatus.STARTED:
         return is_alive(instance, run) is not False
     return not run.is_finished
 
 
-def undo(
-    io: DeltaIOManager,
+def undo_backfill_or_switch(
+    publisher: DeltaIOManager,
     settings: Settings,
     instance: dg.DagsterInstance,
-    asked: Collection[str],
+    names: Collection[str],
     run_id: str,
     tags: Mapping[str, str],
     days: Container[date] | None = None,
-) -> Iterator[tuple[Table, list[Done]]]:
-    """As `undo.take_back`, also of switch-overs.
+) -> Iterator[tuple[Table, list[DayResult]]]:
+    """As `undo.undo_backfill`, also of switch-overs.
 
     Args:
-        io: reads and publishes.
+        publisher: reads and publishes.
         settings: the deployment's settings.
         instance: knows the runs that switch over.
-        asked: the name that was given, then the backfills and switch-overs that it is about.
+        names: the name that was given, then the backfills and switch-overs that it is about.
         run_id: of the run that undoes.
         tags: of that run.
         days: only these; all if not given.
 
     Raises:
-        UndoRefusedError: as `undo.take_back`.
+        UndoRefusedError: as `undo.undo_backfill`.
         TargetError: some days alone cannot be undone, or a run switches over.
     """
-    name, *_ = asked
-    target = _target_of(settings, asked)
+    name, *_ = names
+    target = _find_target(settings, names)
     if target is None:
-        yield from take_back(io, settings, name, run_id, tags, days)
+        yield from undo_backfill(publisher, settings, name, run_id, tags, days)
         return
-    resumed = _begin(settings, instance, target, name, days)
-    wrote = False
+    resumed = _begin_undo(settings, instance, target, name, days)
+    has_written = False
     try:
-        for table, done in take_back(io, settings, name, run_id, tags, days):
-            wrote = True
-            yield table, done
+        for table, results in undo_backfill(publisher, settings, name, run_id, tags, days):
+            has_written = True
+            yield table, results
     except NothingToUndoError:
         # Killed after the last table; or a switch-over that was killed before its first.
-        _end(settings, target)
+        _end_undo(settings, target)
         if not (resumed or target.switching):
             raise
     except UndoRefusedError:
         # What was put back is finished by asking again; till then nobody builds upon a half.
-        if not (wrote or resumed):
-            _rest(settings, target)
+        if not (has_written or resumed):
+            _cancel_undo(settings, target)
         raise
     else:
-        _end(settings, target)
+        _end_undo(settings, target)
 
 
-def _ids(target: Target) -> list[str]:
+def _switch_ids(target: ShadowTarget) -> list[str]:
     return [target.name, *(f"{target.name}-{n + 1}" for n in range(target.switches))]
 
 
-def names_of(settings: Settings, name: str) -> list[str]:
+def resolve_names(settings: Settings, name: str) -> list[str]:
     """The name that an undo was given, then the backfills that it is a run of."""
-    owners = backfills_of(read_ledgers(settings), name)
+    owners = backfill_ids_of(read_ledgers(settings), name)
     return [name, *sorted(owners - {name})]
 
 
-def refuse(
+def refuse_undo(
     settings: Settings,
     instance: dg.DagsterInstance,
-    asked: Collection[str],
+    names: Collection[str],
     days: Container[date] | None,
 ) -> None:
-    """Raise what `undo` would raise before it looks at any table.
+    """Raise what `undo_backfill_or_switch` would raise before it looks at any table.
 
     Args:
         settings: the deployment's settings.
         instance: knows the runs and backfills that are under way.
-        asked: the name that was given, then the backfills and switch-overs that it is about.
+        names: the name that was given, then the backfills and switch-overs that it is about.
         days: only these; all if not given.
 
     Raises:
         BackfillRefusedError: a backfill is under way.
         TargetError: some days alone cannot be undone, or a run switches over.
     """
-    for name in asked:
-        undertakings.refuse_under_way(instance, name)
-    name, *_ = asked
-    if target := _target_of(settings, asked):
-        _refuse(target, name, days)
-        if runs := at_work(instance):
-            raise _at_work(name, runs)
+    for name in names:
+        undertakings.refuse_active(instance, name)
+    name, *_ = names
+    if target := _find_target(settings, names):
+        _refuse_partial_undo(target, name, days)
+        if runs := active_switch_runs(instance):
+            raise _active_switch_error(name, runs)
 
 
-def _target_of(settings: Settings, asked: Collection[str]) -> Target | None:
-    known = {id_: target for target in targets.readable(settings) for id_ in _ids(target)}
-    return next((known[id_] for id_ in asked if id_ in known), None)
+def _find_target(settings: Settings, names: Collection[str]) -> ShadowTarget | None:
+    targets_by_id = {
+        id_: target for target in targets.readable_targets(settings) for id_ in _switch_ids(target)
+    }
+    return next((targets_by_id[id_] for id_ in names if id_ in targets_by_id), None)
 
 
-def _refuse(target: Target, name: str, days: Container[date] | None) -> None:
+def _refuse_partial_undo(target: ShadowTarget, name: str, days: Container[date] | None) -> None:
     whole = days is None and name in (target.name, target.switch_id)
     if target.switching and not whole:
         raise TargetError(
@@ -144,17 +151,17 @@ def _refuse(target: Target, name: str, days: Container[date] | None) -> None:
         targets.refuse_busy(target)
 
 
-def _at_work(name: str, runs: Sequence[str]) -> TargetError:
+def _active_switch_error(name: str, runs: Sequence[str]) -> TargetError:
     return TargetError(
         f"{name} was not undone, as run {runs[0][:8]} of the job {SWITCH_JOB} is at work. "
         "Nothing was written. Let it end, or terminate it, and ask again."
     )
 
 
-def _begin(
+def _begin_undo(
     settings: Settings,
     instance: dg.DagsterInstance,
-    target: Target,
+    target: ShadowTarget,
     name: str,
     days: Container[date] | None,
 ) -> bool:
@@ -163,31 +170,33 @@ def _begin(
     Raises:
         TargetError: it cannot be undone now; nothing was written.
     """
-    _refuse(target, name, days)
+    _refuse_partial_undo(target, name, days)
     # Noted before the look: a run that begins after it sees the note.
-    targets.keep(settings, target.model_copy(update={"undoing": name}))
-    if runs := at_work(instance):
+    targets.save_target(settings, target.model_copy(update={"undoing": name}))
+    if runs := active_switch_runs(instance):
         if not target.undoing:
-            _rest(settings, target)
-        raise _at_work(name, runs)
+            _cancel_undo(settings, target)
+        raise _active_switch_error(name, runs)
     return bool(target.undoing)
 
 
-def _rest(settings: Settings, target: Target) -> None:
-    targets.change(settings, target.name, lambda of: of.model_copy(update={"undoing": ""}))
+def _cancel_undo(settings: Settings, target: ShadowTarget) -> None:
+    targets.update_target(
+        settings, target.name, lambda current: current.model_copy(update={"undoing": ""})
+    )
 
 
-def _end(settings: Settings, target: Target) -> None:
+def _end_undo(settings: Settings, target: ShadowTarget) -> None:
     """Take note of what production still has of the target, and of versions that belong together.
 
     A switch-over that had not ended is undone as a whole, so it is over.
     """
-    left = {"undoing": "", "switching": False, "canary": has_days_in_production(settings, target)}
-    targets.change(settings, target.name, lambda of: of.model_copy(update=left))
-    keep_settled_versions(settings, datetime.now(settings.zone).date())
+    update = {"undoing": "", "switching": False, "canary": has_days_in_production(settings, target)}
+    targets.update_target(settings, target.name, lambda current: current.model_copy(update=update))
+    save_consistent_versions(settings, datetime.now(settings.zone).date())
 
 
-def keep_settled_versions(settings: Settings, today: date) -> None:
+def save_consistent_versions(settings: Settings, today: date) -> None:
     """Take note of the versions of the tables, if they have come to one state.
 
     That is if no open day is behind its inputs, and production has no part of a target. To be
@@ -198,9 +207,9 @@ def keep_settled_versions(settings: Settings, today: date) -> None:
         today: the business day.
     """
     ledgers = read_ledgers(settings)
-    behind = backlog(ledgers, Policy.of(settings), today).open
-    if not any(behind.values()) and not is_mixed(settings):
-        keep_versions(settings.warehouse, ledgers)
+    stale_by_table = find_stale_days(ledgers, Policy.from_settings(settings), today).open
+    if not any(stale_by_table.values()) and not is_mixed(settings):
+        save_versions(settings.warehouse, ledgers)
 
 
 def is_mixed(settings: Settings) -> bool:
@@ -212,28 +221,32 @@ def is_mixed(settings: Settings) -> bool:
     return any(
         target.switching
         or target.undoing
-        or (target.canary and has_days_in_production(settings, target) and _lacks(settings, target))
-        for target in targets.readable(settings)
+        or (
+            target.canary
+            and has_days_in_production(settings, target)
+            and _has_other_rows(settings, target)
+        )
+        for target in targets.readable_targets(settings)
     )
 
 
-def _lacks(settings: Settings, target: Target) -> bool:
+def _has_other_rows(settings: Settings, target: ShadowTarget) -> bool:
     """Whether production has any day with other rows than the target has made."""
     ledgers = read_ledgers(settings)
     # A table that is declared no more is in no state with the others.
     names = [name for name in target.tables if name in ledgers]
-    found = ((adoptable(settings, target, name), ledgers[name]) for name in names)
-    return any(adopted.changed(adopted.days, now) for adopted, now in found)
+    pairs = ((days_to_clone(settings, target, name), ledgers[name]) for name in names)
+    return any(cloned.changed_days(cloned.days, current) for cloned, current in pairs)
 
 
-def has_days_in_production(settings: Settings, target: Target) -> bool:
+def has_days_in_production(settings: Settings, target: ShadowTarget) -> bool:
     """Whether production has any day as the target made it."""
     ledgers = read_ledgers(settings)
     for name in target.tables:
         if name not in ledgers:
             continue
-        origins = Origins(ledgers[name])
-        changes = footprint(ledgers[name], part_of(target.name), origins)
-        if any(origins.holds(day, change) for day, change in changes.items()):
+        origins = RowOrigins(ledgers[name])
+        changes = changed_days(ledgers[name], commits_of(target.name), origins)
+        if any(origins.holds_result(day, change) for day, change in changes.items()):
             return True
     return False

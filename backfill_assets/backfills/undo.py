@@ -17,26 +17,46 @@ import msgspec
 from deltalake.exceptions import DeltaError
 from pyspark.sql import DataFrame
 
-from backfill_assets.backfills.dependents import Extent, extents
-from backfill_assets.backfills.footprints import Change, footprint, part_of, put_back, written
-from backfill_assets.calendar.partitions import DAY, Window, any_of, packed, spelled, windows
+from backfill_assets.backfills.dependents import UndoScope, undo_scopes
+from backfill_assets.backfills.footprints import (
+    DayChange,
+    changed_days,
+    commits_of,
+    reverted_days,
+    written_days,
+)
+from backfill_assets.calendar.partitions import (
+    DAY,
+    Window,
+    any_window_condition,
+    format_ranges,
+    to_ranges,
+    to_windows,
+)
 from backfill_assets.calendar.policy import Policy
 from backfill_assets.delta.data_files import DataFiles
-from backfill_assets.delta.evolution import version_of
+from backfill_assets.delta.evolution import read_schema_version
 from backfill_assets.delta.ledgers import Ledger, Ledgers
-from backfill_assets.delta.logs import delta_log, metadata_of
+from backfill_assets.delta.logs import delta_log, read_metadata
 from backfill_assets.delta.reading import read_ledgers
-from backfill_assets.delta.records import Details, Provenance, Published, Record
-from backfill_assets.delta.snapshots import data_files, files_as_of, rows_as_of
+from backfill_assets.delta.records import CommitDetails, CommitRecord, Provenance, PublishedDay
+from backfill_assets.delta.snapshots import files_as_of, list_data_files, rows_as_of
 from backfill_assets.engine.stores import open_store
-from backfill_assets.landing.manifests import Manifest, after_undo
-from backfill_assets.publish.candidates import Built, Candidate, Done, Plan, Remarks, Snapshot
+from backfill_assets.landing.manifests import LoadManifest, after_undo
+from backfill_assets.publish.candidates import (
+    Candidate,
+    CommitNotes,
+    ComputedDays,
+    ComputePlan,
+    DayResult,
+    Snapshot,
+)
 from backfill_assets.publish.io_manager import DeltaIOManager
-from backfill_assets.quality.audit import Verdict, differ, digests_by_day
+from backfill_assets.quality.audit import Verdict, digests_by_day, rows_differ
 from backfill_assets.settings import Settings
-from backfill_assets.staleness.arrivals import manifests
-from backfill_assets.staleness.fingerprints import input_fingerprints
-from backfill_assets.staleness.touched import touched
+from backfill_assets.staleness.arrivals import loaded_manifests
+from backfill_assets.staleness.fingerprints import input_digests
+from backfill_assets.staleness.touched import impact_of
 from backfill_assets.tables.catalog import tables_of
 from backfill_assets.tables.sources import Role, SourceTable
 from backfill_assets.tables.table import Table
@@ -50,22 +70,22 @@ class NothingToUndoError(UndoRefusedError):
     """Nothing of a backfill stands: it wrote nothing, or is undone already."""
 
 
-def take_back(
-    io: DeltaIOManager,
+def undo_backfill(
+    publisher: DeltaIOManager,
     settings: Settings,
     name: str,
     run_id: str,
     tags: Mapping[str, str],
     days: Container[date] | None = None,
-) -> Iterator[tuple[Table, list[Done]]]:
+) -> Iterator[tuple[Table, list[DayResult]]]:
     """Put back the days that a backfill wrote and what was made of them, table after table.
 
     One that was killed halfway is finished by asking again: what is put back already stays so.
 
     Args:
-        io: reads and publishes.
+        publisher: reads and publishes.
         settings: the deployment's settings.
-        name: the backfill, as `footprints.belongs` takes it.
+        name: the backfill, as `footprints.is_commit_of` takes it.
         run_id: of the run that undoes.
         tags: of that run.
         days: only these of those that it wrote, and what was made of them; all if not given.
@@ -75,267 +95,294 @@ def take_back(
             what others wrote as well, its old files are gone, or what was there would not pass the
             audit. Found before anything is written, unless another run comes in between.
     """
-    asked = _Asked(settings, name, days)
-    found = asked.extents()
-    if problems := asked.problems(found):
+    request = _UndoRequest(settings, name, days)
+    scopes = request.current_scopes()
+    if problems := request.find_problems(scopes):
         raise UndoRefusedError(
             f"{name} was not undone, and nothing was written: " + "; ".join(problems)
         )
-    if nothing := _nothing_to_undo(name, found):
-        raise NothingToUndoError(f"{nothing} at {settings.warehouse}; nothing was written.")
-    for table in asked.tables.values():
+    if message := _nothing_to_undo(name, scopes):
+        raise NothingToUndoError(f"{message} at {settings.warehouse}; nothing was written.")
+    for table in request.tables.values():
         # Another run may have followed what is undone since the first look.
-        extent = asked.extents()[table.name]
-        if todo := {**extent.unchanged, **extent.changes}:
-            record = io.record(table, run_id, tags)
-            candidate = Candidate(table, _Undo(io, asked, table).plan)
+        scope = request.current_scopes()[table.name]
+        if todo := {**scope.unchanged, **scope.changes}:
+            record = publisher.run_metadata(table, run_id, tags)
+            candidate = Candidate(table, _TableUndo(publisher, request, table).compute_plan)
             hull = Window(min(todo), max(todo) + DAY)
-            yield table, io.publish(candidate, hull, record, rewrite=extent.changes)
+            yield table, publisher.publish(candidate, hull, record, rewrite=scope.changes)
 
 
-def outlook(
+def preview_undo(
     settings: Settings, name: str, days: Container[date] | None = None
-) -> tuple[dict[str, Extent], list[str]]:
-    """What `take_back` would do now, by table, and why it would refuse. Nothing is written.
+) -> tuple[dict[str, UndoScope], list[str]]:
+    """What `undo_backfill` would do now, by table, and why it would refuse. Nothing is written.
 
     Args:
         settings: the deployment's settings.
-        name: the backfill, as `footprints.belongs` takes it.
+        name: the backfill, as `footprints.is_commit_of` takes it.
         days: only these of those that it wrote, and what was made of them; all if not given.
     """
-    asked = _Asked(settings, name, days)
-    found = asked.extents()
-    problems = asked.problems(found)
-    if not problems and (nothing := _nothing_to_undo(name, found)):
-        problems = [nothing]
-    return found, problems
+    request = _UndoRequest(settings, name, days)
+    scopes = request.current_scopes()
+    problems = request.find_problems(scopes)
+    if not problems and (message := _nothing_to_undo(name, scopes)):
+        problems = [message]
+    return scopes, problems
 
 
-def _nothing_to_undo(name: str, found: Mapping[str, Extent]) -> str:
+def _nothing_to_undo(name: str, scopes: Mapping[str, UndoScope]) -> str:
     """That a backfill has no day to put back; empty if it has."""
-    if any(extent.changes or extent.unchanged for extent in found.values()):
+    if any(scope.changes or scope.unchanged for scope in scopes.values()):
         return ""
-    done = any(extent.done for extent in found.values())
-    return f"{name} {'is undone already' if done else 'has written no such day in any table'}"
+    already_undone = any(scope.already_reverted for scope in scopes.values())
+    return f"{name} {'is undone already' if already_undone else 'has written no such day in any table'}"
 
 
-def written_by(settings: Settings, run_id: str) -> dict[str, set[date]]:
+def days_written_by_run(settings: Settings, run_id: str) -> dict[str, set[date]]:
     """By table, the days that the commits of a run wrote or withdrew; no table without such.
 
     Args:
         settings: say where the tables are.
         run_id: of the run.
     """
-    found = {}
+    days_by_table = {}
     for name, ledger in read_ledgers(settings).items():
         commits = [record for record in ledger.records if record.run_id == run_id]
-        if days := {day for record in commits for day in (*record.days, *record.withdrawn)}:
-            found[name] = days
-    return found
+        if days := {day for record in commits for day in (*record.days, *record.revoked_days)}:
+            days_by_table[name] = days
+    return days_by_table
 
 
-def undone(ledgers: Ledgers, name: str) -> dict[str, dict[date, Record]]:
+def reverted_by_table(ledgers: Ledgers, name: str) -> dict[str, dict[date, CommitRecord]]:
     """The days that a backfill wrote and that have been put back, each with its commit, by table.
 
     Args:
         ledgers: those of all tables.
-        name: the backfill, as `footprints.belongs` takes it.
+        name: the backfill, as `footprints.is_commit_of` takes it.
     """
-    found = {}
+    reverted = {}
     for table, ledger in ledgers.items():
-        changes = footprint(ledger, part_of(name))
-        found[table] = {day: changes[day].last for day in put_back(ledger, changes)}
-    return found
+        changes = changed_days(ledger, commits_of(name))
+        reverted[table] = {day: changes[day].last_commit for day in reverted_days(ledger, changes)}
+    return reverted
 
 
-class _Asked:
+class _UndoRequest:
     """What a person asks to be undone."""
 
     def __init__(self, settings: Settings, name: str, days: Container[date] | None) -> None:
         self.settings, self.name, self.days = settings, name, days
         self.tables = tables_of(settings)
-        self._known: tuple[dict[str, int | None], dict[str, Extent]] = ({}, {})
+        self._cached: tuple[dict[str, int | None], dict[str, UndoScope]] = ({}, {})
 
-    def extents(self) -> dict[str, Extent]:
+    def current_scopes(self) -> dict[str, UndoScope]:
         """What that is about as of now, by table."""
         ledgers = read_ledgers(self.settings)
         versions = {name: ledger.version for name, ledger in ledgers.items()}
-        if versions != self._known[0]:
-            found = extents(ledgers, self.name, Policy.of(self.settings), self.days)
-            self._known = versions, found
-        return self._known[1]
+        if versions != self._cached[0]:
+            scopes = undo_scopes(ledgers, self.name, Policy.from_settings(self.settings), self.days)
+            self._cached = versions, scopes
+        return self._cached[1]
 
-    def problems(self, found: Mapping[str, Extent]) -> list[str]:
+    def find_problems(self, scopes: Mapping[str, UndoScope]) -> list[str]:
         """Why days cannot be put back, each with their names, by what the undo is about."""
-        return [text for name, extent in found.items() for text in self._problems(name, extent)]
+        return [
+            text for name, scope in scopes.items() for text in self._table_problems(name, scope)
+        ]
 
-    def _problems(self, name: str, extent: Extent) -> list[str]:
-        table, url, problems = self.tables[name], self.settings.table(name), [*extent.problems]
-        for version, of in _by_version(extent.changes).items():
+    def _table_problems(self, name: str, scope: UndoScope) -> list[str]:
+        table, url, problems = self.tables[name], self.settings.table(name), [*scope.problems]
+        for version, days in _group_by_version(scope.changes).items():
             try:
                 # Only a table of a third schema may be two steps away from an old version.
-                schema = self._schema(table, version) if table.schema_version > 2 else 1
+                schema = self._schema_version_at(table, version) if table.schema_version > 2 else 1
                 if table.schema_version - schema > 1:
-                    problems.append(_other_columns(table, of, version, schema))
+                    problems.append(_other_columns(table, days, version, schema))
                     continue
-                lost = _as_of(url, table, version, of).lost
+                missing_days = _check_old_files(url, table, version, days).days_with_missing_files
             except (DeltaError, OSError) as error:
                 problems.append(f"{table.name} cannot be read as of version {version} ({error})")
                 continue
-            if lost:
+            if missing_days:
                 problems.append(
-                    f"the files that {table.name} [{spelled(lost)}] had in version "
+                    f"the files that {table.name} [{format_ranges(missing_days)}] had in version "
                     f"{version} are gone: VACUUM takes them when the time to undo is over; "
                     "mend the input and launch these days again instead"
                 )
         return problems
 
-    def _schema(self, table: Table, version: int) -> int:
+    def _schema_version_at(self, table: Table, version: int) -> int:
         """The version of a table's schema as of a version of the table."""
-        return version_of(metadata_of(delta_log(self.settings.table(table.name), version).load()))
+        return read_schema_version(
+            read_metadata(delta_log(self.settings.table(table.name), version).load())
+        )
 
 
 def _other_columns(table: Table, days: Iterable[date], version: int, schema: int) -> str:
     """That rows cannot be put back as they were: a migration tells one step, and not the way."""
     return (
-        f"{table.name} [{spelled(days)}] had the columns of schema {schema} in version {version}, "
+        f"{table.name} [{format_ranges(days)}] had the columns of schema {schema} in version {version}, "
         f"and has those of schema {table.schema_version}: what became of each value in between is "
         "not known; mend the input and launch these days again instead"
     )
 
 
-def _by_version(changes: Mapping[date, Change]) -> dict[int, list[date]]:
-    found: dict[int, list[date]] = {}
+def _group_by_version(changes: Mapping[date, DayChange]) -> dict[int, list[date]]:
+    days_by_version: dict[int, list[date]] = {}
     for day, change in changes.items():
-        found.setdefault(change.before, []).append(day)
-    return found
+        days_by_version.setdefault(change.version_before, []).append(day)
+    return days_by_version
 
 
 @dataclass(frozen=True)
-class _AsOf:
+class _OldFiles:
     """Days at an old version: those that had files, and those whose files are not all there now."""
 
-    there: frozenset[date]
-    lost: frozenset[date]
+    days_with_files: frozenset[date]
+    days_with_missing_files: frozenset[date]
 
 
-def _as_of(url: str, table: Table, version: int, days: Iterable[date]) -> _AsOf:
-    files = data_files(url, table, days, version).to_pylist()
+def _check_old_files(url: str, table: Table, version: int, days: Iterable[date]) -> _OldFiles:
+    files = list_data_files(url, table, days, version).to_pylist()
     filesystem, base = open_store(url)
     infos = filesystem.get_file_info([f"{base}/{file['path']}" for file in files])
-    lost = {file["day"] for file, info in zip(files, infos, strict=True) if not info.is_file}
-    return _AsOf(frozenset(file["day"] for file in files), frozenset(lost))
+    missing_days = {
+        file["day"] for file, info in zip(files, infos, strict=True) if not info.is_file
+    }
+    return _OldFiles(frozenset(file["day"] for file in files), frozenset(missing_days))
 
 
 #: Before the time to undo is over: an undo takes less.
 _MARGIN = timedelta(hours=6)
 
 
-def _files(url: str, ledger: Ledger, changes: Mapping[date, Change], undo_days: int) -> DataFiles:
+def _restorable_files(
+    url: str, ledger: Ledger, changes: Mapping[date, DayChange], undo_days: int
+) -> DataFiles:
     """The files that days had, where the day can have them back as they are.
 
     A commit cannot take away a file and add it: where a merge has left one in place, the rows of
     the day are written again. So they are where the time to undo is over: a VACUUM that has begun
     before this undo may be about to remove the files.
     """
-    table, now = ledger.table, ledger.version or 0
-    youngest = datetime.now(timezone.utc) - timedelta(days=undo_days) + _MARGIN
+    table, current_version = ledger.table, ledger.version or 0
+    oldest_safe = datetime.now(timezone.utc) - timedelta(days=undo_days) + _MARGIN
     changes = {
         day: change
         for day, change in changes.items()
-        if all(commit.at and commit.at > youngest for commit in _replacements(ledger, day, change))
+        if all(
+            commit.at and commit.at > oldest_safe for commit in _later_commits(ledger, day, change)
+        )
     }
-    found = {
-        day: of
-        for version, days in _by_version(changes).items()
-        for day, of in files_as_of(url, table, days, version).items()
+    old_files = {
+        day: day_files
+        for version, days in _group_by_version(changes).items()
+        for day, day_files in files_as_of(url, table, days, version).items()
     }
-    there = {file["path"] for file in data_files(url, table, changes, now).to_pylist()}
-    return {day: of for day, of in found.items() if there.isdisjoint(file.path for file in of)}
+    current_paths = {
+        file["path"] for file in list_data_files(url, table, changes, current_version).to_pylist()
+    }
+    return {
+        day: day_files
+        for day, day_files in old_files.items()
+        if current_paths.isdisjoint(file.path for file in day_files)
+    }
 
 
-def _replacements(ledger: Ledger, day: date, change: Change) -> list[Record]:
+def _later_commits(ledger: Ledger, day: date, change: DayChange) -> list[CommitRecord]:
     """The commits since a day had the rows that are put back which wrote it."""
     return [
         commit
         for commit in ledger.records
-        if commit.version > change.before and day in written(commit)
+        if commit.version > change.version_before and day in written_days(commit)
     ]
 
 
 @dataclass(frozen=True)
-class _Undo:
+class _TableUndo:
     """How one table is put back."""
 
-    io: DeltaIOManager
-    asked: _Asked
+    publisher: DeltaIOManager
+    request: _UndoRequest
     table: Table
 
     @property
     def _policy(self) -> Policy:
-        return Policy.of(self.asked.settings)
+        return Policy.from_settings(self.request.settings)
 
-    def plan(self, _: Window) -> Plan:
+    def compute_plan(self, _: Window) -> ComputePlan:
         """What is to be put back as of now.
 
         Raises:
             UndoRefusedError: another run has written one of the days meanwhile.
         """
-        io, table = self.io, self.table
-        url, ledger = io.url(table), io.ledger(table)
-        found = self.asked.extents()
-        if problems := self.asked.problems({table.name: found[table.name]}):
+        publisher, table = self.publisher, self.table
+        url, ledger = publisher.url(table), publisher.ledger(table)
+        scopes = self.request.current_scopes()
+        if problems := self.request.find_problems({table.name: scopes[table.name]}):
             raise UndoRefusedError(
                 f"{table.name} was not undone: {'; '.join(problems)}. Tables that were put "
                 "back before it stay so; when the days are free, ask again for the rest."
             )
-        changes, unchanged = found[table.name].changes, found[table.name].unchanged
+        changes, unchanged = scopes[table.name].changes, scopes[table.name].unchanged
         todo = {**unchanged, **changes}
         if not todo:
-            return Plan({}, lambda _: Built(self._rows(ledger.version or 0, ()), {}))
-        there = {
+            return ComputePlan(
+                {}, lambda _: ComputedDays(self._rows_at(ledger.version or 0, ()), {})
+            )
+        days_with_files = {
             day
-            for version, of in _by_version(changes).items()
-            for day in _as_of(url, table, version, of).there
+            for version, version_days in _group_by_version(changes).items()
+            for day in _check_old_files(url, table, version, version_days).days_with_files
         }
-        withdrawn = {d for d, c in changes.items() if c.previous is None and d not in there}
-        last = max(todo.values(), key=lambda change: change.after).last
-        tables = self.asked.tables
-        sources = [io.source(io.ledger(tables[name]), by_day=False) for name in last.inputs]
-        fingerprints = {day: self._fingerprint(ledger, day, todo[day]) for day in sorted(todo)}
+        withdrawn = {
+            d for d, c in changes.items() if c.previous_commit is None and d not in days_with_files
+        }
+        newest = max(todo.values(), key=lambda change: change.version_after).last_commit
+        tables = self.request.tables
+        sources = [
+            publisher.table_snapshot(publisher.ledger(tables[name]), by_day=False)
+            for name in newest.inputs
+        ]
+        fingerprints = {day: self._input_digest(ledger, day, todo[day]) for day in sorted(todo)}
 
-        def build(_days: Window) -> Built:
-            as_of = {**_by_version(changes), ledger.version or 0: list(unchanged)}
+        def build_rows(_days: Window) -> ComputedDays:
+            as_of = {**_group_by_version(changes), ledger.version or 0: list(unchanged)}
             rows = reduce(
                 DataFrame.unionByName,
-                (self._rows(version, of) for version, of in as_of.items() if of),
+                (
+                    self._rows_at(version, version_days)
+                    for version, version_days in as_of.items()
+                    if version_days
+                ),
             )
 
-            def remarks(before: Snapshot | None, verdicts: Sequence[Verdict]) -> Remarks:
+            def commit_notes(before: Snapshot | None, verdicts: Sequence[Verdict]) -> CommitNotes:
                 assert before is not None
-                return self._remarks(before, rows, verdicts, todo, changes, withdrawn)
+                return self._commit_notes(before, rows, verdicts, todo, changes, withdrawn)
 
             # They were made by what made them then, whatever the settings and inputs of now are.
-            previous = {d: c.previous for d, c in todo.items() if c.previous}
-            return Built(
+            previous = {d: c.previous_commit for d, c in todo.items() if c.previous_commit}
+            return ComputedDays(
                 rows,
                 {},
-                remarks=remarks,
+                commit_notes=commit_notes,
                 made_under={d: record.made_under(d) for d, record in previous.items()},
-                provenance=self._provenances(ledger, sources, previous, fingerprints),
-                files=_files(url, ledger, changes, self.asked.settings.undo_days),
+                provenance=self._old_provenances(ledger, sources, previous, fingerprints),
+                files=_restorable_files(url, ledger, changes, self.request.settings.undo_days),
             )
 
-        return Plan(
+        return ComputePlan(
             fingerprints,
-            build,
+            build_rows,
             sources,
-            news=dict.fromkeys(todo, f"undo of {self.asked.name}"),
+            input_changes=dict.fromkeys(todo, f"undo of {self.request.name}"),
             # Rows that stay get their old record.
-            recorded_anew=unchanged,
+            recommitted_days=unchanged,
         )
 
-    def _fingerprint(self, ledger: Ledger, day: date, change: Change) -> str:
+    def _input_digest(self, ledger: Ledger, day: date, change: DayChange) -> str:
         """What the old rows were made of; empty if that is not known.
 
         As of rows of another writer, and of those from the landing, which is not put back.
@@ -345,11 +392,11 @@ class _Undo:
         published = self._published_before(ledger, day, change)
         return published.fingerprint if published else ""
 
-    def _provenances(
+    def _old_provenances(
         self,
         ledger: Ledger,
         sources: Sequence[Snapshot],
-        previous: Mapping[date, Record],
+        previous: Mapping[date, CommitRecord],
         fingerprints: Mapping[date, str],
     ) -> dict[date, Provenance]:
         """What the old rows were made by and from.
@@ -362,29 +409,31 @@ class _Undo:
         inputs = self.table.inputs(self._policy)
         current: Mapping[date, str] = {}
         if all(dependency.source.name in ledgers for dependency in inputs):
-            current = input_fingerprints(inputs, ledgers, previous, ledger.references)
-        found = {}
+            current = input_digests(inputs, ledgers, previous, ledger.references)
+        provenances = {}
         for day, record in previous.items():
-            provenance = record.provenance(day)
+            provenance = record.day_provenance(day)
             if fingerprints[day] in ("", current.get(day)):
                 provenance = msgspec.structs.replace(
                     provenance, inputs={**provenance.inputs, **versions}
                 )
-            found[day] = provenance
-        return found
+            provenances[day] = provenance
+        return provenances
 
-    def _published_before(self, ledger: Ledger, day: date, change: Change) -> Published | None:
+    def _published_before(
+        self, ledger: Ledger, day: date, change: DayChange
+    ) -> PublishedDay | None:
         """The old rows as their commit tells of them; None if others had changed them."""
-        old = change.previous
+        old = change.previous_commit
         if old is None:
             return None
-        others = (other.version for other in ledger.external if day in other.days)
-        if any(old.vouches(day) < version <= change.before for version in others):
+        others = (other.version for other in ledger.external_commits if day in other.days)
+        if any(old.valid_as_of(day) < version <= change.version_before for version in others):
             return None
         return old.days[day]
 
     def _refuse_other_rows(
-        self, ledger: Ledger, verdicts: Sequence[Verdict], changes: Mapping[date, Change]
+        self, ledger: Ledger, verdicts: Sequence[Verdict], changes: Mapping[date, DayChange]
     ) -> None:
         """See that the old files give the rows that their commits tell of.
 
@@ -393,41 +442,47 @@ class _Undo:
         Raises:
             UndoRefusedError: they give others.
         """
-        io, table = self.io, self.table
-        found = {v.day: v.measured.digest for v in verdicts if v.day in changes}
+        publisher, table = self.publisher, self.table
+        digests = {v.day: v.metrics.digest for v in verdicts if v.day in changes}
         recorded = {
             day: published.digest
-            for day in found
+            for day in digests
             if (published := self._published_before(ledger, day, changes[day]))
         }
-        columns = cache(self._columns)
-        unlike = {
-            day: changes[day] for day, digest in recorded.items() if differ(digest, found[day])
+        columns = cache(self._columns_at)
+        differing = {
+            day: changes[day]
+            for day, digest in recorded.items()
+            if rows_differ(digest, digests[day])
         }
-        for version, days in _by_version(unlike).items():
+        for version, days in _group_by_version(differing).items():
             # The table gets a new column of the model with its next commit.
-            if columns(version) != {c.name: c.dataType.simpleString() for c in table.struct}:
-                rows = io.engine.spark_session.read.format("delta").option("versionAsOf", version)
-                frame = rows.load(io.url(table)).where(any_of(windows(days), table.partition))
-                found |= digests_by_day(frame, table.partition)
+            if columns(version) != {c.name: c.dataType.simpleString() for c in table.struct_type}:
+                rows = publisher.engine.spark_session.read.format("delta").option(
+                    "versionAsOf", version
+                )
+                frame = rows.load(publisher.url(table)).where(
+                    any_window_condition(to_windows(days), table.partition)
+                )
+                digests |= digests_by_day(frame, table.partition)
             wrong = [
                 day
                 for day in days
-                if found[day] != recorded[day]
-                and (old := unlike[day].previous)
+                if digests[day] != recorded[day]
+                and (old := differing[day].previous_commit)
                 and columns(old.version) == columns(version)
             ]
             if wrong:
                 raise UndoRefusedError(
-                    f"{table.name} [{spelled(wrong)}] was not undone: its files of version "
+                    f"{table.name} [{format_ranges(wrong)}] was not undone: its files of version "
                     f"{version} give other rows than their commit tells of. Tables that were put "
                     "back before it stay so. Leave these days out, or mend the input and launch "
                     "them again."
                 )
 
-    def _columns(self, version: int) -> dict[str, str]:
+    def _columns_at(self, version: int) -> dict[str, str]:
         """The columns of the table as of a version, with their types."""
-        struct = metadata_of(delta_log(self.io.url(self.table), version).load()).struct
+        struct = read_metadata(delta_log(self.publisher.url(self.table), version).load()).struct
         return {column.name: column.dataType.simpleString() for column in struct}
 
     def _on_hold(self, ledger: Ledger, days: Iterable[date]) -> dict[date, str]:
@@ -443,79 +498,85 @@ class _Undo:
             if published and published.fingerprint and self.table.inputs(self._policy)
         }
 
-    def _rows(self, version: int, days: Collection[date]) -> DataFrame:
-        io = self.io
-        spark, url = io.engine.spark_session, io.url(self.table)
+    def _rows_at(self, version: int, days: Collection[date]) -> DataFrame:
+        publisher = self.publisher
+        spark, url = publisher.engine.spark_session, publisher.url(self.table)
         return rows_as_of(spark, url, self.table, version, days)
 
-    def _remarks(
+    def _commit_notes(
         self,
         before: Snapshot,
         rows: DataFrame,
         verdicts: Sequence[Verdict],
-        todo: Mapping[date, Change],
-        changes: Mapping[date, Change],
+        todo: Mapping[date, DayChange],
+        changes: Mapping[date, DayChange],
         withdrawn: Collection[date],
-    ) -> Remarks:
+    ) -> CommitNotes:
         """What the commit is to say of itself.
 
         Raises:
             UndoRefusedError: what was there would not pass the audit.
         """
-        if failed := [v for v in verdicts if not v.passed]:
-            why = "; ".join(f"{self.table.name}[{v.day}] {v.reasons}" for v in failed)
+        if failed := [v for v in verdicts if not v.may_publish]:
+            reasons = "; ".join(f"{self.table.name}[{v.day}] {v.failure_reasons}" for v in failed)
             raise UndoRefusedError(
                 f"{self.table.name} was not undone, as what was there before would not pass the "
-                f"audit: {why}. Tables that were put back before it stay so; leave these days "
+                f"audit: {reasons}. Tables that were put back before it stay so; leave these days "
                 "out, or mend the input and launch them again."
             )
         self._refuse_other_rows(before.ledger, verdicts, changes)
         details = msgspec.structs.replace(
-            self._details(before, rows, verdicts, todo),
-            undoes=self.asked.name,
+            self._commit_details(before, rows, verdicts, todo),
+            undoes=self.request.name,
             on_hold={
                 # Of days whose rows stay, what holds goes on to hold.
-                **{d: held for d, held in before.ledger.on_hold.items() if d in todo},
+                **{d: digest for d, digest in before.ledger.on_hold.items() if d in todo},
                 **self._on_hold(before.ledger, changes),
             },
-            as_of={str(v): packed(of) for v, of in _by_version(todo).items()},
+            as_of={str(v): to_ranges(days) for v, days in _group_by_version(todo).items()},
         )
-        final = {d for d, c in todo.items() if c.previous and d in c.previous.final}
-        gone = f"taken back by the undo of {self.asked.name}: it counts as never published"
-        return Remarks(final, dict.fromkeys(withdrawn, gone), details)
+        final = {d for d, c in todo.items() if c.previous_commit and d in c.previous_commit.final}
+        message = f"taken back by the undo of {self.request.name}: it counts as never published"
+        return CommitNotes(final, dict.fromkeys(withdrawn, message), details)
 
-    def _details(
+    def _commit_details(
         self,
         before: Snapshot,
         rows: DataFrame,
         verdicts: Sequence[Verdict],
-        changes: Mapping[date, Change],
-    ) -> Details:
+        changes: Mapping[date, DayChange],
+    ) -> CommitDetails:
         """What those who follow this table read from its commits, as its assets say it."""
         days = [v.day for v in verdicts]
         table = self.table
         if not isinstance(table, SourceTable):
-            return Details(references={**before.ledger.references})
+            return CommitDetails(references={**before.ledger.references})
         if table.role is Role.LOG:
-            loaded = manifests(before.ledger)
-            settings = self.asked.settings
+            loaded = loaded_manifests(before.ledger)
+            settings = self.request.settings
             policy = table.source.policy(settings)
-            moved = touched(table.source, before, rows, verdicts, policy, settings.timezone)
+            impact = impact_of(table.source, before, rows, verdicts, policy, settings.timezone)
             landing = {
-                day: _put_back(changes[day].previous, day, loaded[day]).as_json
+                day: _restored_manifest(changes[day].previous_commit, day, loaded[day]).as_json
                 for day in days
                 if day in loaded
             }
-            return msgspec.structs.replace(moved.details, landing=landing)
+            return msgspec.structs.replace(impact.as_details, landing=landing)
         if table.role is Role.LATE:
-            olds = {day: c.previous.details.late for day, c in changes.items() if c.previous}
-            return Details(late={day: old[day] for day, old in olds.items() if day in old})
-        return Details()
+            olds = {
+                day: c.previous_commit.details.late
+                for day, c in changes.items()
+                if c.previous_commit
+            }
+            return CommitDetails(late={day: old[day] for day, old in olds.items() if day in old})
+        return CommitDetails()
 
 
-def _put_back(previous: Record | None, day: date, undone: Manifest) -> Manifest:
+def _restored_manifest(
+    previous: CommitRecord | None, day: date, undone: LoadManifest
+) -> LoadManifest:
     """What a log day is made of once the commit before stands again; see `after_undo`."""
-    before = Manifest.of(previous.details.landing.get(day)) if previous else None
+    before = LoadManifest.from_record(previous.details.landing.get(day)) if previous else None
     if previous and before is None:
         return undone  # a commit of an earlier release did not record it
     return after_undo(before, undone)

@@ -16,38 +16,45 @@ import dagster as dg
 from pydantic import PrivateAttr
 from rich.table import Table as Grid
 
-from backfill_assets.backfills.comparison import Content, Match, Verified, compare
-from backfill_assets.calendar.cadences import Cadence
-from backfill_assets.calendar.days import days_asked
-from backfill_assets.calendar.partitions import DAY, Window, runs_of
+from backfill_assets.backfills.comparison import DaySummary, VerifiedDay, VerifyOutcome, compare_day
+from backfill_assets.calendar.cadences import Grain
+from backfill_assets.calendar.days import parse_calendar_days
+from backfill_assets.calendar.partitions import DAY, Window, run_windows
 from backfill_assets.dagster_ext.engine_failures import raise_if_engine_failed
-from backfill_assets.delta.commits import gist
+from backfill_assets.delta.commits import summarize_error
 from backfill_assets.delta.ledgers import Ledger, Ledgers
-from backfill_assets.delta.other_engine import ReadTest
+from backfill_assets.delta.other_engine import ReadCheck
 from backfill_assets.delta.reading import read_ledgers
 from backfill_assets.engine.spark import SPARK_ERRORS
-from backfill_assets.publish.candidates import Candidate, Done, Plan
-from backfill_assets.publish.computing import compute
+from backfill_assets.publish.candidates import Candidate, ComputePlan, DayResult
+from backfill_assets.publish.computing import compute_days
 from backfill_assets.publish.independence import DependentDaysError
 from backfill_assets.publish.io_manager import DeltaIOManager
-from backfill_assets.publish.refusals import lacking
+from backfill_assets.publish.refusals import missing_inputs
 from backfill_assets.publish.run_tags import CALLS_TAG
-from backfill_assets.quality.audit import Measured, RefusedError, Verdict, empty_day, judge, measure
+from backfill_assets.quality.audit import (
+    DayMetrics,
+    RefusedError,
+    Verdict,
+    empty_day,
+    judge_days,
+    measure,
+)
 from backfill_assets.settings import Settings
-from backfill_assets.tables.catalog import fed_tables, tables_of
+from backfill_assets.tables.catalog import buildable_tables, tables_of
 from backfill_assets.tables.code_version import Code
 from backfill_assets.tables.table import SchemaError, Table
 
-_Found = TypeVar("_Found")
+_Result = TypeVar("_Found")
 
 
-def verify(
+def verify_days(
     settings: Settings,
     defs: dg.Definitions,
     window: Window,
     tables: Sequence[str] = (),
     as_of: Mapping[str, int] | None = None,
-) -> list[Verified]:
+) -> list[VerifiedDay]:
     """Compute days anew by the assets themselves, and compare them with what is published.
 
     Every table is computed from the published versions of its inputs, raw from the landing, all
@@ -73,24 +80,24 @@ def verify(
         LandingError: the landing is not where the settings say.
         EngineError: no Spark session can be had.
     """
-    days_asked(str(window), settings)
-    ledgers = _ledgers(settings, as_of or {})
-    there = [name for name in ledgers if ledgers[name].version is not None]
-    if not tables and not there:
+    parse_calendar_days(str(window), settings)
+    ledgers = _ledgers_as_of(settings, as_of or {})
+    published_tables = [name for name in ledgers if ledgers[name].version is not None]
+    if not tables and not published_tables:
         raise ValueError(f"nothing has been published at {settings.warehouse}")
-    fed = fed_tables(settings, tables, datetime.now(settings.zone).date())
-    names = [name for name in fed if name in (tables or there)]
+    fed = buildable_tables(settings, tables, datetime.now(settings.zone).date())
+    names = [name for name in fed if name in (tables or published_tables)]
     resources = dict(defs.resources or {})
-    with dg.build_resources({"publisher": resources["io_manager"]}) as ours:
-        verifier = _Verifier.like(ours.publisher, ledgers)
+    with dg.build_resources({"publisher": resources["io_manager"]}) as own_resources:
+        verifier = _Verifier.for_ledgers(own_resources.publisher, ledgers)
     # As it is: of a resource that is configurable, Dagster would make a copy.
     resources["io_manager"] = dg.IOManagerDefinition.hardcoded_io_manager(verifier)
     with dg.DagsterInstance.ephemeral() as instance:
         # Without the check on the states of the days: it is about what runs have published.
-        for part, of in _runs(settings, names, window):
+        for part, run_tables in _partition_runs(settings, names, window):
             dg.materialize(
                 [asset for asset in defs.assets or () if isinstance(asset, dg.AssetsDefinition)],
-                selection=of,
+                selection=run_tables,
                 instance=instance,
                 resources=resources,
                 tags={
@@ -100,47 +107,47 @@ def verify(
                 },
                 run_config={"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}},
             )
-    return sorted(verifier.found, key=lambda one: (names.index(one.table), one.day))
+    return sorted(verifier.verified_days, key=lambda day: (names.index(day.table), day.day))
 
 
-def _runs(
+def _partition_runs(
     settings: Settings, names: Sequence[str], window: Window
 ) -> Iterator[tuple[Window, list[str]]]:
     """Ranges of partitions, each with the tables of its cadence: a run of Dagster's has but one."""
     tables = tables_of(settings)
-    for cadence in Cadence:
-        if not (of := [name for name in names if tables[name].cadence is cadence]):
+    for cadence in Grain:
+        if not (names_of_grain := [name for name in names if tables[name].grain is cadence]):
             continue
-        known = cadence.definition(settings).has_partition_key
-        partitions = [first for first in cadence.touched(window) if known(str(first))]
-        for run in runs_of(partitions, settings.partitions_per_run):
-            yield run, of
+        known = cadence.partitions_def(settings).has_partition_key
+        partitions = [first for first in cadence.partitions_of(window) if known(str(first))]
+        for run in run_windows(partitions, settings.partitions_per_run):
+            yield run, names_of_grain
 
 
-def _ledgers(settings: Settings, as_of: Mapping[str, int]) -> Ledgers:
+def _ledgers_as_of(settings: Settings, as_of: Mapping[str, int]) -> Ledgers:
     """What the tables' logs say, of some as of a version."""
-    found = read_ledgers(settings)
-    pinned = {name: found[name].as_of(at) for name, at in as_of.items() if name in found}
-    return {**found, **pinned}
+    ledgers = read_ledgers(settings)
+    pinned = {name: ledgers[name].as_of(at) for name, at in as_of.items() if name in ledgers}
+    return {**ledgers, **pinned}
 
 
 class _Verifier(DeltaIOManager):
     """Takes the days up to where they would be committed, and compares them instead."""
 
     _ledgers: dict[str, Ledger] = PrivateAttr(default_factory=dict)
-    _found: list[Verified] = PrivateAttr(default_factory=list)
+    _verified_days: list[VerifiedDay] = PrivateAttr(default_factory=list)
 
     @classmethod
-    def like(cls, publisher: DeltaIOManager, ledgers: Mapping[str, Ledger]) -> _Verifier:
+    def for_ledgers(cls, publisher: DeltaIOManager, ledgers: Mapping[str, Ledger]) -> _Verifier:
         """One for the same tables by the same code, which sees them as of these ledgers."""
         verifier = cls(**{name: getattr(publisher, name) for name in type(publisher).model_fields})
         verifier._ledgers.update(ledgers)
         return verifier
 
     @property
-    def found(self) -> list[Verified]:
+    def verified_days(self) -> list[VerifiedDay]:
         """All that was compared so far."""
-        return self._found
+        return self._verified_days
 
     def ledger(self, table: Table) -> Ledger:
         """What the table's log said when verification began."""
@@ -154,41 +161,49 @@ class _Verifier(DeltaIOManager):
         *,
         rewrite: Container[date] = (),
         merge: bool = False,
-    ) -> list[Done]:
+    ) -> list[DayResult]:
         """Compute and audit all days, compare them, and publish none."""
         table, ledger = candidate.table, self.ledger(candidate.table)
         plan = candidate.plan(window)
-        refused = lacking(plan.sources, window, self.config_of, self.failed(record["run_id"]))
+        refused = missing_inputs(
+            plan.sources, window, self.config_of, self.failed_days(record["run_id"])
+        )
 
-        def anew(days: Sequence[date]) -> dict[date, Verdict]:
-            wanted = {day: plan.fingerprints[day] for day in days}
-            verdicts = compute(table, plan, wanted, ledger).verdicts
+        def recompute(days: Sequence[date]) -> dict[date, Verdict]:
+            digests = {day: plan.fingerprints[day] for day in days}
+            verdicts = compute_days(table, plan, digests, ledger).verdicts
             return {day: verdicts[day] for day in days}
 
-        def look(days: Sequence[date]) -> dict[date, Measured]:
-            found = measure(self.source(ledger, by_day=False).days(days), table)
-            return {day: found.get(day, empty_day(table)) for day in days}
+        def measure_published(days: Sequence[date]) -> dict[date, DayMetrics]:
+            measured = measure(self.table_snapshot(ledger, by_day=False).read_days(days), table)
+            return {day: measured.get(day, empty_day(table)) for day in days}
 
-        now, broken = _each_day([day for day in window if day not in refused], anew)
-        held, unreadable = _each_day([day for day in window if day in ledger.published], look)
-        failed = judge(table, sorted(refused), {}, refused, {})
-        broken |= {v.day: v.reasons for v in [*failed, *now.values()] if not v.passed}
-        self._found += [
-            compare(
+        recomputed, broken = _bisect_days([day for day in window if day not in refused], recompute)
+        stored, unreadable = _bisect_days(
+            [day for day in window if day in ledger.published_days], measure_published
+        )
+        failed = judge_days(table, sorted(refused), {}, refused, {})
+        broken |= {
+            v.day: v.failure_reasons for v in [*failed, *recomputed.values()] if not v.may_publish
+        }
+        self._verified_days += [
+            compare_day(
                 ledger,
                 day,
-                now=Content.of(now[day].measured) if day in now else None,
-                failing=broken.get(day, ""),
-                held=Content.of(held[day]) if day in held else None,
-                unreadable=unreadable.get(day, ""),
-                moved=self._moved(ledger, day, plan),
+                recomputed=DaySummary.from_numbers(recomputed[day].metrics)
+                if day in recomputed
+                else None,
+                audit_failure=broken.get(day, ""),
+                stored=DaySummary.from_numbers(stored[day]) if day in stored else None,
+                read_error=unreadable.get(day, ""),
+                changed_since_publish=self._changed_since_publish(ledger, day, plan),
                 same_inputs=self._same_inputs(ledger, day, plan),
             )
             for day in window
         ]
         return []
 
-    def _same_inputs(self, ledger: Ledger, day: date, plan: Plan) -> bool:
+    def _same_inputs(self, ledger: Ledger, day: date, plan: ComputePlan) -> bool:
         """Whether inputs and settings of a day are those that it was published with."""
         record = ledger.latest.get(day)
         return (
@@ -197,31 +212,31 @@ class _Verifier(DeltaIOManager):
             and record.made_under(day) == self.config_digests[ledger.table.name]
         )
 
-    def _moved(self, ledger: Ledger, day: date, plan: Plan) -> list[str]:
+    def _changed_since_publish(self, ledger: Ledger, day: date, plan: ComputePlan) -> list[str]:
         """What is no longer as it was when the day was published."""
         record = ledger.latest.get(day)
         if record is None:
             return []
-        moved = []
+        changes = []
         fingerprint = record.days[day].fingerprint
         if not fingerprint:
-            moved.append("what it was made of is not on record")
+            changes.append("what it was made of is not on record")
         elif fingerprint != plan.fingerprints[day]:
             versions = {source.table.name: source.ledger.version for source in plan.sources}
             newer = [name for name, at in versions.items() if record.inputs.get(name) != at]
             what = ", ".join(newer) or "what it is made of" if plan.sources else "the landing"
-            moved.append(f"{what} has changed since")
+            changes.append(f"{what} has changed since")
         if record.code_version != self.code_versions[ledger.table.name]:
-            was = Code(record.code_version, record.git_commit, record.git_dirty)
-            moved.append(f"it was computed by other code: {was}")
-        if (under := record.made_under(day)) != self.config_digests[ledger.table.name]:
-            moved.append(f"it was computed under another configuration: {under}")
-        return moved
+            old_code = Code(record.code_version, record.git_commit, record.git_dirty)
+            changes.append(f"it was computed by other code: {old_code}")
+        if (old_config := record.made_under(day)) != self.config_digests[ledger.table.name]:
+            changes.append(f"it was computed under another configuration: {old_config}")
+        return changes
 
 
-def _each_day(
-    days: Sequence[date], look: Callable[[Sequence[date]], dict[date, _Found]]
-) -> tuple[dict[date, _Found], dict[date, str]]:
+def _bisect_days(
+    days: Sequence[date], check: Callable[[Sequence[date]], dict[date, _Result]]
+) -> tuple[dict[date, _Result], dict[date, str]]:
     """What is found of each day, and why of those where nothing can be.
 
     Where Spark fails the days are looked at in halves, so that one bad file hides no other day. So
@@ -230,7 +245,7 @@ def _each_day(
     if not days:
         return {}, {}
     try:
-        return look(days), {}
+        return check(days), {}
     except DependentDaysError:
         pass  # each day alone is what it is to be compared with
     except (RefusedError, SchemaError, dg.Failure) as error:
@@ -239,45 +254,47 @@ def _each_day(
     except SPARK_ERRORS as error:
         raise_if_engine_failed(error)
         if len(days) == 1:
-            return {}, {days[0]: gist(error)}
+            return {}, {days[0]: summarize_error(error)}
     half = len(days) // 2
-    (found, failed), (more, too) = (_each_day(part, look) for part in (days[:half], days[half:]))
-    return found | more, failed | too
+    (results, failed), (more_results, more_failed) = (
+        _bisect_days(part, check) for part in (days[:half], days[half:])
+    )
+    return results | more_results, failed | more_failed
 
 
-def good(found: Iterable[Verified], reads: Iterable[ReadTest]) -> bool:
+def is_good(verified: Iterable[VerifiedDay], reads: Iterable[ReadCheck]) -> bool:
     """Whether all days match, and other engines read what was published."""
-    return all(one.outcome is Match.MATCHES for one in found) and not any(
+    return all(day.outcome is VerifyOutcome.MATCHES for day in verified) and not any(
         test.problems for test in reads
     )
 
 
-def as_grid(found: Iterable[Verified]) -> Grid:
+def as_grid(verified: Iterable[VerifiedDay]) -> Grid:
     """The days as a console table: those that match as ranges, the others one by one."""
     grid = Grid(box=None, padding=(0, 2, 0, 0))
     for heading in ("table", "days", "outcome"):
         grid.add_column(heading, no_wrap=True)
     grid.add_column("rows", justify="right", no_wrap=True)
     grid.add_column("what there is to say")
-    for one, alike in groupby(found, _line):
+    for group_key, alike in groupby(verified, _group_key):
         days = list(alike)
         rows = sum(day.published.rows for day in days if day.published)
         shown = Window(days[0].day, days[-1].day + DAY)
-        cells = (one[0], str(shown), days[0].outcome.value, f"{rows:,}", str(days[0]))
+        cells = (group_key[0], str(shown), days[0].outcome.value, f"{rows:,}", str(days[0]))
         grid.add_row(*cells)
     return grid
 
 
-def _line(one: Verified) -> tuple[str, date | str]:
+def _group_key(day: VerifiedDay) -> tuple[str, date | str]:
     """What days that share a line of the table have in common."""
-    return one.table, f"matches {one.why}" if one.outcome is Match.MATCHES else one.day
+    return day.table, f"matches {day.why}" if day.outcome is VerifyOutcome.MATCHES else day.day
 
 
-def as_json(found: Iterable[Verified], reads: Iterable[ReadTest]) -> dict[str, Any]:
+def as_json(verified: Iterable[VerifiedDay], reads: Iterable[ReadCheck]) -> dict[str, Any]:
     """All that was found, for a program."""
-    found, reads = list(found), list(reads)
+    verified, reads = list(verified), list(reads)
     return {
-        "good": good(found, reads),
-        "days": [{**asdict(one), "outcome": one.outcome.value} for one in found],
+        "good": is_good(verified, reads),
+        "days": [{**asdict(day), "outcome": day.outcome.value} for day in verified],
         "reads": [asdict(test) for test in reads],
     }

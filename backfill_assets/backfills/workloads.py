@@ -8,12 +8,12 @@ from datetime import date
 from functools import cached_property
 from itertools import accumulate
 
-from backfill_assets.backfills.fates import WORK, Fate
-from backfill_assets.backfills.plan_landing import Landed
-from backfill_assets.calendar.cadences import Cadence
+from backfill_assets.backfills.fates import COMPUTE_OUTCOMES, DayForecast
+from backfill_assets.backfills.plan_landing import LoadPlan
+from backfill_assets.calendar.cadences import Grain
 from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.delta.ledgers import Ledger, Ledgers
-from backfill_assets.staleness.arrivals import manifests
+from backfill_assets.staleness.arrivals import loaded_manifests
 from backfill_assets.tables.graph import Graph
 
 #: What a run costs besides its rows, and what a day costs: for each table, in the rows that take as
@@ -25,104 +25,110 @@ _BYTES_OF_ROW = 100
 
 
 @dataclass(frozen=True)
-class Workload:
+class WorkEstimate:
     """The work of a plan by day, as rows.
 
     Attributes:
         window: the days that are asked for.
-        of_run: what a run costs besides its days.
+        run_overhead: what a run costs besides its days.
         by_lead: the work by day, of tables together whose days begin so many days before those that
             are asked for. A week counts on the last of its days.
     """
 
     window: Window
-    of_run: int
+    run_overhead: int
     by_lead: Mapping[int, Mapping[date, int]]
 
-    def of(self, days: Window, *, again: bool = True) -> int:
+    def run_work(self, days: Window, *, with_lead: bool = True) -> int:
         """The work of a run of some days.
 
         Args:
             days: the days.
-            again: whether the days before them that follow from them are made as well. Of a longer
+            with_lead: whether the days before them that follow from them are made as well. Of a longer
                 stage, only its first run makes them.
         """
-        return self.of_run + sum(
-            self._until(lead, days.end) - self._until(lead, days.start - again * lead * DAY)
+        return self.run_overhead + sum(
+            self._work_before(lead, days.end)
+            - self._work_before(lead, days.start - with_lead * lead * DAY)
             for lead in self.by_lead
         )
 
-    def of_alike(self, day: date, length: int) -> int:
+    def work_if_alike(self, day: date, length: int) -> int:
         """The work of a stage of so many days that are all like one."""
-        return self.of_run + sum(
-            of.get(day, 0) * (length + lead) for lead, of in self.by_lead.items()
+        return self.run_overhead + sum(
+            work.get(day, 0) * (length + lead) for lead, work in self.by_lead.items()
         )
 
     @property
-    def lead(self) -> int:
+    def lead_days(self) -> int:
         """So many days before a day are made anew with it."""
         return max(self.by_lead, default=0)
 
-    def _until(self, lead: int, end: date) -> int:
+    def _work_before(self, lead: int, end: date) -> int:
         """The work of all days before one."""
-        days = (end - self.window.start).days + self.lead
-        return self._sums[lead][max(0, min(days, len(self._sums[lead]) - 1))]
+        days = (end - self.window.start).days + self.lead_days
+        return self._cumulative_work[lead][max(0, min(days, len(self._cumulative_work[lead]) - 1))]
 
     @cached_property
-    def _sums(self) -> dict[int, list[int]]:
-        days = self.window.widened(before=self.lead)
+    def _cumulative_work(self) -> dict[int, list[int]]:
+        days = self.window.widen_by(before=self.lead_days)
         return {
             lead: [0, *accumulate(work.get(day, 0) for day in days)]
             for lead, work in self.by_lead.items()
         }
 
 
-def workload(
+def estimate_work(
     window: Window,
-    fates: Mapping[str, Mapping[date, Fate]],
-    landed: Mapping[str, Landed],
+    forecasts: Mapping[str, Mapping[date, DayForecast]],
+    load_plans: Mapping[str, LoadPlan],
     ledgers: Ledgers,
     graph: Graph,
-    follow: Mapping[str, Sequence[date]],
-) -> Workload:
+    downstream_of_last_day: Mapping[str, Sequence[date]],
+) -> WorkEstimate:
     """The work of a plan.
 
     Args:
         window: the days that are asked for.
-        fates: what becomes of the days of each table, inputs first.
-        landed: by raw log, what its days are to be loaded from.
+        forecasts: what becomes of the days of each table, inputs first.
+        load_plans: by raw log, what its days are to be loaded from.
         ledgers: those of all tables.
         graph: of the tables.
-        follow: the days of each table that follow from the last day that is asked for.
+        downstream_of_last_day: the days of each table that follow from the last day that is asked for.
     """
     sizes: dict[str, dict[date, int]] = {}
     by_lead: dict[int, dict[date, int]] = {}
     tables = 0
-    for name, of in fates.items():
-        work = [day for day, fate in of.items() if fate.expected in WORK]
-        if name in landed:
-            sizes[name] = _landed_rows(landed[name], ledgers[name], work)
-            reads = sizes[name]
+    for name, by_day in forecasts.items():
+        work = [day for day, forecast in by_day.items() if forecast.outcome in COMPUTE_OUTCOMES]
+        if name in load_plans:
+            sizes[name] = _estimate_landed_rows(load_plans[name], ledgers[name], work)
+            rows_read = sizes[name]
         else:
-            read = [*_read(name, work, sizes, ledgers, graph)]
-            reads = {day: sum(rows) for day, rows in zip(work, read, strict=True)}
-            sizes[name] = {day: max(rows, default=0) for day, rows in zip(work, read, strict=True)}
+            input_rows = [*_input_rows(name, work, sizes, ledgers, graph)]
+            rows_read = {day: sum(rows) for day, rows in zip(work, input_rows, strict=True)}
+            sizes[name] = {
+                day: max(rows, default=0) for day, rows in zip(work, input_rows, strict=True)
+            }
         tables += bool(work)
-        cadence, last = ledgers[name].table.cadence, window.end - DAY
-        first = min((_counts_on(cadence, day, last) for day in follow.get(name, ())), default=last)
-        found = by_lead.setdefault((last - first).days, {})
+        cadence, last = ledgers[name].table.grain, window.end - DAY
+        first = min(
+            (_counts_on(cadence, day, last) for day in downstream_of_last_day.get(name, ())),
+            default=last,
+        )
+        lead_work = by_lead.setdefault((last - first).days, {})
         for day in work:
-            on = _counts_on(cadence, day, last)
-            found[on] = found.get(on, 0) + ROWS_OF_DAY + reads[day]
-    return Workload(window, tables * ROWS_OF_RUN, by_lead)
+            counted_day = _counts_on(cadence, day, last)
+            lead_work[counted_day] = lead_work.get(counted_day, 0) + ROWS_OF_DAY + rows_read[day]
+    return WorkEstimate(window, tables * ROWS_OF_RUN, by_lead)
 
 
-def _counts_on(cadence: Cadence, partition: date, last: date) -> date:
+def _counts_on(cadence: Grain, partition: date, last: date) -> date:
     """The day whose stage a partition comes with: the last of its days that is asked for."""
     return min(cadence.days_of(partition).end - DAY, last)
 
 
-def _read(
+def _input_rows(
     name: str,
     days: Iterable[date],
     sizes: Mapping[str, Mapping[date, int]],
@@ -133,28 +139,32 @@ def _read(
 
     The days around it that a reach has too are read once a run, with their own days.
     """
-    cadence = ledgers[name].table.cadence
-    inputs = [ledgers[input_] for input_ in graph.made_from(name)]
+    cadence = ledgers[name].table.grain
+    inputs = [ledgers[input_] for input_ in graph.direct_inputs(name)]
     for day in days:
         yield [
             sum(
-                sizes.get(of.table.name, {}).get(key, of.rows_of(key) or 0)
-                for key in of.table.cadence.touched(cadence.days_of(day))
+                sizes.get(ledger.table.name, {}).get(key, ledger.rows_of(key) or 0)
+                for key in ledger.table.grain.partitions_of(cadence.days_of(day))
             )
-            for of in inputs
+            for ledger in inputs
         ]
 
 
-def _landed_rows(landed: Landed, log: Ledger, days: Collection[date]) -> dict[date, int]:
+def _estimate_landed_rows(
+    load_plan: LoadPlan, log: Ledger, days: Collection[date]
+) -> dict[date, int]:
     """By day of a raw log, about how many rows its files have: their bytes by those of a row."""
     loaded = {
         day: sum(file.size for file in manifest.files.values())
-        for day, manifest in manifests(log).items()
+        for day, manifest in loaded_manifests(log).items()
         if log.rows_of(day)
     }
     rows = sum(log.rows_of(day) or 0 for day in loaded)
-    each = sum(loaded.values()) / rows if rows and any(loaded.values()) else _BYTES_OF_ROW
+    row_size = sum(loaded.values()) / rows if rows and any(loaded.values()) else _BYTES_OF_ROW
     return {
-        day: round(sum(file.size for file in landed.targets[day].manifest.files.values()) / each)
+        day: round(
+            sum(file.size for file in load_plan.targets[day].manifest.files.values()) / row_size
+        )
         for day in days
     }

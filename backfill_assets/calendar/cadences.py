@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import dagster as dg
 
-from backfill_assets.calendar.partitions import DAY, Days, Window, windows
+from backfill_assets.calendar.partitions import DAY, DaySet, Window, to_windows
 from backfill_assets.settings import Settings
 
 
@@ -17,7 +17,7 @@ class NotContiguousError(ValueError):
     """The partitions of one write do not form one gapless range."""
 
 
-class Cadence(Enum):
+class Grain(Enum):
     """A table has a partition a day, or one a week, which is named by the week's Monday.
 
     Weeks are those of ISO 8601. The value is the number of days of a partition. A partition is the
@@ -29,37 +29,41 @@ class Cadence(Enum):
 
     def first_day(self, day: date) -> date:
         """The first day of the partition that a day lies in."""
-        return day - day.weekday() * DAY if self is Cadence.WEEKLY else day
+        return day - day.weekday() * DAY if self is Grain.WEEKLY else day
 
     def days_of(self, partition: date) -> Window:
         """The days of a partition."""
         return Window(partition, partition + self.value * DAY)
 
-    def before(self, partition: date, count: int) -> list[date]:
+    def partitions_before(self, partition: date, count: int) -> list[date]:
         """So many partitions before one, the last of them first."""
         return [partition - n * self.value * DAY for n in range(1, count + 1)]
 
-    def touched(self, days: Iterable[date]) -> list[date]:
+    def partitions_of(self, days: Iterable[date]) -> list[date]:
         """The partitions that some days lie in, in ascending order."""
         return sorted({self.first_day(day) for day in days})
 
-    def whole(self, window: Window) -> Window:
+    def whole_partitions(self, window: Window) -> Window:
         """The partitions that lie in a window with all their days."""
-        if self is Cadence.DAILY:
+        if self is Grain.DAILY:
             return window
         last = window.end - self.value * DAY
-        found = [of for of in self.touched(window) if window.start <= of <= last]
-        return Days.of(found) if found else Window(window.start, window.start)
+        partitions = [
+            partition
+            for partition in self.partitions_of(window)
+            if window.start <= partition <= last
+        ]
+        return DaySet.from_days(partitions) if partitions else Window(window.start, window.start)
 
-    def ranges(self, partitions: Iterable[date]) -> list[Window]:
+    def gapless_ranges(self, partitions: Iterable[date]) -> list[Window]:
         """Partitions as the fewest gapless ranges, each from the first to the last of them."""
-        found: list[Window] = []
-        for of in sorted(partitions):
-            if found and of - (found[-1].end - DAY) <= self.value * DAY:
-                found[-1] = Window(found[-1].start, of + DAY)
+        ranges: list[Window] = []
+        for partition in sorted(partitions):
+            if ranges and partition - (ranges[-1].end - DAY) <= self.value * DAY:
+                ranges[-1] = Window(ranges[-1].start, partition + DAY)
             else:
-                found.append(Window(of, of + DAY))
-        return found
+                ranges.append(Window(partition, partition + DAY))
+        return ranges
 
     def one_range(self, keys: Iterable[str]) -> Window:
         """The partitions of a run, by their keys.
@@ -67,14 +71,14 @@ class Cadence(Enum):
         Raises:
             NotContiguousError: there is no key, or a gap between two of them.
         """
-        found = sorted(map(date.fromisoformat, keys))
+        partitions = sorted(map(date.fromisoformat, keys))
         step = self.value * DAY
-        if not found or any(b - a > step for a, b in pairwise(found)):
-            spelled = ", ".join(map(str, windows(found))) or "no day at all"
-            raise NotContiguousError(f"one run takes one gapless range of days, got {spelled}")
-        return Days.of(found)
+        if not partitions or any(b - a > step for a, b in pairwise(partitions)):
+            text = ", ".join(map(str, to_windows(partitions))) or "no day at all"
+            raise NotContiguousError(f"one run takes one gapless range of days, got {text}")
+        return DaySet.from_days(partitions)
 
-    def definition(self, settings: Settings) -> dg.TimeWindowPartitionsDefinition:
+    def partitions_def(self, settings: Settings) -> dg.TimeWindowPartitionsDefinition:
         """The partitions as Dagster knows them.
 
         One definition for all tables of a cadence: with differing start days a backfill falls apart
@@ -82,7 +86,7 @@ class Cadence(Enum):
         """
         start, zone = settings.start.isoformat(), settings.timezone
         end = settings.end.isoformat() if settings.end else None
-        if self is Cadence.DAILY:
+        if self is Grain.DAILY:
             return dg.DailyPartitionsDefinition(start_date=start, end_date=end, timezone=zone)
         # Else Dagster's weeks begin on Sunday.
         return dg.WeeklyPartitionsDefinition(
@@ -90,8 +94,8 @@ class Cadence(Enum):
         )
 
     @classmethod
-    def of(cls, definition: dg.PartitionsDefinition | None) -> Cadence:
-        """The cadence of an asset's partitions, as `definition` made them."""
+    def from_partitions_def(cls, definition: dg.PartitionsDefinition | None) -> Grain:
+        """The cadence of an asset's partitions, as `partitions_def` made them."""
         assert isinstance(definition, dg.TimeWindowPartitionsDefinition)
         assert definition.schedule_type is not None
         return cls[definition.schedule_type.name]

@@ -15,7 +15,7 @@ _DAY = r"\d{4}-\d{2}-\d{2}"
 _DAYS = re.compile(rf"(\[?)\s*({_DAY})(?:\s*(?:\.{{2,3}}|:)\s*({_DAY}))?\s*(\]?)")
 
 
-def calendar(settings: Settings, now: datetime | None = None) -> tuple[date, date] | None:
+def calendar_bounds(settings: Settings, now: datetime | None = None) -> tuple[date, date] | None:
     """The first and the last day that there is a partition for; none if there is no day yet.
 
     The same as those of `Cadence.DAILY.definition`, without Dagster.
@@ -29,7 +29,9 @@ def calendar(settings: Settings, now: datetime | None = None) -> tuple[date, dat
     return (settings.start, end - timedelta(days=1)) if end > settings.start else None
 
 
-def days_asked(text: str, settings: Settings, now: datetime | None = None) -> tuple[date, date]:
+def parse_calendar_days(
+    text: str, settings: Settings, now: datetime | None = None
+) -> tuple[date, date]:
     """The first and the last of the days that a person asks for.
 
     Args:
@@ -41,29 +43,29 @@ def days_asked(text: str, settings: Settings, now: datetime | None = None) -> tu
     Raises:
         ValueError: they are no days, or reversed, or not all on the calendar: one sentence for all.
     """
-    found, known = read_days(text), calendar(settings, now)
-    if found and known and known[0] <= found[0] <= found[1] <= known[1]:
-        return found
-    spelled = f"{known[0]}...{known[1]}" if known else "empty"
+    days, bounds = parse_days(text), calendar_bounds(settings, now)
+    if days and bounds and bounds[0] <= days[0] <= days[1] <= bounds[1]:
+        return days
+    bounds_text = f"{bounds[0]}...{bounds[1]}" if bounds else "empty"
     raise ValueError(
-        f"{text!r} is not in the calendar, which is {spelled}: give FIRST...LAST or one day, "
+        f"{text!r} is not in the calendar, which is {bounds_text}: give FIRST...LAST or one day, "
         "as YYYY-MM-DD, the first not after the last"
     )
 
 
-def one_day(text: str) -> date:
+def parse_single_day(text: str) -> date:
     """The day that a person names, on the calendar or not.
 
     Raises:
         ValueError: it is none.
     """
-    found = read_days(text) if re.fullmatch(_DAY, text) else None
-    if found is None:
+    days = parse_days(text) if re.fullmatch(_DAY, text) else None
+    if days is None:
         raise ValueError(f"{text!r} is not one day, as YYYY-MM-DD")
-    return found[0]
+    return days[0]
 
 
-def read_days(text: str) -> tuple[date, date] | None:
+def parse_days(text: str) -> tuple[date, date] | None:
     """The first and the last of some days, on the calendar or not; none if the text names none."""
     match = _DAYS.fullmatch(text.strip())
     if match is None or bool(match[1]) != bool(match[4]):

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 #: The window lengths that are compared, in days.
-COMPARED = range(15)
+COMPARED_WINDOWS = range(15)
 
 
-def within(by_delay: Mapping[int, int], window_days: int) -> int:
+def total_within(by_delay: Mapping[int, int], window_days: int) -> int:
     """How much a window takes in.
 
     Args:
@@ -27,4 +27,4 @@ def lines_within(row: Mapping[str, Any], window_days: int) -> int:
         window_days: the length of the window from the event day on, whichever was configured when
             the row was made.
     """
-    return within(dict(zip(row["delays"], row["lines_by_delay"], strict=True)), window_days)
+    return total_within(dict(zip(row["delays"], row["lines_by_delay"], strict=True)), window_days)

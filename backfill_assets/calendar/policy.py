@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 
-from backfill_assets.calendar.cadences import Cadence
+from backfill_assets.calendar.cadences import Grain
 from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.calendar.reach import Reach, next_days
 from backfill_assets.settings import Settings
@@ -33,7 +33,7 @@ class Policy:
             window, and tables by event day are first published so many days later.
         absent_days: a folder is waited for until one of so many days later was loaded; then its
             day counts as one on which nothing came.
-        cadence: how far apart the partitions are that `logged` and `due` give.
+        grain: how far apart the partitions are that `loadable_days` and `expected_days` give.
     """
 
     start: date
@@ -44,10 +44,10 @@ class Policy:
     only_touched: bool
     absent_days: int = 30
     arrives_after: int = 0
-    cadence: Cadence = Cadence.DAILY
+    grain: Grain = Grain.DAILY
 
     @classmethod
-    def of(cls, settings: Settings) -> Policy:
+    def from_settings(cls, settings: Settings) -> Policy:
         """The policy that the settings ask for."""
         return cls(
             start=settings.start,
@@ -64,32 +64,32 @@ class Policy:
         """The reprocessing window: which log days decide an event day."""
         return next_days(self.window_days)
 
-    def logged(self, today: date) -> Window:
+    def loadable_days(self, today: date) -> Window:
         """The partitions that are over on a day: of a raw log, the log days that can be loaded."""
-        return self.until(today - DAY)
+        return self.partitions_until(today - DAY)
 
-    def due(self, today: date, last: date = date.max) -> Window:
+    def expected_days(self, today: date, last: date = date.max) -> Window:
         """The partitions that should have been published by the end of a day's nightly run.
 
         With a lag of 1, yesterday is the last of their days, if not an earlier one is given.
         """
-        return self.until(min(today - self.lag_days * DAY, last))
+        return self.partitions_until(min(today - self.lag_days * DAY, last))
 
-    def until(self, last: date) -> Window:
+    def partitions_until(self, last: date) -> Window:
         """The partitions whose days are not after a last one."""
         end = last + DAY if self.end is None else min(last + DAY, self.end)
-        return self.cadence.whole(Window(self.start, max(self.start, end)))
+        return self.grain.whole_partitions(Window(self.start, max(self.start, end)))
 
-    def may_touch(self, log_day: date) -> Window:
+    def affected_event_days(self, log_day: date) -> Window:
         """The event days that a line logged on a day may change: itself and the W days before."""
-        return self.reach.touched(Window(log_day, log_day + DAY))
+        return self.reach.affected_days(Window(log_day, log_day + DAY))
 
     def log_days(self, event_day: date) -> Window:
         """The log days that an event day's window has: none before it, as no line comes before."""
-        return self.reach.read(Window(event_day, event_day + DAY))
+        return self.reach.input_days(Window(event_day, event_day + DAY))
 
 
-def widest(policies: Sequence[Policy]) -> Policy:
+def combine_policies(policies: Sequence[Policy]) -> Policy:
     """The policy of what is made of several sources: the last start, the longest window."""
     return replace(
         policies[0],

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 import dagster as dg
 
-from backfill_assets.calendar.cadences import Cadence
-from backfill_assets.calendar.partitions import DAY, Days, Window, unpacked
+from backfill_assets.calendar.cadences import Grain
+from backfill_assets.calendar.partitions import DAY, DaySet, Window, from_ranges
 
 if TYPE_CHECKING:
     from backfill_assets.delta.ledgers import Ledger
@@ -39,32 +39,32 @@ class Reach:
     after: int = 0
     stays_open: bool = False
     #: Whether how many input days there are differs by day, so that they must be told by date.
-    varies: ClassVar[bool] = False
+    varies_by_day: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.before < 0 or self.before + self.after < 0:
             raise ValueError(f"{self} begins after the day, or ends before it begins")
 
-    def needed(self, day: date) -> Sequence[date]:
+    def required_days(self, day: date) -> Sequence[date]:
         """The input days without which a day cannot be made: its own, or the last before it.
 
         Whatever else the reach has is read if it is there.
         """
         return [day + min(self.after, 0) * DAY]
 
-    def read(self, days: Window) -> Window:
+    def input_days(self, days: Window) -> Window:
         """The input days that decide some days."""
-        return days.widened(before=self.before, after=self.after)
+        return days.widen_by(before=self.before, after=self.after)
 
-    def touched(self, days: Window) -> Window:
-        """The days that some input days decide: the inverse of `read`."""
-        return days.widened(before=self.after, after=self.before)
+    def affected_days(self, days: Window) -> Window:
+        """The days that some input days decide: the inverse of `input_days`."""
+        return days.widen_by(before=self.after, after=self.before)
 
-    def deciding(self, _source: Ledger) -> Callable[[date], Collection[date]]:
+    def deciding_days(self, _source: Ledger) -> Callable[[date], Collection[date]]:
         """By day, the input days that decide it, in ascending order."""
-        return lambda day: tuple(self.read(Window(day, day + DAY)))
+        return lambda day: tuple(self.input_days(Window(day, day + DAY)))
 
-    def changed(self, days: Collection[date], _source: Ledger) -> Iterable[date]:
+    def changed_days(self, days: Collection[date], _source: Ledger) -> Iterable[date]:
         """The days that changes of some input days may change."""
         if self == SAME_DAY:
             return days
@@ -72,7 +72,7 @@ class Reach:
         return {day + offset for day in days for offset in offsets}
 
     @property
-    def mapping(self) -> dg.PartitionMapping | None:
+    def partition_mapping(self) -> dg.PartitionMapping | None:
         """The reach as Dagster sees it; none for the same day, which is its own default.
 
         The last days of a range reach for input days that do not exist yet; they are open, not
@@ -91,32 +91,32 @@ class Reach:
 
 
 @dataclass(frozen=True)
-class _Week(Reach):
+class _WeekReach(Reach):
     """A week is decided by its seven days, and needs all of them: a sum of six looks like one."""
 
     after: int = 6
 
-    def needed(self, day: date) -> Sequence[date]:
+    def required_days(self, day: date) -> Sequence[date]:
         """The input days without which a week cannot be made: all."""
-        return [*Cadence.WEEKLY.days_of(day)]
+        return [*Grain.WEEKLY.days_of(day)]
 
-    def touched(self, days: Window) -> Window:
+    def affected_days(self, days: Window) -> Window:
         """The weeks that some input days lie in."""
-        return Days.of(Cadence.WEEKLY.touched(days))
+        return DaySet.from_days(Grain.WEEKLY.partitions_of(days))
 
-    def changed(self, days: Collection[date], _source: Ledger) -> Iterable[date]:
+    def changed_days(self, days: Collection[date], _source: Ledger) -> Iterable[date]:
         """The weeks that changes of some input days may change."""
-        return Cadence.WEEKLY.touched(days)
+        return Grain.WEEKLY.partitions_of(days)
 
     @property
-    def mapping(self) -> None:
+    def partition_mapping(self) -> None:
         """Dagster's default maps a week to its days."""
         return
 
 
 SAME_DAY = Reach()
 #: The seven days of a week, of a table that has a partition a week.
-WEEK = _Week()
+WEEK = _WeekReach()
 #: The day before, alone: of a table that carries its own state from day to day.
 PREVIOUS_DAY = Reach(before=1, after=-1)
 
@@ -142,7 +142,7 @@ def following_days(n: int) -> Reach:
 
 
 @dataclass(frozen=True)
-class Known:
+class RecordedReach:
     """A day is decided by all input days that hold something of it, however late they came.
 
     Which they are is what the input's commits recorded under `spans`: by input day, the days that
@@ -150,43 +150,49 @@ class Known:
     """
 
     stays_open: ClassVar[bool] = True
-    varies: ClassVar[bool] = True
+    varies_by_day: ClassVar[bool] = True
 
-    def needed(self, day: date) -> Sequence[date]:
+    def required_days(self, day: date) -> Sequence[date]:
         """The input days without which a day cannot be made: its own."""
         return [day]
 
-    def deciding(self, source: Ledger) -> Callable[[date], Collection[date]]:
+    def deciding_days(self, source: Ledger) -> Callable[[date], Collection[date]]:
         """By day, the input days that decide it, in ascending order.
 
         Of input days that somebody else changed, and of those that were published when no spans
         were recorded, anything is possible.
         """
-        found: dict[date, set[date]] = defaultdict(set)
-        unknown = {day for other in source.external for day in other.days} | source.uncertain
-        unknown |= source.unrecorded | (source.published - source.latest.keys())
+        recorded_days: dict[date, set[date]] = defaultdict(set)
+        unknown_days = {
+            day for other in source.external_commits for day in other.days
+        } | source.hypothetical_days
+        unknown_days |= source.days_without_record | (source.published_days - source.latest.keys())
         for record in source.records:
             if record.details.spans is None:
-                unknown |= record.wrote
+                unknown_days |= record.rewritten_days
                 continue
             for input_day, ranges in record.details.spans.items():
-                for day in unpacked(ranges):
-                    found[day].add(input_day)
-        there = source.published
+                for day in from_ranges(ranges):
+                    recorded_days[day].add(input_day)
+        published = source.published_days
 
         def days_of(day: date) -> Collection[date]:
-            of = {d for d in found.get(day, set()) | unknown if d in there and d >= day}
-            return sorted(of | {day})
+            input_days = {
+                d
+                for d in recorded_days.get(day, set()) | unknown_days
+                if d in published and d >= day
+            }
+            return sorted(input_days | {day})
 
         return days_of
 
-    def changed(self, days: Collection[date], source: Ledger) -> Iterable[date]:
+    def changed_days(self, days: Collection[date], source: Ledger) -> Iterable[date]:
         """The days that changes of some input days may change, if nobody recorded which."""
         last = max(days, default=date.min)
-        return {day for day in source.published if day <= last}
+        return {day for day in source.published_days if day <= last}
 
     @property
-    def mapping(self) -> dg.PartitionMapping:
+    def partition_mapping(self) -> dg.PartitionMapping:
         """The reach as Dagster sees it: any day may decide any."""
         return dg.AllPartitionMapping()
 

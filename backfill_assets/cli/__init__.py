@@ -14,9 +14,9 @@ from pathlib import Path
 
 import click
 
-from backfill_assets.cli.output import Finding, Output, Status, levels
+from backfill_assets.cli.output import Finding, Output, Status, level_options
 from backfill_assets.env_file import load_env_file
-from backfill_assets.escaping import plain
+from backfill_assets.escaping import escape_terminal
 
 #: The commands by family, each with its module. A command is the function of its name there.
 _FAMILIES = {
@@ -65,7 +65,7 @@ _FUNCTIONS = {
     "verify-export": "verify_export",
     "import": "import_table",
 }
-_MODULES = {name: module for of in _FAMILIES.values() for name, module in of.items()}
+_MODULES = {name: module for commands in _FAMILIES.values() for name, module in commands.items()}
 
 _INTERRUPTED = 130  # as a shell tells it
 
@@ -85,7 +85,7 @@ Example:
 """
 
 
-class _Commands(click.Group):
+class _LazyCommands(click.Group):
     """Loads a command's module when the command is asked for."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -95,23 +95,25 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The command of a name; none if there is none."""
         if cmd_name not in _MODULES:
-            self.commands = {name: _load(name) for name in _MODULES}  # click names the nearest
+            self.commands = {
+                name: _load_command(name) for name in _MODULES
+            }  # click names the nearest
             return None
-        return _load(cmd_name)
+        return _load_command(cmd_name)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The commands under the heading of their family."""
         for heading, names in _FAMILIES.items():
             with formatter.section(heading):
-                rows = [(f"{name:9}", _load(name).get_short_help_str(70)) for name in names]
+                rows = [(f"{name:9}", _load_command(name).get_short_help_str(70)) for name in names]
                 formatter.write_dl(rows)
 
 
-def _load(name: str) -> click.Command:
+def _load_command(name: str) -> click.Command:
     return getattr(import_module(f"{__name__}.{_MODULES[name]}"), _FUNCTIONS.get(name, name))
 
 
-def _expected(error: Exception) -> bool:
+def _explains_itself(error: Exception) -> bool:
     """Whether an error says itself what is wrong: ours, and those of files, tables and Dagster."""
     if isinstance(error, (OSError, ValueError)):
         return True
@@ -125,7 +127,7 @@ def _expected(error: Exception) -> bool:
 
 
 @click.group(
-    cls=_Commands, epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"]}
+    cls=_LazyCommands, epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"]}
 )
 @click.version_option(package_name="backfill-assets", message="%(prog)s %(version)s")
 def cli() -> None:
@@ -135,7 +137,7 @@ def cli() -> None:
     """
 
 
-cli.params += levels()
+cli.params += level_options()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -159,7 +161,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         click.echo("Aborted.", err=True)
         return _INTERRUPTED
     except Exception as error:  # noqa: BLE001 - Python would end with 1, which is a finding
-        if out.verbose or not _expected(error):
+        if out.verbose or not _explains_itself(error):
             traceback.print_exc()
-        click.echo(plain(f"backfill-assets {out.command}: {error}"), err=True)
+        click.echo(escape_terminal(f"backfill-assets {out.command}: {error}"), err=True)
         return Status.FINDING if isinstance(error, Finding) else Status.COULD_NOT_RUN

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from backfill_assets.cli.output import Output, Status, command
-from backfill_assets.cli.parameters import Partitions, Tables, instance, json_option
+from backfill_assets.cli.parameters import Partitions, Tables, json_option, open_instance
 from backfill_assets.cli.tables import refuse_no_warehouse
 from backfill_assets.settings import load_settings
 
@@ -53,39 +53,45 @@ def accept_code(
 
     code, defs = running_code(settings), build_defs(settings)
     results: list[AcceptedCode] = []
-    refused: list[str] = []
-    with instance() as dagster:
+    refusals: list[str] = []
+    with open_instance() as dagster:
         for table in tables:
             try:
                 result = acceptance.accept_code(
                     settings, defs, code, table, partitions, reason, verify_days
                 )
             except acceptance.AcceptanceRefusedError as error:
-                refused.append(str(error))
+                refusals.append(str(error))
                 continue
             results.append(result)
             if not as_json:
-                out.say(_sentence(result))
+                out.print_text(_format_result(result))
         plans = acceptance.repin_plans(dagster, read_ledgers(settings), results, code)
     if as_json:
-        shown = [{**asdict(result), "versions": sorted(result.versions)} for result in results]
-        out.json({"code": code.version, "tables": shown, "plans": plans, "refused": refused})
+        result_rows = [
+            {**asdict(result), "versions": sorted(result.versions)} for result in results
+        ]
+        out.print_json(
+            {"code": code.version, "tables": result_rows, "plans": plans, "refused": refusals}
+        )
     else:
         for plan in plans:
-            out.say(f"Plan {plan} goes on with the present code: `backfill-assets backfill {plan}`")
-        for text in refused:
-            out.say(text)
-    return Status.FINDING if refused else Status.FINE
+            out.print_text(
+                f"Plan {plan} goes on with the present code: `backfill-assets backfill {plan}`"
+            )
+        for text in refusals:
+            out.print_text(text)
+    return Status.FINDING if refusals else Status.FINE
 
 
-def _sentence(result: AcceptedCode) -> str:
-    from backfill_assets.calendar.partitions import spelled
+def _format_result(result: AcceptedCode) -> str:
+    from backfill_assets.calendar.partitions import format_ranges
 
     if not result.days:
         return f"{result.table}: no day is made by other code"
-    proof = f"computed anew with the same rows: {spelled(result.verified)}"
+    proof = f"computed anew with the same rows: {format_ranges(result.verified)}"
     return (
-        f"{result.table} [{spelled(result.days)}] counts as made by the present code "
+        f"{result.table} [{format_ranges(result.days)}] counts as made by the present code "
         f"(version {result.version}); {proof if result.verified else 'nothing was computed anew'}. "
         f"`backfill-assets undo {result.run_id}` takes that back"
     )

@@ -12,8 +12,8 @@ import click
 from click.core import ParameterSource
 
 from backfill_assets.cli.output import CannotRunError, Output, Status, command
-from backfill_assets.cli.parameters import home, port_option
-from backfill_assets.dagster_ext.claims import claimed_home, claimed_port
+from backfill_assets.cli.parameters import dagster_home, port_option
+from backfill_assets.dagster_ext.claims import listen_on_port, lock_home
 from backfill_assets.settings import PREFIX, Settings, load_settings
 
 _SAMPLE_DAYS = 28
@@ -27,18 +27,18 @@ def ui(out: Output, port: int) -> Status:
     Needs DAGSTER_HOME. It runs until Ctrl-C, and ends with 3 if a part of it cannot run.
     """
     settings = load_settings()
-    if not (folder := home(out.note)):
+    if not (folder := dagster_home(out.print_note)):
         raise CannotRunError("DAGSTER_HOME is not set: it names the folder of Dagster's own data")
-    from backfill_assets.doctor.home import told
+    from backfill_assets.doctor.home import describe_configuration
 
-    if said := told(Path(folder)):
-        out.note(said)
+    if message := describe_configuration(Path(folder)):
+        out.print_note(message)
     # Before anything is started, or fetched.
-    with claimed_home(Path(folder), port), claimed_port(port) as listening:
+    with lock_home(Path(folder), port), listen_on_port(port) as listening:
         _fetch_jars(out, settings)
-        from backfill_assets.dagster_ext.deployment import deploy
+        from backfill_assets.dagster_ext.deployment import run_deployment
 
-        if status := deploy(settings, listening, out.say):
+        if status := run_deployment(settings, listening, out.print_text):
             raise CannotRunError(f"a part of it ended with status {status}; see above")
     return Status.FINE
 
@@ -60,15 +60,15 @@ def password(out: Output, name: str) -> None:
     if not re.fullmatch(r"[\w.@-]+", name):
         raise click.UsageError(f"{name!r} is no name: letters, digits and . _ @ - are allowed")
     if sys.stdin.isatty():
-        said = click.prompt("Password", hide_input=True, confirmation_prompt=True)
+        secret = click.prompt("Password", hide_input=True, confirmation_prompt=True)
     else:
-        said = sys.stdin.readline().rstrip("\n")
-    if not said:
+        secret = sys.stdin.readline().rstrip("\n")
+    if not secret:
         raise CannotRunError("an empty password is none; nothing was changed")
     from backfill_assets.dagster_ext.passwords import write_password
 
-    write_password(path, name, said)
-    out.note(f"{name} may use the UI, from its next start on: {path}")
+    write_password(path, name, secret)
+    out.print_note(f"{name} may use the UI, from its next start on: {path}")
 
 
 @command("engine", "engine --port 15002")
@@ -78,13 +78,13 @@ def engine(out: Output, port: int) -> None:
 
     Needs SPARK_CONNECT_AUTHENTICATE_TOKEN: what its clients have to show.
     """
-    from backfill_assets.engine.configuration import connect_server_command, master_of
-    from backfill_assets.engine.environment import TOKEN, jvm_environment
+    from backfill_assets.engine.configuration import connect_server_command, master_url
+    from backfill_assets.engine.environment import TOKEN_VARIABLE, jvm_environment
     from backfill_assets.engine.jars import check_java
 
-    if not os.environ.get(TOKEN):
+    if not os.environ.get(TOKEN_VARIABLE):
         raise CannotRunError(
-            f"{TOKEN} is not set: give the engine and those who use it the same long random text, "
+            f"{TOKEN_VARIABLE} is not set: give the engine and those who use it the same long random text, "
             "or everybody on this machine could run code as you"
         )
     check_java()
@@ -92,7 +92,7 @@ def engine(out: Output, port: int) -> None:
     _fetch_jars(out, settings)
     # Spark reads its settings there; this process becomes the server, and cannot clean up.
     command = connect_server_command(settings, port, Path(tempfile.mkdtemp(prefix="engine-")))
-    os.execve(command[0], command, jvm_environment(master_of(settings)))
+    os.execve(command[0], command, jvm_environment(master_url(settings)))
 
 
 @command("jars")
@@ -107,9 +107,9 @@ def jars(out: Output, s3: bool) -> None:
 
 def _fetch_jars(out: Output, settings: Settings, *, s3: bool = False) -> None:
     if settings.spark_remote:
-        out.note("SPARK_REMOTE is set: the server has the Delta jars, none are needed here.")
+        out.print_note("SPARK_REMOTE is set: the server has the Delta jars, none are needed here.")
         return
-    from backfill_assets.engine.class_archive import class_archive, make_class_archive
+    from backfill_assets.engine.class_archive import class_archive_path, make_class_archive
     from backfill_assets.engine.configuration import uses_s3
     from backfill_assets.engine.jars import (
         delta_coordinate,
@@ -121,16 +121,16 @@ def _fetch_jars(out: Output, settings: Settings, *, s3: bool = False) -> None:
     from backfill_assets.engine.task_times import build_task_times
 
     if not delta_jars(settings.jars):
-        out.note(f"Downloading the Delta jars ({delta_coordinate()}) ...")
+        out.print_note(f"Downloading the Delta jars ({delta_coordinate()}) ...")
     fetch_delta_jars(settings.jars)
     if s3 or uses_s3(settings):
         if not s3_jars(settings.jars):
-            out.note("Downloading the jars of s3a:// ...")
+            out.print_note("Downloading the jars of s3a:// ...")
         fetch_s3_jars(settings.jars)
     build_task_times(settings.jars)
-    archive = class_archive(settings.jars)
+    archive = class_archive_path(settings.jars)
     if archive and not archive.exists():
-        out.note("Putting the engine's classes together, once, so that it starts faster ...")
+        out.print_note("Putting the engine's classes together, once, so that it starts faster ...")
         make_class_archive(settings.jars)
 
 
@@ -147,23 +147,29 @@ def sample(ctx: click.Context, out: Output, days: int) -> None:
     """Write sample landing data, unless there is some."""
     settings = load_settings()
     if "://" in settings.landing:
-        out.say(f"{settings.landing} is no local folder: no sample orders are written there.")
+        out.print_text(
+            f"{settings.landing} is no local folder: no sample orders are written there."
+        )
         return
     from backfill_assets.sample.lines import SOURCE
 
     landing = Path(settings.landing)
     if (landing / SOURCE).exists():
         if ctx.get_parameter_source("days") is ParameterSource.COMMANDLINE:
-            out.say(f"{landing} has orders already: it stays as it is, whatever --days says.")
+            out.print_text(
+                f"{landing} has orders already: it stays as it is, whatever --days says."
+            )
         return
-    from backfill_assets.sample.clearing import mark
-    from backfill_assets.sample.generator import generate
+    from backfill_assets.sample.clearing import write_file_list
+    from backfill_assets.sample.generator import write_invented_landing
 
     others = landing.is_dir() and any(landing.iterdir())
-    out.note(f"Writing {days} days of sample orders to {landing} ...")
-    generate(landing, start=settings.start, days=days, window_days=settings.window_days)
+    out.print_note(f"Writing {days} days of sample orders to {landing} ...")
+    write_invented_landing(
+        landing, start=settings.start, days=days, window_days=settings.window_days
+    )
     if not others:
-        mark(landing)
+        write_file_list(landing)
 
 
 @command("cdnow CDNOW_master.txt")
@@ -176,10 +182,10 @@ def cdnow(out: Output, master: Path) -> None:
     settings = load_settings()
     if "://" in settings.landing:
         raise CannotRunError(f"{PREFIX}LANDING={settings.landing} is no local folder")
-    from backfill_assets.sample.cdnow import write_landing
+    from backfill_assets.sample.cdnow import write_cdnow_landing
 
-    rows = write_landing(master, Path(settings.landing))
-    out.say(f"{rows} purchases written to {settings.landing}")
+    rows = write_cdnow_landing(master, Path(settings.landing))
+    out.print_text(f"{rows} purchases written to {settings.landing}")
 
 
 @command("progress < run.log")
@@ -188,6 +194,6 @@ def progress(out: Output) -> Status:
 
     It ends with 1 if the run did not succeed.
     """
-    from backfill_assets.cli.progress import condense
+    from backfill_assets.cli.progress import condense_log
 
-    return condense(sys.stdin, out)
+    return condense_log(sys.stdin, out)

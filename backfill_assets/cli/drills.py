@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from backfill_assets.cli.output import CannotRunError, Output, Status, command, levels
+from backfill_assets.cli.output import CannotRunError, Output, Status, command, level_options
 from backfill_assets.cli.parameters import Partitions
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from backfill_assets.drills.playing import Drill
     from backfill_assets.drills.scoring import Score
 
-_FOLDER = click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
+_FOLDER_ARGUMENT = click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
 
 
 @click.group(
@@ -32,11 +32,11 @@ def drill() -> None:
     """
 
 
-drill.params += levels()
+drill.params += level_options()
 
 
 @command("drill start incident", "drill start incident --seed 7")
-@_FOLDER
+@_FOLDER_ARGUMENT
 @click.argument("name", required=False, default="")
 @click.option("--seed", type=int, help="The same seed chooses the same.")
 @click.option(
@@ -48,44 +48,52 @@ def start(out: Output, folder: Path, name: str, seed: int | None, days: int | No
     NAME is that of an outage; one is chosen if none is named.
     """
     from backfill_assets.drills import playing
-    from backfill_assets.drills.deployment import of_other_deployments
+    from backfill_assets.drills.deployment import other_variables
     from backfill_assets.drills.places import ENVIRONMENT
     from backfill_assets.engine.spark import Engine
     from backfill_assets.settings import load_settings
 
-    for variable in of_other_deployments():  # as `env.sh` does in the player's shell
+    for variable in other_variables():  # as `env.sh` does in the player's shell
         os.environ.pop(variable, None)
-    out.note("Making a deployment, and loading it. This takes a minute or two ...")
-    begun = playing.start(Engine.of(load_settings()), folder, name, seed, days)
-    out.say(begun.symptom)
-    out.note("The clock is running.")
-    typed = shlex.quote(str(folder))
-    out.note(f"Source   . {shlex.quote(str(folder / ENVIRONMENT))}")
-    out.note("Then     the ordinary commands work on it: backfill-assets status, history, show")
-    out.note(f"Next     backfill-assets drill found {typed} CAUSE DAYS, when you know it;")
-    out.note(f"         backfill-assets drill hint {typed}, when you do not")
+    out.print_note("Making a deployment, and loading it. This takes a minute or two ...")
+    new_drill = playing.start_drill(Engine.from_settings(load_settings()), folder, name, seed, days)
+    out.print_text(new_drill.symptom)
+    out.print_note("The clock is running.")
+    quoted_folder = shlex.quote(str(folder))
+    out.print_note(f"Source   . {shlex.quote(str(folder / ENVIRONMENT))}")
+    out.print_note(
+        "Then     the ordinary commands work on it: backfill-assets status, history, show"
+    )
+    out.print_note(
+        f"Next     backfill-assets drill found {quoted_folder} CAUSE DAYS, when you know it;"
+    )
+    out.print_note(f"         backfill-assets drill hint {quoted_folder}, when you do not")
 
 
 @command("drill look incident")
-@_FOLDER
+@_FOLDER_ARGUMENT
 def look(out: Output, folder: Path) -> None:
     """Orders and revenue by day, as a reader sees them now."""
     from backfill_assets.drills import breaking
 
-    it = _found(folder)
-    facts = breaking.facts_of(it.deployment.settings().table(it.outage.readers))
-    out.facts((str(day), f"{orders:6,} {revenue:16,}") for day, (orders, revenue) in facts.items())
+    active_drill = _open_drill(folder)
+    facts_by_day = breaking.read_facts(
+        active_drill.deployment.settings().table(active_drill.outage.reader_table)
+    )
+    out.print_facts(
+        (str(day), f"{orders:6,} {revenue:16,}") for day, (orders, revenue) in facts_by_day.items()
+    )
 
 
 @command("drill hint incident")
-@_FOLDER
+@_FOLDER_ARGUMENT
 def hint(out: Output, folder: Path) -> None:
     """A hint; each of the three is clearer, and costs points."""
-    out.say(_found(folder).hint())
+    out.print_text(_open_drill(folder).next_hint())
 
 
 @command("drill found incident doubled 2024-01-05...2024-01-08")
-@_FOLDER
+@_FOLDER_ARGUMENT
 @click.argument("cause")
 @click.argument("days", type=Partitions(), required=False)
 def found(out: Output, folder: Path, cause: str, days: Window | None) -> Status:
@@ -94,16 +102,16 @@ def found(out: Output, folder: Path, cause: str, days: Window | None) -> Status:
     CAUSE is a word of the list that `backfill-assets drill causes` prints. It ends with 1 if it is
     not the cause; that costs points.
     """
-    from backfill_assets.drills.playing import causes
+    from backfill_assets.drills.playing import list_causes
 
-    it, known = _found(folder), dict(causes())
-    if cause not in known:
-        raise click.UsageError(f"there is no cause {cause!r}; there are {', '.join(known)}")
-    if not it.found(cause, days):
-        out.say("That is not the cause.")
+    active_drill, known_causes = _open_drill(folder), dict(list_causes())
+    if cause not in known_causes:
+        raise click.UsageError(f"there is no cause {cause!r}; there are {', '.join(known_causes)}")
+    if not active_drill.diagnose(cause, days):
+        out.print_text("That is not the cause.")
         return Status.FINDING
-    out.say("That is the cause.")
-    out.note("Next     repair the days that are wrong, and no other; then write the report")
+    out.print_text("That is the cause.")
+    out.print_note("Next     repair the days that are wrong, and no other; then write the report")
     return Status.FINE
 
 
@@ -112,67 +120,67 @@ def causes(out: Output) -> None:
     """The causes that `found` takes."""
     from backfill_assets.drills import playing
 
-    out.facts(playing.causes())
+    out.print_facts(playing.list_causes())
 
 
 @command("drill ask incident 2024-01-05...2024-01-08")
-@_FOLDER
+@_FOLDER_ARGUMENT
 @click.argument("days", type=Partitions())
 def ask(out: Output, folder: Path, days: Window) -> None:
     """Ask the source to send the files of some days again, or a service for more calls."""
-    out.say(_found(folder).ask(days))
+    out.print_text(_open_drill(folder).ask_source(days))
 
 
 @command("drill end incident")
-@_FOLDER
+@_FOLDER_ARGUMENT
 def end(out: Output, folder: Path) -> Status:
     """End the drill, and score it.
 
     It ends with 1 if a day of a table is still wrong.
     """
-    scored = _found(folder).end()
-    _show(out, scored)
-    out.note(f"Next     backfill-assets drill solution {shlex.quote(str(folder))}")
-    return Status.FINE if scored.repaired else Status.FINDING
+    score = _open_drill(folder).end()
+    _print_score(out, score)
+    out.print_note(f"Next     backfill-assets drill solution {shlex.quote(str(folder))}")
+    return Status.FINE if score.repaired else Status.FINDING
 
 
-def _show(out: Output, scored: Score) -> None:
+def _print_score(out: Output, score: Score) -> None:
     from rich.table import Table as Grid
 
     grid = Grid(box=None, padding=(0, 2, 0, 0))
     grid.add_column("what", no_wrap=True)
     grid.add_column("seen", no_wrap=True)
     grid.add_column("points", justify="right", no_wrap=True)
-    for part in scored.parts:
-        of = f" of {part.most}" if part.most else ""
-        grid.add_row(part.name, part.seen, f"{part.points}{of}")
-    grid.add_row("score", "", f"{scored.total} of 100")
-    out.grid(grid)
+    for part in score.parts:
+        maximum = f" of {part.most}" if part.most else ""
+        grid.add_row(part.name, part.observation, f"{part.points}{maximum}")
+    grid.add_row("score", "", f"{score.total} of 100")
+    out.print_grid(grid)
 
 
 @command("drill solution incident", "drill solution incident --give-up")
-@_FOLDER
+@_FOLDER_ARGUMENT
 @click.option("--give-up", is_flag=True, help="End the drill without a score.")
 def solution(out: Output, folder: Path, give_up: bool) -> None:
     """What the outage was, and commands that solve it."""
-    it = _found(folder)
+    active_drill = _open_drill(folder)
     if give_up:
-        it.give_up()
-    if not it.ended:
+        active_drill.give_up()
+    if not active_drill.has_ended:
         raise CannotRunError(
             f"the drill has not ended: backfill-assets drill end {shlex.quote(str(folder))}, or "
             "--give-up"
         )
-    out.say(f"{it.name}: {it.outage.cause}, {it.days}")
-    for line in it.solution():
-        out.say(f"$ {line}")
+    out.print_text(f"{active_drill.name}: {active_drill.outage.cause}, {active_drill.days}")
+    for line in active_drill.solution():
+        out.print_text(f"$ {line}")
 
 
-def _found(folder: Path) -> Drill:
+def _open_drill(folder: Path) -> Drill:
     from backfill_assets.drills.playing import Drill
 
     return Drill(folder)
 
 
-for _each in (start, look, hint, found, causes, ask, end, solution):
-    drill.add_command(_each)
+for _subcommand in (start, look, hint, found, causes, ask, end, solution):
+    drill.add_command(_subcommand)

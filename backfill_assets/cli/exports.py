@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @command("export fact_daily_orders 2024-01-10 --to exports/january")
-@click.argument("table", type=Tables(one=True))
+@click.argument("table", type=Tables(single=True))
 @click.argument("partitions", type=Partitions())
 @click.option(
     "--to",
@@ -39,20 +39,20 @@ def export(out: Output, table: str, partitions: Window, folder: Path, as_json: b
     from backfill_assets.backfills import exports
     from backfill_assets.engine.spark import Engine
 
-    spark = Engine.of(settings).spark_session
-    manifest, new = exports.export(settings, spark, table, partitions, folder)
+    spark = Engine.from_settings(settings).spark_session
+    manifest, is_new = exports.export_days(settings, spark, table, partitions, folder)
     if as_json:
-        out.json({"new": new, **msgspec.to_builtins(manifest)})
+        out.print_json({"new": is_new, **msgspec.to_builtins(manifest)})
         return
-    out.facts(
+    out.print_facts(
         [
             ("table", f"{manifest.table}, version {manifest.version}"),
             ("days", manifest.days),
             ("rows", f"{manifest.rows:,} in {len(manifest.files)} file(s)"),
-            ("folder", f"{folder}{'' if new else ' holds this export already'}"),
+            ("folder", f"{folder}{'' if is_new else ' holds this export already'}"),
         ]
     )
-    out.note(f"Prove it   backfill-assets verify-export {folder} --rebuild")
+    out.print_note(f"Prove it   backfill-assets verify-export {folder} --rebuild")
 
 
 @command("verify-export exports/january", "verify-export exports/january --rebuild --json")
@@ -71,16 +71,22 @@ def verify_export(out: Output, folder: Path, rebuild: bool, as_json: bool) -> St
     from backfill_assets.definitions import build_defs
     from backfill_assets.engine.spark import Engine
 
-    manifest = export_proof.manifest_of(folder)
-    found = [*export_proof.problems(settings, Engine.of(settings).spark_session, folder, manifest)]
+    manifest = export_proof.read_manifest(folder)
+    problems = [
+        *export_proof.find_export_problems(
+            settings, Engine.from_settings(settings).spark_session, folder, manifest
+        )
+    ]
     if rebuild:
-        found += export_proof.rebuilt(settings, build_defs(settings), manifest)
+        problems += export_proof.find_rebuild_problems(settings, build_defs(settings), manifest)
     if as_json:
-        out.json({"good": not found, "problems": found})
+        out.print_json({"good": not problems, "problems": problems})
     else:
-        for text in found:
-            out.say(text)
-        how = "computed anew, " if rebuild else ""
-        good = "NOT " * bool(found) + "as exported"
-        out.say(f"{manifest.table} [{manifest.days}], version {manifest.version}: {how}{good}")
-    return Status.FINDING if found else Status.FINE
+        for text in problems:
+            out.print_text(text)
+        method = "computed anew, " if rebuild else ""
+        outcome = "NOT " * bool(problems) + "as exported"
+        out.print_text(
+            f"{manifest.table} [{manifest.days}], version {manifest.version}: {method}{outcome}"
+        )
+    return Status.FINDING if problems else Status.FINE

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from backfill_assets.cli.output import Output, Status, command
-from backfill_assets.cli.parameters import Day, json_option, nearest
+from backfill_assets.cli.parameters import Day, json_option, unknown_name_message
 from backfill_assets.settings import load_settings
 
 if TYPE_CHECKING:
@@ -16,21 +16,23 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from backfill_assets.imports.checking import Counts
-    from backfill_assets.imports.importing import Proposal, Work
+    from backfill_assets.imports.checking import ImportCheck
+    from backfill_assets.imports.importing import ImportPlan, ImportRequest
     from backfill_assets.settings import Settings
     from backfill_assets.tables.sources import Source
 
 
-def _fields(_ctx: click.Context, param: click.Parameter, given: Sequence[str]) -> dict[str, str]:
+def _parse_fields(
+    _ctx: click.Context, param: click.Parameter, values: Sequence[str]
+) -> dict[str, str]:
     """The expressions by field."""
-    found = {}
-    for text in given:
+    expressions = {}
+    for text in values:
         name, equals, expression = text.partition("=")
         if not (name and equals and expression):
             raise click.BadParameter(f"{text!r} is not NAME=EXPRESSION", param=param)
-        found[name.strip()] = expression
-    return found
+        expressions[name.strip()] = expression
+    return expressions
 
 
 @command(
@@ -47,7 +49,7 @@ def _fields(_ctx: click.Context, param: click.Parameter, given: Sequence[str]) -
     "fields",
     multiple=True,
     metavar="NAME=SQL",
-    callback=_fields,
+    callback=_parse_fields,
     help="How a field is made of the table's columns. May be given again.",
 )
 @click.option(
@@ -86,144 +88,167 @@ def import_table(
     if plan_only and check_only:
         raise click.UsageError("--plan and --check exclude each other")
     settings = load_settings()
-    from backfill_assets.imports.importing import ROWS_PER_CHUNK, Work, spark_for
-    from backfill_assets.imports.manifests import How, ImportRefusedError, known
+    from backfill_assets.imports.importing import ROWS_PER_CHUNK, ImportRequest, spark_for
+    from backfill_assets.imports.manifests import ImportMapping, ImportRefusedError, load_imports
 
-    of = _source(settings, source)
-    tables = [table] if table else list(known(settings, source))
+    declared_source = _find_source(settings, source)
+    tables = [table] if table else list(load_imports(settings, source))
     if not tables:
         raise ImportRefusedError(f"nothing has been imported into {source}: give the table.")
     spark = spark_for(settings, tables)
     if check_only:
-        return _check(out, settings, spark, of, as_json)
-    how, most = How(fields, arrived, stray), chunk_rows or ROWS_PER_CHUNK
-    works = [Work(settings, spark, of, one, how, tuple(skip), most) for one in tables]
+        return _check_counts(out, settings, spark, declared_source, as_json)
+    mapping, rows_per_chunk = ImportMapping(fields, arrived, stray), chunk_rows or ROWS_PER_CHUNK
+    table_imports = [
+        ImportRequest(
+            settings, spark, declared_source, location, mapping, tuple(skip), rows_per_chunk
+        )
+        for location in tables
+    ]
     if plan_only:
-        _plan(out, works, as_json)
+        _print_plan(out, table_imports, as_json)
     else:
-        _bring(out, works, as_json)
+        _import_tables(out, table_imports, as_json)
     return Status.FINE
 
 
-def _source(settings: Settings, name: str) -> Source:
+def _find_source(settings: Settings, name: str) -> Source:
     from backfill_assets.tables.catalog import graph_for
 
-    known = {one.name: one for one in graph_for(settings).sources.values()}
-    if name not in known:
-        raise click.BadParameter(nearest("source", name, known), param_hint="SOURCE")
-    return known[name]
+    sources = {source.name: source for source in graph_for(settings).sources.values()}
+    if name not in sources:
+        raise click.BadParameter(unknown_name_message("source", name, sources), param_hint="SOURCE")
+    return sources[name]
 
 
-def _plan(out: Output, works: Sequence[Work], as_json: bool) -> None:
-    from backfill_assets.imports.importing import propose
+def _print_plan(out: Output, table_imports: Sequence[ImportRequest], as_json: bool) -> None:
+    from backfill_assets.imports.importing import plan_import
 
-    found = [propose(work) for work in works]
+    proposals = [plan_import(table_import) for table_import in table_imports]
     if as_json:
-        out.json([_as_json(one) for one in found])
+        out.print_json([_proposal_json(proposal) for proposal in proposals])
         return
-    for one in found:
-        _show(out, one)
-    out.note("Nothing was written. The same without --plan lands it.")
+    for proposal in proposals:
+        _print_proposal(out, proposal)
+    out.print_note("Nothing was written. The same without --plan lands it.")
 
 
-def _as_json(of: Proposal) -> dict[str, Any]:
+def _proposal_json(proposal: ImportPlan) -> dict[str, Any]:
     from dataclasses import asdict
 
     return {
-        "table": of.of.table,
-        "kind": of.of.kind,
-        "version": of.news.version,
-        "since": of.news.since,
-        "bytes": of.news.size,
-        "total": asdict(of.total),
-        "stray": asdict(of.stray),
-        "keys": of.keys,
-        "versions": of.versions,
-        "most": of.most,
-        "absent": of.absent,
-        "unused": of.unused,
-        "days": {str(day): asdict(kinds) for day, kinds in of.by_day.items()},
-        "chunks": [[str(days[0]), str(days[-1])] for days in of.chunks],
+        "table": proposal.table_import.table,
+        "kind": proposal.table_import.kind,
+        "version": proposal.new_data.version,
+        "since": proposal.new_data.since,
+        "bytes": proposal.new_data.size,
+        "total": asdict(proposal.total),
+        "stray": asdict(proposal.stray),
+        "keys": proposal.keys,
+        "versions": proposal.versions,
+        "most": proposal.max_repeats,
+        "absent": proposal.absent,
+        "unused": proposal.unused,
+        "days": {str(day): asdict(kinds) for day, kinds in proposal.by_day.items()},
+        "chunks": [[str(days[0]), str(days[-1])] for days in proposal.chunks],
     }
 
 
-def _show(out: Output, of: Proposal) -> None:
+def _print_proposal(out: Output, proposal: ImportPlan) -> None:
     from rich.table import Table as Grid
 
-    total, since = of.total, of.news.since
-    after = "" if since is None else f", after version {since}"
-    out.facts(
+    total, since = proposal.total, proposal.new_data.since
+    since_text = "" if since is None else f", after version {since}"
+    out.print_facts(
         [
-            ("table", f"{of.of.table} ({of.of.kind}, version {of.news.version}{after})"),
-            ("rows", f"{total.rows:,} in {of.news.size:,} bytes"),
-            ("duplicates", f"{total.repeated:,} equal in all fields; one row {of.most:,} times"),
-            ("keys", f"{of.keys:,} in {of.versions:,} different rows with a key"),
+            (
+                "table",
+                f"{proposal.table_import.table} ({proposal.table_import.kind}, version {proposal.new_data.version}{since_text})",
+            ),
+            ("rows", f"{total.rows:,} in {proposal.new_data.size:,} bytes"),
+            (
+                "duplicates",
+                f"{total.repeated:,} equal in all fields; one row {proposal.max_repeats:,} times",
+            ),
+            ("keys", f"{proposal.keys:,} in {proposal.versions:,} different rows with a key"),
             ("without a key", f"{total.no_key:,}"),
-            ("without a day", f"{of.stray.rows:,}"),
+            ("without a day", f"{proposal.stray.rows:,}"),
             ("late", f"{total.late:,} after the window of their day"),
             ("ahead", f"{total.ahead:,} of the future: would be rejected"),
-            ("absent fields", ", ".join(of.absent) or "none"),
-            ("unused columns", ", ".join(of.unused) or "none"),
-            ("chunks", ", ".join(f"{days[0]}...{days[-1]}" for days in of.chunks) or "none"),
+            ("absent fields", ", ".join(proposal.absent) or "none"),
+            ("unused columns", ", ".join(proposal.unused) or "none"),
+            ("chunks", ", ".join(f"{days[0]}...{days[-1]}" for days in proposal.chunks) or "none"),
         ]
     )
     names = ("rows", "repeated", "no_key", "late", "ahead")
     grid = Grid("arrival day", *(name.replace("_", " ") for name in names), box=None)
-    for day, kinds in of.by_day.items():
+    for day, kinds in proposal.by_day.items():
         grid.add_row(str(day), *(f"{getattr(kinds, name):,}" for name in names))
-    out.grid(grid)
+    out.print_grid(grid)
 
 
-def _bring(out: Output, works: Sequence[Work], as_json: bool) -> None:
-    from backfill_assets.imports.importing import bring
+def _import_tables(out: Output, table_imports: Sequence[ImportRequest], as_json: bool) -> None:
+    from backfill_assets.imports.importing import run_import
 
-    told = []
-    for work in works:
-        before = work.begun()[1]
-        one = bring(work, (lambda _: None) if as_json else out.note)
-        new = {file: rows for file, rows in one.landed.items() if file not in before.landed}
-        days = sorted({file[13:23] for file in new})
-        told.append({"table": one.table, "version": one.version, "files": new, "days": days})
+    results = []
+    for table_import in table_imports:
+        previous = table_import.open_import()[1]
+        manifest = run_import(table_import, (lambda _: None) if as_json else out.print_note)
+        new_files = {
+            file: rows
+            for file, rows in manifest.landed_files.items()
+            if file not in previous.landed_files
+        }
+        days = sorted({file[13:23] for file in new_files})
+        results.append(
+            {"table": manifest.table, "version": manifest.version, "files": new_files, "days": days}
+        )
         if not as_json:
-            said = f"{sum(new.values()):,} rows in {len(new)} file(s)" if new else "no new rows"
-            out.say(f"{one.table}, version {one.version}: {said}")
-            if new:
-                name = work.source.name
-                out.note(f"Next     load {days[0]}...{days[-1]}, such as by a planned backfill")
-                out.note(f"Then     backfill-assets import {name} --check")
+            summary = (
+                f"{sum(new_files.values()):,} rows in {len(new_files)} file(s)"
+                if new_files
+                else "no new rows"
+            )
+            out.print_text(f"{manifest.table}, version {manifest.version}: {summary}")
+            if new_files:
+                name = table_import.source.name
+                out.print_note(
+                    f"Next     load {days[0]}...{days[-1]}, such as by a planned backfill"
+                )
+                out.print_note(f"Then     backfill-assets import {name} --check")
     if as_json:
-        out.json(told)
+        out.print_json(results)
 
 
-def _check(
+def _check_counts(
     out: Output, settings: Settings, spark: SparkSession, source: Source, as_json: bool
 ) -> Status:
     import msgspec
 
-    from backfill_assets.imports.checking import check
-    from backfill_assets.imports.manifests import known
+    from backfill_assets.imports.checking import check_import
+    from backfill_assets.imports.manifests import load_imports
 
-    counts = check(settings, spark, source, known(settings, source.name).values())
+    counts = check_import(settings, spark, source, load_imports(settings, source.name).values())
     if as_json:
-        out.json(msgspec.to_builtins(counts))
+        out.print_json(msgspec.to_builtins(counts))
     else:
-        _show_counts(out, counts)
+        _print_counts(out, counts)
     return Status.FINDING if counts.problems else Status.FINE
 
 
-def _show_counts(out: Output, of: Counts) -> None:
-    out.facts(
+def _print_counts(out: Output, counts: ImportCheck) -> None:
+    out.print_facts(
         [
-            ("read", f"{of.read:,} rows"),
-            ("landed", f"{of.landed:,}"),
-            ("loaded", f"{of.raw:,} raw + {of.rejected:,} rejected"),
+            ("read", f"{counts.read:,} rows"),
+            ("landed", f"{counts.landed:,}"),
+            ("loaded", f"{counts.raw:,} raw + {counts.rejected:,} rejected"),
             (
                 "raw",
-                f"{of.staged:,} staged + {of.superseded:,} superseded + {of.late:,} late + "
-                f"{of.early:,} before the first day",
+                f"{counts.staged:,} staged + {counts.superseded:,} superseded + {counts.late:,} late + "
+                f"{counts.early:,} before the first day",
             ),
         ]
     )
-    for problem in of.problems:
-        out.say(problem)
-    out.say("The counts do NOT add up." if of.problems else "The counts add up.")
+    for problem in counts.problems:
+        out.print_text(problem)
+    out.print_text("The counts do NOT add up." if counts.problems else "The counts add up.")

@@ -15,7 +15,7 @@ from backfill_assets.cli.output import Output, Status, command
 
 _SCAFFOLD = Path(__file__).parent.parent / "scaffold"
 #: The files of a project, each with what it is made of. `{name}` is the name of its package.
-_FILES = {
+_PROJECT_FILES = {
     "pyproject.toml": "pyproject.toml.j2",
     "Makefile": "Makefile.j2",
     ".env": "env.j2",
@@ -31,7 +31,7 @@ _FILES = {
 }
 
 
-_SAMPLE_DAYS = 14
+_PROJECT_SAMPLE_DAYS = 14
 
 
 @command("init shop")
@@ -63,25 +63,25 @@ def init(out: Output, directory: Path) -> Status:
     end = datetime.now(timezone.utc).date()
     values = {
         "name": name,
-        "requirement": _requirement(),
-        "days": _SAMPLE_DAYS,
-        "start": end - timedelta(days=_SAMPLE_DAYS),
+        "requirement": _pip_requirement(),
+        "days": _PROJECT_SAMPLE_DAYS,
+        "start": end - timedelta(days=_PROJECT_SAMPLE_DAYS),
         "last": end - timedelta(days=1),
         "end": end,
     }
-    for path, template in _FILES.items():
+    for path, template in _PROJECT_FILES.items():
         file = directory / path.format(name=name)
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(templates.get_template(template).render(values))
     (directory / name / "__init__.py").write_text(f'"""The tables of {name}."""\n')
-    out.say(f"{directory} is a project now. See it work: make -C {directory} demo")
+    out.print_text(f"{directory} is a project now. See it work: make -C {directory} demo")
     return Status.FINE
 
 
-def _requirement() -> str:
+def _pip_requirement() -> str:
     """How pip finds the package again: where it was installed from, or its version."""
-    found = distribution("backfill-assets")
-    origin = json.loads(found.read_text("direct_url.json") or "{}")
-    if url := origin.get("url"):
+    package = distribution("backfill-assets")
+    install_source = json.loads(package.read_text("direct_url.json") or "{}")
+    if url := install_source.get("url"):
         return f"backfill-assets @ {url}"
-    return f"backfill-assets=={found.version}"
+    return f"backfill-assets=={package.version}"

@@ -23,23 +23,23 @@ def lab(out: Output, name: str) -> Status:
     from backfill_assets.labs import running
 
     if name == "list":
-        out.facts((of, running.about(of)) for of in running.LABS)
+        out.print_facts((lab_name, running.describe_lab(lab_name)) for lab_name in running.LABS)
         return Status.FINE
     if name not in (*running.LABS, "all"):
         raise CannotRunError(f"no lab is named {name}; there are {', '.join(running.LABS)}")
     from backfill_assets.engine.spark import Engine
 
     with tempfile.TemporaryDirectory(prefix="labs-") as folder:
-        places = {of: str(Path(folder) / of) for of in ("landing", "warehouse")}
-        engine = Engine.of(load_settings(**places))
-        wrong = []
-        for of in running.LABS if name == "all" else [name]:
+        locations = {setting: str(Path(folder) / setting) for setting in ("landing", "warehouse")}
+        engine = Engine.from_settings(load_settings(**locations))
+        failures = []
+        for lab_name in running.LABS if name == "all" else [name]:
             if name == "all":
-                out.say(f"# {of}\n")
-            printed = running.run(of, engine)
-            out.say(printed)
-            if said := running.differences(of, printed):
-                wrong.append(f"{of} does not come out as its page says:\n{said}")
-    if wrong:
-        raise Finding("\n".join(wrong))
+                out.print_text(f"# {lab_name}\n")
+            output = running.run_lab(lab_name, engine)
+            out.print_text(output)
+            if differences := running.page_diff(lab_name, output):
+                failures.append(f"{lab_name} does not come out as its page says:\n{differences}")
+    if failures:
+        raise Finding("\n".join(failures))
     return Status.FINE

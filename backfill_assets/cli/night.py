@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING
 import click
 
 from backfill_assets.cli.output import Output, Status, command
-from backfill_assets.cli.parameters import Day, home
+from backfill_assets.cli.parameters import Day, dagster_home
 from backfill_assets.settings import load_settings
 
 if TYPE_CHECKING:
-    from backfill_assets.monitoring.night import Night, Result
+    from backfill_assets.monitoring.night import NightResult, RunPlanner
     from backfill_assets.monitoring.run_requests import Request
 
 
@@ -37,35 +37,41 @@ def night(out: Output, run: bool, as_of: date | None) -> Status:
     import dagster as dg
 
     from backfill_assets.backfills import undertakings
-    from backfill_assets.backfills.stages import lacking_daemons
-    from backfill_assets.backfills.target_undo import keep_settled_versions
-    from backfill_assets.monitoring.night import Night, busy, run_night
+    from backfill_assets.backfills.stages import missing_daemons
+    from backfill_assets.backfills.target_undo import save_consistent_versions
+    from backfill_assets.monitoring.night import RunPlanner, run_night, tables_in_progress
 
     now = datetime.now(settings.zone).date()
-    nights, today = Night(settings, now), as_of or now
-    with _home_or_none() as folder, dg.DagsterInstance.from_config(folder) as instance:
-        look = partial(busy, instance, nights.tables, daemon=not lacking_daemons(instance))
-        for log, said in () if out.quiet else nights.silences(today).items():
+    planner, today = RunPlanner(settings, now), as_of or now
+    with _home_or_temporary() as folder, dg.DagsterInstance.from_config(folder) as instance:
+        find_busy_tables = partial(
+            tables_in_progress, instance, planner.tables, daemon=not missing_daemons(instance)
+        )
+        for log, message in () if out.quiet else planner.no_data_warnings(today).items():
             # As a shell's comment: the commands that follow may be piped into one.
-            out.command_line(f"# {log}: {said}.")
+            out.print_command(f"# {log}: {message}.")
         if not run:
-            _print_commands(out, nights, today, *nights.wave(today, look(), list))
+            _print_commands(
+                out, planner, today, *planner.next_batch(today, find_busy_tables(), list)
+            )
             return Status.FINE
-        result = run_night(nights, today, look, partial(_run_one, out, nights, folder))
-        if not look() and not undertakings.under_way(instance):
-            keep_settled_versions(settings, now)
-        return _reported(out, today, result)
+        result = run_night(
+            planner, today, find_busy_tables, partial(_run_request, out, planner, folder)
+        )
+        if not find_busy_tables() and not undertakings.active_ids(instance):
+            save_consistent_versions(settings, now)
+        return _report_result(out, today, result)
 
 
 def _print_commands(
-    out: Output, nights: Night, today: date, kind: str, requests: Sequence[Request]
+    out: Output, planner: RunPlanner, today: date, kind: str, requests: Sequence[Request]
 ) -> None:
-    out.command_line(_outlook(today, kind, requests))
+    out.print_command(_describe_commands(today, kind, requests))
     for request in requests:
-        out.command_line(shlex.join(nights.command(request)))
+        out.print_command(shlex.join(planner.materialize_command(request)))
 
 
-def _outlook(today: date, kind: str, requests: Sequence[Request]) -> str:
+def _describe_commands(today: date, kind: str, requests: Sequence[Request]) -> str:
     """What the commands are that follow, as a shell's comment."""
     from backfill_assets.monitoring.night import LOAD
 
@@ -76,26 +82,28 @@ def _outlook(today: date, kind: str, requests: Sequence[Request]) -> str:
     return f"# As of {today}: rebuild. Then ask again, until nothing is left."
 
 
-def _reported(out: Output, today: date, result: Result) -> Status:
+def _report_result(out: Output, today: date, result: NightResult) -> Status:
     for request in result.waiting:
-        out.say(f"Left     {request.tables[0]} [{request.window}] to a run under way")
+        out.print_text(f"Left     {request.tables[0]} [{request.window}] to a run under way")
     for request in result.failed:
-        out.say(f"FAILED   {', '.join(request.tables)} [{request.window}]")
+        out.print_text(f"FAILED   {', '.join(request.tables)} [{request.window}]")
     if result.failed:
-        out.say("Next     mend what the runs above say and ask again: only what is not built")
-        out.say("         as it should be is run. The days that passed are published.")
+        out.print_text(
+            "Next     mend what the runs above say and ask again: only what is not built"
+        )
+        out.print_text("         as it should be is run. The days that passed are published.")
         return Status.FINDING
-    out.say(f"Night    {today}: {len(result.done)} run(s), nothing is left to do")
+    out.print_text(f"Night    {today}: {len(result.succeeded)} run(s), nothing is left to do")
     return Status.FINE
 
 
 @contextlib.contextmanager
-def _home_or_none() -> Iterator[str]:
+def _home_or_temporary() -> Iterator[str]:
     """Dagster's home; where there is none, one that lasts as long as the command.
 
     Dagster would make one for each run, and configure it by whatever dagster.yaml lies around.
     """
-    if folder := home():
+    if folder := dagster_home():
         yield folder
         return
     with tempfile.TemporaryDirectory(prefix="backfill_assets-") as temporary:
@@ -103,15 +111,17 @@ def _home_or_none() -> Iterator[str]:
         yield temporary
 
 
-def _run_one(out: Output, nights: Night, folder: str, kind: str, request: Request) -> bool:
+def _run_request(
+    out: Output, planner: RunPlanner, folder: str, kind: str, request: Request
+) -> bool:
     """Run a request as a process of its own; whether it succeeded."""
-    from backfill_assets.cli.progress import condense
+    from backfill_assets.cli.progress import condense_log
     from backfill_assets.monitoring.night import LOAD
     from backfill_assets.publish.run_tags import NIGHT_VARIABLE
 
-    doing = "Loading" if kind == LOAD else "Building"
-    out.note(f"{doing} {', '.join(request.tables)} for {request.window} ...")
-    dagster, *arguments = nights.command(request)
+    activity = "Loading" if kind == LOAD else "Building"
+    out.print_note(f"{activity} {', '.join(request.tables)} for {request.window} ...")
+    dagster, *arguments = planner.materialize_command(request)
     with subprocess.Popen(
         [str(Path(sys.executable).with_name(dagster)), *arguments],
         env={**os.environ, NIGHT_VARIABLE: "1", "DAGSTER_HOME": folder},
@@ -121,5 +131,5 @@ def _run_one(out: Output, nights: Night, folder: str, kind: str, request: Reques
         errors="replace",
     ) as process:
         assert process.stdout is not None
-        said = condense(process.stdout, out)
-    return said is Status.FINE and process.returncode == 0
+        status = condense_log(process.stdout, out)
+    return status is Status.FINE and process.returncode == 0

@@ -9,7 +9,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from backfill_assets.cli.output import Output, Status, command
-from backfill_assets.cli.parameters import Partitions, instance, json_option, nearest
+from backfill_assets.cli.parameters import (
+    Partitions,
+    json_option,
+    open_instance,
+    unknown_name_message,
+)
 from backfill_assets.settings import Settings, load_settings
 
 if TYPE_CHECKING:
@@ -17,7 +22,7 @@ if TYPE_CHECKING:
 
     import dagster as dg
 
-    from backfill_assets.backfills.accounts import Account
+    from backfill_assets.backfills.accounts import ReconcileResult
     from backfill_assets.calendar.partitions import Window
     from backfill_assets.delta.ledgers import Ledgers
 
@@ -35,58 +40,62 @@ def reconcile(out: Output, backfill: str, summary: bool, as_json: bool) -> Statu
     from backfill_assets.backfills import command_log
 
     settings = load_settings()
-    with instance() as dagster:
+    with open_instance() as dagster:
         refuse_unknown(settings, dagster, backfill)
-        found = _account(settings, dagster, backfill)
-        command_log.note(dagster, backfill, f"backfill-assets reconcile {backfill}", found.verdict)
+        result = _account(settings, dagster, backfill)
+        command_log.record_command(
+            dagster, backfill, f"backfill-assets reconcile {backfill}", result.verdict
+        )
     if as_json:
-        out.json(_verdict(found) if summary else {**_verdict(found), **_whole(found)})
+        out.print_json(
+            _verdict_json(result) if summary else {**_verdict_json(result), **_details_json(result)}
+        )
     else:
-        _show_account(out, found, summary)
-    return Status.FINDING if found.problems else Status.FINE
+        _print_result(out, result, summary)
+    return Status.FINDING if result.problems else Status.FINE
 
 
-def _account(settings: Settings, dagster: dg.DagsterInstance, name: str) -> Account:
+def _account(settings: Settings, dagster: dg.DagsterInstance, name: str) -> ReconcileResult:
     from backfill_assets.backfills import jobs
     from backfill_assets.definitions import build_defs
     from backfill_assets.engine.spark import Engine
 
     graph = build_defs(settings).get_repository_def().asset_graph
-    spark = Engine.of(settings).spark_session
-    return jobs.give_account(settings, graph, dagster, spark, name)
+    spark = Engine.from_settings(settings).spark_session
+    return jobs.reconcile_backfill(settings, graph, dagster, spark, name)
 
 
-def _verdict(found: Account) -> dict[str, Any]:
+def _verdict_json(result: ReconcileResult) -> dict[str, Any]:
     return {
-        "backfill": found.name,
-        "verdict": found.verdict,
-        "good": not found.problems,
-        "problems": list(found.problems),
-        **({"plan": found.unreadable} if found.unreadable else {}),
+        "backfill": result.name,
+        "verdict": result.verdict,
+        "good": not result.problems,
+        "problems": list(result.problems),
+        **({"plan": result.plan_error} if result.plan_error else {}),
     }
 
 
-def _whole(found: Account) -> dict[str, Any]:
+def _details_json(result: ReconcileResult) -> dict[str, Any]:
     from backfill_assets.backfills.reports import as_json
 
     return {
-        "code": sorted(found.certificate.commits),
-        "configuration": found.certificate.configurations,
-        **as_json(found.reports),
+        "code": sorted(result.provenance.code_descriptions),
+        "configuration": result.provenance.config_digests,
+        **as_json(result.reports),
     }
 
 
-def _show_account(out: Output, found: Account, summary: bool) -> None:
-    from backfill_assets.backfills.accounts import in_lines
+def _print_result(out: Output, result: ReconcileResult, summary: bool) -> None:
+    from backfill_assets.backfills.accounts import reconcile_facts
     from backfill_assets.backfills.reports import as_grid
 
-    verdict, *rest = in_lines(found)
-    out.facts([verdict])
+    verdict, *details = reconcile_facts(result)
+    out.print_facts([verdict])
     if summary:
         return
-    for report in found.reports:
-        out.grid(as_grid(report))
-    out.facts(rest)
+    for report in result.reports:
+        out.print_grid(as_grid(report))
+    out.print_facts(details)
 
 
 @command(
@@ -112,23 +121,24 @@ def undo(
     BACKFILL is the id of a backfill or of a stage of it, or the first 8 characters of a run's. With
     --plan it ends with 1 if an undo would be refused.
     """
-    from backfill_assets.backfills.undo import written_by
+    from backfill_assets.backfills.undo import days_written_by_run
 
     settings = load_settings()
-    with instance() as dagster:
+    with open_instance() as dagster:
         refuse_unknown(settings, dagster, backfill)
         if plan:
             return _plan_undo(out, settings, dagster, backfill, partitions, as_json)
-        said = {"backfill": backfill, "days": str(partitions or ""), "reason": reason}
+        op_config = {"backfill": backfill, "days": str(partitions or ""), "reason": reason}
         level = "DEBUG" if out.verbose else "CRITICAL"
-        run_id = run_job(dagster, "undo", "put_back", said, level)
+        run_id = run_job(dagster, "undo", "put_back", op_config, level)
     tables = {
-        name: _ranges(settings, name, days) for name, days in written_by(settings, run_id).items()
+        name: _day_ranges(settings, name, days)
+        for name, days in days_written_by_run(settings, run_id).items()
     }
     if as_json:
-        out.json({"run": run_id, "tables": tables})
+        out.print_json({"run": run_id, "tables": tables})
         return Status.FINE
-    out.say(f"Undone   by run {run_id[:8]}, which can be undone as well")
+    out.print_text(f"Undone   by run {run_id[:8]}, which can be undone as well")
     _show_days(out, [(name, "put back, or recorded anew", days) for name, days in tables.items()])
     return Status.FINE
 
@@ -143,43 +153,52 @@ def _plan_undo(
 ) -> Status:
     """Tell what an undo would do."""
     from backfill_assets.backfills import target_undo
-    from backfill_assets.backfills.undo import outlook
+    from backfill_assets.backfills.undo import preview_undo
 
-    found, problems = outlook(settings, backfill, partitions)
+    scopes, problems = preview_undo(settings, backfill, partitions)
     try:
-        names = target_undo.names_of(settings, backfill)
-        target_undo.refuse(settings, dagster, names, partitions)
+        names = target_undo.resolve_names(settings, backfill)
+        target_undo.refuse_undo(settings, dagster, names, partitions)
     except ValueError as error:
         problems.append(str(error))
-    parts = {
-        "put back": {name: [*extent.changes] for name, extent in found.items()},
-        "recorded anew": {name: [*extent.unchanged] for name, extent in found.items()},
-        "put back before": {name: [*extent.done] for name, extent in found.items()},
+    days_by_outcome = {
+        "put back": {name: [*scope.changes] for name, scope in scopes.items()},
+        "recorded anew": {name: [*scope.unchanged] for name, scope in scopes.items()},
+        "put back before": {name: [*scope.already_reverted] for name, scope in scopes.items()},
     }
     tables = {
         name: {
             what: ranges
-            for what, of in parts.items()
-            if (ranges := _ranges(settings, name, of[name]))
+            for what, days_by_table in days_by_outcome.items()
+            if (ranges := _day_ranges(settings, name, days_by_table[name]))
         }
-        for name in found
+        for name in scopes
     }
-    tables = {name: of for name, of in tables.items() if of}
+    tables = {
+        name: ranges_by_outcome for name, ranges_by_outcome in tables.items() if ranges_by_outcome
+    }
     if as_json:
-        out.json({"backfill": backfill, "tables": tables, "problems": problems})
+        out.print_json({"backfill": backfill, "tables": tables, "problems": problems})
     else:
-        _show_days(out, [(n, what, days) for n, of in tables.items() for what, days in of.items()])
+        _show_days(
+            out,
+            [
+                (n, what, days)
+                for n, ranges_by_outcome in tables.items()
+                for what, days in ranges_by_outcome.items()
+            ],
+        )
         for problem in problems:
-            out.say(f"Refused  {problem}")
+            out.print_text(f"Refused  {problem}")
         if not problems:
-            out.note(f"Next     backfill-assets undo {backfill}")
+            out.print_note(f"Next     backfill-assets undo {backfill}")
     return Status.FINDING if problems else Status.FINE
 
 
-def _ranges(settings: Settings, table: str, days: Iterable[date]) -> list[str]:
+def _day_ranges(settings: Settings, table: str, days: Iterable[date]) -> list[str]:
     from backfill_assets.tables.catalog import tables_of
 
-    return [str(window) for window in tables_of(settings)[table].cadence.ranges(days)]
+    return [str(window) for window in tables_of(settings)[table].grain.gapless_ranges(days)]
 
 
 def _show_days(out: Output, rows: Iterable[tuple[str, str, list[str]]]) -> None:
@@ -191,11 +210,11 @@ def _show_days(out: Output, rows: Iterable[tuple[str, str, list[str]]]) -> None:
     for name, what, days in rows:
         grid.add_row(name, what, ", ".join(days))
     if grid.rows:
-        out.grid(grid)
+        out.print_grid(grid)
 
 
 def run_job(
-    dagster: dg.DagsterInstance, job: str, op: str, said: dict[str, str], log_level: str
+    dagster: dg.DagsterInstance, job: str, op: str, config: dict[str, str], log_level: str
 ) -> str:
     """Run a job as a run of Dagster's own, so that it is in the trail like any other; its id.
 
@@ -203,7 +222,7 @@ def run_job(
         dagster: the instance.
         job: its name.
         op: the name of its op.
-        said: the configuration of the op.
+        config: the configuration of the op.
         log_level: what the console gets of the log.
 
     Raises:
@@ -218,7 +237,7 @@ def run_job(
         repository.get_reconstructable_job(job),
         instance=dagster,
         run_config={
-            "ops": {op: {"config": said}},
+            "ops": {op: {"config": config}},
             "loggers": {"console": {"config": {"log_level": log_level}}},
         },
     )
@@ -239,7 +258,7 @@ def refuse_unknown(settings: Settings, dagster: dg.DagsterInstance, name: str) -
         click.UsageError: it is not, with the nearest names.
     """
     from backfill_assets.backfills import undertakings
-    from backfill_assets.backfills.footprints import belongs
+    from backfill_assets.backfills.footprints import is_commit_of
     from backfill_assets.delta import targets
     from backfill_assets.delta.reading import read_ledgers
 
@@ -247,22 +266,22 @@ def refuse_unknown(settings: Settings, dagster: dg.DagsterInstance, name: str) -
     plan = name.partition("-")[0]
     # A run of ours that Dagster knows and that committed nothing has an account as well.
     if (
-        any(belongs(record, name) for ledger in ledgers.values() for record in ledger.records)
+        any(is_commit_of(record, name) for ledger in ledgers.values() for record in ledger.records)
         or dagster.get_backfill(name) is not None
         or dagster.get_run_by_id(name) is not None
-        or (plan == name and plan in undertakings.kept(dagster))
+        or (plan == name and plan in undertakings.list_ids(dagster))
         # A switch-over that was killed before its first commit is undone as well.
-        or plan in targets.names(settings)
+        or plan in targets.list_targets(settings)
     ):
         return
-    known = [*dict.fromkeys([*_names(ledgers), *undertakings.kept(dagster)])]
-    raise click.UsageError(nearest("backfill or run", name, known))
+    known_names = [*dict.fromkeys([*_backfill_names(ledgers), *undertakings.list_ids(dagster)])]
+    raise click.UsageError(unknown_name_message("backfill or run", name, known_names))
 
 
-def _names(ledgers: Ledgers) -> Iterator[str]:
+def _backfill_names(ledgers: Ledgers) -> Iterator[str]:
     """What commits are known by, the oldest first: backfills, and runs without one."""
     records = [record for ledger in ledgers.values() for record in ledger.records]
-    for record in sorted(records, key=lambda one: one.at.timestamp() if one.at else 0):
+    for record in sorted(records, key=lambda commit: commit.at.timestamp() if commit.at else 0):
         if record.backfill_id:
             # The planned ones by the plan's id: their stages are many.
             yield re.sub(r"-(pilot|rest|\d{3})(-\d+)?$", "", record.backfill_id)

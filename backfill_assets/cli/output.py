@@ -19,14 +19,14 @@ from rich.table import Column
 from rich.table import Table as Grid
 from rich.text import Text
 
-from backfill_assets.escaping import plain
+from backfill_assets.escaping import escape_terminal
 
 #: A pipe has no width of its own: each row of a table stays one line.
-_WIDE = 1000
+_PIPE_WIDTH = 1000
 #: What a line begins with whose text is in a column: spaces, or a heading and spaces.
 _HEADING = re.compile(r"\s*\S+\s{2,}|\s+")
 #: A column of sentences wraps, but is of no use below this width.
-_SENTENCE = 30
+_SENTENCE_WIDTH = 30
 
 
 class Status(enum.IntEnum):
@@ -60,63 +60,63 @@ class Output:
         self.quiet = self.verbose = False
         self.command = ""
 
-    def say(self, text: str) -> None:
+    def print_text(self, text: str) -> None:
         """Print text in lines of the terminal's width; no word, so no path, is broken."""
-        console = _console()
+        console = _make_console()
         if sys.stdout.isatty():
-            text = "\n".join(_wrapped(line, console.width) for line in text.split("\n"))
+            text = "\n".join(_wrap_line(line, console.width) for line in text.split("\n"))
         console.print(text, soft_wrap=True)
 
-    def command_line(self, text: str) -> None:
+    def print_command(self, text: str) -> None:
         """Print a command that may be piped into a shell, on one line."""
-        _console().print(text, soft_wrap=True)
+        _make_console().print(text, soft_wrap=True)
 
-    def note(self, text: str) -> None:
+    def print_note(self, text: str) -> None:
         """Print progress or a hint."""
         if not self.quiet:
-            self.say(text)
+            self.print_text(text)
 
-    def facts(self, rows: Iterable[tuple[str, str]]) -> None:
+    def print_facts(self, rows: Iterable[tuple[str, str]]) -> None:
         """Print names and texts, a line each; the texts begin in one column."""
-        told = list(rows)
-        width = max((14, *(len(name) for name, _ in told)))
-        for name, text in told:
-            self.say(f"{name:{width}} {text}")
+        pairs = list(rows)
+        width = max((14, *(len(name) for name, _ in pairs)))
+        for name, text in pairs:
+            self.print_text(f"{name:{width}} {text}")
 
-    def grid(self, grid: RenderableType) -> None:
+    def print_grid(self, grid: RenderableType) -> None:
         """Print a table with all of its columns, however narrow the terminal."""
-        console = _console()
+        console = _make_console()
         parts = grid.renderables if isinstance(grid, Renderables) else [grid]
         for part in parts:
-            for fitted in _fitted(part, console) if isinstance(part, Grid) else [part]:
+            for fitted in _fit_grid(part, console) if isinstance(part, Grid) else [part]:
                 console.print(fitted)
 
-    def json(self, value: Any) -> None:
+    def print_json(self, value: Any) -> None:
         """Print a value for a program."""
         click.echo(json.dumps(value, indent=2, default=str))
 
 
-class _AsItIs(Console):
+class _PlainConsole(Console):
     """A console to which no text is markup, and that passes no control characters on."""
 
     def render_str(self, text: str, **named: Any) -> Text:
         """A text with a style."""
-        return super().render_str(plain(text), **named)
+        return super().render_str(escape_terminal(text), **named)
 
 
-def _console() -> Console:
+def _make_console() -> Console:
     """A console on the standard output of now; plain in a pipe and under NO_COLOR."""
     terminal = sys.stdout.isatty()
-    return _AsItIs(
+    return _PlainConsole(
         markup=False,
         emoji=False,
         highlight=False,
-        width=None if terminal or os.environ.get("COLUMNS") else _WIDE,
+        width=None if terminal or os.environ.get("COLUMNS") else _PIPE_WIDTH,
         color_system="auto" if terminal and not os.environ.get("NO_COLOR") else None,
     )
 
 
-def _wrapped(line: str, width: int) -> str:
+def _wrap_line(line: str, width: int) -> str:
     """A line of text in as many as the width takes, set in below its text if it has a heading."""
     if len(line) <= width:
         return line
@@ -134,36 +134,36 @@ def _wrapped(line: str, width: int) -> str:
     return "\n".join(wrapped)
 
 
-def _fitted(grid: Grid, console: Console) -> list[RenderableType]:
+def _fit_grid(grid: Grid, console: Console) -> list[RenderableType]:
     """The table; where it is too wide, with its first columns on lines of their own."""
-    widths = [_width(column, console) for column in grid.columns]
+    widths = [_column_width(column, console) for column in grid.columns]
     for lead in range(len(widths)):
         indent = 2 if lead else 0
         if lead == len(widths) - 1 or indent + sum(w + 2 for w in widths[lead:]) <= console.width:
             break
-    return _stacked(grid, lead, widths) if lead else [grid]
+    return _stack_columns(grid, lead, widths) if lead else [grid]
 
 
-def _width(column: Column, console: Console) -> int:
+def _column_width(column: Column, console: Console) -> int:
     """The width that a column needs; one of sentences needs not all of it."""
-    wide = console.options.update(max_width=_WIDE)
+    wide = console.options.update(max_width=_PIPE_WIDTH)
     cells = [column.header, *column.cells]
     needed = max(Measurement.get(console, wide, cell).maximum for cell in cells)
-    return needed if column.no_wrap else min(needed, _SENTENCE)
+    return needed if column.no_wrap else min(needed, _SENTENCE_WIDTH)
 
 
-def _stacked(grid: Grid, lead: int, widths: Sequence[int]) -> list[RenderableType]:
-    columns, said = grid.columns, None
+def _stack_columns(grid: Grid, lead: int, widths: Sequence[int]) -> list[RenderableType]:
+    columns, previous = grid.columns, None
     rows = list(zip(*[column.cells for column in columns], strict=True))
-    found: list[RenderableType] = (
-        [Text(plain(str(grid.title)), style="italic")] if grid.title else []
+    parts: list[RenderableType] = (
+        [Text(escape_terminal(str(grid.title)), style="italic")] if grid.title else []
     )
     if grid.show_header:
         rows.insert(0, tuple(column.header for column in columns))
     for row in rows:
-        if row[:lead] != said:
-            found.append("  ".join(str(cell) for cell in row[:lead] if str(cell)))
-        said = row[:lead]
+        if row[:lead] != previous:
+            parts.append("  ".join(str(cell) for cell in row[:lead] if str(cell)))
+        previous = row[:lead]
         line = Grid(box=None, padding=(0, 2, 0, 0), show_header=False, pad_edge=False)
         line.add_column(width=1)
         for column, width in zip(columns[lead:], widths[lead:], strict=True):
@@ -171,11 +171,11 @@ def _stacked(grid: Grid, lead: int, widths: Sequence[int]) -> list[RenderableTyp
             fixed = None if column is columns[-1] and not column.no_wrap else width
             line.add_column(width=fixed, justify=column.justify, overflow="fold")
         line.add_row("", *row[lead:])
-        found.append(line)
-    return found
+        parts.append(line)
+    return parts
 
 
-def levels() -> list[click.Option]:
+def level_options() -> list[click.Option]:
     """The options -q and -v, which may stand before the name of a command or after it."""
     return [
         click.Option(
@@ -183,7 +183,7 @@ def levels() -> list[click.Option]:
             is_flag=True,
             is_eager=True,  # also what is said of the other parameters names the command
             expose_value=False,
-            callback=_level,
+            callback=_set_level,
             help=text,
         )
         for name, text in (
@@ -193,11 +193,11 @@ def levels() -> list[click.Option]:
     ]
 
 
-def _level(ctx: click.Context, option: click.Parameter, given: bool) -> None:
+def _set_level(ctx: click.Context, option: click.Parameter, value: bool) -> None:
     out = ctx.ensure_object(Output)
     if ctx.parent:
         out.command = ctx.command_path.partition(" ")[2]
-    if given:
+    if value:
         setattr(out, str(option.name), True)
     if out.quiet and out.verbose:
         raise click.UsageError("--quiet and --verbose exclude each other", ctx)
@@ -212,9 +212,9 @@ def command(*examples: str) -> Callable[[Callable[..., Any]], click.Command]:
     lines = "\n".join(f"  backfill-assets {example}" for example in examples)
     epilog = f"\b\n{'Examples' if examples[1:] else 'Example'}:\n{lines}"
 
-    def made(function: Callable[..., Any]) -> click.Command:
-        named = click.command(epilog=epilog)(click.pass_obj(function))
-        named.params += levels()
-        return named
+    def decorate(function: Callable[..., Any]) -> click.Command:
+        click_command = click.command(epilog=epilog)(click.pass_obj(function))
+        click_command.params += level_options()
+        return click_command
 
-    return made
+    return decorate

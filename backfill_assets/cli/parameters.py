@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.shell_completion import CompletionItem
 
-from backfill_assets.calendar.days import days_asked, one_day
+from backfill_assets.calendar.days import parse_calendar_days, parse_single_day
 from backfill_assets.cli.output import CannotRunError
-from backfill_assets.dagster_ext.claims import kept_private
-from backfill_assets.settings import load_settings
+from backfill_assets.dagster_ext.claims import make_home_private
+from backfill_assets.settings import Settings, load_settings
 
 if TYPE_CHECKING:
     import dagster as dg
 
 
-def nearest(what: str, name: str, known: Iterable[str], *, most: int = 10) -> str:
+def unknown_name_message(what: str, name: str, known: Iterable[str], *, most: int = 10) -> str:
     """The sentence on a name that there is not.
 
     Args:
@@ -31,12 +31,12 @@ def nearest(what: str, name: str, known: Iterable[str], *, most: int = 10) -> st
         most: so many names are listed, the last ones.
     """
     known = list(known)
-    close = get_close_matches(name, known, n=3, cutoff=0.5)
-    meant = f"; did you mean {' or '.join(close)}?" if close else "."
+    similar = get_close_matches(name, known, n=3, cutoff=0.5)
+    suggestion = f"; did you mean {' or '.join(similar)}?" if similar else "."
     if not known:
         return f"there is no {what} {name}, and no other either."
     more = f" and {len(known) - most} older" if len(known) > most else ""
-    return f"there is no {what} {name}{meant} There are {', '.join(known[-most:])}{more}."
+    return f"there is no {what} {name}{suggestion} There are {', '.join(known[-most:])}{more}."
 
 
 class Partitions(click.ParamType):
@@ -48,7 +48,7 @@ class Partitions(click.ParamType):
         """The window of the days."""
         settings = load_settings()
         try:
-            first, last = days_asked(value, settings)
+            first, last = parse_calendar_days(value, settings)
         except ValueError as error:
             self.fail(str(error), param, ctx)
         from backfill_assets.calendar.partitions import DAY, Window
@@ -62,7 +62,7 @@ class ChunkDays(click.ParamType):
     name = "auto|none|N"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """As `plans.Parameters` takes it."""
+        """As `plans.BackfillRequest` takes it."""
         if value in ("auto", None):
             return value
         if value == "none":
@@ -78,7 +78,7 @@ class Day(click.ParamType):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """The day as a date."""
         try:
-            return one_day(value)
+            return parse_single_day(value)
         except ValueError as error:
             self.fail(str(error), param, ctx)
 
@@ -92,42 +92,42 @@ class Tables(click.ParamType):
 
     name = "tables"
 
-    def __init__(self, *, one: bool = False) -> None:
-        self.one = one
+    def __init__(self, *, single: bool = False) -> None:
+        self.single = single
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """A tuple of names; the name itself where it must be one."""
-        known = _tables()
-        if value == "*" and not self.one:
+        known = _table_names()
+        if value == "*" and not self.single:
             return tuple(known)
-        names = (value,) if self.one else tuple(value.split(","))
+        names = (value,) if self.single else tuple(value.split(","))
         for name in names:
             if name not in known:
-                self.fail(nearest("table", name, known), param, ctx)
-        return value if self.one else names
+                self.fail(unknown_name_message("table", name, known), param, ctx)
+        return value if self.single else names
 
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
         """The tables that begin so."""
-        return [CompletionItem(name) for name in _tables() if name.startswith(incomplete)]
+        return [CompletionItem(name) for name in _table_names() if name.startswith(incomplete)]
 
 
-def _tables() -> Iterable[str]:
+def _table_names() -> Iterable[str]:
     """The deployment's tables, inputs first."""
     from backfill_assets.tables.catalog import tables_of
 
     return tables_of(load_settings())
 
 
-def together(_ctx: click.Context, _param: click.Parameter, given: Any) -> tuple[str, ...]:
+def merge_selections(_ctx: click.Context, _param: click.Parameter, values: Any) -> tuple[str, ...]:
     """The tables of several options, or arguments, each once and inputs first; none for all."""
-    if not given:
+    if not values:
         return ()
-    return tuple(name for name in _tables() if any(name in names for names in given))
+    return tuple(name for name in _table_names() if any(name in names for names in values))
 
 
-def selection(function: Callable[..., Any]) -> Callable[..., Any]:
+def select_option(function: Callable[..., Any]) -> Callable[..., Any]:
     """The option --select, and --table, its older name."""
     return click.option(
         "--select",
@@ -136,7 +136,7 @@ def selection(function: Callable[..., Any]) -> Callable[..., Any]:
         metavar="TABLES",
         type=Tables(),
         multiple=True,
-        callback=together,
+        callback=merge_selections,
         help="Only these tables: names with commas between them. May be given again.",
     )(function)
 
@@ -159,7 +159,7 @@ def port_option(function: Callable[..., Any]) -> Callable[..., Any]:
     )(function)
 
 
-def home(note: Callable[[str], None] | None = None) -> str:
+def dagster_home(note: Callable[[str], None] | None = None) -> str:
     """DAGSTER_HOME, where plans are kept and runs recorded; empty if it is not set.
 
     It is closed to other users of the machine.
@@ -170,36 +170,43 @@ def home(note: Callable[[str], None] | None = None) -> str:
     Raises:
         CannotRunError: Dagster would not take it.
     """
-    said = os.environ.get("DAGSTER_HOME", "")
-    folder = Path(said).expanduser()
-    if said and not folder.is_absolute():
+    value = os.environ.get("DAGSTER_HOME", "")
+    folder = Path(value).expanduser()
+    if value and not folder.is_absolute():
         raise CannotRunError(
-            f"DAGSTER_HOME={said} is a relative path: give the absolute path of the deployment's "
+            f"DAGSTER_HOME={value} is a relative path: give the absolute path of the deployment's "
             "folder. Nothing was done."
         )
-    if said and not folder.is_dir():
+    if value and not folder.is_dir():
         raise CannotRunError(
-            f"DAGSTER_HOME={said} is no folder: make it, or give that of the deployment. Nothing "
+            f"DAGSTER_HOME={value} is no folder: make it, or give that of the deployment. Nothing "
             "was done."
         )
-    if said and (changed := kept_private(folder)) and note:
-        note(changed)
-    return said
+    if value and (change := make_home_private(folder)) and note:
+        note(change)
+    return value
 
 
 @contextlib.contextmanager
-def instance() -> Iterator[dg.DagsterInstance]:
+def open_instance() -> Iterator[dg.DagsterInstance]:
     """Dagster's instance, where plans are kept and backfills run.
 
     Raises:
         CannotRunError: DAGSTER_HOME does not name one.
     """
-    if not home():
+    if not dagster_home():
         raise CannotRunError(
             "DAGSTER_HOME is not set: set it to that of the deployment, where plans are kept and "
             "runs recorded. Nothing was done."
         )
     import dagster as dg
 
-    with dg.DagsterInstance.get() as found:
-        yield found
+    with dg.DagsterInstance.get() as dagster:
+        yield dagster
+
+
+def asset_graph(settings: Settings) -> Any:
+    """The asset graph of the deployment."""
+    from backfill_assets.definitions import build_defs
+
+    return build_defs(settings).get_repository_def().asset_graph

@@ -9,23 +9,30 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from backfill_assets.cli.output import Output, command
-from backfill_assets.cli.parameters import ChunkDays, Partitions, instance, json_option, selection
+from backfill_assets.cli.parameters import (
+    ChunkDays,
+    Partitions,
+    asset_graph,
+    json_option,
+    open_instance,
+    select_option,
+)
 from backfill_assets.cli.targets import plan_target, target_option
 from backfill_assets.settings import Settings, load_settings
 
 if TYPE_CHECKING:
     import dagster as dg
 
-    from backfill_assets.backfills.plans import BackfillPlan, Parameters
+    from backfill_assets.backfills.plans import BackfillPlan, BackfillRequest
     from backfill_assets.calendar.partitions import Window
     from backfill_assets.delta.ledgers import Ledgers
 
 
-def parameters(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The options that say what a backfill is to do: the fields of `plans.Parameters`."""
+def backfill_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The options that say what a backfill is to do: the fields of `plans.BackfillRequest`."""
     for option in reversed(
         (
-            selection,
+            select_option,
             click.option(
                 "--pilot-days",
                 type=click.IntRange(min=0),
@@ -71,32 +78,34 @@ def parameters(function: Callable[..., Any]) -> Callable[..., Any]:
     "plan 2024-01-10 --select stg_orders,fact_daily_orders --json",
 )
 @click.argument("partitions", type=Partitions())
-@parameters
+@backfill_options
 @target_option
 @json_option
-def plan(out: Output, partitions: Window, target: str, as_json: bool, **given: Any) -> None:
+def plan(out: Output, partitions: Window, target: str, as_json: bool, **options: Any) -> None:
     """What a backfill of these days would do, kept under an id.
 
     PARTITIONS are FIRST...LAST, or one day. Nothing is computed. Needs DAGSTER_HOME. With --target
     nothing is kept.
     """
     if target:
-        plan_target(out, partitions, target, given)
+        plan_target(out, partitions, target, options)
         return
     settings = load_settings()
-    with instance() as dagster:
-        made = plan_anew(settings, dagster, partitions, given)
+    with open_instance() as dagster:
+        backfill_plan = plan_anew(settings, dagster, partitions, options)
     if as_json:
-        out.json(made.model_dump(mode="json"))
+        out.print_json(backfill_plan.model_dump(mode="json"))
         return
-    show_plan(out, made)
-    if made.rewrites_final:
-        out.say(f"{'final':14} {final_days_of(made)} would be rewritten: the launch asks first")
-    out.say(f"Launch   backfill-assets backfill {made.id}")
+    show_plan(out, backfill_plan)
+    if backfill_plan.rewritten_final_days:
+        out.print_text(
+            f"{'final':14} {format_final_days(backfill_plan)} would be rewritten: the launch asks first"
+        )
+    out.print_text(f"Launch   backfill-assets backfill {backfill_plan.id}")
 
 
 def plan_anew(
-    settings: Settings, dagster: dg.DagsterInstance, days: Window, given: dict[str, Any]
+    settings: Settings, dagster: dg.DagsterInstance, days: Window, options: dict[str, Any]
 ) -> BackfillPlan:
     """A new plan, kept in Dagster's storage.
 
@@ -110,54 +119,52 @@ def plan_anew(
         click.UsageError: what is asked for cannot be planned.
     """
     from backfill_assets.backfills import jobs
-    from backfill_assets.backfills.plans import Parameters
+    from backfill_assets.backfills.plans import BackfillRequest
     from backfill_assets.tables.code_version import running_code
 
-    asked = Parameters(days=str(days), **given)
-    _refuse_impossible(settings, asked)
+    request = BackfillRequest(days=str(days), **options)
+    _refuse_impossible(settings, request)
     code = running_code(settings)
-    return jobs.plan_anew(settings, graph(settings), dagster, code, asked)
+    return jobs.create_plan(settings, asset_graph(settings), dagster, code, request)
 
 
-def _refuse_impossible(settings: Settings, asked: Parameters) -> None:
-    from backfill_assets.backfills.planning import refuse_impossible
+def _refuse_impossible(settings: Settings, request: BackfillRequest) -> None:
+    from backfill_assets.backfills.planning import refuse_invalid_request
 
     try:
-        refuse_impossible(settings, asked)
+        refuse_invalid_request(settings, request)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
 
 
-def graph(settings: Settings) -> Any:
-    """The assets of the deployment."""
-    from backfill_assets.definitions import build_defs
-
-    return build_defs(settings).get_repository_def().asset_graph
-
-
-def show_plan(out: Output, made: BackfillPlan) -> None:
+def show_plan(out: Output, backfill_plan: BackfillPlan) -> None:
     """Print what becomes of each day, and what it costs."""
     from rich.table import Table as Grid
 
     from backfill_assets.backfills import plans
 
-    grid = Grid(title=f"Plan {made.id}", title_justify="left", box=None, padding=(0, 2, 0, 0))
+    grid = Grid(
+        title=f"Plan {backfill_plan.id}", title_justify="left", box=None, padding=(0, 2, 0, 0)
+    )
     for heading in ("table", "what becomes of them", "why", "days"):
         grid.add_column(heading, no_wrap=True)
-    rows = list(plans.in_lines(made))
+    rows = list(plans.day_rows(backfill_plan))
     for row in rows:
         grid.add_row(*row)
-    out.grid(grid)
-    out.facts(plans.in_numbers(made))
-    if any("other code" in why for _, _, why, _ in rows):
-        out.note("If the other code makes the same rows: `backfill-assets accept-code`")
+    out.print_grid(grid)
+    out.print_facts(plans.plan_facts(backfill_plan))
+    if any("other code" in reason for _, _, reason, _ in rows):
+        out.print_note("If the other code makes the same rows: `backfill-assets accept-code`")
 
 
-def final_days_of(made: BackfillPlan) -> str:
+def format_final_days(backfill_plan: BackfillPlan) -> str:
     """The final days that a plan rewrites, for a reader."""
-    from backfill_assets.calendar.partitions import spelled
+    from backfill_assets.calendar.partitions import format_ranges
 
-    return ", ".join(f"{name} [{spelled(days)}]" for name, days in made.rewrites_final.items())
+    return ", ".join(
+        f"{name} [{format_ranges(days)}]"
+        for name, days in backfill_plan.rewritten_final_days.items()
+    )
 
 
 @command("plans", "plans --json")
@@ -171,13 +178,13 @@ def plans(out: Output, as_json: bool) -> None:
     from backfill_assets.delta.reading import read_ledgers
 
     ledgers = read_ledgers(load_settings())
-    with instance() as dagster:
-        lines = [_line(dagster, ledgers, id_) for id_ in undertakings.kept(dagster)]
+    with open_instance() as dagster:
+        plan_rows = [_plan_row(dagster, ledgers, id_) for id_ in undertakings.list_ids(dagster)]
     if as_json:
-        out.json(lines)
+        out.print_json(plan_rows)
         return
-    if not lines:
-        out.say("no plan is kept; make one with `backfill-assets plan`")
+    if not plan_rows:
+        out.print_text("no plan is kept; make one with `backfill-assets plan`")
         return
     from rich.table import Table as Grid
 
@@ -186,35 +193,43 @@ def plans(out: Output, as_json: bool) -> None:
         grid.add_column(heading, no_wrap=True)
     for heading in ("state", "reason"):
         grid.add_column(heading)
-    for line in lines:
-        tables = line["tables"]
+    for row in plan_rows:
+        tables = row["tables"]
         # As text: a reason is no markup.
-        cells = [*list(line.values())[:3], tables[0] if len(tables) == 1 else str(len(tables))]
-        grid.add_row(*cells, line["state"], line["reason"])
-    out.grid(grid)
+        cells = [*list(row.values())[:3], tables[0] if len(tables) == 1 else str(len(tables))]
+        grid.add_row(*cells, row["state"], row["reason"])
+    out.print_grid(grid)
 
 
-def _line(dagster: dg.DagsterInstance, ledgers: Ledgers, id_: str) -> dict[str, Any]:
+def _plan_row(dagster: dg.DagsterInstance, ledgers: Ledgers, id_: str) -> dict[str, Any]:
     from backfill_assets.backfills import stages, undertakings
-    from backfill_assets.backfills.undo import undone
+    from backfill_assets.backfills.undo import reverted_by_table
 
     try:
-        it = undertakings.find(dagster, id_)
+        backfill_state = undertakings.load(dagster, id_)
     except (
         undertakings.BackfillRefusedError
     ) as error:  # kept by another version: the others are told
         unknown = {"made": "", "days": "", "tables": [], "state": str(error), "reason": ""}
         return {"plan": id_, **unknown}
-    asked = it.plan.parameters
-    made = f"{datetime.fromtimestamp(it.made).astimezone():%Y-%m-%d %H:%M}" if it.made else ""
-    state = stages.progress(dagster, it) if it.attempt or it.ended else "not launched"
-    if any(undone(ledgers, id_).values()):
+    request = backfill_state.plan.parameters
+    created_at = (
+        f"{datetime.fromtimestamp(backfill_state.made).astimezone():%Y-%m-%d %H:%M}"
+        if backfill_state.made
+        else ""
+    )
+    state = (
+        stages.describe_progress(dagster, backfill_state)
+        if backfill_state.attempt or backfill_state.ended
+        else "not launched"
+    )
+    if any(reverted_by_table(ledgers, id_).values()):
         state += "; undone since, or days of it"
     return {
         "plan": id_,
-        "made": made,
-        "days": asked.days,
-        "tables": list(asked.tables),
+        "made": created_at,
+        "days": request.days,
+        "tables": list(request.tables),
         "state": state,
-        "reason": asked.reason,
+        "reason": request.reason,
     }

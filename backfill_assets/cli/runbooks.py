@@ -10,7 +10,7 @@ import click
 
 from backfill_assets.cli.outcomes import refuse_unknown
 from backfill_assets.cli.output import Output, command
-from backfill_assets.cli.parameters import instance
+from backfill_assets.cli.parameters import open_instance
 from backfill_assets.settings import load_settings
 
 
@@ -32,10 +32,13 @@ def runbook(out: Output, backfill: str, folder: Path | None) -> None:
     from backfill_assets.delta.reading import read_ledgers
 
     settings = load_settings()
-    with instance() as dagster:
+    with open_instance() as dagster:
         refuse_unknown(settings, dagster, backfill)
-        found = chronicles.chronicle(dagster, read_ledgers(settings), backfill)
-    pages = {"post-mortem": postmortems.page(found), "runbook": runbooks.page(found)}
+        history = chronicles.read_history(dagster, read_ledgers(settings), backfill)
+    pages = {
+        "post-mortem": postmortems.render_postmortem(history),
+        "runbook": runbooks.render_runbook(history),
+    }
     if folder is None:
         click.echo("\n".join(pages.values()))
         return
@@ -43,19 +46,19 @@ def runbook(out: Output, backfill: str, folder: Path | None) -> None:
     name = re.sub(r"[^-\w]", "_", backfill)
     for kind, text in pages.items():
         path = folder / f"{kind}-{name}.md"
-        if path.exists() and not _is_as_made(path):
-            out.say(f"{path} stays as it is: somebody has written in it")
+        if path.exists() and not _is_unedited(path):
+            out.print_text(f"{path} stays as it is: somebody has written in it")
             continue
-        path.write_text(f"{_mark(text)}\n{text}", encoding="utf-8")
-        out.say(f"{path}")
+        path.write_text(f"{_page_mark(text)}\n{text}", encoding="utf-8")
+        out.print_text(f"{path}")
 
 
-def _is_as_made(path: Path) -> bool:
+def _is_unedited(path: Path) -> bool:
     """Whether a page is as this command wrote it, so that nothing of a person's is in it."""
     mark, _, text = path.read_text(encoding="utf-8", errors="replace").partition("\n")
-    return mark == _mark(text)
+    return mark == _page_mark(text)
 
 
-def _mark(text: str) -> str:
+def _page_mark(text: str) -> str:
     """The first line of a page, which no reader of Markdown shows."""
     return f"<!-- backfill-assets runbook {sha256(text.encode()).hexdigest()[:16]} -->"

@@ -8,8 +8,8 @@ from typing import Any
 
 from backfill_assets.cli.output import Output, Status, command
 from backfill_assets.cli.parameters import json_option
-from backfill_assets.env_file import origin
-from backfill_assets.settings import load_settings, variables
+from backfill_assets.env_file import variable_origin
+from backfill_assets.settings import list_variables, load_settings
 
 
 @command("settings", "settings --json")
@@ -19,26 +19,32 @@ def settings(out: Output, as_json: bool) -> Status:
 
     The `.env` of the current folder is read as Dagster reads it, and wins over the environment.
     """
-    found = [*_settings()]
+    rows = [*_setting_rows()]
     if as_json:
-        out.json(found)
+        out.print_json(rows)
         return Status.FINE
-    if file := _not_read():
-        out.note(f"# {file} is not read: commands read the .env of the folder they are called in.")
-    widths = [max(len(row[column]) for row in found) for column in ("name", "value")]
-    for row in found:
-        out.say(f"{row['name']:{widths[0]}}  {row['value']:{widths[1]}}  {row['origin']}".rstrip())
+    if file := _ignored_env_file():
+        out.print_note(
+            f"# {file} is not read: commands read the .env of the folder they are called in."
+        )
+    widths = [max(len(row[column]) for row in rows) for column in ("name", "value")]
+    for row in rows:
+        out.print_text(
+            f"{row['name']:{widths[0]}}  {row['value']:{widths[1]}}  {row['origin']}".rstrip()
+        )
     return Status.FINE
 
 
-def _not_read() -> Path | None:
+def _ignored_env_file() -> Path | None:
     """The `.env` of a folder above, where the current one has none."""
-    here = Path.cwd()
-    if (here / ".env").is_file():
+    current = Path.cwd()
+    if (current / ".env").is_file():
         return None
-    return next((folder / ".env" for folder in here.parents if (folder / ".env").is_file()), None)
+    return next(
+        (folder / ".env" for folder in current.parents if (folder / ".env").is_file()), None
+    )
 
 
-def _settings() -> Iterator[dict[str, Any]]:
-    for name, value in variables(load_settings()):
-        yield {"name": name, "value": value, "origin": origin(name)}
+def _setting_rows() -> Iterator[dict[str, Any]]:
+    for name, value in list_variables(load_settings()):
+        yield {"name": name, "value": value, "origin": variable_origin(name)}

@@ -13,50 +13,50 @@ from backfill_assets.cli.output import CannotRunError, Finding, Output, Status, 
 from backfill_assets.cli.parameters import (
     Partitions,
     Tables,
-    home,
-    instance,
+    dagster_home,
     json_option,
-    selection,
+    open_instance,
+    select_option,
 )
 from backfill_assets.settings import PREFIX, Settings, load_settings
 
 if TYPE_CHECKING:
     from backfill_assets.calendar.partitions import Window
     from backfill_assets.delta.ledgers import Ledger
-    from backfill_assets.monitoring.states import Situation, State
+    from backfill_assets.monitoring.states import DayState, Situation
 
 _VERDICTS = ("ok", "warn", "alert")
 
 
 @command("show", "show --select stg_orders,fact_daily_orders --json")
-@selection
+@select_option
 @json_option
 def show(out: Output, tables: Sequence[str], as_json: bool) -> None:
     """What is published of each table."""
     settings = load_settings()
     refuse_no_warehouse(settings)
-    found = list(_published(settings, tables))
+    rows = list(_published_rows(settings, tables))
     if as_json:
-        out.json(found)
+        out.print_json(rows)
         return
     from rich.table import Table as Grid
 
     grid = Grid(title="Published", title_justify="left", box=None, padding=(0, 2, 0, 0))
     for heading in ("table", "days", "from...to", "rows", *_VERDICTS, "commits"):
-        left = heading in ("table", "from...to")
-        grid.add_column(heading, justify="left" if left else "right", no_wrap=True)
-    for one in found:
-        grid.add_row(*_cells(one))
-    out.grid(grid)
-    out.note(f"Tables   {settings.warehouse}/<table>")
-    out.note(f"Landing  {settings.landing}/<source>/arrival_date=<day>/")
-    out.note("Next     make ui, then launch a range of days; or run the same days again and")
-    out.note("         see with `backfill-assets show` that not a row has changed")
+        is_text = heading in ("table", "from...to")
+        grid.add_column(heading, justify="left" if is_text else "right", no_wrap=True)
+    for row in rows:
+        grid.add_row(*_row_cells(row))
+    out.print_grid(grid)
+    out.print_note(f"Tables   {settings.warehouse}/<table>")
+    out.print_note(f"Landing  {settings.landing}/<source>/arrival_date=<day>/")
+    out.print_note("Next     make ui, then launch a range of days; or run the same days again and")
+    out.print_note("         see with `backfill-assets show` that not a row has changed")
 
 
-def _published(settings: Settings, tables: Sequence[str]) -> Iterator[dict[str, Any]]:
+def _published_rows(settings: Settings, tables: Sequence[str]) -> Iterator[dict[str, Any]]:
     """What is published of each table, from its log."""
-    from backfill_assets.calendar.partitions import windows
+    from backfill_assets.calendar.partitions import to_windows
     from backfill_assets.delta.reading import read_ledger
     from backfill_assets.tables.catalog import tables_of
 
@@ -70,22 +70,22 @@ def _published(settings: Settings, tables: Sequence[str]) -> Iterator[dict[str, 
             "path": settings.table(name),
             "version": ledger.version,
             "days": len(verdicts),
-            "partitions": [str(window) for window in windows(verdicts)],
+            "partitions": [str(window) for window in to_windows(verdicts)],
             "rows": sum((ledger.rows or {}).values()),
             "verdicts": {verdict: counts[verdict] for verdict in _VERDICTS},
             "commits": len(ledger.records),
         }
 
 
-def _cells(one: dict[str, Any]) -> list[str]:
+def _row_cells(row: dict[str, Any]) -> list[str]:
     from backfill_assets.calendar.partitions import Window
-    from backfill_assets.delta.history import spans
+    from backfill_assets.delta.history import format_windows
 
-    if one["version"] is None:
-        return [one["table"], "0", "no table yet"]
-    days = spans([Window.parse(text) for text in one["partitions"]])
-    counts = [str(count) for count in one["verdicts"].values()]
-    return [one["table"], str(one["days"]), days, f"{one['rows']:,}", *counts, str(one["commits"])]
+    if row["version"] is None:
+        return [row["table"], "0", "no table yet"]
+    days = format_windows([Window.parse(text) for text in row["partitions"]])
+    counts = [str(count) for count in row["verdicts"].values()]
+    return [row["table"], str(row["days"]), days, f"{row['rows']:,}", *counts, str(row["commits"])]
 
 
 def refuse_no_warehouse(settings: Settings) -> None:
@@ -105,7 +105,7 @@ def refuse_no_warehouse(settings: Settings) -> None:
 
 
 @command("status", "status --select fact_daily_orders --json")
-@selection
+@select_option
 @json_option
 def status(out: Output, tables: Sequence[str], as_json: bool) -> Status:
     """The state of the days of each table.
@@ -115,66 +115,75 @@ def status(out: Output, tables: Sequence[str], as_json: bool) -> Status:
     """
     settings = load_settings()
     refuse_no_warehouse(settings)
-    from backfill_assets.calendar.partitions import packed
-    from backfill_assets.monitoring.states import MEANING, day_states
+    from backfill_assets.calendar.partitions import to_ranges
+    from backfill_assets.monitoring.states import STATE_MEANINGS, day_states
 
-    now = _situation(settings)
-    found = {name: _by_state(day_states(name, now)) for name in tables or now.ledgers}
-    states = dict.fromkeys(state for of in found.values() for state in of)
+    situation = _read_situation(settings)
+    states_by_table = {
+        name: _group_by_state(day_states(name, situation)) for name in tables or situation.ledgers
+    }
+    states = dict.fromkeys(
+        state for days_by_state in states_by_table.values() for state in days_by_state
+    )
     if as_json:
-        named = {
-            name: {state.value: packed(days) for state, days in of.items()}
-            for name, of in found.items()
+        table_states = {
+            name: {state.value: to_ranges(days) for state, days in days_by_state.items()}
+            for name, days_by_state in states_by_table.items()
         }
-        good = all(state.good for state in states)
-        out.json({"as_of": str(now.today), "good": good, "tables": named})
+        good = all(state.is_good for state in states)
+        out.print_json({"as_of": str(situation.today), "good": good, "tables": table_states})
     else:
-        _show_states(out, now.ledgers, found)
+        _show_states(out, situation.ledgers, states_by_table)
         for state in states:
-            if not state.good:
-                out.say(f"{state.value}: {MEANING[state]}")
-        out.note(f"As of    {now.today}")
-    return Status.FINE if all(state.good for state in states) else Status.FINDING
+            if not state.is_good:
+                out.print_text(f"{state.value}: {STATE_MEANINGS[state]}")
+        out.print_note(f"As of    {situation.today}")
+    return Status.FINE if all(state.is_good for state in states) else Status.FINDING
 
 
-def _situation(settings: Settings) -> Situation:
+def _read_situation(settings: Settings) -> Situation:
     import dagster as dg
 
-    from backfill_assets.monitoring.look import situation
+    from backfill_assets.monitoring.look import read_situation
 
-    with instance() if home() else dg.DagsterInstance.ephemeral() as found:
-        return situation(settings, found, datetime.now(settings.zone))
+    with open_instance() if dagster_home() else dg.DagsterInstance.ephemeral() as dagster:
+        return read_situation(settings, dagster, datetime.now(settings.zone))
 
 
-def _by_state(states: Any) -> dict[State, list[date]]:
-    from backfill_assets.monitoring.states import State
+def _group_by_state(states: Any) -> dict[DayState, list[date]]:
+    from backfill_assets.monitoring.states import DayState
 
-    days = {state: [day for day, of in states.items() if of is state] for state in State}
-    return {state: of for state, of in days.items() if of}
+    days = {
+        state: [day for day, day_state in states.items() if day_state is state]
+        for state in DayState
+    }
+    return {state: state_days for state, state_days in days.items() if state_days}
 
 
 def _show_states(
-    out: Output, ledgers: Mapping[str, Ledger], found: dict[str, dict[State, list[date]]]
+    out: Output,
+    ledgers: Mapping[str, Ledger],
+    states_by_table: dict[str, dict[DayState, list[date]]],
 ) -> None:
     from rich.table import Table as Grid
 
-    from backfill_assets.delta.history import spans
+    from backfill_assets.delta.history import format_windows
 
     grid = Grid(box=None, padding=(0, 2, 0, 0))
     for heading in ("table", "state", "days", "which"):
         justify: Any = "right" if heading == "days" else "left"
         grid.add_column(heading, justify=justify, no_wrap=True)
-    for name, of in found.items():
-        for state, days in of.items():
-            ranges = ledgers[name].table.cadence.ranges(days)
-            grid.add_row(name, state.value, str(len(days)), spans(ranges))
-        if not of:
+    for name, days_by_state in states_by_table.items():
+        for state, days in days_by_state.items():
+            ranges = ledgers[name].table.grain.gapless_ranges(days)
+            grid.add_row(name, state.value, str(len(days)), format_windows(ranges))
+        if not days_by_state:
             grid.add_row(name, "no day is due", "0", "none")
-    out.grid(grid)
+    out.print_grid(grid)
 
 
 @command("history fact_daily_orders", "history fact_daily_orders 2024-01-05")
-@click.argument("table", type=Tables(one=True))
+@click.argument("table", type=Tables(single=True))
 @click.argument("partitions", type=Partitions(), required=False)
 @json_option
 def history(out: Output, table: str, partitions: Window | None, as_json: bool) -> None:
@@ -189,10 +198,10 @@ def history(out: Output, table: str, partitions: Window | None, as_json: bool) -
 
     try:
         if as_json:
-            out.json(commits.as_json(settings, table, partitions))
+            out.print_json(commits.as_json(settings, table, partitions))
         elif partitions is not None and len(partitions) == 1:
-            out.grid(commits.life(settings, table, partitions.start))
+            out.print_grid(commits.format_day_history(settings, table, partitions.start))
         else:
-            out.grid(commits.history(settings, table, partitions))
+            out.print_grid(commits.format_history(settings, table, partitions))
     except ValueError as error:  # there is no such commit
         raise Finding(f"{error}") from error

@@ -10,7 +10,13 @@ import click
 
 from backfill_assets.cli.outcomes import run_job
 from backfill_assets.cli.output import Output, Status, command
-from backfill_assets.cli.parameters import Partitions, instance, json_option, nearest
+from backfill_assets.cli.parameters import (
+    Partitions,
+    asset_graph,
+    json_option,
+    open_instance,
+    unknown_name_message,
+)
 from backfill_assets.settings import Settings, load_settings
 
 if TYPE_CHECKING:
@@ -19,14 +25,14 @@ if TYPE_CHECKING:
 
     import dagster as dg
 
-    from backfill_assets.backfills.fates import Fate
-    from backfill_assets.backfills.shadow import Stage
+    from backfill_assets.backfills.fates import DayForecast
+    from backfill_assets.backfills.shadow import StageResult
     from backfill_assets.calendar.partitions import Window
-    from backfill_assets.delta.targets import Target
+    from backfill_assets.delta.targets import ShadowTarget
     from backfill_assets.publish.io_manager import DeltaIOManager
 
 #: What a shadow backfill has no use for, by the name of its parameter.
-_OF_NO_USE = {
+_UNSUPPORTED_OPTIONS = {
     "max_parallel": "--max-parallel",
     "rewrite": "--rewrite",
     "accept": "--accept",
@@ -40,76 +46,77 @@ def target_option(function: Any) -> Any:
     )(function)
 
 
-def plan_target(out: Output, days: Window, name: str, given: Mapping[str, Any]) -> None:
+def plan_target(out: Output, days: Window, name: str, options: Mapping[str, Any]) -> None:
     """Print what a shadow backfill would do with each day. Nothing is made."""
-    from backfill_assets.backfills.target_days import behind, tables_for
-    from backfill_assets.cli.plans import graph
+    from backfill_assets.backfills.target_days import stale_days, target_tables
     from backfill_assets.delta import target_forks, targets
     from backfill_assets.tables.code_version import running_code
 
-    _refuse_options(given)
+    _refuse_options(options)
     settings = load_settings()
-    if name in targets.names(settings):
-        target = targets.find(settings, name)
-        out.note(f"Target   {name}, which is there already")
+    if name in targets.list_targets(settings):
+        target = targets.load_target(settings, name)
+        out.print_note(f"Target   {name}, which is there already")
     else:
-        tables = tables_for(settings, given["tables"])
-        target = target_forks.described(settings, name, tables, days, given["reason"])
-    found = behind(settings, graph(settings), target, running_code(settings), days)
-    _show_fates(out, settings, name, found)
+        tables = target_tables(settings, options["tables"])
+        target = target_forks.describe_target(settings, name, tables, days, options["reason"])
+    forecasts = stale_days(settings, asset_graph(settings), target, running_code(settings), days)
+    _print_forecasts(out, settings, name, forecasts)
 
 
-def _show_fates(
-    out: Output, settings: Settings, name: str, found: Mapping[str, Mapping[date, Fate]]
+def _print_forecasts(
+    out: Output, settings: Settings, name: str, forecasts: Mapping[str, Mapping[date, DayForecast]]
 ) -> None:
     from rich.table import Table as Grid
 
-    from backfill_assets.delta.history import spans
+    from backfill_assets.delta.history import format_windows
     from backfill_assets.tables.catalog import tables_of
 
     grid = Grid(title=f"Target {name}", title_justify="left", box=None, padding=(0, 2, 0, 0))
     for heading in ("table", "what becomes of them", "why", "days"):
         grid.add_column(heading, no_wrap=True)
-    for table, of in found.items():
-        alike: dict[Fate, list[date]] = {}
-        for day, fate in of.items():
-            alike.setdefault(fate, []).append(day)
-        for fate, days in alike.items():
-            ranges = tables_of(settings)[table].cadence.ranges(days)
-            grid.add_row(table, fate.expected.value, fate.why, spans(ranges))
-    out.grid(grid)
-    if not found:
-        out.say("nothing to build: all days are as they would be made now")
+    for table, forecast_by_day in forecasts.items():
+        days_by_forecast: dict[DayForecast, list[date]] = {}
+        for day, forecast in forecast_by_day.items():
+            days_by_forecast.setdefault(forecast, []).append(day)
+        for forecast, days in days_by_forecast.items():
+            ranges = tables_of(settings)[table].grain.gapless_ranges(days)
+            grid.add_row(table, forecast.outcome.value, forecast.reason, format_windows(ranges))
+    out.print_grid(grid)
+    if not forecasts:
+        out.print_text("nothing to build: all days are as they would be made now")
 
 
-def build_target(out: Output, days: Window, name: str, given: Mapping[str, Any]) -> Status:
+def build_target(out: Output, days: Window, name: str, options: Mapping[str, Any]) -> Status:
     """Build days into a target, stage after stage; 1 if a stage did not pass."""
     import dagster as dg
 
-    from backfill_assets.backfills.plans import Parameters
-    from backfill_assets.backfills.shadow import build, prepare
+    from backfill_assets.backfills.plans import BackfillRequest
+    from backfill_assets.backfills.shadow import build_stages, prepare_target
     from backfill_assets.definitions import build_defs
 
-    _refuse_options(given)
+    _refuse_options(options)
     settings = load_settings()
-    asked = Parameters(
+    request = BackfillRequest(
         days=str(days),
-        tables=given["tables"],
-        pilot_days=given["pilot_days"],
-        chunk_days=given["chunk_days"],
-        reason=given["reason"],
+        tables=options["tables"],
+        pilot_days=options["pilot_days"],
+        chunk_days=options["chunk_days"],
+        reason=options["reason"],
     )
     defs = build_defs(settings)
-    assets = [of for of in defs.assets or () if isinstance(of, dg.AssetsDefinition)]
-    with _io_manager(defs) as io:
-        target = prepare(io, settings, name, asked)
-        out.note(f"Target   {name} with {', '.join(target.tables)}")
-        for stage in build(io, settings, assets, target, asked):
+    assets = [asset for asset in defs.assets or () if isinstance(asset, dg.AssetsDefinition)]
+    with _io_manager(defs) as io_manager:
+        target = prepare_target(io_manager, settings, name, request)
+        out.print_note(f"Target   {name} with {', '.join(target.tables)}")
+        for stage in build_stages(io_manager, settings, assets, target, request):
             _show_stage(out, stage)
-            if stage.why:
-                out.note("Production is as it was. Mend what failed, and ask for the same again.")
+            if stage.failure:
+                out.print_note(
+                    "Production is as it was. Mend what failed, and ask for the same again."
+                )
                 return Status.FINDING
-    out.note(f"Next     backfill-assets compare {name}, then backfill-assets switch {name}")
+    out.print_note(f"Next     backfill-assets compare {name}, then backfill-assets switch {name}")
     return Status.FINE
 
 
@@ -121,20 +128,20 @@ def _io_manager(defs: dg.Definitions) -> Iterator[DeltaIOManager]:
         yield resources.it
 
 
-def _show_stage(out: Output, stage: Stage) -> None:
+def _show_stage(out: Output, stage: StageResult) -> None:
     for table, counts in stage.counts.items():
-        said = ", ".join(f"{n} {outcome.value}" for outcome, n in counts.items())
-        out.say(f"{stage.name:8} {stage.window}  {table}: {said}")
-    if stage.why:
-        out.say(f"{stage.name:8} {stage.window}  did not pass: {stage.why}")
+        text = ", ".join(f"{count} {outcome.value}" for outcome, count in counts.items())
+        out.print_text(f"{stage.name:8} {stage.window}  {table}: {text}")
+    if stage.failure:
+        out.print_text(f"{stage.name:8} {stage.window}  did not pass: {stage.failure}")
 
 
-def _refuse_options(given: Mapping[str, Any]) -> None:
-    found = [option for name, option in _OF_NO_USE.items() if given[name]]
-    if given["write_mode"] != "overwrite":
-        found.append("--write-mode")
-    if found:
-        raise click.UsageError(f"{', '.join(found)} cannot be given with --target")
+def _refuse_options(options: Mapping[str, Any]) -> None:
+    unsupported = [option for name, option in _UNSUPPORTED_OPTIONS.items() if options[name]]
+    if options["write_mode"] != "overwrite":
+        unsupported.append("--write-mode")
+    if unsupported:
+        raise click.UsageError(f"{', '.join(unsupported)} cannot be given with --target")
 
 
 @command("targets", "targets --json")
@@ -144,12 +151,14 @@ def targets(out: Output, as_json: bool) -> None:
     from backfill_assets.delta import targets as known
 
     settings = load_settings()
-    lines = [line_for(settings, name) for name in known.names(settings)]
+    rows = [target_row(settings, name) for name in known.list_targets(settings)]
     if as_json:
-        out.json(lines)
+        out.print_json(rows)
         return
-    if not lines:
-        out.say("there is no target; make one with `backfill-assets backfill DAYS --target NAME`")
+    if not rows:
+        out.print_text(
+            "there is no target; make one with `backfill-assets backfill DAYS --target NAME`"
+        )
         return
     from rich.table import Table as Grid
 
@@ -157,18 +166,18 @@ def targets(out: Output, as_json: bool) -> None:
     for heading in ("target", "made", "days", "tables", "state", "comparison"):
         grid.add_column(heading, no_wrap=True)
     grid.add_column("reason")
-    for line in lines:
-        line.pop("paths")
-        grid.add_row(*map(str, line.values()))
-    out.grid(grid)
+    for row in rows:
+        row.pop("paths")
+        grid.add_row(*map(str, row.values()))
+    out.print_grid(grid)
 
 
-def line_for(settings: Settings, name: str) -> dict[str, Any]:
+def target_row(settings: Settings, name: str) -> dict[str, Any]:
     """What `targets` says of a target, by the names of its columns."""
     from backfill_assets.delta import targets as known
 
     try:
-        target = known.find(settings, name)
+        target = known.load_target(settings, name)
     except known.TargetError as error:  # made by another version: the others are told
         unknown = {"made": "", "days": "", "tables": "", "state": str(error), "comparison": ""}
         return {"target": name, **unknown, "reason": "", "paths": {}}
@@ -177,23 +186,23 @@ def line_for(settings: Settings, name: str) -> dict[str, Any]:
         "made": f"{datetime.fromtimestamp(target.made).astimezone():%Y-%m-%d %H:%M}",
         "days": ", ".join(target.asked),
         "tables": ", ".join(target.tables),
-        "state": _state(settings, target),
-        "comparison": _comparison(target),
+        "state": _describe_state(settings, target),
+        "comparison": _describe_comparison(target),
         "reason": target.reason,
-        "paths": {of: target.url(settings, of) for of in target.tables},
+        "paths": {table: target.table_url(settings, table) for table in target.tables},
     }
 
 
-def _comparison(target: Target) -> str:
+def _describe_comparison(target: ShadowTarget) -> str:
     """What the last comparison came to, and whether a switch-over needs one."""
-    said = "none"
+    text = "none"
     if target.compared:
         count = len(target.compared.problems)
-        said = f"{count} problem(s)" if count else "passed"
-    return said if target.required is None else f"{said} (required {target.required})".rstrip()
+        text = f"{count} problem(s)" if count else "passed"
+    return text if target.required is None else f"{text} (required {target.required})".rstrip()
 
 
-def _state(settings: Settings, target: Target) -> str:
+def _describe_state(settings: Settings, target: ShadowTarget) -> str:
     from backfill_assets.backfills.target_undo import has_days_in_production
 
     state = "built beside production"
@@ -238,30 +247,31 @@ def compare(
     day does not add up, or a bound is not kept. Bounds are those given, or else those that a
     switch-over requires.
     """
-    from backfill_assets.backfills.comparing import compare as compared
+    from backfill_assets.backfills.comparing import compare_target as compared
     from backfill_assets.backfills.reports import as_grid
     from backfill_assets.backfills.reports import as_json as reports_as_json
-    from backfill_assets.backfills.target_bounds import require as required
-    from backfill_assets.cli.plans import graph
-    from backfill_assets.delta.targets import Bounds
+    from backfill_assets.backfills.target_bounds import require_comparison as required
+    from backfill_assets.delta.targets import ComparisonLimits
     from backfill_assets.engine.spark import Engine
     from backfill_assets.tables.code_version import running_code
 
     settings = load_settings()
-    it = _found(settings, target)
-    given = Bounds(most_drift=most_drift, most_rows=most_rows)
-    bounds = given if str(given) else it.required or given
+    shadow_target = _find_target(settings, target)
+    given_limits = ComparisonLimits(most_drift=most_drift, most_rows=most_rows)
+    limits = given_limits if str(given_limits) else shadow_target.required or given_limits
     if require is not None:
-        it = required(settings, it, bounds if require else None)
-    spark = Engine.of(settings).spark_session
-    found = compared(settings, spark, graph(settings), it, running_code(settings), bounds)
+        shadow_target = required(settings, shadow_target, limits if require else None)
+    spark = Engine.from_settings(settings).spark_session
+    comparison = compared(
+        settings, spark, asset_graph(settings), shadow_target, running_code(settings), limits
+    )
     if as_json:
-        out.json({"problems": found.problems, **reports_as_json(found.reports)})
+        out.print_json({"problems": comparison.problems, **reports_as_json(comparison.reports)})
     else:
-        out.say("\n".join(found.problems) or f"{target}: all days add up")
-        for report in found.reports:
-            out.grid(as_grid(report))
-    return Status.FINDING if found.problems else Status.FINE
+        out.print_text("\n".join(comparison.problems) or f"{target}: all days add up")
+        for report in comparison.reports:
+            out.print_grid(as_grid(report))
+    return Status.FINDING if comparison.problems else Status.FINE
 
 
 @command("switch v2", "switch v2 --days 2024-01-12...2024-01-14 --reason canary")
@@ -279,14 +289,14 @@ def switch(out: Output, target: str, partitions: Window | None, reason: str) -> 
     One metadata commit a table; nothing is copied. One that was interrupted is finished.
     """
     settings = load_settings()
-    _found(settings, target)
-    with instance() as dagster:
-        said = {"target": target, "days": str(partitions or ""), "reason": reason}
+    _find_target(settings, target)
+    with open_instance() as dagster:
+        op_config = {"target": target, "days": str(partitions or ""), "reason": reason}
         level = "DEBUG" if out.verbose else "CRITICAL"
-        run_id = run_job(dagster, "switch_over", "adopt_days", said, level)
-    done = _found(settings, target)
-    out.say(f"Switched {done.switch_id} by run {run_id[:8]}")
-    out.note(f"Back     backfill-assets undo {done.switch_id}")
+        run_id = run_job(dagster, "switch_over", "adopt_days", op_config, level)
+    shadow_target = _find_target(settings, target)
+    out.print_text(f"Switched {shadow_target.switch_id} by run {run_id[:8]}")
+    out.print_note(f"Back     backfill-assets undo {shadow_target.switch_id}")
 
 
 @command("drop v2")
@@ -299,15 +309,15 @@ def drop(out: Output, target: str) -> None:
     from backfill_assets.delta import target_forks
 
     settings = load_settings()
-    _found(settings, target)
-    count = target_forks.drop(settings, target)
-    out.say(f"Dropped  {target}, with {count:,} data file(s) of its own")
+    _find_target(settings, target)
+    count = target_forks.drop_target(settings, target)
+    out.print_text(f"Dropped  {target}, with {count:,} data file(s) of its own")
 
 
-def _found(settings: Settings, name: str) -> Target:
+def _find_target(settings: Settings, name: str) -> ShadowTarget:
     from backfill_assets.delta import targets as known
 
-    there = known.names(settings)
-    if name not in there:
-        raise click.UsageError(nearest("target", name, there))
-    return known.find(settings, name)
+    names = known.list_targets(settings)
+    if name not in names:
+        raise click.UsageError(unknown_name_message("target", name, names))
+    return known.load_target(settings, name)

@@ -12,7 +12,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-_LOCK = "deployment.lock"
+_LOCK_FILE = "deployment.lock"
 
 
 class TakenError(Exception):
@@ -20,7 +20,7 @@ class TakenError(Exception):
 
 
 @contextlib.contextmanager
-def claimed_home(home: Path, port: int) -> Iterator[None]:
+def lock_home(home: Path, port: int) -> Iterator[None]:
     """Have a home of Dagster to this process; the system gives it free however the process ends.
 
     Two deployments of one home would have two daemons: each launches what the other has launched.
@@ -35,12 +35,12 @@ def claimed_home(home: Path, port: int) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         try:
             # Not emptied: as long as another one has it, it says who that is.
-            number = os.open(home / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
-            lock = stack.enter_context(os.fdopen(number, "r+"))
+            descriptor = os.open(home / _LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o600)
+            lock = stack.enter_context(os.fdopen(descriptor, "r+"))
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise TakenError(
-                f"DAGSTER_HOME={home} is that of another deployment{_who(lock.read())}. End that "
+                f"DAGSTER_HOME={home} is that of another deployment{_describe_owner(lock.read())}. End that "
                 "one first, or give this one a DAGSTER_HOME of its own. Nothing was started."
             ) from None
         except OSError as error:
@@ -54,27 +54,27 @@ def claimed_home(home: Path, port: int) -> Iterator[None]:
         yield
 
 
-def _who(said: str) -> str:
+def _describe_owner(text: str) -> str:
     try:
-        return f": process {int(json.loads(said)['pid'])}, its UI at {_ui(said)}"
+        return f": process {int(json.loads(text)['pid'])}, its UI at {_parse_ui_url(text)}"
     except (ValueError, LookupError, TypeError):  # it has the lock, and has not said yet
         return ""
 
 
-def _ui(said: str) -> str:
-    return f"http://127.0.0.1:{int(json.loads(said)['port'])}"
+def _parse_ui_url(text: str) -> str:
+    return f"http://127.0.0.1:{int(json.loads(text)['port'])}"
 
 
-def ui_of(home: Path) -> str:
+def read_ui_url(home: Path) -> str:
     """Where the UI of a home's newest deployment is; empty if there was none on this machine."""
     try:
-        return _ui((home / _LOCK).read_text())
+        return _parse_ui_url((home / _LOCK_FILE).read_text())
     except (OSError, ValueError, LookupError, TypeError):
         return ""
 
 
 @contextlib.contextmanager
-def claimed_port(port: int) -> Iterator[list[socket.socket]]:
+def listen_on_port(port: int) -> Iterator[list[socket.socket]]:
     """Have a port of this machine: sockets that nobody else can have, for the web server.
 
     Whoever calls before that runs is not refused, but waits. `localhost` may mean ::1, where there
@@ -84,14 +84,14 @@ def claimed_port(port: int) -> Iterator[list[socket.socket]]:
         TakenError: somebody listens there, or this user may not.
     """
     with contextlib.ExitStack() as stack:
-        found = []
+        sockets = []
         for family, host in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")):
             try:
-                wanted = stack.enter_context(socket.socket(family))
+                listener = stack.enter_context(socket.socket(family))
                 # What was closed just now is no hindrance.
-                wanted.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                wanted.bind((host, port))
-                wanted.listen()  # else another one with the same option could have it as well
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                listener.bind((host, port))
+                listener.listen()  # else another one with the same option could have it as well
             except OSError as error:
                 if family == socket.AF_INET6 and error.errno != errno.EADDRINUSE:
                     continue  # a machine without IPv6
@@ -99,11 +99,11 @@ def claimed_port(port: int) -> Iterator[list[socket.socket]]:
                     f"port {port} of {host} cannot be had ({error.strerror}): end what uses it, or "
                     "give another with --port. Nothing was started."
                 ) from error
-            found.append(wanted)
-        yield found
+            sockets.append(listener)
+        yield sockets
 
 
-def kept_private(home: Path) -> str:
+def make_home_private(home: Path) -> str:
     """Close a home of Dagster to the other users of the machine.
 
     Plans, logs and the events of runs tell of settings, files and rows. A group that may write is

@@ -10,12 +10,12 @@ from dagster._core.run_coordinator import QueuedRunCoordinator
 from dagster._core.storage.event_log.sqlite.sqlite_event_log import SqliteEventLogStorage
 
 #: Libraries whose launchers start runs where the files of this machine are not.
-_ELSEWHERE = ("dagster_aws", "dagster_celery", "dagster_docker", "dagster_k8s")
+_REMOTE_LAUNCHERS = ("dagster_aws", "dagster_celery", "dagster_docker", "dagster_k8s")
 #: Dagster's own seconds between two looks at backfills.
-_DAGSTERS = 30
+_DAGSTER_INTERVAL = 30
 
 
-class Interval(int):
+class DaemonInterval(int):
     """Seconds from one look at the backfills to the next.
 
     Dagster's loop takes from it the seconds that a look took, and waits for what is left. A look at
@@ -25,7 +25,7 @@ class Interval(int):
 
     def __sub__(self, took: float) -> float:  # type: ignore[override]
         """The seconds to wait."""
-        return max(float(self) - took, min(took, _DAGSTERS))
+        return max(float(self) - took, min(took, _DAGSTER_INTERVAL))
 
 
 class PromptRunCoordinator(QueuedRunCoordinator):
@@ -40,7 +40,7 @@ class PromptRunCoordinator(QueuedRunCoordinator):
         # The daemon asks for its queue before its loops begin, which then read the constant. In
         # other processes there is nothing to set.
         if controller := sys.modules.get("dagster._daemon.controller"):
-            interval = Interval(self.dequeue_interval_seconds)
+            interval = DaemonInterval(self.dequeue_interval_seconds)
             vars(controller)["DEFAULT_DAEMON_INTERVAL_SECONDS"] = interval
 
     def register_instance(self, instance: dg.DagsterInstance) -> None:
@@ -49,15 +49,15 @@ class PromptRunCoordinator(QueuedRunCoordinator):
         Raises:
             DagsterInvariantViolationError: its runs are elsewhere, and its storage is here.
         """
-        _refuse_files_for_runs_elsewhere(instance)
+        _raise_if_sqlite_for_remote_runs(instance)
         super().register_instance(instance)
 
 
-def _refuse_files_for_runs_elsewhere(instance: dg.DagsterInstance) -> None:
+def _raise_if_sqlite_for_remote_runs(instance: dg.DagsterInstance) -> None:
     launcher = instance.get_ref().run_launcher_data
     if not isinstance(instance.event_log_storage, SqliteEventLogStorage) or launcher is None:
         return
-    if launcher.module_name.startswith(_ELSEWHERE):
+    if launcher.module_name.startswith(_REMOTE_LAUNCHERS):
         raise dg.DagsterInvariantViolationError(
             f"{launcher.class_name} starts runs in other containers or on other machines, and the "
             "storage in dagster.yaml is SQLite: files of this machine. A run would find an empty "

@@ -1,7 +1,7 @@
 """One machine's deployment: Dagster, and one warm Spark engine that all of its runs share.
 
 The engine is a Spark Connect server on loopback. How it and Dagster's code server are watched is
-for `servers`. Nothing of the deployment outlives the process that runs `deploy`.
+for `servers`. Nothing of the deployment outlives the process that runs `run_deployment`.
 """
 
 from __future__ import annotations
@@ -21,35 +21,35 @@ from pathlib import Path
 
 import dagster as dg
 
-from backfill_assets.dagster_ext.passwords import Passwords
-from backfill_assets.engine.configuration import connect_server_command, master_of
+from backfill_assets.dagster_ext.passwords import PasswordFile
+from backfill_assets.engine.configuration import connect_server_command, master_url
 from backfill_assets.engine.environment import jvm_environment
 from backfill_assets.engine.jars import check_java
-from backfill_assets.engine.process_groups import Group
-from backfill_assets.engine.scratch import Scratch
+from backfill_assets.engine.process_groups import ProcessGroup
+from backfill_assets.engine.scratch import ScratchDir
 from backfill_assets.engine.servers import Say, Server, SparkServer
 from backfill_assets.settings import PREFIX, Settings
 
 #: Seconds between two looks at what runs.
 _TICK = 0.5
 #: What Dagster and the runs find in their environment, unless the user has decided.
-_DEFAULTS = {
+_DEFAULT_ENVIRONMENT = {
     # Sensors tick every few seconds, and each tick would be two lines.
     "DAGSTER_DAEMON_LOG_LEVEL": "warning",
     # Without it, Dagster gives a backfill up if its daemon looks while the code server is down.
     "DAGSTER_BACKFILL_RETRY_DEFINITION_CHANGED_ERROR": "1",
 }
-_MODULE = "backfill_assets.definitions"
+_DEFINITIONS = "backfill_assets.definitions"
 _CODE_SERVER = "backfill_assets.code_server"
 _WEB_SERVER = "backfill_assets.webserver"
-_CODE = [
-    *("-m", _MODULE, "--log-level", "warning"),
+_CODE_SERVER_OPTIONS = [
+    *("-m", _DEFINITIONS, "--log-level", "warning"),
     *("--lazy-load-user-code", "--use-python-environment-entry-point"),
 ]
 
 
 @dataclass(frozen=True)
-class Part:
+class DagsterProcess:
     """A process of Dagster's own, whose end is that of the deployment.
 
     Attributes:
@@ -63,7 +63,7 @@ class Part:
     inherits: Sequence[int] = ()
 
 
-def deploy(settings: Settings, listening: Sequence[socket.socket], say: Say) -> int:
+def run_deployment(settings: Settings, listening: Sequence[socket.socket], say: Say) -> int:
     """Run the deployment until it is told to end, or a part of Dagster ends.
 
     Args:
@@ -80,62 +80,78 @@ def deploy(settings: Settings, listening: Sequence[socket.socket], say: Say) -> 
         SettingsError: the file of passwords is not as it should be.
     """
     if settings.ui_passwords:
-        Passwords.read(settings.ui_passwords)
+        PasswordFile.read_file(settings.ui_passwords)
     # Links lead to this UI, unless the user knows a better way to it.
-    here = "http://{}:{}".format(*listening[0].getsockname())
-    defaults = {**_DEFAULTS, f"{PREFIX}UI_URL": here}
+    ui_url = "http://{}:{}".format(*listening[0].getsockname())
+    defaults = {**_DEFAULT_ENVIRONMENT, f"{PREFIX}UI_URL": ui_url}
     environment = {**os.environ, **{k: os.environ.get(k) or v for k, v in defaults.items()}}
     servers: list[Server] = []
     if not settings.spark_remote:
         check_java()
         home = Path(os.environ["DAGSTER_HOME"]).resolve()
-        scratch = Scratch(home)
+        scratch = ScratchDir(home)
         command = partial(connect_server_command, settings, folder=home, scratch=scratch)
         log = home / "spark-connect.log"
-        engine = SparkServer(command, jvm_environment(master_of(settings)), log, say, scratch)
-        environment |= engine.environment
+        engine = SparkServer(command, jvm_environment(master_url(settings)), log, say, scratch)
+        environment |= engine.client_environment
         servers.append(engine)
     # An instance that is not as it should be is to fail here, and not in each of its processes.
     dg.DagsterInstance.get().dispose()
     with tempfile.TemporaryDirectory(prefix="backfill_assets-") as folder:
         address = f"{folder}/code.sock"  # a short path: that of a socket may have 100 characters
-        code = [sys.executable, "-m", _CODE_SERVER, "api", "grpc", "-s", address, *_CODE]
-        code += ["--location-name", settings.location]
-        servers.append(Server("code server", code, address, environment, say))
+        code_command = [
+            sys.executable,
+            "-m",
+            _CODE_SERVER,
+            "api",
+            "grpc",
+            "-s",
+            address,
+            *_CODE_SERVER_OPTIONS,
+        ]
+        code_command += ["--location-name", settings.location]
+        servers.append(Server("code server", code_command, address, environment, say))
         # In a place that nobody cleans up: Dagster reads it again and again.
         workspace = Path(os.environ["DAGSTER_HOME"], "deployment.workspace.yaml").resolve()
         location = {"grpc_server": {"socket": address, "location_name": settings.location}}
         workspace.write_text(json.dumps({"load_from": [location]}))
-        return supervise(_dagster(workspace, listening), environment, servers, say)
+        return supervise(_dagster_processes(workspace, listening), environment, servers, say)
 
 
-def _dagster(workspace: Path, listening: Sequence[socket.socket]) -> list[Part]:
+def _dagster_processes(workspace: Path, listening: Sequence[socket.socket]) -> list[DagsterProcess]:
     """What `dagster dev` starts, with the web server behind its door."""
-    python, where = [sys.executable, "-m"], ["--workspace", str(workspace)]
-    numbers = [found.fileno() for found in listening]
-    sockets = [word for number in numbers for word in ("--listening", str(number))]
+    python, workspace_option = [sys.executable, "-m"], ["--workspace", str(workspace)]
+    descriptors = [listener.fileno() for listener in listening]
+    sockets = [word for number in descriptors for word in ("--listening", str(number))]
     return [
-        Part("web server", [*python, _WEB_SERVER, *where, *sockets], numbers),
-        Part("daemon", [*python, "dagster._daemon", "run", *where]),
+        DagsterProcess(
+            "web server", [*python, _WEB_SERVER, *workspace_option, *sockets], descriptors
+        ),
+        DagsterProcess("daemon", [*python, "dagster._daemon", "run", *workspace_option]),
     ]
 
 
 def supervise(
-    parts: Sequence[Part], environment: Mapping[str, str], servers: Sequence[Server], say: Say
+    parts: Sequence[DagsterProcess],
+    environment: Mapping[str, str],
+    servers: Sequence[Server],
+    say: Say,
 ) -> int:
     """Start the servers, then the parts; look after all until one is over or a signal comes."""
-    running: dict[str, Group] = {}
-    with _signals() as received:
+    running: dict[str, ProcessGroup] = {}
+    with _stop_signals() as received:
         try:
             while not received:
                 for server in servers:
-                    server.tend()
+                    server.keep_running()
                 if not running and all(server.ready for server in servers):
                     for part in parts:
                         inherits = part.inherits
-                        running[part.name] = Group(part.command, environment, inherits=inherits)
+                        running[part.name] = ProcessGroup(
+                            part.command, environment, inherits=inherits
+                        )
                 for name, group in running.items():
-                    if (status := group.status()) is not None:
+                    if (status := group.exit_status()) is not None:
                         say(f"The {name} ended with status {status}: ending the deployment ...")
                         # As a shell tells it: one that a signal ended has 128 and the signal.
                         return status if status >= 0 else 128 - status
@@ -144,23 +160,23 @@ def supervise(
         finally:
             # What launches runs, then the runs, and then the engine that they talk to meanwhile.
             for group in reversed(running.values()):
-                group.end()
+                group.terminate()
             for server in reversed(servers):
-                server.end()
+                server.stop()
 
 
 @contextlib.contextmanager
-def _signals() -> Iterator[list[int]]:
+def _stop_signals() -> Iterator[list[int]]:
     """The signals received so far that tell a deployment to end."""
     received: list[int] = []
-    before = {}
+    previous = {}
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         # Also where SIGINT was ignored, as in a script's background: the children would ignore it
         # too, and not end. What `nohup` was asked for stays.
         if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
-            before[number] = signal.signal(number, lambda found, _: received.append(found))
+            previous[number] = signal.signal(number, lambda caught, _: received.append(caught))
     try:
         yield received
     finally:
-        for number, handler in before.items():
+        for number, handler in previous.items():
             signal.signal(number, handler)

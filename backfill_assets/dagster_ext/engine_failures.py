@@ -15,7 +15,7 @@ from dagster._utils.error import SerializableErrorInfo
 
 from backfill_assets.engine.jars import EngineError
 
-Raised = BaseException | SerializableErrorInfo | None
+ErrorLike = BaseException | SerializableErrorInfo | None
 
 #: What a broken line to the JVM or to the Connect server raises, as Python, py4j and gRPC call it.
 _LOST_CLASSES = {
@@ -25,7 +25,7 @@ _LOST_CLASSES = {
     "ConnectionResetError",
     "Py4JNetworkError",
 }
-_LOST = re.compile(
+_LOST_MESSAGES = re.compile(
     "|".join(
         [
             r"Answer from Java side is empty",
@@ -44,11 +44,11 @@ _LOST = re.compile(
         ]
     )
 )
-_OWN_DISK = "the engine's own disk failed"
-_DISK = re.compile(
+_DISK_FAILED = "the engine's own disk failed"
+_DISK_MESSAGES = re.compile(
     "|".join(
         [
-            _OWN_DISK,
+            _DISK_FAILED,
             # The system's words end a line: the name of a file that holds them goes on.
             r"(No space left on device|Disk quota exceeded|Too many open files)\)?\s*$",
             # Where Spark keeps blocks, spilled rows and its own copies of jars. No file of a
@@ -65,22 +65,22 @@ _DISK = re.compile(
 )
 
 
-def engine_lost(error: Raised) -> bool:
+def is_engine_lost(error: ErrorLike) -> bool:
     """Whether the engine is gone: another process may well succeed.
 
     Args:
         error: an exception, or what Dagster has kept of one, with what it was raised from.
     """
-    return _is(error, _LOST, _LOST_CLASSES)
+    return _matches_error(error, _LOST_MESSAGES, _LOST_CLASSES)
 
 
-def disk_failed(error: Raised) -> bool:
+def is_disk_failure(error: ErrorLike) -> bool:
     """Whether the disk of the engine is full, or somebody cleared it: no file is at fault.
 
     Args:
         error: as above.
     """
-    return _is(error, _DISK)
+    return _matches_error(error, _DISK_MESSAGES)
 
 
 def raise_if_engine_failed(error: Exception) -> None:
@@ -90,19 +90,21 @@ def raise_if_engine_failed(error: Exception) -> None:
         EngineError: the engine's disk failed.
         Exception: the same error: the engine is gone.
     """
-    if engine_lost(error):
+    if is_engine_lost(error):
         raise error
-    if disk_failed(error):
-        said = _DISK.search(str(error))
+    if is_disk_failure(error):
+        match = _DISK_MESSAGES.search(str(error))
         raise EngineError(
-            f"{_OWN_DISK} ({said[0].strip(' )') if said else 'see the cause'}): no file is at "
+            f"{_DISK_FAILED} ({match[0].strip(' )') if match else 'see the cause'}): no file is at "
             "fault, and nothing was written. Make room where Spark keeps its scratch files "
             "(spark.local.dir; under DAGSTER_HOME unless you set it), and keep cleaners away from "
             "there. The run is retried."
         ) from error
 
 
-def _is(error: Raised, messages: re.Pattern[str], classes: Collection[str] = ()) -> bool:
+def _matches_error(
+    error: ErrorLike, messages: re.Pattern[str], classes: Collection[str] = ()
+) -> bool:
     if isinstance(error, BaseException):
         error = SerializableErrorInfo.from_traceback(TracebackException.from_exception(error))
     while error is not None:

@@ -33,14 +33,14 @@ from sqlalchemy import create_engine, event
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.pool import QueuePool
 
-from backfill_assets.dagster_ext.batches import Batching
+from backfill_assets.dagster_ext.batches import BatchedEventLog
 
 #: Databases that stay open: the index of all runs, and those of the runs that were used last.
 _OPEN = 16
 _CONFIG = {"base_dir": dg.Field(dg.StringSource, is_required=False)}
 
 
-class LocalEventLog(Batching, SqliteEventLogStorage):
+class LocalEventLog(BatchedEventLog, SqliteEventLogStorage):
     """The event log of one machine: `event_log_storage` in `dagster.yaml`.
 
     Its files are those of Dagster's default storage, in the default place unless `base_dir` is
@@ -52,8 +52,8 @@ class LocalEventLog(Batching, SqliteEventLogStorage):
     def __init__(self, base_dir: str, inst_data: ConfigurableClassData | None = None) -> None:
         self._engines: OrderedDict[str, Engine] = OrderedDict()
         #: The files of the databases that were made or found, as the system tells files apart.
-        self._files: dict[str, tuple[int, int] | None] = {}
-        with _alone(Path(base_dir)):
+        self._file_ids: dict[str, tuple[int, int] | None] = {}
+        with _lock_folder(Path(base_dir)):
             super().__init__(base_dir, inst_data)
 
     @classmethod
@@ -70,43 +70,45 @@ class LocalEventLog(Batching, SqliteEventLogStorage):
         Raises:
             DagsterInvariantViolationError: neither it nor the environment says where.
         """
-        base_dir = config_value.get("base_dir") or str(_home("event log") / "history" / "runs")
+        base_dir = config_value.get("base_dir") or str(
+            _dagster_home("event log") / "history" / "runs"
+        )
         return cls(base_dir=base_dir, inst_data=inst_data)
 
     @contextmanager
     def _connect(self, shard: str) -> Iterator[Connection]:
-        self._make_again()
-        with self._db_lock, self._begin(shard) as connection:
+        self._recreate_index()
+        with self._db_lock, self._begin_transaction(shard) as connection:
             yield connection
 
-    def _make_again(self) -> None:
+    def _recreate_index(self) -> None:
         """An index where there was one; somebody took it away, with all that it kept."""
-        if INDEX_SHARD_NAME in self._files and not self._file(INDEX_SHARD_NAME):
-            with _alone(Path(self._base_dir)):
+        if INDEX_SHARD_NAME in self._file_ids and not self._file_id(INDEX_SHARD_NAME):
+            with _lock_folder(Path(self._base_dir)):
                 SqliteEventLogStorage(self._base_dir).dispose()  # only to have it made
 
-    def _file(self, shard: str) -> tuple[int, int] | None:
+    def _file_id(self, shard: str) -> tuple[int, int] | None:
         """Which file is the database of a shard; none if there is none."""
         try:
-            found = Path(self.path_for_shard(shard)).stat()
+            status = Path(self.path_for_shard(shard)).stat()
         except FileNotFoundError:
             return None
-        return found.st_dev, found.st_ino
+        return status.st_dev, status.st_ino
 
     @contextmanager
-    def _begin(self, shard: str) -> Iterator[Connection]:
-        if shard in self._files and self._files[shard] != self._file(shard):
+    def _begin_transaction(self, shard: str) -> Iterator[Connection]:
+        if shard in self._file_ids and self._file_ids[shard] != self._file_id(shard):
             # Deleted, or restored from a backup: what an open connection writes nobody would read.
-            self._forget(shard)
-        engine = self._engine(shard)
+            self._close_engine(shard)
+        engine = self._open_engine(shard)
         if shard not in self._initialized_dbs:
             self._initdb(engine)
             self._initialized_dbs.add(shard)
-            self._files[shard] = self._file(shard)
+            self._file_ids[shard] = self._file_id(shard)
         with engine.begin() as connection:
             yield connection
 
-    def _engine(self, shard: str) -> Engine:
+    def _open_engine(self, shard: str) -> Engine:
         if shard not in self._engines:
             engine = create_engine(
                 self.conn_string_for_shard(shard),
@@ -121,13 +123,13 @@ class LocalEventLog(Batching, SqliteEventLogStorage):
         self._engines.move_to_end(shard)
         return self._engines[shard]
 
-    def _forget(self, shard: str) -> None:
+    def _close_engine(self, shard: str) -> None:
         if engine := self._engines.pop(shard, None):
             engine.dispose()
-        del self._files[shard]
+        del self._file_ids[shard]
         self._initialized_dbs.discard(shard)
         if shard == INDEX_SHARD_NAME:
-            self._there.clear()
+            self._known_tables.clear()
 
     def dispose(self) -> None:
         """Close all connections."""
@@ -141,9 +143,13 @@ class LocalEventLog(Batching, SqliteEventLogStorage):
         As `store_event` of each, with one transaction for the run's database and one for the index.
         """
         (run_id,) = {event.run_id for event in events}
-        self._make_again()
-        with self._db_lock, self._begin(INDEX_SHARD_NAME) as index, self._begin(run_id) as run:
-            run.execute(SqlEventLogStorageTable.insert(), self._store_in(index, events))
+        self._recreate_index()
+        with (
+            self._db_lock,
+            self._begin_transaction(INDEX_SHARD_NAME) as index,
+            self._begin_transaction(run_id) as run,
+        ):
+            run.execute(SqlEventLogStorageTable.insert(), self._store_events(index, events))
 
 
 def _sync_at_checkpoints(connection: Any, _record: Any) -> None:
@@ -158,7 +164,7 @@ class LocalStorage(DagsterSqliteStorage):
     """
 
     def __init__(self, base_dir: str, inst_data: ConfigurableClassData | None = None) -> None:
-        with _alone(Path(base_dir)):
+        with _lock_folder(Path(base_dir)):
             history = Path(base_dir, "history")
             self.base_dir = base_dir
             self._run_storage = SqliteRunStorage.from_local(str(history))
@@ -183,27 +189,27 @@ class LocalStorage(DagsterSqliteStorage):
         Raises:
             DagsterInvariantViolationError: neither it nor the environment says where.
         """
-        return cls(config_value.get("base_dir") or str(_home("storage")), inst_data)
+        return cls(config_value.get("base_dir") or str(_dagster_home("storage")), inst_data)
 
 
 #: Beside databases: who opens or makes them holds it.
-LOCK = "storage.lock"
+STORAGE_LOCK_FILE = "storage.lock"
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
+def _lock_folder(folder: Path) -> Iterator[None]:
     """One process at a time, in a folder that is there."""
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / LOCK).open("ab") as lock:
+    with (folder / STORAGE_LOCK_FILE).open("ab") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # until it is closed
         yield
 
 
-def _home(what: str) -> Path:
+def _dagster_home(purpose: str) -> Path:
     home = os.environ.get("DAGSTER_HOME")
     if not home:
         raise dg.DagsterInvariantViolationError(
-            f"The {what} that dagster.yaml names needs DAGSTER_HOME, or a base_dir there: export "
+            f"The {purpose} that dagster.yaml names needs DAGSTER_HOME, or a base_dir there: export "
             "DAGSTER_HOME=$PWD/.dagster. In a folder without a dagster.yaml, no history is kept."
         )
     return Path(home)

@@ -22,13 +22,15 @@ __all__ = [
     "AssetCheckEvaluationTargetMaterializationData",
     "AssetEvent",
     "DagsterEvent",
-    "stored_together",
+    "stored_events",
 ]
 
 AssetEvent = dg.AssetMaterialization | dg.AssetCheckEvaluation
 
 
-def stored_together(step: StepExecutionContext, told: Sequence[AssetEvent]) -> list[DagsterEvent]:
+def stored_events(
+    step: StepExecutionContext, asset_events: Sequence[AssetEvent]
+) -> list[DagsterEvent]:
     """What a step tells Dagster of, as events that are stored.
 
     As one batch where batches are turned on (`DAGSTER_EVENT_BATCH_SIZE`) and the storage takes
@@ -36,22 +38,34 @@ def stored_together(step: StepExecutionContext, told: Sequence[AssetEvent]) -> l
     """
     batch = generate_event_batch_id()
     checks_too = getattr(step.instance.event_log_storage, "batches_take_checks", False)
-    batched = [one for one in told if checks_too or not isinstance(one, dg.AssetCheckEvaluation)]
+    batched = [
+        asset_event
+        for asset_event in asset_events
+        if checks_too or not isinstance(asset_event, dg.AssetCheckEvaluation)
+    ]
     events = []
-    for one in told:
-        place = DagsterEventBatchMetadata(batch, one is batched[-1]) if batched else None
-        if isinstance(one, dg.AssetMaterialization):
-            events.append(DagsterEvent.asset_materialization(step, one, place))
+    for asset_event in asset_events:
+        position = DagsterEventBatchMetadata(batch, asset_event is batched[-1]) if batched else None
+        if isinstance(asset_event, dg.AssetMaterialization):
+            events.append(DagsterEvent.asset_materialization(step, asset_event, position))
         elif not checks_too:
-            events.append(DagsterEvent.asset_check_evaluation(step, one))
+            events.append(DagsterEvent.asset_check_evaluation(step, asset_event))
         else:
             # As Dagster's own, which is not made for batches.
-            said = "passed." if one.passed else "did not pass."
-            more = "" if one.description is None else f" Description: '{one.description}'"
-            message = f"Asset check '{one.check_name}' on '{one.asset_key.to_user_string()}' {said}"
+            outcome = "passed." if asset_event.passed else "did not pass."
+            description = (
+                ""
+                if asset_event.description is None
+                else f" Description: '{asset_event.description}'"
+            )
+            message = f"Asset check '{asset_event.check_name}' on '{asset_event.asset_key.to_user_string()}' {outcome}"
             events.append(
                 DagsterEvent.from_step(
-                    DagsterEventType.ASSET_CHECK_EVALUATION, step, one, message + more, place
+                    DagsterEventType.ASSET_CHECK_EVALUATION,
+                    step,
+                    asset_event,
+                    message + description,
+                    position,
                 )
             )
     return events

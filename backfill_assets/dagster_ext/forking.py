@@ -21,7 +21,7 @@ from dagster._cli import main
 from dagster._grpc import server
 
 #: What the fork server imports.
-PRELOADED = "backfill_assets.preloaded"
+PRELOAD_MODULE = "backfill_assets.preloaded"
 
 
 class RunProcess(ForkServerProcess):
@@ -29,14 +29,14 @@ class RunProcess(ForkServerProcess):
 
     def run(self) -> None:
         """The run; then what a process does at its end, which forked ones leave out."""
-        Thread(target=_end_if_given_up, args=(os.getppid(),), daemon=True).start()
+        Thread(target=_end_with_fork_server, args=(os.getppid(),), daemon=True).start()
         try:
             super().run()
         finally:
             atexit._run_exitfuncs()  # noqa: SLF001
 
 
-def _end_if_given_up(fork_server: int) -> None:
+def _end_with_fork_server(fork_server: int) -> None:
     """End this process if its fork server was killed.
 
     Dagster's code server learns from the fork server how runs end. Without it, it takes them for
@@ -49,7 +49,7 @@ def _end_if_given_up(fork_server: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-class Forking(ForkServerContext):
+class ForkContext(ForkServerContext):
     """What makes processes of runs."""
 
     Process = RunProcess
@@ -60,14 +60,14 @@ class ForkingServer(server.DagsterApiServer):
 
     def __init__(self, *args: Any, **named: Any) -> None:
         super().__init__(*args, **named)
-        context = Forking()
-        context.set_forkserver_preload([PRELOADED])
+        context = ForkContext()
+        context.set_forkserver_preload([PRELOAD_MODULE])
         forkserver.ensure_running()  # now, so that the first run does not wait for it
         assert "_mp_ctx" in vars(self), "Dagster starts runs in another way than it did"
         vars(self)["_mp_ctx"] = context
 
 
-def serve() -> None:
+def run_code_server() -> None:
     """Dagster's command line, with the server that forks."""
     # Elsewhere than on Linux the system's own libraries may not outlive a fork.
     if sys.platform == "linux":

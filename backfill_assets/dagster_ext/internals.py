@@ -70,15 +70,15 @@ __all__ = [
     "SensorDaemon",
     "get_and_update_asset_status_cache_value",
     "get_daemon_statuses",
-    "longest_tag",
     "make_new_backfill_id",
+    "max_tag_bytes",
 ]
 
 
-def longest_tag(instance: DagsterInstance) -> int | None:
+def max_tag_bytes(instance: DagsterInstance) -> int | None:
     """How many bytes the value of a run's tag may have; none if it may have any number.
 
     Dagster indexes them, and an entry of an index in Postgres has 2,704 bytes at most.
     """
-    local = isinstance(instance.run_storage, SqliteRunStorage | InMemoryRunStorage)
-    return None if local else 2000
+    is_local = isinstance(instance.run_storage, SqliteRunStorage | InMemoryRunStorage)
+    return None if is_local else 2000

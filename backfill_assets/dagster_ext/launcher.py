@@ -13,7 +13,7 @@ from dagster._core.errors import DagsterUserCodeUnreachableError
 from dagster._core.launcher import CheckRunHealthResult, DefaultRunLauncher, WorkerStatus
 from dagster._serdes import ConfigurableClassData
 
-from backfill_assets.dagster_ext.run_locks import is_alive, process_of, where
+from backfill_assets.dagster_ext.run_locks import is_alive, process_label, run_pid
 
 
 class WatchingRunLauncher(DefaultRunLauncher):
@@ -28,7 +28,7 @@ class WatchingRunLauncher(DefaultRunLauncher):
     ) -> None:
         super().__init__(inst_data)
         self._grace = grace_seconds
-        self._gone: dict[str, float] = {}
+        self._missing_since: dict[str, float] = {}
 
     @classmethod
     def config_type(cls) -> dict[str, Any]:
@@ -60,9 +60,9 @@ class WatchingRunLauncher(DefaultRunLauncher):
         run = self._instance.get_run_by_id(run_id)
         if run is None or run.is_finished or not is_alive(self._instance, run):
             return False
-        if not _interrupt(self._instance, run):
+        if not _interrupt_process(self._instance, run):
             self._instance.report_engine_event(
-                f"The run's process ({where(run)}) cannot be told to end from here: it is on "
+                f"The run's process ({process_label(run)}) cannot be told to end from here: it is on "
                 "another machine or in a container of its own. It goes on, whatever this run is "
                 "said to be: end it there, or give it to a launcher of Dagster's for several hosts "
                 "the next time.",
@@ -85,7 +85,7 @@ class WatchingRunLauncher(DefaultRunLauncher):
         """
         if is_alive(self._instance, run) is not False:
             return CheckRunHealthResult(WorkerStatus.RUNNING)
-        since = self._gone.setdefault(run.run_id, time.monotonic())
+        since = self._missing_since.setdefault(run.run_id, time.monotonic())
         if time.monotonic() - since < self._grace:
             return CheckRunHealthResult(WorkerStatus.RUNNING, "its process is gone")
         return CheckRunHealthResult(
@@ -93,9 +93,9 @@ class WatchingRunLauncher(DefaultRunLauncher):
         )
 
 
-def _interrupt(instance: dg.DagsterInstance, run: dg.DagsterRun) -> bool:
+def _interrupt_process(instance: dg.DagsterInstance, run: dg.DagsterRun) -> bool:
     """Interrupt the run's process, and no other; whether it could be."""
-    pid = process_of(instance, run)
+    pid = run_pid(instance, run)
     if pid is None:
         return False
     if not hasattr(os, "pidfd_open"):  # not on Linux
@@ -107,7 +107,7 @@ def _interrupt(instance: dg.DagsterInstance, run: dg.DagsterRun) -> bool:
         return False
     try:
         # While it holds the lock, the process of that id is no other.
-        if process_of(instance, run) != pid:
+        if run_pid(instance, run) != pid:
             return False
         signal.pidfd_send_signal(process, signal.SIGINT)
         return True

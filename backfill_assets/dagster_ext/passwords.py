@@ -21,16 +21,16 @@ _COST = {"n": 1 << 14, "r": 8, "p": 5}
 _VARIABLE = f"{PREFIX}UI_PASSWORDS"
 
 
-class Passwords:
+class PasswordFile:
     """Names, each with a salt and what that and the password make."""
 
-    def __init__(self, lines: Mapping[str, tuple[bytes, bytes]]) -> None:
-        self._lines = dict(lines)
+    def __init__(self, entries: Mapping[str, tuple[bytes, bytes]]) -> None:
+        self._entries = dict(entries)
         # Whether there is a name must not show in how long the answer takes.
-        self._nobody = (secrets.token_bytes(16), b"")
+        self._unknown_user = (secrets.token_bytes(16), b"")
 
     @classmethod
-    def read(cls, path: Path) -> Passwords:
+    def read_file(cls, path: Path) -> PasswordFile:
         """Those of a file.
 
         Raises:
@@ -46,29 +46,32 @@ class Passwords:
             ) from None
         if mode & 0o077:
             raise SettingsError(f"{_VARIABLE}={path} may be read by others: chmod 600 {path}")
-        lines = {}
+        entries = {}
         for number, line in enumerate(text.splitlines(), 1):
             try:
-                name, salt, made = line.split(":")
-                lines[name] = bytes.fromhex(salt), bytes.fromhex(made)
+                name, salt, digest = line.split(":")
+                entries[name] = bytes.fromhex(salt), bytes.fromhex(digest)
             except ValueError:
                 raise SettingsError(
                     f"{_VARIABLE}={path}: line {number} is none that `backfill-assets password "
                     "NAME` has written"
                 ) from None
-        if not lines:
+        if not entries:
             raise SettingsError(f"{_VARIABLE}={path} is empty: nobody could use the UI")
-        return cls(lines)
+        return cls(entries)
 
-    def admit(self, authorization: str) -> bool:
+    def is_valid(self, authorization: str) -> bool:
         """Whether the header of HTTP's Basic authentication has a name and its password."""
-        scheme, _, said = authorization.partition(" ")
+        scheme, _, credentials = authorization.partition(" ")
         try:
-            name, _, password = base64.b64decode(said, validate=True).decode().partition(":")
+            name, _, password = base64.b64decode(credentials, validate=True).decode().partition(":")
         except (binascii.Error, UnicodeDecodeError):
             return False
-        salt, made = self._lines.get(name, self._nobody)
-        return hmac.compare_digest(_made(password, salt), made) and scheme.lower() == "basic"
+        salt, digest = self._entries.get(name, self._unknown_user)
+        return (
+            hmac.compare_digest(_hash_password(password, salt), digest)
+            and scheme.lower() == "basic"
+        )
 
 
 def write_password(path: Path, name: str, password: str) -> None:
@@ -77,19 +80,19 @@ def write_password(path: Path, name: str, password: str) -> None:
     Raises:
         SettingsError: the file is there and is none of passwords.
     """
-    before = path.read_text().splitlines() if path.exists() else []
-    if before:
-        Passwords.read(path)
+    previous_lines = path.read_text().splitlines() if path.exists() else []
+    if previous_lines:
+        PasswordFile.read_file(path)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     salt = secrets.token_bytes(16)
-    kept = [line for line in before if not line.startswith(f"{name}:")]
-    line = f"{name}:{salt.hex()}:{_made(password, salt).hex()}"
-    unfinished = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    number = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    other_lines = [line for line in previous_lines if not line.startswith(f"{name}:")]
+    line = f"{name}:{salt.hex()}:{_hash_password(password, salt).hex()}"
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    number = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(number, "w") as out:
-        out.write("".join(f"{one}\n" for one in (*kept, line)))
-    unfinished.replace(path)
+        out.write("".join(f"{text}\n" for text in (*other_lines, line)))
+    temporary.replace(path)
 
 
-def _made(password: str, salt: bytes) -> bytes:
+def _hash_password(password: str, salt: bytes) -> bytes:
     return hashlib.scrypt(password.encode(), salt=salt, **_COST)

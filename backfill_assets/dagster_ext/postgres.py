@@ -28,21 +28,21 @@ from dagster_postgres.utils import (
 from sqlalchemy import make_url
 from sqlalchemy.engine import Engine
 
-from backfill_assets.dagster_ext.batches import Batching
+from backfill_assets.dagster_ext.batches import BatchedEventLog
 
 #: A process's threads share the connection that stays, and may open so many others for a while.
-_MORE = 20
+_MAX_OVERFLOW = 20
 #: What SQLAlchemy 2.1 takes for `postgresql` is another driver than the one of Dagster.
 _DRIVER = "postgresql+psycopg2"
 
 
-class PooledEventLog(Batching, PostgresEventLogStorage):
+class PooledEventLog(BatchedEventLog, PostgresEventLogStorage):
     """The event log of `PostgresStorage`."""
 
     def store_event_batch(self, events: Sequence[EventLogEntry]) -> None:
         """Store events of a run that are about assets and checks; if one cannot be, none is."""
         with self.index_transaction() as connection:
-            self._store_in(connection, events)
+            self._store_events(connection, events)
 
     def dispose(self) -> None:
         """Close all connections."""
@@ -67,11 +67,11 @@ class PostgresStorage(DagsterPostgresStorage):
         self.postgres_url = url
         self.should_autocreate_tables = should_autocreate_tables
         self._inst_data = inst_data
-        given: dict[str, Any] = {"token_provider": token_provider}
-        self._run_storage = PostgresRunStorage(url, should_autocreate_tables, **given)
-        self._event_log_storage = PooledEventLog(url, should_autocreate_tables, **given)
-        self._schedule_storage = PostgresScheduleStorage(url, should_autocreate_tables, **given)
-        engine = _engine(url, token_provider)
+        options: dict[str, Any] = {"token_provider": token_provider}
+        self._run_storage = PostgresRunStorage(url, should_autocreate_tables, **options)
+        self._event_log_storage = PooledEventLog(url, should_autocreate_tables, **options)
+        self._schedule_storage = PostgresScheduleStorage(url, should_autocreate_tables, **options)
+        engine = _create_engine(url, token_provider)
         for storage in (self._run_storage, self._event_log_storage, self._schedule_storage):
             storage._engine = engine
         super(DagsterPostgresStorage, self).__init__()  # the parent's would open them once more
@@ -93,19 +93,19 @@ class PostgresStorage(DagsterPostgresStorage):
 
 def _with_driver(url: str) -> str:
     """A URL with the driver that Dagster has, where it names none."""
-    made = make_url(url)
-    if made.drivername in ("postgresql", "postgres"):
-        made = made.set(drivername=_DRIVER)
-    return made.render_as_string(hide_password=False)
+    parsed = make_url(url)
+    if parsed.drivername in ("postgresql", "postgres"):
+        parsed = parsed.set(drivername=_DRIVER)
+    return parsed.render_as_string(hide_password=False)
 
 
-def _engine(url: str, token_provider: PgTokenProvider | None) -> Engine:
+def _create_engine(url: str, token_provider: PgTokenProvider | None) -> Engine:
     return create_pg_engine(
         url,
         token_provider,
         isolation_level="AUTOCOMMIT",
         pool_size=1,
-        max_overflow=_MORE,
+        max_overflow=_MAX_OVERFLOW,
         # A server that was restarted meanwhile is asked again, at the cost of a question a query.
         pool_pre_ping=True,
     )

@@ -27,19 +27,19 @@ _log = logging.getLogger(__name__)
 #: The tag of a run whose process holds the run's lock, and in which file; the UI hides it.
 PROCESS_TAG = f"{HIDDEN_TAG_PREFIX}backfill_assets/process"
 #: In Dagster's home: one byte of it, by run, is what is locked.
-LOCKS = "runs.lock"
-_MACHINE = Path("/proc/sys/kernel/random/boot_id")
+RUN_LOCK_FILE = "runs.lock"
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 # A process that closes any handle of a file loses all its locks on it: those in which it holds one
 # are never closed.
-_files: dict[Path, int] = {}
+_open_files: dict[Path, int] = {}
 #: Runs of this very process, whose own locks the system does not show it, by file.
-_own: dict[str, int] = {}
+_held_locks: dict[str, int] = {}
 #: Held while a file is opened: of two handles of a file, one would be closed.
 _opening = Lock()
 
 
-def sign_on(instance: dg.DagsterInstance, run_id: str) -> dict[str, str]:
+def hold_run_lock(instance: dg.DagsterInstance, run_id: str) -> dict[str, str]:
     """Hold the run's lock until this process ends.
 
     Returns:
@@ -48,45 +48,45 @@ def sign_on(instance: dg.DagsterInstance, run_id: str) -> dict[str, str]:
     """
     with _opening:
         try:
-            file, name = _open(instance)
+            file, name = _open_lock_file(instance)
             # Shared, so that two never wait for each other.
-            fcntl.lockf(file, fcntl.LOCK_SH, 1, _byte(run_id))
+            fcntl.lockf(file, fcntl.LOCK_SH, 1, _lock_byte(run_id))
         except OSError as error:
             _log.warning("run %s: nobody will notice if its process dies (%s)", run_id, error)
             return {}
-        _own[run_id] = file
+        _held_locks[run_id] = file
     return {PROCESS_TAG: f"{os.getpid()}@{socket.gethostname()} {_machine()} {run_id} in {name}"}
 
 
 def is_alive(instance: dg.DagsterInstance, run: dg.DagsterRun) -> bool | None:
     """Whether the run's process lives; none if that cannot be told from here."""
-    if run.run_id in _own:
+    if run.run_id in _held_locks:
         return True
-    holder = _holder(instance, run)
-    return None if holder is None else holder != _NOBODY
+    holder = _lock_holder(instance, run)
+    return None if holder is None else holder != _NO_PROCESS
 
 
-def process_of(instance: dg.DagsterInstance, run: dg.DagsterRun) -> int | None:
+def run_pid(instance: dg.DagsterInstance, run: dg.DagsterRun) -> int | None:
     """The process of a run, by its id as this process counts them.
 
     None if it is gone, or if it has no id here: on another machine, or in a container from which
     this process cannot see it.
     """
-    if run.run_id in _own:
+    if run.run_id in _held_locks:
         return os.getpid()
-    holder = _holder(instance, run)
+    holder = _lock_holder(instance, run)
     # A network's file system may tell an id of another machine.
-    if holder is None or holder <= 0 or _told(run)[1] != _machine():
+    if holder is None or holder <= 0 or _parse_process_tag(run)[1] != _machine():
         return None
     return holder
 
 
-def where(run: dg.DagsterRun) -> str:
+def process_label(run: dg.DagsterRun) -> str:
     """The process of a run as it signed on: its id and its host."""
-    return _told(run)[0]
+    return _parse_process_tag(run)[0]
 
 
-def _told(run: dg.DagsterRun) -> tuple[str, str, str]:
+def _parse_process_tag(run: dg.DagsterRun) -> tuple[str, str, str]:
     """What the run's tag says: process and host; machine; run and file."""
     process, _, rest = run.tags.get(PROCESS_TAG, "").partition(" ")
     machine, _, lock = rest.partition(" ")
@@ -96,7 +96,7 @@ def _told(run: dg.DagsterRun) -> tuple[str, str, str]:
 def _machine() -> str:
     """What tells machines apart; containers of one share it, and after a reboot it is another."""
     try:
-        return _MACHINE.read_text().strip()
+        return _BOOT_ID.read_text().strip()
     except OSError:  # not on Linux
         return socket.gethostname()
 
@@ -104,11 +104,11 @@ def _machine() -> str:
 #: The system's `struct flock`, and the order of its fields.
 _FLOCK = "hhqqi0q" if sys.platform == "linux" else "qqihh"
 #: No process holds the lock; or one does which has no id here.
-_NOBODY, _UNSEEN = -1, 0
+_NO_PROCESS, _FOREIGN_PROCESS = -1, 0
 
 
-def _holder(instance: dg.DagsterInstance, run: dg.DagsterRun) -> int | None:
-    """Who holds the run's lock: a process id, `_UNSEEN` or `_NOBODY`; none if it is not known.
+def _lock_holder(instance: dg.DagsterInstance, run: dg.DagsterRun) -> int | None:
+    """Who holds the run's lock: a process id, `_FOREIGN_PROCESS` or `_NO_PROCESS`; none if it is not known.
 
     Asks the system, and takes no lock: of two that look at the same time, one would see the other.
     """
@@ -116,12 +116,12 @@ def _holder(instance: dg.DagsterInstance, run: dg.DagsterRun) -> int | None:
         return None
     with _opening:
         try:
-            file, name = _open(instance)
+            file, name = _open_lock_file(instance)
             # A retry comes with the tags of the run before it, and another machine has another
             # file.
-            if _told(run)[2] != f"{run.run_id} in {name}":
+            if _parse_process_tag(run)[2] != f"{run.run_id} in {name}":
                 return None
-            return _locked_by(file, _byte(run.run_id))
+            return _locked_by(file, _lock_byte(run.run_id))
         except OSError:
             return None
 
@@ -129,33 +129,33 @@ def _holder(instance: dg.DagsterInstance, run: dg.DagsterRun) -> int | None:
 def _locked_by(file: int, byte: int) -> int:
     start, exclusive = os.SEEK_SET, fcntl.F_WRLCK
     if sys.platform == "linux":
-        asked = struct.pack(_FLOCK, exclusive, start, byte, 1, 0)
-        kind, _, _, _, pid = struct.unpack(_FLOCK, fcntl.fcntl(file, fcntl.F_GETLK, asked))
+        request = struct.pack(_FLOCK, exclusive, start, byte, 1, 0)
+        kind, _, _, _, pid = struct.unpack(_FLOCK, fcntl.fcntl(file, fcntl.F_GETLK, request))
     else:
-        asked = struct.pack(_FLOCK, byte, 1, 0, exclusive, start)
-        _, _, pid, kind, _ = struct.unpack(_FLOCK, fcntl.fcntl(file, fcntl.F_GETLK, asked))
-    return _NOBODY if kind == fcntl.F_UNLCK else max(pid, _UNSEEN)
+        request = struct.pack(_FLOCK, byte, 1, 0, exclusive, start)
+        _, _, pid, kind, _ = struct.unpack(_FLOCK, fcntl.fcntl(file, fcntl.F_GETLK, request))
+    return _NO_PROCESS if kind == fcntl.F_UNLCK else max(pid, _FOREIGN_PROCESS)
 
 
-def _open(instance: dg.DagsterInstance) -> tuple[int, str]:
+def _open_lock_file(instance: dg.DagsterInstance) -> tuple[int, str]:
     """The file of the locks, and its name: another one if the file is replaced or restored."""
     # As it is without links: a file has one handle here.
-    path = Path(instance.root_directory).resolve() / LOCKS
-    file = _files.get(path)
-    while file is None or not _is_at(file, path):
-        if file is not None and file not in _own.values():
+    path = Path(instance.root_directory).resolve() / RUN_LOCK_FILE
+    file = _open_files.get(path)
+    while file is None or not _is_same_file(file, path):
+        if file is not None and file not in _held_locks.values():
             os.close(file)
-        _files.pop(path, None)
+        _open_files.pop(path, None)
         try:
-            file = _files[path] = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            file = _open_files[path] = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
             file = None
-            _make(path)
+            _create_lock_file(path)
     # Not the folder's own id, which on a network's file system differs between machines.
     return file, f"{os.pread(file, 64, 0).decode()}.{os.fstat(file).st_ino}"
 
 
-def _is_at(file: int, path: Path) -> bool:
+def _is_same_file(file: int, path: Path) -> bool:
     """Whether an open file is the one that lies there."""
     try:
         return os.path.samestat(os.fstat(file), path.stat())
@@ -163,18 +163,18 @@ def _is_at(file: int, path: Path) -> bool:
         return False
 
 
-def _make(path: Path) -> None:
+def _create_lock_file(path: Path) -> None:
     """A new file, with its content from its first moment on."""
-    made = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
-    made.write_text(uuid.uuid4().hex)
+    temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
+    temporary.write_text(uuid.uuid4().hex)
     try:
         with suppress(FileExistsError):
-            os.link(made, path)
+            os.link(temporary, path)
     finally:
-        made.unlink()
+        temporary.unlink()
 
 
-def _byte(run_id: str) -> int:
+def _lock_byte(run_id: str) -> int:
     """Which byte of the file stands for a run; it need not exist to be locked."""
     digest = hashlib.sha256(run_id.encode()).digest()
     return 1 + int.from_bytes(digest[:7], "big")
@@ -182,7 +182,7 @@ def _byte(run_id: str) -> int:
 
 def _after_fork() -> None:
     """A child holds no lock of its parent's."""
-    _own.clear()
+    _held_locks.clear()
     _opening.release()
 
 

@@ -26,11 +26,11 @@ from dagster._core.execution.plan.instance_concurrency_context import InstanceCo
 from dagster._core.execution.plan.plan import ExecutionPlan
 
 #: How long an interrupted step may take to say that it was.
-_GRACE = 3.0
+_GRACE_SECONDS = 3.0
 #: Steps that wait for another run's slot, or for another attempt, are looked at so often.
-_LOOK = 1.0
+_POLL_SECONDS = 1.0
 
-_here = local()
+_thread_state = local()
 
 
 def raise_if_interrupted() -> None:
@@ -41,51 +41,51 @@ def raise_if_interrupted() -> None:
     Raises:
         DagsterExecutionInterruptedError: the run of this thread's step was terminated.
     """
-    interrupted: Event | None = getattr(_here, "interrupted", None)
+    interrupted: Event | None = getattr(_thread_state, "interrupted", None)
     if interrupted is not None and interrupted.is_set():
         raise DagsterExecutionInterruptedError
 
 
 @dataclass(frozen=True)
-class _Threads:
+class _StepThreads:
     """The steps that run, and what they have told of.
 
     Attributes:
-        told: a step's key with each of its events, and at its end with what it raised, or none.
+        event_queue: a step's key with each of its events, and at its end with what it raised, or none.
         running: by step that runs, the event that says how it ended; none as yet.
         interrupted: whether the run was terminated.
     """
 
-    told: SimpleQueue[tuple[str, DagsterEvent | BaseException | None]] = field(
+    event_queue: SimpleQueue[tuple[str, DagsterEvent | BaseException | None]] = field(
         default_factory=SimpleQueue
     )
     running: dict[str, DagsterEvent | None] = field(default_factory=dict)
     interrupted: Event = field(default_factory=Event)
 
-    def start(self, context: StepExecutionContext) -> None:
+    def start_step(self, context: StepExecutionContext) -> None:
         """Begin a step."""
         self.running[context.step.key] = None
         # Without `daemon`, Python would wait at its end for a step that was interrupted.
-        Thread(target=self._run, args=[context], name=context.step.key, daemon=True).start()
+        Thread(target=self._run_step, args=[context], name=context.step.key, daemon=True).start()
 
-    def _run(self, context: StepExecutionContext) -> None:
-        _here.interrupted = self.interrupted
-        key, told = context.step.key, []
+    def _run_step(self, context: StepExecutionContext) -> None:
+        _thread_state.interrupted = self.interrupted
+        key, reported = context.step.key, []
         events = cast("Generator[DagsterEvent]", dagster_event_sequence_for_step(context))
         try:
             for event in events:
-                told.append(event)
-                self.told.put((key, event))
+                reported.append(event)
+                self.event_queue.put((key, event))
                 if self.interrupted.is_set() and not _is_end(event):
-                    self.told.put((key, events.throw(DagsterExecutionInterruptedError())))
-            for event in _trigger_hook(context, told):
-                self.told.put((key, event))
+                    self.event_queue.put((key, events.throw(DagsterExecutionInterruptedError())))
+            for event in _trigger_hook(context, reported):
+                self.event_queue.put((key, event))
         except BaseException as error:  # noqa: BLE001 - raised where the events are taken
-            self.told.put((key, error))
+            self.event_queue.put((key, error))
         else:
-            self.told.put((key, None))
+            self.event_queue.put((key, None))
 
-    def take(self, active: ActiveExecution, timeout: float) -> Iterator[DagsterEvent]:
+    def next_events(self, active: ActiveExecution, timeout: float) -> Iterator[DagsterEvent]:
         """What a step tells of next, if it does so in time; its end counts when its thread is done.
 
         Otherwise another attempt, or the steps after it, could begin before its hooks are through.
@@ -95,28 +95,28 @@ class _Threads:
         """
         try:
             with raise_execution_interrupts():
-                key, told = self.told.get(timeout=timeout)
+                key, event = self.event_queue.get(timeout=timeout)
         except Empty:
             return
-        if isinstance(told, DagsterEvent):
-            yield told
-            if _is_end(told):
-                self.running[key] = told
+        if isinstance(event, DagsterEvent):
+            yield event
+            if _is_end(event):
+                self.running[key] = event
             else:
-                active.handle_event(told)
+                active.handle_event(event)
             return
         if (end := self.running.pop(key)) is not None:
             active.handle_event(end)
-        if told is not None:
-            raise told
+        if event is not None:
+            raise event
 
-    def interrupt(self, active: ActiveExecution) -> Iterator[DagsterEvent]:
+    def interrupt_steps(self, active: ActiveExecution) -> Iterator[DagsterEvent]:
         """Interrupt all steps; what they still tell of, if they do so soon."""
         self.interrupted.set()
-        until = monotonic() + _GRACE
-        while self.running and (left := until - monotonic()) > 0:
+        deadline = monotonic() + _GRACE_SECONDS
+        while self.running and (remaining := deadline - monotonic()) > 0:
             with suppress(Exception, DagsterExecutionInterruptedError):
-                yield from self.take(active, left)
+                yield from self.next_events(active, remaining)
 
 
 def _is_end(event: DagsterEvent) -> bool:
@@ -124,7 +124,7 @@ def _is_end(event: DagsterEvent) -> bool:
     return event.is_step_success or event.is_step_failure or event.is_step_up_for_retry
 
 
-def in_threads(
+def run_steps_in_threads(
     job_context: PlanExecutionContext, execution_plan: ExecutionPlan, at_once: int
 ) -> Iterator[DagsterEvent]:
     """Run the steps of a plan, each as soon as what it needs is there.
@@ -150,14 +150,14 @@ def in_threads(
         stack.enter_context(active)
         logs = stack.enter_context(ExitStack())
         yield from _capture_logs(job_context, execution_plan, logs)
-        threads = _Threads()
+        threads = _StepThreads()
         try:
-            yield from _run_all(job_context, active, threads)
+            yield from _run_steps(job_context, active, threads)
         except GeneratorExit:
             threads.interrupted.set()
             raise
         except BaseException:
-            yield from threads.interrupt(active)
+            yield from threads.interrupt_steps(active)
             raise
         try:
             logs.close()
@@ -165,17 +165,19 @@ def in_threads(
             yield from _handle_compute_log_teardown_error(job_context, sys.exc_info())
 
 
-def _run_all(
-    context: PlanExecutionContext, active: ActiveExecution, threads: _Threads
+def _run_steps(
+    context: PlanExecutionContext, active: ActiveExecution, threads: _StepThreads
 ) -> Iterator[DagsterEvent]:
     while not active.is_complete or threads.running:
         for step in active.get_steps_to_execute():
-            threads.start(context.for_step(step, active.get_known_state()))
+            threads.start_step(context.for_step(step, active.get_known_state()))
         yield from active.concurrency_event_iterator(context)
-        ran = {*threads.running}
+        running_before = {*threads.running}
         wait = active.sleep_interval()
-        yield from threads.take(active, min(wait, _LOOK) if wait > 0 else _LOOK)
-        for key in ran - {*threads.running}:
+        yield from threads.next_events(
+            active, min(wait, _POLL_SECONDS) if wait > 0 else _POLL_SECONDS
+        )
+        for key in running_before - {*threads.running}:
             active.verify_complete(context, key)
         yield from active.plan_events_iterator(context)
 

@@ -23,16 +23,16 @@ from dagster_webserver.app import create_app_from_workspace_process_context
 from dagster_webserver.version import __version__
 from starlette.applications import Starlette
 
-from backfill_assets.dagster_ext.door import Door
-from backfill_assets.dagster_ext.passwords import Passwords
+from backfill_assets.dagster_ext.door import RequestGuard
+from backfill_assets.dagster_ext.passwords import PasswordFile
 from backfill_assets.settings import Settings, load_settings
 
 #: As Dagster's own command has them: milliseconds for a statement, seconds a connection is kept,
 #: connections beyond the pool; milliseconds between two looks of an open page.
-_DATABASE = (15_000, 3600, 20)
-_POLL_EVERY = 2000
+_DATABASE_OPTIONS = (15_000, 3600, 20)
+_POLL_MILLISECONDS = 2000
 #: Seconds for requests under way once it is told to end.
-_PATIENCE = 5
+_SHUTDOWN_SECONDS = 5
 
 
 @click.command()
@@ -53,35 +53,35 @@ def serve(workspace: Path, listening: Sequence[int], host: str, port: int) -> No
         ) as context,
         contextlib.suppress(KeyboardInterrupt),  # the server has ended as it should by then
     ):
-        instance.optimize_for_webserver(*_DATABASE)
+        instance.optimize_for_webserver(*_DATABASE_OPTIONS)
         sockets = [socket.socket(fileno=number) for number in listening]
         where = sockets[0].getsockname() if sockets else (host, port)
         text = f"Dagster's UI is at http://{where[0]}:{where[1]}"
         app = create_app_from_workspace_process_context(
-            context, live_data_poll_rate=_POLL_EVERY, lifespan=partial(_announced, text)
+            context, live_data_poll_rate=_POLL_MILLISECONDS, lifespan=partial(_announce_start, text)
         )
         config = uvicorn.Config(
-            guarded(app, settings),
+            guard_app(app, settings),
             host=host,
             port=port,
             log_level="warning",
-            timeout_graceful_shutdown=_PATIENCE,
+            timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
         )
         uvicorn.Server(config).run(sockets or None)
 
 
-def guarded(app: Starlette, settings: Settings) -> Door:
+def guard_app(app: Starlette, settings: Settings) -> RequestGuard:
     """An application behind the door of a deployment.
 
     Raises:
         SettingsError: the file of passwords is not as it should be.
     """
     path = settings.ui_passwords
-    return Door(app, settings.ui_url, Passwords.read(path) if path else None)
+    return RequestGuard(app, settings.ui_url, PasswordFile.read_file(path) if path else None)
 
 
 @contextlib.asynccontextmanager
-async def _announced(text: str, _app: Starlette) -> AsyncIterator[None]:
+async def _announce_start(text: str, _app: Starlette) -> AsyncIterator[None]:
     """Print a text when the application takes requests: it is to be the last of a start."""
     click.echo(text)
     # As Dagster's own: a server that is told to end cancels what waits here.

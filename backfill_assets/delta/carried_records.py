@@ -14,23 +14,23 @@ from uuid import uuid4
 
 import msgspec
 
-from backfill_assets.calendar.partitions import packed, windows
+from backfill_assets.calendar.partitions import to_ranges, to_windows
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.records import (
     ACCEPTED_CODE,
-    Details,
+    CommitDetails,
     Provenance,
-    Published,
-    as_written,
+    PublishedDay,
+    encode_day,
 )
 from backfill_assets.delta.schema_changes import Migration
 from backfill_assets.provenance import package_version
-from backfill_assets.quality.audit import Measured
+from backfill_assets.quality.audit import DayMetrics
 from backfill_assets.tables.code_version import Code
 
 
-def migration_record(
-    migration: Migration, measured: Mapping[date, Measured], current: Ledger
+def build_migration_record(
+    migration: Migration, measured: Mapping[date, DayMetrics], current: Ledger
 ) -> dict[str, Any]:
     """The record of a migration: of the rewritten days, what their records said.
 
@@ -45,23 +45,23 @@ def migration_record(
     days = [day for day in sorted(migration.days) if ledger.current_record(day)]
     reason = "; ".join(change.text for change in migration.changes)
     # Whose rows a day holds stays as it was: an undo sees through the migration.
-    as_of = {str(current.version): packed(migration.days)} if migration.days else {}
+    as_of = {str(current.version): to_ranges(migration.days)} if migration.days else {}
     return {
-        **carried_record(
+        **build_carried_record(
             ledger,
-            {day: _remeasured(ledger.latest[day].days[day], measured[day]) for day in days},
-            {day: ledger.latest[day].provenance(day) for day in days},
-            _unchanged_rows(ledger, days, Details(as_of=as_of)),
+            {day: _with_new_figures(ledger.latest[day].days[day], measured[day]) for day in days},
+            {day: ledger.latest[day].day_provenance(day) for day in days},
+            _without_row_changes(ledger, days, CommitDetails(as_of=as_of)),
         ),
         "run_id": f"migrate-{uuid4().hex[:12]}",
         "reason": reason,
         "since": current.version,
-        "days": [str(window) for window in windows(migration.days)],
-        "because": {"schema change": packed(days)},
+        "days": [str(window) for window in to_windows(migration.days)],
+        "because": {"schema change": to_ranges(days)},
     }
 
 
-def acceptance_record(
+def build_acceptance_record(
     ledger: Ledger, days: Collection[date], code: Code, reason: str
 ) -> dict[str, Any]:
     """The record of an acceptance: days count as made by the present code, their rows stay.
@@ -75,7 +75,7 @@ def acceptance_record(
     by_version: dict[str, list[date]] = defaultdict(list)
     for day in sorted(days):
         by_version[ledger.latest[day].code_version].append(day)
-    accepts = {version: packed(of_version) for version, of_version in by_version.items()}
+    accepts = {version: to_ranges(version_days) for version, version_days in by_version.items()}
     present_code = {
         "code_version": code.table_version(ledger.table.name),
         "release": code.version,
@@ -84,28 +84,28 @@ def acceptance_record(
         "git_dirty": code.dirty,
     }
     provenances = {
-        day: msgspec.structs.replace(ledger.latest[day].provenance(day), **present_code)
+        day: msgspec.structs.replace(ledger.latest[day].day_provenance(day), **present_code)
         for day in days
     }
     return {
-        **carried_record(
+        **build_carried_record(
             ledger,
             {day: ledger.latest[day].days[day] for day in sorted(days)},
             provenances,
-            _unchanged_rows(ledger, days, Details(kind=ACCEPTED_CODE, accepts=accepts)),
+            _without_row_changes(ledger, days, CommitDetails(kind=ACCEPTED_CODE, accepts=accepts)),
         ),
         "run_id": f"accept-{uuid4().hex[:12]}",
         "reason": reason,
         "since": ledger.version,
-        "because": {"code accepted": packed(days)},
+        "because": {"code accepted": to_ranges(days)},
     }
 
 
-def carried_record(
+def build_carried_record(
     ledger: Ledger,
-    published: Mapping[date, Published],
+    published: Mapping[date, PublishedDay],
     provenances: Mapping[date, Provenance],
-    details: Details,
+    details: CommitDetails,
 ) -> dict[str, Any]:
     """What a commit says of days whose rows another commit has made.
 
@@ -119,12 +119,12 @@ def carried_record(
     config = Counter(made_under.values()).most_common(1)[0][0] if made_under else ""
     common = _common_provenance(provenances.values())
 
-    def carried(day: date, figures: Published) -> Published:
-        own = provenances[day]
+    def carry_day(day: date, figures: PublishedDay) -> PublishedDay:
+        provenance = provenances[day]
         return msgspec.structs.replace(
             figures,
             made_under="" if made_under[day] == config else made_under[day],
-            provenance=None if own == common else own,
+            provenance=None if provenance == common else provenance,
         )
 
     return {
@@ -133,9 +133,9 @@ def carried_record(
         **{name: getattr(common, name) for name in _CODE_FIELDS},
         "inputs": dict(common.inputs),
         "audit": {
-            str(day): as_written(carried(day, figures)) for day, figures in published.items()
+            str(day): encode_day(carry_day(day, figures)) for day, figures in published.items()
         },
-        "final": packed(ledger.final & published.keys()),
+        "final": to_ranges(ledger.final_days & published.keys()),
         "said": msgspec.to_builtins(msgspec.structs.replace(details, references=common.references)),
     }
 
@@ -148,9 +148,9 @@ def _common_provenance(provenances: Collection[Provenance]) -> Provenance:
     """What a commit says of all of its days: what they have in common, and their oldest inputs."""
     git_dirty = {provenance.git_dirty for provenance in provenances}
     references = [provenance.references for provenance in provenances]
-    alike = references and all(each == references[0] for each in references)
+    all_equal = references and all(each == references[0] for each in references)
     texts = {
-        name: _common(getattr(provenance, name) for provenance in provenances)
+        name: _common_value(getattr(provenance, name) for provenance in provenances)
         for name in _CODE_FIELDS
         if name != "git_dirty"
     }
@@ -158,11 +158,11 @@ def _common_provenance(provenances: Collection[Provenance]) -> Provenance:
         **texts,
         git_dirty=git_dirty.pop() if len(git_dirty) == 1 else None,
         inputs=_oldest_inputs(provenances),
-        references=references[0] if alike else {},
+        references=references[0] if all_equal else {},
     )
 
 
-def _common(values: Iterable[str]) -> str:
+def _common_value(values: Iterable[str]) -> str:
     """The value that all have; empty if they differ."""
     distinct = set(values)
     return distinct.pop() if len(distinct) == 1 else ""
@@ -177,7 +177,7 @@ def _oldest_inputs(provenances: Collection[Provenance]) -> dict[str, int]:
     return oldest
 
 
-def _remeasured(published: Published, measured: Measured) -> Published:
+def _with_new_figures(published: PublishedDay, measured: DayMetrics) -> PublishedDay:
     """What is said of a day: as before, with the figures of its rows under a schema change."""
     return msgspec.structs.replace(
         published,
@@ -187,7 +187,9 @@ def _remeasured(published: Published, measured: Measured) -> Published:
     )
 
 
-def _unchanged_rows(ledger: Ledger, days: Collection[date], details: Details) -> Details:
+def _without_row_changes(
+    ledger: Ledger, days: Collection[date], details: CommitDetails
+) -> CommitDetails:
     """What those who follow the table read: that no row of theirs changes."""
     by_day = {day: ledger.latest[day].details for day in days}
     spans = [carried.spans for carried in by_day.values()]
@@ -202,5 +204,5 @@ def _unchanged_rows(ledger: Ledger, days: Collection[date], details: Details) ->
         else {day: d.spans[day] for day, d in by_day.items() if d.spans and day in d.spans},
         late={day: d.late[day] for day, d in by_day.items() if day in d.late},
         spreads={day: d.spreads[day] for day, d in by_day.items() if day in d.spreads},
-        on_hold={day: held for day, held in ledger.on_hold.items() if day in by_day},
+        on_hold={day: fingerprint for day, fingerprint in ledger.on_hold.items() if day in by_day},
     )

@@ -20,44 +20,44 @@ from typing import NamedTuple
 
 import pyarrow.fs as pafs
 
-from backfill_assets.engine.stores import open_store, put_in_place
+from backfill_assets.engine.stores import open_store, replace_file
 
 #: Under the table. Delta, VACUUM included, passes over what begins with an underscore.
-_FOLDER, _COPY = "_backfill_assets", "commits.jsonl.zst"
+_FOLDER, _CACHE_FILE = "_backfill_assets", "commits.jsonl.zst"
 #: Who has had to read so many commit files writes the copy.
-_ENOUGH = 100
+_MIN_READS_TO_CACHE = 100
 _READERS = 16
 
 
-class Lines(NamedTuple):
+class CommitLines(NamedTuple):
     """What is known of commits.
 
     Attributes:
         lines: what is told of them, in ascending order; of many there is nothing to tell.
-        lost: versions of which neither the commit nor a copy is there.
+        missing_versions: versions of which neither the commit nor a copy is there.
     """
 
     lines: list[bytes]
-    lost: list[int]
+    missing_versions: list[int]
 
 
 @dataclass(frozen=True)
-class _Copied:
+class _CacheContent:
     """What a copy has.
 
     Attributes:
         version: up to which it tells of all commits; -1 if of none.
         lines: what it tells of them.
-        lost: versions that were lost when it was made.
-        spare: by version, lines in another form, for commits that are no longer there.
-        spares: versions of which there is a line in `spare` or nothing to tell.
+        missing_versions: versions that were lost when it was made.
+        fallback_lines: by version, lines in another form, for commits that are no longer there.
+        fallback_versions: versions of which there is a line in `fallback_lines` or nothing to tell.
     """
 
     version: int = -1
     lines: Sequence[bytes] = ()
-    lost: Sequence[int] = ()
-    spare: Mapping[int, bytes] = field(default_factory=dict)
-    spares: frozenset[int] = frozenset()
+    missing_versions: Sequence[int] = ()
+    fallback_lines: Mapping[int, bytes] = field(default_factory=dict)
+    fallback_versions: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -71,21 +71,21 @@ class CommitLog:
     url: str
 
     @cached_property
-    def _store(self) -> tuple[pafs.FileSystem, str]:
+    def _location(self) -> tuple[pafs.FileSystem, str]:
         return open_store(self.url)
 
-    def text(self, version: int) -> bytes | None:
+    def read_commit(self, version: int) -> bytes | None:
         """A commit's file; none if there is none."""
-        filesystem, path = self._store
+        filesystem, path = self._location
         try:
             with filesystem.open_input_stream(f"{path}/_delta_log/{version:020d}.json") as stream:
                 return stream.read()
         except FileNotFoundError:
             return None
 
-    def there(self) -> set[int]:
+    def list_versions(self) -> set[int]:
         """The versions whose commit files are there."""
-        filesystem, path = self._store
+        filesystem, path = self._location
         listed = filesystem.get_file_info(
             pafs.FileSelector(f"{path}/_delta_log", allow_not_found=True)
         )
@@ -94,43 +94,43 @@ class CommitLog:
 
 
 @dataclass(frozen=True)
-class CommitFiles(CommitLog):
+class CachedCommitLog(CommitLog):
     """The commit files of one of our tables, and the copy of what they say.
 
     Attributes:
-        line_of: what is told of a commit in a line of text, given its version and its file; none
+        encode_commit: what is told of a commit in a line of text, given its version and its file; none
             if nothing is.
-        version_of: the version that a line tells of; none if it can't be read.
-        form: names what `line_of` tells, and changes with it: a copy in another form is used for
+        decode_version: the version that a line tells of; none if it can't be read.
+        encoding_id: names what `encode_commit` tells, and changes with it: a copy in another form is used for
             commits only that are no longer there.
     """
 
-    line_of: Callable[[int, bytes], bytes | None]
-    version_of: Callable[[bytes], int | None]
-    form: str
+    encode_commit: Callable[[int, bytes], bytes | None]
+    decode_version: Callable[[bytes], int | None]
+    encoding_id: str
 
-    def has(self, version: int) -> bool:
+    def has_commit(self, version: int) -> bool:
         """Whether a commit's file is there."""
-        filesystem, path = self._store
+        filesystem, path = self._location
         return bool(filesystem.get_file_info(f"{path}/_delta_log/{version:020d}.json").is_file)
 
-    def oldest(self, upto: int) -> int:
+    def oldest_version(self, upto: int) -> int:
         """The first version, of those up to one, whose commit file is there."""
-        return 0 if self.has(0) else min(self.there(), default=upto)
+        return 0 if self.has_commit(0) else min(self.list_versions(), default=upto)
 
-    def mark(self, version: int) -> str:
+    def commit_digest(self, version: int) -> str:
         """Tells a commit, and with it all before it, from any other; empty if it has no file.
 
         Commits have identifiers and names of files in them that are used but once.
         """
-        text = self.text(version)
+        text = self.read_commit(version)
         return hashlib.sha256(text).hexdigest() if text else ""
 
-    def is_marked(self, version: int, mark: str) -> bool:
+    def has_digest(self, version: int, digest: str) -> bool:
         """Whether a commit is still the one that was marked."""
-        return bool(mark) and self.mark(version) == mark
+        return bool(digest) and self.commit_digest(version) == digest
 
-    def lines(self, since: int | None, upto: int, table_id: str) -> Lines:
+    def read_lines(self, since: int | None, upto: int, table_id: str) -> CommitLines:
         """What is told of the commits after one version (of all, if none) up to another.
 
         Args:
@@ -138,60 +138,80 @@ class CommitFiles(CommitLog):
             upto: the other.
             table_id: Delta's identifier of the table.
         """
-        copy = self._copied(upto, table_id) if since is None else _Copied(since)
+        cache = self._read_cache(upto, table_id) if since is None else _CacheContent(since)
         # What was lost may have been put back.
-        back = self.there().intersection(copy.lost) if copy.lost else set()
-        versions = [*sorted(back), *range(copy.version + 1, upto + 1)]
-        found = Lines([*copy.lines], [version for version in copy.lost if version not in back])
+        restored = (
+            self.list_versions().intersection(cache.missing_versions)
+            if cache.missing_versions
+            else set()
+        )
+        versions = [*sorted(restored), *range(cache.version + 1, upto + 1)]
+        commits = CommitLines(
+            [*cache.lines],
+            [version for version in cache.missing_versions if version not in restored],
+        )
         with ThreadPoolExecutor(_READERS) as readers:
-            for version, text in zip(versions, readers.map(self.text, versions), strict=True):
-                if text is None and version not in copy.spares:
-                    found.lost.append(version)
+            for version, text in zip(
+                versions, readers.map(self.read_commit, versions), strict=True
+            ):
+                if text is None and version not in cache.fallback_versions:
+                    commits.missing_versions.append(version)
                     continue
-                line = self.line_of(version, text) if text else copy.spare.get(version)
+                line = (
+                    self.encode_commit(version, text) if text else cache.fallback_lines.get(version)
+                )
                 if line:
-                    found.lines.append(line)
-        if back:
-            found.lines.sort(key=lambda line: self.version_of(line) or 0)
-        if since is None and len(versions) >= _ENOUGH:
-            self._copy(found, upto, table_id)
-        return found
+                    commits.lines.append(line)
+        if restored:
+            commits.lines.sort(key=lambda line: self.decode_version(line) or 0)
+        if since is None and len(versions) >= _MIN_READS_TO_CACHE:
+            self._write_cache(commits, upto, table_id)
+        return commits
 
-    def _copied(self, upto: int, table_id: str) -> _Copied:
+    def _read_cache(self, upto: int, table_id: str) -> _CacheContent:
         """What the copy has; nothing if it is of no use.
 
         It is not where it speaks of commits that this table does not have (it was made again, or
         put back from a backup), and where it is damaged.
         """
-        filesystem, path = self._store
+        filesystem, path = self._location
         try:
-            with filesystem.open_input_stream(f"{path}/{_FOLDER}/{_COPY}") as stream:
+            with filesystem.open_input_stream(f"{path}/{_FOLDER}/{_CACHE_FILE}") as stream:
                 *lines, last = stream.read().splitlines()
             about = json.loads(last)
-            version, mark, lost = about["version"], about["mark"], about.get("lost", [])
-            if version > upto or not self._is_ours(version, mark, about.get("table"), table_id):
-                return _Copied()
-            if about["form"] == self.form:
-                return _Copied(version, lines, lost)
+            version, digest, missing = about["version"], about["mark"], about.get("lost", [])
+            if version > upto or not self._is_own_cache(
+                version, digest, about.get("table"), table_id
+            ):
+                return _CacheContent()
+            if about["form"] == self.encoding_id:
+                return _CacheContent(version, lines, missing)
         except (OSError, ValueError, KeyError, TypeError):
-            return _Copied()
-        spare = {of: line for line in lines if (of := self.version_of(line)) is not None}
-        return _Copied(spare=spare, spares=frozenset(range(version + 1)).difference(lost))
-
-    def _is_ours(self, version: int, mark: str, of: str | None, table_id: str) -> bool:
-        """Whether a copy is of this table: by its last commit, or if that is gone, by the id."""
-        now = self.mark(version)
-        return now == mark if now and mark else of == table_id
-
-    def _copy(self, found: Lines, upto: int, table_id: str) -> None:
-        about = {
-            "form": self.form,
-            "version": upto,
-            "mark": self.mark(upto),
-            "table": table_id,
-            "lost": found.lost,
+            return _CacheContent()
+        spare = {
+            number: line for line in lines if (number := self.decode_version(line)) is not None
         }
-        content = b"\n".join([*found.lines, json.dumps(about).encode()])
+        return _CacheContent(
+            fallback_lines=spare,
+            fallback_versions=frozenset(range(version + 1)).difference(missing),
+        )
+
+    def _is_own_cache(
+        self, version: int, digest: str, cached_table_id: str | None, table_id: str
+    ) -> bool:
+        """Whether a copy is of this table: by its last commit, or if that is gone, by the id."""
+        current = self.commit_digest(version)
+        return current == digest if current and digest else cached_table_id == table_id
+
+    def _write_cache(self, commits: CommitLines, upto: int, table_id: str) -> None:
+        about = {
+            "form": self.encoding_id,
+            "version": upto,
+            "mark": self.commit_digest(upto),
+            "table": table_id,
+            "lost": commits.missing_versions,
+        }
+        content = b"\n".join([*commits.lines, json.dumps(about).encode()])
         # Who may only read here goes without.
         with suppress(OSError, NotImplementedError):
-            put_in_place(f"{self.url}/{_FOLDER}", _COPY, content)
+            replace_file(f"{self.url}/{_FOLDER}", _CACHE_FILE, content)

@@ -23,19 +23,19 @@ from deltalake.transaction import AddAction
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 
-from backfill_assets.calendar.partitions import any_of, windows
-from backfill_assets.dagster_ext.engine_failures import engine_lost
+from backfill_assets.calendar.partitions import any_window_condition, to_windows
+from backfill_assets.dagster_ext.engine_failures import is_engine_lost
 from backfill_assets.dagster_ext.steps import raise_if_interrupted
-from backfill_assets.delta.creation import Session, add_columns, create, is_empty
-from backfill_assets.delta.data_files import DataFiles, remove_files, write_files
-from backfill_assets.delta.forks import absolute
+from backfill_assets.delta.creation import SessionFactory, add_columns, create_table, is_empty
+from backfill_assets.delta.data_files import DataFiles, delete_files, write_files
+from backfill_assets.delta.forks import folder_uri
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.logs import APPLICATION, delta_log
 from backfill_assets.delta.reading import read_ledger
-from backfill_assets.delta.retirement import gone
+from backfill_assets.delta.retirement import retired_message
 from backfill_assets.delta.snapshots import rows_as_of, rows_of_files
-from backfill_assets.engine.frames import observed
-from backfill_assets.engine.sharing import alone
+from backfill_assets.engine.frames import read_observation
+from backfill_assets.engine.sharing import commit_session
 from backfill_assets.engine.spark import SPARK_ERRORS
 from backfill_assets.quality.audit import digest_sums, digest_text
 from backfill_assets.settings import UNDO_DAYS
@@ -81,12 +81,12 @@ def table_properties(undo_days: int) -> dict[str, str]:
     }
 
 
-def in_sql(properties: Mapping[str, str]) -> str:
+def format_properties(properties: Mapping[str, str]) -> str:
     """Properties as TBLPROPERTIES takes them."""
     return ", ".join(f"'{name}' = '{value}'" for name, value in properties.items())
 
 
-class Written(NamedTuple):
+class WrittenFiles(NamedTuple):
     """Data files that were written, and that no commit names yet.
 
     Attributes:
@@ -111,7 +111,7 @@ class Writer:
         files: of a fork, the table that it is a fork of, with whose files its own lie.
     """
 
-    session: Session
+    session: SessionFactory
     url: str
     table: Table
     undo_days: int = UNDO_DAYS
@@ -122,7 +122,9 @@ class Writer:
         """The session."""
         return self.session()
 
-    def write(self, frame: DataFrame, days: Sequence[date], *, scattered: bool) -> Written:
+    def write_rows(
+        self, frame: DataFrame, days: Sequence[date], *, scattered: bool
+    ) -> WrittenFiles:
         """Write days' rows as data files that no version of the table names, see `commit`.
 
         Args:
@@ -133,28 +135,30 @@ class Writer:
         Raises:
             PublishError: the table is as it was.
         """
-        rows = frame.where(any_of(windows(days), self.table.partition))
+        rows = frame.where(any_window_condition(to_windows(days), self.table.partition))
         if scattered:
             rows = rows.hint("rebalance", self.table.partition)
         # Digested by the write itself: the rows that are in the files, and not those of another
         # computation.
         sums = Observation()
-        named = (column.alias(name) for name, column in digest_sums(self.table.struct).items())
-        rows = rows.observe(sums, *named)
+        named_sums = (
+            column.alias(name) for name, column in digest_sums(self.table.struct_type).items()
+        )
+        rows = rows.observe(sums, *named_sums)
         try:
             files = write_files(rows, self.files or self.url, self.table.partition)
-            return Written(files, digest_text(observed(sums), self.table.struct))
+            return WrittenFiles(files, digest_text(read_observation(sums), self.table.struct_type))
         except SPARK_ERRORS as error:
-            if engine_lost(error):
+            if is_engine_lost(error):
                 raise
-            raise self._failed(days, error) from error
+            raise self._publish_error(days, error) from error
         except (OSError, pa.ArrowException) as error:
-            raise self._failed(days, error) from error
+            raise self._publish_error(days, error) from error
 
-    def remove(self, files: Iterable[AddAction]) -> None:
+    def remove_files(self, files: Iterable[AddAction]) -> None:
         """Remove data files that no commit will name; what cannot be removed is left to VACUUM."""
         try:
-            remove_files(self.files or self.url, files)
+            delete_files(self.files or self.url, files)
         except OSError as error:
             _log.warning("%s: files that no commit names are left: %s", self.url, error)
 
@@ -170,7 +174,7 @@ class Writer:
         A day without files has no rows.
 
         Args:
-            files: of these days, as `write` gives them.
+            files: of these days, as `write_rows` gives them.
             days: the days to replace.
             metadata: what the commit is to say of itself.
             since: the ledger on which all this rests.
@@ -181,22 +185,22 @@ class Writer:
         Raises:
             PublishError: the table is as it was.
         """
-        ready = self._ready(since, days)
+        ready = self._prepare_table(since, days)
         if ready is None:
             return None
-        described = _described(metadata, days)
+        full_metadata = _commit_metadata(metadata, days)
         failure: Exception | None = None
         try:
-            self._replace(files, days, described, ready)
+            self._replace(files, days, full_metadata, ready)
         except (DeltaError, OSError) as error:
             failure = error
         # A commit whose answer was lost has come about; and one that another engine has written
         # over, as it may on a store without a lock that both know, has not.
-        version, last = self._version_of(described)
+        version, last = self._find_own_commit(full_metadata)
         if version is None and failure and last == ready.version:
-            raise self._failed(days, failure) from failure
+            raise self._publish_error(days, failure) from failure
         if version and version % CHECKPOINT_INTERVAL == 0:
-            self._checkpoint(version)
+            self._write_checkpoint(version)
         return version
 
     def _replace(
@@ -206,7 +210,7 @@ class Writer:
         log = delta_log(self.url, ready.version).load()
         column = self.table.partition
         log.create_write_transaction(
-            [self._named(file) for day in days for file in files.get(day, ())],
+            [self._with_log_path(file) for day in days for file in files.get(day, ())],
             "overwrite" if days else "append",
             log.schema(),
             [column],
@@ -221,15 +225,17 @@ class Writer:
             ),
         )
 
-    def _named(self, file: AddAction) -> AddAction:
+    def _with_log_path(self, file: AddAction) -> AddAction:
         """A data file as the log names it."""
-        return replace(file, path=f"{absolute(self.files)}/{file.path}") if self.files else file
+        return replace(file, path=f"{folder_uri(self.files)}/{file.path}") if self.files else file
 
-    def _version_of(self, metadata: Mapping[str, Any]) -> tuple[int | None, int | None]:
+    def _find_own_commit(self, metadata: Mapping[str, Any]) -> tuple[int | None, int | None]:
         """The version that has a commit of ours, none if there is none; and the last version."""
         ledger = read_ledger(self.url, self.table)
-        ours = (r.version for r in reversed(ledger.records) if r.commit_id == metadata["commit_id"])
-        return next(ours, None), ledger.version
+        own_versions = (
+            r.version for r in reversed(ledger.records) if r.commit_id == metadata["commit_id"]
+        )
+        return next(own_versions, None), ledger.version
 
     def merge(
         self, files: DataFiles, days: Sequence[date], metadata: Mapping[str, Any], since: Ledger
@@ -238,25 +244,25 @@ class Writer:
 
         The files are those of the rows to merge: no commit names them.
         """
-        ready = self._ready(since, days)
+        ready = self._prepare_table(since, days)
         if ready is None:
             return None
-        described = _described(metadata, days)
+        full_metadata = _commit_metadata(metadata, days)
         # Delta passes over a write whose number is not above that of the last one: this is how
         # a commit depends on none of ours having come in between. The last one is that of the
         # snapshot that the ledger was read from, whatever records are left of it.
         number = (ready.transaction or 0) + 1
         rows = rows_of_files(self.spark, self.url, self.table, files, days)
         try:
-            self._merge(rows, days, json.dumps(described), number)
+            self._run_merge(rows, days, json.dumps(full_metadata), number)
         except SPARK_ERRORS as error:
-            if engine_lost(error):
+            if is_engine_lost(error):
                 raise
             if not is_conflict(error):
-                raise self._failed(days, error) from error
-        return self._version_of(described)[0]
+                raise self._publish_error(days, error) from error
+        return self._find_own_commit(full_metadata)[0]
 
-    def _ready(self, since: Ledger, days: Sequence[date]) -> Ledger | None:
+    def _prepare_table(self, since: Ledger, days: Sequence[date]) -> Ledger | None:
         """The ledger of a table that can take the rows; none if somebody else came first.
 
         Raises:
@@ -264,57 +270,57 @@ class Writer:
             DagsterExecutionInterruptedError: the run was terminated; nothing is committed.
         """
         raise_if_interrupted()
-        if said := gone(since, self.url, days):
-            raise PublishError(said)
+        if message := retired_message(since, self.url, days):
+            raise PublishError(message)
         # Also if a creation was killed before it was done. Where the log was cut, no record may be
         # left, but the number of the last commit is.
         new = not since.records and since.transaction is None
         try:
             if new:
-                create(self.session, self.url, self.table, table_properties(self.undo_days))
+                create_table(self.session, self.url, self.table, table_properties(self.undo_days))
             elif not add_columns(self.session, self.url, since):
                 return since
         except (*SPARK_ERRORS, DeltaError, OSError) as error:
-            if engine_lost(error):
+            if is_engine_lost(error):
                 raise
             if not is_conflict(error):
-                raise self._failed(days, error) from error
-        now = read_ledger(self.url, self.table)
+                raise self._publish_error(days, error) from error
+        current = read_ledger(self.url, self.table)
         # What was judged must be what is published: with other columns, one looks again.
-        return now if now.version == since.version or (new and is_empty(now)) else None
+        return current if current.version == since.version or (new and is_empty(current)) else None
 
-    def _failed(self, days: Sequence[date], error: Exception) -> PublishError:
-        shown = ", ".join(map(str, windows(days))) or "for the record"
-        said, todo = gist(error), "Launch these days again."
-        if "Unsupported table features" in said:
-            todo = (
+    def _publish_error(self, days: Sequence[date], error: Exception) -> PublishError:
+        shown = ", ".join(map(str, to_windows(days))) or "for the record"
+        message, advice = summarize_error(error), "Launch these days again."
+        if "Unsupported table features" in message:
+            advice = (
                 "Somebody has turned on features of Delta that commits are not made with here. "
                 f"Drop them (ALTER TABLE delta.`{self.url}` DROP FEATURE) and launch these days "
                 "again; or, where Delta cannot drop them, move the table's folder away and launch "
                 "all of its days."
             )
         return PublishError(
-            f"{self.table.name} [{shown}]: the commit failed and the table is as it was ({said}). "
-            f"{todo}"
+            f"{self.table.name} [{shown}]: the commit failed and the table is as it was ({message}). "
+            f"{advice}"
         )
 
-    def _checkpoint(self, version: int) -> None:
+    def _write_checkpoint(self, version: int) -> None:
         """Put the log together for readers, who otherwise read every commit."""
         try:
             delta_log(self.url, version).load().create_checkpoint()
         except (DeltaError, OSError) as error:
             _log.warning("%s: no checkpoint of version %s: %s", self.url, version, error)
 
-    def _merge(self, rows: DataFrame, days: Sequence[date], metadata: str, number: int) -> None:
+    def _run_merge(self, rows: DataFrame, days: Sequence[date], metadata: str, number: int) -> None:
         table, view = self.table, f"merge_{uuid4().hex}"
         columns = (table.partition, *table.key)
         same_key = " AND ".join(f"t.`{name}` = s.`{name}`" for name in dict.fromkeys(columns))
         # Literal days: a merge that may touch any day conflicts with the writers of every day.
-        days_only = any_of(windows(days), table.partition, of="t")
+        days_only = any_window_condition(to_windows(days), table.partition, relation="t")
         same = " AND ".join(f"t.`{name}` <=> s.`{name}`" for name in table.columns)
         rows.createOrReplaceTempView(view)
         try:
-            with alone(
+            with commit_session(
                 self.spark,
                 {
                     "spark.databricks.delta.commitInfo.userMetadata": metadata,
@@ -333,7 +339,9 @@ class Writer:
             with suppress(*SPARK_ERRORS):
                 self.spark.catalog.dropTempView(view)
 
-    def leftover(self, frame: DataFrame, days: Sequence[date], at: int) -> dict[date, int]:
+    def count_leftover_rows(
+        self, frame: DataFrame, days: Sequence[date], at: int
+    ) -> dict[date, int]:
         """By day, the rows of the table that a merge would leave although they do not belong there.
 
         Their key is not in the frame, or they are there more than once.
@@ -345,9 +353,9 @@ class Writer:
         """
         table = self.table
         columns = list(dict.fromkeys((table.partition, *table.key)))
-        there = rows_as_of(self.spark, self.url, table, at, days)
+        existing = rows_as_of(self.spark, self.url, table, at, days)
         keys = frame.select(*columns).distinct().withColumn("_wanted", F.lit(1))
-        copies = there.groupBy(*columns).agg(F.count(F.lit(1)).alias("copies"))
+        copies = existing.groupBy(*columns).agg(F.count(F.lit(1)).alias("copies"))
         wrong = copies.join(keys, columns, "left").select(
             table.partition,
             (F.col("copies") - F.coalesce("_wanted", F.lit(0))).alias("wrong"),
@@ -356,9 +364,9 @@ class Writer:
         return {row[table.partition]: row["wrong"] for row in counts if row["wrong"]}
 
 
-def _described(metadata: Mapping[str, Any], days: Sequence[date]) -> dict[str, Any]:
+def _commit_metadata(metadata: Mapping[str, Any], days: Sequence[date]) -> dict[str, Any]:
     """What a commit is to say of itself, with the days that it writes and a name of its own."""
-    return {**metadata, "days": [str(w) for w in windows(days)], "commit_id": uuid4().hex}
+    return {**metadata, "days": [str(w) for w in to_windows(days)], "commit_id": uuid4().hex}
 
 
 def is_conflict(error: Exception) -> bool:
@@ -367,7 +375,7 @@ def is_conflict(error: Exception) -> bool:
     return any(name in text for name in _CONFLICTS)
 
 
-def gist(error: Exception) -> str:
+def summarize_error(error: Exception) -> str:
     """The line of a Spark error that tells: the one with an error class, or else the first."""
     lines = str(error).splitlines() or [type(error).__name__]
     return next((line for line in lines if re.search(r"\[[A-Z_]{6,}", line)), lines[0])[:300]

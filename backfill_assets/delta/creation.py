@@ -12,39 +12,39 @@ from deltalake.exceptions import DeltaError
 from pyspark.sql import SparkSession
 
 from backfill_assets.delta import evolution
-from backfill_assets.delta.ledgers import Ledger, Metadata
+from backfill_assets.delta.ledgers import Ledger, TableMetadata
 from backfill_assets.delta.logs import delta_log, load_log, storage_options
 from backfill_assets.delta.store_check import refuse_unsafe_store
-from backfill_assets.engine.sharing import alone
+from backfill_assets.engine.sharing import commit_session
 from backfill_assets.engine.spark import SPARK_ERRORS
-from backfill_assets.tables.column_checks import conditions
+from backfill_assets.tables.column_checks import sql_conditions
 from backfill_assets.tables.table import Table
 
 #: How the property of a CHECK constraint begins, before its name.
 CONSTRAINT = "delta.constraints."
 #: Gives the session, which starts when it is first needed.
-Session = Callable[[], SparkSession]
+SessionFactory = Callable[[], SparkSession]
 #: The version after the one that was looked at, or none.
-_NEXT = CommitProperties(max_commit_retries=0)
+_NO_RETRY = CommitProperties(max_commit_retries=0)
 
 
-def rules_of(table: Table, metadata: Metadata | None) -> dict[str, str]:
+def all_constraints(table: Table, metadata: TableMetadata | None) -> dict[str, str]:
     """By name, as Delta has it, what the model and the table ask of each row, in SQL."""
     properties = metadata.properties if metadata else {}
-    there = {
+    stored = {
         name.removeprefix(CONSTRAINT): rule
         for name, rule in properties.items()
         if name.startswith(CONSTRAINT)
     }
-    return {**there, **own_rules(table)}
+    return {**stored, **declared_constraints(table)}
 
 
-def own_rules(table: Table) -> dict[str, str]:
+def declared_constraints(table: Table) -> dict[str, str]:
     """By name, as Delta has it, what the model asks of each row, in SQL."""
-    return {name.lower(): rule for name, rule in table.constraints.items()}
+    return {name.lower(): rule for name, rule in table.check_constraints.items()}
 
 
-def schema_of(table: Table) -> Schema:
+def delta_schema(table: Table) -> Schema:
     """The columns of a table as Delta has them, with their descriptions."""
     columns = T.StructType(
         [
@@ -54,13 +54,15 @@ def schema_of(table: Table) -> Schema:
                 column.nullable,
                 {"comment": table.columns[column.name].description},
             )
-            for column in table.struct
+            for column in table.struct_type
         ]
     )
     return Schema.from_json(columns.json())
 
 
-def create(session: Session, url: str, table: Table, properties: Mapping[str, str]) -> None:
+def create_table(
+    session: SessionFactory, url: str, table: Table, properties: Mapping[str, str]
+) -> None:
     """Create the empty table, constraints included; harmless if somebody else just did.
 
     Raises:
@@ -70,10 +72,10 @@ def create(session: Session, url: str, table: Table, properties: Mapping[str, st
     try:
         DeltaTable.create(
             url,
-            schema_of(table),
+            delta_schema(table),
             mode="ignore",
             partition_by=[table.partition],
-            configuration={**properties, **evolution.properties_of(table)},
+            configuration={**properties, **evolution.schema_properties(table)},
             storage_options=storage_options(url),
             raise_if_key_not_exists=False,
         )
@@ -81,86 +83,88 @@ def create(session: Session, url: str, table: Table, properties: Mapping[str, st
         if load_log(url) is None:
             raise
     # What a creation that was killed has not come to.
-    add_constraints(session, url, table, own_rules(table))
+    add_constraints(session, url, table, declared_constraints(table))
 
 
 def is_empty(ledger: Ledger) -> bool:
-    """Whether a table is as `create` has made it: nobody has written to it, or changed it."""
+    """Whether a table is as `create_table` has made it: nobody has written to it, or changed it."""
     metadata = ledger.metadata
     return (
         metadata is not None
-        and not (ledger.records or ledger.external or ledger.measured)
+        and not (ledger.records or ledger.external_commits or ledger.measured)
         and ledger.transaction is None
-        and not evolution.differences(ledger.table, metadata)
-        and rules_of(ledger.table, metadata) == own_rules(ledger.table)
+        and not evolution.schema_differences(ledger.table, metadata)
+        and all_constraints(ledger.table, metadata) == declared_constraints(ledger.table)
     )
 
 
-def _column(table: Table, column: T.StructField) -> str:
+def _column_ddl(table: Table, column: T.StructField) -> str:
     """A column as CREATE and ALTER TABLE take it."""
     required = "" if column.nullable else " NOT NULL"
-    comment = _quoted(table.columns[column.name].description or "")
+    comment = _escape_sql(table.columns[column.name].description or "")
     return f"`{column.name}` {column.dataType.simpleString()}{required} COMMENT '{comment}'"
 
 
-def add_constraints(session: Session, url: str, table: Table, rules: Mapping[str, str]) -> bool:
+def add_constraints(
+    session: SessionFactory, url: str, table: Table, rules: Mapping[str, str]
+) -> bool:
     """Add the rules that the table has not; whether there were any."""
     log = delta_log(url).load()
-    there = log.metadata().configuration
-    new = {name: rule for name, rule in rules.items() if f"{CONSTRAINT}{name}" not in there}
+    properties = log.metadata().configuration
+    new = {name: rule for name, rule in rules.items() if f"{CONSTRAINT}{name}" not in properties}
     for name, rule in new.items():
-        if _is_plain(table, rule):
+        if _is_portable(table, rule):
             with suppress(DeltaError):
-                log.alter.add_constraint({name: rule}, commit_properties=_NEXT)
+                log.alter.add_constraint({name: rule}, commit_properties=_NO_RETRY)
                 continue
-        with alone(session(), {}) as own:
-            own.sql(f"ALTER TABLE delta.`{url}` ADD CONSTRAINT {name} CHECK ({rule})")
+        with commit_session(session(), {}) as spark:
+            spark.sql(f"ALTER TABLE delta.`{url}` ADD CONSTRAINT {name} CHECK ({rule})")
     return bool(new)
 
 
-def _is_plain(table: Table, rule: str) -> bool:
+def _is_portable(table: Table, rule: str) -> bool:
     """Whether delta-rs, which needs no second for it, writes a rule down as it is.
 
     Others it says in words of its own, which Spark takes otherwise: `x >= 0.5` of a decimal becomes
     `x >= '50'::decimal(10, 2)`, and a name with a capital letter a text.
     """
-    found = re.fullmatch(r"(?:[a-z0-9_]+ IS NULL OR )?([a-z][a-z0-9_]*) >= -?\d+", rule)
-    types = {column.name: column.dataType for column in table.struct}
-    return found is not None and isinstance(types.get(found[1]), T.IntegerType | T.LongType)
+    match = re.fullmatch(r"(?:[a-z0-9_]+ IS NULL OR )?([a-z][a-z0-9_]*) >= -?\d+", rule)
+    types = {column.name: column.dataType for column in table.struct_type}
+    return match is not None and isinstance(types.get(match[1]), T.IntegerType | T.LongType)
 
 
-def add_columns(session: Session, url: str, since: Ledger) -> bool:
+def add_columns(session: SessionFactory, url: str, ledger: Ledger) -> bool:
     """Add the columns that the model has got since, and their rules; whether there were any.
 
     Harmless if somebody else does just that. The names are those of the model, and `evolution`
     says which may be added.
     """
-    assert since.metadata is not None
-    table = since.table
+    assert ledger.metadata is not None
+    table = ledger.table
     names = list(table.columns)
-    new = evolution.lacking(table, since.metadata)
+    new = evolution.missing_columns(table, ledger.metadata)
     for column in new:
         # Where the model has it: rows of both are compared by position.
-        place = names.index(column.name)
-        where = f"AFTER `{names[place - 1]}`" if place else "FIRST"
-        change = f"ALTER TABLE delta.`{url}` ADD COLUMNS ({_column(table, column)} {where})"
+        index = names.index(column.name)
+        position = f"AFTER `{names[index - 1]}`" if index else "FIRST"
+        change = f"ALTER TABLE delta.`{url}` ADD COLUMNS ({_column_ddl(table, column)} {position})"
         try:
-            with alone(session(), {}) as own:
-                own.sql(change)
+            with commit_session(session(), {}) as spark:
+                spark.sql(change)
         except SPARK_ERRORS:
             log = load_log(url)
             if log is None or column.name not in {f.name for f in log.schema().fields}:
                 raise
     # Who added a column may have been killed before its rules.
-    added = {*since.added, *(column.name for column in new)}
+    added = {*ledger.changed_columns, *(column.name for column in new)}
     # A rule over several columns is held by the audit alone: the rows that are there may break it.
     rules = {
         name.lower(): rule
         for column in added & table.columns.keys()
-        for name, rule in conditions(column, table.columns[column]).items()
+        for name, rule in sql_conditions(column, table.columns[column]).items()
     }
     return add_constraints(session, url, table, rules) or bool(new)
 
 
-def _quoted(text: str) -> str:
+def _escape_sql(text: str) -> str:
     return text.replace("\\", "\\\\").replace("'", "\\'")

@@ -25,13 +25,13 @@ import pyarrow.parquet as pq
 from deltalake.transaction import AddAction
 from pyspark.sql import DataFrame
 
-from backfill_assets.engine.jars import LOCAL_FILES, RAW_LOCAL_FILES
+from backfill_assets.engine.jars import LOCAL_FILES_SETTING, RAW_LOCAL_FILES_CLASS
 from backfill_assets.engine.stores import on_s3, open_store
 
 #: How the folder of a write begins. What a killed run leaves there is removed by maintenance.
-STAGING = "writing-"
+STAGING_PREFIX = "writing-"
 #: Delta's own limit: of longer texts, no bounds are told.
-_TEXT = 32
+_MAX_TEXT = 32
 _THREADS = 16
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
@@ -51,68 +51,68 @@ def write_files(rows: DataFrame, url: str, partition: str) -> DataFiles:
         The files of the days that have rows.
     """
     filesystem, root = open_store(url)
-    staging = f"{STAGING}{uuid4().hex}"
+    staging = f"{STAGING_PREFIX}{uuid4().hex}"
     write = _write_directly if on_s3(url) else _write_parquet
     written = write(rows, f"{url}/{staging}", partition)
     if not on_s3(url):  # where there are no folders
-        for place in {file.path.partition("/")[0] for file in written}:
-            filesystem.create_dir(f"{root}/{place}")
+        for folder in {file.path.partition("/")[0] for file in written}:
+            filesystem.create_dir(f"{root}/{folder}")
 
-    def placed(file: _Written) -> tuple[date, AddAction]:
+    def place_file(file: _StagedFile) -> tuple[date, AddAction]:
         day = file.path.partition("/")[0].partition("=")[2]
-        stats = statistics(filesystem, f"{root}/{staging}/{file.path}", partition)
+        stats = read_statistics(filesystem, f"{root}/{staging}/{file.path}", partition)
         filesystem.move(f"{root}/{staging}/{file.path}", f"{root}/{file.path}")
         return date.fromisoformat(day), AddAction(
-            file.path, file.size, {partition: day}, file.at, True, json.dumps(stats)
+            file.path, file.size, {partition: day}, file.modified_at, True, json.dumps(stats)
         )
 
-    found: dict[date, list[AddAction]] = defaultdict(list)
+    files: dict[date, list[AddAction]] = defaultdict(list)
     with ThreadPoolExecutor(_THREADS) as pool:
-        for day, action in pool.map(placed, written):
-            found[day].append(action)
+        for day, action in pool.map(place_file, written):
+            files[day].append(action)
     with suppress(OSError):  # maintenance removes what is left
         filesystem.delete_dir(f"{root}/{staging}")
-    return dict(found)
+    return dict(files)
 
 
-class _Written(NamedTuple):
+class _StagedFile(NamedTuple):
     """A file in the folder of a write.
 
     Attributes:
         path: its folder, of a day, and its name.
         size: bytes.
-        at: when it was written, in milliseconds since 1970.
+        modified_at: when it was written, in milliseconds since 1970.
     """
 
     path: str
     size: int
-    at: int
+    modified_at: int
 
 
-def _write_parquet(rows: DataFrame, folder: str, partition: str) -> list[_Written]:
+def _write_parquet(rows: DataFrame, folder: str, partition: str) -> list[_StagedFile]:
     """Write rows by Spark's own committer, which renames each file twice."""
     # Only the Parquet files stay: no mark of success is needed beside them.
     options = {"mapreduce.fileoutputcommitter.marksuccessfuljobs": "false"}
     # By the other one, a task that dies while it commits leaves some of its files as good ones.
     options["mapreduce.fileoutputcommitter.algorithm.version"] = "1"
-    own = rows.sparkSession.conf.get(LOCAL_FILES, None)
-    options["fs.file.impl"] = own or RAW_LOCAL_FILES
+    configured = rows.sparkSession.conf.get(LOCAL_FILES_SETTING, None)
+    options["fs.file.impl"] = configured or RAW_LOCAL_FILES_CLASS
     options["fs.file.impl.disable.cache"] = "true"
     rows.write.options(**options).partitionBy(partition).parquet(folder)
     filesystem, root = open_store(folder)
     listing = pafs.FileSelector(root, allow_not_found=True, recursive=True)
-    found = (
+    candidates = (
         (info, info.path.removeprefix(f"{root}/")) for info in filesystem.get_file_info(listing)
     )
     return [
-        _Written(path, info.size, int(info.mtime.timestamp() * 1000))
-        for info, path in found
+        _StagedFile(path, info.size, int(info.mtime.timestamp() * 1000))
+        for info, path in candidates
         # Not what an attempt has left that was given up.
         if re.fullmatch(r"[^/]+=[^/]+/[^/]+\.parquet", path)
     ]
 
 
-def _write_directly(rows: DataFrame, folder: str, partition: str) -> list[_Written]:
+def _write_directly(rows: DataFrame, folder: str, partition: str) -> list[_StagedFile]:
     """Write rows as a table of Delta's, which on S3 spares two copies of each file.
 
     A rename copies there, and Spark's own committer does it one after the other. Delta's knows the
@@ -123,10 +123,12 @@ def _write_directly(rows: DataFrame, folder: str, partition: str) -> list[_Writt
     with filesystem.open_input_stream(f"{root}/_delta_log/{0:020d}.json") as log:
         actions = map(json.loads, log.read().splitlines())
     added = (action["add"] for action in actions if "add" in action)
-    return [_Written(unquote(it["path"]), it["size"], it["modificationTime"]) for it in added]
+    return [
+        _StagedFile(unquote(file["path"]), file["size"], file["modificationTime"]) for file in added
+    ]
 
 
-def remove_files(url: str, files: Iterable[AddAction]) -> None:
+def delete_files(url: str, files: Iterable[AddAction]) -> None:
     """Remove data files that no commit will name; those that are gone already do not matter."""
     filesystem, root = open_store(url)
     for file in files:
@@ -136,27 +138,27 @@ def remove_files(url: str, files: Iterable[AddAction]) -> None:
             continue
 
 
-def abandoned(url: str, before: datetime) -> list[str]:
+def abandoned_folders(url: str, cutoff: datetime) -> list[str]:
     """The folders in which nothing was written since a time: whoever wrote there was killed."""
     filesystem, root = open_store(url)
     top = filesystem.get_file_info(pafs.FileSelector(root))
-    found = []
+    folders = []
     for folder in top:
-        if folder.base_name.startswith(STAGING):
+        if folder.base_name.startswith(STAGING_PREFIX):
             listing = pafs.FileSelector(folder.path, allow_not_found=True, recursive=True)
             within = filesystem.get_file_info(listing)
             times = [info.mtime for info in (folder, *within) if info.mtime]
-            if times and max(times) < before:
-                found.append(folder.path)
-    return found
+            if times and max(times) < cutoff:
+                folders.append(folder.path)
+    return folders
 
 
-def rows_in(files: Iterable[AddAction]) -> int:
+def count_rows(files: Iterable[AddAction]) -> int:
     """The rows of data files, as their statistics count them."""
     return sum(json.loads(file.stats)["numRecords"] for file in files)
 
 
-def statistics(filesystem: pafs.FileSystem, path: str, partition: str) -> dict[str, Any]:
+def read_statistics(filesystem: pafs.FileSystem, path: str, partition: str) -> dict[str, Any]:
     """The statistics of a data file in the form that Delta has them in, from its footer.
 
     Rows, and by column nulls, and bounds where the footer has such and they are short. Not of the
@@ -185,7 +187,7 @@ def statistics(filesystem: pafs.FileSystem, path: str, partition: str) -> dict[s
         if not all(part.statistics.has_null_count for part in parts):
             continue
         nulls[name] = sum(part.statistics.null_count for part in parts)
-        if bounds := _bounds([part.statistics for part in parts]):
+        if bounds := _min_max([part.statistics for part in parts]):
             least[name], most[name] = bounds
     return {
         "numRecords": footer.num_rows,
@@ -195,39 +197,39 @@ def statistics(filesystem: pafs.FileSystem, path: str, partition: str) -> dict[s
     }
 
 
-def _bounds(parts: Sequence[pq.Statistics]) -> tuple[Any, Any] | None:
+def _min_max(parts: Sequence[pq.Statistics]) -> tuple[Any, Any] | None:
     """The least and the greatest value as JSON has them; none if they cannot be told exactly."""
     filled = [part for part in parts if part.num_values]
     if not filled or not all(part.has_min_max for part in filled):
         return None
     try:
-        low = _bound(min(part.min for part in filled), _floor)
-        high = _bound(max(part.max for part in filled), _ceiling)
+        low = _encode_bound(min(part.min for part in filled), _floor_millis)
+        high = _encode_bound(max(part.max for part in filled), _ceiling_millis)
     except (ValueError, OverflowError, NotImplementedError):
         return None  # of no date or text that Python has
     return None if low is None or high is None else (low, high)
 
 
-def _floor(micros: int) -> int:
+def _floor_millis(micros: int) -> int:
     return micros // 1000
 
 
-def _ceiling(micros: int) -> int:
+def _ceiling_millis(micros: int) -> int:
     return -(-micros // 1000)
 
 
-def _bound(value: Any, in_milliseconds: Callable[[int], int]) -> Any:
+def _encode_bound(value: Any, to_millis: Callable[[int], int]) -> Any:
     """A bound as JSON has it; none if it cannot be told exactly.
 
     Args:
         value: as the footer has it.
-        in_milliseconds: takes microseconds to milliseconds, as Delta has them, that are as far out.
+        to_millis: takes microseconds to milliseconds, as Delta has them, that are as far out.
     """
     if isinstance(value, datetime):
         if value.tzinfo is None:
             return None
         micros = (value - _EPOCH) // timedelta(microseconds=1)
-        at = _EPOCH + timedelta(milliseconds=in_milliseconds(micros))
+        at = _EPOCH + timedelta(milliseconds=to_millis(micros))
         return f"{at.replace(tzinfo=None).isoformat(timespec='milliseconds')}Z"
     if isinstance(value, date):
         return value.isoformat()
@@ -235,7 +237,7 @@ def _bound(value: Any, in_milliseconds: Callable[[int], int]) -> Any:
         # As the shortest text of the double, which is what JSON gets.
         return float(value) if Decimal(repr(float(value))) == value else None
     if isinstance(value, str):
-        return value if len(value) <= _TEXT else None
+        return value if len(value) <= _MAX_TEXT else None
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     return value if isinstance(value, int) else None

@@ -10,25 +10,25 @@ from typing import Any
 
 import msgspec
 
-from backfill_assets.calendar.partitions import unpacked
-from backfill_assets.delta.records import PERSON, Details, Published, Record
+from backfill_assets.calendar.partitions import from_ranges
+from backfill_assets.delta.records import PERSON, CommitDetails, CommitRecord, PublishedDay
 from backfill_assets.tables.table import Table
 
 
-class _Metadata(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+class _EncodedRecord(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """What a commit says of itself, as it is written; see `Record`."""
 
     run_id: str
     code_version: str
     config_digest: str
-    audit: dict[date, Published]
+    audit: dict[date, PublishedDay]
     backfill_id: str | None = None
     launched_by: str = PERSON
     inputs: dict[str, int] = msgspec.field(default_factory=dict)
     since: int | msgspec.UnsetType | None = msgspec.UNSET
     days: list[str] = msgspec.field(default_factory=list)
     final: list[str] = msgspec.field(default_factory=list)
-    said: Details = msgspec.field(default_factory=Details)
+    said: CommitDetails = msgspec.field(default_factory=CommitDetails)
     commit_id: str = ""
     reason: str | None = None
     git_commit: str = ""
@@ -40,7 +40,7 @@ class _Metadata(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     package: str = ""
 
 
-class Entry(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+class CommitSummary(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """What is told of a commit.
 
     Attributes:
@@ -56,7 +56,7 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     version: int
     operation: str
     timestamp: int | None = None
-    said: _Metadata | None = None
+    said: _EncodedRecord | None = None
     days: list[str] = msgspec.field(default_factory=list)
     anywhere: bool = False
     columns: list[str] = msgspec.field(default_factory=list)
@@ -64,10 +64,10 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
 #: Ten thousand empty sets are ten thousand objects to look through for garbage.
 _NO_DAYS: frozenset[date] = frozenset()
-_DECODER = msgspec.json.Decoder(Entry)
+_DECODER = msgspec.json.Decoder(CommitSummary)
 
 
-def parsed(line: bytes) -> Entry:
+def decode_commit(line: bytes) -> CommitSummary:
     """What a line tells of a commit.
 
     Raises:
@@ -77,61 +77,61 @@ def parsed(line: bytes) -> Entry:
         return _DECODER.decode(line)
     except msgspec.DecodeError:
         # JSON as Python writes it has more: NaN, and halves of characters in what a person typed.
-        return msgspec.convert(json.loads(line), Entry)
+        return msgspec.convert(json.loads(line), CommitSummary)
 
 
-def version_of(line: bytes) -> int | None:
+def decode_version(line: bytes) -> int | None:
     """The version that a line tells of; none if other code wrote it in a way of its own."""
     try:
-        return parsed(line).version
+        return decode_commit(line).version
     except (msgspec.ValidationError, ValueError):
         return None
 
 
-def form(table: Table) -> str:
-    """Names what `line_of` tells: its number goes up when that changes."""
+def encoding_id(table: Table) -> str:
+    """Names what `encode_commit` tells: its number goes up when that changes."""
     return " ".join(
         [
             "3",
             table.partition,
-            *_Metadata.__struct_encode_fields__,
-            *Published.__struct_encode_fields__,
-            *Details.__struct_encode_fields__,
+            *_EncodedRecord.__struct_encode_fields__,
+            *PublishedDay.__struct_encode_fields__,
+            *CommitDetails.__struct_encode_fields__,
         ]
     )
 
 
-def line_of(table: Table, version: int, text: bytes) -> bytes | None:
+def encode_commit(table: Table, version: int, text: bytes) -> bytes | None:
     """What is told of a commit, as a line of text; none if it changed no row, as OPTIMIZE does."""
     lines = text.splitlines()
     infos = (json.loads(line).get("commitInfo") for line in lines if b'"commitInfo"' in line)
     info: Mapping[str, Any] = next(filter(None, infos), {})
-    said = _ours(info.get("userMetadata"))
+    encoded = _own_metadata(info.get("userMetadata"))
     days: list[str | None] = []
-    if said is None:
-        days = [_day_of(file, table.partition) for file in _changed(lines)]
-    columns = _columns(lines)
-    if said is None and not days and not columns:
+    if encoded is None:
+        days = [_file_day(file, table.partition) for file in _changed_files(lines)]
+    columns = _new_columns(lines)
+    if encoded is None and not days and not columns:
         return None
-    at = info.get("timestamp")
-    entry = Entry(
+    timestamp = info.get("timestamp")
+    summary = CommitSummary(
         version,
         str(info.get("operation")),
-        at if isinstance(at, int) else None,
-        said,
+        timestamp if isinstance(timestamp, int) else None,
+        encoded,
         sorted(set(filter(None, days))),
         None in days,
         columns,
     )
-    return json.dumps(msgspec.to_builtins(entry), separators=(",", ":")).encode()
+    return json.dumps(msgspec.to_builtins(summary), separators=(",", ":")).encode()
 
 
 def changes_rows(text: bytes) -> bool:
     """Whether a commit changed rows, as OPTIMIZE does not."""
-    return any(True for _ in _changed(text.splitlines()))
+    return any(True for _ in _changed_files(text.splitlines()))
 
 
-def _changed(lines: Iterable[bytes]) -> Iterator[Mapping[str, Any]]:
+def _changed_files(lines: Iterable[bytes]) -> Iterator[Mapping[str, Any]]:
     """The files that a commit added or removed with rows that changed."""
     for action in map(json.loads, lines):
         for kind in ("add", "remove"):
@@ -139,7 +139,7 @@ def _changed(lines: Iterable[bytes]) -> Iterator[Mapping[str, Any]]:
                 yield action[kind]
 
 
-def _day_of(file: Mapping[str, Any], partition: str) -> str | None:
+def _file_day(file: Mapping[str, Any], partition: str) -> str | None:
     """The day of a file that was added or removed; empty for rows without one, none if unknown.
 
     Delta asks of a removal no more than the path, in which the day is by custom.
@@ -147,11 +147,11 @@ def _day_of(file: Mapping[str, Any], partition: str) -> str | None:
     values = file.get("partitionValues") or {}
     if partition in values:
         return values[partition] or ""
-    found = re.search(rf"(?:^|/){re.escape(partition)}=(\d{{4}}-\d\d-\d\d)/", file["path"])
-    return found[1] if found else None
+    match = re.search(rf"(?:^|/){re.escape(partition)}=(\d{{4}}-\d\d-\d\d)/", file["path"])
+    return match[1] if match else None
 
 
-def _columns(lines: Iterable[bytes]) -> list[str]:
+def _new_columns(lines: Iterable[bytes]) -> list[str]:
     """The table's columns where a commit says what they are from now on."""
     for line in lines:
         if b'"metaData"' in line and (metadata := json.loads(line).get("metaData")):
@@ -159,51 +159,51 @@ def _columns(lines: Iterable[bytes]) -> list[str]:
     return []
 
 
-def _ours(metadata: Any) -> _Metadata | None:
+def _own_metadata(metadata: Any) -> _EncodedRecord | None:
     """What a commit says of itself; none if it is somebody else's, in any form of their own."""
     try:
-        said = msgspec.convert(json.loads(metadata), _Metadata)
-        record_of(Entry(0, ""), said)
+        encoded = msgspec.convert(json.loads(metadata), _EncodedRecord)
+        to_record(CommitSummary(0, ""), encoded)
     except (ValueError, TypeError):
         return None
-    return said
+    return encoded
 
 
-def record_of(entry: Entry, said: _Metadata) -> Record:
+def to_record(summary: CommitSummary, encoded: _EncodedRecord) -> CommitRecord:
     """The record of a commit of ours, from what it says of itself."""
-    return Record(
-        version=entry.version,
-        run_id=said.run_id,
-        backfill_id=said.backfill_id,
-        launched_by=said.launched_by,
-        code_version=said.code_version,
-        config_digest=said.config_digest,
-        inputs=said.inputs,
-        days=said.audit,
-        final=_days(said.final),
-        details=said.said,
-        commit_id=said.commit_id,
-        since=None if said.since is msgspec.UNSET else said.since,
-        written=None if said.since is msgspec.UNSET else _days(said.days),
-        at=made_at(entry),
-        reason=said.reason or "",
-        git_commit=said.git_commit,
-        git_dirty=said.git_dirty,
-        withdrawn=_days(said.withdrawn),
-        because=said.because,
-        merged=entry.operation == "MERGE",
-        failed={day: str(why) for day, why in said.not_published.items()},
-        release=said.release,
-        package=said.package,
+    return CommitRecord(
+        version=summary.version,
+        run_id=encoded.run_id,
+        backfill_id=encoded.backfill_id,
+        launched_by=encoded.launched_by,
+        code_version=encoded.code_version,
+        config_digest=encoded.config_digest,
+        inputs=encoded.inputs,
+        days=encoded.audit,
+        final=_parse_days(encoded.final),
+        details=encoded.said,
+        commit_id=encoded.commit_id,
+        since=None if encoded.since is msgspec.UNSET else encoded.since,
+        written_days=None if encoded.since is msgspec.UNSET else _parse_days(encoded.days),
+        at=commit_time(summary),
+        reason=encoded.reason or "",
+        git_commit=encoded.git_commit,
+        git_dirty=encoded.git_dirty,
+        revoked_days=_parse_days(encoded.withdrawn),
+        reasons=encoded.because,
+        is_merge=summary.operation == "MERGE",
+        failed_days={day: str(reason) for day, reason in encoded.not_published.items()},
+        release=encoded.release,
+        package=encoded.package,
     )
 
 
-def _days(ranges: list[str]) -> frozenset[date]:
-    return frozenset(unpacked(ranges)) if ranges else _NO_DAYS
+def _parse_days(ranges: list[str]) -> frozenset[date]:
+    return frozenset(from_ranges(ranges)) if ranges else _NO_DAYS
 
 
-def made_at(entry: Entry) -> datetime | None:
+def commit_time(summary: CommitSummary) -> datetime | None:
     """When a commit was made, in UTC; none if it does not say."""
-    if entry.timestamp is None:
+    if summary.timestamp is None:
         return None
-    return datetime.fromtimestamp(entry.timestamp / 1000, timezone.utc)
+    return datetime.fromtimestamp(summary.timestamp / 1000, timezone.utc)

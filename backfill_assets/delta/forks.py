@@ -18,26 +18,26 @@ from backfill_assets.engine.stores import on_s3, open_store
 _THREADS = 16
 
 
-class ForkError(RuntimeError):
+class CloneError(RuntimeError):
     """A table cannot be forked; it is as it was."""
 
 
-def absolute(url: str) -> str:
+def folder_uri(url: str) -> str:
     """A folder as the log of another table names it, not encoded."""
     return url if on_s3(url) else f"file://{url}"
 
 
-def named_elsewhere(url: str, path: str) -> str:
+def file_uri(url: str, path: str) -> str:
     """A data file of a table as the log of another one names it.
 
     Args:
         url: where the table lives.
         path: as its own log has it, relative.
     """
-    return f"{quote(absolute(url), safe=':/=')}/{path}"
+    return f"{quote(folder_uri(url), safe=':/=')}/{path}"
 
 
-def located(url: str, path: str) -> str:
+def resolve_path(url: str, path: str) -> str:
     """Where a data file lies, as a path or a URL that Spark and `open_store` take.
 
     Args:
@@ -50,38 +50,38 @@ def located(url: str, path: str) -> str:
     return path if on_s3(path) else f"{url}/{path}"
 
 
-def fork(url: str, at: str, version: int) -> None:
+def shallow_clone(url: str, destination: str, version: int) -> None:
     """Make a fork of a table as of a version.
 
     Args:
         url: where the table lives.
-        at: where the fork is to live; nothing is there, or what a killed fork has left.
+        destination: where the fork is to live; nothing is there, or what a killed fork has left.
         version: the version.
 
     Raises:
         ForkError: commits are gone, or the table has features that a fork cannot have.
     """
     commits = CommitLog(url)
-    filesystem, path = open_store(at)
+    filesystem, path = open_store(destination)
     filesystem.create_dir(f"{path}/_delta_log", recursive=True)
 
-    def copy(number: int) -> None:
-        text = commits.text(number)
+    def copy_commit(number: int) -> None:
+        text = commits.read_commit(number)
         if text is None:
-            raise ForkError(
+            raise CloneError(
                 f"{url}: the commit of version {number} is gone, so there can be no fork of the "
                 "table. The table is as it was. Somebody has cut its log; move the folder away and "
                 "materialize all of its days to get a table with a whole log."
             )
-        lines = b"\n".join(_forked(url, number, text)) + b"\n"
+        lines = b"\n".join(_with_absolute_paths(url, number, text)) + b"\n"
         with filesystem.open_output_stream(f"{path}/_delta_log/{number:020d}.json") as stream:
             stream.write(lines)
 
     with ThreadPoolExecutor(_THREADS) as pool:
-        list(pool.map(copy, range(version + 1)))
+        list(pool.map(copy_commit, range(version + 1)))
 
 
-def _forked(url: str, version: int, text: bytes) -> Iterator[bytes]:
+def _with_absolute_paths(url: str, version: int, text: bytes) -> Iterator[bytes]:
     """The lines of a commit, with data files by where they lie."""
     for line in text.splitlines():
         action = json.loads(line)
@@ -90,13 +90,13 @@ def _forked(url: str, version: int, text: bytes) -> Iterator[bytes]:
             continue
         if (protocol := action.get("protocol")) and protocol["minReaderVersion"] > 1:
             features = ", ".join(protocol.get("readerFeatures") or ()) or "column mapping"
-            raise ForkError(
+            raise CloneError(
                 f"{url}: version {version} turned on {features}, of which a fork would be another "
                 "table. The table is as it was. Drop the feature (ALTER TABLE ... DROP FEATURE)."
             )
         for kind in action.keys() & {"add", "remove"}:
             file = action[kind]
-            file["path"] = named_elsewhere(url, file["path"])
+            file["path"] = file_uri(url, file["path"])
         yield json.dumps(action).encode()
 
 
@@ -106,10 +106,12 @@ def added_files(url: str, since: int) -> dict[str, Mapping[str, Any]]:
     Files that were replaced since are among them.
     """
     commits = CommitLog(url)
-    found: dict[str, Mapping[str, Any]] = {}
+    files: dict[str, Mapping[str, Any]] = {}
     with ThreadPoolExecutor(_THREADS) as pool:
-        for text in pool.map(commits.text, sorted(v for v in commits.there() if v > since)):
+        for text in pool.map(
+            commits.read_commit, sorted(v for v in commits.list_versions() if v > since)
+        ):
             for line in (text or b"").splitlines():
                 if b'"add"' in line and (file := json.loads(line).get("add")):
-                    found[located(url, file["path"])] = file
-    return found
+                    files[resolve_path(url, file["path"])] = file
+    return files

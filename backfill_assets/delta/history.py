@@ -8,15 +8,15 @@ from typing import Any
 
 from rich.table import Table as Grid
 
-from backfill_assets.calendar.partitions import DAY, Window, windows
+from backfill_assets.calendar.partitions import DAY, Window, to_windows
 from backfill_assets.delta.reading import read_ledger
 from backfill_assets.delta.records import (
     ACCEPTED_CODE,
     CANARY,
     RETIREMENT,
     SWITCH_OVER,
+    CommitRecord,
     ExternalCommit,
-    Record,
 )
 from backfill_assets.settings import Settings
 from backfill_assets.tables.catalog import tables_of
@@ -25,7 +25,7 @@ from backfill_assets.tables.code_version import Code
 _MOST_SPANS = 5
 
 
-def history(settings: Settings, name: str, days: Window | None = None) -> Grid:
+def format_history(settings: Settings, name: str, days: Window | None = None) -> Grid:
     """The commits of a table, oldest first, as a console table.
 
     A day that a commit found with the rows that it was to write is *unchanged*: the commit speaks
@@ -43,13 +43,13 @@ def history(settings: Settings, name: str, days: Window | None = None) -> Grid:
     grid.add_column("version", justify="right", no_wrap=True)
     for heading in ("at (UTC)", "days", "run", "backfill", "by"):
         grid.add_column(heading, no_wrap=True)
-    kinds = _kinds(settings, name)
-    for commit in _commits(settings, name, days):
-        grid.add_row(str(commit.version), _at(commit), *_cells(commit, kinds))
+    kinds = _undone_kinds(settings, name)
+    for commit in _select_commits(settings, name, days):
+        grid.add_row(str(commit.version), _format_time(commit), *_format_cells(commit, kinds))
     return grid
 
 
-def life(settings: Settings, name: str, day: date) -> Grid:
+def format_day_history(settings: Settings, name: str, day: date) -> Grid:
     """What became of one day in each commit that speaks of it: who, what, when, why, by which code.
 
     Args:
@@ -63,9 +63,9 @@ def life(settings: Settings, name: str, day: date) -> Grid:
     grid = Grid(box=None, padding=(0, 2, 0, 0), show_header=False)
     grid.add_column("what", no_wrap=True)
     grid.add_column("text")
-    kinds = _kinds(settings, name)
-    for commit in _commits(settings, name, Window(day, day + DAY)):
-        for row in _lines(commit, day, kinds):
+    kinds = _undone_kinds(settings, name)
+    for commit in _select_commits(settings, name, Window(day, day + DAY)):
+        for row in _format_day(commit, day, kinds):
             grid.add_row(*row)
         grid.add_row("", "")
     return grid
@@ -82,52 +82,52 @@ def as_json(settings: Settings, name: str, days: Window | None = None) -> list[d
     Raises:
         ValueError: there is no such commit.
     """
-    kinds = _kinds(settings, name)
-    return [_as_json(commit, days, kinds) for commit in _commits(settings, name, days)]
+    kinds = _undone_kinds(settings, name)
+    return [_as_json(commit, days, kinds) for commit in _select_commits(settings, name, days)]
 
 
-def _kinds(settings: Settings, name: str) -> dict[str, str]:
+def _undone_kinds(settings: Settings, name: str) -> dict[str, str]:
     """What is undone by the names of backfills that were none: switch-overs, and whole targets."""
     ledger = read_ledger(settings.table(name), tables_of(settings)[name])
-    found: dict[str, str] = {}
+    kinds: dict[str, str] = {}
     for record in ledger.records:
         if record.backfill_id and (kind := record.details.kind):
-            found |= {record.backfill_id: kind, _target(record): "target"}
-    return found
+            kinds |= {record.backfill_id: kind, _target_name(record): "target"}
+    return kinds
 
 
-def _target(record: Record) -> str:
+def _target_name(record: CommitRecord) -> str:
     """The name of the target that a commit has switched over."""
     return (record.backfill_id or "").rpartition("-")[0]
 
 
-def _kind(commit: Record, kinds: Mapping[str, str]) -> str:
+def _describe_kind(commit: CommitRecord, kinds: Mapping[str, str]) -> str:
     """What kind of commit it is, with what it is of; empty if a run has computed its days.
 
     Args:
         commit: the commit.
-        kinds: as `_kinds` gives them.
+        kinds: as `_undone_kinds` gives them.
     """
     if undone := commit.details.undoes:
         return " ".join(filter(None, ["undo of", kinds.get(undone, ""), undone]))
     if commit.details.kind in (SWITCH_OVER, CANARY):
-        return f"{commit.details.kind} of target {_target(commit)}"
+        return f"{commit.details.kind} of target {_target_name(commit)}"
     return commit.details.kind
 
 
 def _as_json(
-    commit: Record | ExternalCommit, days: Window | None, kinds: Mapping[str, str]
+    commit: CommitRecord | ExternalCommit, days: Window | None, kinds: Mapping[str, str]
 ) -> dict[str, Any]:
     head = {"version": commit.version, "at": commit.at.isoformat() if commit.at else None}
-    spoken = sorted(day for day in _spoken(commit) if days is None or day in days)
+    covered_days = sorted(day for day in _covered_days(commit) if days is None or day in days)
     if isinstance(commit, ExternalCommit):
-        by = {"by": "another writer", "operation": commit.operation}
-        return {**head, **by, "days": {str(day): {"what": "changed"} for day in spoken}}
+        writer = {"by": "another writer", "operation": commit.operation}
+        return {**head, **writer, "days": {str(day): {"what": "changed"} for day in covered_days}}
     return {
         **head,
         "run": commit.run_id,
         "backfill": commit.backfill_id,
-        "kind": _kind(commit, kinds),
+        "kind": _describe_kind(commit, kinds),
         "undoes": commit.details.undoes,
         "by": commit.launched_by,
         "reason": commit.reason,
@@ -137,102 +137,113 @@ def _as_json(
         "git_dirty": commit.git_dirty,
         "configuration": commit.config_digest,
         "inputs": dict(commit.inputs),
-        "days": {str(day): _day_as_json(commit, day) for day in spoken},
+        "days": {str(day): _day_as_json(commit, day) for day in covered_days},
     }
 
 
-def _day_as_json(commit: Record, day: date) -> dict[str, Any]:
-    if day in commit.withdrawn:
+def _day_as_json(commit: CommitRecord, day: date) -> dict[str, Any]:
+    if day in commit.revoked_days:
         return {"what": "taken back"}
-    said = commit.days[day]
-    what = "written" if day in commit.wrote else "unchanged"
-    figures = {"rows": said.rows, "digest": said.digest, "verdict": said.verdict}
-    return {"what": what, **figures, "because": commit.why(day)}
+    published = commit.days[day]
+    what = "written" if day in commit.rewritten_days else "unchanged"
+    figures = {"rows": published.rows, "digest": published.digest, "verdict": published.verdict}
+    return {"what": what, **figures, "because": commit.reason_for_day(day)}
 
 
-def _commits(settings: Settings, name: str, days: Window | None) -> list[Record | ExternalCommit]:
+def _select_commits(
+    settings: Settings, name: str, days: Window | None
+) -> list[CommitRecord | ExternalCommit]:
     ledger = read_ledger(settings.table(name), tables_of(settings)[name])
-    found = [commit for commit in ledger.commits if days is None or days.within(_spoken(commit))]
-    if not found:
+    commits = [
+        commit
+        for commit in ledger.all_commits
+        if days is None or days.contains_any(_covered_days(commit))
+    ]
+    if not commits:
         what = name if days is None else f"{name}[{days}]"
         raise ValueError(f"{what} has never been published at {settings.table(name)}")
-    return found
+    return commits
 
 
-def _spoken(commit: Record | ExternalCommit) -> Set[date]:
+def _covered_days(commit: CommitRecord | ExternalCommit) -> Set[date]:
     """The days that a commit speaks of."""
     if isinstance(commit, ExternalCommit):
         return commit.days
-    return commit.days.keys() | commit.withdrawn
+    return commit.days.keys() | commit.revoked_days
 
 
-def _at(commit: Record | ExternalCommit) -> str:
+def _format_time(commit: CommitRecord | ExternalCommit) -> str:
     return f"{commit.at:%Y-%m-%d %H:%M}" if commit.at else ""
 
 
-def _cells(commit: Record | ExternalCommit, kinds: Mapping[str, str]) -> list[str]:
+def _format_cells(commit: CommitRecord | ExternalCommit, kinds: Mapping[str, str]) -> list[str]:
     if isinstance(commit, ExternalCommit):
-        return [spans(windows(commit.days)), "", "", f"another writer: {commit.operation}"]
-    written = commit.wrote - commit.withdrawn
-    days = [spans(windows(written))] if written else []
+        return [
+            format_windows(to_windows(commit.days)),
+            "",
+            "",
+            f"another writer: {commit.operation}",
+        ]
+    written = commit.rewritten_days - commit.revoked_days
+    days = [format_windows(to_windows(written))] if written else []
     for what, others in (
         ("unchanged", commit.days.keys() - written),
-        ("taken back", commit.withdrawn),
+        ("taken back", commit.revoked_days),
     ):
         if others:
-            lines = spans(windows(others)).splitlines()
+            lines = format_windows(to_windows(others)).splitlines()
             days.append("\n".join(f"{line} {what}" for line in lines))
-    by = commit.launched_by
-    if kind := _kind(commit, kinds):
-        by = f"{kind} by {by}"
-    return ["\n".join(days), commit.run_id[:8], (commit.backfill_id or "none")[:17], by]
+    writer = commit.launched_by
+    if kind := _describe_kind(commit, kinds):
+        writer = f"{kind} by {writer}"
+    return ["\n".join(days), commit.run_id[:8], (commit.backfill_id or "none")[:17], writer]
 
 
-def _lines(
-    commit: Record | ExternalCommit, day: date, kinds: Mapping[str, str]
+def _format_day(
+    commit: CommitRecord | ExternalCommit, day: date, kinds: Mapping[str, str]
 ) -> Iterator[tuple[str, str]]:
     head = f"version {commit.version}"
     if isinstance(commit, ExternalCommit):
-        yield head, f"{_at(commit)} UTC, changed by another writer: {commit.operation}"
+        yield head, f"{_format_time(commit)} UTC, changed by another writer: {commit.operation}"
         return
-    yield head, f"{_at(commit)} UTC, {_what_happened(commit, day, kinds)}"
+    yield head, f"{_format_time(commit)} UTC, {_what_happened(commit, day, kinds)}"
     if commit.details.kind == RETIREMENT:
         yield "by", f"{commit.launched_by}: {commit.reason}"
         return
-    if said := commit.days.get(day):
-        yield "rows", f"{said.rows:,}, digest {said.digest}, verdict {said.verdict}"
-        for check, (severity, text) in said.findings.items():
+    if published := commit.days.get(day):
+        yield "rows", f"{published.rows:,}, digest {published.digest}, verdict {published.verdict}"
+        for check, (severity, text) in published.findings.items():
             yield severity, f"{check}: {text}"
-    if because := commit.why(day):
-        yield "because", because
+    if reason := commit.reason_for_day(day):
+        yield "because", reason
     yield "run", f"{commit.run_id}, backfill {commit.backfill_id or 'none'}"
     yield "launched by", commit.launched_by + (f": {commit.reason}" if commit.reason else "")
-    made = commit.for_day(day)
-    yield "code", str(Code(made.code_version, made.git_commit, made.git_dirty))
-    if made.package:
-        yield "release", made.package
+    day_record = commit.for_day(day)
+    yield "code", str(Code(day_record.code_version, day_record.git_commit, day_record.git_dirty))
+    if day_record.package:
+        yield "release", day_record.package
     yield "configuration", commit.made_under(day) if day in commit.days else commit.config_digest
-    inputs = ", ".join(f"{name} version {version}" for name, version in made.inputs.items())
+    inputs = ", ".join(f"{name} version {version}" for name, version in day_record.inputs.items())
     yield "made from", inputs or "the landing"
 
 
-def _what_happened(commit: Record, day: date, kinds: Mapping[str, str]) -> str:
+def _what_happened(commit: CommitRecord, day: date, kinds: Mapping[str, str]) -> str:
     """What a commit did to a day, for a reader."""
     if undone := commit.details.undoes:
-        if day in commit.withdrawn:
+        if day in commit.revoked_days:
             return f"taken back: before {undone} it had never been published"
         return f"put back to what it was before {undone}"
     if commit.details.kind == RETIREMENT:
         return "given up, as the table is retired"
     if commit.details.kind == ACCEPTED_CODE:
         return "accepted as made by the present code; its rows are as they were"
-    if kind := _kind(commit, kinds):
+    if kind := _describe_kind(commit, kinds):
         return f"published by the {kind}"
-    return "written" if day in commit.wrote else "computed, and unchanged"
+    return "written" if day in commit.rewritten_days else "computed, and unchanged"
 
 
-def spans(found: Sequence[Window]) -> str:
+def format_windows(ranges: Sequence[Window]) -> str:
     """One line for each gapless range; of many, the last."""
-    more = len(found) - _MOST_SPANS
+    more = len(ranges) - _MOST_SPANS
     head = [f"{more} range(s) before"] if more > 0 else []
-    return "\n".join([*head, *map(str, found[-_MOST_SPANS:])]) or "none"
+    return "\n".join([*head, *map(str, ranges[-_MOST_SPANS:])]) or "none"

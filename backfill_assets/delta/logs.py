@@ -16,9 +16,9 @@ from dagster_deltalake.config import ClientConfig, LocalConfig, S3Config
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
-from backfill_assets.delta.ledgers import Metadata, Stored
+from backfill_assets.delta.ledgers import StoredFiles, TableMetadata
 from backfill_assets.engine.stores import S3, on_s3
-from backfill_assets.quality.audit import Measured
+from backfill_assets.quality.audit import DayMetrics
 from backfill_assets.tables.table import Table
 
 #: Delta knows the number of the last commit of each writing application: this is ours.
@@ -35,19 +35,19 @@ def load_log(url: str) -> DeltaTable | None:
 
 def delta_log(url: str, version: int | None = None) -> DeltaTableResource:
     """dagster-deltalake's handle on a table's log, with credentials from the environment."""
-    return _resource(url, version, S3.of_environment() if on_s3(url) else None)
+    return _cached_resource(url, version, S3.from_environment() if on_s3(url) else None)
 
 
 @lru_cache(maxsize=256)
-def _resource(url: str, version: int | None, place: S3 | None) -> DeltaTableResource:
+def _cached_resource(url: str, version: int | None, s3: S3 | None) -> DeltaTableResource:
     # Dagster derives a resource's configuration schema again for each instance (7 ms), and a run
     # loads each log many times. The resource is frozen; `load` opens the log anew.
-    if place is None:
+    if s3 is None:
         return DeltaTableResource(url=url, storage_options=LocalConfig(), version=version)
     return DeltaTableResource(
         url=url,
-        storage_options=S3Config(endpoint=place.endpoint or None, region=place.region or None),
-        client_options=ClientConfig(allow_http=place.is_plain),
+        storage_options=S3Config(endpoint=s3.endpoint or None, region=s3.region or None),
+        client_options=ClientConfig(allow_http=s3.is_plain),
         version=version,
     )
 
@@ -59,16 +59,16 @@ def storage_options(url: str) -> dict[str, str]:
     return {**log.storage_options.str_dict(), **client}
 
 
-def metadata_of(log: DeltaTable) -> Metadata:
+def read_metadata(log: DeltaTable) -> TableMetadata:
     """What a log says of the table itself."""
-    said = log.metadata()
+    metadata = log.metadata()
     struct = T.StructType.fromJson(json.loads(log.schema().to_json()))
-    return Metadata(struct, tuple(said.partition_columns), dict(said.configuration))
+    return TableMetadata(struct, tuple(metadata.partition_columns), dict(metadata.configuration))
 
 
-def by_day(
+def files_by_day(
     log: DeltaTable, table: Table
-) -> tuple[Mapping[date, Measured], Mapping[date, Stored], Mapping[date, int] | None]:
+) -> tuple[Mapping[date, DayMetrics], Mapping[date, StoredFiles], Mapping[date, int] | None]:
     """What the log says of each day's files: their statistics; themselves; and rows alone.
 
     No row is read. Digest and totals are not in the log and are left empty.
@@ -80,7 +80,7 @@ def by_day(
     rows = "num_records"
     if rows not in actions.column_names:
         actions = actions.append_column(rows, pa.nulls(actions.num_rows, pa.int64()))
-    for name in table.nullable:
+    for name in table.null_bounds:
         # A file from before the column was added has a null in each row, and says nothing of it.
         count = f"null_count.{name}"
         if count not in actions.column_names:
@@ -100,46 +100,53 @@ def by_day(
         ]
     )
 
-    def measured(row: Mapping[str, Any]) -> Measured:
+    def to_measured(row: Mapping[str, Any]) -> DayMetrics:
         nulls = {name: row.get(f"null_count.{name}_sum") or 0 for name in table.columns}
-        return Measured(row["num_records_sum"] or 0, nulls, 0, {}, "")
+        return DayMetrics(row["num_records_sum"] or 0, nulls, 0, {}, "")
 
-    def stored(row: Mapping[str, Any]) -> Stored:
-        return Stored(row["path_count"], row["size_bytes_sum"], row["modification_time_max"])
+    def to_stored(row: Mapping[str, Any]) -> StoredFiles:
+        return StoredFiles(row["path_count"], row["size_bytes_sum"], row["modification_time_max"])
 
-    at = {day: n for n, day in enumerate(sums.column(day).to_pylist())}
-    counted = None
+    positions = {day: n for n, day in enumerate(sums.column(day).to_pylist())}
+    row_counts = None
     # A deletion vector takes rows away that the statistics of its file go on counting.
     if "deletionVectors" not in (log.protocol().reader_features or ()):
-        whole = sums.filter(pc.equal(sums["path_count"], sums["num_records_count"]))
-        pairs = (whole.column(name).to_pylist() for name in (day, "num_records_sum"))
-        counted = dict(zip(*pairs, strict=True))
-    return _Rows(at, sums, measured), _Rows(at, sums, stored), counted
+        complete = sums.filter(pc.equal(sums["path_count"], sums["num_records_count"]))
+        pairs = (complete.column(name).to_pylist() for name in (day, "num_records_sum"))
+        row_counts = dict(zip(*pairs, strict=True))
+    return (
+        _LazyRows(positions, sums, to_measured),
+        _LazyRows(positions, sums, to_stored),
+        row_counts,
+    )
 
 
 _Value = TypeVar("_Value")
 
 
-class _Rows(Mapping[date, _Value]):
+class _LazyRows(Mapping[date, _Value]):
     """By day, what is made of a row of a table when somebody asks for it."""
 
     def __init__(
-        self, at: Mapping[date, int], rows: pa.Table, make: Callable[[Mapping[str, Any]], _Value]
+        self,
+        positions: Mapping[date, int],
+        rows: pa.Table,
+        convert: Callable[[Mapping[str, Any]], _Value],
     ) -> None:
-        self._at, self._rows, self._make = at, rows, make
+        self._positions, self._rows, self._convert = positions, rows, convert
 
     def __getitem__(self, day: date) -> _Value:
-        (row,) = self._rows.slice(self._at[day], 1).to_pylist()
-        return self._make(row)
+        (row,) = self._rows.slice(self._positions[day], 1).to_pylist()
+        return self._convert(row)
 
     def __contains__(self, day: object) -> bool:
-        return day in self._at
+        return day in self._positions
 
     def __iter__(self) -> Iterator[date]:
-        return iter(self._at)
+        return iter(self._positions)
 
     def __len__(self) -> int:
-        return len(self._at)
+        return len(self._positions)
 
     def __repr__(self) -> str:
         return repr(dict(self))

@@ -17,7 +17,7 @@ _FILE_SIZE = 1 << 30
 
 
 @dataclass(frozen=True)
-class Files:
+class TableFiles:
     """The data files of a table as a reader finds them.
 
     Attributes:
@@ -31,7 +31,7 @@ class Files:
     bytes_by_day: Counter[date]
 
     @classmethod
-    def of(cls, log: DeltaTable, table: Table) -> "Files":
+    def from_log(cls, log: DeltaTable, table: Table) -> "TableFiles":
         """The files as a log has them."""
         actions = log.get_add_actions(flatten=True)
         files, sizes = Counter[date](), Counter[date]()
@@ -43,7 +43,7 @@ class Files:
         return cls(log.version(), files, sizes)
 
     @property
-    def scattered(self) -> list[date]:
+    def fragmented_days(self) -> list[date]:
         """The days whose rows would fit into fewer files."""
         return [
             day
@@ -53,7 +53,7 @@ class Files:
 
 
 @dataclass(frozen=True)
-class Maintained:
+class MaintenanceResult:
     """What maintenance made of a table, or would make of it.
 
     Attributes:
@@ -68,8 +68,8 @@ class Maintained:
     """
 
     table: str
-    before: Files
-    after: Files
+    before: TableFiles
+    after: TableFiles
     compacted: Sequence[date] = ()
     removed: int | None = None
     notes: Sequence[str] = field(default_factory=list)
@@ -79,46 +79,46 @@ class Maintained:
 _HEADINGS = ("table", "versions", "files", "size", "days compacted", "removed")
 
 
-def cells(one: Maintained) -> list[str]:
+def format_cells(result: MaintenanceResult) -> list[str]:
     """What was made of a table, for a reader, under the headings of the tables below."""
 
-    def change(before: object, after: object) -> str:
+    def format_change(before: object, after: object) -> str:
         return f"{before}" if before == after else f"{before} → {after}"
 
-    sizes = [in_bytes(files.bytes_by_day.total()) for files in (one.before, one.after)]
+    sizes = [in_bytes(files.bytes_by_day.total()) for files in (result.before, result.after)]
     return [
-        one.table,
-        change(one.before.version, one.after.version),
-        change(one.before.by_day.total(), one.after.by_day.total()),
-        change(*sizes),
-        str(len(one.compacted)),
-        "not looked at" if one.removed is None else str(one.removed),
+        result.table,
+        format_change(result.before.version, result.after.version),
+        format_change(result.before.by_day.total(), result.after.by_day.total()),
+        format_change(*sizes),
+        str(len(result.compacted)),
+        "not looked at" if result.removed is None else str(result.removed),
     ]
 
 
-def as_grid(found: Sequence[Maintained]) -> Grid:
+def as_grid(results: Sequence[MaintenanceResult]) -> Grid:
     """What was done, as a console table."""
     grid = Grid(box=None, padding=(0, 2, 0, 0))
     for heading in _HEADINGS:
         grid.add_column(heading, no_wrap=True, justify="left" if heading == "table" else "right")
-    for one in found:
-        grid.add_row(*cells(one))
+    for result in results:
+        grid.add_row(*format_cells(result))
     return grid
 
 
-def as_markdown(found: Sequence[Maintained]) -> str:
+def as_markdown(results: Sequence[MaintenanceResult]) -> str:
     """What was done, as a table for the UI."""
-    rows = [_HEADINGS, ["---"] * len(_HEADINGS), *map(cells, found)]
+    rows = [_HEADINGS, ["---"] * len(_HEADINGS), *map(format_cells, results)]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
-def sentences(found: Sequence[Maintained], *, dry_run: bool = False) -> list[str]:
+def format_notes(results: Sequence[MaintenanceResult], *, dry_run: bool = False) -> list[str]:
     """What there is to say besides: problems come last."""
-    days = sum(len(one.compacted) for one in found)
-    wrong = [text for one in found for text in one.problems]
-    said = [text for one in found for text in one.notes]
+    days = sum(len(result.compacted) for result in results)
+    problems = [text for result in results for text in result.problems]
+    notes = [text for result in results for text in result.notes]
     if dry_run:
-        said.append("a dry run: nothing was done")
-    elif days and not wrong:
-        said.append(f"{days} day(s) were compacted and hold what they held, by their digests")
-    return said + wrong
+        notes.append("a dry run: nothing was done")
+    elif days and not problems:
+        notes.append(f"{days} day(s) were compacted and hold what they held, by their digests")
+    return notes + problems

@@ -19,42 +19,48 @@ from deltalake.exceptions import DeltaError
 from pydantic import Field
 from pyspark.sql import SparkSession
 
-from backfill_assets.calendar.partitions import any_of, spelled, windows
-from backfill_assets.dagster_ext.engine_failures import engine_lost
+from backfill_assets.calendar.partitions import any_window_condition, format_ranges, to_windows
+from backfill_assets.dagster_ext.engine_failures import is_engine_lost
 from backfill_assets.delta import retirement
 from backfill_assets.delta.commits import (
     PublishError,
     Writer,
-    gist,
-    in_sql,
+    format_properties,
     is_conflict,
+    summarize_error,
     table_properties,
 )
-from backfill_assets.delta.data_files import abandoned
-from backfill_assets.delta.evolution import differences, way
-from backfill_assets.delta.logs import delta_log, load_log, metadata_of
-from backfill_assets.delta.maintained import Files, Maintained, as_markdown, cells, sentences
+from backfill_assets.delta.data_files import abandoned_folders
+from backfill_assets.delta.evolution import schema_differences, suggest_fix
+from backfill_assets.delta.logs import delta_log, load_log, read_metadata
+from backfill_assets.delta.maintained import (
+    MaintenanceResult,
+    TableFiles,
+    as_markdown,
+    format_cells,
+    format_notes,
+)
 from backfill_assets.delta.reading import read_ledger
 from backfill_assets.delta.snapshots import rows_as_of
-from backfill_assets.delta.targets import NO_AGE, older_than
-from backfill_assets.delta.versions import FILE, versions_that_belong_together
+from backfill_assets.delta.targets import NO_AGE, targets_older_than
+from backfill_assets.delta.versions import VERSIONS_FILE, versions_that_belong_together
 from backfill_assets.engine.spark import SPARK_ERRORS
 from backfill_assets.engine.stores import open_store
-from backfill_assets.escaping import markdown
+from backfill_assets.escaping import escape_markdown
 from backfill_assets.quality.audit import are_comparable, measure
 from backfill_assets.settings import PREFIX, Settings
 from backfill_assets.tables.catalog import tables_of
 from backfill_assets.tables.table import Table
 
 
-def maintain(
+def run_maintenance(
     spark: SparkSession,
     settings: Settings,
     names: Sequence[str] = (),
     *,
     dry_run: bool = False,
     today: date | None = None,
-) -> Iterator[Maintained]:
+) -> Iterator[MaintenanceResult]:
     """Maintain tables, one after the other.
 
     Days with files that fit into fewer are compacted; each such day must then hold what it held,
@@ -78,32 +84,39 @@ def maintain(
     today = today or datetime.now(settings.zone).date()
     if unknown := sorted(set(names) - tables.keys()):
         raise ValueError(f"no such table: {', '.join(unknown)}; there are {', '.join(tables)}")
-    named: dict[str, int] = {}
+    consistent_versions: dict[str, int] = {}
     with suppress(FileNotFoundError, ValueError, KeyError):
-        named = versions_that_belong_together(settings.warehouse)
+        consistent_versions = versions_that_belong_together(settings.warehouse)
     for name, table in tables.items():
         url = settings.table(name)
         log = load_log(url) if name in names or not names else None
         if log is not None and log.metadata().partition_columns != [table.partition]:
-            none = Files(log.version(), Counter(), Counter())
-            metadata = metadata_of(log)
-            said = "; ".join(differences(table, metadata))
-            advice = way(table, metadata, None)
-            problem = f"{name}: {said}. It was left as it is. {advice}"
-            yield Maintained(name, none, none, problems=[problem])
+            no_files = TableFiles(log.version(), Counter(), Counter())
+            metadata = read_metadata(log)
+            message = "; ".join(schema_differences(table, metadata))
+            advice = suggest_fix(table, metadata, None)
+            problem = f"{name}: {message}. It was left as it is. {advice}"
+            yield MaintenanceResult(name, no_files, no_files, problems=[problem])
         elif log is not None:
             # A target has files that no version of the table has, or no longer.
-            leaves = retirement.leaves(table, settings.undo_days, today)
-            age = NO_AGE if leaves else max(settings.undo_days - 1, 0)
-            kept_for = older_than(settings, name, age)
-            one = _Maintenance(
-                spark, url, table, settings.undo_days, dry_run, leaves, kept_for, named.get(name)
+            is_retired = retirement.can_delete_rows(table, settings.undo_days, today)
+            age = NO_AGE if is_retired else max(settings.undo_days - 1, 0)
+            retaining_targets = targets_older_than(settings, name, age)
+            maintenance = _TableMaintenance(
+                spark,
+                url,
+                table,
+                settings.undo_days,
+                dry_run,
+                is_retired,
+                retaining_targets,
+                consistent_versions.get(name),
             )
-            yield one.run(log)
+            yield maintenance.run(log)
 
 
 @dataclass
-class _Maintenance:
+class _TableMaintenance:
     """The maintenance of one table."""
 
     spark: SparkSession
@@ -111,24 +124,24 @@ class _Maintenance:
     table: Table
     undo_days: int
     dry_run: bool
-    leaves: bool
-    kept_for: list[str] = field(default_factory=list)
-    named: int | None = None
+    is_retired: bool
+    retaining_targets: list[str] = field(default_factory=list)
+    consistent_version: int | None = None
     compacted: list[date] = field(default_factory=list)
     removed: int | None = None
     notes: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
-    def run(self, log: DeltaTable) -> Maintained:
+    def run(self, log: DeltaTable) -> MaintenanceResult:
         """All of it, or up to what failed."""
-        before = Files.of(log, self.table)
+        before = TableFiles.from_log(log, self.table)
         try:
-            if self.leaves:
-                self._leave()
+            if self.is_retired:
+                self._retire_table()
             else:
-                self._keep_up(before, log)
+                self._compact_and_vacuum(before, log)
         except (DeltaError, OSError, PublishError, *SPARK_ERRORS) as error:
-            if engine_lost(error):
+            if is_engine_lost(error):
                 raise
             if is_conflict(error):
                 self.notes.append(
@@ -137,11 +150,11 @@ class _Maintenance:
                 )
             else:
                 self.problems.append(
-                    f"{self.table.name}: maintenance failed ({gist(error)}); all days hold what "
+                    f"{self.table.name}: maintenance failed ({summarize_error(error)}); all days hold what "
                     "they held. Run it again"
                 )
-        after = Files.of(load_log(self.url) or log, self.table)
-        return Maintained(
+        after = TableFiles.from_log(load_log(self.url) or log, self.table)
+        return MaintenanceResult(
             self.table.name,
             before,
             after,
@@ -151,27 +164,27 @@ class _Maintenance:
             self.problems,
         )
 
-    def _keep_up(self, before: Files, log: DeltaTable) -> None:
+    def _compact_and_vacuum(self, before: TableFiles, log: DeltaTable) -> None:
         changed = self._set_properties(log.metadata().configuration)
-        self._compact(before)
+        self._compact_days(before)
         if not changed and not self.problems:
-            self._take_away()
+            self._vacuum_files()
 
-    def _leave(self) -> None:
+    def _retire_table(self) -> None:
         """Take all rows and files away from a table that has been retired for long enough."""
-        if self._is_kept():
+        if self._is_retained():
             return
         ledger, retired = read_ledger(self.url, self.table), self.table.retired
-        days = spelled(ledger.published)
+        days = format_ranges(ledger.published_days)
         if days and not self.dry_run:
             writer = Writer(lambda: self.spark, self.url, self.table, self.undo_days)
-            if not retirement.give_up(writer, ledger):
+            if not retirement.delete_all_rows(writer, ledger):
                 self.notes.append(
                     f"{self.table.name}: somebody committed at the same time and went first; the "
                     "next maintenance takes the rows of the retired table away"
                 )
                 return
-        self.removed = retirement.remove_files(self.url, self.table, dry_run=self.dry_run)
+        self.removed = retirement.delete_data_files(self.url, self.table, dry_run=self.dry_run)
         if days:
             self.notes.append(
                 f"{self.table.name}: retired since {retired}; its days {days} are given up "
@@ -179,34 +192,36 @@ class _Maintenance:
                 "Its log stays, so its history does; now its declaration can go"
             )
 
-    def _set_properties(self, there: dict[str, str]) -> bool:
+    def _set_properties(self, properties: dict[str, str]) -> bool:
         """Bring the table's properties up to date; whether they were not."""
-        wanted = table_properties(self.undo_days)
-        if wanted.items() <= there.items():
+        expected = table_properties(self.undo_days)
+        if expected.items() <= properties.items():
             return False
         if not self.dry_run:
-            self._sql(f"ALTER TABLE {self._target} SET TBLPROPERTIES ({in_sql(wanted)})")
-        was = [f"{name} was {there.get(name, 'not set')}" for name in wanted]
+            self._run_sql(
+                f"ALTER TABLE {self._sql_name} SET TBLPROPERTIES ({format_properties(expected)})"
+            )
+        previous = [f"{name} was {properties.get(name, 'not set')}" for name in expected]
         # What is gone is gone: a shell without the deployment's settings must not decide that.
         self.notes.append(
             f"{self.table.name}: replaced files are kept for {self.undo_days} days from now on "
-            f"({PREFIX}UNDO_DAYS; {', '.join(was)}); the next maintenance takes older ones away"
+            f"({PREFIX}UNDO_DAYS; {', '.join(previous)}); the next maintenance takes older ones away"
         )
         return True
 
-    def _compact(self, before: Files) -> None:
-        days = before.scattered
+    def _compact_days(self, before: TableFiles) -> None:
+        days = before.fragmented_days
         if self.dry_run or not days:
             self.compacted = days
             return
-        condition = any_of(windows(days), self.table.partition)
-        self._sql(f"OPTIMIZE {self._target} WHERE {condition}")
+        condition = any_window_condition(to_windows(days), self.table.partition)
+        self._run_sql(f"OPTIMIZE {self._sql_name} WHERE {condition}")
         log = load_log(self.url)
         assert log is not None
         for version in range(before.version + 1, log.version() + 1):
             if compacted := self._days_of_compaction(version):
                 self.compacted = sorted({*self.compacted, *compacted})
-                self._verify(version, compacted)
+                self._verify_compaction(version, compacted)
 
     def _days_of_compaction(self, version: int) -> list[date]:
         filesystem, path = open_store(self.url)
@@ -219,93 +234,99 @@ class _Maintenance:
         days = {(file.get("partitionValues") or {}).get(self.table.partition) for file in files}
         return sorted(date.fromisoformat(day) for day in days if day)
 
-    def _verify(self, version: int, days: Sequence[date]) -> None:
+    def _verify_compaction(self, version: int, days: Sequence[date]) -> None:
         """See that a compaction has changed no row.
 
         Its days must hold what their records say. Where a record says something else, or there is
         none, they must hold what they held before.
         """
         ledger = read_ledger(self.url, self.table).as_of(version - 1)
-        held = self._digests(version, days)
-        unlike = [day for day in days if ledger.content(day) != held.get(day)]
-        if not unlike:
+        digests = self._read_digests(version, days)
+        different_days = [day for day in days if ledger.content_key(day) != digests.get(day)]
+        if not different_days:
             return
-        held_before = self._digests(version - 1, unlike)
-        changed = [day for day in unlike if held.get(day) != held_before.get(day)]
+        previous_digests = self._read_digests(version - 1, different_days)
+        changed = [day for day in different_days if digests.get(day) != previous_digests.get(day)]
         if changed:
             self.problems.append(
-                f"{self.table.name} [{', '.join(map(str, windows(changed)))}]: the compaction of "
+                f"{self.table.name} [{', '.join(map(str, to_windows(changed)))}]: the compaction of "
                 f"version {version} changed what these days hold. Version {version - 1} has the "
                 "rows as they were and no file was taken away: launch these days with the tag "
                 "backfill_assets/rewrite = true"
             )
         # Nobody vouches for days that other writers have changed; that is on record elsewhere.
         # Nor do records from before a column was added speak of what the rows hold with it.
-        strange = [
+        unexplained_days = [
             day
-            for day in unlike
+            for day in different_days
             if ledger.current_record(day)
             and day not in changed
-            and not ledger.lacked(ledger.latest[day])
-            and are_comparable(ledger.content(day), held.get(day, "0-0-0"))
+            and not ledger.columns_changed_since(ledger.latest[day])
+            and are_comparable(ledger.content_key(day), digests.get(day, "0-0-0"))
         ]
-        if strange:
+        if unexplained_days:
             self.problems.append(
-                f"{self.table.name} [{', '.join(map(str, windows(strange)))}]: these days hold "
+                f"{self.table.name} [{', '.join(map(str, to_windows(unexplained_days)))}]: these days hold "
                 "other rows than their records say, before the compaction and after it: run "
                 "backfill-assets verify"
             )
 
-    def _digests(self, version: int, days: Sequence[date]) -> dict[date | None, str]:
+    def _read_digests(self, version: int, days: Sequence[date]) -> dict[date | None, str]:
         rows = rows_as_of(self.spark, self.url, self.table, version, days)
         return {day: measured.digest for day, measured in measure(rows, self.table).items()}
 
-    def _take_away(self) -> None:
-        if self._is_kept():
+    def _vacuum_files(self) -> None:
+        if self._is_retained():
             return
         # First what there is to do: a VACUUM makes two commits even if there is nothing.
-        old = self.spark.sql(f"VACUUM {self._target} DRY RUN").collect()
-        if named := self._named_files().intersection(row["path"].rpartition("/")[2] for row in old):
+        old_files = self.spark.sql(f"VACUUM {self._sql_name} DRY RUN").collect()
+        if named_files := self._consistent_files().intersection(
+            row["path"].rpartition("/")[2] for row in old_files
+        ):
             self.notes.append(
-                f"{self.table.name}: no replaced file was taken away, as {FILE} names version "
-                f"{self.named} and {len(named)} of them are its own. The sensor watch_days names "
+                f"{self.table.name}: no replaced file was taken away, as {VERSIONS_FILE} names version "
+                f"{self.consistent_version} and {len(named_files)} of them are its own. The sensor watch_days names "
                 "newer versions once no day is behind: build the days that are. If nobody reads by "
-                f"{FILE}, remove it"
+                f"{VERSIONS_FILE}, remove it"
             )
-            old = []
-        if old and not self.dry_run:
-            self._sql(f"VACUUM {self._target}")
+            old_files = []
+        if old_files and not self.dry_run:
+            self._run_sql(f"VACUUM {self._sql_name}")
         # Spark keeps what it has not finished where a VACUUM does not look.
-        kept_for = timedelta(days=max(self.undo_days, 1))
+        retention = timedelta(days=max(self.undo_days, 1))
         filesystem, _ = open_store(self.url)
-        left = abandoned(self.url, datetime.now(timezone.utc) - kept_for)
-        for folder in left if not self.dry_run else ():
+        abandoned = abandoned_folders(self.url, datetime.now(timezone.utc) - retention)
+        for folder in abandoned if not self.dry_run else ():
             filesystem.delete_dir(folder)
-        self.removed = len(old) + len(left)
+        self.removed = len(old_files) + len(abandoned)
 
-    def _named_files(self) -> set[str]:
+    def _consistent_files(self) -> set[str]:
         """The names of the data files of the version that readers of all tables are told."""
         log = load_log(self.url)
         # A table that was made anew begins again with its versions.
-        if self.named is None or log is None or self.named > log.version():
+        if (
+            self.consistent_version is None
+            or log is None
+            or self.consistent_version > log.version()
+        ):
             return set()
-        actions = pa.table(delta_log(self.url, self.named).load().get_add_actions())
+        actions = pa.table(delta_log(self.url, self.consistent_version).load().get_add_actions())
         return {unquote(path).rpartition("/")[2] for path in actions["path"].to_pylist()}
 
-    def _is_kept(self) -> bool:
+    def _is_retained(self) -> bool:
         """Whether targets may need files of the table."""
-        if self.kept_for:
+        if self.retaining_targets:
             self.notes.append(
                 f"{self.table.name}: no file was taken away, as the target(s) "
-                f"{', '.join(self.kept_for)} may still need it; switch over or drop them first"
+                f"{', '.join(self.retaining_targets)} may still need it; switch over or drop them first"
             )
-        return bool(self.kept_for)
+        return bool(self.retaining_targets)
 
     @property
-    def _target(self) -> str:
+    def _sql_name(self) -> str:
         return f"delta.`{self.url}`"
 
-    def _sql(self, statement: str) -> None:
+    def _run_sql(self, statement: str) -> None:
         self.spark.sql(statement).collect()
 
 
@@ -316,24 +337,24 @@ class MaintenanceConfig(dg.Config):
     dry_run: bool = Field(False, description="Tell what would be done, and do nothing.")
 
 
-def job(settings: Settings) -> dg.JobDefinition:
+def maintenance_job(settings: Settings) -> dg.JobDefinition:
     """Maintenance as a job, for the UI and for a schedule of the deployment's own."""
 
     @dg.op(name="maintain_tables", required_resource_keys={"engine"}, out=dg.Out(dg.Nothing))
     def maintain_tables(context: dg.OpExecutionContext, config: MaintenanceConfig) -> None:
         spark = context.resources.engine.spark_session
-        found = []
-        for one in maintain(spark, settings, config.tables, dry_run=config.dry_run):
-            context.log.info(", ".join(cells(one)))
-            found.append(one)
-        said = sentences(found, dry_run=config.dry_run)
+        results = []
+        for result in run_maintenance(spark, settings, config.tables, dry_run=config.dry_run):
+            context.log.info(", ".join(format_cells(result)))
+            results.append(result)
+        notes = format_notes(results, dry_run=config.dry_run)
         metadata = {
-            "maintenance": dg.MetadataValue.md(as_markdown(found)),
+            "maintenance": dg.MetadataValue.md(as_markdown(results)),
             "notes": dg.MetadataValue.md(
-                "\n".join(f"- {markdown(text)}" for text in said) or "none"
+                "\n".join(f"- {escape_markdown(text)}" for text in notes) or "none"
             ),
         }
-        if problems := [text for one in found for text in one.problems]:
+        if problems := [text for result in results for text in result.problems]:
             raise dg.Failure("; ".join(problems), metadata, allow_retries=False)
         context.add_output_metadata(metadata)
 

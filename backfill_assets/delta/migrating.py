@@ -22,26 +22,31 @@ from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction
 from pyspark.sql import DataFrame
 
-from backfill_assets.calendar.partitions import any_of, windows
-from backfill_assets.dagster_ext.engine_failures import engine_lost
-from backfill_assets.delta.carried_records import migration_record
-from backfill_assets.delta.commits import PublishError, Writer, gist
-from backfill_assets.delta.creation import CONSTRAINT, add_constraints, own_rules, schema_of
-from backfill_assets.delta.data_files import rows_in
+from backfill_assets.calendar.partitions import any_window_condition, to_windows
+from backfill_assets.dagster_ext.engine_failures import is_engine_lost
+from backfill_assets.delta.carried_records import build_migration_record
+from backfill_assets.delta.commits import PublishError, Writer, summarize_error
+from backfill_assets.delta.creation import (
+    CONSTRAINT,
+    add_constraints,
+    declared_constraints,
+    delta_schema,
+)
+from backfill_assets.delta.data_files import count_rows
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.logs import APPLICATION, delta_log
 from backfill_assets.delta.reading import read_ledger
 from backfill_assets.delta.schema_changes import (
     Migration,
-    loose_rules,
-    migration_of,
+    constraints_to_drop,
+    plan_migration,
     properties_after,
     properties_before,
 )
-from backfill_assets.delta.snapshots import data_files, rows_of_files
+from backfill_assets.delta.snapshots import list_data_files, rows_of_files
 from backfill_assets.engine.jars import EngineError
 from backfill_assets.engine.spark import SPARK_ERRORS
-from backfill_assets.quality.audit import Measured, empty_day, measure
+from backfill_assets.quality.audit import DayMetrics, empty_day, measure
 from backfill_assets.tables.schemas import renamed_from
 from backfill_assets.tables.table import SchemaError, Table
 
@@ -54,21 +59,21 @@ _NO_DAY = "0001-01-01"
 
 
 @dataclass
-class _Staged:
+class _RewrittenDays:
     """Days that are rewritten in data files that no commit names.
 
     Attributes:
-        held: by day, the data files that it had in the table.
+        source_files: by day, the data files that it had in the table.
         files: by day, those that it is to have.
         measured: by day, what they hold.
     """
 
-    held: dict[date, frozenset[str]] = field(default_factory=dict)
+    source_files: dict[date, frozenset[str]] = field(default_factory=dict)
     files: dict[date, list[AddAction]] = field(default_factory=dict)
-    measured: dict[date, Measured] = field(default_factory=dict)
+    measured: dict[date, DayMetrics] = field(default_factory=dict)
 
 
-def look(url: str, table: Table) -> Migration | None:
+def read_migration(url: str, table: Table) -> Migration | None:
     """What is to change in a table; none if there is no table.
 
     Args:
@@ -78,37 +83,37 @@ def look(url: str, table: Table) -> Migration | None:
     ledger = read_ledger(url, table)
     if ledger.version is None:
         return None
-    return migration_of(ledger, _nulls(url, ledger))
+    return plan_migration(ledger, _null_days(url, ledger))
 
 
-def _nulls(url: str, ledger: Ledger) -> dict[str, dict[date, int | None]]:
+def _null_days(url: str, ledger: Ledger) -> dict[str, dict[date, int | None]]:
     """By column that is to be required, the days with nulls, or of which nobody tells."""
     assert ledger.metadata is not None
     table = ledger.table
-    wanted = set()
+    required = set()
     for name, column in table.columns.items():
         if not column.nullable:
-            wanted |= {name, renamed_from(column)}
-    names = [c.name for c in ledger.metadata.struct if c.nullable and c.name in wanted]
+            required |= {name, renamed_from(column)}
+    names = [c.name for c in ledger.metadata.struct if c.nullable and c.name in required]
     if not names or ledger.metadata.partitioned_by != (table.partition,):
         return {}
     actions = pa.table(delta_log(url, ledger.version).load().get_add_actions(flatten=True))
-    found: dict[str, dict[date, int | None]] = {name: {} for name in names}
+    null_days: dict[str, dict[date, int | None]] = {name: {} for name in names}
     for name in names:
         count = f"null_count.{name}"
         if name == table.partition:
             continue
         if count not in actions.column_names:
             actions = actions.append_column(count, pa.nulls(actions.num_rows, pa.int64()))
-        some = actions.filter(pc.fill_null(pc.not_equal(actions[count], 0), True))
-        days = some[f"partition.{table.partition}"].to_pylist()
-        for day, nulls in zip(days, some[count].to_pylist(), strict=True):
-            before = found[name].get(day, 0)
-            found[name][day] = None if nulls is None or before is None else before + nulls
-    return found
+        with_nulls = actions.filter(pc.fill_null(pc.not_equal(actions[count], 0), True))
+        days = with_nulls[f"partition.{table.partition}"].to_pylist()
+        for day, nulls in zip(days, with_nulls[count].to_pylist(), strict=True):
+            previous = null_days[name].get(day, 0)
+            null_days[name][day] = None if nulls is None or previous is None else previous + nulls
+    return null_days
 
 
-def migrate(writer: Writer) -> Iterator[str]:
+def migrate_table(writer: Writer) -> Iterator[str]:
     """Bring a table to the columns of its model; what was done, a sentence each.
 
     Args:
@@ -119,67 +124,67 @@ def migrate(writer: Writer) -> Iterator[str]:
         PublishError: the columns and the days are as they were.
         EngineError: the engine was lost; the same again does what is left.
     """
-    staged = _Staged()
+    staged = _RewrittenDays()
     for _ in range(_ATTEMPTS):
-        found = look(writer.url, writer.table)
-        if found is None:
+        migration = read_migration(writer.url, writer.table)
+        if migration is None:
             return
-        refuse(found)
-        if not found.changes:
-            yield from _finish(writer, found)
+        raise_if_refused(migration)
+        if not migration.changes:
+            yield from _finish_migration(writer, migration)
             return
-        for change in found.changes:
+        for change in migration.changes:
             yield f"{change.text} ({change.cost})"
-        if (version := _change(writer, found, staged)) is not None:
+        if (version := _apply_changes(writer, migration, staged)) is not None:
             yield f"version {version} has the columns of the model"
-            yield from _finish(writer, found)
+            yield from _finish_migration(writer, migration)
             return
         yield "another run committed first; what it changed is looked at again"
-    _remove(writer, staged, staged.files)
+    _remove_staged(writer, staged, staged.files)
     raise PublishError(
         f"{writer.table.name}: other runs committed first {_ATTEMPTS} times in a row. Its columns "
         "and days are as they left them. Migrate it when they are through."
     )
 
 
-def refuse(found: Migration) -> None:
+def raise_if_refused(migration: Migration) -> None:
     """Refuse what cannot be changed in place.
 
     Raises:
         SchemaError: what, and what to do.
     """
-    if found.refused:
+    if migration.refused:
         raise SchemaError(
-            f"{found.ledger.table.name} cannot be migrated: {'; '.join(found.refused)}. Nothing "
+            f"{migration.ledger.table.name} cannot be migrated: {'; '.join(migration.refused)}. Nothing "
             "was written; the table is as it was."
         )
 
 
-def _change(writer: Writer, found: Migration, staged: _Staged) -> int | None:
+def _apply_changes(writer: Writer, migration: Migration, staged: _RewrittenDays) -> int | None:
     """Change the columns, and the files with them; none if another commit came first."""
-    ledger = found.ledger
+    ledger = migration.ledger
     try:
-        if found.days:
-            _rewrite(writer, found, staged)
-        if _prepare(writer.url, found):
-            now = read_ledger(writer.url, writer.table)
-            if not _same_days(writer, ledger, now):
+        if migration.days:
+            _rewrite_days(writer, migration, staged)
+        if _prepare_log(writer.url, migration):
+            current = read_ledger(writer.url, writer.table)
+            if not _have_same_files(writer, ledger, current):
                 return None
-            ledger = now
-        return _commit(writer, found, staged, ledger)
+            ledger = current
+        return _commit_migration(writer, migration, staged, ledger)
     except (DeltaError, OSError, *SPARK_ERRORS) as error:
-        _refuse_lost(writer.table, error)
+        _raise_if_engine_lost(writer.table, error)
         raise PublishError(
-            f"{writer.table.name}: the migration failed ({gist(error)}). Its columns and days are "
+            f"{writer.table.name}: the migration failed ({summarize_error(error)}). Its columns and days are "
             "as they were, and data files that no commit names are left to VACUUM. Migrate it "
             "again."
         ) from error
 
 
-def _prepare(url: str, found: Migration) -> bool:
+def _prepare_log(url: str, migration: Migration) -> bool:
     """What must be in the log before the columns change; whether anything was not."""
-    log = delta_log(url, found.ledger.version).load()
-    rules, properties = list(loose_rules(found)), properties_before(found)
+    log = delta_log(url, migration.ledger.version).load()
+    rules, properties = list(constraints_to_drop(migration)), properties_before(migration)
     if properties:
         log.alter.set_table_properties(properties, raise_if_not_exists=False)
     for name in rules:
@@ -187,46 +192,52 @@ def _prepare(url: str, found: Migration) -> bool:
     return bool(rules or properties)
 
 
-def _same_days(writer: Writer, before: Ledger, now: Ledger) -> bool:
+def _have_same_files(writer: Writer, previous: Ledger, current: Ledger) -> bool:
     """Whether the days hold the same data files as of two versions; no if nobody can tell."""
-    if now.rows is None:  # deletion vectors take rows away from files that stay
+    if current.rows is None:  # deletion vectors take rows away from files that stay
         return False
-    wanted = (before.version or 0, now.version or 0)
+    versions = (previous.version or 0, current.version or 0)
     first, second = (
-        set(data_files(writer.url, writer.table, before.stored, version)["path"].to_pylist())
-        for version in wanted
+        set(list_data_files(writer.url, writer.table, previous.stored, version)["path"].to_pylist())
+        for version in versions
     )
-    return first == second and before.stored.keys() == now.stored.keys()
+    return first == second and previous.stored.keys() == current.stored.keys()
 
 
-def _rewrite(writer: Writer, found: Migration, staged: _Staged) -> None:
+def _rewrite_days(writer: Writer, migration: Migration, staged: _RewrittenDays) -> None:
     """Write the days that are rewritten, but for those that are staged as they are now."""
-    ledger, table = found.ledger, writer.table
+    ledger, table = migration.ledger, writer.table
     version = ledger.version or 0
-    held: dict[date, set[str]] = {}
-    for file in data_files(writer.url, table, found.days, version).to_pylist():
-        held.setdefault(file["day"], set()).add(file["path"])
-    same = ledger.rows is not None  # deletion vectors take rows away from files that stay
-    old = [day for day, paths in staged.held.items() if not same or held.get(day) != paths]
-    _remove(writer, staged, old)
-    todo = sorted(held.keys() - staged.held.keys())
+    source_files: dict[date, set[str]] = {}
+    for file in list_data_files(writer.url, table, migration.days, version).to_pylist():
+        source_files.setdefault(file["day"], set()).add(file["path"])
+    comparable = ledger.rows is not None  # deletion vectors take rows away from files that stay
+    old = [
+        day
+        for day, paths in staged.source_files.items()
+        if not comparable or source_files.get(day) != paths
+    ]
+    _remove_staged(writer, staged, old)
+    remaining_days = sorted(source_files.keys() - staged.source_files.keys())
     rows = writer.spark.read.format("delta").option("versionAsOf", version).load(writer.url)
-    for at in range(0, len(todo), CHUNK_DAYS):
-        days = todo[at : at + CHUNK_DAYS]
-        frame = table.filled(rows.where(any_of(windows(days), table.partition)))
-        files = writer.write(frame, days, scattered=True).files
+    for start in range(0, len(remaining_days), CHUNK_DAYS):
+        days = remaining_days[start : start + CHUNK_DAYS]
+        frame = table.with_current_columns(
+            rows.where(any_window_condition(to_windows(days), table.partition))
+        )
+        files = writer.write_rows(frame, days, scattered=True).files
         staged.files |= files
-        staged.held |= {day: frozenset(held[day]) for day in days}
-        staged.measured |= _checked(writer, frame, files, days, ledger)
+        staged.source_files |= {day: frozenset(source_files[day]) for day in days}
+        staged.measured |= _verify_rewrite(writer, frame, files, days, ledger)
 
 
-def _checked(
+def _verify_rewrite(
     writer: Writer,
     frame: DataFrame,
     files: Mapping[date, list[AddAction]],
     days: Sequence[date],
     ledger: Ledger,
-) -> dict[date, Measured]:
+) -> dict[date, DayMetrics]:
     """What the new files of days hold: the old rows under the change, by rows and digest.
 
     Raises:
@@ -235,26 +246,35 @@ def _checked(
     table = writer.table
     new = measure(rows_of_files(writer.spark, writer.url, table, files, days), table)
     old = measure(frame, table)
-    found = {}
+    measured_by_day = {}
     for day in days:
         measured = new.get(day, empty_day(table))
-        was, counted = old.get(day, empty_day(table)), rows_in(files.get(day, ()))
-        due = (ledger.rows or {}).get(day, was.rows)
-        if (measured.digest, counted, due) != (was.digest, measured.rows, measured.rows):
+        old_day, counted = old.get(day, empty_day(table)), count_rows(files.get(day, ()))
+        expected_rows = (ledger.rows or {}).get(day, old_day.rows)
+        if (measured.digest, counted, expected_rows) != (
+            old_day.digest,
+            measured.rows,
+            measured.rows,
+        ):
             raise PublishError(
                 f"{table.name} [{day}]: the new data files hold {counted} row(s) with digest "
-                f"{measured.digest}, the old ones {due} with {was.digest}. No commit names the new "
+                f"{measured.digest}, the old ones {expected_rows} with {old_day.digest}. No commit names the new "
                 "ones; columns and days are as they were. Migrate it again; if this stays so, look "
                 "at the rows of the day."
             )
-        found[day] = measured
-    return found
+        measured_by_day[day] = measured
+    return measured_by_day
 
 
-def _commit(writer: Writer, found: Migration, staged: _Staged, ledger: Ledger) -> int | None:
+def _commit_migration(
+    writer: Writer, migration: Migration, staged: _RewrittenDays, ledger: Ledger
+) -> int | None:
     """Commit columns and files as the version after the ledger's; none if another came first."""
-    table, days = writer.table, sorted(found.days)
-    said = {**migration_record(found, staged.measured, ledger), "commit_id": uuid4().hex}
+    table, days = writer.table, sorted(migration.days)
+    metadata = {
+        **build_migration_record(migration, staged.measured, ledger),
+        "commit_id": uuid4().hex,
+    }
     log = delta_log(writer.url, ledger.version).load()
     partition = table.partition
     replaced = ("in", list(map(str, days))) if days else ("=", _NO_DAY)
@@ -263,11 +283,11 @@ def _commit(writer: Writer, found: Migration, staged: _Staged, ledger: Ledger) -
         log.create_write_transaction(
             [file for day in days for file in staged.files.get(day, ())],
             "overwrite",
-            schema_of(table),
+            delta_schema(table),
             [partition],
             [(partition, *replaced)],
             commit_properties=CommitProperties(
-                {"userMetadata": json.dumps(said)},
+                {"userMetadata": json.dumps(metadata)},
                 max_commit_retries=0,
                 app_transactions=[Transaction(APPLICATION, (ledger.transaction or 0) + 1)],
             ),
@@ -277,49 +297,53 @@ def _commit(writer: Writer, found: Migration, staged: _Staged, ledger: Ledger) -
         )
     except DeltaError as error:
         failure = error
-    now = read_ledger(writer.url, table)
-    ours = [record.version for record in now.records if record.commit_id == said["commit_id"]]
-    if not ours and failure and now.version == ledger.version:
+    current = read_ledger(writer.url, table)
+    own_versions = [
+        record.version for record in current.records if record.commit_id == metadata["commit_id"]
+    ]
+    if not own_versions and failure and current.version == ledger.version:
         raise failure
-    return ours[-1] if ours else None
+    return own_versions[-1] if own_versions else None
 
 
-def _finish(writer: Writer, found: Migration) -> Iterator[str]:
+def _finish_migration(writer: Writer, migration: Migration) -> Iterator[str]:
     """Set the properties, and the constraints that rows do not break."""
     url, table = writer.url, writer.table
     log = delta_log(url).load()
-    there, wanted = log.metadata().configuration, properties_after(found)
-    for name, rule in own_rules(table).items():
-        if f"{CONSTRAINT}{name}" in there:
+    properties, expected = log.metadata().configuration, properties_after(migration)
+    for name, rule in declared_constraints(table).items():
+        if f"{CONSTRAINT}{name}" in properties:
             continue
         try:
             add_constraints(writer.session, url, table, {name: rule})
         except (ConnectionError, *SPARK_ERRORS) as error:
-            _refuse_lost(table, error)
-            yield f"rule {name} ({rule}) is held by the audit alone: {gist(error)}"
-    if not wanted.items() <= there.items():
+            _raise_if_engine_lost(table, error)
+            yield f"rule {name} ({rule}) is held by the audit alone: {summarize_error(error)}"
+    if not expected.items() <= properties.items():
         log = delta_log(url).load()
-        log.alter.set_table_properties(wanted, raise_if_not_exists=False)
+        log.alter.set_table_properties(expected, raise_if_not_exists=False)
 
 
-def _refuse_lost(table: Table, error: Exception) -> None:
+def _raise_if_engine_lost(table: Table, error: Exception) -> None:
     """See that it was not the engine that failed.
 
     Raises:
         EngineError: it did; nothing is wrong with the table.
     """
-    if engine_lost(error):
+    if is_engine_lost(error):
         raise EngineError(
-            f"the Spark engine was lost while {table.name} was migrated ({gist(error)}). The table "
+            f"the Spark engine was lost while {table.name} was migrated ({summarize_error(error)}). The table "
             "is as it was, or has the columns of the model already; data files that no commit "
             "names are left to VACUUM. See that the engine has memory and disk, and run "
             f"`backfill-assets migrate {table.name}` again: it does what is left."
         ) from error
 
 
-def _remove(writer: Writer, staged: _Staged, days: Sequence[date] | Mapping[date, Any]) -> None:
+def _remove_staged(
+    writer: Writer, staged: _RewrittenDays, days: Sequence[date] | Mapping[date, Any]
+) -> None:
     """Remove the staged files of days."""
     for day in list(days):
-        writer.remove(staged.files.pop(day, ()))
-        staged.held.pop(day, None)
+        writer.remove_files(staged.files.pop(day, ()))
+        staged.source_files.pop(day, None)
         staged.measured.pop(day, None)

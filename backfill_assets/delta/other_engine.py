@@ -12,17 +12,17 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
-from backfill_assets.delta.commits import gist
+from backfill_assets.delta.commits import summarize_error
 from backfill_assets.delta.logs import delta_log
 from backfill_assets.delta.reading import read_ledger
-from backfill_assets.delta.records import Published
-from backfill_assets.engine.stores import folder_of
+from backfill_assets.delta.records import PublishedDay
+from backfill_assets.engine.stores import folder_filesystem
 from backfill_assets.settings import Settings
 from backfill_assets.tables.table import Table
 
 
 @dataclass(frozen=True)
-class ReadTest:
+class ReadCheck:
     """How a table reads in an engine that is not Spark.
 
     Attributes:
@@ -42,7 +42,7 @@ class ReadTest:
         return "\n  ".join([f"{head}: {'NOT ' * bool(self.problems)}as published", *self.problems])
 
 
-def read_test(settings: Settings, table: Table, days: Iterable[date]) -> ReadTest:
+def check_read(settings: Settings, table: Table, days: Iterable[date]) -> ReadCheck:
     """Read days as a consumer may: by delta-rs and Arrow, without a JVM.
 
     The table is opened at its published version, and of each day all columns are read. Rows, nulls
@@ -58,49 +58,59 @@ def read_test(settings: Settings, table: Table, days: Iterable[date]) -> ReadTes
     try:
         ledger = read_ledger(url, table)
         if ledger.version is None:
-            return ReadTest(table.name, None, [f"there is no table at {url}"])
+            return ReadCheck(table.name, None, [f"there is no table at {url}"])
         log = delta_log(url, ledger.version).load()
-        there = {field.name for field in log.schema().fields}
+        stored_columns = {field.name for field in log.schema().fields}
     except (DeltaError, OSError, ValueError) as error:
-        return ReadTest(table.name, None, [f"it cannot be opened: {gist(error)}"])
-    absent = table.columns.keys() - there
-    if missing := sorted(absent - table.nullable.keys()):
+        return ReadCheck(table.name, None, [f"it cannot be opened: {summarize_error(error)}"])
+    absent = table.columns.keys() - stored_columns
+    if missing := sorted(absent - table.null_bounds.keys()):
         problems = [f"column {name} is missing" for name in missing]
     else:
         records = {day: ledger.latest[day] for day in days if day in ledger.latest}
         problems = [
-            f"{table.name}[{day}]: {said}"
+            f"{table.name}[{day}]: {problem}"
             for day, record in records.items()
-            for said in _unlike(
-                url, log, table, day, record.days[day], absent | ledger.lacked(record)
+            for problem in _read_differences(
+                url,
+                log,
+                table,
+                day,
+                record.days[day],
+                absent | ledger.columns_changed_since(record),
             )
         ]
-    return ReadTest(table.name, ledger.version, problems)
+    return ReadCheck(table.name, ledger.version, problems)
 
 
-def _unlike(
-    url: str, log: DeltaTable, table: Table, day: date, said: Published, lacked: Collection[str]
+def _read_differences(
+    url: str,
+    log: DeltaTable,
+    table: Table,
+    day: date,
+    published: PublishedDay,
+    skipped_columns: Collection[str],
 ) -> Iterator[str]:
     """What the rows of a day have otherwise than its record, which lacked some columns."""
-    columns = [name for name in table.columns if name not in lacked]
+    columns = [name for name in table.columns if name not in skipped_columns]
     try:
         files = log.to_pyarrow_dataset(
-            filesystem=folder_of(url),
+            filesystem=folder_filesystem(url),
             file_pruning_predicate=[(table.partition, "in", [day.isoformat()])],
         )
         rows = files.to_table(columns=columns)
     except (DeltaError, OSError, pa.ArrowException) as error:
-        yield f"cannot be read: {gist(error)}"
+        yield f"cannot be read: {summarize_error(error)}"
         return
-    if rows.num_rows != said.rows:
-        yield f"{rows.num_rows} rows where {said.rows} were published"
+    if rows.num_rows != published.rows:
+        yield f"{rows.num_rows} rows where {published.rows} were published"
     for name in columns:
-        nulls, were = rows[name].null_count, said.nulls.get(name, 0)
+        nulls, were = rows[name].null_count, published.nulls.get(name, 0)
         if nulls != were:
             yield f"{nulls} null(s) in {name} where {were} were published"
-    for name, total in said.totals.items():
+    for name, total in published.totals.items():
         if name not in columns:
             continue
-        found = pc.sum(rows[name]).as_py() or 0
-        if Decimal(found) != Decimal(total):
-            yield f"{name} adds up to {found} where {total} was published"
+        actual = pc.sum(rows[name]).as_py() or 0
+        if Decimal(actual) != Decimal(total):
+            yield f"{name} adds up to {actual} where {total} was published"

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from backfill_assets.calendar.partitions import Window
-from backfill_assets.quality.audit import Expectation, Finding, Measured, Severity, Verdict
+from backfill_assets.quality.audit import DayMetrics, Expectation, Finding, Severity, Verdict
 from backfill_assets.tables.table import Table
 
 
@@ -43,7 +43,7 @@ class Provenance(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     references: dict[str, str | None] = msgspec.field(default_factory=dict)
 
 
-class Published(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+class PublishedDay(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """One day of a commit, as the audit found it: all that Dagster is told of it.
 
     Attributes:
@@ -81,10 +81,10 @@ SWITCH_OVER, CANARY, RETIREMENT = "switch-over", "canary", "retirement"
 ACCEPTED_CODE = "accepted code"
 
 
-class Details(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+class CommitDetails(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """What a commit tells those who follow its table, besides the days that it published.
 
-    Days are ranges, as `partitions.packed` makes them. What is none was not recorded: the commit is
+    Days are ranges, as `partitions.to_ranges` makes them. What is none was not recorded: the commit is
     of an earlier release, or of a table that does not record it.
 
     Attributes:
@@ -125,7 +125,7 @@ class Details(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     on_hold: dict[date, str] = msgspec.field(default_factory=dict, name="on hold")
 
 
-class Record(msgspec.Struct, frozen=True, gc=False):
+class CommitRecord(msgspec.Struct, frozen=True, gc=False):
     """What one commit of ours says of itself.
 
     Attributes:
@@ -141,15 +141,15 @@ class Record(msgspec.Struct, frozen=True, gc=False):
         details: what it tells those who follow the table.
         commit_id: tells this commit from every other.
         since: the version that it was compared with; none if there was no table.
-        written: those of the days whose files it wrote; the others had these rows already.
+        written_days: those of the days whose files it wrote; the others had these rows already.
         at: when it was made, in UTC.
         reason: why, as whoever launched it put it.
         git_commit: of the code that computed it; empty if unknown.
         git_dirty: whether that code differed from the commit; none if unknown.
-        withdrawn: days that it took back: they count as never published.
-        because: why its days were computed: the days, as ranges, by reason; see `why`.
-        merged: whether it changed rows of the days that it wrote, rather than replace all of them.
-        failed: days that its run could not publish, each with the reason.
+        revoked_days: days that it took back: they count as never published.
+        reasons: why its days were computed: the days, as ranges, by reason; see `reason_for_day`.
+        is_merge: whether it changed rows of the days that it wrote, rather than replace all of them.
+        failed_days: days that its run could not publish, each with the reason.
         release: version of the code of all tables together; empty if not recorded.
         package: the release of this package that ran; empty if not recorded.
     """
@@ -161,67 +161,67 @@ class Record(msgspec.Struct, frozen=True, gc=False):
     code_version: str
     config_digest: str
     inputs: Mapping[str, int]
-    days: Mapping[date, Published]
+    days: Mapping[date, PublishedDay]
     final: frozenset[date]
-    details: Details
+    details: CommitDetails
     commit_id: str = ""
     since: int | None = None
-    written: frozenset[date] | None = None
+    written_days: frozenset[date] | None = None
     at: datetime | None = None
     reason: str = ""
     git_commit: str = ""
     git_dirty: bool | None = None
-    withdrawn: frozenset[date] = frozenset()
-    because: Mapping[str, Sequence[str]] = msgspec.field(default_factory=dict)
-    merged: bool = False
-    failed: Mapping[date, str] = msgspec.field(default_factory=dict)
+    revoked_days: frozenset[date] = frozenset()
+    reasons: Mapping[str, Sequence[str]] = msgspec.field(default_factory=dict)
+    is_merge: bool = False
+    failed_days: Mapping[date, str] = msgspec.field(default_factory=dict)
     release: str = ""
     package: str = ""
 
-    def why(self, day: date) -> str:
+    def reason_for_day(self, day: date) -> str:
         """Why a day was computed; empty if nobody recorded it."""
-        for reason, ranges in self.because.items():
+        for reason, ranges in self.reasons.items():
             if any(day in Window.parse(text) for text in ranges):
                 return reason
         return ""
 
     @property
-    def wrote(self) -> frozenset[date]:
+    def rewritten_days(self) -> frozenset[date]:
         """The days whose files it wrote; where nobody recorded which, all that it speaks of."""
-        return frozenset(self.days) if self.written is None else self.written
+        return frozenset(self.days) if self.written_days is None else self.written_days
 
-    def vouches(self, day: date) -> int:
+    def valid_as_of(self, day: date) -> int:
         """The version as of which the day is what the record says.
 
         Overwriting a day replaces whatever was there until then. A merge leaves rows, of which only
         those of the version that it was compared with were looked at.
         """
-        if self.written is None or (day in self.written and not self.merged):
+        if self.written_days is None or (day in self.written_days and not self.is_merge):
             return self.version
         return -1 if self.since is None else self.since
 
     @property
-    def code(self) -> str:
+    def code_id(self) -> str:
         """The version of the code of all tables together, as far as it is on record."""
         return self.release or self.code_version
 
-    def for_day(self, day: date) -> Record:
+    def for_day(self, day: date) -> CommitRecord:
         """The record as it holds for one of its days: with what this day was made by and from."""
         published = self.days.get(day)
         if published is None or published.provenance is None:
             return self
-        made = msgspec.structs.asdict(published.provenance)
-        details = msgspec.structs.replace(self.details, references=made.pop("references"))
-        return msgspec.structs.replace(self, **made, details=details)
+        fields = msgspec.structs.asdict(published.provenance)
+        details = msgspec.structs.replace(self.details, references=fields.pop("references"))
+        return msgspec.structs.replace(self, **fields, details=details)
 
-    def provenance(self, day: date) -> Provenance:
+    def day_provenance(self, day: date) -> Provenance:
         """What a day was made by and from, to be carried by another commit."""
         published = self.days.get(day)
         if published and published.provenance:
             return published.provenance
-        own = (name for name in Provenance.__struct_fields__ if name != "references")
-        made = {name: getattr(self, name) for name in own}
-        return Provenance(**made, references=self.details.references)
+        names = (name for name in Provenance.__struct_fields__ if name != "references")
+        values = {name: getattr(self, name) for name in names}
+        return Provenance(**values, references=self.details.references)
 
     def made_under(self, day: date) -> str:
         """Digest of the settings that a day of it was made under."""
@@ -245,29 +245,29 @@ class ExternalCommit:
         operation: what it was, in Delta's words.
         days: the days whose files it changed.
         at: when it was made, in UTC.
-        anywhere: whether it took files away of which it does not say whose days they were.
+        has_unknown_days: whether it took files away of which it does not say whose days they were.
     """
 
     version: int
     operation: str
     days: frozenset[date]
     at: datetime | None = field(default=None, compare=False)
-    anywhere: bool = False
+    has_unknown_days: bool = False
 
 
-def published(
+def to_published_day(
     verdict: Verdict,
     fingerprint: str,
     numbers: Mapping[str, Any],
     made_under: str = "",
     provenance: Provenance | None = None,
-) -> Published:
+) -> PublishedDay:
     """What a commit is to say of a day that passed."""
-    measured = verdict.measured
-    return Published(
+    measured = verdict.metrics
+    return PublishedDay(
         rows=measured.rows,
         digest=measured.digest,
-        verdict=verdict.severity.value,
+        verdict=verdict.worst_severity.value,
         totals={name: str(total) for name, total in measured.totals.items()},
         fingerprint=fingerprint,
         nulls={name: count for name, count in measured.nulls.items() if count},
@@ -286,33 +286,33 @@ def published(
     )
 
 
-def as_written(day: Published) -> dict[str, Any]:
+def encode_day(day: PublishedDay) -> dict[str, Any]:
     """What a commit is to say of a day, by the names that commits have it under."""
     values = dict(zip(day.__struct_encode_fields__, msgspec.structs.astuple(day), strict=True))
     provenance = msgspec.to_builtins(values.pop("provenance"))
     return {**values, "provenance": provenance} if provenance else values
 
 
-def verdict_of(table: Table, day: date, said: Published) -> Verdict:
+def restore_verdict(table: Table, day: date, published: PublishedDay) -> Verdict:
     """The verdict on a day, from what its commit says."""
     entries = {
         name: count if isinstance(count, int) else Decimal(count)
-        for name, count in said.entries.items()
+        for name, count in published.entries.items()
     }
     totals = {
-        name: type(zero)(said.totals[name]) if name in said.totals else zero
-        for name, zero in table.zeros.items()
+        name: type(zero)(published.totals[name]) if name in published.totals else zero
+        for name, zero in table.zero_totals.items()
     }
-    nulls = {name: said.nulls.get(name, 0) for name in table.columns}
+    nulls = {name: published.nulls.get(name, 0) for name in table.columns}
     fine = [Severity.OK.value, "in order when it was published"]
     findings = [
         Finding(check, Severity(severity), text)
-        for check in table.checks
-        for severity, text in [said.findings.get(check, fine)]
+        for check in table.check_descriptions
+        for severity, text in [published.findings.get(check, fine)]
     ]
     return Verdict(
         day,
-        Measured(said.rows, nulls, 0, totals, said.digest),
+        DayMetrics(published.rows, nulls, 0, totals, published.digest),
         Expectation(entries=entries, notices=dict.fromkeys(table.notices, (Severity.OK, ""))),
         findings,
     )

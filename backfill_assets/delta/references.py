@@ -16,15 +16,15 @@ from backfill_assets.delta.entries import changes_rows
 from backfill_assets.delta.logs import load_log
 from backfill_assets.tables.table import Table
 
-_IN_FILES = "name in files"
+_PHYSICAL_NAME = "name in files"
 #: What Delta's schema says of a field besides its name and its type.
-_NOT_OF_A_TYPE = ("metadata", "nullable", "containsNull", "valueContainsNull")
+_IGNORED_TYPE_KEYS = ("metadata", "nullable", "containsNull", "valueContainsNull")
 #: In the log of a table that grows, the number of the last commit that took rows away.
-FORGOTTEN = "backfill_assets/forgotten"
+DELETION_COUNTER = "backfill_assets/forgotten"
 
 
 @dataclass(frozen=True)
-class Reference:
+class UnpartitionedState:
     """A table without days, as of now.
 
     Attributes:
@@ -39,12 +39,12 @@ class Reference:
     content: str | None = None
     grows: bool = False
 
-    def rows(self, spark: SparkSession) -> DataFrame:
+    def read_rows(self, spark: SparkSession) -> DataFrame:
         """All of its rows, as of the version."""
         return spark.read.format("delta").option("versionAsOf", self.version).load(self.url)
 
 
-def look(url: str, *, grows: bool = False) -> Reference:
+def read_unpartitioned(url: str, *, grows: bool = False) -> UnpartitionedState:
     """What a table without days holds now, by its log alone.
 
     Maintenance does not count: OPTIMIZE and VACUUM change no row. Commits that are gone from the
@@ -58,43 +58,50 @@ def look(url: str, *, grows: bool = False) -> Reference:
     log = load_log(url)
     if grows:
         if log is None:
-            return Reference(url, content="nothing yet", grows=True)
-        forgotten = log.transaction_version(FORGOTTEN) or 0
-        content = f"{log.metadata().id}, {forgotten} times forgotten"
-        return Reference(url, log.version(), content, grows=True)
+            return UnpartitionedState(url, content="nothing yet", grows=True)
+        deletions = log.transaction_version(DELETION_COUNTER) or 0
+        content = f"{log.metadata().id}, {deletions} times forgotten"
+        return UnpartitionedState(url, log.version(), content, grows=True)
     if log is None:
-        return Reference(url)
+        return UnpartitionedState(url)
     version, commits = log.version(), CommitLog(url)
-    last = version
-    while (text := commits.text(last)) is not None and not changes_rows(text):
-        last -= 1
+    last_change = version
+    while (text := commits.read_commit(last_change)) is not None and not changes_rows(text):
+        last_change -= 1
     # A table that is made anew begins again with its versions.
-    content = f"version {last} of {log.metadata().id}"
-    return Reference(url, version, f"{content}{_names_of_columns(log)}")
+    content = f"version {last_change} of {log.metadata().id}"
+    return UnpartitionedState(url, version, f"{content}{_column_mapping(log)}")
 
 
-def _names_of_columns(log: DeltaTable) -> str:
+def _column_mapping(log: DeltaTable) -> str:
     """By which names the columns in the files are read, where these are others (column mapping)."""
     if log.metadata().configuration.get("delta.columnMapping.mode", "none") == "none":
         return ""
-    names = json.dumps(_mapped(json.loads(log.schema().to_json())))
-    if _IN_FILES not in names:
+    names = json.dumps(_physical_type(json.loads(log.schema().to_json())))
+    if _PHYSICAL_NAME not in names:
         return ""
     return f", columns {hashlib.sha256(names.encode()).hexdigest()[:12]}"
 
 
-def _mapped(kind: Any) -> Any:
+def _physical_type(type_json: Any) -> Any:
     """A type with the name of each field, and the one in the files if it differs; no comments."""
-    if isinstance(kind, list):
-        return [_mapped(part) for part in kind]
-    if not isinstance(kind, dict):
-        return kind
-    in_files = kind.get("metadata", {}).get("delta.columnMapping.physicalName")
-    parts = {name: _mapped(part) for name, part in kind.items() if name not in _NOT_OF_A_TYPE}
-    renamed = in_files not in (None, kind.get("name"))
-    return {**parts, _IN_FILES: in_files} if renamed else parts
+    if isinstance(type_json, list):
+        return [_physical_type(part) for part in type_json]
+    if not isinstance(type_json, dict):
+        return type_json
+    physical_name = type_json.get("metadata", {}).get("delta.columnMapping.physicalName")
+    parts = {
+        name: _physical_type(part)
+        for name, part in type_json.items()
+        if name not in _IGNORED_TYPE_KEYS
+    }
+    renamed = physical_name not in (None, type_json.get("name"))
+    return {**parts, _PHYSICAL_NAME: physical_name} if renamed else parts
 
 
-def references_of(table: Table, warehouse: str) -> Mapping[str, Reference]:
+def read_unpartitioned_inputs(table: Table, warehouse: str) -> Mapping[str, UnpartitionedState]:
     """By name, the tables without days that a table is made of, as of now."""
-    return {of.name: look(of.place(warehouse), grows=of.grows) for of in table.references}
+    return {
+        reference.name: read_unpartitioned(reference.place(warehouse), grows=reference.grows)
+        for reference in table.unpartitioned_inputs
+    }

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow.fs as pafs
 
-from backfill_assets.calendar.partitions import DAY, packed, spelled
+from backfill_assets.calendar.partitions import DAY, format_ranges, to_ranges
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.logs import load_log
 from backfill_assets.delta.records import RETIREMENT
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from backfill_assets.delta.commits import Writer
 
 #: Who makes the commit.
-_BY = "maintenance"
+_LAUNCHED_BY = "maintenance"
 
 
-def leaves(table: Table, undo_days: int, today: date) -> bool:
+def can_delete_rows(table: Table, undo_days: int, today: date) -> bool:
     """Whether a table has been retired for so long that nothing of it can be undone any more.
 
     Args:
@@ -37,18 +37,18 @@ def leaves(table: Table, undo_days: int, today: date) -> bool:
     return table.is_retired(today - undo_days * DAY)
 
 
-def gone(ledger: Ledger, url: str, days: Iterable[date]) -> str:
+def retired_message(ledger: Ledger, url: str, days: Iterable[date]) -> str:
     """Why days cannot be published in a table that has given up its rows; empty if it has not."""
-    if ledger.left is None:
+    if ledger.retirement_commit is None:
         return ""
     return (
-        f"{ledger.table.name} [{spelled(days)}]: the table is retired, and maintenance has taken "
-        f"its rows away (version {ledger.left.version}). Nothing was written. To make it anew, "
+        f"{ledger.table.name} [{format_ranges(days)}]: the table is retired, and maintenance has taken "
+        f"its rows away (version {ledger.retirement_commit.version}). Nothing was written. To make it anew, "
         f"take `retired` out of its declaration, move its folder {url} away, and launch its days."
     )
 
 
-def give_up(writer: Writer, ledger: Ledger) -> bool:
+def delete_all_rows(writer: Writer, ledger: Ledger) -> bool:
     """Commit that a table has no rows any more; whether no other commit came first.
 
     Args:
@@ -58,23 +58,23 @@ def give_up(writer: Writer, ledger: Ledger) -> bool:
     Raises:
         PublishError: the table is as it was.
     """
-    days = sorted(ledger.published)
+    days = sorted(ledger.published_days)
     record = {
         "run_id": "",
-        "launched_by": _BY,
+        "launched_by": _LAUNCHED_BY,
         "reason": f"retired since {ledger.table.retired}",
         "asset": ledger.table.name,
         "code_version": "",
         "config_digest": "",
         "since": ledger.version,
         "audit": {},
-        "withdrawn": packed(days),
+        "withdrawn": to_ranges(days),
         "said": {"kind": RETIREMENT},
     }
     return writer.commit({}, days, record, ledger) is not None
 
 
-def remove_files(url: str, table: Table, *, dry_run: bool) -> int:
+def delete_data_files(url: str, table: Table, *, dry_run: bool) -> int:
     """Remove the data files of a table that has given up its rows; how many these are.
 
     Nobody writes to it any more, so none of them is still to be named. (VACUUM, without a time to
@@ -87,7 +87,7 @@ def remove_files(url: str, table: Table, *, dry_run: bool) -> int:
     """
     log = load_log(url)
     assert log is not None
-    kept = set() if dry_run else {*log.get_add_actions().column("path").to_pylist()}
+    named_paths = set() if dry_run else {*log.get_add_actions().column("path").to_pylist()}
     filesystem, path = open_store(url)
     folders = [
         info
@@ -96,10 +96,12 @@ def remove_files(url: str, table: Table, *, dry_run: bool) -> int:
     ]
     removed = 0
     for folder in folders:
-        found = filesystem.get_file_info(pafs.FileSelector(folder.path, recursive=True))
-        files = [info for info in found if info.is_file]
-        gone = [file for file in files if file.path.removeprefix(f"{path}/") not in kept]
-        removed += sum(file.extension == "parquet" for file in gone)
-        if len(gone) == len(files) and not dry_run:
+        infos = filesystem.get_file_info(pafs.FileSelector(folder.path, recursive=True))
+        files = [info for info in infos if info.is_file]
+        unnamed_files = [
+            file for file in files if file.path.removeprefix(f"{path}/") not in named_paths
+        ]
+        removed += sum(file.extension == "parquet" for file in unnamed_files)
+        if len(unnamed_files) == len(files) and not dry_run:
             filesystem.delete_dir(folder.path)
     return removed

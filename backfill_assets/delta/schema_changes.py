@@ -13,23 +13,23 @@ from datetime import date
 
 import pyspark.sql.types as T
 
-from backfill_assets.calendar.partitions import spelled
+from backfill_assets.calendar.partitions import format_ranges
 from backfill_assets.delta.evolution import (
-    DROPPED,
-    GAPS,
+    COLUMN_GAPS,
+    DROPPED_COLUMNS,
     SCHEMA_VERSION,
-    dropped,
-    gaps_as_json,
-    unfilled,
-    version_of,
+    dropped_columns,
+    encode_gaps,
+    read_schema_version,
+    unfilled_columns,
 )
-from backfill_assets.delta.ledgers import Ledger, Metadata
-from backfill_assets.tables.schemas import gaps_of, renamed_from, widens
+from backfill_assets.delta.ledgers import Ledger, TableMetadata
+from backfill_assets.tables.schemas import gaps_of, is_wider_type, renamed_from
 from backfill_assets.tables.table import Table
 
 
 @dataclass(frozen=True)
-class Change:
+class SchemaChange:
     """One change of a table.
 
     Attributes:
@@ -55,16 +55,16 @@ class Migration:
         changes: one after the other.
         refused: what cannot be changed in place, a sentence each; nothing is done then.
         sources: by column of the model, the column of the table that it is made of; none for null.
-        loose: columns of the table whose constraints are dropped before the change.
-        unwritten: columns that the data files go on having, and the table has no longer.
+        relaxed_columns: columns of the table whose constraints are dropped before the change.
+        retained_columns: columns that the data files go on having, and the table has no longer.
     """
 
     ledger: Ledger
-    changes: list[Change] = field(default_factory=list)
+    changes: list[SchemaChange] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
     sources: dict[str, str | None] = field(default_factory=dict)
-    loose: set[str] = field(default_factory=set)
-    unwritten: set[str] = field(default_factory=set)
+    relaxed_columns: set[str] = field(default_factory=set)
+    retained_columns: set[str] = field(default_factory=set)
 
     @property
     def days(self) -> frozenset[date]:
@@ -72,12 +72,12 @@ class Migration:
         return frozenset().union(*(change.days for change in self.changes))
 
     @property
-    def whole(self) -> bool:
+    def rewrites_all_files(self) -> bool:
         """Whether all data files are rewritten."""
         return bool(self.days) and self.days == frozenset(self.ledger.stored)
 
 
-def migration_of(ledger: Ledger, nulls: Mapping[str, Mapping[date, int | None]]) -> Migration:
+def plan_migration(ledger: Ledger, nulls: Mapping[str, Mapping[date, int | None]]) -> Migration:
     """What is to change in a table for it to be the one of its model.
 
     Args:
@@ -86,182 +86,201 @@ def migration_of(ledger: Ledger, nulls: Mapping[str, Mapping[date, int | None]])
             tell, with how many, as far as it tells.
     """
     assert ledger.metadata is not None
-    found = Migration(ledger)
+    migration = Migration(ledger)
     table, metadata = ledger.table, ledger.metadata
-    _form(found, table, metadata)
-    if found.refused:
-        return found
-    there = {column.name: column for column in metadata.struct}
-    for column in table.struct:
-        _column(found, table, column, there, nulls)
-    _dropped(found, table, there)
-    _gaps(found, table, metadata)
-    kept = [name for name in metadata.struct.names if name in table.columns]
-    if kept != [name for name in table.columns if name in there] and not found.days:
-        found.changes.append(Change("the columns have another order"))
-    was, now = version_of(metadata), table.schema_version
-    if was < now:
-        found.changes.append(Change(f"the schema has version {now}, not {was}"))
-    elif found.changes:
-        found.refused.append(
-            f"the model has schema_version {now} as the table has, and the columns differ: give it "
-            f"{now + 1}, by which older code knows that the table is not its own"
+    _check_table(migration, table, metadata)
+    if migration.refused:
+        return migration
+    stored = {column.name: column for column in metadata.struct}
+    for column in table.struct_type:
+        _plan_column(migration, table, column, stored, nulls)
+    _plan_dropped(migration, table, stored)
+    _plan_gaps(migration, table, metadata)
+    stored_order = [name for name in metadata.struct.names if name in table.columns]
+    if stored_order != [name for name in table.columns if name in stored] and not migration.days:
+        migration.changes.append(SchemaChange("the columns have another order"))
+    stored_version, declared_version = read_schema_version(metadata), table.schema_version
+    if stored_version < declared_version:
+        migration.changes.append(
+            SchemaChange(f"the schema has version {declared_version}, not {stored_version}")
         )
-    return found
+    elif migration.changes:
+        migration.refused.append(
+            f"the model has schema_version {declared_version} as the table has, and the columns differ: give it "
+            f"{declared_version + 1}, by which older code knows that the table is not its own"
+        )
+    return migration
 
 
-def _form(found: Migration, table: Table, metadata: Metadata) -> None:
+def _check_table(migration: Migration, table: Table, metadata: TableMetadata) -> None:
     """What of the table as such cannot be changed in place."""
-    if (was := version_of(metadata)) > table.schema_version:
-        found.refused.append(
-            f"the table's schema has version {was}, and this code has {table.schema_version}: "
+    if (stored_version := read_schema_version(metadata)) > table.schema_version:
+        migration.refused.append(
+            f"the table's schema has version {stored_version}, and this code has {table.schema_version}: "
             "install the code that has it"
         )
     if metadata.partitioned_by != (table.partition,):
         columns = ", ".join(metadata.partitioned_by) or "nothing"
-        found.refused.append(f"it is partitioned by {columns}, not by {table.partition}")
-    if None in set(found.ledger.stored):
-        found.refused.append(f"it has rows without a {table.partition}: delete them")
+        migration.refused.append(f"it is partitioned by {columns}, not by {table.partition}")
+    if None in set(migration.ledger.stored):
+        migration.refused.append(f"it has rows without a {table.partition}: delete them")
     if (mode := metadata.properties.get("delta.columnMapping.mode", "none")) != "none":
-        found.refused.append(
+        migration.refused.append(
             f"its columns have other names in the files (delta.columnMapping.mode {mode})"
         )
 
 
-def _column(
-    found: Migration,
+def _plan_column(
+    migration: Migration,
     table: Table,
     column: T.StructField,
-    there: Mapping[str, T.StructField],
+    stored: Mapping[str, T.StructField],
     nulls: Mapping[str, Mapping[date, int | None]],
 ) -> None:
     """What becomes of one column of the model."""
-    assert found.ledger.metadata is not None
+    assert migration.ledger.metadata is not None
     name, model = column.name, table.columns[column.name]
-    days = frozenset(found.ledger.stored)
+    days = frozenset(migration.ledger.stored)
     old = renamed_from(model)
-    source = name if name in there else old if old in there else None
-    found.sources[name] = source
+    source = name if name in stored else old if old in stored else None
+    migration.sources[name] = source
     if source is None:
-        if old is not None and name not in dropped(found.ledger.metadata):
-            found.refused.append(
+        if old is not None and name not in dropped_columns(migration.ledger.metadata):
+            migration.refused.append(
                 f"column {name} is renamed from {old}, and the table has neither: migrate it with "
                 "the code of each schema_version in between first, or leave renamed_from away if "
                 "the column is new"
             )
         elif not column.nullable:
-            found.refused.append(
+            migration.refused.append(
                 f"column {name} is new and required, and the days that are there have no values of "
                 "it: declare it nullable, or by `added` with a default"
             )
-        elif name in dropped(found.ledger.metadata):
+        elif name in dropped_columns(migration.ledger.metadata):
             text = f"column {name} is there again, without its values from before it was dropped"
-            found.changes.append(Change(text, days))
+            migration.changes.append(SchemaChange(text, days))
         else:
-            found.changes.append(
-                Change(f"column {name} is added; it is null where nobody fills it")
+            migration.changes.append(
+                SchemaChange(f"column {name} is added; it is null where nobody fills it")
             )
         return
-    has = there[source]
+    stored_column = stored[source]
     if source != name:
-        found.changes.append(Change(f"column {source} is renamed to {name}", days))
-        found.loose.add(source)
-    if has.dataType.simpleString() != column.dataType.simpleString():
-        text = f"{has.dataType.simpleString()} to {column.dataType.simpleString()}"
-        if widens(has.dataType, column.dataType):
-            found.changes.append(Change(f"column {name} is widened from {text}", days))
+        migration.changes.append(SchemaChange(f"column {source} is renamed to {name}", days))
+        migration.relaxed_columns.add(source)
+    if stored_column.dataType.simpleString() != column.dataType.simpleString():
+        text = f"{stored_column.dataType.simpleString()} to {column.dataType.simpleString()}"
+        if is_wider_type(stored_column.dataType, column.dataType):
+            migration.changes.append(SchemaChange(f"column {name} is widened from {text}", days))
         else:
-            found.refused.append(
+            migration.refused.append(
                 f"column {name} would change from {text}, which does not hold all values as they "
                 "are: give the new column another name, or rebuild the table"
             )
-    _nullability(found, column, has, nulls.get(source, {}))
-    comment = has.metadata.get("comment")
+    _plan_nullability(migration, column, stored_column, nulls.get(source, {}))
+    comment = stored_column.metadata.get("comment")
     if comment != model.description and source == name:
-        found.changes.append(Change(f"column {name} has another description"))
+        migration.changes.append(SchemaChange(f"column {name} has another description"))
 
 
-def _nullability(
-    found: Migration, column: T.StructField, has: T.StructField, nulls: Mapping[date, int | None]
+def _plan_nullability(
+    migration: Migration,
+    column: T.StructField,
+    stored_column: T.StructField,
+    nulls: Mapping[date, int | None],
 ) -> None:
-    assert found.ledger.metadata is not None
-    rule = f"delta.constraints.{has.name}_required".lower()
-    required = not has.nullable or rule in map(str.lower, found.ledger.metadata.properties)
+    assert migration.ledger.metadata is not None
+    rule = f"delta.constraints.{stored_column.name}_required".lower()
+    required = not stored_column.nullable or rule in map(
+        str.lower, migration.ledger.metadata.properties
+    )
     if column.nullable and required:
-        found.changes.append(Change(f"column {column.name} may be null"))
-        found.loose.add(has.name)
-    if column.nullable or not has.nullable:
+        migration.changes.append(SchemaChange(f"column {column.name} may be null"))
+        migration.relaxed_columns.add(stored_column.name)
+    if column.nullable or not stored_column.nullable:
         return
     if nulls:
         unknown = [day for day, count in nulls.items() if count is None]
-        told = spelled(nulls)
+        null_days = format_ranges(nulls)
         count = sum(filter(None, nulls.values()))
-        said = f"the log does not tell for {spelled(unknown)}" if unknown else f"{count} in all"
-        found.refused.append(
-            f"column {column.name} is to be required, and may be null on {told} ({said}): rebuild "
+        detail = (
+            f"the log does not tell for {format_ranges(unknown)}" if unknown else f"{count} in all"
+        )
+        migration.refused.append(
+            f"column {column.name} is to be required, and may be null on {null_days} ({detail}): rebuild "
             "these days, or leave it nullable"
         )
     else:
-        found.changes.append(Change(f"column {column.name} is required; no day has a null in it"))
+        migration.changes.append(
+            SchemaChange(f"column {column.name} is required; no day has a null in it")
+        )
 
 
-def _dropped(found: Migration, table: Table, there: Mapping[str, T.StructField]) -> None:
+def _plan_dropped(migration: Migration, table: Table, stored: Mapping[str, T.StructField]) -> None:
     """The columns that the model has no longer."""
-    used = {*filter(None, found.sources.values())}
-    for name in there:
+    used = {*filter(None, migration.sources.values())}
+    for name in stored:
         if name in table.columns or name in used:
             continue
-        days = len(found.ledger.stored)
+        days = len(migration.ledger.stored)
         text = f"column {name} is dropped"
         if days:
             text += "; its values stay in data files until their days are written again"
-        found.changes.append(Change(text))
-        found.loose.add(name)
-        found.unwritten.add(name)
+        migration.changes.append(SchemaChange(text))
+        migration.relaxed_columns.add(name)
+        migration.retained_columns.add(name)
 
 
-def _gaps(found: Migration, table: Table, metadata: Metadata) -> None:
+def _plan_gaps(migration: Migration, table: Table, metadata: TableMetadata) -> None:
     """The days that a default is to be written on."""
-    before = json.loads(metadata.properties.get(GAPS, "{}"))
-    for name in unfilled(table, metadata):
+    stored_gaps = json.loads(metadata.properties.get(COLUMN_GAPS, "{}"))
+    for name in unfilled_columns(table, metadata):
         gap = gaps_of(table.columns)[name]
-        if name in before and (was := before[name]["default"]) is not None:
-            found.refused.append(
-                f"column {name} is {was!r} before {before[name]['since']}, which its rows hold: "
+        if name in stored_gaps and (previous_default := stored_gaps[name]["default"]) is not None:
+            migration.refused.append(
+                f"column {name} is {previous_default!r} before {stored_gaps[name]['since']}, which its rows hold: "
                 "nobody can tell that from values of the source. Leave its gap as it is, or "
                 "rebuild the table"
             )
             continue
-        days = frozenset(day for day in found.ledger.stored if day < gap.since)
-        found.changes.append(Change(f"column {name} is {gap.default!r} before {gap.since}", days))
+        days = frozenset(day for day in migration.ledger.stored if day < gap.since)
+        migration.changes.append(
+            SchemaChange(f"column {name} is {gap.default!r} before {gap.since}", days)
+        )
 
 
-def properties_after(found: Migration) -> dict[str, str]:
+def properties_after(migration: Migration) -> dict[str, str]:
     """The properties of the table once all is changed."""
-    assert found.ledger.metadata is not None
-    table = found.ledger.table
-    left = set() if found.whole else dropped(found.ledger.metadata) | found.unwritten
+    assert migration.ledger.metadata is not None
+    table = migration.ledger.table
+    dropped_names = (
+        set()
+        if migration.rewrites_all_files
+        else dropped_columns(migration.ledger.metadata) | migration.retained_columns
+    )
     return {
         SCHEMA_VERSION: str(table.schema_version),
-        DROPPED: json.dumps(sorted(left - table.columns.keys())),
-        GAPS: gaps_as_json(table),
+        DROPPED_COLUMNS: json.dumps(sorted(dropped_names - table.columns.keys())),
+        COLUMN_GAPS: encode_gaps(table),
     }
 
 
-def properties_before(found: Migration) -> dict[str, str]:
+def properties_before(migration: Migration) -> dict[str, str]:
     """The properties that must be there before the columns change; none if there are such."""
-    assert found.ledger.metadata is not None
-    there = json.loads(found.ledger.metadata.properties.get(DROPPED, "[]"))
-    if found.unwritten <= set(there):
+    assert migration.ledger.metadata is not None
+    dropped_names = json.loads(migration.ledger.metadata.properties.get(DROPPED_COLUMNS, "[]"))
+    if migration.retained_columns <= set(dropped_names):
         return {}
-    return {DROPPED: json.dumps(sorted(found.unwritten.union(there)))}
+    return {DROPPED_COLUMNS: json.dumps(sorted(migration.retained_columns.union(dropped_names)))}
 
 
-def loose_rules(found: Migration) -> Iterator[str]:
+def constraints_to_drop(migration: Migration) -> Iterator[str]:
     """The names of the constraints that speak of columns whose name or nullability changes."""
-    assert found.ledger.metadata is not None
+    assert migration.ledger.metadata is not None
     begin = "delta.constraints."
-    for name, rule in found.ledger.metadata.properties.items():
+    for name, rule in migration.ledger.metadata.properties.items():
         words = {word.lower() for word in re.findall(r"\w+", rule)}
-        if name.startswith(begin) and words & {of.lower() for of in found.loose}:
+        if name.startswith(begin) and words & {
+            column.lower() for column in migration.relaxed_columns
+        }:
             yield name.removeprefix(begin)

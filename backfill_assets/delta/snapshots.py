@@ -20,21 +20,21 @@ from deltalake import DeltaTable
 from deltalake.transaction import AddAction
 from pyspark.sql import DataFrame, SparkSession
 
-from backfill_assets.calendar.partitions import any_of, windows
+from backfill_assets.calendar.partitions import any_window_condition, to_windows
 from backfill_assets.delta.data_files import DataFiles
-from backfill_assets.delta.forks import added_files, located
-from backfill_assets.delta.logs import delta_log, metadata_of
-from backfill_assets.engine.frames import frame_of
-from backfill_assets.tables.schemas import as_they_are
+from backfill_assets.delta.forks import added_files, resolve_path
+from backfill_assets.delta.logs import delta_log, read_metadata
+from backfill_assets.engine.frames import create_frame
+from backfill_assets.tables.schemas import files_match_schema
 from backfill_assets.tables.table import Table
 
 #: Spark looks for each file that it is given. With more than these, Delta's state costs less.
-_FEW = 500
+_MAX_LISTED_FILES = 500
 
 
-def data_files(url: str, table: Table, days: Iterable[date], version: int) -> pa.Table:
+def list_data_files(url: str, table: Table, days: Iterable[date], version: int) -> pa.Table:
     """The data files of days as of a version, from the log: their `day` and `path`."""
-    return _files(delta_log(url, version).load(), table, days)
+    return _list_files(delta_log(url, version).load(), table, days)
 
 
 def files_as_of(
@@ -53,38 +53,38 @@ def files_as_of(
         version: the version.
         since: a version after which most of the files came: these commits are looked at first.
     """
-    held: dict[date, list[str]] = defaultdict(list)
+    locations_by_day: dict[date, list[str]] = defaultdict(list)
     log = delta_log(url, version).load()
-    if not as_they_are(metadata_of(log).struct, table.columns):
+    if not files_match_schema(read_metadata(log).struct, table.columns):
         return {}
-    for file in _files(log, table, days).to_pylist():
-        held[file["day"]].append(located(url, file["path"]))
-    wanted = {place for of in held.values() for place in of}
+    for file in _list_files(log, table, days).to_pylist():
+        locations_by_day[file["day"]].append(resolve_path(url, file["path"]))
+    all_locations = {location for locations in locations_by_day.values() for location in locations}
     added = added_files(url, since)
-    if not wanted <= added.keys():
+    if not all_locations <= added.keys():
         added = added_files(url, -1)
-    known = {
-        place
-        for place in wanted
-        if '"numRecords"' in (added.get(place, {}).get("stats") or "")
-        if not added[place].get("deletionVector")
+    usable = {
+        location
+        for location in all_locations
+        if '"numRecords"' in (added.get(location, {}).get("stats") or "")
+        if not added[location].get("deletionVector")
     }
     return {
-        day: [_as_added(place, added[place]) for place in of]
-        for day, of in held.items()
-        if known.issuperset(of)
+        day: [_to_add_action(location, added[location]) for location in locations]
+        for day, locations in locations_by_day.items()
+        if usable.issuperset(locations)
     }
 
 
-def _as_added(place: str, added: Mapping[str, Any]) -> AddAction:
+def _to_add_action(location: str, added: Mapping[str, Any]) -> AddAction:
     path = unquote(added["path"])
     if "://" in path:  # of a fork; its files lie with those of the table, each in that of its day
-        path = "/".join(place.rsplit("/", 2)[1:])
+        path = "/".join(location.rsplit("/", 2)[1:])
     size, at = added["size"], added["modificationTime"]
     return AddAction(path, size, added["partitionValues"], at, True, added["stats"])
 
 
-def _files(log: DeltaTable, table: Table, days: Iterable[date] | None) -> pa.Table:
+def _list_files(log: DeltaTable, table: Table, days: Iterable[date] | None) -> pa.Table:
     actions = pa.table(log.get_add_actions(flatten=True))
     partition = f"partition.{table.partition}"
     if not actions.num_rows:
@@ -111,17 +111,17 @@ def rows_as_of(
         AnalysisException: a data file is gone; with Spark Connect when the rows are asked for.
     """
     log = delta_log(url, version).load()
-    files = _files(log, table, days).to_pylist()
+    files = _list_files(log, table, days).to_pylist()
     if not files:
-        return frame_of(spark, table.struct)
-    root = _root(url, log, table, files) if len(files) <= _FEW else None
-    if root is None:
+        return create_frame(spark, table.struct_type)
+    folder = _common_root(url, log, table, files) if len(files) <= _MAX_LISTED_FILES else None
+    if folder is None:
         rows = spark.read.format("delta").option("versionAsOf", version).load(url)
         if days is not None:
-            rows = rows.where(any_of(windows(days), table.partition))
-        return table.filled(rows)
-    paths = [literal(located(url, file["path"])) for file in files]
-    rows = spark.read.schema(table.struct).option("basePath", root).parquet(*paths)
+            rows = rows.where(any_window_condition(to_windows(days), table.partition))
+        return table.with_current_columns(rows)
+    paths = [escape_glob(resolve_path(url, file["path"])) for file in files]
+    rows = spark.read.schema(table.struct_type).option("basePath", folder).parquet(*paths)
     return rows.select(*table.columns)
 
 
@@ -137,24 +137,26 @@ def rows_of_files(
         files: by day, in the columns of the table.
         days: the days.
     """
-    paths = [literal(f"{url}/{file.path}") for day in days for file in files.get(day, ())]
+    paths = [escape_glob(f"{url}/{file.path}") for day in days for file in files.get(day, ())]
     if not paths:
-        return frame_of(spark, table.struct)
-    rows = spark.read.schema(table.struct).option("basePath", url).parquet(*paths)
+        return create_frame(spark, table.struct_type)
+    rows = spark.read.schema(table.struct_type).option("basePath", url).parquet(*paths)
     return rows.select(*table.columns)
 
 
-def literal(path: str) -> str:
+def escape_glob(path: str) -> str:
     """A path as Spark takes it, which takes what it is given for a pattern."""
     return re.sub(r"([\\*?\[\]{}])", r"\\\1", path)
 
 
-def _same_types(there: T.StructType, table: Table) -> bool:
-    types = {column.name: column.dataType.simpleString() for column in there}
-    return all(types.get(of.name) == of.dataType.simpleString() for of in table.struct)
+def _same_types(stored: T.StructType, table: Table) -> bool:
+    types = {column.name: column.dataType.simpleString() for column in stored}
+    return all(
+        types.get(field.name) == field.dataType.simpleString() for field in table.struct_type
+    )
 
 
-def _root(
+def _common_root(
     url: str, log: DeltaTable, table: Table, files: Iterable[Mapping[str, Any]]
 ) -> str | None:
     """The folder in which files lie that hold the rows as they are, each in the folder of its day.
@@ -162,14 +164,16 @@ def _root(
     None if there is no such folder: rows may be deleted without a new file, columns renamed or not
     there yet, and paths may be of any form: all that is for Delta to know.
     """
-    there = metadata_of(log).struct
-    whole = set(there.names).issuperset(table.columns) and _same_types(there, table)
-    if log.protocol().min_reader_version > 1 or not whole:
+    struct = read_metadata(log).struct
+    complete = set(struct.names).issuperset(table.columns) and _same_types(struct, table)
+    if log.protocol().min_reader_version > 1 or not complete:
         return None
-    found = set()
+    roots = set()
     for file in files:
-        own = re.fullmatch(
-            rf"(.*)/{table.partition}={file['day']}/[\w.-]+", located(url, file["path"]), re.DOTALL
+        match = re.fullmatch(
+            rf"(.*)/{table.partition}={file['day']}/[\w.-]+",
+            resolve_path(url, file["path"]),
+            re.DOTALL,
         )
-        found.add(own and own[1])
-    return found.pop() if len(found) == 1 else None
+        roots.add(match and match[1])
+    return roots.pop() if len(roots) == 1 else None

@@ -19,7 +19,7 @@ from backfill_assets.delta.logs import delta_log, storage_options
 from backfill_assets.engine.stores import on_s3, open_store
 
 _WRITERS, _ROUNDS = 4, 3
-_SCHEMA = Schema([Field("probe", PrimitiveType("integer"))])
+_PROBE_SCHEMA = Schema([Field("probe", PrimitiveType("integer"))])
 
 
 class UnsafeStoreError(RuntimeError):
@@ -40,12 +40,12 @@ def refuse_unsafe_store(warehouse: str) -> None:
     if not on_s3(warehouse):
         return
     url = f"{warehouse}/_backfill_assets-{uuid4().hex}"
-    DeltaTable.create(url, _SCHEMA, storage_options=storage_options(url))
+    DeltaTable.create(url, _PROBE_SCHEMA, storage_options=storage_options(url))
     try:
         with ThreadPoolExecutor(_WRITERS) as pool:
             for _ in range(_ROUNDS):
                 writers = [delta_log(url).load() for _ in range(_WRITERS)]
-                if sum(pool.map(_commits, writers)) > 1:
+                if sum(pool.map(_commit_succeeds, writers)) > 1:
                     raise UnsafeStoreError(
                         f"the store of {warehouse} overlooks conditions of a PUT (If-None-Match), "
                         "so that of two runs that commit at the same time one would be lost: use a "
@@ -57,13 +57,13 @@ def refuse_unsafe_store(warehouse: str) -> None:
             filesystem.delete_dir(path)
 
 
-def _commits(log: DeltaTable) -> bool:
+def _commit_succeeds(log: DeltaTable) -> bool:
     """Whether a commit of the next version comes about."""
     try:
         log.create_write_transaction(
             [],
             "append",
-            _SCHEMA,
+            _PROBE_SCHEMA,
             commit_properties=CommitProperties(max_commit_retries=0),
             post_commithook_properties=PostCommitHookProperties(
                 create_checkpoint=False, cleanup_expired_logs=False

@@ -17,12 +17,12 @@ from backfill_assets.delta.commit_files import CommitLog
 from backfill_assets.delta.logs import delta_log, storage_options
 
 _SCHEMA = Schema([Field("target", PrimitiveType("string"))])
-_NOTHING_ELSE = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
+_NO_HOOKS = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
 #: Before the first commit.
-NONE = -1
+NO_REVISION = -1
 
 
-class Known(NamedTuple):
+class Document(NamedTuple):
     """What is known, and since which commit.
 
     Attributes:
@@ -34,21 +34,21 @@ class Known(NamedTuple):
     text: str
 
 
-def read(url: str) -> Known | None:
+def read_document(url: str) -> Document | None:
     """What is known by now; none if nothing is.
 
     Args:
         url: where the log lives.
     """
     commits = CommitLog(url)
-    revision = max(commits.there(), default=NONE)
-    lines = (commits.text(revision) or b"").splitlines()
-    said = (json.loads(line).get("commitInfo", {}).get("userMetadata") for line in lines)
-    text = next(filter(None, said), None)
-    return None if text is None else Known(revision, text)
+    revision = max(commits.list_versions(), default=NO_REVISION)
+    lines = (commits.read_commit(revision) or b"").splitlines()
+    texts = (json.loads(line).get("commitInfo", {}).get("userMetadata") for line in lines)
+    text = next(filter(None, texts), None)
+    return None if text is None else Document(revision, text)
 
 
-def write(url: str, text: str, after: int) -> int | None:
+def write_document(url: str, text: str, after: int) -> int | None:
     """Commit what is known now; its revision, or none if another commit came first.
 
     Args:
@@ -59,24 +59,24 @@ def write(url: str, text: str, after: int) -> int | None:
     Raises:
         DeltaError, OSError: the store cannot be written to.
     """
-    said = CommitProperties({"userMetadata": text}, max_commit_retries=0)
+    properties = CommitProperties({"userMetadata": text}, max_commit_retries=0)
     options = storage_options(url)
     try:
-        if after == NONE:
-            DeltaTable.create(url, _SCHEMA, storage_options=options, commit_properties=said)
+        if after == NO_REVISION:
+            DeltaTable.create(url, _SCHEMA, storage_options=options, commit_properties=properties)
         else:
             delta_log(url, after).load().create_write_transaction(
                 [],
                 "append",
                 _SCHEMA,
-                commit_properties=said,
-                post_commithook_properties=_NOTHING_ELSE,
+                commit_properties=properties,
+                post_commithook_properties=_NO_HOOKS,
             )
     except DeltaError:
-        now = read(url)
-        if now is None and after != NONE:
+        current = read_document(url)
+        if current is None and after != NO_REVISION:
             return None  # it was dropped
-        if now is None or now.revision <= after:
+        if current is None or current.revision <= after:
             raise
-        return after + 1 if now == (after + 1, text) else None
+        return after + 1 if current == (after + 1, text) else None
     return after + 1

@@ -23,14 +23,14 @@ from backfill_assets.settings import Settings
 from backfill_assets.tables.catalog import tables_of
 
 #: Under the warehouse, where no table has such a name.
-FOLDER = "_targets"
+TARGETS_FOLDER = "_targets"
 _STATE = "_state"
 #: So often a change is tried again that others came before.
 _ATTEMPTS = 10
-#: In days, less than the age of any target, see `older_than`.
+#: In days, less than the age of any target, see `targets_older_than`.
 NO_AGE = -1
 #: Of a name: it stands in paths, in tags of runs and in commits.
-NAME = re.compile(r"[a-z][a-z0-9_]{0,30}")
+NAME_PATTERN = re.compile(r"[a-z][a-z0-9_]{0,30}")
 
 
 class TargetError(ValueError):
@@ -41,7 +41,7 @@ class ChangedError(TargetError):
     """Somebody else has changed the target meanwhile."""
 
 
-class Bounds(BaseModel, frozen=True):
+class ComparisonLimits(BaseModel, frozen=True):
     """What a comparison of a target with production must keep to.
 
     Attributes:
@@ -54,11 +54,11 @@ class Bounds(BaseModel, frozen=True):
 
     def __str__(self) -> str:
         """As a sentence has it, and as the command takes it."""
-        said = {"--most-drift": self.most_drift, "--most-rows": self.most_rows}
-        return " ".join(f"{name} {of:g}" for name, of in said.items() if of is not None)
+        options = {"--most-drift": self.most_drift, "--most-rows": self.most_rows}
+        return " ".join(f"{name} {limit:g}" for name, limit in options.items() if limit is not None)
 
 
-class Compared(BaseModel, frozen=True):
+class TargetComparison(BaseModel, frozen=True):
     """What a comparison of a target with production found, and of what it was.
 
     Attributes:
@@ -72,11 +72,11 @@ class Compared(BaseModel, frozen=True):
     generation: str
     versions: Mapping[str, int]
     pins: Mapping[str, int | None]
-    bounds: Bounds
+    bounds: ComparisonLimits
     problems: tuple[str, ...] = ()
 
 
-class Target(BaseModel, frozen=True):
+class ShadowTarget(BaseModel, frozen=True):
     """Tables that are built beside production.
 
     Attributes:
@@ -120,9 +120,9 @@ class Target(BaseModel, frozen=True):
     switch_reason: str = ""
     undoing: str = ""
     dropping: bool = False
-    required: Bounds | None = None
-    compared: Compared | None = None
-    revision: int = Field(default=target_log.NONE, exclude=True)
+    required: ComparisonLimits | None = None
+    compared: TargetComparison | None = None
+    revision: int = Field(default=target_log.NO_REVISION, exclude=True)
 
     @property
     def switch_id(self) -> str:
@@ -130,22 +130,22 @@ class Target(BaseModel, frozen=True):
         return f"{self.name}-{self.switches}"
 
     @property
-    def windows(self) -> list[Window]:
+    def requested_windows(self) -> list[Window]:
         """The days that were asked for."""
         return [Window.parse(text) for text in self.asked]
 
-    def url(self, settings: Settings, table: str) -> str:
+    def table_url(self, settings: Settings, table: str) -> str:
         """Where a table is, as the target has it."""
         if table not in self.tables or not self.generation:
             return settings.table(table)
-        return f"{folder(settings, self.name)}/{self.generation}/{table}"
+        return f"{target_folder(settings, self.name)}/{self.generation}/{table}"
 
-    def since(self, table: str) -> int:
+    def fork_version(self, table: str) -> int:
         """The version of a table that its fork begins with; -1 if the fork began without one."""
         pin = self.pins.get(table)
         return -1 if pin is None else pin
 
-    def ledger(self, settings: Settings, table: str) -> Ledger:
+    def table_ledger(self, settings: Settings, table: str) -> Ledger:
         """What the log of a table says, as the target sees it.
 
         Raises:
@@ -158,7 +158,7 @@ class Target(BaseModel, frozen=True):
                 "Nothing was done, and production is as it was. Declare the table again, or drop "
                 f"the target: `backfill-assets drop {self.name}`"
             )
-        ledger = read_ledger(self.url(settings, table), declared, settings.warehouse)
+        ledger = read_ledger(self.table_url(settings, table), declared, settings.warehouse)
         if table in self.tables:
             # Whoever builds on meanwhile adds nothing to a switch-over that has begun.
             version = self.versions.get(table) if self.switching else None
@@ -168,7 +168,7 @@ class Target(BaseModel, frozen=True):
             return Ledger(ledger.table, references=ledger.references)
         return ledger if ledger.version == pin else ledger.as_of(pin)
 
-    def ledgers(self, settings: Settings, *, pinned: bool = True) -> Ledgers:
+    def table_ledgers(self, settings: Settings, *, pinned: bool = True) -> Ledgers:
         """Those of all tables, inputs first.
 
         Args:
@@ -177,64 +177,64 @@ class Target(BaseModel, frozen=True):
         """
         tables = tables_of(settings)
         return {
-            name: self.ledger(settings, name)
+            name: self.table_ledger(settings, name)
             if pinned or name in self.tables
             else read_ledger(settings.table(name), table)
             for name, table in tables.items()
         }
 
 
-def folder(settings: Settings, name: str) -> str:
+def target_folder(settings: Settings, name: str) -> str:
     """Where a target lives."""
-    return f"{settings.warehouse}/{FOLDER}/{name}"
+    return f"{settings.warehouse}/{TARGETS_FOLDER}/{name}"
 
 
-def names(settings: Settings) -> list[str]:
+def list_targets(settings: Settings) -> list[str]:
     """The targets that there are."""
-    filesystem, path = open_store(f"{settings.warehouse}/{FOLDER}")
-    found = filesystem.get_file_info(pafs.FileSelector(path, allow_not_found=True))
-    there = (info.base_name for info in found if info.type == pafs.FileType.Directory)
-    return sorted(name for name in there if _state(settings, name) is not None)
+    filesystem, path = open_store(f"{settings.warehouse}/{TARGETS_FOLDER}")
+    infos = filesystem.get_file_info(pafs.FileSelector(path, allow_not_found=True))
+    folders = (info.base_name for info in infos if info.type == pafs.FileType.Directory)
+    return sorted(name for name in folders if _read_state(settings, name) is not None)
 
 
-def are_there(settings: Settings) -> bool:
+def any_targets(settings: Settings) -> bool:
     """Whether there are any targets, by their folders alone."""
-    filesystem, path = open_store(f"{settings.warehouse}/{FOLDER}")
+    filesystem, path = open_store(f"{settings.warehouse}/{TARGETS_FOLDER}")
     return bool(filesystem.get_file_info(pafs.FileSelector(path, allow_not_found=True)))
 
 
-def find(settings: Settings, name: str) -> Target:
+def load_target(settings: Settings, name: str) -> ShadowTarget:
     """A target by its name.
 
     Raises:
         TargetError: there is none, or it was made by another version of this package.
     """
-    known = _state(settings, name) if NAME.fullmatch(name) else None
-    if known is None:
-        there = ", ".join(names(settings)) or "none"
-        raise TargetError(f"there is no target {name}; there are: {there}")
+    document = _read_state(settings, name) if NAME_PATTERN.fullmatch(name) else None
+    if document is None:
+        existing = ", ".join(list_targets(settings)) or "none"
+        raise TargetError(f"there is no target {name}; there are: {existing}")
     try:
-        found = Target.model_validate_json(known.text)
+        target = ShadowTarget.model_validate_json(document.text)
     except ValidationError as error:
         raise TargetError(
             f"target {name} was made by another version of backfill_assets: use that one to "
             "switch it over or to drop it. Nothing was done."
         ) from error
-    return found.model_copy(update={"revision": known.revision})
+    return target.model_copy(update={"revision": document.revision})
 
 
-def _state(settings: Settings, name: str) -> target_log.Known | None:
-    return target_log.read(f"{folder(settings, name)}/{_STATE}")
+def _read_state(settings: Settings, name: str) -> target_log.Document | None:
+    return target_log.read_document(f"{target_folder(settings, name)}/{_STATE}")
 
 
-def keep(settings: Settings, target: Target) -> Target:
+def save_target(settings: Settings, target: ShadowTarget) -> ShadowTarget:
     """Keep what is known of a target now, which rests on what was known at its revision.
 
     Raises:
         TargetError: another command has changed it since.
     """
-    url = f"{folder(settings, target.name)}/{_STATE}"
-    revision = target_log.write(url, target.model_dump_json(), target.revision)
+    url = f"{target_folder(settings, target.name)}/{_STATE}"
+    revision = target_log.write_document(url, target.model_dump_json(), target.revision)
     if revision is None:
         raise ChangedError(
             f"another command has changed target {target.name} meanwhile. Nothing was written "
@@ -243,24 +243,26 @@ def keep(settings: Settings, target: Target) -> Target:
     return target.model_copy(update={"revision": revision})
 
 
-def change(settings: Settings, name: str, made: Callable[[Target], Target]) -> Target:
+def update_target(
+    settings: Settings, name: str, update: Callable[[ShadowTarget], ShadowTarget]
+) -> ShadowTarget:
     """Change what is known of a target, whatever others change meanwhile.
 
     Args:
         settings: the deployment's settings.
         name: of the target.
-        made: what it is then, of what it is.
+        update: what it is then, of what it is.
 
     Raises:
         TargetError: there is no such target, or others change it all the time.
     """
     for _ in range(_ATTEMPTS - 1):
         with suppress(ChangedError):
-            return keep(settings, made(find(settings, name)))
-    return keep(settings, made(find(settings, name)))
+            return save_target(settings, update(load_target(settings, name)))
+    return save_target(settings, update(load_target(settings, name)))
 
 
-def refuse_busy(target: Target) -> None:
+def refuse_busy(target: ShadowTarget) -> None:
     """See that nobody switches a target over, puts it back, or removes it.
 
     Raises:
@@ -282,34 +284,34 @@ def refuse_busy(target: Target) -> None:
         )
 
 
-def forget(settings: Settings, name: str) -> None:
+def delete_target(settings: Settings, name: str) -> None:
     """Remove all that is kept of a target."""
-    filesystem, path = open_store(folder(settings, name))
+    filesystem, path = open_store(target_folder(settings, name))
     filesystem.delete_dir(f"{path}/{_STATE}")  # it is no target any more, whatever is left of it
     filesystem.delete_dir(path)
 
 
-def interrupted(settings: Settings) -> list[Target]:
+def interrupted_switches(settings: Settings) -> list[ShadowTarget]:
     """The targets whose switch-over has begun and not ended, but for those that are undone."""
-    return [t for t in readable(settings) if t.switching and not t.undoing]
+    return [t for t in readable_targets(settings) if t.switching and not t.undoing]
 
 
-def readable(settings: Settings) -> Iterator[Target]:
+def readable_targets(settings: Settings) -> Iterator[ShadowTarget]:
     """The targets, but for those of another version, which looks after them."""
-    for name in names(settings):
+    for name in list_targets(settings):
         with suppress(TargetError):
-            yield find(settings, name)
+            yield load_target(settings, name)
 
 
-def older_than(settings: Settings, table: str, days: int) -> list[str]:
+def targets_older_than(settings: Settings, table: str, days: int) -> list[str]:
     """The targets that have a table, and are older than so many days; all that cannot be read."""
-    found = []
-    for name in names(settings):
+    matches = []
+    for name in list_targets(settings):
         try:
-            target = find(settings, name)
+            target = load_target(settings, name)
         except TargetError:
-            found.append(name)
+            matches.append(name)
             continue
         if table in target.tables and target.made < time.time() - days * 86_400:
-            found.append(name)
-    return found
+            matches.append(name)
+    return matches

@@ -11,10 +11,10 @@ import json
 from datetime import datetime, timezone
 
 from backfill_assets.delta.ledgers import Ledgers
-from backfill_assets.engine.stores import open_store, put_in_place
+from backfill_assets.engine.stores import open_store, replace_file
 
 #: In the warehouse.
-FILE = "_versions.json"
+VERSIONS_FILE = "_versions.json"
 
 
 def versions_that_belong_together(warehouse: str) -> dict[str, int]:
@@ -27,24 +27,26 @@ def versions_that_belong_together(warehouse: str) -> dict[str, int]:
         FileNotFoundError: no such versions are known yet.
     """
     filesystem, path = open_store(warehouse)
-    with filesystem.open_input_stream(f"{path}/{FILE}") as stream:
-        found: dict[str, int] = json.loads(stream.read())["tables"]
-        return found
+    with filesystem.open_input_stream(f"{path}/{VERSIONS_FILE}") as stream:
+        versions: dict[str, int] = json.loads(stream.read())["tables"]
+        return versions
 
 
-def keep_versions(warehouse: str, ledgers: Ledgers) -> bool:
+def save_versions(warehouse: str, ledgers: Ledgers) -> bool:
     """Take note that the tables belong together as they are; whether that was news.
 
     Args:
         warehouse: the folder or URL of the tables.
         ledgers: those of all tables, none of which has an open day behind its inputs.
     """
-    now = {name: of.version for name, of in ledgers.items() if of.version is not None}
+    current = {
+        name: ledger.version for name, ledger in ledgers.items() if ledger.version is not None
+    }
     try:
-        if versions_that_belong_together(warehouse) == now:
+        if versions_that_belong_together(warehouse) == current:
             return False
     except (FileNotFoundError, ValueError, KeyError):
         pass
-    said = {"at": datetime.now(timezone.utc).isoformat(timespec="seconds"), "tables": now}
-    put_in_place(warehouse, FILE, json.dumps(said, indent=2).encode())
+    content = {"at": datetime.now(timezone.utc).isoformat(timespec="seconds"), "tables": current}
+    replace_file(warehouse, VERSIONS_FILE, json.dumps(content, indent=2).encode())
     return True

@@ -18,7 +18,7 @@ class Level(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Line:
+class ReportLine:
     """What was found out about a part.
 
     Attributes:
@@ -35,27 +35,27 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Found:
+class CheckResult:
     """What a check found: a line but for the name of the part."""
 
     level: Level
-    said: str
-    mend: str = ""
+    message: str
+    fix: str = ""
 
 
-def ok(said: str) -> Found:
+def ok(message: str) -> CheckResult:
     """All is as it should be."""
-    return Found(Level.OK, said)
+    return CheckResult(Level.OK, message)
 
 
-def note(said: str, mend: str = "") -> Found:
+def note(message: str, fix: str = "") -> CheckResult:
     """Something that a person may want to know."""
-    return Found(Level.NOTE, said, mend)
+    return CheckResult(Level.NOTE, message, fix)
 
 
-def wrong(said: str, mend: str) -> Found:
+def wrong(message: str, fix: str) -> CheckResult:
     """Something that has to be mended, and how."""
-    return Found(Level.WRONG, said, mend)
+    return CheckResult(Level.WRONG, message, fix)
 
 
 @dataclass(frozen=True)
@@ -70,12 +70,12 @@ class Check:
     """
 
     part: str
-    look: Callable[[], Iterable[Found]]
+    look: Callable[[], Iterable[CheckResult]]
     needs: Sequence[str] = ()
     seconds: float = 0
 
 
-class Examination:
+class CheckRunner:
     """Some checks, one after the other, each in its own thread and with its own deadline.
 
     Attributes:
@@ -93,55 +93,59 @@ class Examination:
         self._checks, self._seconds = checks, seconds
         self._unreachable: set[str] = set()
 
-    def lines(self) -> Iterator[Line]:
+    def run_checks(self) -> Iterator[ReportLine]:
         """What was found, as it is found."""
         for check in self._checks:
             if missing := [part for part in check.needs if part in self._unreachable]:
-                said = f"not looked at, because of the line on: {missing[0]}"
+                message = f"not looked at, because of the line on: {missing[0]}"
                 self._unreachable.add(check.part)
-                yield Line(check.part, Level.WRONG, said, "mend that first, then ask again")
+                yield ReportLine(
+                    check.part, Level.WRONG, message, "mend that first, then ask again"
+                )
                 continue
-            for found in self._within(check):
-                yield Line(check.part, found.level, _one_line(found.said), _one_line(found.mend))
+            for result in self._run_check(check):
+                yield ReportLine(
+                    check.part, result.level, _one_line(result.message), _one_line(result.fix)
+                )
 
-    def _within(self, check: Check) -> Sequence[Found]:
+    def _run_check(self, check: Check) -> Sequence[CheckResult]:
         """What a check found in its time."""
         seconds = max(self._seconds, check.seconds)
-        found: list[Found] = []
+        results: list[CheckResult] = []
         ended = threading.Event()
 
-        def look() -> None:
+        def run_look() -> None:
             try:
-                found.extend(check.look())
+                results.extend(check.look())
             except Exception as error:  # noqa: BLE001 - the other parts are to be looked at as well
                 self._unreachable.add(check.part)
-                found.append(_raised(error))
+                results.append(_result_from_error(error))
             finally:
                 ended.set()
 
         # As a daemon: what hangs in the system never ends, and is not waited for at the end.
-        threading.Thread(target=look, name=check.part, daemon=True).start()
+        threading.Thread(target=run_look, name=check.part, daemon=True).start()
         if ended.wait(seconds):
-            bad = any(one.level is Level.WRONG for one in found)
-            return [one for one in found if not (bad and one.level is Level.OK)]
+            any_wrong = any(result.level is Level.WRONG for result in results)
+            return [result for result in results if not (any_wrong and result.level is Level.OK)]
         self.hung = True
         self._unreachable.add(check.part)
-        said = f"no answer within {seconds:g} s"
-        mend = "see whether the disk, mount or server behind it answers; --seconds gives it longer"
-        return [*found, wrong(said, mend)]
+        message = f"no answer within {seconds:g} s"
+        fix = "see whether the disk, mount or server behind it answers; --seconds gives it longer"
+        return [*results, wrong(message, fix)]
 
 
-def _raised(error: Exception) -> Found:
+def _result_from_error(error: Exception) -> CheckResult:
     """What a check could not do."""
-    said = str(error) or type(error).__name__
+    message = str(error) or type(error).__name__
     if isinstance(error, PermissionError):
-        return wrong(said, f"let this user ({_user()}) have what the line names")
+        return wrong(message, f"let this user ({_user_name()}) have what the line names")
     if isinstance(error, OSError) or type(error).__module__.startswith("backfill_assets."):
-        return wrong(said, "see what the line says")
-    return wrong(f"{type(error).__name__}: {said}", "see what the line says")
+        return wrong(message, "see what the line says")
+    return wrong(f"{type(error).__name__}: {message}", "see what the line says")
 
 
-def _user() -> str:
+def _user_name() -> str:
     import getpass
 
     try:

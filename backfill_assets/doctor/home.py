@@ -11,17 +11,20 @@ from typing import Any
 
 import dagster as dg
 
-from backfill_assets.backfills.stages import lacking_daemons
+from backfill_assets.backfills.stages import missing_daemons
 from backfill_assets.dagster_ext.eventlog import LocalStorage
 from backfill_assets.dagster_ext.internals import DagsterError
-from backfill_assets.doctor.examination import Found, note, ok, wrong
+from backfill_assets.doctor.examination import CheckResult, note, ok, wrong
 from backfill_assets.settings import is_secret
 
 #: The ones that the package has: one for each storage.
 _PACKAGE = Path(__file__).parent.parent
-_OURS = [_PACKAGE / "scaffold/dagster.yaml", _PACKAGE / "deploy/dagster.postgres.yaml"]
+_OUR_CONFIGURATIONS = [
+    _PACKAGE / "scaffold/dagster.yaml",
+    _PACKAGE / "deploy/dagster.postgres.yaml",
+]
 #: A tick that is so many seconds ahead of the clock is not of this second.
-_AHEAD = 300
+_TICK_TOLERANCE = 300
 
 
 def home_folder() -> Path | None:
@@ -30,168 +33,175 @@ def home_folder() -> Path | None:
     Raises:
         ValueError: Dagster would not take it.
     """
-    said = os.environ.get("DAGSTER_HOME")
-    if not said:
+    value = os.environ.get("DAGSTER_HOME")
+    if not value:
         return None
-    folder = Path(said).expanduser()
+    folder = Path(value).expanduser()
     if not folder.is_absolute():
-        raise ValueError(f"DAGSTER_HOME={said} is a relative path: give an absolute one")
+        raise ValueError(f"DAGSTER_HOME={value} is a relative path: give an absolute one")
     if not folder.is_dir():
-        raise ValueError(f"DAGSTER_HOME={said} is no folder: make it, or give the right one")
+        raise ValueError(f"DAGSTER_HOME={value} is no folder: make it, or give the right one")
     return folder
 
 
-def permissions() -> Iterator[Found]:
+def check_permissions() -> Iterator[CheckResult]:
     """Whether DAGSTER_HOME is there, and whose it is."""
     folder = home_folder()
     if folder is None:
-        mend = "set it to the deployment's folder; without it Dagster keeps nothing"
-        yield note("DAGSTER_HOME is not set", mend)
+        fix = "set it to the deployment's folder; without it Dagster keeps nothing"
+        yield note("DAGSTER_HOME is not set", fix)
         return
     state = folder.stat()
-    mend = f"chmod 700 {folder}"
+    fix = f"chmod 700 {folder}"
     if state.st_mode & stat.S_IWOTH and not state.st_mode & stat.S_ISVTX:
-        yield wrong(f"{folder} can be written by everybody on this machine", mend)
+        yield wrong(f"{folder} can be written by everybody on this machine", fix)
     elif state.st_mode & (stat.S_IROTH | stat.S_IXOTH):
-        yield note(f"{folder} can be read by others on this machine: logs, plans, alerts", mend)
+        yield note(f"{folder} can be read by others on this machine: logs, plans, alerts", fix)
     elif state.st_uid != os.geteuid():
         yield note(f"{folder} belongs to user {state.st_uid}, and this is {os.geteuid()}")
     else:
         yield ok(f"{folder}")
 
 
-def configuration() -> Iterator[Found]:
+def check_configuration() -> Iterator[CheckResult]:
     """The `dagster.yaml` of DAGSTER_HOME against that of this version."""
     folder = home_folder()
     if folder is None:
         yield ok("no DAGSTER_HOME, none needed")
         return
-    yield from _compared(folder)
+    yield from _compare_configuration(folder)
 
 
-def _compared(folder: Path) -> Iterator[Found]:
+def _compare_configuration(folder: Path) -> Iterator[CheckResult]:
     theirs = folder / "dagster.yaml"
     if not theirs.is_file():
-        said = f"there is none in {folder}: Dagster's own defaults are at work"
-        yield note(said, f"cp {_OURS[0]} {folder}/, and start the deployment again")
+        message = f"there is none in {folder}: Dagster's own defaults are at work"
+        yield note(
+            message, f"cp {_OUR_CONFIGURATIONS[0]} {folder}/, and start the deployment again"
+        )
         return
-    ours, unlike = differences(theirs)
-    if not unlike:
+    ours, sentences = find_differences(theirs)
+    if not sentences:
         yield ok(f"{theirs} is that of this version")
         return
-    mend = "take over what you miss, then start the deployment again; yours is never overwritten"
-    for text in unlike:
-        yield note(f"{theirs}: {text}", f"compare it with {ours}; {mend}")
+    fix = "take over what you miss, then start the deployment again; yours is never overwritten"
+    for text in sentences:
+        yield note(f"{theirs}: {text}", f"compare it with {ours}; {fix}")
 
 
-def told(folder: Path) -> str:
+def describe_configuration(folder: Path) -> str:
     """One sentence on a `dagster.yaml` that is not ours; empty if it is, or there is none."""
     theirs = folder / "dagster.yaml"
-    unlike = differences(theirs)[1] if theirs.is_file() else []
-    if not unlike:
+    sentences = find_differences(theirs)[1] if theirs.is_file() else []
+    if not sentences:
         return ""
     return (
-        f"{theirs} differs from that of this version in {len(unlike)} setting(s), and stays as it "
+        f"{theirs} differs from that of this version in {len(sentences)} setting(s), and stays as it "
         "is: `backfill-assets doctor` names them."
     )
 
 
-def differences(theirs: Path) -> tuple[Path, list[str]]:
+def find_differences(theirs: Path) -> tuple[Path, list[str]]:
     """The nearest of ours to a `dagster.yaml`, and how that differs, a sentence for each setting.
 
     Raises:
         ValueError: it is no YAML of settings.
     """
-    found = _settings_in(theirs)
-    all_ours = ((path, [*_unlike(_settings_in(path), found)]) for path in _OURS)
-    return min(all_ours, key=lambda one: len(one[1]))
+    their_settings = _read_settings(theirs)
+    all_ours = (
+        (path, [*_difference_sentences(_read_settings(path), their_settings)])
+        for path in _OUR_CONFIGURATIONS
+    )
+    return min(all_ours, key=lambda candidate: len(candidate[1]))
 
 
-def _settings_in(path: Path) -> Mapping[str, Any]:
+def _read_settings(path: Path) -> Mapping[str, Any]:
     if not path.is_file():
         return {}
     try:
         return dict(dg.config_from_files([str(path)]))
     except DagsterError as error:
-        said = " ".join(str(error.__cause__ or error).split())
-        raise ValueError(f"{path} cannot be read as YAML: {said}") from error
+        message = " ".join(str(error.__cause__ or error).split())
+        raise ValueError(f"{path} cannot be read as YAML: {message}") from error
 
 
-def _unlike(ours: Any, theirs: Any, at: str = "") -> Iterator[str]:
+def _difference_sentences(ours: Any, theirs: Any, name_path: str = "") -> Iterator[str]:
     if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
         for name in ours.keys() | theirs.keys():
-            where = f"{at}.{name}" if at else str(name)
+            inner_path = f"{name_path}.{name}" if name_path else str(name)
             if name not in theirs:
-                yield f"{where} is not there, and in ours it is {_shown(ours[name], where)}"
+                yield f"{inner_path} is not there, and in ours it is {_show_value(ours[name], inner_path)}"
             elif name not in ours:
-                yield f"{where} is there, and not in ours"
+                yield f"{inner_path} is there, and not in ours"
             else:
-                yield from _unlike(ours[name], theirs[name], where)
+                yield from _difference_sentences(ours[name], theirs[name], inner_path)
     elif ours != theirs:
-        yield f"{at} is {_shown(theirs, at)}, and in ours {_shown(ours, at)}"
+        yield f"{name_path} is {_show_value(theirs, name_path)}, and in ours {_show_value(ours, name_path)}"
 
 
-def _shown(value: Any, at: str) -> str:
+def _show_value(value: Any, name_path: str) -> str:
     text = str(value)
-    if is_secret(at) or is_secret(text) or "://" in text:
+    if is_secret(name_path) or is_secret(text) or "://" in text:
         return "(hidden)"
     return text if len(text) < 80 else f"{text[:77]}..."
 
 
-def instance() -> Iterator[Found]:
+def check_instance() -> Iterator[CheckResult]:
     """Dagster's storage, and whether a daemon is at work."""
     folder = home_folder()
-    if folder is None or not _used(folder):
+    if folder is None or not _has_storage(folder):
         yield ok("nothing has run here yet")
         return
-    with dg.DagsterInstance.from_config(str(folder)) as found:
-        version = found.run_storage.alembic_version()
-        found.get_runs(limit=1)
+    with dg.DagsterInstance.from_config(str(folder)) as dagster:
+        version = dagster.run_storage.alembic_version()
+        dagster.get_runs(limit=1)
         if version and version[0] != version[1]:
-            said = f"its database is of another version of Dagster ({version[0]})"
-            yield wrong(said, "stop the deployment, then run `dagster instance migrate`")
-        lacking = lacking_daemons(found)
-    if lacking:
-        said = f"no {' and no '.join(lacking)} daemon is at work: nothing runs by itself"
-        yield note(said, "start the deployment: make ui, or backfill-assets ui")
+            message = f"its database is of another version of Dagster ({version[0]})"
+            yield wrong(message, "stop the deployment, then run `dagster instance migrate`")
+        missing_daemons = missing_daemons(dagster)
+    if missing_daemons:
+        message = f"no {' and no '.join(missing_daemons)} daemon is at work: nothing runs by itself"
+        yield note(message, "start the deployment: make ui, or backfill-assets ui")
     else:
         yield ok(f"Dagster {dg.__version__}; its daemons are at work")
 
 
-def _used(folder: Path) -> bool:
+def _has_storage(folder: Path) -> bool:
     """Whether there is a storage already: to look at it must not make one."""
-    storage = _settings_in(folder / "dagster.yaml").get("storage", {"sqlite": {}})
+    storage = _read_settings(folder / "dagster.yaml").get("storage", {"sqlite": {}})
     local = "sqlite" in storage or storage.get("custom", {}).get("class") == LocalStorage.__name__
     return not local or (folder / "history").is_dir()
 
 
-def ticks() -> Iterator[Found]:
+def check_ticks() -> Iterator[CheckResult]:
     """Schedules and sensors whose last tick is ahead of the clock: until then they are silent."""
     folder = home_folder()
-    if folder is None or not _used(folder):
+    if folder is None or not _has_storage(folder):
         yield ok("nothing has run here yet")
         return
     now = datetime.now(timezone.utc).timestamp()
     ahead = {}
-    with dg.DagsterInstance.from_config(str(folder)) as found:
-        for state in found.all_instigator_state():
-            last = found.get_ticks(state.instigator_origin_id, state.selector_id, limit=1)
+    with dg.DagsterInstance.from_config(str(folder)) as dagster:
+        for state in dagster.all_instigator_state():
+            last = dagster.get_ticks(state.instigator_origin_id, state.selector_id, limit=1)
             data = state.instigator_data
             times = [tick.timestamp for tick in last]
-            times += [getattr(data, name, None) or 0 for name in _TIMES]
-            if max(times, default=0) > now + _AHEAD:
+            times += [getattr(data, name, None) or 0 for name in _TICK_ATTRIBUTES]
+            if max(times, default=0) > now + _TICK_TOLERANCE:
                 ahead[state.instigator_name] = max(times)
     if not ahead:
         yield ok("no schedule or sensor waits for a time that was wrong")
         return
     until = datetime.fromtimestamp(max(ahead.values()), timezone.utc)
-    said = f"{', '.join(sorted(ahead))} ticked at {until:%Y-%m-%d %H:%M} by a clock that ran ahead"
+    message = (
+        f"{', '.join(sorted(ahead))} ticked at {until:%Y-%m-%d %H:%M} by a clock that ran ahead"
+    )
     yield wrong(
-        f"{said}, and do nothing until then",
+        f"{message}, and do nothing until then",
         f"set the clock, stop the deployment and move {folder}/schedules away (on Postgres: delete "
         "the rows of instigators and job_ticks): they begin anew, and alerts are told again",
     )
 
 
 #: Where Dagster notes when a schedule or a sensor ticked last.
-_TIMES = ("last_tick_timestamp", "last_tick_start_timestamp", "last_iteration_timestamp")
+_TICK_ATTRIBUTES = ("last_tick_timestamp", "last_tick_start_timestamp", "last_iteration_timestamp")

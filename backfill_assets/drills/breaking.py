@@ -31,7 +31,7 @@ def append_again(url: str, column: str, days: Window) -> None:
         column: its partition column.
         days: the days.
     """
-    rows = DeltaTable(url).to_pyarrow_table(filesystem=stores.folder_of(url))
+    rows = DeltaTable(url).to_pyarrow_table(filesystem=stores.folder_filesystem(url))
     inside = (pc.field(column) >= days.start) & (pc.field(column) < days.end)
     write_deltalake(url, rows.filter(inside), mode="append")
 
@@ -47,18 +47,18 @@ def delete_rows(url: str, column: str, days: Window) -> None:
     DeltaTable(url).delete(f"{column} >= '{days.start}' AND {column} < '{days.end}'")
 
 
-def purge(landing: Path, days: Iterable[date]) -> None:
+def purge_landing(landing: Path, days: Iterable[date]) -> None:
     """Remove the folders of some arrival days."""
     for day in days:
-        shutil.rmtree(folder_of(landing, day))
+        shutil.rmtree(arrival_folder(landing, day))
 
 
-def folder_of(landing: Path, day: date) -> Path:
+def arrival_folder(landing: Path, day: date) -> Path:
     """The folder of an arrival day."""
     return landing / SOURCE / f"arrival_date={day}"
 
 
-def send(landing: Path, days: Iterable[date], name: str, amount: Decimal) -> None:
+def send_orders(landing: Path, days: Iterable[date], name: str, amount: Decimal) -> None:
     """One more order a day, in a file of its own, with the source's control totals to match.
 
     A file of that name that is there already is replaced.
@@ -70,13 +70,13 @@ def send(landing: Path, days: Iterable[date], name: str, amount: Decimal) -> Non
         amount: of the order.
     """
     for day in days:
-        file = folder_of(landing, day) / name
+        file = arrival_folder(landing, day) / name
         stamp = f"{day}T11:00:00Z"
         line = {"order_id": f"{file.stem}-{day}", "customer_id": "c-drill", "order_ts": stamp}
         line |= {"amount": str(amount), "ingestion_ts": stamp}
         old = Decimal(json.loads(file.read_text())["amount"]) if file.exists() else None
         file.write_text(json.dumps(line) + "\n")
-        _count(file, int(old is None), amount - (old or 0))
+        _add_to_totals(file, int(old is None), amount - (old or 0))
 
 
 def send_many(landing: Path, day: date, name: str, orders: int) -> None:
@@ -88,7 +88,7 @@ def send_many(landing: Path, day: date, name: str, orders: int) -> None:
         name: of the file.
         orders: how many, of 10.00 each.
     """
-    file, amount = folder_of(landing, day) / name, Decimal("10.00")
+    file, amount = arrival_folder(landing, day) / name, Decimal("10.00")
     lines = [
         {
             "order_id": f"{file.stem}-{day}-{n:06d}",
@@ -100,23 +100,23 @@ def send_many(landing: Path, day: date, name: str, orders: int) -> None:
         for n in range(orders)
     ]
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    _count(file, orders, orders * amount)
+    _add_to_totals(file, orders, orders * amount)
 
 
-def _count(file: Path, rows: int, amount: Decimal) -> None:
+def _add_to_totals(file: Path, rows: int, amount: Decimal) -> None:
     """Have the source's control totals count what is sent in a file, if there are any."""
     control = file.with_name("_control.json")
     if control.exists():
-        said = json.loads(control.read_text())
-        total = Decimal(said["amount"]) + amount
-        control.write_text(json.dumps({"rows": said["rows"] + rows, "amount": str(total)}))
+        totals = json.loads(control.read_text())
+        total = Decimal(totals["amount"]) + amount
+        control.write_text(json.dumps({"rows": totals["rows"] + rows, "amount": str(total)}))
 
 
-def facts_of(url: str) -> Facts:
+def read_facts(url: str) -> Facts:
     """Orders and revenue by day, as a reader sees them now, without Spark."""
     rows: pa.Table = DeltaTable(url).to_pyarrow_table(
-        columns=["run_date", "orders", "revenue"], filesystem=stores.folder_of(url)
+        columns=["run_date", "orders", "revenue"], filesystem=stores.folder_filesystem(url)
     )
     sums = rows.group_by("run_date").aggregate([("orders", "sum"), ("revenue", "sum")])
-    found = {r["run_date"]: (r["orders_sum"], r["revenue_sum"]) for r in sums.to_pylist()}
-    return dict(sorted(found.items()))
+    facts = {r["run_date"]: (r["orders_sum"], r["revenue_sum"]) for r in sums.to_pylist()}
+    return dict(sorted(facts.items()))

@@ -18,7 +18,7 @@ from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.definitions import build_defs
 from backfill_assets.delta.ledgers import Ledgers
 from backfill_assets.delta.reading import read_ledgers
-from backfill_assets.drills.breaking import folder_of
+from backfill_assets.drills.breaking import arrival_folder
 from backfill_assets.drills.places import (
     CALLS_ANSWERED,
     CALLS_PAID,
@@ -30,10 +30,10 @@ from backfill_assets.drills.places import (
 )
 from backfill_assets.drills.rates import url_of
 from backfill_assets.engine.spark import Engine
-from backfill_assets.labs.lab import START, materialize
-from backfill_assets.labs.loopback import NO_PROXY, environment
+from backfill_assets.labs.lab import START, materialize_days
+from backfill_assets.labs.loopback import NO_PROXY, set_environment
 from backfill_assets.sample.emitter import Emitter
-from backfill_assets.sample.rendering import render
+from backfill_assets.sample.rendering import render_file
 from backfill_assets.settings import PREFIX, Settings, load_settings
 from backfill_assets.tables.catalog import tables_of
 
@@ -47,15 +47,15 @@ _INSTANCE = Path(__file__).parent.parent / "scaffold" / "dagster.yaml"
 Contents = Mapping[str, Mapping[date, str]]
 
 
-def of_other_deployments() -> list[str]:
+def other_variables() -> list[str]:
     """The environment variables by which a shell may have another deployment than a drill."""
     names = [PREFIX + name.upper() for name in Settings.model_fields if name not in _MACHINE]
     return sorted(["SPARK_REMOTE", RATES_URL, *names])
 
 
-def failures(done: dg.ExecuteInProcessResult) -> str:
+def failure_messages(result: dg.ExecuteInProcessResult) -> str:
     """Why a run failed."""
-    return "; ".join(str(event.message) for event in done.all_events if event.is_failure)
+    return "; ".join(str(event.message) for event in result.all_events if event.is_failure)
 
 
 class Deployment:
@@ -74,17 +74,19 @@ class Deployment:
         """
         self.folder = folder.resolve()
         try:
-            said = json.loads((self.folder / OWN / "deployment.json").read_text())
+            stored = json.loads((self.folder / OWN / "deployment.json").read_text())
         except (OSError, ValueError) as error:
             raise DrillError(
                 f"{folder} is no folder of a drill; make one with `backfill-assets drill start "
                 f"{folder}`"
             ) from error
-        self.days = Window.parse(said["days"])
-        self._tables = said.get("tables", ORDERS)
+        self.days = Window.parse(stored["days"])
+        self._tables = stored.get("tables", ORDERS)
 
     @classmethod
-    def made(cls, folder: Path, days: int, orders_per_day: int, tables: str = ORDERS) -> Deployment:
+    def create(
+        cls, folder: Path, days: int, orders_per_day: int, tables: str = ORDERS
+    ) -> Deployment:
         """A new one, in which sample orders have landed and nothing is loaded.
 
         Args:
@@ -100,26 +102,26 @@ class Deployment:
             raise DrillError(f"{folder} is not empty; nothing was written. Name a new folder")
         (folder / OWN).mkdir(parents=True)
         window = Window(START, START + days * DAY)
-        said = {"days": str(window), "tables": tables}
-        (folder / OWN / "deployment.json").write_text(json.dumps(said))
-        made = cls(folder)
-        made._land(orders_per_day)
-        made.home.mkdir()
-        shutil.copy(_INSTANCE, made.home / "dagster.yaml")
-        return made
+        stored = {"days": str(window), "tables": tables}
+        (folder / OWN / "deployment.json").write_text(json.dumps(stored))
+        deployment = cls(folder)
+        deployment._land_orders(orders_per_day)
+        deployment.home.mkdir()
+        shutil.copy(_INSTANCE, deployment.home / "dagster.yaml")
+        return deployment
 
-    def _land(self, orders_per_day: int) -> None:
+    def _land_orders(self, orders_per_day: int) -> None:
         """Sample orders in one file of JSON lines a day, which is read fast and by a person."""
         rng = random.Random(_SEED)
         days = len(self.days)
-        lines = Emitter(rng, self.days.start, days, orders_per_day, _WINDOW_DAYS).emit()
+        lines = Emitter(rng, self.days.start, days, orders_per_day, _WINDOW_DAYS).emit_lines()
         for day in self.days:
-            folder = folder_of(self.folder / "landing", day)
+            folder = arrival_folder(self.folder / "landing", day)
             folder.mkdir(parents=True)
             arrived = [line for line in lines if line.arrival == day]
-            (folder / "part-000.jsonl").write_bytes(render("jsonl", arrived, 0, rng))
+            (folder / "part-000.jsonl").write_bytes(render_file("jsonl", arrived, 0, rng))
 
-    def copied(self, folder: Path, *, loaded: bool = True) -> Deployment:
+    def copy_to(self, folder: Path, *, loaded: bool = True) -> Deployment:
         """The same in another folder.
 
         Args:
@@ -127,9 +129,9 @@ class Deployment:
             loaded: with its tables and its runs; else only what has landed.
         """
         folder.mkdir(parents=True, exist_ok=True)
-        left = () if loaded else ("warehouse", "home")
+        excluded = () if loaded else ("warehouse", "home")
         for name in (OWN, "landing", "home", "warehouse"):
-            if name not in left:
+            if name not in excluded:
                 shutil.copytree(
                     self.folder / name,
                     folder / name,
@@ -167,12 +169,12 @@ class Deployment:
         Args:
             others: those that are to be otherwise, by name.
         """
-        own = {
+        own_settings = {
             name.removeprefix(PREFIX).lower(): value
             for name, value in self.variables.items()
             if name.startswith(PREFIX)
         }
-        return load_settings(**{**own, **others})
+        return load_settings(**{**own_settings, **others})
 
     def write_environment(self) -> None:
         """Write the file that the player's shell is to source.
@@ -180,17 +182,19 @@ class Deployment:
         What the shell has of another deployment is unset: commands of a drill must reach neither
         its engine nor its chat.
         """
-        lines = [f"unset {' '.join(of_other_deployments())}\n"]
-        lines += [f"export {name}={shlex.quote(of)}\n" for name, of in self.variables.items()]
+        lines = [f"unset {' '.join(other_variables())}\n"]
+        lines += [f"export {name}={shlex.quote(value)}\n" for name, value in self.variables.items()]
         (self.folder / ENVIRONMENT).write_text("".join(lines))
 
     @contextmanager
     def instance(self) -> Iterator[dg.DagsterInstance]:
         """Dagster's instance. It finds itself by the environment, which is put back."""
         # What a lookup asks is found by the environment as well; settings are handed over.
-        own = {name: of for name, of in self.variables.items() if not name.startswith(PREFIX)}
-        with environment(own), dg.DagsterInstance.get() as found:
-            yield found
+        other_variables = {
+            name: value for name, value in self.variables.items() if not name.startswith(PREFIX)
+        }
+        with set_environment(other_variables), dg.DagsterInstance.get() as dagster_instance:
+            yield dagster_instance
 
     @property
     def ledgers(self) -> Ledgers:
@@ -217,24 +221,28 @@ class Deployment:
             tags: more tags of the run.
             settings: those under which it runs that are not the deployment's, by name.
         """
-        under = self.settings(**settings)
-        defs = build_defs(under, resources={"engine": engine, **(resources or {})})
+        run_settings = self.settings(**settings)
+        defs = build_defs(run_settings, resources={"engine": engine, **(resources or {})})
         with self.instance() as instance:
-            return materialize(defs, days, tables or [*tables_of(under)], instance, tags)
+            return materialize_days(
+                defs, days, tables or [*tables_of(run_settings)], instance, tags
+            )
 
-    def load(self, engine: Engine, days: Window, tables: Sequence[str] = ()) -> None:
+    def load_days(self, engine: Engine, days: Window, tables: Sequence[str] = ()) -> None:
         """Materialize days in one run, of all tables unless some are named.
 
         Raises:
             DrillError: the run failed, and why.
         """
-        done = self.run(engine, days, tables)
-        if not done.success:
-            raise DrillError(f"the deployment of the drill could not be loaded: {failures(done)}")
+        result = self.run(engine, days, tables)
+        if not result.success:
+            raise DrillError(
+                f"the deployment of the drill could not be loaded: {failure_messages(result)}"
+            )
 
-    def contents(self) -> Contents:
+    def published_contents(self) -> Contents:
         """What is published now."""
         return {
-            name: {day: ledger.content(day) for day in ledger.published}
+            name: {day: ledger.content_key(day) for day in ledger.published_days}
             for name, ledger in self.ledgers.items()
         }

@@ -24,33 +24,33 @@ class Event:
     Attributes:
         at: when, in UTC.
         what: which kind.
-        said: what else is on record.
+        details: what else is on record.
     """
 
     at: datetime
     what: str
-    said: Mapping[str, Any]
+    details: Mapping[str, Any]
 
 
-def note(folder: Path, what: str, **said: Any) -> None:
+def record_event(folder: Path, what: str, **details: Any) -> None:
     """Add an event that happens now."""
-    line = {"at": datetime.now(timezone.utc).isoformat(), "what": what, **said}
+    line = {"at": datetime.now(timezone.utc).isoformat(), "what": what, **details}
     with (folder / OWN / "journal.jsonl").open("a", encoding="utf-8") as file:
         file.write(json.dumps(line) + "\n")
 
 
 def has_ended(folder: Path) -> bool:
     """Whether a drill has ended, well or not, or its folder is gone."""
-    gone = not (folder / OWN).is_dir()
-    return gone or any(event.what in (END, GAVE_UP) for event in events(folder))
+    is_missing = not (folder / OWN).is_dir()
+    return is_missing or any(event.what in (END, GAVE_UP) for event in read_events(folder))
 
 
-def events(folder: Path) -> list[Event]:
+def read_events(folder: Path) -> list[Event]:
     """All events, the oldest first."""
     path = folder / OWN / "journal.jsonl"
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    found = []
+    entries = []
     for line in lines:
-        said = json.loads(line)
-        found.append(Event(datetime.fromisoformat(said.pop("at")), said.pop("what"), said))
-    return found
+        record = json.loads(line)
+        entries.append(Event(datetime.fromisoformat(record.pop("at")), record.pop("what"), record))
+    return entries

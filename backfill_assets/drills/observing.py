@@ -7,8 +7,8 @@ from datetime import date, datetime, timedelta
 from math import floor
 from pathlib import Path
 
-from backfill_assets.backfills.footprints import written
-from backfill_assets.backfills.postmortems import SECTIONS, unfilled
+from backfill_assets.backfills.footprints import written_days
+from backfill_assets.backfills.postmortems import SECTIONS, unfilled_sections
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.drills import journal
@@ -20,7 +20,7 @@ from backfill_assets.drills.scoring import Observed
 _NOTHING = "nothing"
 
 
-def observed(
+def observe_drill(
     deployment: Deployment,
     right: Contents,
     events: Sequence[Event],
@@ -39,21 +39,23 @@ def observed(
         now: when the drill ends.
     """
     (incident,) = (event for event in events if event.what == journal.INCIDENT)
-    found = [event for event in events if event.what == journal.FOUND]
-    ledgers, since = deployment.ledgers, incident.said["versions"]
+    diagnoses = [event for event in events if event.what == journal.FOUND]
+    ledgers, since = deployment.ledgers, incident.details["versions"]
     broken = {
-        name: _wrong(ledger, right.get(name, {}), since[name]) for name, ledger in ledgers.items()
+        name: _wrong_days(ledger, right.get(name, {}), since[name])
+        for name, ledger in ledgers.items()
     }
-    asked = ledgers[readers]
+    reader_ledger = ledgers[readers]
     return Observed(
-        detected=found[0].at - incident.at if found else None,
+        detected=diagnoses[0].at - incident.at if diagnoses else None,
         # The first that were named count: the second would be a guess.
-        days_named=[event.said["days"] for event in found if event.said["days"]][:1] == [str(days)],
+        days_named=[event.details["days"] for event in diagnoses if event.details["days"]][:1]
+        == [str(days)],
         wrong_diagnoses=sum(event.what == journal.WRONG for event in events),
         hints=sum(event.what == journal.HINT for event in events),
         broken=sum(map(len, broken.values())),
         wrong=sum(
-            len(_wrong(ledger, right.get(name, {}), ledger.version))
+            len(_wrong_days(ledger, right.get(name, {}), ledger.version))
             for name, ledger in ledgers.items()
         ),
         touched=sum(
@@ -61,9 +63,11 @@ def observed(
             for name, ledger in ledgers.items()
         ),
         broken_for_readers=len(broken[readers]),
-        answers=wrong_answers([*_states(asked, right[readers], incident.at, since[readers])], now),
+        answers=wrong_answers(
+            [*_wrong_day_counts(reader_ledger, right[readers], incident.at, since[readers])], now
+        ),
         sections=len(SECTIONS),
-        filled=_filled(deployment.folder),
+        filled=_filled_sections(deployment.folder),
     )
 
 
@@ -77,12 +81,12 @@ def wrong_answers(states: Sequence[tuple[datetime, int]], end: datetime) -> int:
     began = states[0][0]
     ends = [*(at for at, _ in states[1:]), end]
     return sum(
-        wrong * (_minutes(until - began) - _minutes(at - began))
+        wrong * (_count_questions(until - began) - _count_questions(at - began))
         for (at, wrong), until in zip(states, ends, strict=True)
     )
 
 
-def _minutes(time: timedelta) -> int:
+def _count_questions(time: timedelta) -> int:
     """How often a reader has asked before a moment, who began with the incident."""
     seconds = max(0.0, time.total_seconds())
     return floor(seconds / 60) + 1 if seconds else 0
@@ -97,40 +101,42 @@ def newest_run(deployment: Deployment) -> str:
     return newest.run_id[:8] if newest else ""
 
 
-def _version(version: int | None) -> int:
+def _version_number(version: int | None) -> int:
     """The version of a table; -1 if there was none."""
     return -1 if version is None else version
 
 
-def _wrong(ledger: Ledger, right: Mapping[date, str], version: int | None) -> set[date]:
+def _wrong_days(ledger: Ledger, right: Mapping[date, str], version: int | None) -> set[date]:
     """The days that were not right as of a version."""
-    then = ledger.as_of(_version(version))
-    others = (day for other in then.external for day in other.days)
-    days = {*right, *then.latest, *others}
-    return {day for day in days if then.content(day) != right.get(day, _NOTHING)}
+    past_ledger = ledger.as_of(_version_number(version))
+    others = (day for other in past_ledger.external_commits for day in other.days)
+    days = {*right, *past_ledger.latest, *others}
+    return {day for day in days if past_ledger.content_key(day) != right.get(day, _NOTHING)}
 
 
 def _written_since(ledger: Ledger, version: int | None) -> set[date]:
     return {
         day
-        for commit in ledger.commits
-        if commit.version > _version(version)
-        for day in written(commit)
+        for commit in ledger.all_commits
+        if commit.version > _version_number(version)
+        for day in written_days(commit)
     }
 
 
-def _states(
+def _wrong_day_counts(
     ledger: Ledger, right: Mapping[date, str], incident: datetime, version: int | None
 ) -> Iterator[tuple[datetime, int]]:
     """From when on how many days of a table were wrong."""
-    yield incident, len(_wrong(ledger, right, version))
-    for commit in ledger.commits:
-        if commit.version > _version(version) and commit.at:
-            yield commit.at, len(_wrong(ledger, right, commit.version))
+    yield incident, len(_wrong_days(ledger, right, version))
+    for commit in ledger.all_commits:
+        if commit.version > _version_number(version) and commit.at:
+            yield commit.at, len(_wrong_days(ledger, right, commit.version))
 
 
-def _filled(folder: Path) -> int:
+def _filled_sections(folder: Path) -> int:
     """How many sections of the best report are filled in."""
     reports = folder.glob("post-mortem*.md")
-    counts = [len(SECTIONS) - len(unfilled(path.read_text(errors="replace"))) for path in reports]
+    counts = [
+        len(SECTIONS) - len(unfilled_sections(path.read_text(errors="replace"))) for path in reports
+    ]
     return max(counts, default=0)

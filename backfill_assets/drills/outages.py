@@ -40,12 +40,12 @@ class Outage:
     has_service: bool = False
 
     @property
-    def readers(self) -> str:
+    def reader_table(self) -> str:
         """The table that readers ask."""
         return EUROS if self.has_service else READERS
 
     @property
-    def tables(self) -> str:
+    def tables_path(self) -> str:
         """Where its tables are declared."""
         return "backfill_assets.drills.euro_tables:TABLES" if self.has_service else ORDERS
 
@@ -60,7 +60,7 @@ _END = (
 OUTAGES: Mapping[str, Outage] = {
     "doubled": Outage(
         "another writer appended days a second time",
-        strikes.doubled,
+        strikes.append_days_again,
         (
             "Ask the tables, not the runs: `backfill-assets status` knows of each day who wrote "
             "it last.",
@@ -79,7 +79,7 @@ OUTAGES: Mapping[str, Outage] = {
     ),
     "amounts": Outage(
         "the source sent wrong amounts",
-        strikes.amounts,
+        strikes.send_wrong_amounts,
         (
             "The tables are what the landing says: `backfill-assets verify` finds nothing. Look "
             "at the days with `backfill-assets drill look`.",
@@ -99,11 +99,11 @@ OUTAGES: Mapping[str, Outage] = {
             *_END,
         ),
         loaded=False,
-        on_ask=strikes.sent_again,
+        on_ask=strikes.send_again,
     ),
     "purged": Outage(
         "landing purged, and rows of days deleted",
-        strikes.purged,
+        strikes.purge_days,
         (
             "`backfill-assets status` names the tables and the days; the files that they were "
             "loaded from are gone.",
@@ -123,7 +123,7 @@ OUTAGES: Mapping[str, Outage] = {
     ),
     "timezone": Outage(
         "days were made under another business time zone",
-        strikes.timezone,
+        strikes.run_in_other_timezone,
         (
             "Days are as complete as before, and orders are on another day. What decides which "
             "day an order is of? `backfill-assets status` compares it with what it was.",
@@ -146,7 +146,7 @@ OUTAGES: Mapping[str, Outage] = {
     ),
     "crashed": Outage(
         "a backfill was killed halfway",
-        strikes.crashed,
+        strikes.kill_backfill,
         (
             "`backfill-assets status` names the days that are missing. Which tables have them all?",
             "The raw log is complete, and what is made of it ends in the middle: a backfill was "
@@ -166,7 +166,7 @@ OUTAGES: Mapping[str, Outage] = {
     ),
     "quota": Outage(
         "the calls that were paid for at a service are used up",
-        strikes.quota,
+        strikes.use_up_quota,
         (
             "`backfill-assets status` names the days that are missing, and of which table. What "
             "does that table ask that the others do not?",
@@ -184,12 +184,12 @@ OUTAGES: Mapping[str, Outage] = {
             *_END,
         ),
         loaded=False,
-        on_ask=strikes.more_calls,
+        on_ask=strikes.pay_more_calls,
         has_service=True,
     ),
     "skewed": Outage(
         "one customer has most rows of a day",
-        strikes.skewed,
+        strikes.load_skewed_day,
         (
             "One key has nearly all rows of a day. Which day is it? Look at the days with "
             "`backfill-assets drill look`.",

@@ -15,10 +15,10 @@ from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.drills import breaking, journal, rates
 from backfill_assets.drills.deployment import Contents, Deployment
 from backfill_assets.drills.journal import Event
-from backfill_assets.drills.observing import newest_run, observed
+from backfill_assets.drills.observing import newest_run, observe_drill
 from backfill_assets.drills.outages import OUTAGES, Outage
 from backfill_assets.drills.places import OWN, DrillError
-from backfill_assets.drills.scoring import Observed, Score, score
+from backfill_assets.drills.scoring import Observed, Score, score_drill
 from backfill_assets.drills.strikes import RIGHT, SHOP_FILE
 from backfill_assets.engine.spark import Engine
 
@@ -50,12 +50,12 @@ class Drill:
     @property
     def events(self) -> list[Event]:
         """Its journal."""
-        return journal.events(self.deployment.folder)
+        return journal.read_events(self.deployment.folder)
 
     @property
     def name(self) -> str:
         """Of its outage, which the player is to find."""
-        return str(self._incident.said["outage"])
+        return str(self._incident.details["outage"])
 
     @property
     def outage(self) -> Outage:
@@ -65,40 +65,40 @@ class Drill:
     @property
     def symptom(self) -> str:
         """What a user says of it."""
-        return str(self._incident.said["symptom"])
+        return str(self._incident.details["symptom"])
 
     @property
     def days(self) -> Window:
         """Those that a diagnosis should name."""
-        return Window.parse(self._incident.said["days"])
+        return Window.parse(self._incident.details["days"])
 
     @property
-    def right(self) -> Contents:
+    def right_contents(self) -> Contents:
         """What the tables hold when they are right."""
-        said = json.loads((self.folder / OWN / "right.json").read_text())
+        stored = json.loads((self.folder / OWN / "right.json").read_text())
         return {
-            name: {date.fromisoformat(day): text for day, text in of.items()}
-            for name, of in said.items()
+            name: {date.fromisoformat(day): text for day, text in days.items()}
+            for name, days in stored.items()
         }
 
     @property
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         """Whether it has ended, well or not."""
         return journal.has_ended(self.folder)
 
-    def hint(self) -> str:
+    def next_hint(self) -> str:
         """The next hint; the last one again if there is no other.
 
         Raises:
             DrillError: the drill has ended.
         """
         self._refuse_ended()
-        given = sum(event.what == journal.HINT for event in self.events)
-        if given < len(self.outage.hints):
-            journal.note(self.folder, journal.HINT)
-        return self.outage.hints[min(given, len(self.outage.hints) - 1)]
+        hints_given = sum(event.what == journal.HINT for event in self.events)
+        if hints_given < len(self.outage.hints):
+            journal.record_event(self.folder, journal.HINT)
+        return self.outage.hints[min(hints_given, len(self.outage.hints) - 1)]
 
-    def found(self, cause: str, days: Window | None) -> bool:
+    def diagnose(self, cause: str, days: Window | None) -> bool:
         """A diagnosis; whether it is right.
 
         Args:
@@ -109,19 +109,19 @@ class Drill:
             DrillError: the drill has ended.
         """
         self._refuse_ended()
-        right = cause == self.name
-        said = {"cause": cause, "days": str(days or "")}
-        journal.note(self.folder, journal.FOUND if right else journal.WRONG, **said)
-        return right
+        is_right = cause == self.name
+        details = {"cause": cause, "days": str(days or "")}
+        journal.record_event(self.folder, journal.FOUND if is_right else journal.WRONG, **details)
+        return is_right
 
-    def ask(self, days: Window) -> str:
+    def ask_source(self, days: Window) -> str:
         """Ask the source for days again, or a service for the calls that they need; what it says.
 
         Raises:
             DrillError: the drill has ended.
         """
         self._refuse_ended()
-        journal.note(self.folder, journal.ASKED, days=str(days))
+        journal.record_event(self.folder, journal.ASKED, days=str(days))
         wrong = [day for day in days if day in self.days]
         return self.outage.on_ask(self.deployment, days, wrong)
 
@@ -133,44 +133,49 @@ class Drill:
         """
         for event in self.events:
             if event.what == journal.END:
-                return score(Observed.of(event.said["observed"]))
+                return score_drill(Observed.from_json(event.details["observed"]))
         self._refuse_ended()
         now = datetime.now(timezone.utc)
-        seen = observed(
-            self.deployment, self.right, self.events, self.days, self.outage.readers, now
+        result = observe_drill(
+            self.deployment,
+            self.right_contents,
+            self.events,
+            self.days,
+            self.outage.reader_table,
+            now,
         )
-        journal.note(self.folder, journal.END, observed=seen.as_json())
-        return score(seen)
+        journal.record_event(self.folder, journal.END, observed=result.as_json())
+        return score_drill(result)
 
     def give_up(self) -> None:
         """End it without a score."""
-        if not self.ended:
-            journal.note(self.folder, journal.GAVE_UP)
+        if not self.has_ended:
+            journal.record_event(self.folder, journal.GAVE_UP)
 
     def solution(self) -> list[str]:
         """Commands that solve it."""
-        return [self.filled(line) for line in self.outage.solution]
+        return [self.fill_in(line) for line in self.outage.solution]
 
-    def filled(self, line: str) -> str:
+    def fill_in(self, line: str) -> str:
         """A line of a solution with what it leaves open, for a shell."""
         return line.format(
             folder=shlex.quote(str(self.folder)),
             days=self.days,
             first=self.days.start,
             last=self.days.end - DAY,
-            run=self._incident.said["run"],
+            run=self._incident.details["run"],
             repair=newest_run(self.deployment) or "RUN",
         )
 
     def _refuse_ended(self) -> None:
-        if self.ended:
+        if self.has_ended:
             raise DrillError(
                 f"the drill in {self.folder} has ended. Start another in a new folder: "
                 "`backfill-assets drill start FOLDER`"
             )
 
 
-def start(
+def start_drill(
     engine: Engine, folder: Path, name: str = "", seed: int | None = None, days: int | None = None
 ) -> Drill:
     """Make a deployment, load it, and break something.
@@ -193,7 +198,9 @@ def start(
     name = name or rng.choice([*OUTAGES])
     engine.spark_session  # noqa: B018 - its scratch files are not to be in a home that goes away
     with tempfile.TemporaryDirectory(prefix="drill-") as place:
-        return begin(engine, prepared(engine, Path(place), OUTAGES[name], days), folder, name, rng)
+        return begin_drill(
+            engine, prepared(engine, Path(place), OUTAGES[name], days), folder, name, rng
+        )
 
 
 def prepared(engine: Engine, folder: Path, outage: Outage, days: int | None = None) -> Deployment:
@@ -205,17 +212,19 @@ def prepared(engine: Engine, folder: Path, outage: Outage, days: int | None = No
         outage: for which one.
         days: so many days, in place of those of the outage.
     """
-    wanted = max(days or outage.days, outage.fewest)
-    found = Deployment.made(folder, wanted, outage.orders_per_day, outage.tables)
-    breaking.send(folder / "landing", found.days, SHOP_FILE, RIGHT)
+    day_count = max(days or outage.days, outage.fewest)
+    deployment = Deployment.create(folder, day_count, outage.orders_per_day, outage.tables_path)
+    breaking.send_orders(folder / "landing", deployment.days, SHOP_FILE, RIGHT)
     if outage.has_service:
-        rates.pay(found.folder, len(found.days))
-    with rates.answering(found.folder) if outage.has_service else nullcontext():
-        found.load(engine, found.days)
-    return found
+        rates.pay_calls(deployment.folder, len(deployment.days))
+    with rates.serve_rates(deployment.folder) if outage.has_service else nullcontext():
+        deployment.load_days(engine, deployment.days)
+    return deployment
 
 
-def begin(engine: Engine, right: Deployment, folder: Path, name: str, rng: random.Random) -> Drill:
+def begin_drill(
+    engine: Engine, right: Deployment, folder: Path, name: str, rng: random.Random
+) -> Drill:
     """Break something in a copy of a deployment.
 
     Args:
@@ -226,28 +235,29 @@ def begin(engine: Engine, right: Deployment, folder: Path, name: str, rng: rando
         rng: decides the days.
     """
     outage = OUTAGES[name]
-    deployment = right.copied(folder, loaded=outage.loaded)
+    deployment = right.copy_to(folder, loaded=outage.loaded)
     try:
         struck = outage.strike(deployment, engine, rng)
     except BaseException:
-        journal.note(deployment.folder, journal.GAVE_UP)  # a service ends with the drill
+        journal.record_event(deployment.folder, journal.GAVE_UP)  # a service ends with the drill
         raise
     contents = {
-        of: {str(day): text for day, text in days.items()} for of, days in right.contents().items()
+        table: {str(day): text for day, text in days.items()}
+        for table, days in right.published_contents().items()
     }
     (folder / OWN / "right.json").write_text(json.dumps(contents))
     deployment.write_environment()
-    said: Mapping[str, object] = {
+    details: Mapping[str, object] = {
         "outage": name,
         "days": str(struck.days),
         "symptom": struck.symptom,
         "run": struck.run,
-        "versions": {of: ledger.version for of, ledger in deployment.ledgers.items()},
+        "versions": {table: ledger.version for table, ledger in deployment.ledgers.items()},
     }
-    journal.note(folder, journal.INCIDENT, **said)
+    journal.record_event(folder, journal.INCIDENT, **details)
     return Drill(folder)
 
 
-def causes() -> Sequence[tuple[str, str]]:
+def list_causes() -> Sequence[tuple[str, str]]:
     """The causes that a diagnosis may name, each with what it is."""
     return [(name, outage.cause) for name, outage in OUTAGES.items()]

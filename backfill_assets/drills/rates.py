@@ -45,42 +45,42 @@ class Rates(Loopback):
     def __init__(self, folder: Path, port: int = 0) -> None:
         """One that listens; as for `Loopback`."""
         self._folder, self._lock = folder, Lock()
-        super().__init__(self._rate, port)
+        super().__init__(self._answer_rate, port)
 
-    def _rate(self, path: str) -> tuple[int, Mapping[str, Any]]:
+    def _answer_rate(self, path: str) -> tuple[int, Mapping[str, Any]]:
         # A copy of a drill has the port of the drill that it was copied from, and is another.
-        found = re.fullmatch(rf"/{_name(self._folder)}/rates/(\d{{4}}-\d\d-\d\d)/(\w+)", path)
-        if not found:
-            known = path == f"/{_name(self._folder)}"
+        match = re.fullmatch(rf"/{_folder_key(self._folder)}/rates/(\d{{4}}-\d\d-\d\d)/(\w+)", path)
+        if not match:
+            known = path == f"/{_folder_key(self._folder)}"
             return 200 if known else 404, {"ask": "/rates/<day>/<currency>"}
         answered = self._folder / OWN / CALLS_ANSWERED
         with self._lock:
             calls = answered.read_text().splitlines() if answered.exists() else []
             if path not in calls:
-                if len(calls) >= _number(self._folder / OWN / CALLS_PAID):
+                if len(calls) >= _read_number(self._folder / OWN / CALLS_PAID):
                     return 403, {"error": f"the {len(calls)} calls that are paid for are used up"}
-                _write(answered, "\n".join([*calls, path]))
-        day, currency = found.groups()
+                _replace_file(answered, "\n".join([*calls, path]))
+        day, currency = match.groups()
         thousandths = 500 + int(day.replace("-", "")) * 37 % 400
         return 200, {"day": day, "currency": currency, "in_euros": f"{thousandths / 1000:.3f}"}
 
 
-def pay(folder: Path, calls: int) -> None:
+def pay_calls(folder: Path, calls: int) -> None:
     """Pay for more calls of the service of a folder."""
     paid = folder / OWN / CALLS_PAID
-    _write(paid, str(_number(paid) + calls))
+    _replace_file(paid, str(_read_number(paid) + calls))
 
 
 @contextmanager
-def answering(folder: Path, port: int = 0) -> Iterator[None]:
+def serve_rates(folder: Path, port: int = 0) -> Iterator[None]:
     """A service of a folder that ends with the block; as for `Loopback`."""
     with Rates(folder, port) as server:
-        _write(folder / OWN / RATES_PORT, str(server.server_address[1]))
-        with server.answering():
+        _replace_file(folder / OWN / RATES_PORT, str(server.server_address[1]))
+        with server.answer_in_thread():
             yield
 
 
-def start(folder: Path) -> None:
+def start_service(folder: Path) -> None:
     """Start the service of a folder, unless it answers. Its URL stays the same.
 
     Raises:
@@ -88,19 +88,19 @@ def start(folder: Path) -> None:
     """
     log = folder / OWN / "rates.log"
     for _ in range(_STARTS):
-        if _answers(folder):
+        if _is_answering(folder):
             return
-        with log.open("a") as said:
+        with log.open("a") as log_file:
             process = subprocess.Popen(
                 [sys.executable, "-m", __name__, str(folder)],
                 stdin=subprocess.DEVNULL,
-                stdout=said,
-                stderr=said,
+                stdout=log_file,
+                stderr=log_file,
                 start_new_session=True,  # Ctrl-C is not meant for it
             )
         until = time.monotonic() + _LONGEST_START
         while process.poll() is None and time.monotonic() < until:
-            if _answers(folder):
+            if _is_answering(folder):
                 return
             time.sleep(_LOOK)
         process.kill()
@@ -110,16 +110,16 @@ def start(folder: Path) -> None:
 
 def url_of(folder: Path) -> str:
     """The URL of the service of a folder; empty if it has none."""
-    port = _number(folder / OWN / RATES_PORT)
-    return f"http://127.0.0.1:{port}/{_name(folder)}" if port else ""
+    port = _read_number(folder / OWN / RATES_PORT)
+    return f"http://127.0.0.1:{port}/{_folder_key(folder)}" if port else ""
 
 
-def _name(folder: Path) -> str:
+def _folder_key(folder: Path) -> str:
     """What the URL of a folder's service has, and that of no other folder."""
     return sha256(str(folder).encode()).hexdigest()[:12]
 
 
-def _answers(folder: Path) -> bool:
+def _is_answering(folder: Path) -> bool:
     """Whether it is the service of this folder that answers at its URL."""
     url = url_of(folder)
     with requests.Session() as session:
@@ -130,14 +130,14 @@ def _answers(folder: Path) -> bool:
             return False
 
 
-def _number(path: Path) -> int:
+def _read_number(path: Path) -> int:
     try:
         return int(path.read_text())
     except FileNotFoundError:
         return 0
 
 
-def _write(path: Path, text: str) -> None:
+def _replace_file(path: Path, text: str) -> None:
     """Write what another process may be reading."""
     new = path.with_name(f"{path.name}.{os.getpid()}")
     new.write_text(text)
@@ -148,7 +148,7 @@ def main() -> None:
     """Answer until the drill of a folder has ended, or the folder is gone."""
     folder = Path(sys.argv[1])
     since = time.monotonic()
-    with answering(folder, _number(folder / OWN / RATES_PORT)):
+    with serve_rates(folder, _read_number(folder / OWN / RATES_PORT)):
         while time.monotonic() - since < _LONGEST and not journal.has_ended(folder):
             time.sleep(_LOOK)
 

@@ -60,11 +60,11 @@ class Observed:
         return {**asdict(self), "detected": seconds}
 
     @classmethod
-    def of(cls, said: Mapping[str, Any]) -> Observed:
+    def from_json(cls, values: Mapping[str, Any]) -> Observed:
         """From what a journal has."""
-        seconds = said["detected"]
+        seconds = values["detected"]
         detected = None if seconds is None else timedelta(seconds=seconds)
-        return cls(**{**said, "detected": detected})
+        return cls(**{**values, "detected": detected})
 
 
 @dataclass(frozen=True)
@@ -73,13 +73,13 @@ class Part:
 
     Attributes:
         name: what is scored.
-        seen: what was observed, in words.
+        observation: what was observed, in words.
         points: what it gives; less than 0 for what takes away.
         most: what it could give; 0 for what only takes away.
     """
 
     name: str
-    seen: str
+    observation: str
     points: int
     most: int
 
@@ -102,41 +102,45 @@ class Score:
         return max(0, sum(part.points for part in self.parts))
 
 
-def score(seen: Observed) -> Score:
+def score_drill(observed: Observed) -> Score:
     """The score of what was observed."""
-    return Score([*_parts(seen)], repaired=not seen.wrong)
+    return Score([*_score_parts(observed)], repaired=not observed.wrong)
 
 
-def _parts(seen: Observed) -> Iterator[Part]:
-    def part(name: str, text: str, share: float) -> Part:
+def _score_parts(observed: Observed) -> Iterator[Part]:
+    def create_part(name: str, text: str, share: float) -> Part:
         return Part(name, text, round(POINTS[name] * min(1.0, max(0.0, share))), POINTS[name])
 
-    found = seen.detected
-    told = "not found" if found is None else f"found after {_minutes(found)}"
-    yield part("cause", told, 0 if found is None else _left(found, *DETECT))
-    yield part("days named", "yes" if seen.days_named else "no", float(seen.days_named))
+    detected = observed.detected
+    detected_text = "not found" if detected is None else f"found after {_format_minutes(detected)}"
+    yield create_part(
+        "cause", detected_text, 0 if detected is None else _remaining_share(detected, *DETECT)
+    )
+    yield create_part(
+        "days named", "yes" if observed.days_named else "no", float(observed.days_named)
+    )
     # Who repairs nothing touches nothing wrongly, and could end before a reader asks twice.
-    repaired = 1 - seen.wrong / max(seen.broken, seen.wrong, 1)
-    yield part("days wrong at the end", f"{seen.wrong} of {seen.broken}", repaired)
+    repaired = 1 - observed.wrong / max(observed.broken, observed.wrong, 1)
+    yield create_part("days wrong at the end", f"{observed.wrong} of {observed.broken}", repaired)
     name = "days wrongly touched"
-    yield part(name, str(seen.touched), repaired * (1 - seen.touched / POINTS[name]))
-    each = timedelta(minutes=seen.answers / max(seen.broken_for_readers, 1))
-    left = min(1.0, _left(each, *READ))
-    yield part("wrong answers to readers", f"{seen.answers:,}", repaired * left)
-    written = seen.filled / seen.sections if seen.sections else 0
-    yield part("report", f"{seen.filled} of {seen.sections} sections", written)
+    yield create_part(name, str(observed.touched), repaired * (1 - observed.touched / POINTS[name]))
+    each = timedelta(minutes=observed.answers / max(observed.broken_for_readers, 1))
+    reading_share = min(1.0, _remaining_share(each, *READ))
+    yield create_part("wrong answers to readers", f"{observed.answers:,}", repaired * reading_share)
+    written = observed.filled / observed.sections if observed.sections else 0
+    yield create_part("report", f"{observed.filled} of {observed.sections} sections", written)
     for name, count, cost in (
-        ("wrong diagnoses", seen.wrong_diagnoses, WRONG_DIAGNOSIS),
-        ("hints", seen.hints, HINT),
+        ("wrong diagnoses", observed.wrong_diagnoses, WRONG_DIAGNOSIS),
+        ("hints", observed.hints, HINT),
     ):
         yield Part(name, str(count), -cost * count, 0)
 
 
-def _left(took: timedelta, free: timedelta, end: timedelta) -> float:
+def _remaining_share(took: timedelta, free: timedelta, end: timedelta) -> float:
     """The share that is left of points that a time takes away evenly, from `free` to `end`."""
     return 1 - (took - free) / (end - free)
 
 
-def _minutes(time: timedelta) -> str:
+def _format_minutes(time: timedelta) -> str:
     seconds = round(time.total_seconds())
     return f"{seconds // 60}:{seconds % 60:02d} minutes"

@@ -15,13 +15,13 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.utils import is_remote
 
-from backfill_assets.engine.process_groups import process_start
+from backfill_assets.engine.process_groups import process_start_time
 
 Cache = Callable[[DataFrame], DataFrame]
 
 #: Where Spark keeps views that all sessions see.
-_SHARED = "global_temp"
-_NAME = re.compile(r"cached_(?P<host>[0-9a-f]{12})_(?P<pid>\d+)_(?P<began>\d+)_[0-9a-f]{32}")
+_GLOBAL_VIEWS = "global_temp"
+_VIEW_NAME = re.compile(r"cached_(?P<host>[0-9a-f]{12})_(?P<pid>\d+)_(?P<began>\d+)_[0-9a-f]{32}")
 
 
 @contextmanager
@@ -31,32 +31,32 @@ def caching() -> Iterator[Cache]:
     A server keeps the rows for as long as it runs, whoever asked for them. There, they have a name
     that tells which process did, so that others can release what a killed one left.
     """
-    kept: list[Callable[[], object]] = []
+    releases: list[Callable[[], object]] = []
 
-    def cache(frame: DataFrame) -> DataFrame:
+    def cache_frame(frame: DataFrame) -> DataFrame:
         # Spark keeps rows by the plan, for all sessions of a server: without something of its own
         # in the plan, what a killed run had kept would be taken for a file that was mended since.
-        own = uuid4().hex
-        unlike = frame.where(f"'{own}' = '{own}'")
+        token = uuid4().hex
+        distinct = frame.where(f"'{token}' = '{token}'")
         if not is_remote():
-            kept.append(unlike.unpersist)
-            return unlike.persist()
-        catalog, name = frame.sparkSession.catalog, f"cached_{_process()}_{own}"
-        unlike.createGlobalTempView(name)
-        kept.append(lambda: catalog.dropGlobalTempView(name))
-        catalog.cacheTable(f"{_SHARED}.{name}")
-        return frame.sparkSession.table(f"{_SHARED}.{name}")
+            releases.append(distinct.unpersist)
+            return distinct.persist()
+        catalog, name = frame.sparkSession.catalog, f"cached_{_process_key()}_{token}"
+        distinct.createGlobalTempView(name)
+        releases.append(lambda: catalog.dropGlobalTempView(name))
+        catalog.cacheTable(f"{_GLOBAL_VIEWS}.{name}")
+        return frame.sparkSession.table(f"{_GLOBAL_VIEWS}.{name}")
 
     try:
-        yield cache
+        yield cache_frame
     finally:
-        for release in kept:
+        for release in releases:
             # If the engine is gone, that is what is to be told, and not this.
             with suppress(PySparkException, Py4JError, OSError):
                 release()
 
 
-def release_left(session: SparkSession) -> list[str]:
+def release_orphaned_frames(session: SparkSession) -> list[str]:
     """Release the frames of processes of this machine that are gone.
 
     Args:
@@ -65,25 +65,25 @@ def release_left(session: SparkSession) -> list[str]:
     Returns:
         The names of the frames.
     """
-    views = session.sql(f"SHOW VIEWS IN {_SHARED} LIKE 'cached_*'").collect()
-    left = [view["viewName"] for view in views if _is_left(view["viewName"])]
-    for name in left:
+    views = session.sql(f"SHOW VIEWS IN {_GLOBAL_VIEWS} LIKE 'cached_*'").collect()
+    orphaned = [view["viewName"] for view in views if _is_orphaned(view["viewName"])]
+    for name in orphaned:
         session.catalog.dropGlobalTempView(name)
-    return left
+    return orphaned
 
 
-def _is_left(name: str) -> bool:
-    made = _NAME.fullmatch(name)
+def _is_orphaned(name: str) -> bool:
+    match = _VIEW_NAME.fullmatch(name)
     return (
-        made is not None
-        and made["host"] == _host()
-        and process_start(int(made["pid"])) != made["began"]
+        match is not None
+        and match["host"] == _host_digest()
+        and process_start_time(int(match["pid"])) != match["began"]
     )
 
 
-def _process() -> str:
-    return f"{_host()}_{os.getpid()}_{process_start(os.getpid())}"
+def _process_key() -> str:
+    return f"{_host_digest()}_{os.getpid()}_{process_start_time(os.getpid())}"
 
 
-def _host() -> str:
+def _host_digest() -> str:
     return sha256(socket.gethostname().encode()).hexdigest()[:12]

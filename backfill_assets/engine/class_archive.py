@@ -18,17 +18,17 @@ from typing import Any
 from backfill_assets.engine.environment import jvm_environment, spark_home
 from backfill_assets.engine.jars import find_java
 
-_FOLDER = "classes-"
+_ARCHIVE_PREFIX = "classes-"
 #: Beside an archive: the folder of the Spark that it is for.
-_MADE_FOR = "spark_home"
+_SPARK_HOME_FILE = "spark_home"
 #: Seconds; it is a matter of 20.
-_PATIENCE = 300
-_OPTIONS = "spark.driver.extraJavaOptions"
+_ARCHIVE_TIMEOUT = 300
+_JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 # An archive that does not fit (other jars on the class path) is passed over, and that is all.
-_QUIET = "-Xshare:auto -Xlog:cds=off -Xlog:cds+dynamic=off -Xlog:class+path=off"
+_SHARING_OPTIONS = "-Xshare:auto -Xlog:cds=off -Xlog:cds+dynamic=off -Xlog:class+path=off"
 
 
-def class_archive(cache: Path) -> Path | None:
+def class_archive_path(cache: Path) -> Path | None:
     """Where the archive for this Java and this Spark lies or is to lie; none if there can be none.
 
     Args:
@@ -38,29 +38,29 @@ def class_archive(cache: Path) -> Path | None:
     # Spark cuts the options of a JVM at each space.
     if java is None or " " in str(cache):
         return None
-    real = Path(java).resolve()
+    java_binary = Path(java).resolve()
     # Rewritten by every update of Java, whose JVM refuses the archive of another. It refuses that
     # of other jars as well, and the same ones elsewhere are others.
-    modules = real.parent.parent / "lib" / "modules"
+    modules = java_binary.parent.parent / "lib" / "modules"
     stamp = modules.stat().st_mtime_ns if modules.exists() else 0
     jars = max(jar.stat().st_mtime_ns for jar in (spark_home() / "jars").glob("*.jar"))
-    made_for = f"{real} {stamp} {spark_home()} {jars}"
-    key = hashlib.sha256(made_for.encode()).hexdigest()[:12]
-    return cache / f"{_FOLDER}{key}" / "classes.jsa"
+    fingerprint = f"{java_binary} {stamp} {spark_home()} {jars}"
+    key = hashlib.sha256(fingerprint.encode()).hexdigest()[:12]
+    return cache / f"{_ARCHIVE_PREFIX}{key}" / "classes.jsa"
 
 
-def with_archive(config: Mapping[str, Any], cache: Path) -> dict[str, Any]:
+def with_class_archive(config: Mapping[str, Any], cache: Path) -> dict[str, Any]:
     """Spark's configuration, with the archive if there is one.
 
     Args:
         config: of a driver whose JVM is to start.
         cache: the folder of the Delta jars.
     """
-    archive = class_archive(cache)
+    archive = class_archive_path(cache)
     if archive is None or not archive.exists():
         return dict(config)
-    options = f"{config.get(_OPTIONS, '')} -XX:SharedArchiveFile={archive} {_QUIET}"
-    return {**config, _OPTIONS: options.strip()}
+    options = f"{config.get(_JAVA_OPTIONS, '')} -XX:SharedArchiveFile={archive} {_SHARING_OPTIONS}"
+    return {**config, _JAVA_OPTIONS: options.strip()}
 
 
 def make_class_archive(cache: Path) -> bool:
@@ -69,7 +69,7 @@ def make_class_archive(cache: Path) -> bool:
     Returns:
         Whether there is one now; a JVM starts without one as well.
     """
-    archive = class_archive(cache)
+    archive = class_archive_path(cache)
     if archive is None or archive.exists():
         return archive is not None
     # Somebody else may be first, or the folder not be ours to write to.
@@ -79,7 +79,7 @@ def make_class_archive(cache: Path) -> bool:
         with tempfile.TemporaryDirectory(dir=cache) as scratch:
             ready = Path(scratch, "ready")
             ready.mkdir()
-            (ready / _MADE_FOR).write_text(str(spark_home()))
+            (ready / _SPARK_HOME_FILE).write_text(str(spark_home()))
             command = [sys.executable, "-m", __name__, str(ready / archive.name), scratch]
             with suppress(subprocess.SubprocessError):
                 subprocess.run(
@@ -88,22 +88,22 @@ def make_class_archive(cache: Path) -> bool:
                     capture_output=True,
                     cwd=scratch,
                     env=jvm_environment("local"),
-                    timeout=_PATIENCE,
+                    timeout=_ARCHIVE_TIMEOUT,
                 )
                 ready.rename(archive.parent)
-                _remove_old(cache, archive.parent)
+                _remove_old_archives(cache, archive.parent)
     return archive.exists()
 
 
-def _remove_old(cache: Path, new: Path) -> None:
+def _remove_old_archives(cache: Path, new_folder: Path) -> None:
     """Remove the archives of a Spark that is gone, and older ones of this: 180 MB each."""
-    for note in cache.glob(f"{_FOLDER}*/{_MADE_FOR}"):
-        home = note.read_text()
-        if note.parent != new and (home == str(spark_home()) or not Path(home).exists()):
-            shutil.rmtree(note.parent, ignore_errors=True)
+    for marker in cache.glob(f"{_ARCHIVE_PREFIX}*/{_SPARK_HOME_FILE}"):
+        home = marker.read_text()
+        if marker.parent != new_folder and (home == str(spark_home()) or not Path(home).exists()):
+            shutil.rmtree(marker.parent, ignore_errors=True)
 
 
-def _use_classes(archive: Path, scratch: Path) -> None:
+def _record_classes(archive: Path, scratch: Path) -> None:
     """Have a JVM load what most runs use, and write its classes to an archive at its end."""
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
@@ -112,15 +112,15 @@ def _use_classes(archive: Path, scratch: Path) -> None:
     builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
     builder = builder.config("spark.driver.bindAddress", "127.0.0.1")
     builder = builder.config("spark.driver.host", "localhost")
-    spark = builder.config(_OPTIONS, f"-XX:ArchiveClassesAtExit={archive}").getOrCreate()
+    spark = builder.config(_JAVA_OPTIONS, f"-XX:ArchiveClassesAtExit={archive}").getOrCreate()
     rows = spark.range(100).withColumn("day", F.col("id") % 3)
     by_day = rows.groupBy("day").agg(F.sum("id").alias("total"), F.max("id"), F.xxhash64("day"))
     rows.join(by_day, "day").select(F.to_json(F.struct("id", "day"))).write.text(f"{scratch}/json")
     lines = spark.read.text(f"{scratch}/json").withColumn("at", F.input_file_name())
     parsed = lines.select(F.from_json("value", "id LONG, day INT").alias("of"), "at")
-    kept = parsed.select("of.*", "at").persist()
-    kept.groupBy("at").count().collect()
-    kept.write.partitionBy("day").parquet(f"{scratch}/parquet")
+    records = parsed.select("of.*", "at").persist()
+    records.groupBy("at").count().collect()
+    records.write.partitionBy("day").parquet(f"{scratch}/parquet")
     spark.read.parquet(f"{scratch}/parquet").groupBy("day").agg(F.collect_list("id")).collect()
     jvm: Any = SparkContext._gateway  # noqa: SLF001 - only this knows the process
     spark.stop()
@@ -131,4 +131,4 @@ def _use_classes(archive: Path, scratch: Path) -> None:
 
 
 if __name__ == "__main__":
-    _use_classes(Path(sys.argv[1]), Path(sys.argv[2]))
+    _record_classes(Path(sys.argv[1]), Path(sys.argv[2]))

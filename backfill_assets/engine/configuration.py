@@ -8,17 +8,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from backfill_assets.engine.class_archive import with_archive
+from backfill_assets.engine.class_archive import with_class_archive
 from backfill_assets.engine.environment import is_local, spark_home
-from backfill_assets.engine.jars import refuse_unknown_jars, with_jars
-from backfill_assets.engine.scratch import Scratch
+from backfill_assets.engine.jars import raise_if_unknown_jars, with_jars
+from backfill_assets.engine.scratch import ScratchDir
 from backfill_assets.engine.stores import S3, on_s3
 from backfill_assets.engine.submitting import submit_options
 from backfill_assets.settings import Settings
 from backfill_assets.spark_rules import PINNED
 
 #: Settings of a session that can be changed while it runs; a Connect session gets these alone.
-_RUNTIME = {
+_RUNTIME_CONF = {
     # Days are cut by explicit zone conversion; the session itself must not move a timestamp. And
     # a file that cannot be read is an error, never left out.
     **PINNED,
@@ -56,25 +56,25 @@ _RUNTIME = {
 
 
 #: What Spark must be told to know Delta's tables.
-DELTA = {
+DELTA_CONF = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
 }
 #: What holds where the driver is its own executor: nobody else is to find it.
-_ALONE = {"spark.driver.host": "localhost", "spark.driver.bindAddress": "127.0.0.1"}
+_LOOPBACK_CONF = {"spark.driver.host": "localhost", "spark.driver.bindAddress": "127.0.0.1"}
 #: A path without a scheme is one of the machines', whatever HADOOP_CONF_DIR says.
-_LOCAL_PATHS = {"spark.hadoop.fs.defaultFS": "file:///"}
+_LOCAL_PATHS_CONF = {"spark.hadoop.fs.defaultFS": "file:///"}
 #: Masters that hand on what a driver gives its executors by the default file system.
-_OWN_STAGING = ("yarn", "k8s:")
+_STAGING_MASTERS = ("yarn", "k8s:")
 #: Options of a JVM, which are added to ours rather than replacing them.
-_OPTIONS = ("spark.driver.extraJavaOptions", "spark.executor.extraJavaOptions")
+_JAVA_OPTION_SETTINGS = ("spark.driver.extraJavaOptions", "spark.executor.extraJavaOptions")
 #: Partition values of the past followed the JVM's zone, not the session's.
-_UTC = "-Duser.timezone=UTC"
+_UTC_OPTION = "-Duser.timezone=UTC"
 #: A JVM that has run out of memory may go on without some of its threads.
-_OUT_OF_MEMORY = "-XX:+ExitOnOutOfMemoryError"
+_OUT_OF_MEMORY_OPTION = "-XX:+ExitOnOutOfMemoryError"
 #: A driver listens at two ports of Spark's own, for any user of the machine: with a secret. Without
 #: executors elsewhere it makes one up, and nobody else has it.
-_AUTHENTICATED = {"spark.authenticate": "true"}
+_AUTHENTICATION_CONF = {"spark.authenticate": "true"}
 
 
 def spark_config(settings: Settings) -> dict[str, Any]:
@@ -85,9 +85,11 @@ def spark_config(settings: Settings) -> dict[str, Any]:
     """
     if settings.spark_remote:
         # The master is the server's affair, and Spark refuses to be told both.
-        own = {name: x for name, x in settings.spark_conf.items() if name != "spark.master"}
-        return {"spark.remote": settings.spark_remote, **_RUNTIME, **own}
-    return _of_driver(settings, _RUNTIME)
+        deployment_conf = {
+            name: value for name, value in settings.spark_conf.items() if name != "spark.master"
+        }
+        return {"spark.remote": settings.spark_remote, **_RUNTIME_CONF, **deployment_conf}
+    return _driver_config(settings, _RUNTIME_CONF)
 
 
 def uses_s3(settings: Settings) -> bool:
@@ -96,7 +98,7 @@ def uses_s3(settings: Settings) -> bool:
 
 
 def connect_server_command(
-    settings: Settings, port: int, folder: Path, scratch: Scratch | None = None
+    settings: Settings, port: int, folder: Path, scratch: ScratchDir | None = None
 ) -> list[str]:
     """The command of a Spark Connect server with Delta, on loopback.
 
@@ -111,18 +113,18 @@ def connect_server_command(
     Raises:
         EngineError: a jar in the cache is not the published one.
     """
-    own = {
+    server_conf = {
         "spark.connect.grpc.binding.address": "127.0.0.1",
         "spark.connect.grpc.binding.port": str(port),
         # The runs of a deployment share a session, which is to outlast a quiet weekend.
         "spark.connect.session.manager.defaultSessionTimeout": "7d",
     }
-    if is_local(master_of(settings)):
-        own |= _AUTHENTICATED
-    conf = _of_driver(settings, own)
-    refuse_unknown_jars(conf, settings.jars)
-    conf = scratch.configured(conf) if scratch else conf
-    conf = with_archive(conf, settings.jars)
+    if is_local(master_url(settings)):
+        server_conf |= _AUTHENTICATION_CONF
+    conf = _driver_config(settings, server_conf)
+    raise_if_unknown_jars(conf, settings.jars)
+    conf = scratch.with_local_dir(conf) if scratch else conf
+    conf = with_class_archive(conf, settings.jars)
     return [
         str(spark_home() / "bin" / "spark-submit"),
         *submit_options(conf, folder),
@@ -130,20 +132,20 @@ def connect_server_command(
     ]
 
 
-def static_config(given: str = "") -> dict[str, str]:
+def static_config(java_options: str = "") -> dict[str, str]:
     """What must be set before the JVM starts, embedded or as a Connect server.
 
     Args:
-        given: the options that the driver's JVM is given besides.
+        java_options: the options that the driver's JVM is given besides.
     """
     return {
-        **DELTA,
+        **DELTA_CONF,
         "spark.databricks.delta.snapshotPartitions": "2",
         # A run of all tables compiles some 300 classes, and Spark keeps 100: none was used twice.
         "spark.sql.codegen.cache.maxEntries": "5000",
         "spark.driver.memory": "3g",
-        "spark.driver.extraJavaOptions": f"{_UTC} {_OUT_OF_MEMORY} {_collector(given)}".strip(),
-        "spark.executor.extraJavaOptions": _UTC,
+        "spark.driver.extraJavaOptions": f"{_UTC_OPTION} {_OUT_OF_MEMORY_OPTION} {_collector_option(java_options)}".strip(),
+        "spark.executor.extraJavaOptions": _UTC_OPTION,
         # Of Python on executors, which converts times by it.
         "spark.executorEnv.TZ": "UTC",
         "spark.ui.enabled": "false",
@@ -152,40 +154,46 @@ def static_config(given: str = "") -> dict[str, str]:
     }
 
 
-def _of_driver(settings: Settings, own: Mapping[str, str]) -> dict[str, Any]:
+def _driver_config(settings: Settings, extra: Mapping[str, str]) -> dict[str, Any]:
     """The configuration of a driver here: ours, then the deployment's; jars, and where S3 is.
 
     Args:
         settings: the deployment's settings.
-        own: what this driver has besides.
+        extra: what this driver has besides.
     """
-    given = settings.spark_conf
-    master = master_of(settings)
+    deployment_conf = settings.spark_conf
+    master = master_url(settings)
     config = {
         "spark.master": master,
         "spark.app.name": "backfill_assets",
-        **static_config(given.get("spark.driver.extraJavaOptions", "")),
-        **(_ALONE if is_local(master) else {}),
-        **({} if master.startswith(_OWN_STAGING) else _LOCAL_PATHS),
-        **own,
+        **static_config(deployment_conf.get("spark.driver.extraJavaOptions", "")),
+        **(_LOOPBACK_CONF if is_local(master) else {}),
+        **({} if master.startswith(_STAGING_MASTERS) else _LOCAL_PATHS_CONF),
+        **extra,
     }
-    added = {name: f"{config[name]} {given[name]}" for name in _OPTIONS if name in given}
-    config = {**config, **given, **added}
+    added = {
+        name: f"{config[name]} {deployment_conf[name]}"
+        for name in _JAVA_OPTION_SETTINGS
+        if name in deployment_conf
+    }
+    config = {**config, **deployment_conf, **added}
     if uses_s3(settings):
-        config = S3.of_environment().with_spark(config)
+        config = S3.from_environment().with_s3a_conf(config)
     return with_jars(config, settings.jars)
 
 
-def master_of(settings: Settings) -> str:
+def master_url(settings: Settings) -> str:
     """The master URL of a driver that this package starts."""
     return settings.spark_conf.get("spark.master", settings.spark_master)
 
 
-def _collector(given: str) -> str:
+def _collector_option(java_options: str) -> str:
     """Java's parallel collector, which on few cores costs a tenth less than its usual one.
 
     A JVM that is given two does not start.
     """
-    elsewhere = (os.environ.get(name, "") for name in ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS"))
-    chosen = re.search(r"-XX:\+Use\w+GC", " ".join((given, *elsewhere)))
+    environment_options = (
+        os.environ.get(name, "") for name in ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS")
+    )
+    chosen = re.search(r"-XX:\+Use\w+GC", " ".join((java_options, *environment_options)))
     return "" if chosen else "-XX:+UseParallelGC"

@@ -15,18 +15,18 @@ from contextlib import contextmanager
 from pathlib import Path
 
 #: Spark's own name; both its server and its client read the token from there.
-TOKEN = "SPARK_CONNECT_AUTHENTICATE_TOKEN"
+TOKEN_VARIABLE = "SPARK_CONNECT_AUTHENTICATE_TOKEN"
 #: What PySpark gives to `spark-submit`.
-SUBMIT_ARGUMENTS = "PYSPARK_SUBMIT_ARGS"
+SUBMIT_ARGS_VARIABLE = "PYSPARK_SUBMIT_ARGS"
 #: Names another Spark, its configuration, or options that go before those of the deployment.
-_OF_SPARK = re.compile(r"(PY)?SPARK_.+|_JAVA_OPTIONS")
-_PASSED_ON = frozenset({TOKEN, "SPARK_LOCAL_DIRS", "SPARK_USER"})
+_SPARK_VARIABLES = re.compile(r"(PY)?SPARK_.+|_JAVA_OPTIONS")
+_PASSED_ON = frozenset({TOKEN_VARIABLE, "SPARK_LOCAL_DIRS", "SPARK_USER"})
 #: What executors on other machines need: their Python, and how they reach the driver.
 _PASSED_ON_TO_CLUSTERS = frozenset({"PYSPARK_PYTHON", "SPARK_LOCAL_HOSTNAME", "SPARK_PUBLIC_DNS"})
 #: pandera sets it in each process that imports it; no executor elsewhere would reach the driver.
-_OF_PANDERA = ("SPARK_LOCAL_IP", "127.0.0.1")
+_PANDERA_VARIABLE = ("SPARK_LOCAL_IP", "127.0.0.1")
 #: PySpark, or this package, sets them in a process that has a session.
-_OF_A_SESSION = frozenset(
+_SESSION_VARIABLES = frozenset(
     {"SPARK_AUTH_SOCKET_TIMEOUT", "SPARK_BUFFER_SIZE", "SPARK_CONNECT_MODE_ENABLED"}
 )
 #: Options that every JVM adds to its own; a bad one keeps it from starting.
@@ -60,22 +60,22 @@ def jvm_environment(master: str) -> dict[str, str]:
     environment = {
         name: value
         for name, value in os.environ.items()
-        if name in passed_on or not _OF_SPARK.fullmatch(name)
+        if name in passed_on or not _SPARK_VARIABLES.fullmatch(name)
     }
     environment["SPARK_HOME"] = str(spark_home())
     if local:
         environment["PYSPARK_PYTHON"] = sys.executable
         environment["SPARK_LOCAL_IP"] = "127.0.0.1"
         # A worker imports the module of a UDF from where this process looks for a project's, too.
-        places = [str(Path.cwd()), *filter(None, [os.environ.get("PYTHONPATH")])]
-        environment["PYTHONPATH"] = os.pathsep.join(places)
+        folders = [str(Path.cwd()), *filter(None, [os.environ.get("PYTHONPATH")])]
+        environment["PYTHONPATH"] = os.pathsep.join(folders)
     if sys.platform == "linux":
         # By its locale a JVM takes and gives names of files.
         environment["LC_ALL"] = _UTF_8
     return environment
 
 
-def choose_api() -> None:
+def choose_pyspark_api() -> None:
     """Let PySpark make columns and UDFs for a Connect server, if the environment names one.
 
     PySpark chooses when a UDF is made. Modules that declare tables are imported before there is a
@@ -92,14 +92,14 @@ def ignored_variables(master: str) -> list[str]:
         master: the master URL of the driver.
     """
     passed_on = jvm_environment(master)
-    set_here = os.environ.items() - {_OF_PANDERA}
-    names = {name for name, value in set_here if passed_on.get(name) != value}
+    variables = os.environ.items() - {_PANDERA_VARIABLE}
+    names = {name for name, value in variables if passed_on.get(name) != value}
     # Of PYTHONPATH all is passed on, and more.
-    return sorted(names - {"SPARK_REMOTE", "LC_ALL", "PYTHONPATH"} - _OF_A_SESSION)
+    return sorted(names - {"SPARK_REMOTE", "LC_ALL", "PYTHONPATH"} - _SESSION_VARIABLES)
 
 
 @contextmanager
-def environment_of_jvm(master: str) -> Iterator[None]:
+def use_jvm_environment(master: str) -> Iterator[None]:
     """Have this process the environment of its JVM meanwhile, for PySpark to pass it on.
 
     Args:
@@ -107,7 +107,7 @@ def environment_of_jvm(master: str) -> Iterator[None]:
     """
     previous, passed_on = dict(os.environ), jvm_environment(master)
     # Others stay untouched: PySpark sets some of its own, and other threads may read them.
-    names = {name for name, _ in previous.items() ^ passed_on.items()} | {SUBMIT_ARGUMENTS}
+    names = {name for name, _ in previous.items() ^ passed_on.items()} | {SUBMIT_ARGS_VARIABLE}
     _set_variables(names, passed_on)
     try:
         yield

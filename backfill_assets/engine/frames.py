@@ -14,7 +14,7 @@ from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_schema
 
 
-def frame_of(
+def create_frame(
     spark: SparkSession, struct: T.StructType, rows: Iterable[Sequence[Any]] = ()
 ) -> DataFrame:
     """A frame of a few rows.
@@ -27,18 +27,18 @@ def frame_of(
         struct: the columns.
         rows: their values, row by row.
     """
-    dicts = [dict(zip(struct.names, map(_in_utc, row), strict=True)) for row in rows]
+    dicts = [dict(zip(struct.names, map(_to_utc, row), strict=True)) for row in rows]
     table = pa.Table.from_pylist(dicts, schema=to_arrow_schema(struct, timezone="UTC"))
     return spark.createDataFrame(table, struct)
 
 
-def _in_utc(value: Any) -> Any:
+def _to_utc(value: Any) -> Any:
     """A time as it is in UTC: pandera turns Arrow's sense for offsets off, for all of a process."""
-    aware = isinstance(value, datetime) and value.tzinfo is not None
-    return value.astimezone(timezone.utc) if aware else value
+    is_aware = isinstance(value, datetime) and value.tzinfo is not None
+    return value.astimezone(timezone.utc) if is_aware else value
 
 
-def observed(observation: Observation, seconds: float = 60) -> dict[str, Any]:
+def read_observation(observation: Observation, seconds: float = 60) -> dict[str, Any]:
     """What Spark has observed of a frame whose action has ended, by name.
 
     Args:

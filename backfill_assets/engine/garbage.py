@@ -9,18 +9,18 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def no_collection() -> Iterator[None]:
+def pause_gc() -> Iterator[None]:
     """Without garbage collection, as where much is made of which nothing is garbage."""
-    was = gc.isenabled()
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if was:
+        if was_enabled:
             gc.enable()
 
 
-def collect_rarely() -> None:
+def tune_gc() -> None:
     """Look for garbage after 50,000 new objects, not 700, and not at the end of the process.
 
     What a process imports and defines lives to its end. To look through it took 0.4 seconds of the

@@ -23,10 +23,10 @@ from backfill_assets.engine.known_jars import unknown_jars
 from backfill_assets.engine.log_store import LOG_STORE, LOG_STORE_SOURCE
 from backfill_assets.engine.task_times import with_task_times
 
-_SCALA = "2.13"
-_JAVA = (17, 21)
+_SCALA_VERSION = "2.13"
+_JAVA_VERSIONS = (17, 21)
 # What Delta's pom names besides its own jars is in Spark's distribution already, and newer there.
-_IN_SPARK_ALREADY = (
+_SPARK_EXCLUDES = (
     "org.apache.*:*,com.fasterxml*:*,com.google*:*,com.github*:*,io.airlift:*,io.unitycatalog:*,"
     "org.xerial*:*,org.locationtech*:*,org.roaringbitmap:*,commons*:*,org.slf4j:*,javax*:*"
 )
@@ -36,19 +36,19 @@ _LOCAL_FILES = "com.globalmentor:hadoop-bare-naked-local-fs:0.1.0"
 _LOCAL_FILES_CLASS = "com.globalmentor.apache.hadoop.fs.NakedLocalFileSystem"
 #: The setting of a session whose JVM has that class, and Hadoop's own class of the kind. Neither
 #: keeps files with checksums, which take a fifth of the time to write a small one.
-LOCAL_FILES = "spark.backfill_assets.localFiles"
-RAW_LOCAL_FILES = "org.apache.hadoop.fs.RawLocalFileSystem"
+LOCAL_FILES_SETTING = "spark.backfill_assets.localFiles"
+RAW_LOCAL_FILES_CLASS = "org.apache.hadoop.fs.RawLocalFileSystem"
 #: Hadoop's file system for S3, of the Hadoop that is in Spark, and what it uses of Amazon's SDK: 13
 #: MB. Hadoop itself asks for all services of Amazon in one jar of 690 MB.
-_SDK = ("s3", "s3-transfer-manager", "sts", "sso")
+_SDK_MODULES = ("s3", "s3-transfer-manager", "sts", "sso")
 _S3 = (
     "org.apache.hadoop:hadoop-aws:3.5.0",
-    *(f"software.amazon.awssdk:{name}:2.35.4" for name in _SDK),
+    *(f"software.amazon.awssdk:{name}:2.35.4" for name in _SDK_MODULES),
     "software.amazon.eventstream:eventstream:1.0.1",
     "software.amazon.s3.analyticsaccelerator:analyticsaccelerator-s3:1.3.1",
     "org.reactivestreams:reactive-streams:1.0.4",
 )
-_NOT_FOR_S3 = (
+_S3_EXCLUDES = (
     "software.amazon.awssdk:bundle,org.wildfly*:*,io.netty:*,org.apache.httpcomponents*:*,"
     "commons*:*,org.slf4j:*"
 )
@@ -61,7 +61,7 @@ class EngineError(RuntimeError):
 def delta_coordinate() -> str:
     """Maven coordinate of the Delta artifact for the installed pyspark and delta-spark."""
     minor = ".".join(version("pyspark").split(".")[:2])
-    return f"io.delta:delta-spark_{minor}_{_SCALA}:{version('delta-spark')}"
+    return f"io.delta:delta-spark_{minor}_{_SCALA_VERSION}:{version('delta-spark')}"
 
 
 def find_java() -> str | None:
@@ -79,28 +79,28 @@ def check_java() -> None:
     """
     if problem := environment_problem():
         raise EngineError(problem)
-    wanted = " or ".join(map(str, _JAVA))
+    versions = " or ".join(map(str, _JAVA_VERSIONS))
     java = find_java()
     if java is None:
         home = os.environ.get("JAVA_HOME")
         where = f"in JAVA_HOME={home}" if home else "on the PATH"
         raise EngineError(
-            f"Spark needs Java {wanted} and there is none {where}: install it "
+            f"Spark needs Java {versions} and there is none {where}: install it "
             "(Debian: apt-get install openjdk-17-jre-headless) or set JAVA_HOME."
         )
     command = [java, "-XshowSettings:properties", "-version"]
     environment = jvm_environment("local")
     result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    found = re.search(r'version "(?:1\.)?(\d+)', result.stderr)
+    version_match = re.search(r'version "(?:1\.)?(\d+)', result.stderr)
     if result.returncode and (options := jvm_options()):
         raise EngineError(
             f"{java} does not start with the options in {' and '.join(options)} "
-            f"({_last_words(result.stderr)}): mend or unset the variable."
+            f"({_error_summary(result.stderr)}): mend or unset the variable."
         )
-    if found is None or int(found[1]) < _JAVA[0]:
-        what = f"Java {found[1]}" if found else "not a working Java"
+    if version_match is None or int(version_match[1]) < _JAVA_VERSIONS[0]:
+        description = f"Java {version_match[1]}" if version_match else "not a working Java"
         raise EngineError(
-            f"Spark needs Java {wanted} and {java} is {what}: set JAVA_HOME to a newer one."
+            f"Spark needs Java {versions} and {java} is {description}: set JAVA_HOME to a newer one."
         )
     encoding = re.search(r"sun\.jnu\.encoding = (\S+)", result.stderr)
     if encoding and encoding[1].upper() != "UTF-8":
@@ -112,13 +112,13 @@ def check_java() -> None:
 
 def delta_jars(cache: Path) -> list[Path]:
     """The Delta jars in the cache; empty while they have not been downloaded."""
-    return _downloaded(cache, delta_coordinate())
+    return _cached_jars(cache, delta_coordinate())
 
 
 def s3_jars(cache: Path) -> list[Path]:
     """The jars for S3 in the cache; empty while they have not all been downloaded and built."""
-    found, store = _downloaded(cache, _S3[0]), LOG_STORE_SOURCE.jar_in(cache)
-    return [*found, store] if found and store.exists() else []
+    hadoop_jars, log_store_jar = _cached_jars(cache, _S3[0]), LOG_STORE_SOURCE.jar_in(cache)
+    return [*hadoop_jars, log_store_jar] if hadoop_jars and log_store_jar.exists() else []
 
 
 def with_jars(config: Mapping[str, Any], cache: Path) -> dict[str, Any]:
@@ -129,19 +129,21 @@ def with_jars(config: Mapping[str, Any], cache: Path) -> dict[str, Any]:
         cache: the folder of the jars.
     """
     # Delta's alone will do, copied there by hand; and without them the others are of no use.
-    ours = delta_jars(cache)
-    if ours:
-        ours += _downloaded(cache, _LOCAL_FILES)
+    package_jars = delta_jars(cache)
+    if package_jars:
+        package_jars += _cached_jars(cache, _LOCAL_FILES)
     if LOG_STORE in config:
-        ours += s3_jars(cache)
-    jars = dict.fromkeys([*map(str, ours), *filter(None, config.get("spark.jars", "").split(","))])
-    known = {**config, "spark.jars": ",".join(jars)}
-    has = any(_LOCAL_FILES.split(":")[1] in jar for jar in jars)
-    known = {**known, LOCAL_FILES: _LOCAL_FILES_CLASS} if has else known
-    return with_task_times(known, cache) if ours else known
+        package_jars += s3_jars(cache)
+    jars = dict.fromkeys(
+        [*map(str, package_jars), *filter(None, config.get("spark.jars", "").split(","))]
+    )
+    merged = {**config, "spark.jars": ",".join(jars)}
+    has_local_files = any(_LOCAL_FILES.split(":")[1] in jar for jar in jars)
+    merged = {**merged, LOCAL_FILES_SETTING: _LOCAL_FILES_CLASS} if has_local_files else merged
+    return with_task_times(merged, cache) if package_jars else merged
 
 
-def refuse_unknown_jars(config: Mapping[str, Any], cache: Path) -> None:
+def raise_if_unknown_jars(config: Mapping[str, Any], cache: Path) -> None:
     """Refuse a session that would load jars from the cache that are not the published ones.
 
     Args:
@@ -169,9 +171,9 @@ def fetch_delta_jars(cache: Path) -> list[Path]:
         EngineError: there is no Java, or the registry cannot be reached, or it sent other jars.
     """
     if not delta_jars(cache):
-        _fetch("the Delta jars", [delta_coordinate()], cache)
-    if find_java() and not _folder(cache, _LOCAL_FILES).exists():
-        _download([_LOCAL_FILES], cache, _IN_SPARK_ALREADY)
+        _fetch_jars("the Delta jars", [delta_coordinate()], cache)
+    if find_java() and not _jar_folder(cache, _LOCAL_FILES).exists():
+        _download_jars([_LOCAL_FILES], cache, _SPARK_EXCLUDES)
     return delta_jars(cache)
 
 
@@ -183,27 +185,27 @@ def fetch_s3_jars(cache: Path) -> list[Path]:
     Raises:
         EngineError: there is no Java, or the registry cannot be reached.
     """
-    if not _downloaded(cache, _S3[0]):
-        _fetch("the jars of s3a://", _S3, cache, _NOT_FOR_S3)
-    LOG_STORE_SOURCE.build(cache, delta_jars(cache))
+    if not _cached_jars(cache, _S3[0]):
+        _fetch_jars("the jars of s3a://", _S3, cache, _S3_EXCLUDES)
+    LOG_STORE_SOURCE.build_jar(cache, delta_jars(cache))
     return s3_jars(cache)
 
 
-def _fetch(
-    what: str, coordinates: Sequence[str], cache: Path, without: str = _IN_SPARK_ALREADY
+def _fetch_jars(
+    label: str, coordinates: Sequence[str], cache: Path, excludes: str = _SPARK_EXCLUDES
 ) -> None:
     check_java()
-    said = _download(coordinates, cache, without)
-    if not _downloaded(cache, coordinates[0]):
+    output = _download_jars(coordinates, cache, excludes)
+    if not _cached_jars(cache, coordinates[0]):
         raise EngineError(
-            f"{what} ({coordinates[0]}) could not be downloaded: check that this machine reaches "
+            f"{label} ({coordinates[0]}) could not be downloaded: check that this machine reaches "
             "Maven Central (or the mirror in DEFAULT_ARTIFACT_REPOSITORY), or copy the jars of a "
-            f"machine that does into {_folder(cache, coordinates[0])}. "
-            f"Last words: {_last_words(said)}"
+            f"machine that does into {_jar_folder(cache, coordinates[0])}. "
+            f"Last words: {_error_summary(output)}"
         )
 
 
-def _download(coordinates: Sequence[str], cache: Path, without: str) -> str:
+def _download_jars(coordinates: Sequence[str], cache: Path, excludes: str) -> str:
     """Try to download artifacts, and what they need of their own kinds, and say what was said.
 
     The jars appear under their final name all at once, so a broken download is never used.
@@ -211,22 +213,24 @@ def _download(coordinates: Sequence[str], cache: Path, without: str) -> str:
     Args:
         coordinates: the artifacts; the folder is named for the first.
         cache: the folder of the jars.
-        without: what is not to be downloaded with them.
+        excludes: what is not to be downloaded with them.
     """
     cache.mkdir(parents=True, exist_ok=True)
-    kinds = tuple({coordinate.split(":")[0] for coordinate in coordinates})
+    groups = tuple({coordinate.split(":")[0] for coordinate in coordinates})
     with tempfile.TemporaryDirectory(dir=cache) as scratch:
         command = [
             str(spark_home() / "bin" / "spark-submit"),
-            *("--packages", ",".join(coordinates), "--exclude-packages", without),
+            *("--packages", ",".join(coordinates), "--exclude-packages", excludes),
             *("--conf", f"spark.jars.ivy={scratch}/ivy", "--master", "local[1]"),
             *("--class", "org.apache.spark.deploy.PythonRunner", "spark-internal"),
         ]
         # Resolution comes before the main class, which has nothing to run and fails: the jars tell.
         environment = jvm_environment("local[1]")
-        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-        found = Path(scratch, "ivy", "jars").glob("*.jar")
-        jars = [jar for jar in found if jar.name.startswith(kinds)]
+        result = subprocess.run(
+            command, capture_output=True, text=True, check=False, env=environment
+        )
+        jar_paths = Path(scratch, "ivy", "jars").glob("*.jar")
+        jars = [jar for jar in jar_paths if jar.name.startswith(groups)]
         if unknown := unknown_jars(jars):
             raise EngineError(
                 f"{', '.join(jar.name for jar in unknown)}, as downloaded for {coordinates[0]}, is "
@@ -239,19 +243,21 @@ def _download(coordinates: Sequence[str], cache: Path, without: str) -> str:
             shutil.move(jar, ready / jar.name)
         if jars:
             with suppress(OSError):  # another process was first
-                ready.rename(_folder(cache, coordinates[0]))
-    return done.stderr
+                ready.rename(_jar_folder(cache, coordinates[0]))
+    return result.stderr
 
 
-def _downloaded(cache: Path, coordinate: str) -> list[Path]:
-    return sorted(_folder(cache, coordinate).glob("*.jar"))
+def _cached_jars(cache: Path, coordinate: str) -> list[Path]:
+    return sorted(_jar_folder(cache, coordinate).glob("*.jar"))
 
 
-def _folder(cache: Path, coordinate: str) -> Path:
+def _jar_folder(cache: Path, coordinate: str) -> Path:
     return cache / coordinate.replace(":", "_")
 
 
-def _last_words(text: str) -> str:
+def _error_summary(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    telling = [x for x in lines if "unresolved" in x.lower() or "exception" in x.lower()]
-    return (telling or lines or ["none"])[-1][:300]
+    relevant = [
+        entry for entry in lines if "unresolved" in entry.lower() or "exception" in entry.lower()
+    ]
+    return (relevant or lines or ["none"])[-1][:300]

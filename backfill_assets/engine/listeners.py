@@ -23,10 +23,10 @@ _SOCKETS = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 #: The ways to write this machine that are not `localhost`.
 _LOOPBACK = re.compile(r"^sc://(127\.0\.0\.1|\[::1\])(?=[:/]|$)")
 #: In the environment of what the engine's deployment starts: where the engine is.
-OWN_ENGINE = "BACKFILL_ENGINE"
+ENGINE_VARIABLE = "BACKFILL_ENGINE"
 
 
-def users_listening(port: int) -> set[int] | None:
+def port_users(port: int) -> set[int] | None:
     """The ids of the users that listen at a port, at any address; none if the system has no word.
 
     Args:
@@ -38,27 +38,27 @@ def users_listening(port: int) -> set[int] | None:
     return {int(user) for text in texts for user in line.findall(text)} if texts else None
 
 
-def refuse_stranger(port: int) -> None:
+def raise_if_foreign_port(port: int) -> None:
     """Raise unless it is this user who listens at the engine's port.
 
     Raises:
         ConnectionRefusedError: nobody listens.
         EngineError: somebody else does.
     """
-    users = users_listening(port)
+    users = port_users(port)
     if users is None:
         return
     if not users:
         raise ConnectionRefusedError(f"the Spark engine, port {port}, is gone")
-    if others := users - {os.geteuid()}:
+    if strangers := users - {os.geteuid()}:
         raise EngineError(
             f"at port {port} of this machine, which is that of the Spark engine, somebody else "
-            f"listens (user id {', '.join(map(str, sorted(others)))}): the engine's token was not "
+            f"listens (user id {', '.join(map(str, sorted(strangers)))}): the engine's token was not "
             "sent there. Find out who that is; restart the deployment, which takes another port."
         )
 
 
-def channel_of(url: str) -> DefaultChannelBuilder:
+def channel_builder(url: str) -> DefaultChannelBuilder:
     """The channel to a Spark Connect server; to our own engine one that looks who is there.
 
     Args:
@@ -68,13 +68,13 @@ def channel_of(url: str) -> DefaultChannelBuilder:
 
     # Spark's client shows a token without TLS to `localhost` by that name alone.
     channel = DefaultChannelBuilder(_LOOPBACK.sub("sc://localhost", url))
-    if channel.endpoint == os.environ.get(OWN_ENGINE):
+    if channel.endpoint == os.environ.get(ENGINE_VARIABLE):
         port = int(channel.endpoint.rpartition(":")[2])
-        channel.add_interceptor(_OnlyOurs(port))
+        channel.add_interceptor(_PortOwnerCheck(port))
     return channel
 
 
-class _OnlyOurs(
+class _PortOwnerCheck(
     grpc.UnaryUnaryClientInterceptor,
     grpc.UnaryStreamClientInterceptor,
     grpc.StreamUnaryClientInterceptor,
@@ -84,10 +84,10 @@ class _OnlyOurs(
     def __init__(self, port: int) -> None:
         self._port = port
 
-    def _intercept(self, go_on: Callable[..., Any], details: Any, request: Any) -> Any:
-        refuse_stranger(self._port)
-        return go_on(details, request)
+    def _check_and_call(self, call: Callable[..., Any], details: Any, request: Any) -> Any:
+        raise_if_foreign_port(self._port)
+        return call(details, request)
 
-    intercept_unary_unary = _intercept
-    intercept_unary_stream = _intercept
-    intercept_stream_unary = _intercept
+    intercept_unary_unary = _check_and_call
+    intercept_unary_stream = _check_and_call
+    intercept_stream_unary = _check_and_call

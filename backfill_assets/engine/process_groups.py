@@ -21,7 +21,7 @@ _END = ((signal.SIGINT, 60.0), (signal.SIGTERM, 15.0))
 
 #: Becomes the command, and leaves a guard behind, outside of the command's process group. The guard
 #: waits for a byte; the end of the pipe instead means that nobody is left to end the group.
-_GUARDED = """
+_GUARD_SCRIPT = """
 import os, signal, sys
 group = os.getpid()
 if os.fork() == 0:
@@ -34,7 +34,7 @@ os.execv(sys.argv[1], sys.argv[1:])
 """
 
 
-class Group:
+class ProcessGroup:
     """A command and all that it starts: a process group that does not outlive this process.
 
     (The kernel's own way, PR_SET_PDEATHSIG, reaches the command alone, and not what it started.)
@@ -58,7 +58,7 @@ class Group:
         with contextlib.ExitStack() as stack:
             out = stack.enter_context(log.open("ab")) if log else None
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", _GUARDED, *command],
+                [sys.executable, "-I", "-S", "-c", _GUARD_SCRIPT, *command],
                 env=environment,
                 cwd=log.parent if log else None,
                 stdin=subprocess.PIPE,
@@ -68,7 +68,7 @@ class Group:
                 pass_fds=inherits,
             )
 
-    def status(self) -> int | None:
+    def exit_status(self) -> int | None:
         """The exit status of the command, or none while it runs."""
         return self._process.poll()
 
@@ -86,16 +86,16 @@ class Group:
         self._process.kill()
         self._process.wait()
 
-    def lives(self) -> bool:
+    def is_alive(self) -> bool:
         """Whether anything of the group still runs."""
-        return self._send(0)
+        return self._send_signal(0)
 
-    def end(self) -> None:
+    def terminate(self) -> None:
         """End what still runs of the group, and wait until it has ended."""
-        for number, seconds in (*_END, (signal.SIGKILL, 5.0)):
+        for signal_number, seconds in (*_END, (signal.SIGKILL, 5.0)):
             deadline = time.monotonic() + seconds
-            if self._send(number):
-                while self.lives() and time.monotonic() < deadline:
+            if self._send_signal(signal_number):
+                while self.is_alive() and time.monotonic() < deadline:
                     time.sleep(0.1)
         self._process.wait()
         assert self._process.stdin is not None
@@ -104,17 +104,17 @@ class Group:
             self._process.stdin.write(b".")
             self._process.stdin.close()
 
-    def _send(self, number: int) -> bool:
+    def _send_signal(self, signal_number: int) -> bool:
         """Send a signal to the group; whether anything is left of it."""
         self._process.poll()  # what has ended and nobody asked for still counts as running
         try:
-            os.killpg(self._process.pid, number)
+            os.killpg(self._process.pid, signal_number)
         except (ProcessLookupError, PermissionError):  # the latter is macOS's word for it
             return False
         return True
 
 
-def process_start(pid: int) -> str | None:
+def process_start_time(pid: int) -> str | None:
     """When a process began, as the system counts it; None if there is no such process."""
     try:
         # The name of the command, which may hold anything, ends at the last bracket.

@@ -15,11 +15,11 @@ from typing import Any
 from uuid import uuid4
 
 _LOCAL_DIR = "spark.local.dir"
-_OPTIONS = "spark.driver.extraJavaOptions"
-_TEMPORARY = "-Djava.io.tmpdir="
+_JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+_TMPDIR_OPTION = "-Djava.io.tmpdir="
 
 
-class Scratch:
+class ScratchDir:
     """A folder of one engine's own, until the process that made this ends.
 
     Attributes:
@@ -32,61 +32,61 @@ class Scratch:
         Args:
             home: DAGSTER_HOME; `scratch` in it holds the folders of all its engines.
         """
-        self._every = home.resolve() / "scratch"
-        self.folder = self._every / f"engine-{uuid4().hex}"
+        self._root = home.resolve() / "scratch"
+        self.folder = self._root / f"engine-{uuid4().hex}"
         self._lock: int | None = None
-        self.renew()
+        self.recreate()
 
-    def renew(self) -> None:
+    def recreate(self) -> None:
         """Empty the folder for the next engine, or make it again if somebody removed it."""
-        self._every.mkdir(parents=True, exist_ok=True)
+        self._root.mkdir(parents=True, exist_ok=True)
         if self._lock is not None:
             os.close(self._lock)
-        with _locked(self._every):  # nobody takes a new folder, not yet locked, for a left one
-            for left in self._every.iterdir():
-                with suppress(OSError), _locked(left, wait=False):
-                    shutil.rmtree(left, ignore_errors=True)
+        with _lock_folder(self._root):  # nobody takes a new folder, not yet locked, for a left one
+            for old_folder in self._root.iterdir():
+                with suppress(OSError), _lock_folder(old_folder, wait=False):
+                    shutil.rmtree(old_folder, ignore_errors=True)
             self.folder.mkdir(mode=0o700, exist_ok=True)
             # The lock ends with the process, however that ends.
             self._lock = os.open(self.folder, os.O_RDONLY)
             with suppress(OSError):  # where nothing can be locked, nothing is taken for left
                 fcntl.flock(self._lock, fcntl.LOCK_EX)
-        self._seen: set[Path] = set()
+        self._known_blocks: set[Path] = set()
 
-    def configured(self, config: Mapping[str, Any]) -> dict[str, Any]:
+    def with_local_dir(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """Spark's configuration, with this folder where it does not name one itself.
 
         Args:
             config: of a driver whose JVM is to start.
         """
-        options = config.get(_OPTIONS, "")
+        options = config.get(_JAVA_OPTIONS, "")
         # Spark cuts the options of a JVM at each space.
-        if _TEMPORARY not in options and " " not in str(self.folder):
-            options = f"{options} {_TEMPORARY}{self.folder}".strip()
-        own = {_OPTIONS: options} if options else {}
-        return {_LOCAL_DIR: str(self.folder), **config, **own}
+        if _TMPDIR_OPTION not in options and " " not in str(self.folder):
+            options = f"{options} {_TMPDIR_OPTION}{self.folder}".strip()
+        extra = {_JAVA_OPTIONS: options} if options else {}
+        return {_LOCAL_DIR: str(self.folder), **config, **extra}
 
-    def is_whole(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether all that Spark's blocks lie in is still there: Spark makes it once only."""
-        now = {*self.folder.glob("blockmgr-*"), *self.folder.glob("blockmgr-*/*")}
-        self._seen |= now
-        return now == self._seen
+        blocks = {*self.folder.glob("blockmgr-*"), *self.folder.glob("blockmgr-*/*")}
+        self._known_blocks |= blocks
+        return blocks == self._known_blocks
 
 
 @contextmanager
-def _locked(folder: Path, *, wait: bool = True) -> Iterator[None]:
+def _lock_folder(folder: Path, *, wait: bool = True) -> Iterator[None]:
     """Hold the lock of a folder; with `wait`, do without where nothing can be locked.
 
     Raises:
         OSError: it is no folder; or somebody has its lock, or it has none, without `wait`.
     """
-    held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         if wait:
             with suppress(OSError):
-                fcntl.flock(held, fcntl.LOCK_EX)
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
         else:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
     finally:
-        os.close(held)
+        os.close(descriptor)

@@ -16,12 +16,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from uuid import uuid4
 
-from backfill_assets.engine.environment import TOKEN
-from backfill_assets.engine.health import Health
+from backfill_assets.engine.environment import TOKEN_VARIABLE
+from backfill_assets.engine.health import HealthProbe
 from backfill_assets.engine.jars import EngineError
-from backfill_assets.engine.listeners import OWN_ENGINE, users_listening
-from backfill_assets.engine.process_groups import Group
-from backfill_assets.engine.scratch import Scratch
+from backfill_assets.engine.listeners import ENGINE_VARIABLE, port_users
+from backfill_assets.engine.process_groups import ProcessGroup
+from backfill_assets.engine.scratch import ScratchDir
 
 #: Seconds between two probes of a server, and until one failed.
 _PROBE_EVERY = 10.0
@@ -31,10 +31,10 @@ _PATIENCE = 3.0
 _MOST_UNHEARD = 60
 #: A server that does not answer for so many seconds died right after its start.
 _STEADY = 60.0
-_MOST_DEATHS = 3
+_MAX_DEATHS = 3
 #: A log that is longer is begun anew.
 _LOG_BYTES = 20 * 2**20
-_NO_PROXY = "no_grpc_proxy"
+_NO_PROXY_VARIABLE = "no_grpc_proxy"
 
 Say = Callable[[str], None]
 
@@ -68,82 +68,82 @@ class Server:
         self.ready = False
         self._name, self._command, self._address = name, command, address
         self._environment, self._say, self._log = environment, say, log
-        self._group: Group | None = None
-        self._left: list[Group] = []
+        self._group: ProcessGroup | None = None
+        self._replaced_groups: list[ProcessGroup] = []
         self._deaths = 0
 
-    def tend(self) -> None:
+    def keep_running(self) -> None:
         """See whether it runs and answers; if not, start it.
 
         Raises:
             EngineError: it died too often right after its start.
         """
-        for group in [group for group in self._left if not group.lives()]:
-            group.end()
-            self._left.remove(group)
+        for group in [group for group in self._replaced_groups if not group.is_alive()]:
+            group.terminate()
+            self._replaced_groups.remove(group)
         if self._group is None:
             log = f", its log is {self._log}" if self._log else ""
             self._say(f"Starting the {self._name}{log} ...")
-            self._start()
-        elif (status := self._group.status()) is not None:
+            self._start_group()
+        elif (status := self._group.exit_status()) is not None:
             self._restart(f"ended with status {status}")
         elif time.monotonic() >= self._probe_at:
-            self._probe()
+            self._probe_server()
         if self._log:
-            _rotate(self._log)
+            _rotate_log(self._log)
 
-    def end(self) -> None:
+    def stop(self) -> None:
         """Stop it and what it started, and wait until that has ended."""
-        while self._left:
-            self._left.pop().end()
+        while self._replaced_groups:
+            self._replaced_groups.pop().terminate()
         if self._group is not None:
-            self._group.end()
+            self._group.terminate()
 
-    def _start(self) -> None:
+    def _start_group(self) -> None:
         self.ready = False
-        self._unheard = 0
+        self._failed_probes = 0
         self._probe_at = 0.0
-        self._group = Group(self._command, self._environment, self._log)
+        self._group = ProcessGroup(self._command, self._environment, self._log)
 
-    def _probe(self) -> None:
-        if not self._is_heard():
+    def _probe_server(self) -> None:
+        if not self._is_answering():
             # How long a start takes is the machine's affair: it ends with an answer or a death.
-            self._unheard += self.ready
-            if self._unheard >= _MOST_UNHEARD:
+            self._failed_probes += self.ready
+            if self._failed_probes >= _MOST_UNHEARD:
                 self._restart("does not answer any more")
             return
         now = time.monotonic()
-        self._unheard = 0
+        self._failed_probes = 0
         self._probe_at = now + _PROBE_EVERY
         if not self.ready:
             self.ready, self._ready_at = True, now
             self._say(f"The {self._name} is ready.")
         if now - self._ready_at >= _STEADY:
             self._deaths = 0
-        if trouble := self._trouble():
-            self._restart(trouble)
+        if reason := self._restart_reason():
+            self._restart(reason)
 
-    def _is_heard(self) -> bool:
-        return _answers(self._address, _PATIENCE)
+    def _is_answering(self) -> bool:
+        return _answers_grpc(self._address, _PATIENCE)
 
-    def _trouble(self) -> str | None:
+    def _restart_reason(self) -> str | None:
         """Why a server that answers is to be restarted all the same."""
         return None
 
-    def _restart(self, why: str) -> None:
+    def _restart(self, reason: str) -> None:
         self._deaths += 1
         group, self._group = self._group, None
         assert group is not None
         # What it started lives on: runs need no code server to get to their end.
         group.kill_command()
-        self._left.append(group)
-        if self._deaths >= _MOST_DEATHS:
+        self._replaced_groups.append(group)
+        if self._deaths >= _MAX_DEATHS:
             raise EngineError(
-                f"the {self._name} {why}, {self._deaths} times in a row right after its start: see "
+                f"the {self._name} {reason}, {self._deaths} times in a row right after its start: see "
                 f"{self._log or 'what it says above'}"
             )
-        self._say(f"The {self._name} {why}: restarting it ...")
-        self._start()
+        self._say(f"The {self._name} {reason}: restarting it ...")
+        self._start_group()
 
 
 class SparkServer(Server):
@@ -160,7 +160,7 @@ class SparkServer(Server):
         environment: Mapping[str, str],
         log: Path,
         say: Say,
-        scratch: Scratch | None = None,
+        scratch: ScratchDir | None = None,
     ) -> None:
         """Nothing is started yet.
 
@@ -171,59 +171,64 @@ class SparkServer(Server):
             say: prints a line for the person at the terminal.
             scratch: what the command has as its folder for that.
         """
-        port, self._held = _free_port()
+        port, self._ipv6_socket = _reserve_port()
         self._port, self._scratch = port, scratch
         self.url = f"sc://localhost:{port}/;session_id={uuid4()}"
         self.token = secrets.token_urlsafe(32)
-        self._health: Health | None = None
-        own = {**environment, TOKEN: self.token}
-        super().__init__("Spark engine", command(port), ("127.0.0.1", port), own, say, log)
+        self._health: HealthProbe | None = None
+        server_environment = {**environment, TOKEN_VARIABLE: self.token}
+        super().__init__(
+            "Spark engine", command(port), ("127.0.0.1", port), server_environment, say, log
+        )
 
     @property
-    def environment(self) -> dict[str, str]:
+    def client_environment(self) -> dict[str, str]:
         """What a client needs to attach to it."""
         return {
             "SPARK_REMOTE": self.url,
-            TOKEN: self.token,
-            OWN_ENGINE: f"localhost:{self._port}",
+            TOKEN_VARIABLE: self.token,
+            ENGINE_VARIABLE: f"localhost:{self._port}",
             # The session is for those that come later as well.
             "SPARK_CONNECT_RELEASE_SESSION_ON_EXIT": "false",
             # Where the machine has a proxy, gRPC would ask that even for a server on the machine.
-            _NO_PROXY: os.environ.get(_NO_PROXY) or "localhost",
+            _NO_PROXY_VARIABLE: os.environ.get(_NO_PROXY_VARIABLE) or "localhost",
         }
 
-    def end(self) -> None:
+    def stop(self) -> None:
         """Stop it and what it started, and wait until that has ended."""
-        self._end_questions()
-        super().end()
+        self._stop_health_probe()
+        super().stop()
 
-    def _start(self) -> None:
-        self._end_questions()
+    def _start_group(self) -> None:
+        self._stop_health_probe()
         if self._scratch:
-            self._scratch.renew()
-        super()._start()
+            self._scratch.recreate()
+        super()._start_group()
         assert self._group is not None
-        asking = {**self.environment, "SPARK_REMOTE": f"sc://localhost:{self._port}"}
-        self._health = Health(asking, self._group.processor_seconds)
+        query_environment = {
+            **self.client_environment,
+            "SPARK_REMOTE": f"sc://localhost:{self._port}",
+        }
+        self._health = HealthProbe(query_environment, self._group.processor_seconds)
 
-    def _end_questions(self) -> None:
+    def _stop_health_probe(self) -> None:
         if self._health:
-            self._health.end()
+            self._health.stop_query()
 
-    def _is_heard(self) -> bool:
+    def _is_answering(self) -> bool:
         # Whoever else has taken the port would be shown the token by the runs.
-        ours = users_listening(self._port) in (None, {os.geteuid()})
-        return ours and super()._is_heard()
+        is_ours = port_users(self._port) in (None, {os.geteuid()})
+        return is_ours and super()._is_answering()
 
-    def _trouble(self) -> str | None:
-        if self._scratch and not self._scratch.is_whole():
+    def _restart_reason(self) -> str | None:
+        if self._scratch and not self._scratch.is_complete():
             return f"lost files on its disk (somebody cleared {self._scratch.folder})"
         if self._health and not self._health.is_good():
             return "takes connections and does not compute any more"
         return None
 
 
-def _rotate(log: Path) -> None:
+def _rotate_log(log: Path) -> None:
     """Begin a log anew when it has grown; the one before is kept.
 
     The server appends to the file, wherever that ends.
@@ -234,10 +239,10 @@ def _rotate(log: Path) -> None:
 
 
 #: What an HTTP/2 client begins with (RFC 9113, 3.4): the preface, and settings that set nothing.
-_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5)
+_GRPC_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5)
 
 
-def _answers(address: str | tuple[str, int], seconds: float) -> bool:
+def _answers_grpc(address: str | tuple[str, int], seconds: float) -> bool:
     """Whether a gRPC server answers a greeting with its own settings.
 
     Without a gRPC client: its threads do not go together with the processes started here, and now
@@ -248,13 +253,13 @@ def _answers(address: str | tuple[str, int], seconds: float) -> bool:
         with socket.socket(family) as connection:
             connection.settimeout(seconds)
             connection.connect(address)
-            connection.sendall(_HELLO)
+            connection.sendall(_GRPC_GREETING)
             return connection.recv(9)[3:4] == b"\x04"
     except OSError:
         return False
 
 
-def _free_port() -> tuple[int, socket.socket | None]:
+def _reserve_port() -> tuple[int, socket.socket | None]:
     """A port that is free on loopback, and what keeps it free on that of IPv6, where there is one.
 
     `localhost` means ::1 first: nobody else is to listen there, and be shown the token.
@@ -263,13 +268,13 @@ def _free_port() -> tuple[int, socket.socket | None]:
         # Below the range that outgoing connections take theirs of: one of those could have the port
         # when the server is restarted, even a client's own attempt to reach it.
         port = random.randint(15002, 32767)
-        held = None
+        ipv6_socket = None
         try:
             with socket.socket() as candidate:
                 candidate.bind(("127.0.0.1", port))
-            held = socket.socket(socket.AF_INET6)
-            held.bind(("::1", port))
+            ipv6_socket = socket.socket(socket.AF_INET6)
+            ipv6_socket.bind(("::1", port))
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 continue
-        return port, held
+        return port, ipv6_socket

@@ -25,15 +25,15 @@ from pyspark.sql.utils import is_remote
 
 from backfill_assets.engine.jars import EngineError
 
-_GIVEN = re.compile(r"(?<=;session_id=)[^;]+")
+_SESSION_NAME = re.compile(r"(?<=;session_id=)[^;]+")
 #: Set when the process ends.
-_ending = Event()
+_process_ending = Event()
 #: Held while Spark commits in a session that the steps of a run share.
-_COMMITS = RLock()
+_COMMIT_LOCK = RLock()
 
 
 @cache
-def _tag() -> str:
+def _process_tag() -> str:
     """By which the operations of this process are told from those of others in its session.
 
     Not made when this module is imported: processes may be forked after that.
@@ -43,7 +43,7 @@ def _tag() -> str:
 
 def is_shared(url: str) -> bool:
     """Whether a server's URL names a session."""
-    return bool(_GIVEN.search(url))
+    return bool(_SESSION_NAME.search(url))
 
 
 def session_url(config: Mapping[str, Any], closed: int) -> str:
@@ -56,17 +56,17 @@ def session_url(config: Mapping[str, Any], closed: int) -> str:
             session can be opened again.
     """
     url: str = config["spark.remote"]
-    own = sorted((name, str(value)) for name, value in config.items() if name != "spark.remote")
+    conf = sorted((name, str(value)) for name, value in config.items() if name != "spark.remote")
 
-    def id_of(given: re.Match[str]) -> str:
-        digest = sha256(json.dumps([given[0], own, closed]).encode()).digest()
+    def shared_id(match: re.Match[str]) -> str:
+        digest = sha256(json.dumps([match[0], conf, closed]).encode()).digest()
         return str(UUID(bytes=digest[:16], version=4))
 
-    return _GIVEN.sub(id_of, url)
+    return _SESSION_NAME.sub(shared_id, url)
 
 
 @cache
-def number_plans_apart() -> None:
+def randomize_plan_ids() -> None:
     """Have the plans of this process numbered unlike those of any other.
 
     For a session, a server keeps plans by what was sent, numbers and all, with the files that it
@@ -85,7 +85,7 @@ def number_plans_apart() -> None:
         )
 
 
-def leave_if_closed(error: Exception) -> bool:
+def forget_closed_session(error: Exception) -> bool:
     """Whether an error says that a session was closed before; then this process forgets it."""
     if "SESSION_CLOSED" not in str(error):
         return False
@@ -97,22 +97,22 @@ def leave_if_closed(error: Exception) -> bool:
 
 def interrupt_at_exit(session: SparkSession) -> None:
     """Have what this thread asks of a shared session interrupted when the process ends before."""
-    if _tag() not in session.getTags():
-        session.addTag(_tag())
-    atexit.unregister(_interrupt)
-    atexit.register(_interrupt, session)
+    if _process_tag() not in session.getTags():
+        session.addTag(_process_tag())
+    atexit.unregister(_interrupt_operations)
+    atexit.register(_interrupt_operations, session)
 
 
-def _interrupt(session: SparkSession) -> None:
-    _ending.set()
+def _interrupt_operations(session: SparkSession) -> None:
+    _process_ending.set()
     # The engine may be gone, and Spark's client would try for ten minutes.
     with suppress(Exception):
         session.client.set_retry_policies([])
-        session.interruptTag(_tag())
+        session.interruptTag(_process_tag())
 
 
 @contextmanager
-def alone(session: SparkSession, settings: Mapping[str, str]) -> Iterator[SparkSession]:
+def commit_session(session: SparkSession, settings: Mapping[str, str]) -> Iterator[SparkSession]:
     """A session for a commit of Spark's own: what the commit says of itself are settings.
 
     On a server it is a clone of the session, with its temporary views; embedded, it is the session
@@ -126,23 +126,23 @@ def alone(session: SparkSession, settings: Mapping[str, str]) -> Iterator[SparkS
         EngineError: the process is about to end.
     """
     if settings and is_remote():
-        own = session.cloneSession()  # type: ignore[attr-defined]  # of Connect alone
+        clone = session.cloneSession()  # type: ignore[attr-defined]  # of Connect alone
         # A partial of its own, as `unregister` takes all that are equal.
-        end = partial(_end, own)
-        atexit.register(end)
+        close = partial(_close_session, clone)
+        atexit.register(close)
         try:
-            if _ending.is_set():
+            if _process_ending.is_set():
                 raise EngineError("the run was terminated, and nothing was committed.")
             for name, value in settings.items():
-                own.conf.set(name, value)
+                clone.conf.set(name, value)
             for tag in session.getTags():  # which a clone does not have
-                own.addTag(tag)
-            yield own
+                clone.addTag(tag)
+            yield clone
         finally:
-            atexit.unregister(end)
-            end()
+            atexit.unregister(close)
+            close()
         return
-    with _COMMITS:
+    with _COMMIT_LOCK:
         for name, value in settings.items():
             session.conf.set(name, value)
         try:
@@ -152,7 +152,7 @@ def alone(session: SparkSession, settings: Mapping[str, str]) -> Iterator[SparkS
                 session.conf.unset(name)
 
 
-def _end(session: SparkSession) -> None:
+def _close_session(session: SparkSession) -> None:
     """End a session of a server, with what it does: `stop` does not work for a clone."""
     with suppress(Exception):
         session.client.set_retry_policies([])

@@ -22,33 +22,33 @@ from pydantic import Field
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from backfill_assets.engine.class_archive import with_archive
+from backfill_assets.engine.class_archive import with_class_archive
 from backfill_assets.engine.configuration import spark_config, uses_s3
-from backfill_assets.engine.environment import environment_of_jvm, is_local, jvm_options
+from backfill_assets.engine.environment import is_local, jvm_options, use_jvm_environment
 from backfill_assets.engine.jars import (
     EngineError,
     check_java,
     fetch_delta_jars,
     fetch_s3_jars,
-    refuse_unknown_jars,
+    raise_if_unknown_jars,
     with_jars,
 )
-from backfill_assets.engine.listeners import channel_of
+from backfill_assets.engine.listeners import channel_builder
 from backfill_assets.engine.requirements import (
-    refuse_other_server,
-    refuse_unsafe_server,
-    shown,
+    hide_token,
+    raise_if_incompatible,
+    raise_if_unsafe_commits,
 )
-from backfill_assets.engine.scratch import Scratch
+from backfill_assets.engine.scratch import ScratchDir
 from backfill_assets.engine.sharing import (
+    forget_closed_session,
     interrupt_at_exit,
     is_shared,
-    leave_if_closed,
-    number_plans_apart,
+    randomize_plan_ids,
     session_url,
 )
 from backfill_assets.engine.submitting import start_driver
-from backfill_assets.engine.task_times import build_task_times, watch
+from backfill_assets.engine.task_times import build_task_times, watch_session
 from backfill_assets.settings import PREFIX, Settings
 
 #: What a failing Spark call raises: a failing task comes as a bare Java error when embedded.
@@ -62,7 +62,7 @@ _PATIENCE = 15.0
 _NO_JVM = "JAVA_GATEWAY_EXITED"
 
 #: So many sessions that were closed does a server of Spark's remember.
-_MOST_CLOSED = 1000
+_MAX_CLOSED_SESSIONS = 1000
 
 
 def first_line(error: Exception) -> str:
@@ -84,7 +84,7 @@ class Engine(LazyPySparkResource):
     uses_s3: bool = False
 
     @classmethod
-    def of(cls, settings: Settings) -> Engine:
+    def from_settings(cls, settings: Settings) -> Engine:
         """The engine that the settings ask for; nothing is started yet."""
         return cls(
             spark_config=spark_config(settings), jars=str(settings.jars), uses_s3=uses_s3(settings)
@@ -98,13 +98,13 @@ class Engine(LazyPySparkResource):
             EngineError: no Java, no jars and no way to get them, or no answer from the server.
         """
         # Steps that run at the same time ask for it at the same time.
-        with _starting:
+        with _session_lock:
             if self._spark_session is None:
-                self._start()
+                self._prepare_session()
             session: SparkSession = super().spark_session
         if is_shared(self.spark_config.get("spark.remote", "")):
             interrupt_at_exit(session)
-        watch(session)
+        watch_session(session)
         return session
 
     @property
@@ -112,21 +112,21 @@ class Engine(LazyPySparkResource):
         """The session of this process, if one was started."""
         return self._spark_session
 
-    def _start(self) -> None:
+    def _prepare_session(self) -> None:
         if "spark.remote" in self.spark_config:
-            self._connect()
+            self._connect_server()
             return
         check_java()
-        cache = Path(self.jars)
-        fetch_delta_jars(cache)
+        jar_cache = Path(self.jars)
+        fetch_delta_jars(jar_cache)
         if self.uses_s3:
-            fetch_s3_jars(cache)
-        build_task_times(cache)
-        self.spark_config.update(with_jars(self.spark_config, cache))
-        refuse_unknown_jars(self.spark_config, cache)
+            fetch_s3_jars(jar_cache)
+        build_task_times(jar_cache)
+        self.spark_config.update(with_jars(self.spark_config, jar_cache))
+        raise_if_unknown_jars(self.spark_config, jar_cache)
         if home := os.environ.get("DAGSTER_HOME"):
-            self.spark_config.update(Scratch(Path(home)).configured(self.spark_config))
-        self.spark_config.update(with_archive(self.spark_config, cache))
+            self.spark_config.update(ScratchDir(Path(home)).with_local_dir(self.spark_config))
+        self.spark_config.update(with_class_archive(self.spark_config, jar_cache))
         if not os.environ.get("SPARK_REMOTE"):
             # To Spark an empty variable is a server without a name; to us it is none.
             os.environ.pop("SPARK_REMOTE", None)
@@ -135,32 +135,32 @@ class Engine(LazyPySparkResource):
         if self._spark_session is None:
             config = self.spark_config
             if "spark.remote" in config:
-                session = _attached(config)
-                refuse_other_server(session, config)
+                session = _server_session(config)
+                raise_if_incompatible(session, config)
                 if self.uses_s3:
-                    refuse_unsafe_server(session, config)
+                    raise_if_unsafe_commits(session, config)
             else:
-                session = _embedded(config)
+                session = _embedded_session(config)
             self._spark_session = session
 
-    def _connect(self) -> None:
+    def _connect_server(self) -> None:
         url = self.spark_config["spark.remote"]
-        address = shown(url)
+        address = hide_token(url)
         try:
             _await_server(url)
             self._init_session()
         except (PySparkException, grpc.RpcError, grpc.FutureTimeoutError) as error:
-            told = str(error) or f"no connection within {_PATIENCE:g} s"
-            details = re.search(r'details = "(.*)"', told)  # what gRPC itself says, further down
-            said = details[1] if details else told.splitlines()[0]
+            text = str(error) or f"no connection within {_PATIENCE:g} s"
+            details = re.search(r'details = "(.*)"', text)  # what gRPC itself says, further down
+            message = details[1] if details else text.splitlines()[0]
             raise EngineError(
                 f"the Spark Connect server at SPARK_REMOTE={address} does not answer "
-                f"({said.replace(url, address)[:200]}): start it, or unset SPARK_REMOTE to use the "
+                f"({message.replace(url, address)[:200]}): start it, or unset SPARK_REMOTE to use the "
                 "embedded session."
             ) from None
 
 
-def _embedded(config: Mapping[str, Any]) -> SparkSession:
+def _embedded_session(config: Mapping[str, Any]) -> SparkSession:
     """A session whose driver is in this process.
 
     Raises:
@@ -168,7 +168,7 @@ def _embedded(config: Mapping[str, Any]) -> SparkSession:
     """
     master = config["spark.master"]
     try:
-        with environment_of_jvm(master):
+        with use_jvm_environment(master):
             start_driver(config)
             session: SparkSession = spark_session_from_config(config)
     except SPARK_ERRORS as error:
@@ -191,17 +191,17 @@ def _embedded(config: Mapping[str, Any]) -> SparkSession:
     return session
 
 
-def _attached(config: Mapping[str, Any]) -> SparkSession:
+def _server_session(config: Mapping[str, Any]) -> SparkSession:
     """A session of the server: the one that the URL names, or the first after it that is open."""
     shared = is_shared(config["spark.remote"])
     if shared:
-        number_plans_apart()
+        randomize_plan_ids()
     for closed in count():
         url = session_url(config, closed)
         try:
             session = _session_of(url, config)
         except PySparkException as error:
-            if not (shared and closed < _MOST_CLOSED and leave_if_closed(error)):
+            if not (shared and closed < _MAX_CLOSED_SESSIONS and forget_closed_session(error)):
                 raise
         else:
             break
@@ -212,9 +212,9 @@ def _session_of(url: str, config: Mapping[str, Any]) -> SparkSession:
     """As `spark_session_from_config`, by a channel of ours."""
     from pyspark.sql.connect.session import SparkSession as RemoteSession
 
-    others = {name: x for name, x in config.items() if name != "spark.remote"}
+    session_conf = {name: value for name, value in config.items() if name != "spark.remote"}
     os.environ["SPARK_CONNECT_MODE_ENABLED"] = "1"  # so does Spark's own builder
-    builder = RemoteSession.builder.channelBuilder(channel_of(url)).config(map=others)
+    builder = RemoteSession.builder.channelBuilder(channel_builder(url)).config(map=session_conf)
     session: Any = builder.getOrCreate()
     return session
 
@@ -225,7 +225,7 @@ def _await_server(url: str) -> None:
     Raises:
         grpc.FutureTimeoutError: it did not.
     """
-    channel = channel_of(url).toChannel()
+    channel = channel_builder(url).toChannel()
     try:
         grpc.channel_ready_future(channel).result(timeout=_PATIENCE)
     finally:
@@ -233,4 +233,4 @@ def _await_server(url: str) -> None:
 
 
 #: Held while a session is started.
-_starting = Lock()
+_session_lock = Lock()

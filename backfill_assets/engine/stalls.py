@@ -20,7 +20,7 @@ from pyspark.sql import SparkSession
 #: How far stages are: of each its id, its name, how many tasks have ended, how many there are.
 Stages = Sequence[tuple[int, str, int, int]]
 #: Looks within the time after which a step counts as standing still.
-_LOOKS = 10
+_CHECKS_PER_STALL = 10
 #: This package may be installed among the libraries.
 _PACKAGE = str(Path(__file__).parents[1])
 _LIBRARIES = tuple({str(Path(path)) for path in sysconfig.get_paths().values()})
@@ -43,40 +43,42 @@ def report_stalls(
         yield
         return
     ended, thread = threading.Event(), threading.get_ident()
-    look = threading.Thread(target=_look, args=(session, seconds, say, thread, ended), daemon=True)
-    look.start()
+    watcher = threading.Thread(
+        target=_watch_thread, args=(session, seconds, say, thread, ended), daemon=True
+    )
+    watcher.start()
     try:
         yield
     finally:
         ended.set()
 
 
-def _look(
+def _watch_thread(
     session: Callable[[], SparkSession | None],
     seconds: float,
     say: Callable[[str], None],
     thread: int,
     ended: threading.Event,
 ) -> None:
-    before, since, reported = None, time.monotonic(), False
-    with _progress(session) as progress:
-        while not ended.wait(seconds / _LOOKS):
-            place = _place(thread)
-            now = (progress(), place)
-            if now != before:
-                before, since, reported = now, time.monotonic(), False
+    previous, since, reported = None, time.monotonic(), False
+    with _track_stages(session) as progress:
+        while not ended.wait(seconds / _CHECKS_PER_STALL):
+            location = _thread_location(thread)
+            current = (progress(), location)
+            if current != previous:
+                previous, since, reported = current, time.monotonic(), False
             elif not reported and time.monotonic() - since >= seconds:
                 reported = True
-                say(_sentence(seconds, *now))
+                say(_stall_message(seconds, *current))
 
 
 @contextmanager
-def _progress(session: Callable[[], SparkSession | None]) -> Iterator[Callable[[], Stages]]:
+def _track_stages(session: Callable[[], SparkSession | None]) -> Iterator[Callable[[], Stages]]:
     """Tells how far the stages are that run: of an embedded session, or by a Connect server."""
     running: dict[str, Stages] = {}
-    watched: list[Any] = []
+    handled_sessions: list[Any] = []
 
-    def take(stages: Any, inflight_tasks: int, operation_id: str, done: bool) -> None:
+    def update_stages(stages: Any, inflight_tasks: int, operation_id: str, done: bool) -> None:
         running.pop(operation_id, None)
         if not done:
             running[operation_id] = tuple(
@@ -85,27 +87,27 @@ def _progress(session: Callable[[], SparkSession | None]) -> Iterator[Callable[[
                 if not stage.done
             )
 
-    def stages() -> Stages:
+    def current_stages() -> Stages:
         # What looks on must not break what it looks at.
         with suppress(Exception):
             spark = session()
             if spark is None:
                 return ()
             if not type(spark).__module__.startswith("pyspark.sql.connect"):
-                return _embedded(spark)
-            if not watched:
+                return _embedded_stages(spark)
+            if not handled_sessions:
                 # Any function will do; PySpark's types name a class.
-                spark.registerProgressHandler(take)  # type: ignore[arg-type]
-                watched.append(spark)
+                spark.registerProgressHandler(update_stages)  # type: ignore[arg-type]
+                handled_sessions.append(spark)
         return tuple(stage for stages in [*running.values()] for stage in stages)
 
-    yield stages
-    for spark in watched:
+    yield current_stages
+    for spark in handled_sessions:
         with suppress(Exception):
-            spark.removeProgressHandler(take)
+            spark.removeProgressHandler(update_stages)
 
 
-def _embedded(spark: SparkSession) -> Stages:
+def _embedded_stages(spark: SparkSession) -> Stages:
     tracker = spark.sparkContext.statusTracker()
     infos = (tracker.getStageInfo(number) for number in tracker.getActiveStageIds())
     return tuple(
@@ -113,19 +115,19 @@ def _embedded(spark: SparkSession) -> Stages:
     )
 
 
-def _place(thread: int) -> tuple[str, ...]:
+def _thread_location(thread: int) -> tuple[str, ...]:
     """Where a thread is: its calls outside of libraries, the innermost first."""
     frame, calls = sys._current_frames().get(thread), []
     while frame is not None:
         code = frame.f_code
-        own = code.co_filename.startswith(_PACKAGE)
-        if own or not code.co_filename.startswith((*_LIBRARIES, "<")):
+        in_package = code.co_filename.startswith(_PACKAGE)
+        if in_package or not code.co_filename.startswith((*_LIBRARIES, "<")):
             calls.append(f"{code.co_name} ({code.co_filename}, line {frame.f_lineno})")
         frame = frame.f_back
     return tuple(calls)
 
 
-def _sentence(seconds: float, stages: Stages, place: Sequence[str]) -> str:
+def _stall_message(seconds: float, stages: Stages, location: Sequence[str]) -> str:
     running = "; ".join(
         f"stage {number}{f' ({name})' if name else ''}: {ended} of {tasks} tasks have ended"
         for number, name, ended, tasks in stages
@@ -133,6 +135,6 @@ def _sentence(seconds: float, stages: Stages, place: Sequence[str]) -> str:
     return (
         f"No task of Spark has ended for {seconds:g} seconds. "
         f"{running or 'No stage is told to run'}. The step waits in "
-        f"{' < '.join(place[:4]) or 'no code of its own'}. If nothing comes of it, terminate the "
+        f"{' < '.join(location[:4]) or 'no code of its own'}. If nothing comes of it, terminate the "
         "run: what is published stays, and the days can be launched again."
     )

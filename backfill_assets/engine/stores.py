@@ -16,7 +16,7 @@ import pyarrow.fs as pafs
 
 from backfill_assets.engine.log_store import LOG_STORE, LOG_STORE_CLASS
 
-_S3 = "s3a://"
+_S3_SCHEME = "s3a://"
 #: The SDK's own chain: the environment, web identity, profiles, the container, the machine. Before
 #: it, keys that the Spark settings of a deployment have.
 _CREDENTIALS = (
@@ -38,11 +38,13 @@ class S3(NamedTuple):
     region: str
 
     @classmethod
-    def of_environment(cls) -> S3:
+    def from_environment(cls) -> S3:
         """As `AWS_ENDPOINT_URL_S3`, `AWS_ENDPOINT_URL`, `AWS_REGION` and so on have it."""
-        endpoint = _first("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+        endpoint = _first_variable("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
         # A store that is not Amazon's has no regions, and its clients want one.
-        region = _first("AWS_REGION", "AWS_DEFAULT_REGION") or ("us-east-1" if endpoint else "")
+        region = _first_variable("AWS_REGION", "AWS_DEFAULT_REGION") or (
+            "us-east-1" if endpoint else ""
+        )
         return cls(endpoint, region)
 
     @property
@@ -50,13 +52,13 @@ class S3(NamedTuple):
         """Whether it is spoken to without TLS."""
         return self.endpoint.startswith("http:")
 
-    def with_spark(self, config: Mapping[str, str]) -> dict[str, str]:
+    def with_s3a_conf(self, config: Mapping[str, str]) -> dict[str, str]:
         """Spark's configuration with what Hadoop's S3A is told; there is no secret in that.
 
         Args:
             config: of a JVM that is to start; it goes first, but not where commits would be lost.
         """
-        said = {
+        options = {
             "endpoint": self.endpoint,
             "endpoint.region": self.region,
             "path.style.access": "true" if self.endpoint else "",
@@ -67,34 +69,36 @@ class S3(NamedTuple):
             # A file of a name that nobody else takes is not looked for before it is written.
             "performance.flags": "create",
         }
-        found = {f"spark.hadoop.fs.s3a.{name}": value for name, value in said.items() if value}
-        conditional = {"spark.hadoop.fs.s3a.create.conditional.enabled": "true"}
-        safe = {LOG_STORE: LOG_STORE_CLASS, **conditional}
-        return {**found, **config, **safe}
+        s3a_conf = {
+            f"spark.hadoop.fs.s3a.{name}": value for name, value in options.items() if value
+        }
+        conditional_put = {"spark.hadoop.fs.s3a.create.conditional.enabled": "true"}
+        log_store_conf = {LOG_STORE: LOG_STORE_CLASS, **conditional_put}
+        return {**s3a_conf, **config, **log_store_conf}
 
 
-def _first(*names: str) -> str:
+def _first_variable(*names: str) -> str:
     return next(filter(None, map(os.environ.get, names)), "")
 
 
 def on_s3(url: str) -> bool:
     """Whether a folder lies on S3."""
-    return url.startswith(_S3)
+    return url.startswith(_S3_SCHEME)
 
 
 def open_store(url: str) -> tuple[pafs.FileSystem, str]:
     """The file system of a local path or a URL, and the path in it."""
     if on_s3(url):
         # Not by the URL, in which a name with a space or a percent sign would be another.
-        return _s3(S3.of_environment()), url.removeprefix(_S3)
+        return _s3_filesystem(S3.from_environment()), url.removeprefix(_S3_SCHEME)
     return pafs.LocalFileSystem(), url
 
 
 @cache
-def _s3(place: S3) -> pafs.S3FileSystem:
-    url = urlsplit(place.endpoint)
+def _s3_filesystem(s3: S3) -> pafs.S3FileSystem:
+    url = urlsplit(s3.endpoint)
     return pafs.S3FileSystem(
-        region=place.region or None,
+        region=s3.region or None,
         scheme=url.scheme or None,
         endpoint_override=url.netloc or None,
         # A small file is one request, and not the three of an upload in parts.
@@ -102,7 +106,7 @@ def _s3(place: S3) -> pafs.S3FileSystem:
     )
 
 
-def put_in_place(folder: str, name: str, content: bytes) -> None:
+def replace_file(folder: str, name: str, content: bytes) -> None:
     """Write a file at once, in place of what was there: nobody reads half of it.
 
     Args:
@@ -116,14 +120,14 @@ def put_in_place(folder: str, name: str, content: bytes) -> None:
     filesystem, root = open_store(folder)
     filesystem.create_dir(root, recursive=True)
     # An object is there when it is whole. Two processes that write at once have files of their own.
-    whole = name if on_s3(folder) else f".{uuid4().hex}-{name}"
-    with filesystem.open_output_stream(f"{root}/{whole}") as stream:
+    new_name = name if on_s3(folder) else f".{uuid4().hex}-{name}"
+    with filesystem.open_output_stream(f"{root}/{new_name}") as stream:
         stream.write(content)
-    if whole != name:
-        filesystem.move(f"{root}/{whole}", f"{root}/{name}")
+    if new_name != name:
+        filesystem.move(f"{root}/{new_name}", f"{root}/{name}")
 
 
-def folder_of(url: str) -> pafs.FileSystem:
+def folder_filesystem(url: str) -> pafs.FileSystem:
     """A folder as a file system of Arrow's own, for reading a table by delta-rs.
 
     Arrow's threads may still use delta-rs's own, which is Python, when the process ends. Then it

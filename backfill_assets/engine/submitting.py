@@ -15,7 +15,7 @@ from typing import Any
 
 from pyspark import SparkContext
 
-from backfill_assets.engine.environment import SUBMIT_ARGUMENTS
+from backfill_assets.engine.environment import SUBMIT_ARGS_VARIABLE
 
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 
@@ -31,10 +31,12 @@ def submit_options(config: Mapping[str, Any], folder: Path) -> list[str]:
     if options := shlex.split(settings.get(_JAVA_OPTIONS, "")):
         # Java reads its arguments from a file as well, and needs quotes around those with spaces.
         quoted = (json.dumps(option, ensure_ascii=False) for option in options)
-        file = _private(folder / "java.options", "\n".join(quoted))
+        file = _write_private(folder / "java.options", "\n".join(quoted))
         settings[_JAVA_OPTIONS] = f'"@{file}"'
-    lines = (f"{_escaped(name)}={_escaped(value)}" for name, value in settings.items())
-    file = _private(folder / "spark.properties", "\n".join(lines))
+    lines = (
+        f"{_escape_property(name)}={_escape_property(value)}" for name, value in settings.items()
+    )
+    file = _write_private(folder / "spark.properties", "\n".join(lines))
     # With a file of its own, Spark leaves out any spark-defaults.conf.
     return ["--properties-file", str(file)]
 
@@ -48,12 +50,12 @@ def start_driver(config: Mapping[str, Any]) -> None:
         return
     with tempfile.TemporaryDirectory() as folder:
         options = shlex.join(submit_options(config, Path(folder)))
-        os.environ[SUBMIT_ARGUMENTS] = f"{options} pyspark-shell"
+        os.environ[SUBMIT_ARGS_VARIABLE] = f"{options} pyspark-shell"
         # When it returns, the JVM has read the files.
         SparkContext._ensure_initialized()  # noqa: SLF001 - all else gives it by arguments
 
 
-def _private(file: Path, text: str) -> Path:
+def _write_private(file: Path, text: str) -> Path:
     """Write a file that is its owner's alone from its first byte on."""
     file.unlink(missing_ok=True)
     with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as opened:
@@ -61,6 +63,6 @@ def _private(file: Path, text: str) -> Path:
     return file
 
 
-def _escaped(text: str) -> str:
+def _escape_property(text: str) -> str:
     """As `java.util.Properties` reads it."""
     return "".join(f"\\u{ord(c):04x}" if c in "\\=:#! \t\n\r\f" else c for c in text)

@@ -29,11 +29,11 @@ TASK_TIMES = "spark.backfill_assets.taskTimes"
 _LISTENERS = "spark.extraListeners"
 _SOURCE = JavaSource("TaskTimes.java", "task-times.jar")
 #: What a tag begins with whose tasks the listener looks at.
-_TAG = "backfill-assets-tasks-"
+_TAG_PREFIX = "backfill-assets-tasks-"
 #: What a compiler raises that cannot be started, and a folder that cannot be written to.
-_NOT_COMPILED = (PySparkException, Py4JError, OSError)
+_COMPILE_ERRORS = (PySparkException, Py4JError, OSError)
 #: Of each thread, what it watches.
-_here = threading.local()
+_thread_state = threading.local()
 
 
 @dataclass(frozen=True)
@@ -49,17 +49,17 @@ class TaskTimes:
     seconds: tuple[float, ...]
 
     @property
-    def longest(self) -> float:
+    def longest_seconds(self) -> float:
         """Seconds of the longest task."""
         return self.seconds[-1]
 
     @property
-    def median(self) -> float:
+    def median_seconds(self) -> float:
         """Seconds of the task in the middle."""
         return median(self.seconds)
 
     @classmethod
-    def told(cls, text: str) -> TaskTimes | None:
+    def from_text(cls, text: str) -> TaskTimes | None:
         """As the listener tells of them; none if it saw no task."""
         tasks, _, times = text.partition(":")
         if not times:
@@ -67,31 +67,31 @@ class TaskTimes:
         return cls(int(tasks), tuple(int(ms) / 1000 for ms in times.split(",")))
 
 
-class Watch:
+class TaskWatch:
     """The tasks of what a thread asks an engine for."""
 
     def __init__(self) -> None:
-        self._tag = f"{_TAG}{uuid4().hex}"
+        self._tag = f"{_TAG_PREFIX}{uuid4().hex}"
         self._session: SparkSession | None = None
-        self._asked = False
+        self._is_asked = False
 
-    def begin(self, session: SparkSession) -> None:
+    def attach_session(self, session: SparkSession) -> None:
         """Have the listener look at what the thread asks this session for, if there is one."""
-        if not self._asked:
-            self._asked = True  # a server without the listener is asked for it but once
+        if not self._is_asked:
+            self._is_asked = True  # a server without the listener is asked for it but once
             with suppress(Exception):  # which the next query says as well
                 if session.conf.get(TASK_TIMES, "") == TASK_TIMES_CLASS:
                     session.addTag(self._tag)
                     self._session = session
 
-    def end(self) -> None:
+    def detach_session(self) -> None:
         """Have the listener look no more."""
         if self._session is not None:
             # The days are published; and a transform may have cleared the tags of its thread.
             with suppress(Exception):
                 self._session.removeTag(self._tag)
 
-    def times(self) -> TaskTimes | None:
+    def read_times(self) -> TaskTimes | None:
         """The tasks of the stage with the longest one; they are told once.
 
         None if the engine has computed nothing, or has no listener.
@@ -99,28 +99,28 @@ class Watch:
         if self._session is None:
             return None
         # Of values, so that it needs no job.
-        asked = f"SELECT reflect('{TASK_TIMES_CLASS}', 'taken', '{self._tag}') FROM VALUES (1)"
+        query = f"SELECT reflect('{TASK_TIMES_CLASS}', 'taken', '{self._tag}') FROM VALUES (1)"
         with suppress(Exception):  # the days are published, with these numbers or without
-            (row,) = self._session.sql(asked).collect()
-            return TaskTimes.told(row[0] or "")
+            (row,) = self._session.sql(query).collect()
+            return TaskTimes.from_text(row[0] or "")
         return None
 
 
 @contextmanager
-def watched() -> Iterator[Watch]:
+def watch_tasks() -> Iterator[TaskWatch]:
     """Watch the tasks of all that this thread asks an engine for, until the end."""
-    before, _here.watch = getattr(_here, "watch", None), Watch()
+    previous, _thread_state.watch = getattr(_thread_state, "watch", None), TaskWatch()
     try:
-        yield _here.watch
+        yield _thread_state.watch
     finally:
-        _here.watch.end()
-        _here.watch = before
+        _thread_state.watch.detach_session()
+        _thread_state.watch = previous
 
 
-def watch(session: SparkSession) -> None:
+def watch_session(session: SparkSession) -> None:
     """Have the tasks of a session watched, if this thread watches any."""
-    if found := getattr(_here, "watch", None):
-        found.begin(session)
+    if current_watch := getattr(_thread_state, "watch", None):
+        current_watch.begin(session)
 
 
 def build_task_times(cache: Path) -> None:
@@ -130,8 +130,8 @@ def build_task_times(cache: Path) -> None:
         cache: the folder of the jars.
     """
     # The folder may not be ours to write to.
-    with suppress(*_NOT_COMPILED):
-        jar = _SOURCE.build(cache)
+    with suppress(*_COMPILE_ERRORS):
+        jar = _SOURCE.build_jar(cache)
         if unknown_jars([jar]):  # a compiler that is none of those that this was tried with
             jar.unlink()
 
@@ -147,9 +147,9 @@ def with_task_times(config: Mapping[str, Any], cache: Path) -> dict[str, Any]:
     if not jar.exists():
         return dict(config)
     added = {"spark.jars": str(jar), _LISTENERS: TASK_TIMES_CLASS}
-    both = {name: _with(config.get(name, ""), one) for name, one in added.items()}
-    return {**config, **both, TASK_TIMES: TASK_TIMES_CLASS}
+    extended = {name: _append_value(config.get(name, ""), value) for name, value in added.items()}
+    return {**config, **extended, TASK_TIMES: TASK_TIMES_CLASS}
 
 
-def _with(words: str, more: str) -> str:
-    return ",".join(dict.fromkeys([*filter(None, words.split(",")), more]))
+def _append_value(words: str, value: str) -> str:
+    return ",".join(dict.fromkeys([*filter(None, words.split(",")), value]))

@@ -12,17 +12,22 @@ import pyspark.sql.types as T
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from backfill_assets.calendar.partitions import spelled
+from backfill_assets.calendar.partitions import format_ranges
 from backfill_assets.delta.logs import load_log
-from backfill_assets.engine.frames import frame_of
-from backfill_assets.imports.manifests import Import
+from backfill_assets.engine.frames import create_frame
+from backfill_assets.imports.manifests import TableImport
 from backfill_assets.settings import Settings
 from backfill_assets.tables.sources import Source
 from backfill_assets.tables.table import Table
-from backfill_assets.tables.versions import greatest_first, in_time, superseded, with_event_day
+from backfill_assets.tables.versions import (
+    greatest_first,
+    is_superseded,
+    with_event_day,
+    within_window,
+)
 
 
-class Counts(msgspec.Struct, frozen=True):
+class ImportCheck(msgspec.Struct, frozen=True):
     """Where the imported rows of a source are.
 
     Attributes:
@@ -50,9 +55,9 @@ class Counts(msgspec.Struct, frozen=True):
     problems: list[str] = []
 
 
-def check(
-    settings: Settings, spark: SparkSession, source: Source, imports: Collection[Import]
-) -> Counts:
+def check_import(
+    settings: Settings, spark: SparkSession, source: Source, imports: Collection[TableImport]
+) -> ImportCheck:
     """Count the imported rows where they are.
 
     Args:
@@ -61,42 +66,46 @@ def check(
         source: the source.
         imports: all imports into it.
     """
-    landed = {file: rows for one in imports for file, rows in one.landed.items()}
-    read = sum(step.count for one in imports for step in one.steps)
+    landed = {
+        file: rows for table_import in imports for file, rows in table_import.landed_files.items()
+    }
+    read = sum(step.row_count for table_import in imports for step in table_import.steps)
     problems = [
-        f"{one.table}: {sum(step.landed.values()):,} of {step.count:,} rows of {step.name} have "
+        f"{table_import.table}: {sum(step.landed.values()):,} of {step.row_count:,} rows of {step.name} have "
         "landed: import again"
-        for one in imports
-        if (step := one.unfinished)
+        for table_import in imports
+        if (step := table_import.unfinished_step)
     ]
-    files = _files(spark, landed)
-    raw_rows = _published(settings, spark, source.raw)
+    files = _files_frame(spark, landed)
+    raw_rows = _read_published(settings, spark, source.raw)
     raw = _by_file(raw_rows, files)
-    rejected = _by_file(_published(settings, spark, source.rejected), files)
+    rejected = _by_file(_read_published(settings, spark, source.rejected), files)
     problems += _not_loaded(landed, raw, rejected)
-    kinds: dict[str, Any] = {}
+    outcomes: dict[str, Any] = {}
     if raw_rows is not None:
-        kinds = _kinds(settings, spark, source, raw_rows, files)
-    found = Counts(read, sum(landed.values()), sum(raw.values()), sum(rejected.values()), **kinds)
-    if found.in_staging != found.staged:
+        outcomes = _count_outcomes(settings, spark, source, raw_rows, files)
+    counts = ImportCheck(
+        read, sum(landed.values()), sum(raw.values()), sum(rejected.values()), **outcomes
+    )
+    if counts.in_staging != counts.staged:
         problems.append(
-            f"{found.staged - found.in_staging:,} row(s) that count are not in "
+            f"{counts.staged - counts.in_staging:,} row(s) that count are not in "
             f"{source.staged.name}: materialize its days"
         )
-    return msgspec.structs.replace(found, problems=problems)
+    return msgspec.structs.replace(counts, problems=problems)
 
 
-def _files(spark: SparkSession, names: Iterable[str]) -> DataFrame:
+def _files_frame(spark: SparkSession, names: Iterable[str]) -> DataFrame:
     struct = T.StructType([T.StructField("source_file", T.StringType())])
-    return F.broadcast(frame_of(spark, struct, ((name,) for name in names)))
+    return F.broadcast(create_frame(spark, struct, ((name,) for name in names)))
 
 
-def _published(settings: Settings, spark: SparkSession, table: Table) -> DataFrame | None:
+def _read_published(settings: Settings, spark: SparkSession, table: Table) -> DataFrame | None:
     """The rows of a table; none if it is not there yet."""
     url = settings.table(table.name)
     if load_log(url) is None:
         return None
-    return table.filled(spark.read.format("delta").load(url))
+    return table.with_current_columns(spark.read.format("delta").load(url))
 
 
 def _by_file(rows: DataFrame | None, files: DataFrame) -> dict[str, int]:
@@ -115,36 +124,36 @@ def _not_loaded(
     other = [file for file in landed if loaded[file] not in (0, landed[file])]
     return list(
         chain(
-            [f"not loaded yet: {len(none)} file(s) of {_days(none)}"] if none else [],
+            [f"not loaded yet: {len(none)} file(s) of {_format_days(none)}"] if none else [],
             [f"loaded with other rows than landed: {', '.join(other[:20])}"] if other else [],
         )
     )
 
 
-def _days(files: Sequence[str]) -> str:
-    return spelled(date.fromisoformat(file[13:23]) for file in files)
+def _format_days(files: Sequence[str]) -> str:
+    return format_ranges(date.fromisoformat(file[13:23]) for file in files)
 
 
-def _kinds(
+def _count_outcomes(
     settings: Settings, spark: SparkSession, source: Source, raw: DataFrame, files: DataFrame
 ) -> dict[str, int]:
     """What became of the imported rows of the raw log, by the rules of staging."""
     policy = source.policy(settings)
-    late, before = ~in_time(policy.window_days), F.col("event_date") < F.lit(policy.start)
+    late, early = ~within_window(policy.window_days), F.col("event_date") < F.lit(policy.start)
     versions = greatest_first(source, *source.key)
-    kind = (
-        F.when(before, "early")
+    outcome = (
+        F.when(early, "early")
         .when(late, "late")
-        .when(superseded(versions, policy.window_days), "superseded")
+        .when(is_superseded(versions, policy.window_days), "superseded")
         .otherwise("staged")
     )
-    rows = with_event_day(raw, source, settings.timezone).withColumn("_kind", kind)
+    rows = with_event_day(raw, source, settings.timezone).withColumn("_kind", outcome)
     rows = rows.join(files, "source_file", "left_semi")
     counts: dict[str, int] = dict(rows.groupBy("_kind").agg(F.count(F.lit(1))).toLocalIterator())
-    staging = _published(settings, spark, source.staged)
-    there = 0
+    staging = _read_published(settings, spark, source.staged)
+    in_staging = 0
     if staging is not None:
         same = ["event_date", "log_date", *source.key]
         counted = rows.where(F.col("_kind") == "staged")
-        there = counted.join(staging.select(*same), same, "left_semi").count()
-    return {**counts, "in_staging": there}
+        in_staging = counted.join(staging.select(*same), same, "left_semi").count()
+    return {**counts, "in_staging": in_staging}

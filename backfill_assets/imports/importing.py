@@ -15,19 +15,30 @@ from pyspark.sql import functions as F
 from backfill_assets.calendar.policy import Policy
 from backfill_assets.engine.spark import Engine
 from backfill_assets.engine.stores import on_s3
-from backfill_assets.imports.files import arrival_day, chunks, clear, land, scratch_of
-from backfill_assets.imports.lines import TOLD, Lines, counts_by_day, lines_of
-from backfill_assets.imports.manifests import (
-    How,
-    Import,
-    ImportRefusedError,
-    Step,
-    digest,
-    keep,
-    known,
-    locked,
+from backfill_assets.imports.files import (
+    arrival_day,
+    clear_folder,
+    land_files,
+    scratch_folder,
+    split_chunks,
 )
-from backfill_assets.imports.old_tables import News, OldTable, open_table, place
+from backfill_assets.imports.lines import ARRIVAL_DAY, SourceLines, counts_by_day, map_rows
+from backfill_assets.imports.manifests import (
+    ImportMapping,
+    ImportRefusedError,
+    ImportStep,
+    TableImport,
+    load_imports,
+    lock_import,
+    save_import,
+    short_digest,
+)
+from backfill_assets.imports.old_tables import (
+    ExternalTable,
+    NewData,
+    normalize_url,
+    open_external_table,
+)
 from backfill_assets.settings import Settings
 from backfill_assets.tables.sources import Source
 
@@ -36,7 +47,7 @@ ROWS_PER_CHUNK = 20_000_000
 
 
 @dataclass(frozen=True)
-class Work:
+class ImportRequest:
     """What an import reads and writes.
 
     Attributes:
@@ -44,7 +55,7 @@ class Work:
         spark: the session.
         source: what the rows become lines of.
         table: the folder or URL of the table.
-        how: how its rows become lines; as before, where nothing is said.
+        mapping: how its rows become lines; as before, where nothing is said.
         skip: versions of the table that are not followed.
         chunk_rows: so many rows land at a time.
     """
@@ -53,16 +64,16 @@ class Work:
     spark: SparkSession
     source: Source
     table: str
-    how: How = field(default_factory=How)
+    mapping: ImportMapping = field(default_factory=ImportMapping)
     skip: tuple[int, ...] = ()
     chunk_rows: int = ROWS_PER_CHUNK
 
     @property
-    def policy(self) -> Policy:
+    def late_data_policy(self) -> Policy:
         """The late-data policy of the source."""
         return self.source.policy(self.settings)
 
-    def begun(self) -> tuple[OldTable, Import]:
+    def open_import(self) -> tuple[ExternalTable, TableImport]:
         """The table, and how far its import has come.
 
         Raises:
@@ -73,43 +84,50 @@ class Work:
                 f"the source {self.source.name} lands by the hour, and an import lands by day. "
                 "Nothing was written. Declare the source without `hourly`."
             )
-        url = place(self.table)
-        old = open_table(url)
-        one = known(self.settings, self.source.name).get(url)
-        if one is None:
-            one = Import(self.source.name, url, old.kind, old.table_id, self.how)
-        how = How(
-            self.how.fields or one.how.fields,
-            self.how.arrived or one.how.arrived,
-            self.how.stray or one.how.stray,
+        url = normalize_url(self.table)
+        external_table = open_external_table(url)
+        table_import = load_imports(self.settings, self.source.name).get(url)
+        if table_import is None:
+            table_import = TableImport(
+                self.source.name, url, external_table.kind, external_table.table_id, self.mapping
+            )
+        mapping = ImportMapping(
+            self.mapping.fields or table_import.how.fields,
+            self.mapping.arrived or table_import.how.arrived,
+            self.mapping.stray or table_import.how.stray,
         )
-        if (how.fields, how.arrived) != (one.how.fields, one.how.arrived):
+        if (mapping.fields, mapping.arrived) != (table_import.how.fields, table_import.how.arrived):
             raise ImportRefusedError(
                 f"{url} is imported into {self.source.name} already, with other expressions: "
-                f"{_spelled(one.how)}. Nothing was written. Leave --field and --arrived out to "
+                f"{_format_mapping(table_import.how)}. Nothing was written. Leave --field and --arrived out to "
                 "follow the table as before."
             )
-        skipped = sorted({*one.skipped, *self.skip})
-        return old, msgspec.structs.replace(one, how=how, skipped=skipped)
+        skipped = sorted({*table_import.skipped, *self.skip})
+        return external_table, msgspec.structs.replace(table_import, how=mapping, skipped=skipped)
 
-    def lines(self, old: OldTable, news: News, how: How, scratch: str) -> Lines:
+    def read_lines(
+        self, external_table: ExternalTable, new_data: NewData, mapping: ImportMapping, scratch: str
+    ) -> SourceLines:
         """Rows of the table as lines."""
-        rows = old.rows(self.spark, news, scratch)
-        return lines_of(rows, self.source, how, self.settings.timezone)
+        rows = external_table.read_rows(self.spark, new_data, scratch)
+        return map_rows(rows, self.source, mapping, self.settings.timezone)
 
     @contextmanager
-    def scratch(self, name: str) -> Iterator[str]:
+    def open_scratch(self, name: str) -> Iterator[str]:
         """A folder beside the arrival days, which is removed."""
-        folder = scratch_of(self.settings.landing, self.source, name)
+        folder = scratch_folder(self.settings.landing, self.source, name)
         try:
             yield folder
         finally:
-            clear(folder)
+            clear_folder(folder)
 
 
-def _spelled(how: How) -> str:
-    said = [f"--field {name}={text!r}" for name, text in sorted(how.fields.items())]
-    return " ".join([*said, *([f"--arrived {how.arrived!r}"] if how.arrived else [])]) or "none"
+def _format_mapping(mapping: ImportMapping) -> str:
+    options = [f"--field {name}={text!r}" for name, text in sorted(mapping.fields.items())]
+    return (
+        " ".join([*options, *([f"--arrived {mapping.arrived!r}"] if mapping.arrived else [])])
+        or "none"
+    )
 
 
 def spark_for(settings: Settings, tables: Iterable[str]) -> SparkSession:
@@ -118,7 +136,7 @@ def spark_for(settings: Settings, tables: Iterable[str]) -> SparkSession:
     Raises:
         ImportRefusedError: a table lies on S3, and nothing else of the deployment does.
     """
-    engine = Engine.of(settings)
+    engine = Engine.from_settings(settings)
     if not engine.uses_s3 and any(map(on_s3, tables)):
         raise ImportRefusedError(
             "the table lies on S3, and neither landing nor warehouse do, so the engine has no way "
@@ -128,7 +146,7 @@ def spark_for(settings: Settings, tables: Iterable[str]) -> SparkSession:
 
 
 @dataclass(frozen=True)
-class Kinds:
+class RowCounts:
     """How many rows of an arrival day are of which kind.
 
     Attributes:
@@ -145,197 +163,240 @@ class Kinds:
     late: int = 0
     ahead: int = 0
 
-    def __add__(self, other: Kinds) -> Kinds:
-        return Kinds(*(a + b for a, b in zip(_fields(self), _fields(other), strict=True)))
+    def __add__(self, other: RowCounts) -> RowCounts:
+        return RowCounts(
+            *(a + b for a, b in zip(_count_values(self), _count_values(other), strict=True))
+        )
 
 
-def _fields(of: Kinds) -> tuple[int, ...]:
-    return of.rows, of.repeated, of.no_key, of.late, of.ahead
+def _count_values(counts: RowCounts) -> tuple[int, ...]:
+    return counts.rows, counts.repeated, counts.no_key, counts.late, counts.ahead
 
 
 @dataclass(frozen=True)
-class Proposal:
+class ImportPlan:
     """What an import would land now.
 
     Attributes:
-        of: the import as it is.
-        news: what is read.
+        table_import: the import as it is.
+        new_data: what is read.
         by_day: by the arrival day that rows tell, in ascending order.
         stray: rows that tell no day of the calendar.
         keys: how many different keys there are.
         versions: how many different rows have a key.
-        most: how often the row that is repeated most is there.
+        max_repeats: how often the row that is repeated most is there.
         absent: fields that the table does not have.
         unused: columns of the table that no field takes.
         chunks: the days of each chunk.
     """
 
-    of: Import
-    news: News
-    by_day: Mapping[date, Kinds]
-    stray: Kinds
+    table_import: TableImport
+    new_data: NewData
+    by_day: Mapping[date, RowCounts]
+    stray: RowCounts
     keys: int
     versions: int
-    most: int
+    max_repeats: int
     absent: list[str]
     unused: list[str]
     chunks: list[list[date]]
 
     @property
-    def total(self) -> Kinds:
+    def total(self) -> RowCounts:
         """All rows."""
         return sum(self.by_day.values(), self.stray)
 
 
-def propose(work: Work) -> Proposal:
+def plan_import(request: ImportRequest) -> ImportPlan:
     """What an import would land; nothing is written that stays.
 
     Raises:
         ImportRefusedError: the table cannot be imported.
     """
-    old, one = work.begun()
-    if step := one.unfinished:
+    external_table, table_import = request.open_import()
+    if step := table_import.unfinished_step:
         raise ImportRefusedError(
-            f"an import of {one.table} was ended before its end: {sum(step.landed.values()):,} of "
-            f"{step.count:,} rows have landed. Import again to land the others."
+            f"an import of {table_import.table} was ended before its end: {sum(step.landed.values()):,} of "
+            f"{step.row_count:,} rows have landed. Import again to land the others."
         )
-    news = old.news(one)
-    with work.scratch(f"plan-{uuid4().hex}") as scratch:
-        if news.is_empty:
-            return Proposal(one, news, {}, Kinds(), 0, 0, 0, [], [], [])
-        lines = work.lines(old, news, one.how, scratch)
-        by_day, stray = _kinds(lines.rows, work)
-        keys, versions, most = _keys(lines.rows, work.source)
-        landing = _landing(by_day, stray, one.how.stray)
-        return Proposal(
-            one,
-            news,
+    new_data = external_table.find_new_data(table_import)
+    with request.open_scratch(f"plan-{uuid4().hex}") as scratch:
+        if new_data.is_empty:
+            return ImportPlan(table_import, new_data, {}, RowCounts(), 0, 0, 0, [], [], [])
+        lines = request.read_lines(external_table, new_data, table_import.how, scratch)
+        by_day, stray = _count_by_day(lines.rows, request)
+        keys, versions, max_repeats = _count_keys(lines.rows, request.source)
+        landing = _rows_by_folder(by_day, stray, table_import.how.stray)
+        return ImportPlan(
+            table_import,
+            new_data,
             by_day,
             stray,
             keys,
             versions,
-            most,
+            max_repeats,
             lines.absent,
             lines.unused,
-            list(chunks(landing, work.chunk_rows)),
+            list(split_chunks(landing, request.chunk_rows)),
         )
 
 
-def _kinds(rows: DataFrame, work: Work, *, repeats: bool = True) -> tuple[dict[date, Kinds], Kinds]:
+def _count_by_day(
+    rows: DataFrame, request: ImportRequest, *, count_repeats: bool = True
+) -> tuple[dict[date, RowCounts], RowCounts]:
     """How many rows there are by arrival day, and how many tell none of the calendar."""
-    policy = work.policy
+    policy = request.late_data_policy
     repeated: dict[date | None, int] = {}
-    if repeats:
-        same = rows.groupBy(TOLD, *work.source.fields).agg((F.count(F.lit(1)) - 1).alias("more"))
-        repeated = dict(same.groupBy(TOLD).agg(F.sum("more")).toLocalIterator())
-    by_day, stray = dict[date, Kinds](), Kinds()
-    counted = counts_by_day(rows, work.source, policy, work.settings.timezone)
-    for told, count, *others in counted.orderBy(TOLD).toLocalIterator():
-        kinds = Kinds(count, repeated.get(told, 0), *others)
-        on_calendar = told is not None and policy.start <= told
-        if on_calendar and (policy.end is None or told < policy.end):
-            by_day[told] = kinds
+    if count_repeats:
+        repeats_by_row = rows.groupBy(ARRIVAL_DAY, *request.source.fields).agg(
+            (F.count(F.lit(1)) - 1).alias("more")
+        )
+        repeated = dict(repeats_by_row.groupBy(ARRIVAL_DAY).agg(F.sum("more")).toLocalIterator())
+    by_day, stray = dict[date, RowCounts](), RowCounts()
+    counted = counts_by_day(rows, request.source, policy, request.settings.timezone)
+    for day, count, *others in counted.orderBy(ARRIVAL_DAY).toLocalIterator():
+        counts = RowCounts(count, repeated.get(day, 0), *others)
+        on_calendar = day is not None and policy.start <= day
+        if on_calendar and (policy.end is None or day < policy.end):
+            by_day[day] = counts
         else:
-            stray += kinds
+            stray += counts
     return by_day, stray
 
 
-def _keys(rows: DataFrame, source: Source) -> tuple[int, int, int]:
+def _count_keys(rows: DataFrame, source: Source) -> tuple[int, int, int]:
     """How many keys there are, how many different rows of them, and the most that are the same."""
-    different = rows.groupBy(*source.fields).agg(F.count(F.lit(1)).alias("same"))
-    by_key = different.groupBy(*source.key).agg(
+    distinct_rows = rows.groupBy(*source.fields).agg(F.count(F.lit(1)).alias("same"))
+    by_key = distinct_rows.groupBy(*source.key).agg(
         F.count(F.lit(1)).alias("versions"), F.max("same").alias("same")
     )
     for name in source.key:
         by_key = by_key.where(F.col(name).isNotNull())
-    found = by_key.agg(F.count(F.lit(1)), F.sum("versions"), F.max("same")).first()
-    assert found is not None
-    keys, versions, most = (int(number or 0) for number in found)
-    return keys, versions, most
+    totals = by_key.agg(F.count(F.lit(1)), F.sum("versions"), F.max("same")).first()
+    assert totals is not None
+    keys, versions, max_repeats = (int(number or 0) for number in totals)
+    return keys, versions, max_repeats
 
 
-def _landing(by_day: Mapping[date, Kinds], stray: Kinds, to: date | None) -> dict[date, int]:
+def _rows_by_folder(
+    by_day: Mapping[date, RowCounts], stray: RowCounts, stray_day: date | None
+) -> dict[date, int]:
     """Number of rows by the folder that they land in."""
-    rows = {day: kinds.rows for day, kinds in by_day.items()}
-    if stray.rows and to is not None:
-        rows[to] = rows.get(to, 0) + stray.rows
+    rows = {day: counts.rows for day, counts in by_day.items()}
+    if stray.rows and stray_day is not None:
+        rows[stray_day] = rows.get(stray_day, 0) + stray.rows
     return rows
 
 
-def bring(work: Work, note: Callable[[str], None] = lambda _: None) -> Import:
+def run_import(request: ImportRequest, note: Callable[[str], None] = lambda _: None) -> TableImport:
     """Land what the table holds and what has not landed.
 
     What is to land is written down first. An import that was killed goes on with the same rows.
 
     Args:
-        work: what is asked for.
+        request: what is asked for.
         note: prints progress.
 
     Raises:
         ImportRefusedError: the table cannot be imported, or followed, or another process does so.
     """
-    with locked(work.settings, work.source.name, place(work.table)):
-        return _bring(work, note)
+    with lock_import(request.settings, request.source.name, normalize_url(request.table)):
+        return _run_import(request, note)
 
 
-def _bring(work: Work, note: Callable[[str], None]) -> Import:
-    old, one = work.begun()
-    if step := one.unfinished:
+def _run_import(request: ImportRequest, note: Callable[[str], None]) -> TableImport:
+    external_table, table_import = request.open_import()
+    if step := table_import.unfinished_step:
         note(f"going on with {step.name}, which was not ended")
-        one = _land(work, old, one, step, note)
-    news = old.news(one)
-    if news.is_empty:
-        if news.version == one.version:
-            return one
-        return keep(work.settings, msgspec.structs.replace(one, version=news.version))
-    name = f"import-{_digest(one, news)}"
-    with work.scratch(name) as scratch:
-        lines = work.lines(old, news, one.how, scratch)
-        by_day, stray = _kinds(lines.rows, work, repeats=False)
-        _refuse_stray(work, one, stray)
-        rows = _landing(by_day, stray, one.how.stray)
-    step = Step(name, news.since, news.version, rows, read=news.read, skipped=one.skipped)
-    return _land(work, old, keep(work.settings, one.with_step(step)), step, note)
+        table_import = _land_step(request, external_table, table_import, step, note)
+    new_data = external_table.find_new_data(table_import)
+    if new_data.is_empty:
+        if new_data.version == table_import.version:
+            return table_import
+        return save_import(
+            request.settings, msgspec.structs.replace(table_import, version=new_data.version)
+        )
+    name = f"import-{_step_digest(table_import, new_data)}"
+    with request.open_scratch(name) as scratch:
+        lines = request.read_lines(external_table, new_data, table_import.how, scratch)
+        by_day, stray = _count_by_day(lines.rows, request, count_repeats=False)
+        _refuse_stray(request, table_import, stray)
+        rows = _rows_by_folder(by_day, stray, table_import.how.stray)
+    step = ImportStep(
+        name,
+        new_data.since,
+        new_data.version,
+        rows,
+        read=new_data.files,
+        skipped=table_import.skipped,
+    )
+    return _land_step(
+        request,
+        external_table,
+        save_import(request.settings, table_import.with_step(step)),
+        step,
+        note,
+    )
 
 
-def _digest(one: Import, news: News) -> str:
-    files = [f"{file.path} {file.size} {file.mtime}" for file in news.read]
-    how = msgspec.json.encode(one.how, order="sorted").decode()
-    return digest(one.table, one.table_id, f"{news.since}...{news.version}", how, *files)
+def _step_digest(table_import: TableImport, new_data: NewData) -> str:
+    files = [f"{file.path} {file.size} {file.mtime}" for file in new_data.files]
+    mapping = msgspec.json.encode(table_import.how, order="sorted").decode()
+    return short_digest(
+        table_import.table,
+        table_import.table_id,
+        f"{new_data.since}...{new_data.version}",
+        mapping,
+        *files,
+    )
 
 
-def _refuse_stray(work: Work, one: Import, stray: Kinds) -> None:
-    if stray.rows and one.how.stray is None:
-        policy = work.policy
+def _refuse_stray(request: ImportRequest, table_import: TableImport, stray: RowCounts) -> None:
+    if stray.rows and table_import.how.stray is None:
+        policy = request.late_data_policy
         until = f" to {policy.end}" if policy.end else ""
         raise ImportRefusedError(
-            f"{stray.rows:,} row(s) of {one.table} tell no day of the calendar ({policy.start}"
+            f"{stray.rows:,} row(s) of {table_import.table} tell no day of the calendar ({policy.start}"
             f"{until}): their time is null, before the first day or after the last. Nothing was "
             "written. Set BACKFILL_ASSETS_START if the history begins earlier, or give an arrival "
             "day for them with --stray DAY: they are then rejected, or counted as lines of days "
             "before the first."
         )
-    if (day := one.how.stray) and day not in work.policy.until(day):
+    if (day := table_import.how.stray) and day not in request.late_data_policy.partitions_until(
+        day
+    ):
         raise ImportRefusedError(
-            f"--stray {day} is not on the calendar of {work.source.name}. Nothing was written. "
+            f"--stray {day} is not on the calendar of {request.source.name}. Nothing was written. "
             "Give a day that is."
         )
 
 
-def _land(
-    work: Work, old: OldTable, one: Import, step: Step, note: Callable[[str], None]
-) -> Import:
+def _land_step(
+    request: ImportRequest,
+    external_table: ExternalTable,
+    table_import: TableImport,
+    step: ImportStep,
+    note: Callable[[str], None],
+) -> TableImport:
     """Land what has not landed of a step."""
-    news = News(step.version, step.since, 0, step.read, skipped=step.skipped)
+    new_data = NewData(step.version, step.since, 0, step.read, skipped=step.skipped)
     landed = {date.fromisoformat(file[13:23]) for file in step.landed}
-    left = {day: rows for day, rows in step.rows.items() if day not in landed}
-    arrived = arrival_day(work.policy, one.how.stray)
-    with work.scratch(step.name) as scratch:
-        lines = work.lines(old, news, one.how, scratch) if left else None
-        for days in chunks(left, work.chunk_rows):
+    remaining = {day: rows for day, rows in step.rows.items() if day not in landed}
+    arrival = arrival_day(request.late_data_policy, table_import.how.stray)
+    with request.open_scratch(step.name) as scratch:
+        lines = (
+            request.read_lines(external_table, new_data, table_import.how, scratch)
+            if remaining
+            else None
+        )
+        for days in split_chunks(remaining, request.chunk_rows):
             assert lines is not None
-            files = land(lines.rows, work.source, step, days, arrived, work.settings.landing)
+            files = land_files(
+                lines.rows, request.source, step, days, arrival, request.settings.landing
+            )
             step = msgspec.structs.replace(step, landed={**step.landed, **files})
-            one = keep(work.settings, one.with_step(step))
+            table_import = save_import(request.settings, table_import.with_step(step))
             note(f"landed {days[0]}...{days[-1]}: {sum(files.values()):,} rows")
-    return keep(work.settings, one.with_step(msgspec.structs.replace(step, done=True)))
+    return save_import(
+        request.settings, table_import.with_step(msgspec.structs.replace(step, done=True))
+    )

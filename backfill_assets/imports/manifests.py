@@ -16,8 +16,8 @@ import pyarrow.fs as pafs
 from deltalake.exceptions import DeltaError
 
 from backfill_assets.delta import target_log
-from backfill_assets.engine.process_groups import process_start
-from backfill_assets.engine.stores import open_store, put_in_place
+from backfill_assets.engine.process_groups import process_start_time
+from backfill_assets.engine.stores import open_store, replace_file
 from backfill_assets.settings import Settings
 
 #: What the lock of a table says while nobody imports it.
@@ -30,7 +30,7 @@ class ImportRefusedError(RuntimeError):
     """A table cannot be imported, or followed, as it was asked; the message says what to do."""
 
 
-class File(msgspec.Struct, frozen=True, order=True):
+class ParquetFile(msgspec.Struct, frozen=True, order=True):
     """A file of a folder of Parquet files.
 
     Attributes:
@@ -44,7 +44,7 @@ class File(msgspec.Struct, frozen=True, order=True):
     mtime: int
 
 
-class Step(msgspec.Struct, frozen=True):
+class ImportStep(msgspec.Struct, frozen=True):
     """Rows that land together: all of the table, or what its owner has appended since.
 
     Attributes:
@@ -64,16 +64,16 @@ class Step(msgspec.Struct, frozen=True):
     rows: dict[date, int]
     landed: dict[str, int] = {}
     done: bool = False
-    read: list[File] = []
+    read: list[ParquetFile] = []
     skipped: list[int] = []
 
     @property
-    def count(self) -> int:
+    def row_count(self) -> int:
         """Number of rows."""
         return sum(self.rows.values())
 
 
-class How(msgspec.Struct, frozen=True):
+class ImportMapping(msgspec.Struct, frozen=True):
     """How rows of the table become lines of the source.
 
     Attributes:
@@ -89,7 +89,7 @@ class How(msgspec.Struct, frozen=True):
     stray: date | None = None
 
 
-class Import(msgspec.Struct, frozen=True):
+class TableImport(msgspec.Struct, frozen=True):
     """A table that is imported.
 
     Attributes:
@@ -107,48 +107,52 @@ class Import(msgspec.Struct, frozen=True):
     table: str
     kind: str
     table_id: str
-    how: How
+    how: ImportMapping
     version: int = -1
-    steps: list[Step] = []
+    steps: list[ImportStep] = []
     skipped: list[int] = []
 
     @property
-    def unfinished(self) -> Step | None:
+    def unfinished_step(self) -> ImportStep | None:
         """The step that was begun and not ended."""
         return self.steps[-1] if self.steps and not self.steps[-1].done else None
 
     @property
-    def landed(self) -> Mapping[str, int]:
+    def landed_files(self) -> Mapping[str, int]:
         """Number of rows by landing file."""
         return {name: rows for step in self.steps for name, rows in step.landed.items()}
 
-    def with_step(self, step: Step) -> Import:
+    def with_step(self, step: ImportStep) -> TableImport:
         """The import with a new state of its last step, or with one more."""
-        others = [one for one in self.steps if one.name != step.name]
+        others = [existing for existing in self.steps if existing.name != step.name]
         return msgspec.structs.replace(self, steps=[*others, step], version=step.version)
 
 
-def known(settings: Settings, source: str) -> dict[str, Import]:
+def load_imports(settings: Settings, source: str) -> dict[str, TableImport]:
     """The tables that have been imported into a source, by folder or URL."""
-    filesystem, path = open_store(_folder(settings, source))
+    filesystem, path = open_store(_imports_folder(settings, source))
     listed = filesystem.get_file_info(pafs.FileSelector(path, allow_not_found=True))
-    found = {}
+    imports = {}
     for info in sorted(listed, key=lambda info: str(info.path)):
         if info.base_name.endswith(".json") and not info.base_name.startswith("."):
             with filesystem.open_input_stream(info.path) as stream:
-                one = msgspec.json.decode(stream.read(), type=Import)
-            found[one.table] = one
-    return found
+                table_import = msgspec.json.decode(stream.read(), type=TableImport)
+            imports[table_import.table] = table_import
+    return imports
 
 
-def keep(settings: Settings, one: Import) -> Import:
+def save_import(settings: Settings, table_import: TableImport) -> TableImport:
     """Write down how far an import has come."""
-    text = json.dumps(msgspec.to_builtins(one), indent=2).encode() + b"\n"
-    put_in_place(_folder(settings, one.source), f"{digest(one.table)}.json", text)
-    return one
+    text = json.dumps(msgspec.to_builtins(table_import), indent=2).encode() + b"\n"
+    replace_file(
+        _imports_folder(settings, table_import.source),
+        f"{short_digest(table_import.table)}.json",
+        text,
+    )
+    return table_import
 
 
-class _Holder(msgspec.Struct, frozen=True):
+class _LockHolder(msgspec.Struct, frozen=True):
     """The process that imports a table.
 
     Attributes:
@@ -166,20 +170,20 @@ class _Holder(msgspec.Struct, frozen=True):
     namespace: str
 
     @classmethod
-    def of_this_process(cls) -> _Holder:
+    def of_this_process(cls) -> _LockHolder:
         """This process, which begins to import."""
         host, process = socket.gethostname(), os.getpid()
-        now = datetime.now(timezone.utc)
-        return cls(host, process, now, process_start(process), _namespace())
+        current_time = datetime.now(timezone.utc)
+        return cls(host, process, current_time, process_start_time(process), _pid_namespace())
 
     def is_alive(self) -> bool:
         """Whether it may still run; of another machine or container nobody can tell."""
-        if (self.host, self.namespace) != (socket.gethostname(), _namespace()):
+        if (self.host, self.namespace) != (socket.gethostname(), _pid_namespace()):
             return True
-        return process_start(self.process) == self.start
+        return process_start_time(self.process) == self.start
 
 
-def _namespace() -> str:
+def _pid_namespace() -> str:
     try:
         return str(Path("/proc/self/ns/pid").readlink())
     except OSError:  # not Linux
@@ -187,24 +191,26 @@ def _namespace() -> str:
 
 
 @contextmanager
-def locked(settings: Settings, source: str, table: str) -> Iterator[None]:
+def lock_import(settings: Settings, source: str, table: str) -> Iterator[None]:
     """Have the import of a table into a source to this process.
 
     Raises:
         ImportRefusedError: another process imports it; the message names that.
     """
-    url = f"{_folder(settings, source)}/{digest(table)}.lock"
-    lock = target_log.read(url)
+    url = f"{_imports_folder(settings, source)}/{short_digest(table)}.lock"
+    lock = target_log.read_document(url)
     if lock and lock.text != _FREE:
-        holder = msgspec.json.decode(lock.text, type=_Holder)
+        holder = msgspec.json.decode(lock.text, type=_LockHolder)
         if holder.is_alive():
             raise ImportRefusedError(
                 f"{table} is being imported into {source} by process {holder.process} on "
                 f"{holder.host} since {holder.since:%Y-%m-%d %H:%M} UTC. Nothing was written. Wait "
                 f"until that has ended. If there is no such process any more, remove {url}."
             )
-    text = msgspec.json.encode(_Holder.of_this_process()).decode()
-    revision = target_log.write(url, text, lock.revision if lock else target_log.NONE)
+    text = msgspec.json.encode(_LockHolder.of_this_process()).decode()
+    revision = target_log.write_document(
+        url, text, lock.revision if lock else target_log.NO_REVISION
+    )
     if revision is None:
         raise ImportRefusedError(
             f"{table} is being imported into {source} by another process, which has begun just "
@@ -215,13 +221,13 @@ def locked(settings: Settings, source: str, table: str) -> Iterator[None]:
     finally:
         # A lock that stays is that of a process that will have ended.
         with suppress(DeltaError, OSError):
-            target_log.write(url, _FREE, revision)
+            target_log.write_document(url, _FREE, revision)
 
 
-def digest(*of: str) -> str:
+def short_digest(*texts: str) -> str:
     """A few letters that tell texts from others."""
-    return hashlib.sha256("\0".join(of).encode()).hexdigest()[:12]
+    return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:12]
 
 
-def _folder(settings: Settings, source: str) -> str:
+def _imports_folder(settings: Settings, source: str) -> str:
     return f"{settings.warehouse}/{_FOLDER}/{source}"

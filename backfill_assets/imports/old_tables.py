@@ -18,40 +18,40 @@ from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 
 from backfill_assets.delta.commit_files import CommitLog
-from backfill_assets.delta.forks import named_elsewhere
+from backfill_assets.delta.forks import file_uri
 from backfill_assets.delta.logs import delta_log, load_log
 from backfill_assets.engine.stores import on_s3, open_store
-from backfill_assets.imports.manifests import File, Import, ImportRefusedError
-from backfill_assets.imports.parquet_folders import list_files, read_files
+from backfill_assets.imports.manifests import ImportRefusedError, ParquetFile, TableImport
+from backfill_assets.imports.parquet_folders import list_parquet_files, read_files
 
 
 @dataclass(frozen=True)
-class News:
+class NewData:
     """What a table holds that has not been imported.
 
     Attributes:
         version: up to which version.
         since: after which version; none for all of it.
         size: in bytes, of its files.
-        read: the files, of a Parquet folder.
-        adds: what the commits say of the files, of a Delta table.
+        files: the files, of a Parquet folder.
+        add_actions: what the commits say of the files, of a Delta table.
         skipped: the versions that are passed over.
     """
 
     version: int
     since: int | None
     size: int
-    read: list[File]
-    adds: Sequence[Mapping[str, Any]] = ()
+    files: list[ParquetFile]
+    add_actions: Sequence[Mapping[str, Any]] = ()
     skipped: Sequence[int] = ()
 
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to land."""
-        return not (self.since is None or self.read or self.adds)
+        return not (self.since is None or self.files or self.add_actions)
 
 
-class OldTable(Protocol):
+class ExternalTable(Protocol):
     """A table of somebody else's."""
 
     @property
@@ -62,29 +62,29 @@ class OldTable(Protocol):
     def table_id(self) -> str:
         """Delta's identifier of it; empty if it has none."""
 
-    def news(self, of: Import) -> News:
+    def find_new_data(self, table_import: TableImport) -> NewData:
         """What it holds that has not been imported.
 
         Raises:
             ImportRefusedError: what was imported is not in it any more, or cannot be told.
         """
 
-    def rows(self, spark: SparkSession, step: News, scratch: str) -> DataFrame:
+    def read_rows(self, spark: SparkSession, new_data: NewData, scratch: str) -> DataFrame:
         """The rows of a step.
 
         Args:
             spark: the session.
-            step: which ones.
+            new_data: which ones.
             scratch: a folder that may be written, and is removed afterwards.
         """
 
 
-def place(table: str) -> str:
+def normalize_url(table: str) -> str:
     """The folder or URL of a table, as it is written down."""
     return table.rstrip("/") if on_s3(table) else str(Path(table).expanduser().resolve())
 
 
-def open_table(url: str) -> OldTable:
+def open_external_table(url: str) -> ExternalTable:
     """The table that lies in a folder.
 
     Raises:
@@ -92,37 +92,44 @@ def open_table(url: str) -> OldTable:
     """
     log = load_log(url)
     if log is not None:
-        return _Delta(url, str(log.metadata().id), log.version())
-    if not list_files(url):
+        return _DeltaTable(url, str(log.metadata().id), log.version())
+    if not list_parquet_files(url):
         raise ImportRefusedError(
             f"{url} holds no Delta table and no Parquet files. Nothing was written. Give the "
             "folder of the table, as a path or as s3a://."
         )
-    return _Parquet(url)
+    return _ParquetFolder(url)
 
 
 @dataclass(frozen=True)
-class _Delta:
+class _DeltaTable:
     url: str
     table_id: str
     version: int
     kind: str = "delta"
 
-    def news(self, of: Import) -> News:
-        if of.version < 0:
-            return News(self.version, None, _bytes(delta_log(self.url, self.version).load()), [])
-        if of.table_id != self.table_id or of.version > self.version:
+    def find_new_data(self, table_import: TableImport) -> NewData:
+        if table_import.version < 0:
+            return NewData(
+                self.version, None, _total_bytes(delta_log(self.url, self.version).load()), []
+            )
+        if table_import.table_id != self.table_id or table_import.version > self.version:
             raise ImportRefusedError(
                 f"{self.url} is another table than the one that was imported up to version "
-                f"{of.version}: it was made again. Nothing was written. What was imported stays. "
+                f"{table_import.version}: it was made again. Nothing was written. What was imported stays. "
                 "Give the new table a folder of its own, and import that."
             )
-        adds = list(self._added(of.version, self.version, of.skipped))
-        return News(
-            self.version, of.version, sum(add["size"] for add in adds), [], adds, of.skipped
+        adds = list(self._added_files(table_import.version, self.version, table_import.skipped))
+        return NewData(
+            self.version,
+            table_import.version,
+            sum(add["size"] for add in adds),
+            [],
+            adds,
+            table_import.skipped,
         )
 
-    def _added(
+    def _added_files(
         self, since: int, upto: int, skipped: Sequence[int] = ()
     ) -> Iterator[Mapping[str, Any]]:
         """What the commits after a version say of the files that they add with new rows."""
@@ -130,7 +137,7 @@ class _Delta:
         for version in range(since + 1, upto + 1):
             if version in skipped:
                 continue
-            text = commits.text(version)
+            text = commits.read_commit(version)
             if text is None:
                 raise ImportRefusedError(
                     f"{self.url}: the commit of version {version} is gone from the log, so nobody "
@@ -145,40 +152,46 @@ class _Delta:
                 if (add := action.get("add")) and add.get("dataChange", True):
                     yield add
 
-    def rows(self, spark: SparkSession, step: News, scratch: str) -> DataFrame:
+    def read_rows(self, spark: SparkSession, new_data: NewData, scratch: str) -> DataFrame:
         reader = spark.read.format("delta")
-        if step.since is None:
-            return reader.option("versionAsOf", step.version).load(self.url)
+        if new_data.since is None:
+            return reader.option("versionAsOf", new_data.version).load(self.url)
         # Delta itself knows best how to read its files: it is given a log that has these alone.
-        at = f"{scratch}/appended"
-        log = delta_log(self.url, step.version).load()
-        adds = step.adds or self._added(step.since, step.version, step.skipped)
-        _write_log(at, [*_about(log), *(_located(self.url, add) for add in adds)])
-        return reader.load(at)
+        log_folder = f"{scratch}/appended"
+        log = delta_log(self.url, new_data.version).load()
+        adds = new_data.add_actions or self._added_files(
+            new_data.since, new_data.version, new_data.skipped
+        )
+        _write_log(
+            log_folder, [*_log_header(log), *(_with_absolute_path(self.url, add) for add in adds)]
+        )
+        return reader.load(log_folder)
 
 
 def _refuse_removed(url: str, version: int, actions: Sequence[Mapping[str, Any]]) -> None:
     removed = [a["remove"] for a in actions if a.get("remove", {}).get("dataChange")]
     marked = [a["add"] for a in actions if a.get("add", {}).get("deletionVector")]
     if removed or any(add.get("dataChange", True) for add in marked):
-        told: Mapping[str, Any] = next((a["commitInfo"] for a in actions if "commitInfo" in a), {})
+        commit_info: Mapping[str, Any] = next(
+            (a["commitInfo"] for a in actions if "commitInfo" in a), {}
+        )
         raise ImportRefusedError(
-            f"{url}: version {version} ({told.get('operation', 'unknown')}) took rows away or "
+            f"{url}: version {version} ({commit_info.get('operation', 'unknown')}) took rows away or "
             "changed them. A raw log only grows, so this cannot be followed. Nothing was written. "
             "Land what has changed as newer versions of the keys, in files of the source, and pass "
             f"over this version with --skip {version}."
         )
 
 
-def _bytes(log: DeltaTable) -> int:
+def _total_bytes(log: DeltaTable) -> int:
     actions = pa.table(log.get_add_actions(flatten=True))
     return int(pc.sum(actions["size_bytes"]).as_py() or 0) if actions.num_rows else 0
 
 
-def _about(log: DeltaTable) -> list[dict[str, Any]]:
+def _log_header(log: DeltaTable) -> list[dict[str, Any]]:
     """What a log says of the table itself: the features that a reader needs, and the columns."""
-    protocol, about = log.protocol(), log.metadata()
-    needs: dict[str, Any] = {
+    protocol, metadata = log.protocol(), log.metadata()
+    protocol_fields: dict[str, Any] = {
         "minReaderVersion": protocol.min_reader_version,
         "minWriterVersion": protocol.min_writer_version,
         "readerFeatures": protocol.reader_features,
@@ -186,54 +199,54 @@ def _about(log: DeltaTable) -> list[dict[str, Any]]:
     }
     names = {
         name: value
-        for name, value in about.configuration.items()
+        for name, value in metadata.configuration.items()
         if name.startswith("delta.columnMapping.")
     }
     columns = {
-        "id": str(about.id),
+        "id": str(metadata.id),
         "format": {"provider": "parquet", "options": {}},
         "schemaString": log.schema().to_json(),
-        "partitionColumns": list(about.partition_columns),
+        "partitionColumns": list(metadata.partition_columns),
         "configuration": names,
     }
-    return [{"protocol": {k: v for k, v in needs.items() if v}}, {"metaData": columns}]
+    return [{"protocol": {k: v for k, v in protocol_fields.items() if v}}, {"metaData": columns}]
 
 
-def _located(url: str, add: Mapping[str, Any]) -> dict[str, Any]:
+def _with_absolute_path(url: str, add: Mapping[str, Any]) -> dict[str, Any]:
     """What a commit says of a file, for the log of another table."""
     path = str(add["path"])
     if "://" not in path and not path.startswith("file:"):
-        path = named_elsewhere(url, path)
+        path = file_uri(url, path)
     return {"add": {**add, "path": path}}
 
 
-def _write_log(at: str, actions: Sequence[Mapping[str, Any]]) -> None:
-    filesystem, path = open_store(at)
+def _write_log(folder: str, actions: Sequence[Mapping[str, Any]]) -> None:
+    filesystem, path = open_store(folder)
     filesystem.create_dir(f"{path}/_delta_log", recursive=True)
     with filesystem.open_output_stream(f"{path}/_delta_log/{0:020d}.json") as stream:
         stream.write("".join(f"{json.dumps(action)}\n" for action in actions).encode())
 
 
 @dataclass(frozen=True)
-class _Parquet:
+class _ParquetFolder:
     url: str
     table_id: str = ""
     kind: str = "parquet"
 
-    def news(self, of: Import) -> News:
-        known = {file.path: file for step in of.steps for file in step.read}
-        now = {file.path: file for file in list_files(self.url)}
-        if other := sorted(path for path, file in known.items() if now.get(path) != file):
+    def find_new_data(self, table_import: TableImport) -> NewData:
+        known = {file.path: file for step in table_import.steps for file in step.read}
+        current = {file.path: file for file in list_parquet_files(self.url)}
+        if other := sorted(path for path, file in known.items() if current.get(path) != file):
             raise ImportRefusedError(
                 f"{self.url}: {len(other)} file(s) that were imported are gone or changed, such as "
                 f"{other[0]}. A raw log only grows, so this cannot be followed. Nothing was "
                 "written. Put the files back, or import the folder as it is now into a landing and "
                 "a warehouse of its own."
             )
-        new = [file for path, file in now.items() if path not in known]
-        since = of.version if of.version >= 0 else None
+        new = [file for path, file in current.items() if path not in known]
+        since = table_import.version if table_import.version >= 0 else None
         size = sum(file.size for file in new)
-        return News(of.version + bool(new), since, size, new)
+        return NewData(table_import.version + bool(new), since, size, new)
 
-    def rows(self, spark: SparkSession, step: News, scratch: str) -> DataFrame:
-        return read_files(spark, self.url, step.read)
+    def read_rows(self, spark: SparkSession, new_data: NewData, scratch: str) -> DataFrame:
+        return read_files(spark, self.url, new_data.files)

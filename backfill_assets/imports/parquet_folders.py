@@ -19,8 +19,8 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from backfill_assets.engine.stores import open_store
-from backfill_assets.imports.manifests import File, ImportRefusedError
-from backfill_assets.landing.files import literal
+from backfill_assets.imports.manifests import ImportRefusedError, ParquetFile
+from backfill_assets.landing.files import escape_glob
 from backfill_assets.landing.listing import FOLDER_MARK
 
 #: So many footers are read at a time.
@@ -37,7 +37,7 @@ _NESTED = (T.StructType, T.ArrayType, T.MapType)
 _MOST_DIGITS = 38
 
 
-def list_files(url: str) -> list[File]:
+def list_parquet_files(url: str) -> list[ParquetFile]:
     """The data files of a folder: all that is not hidden, whatever suffix a name has."""
     filesystem, root = open_store(url)
     listed = filesystem.get_file_info(pafs.FileSelector(root, recursive=True, allow_not_found=True))
@@ -45,11 +45,11 @@ def list_files(url: str) -> list[File]:
     for info in listed:
         path = str(info.path).removeprefix(f"{root}/")
         if info.is_file and not any(map(_is_hidden, path.split("/"))):
-            files.append(File(path, info.size or 0, info.mtime_ns or 0))
+            files.append(ParquetFile(path, info.size or 0, info.mtime_ns or 0))
     return sorted(files)
 
 
-def read_files(spark: SparkSession, url: str, files: Sequence[File]) -> DataFrame:
+def read_files(spark: SparkSession, url: str, files: Sequence[ParquetFile]) -> DataFrame:
     """The rows of files of a folder, with its partitions as columns of text.
 
     A column of several types has one that holds the values of all; one that a file lacks is null.
@@ -60,7 +60,7 @@ def read_files(spark: SparkSession, url: str, files: Sequence[File]) -> DataFram
     """
     paths, schemas = {}, {}
     for group, columns in _by_schema(url, files):
-        paths[group[0]] = [literal(f"{url}/{file.path}") for file in group]
+        paths[group[0]] = [escape_glob(f"{url}/{file.path}") for file in group]
         struct = spark.read.option("basePath", url).parquet(*paths[group[0]]).schema
         schemas[group[0]] = _with_nulls(struct, columns)
     types = _types_of_all(url, schemas)
@@ -80,7 +80,7 @@ def read_files(spark: SparkSession, url: str, files: Sequence[File]) -> DataFram
         frames.append(
             rows.select(
                 *(
-                    (F.col(_quoted(name)) if name in struct.names else F.lit(None))
+                    (F.col(_quote_name(name)) if name in struct.names else F.lit(None))
                     .cast(types[name.lower()])
                     .alias(name)
                     for name in schema.names
@@ -106,11 +106,13 @@ def _is_hidden(name: str) -> bool:
     return (name.startswith(("_", ".")) and "=" not in name) or name.endswith(FOLDER_MARK)
 
 
-def _by_schema(url: str, files: Sequence[File]) -> Iterable[tuple[list[File], pa.Schema]]:
+def _by_schema(
+    url: str, files: Sequence[ParquetFile]
+) -> Iterable[tuple[list[ParquetFile], pa.Schema]]:
     """Files whose columns have the same names and types, with these."""
     filesystem, root = open_store(url)
 
-    def schema_of(file: File) -> pa.Schema | None:
+    def schema_of(file: ParquetFile) -> pa.Schema | None:
         try:
             with filesystem.open_input_file(f"{root}/{file.path}") as opened:
                 return pq.read_schema(opened)
@@ -126,13 +128,13 @@ def _by_schema(url: str, files: Sequence[File]) -> Iterable[tuple[list[File], pa
             "whole files in their place, or move elsewhere what is no data: only names that begin "
             "with _ or . are passed over."
         )
-    partitions = {file: _partitions(file) for file in files}
+    partitions = {file: _partition_columns(file) for file in files}
     if others := [file for file in files if partitions[file] != partitions[files[0]]]:
         raise ImportRefusedError(
             f"{url}: {others[0].path} lies in folders of other partitions than {files[0].path}. "
             "Nothing was written. Import each part of the folder by itself."
         )
-    groups: dict[str, tuple[list[File], pa.Schema]] = {}
+    groups: dict[str, tuple[list[ParquetFile], pa.Schema]] = {}
     for file, schema in schemas.items():
         assert schema is not None
         text = schema.to_string(show_field_metadata=False, show_schema_metadata=False)
@@ -140,12 +142,12 @@ def _by_schema(url: str, files: Sequence[File]) -> Iterable[tuple[list[File], pa
     return groups.values()
 
 
-def _partitions(file: File) -> list[str]:
+def _partition_columns(file: ParquetFile) -> list[str]:
     """The partition columns of a file, by the folders that it lies in."""
     return [name.partition("=")[0] for name in file.path.split("/")[:-1] if "=" in name]
 
 
-def _types_of_all(url: str, schemas: Mapping[File, T.StructType]) -> dict[str, T.DataType]:
+def _types_of_all(url: str, schemas: Mapping[ParquetFile, T.StructType]) -> dict[str, T.DataType]:
     """By column in small letters, a type that holds the values of all files.
 
     Args:
@@ -155,23 +157,23 @@ def _types_of_all(url: str, schemas: Mapping[File, T.StructType]) -> dict[str, T
     Raises:
         ImportRefusedError: there is no such type of a column.
     """
-    types: dict[str, tuple[File, T.DataType]] = {}
+    types: dict[str, tuple[ParquetFile, T.DataType]] = {}
     for file, schema in schemas.items():
         for field in schema:
-            known, kind = types.get(field.name.lower(), (file, field.dataType))
+            first_file, kind = types.get(field.name.lower(), (file, field.dataType))
             common = _common_type(kind, field.dataType)
             if common is None:
                 raise ImportRefusedError(
                     f"{url}: the column {field.name} is {field.dataType.simpleString()} in "
-                    f"{file.path} and {kind.simpleString()} in {known.path}, and no type holds "
+                    f"{file.path} and {kind.simpleString()} in {first_file.path}, and no type holds "
                     "both. Nothing was written. Write one of the two anew, or import each part of "
                     "the folder by itself."
                 )
-            types[field.name.lower()] = known if common == kind else file, common
+            types[field.name.lower()] = first_file if common == kind else file, common
     return {name: kind for name, (_, kind) in types.items()}
 
 
-def _quoted(name: str) -> str:
+def _quote_name(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 

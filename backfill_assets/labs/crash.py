@@ -1,4 +1,4 @@
-"""Lab `crash`: six months, killed in the fourth; what is lost, and how it goes on."""
+"""Lab `crash_lab`: six months, killed in the fourth; what is lost, and how it goes on."""
 
 from __future__ import annotations
 
@@ -21,45 +21,45 @@ _APRIL = _MONTHS[3]
 _DIES = date(2024, 4, 15)
 
 
-def crash(lab: Lab) -> None:
+def crash_lab(lab: Lab) -> None:
     """A backfill of six months dies in April."""
     lab.say("Sales of three shops, January to June. The engine goes away in April.")
 
     lab.step("One job for all of it dies.")
-    with lab.dies():
-        sales = _sales(lab, Window(_MONTHS[0].start, _MONTHS[-1].end))
+    with lab.expect_death():
+        sales = _create_sales(lab, Window(_MONTHS[0].start, _MONTHS[-1].end))
         # Its files are there. No commit names them.
-        sales.write.parquet(lab.url("one_shot"))
+        sales.write.parquet(lab.table_url("one_shot"))
         raise JobDiedError
-    _look(lab, lab.url("one_shot"))
+    _show_reader(lab, lab.table_url("one_shot"))
 
     lab.step("A job a month that appends. In April it dies after its commit.")
-    with lab.dies():
+    with lab.expect_death():
         for month in _MONTHS:
-            lab.append(_sales(lab, month), "appended")
+            lab.append(_create_sales(lab, month), "appended")
             if month is _APRIL:
                 raise JobDiedError
-    _look(lab, lab.url("appended"))
+    _show_reader(lab, lab.table_url("appended"))
     lab.step("It goes on with the month that did not end with success.")
     for month in _MONTHS[_MONTHS.index(_APRIL) :]:
-        lab.append(_sales(lab, month), "appended")
-    _look(lab, lab.url("appended"))
+        lab.append(_create_sales(lab, month), "appended")
+    _show_reader(lab, lab.table_url("appended"))
 
-    _by_day(lab)
-    here = lab.pipeline(end=_MONTHS[-1].end)
-    url = here.settings.table("daily_sales")
+    _show_daily_jobs(lab)
+    pipeline = lab.create_pipeline(end=_MONTHS[-1].end)
+    url = pipeline.settings.table("daily_sales")
     lab.say("Here: the same months, a run for each, which replaces its days in one commit.")
     lab.step("The run of April dies.")
     ended = [
-        here.publish(_asset(lab, month, dies=month is _APRIL), month)
+        pipeline.publish_asset(_sales_asset(lab, month, dies=month is _APRIL), month)
         for month in _MONTHS[: _MONTHS.index(_APRIL) + 1]
     ]
-    lab.tell("Dagster", f"runs with success {sum(ended)}   failed {ended.count(False)}")
-    _look(lab, url)
+    lab.show("Dagster", f"runs with success {sum(ended)}   failed {ended.count(False)}")
+    _show_reader(lab, url)
     lab.step("All six months are asked for again.")
     for month in _MONTHS:
-        here.publish(_asset(lab, month), month)
-    _look(lab, url)
+        pipeline.publish_asset(_sales_asset(lab, month), month)
+    _show_reader(lab, url)
     lab.lesson(
         "one job for everything loses everything. A job a day loses a day, and starts once for "
         "each. Appending cannot be repeated. Days that are replaced can: what is there is left "
@@ -67,20 +67,23 @@ def crash(lab: Lab) -> None:
     )
 
 
-def _by_day(lab: Lab) -> None:
+def _show_daily_jobs(lab: Lab) -> None:
     """A job for each day, which loses least and begins most often."""
-    url, days = lab.url("by_day"), [*Window(_MONTHS[0].start, _MONTHS[-1].end)]
+    url, days = lab.table_url("by_day"), [*Window(_MONTHS[0].start, _MONTHS[-1].end)]
     lab.step(f"A job a day that appends. That of {_DIES} dies before its commit; none comes after.")
-    done = days[: days.index(_DIES)]
-    for day in done:
+    finished_days = days[: days.index(_DIES)]
+    for day in finished_days:
         _append_day(url, day)
-    lab.tell("jobs", f"ended {len(done)}   died 1   not begun {len(days) - len(done) - 1}")
-    _look(lab, url)
+    lab.show(
+        "jobs",
+        f"ended {len(finished_days)}   died 1   not begun {len(days) - len(finished_days) - 1}",
+    )
+    _show_reader(lab, url)
     lab.step("It goes on with the days that are lacking. Each day has cost a job of its own.")
-    for day in days[len(done) :]:
+    for day in days[len(finished_days) :]:
         _append_day(url, day)
-    lab.tell("jobs", f"ended {len(days)}   died 1")
-    _look(lab, url)
+    lab.show("jobs", f"ended {len(days)}   died 1")
+    _show_reader(lab, url)
 
 
 def _append_day(url: str, day: date) -> None:
@@ -94,7 +97,7 @@ def _append_day(url: str, day: date) -> None:
     write_deltalake(url, pa.table(rows), mode="append")
 
 
-def _asset(lab: Lab, month: Window, *, dies: bool = False) -> dg.AssetsDefinition:
+def _sales_asset(lab: Lab, month: Window, *, dies: bool = False) -> dg.AssetsDefinition:
     """An ordinary asset that has the sales of a month, or whose run dies."""
 
     @dg.asset(
@@ -105,26 +108,26 @@ def _asset(lab: Lab, month: Window, *, dies: bool = False) -> dg.AssetsDefinitio
     def daily_sales() -> DataFrame:
         if dies:
             raise JobDiedError
-        return _sales(lab, month)
+        return _create_sales(lab, month)
 
     return daily_sales
 
 
-def _look(lab: Lab, url: str) -> None:
+def _show_reader(lab: Lab, url: str) -> None:
     if load_log(url) is None:
-        lab.tell("reader", "there is no table")
+        lab.show("reader", "there is no table")
         return
-    lab.look(
+    lab.show_query(
         "reader",
         "SELECT count(DISTINCT day) AS days, count(*) AS rows, sum(amount) AS amount "
         f"FROM delta.`{url}`",
     )
     log = CommitLog(url)
-    commits = sum(b'"add":' in (log.text(version) or b"") for version in log.there())
-    lab.tell("history", f"commits with rows {commits}")
+    commits = sum(b'"add":' in (log.read_commit(version) or b"") for version in log.list_versions())
+    lab.show("history", f"commits with rows {commits}")
 
 
-def _sales(lab: Lab, days: Window) -> DataFrame:
+def _create_sales(lab: Lab, days: Window) -> DataFrame:
     return lab.spark.range(len(days) * 3).selectExpr(
         f"date_add(DATE'{days.start}', CAST(id DIV 3 AS INT)) AS day",
         "concat('shop-', id % 3) AS shop",

@@ -1,4 +1,4 @@
-"""Lab `dedup`: row_number with the order forgotten, without a tie-break, and right."""
+"""Lab `dedup_lab`: row_number with the order forgotten, without a tie-break, and right."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from backfill_assets.labs.lab import Lab
 _COLUMNS = "id STRING, version INT, amount INT"
 
 
-def dedup(lab: Lab) -> None:
+def dedup_lab(lab: Lab) -> None:
     """Versions of orders are deduplicated, from two layouts of the same rows."""
     rows = [("a", 1, 10), ("a", 2, 20), ("b", 1, 5), ("b", 1, 7)]
 
-    def latest(table: str, order: str) -> str:
+    def latest_query(table: str, order: str) -> str:
         numbered = f"row_number() OVER (PARTITION BY id ORDER BY {order}) AS n"
         return (
             "SELECT max(IF(id = 'a', amount, NULL)) AS a, max(IF(id = 'b', amount, NULL)) AS b "
-            f"FROM (SELECT *, {numbered} FROM {lab.table(table)}) WHERE n = 1"
+            f"FROM (SELECT *, {numbered} FROM {lab.table_sql(table)}) WHERE n = 1"
         )
 
-    def written(name: str, of: list[tuple[str, int, int]]) -> None:
-        frame: DataFrame = lab.spark.createDataFrame(of, _COLUMNS)
-        frame.coalesce(1).write.format("delta").save(lab.url(name))
+    def write_table(name: str, orders: list[tuple[str, int, int]]) -> None:
+        frame: DataFrame = lab.spark.createDataFrame(orders, _COLUMNS)
+        frame.coalesce(1).write.format("delta").save(lab.table_url(name))
 
-    written("landed", rows)
-    written("compacted", rows[::-1])
+    write_table("landed", rows)
+    write_table("compacted", rows[::-1])
     lab.say("Order a has versions 1 and 2; order b has two rows of version 1, with 5 and with 7.")
     lab.say("The same rows lie in two tables, in two orders, as before and after a compaction.")
     for text, order in (
@@ -38,7 +38,7 @@ def dedup(lab: Lab) -> None:
     ):
         lab.step(text)
         for table in ("landed", "compacted"):
-            lab.look(table, latest(table, order))
+            lab.show_query(table, latest_query(table, order))
     lab.lesson(
         "where the order does not decide between two rows, the layout of the files does. Order by "
         "all that may differ."

@@ -12,38 +12,38 @@ from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.labs.lab import START, Lab
 from backfill_assets.tables.catalog import graph_for
 from backfill_assets.tables.sources import Source
-from backfill_assets.tables.versions import ranked, staged, with_event_day
+from backfill_assets.tables.versions import rank_in_window, staged, with_event_day
 
 _WINDOWS = (0, 1, 2, 7)
 
 
-def event_time(lab: Lab) -> None:
+def event_time_lab(lab: Lab) -> None:
     """An order of Monday arrives on Wednesday: on which day does it count?"""
     monday, tuesday, wednesday = START, START + DAY, START + 2 * DAY
-    source = graph_for(lab.pipeline().settings).sources["raw_orders"]
-    log = _logged(lab, source, [(monday, monday), (tuesday, tuesday), (monday, wednesday)])
-    log.write.format("delta").save(lab.url("log"))
+    source = graph_for(lab.create_pipeline().settings).sources["raw_orders"]
+    log = _create_log(lab, source, [(monday, monday), (tuesday, tuesday), (monday, wednesday)])
+    log.write.format("delta").save(lab.table_url("log"))
     lab.say("Three orders of 10.00: one of Monday, one of Tuesday, one of Monday that came late.")
     lab.step("Revenue by the day on which a line arrived.")
-    lab.look(
+    lab.show_query(
         "reader",
-        f"SELECT log_date AS day, sum(amount) AS revenue FROM {lab.table('log')} GROUP BY 1 "
+        f"SELECT log_date AS day, sum(amount) AS revenue FROM {lab.table_sql('log')} GROUP BY 1 "
         "ORDER BY 1",
     )
     lab.step("Revenue by the day on which the order happened.")
-    lab.look(
+    lab.show_query(
         "reader",
         "SELECT CAST(order_ts AS DATE) AS day, sum(amount) AS revenue "
-        f"FROM {lab.table('log')} GROUP BY 1 ORDER BY 1",
+        f"FROM {lab.table_sql('log')} GROUP BY 1 ORDER BY 1",
     )
     lab.step("The orders of Monday, as staging has them with a reprocessing window of some days.")
-    read = with_event_day(lab.spark.read.format("delta").load(lab.url("log")), source, "UTC")
+    read = with_event_day(lab.spark.read.format("delta").load(lab.table_url("log")), source, "UTC")
     for window in _WINDOWS:
         days = Window(monday, tuesday)
-        known = read.where(days.widened(after=window).predicate("log_date"))
-        rows = staged(ranked(known, source, days, window), source)
+        known = read.where(days.widen_by(after=window).sql_condition("log_date"))
+        rows = staged(rank_in_window(known, source, days, window), source)
         rows.createOrReplaceTempView("lab_rows")
-        lab.look(
+        lab.show_query(
             f"{window} days", "SELECT count(*) AS orders, sum(amount) AS revenue FROM lab_rows"
         )
     lab.spark.catalog.dropTempView("lab_rows")
@@ -52,9 +52,9 @@ def event_time(lab: Lab) -> None:
         "run on Tuesday, and replayed a year later."
     )
     for today in (tuesday, tuesday.replace(year=tuesday.year + 1)):
-        lab.look(
+        lab.show_query(
             str(today),
-            f"SELECT count(*) AS orders FROM {lab.table('log')} "
+            f"SELECT count(*) AS orders FROM {lab.table_sql('log')} "
             f"WHERE log_date <= DATE'{tuesday}' AND order_ts >= DATE'{today}' - 1",
         )
     lab.lesson(
@@ -63,7 +63,7 @@ def event_time(lab: Lab) -> None:
     )
 
 
-def _logged(lab: Lab, source: Source, orders: list[tuple[date, date]]) -> DataFrame:
+def _create_log(lab: Lab, source: Source, orders: list[tuple[date, date]]) -> DataFrame:
     """Rows of the raw log, by event day and log day."""
     rows = []
     for number, (event, logged) in enumerate(orders, 1):
@@ -76,5 +76,5 @@ def _logged(lab: Lab, source: Source, orders: list[tuple[date, date]]) -> DataFr
             "log_date": logged,
         }
         rows.append(known)
-    columns = [column for column in source.raw.struct if column.name in rows[0]]
+    columns = [column for column in source.raw.struct_type if column.name in rows[0]]
     return lab.spark.createDataFrame(rows, T.StructType(columns))

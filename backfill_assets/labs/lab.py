@@ -63,7 +63,7 @@ class Lab:
         """Tell what follows from it."""
         self.say(f"Lesson: {text}")
 
-    def look(self, who: str, query: str) -> None:
+    def show_query(self, who: str, query: str) -> None:
         """Tell what a reader sees: a line for each row of a query, with the names of its columns.
 
         Args:
@@ -71,36 +71,36 @@ class Lab:
             query: in Spark's SQL; its rows come in an order that the query says.
         """
         for row in self.spark.sql(query).collect():
-            figures = [f"{name} {_figure(value)}" for name, value in row.asDict().items()]
-            self.tell(who, "   ".join(figures))
+            figures = [f"{name} {_format_figure(value)}" for name, value in row.asDict().items()]
+            self.show(who, "   ".join(figures))
 
-    def tell(self, who: str, text: str) -> None:
+    def show(self, who: str, text: str) -> None:
         """Tell what somebody sees, in a line below the step."""
         self.lines.append(f"   {who:{_WIDTH}} {text}")
 
-    def url(self, table: str) -> str:
+    def table_url(self, table: str) -> str:
         """Where a table of the lab is."""
         return str(self.folder / table)
 
-    def table(self, name: str) -> str:
+    def table_sql(self, name: str) -> str:
         """A table of the lab, as SQL names it."""
-        return f"delta.`{self.url(name)}`"
+        return f"delta.`{self.table_url(name)}`"
 
-    def sql(self, statement: str) -> None:
+    def run_sql(self, statement: str) -> None:
         """Run a statement."""
         self.spark.sql(statement).collect()
 
     def append(self, rows: DataFrame, name: str) -> None:
         """Append rows to a table, as many jobs do."""
-        rows.write.format("delta").mode("append").save(self.url(name))
+        rows.write.format("delta").mode("append").save(self.table_url(name))
 
     def replace(self, rows: DataFrame, name: str, condition: str) -> None:
         """Replace what meets a condition by rows that meet it, in one commit."""
         writer = rows.write.format("delta").mode("overwrite").option("replaceWhere", condition)
-        writer.save(self.url(name))
+        writer.save(self.table_url(name))
 
     @contextmanager
-    def dies(self) -> Iterator[None]:
+    def expect_death(self) -> Iterator[None]:
         """A job that dies in here; what comes after is done by nobody.
 
         Raises:
@@ -112,7 +112,7 @@ class Lab:
             return
         raise AssertionError("the job was to die, and did not")
 
-    def pipeline(self, name: str = "here", **settings: Any) -> Pipeline:
+    def create_pipeline(self, name: str = "here", **settings: Any) -> Pipeline:
         """The tables of the orders in folders of their own, as this project makes them.
 
         Args:
@@ -122,7 +122,7 @@ class Lab:
         return Pipeline(self, self.folder / name, settings)
 
 
-def _figure(value: object) -> str:
+def _format_figure(value: object) -> str:
     if isinstance(value, (int, Decimal)) and not isinstance(value, bool):
         return f"{value:,}"
     return "null" if value is None else str(value)
@@ -151,24 +151,24 @@ class Pipeline:
         """The definitions of the deployment, on the engine of the lab."""
         return build_defs(self.settings, resources={"engine": self._lab.engine})
 
-    def land(self, day: date, lines: Iterable[Line], name: str = "part-0.jsonl") -> None:
+    def land_lines(self, day: date, lines: Iterable[Line], name: str = "part-0.jsonl") -> None:
         """Put a file into the folder of an arrival day."""
         folder = Path(self.settings.landing) / "orders" / f"arrival_date={day}"
         folder.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("".join(f"{json.dumps(line)}\n" for line in lines))
 
-    def run(
+    def run_tables(
         self, days: Window, tables: Sequence[str], tags: Mapping[str, str] | None = None
     ) -> dg.ExecuteInProcessResult:
         """Materialize days of tables in one run, with these tags as well."""
         defs = self.defs
         with dg.DagsterInstance.ephemeral() as instance:
-            return materialize(defs, days, tables, instance, tags)
+            return materialize_days(defs, days, tables, instance, tags)
 
     @property
     def assets(self) -> list[dg.AssetsDefinition]:
         """The assets of the deployment."""
-        return [of for of in self.defs.assets or () if isinstance(of, dg.AssetsDefinition)]
+        return [asset for asset in self.defs.assets or () if isinstance(asset, dg.AssetsDefinition)]
 
     @contextmanager
     def io_manager(self) -> Iterator[DeltaIOManager]:
@@ -176,7 +176,7 @@ class Pipeline:
         with dg.build_resources({"it": (self.defs.resources or {})["io_manager"]}) as resources:
             yield resources.it
 
-    def job(self, name: str, op: str, config: Mapping[str, Any]) -> None:
+    def run_job(self, name: str, op: str, config: Mapping[str, Any]) -> None:
         """Run a job that has one op, which must end with success."""
         with dg.DagsterInstance.ephemeral() as instance:
             self.defs.get_job_def(name).execute_in_process(
@@ -184,20 +184,20 @@ class Pipeline:
                 run_config={**_QUIET, "ops": {op: {"config": dict(config)}}},
             )
 
-    def publish(self, asset: dg.AssetsDefinition, days: Window) -> bool:
+    def publish_asset(self, asset: dg.AssetsDefinition, days: Window) -> bool:
         """Materialize days of an ordinary asset in one run; whether it ended with success."""
         io_manager = delta_io_manager(self.settings, [asset], self._lab.engine)
         (name,) = (key.path[-1] for key in asset.keys)
         defs = dg.Definitions([asset], resources={"io_manager": io_manager})
         with dg.DagsterInstance.ephemeral() as instance:
-            return materialize(defs, days, [name], instance).success
+            return materialize_days(defs, days, [name], instance).success
 
-    def table(self, name: str) -> str:
+    def table_sql(self, name: str) -> str:
         """A table of the deployment, as SQL names it."""
         return f"delta.`{self.settings.table(name)}`"
 
 
-def materialize(
+def materialize_days(
     defs: dg.Definitions,
     days: Window,
     tables: Sequence[str],

@@ -1,4 +1,4 @@
-"""Lab `late`: a line that comes after the window of its day has closed."""
+"""Lab `late_lab`: a line that comes after the window of its day has closed."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import dagster as dg
 
 from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.labs.lab import START, Lab, Line, Pipeline
-from backfill_assets.monitoring.incidents import incidents
-from backfill_assets.monitoring.look import situation
+from backfill_assets.monitoring.incidents import find_incidents
+from backfill_assets.monitoring.look import read_situation
 from backfill_assets.monitoring.outbox import Incident
 
 _WINDOW_DAYS = 2
@@ -20,7 +20,7 @@ _BUILT = ("stg_orders", *_FACTS)
 _LOADED = ("raw_orders", _LATE, *_BUILT)
 
 
-def late(lab: Lab) -> None:
+def late_lab(lab: Lab) -> None:
     """An order of day 1 arrives on day 5, with a reprocessing window of two days."""
     lab.say(f"The reprocessing window is {_WINDOW_DAYS} days: day 1 is final after day 3.")
     for policy, text in (
@@ -28,36 +28,36 @@ def late(lab: Lab) -> None:
         ("drop", "Late lines are dropped (BACKFILL_ASSETS_LATE_LINES=drop)."),
     ):
         lab.say(text)
-        here = lab.pipeline(policy, window_days=_WINDOW_DAYS, late_lines=policy)
+        pipeline = lab.create_pipeline(policy, window_days=_WINDOW_DAYS, late_lines=policy)
         for n in range(1, 5):
-            here.land(_day(n), [_order(f"o-{n}", n)])
+            pipeline.land_lines(_nth_day(n), [_order_line(f"o-{n}", n)])
         lab.step("Four days are loaded, an order a day.")
-        _run(here, _day(1), _day(4), _LOADED)
-        _look(lab, here)
+        _run_days(pipeline, _nth_day(1), _nth_day(4), _LOADED)
+        _show_readers(lab, pipeline)
         lab.step("On day 5 another order of day 1 arrives. Its day, and day 1, are built again.")
-        here.land(_day(5), [_order("late", 1, at="2024-01-05T09:00:00Z")])
-        loaded = _run(here, _day(5), _day(5), _LOADED)
-        _run(here, _day(1), _day(1), _BUILT)
-        _look(lab, here)
+        pipeline.land_lines(_nth_day(5), [_order_line("late", 1, at="2024-01-05T09:00:00Z")])
+        loaded = _run_days(pipeline, _nth_day(5), _nth_day(5), _LOADED)
+        _run_days(pipeline, _nth_day(1), _nth_day(1), _BUILT)
+        _show_readers(lab, pipeline)
         for check in loaded.get_asset_check_evaluations():
             if check.asset_key.path[-1] == _LATE and not check.passed:
-                lab.tell(
+                lab.show(
                     f"check {check.check_name}", f"{check.severity.value}: {check.description}"
                 )
-        for incident in _incidents(here):
-            lab.tell(f"alert {incident.kind}", incident.detail)
+        for incident in _late_incidents(pipeline):
+            lab.show(f"alert {incident.kind}", incident.detail)
     lab.lesson(
         "a final day stays as it is, so that reports that were sent stay true. A late line is "
         "counted and never lost in silence. If it corrects, readers of the current facts have it."
     )
 
 
-def _day(n: int) -> date:
+def _nth_day(n: int) -> date:
     return START + (n - 1) * DAY
 
 
-def _order(name: str, n: int, at: str = "") -> Line:
-    moment = f"{_day(n)}T10:00:00Z"
+def _order_line(name: str, n: int, at: str = "") -> Line:
+    moment = f"{_nth_day(n)}T10:00:00Z"
     return {
         "order_id": name,
         "customer_id": "c-1",
@@ -67,26 +67,26 @@ def _order(name: str, n: int, at: str = "") -> Line:
     }
 
 
-def _run(
-    here: Pipeline, first: date, last: date, tables: Sequence[str]
+def _run_days(
+    pipeline: Pipeline, first: date, last: date, tables: Sequence[str]
 ) -> dg.ExecuteInProcessResult:
-    return here.run(Window(first, last + DAY), tables)
+    return pipeline.run_tables(Window(first, last + DAY), tables)
 
 
-def _incidents(here: Pipeline) -> list[Incident]:
+def _late_incidents(pipeline: Pipeline) -> list[Incident]:
     """What a person is told of the late lines, on the day after the last."""
-    noon = datetime.combine(_day(6), time(12), tzinfo=timezone.utc)
+    noon = datetime.combine(_nth_day(6), time(12), tzinfo=timezone.utc)
     with dg.DagsterInstance.ephemeral() as instance:
-        found = incidents(situation(here.settings, instance, noon))
-    return [of for of in found if of.subject == _LATE]
+        all_incidents = find_incidents(read_situation(pipeline.settings, instance, noon))
+    return [incident for incident in all_incidents if incident.subject == _LATE]
 
 
-def _look(lab: Lab, here: Pipeline) -> None:
+def _show_readers(lab: Lab, pipeline: Pipeline) -> None:
     day = f"run_date = DATE'{START}'"
     for name in _FACTS:
-        lab.look(
+        lab.show_query(
             name,
             "SELECT coalesce(sum(orders), 0) AS `orders of day 1`, "
-            f"coalesce(sum(revenue), 0) AS revenue FROM {here.table(name)} WHERE {day}",
+            f"coalesce(sum(revenue), 0) AS revenue FROM {pipeline.table_sql(name)} WHERE {day}",
         )
-    lab.look(_LATE, f"SELECT count(*) AS lines FROM {here.table(_LATE)}")
+    lab.show_query(_LATE, f"SELECT count(*) AS lines FROM {pipeline.table_sql(_LATE)}")

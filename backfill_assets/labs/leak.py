@@ -1,4 +1,4 @@
-"""Lab `leak`: a training set joined with the customers of today, and as of each order."""
+"""Lab `leak_lab`: a training set joined with the customers of today, and as of each order."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from backfill_assets.labs.lab import Lab
 from backfill_assets.tables.joins import as_of
 
 
-def leak(lab: Lab) -> None:
+def leak_lab(lab: Lab) -> None:
     """Orders of 2021 are joined with what is known of their customers."""
     orders = lab.spark.createDataFrame(
-        [("c", _at(2021, 3)), ("d", _at(2021, 3))], "customer STRING, ordered TIMESTAMP"
+        [("c", _month_start(2021, 3)), ("d", _month_start(2021, 3))],
+        "customer STRING, ordered TIMESTAMP",
     )
     versions = lab.spark.createDataFrame(
         [
-            ("c", "ok", _at(2020, 1), _at(2020, 1)),
-            ("c", "unsubscribed", _at(2021, 2), _at(2026, 5)),
-            ("c", "bounced", _at(2026, 5), _at(2026, 5)),
-            ("d", "ok", _at(2020, 1), _at(2020, 1)),
+            ("c", "ok", _month_start(2020, 1), _month_start(2020, 1)),
+            ("c", "unsubscribed", _month_start(2021, 2), _month_start(2026, 5)),
+            ("c", "bounced", _month_start(2026, 5), _month_start(2026, 5)),
+            ("d", "ok", _month_start(2020, 1), _month_start(2020, 1)),
         ],
         "customer STRING, email STRING, valid_from TIMESTAMP, known_at TIMESTAMP",
     )
@@ -31,9 +32,9 @@ def leak(lab: Lab) -> None:
     lab.step("The customers as they are today.")
     latest = versions.groupBy("customer").agg(F.max_by("email", "valid_from").alias("email"))
     orders.join(latest, "customer").createOrReplaceTempView("lab_rows")
-    _look(lab)
+    _show_reader(lab)
     for text, cutoff in (
-        ("As of the order, of what is known today.", F.lit(_at(2026, 11))),
+        ("As of the order, of what is known today.", F.lit(_month_start(2026, 11))),
         ("As of the order, of what was known then.", F.col("ordered")),
     ):
         lab.step(text)
@@ -47,7 +48,7 @@ def leak(lab: Lab) -> None:
             cutoff=cutoff,
         )
         joined.createOrReplaceTempView("lab_rows")
-        _look(lab)
+        _show_reader(lab)
     lab.spark.catalog.dropTempView("lab_rows")
     lab.lesson(
         "a join with today writes the future into the past: a model learns what nobody knew. "
@@ -55,9 +56,9 @@ def leak(lab: Lab) -> None:
     )
 
 
-def _at(year: int, month: int) -> datetime:
+def _month_start(year: int, month: int) -> datetime:
     return datetime(year, month, 1)  # noqa: DTZ001 - as Spark takes it
 
 
-def _look(lab: Lab) -> None:
-    lab.look("reader", "SELECT customer, email FROM lab_rows ORDER BY customer")
+def _show_reader(lab: Lab) -> None:
+    lab.show_query("reader", "SELECT customer, email FROM lab_rows ORDER BY customer")

@@ -41,7 +41,7 @@ class Loopback(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_address[1]}"
 
     @contextmanager
-    def answering(self) -> Iterator[None]:
+    def answer_in_thread(self) -> Iterator[None]:
         """Answer, in a thread, until the block ends."""
         thread = Thread(target=self.serve_forever, args=(_LOOK,), daemon=True)
         thread.start()
@@ -53,7 +53,7 @@ class Loopback(ThreadingHTTPServer):
 
 
 @contextmanager
-def environment(variables: Mapping[str, str]) -> Iterator[None]:
+def set_environment(variables: Mapping[str, str]) -> Iterator[None]:
     """Environment variables of this process that are put back after the block."""
     before = {name: os.environ[name] for name in variables if name in os.environ}
     os.environ.update(variables)
@@ -72,8 +72,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Send what the service answers."""
-        status, said = self.server.answer(self.path)
-        body = json.dumps(said).encode()
+        status, content = self.server.answer(self.path)
+        body = json.dumps(content).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))

@@ -1,4 +1,4 @@
-"""Lab `quota`: a service that is asked once a row and retry, and once a request."""
+"""Lab `quota_lab`: a service that is asked once a row and retry, and once a request."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from threading import Lock
 
 import requests
 
-from backfill_assets.backfills.calls import calls_of
-from backfill_assets.backfills.fates import Fate
-from backfill_assets.backfills.plans import Expected
+from backfill_assets.backfills.calls import estimate_api_calls
+from backfill_assets.backfills.fates import DayForecast
+from backfill_assets.backfills.plans import DayOutcome
 from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.labs.lab import START, JobDiedError, Lab, Line
-from backfill_assets.labs.loopback import NO_PROXY, Loopback, environment
+from backfill_assets.labs.loopback import NO_PROXY, Loopback, set_environment
 from backfill_assets.labs.quota_tables import PLACES, order_places
 from backfill_assets.publish.run_tags import REWRITE_TAG
-from backfill_assets.quality.audit import Measured
+from backfill_assets.quality.audit import DayMetrics
 from backfill_assets.tables.catalog import tables_of
 
 _DAYS = Window(START, START + 3 * DAY)
 _ORDERS, _CUSTOMERS = 40, 8
 #: Of the quota of the day.
-_LEFT = 200
+_REMAINING_CALLS = 200
 _LOADED = ("raw_orders", "stg_orders", order_places.name)
 #: Of the plan, whose rows nobody loads.
 _PLANNED = Window(START, START + 20 * DAY)
@@ -40,76 +40,81 @@ class _Places(Loopback):
     """
 
     def __init__(self) -> None:
-        super().__init__(self._place)
+        super().__init__(self._answer_place)
         self.answered = self.refused = 0
         self.lock = Lock()
 
-    def _place(self, path: str) -> tuple[int, Mapping[str, str]]:
+    def _answer_place(self, path: str) -> tuple[int, Mapping[str, str]]:
         """Where a customer is, or that the quota is used up."""
         with self.lock:
-            fine = self.answered < _LEFT
-            self.answered += fine
-            self.refused += not fine
+            is_within = self.answered < _REMAINING_CALLS
+            self.answered += is_within
+            self.refused += not is_within
         customer = path.rpartition("/")[2]
         country = "AT" if int(customer[2:]) % 2 else "FR"
-        return (200, {"customer_id": customer, "country": country}) if fine else (429, {})
+        return (200, {"customer_id": customer, "country": country}) if is_within else (429, {})
 
 
-def quota(lab: Lab) -> None:
+def quota_lab(lab: Lab) -> None:
     """A service with a quota says where the customers of orders are."""
     lab.say(
         f"{len(_DAYS)} days with {_ORDERS} orders each, of {_CUSTOMERS} customers. A service says "
         f"in which country a customer is. It allows 10 calls a second and 10,000 a day, of which "
-        f"{_LEFT} are left. It is a server of this lab, on this machine."
+        f"{_REMAINING_CALLS} are left. It is a server of this lab, on this machine."
     )
-    days = {day: [_order(day, n) for n in range(_ORDERS)] for day in _DAYS}
-    with _service() as service:
+    days = {day: [_order_line(day, n) for n in range(_ORDERS)] for day in _DAYS}
+    with _run_service() as service:
         lab.step("A job asks for each row. It dies after two and a half days.")
         rows = [line for lines in days.values() for line in lines]
-        with lab.dies():
+        with lab.expect_death():
             _ask_each(service, rows[: len(rows) * 5 // 6])
             raise JobDiedError
-        _told(lab, service)
+        _report_calls(lab, service)
         lab.step("Its retry begins again, and asks all of that again.")
-        lab.tell("retry", f"rows {len(rows)}   with a country {_ask_each(service, rows)}")
-        _told(lab, service)
+        lab.show("retry", f"rows {len(rows)}   with a country {_ask_each(service, rows)}")
+        _report_calls(lab, service)
         lab.say("Nobody gets an answer from the service until tomorrow.")
     lab.say("The same here, on another day with as many calls left.")
-    with _service() as service:
-        here = lab.pipeline(tables="backfill_assets.labs.quota_tables:TABLES", window_days=0)
+    with _run_service() as service:
+        pipeline = lab.create_pipeline(
+            tables="backfill_assets.labs.quota_tables:TABLES", window_days=0
+        )
         for day, lines in days.items():
-            here.land(day, lines)
+            pipeline.land_lines(day, lines)
 
-        def look() -> None:
+        def show_answers() -> None:
             counts = "count(*) AS orders, count_if(country = 'AT') AS `in Austria`"
-            lab.look("reader", f"SELECT {counts} FROM {here.table(order_places.name)}")
-            lab.look(
-                "answers that are kept", f"SELECT count(*) AS rows FROM {here.table(PLACES.name)}"
+            lab.show_query(
+                "reader", f"SELECT {counts} FROM {pipeline.table_sql(order_places.name)}"
             )
-            _told(lab, service)
+            lab.show_query(
+                "answers that are kept",
+                f"SELECT count(*) AS rows FROM {pipeline.table_sql(PLACES.name)}",
+            )
+            _report_calls(lab, service)
 
         lab.step("A run of the three days: each customer is asked for once.")
-        here.run(_DAYS, _LOADED)
-        look()
+        pipeline.run_tables(_DAYS, _LOADED)
+        show_answers()
         lab.step("The days are computed again, whatever is published.")
-        here.run(_DAYS, [order_places.name], {REWRITE_TAG: "true"})
-        look()
+        pipeline.run_tables(_DAYS, [order_places.name], {REWRITE_TAG: "true"})
+        show_answers()
         lab.step("A fourth day comes, with the same customers and a new one.")
         fourth = Window(_DAYS.end, _DAYS.end + DAY)
-        here.land(_DAYS.end, [_order(_DAYS.end, n) for n in range(_CUSTOMERS + 1)])
-        here.run(fourth, _LOADED)
-        look()
+        pipeline.land_lines(_DAYS.end, [_order_line(_DAYS.end, n) for n in range(_CUSTOMERS + 1)])
+        pipeline.run_tables(fourth, _LOADED)
+        show_answers()
     lab.step(
         f"The plan of {len(_PLANNED)} days with {_ROWS:,} orders each. These are numbers in a "
         "plan: no such orders are loaded, and nobody is asked."
     )
-    ledgers = {name: Ledger(table) for name, table in tables_of(here.settings).items()}
-    rows_of_day = Measured(_ROWS, {}, 0, {}, "")
+    ledgers = {name: Ledger(table) for name, table in tables_of(pipeline.settings).items()}
+    rows_of_day = DayMetrics(_ROWS, {}, 0, {}, "")
     staged = ledgers["stg_orders"].table
     ledgers[staged.name] = Ledger(staged, 0, measured=dict.fromkeys(_PLANNED, rows_of_day))
-    fates = dict.fromkeys(_PLANNED, Fate(Expected.COMPUTED, "never published"))
-    for name, calls in calls_of({order_places.name: fates}, ledgers).items():
-        lab.tell(f"calls of {name}", str(calls))
+    fates = dict.fromkeys(_PLANNED, DayForecast(DayOutcome.COMPUTED, "never published"))
+    for name, calls in estimate_api_calls({order_places.name: fates}, ledgers).items():
+        lab.show(f"calls of {name}", str(calls))
     lab.lesson(
         "a row is not a request. Ask each request once, keep the answer, and a retry or a replay "
         "costs nothing. Look at the plan before the first call: a quota makes days of rows."
@@ -123,21 +128,21 @@ def _ask_each(service: _Places, rows: list[Line]) -> int:
 
 
 @contextmanager
-def _service() -> Iterator[_Places]:
+def _run_service() -> Iterator[_Places]:
     """A service that listens, and that the lookup knows; it ends with the block."""
     with (
         _Places() as server,
-        environment({PLACES.url: server.url, **NO_PROXY}),
-        server.answering(),
+        set_environment({PLACES.url: server.url, **NO_PROXY}),
+        server.answer_in_thread(),
     ):
         yield server
 
 
-def _told(lab: Lab, service: _Places) -> None:
-    lab.tell("service", f"calls answered {service.answered}   refused {service.refused}")
+def _report_calls(lab: Lab, service: _Places) -> None:
+    lab.show("service", f"calls answered {service.answered}   refused {service.refused}")
 
 
-def _order(day: date, n: int) -> Line:
+def _order_line(day: date, n: int) -> Line:
     moment = f"{day}T10:00:00Z"
     return {
         "order_id": f"o-{day}-{n}",

@@ -9,50 +9,50 @@ from importlib.resources import files
 from pathlib import Path
 
 from backfill_assets.engine.spark import Engine
-from backfill_assets.labs.append import append
-from backfill_assets.labs.column import column
-from backfill_assets.labs.crash import crash
-from backfill_assets.labs.dedup import dedup
-from backfill_assets.labs.event_time import event_time
+from backfill_assets.labs.append import append_lab
+from backfill_assets.labs.column import column_lab
+from backfill_assets.labs.crash import crash_lab
+from backfill_assets.labs.dedup import dedup_lab
+from backfill_assets.labs.event_time import event_time_lab
 from backfill_assets.labs.lab import Lab
-from backfill_assets.labs.late import late
-from backfill_assets.labs.leak import leak
-from backfill_assets.labs.merge import merge
-from backfill_assets.labs.overwrite import overwrite
-from backfill_assets.labs.quota import quota
-from backfill_assets.labs.skew import skew
-from backfill_assets.labs.swap import swap
-from backfill_assets.labs.torn import torn
+from backfill_assets.labs.late import late_lab
+from backfill_assets.labs.leak import leak_lab
+from backfill_assets.labs.merge import merge_lab
+from backfill_assets.labs.overwrite import overwrite_lab
+from backfill_assets.labs.quota import quota_lab
+from backfill_assets.labs.skew import skew_lab
+from backfill_assets.labs.swap import swap_lab
+from backfill_assets.labs.torn import torn_lab
 
 #: By name, in the order in which a newcomer reads them.
 LABS: Mapping[str, Callable[[Lab], None]] = {
-    "append": append,
-    "torn": torn,
-    "overwrite": overwrite,
-    "merge": merge,
-    "dedup": dedup,
-    "event-time": event_time,
-    "late": late,
-    "crash": crash,
-    "skew": skew,
-    "leak": leak,
-    "column": column,
-    "swap": swap,
-    "quota": quota,
+    "append": append_lab,
+    "torn": torn_lab,
+    "overwrite": overwrite_lab,
+    "merge": merge_lab,
+    "dedup": dedup_lab,
+    "event-time": event_time_lab,
+    "late": late_lab,
+    "crash": crash_lab,
+    "skew": skew_lab,
+    "leak": leak_lab,
+    "column": column_lab,
+    "swap": swap_lab,
+    "quota": quota_lab,
 }
 
 
-def about(name: str) -> str:
+def describe_lab(name: str) -> str:
     """What a lab does, in a sentence."""
     return (LABS[name].__doc__ or "").splitlines()[0]
 
 
-def page(name: str) -> str:
+def read_page(name: str) -> str:
     """What the page of a lab says that it prints."""
     return (files("backfill_assets.labs") / "pages" / f"{name}.txt").read_text(encoding="utf-8")
 
 
-def run(name: str, engine: Engine) -> str:
+def run_lab(name: str, engine: Engine) -> str:
     """Run a lab in a folder that is removed; what it printed.
 
     Args:
@@ -65,7 +65,7 @@ def run(name: str, engine: Engine) -> str:
     return "\n".join(lab.lines)
 
 
-def differences(name: str, printed: str) -> str:
+def page_diff(name: str, printed: str) -> str:
     """How what a lab printed differs from its page; empty if it does not."""
-    lines = page(name).splitlines(), printed.splitlines()
+    lines = read_page(name).splitlines(), printed.splitlines()
     return "\n".join(unified_diff(*lines, "the page", "this run", n=1, lineterm=""))

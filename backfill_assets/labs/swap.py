@@ -1,4 +1,4 @@
-"""Lab `swap`: a new definition, rebuilt in place, and built beside production and switched over."""
+"""Lab `swap_lab`: a new definition, rebuilt in place, and built beside production and switched over."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 from pyspark.sql import DataFrame
 
 from backfill_assets.backfills import shadow
-from backfill_assets.backfills.comparing import compare
-from backfill_assets.backfills.plans import Parameters
+from backfill_assets.backfills.comparing import compare_target
+from backfill_assets.backfills.plans import BackfillRequest
 from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.dagster_ext.internals import AssetGraph
 from backfill_assets.delta import targets
@@ -23,40 +23,40 @@ _LOADED = ("raw_orders", "stg_orders", _TABLE)
 _BEFORE, _AFTER = (f"backfill_assets.labs.swap_{which}:TABLES" for which in ("before", "after"))
 
 
-def swap(lab: Lab) -> None:
+def swap_lab(lab: Lab) -> None:
     """The revenue of each day gets another definition: it is to be without taxes."""
     lab.say(
         "Four days with an order of 120.00 each. Revenue was with taxes: 120.00 a day. By the new "
         "definition it is without: 100.00 a day."
     )
-    _in_place(lab)
+    _rebuild_in_place(lab)
     lab.say("The same here: the new code builds the days beside production, in the target v2.")
-    before = lab.pipeline(tables=_BEFORE, window_days=0)
-    after = lab.pipeline(tables=_AFTER, window_days=0)
+    before = lab.create_pipeline(tables=_BEFORE, window_days=0)
+    after = lab.create_pipeline(tables=_AFTER, window_days=0)
     lab.step("Production, by the old code.")
     for day in _DAYS:
-        before.land(day, [_order(day)])
-    before.run(_DAYS, _LOADED)
+        before.land_lines(day, [_order_line(day)])
+    before.run_tables(_DAYS, _LOADED)
     url = before.settings.table(_TABLE)
-    _look(lab, url)
-    _build(lab, after)
-    _look(lab, url)
-    _compare(lab, after)
-    _look(lab, url)
+    _show_reader(lab, url)
+    _build_target(lab, after)
+    _show_reader(lab, url)
+    _compare_target(lab, after)
+    _show_reader(lab, url)
     last = _DAYS.end - DAY
     lab.step(
         f"A canary: readers get one day of the new definition first, {last}. That is a mix too, "
         "but one that was asked for, and that `undo v2-1` takes back."
     )
-    _switch(after, str(last))
-    _look(lab, url)
+    _switch_over(after, str(last))
+    _show_reader(lab, url)
     lab.step("The other days are switched over: one commit, which copies nothing.")
-    _switch(after)
-    _look(lab, url)
+    _switch_over(after)
+    _show_reader(lab, url)
     lab.step("It was wrong. All of it is undone: again one commit.")
     config = {"backfill": _TARGET, "days": "", "reason": "the lab goes back"}
-    after.job("undo", "put_back", config)
-    _look(lab, url)
+    after.run_job("undo", "put_back", config)
+    _show_reader(lab, url)
     lab.lesson(
         "a rebuild in place shows readers a mix of definitions for as long as it takes, and once "
         "more on the way back. Build beside production, compare, and switch over at once; then "
@@ -64,81 +64,81 @@ def swap(lab: Lab) -> None:
     )
 
 
-def _in_place(lab: Lab) -> None:
+def _rebuild_in_place(lab: Lab) -> None:
     """The careless way: the days are replaced one after another, where readers read."""
 
-    def rows(days: Window, amount: int) -> DataFrame:
+    def create_rows(days: Window, amount: int) -> DataFrame:
         return lab.spark.range(len(days)).selectExpr(
             f"date_add(DATE'{days.start}', CAST(id AS INT)) AS run_date",
             f"CAST({amount} AS DECIMAL(18, 2)) AS revenue",
         )
 
-    def rebuilt(days: Window, amount: int) -> None:
+    def rebuild_days(days: Window, amount: int) -> None:
         for day in days:
-            one = Window(day, day + DAY)
-            lab.replace(rows(one, amount), "in_place", one.predicate("run_date"))
+            window = Window(day, day + DAY)
+            lab.replace(create_rows(window, amount), "in_place", window.sql_condition("run_date"))
 
-    url = lab.url("in_place")
+    url = lab.table_url("in_place")
     half = Window(_DAYS.start, _DAYS.start + 2 * DAY)
     lab.step("A job rebuilds the days where readers read them. It dies after two of them.")
-    rows(_DAYS, 120).write.format("delta").partitionBy("run_date").save(url)
-    _look(lab, url)
-    with lab.dies():
-        rebuilt(half, 100)
+    create_rows(_DAYS, 120).write.format("delta").partitionBy("run_date").save(url)
+    _show_reader(lab, url)
+    with lab.expect_death():
+        rebuild_days(half, 100)
         raise JobDiedError
-    _look(lab, url)
+    _show_reader(lab, url)
     lab.step("The other two are rebuilt later.")
-    rebuilt(Window(half.end, _DAYS.end), 100)
-    _look(lab, url)
+    rebuild_days(Window(half.end, _DAYS.end), 100)
+    _show_reader(lab, url)
     lab.step("It was wrong. The old code rebuilds the days, and readers look when it is half way.")
-    rebuilt(half, 120)
-    _look(lab, url)
+    rebuild_days(half, 120)
+    _show_reader(lab, url)
 
 
-def _build(lab: Lab, after: Pipeline) -> None:
+def _build_target(lab: Lab, after: Pipeline) -> None:
     lab.step("The days are built into the target.")
-    asked = Parameters(days=str(_DAYS), tables=(_TABLE,))
+    request = BackfillRequest(days=str(_DAYS), tables=(_TABLE,))
     with after.io_manager() as io:
-        target = shadow.prepare(io, after.settings, _TARGET, asked)
-        for stage in shadow.build(io, after.settings, after.assets, target, asked):
+        target = shadow.prepare_target(io, after.settings, _TARGET, request)
+        for stage in shadow.build_stages(io, after.settings, after.assets, target, request):
             for table, counts in stage.counts.items():
-                said = "   ".join(f"days {outcome.value} {n}" for outcome, n in counts.items())
-                lab.tell(f"target: {table}", said)
+                text = "   ".join(f"days {outcome.value} {n}" for outcome, n in counts.items())
+                lab.show(f"target: {table}", text)
 
 
-def _compare(lab: Lab, after: Pipeline) -> None:
+def _compare_target(lab: Lab, after: Pipeline) -> None:
     lab.step("The target is compared with production.")
     settings = after.settings
-    target = targets.find(settings, _TARGET)
+    target = targets.load_target(settings, _TARGET)
     graph = AssetGraph.from_assets(after.assets)
-    found = compare(settings, lab.spark, graph, target, running_code(settings))
-    for report in found.reports:
-        lab.tell("comparison", report.summary)
-    lab.tell("comparison", f"problems {len(found.problems)}")
-    there = lab.spark.read.format("delta").load(target.url(settings, _TABLE))
-    there.createOrReplaceTempView("lab_rows")
-    lab.look("reader of the target", _reading("lab_rows"))
+    comparison = compare_target(settings, lab.spark, graph, target, running_code(settings))
+    for report in comparison.reports:
+        lab.show("comparison", report.summary_line)
+    lab.show("comparison", f"problems {len(comparison.problems)}")
+    target_rows = lab.spark.read.format("delta").load(target.table_url(settings, _TABLE))
+    target_rows.createOrReplaceTempView("lab_rows")
+    lab.show_query("reader of the target", _revenue_query("lab_rows"))
     lab.spark.catalog.dropTempView("lab_rows")
 
 
-def _switch(after: Pipeline, days: str = "") -> None:
-    after.job("switch_over", "adopt_days", {"target": _TARGET, "days": days})
+def _switch_over(after: Pipeline, days: str = "") -> None:
+    after.run_job("switch_over", "adopt_days", {"target": _TARGET, "days": days})
 
 
-def _look(lab: Lab, url: str) -> None:
-    lab.look("reader", _reading(f"delta.`{url}`"))
+def _show_reader(lab: Lab, url: str) -> None:
+    lab.show_query("reader", _revenue_query(f"delta.`{url}`"))
     files = len([*Path(url).glob("run_date=*/*.parquet")])
-    lab.tell("folder", f"commits {len(CommitLog(url).there())}   data files {files}")
+    lab.show("folder", f"commits {len(CommitLog(url).list_versions())}   data files {files}")
 
 
-def _reading(rows: str) -> str:
+def _revenue_query(rows: str) -> str:
     return (
         "SELECT count_if(revenue = 120) AS `days with taxes`, "
         f"count_if(revenue = 100) AS `days without`, sum(revenue) AS revenue FROM {rows}"
     )
 
 
-def _order(day: date) -> dict[str, object]:
+def _order_line(day: date) -> dict[str, object]:
     moment = f"{day}T10:00:00Z"
     return {
         "order_id": f"o-{day}",

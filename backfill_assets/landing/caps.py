@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
-from backfill_assets.landing.listing import Entry, LandingError
+from backfill_assets.landing.listing import LandingError, ListedFile
 from backfill_assets.settings import PREFIX, Settings
 
 #: Bytes that are looked at together.
@@ -29,30 +29,30 @@ _LINES_OF_A_GROUP = 1024
 
 
 @dataclass(frozen=True)
-class Caps:
+class SizeLimits:
     """What a landing file may be at most, in bytes.
 
     Attributes:
-        line: a line, or a row of a Parquet file.
-        expanded: what a compressed file expands to.
-        control: a control file.
+        max_line: a line, or a row of a Parquet file.
+        max_expanded: what a compressed file expands to.
+        max_control: a control file.
     """
 
-    line: int
-    expanded: int
-    control: int
+    max_line: int
+    max_expanded: int
+    max_control: int
 
     @classmethod
-    def of(cls, settings: Settings) -> Caps:
+    def from_settings(cls, settings: Settings) -> SizeLimits:
         """The caps that the settings ask for."""
         return cls(settings.max_line, settings.max_expanded, settings.max_control)
 
     @classmethod
-    def usual(cls) -> Caps:
+    def default_limits(cls) -> SizeLimits:
         """The caps of a deployment that sets none."""
-        return cls.of(Settings.model_construct())
+        return cls.from_settings(Settings.model_construct())
 
-    def check_text(self, filesystem: pafs.FileSystem, entry: Entry) -> None:
+    def check_text(self, filesystem: pafs.FileSystem, entry: ListedFile) -> None:
         """See that no line of a text file is too long, and that it does not expand to too much.
 
         A plain file that is no longer than a line is not opened; of a larger one, a small part is
@@ -65,22 +65,22 @@ class Caps:
         """
         if entry.path.endswith(".gz"):
             with filesystem.open_input_stream(entry.path, compression=None) as stream:
-                self._check_expanded(_expanded(stream, min(_PIECE, self.line)))
-        elif entry.size > self.line:
+                self._check_expanded(_decompress_pieces(stream, min(_PIECE, self.max_line)))
+        elif entry.size > self.max_line:
             with filesystem.open_input_file(entry.path) as file:
                 self._check_plain(file)
 
     def _check_plain(self, file: pafs.NativeFile) -> None:
         """Look for a line end within the reach of each line, from its far end backwards."""
         begin, size = 0, file.size()
-        while size - begin > self.line:
-            end, length = begin + self.line + 1, _TAIL
+        while size - begin > self.max_line:
+            end, length = begin + self.max_line + 1, _TAIL
             while True:
                 start = max(begin, end - length)
                 # A line end at the far end is one of the last read; what is before was read before.
-                found = _last_line_end(file.read_at(end - start, start))
-                if found >= 0:
-                    begin = start + found + 1
+                line_end = _last_line_end(file.read_at(end - start, start))
+                if line_end >= 0:
+                    begin = start + line_end + 1
                     break
                 if start == begin:
                     raise self._too_long()
@@ -90,21 +90,21 @@ class Caps:
         line = total = 0
         for piece in pieces:
             total += len(piece)
-            if total > self.expanded:
+            if total > self.max_expanded:
                 raise LandingError(
-                    f"it expands to more than {self.expanded:,} bytes ({PREFIX}MAX_EXPANDED)"
+                    f"it expands to more than {self.max_expanded:,} bytes ({PREFIX}MAX_EXPANDED)"
                 )
             last = _last_line_end(piece)
             line += len(piece) if last < 0 else _first_line_end(piece)
-            if line > self.line:
+            if line > self.max_line:
                 raise self._too_long()
             if last >= 0:
                 line = len(piece) - last - 1
 
     def _too_long(self) -> LandingError:
-        return LandingError(f"a line is longer than {self.line:,} bytes ({PREFIX}MAX_LINE)")
+        return LandingError(f"a line is longer than {self.max_line:,} bytes ({PREFIX}MAX_LINE)")
 
-    def whole_control(self, filesystem: pafs.FileSystem, entry: Entry) -> bytes:
+    def read_control_file(self, filesystem: pafs.FileSystem, entry: ListedFile) -> bytes:
         """What a control file holds.
 
         Raises:
@@ -113,12 +113,14 @@ class Caps:
         """
         with filesystem.open_input_stream(entry.path) as stream:
             # However large it was when it was listed.
-            text: bytes = stream.read(self.control + 1)
-        if len(text) > self.control:
-            raise LandingError(f"it is larger than {self.control:,} bytes ({PREFIX}MAX_CONTROL)")
+            text: bytes = stream.read(self.max_control + 1)
+        if len(text) > self.max_control:
+            raise LandingError(
+                f"it is larger than {self.max_control:,} bytes ({PREFIX}MAX_CONTROL)"
+            )
         return text
 
-    def footer_of(self, filesystem: pafs.FileSystem, entry: Entry) -> pq.FileMetaData:
+    def read_footer(self, filesystem: pafs.FileSystem, entry: ListedFile) -> pq.FileMetaData:
         """The footer of a Parquet file, which tells how much the file expands to.
 
         Raises:
@@ -141,40 +143,44 @@ class Caps:
         for group in map(footer.row_group, range(footer.num_row_groups)):
             size = group.total_byte_size
             total += size
-            if size > self.line * max(group.num_rows, 1):
+            if size > self.max_line * max(group.num_rows, 1):
                 raise LandingError(
-                    f"its rows have more than {self.line:,} bytes on average ({PREFIX}MAX_LINE)"
+                    f"its rows have more than {self.max_line:,} bytes on average ({PREFIX}MAX_LINE)"
                 )
-            if size > (most := self.line * _LINES_OF_A_GROUP):
+            if size > (max_bytes := self.max_line * _LINES_OF_A_GROUP):
                 raise LandingError(
-                    f"a row group expands to more than {most:,} bytes "
+                    f"a row group expands to more than {max_bytes:,} bytes "
                     f"({_LINES_OF_A_GROUP:,} times {PREFIX}MAX_LINE): write smaller ones"
                 )
-        if total > self.expanded:
+        if total > self.max_expanded:
             raise LandingError(
-                f"it expands to {total:,} bytes, more than {self.expanded:,} ({PREFIX}MAX_EXPANDED)"
+                f"it expands to {total:,} bytes, more than {self.max_expanded:,} ({PREFIX}MAX_EXPANDED)"
             )
         return footer
 
 
-def _expanded(stream: pafs.NativeFile, most: int) -> Iterator[bytes]:
+def _decompress_pieces(stream: pafs.NativeFile, max_bytes: int) -> Iterator[bytes]:
     """What a gzip file holds, its members one after another, in pieces of so many bytes at most.
 
     Raises:
         LandingError: it is no whole gzip.
     """
-    member, begun = zlib.decompressobj(wbits=31), False
+    member, in_member = zlib.decompressobj(wbits=31), False
     try:
         while data := stream.read(_PIECE):
             while data:
-                begun = True
-                yield member.decompress(data, most)
+                in_member = True
+                yield member.decompress(data, max_bytes)
                 data = member.unconsumed_tail
                 if member.eof:
-                    data, member, begun = member.unused_data, zlib.decompressobj(wbits=31), False
+                    data, member, in_member = (
+                        member.unused_data,
+                        zlib.decompressobj(wbits=31),
+                        False,
+                    )
     except zlib.error as error:
         raise LandingError(f"broken gzip: {error}") from None
-    if begun:
+    if in_member:
         raise LandingError("broken gzip: it ends in the middle")
 
 

@@ -23,30 +23,30 @@ from pyspark.sql import functions as F
 
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.dagster_ext.engine_failures import raise_if_engine_failed
-from backfill_assets.engine.frames import frame_of
+from backfill_assets.engine.frames import create_frame
 from backfill_assets.engine.jars import EngineError
 from backfill_assets.engine.spark import SPARK_ERRORS
 from backfill_assets.engine.stores import open_store
-from backfill_assets.landing.caps import Caps
-from backfill_assets.landing.csv import csv_records, header_of
-from backfill_assets.landing.files import Landing, LandingFile, literal, read_control
+from backfill_assets.landing.caps import SizeLimits
+from backfill_assets.landing.csv import csv_records, read_header
+from backfill_assets.landing.files import LandingFile, LandingFiles, escape_glob, read_control
 from backfill_assets.landing.json import json_lines
 from backfill_assets.landing.listing import (
     CONTROL_FILE,
-    Entry,
     LandingError,
+    ListedFile,
     Listing,
     folder_name,
     list_landing,
 )
 from backfill_assets.landing.parquet import (
-    Columns,
-    columns_of,
-    decoded,
+    ParquetColumns,
+    decoding_hash,
+    footer_columns,
     parquet_fields,
     parquet_rows,
 )
-from backfill_assets.landing.text import lines_schema, origin, text_lines
+from backfill_assets.landing.text import lines_schema, origin_columns, text_lines
 from backfill_assets.tables.sources import Source
 
 Result = TypeVar("Result")
@@ -55,14 +55,14 @@ Kind = TypeVar("Kind")
 _MOST_KINDS = 100
 
 
-def survey(
+def probe_files(
     spark: SparkSession,
     landing: str,
     source: Source,
     days: Window,
     listing: Listing | None = None,
-    caps: Caps | None = None,
-) -> Landing:
+    limits: SizeLimits | None = None,
+) -> LandingFiles:
     """See that each file of the arrival days can be read to its end, and count its lines.
 
     Args:
@@ -71,18 +71,24 @@ def survey(
         source: whose files they are.
         days: the arrival days.
         listing: of these days at least; made now if not given.
-        caps: what a file may be at most; the usual ones if not given.
+        limits: what a file may be at most; the usual ones if not given.
 
     Raises:
         LandingError: the source has no folder at all: a wrong setting, not an empty day.
     """
     listing = listing or list_landing(landing, source, days)
-    found = _look(landing, source, days, listing, caps or Caps.usual())
-    found.counts = readable(spark, found, lambda part: _count(spark, source, part))
-    return found
+    landing_files = _probe_all(
+        landing, source, days, listing, limits or SizeLimits.default_limits()
+    )
+    landing_files.line_counts = retry_without_bad_files(
+        spark, landing_files, lambda part: _count_lines(spark, source, part)
+    )
+    return landing_files
 
 
-def readable(spark: SparkSession, found: Landing, work: Callable[[Landing], Result]) -> Result:
+def retry_without_bad_files(
+    spark: SparkSession, landing_files: LandingFiles, work: Callable[[LandingFiles], Result]
+) -> Result:
     """Do something with the files, without those that make Spark fail.
 
     Such a file is taken out and named, and the others are tried again; so one broken file never
@@ -91,7 +97,7 @@ def readable(spark: SparkSession, found: Landing, work: Callable[[Landing], Resu
 
     Args:
         spark: the session.
-        found: the files; those that cannot be read are dropped from it.
+        landing_files: the files; those that cannot be read are dropped from it.
         work: anything that reads them all.
 
     Raises:
@@ -100,39 +106,43 @@ def readable(spark: SparkSession, found: Landing, work: Callable[[Landing], Resu
     """
     while True:
         try:
-            return work(found)
+            return work(landing_files)
         except SPARK_ERRORS as error:
             raise_if_engine_failed(error)
-            if not found.files:
+            if not landing_files.files:
                 raise
-            file = _named_in(str(error), found.files) or _poisoned(found, work)
+            file = _file_named_in(str(error), landing_files.files) or _bisect_bad_file(
+                landing_files, work
+            )
             if file is None:
                 raise
-            cause = _cause(str(error))
-            _raise_if_none_opens(spark, found.files, cause)
-            found.drop(file, cause)
+            cause = _root_cause(str(error))
+            _raise_if_none_opens(spark, landing_files.files, cause)
+            landing_files.drop_file(file, cause)
 
 
-def _poisoned(found: Landing, work: Callable[[Landing], Any]) -> LandingFile | None:
+def _bisect_bad_file(
+    landing_files: LandingFiles, work: Callable[[LandingFiles], Any]
+) -> LandingFile | None:
     """The first of the files that make the work fail; none if it is not one of them by itself.
 
     So it is when all of them are too much.
     """
 
-    def fails(files: list[LandingFile]) -> bool:
+    def work_fails(files: list[LandingFile]) -> bool:
         try:
-            work(replace(found, files=files))
+            work(replace(landing_files, files=files))
         except SPARK_ERRORS as error:
             raise_if_engine_failed(error)
             return True
         return False
 
-    files, alone = sorted(found.files, key=lambda file: file.source_file), False
+    files, first_half_fails = sorted(landing_files.files, key=lambda file: file.source_file), False
     while len(files) > 1:
         half, rest = files[: len(files) // 2], files[len(files) // 2 :]
-        alone = fails(half)
-        files = half if alone else rest
-    return files[0] if alone or fails(files) else None
+        first_half_fails = work_fails(half)
+        files = half if first_half_fails else rest
+    return files[0] if first_half_fails or work_fails(files) else None
 
 
 #: So many files, of all sizes, are opened to see whether the engine can open any; and the bytes
@@ -140,7 +150,7 @@ def _poisoned(found: Landing, work: Callable[[Landing], Any]) -> LandingFile | N
 _MOST_OPENED, _MOST_BYTES = 20, 1 << 26
 #: What Hadoop says of one file: its checksum file is that of another content, or it has a colon in
 #: its name.
-_OF_ONE_FILE = ("ChecksumException", "Relative path in absolute URI")
+_SINGLE_FILE_ERRORS = ("ChecksumException", "Relative path in absolute URI")
 
 
 def _raise_if_none_opens(spark: SparkSession, files: Collection[LandingFile], cause: str) -> None:
@@ -150,7 +160,7 @@ def _raise_if_none_opens(spark: SparkSession, files: Collection[LandingFile], ca
     """
     by_size = sorted(files, key=lambda file: file.size)
     sample = by_size[:: -(-len(by_size) // _MOST_OPENED)]
-    if any(name in cause for name in _OF_ONE_FILE):
+    if any(name in cause for name in _SINGLE_FILE_ERRORS):
         return
     if any(_is_opened_by_spark(spark, file) for file in sample):
         return
@@ -184,94 +194,102 @@ def _is_opened_here(file: LandingFile) -> bool:
     return True
 
 
-def _look(landing: str, source: Source, days: Window, listing: Listing, caps: Caps) -> Landing:
+def _probe_all(
+    landing: str, source: Source, days: Window, listing: Listing, limits: SizeLimits
+) -> LandingFiles:
     filesystem, _ = open_store(landing)
-    found = Landing(caps=caps)
-    opened: list[tuple[Entry, LandingFile]] = []
+    landing_files = LandingFiles(limits=limits)
+    opened: list[tuple[ListedFile, LandingFile]] = []
     for day in days:
-        found.strays[day] = listing.strays_of(day)
+        landing_files.strays[day] = listing.strays_of(day)
         folder = listing.folders.get(day)
         if folder is None:
             continue
         within = f"{landing}/{source.name}/{folder_name(day)}"
-        if folder.unknown:
-            found.unknown[day] += folder.unknown
-        found.hours[day] = folder.hours
+        if folder.unknown_files:
+            landing_files.unknown_files[day] += folder.unknown_files
+        landing_files.hours[day] = folder.hours
         for entry in folder.files.values():
-            url = literal(f"{within}/{entry.name}")
+            url = escape_glob(f"{within}/{entry.name}")
             file = LandingFile(day, entry.name, url, entry.size, entry.path)
             if entry.name == CONTROL_FILE:
-                read_control(filesystem, entry, source, day, found)
+                read_control(filesystem, entry, source, day, landing_files)
             elif entry.refused:
-                found.broken[file] = entry.refused
+                landing_files.broken[file] = entry.refused
             elif entry.size:
                 opened.append((entry, file))
     with ThreadPoolExecutor(4) as pool:
-        looks = pool.map(partial(_look_into, filesystem, source, caps), opened)
-        for (_, file), seen in zip(opened, looks, strict=True):
-            _take_in(found, file, seen)
-    _limit_kinds(found)
-    return found
+        probes = pool.map(partial(_probe_file, filesystem, source, limits), opened)
+        for (_, file), probe in zip(opened, probes, strict=True):
+            _add_probed_file(landing_files, file, probe)
+    _limit_kinds(landing_files)
+    return landing_files
 
 
-def _limit_kinds(found: Landing) -> None:
+def _limit_kinds(landing_files: LandingFiles) -> None:
     """Take out the files of a folder beyond so many headers, or sets of columns.
 
     Spark plans a reading of its own for each; thousands of them are more than it can.
     """
-    kinds: dict[date, set[str | Columns]] = defaultdict(set)
+    kinds: dict[date, set[str | ParquetColumns]] = defaultdict(set)
     for file, kind in sorted(
-        (found.headers | found.columns).items(), key=lambda pair: pair[0].source_file
+        (landing_files.headers | landing_files.columns).items(),
+        key=lambda pair: pair[0].source_file,
     ):
-        of_day = kinds[file.arrival_date]
-        if kind in of_day or len(of_day) < _MOST_KINDS:
-            of_day.add(kind)
+        day_kinds = kinds[file.arrival_date]
+        if kind in day_kinds or len(day_kinds) < _MOST_KINDS:
+            day_kinds.add(kind)
         else:
-            found.broken[file] = f"LandingError: its folder has more than {_MOST_KINDS} headers"
-    found.files = [file for file in found.files if file not in found.broken]
+            landing_files.broken[file] = (
+                f"LandingError: its folder has more than {_MOST_KINDS} headers"
+            )
+    landing_files.files = [file for file in landing_files.files if file not in landing_files.broken]
 
 
 @dataclass(frozen=True)
 class _Unreadable:
     """Why a file cannot be read at all."""
 
-    why: str
+    reason: str
 
 
 #: What must be known before Spark reads a file: Parquet types, the CSV header (none if there is no
 #: line); nothing of JSON.
-_Seen = Columns | str | None | _Unreadable
+_Probe = ParquetColumns | str | None | _Unreadable
 
 
-def _look_into(
-    filesystem: pafs.FileSystem, source: Source, caps: Caps, opened: tuple[Entry, LandingFile]
-) -> _Seen:
+def _probe_file(
+    filesystem: pafs.FileSystem,
+    source: Source,
+    limits: SizeLimits,
+    opened: tuple[ListedFile, LandingFile],
+) -> _Probe:
     entry, file = opened
     try:
         if file.format == "parquet":
-            return columns_of(caps.footer_of(filesystem, entry), source)
-        caps.check_text(filesystem, entry)
-        return header_of(filesystem, entry.path, source) if file.format == "csv" else None
+            return footer_columns(limits.read_footer(filesystem, entry), source)
+        limits.check_text(filesystem, entry)
+        return read_header(filesystem, entry.path, source) if file.format == "csv" else None
     # Arrow decodes the names of Parquet columns only when it is asked for them.
     except (OSError, pa.ArrowException, EOFError, LandingError, UnicodeDecodeError) as error:
-        why = (str(error) or "?").splitlines()[0][:200]
-        return _Unreadable(f"{type(error).__name__}: {why}")
+        reason = (str(error) or "?").splitlines()[0][:200]
+        return _Unreadable(f"{type(error).__name__}: {reason}")
 
 
-def _take_in(found: Landing, file: LandingFile, seen: _Seen) -> None:
-    if isinstance(seen, _Unreadable):
-        found.broken[file] = seen.why
+def _add_probed_file(landing_files: LandingFiles, file: LandingFile, probe: _Probe) -> None:
+    if isinstance(probe, _Unreadable):
+        landing_files.broken[file] = probe.reason
         return
-    if isinstance(seen, Columns):
-        found.columns[file] = seen
+    if isinstance(probe, ParquetColumns):
+        landing_files.columns[file] = probe
     elif file.format == "csv":
-        if seen is None:
+        if probe is None:
             return  # nothing but blank lines
-        found.headers[file] = seen
-    found.files.append(file)
+        landing_files.headers[file] = probe
+    landing_files.files.append(file)
 
 
-def _named_in(message: str, files: Iterable[LandingFile]) -> LandingFile | None:
+def _file_named_in(message: str, files: Iterable[LandingFile]) -> LandingFile | None:
     """The file that Spark cannot read, or cannot find."""
     if "FAILED_READ_FILE" not in message and "PATH_NOT_FOUND" not in message:
         return None
@@ -281,28 +299,28 @@ def _named_in(message: str, files: Iterable[LandingFile]) -> LandingFile | None:
     return max(named, key=lambda file: len(file.name), default=None)
 
 
-def _cause(message: str) -> str:
+def _root_cause(message: str) -> str:
     causes = re.findall(r"Caused by: (?:[\w.$]+\.)?([\w$]+(?:: [^\n]+)?)", message)
     return causes[-1][:200] if causes else message.splitlines()[0][:200]
 
 
-def _union(frames: Sequence[DataFrame]) -> DataFrame:
+def _union_all(frames: Sequence[DataFrame]) -> DataFrame:
     return reduce(DataFrame.unionByName, frames)
 
 
-def _json_files(found: Landing) -> list[LandingFile]:
-    return [file for file in found.files if file.format == "json"]
+def _json_files(landing_files: LandingFiles) -> list[LandingFile]:
+    return [file for file in landing_files.files if file.format == "json"]
 
 
-def _by_header(found: Landing) -> Mapping[str, list[LandingFile]]:
-    return _grouped(found.headers, found.files)
+def _files_by_header(landing_files: LandingFiles) -> Mapping[str, list[LandingFile]]:
+    return _group_files(landing_files.headers, landing_files.files)
 
 
-def _by_columns(found: Landing) -> Mapping[Columns, list[LandingFile]]:
-    return _grouped(found.columns, found.files)
+def _files_by_columns(landing_files: LandingFiles) -> Mapping[ParquetColumns, list[LandingFile]]:
+    return _group_files(landing_files.columns, landing_files.files)
 
 
-def _grouped(
+def _group_files(
     kinds: Mapping[LandingFile, Kind], files: Iterable[LandingFile]
 ) -> Mapping[Kind, list[LandingFile]]:
     grouped: dict[Kind, list[LandingFile]] = defaultdict(list)
@@ -312,52 +330,63 @@ def _grouped(
     return grouped
 
 
-def _urls(files: Iterable[LandingFile]) -> list[str]:
+def _file_urls(files: Iterable[LandingFile]) -> list[str]:
     return [file.url for file in files]
 
 
-def _count(spark: SparkSession, source: Source, found: Landing) -> dict[str, int]:
+def _count_lines(
+    spark: SparkSession, source: Source, landing_files: LandingFiles
+) -> dict[str, int]:
     """Lines by file, from a scan of its own that knows nothing of how lines are parsed.
 
     Conservation is measured against these counts. Every byte is read, so a file that breaks off in
     the middle is found here.
     """
     frames = []
-    if json_files := _json_files(found):
-        lines = text_lines(spark, source, _urls(json_files), found.caps.line)
+    if json_files := _json_files(landing_files):
+        lines = text_lines(spark, source, _file_urls(json_files), landing_files.limits.max_line)
         frames.append(lines.select("source_file", F.lit(0).alias("touched")))
-    for header, files in _by_header(found).items():
-        lines = text_lines(spark, source, _urls(files), found.caps.line, header)
+    for header, files in _files_by_header(landing_files).items():
+        lines = text_lines(spark, source, _file_urls(files), landing_files.limits.max_line, header)
         frames.append(lines.select("source_file", F.lit(0).alias("touched")))
-    for columns, files in _by_columns(found).items():
-        rows = parquet_rows(spark, _urls(files), columns)
-        frames.append(rows.select(origin(source)[1], decoded(columns).alias("touched")))
+    for columns, files in _files_by_columns(landing_files).items():
+        rows = parquet_rows(spark, _file_urls(files), columns)
+        frames.append(
+            rows.select(origin_columns(source)[1], decoding_hash(columns).alias("touched"))
+        )
     if not frames:
         return {}
-    by_file = _union(frames).groupBy("source_file")
+    by_file = _union_all(frames).groupBy("source_file")
     counts = by_file.agg(F.count(F.lit(1)).alias("lines"), F.max("touched")).collect()
     return {row["source_file"]: row["lines"] for row in counts}
 
 
-def read_lines(spark: SparkSession, found: Landing, source: Source) -> DataFrame:
+def read_lines(spark: SparkSession, landing_files: LandingFiles, source: Source) -> DataFrame:
     """Every line of the surveyed files, with its fields as text.
 
     Columns: `arrival_date`, `source_file`, `_text` (the line; a Parquet row as JSON), the fields
     of the source as text, and `_problem` (why the line has no fields, or null).
     """
     frames = []
-    if json_files := _json_files(found):
+    if json_files := _json_files(landing_files):
         frames.append(
-            json_lines(text_lines(spark, source, _urls(json_files), found.caps.line), source)
-        )
-    for header, files in _by_header(found).items():
-        frames.append(
-            csv_records(
-                text_lines(spark, source, _urls(files), found.caps.line, header), header, source
+            json_lines(
+                text_lines(spark, source, _file_urls(json_files), landing_files.limits.max_line),
+                source,
             )
         )
-    for columns, files in _by_columns(found).items():
-        frames.append(parquet_fields(parquet_rows(spark, _urls(files), columns), columns, source))
+    for header, files in _files_by_header(landing_files).items():
+        frames.append(
+            csv_records(
+                text_lines(spark, source, _file_urls(files), landing_files.limits.max_line, header),
+                header,
+                source,
+            )
+        )
+    for columns, files in _files_by_columns(landing_files).items():
+        frames.append(
+            parquet_fields(parquet_rows(spark, _file_urls(files), columns), columns, source)
+        )
     if not frames:
-        return frame_of(spark, lines_schema(source))
-    return _union(frames)
+        return create_frame(spark, lines_schema(source))
+    return _union_all(frames)

@@ -18,18 +18,24 @@ from pathlib import Path
 import pyarrow.fs as pafs
 
 from backfill_assets.engine.stores import open_store
-from backfill_assets.landing.folders import NAMELESS, Item, local_items, misled, said
+from backfill_assets.landing.folders import (
+    UNDECODABLE_NAME,
+    FolderItem,
+    error_text,
+    link_problem,
+    local_items,
+)
 from backfill_assets.tables.sources import Source
 
 CONTROL_FILE = "_control.json"
-_KNOWN = re.compile(r".*\.((jsonl|json|csv)(\.gz)?|parquet)", re.DOTALL)
+_READABLE_NAME = re.compile(r".*\.((jsonl|json|csv)(\.gz)?|parquet)", re.DOTALL)
 _DATE = re.compile(r"(?<!\d)(\d{4})\D?(\d{2})\D?(\d{2})(?!\d)")
 #: Names that writers give to what they have not finished.
 _UNFINISHED = (".tmp", ".part")
 #: What some writers name an empty object by that stands for a folder of an object store.
 FOLDER_MARK = "_$folder$"
 #: The folders within an arrival day's of a source whose files land by the hour.
-HOURS = tuple(f"hour={n:02}" for n in range(24))
+HOUR_FOLDERS = tuple(f"hour={n:02}" for n in range(24))
 
 
 def folder_name(day: date) -> str:
@@ -47,7 +53,7 @@ class LandingError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Entry:
+class ListedFile:
     """One file of an arrival day, as it was listed.
 
     Attributes:
@@ -73,18 +79,18 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Folder:
+class DayFolder:
     """What an arrival day's folder holds, hidden and unfinished files left out.
 
     Attributes:
         files: those of a known format, the control file, and what is refused, by
             `Entry.source_file`.
-        unknown: names of others; they are not read, which is worth a warning.
+        unknown_files: names of others; they are not read, which is worth a warning.
         hours: names of the folders of hours, where the source lands by the hour.
     """
 
-    files: Mapping[str, Entry]
-    unknown: tuple[str, ...] = ()
+    files: Mapping[str, ListedFile]
+    unknown_files: tuple[str, ...] = ()
     hours: frozenset[str] = frozenset()
 
 
@@ -95,15 +101,15 @@ class Listing:
     Attributes:
         landing: the landing folder.
         folders: by arrival day.
-        asked: the arrival days that were looked for; empty if all.
-        name: of the source, whose folder in the landing holds them.
+        requested_days: the arrival days that were looked for; empty if all.
+        source_name: of the source, whose folder in the landing holds them.
         strays: names of what lies beside the folders of arrival days; it is not read.
     """
 
     landing: str
-    folders: Mapping[date, Folder]
-    asked: frozenset[date] = frozenset()
-    name: str = ""
+    folders: Mapping[date, DayFolder]
+    requested_days: frozenset[date] = frozenset()
+    source_name: str = ""
     strays: tuple[str, ...] = ()
 
     def strays_of(self, day: date) -> list[str]:
@@ -114,47 +120,49 @@ class Listing:
         dates = {None} if day not in self.folders else set()
         return [name for name in self.strays if _date_in(name) in {day, *dates}]
 
-    def files(self, day: date) -> Mapping[str, Entry]:
+    def files_on(self, day: date) -> Mapping[str, ListedFile]:
         """The files of an arrival day; none if it has no folder."""
         folder = self.folders.get(day)
         return folder.files if folder else {}
 
-    def digests(self, entries: Iterable[Entry]) -> dict[Entry, str]:
+    def content_digests(self, entries: Iterable[ListedFile]) -> dict[ListedFile, str]:
         """Content digests (half a SHA-256, as hex); each file is read whole, once a process.
 
         A file that cannot be read has an empty digest, which equals none on record.
         """
-        wanted = set(entries)
-        known = dict.fromkeys((entry for entry in wanted if entry.refused), "")
-        known |= {entry: _digests[key] for entry in wanted if (key := self._key(entry)) in _digests}
-        missing = wanted - known.keys()
+        unique = set(entries)
+        known = dict.fromkeys((entry for entry in unique if entry.refused), "")
+        known |= {
+            entry: _digests[key] for entry in unique if (key := self._cache_key(entry)) in _digests
+        }
+        missing = unique - known.keys()
         if missing:
             filesystem, _ = open_store(self.landing)
             with ThreadPoolExecutor(4) as pool:
-                found = pool.map(lambda entry: (entry, _digest(filesystem, entry.path)), missing)
-                for entry, digest in found:
+                computed = pool.map(lambda entry: (entry, _digest(filesystem, entry.path)), missing)
+                for entry, digest in computed:
                     known[entry] = digest
                     if digest:
-                        _digests[self._key(entry)] = digest
+                        _digests[self._cache_key(entry)] = digest
         return known
 
-    def _key(self, entry: Entry) -> tuple[str, str, Entry]:
-        return self.landing, self.name, entry
+    def _cache_key(self, entry: ListedFile) -> tuple[str, str, ListedFile]:
+        return self.landing, self.source_name, entry
 
 
 #: Digests of this process, by landing, source and listed file.
-_digests: dict[tuple[str, str, Entry], str] = {}
+_digests: dict[tuple[str, str, ListedFile], str] = {}
 
 
 def _digest(filesystem: pafs.FileSystem, path: str) -> str:
-    said = hashlib.sha256()
+    digest = hashlib.sha256()
     try:
         with filesystem.open_input_stream(path, compression=None) as stream:
             while chunk := stream.read(1 << 20):
-                said.update(chunk)
+                digest.update(chunk)
     except OSError:
         return ""
-    return said.hexdigest()[:32]
+    return digest.hexdigest()[:32]
 
 
 def list_landing(landing: str, source: Source, days: Iterable[date] | None = None) -> Listing:
@@ -182,28 +190,28 @@ def list_landing(landing: str, source: Source, days: Iterable[date] | None = Non
                 f"that holds {name}/arrival_date=YYYY-MM-DD/. Nothing was written."
             )
         local = isinstance(filesystem, pafs.LocalFileSystem)
-        asked = None if days is None else frozenset(days)
+        requested_days = None if days is None else frozenset(days)
         if local:
-            listed, strays = _local(root, base, asked, hourly)
+            listed, strays = _list_local(root, base, requested_days, hourly)
         else:
-            listed, strays = _stored(filesystem, base, asked, hourly)
+            listed, strays = _list_store(filesystem, base, requested_days, hourly)
     except PermissionError as error:
         raise LandingError(
-            f"the folder {landing}/{name} cannot be listed ({said(error)}): let the user that this "
+            f"the folder {landing}/{name} cannot be listed ({error_text(error)}): let the user that this "
             "runs as list it. Nothing was written."
         ) from error
-    folders = {day: _folder(day, items, hourly) for day, items in sorted(listed.items())}
-    return Listing(landing, folders, asked or frozenset(), name, tuple(sorted(strays)))
+    folders = {day: _day_folder(day, items, hourly) for day, items in sorted(listed.items())}
+    return Listing(landing, folders, requested_days or frozenset(), name, tuple(sorted(strays)))
 
 
 #: So many folders of a store are listed at a time.
-_LISTERS = 16
+_LIST_THREADS = 16
 #: What lies in each folder of an arrival day, or why that cannot be told. The folder of an hour has
 #: a name that ends in a slash; what lies in it has a name that begins with that.
-_Listed = dict[date, Iterable[Item] | str]
+_Listed = dict[date, Iterable[FolderItem] | str]
 
 
-def _local(
+def _list_local(
     root: str, base: str, days: Iterable[date] | None, hourly: bool
 ) -> tuple[_Listed, set[str]]:
     """The folders of a local landing, those of some days or all; and the strays."""
@@ -212,37 +220,39 @@ def _local(
         days = filter(None, map(_arrival_day, names))
     # The folder of the source is the deployment's own; what lies in it comes from others.
     real = str(Path(base).resolve()), str(Path(root).resolve())
-    found: _Listed = {}
+    listed: _Listed = {}
     for day in days:
         path = f"{base}/{folder_name(day)}"
         try:
-            refused = misled(path, *real) if Path(path).is_symlink() else ""
+            refused = link_problem(path, *real) if Path(path).is_symlink() else ""
             items = [] if refused else [*local_items(path, *real)]
         except FileNotFoundError:
             continue
         except OSError as error:
-            refused = said(error)
-        found[day] = refused or [one for item in items for one in _with_hour(item, real, hourly)]
-    return found, set(filter(_is_stray, names))
+            refused = error_text(error)
+        listed[day] = refused or [
+            inner for item in items for inner in _with_hour(item, real, hourly)
+        ]
+    return listed, set(filter(_is_stray, names))
 
 
-def _with_hour(item: Item, roots: tuple[str, ...], hourly: bool) -> Iterator[Item]:
+def _with_hour(item: FolderItem, roots: tuple[str, ...], hourly: bool) -> Iterator[FolderItem]:
     """What lies in an arrival day's folder; of an hour's folder, what lies in that as well."""
-    if not hourly or item.name not in HOURS:
+    if not hourly or item.name not in HOUR_FOLDERS:
         yield item
         return
-    folder, inside = replace(item, name=f"{item.name}/"), list[Item]()
+    folder, inside = replace(item, name=f"{item.name}/"), list[FolderItem]()
     try:
         inside = [] if item.refused else [*local_items(item.path, *roots)]
     except FileNotFoundError:
         return  # it has gone meanwhile
     except OSError as error:
-        folder = replace(folder, refused=said(error))
+        folder = replace(folder, refused=error_text(error))
     yield folder
-    yield from (replace(one, name=folder.name + one.name) for one in inside)
+    yield from (replace(inner, name=folder.name + inner.name) for inner in inside)
 
 
-def _stored(
+def _list_store(
     filesystem: pafs.FileSystem, base: str, days: Collection[date] | None, hourly: bool
 ) -> tuple[_Listed, set[str]]:
     """The same of a store that has no links, and the strays; what it refuses, it refuses for all.
@@ -251,14 +261,16 @@ def _stored(
     """
     if days is not None:
         # Each day is a request, and most of its time is the way there and back.
-        with ThreadPoolExecutor(_LISTERS) as pool:
-            of = {day: pool.submit(_listed, filesystem, base, day, hourly) for day in days}
-        found = {day: listed.result() for day, listed in of.items()}
-        there: _Listed = {day: items for day, items in found.items() if items is not None}
-        if there.keys() == {*days}:
-            return there, set()
+        with ThreadPoolExecutor(_LIST_THREADS) as pool:
+            futures = {
+                day: pool.submit(_list_store_folder, filesystem, base, day, hourly) for day in days
+            }
+        results = {day: listed.result() for day, listed in futures.items()}
+        existing: _Listed = {day: items for day, items in results.items() if items is not None}
+        if existing.keys() == {*days}:
+            return existing, set()
         beside = filesystem.get_file_info(pafs.FileSelector(base))
-        return there, {info.base_name for info in beside if _is_stray_object(info)}
+        return existing, {info.base_name for info in beside if _is_stray_object(info)}
     strays = set()
     inside: dict[date, list[pafs.FileInfo]] = {}
     for info in filesystem.get_file_info(pafs.FileSelector(base, recursive=True)):
@@ -269,14 +281,15 @@ def _stored(
         elif arrival is not None:
             inside.setdefault(arrival, []).extend([info] if within else [])
     listed: _Listed = {
-        day: _items(infos, f"{base}/{folder_name(day)}", hourly) for day, infos in inside.items()
+        day: _folder_items(infos, f"{base}/{folder_name(day)}", hourly)
+        for day, infos in inside.items()
     }
     return listed, strays
 
 
-def _listed(
+def _list_store_folder(
     filesystem: pafs.FileSystem, base: str, day: date, hourly: bool
-) -> Iterable[Item] | None:
+) -> Iterable[FolderItem] | None:
     """What lies in an arrival day's folder; none if there is no folder."""
     folder = f"{base}/{folder_name(day)}"
     infos = filesystem.get_file_info(
@@ -284,24 +297,28 @@ def _listed(
     )
     if not infos and filesystem.get_file_info(folder).type != pafs.FileType.Directory:
         return None
-    return _items(infos, folder, hourly)
+    return _folder_items(infos, folder, hourly)
 
 
-def _items(infos: Iterable[pafs.FileInfo], folder: str, hourly: bool) -> Iterable[Item]:
+def _folder_items(
+    infos: Iterable[pafs.FileInfo], folder: str, hourly: bool
+) -> Iterable[FolderItem]:
     """What lies in an arrival day's folder, by a listing of all below it."""
-    found: dict[str, Item] = {}
+    items: dict[str, FolderItem] = {}
     for info in infos:
         within = info.path.removeprefix(f"{folder}/").split("/")
-        of_hour = hourly and within[0] in HOURS
+        of_hour = hourly and within[0] in HOUR_FOLDERS
         name, file = "/".join(within[: 1 + of_hour]), info.type == pafs.FileType.File
         if of_hour:
             refused = "not a folder" if file and len(within) == 1 else ""
-            found.setdefault(f"{within[0]}/", Item(f"{within[0]}/", "", False, refused=refused))
+            items.setdefault(
+                f"{within[0]}/", FolderItem(f"{within[0]}/", "", False, refused=refused)
+            )
         if len(within) > 1 + of_hour:
-            found.setdefault(name, Item(name, "", False))
+            items.setdefault(name, FolderItem(name, "", False))
         elif len(within) == 1 + of_hour:
-            found[name] = Item(name, info.path, file, info.size or 0, info.mtime_ns or 0)
-    return found.values()
+            items[name] = FolderItem(name, info.path, file, info.size or 0, info.mtime_ns or 0)
+    return items.values()
 
 
 def _arrival_day(folder: str) -> date | None:
@@ -331,10 +348,10 @@ def _date_in(name: str) -> date | None:
     return None
 
 
-def _folder(day: date, items: Iterable[Item] | str, hourly: bool) -> Folder:
+def _day_folder(day: date, items: Iterable[FolderItem] | str, hourly: bool) -> DayFolder:
     within = f"{folder_name(day)}/"
     if isinstance(items, str):
-        return Folder({within: Entry(within, "", 0, 0, items)})
+        return DayFolder({within: ListedFile(within, "", 0, 0, items)})
     files, unknown, hours = {}, [], set()
     for item in sorted(items, key=lambda item: item.name):
         hour, _, name = item.name.rpartition("/")
@@ -345,21 +362,26 @@ def _folder(day: date, items: Iterable[Item] | str, hourly: bool) -> Folder:
         else:
             read = _is_read(item, name, hourly, hour)
         if read:
-            refused = item.refused or ("" if item.file else "not a file")
-            files[source_file] = Entry(source_file, item.path, item.size, item.mtime, refused)
+            refused = item.refused or ("" if item.is_file else "not a file")
+            files[source_file] = ListedFile(source_file, item.path, item.size, item.mtime, refused)
         elif name == CONTROL_FILE or (name and not _is_hidden(name)):
             unknown.append(source_file)
-    return Folder(files, tuple(unknown), frozenset(hours))
+    return DayFolder(files, tuple(unknown), frozenset(hours))
 
 
-def _is_read(item: Item, name: str, hourly: bool, hour: str) -> bool:
+def _is_read(item: FolderItem, name: str, hourly: bool, hour: str) -> bool:
     """Whether a file by its name is one to read, or one that must be refused by name."""
-    if name == NAMELESS:
+    if name == UNDECODABLE_NAME:
         return True
     if name == CONTROL_FILE:
         return not hour
     beside = hourly and not hour
-    return not beside and not _is_hidden(name) and item.file and bool(_KNOWN.fullmatch(name))
+    return (
+        not beside
+        and not _is_hidden(name)
+        and item.is_file
+        and bool(_READABLE_NAME.fullmatch(name))
+    )
 
 
 def _is_hidden(name: str) -> bool:

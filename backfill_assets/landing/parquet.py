@@ -13,7 +13,14 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from backfill_assets.landing.listing import LandingError
-from backfill_assets.landing.text import PROBLEM, TEXT, identifiers, json_fields, no_field, origin
+from backfill_assets.landing.text import (
+    PROBLEM,
+    TEXT,
+    identifier_fields,
+    json_fields,
+    missing_field,
+    origin_columns,
+)
 from backfill_assets.tables.sources import Source
 
 _SPARK_TYPES: Mapping[pa.DataType, T.DataType] = {
@@ -39,7 +46,7 @@ _NESTED = (T.StructType, T.ArrayType, T.MapType)
 
 
 @dataclass(frozen=True)
-class Columns:
+class ParquetColumns:
     """What is read of a Parquet file.
 
     Spark is told the types instead of finding them: one column that it cannot read (a half float, a
@@ -47,21 +54,21 @@ class Columns:
 
     Attributes:
         types: the columns that Spark can read, by name.
-        nanos: those of them that are timestamps in nanoseconds.
-        odd: the types of the source's fields that cannot be read, by name.
+        nanoseconds: those of them that are timestamps in nanoseconds.
+        unreadable: the types of the source's fields that cannot be read, by name.
     """
 
     types: tuple[tuple[str, T.DataType], ...]
-    nanos: frozenset[str]
-    odd: tuple[tuple[str, str], ...]
+    nanoseconds: frozenset[str]
+    unreadable: tuple[tuple[str, str], ...]
 
     @property
-    def schema(self) -> T.StructType:
+    def spark_schema(self) -> T.StructType:
         """The columns for Spark's reader."""
         return T.StructType([T.StructField(name, kind) for name, kind in self.types])
 
 
-def columns_of(footer: pq.FileMetaData, source: Source) -> Columns:
+def footer_columns(footer: pq.FileMetaData, source: Source) -> ParquetColumns:
     """The columns of a file, from its footer.
 
     Raises:
@@ -73,7 +80,7 @@ def columns_of(footer: pq.FileMetaData, source: Source) -> Columns:
     int96 = {leaf.path for leaf in leaves if leaf.physical_type == "INT96"}
     # Spark does not tell upper from lower case; `_metadata` is its own column.
     spellings = Counter([*(name.lower() for name in schema.names), "_metadata"])
-    types, nanos, odd = {}, set(), {}
+    types, nanoseconds, unreadable = {}, set(), {}
     for name, kind in zip(schema.names, schema.types, strict=True):
         if spellings[name.lower()] > 1:
             if name in source.fields:
@@ -85,10 +92,10 @@ def columns_of(footer: pq.FileMetaData, source: Source) -> Columns:
         if spark_type is not None:
             types[name] = spark_type
             if isinstance(spark_type, T.LongType) and pa.types.is_timestamp(kind):
-                nanos.add(name)
+                nanoseconds.add(name)
         elif name in source.fields:
-            odd[name] = str(kind)
-    return Columns(tuple(types.items()), frozenset(nanos), tuple(odd.items()))
+            unreadable[name] = str(kind)
+    return ParquetColumns(tuple(types.items()), frozenset(nanoseconds), tuple(unreadable.items()))
 
 
 def _spark_type(kind: pa.DataType, int96: bool = False) -> T.DataType | None:
@@ -126,52 +133,59 @@ def _nested_type(kind: pa.DataType) -> T.DataType | None:
     return None if nanos else _spark_type(kind)
 
 
-def parquet_rows(spark: SparkSession, urls: Sequence[str], columns: Columns) -> DataFrame:
+def parquet_rows(spark: SparkSession, urls: Sequence[str], columns: ParquetColumns) -> DataFrame:
     """The rows of Parquet files that have these columns."""
-    return spark.read.schema(columns.schema).parquet(*urls)
+    return spark.read.schema(columns.spark_schema).parquet(*urls)
 
 
-def decoded(columns: Columns) -> Column:
+def decoding_hash(columns: ParquetColumns) -> Column:
     """A hash that needs every column: Spark decodes every page for it, not just the footer."""
     return F.xxhash64(
-        F.lit(0), *(_json(_column(n)) if _is_nested(t) else _column(n) for n, t in columns.types)
-    )
-
-
-def parquet_fields(rows: DataFrame, columns: Columns, source: Source) -> DataFrame:
-    """The fields of Parquet rows by value, written out as text that reads back the same."""
-    texts = {name: _text(columns, name, kind) for name, kind in columns.types}
-    odd = [F.lit(f"bad {name}: a column of type {kind}") for name, kind in columns.odd]
-    doubts = [*odd, *_not_ids(columns, source)]
-    return rows.select(
-        *origin(source),
-        F.to_json(F.struct(*[text.alias(name) for name, text in texts.items()])).alias(TEXT)
-        if texts
-        else F.lit("{}").alias(TEXT),
-        *[texts[name].alias(name) if name in texts else no_field(name) for name in source.fields],
-        (F.coalesce(*doubts).cast("string") if doubts else F.lit(None).cast("string")).alias(
-            PROBLEM
+        F.lit(0),
+        *(
+            _json_column(_quoted_column(n)) if _is_nested(t) else _quoted_column(n)
+            for n, t in columns.types
         ),
     )
 
 
-def _not_ids(columns: Columns, source: Source) -> list[Column]:
+def parquet_fields(rows: DataFrame, columns: ParquetColumns, source: Source) -> DataFrame:
+    """The fields of Parquet rows by value, written out as text that reads back the same."""
+    texts = {name: _text_column(columns, name, kind) for name, kind in columns.types}
+    problems = [F.lit(f"bad {name}: a column of type {kind}") for name, kind in columns.unreadable]
+    all_problems = [*problems, *_identifier_column_problems(columns, source)]
+    return rows.select(
+        *origin_columns(source),
+        F.to_json(F.struct(*[text.alias(name) for name, text in texts.items()])).alias(TEXT)
+        if texts
+        else F.lit("{}").alias(TEXT),
+        *[
+            texts[name].alias(name) if name in texts else missing_field(name)
+            for name in source.fields
+        ],
+        (
+            F.coalesce(*all_problems).cast("string") if all_problems else F.lit(None).cast("string")
+        ).alias(PROBLEM),
+    )
+
+
+def _identifier_column_problems(columns: ParquetColumns, source: Source) -> list[Column]:
     """The problems of identifiers that are neither strings nor whole numbers, null where null."""
     problems = []
     for name, kind in columns.types:
         whole = isinstance(kind, T.IntegralType) or getattr(kind, "scale", None) == 0
-        fine = whole and name not in columns.nanos
-        if name in identifiers(source) and not (fine or isinstance(kind, T.StringType)):
+        fine = whole and name not in columns.nanoseconds
+        if name in identifier_fields(source) and not (fine or isinstance(kind, T.StringType)):
             text = F.lit(f"bad {name}: a column of type {kind.simpleString()}")
-            problems.append(F.when(_column(name).isNotNull(), text))
+            problems.append(F.when(_quoted_column(name).isNotNull(), text))
     return problems
 
 
-def _text(columns: Columns, name: str, kind: T.DataType) -> Column:
-    column = _column(name)
+def _text_column(columns: ParquetColumns, name: str, kind: T.DataType) -> Column:
+    column = _quoted_column(name)
     if _is_nested(kind):
-        return _json(column)
-    if name in columns.nanos:
+        return _json_column(column)
+    if name in columns.nanoseconds:
         # Floor, also before 1970.
         column = F.timestamp_micros(F.floor(column / F.lit(1000).cast("decimal(4,0)")).cast("long"))
     return column.cast("string")
@@ -181,9 +195,9 @@ def _is_nested(kind: T.DataType) -> bool:
     return isinstance(kind, _NESTED)
 
 
-def _json(column: Column) -> Column:
+def _json_column(column: Column) -> Column:
     return F.to_json(column, {"ignoreNullFields": "false"})
 
 
-def _column(name: str) -> Column:
+def _quoted_column(name: str) -> Column:
     return F.col("`" + name.replace("`", "``") + "`")

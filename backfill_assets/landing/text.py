@@ -27,7 +27,7 @@ def lines_schema(source: Source) -> T.StructType:
     )
 
 
-def origin(source: Source) -> tuple[Column, Column]:
+def origin_columns(source: Source) -> tuple[Column, Column]:
     """Arrival day and file of a row, from the path that Spark read it from.
 
     Asked for every row, hence plain cuts rather than patterns.
@@ -43,7 +43,7 @@ def text_lines(
     spark: SparkSession,
     source: Source,
     urls: Sequence[str],
-    longest: int,
+    max_bytes: int,
     header: str | None = None,
 ) -> DataFrame:
     """The non-blank lines of text files; a line equal to the header is not data.
@@ -52,25 +52,25 @@ def text_lines(
         spark: the session.
         source: whose files they are.
         urls: the files.
-        longest: no line has more bytes. Of a file that was put in the place of the one which was
+        max_bytes: no line has more bytes. Of a file that was put in the place of the one which was
             looked at, longer lines are skipped rather than held in memory.
         header: the first line of the files.
     """
     # Hadoop's reader counts the end of a line, and takes what is shorter than this.
-    reader = spark.read.option("mapreduce.input.linerecordreader.line.maxlength", longest + 3)
+    reader = spark.read.option("mapreduce.input.linerecordreader.line.maxlength", max_bytes + 3)
     lines = reader.text([*urls])
     value, text = F.col("value"), F.col(TEXT)
     # Files that were put together from several have a byte-order mark within. (Not `ltrim`, which
     # takes the bytes of half a mark for a whole one.)
     marked = F.when(value.startswith(BYTE_ORDER_MARK), F.expr("substring(value, 2)"))
-    lines = lines.select(*origin(source), marked.otherwise(value).alias(TEXT))
+    lines = lines.select(*origin_columns(source), marked.otherwise(value).alias(TEXT))
     # What begins with more than a space needs no trimming, which is slow.
-    begins, trimmed = text >= "!", F.trim(text, F.lit(" \t\v\f"))
-    lines = lines.where(begins | (trimmed != ""))
+    starts_with_text, trimmed = text >= "!", F.trim(text, F.lit(" \t\v\f"))
+    lines = lines.where(starts_with_text | (trimmed != ""))
     return lines if header is None else lines.where(F.make_valid_utf8(text) != F.lit(header))
 
 
-def identifiers(source: Source) -> tuple[str, ...]:
+def identifier_fields(source: Source) -> tuple[str, ...]:
     """The fields that are text verbatim: a string, or a whole number as it is written."""
     return tuple(
         name
@@ -84,11 +84,11 @@ def json_fields(source: Source) -> tuple[str, ...]:
     return tuple(name for name, column in source.columns.items() if holds_json(column))
 
 
-def decimals(source: Source) -> tuple[str, ...]:
+def decimal_fields(source: Source) -> tuple[str, ...]:
     """The fields that are exact numbers with decimals."""
     return tuple(name for name, kind in source.types.items() if isinstance(kind, T.DecimalType))
 
 
-def no_field(name: str) -> Column:
+def missing_field(name: str) -> Column:
     """A field that a file does not have."""
     return F.lit(None).cast("string").alias(name)

@@ -25,16 +25,16 @@ from backfill_assets.tables.lookups import ANSWERED_AT, Lookup
 #: The values of the request columns.
 Request = tuple[Any, ...]
 #: After so many requests in a row without an answer, the rest is not asked.
-IN_A_ROW = 20
+MAX_FAILURES_IN_A_ROW = 20
 #: Answers are handed over when there are so many, or when so many seconds have gone.
 _BATCH, _BATCH_SECONDS = 1000, 5.0
 #: Seconds before the second try; twice as long before each further one, and no longer than that.
 _PAUSE, _LONGEST_PAUSE = 0.5, 30.0
-_LOOK = 0.2  # seconds between two looks whether the run is to end
+_POLL_SECONDS = 0.2  # seconds between two looks whether the run is to end
 
 
 @dataclass
-class Asked:
+class BatchResult:
     """What came of asking.
 
     Attributes:
@@ -51,8 +51,8 @@ def ask(
     requests: Sequence[Request],
     service: Service,
     quota: SharedQuota,
-    keep: Callable[[Sequence[Mapping[str, Any]]], None],
-) -> Asked:
+    save_answers: Callable[[Sequence[Mapping[str, Any]]], None],
+) -> BatchResult:
     """Ask requests, each until it is answered or its tries are used up.
 
     Args:
@@ -60,12 +60,12 @@ def ask(
         requests: different ones.
         service: answers them.
         quota: what the process may use of the quota.
-        keep: is given the answers, some at a time, with the columns of the kept table.
+        save_answers: is given the answers, some at a time, with the columns of the kept table.
     """
-    return _Asking(lookup, requests, service, quota).run(keep)
+    return _BatchCall(lookup, requests, service, quota).call_all(save_answers)
 
 
-class _Asking:
+class _BatchCall:
     """Threads that call, and the results that they put down for the one that began them."""
 
     def __init__(
@@ -73,120 +73,120 @@ class _Asking:
     ) -> None:
         """As for `ask`."""
         self._lookup, self._service, self._quota = lookup, service, quota
-        self._left: Iterator[Request] = iter(requests)
+        self._remaining: Iterator[Request] = iter(requests)
         self._count = len(requests)
-        self._done: SimpleQueue[tuple[Request, Reply, int]] = SimpleQueue()
+        self._finished: SimpleQueue[tuple[Request, Reply, int]] = SimpleQueue()
         self._lock = Lock()
         self._stop = Event()
-        self._why = ""
+        self._stop_reason = ""
         self._failed_in_a_row = 0
-        self._broken: Exception | None = None
+        self._error: Exception | None = None
 
-    def run(self, keep: Callable[[Sequence[Mapping[str, Any]]], None]) -> Asked:
+    def call_all(self, save_answers: Callable[[Sequence[Mapping[str, Any]]], None]) -> BatchResult:
         """Ask all."""
-        found, batch, since = Asked(), [], time.monotonic()
+        result, batch, since = BatchResult(), [], time.monotonic()
         threads = [
-            Thread(target=self._work, daemon=True)
+            Thread(target=self._call_until_finished, daemon=True)
             for _ in range(min(self._lookup.connections, self._count))
         ]
         for thread in threads:
             thread.start()
         try:
             for _ in range(self._count):
-                request, reply, calls = self._next_done()
-                found.calls[request] += calls
+                request, reply, calls = self._next_finished()
+                result.calls[request] += calls
                 if reply.answer is None:
-                    found.unanswered[request] = reply.problem
+                    result.unanswered[request] = reply.problem
                 else:
-                    batch.append(self._row(request, reply.answer))
+                    batch.append(self._answer_row(request, reply.answer))
                 if len(batch) >= _BATCH or time.monotonic() - since > _BATCH_SECONDS:
-                    keep(batch)
+                    save_answers(batch)
                     batch, since = [], time.monotonic()
         finally:
-            self._end("the run has ended")
+            self._stop_calls("the run has ended")
             for thread in threads:
                 thread.join()
             with suppress(Empty):  # after an interruption: what was paid for is kept
                 while True:
-                    request, reply, _ = self._done.get_nowait()
+                    request, reply, _ = self._finished.get_nowait()
                     if reply.answer is not None:
-                        batch.append(self._row(request, reply.answer))
+                        batch.append(self._answer_row(request, reply.answer))
             if batch:
-                keep(batch)
-        return found
+                save_answers(batch)
+        return result
 
-    def _next_done(self) -> tuple[Request, Reply, int]:
+    def _next_finished(self) -> tuple[Request, Reply, int]:
         while True:
             raise_if_interrupted()
-            if self._broken:
-                raise self._broken
+            if self._error:
+                raise self._error
             with suppress(Empty):
-                return self._done.get(timeout=_LOOK)
+                return self._finished.get(timeout=_POLL_SECONDS)
 
-    def _row(self, request: Request, answer: Mapping[str, Any]) -> dict[str, Any]:
-        asked = dict(zip(self._lookup.request, request, strict=True))
-        return {**asked, **answer, ANSWERED_AT: datetime.now(timezone.utc)}
+    def _answer_row(self, request: Request, answer: Mapping[str, Any]) -> dict[str, Any]:
+        request_columns = dict(zip(self._lookup.request, request, strict=True))
+        return {**request_columns, **answer, ANSWERED_AT: datetime.now(timezone.utc)}
 
-    def _work(self) -> None:
+    def _call_until_finished(self) -> None:
         """Ask one request after the other, until there is none."""
         while True:
             with self._lock:
-                request = next(self._left, None)
+                request = next(self._remaining, None)
             if request is None:
                 return
             try:
-                reply, calls = self._answer(request)
+                reply, calls = self._answer_request(request)
             except Exception as error:  # noqa: BLE001 - raised where the results are waited for
-                self._broken = error
+                self._error = error
                 return
-            self._done.put((request, reply, calls))
+            self._finished.put((request, reply, calls))
 
-    def _answer(self, request: Request) -> tuple[Reply, int]:
+    def _answer_request(self, request: Request) -> tuple[Reply, int]:
         """The answer to a request, and the calls that it took."""
-        named = dict(zip(self._lookup.request, request, strict=True))
+        request_columns = dict(zip(self._lookup.request, request, strict=True))
         calls = tries = busy = 0
         last = ""
         answered = time.monotonic()
-        while self._turn():
+        while self._wait_for_quota():
             try:
-                reply = self._service.get(named)
+                reply = self._service.request_answer(request_columns)
             except Exception as error:  # noqa: BLE001 - a thread that ends would be waited for
-                reply = Reply(problem=f"the call failed ({type(error).__name__})", again=False)
+                reply = Reply(problem=f"the call failed ({type(error).__name__})", retry=False)
             calls, last = calls + 1, reply.problem
             busy = busy + 1 if reply.busy else 0
             if reply.wait or reply.busy:
                 pause = min(2.0 ** (busy - 1), _LONGEST_PAUSE) if reply.wait is None else reply.wait
                 pause = max(pause, 1.0) if reply.busy else pause
-                self._quota.pause(pause * random.uniform(1.0, 1.05))
+                self._quota.pause_calls(pause * random.uniform(1.0, 1.05))
             if not reply.busy:
                 answered = time.monotonic()
             elif time.monotonic() - answered > self._lookup.patience:
                 waited = f"{self._lookup.patience:g} s"
-                self._end(f"the service has said for {waited} that its quota is used up")
+                self._stop_calls(f"the service has said for {waited} that its quota is used up")
             if reply.answer is not None:
                 self._failed_in_a_row = 0
                 return reply, calls
             # That the quota is used up says nothing against the request.
             tries += not reply.busy
             if reply.refused:
-                self._end(f"it takes no request of ours ({reply.problem})")
-            if not reply.again or tries >= self._lookup.tries:
-                return self._given_up(reply, tries), calls
+                self._stop_calls(f"it takes no request of ours ({reply.problem})")
+            if not reply.retry or tries >= self._lookup.tries:
+                return self._give_up(reply, tries), calls
             if not reply.busy:
                 pause = min(_PAUSE * 2 ** (tries - 1), _LONGEST_PAUSE)
                 self._stop.wait(pause * random.uniform(0.8, 1.2))
-        return Reply(problem=f"{last or 'not asked'}: {self._why}"), calls
+        return Reply(problem=f"{last or 'not asked'}: {self._stop_reason}"), calls
 
-    def _given_up(self, reply: Reply, tries: int) -> Reply:
-        if reply.again:
+    def _give_up(self, reply: Reply, tries: int) -> Reply:
+        if reply.retry:
             with self._lock:
                 self._failed_in_a_row += 1
-                if self._failed_in_a_row >= IN_A_ROW:
-                    self._end(f"{IN_A_ROW} requests in a row had no answer")
+                if self._failed_in_a_row >= MAX_FAILURES_IN_A_ROW:
+                    self._stop_calls(f"{MAX_FAILURES_IN_A_ROW} requests in a row had no answer")
         tried = f" (tried {tries} times)" if tries > 1 else ""
         return Reply(problem=f"{reply.problem}{tried}")
 
-    def _turn(self) -> bool:
+    def _wait_for_quota(self) -> bool:
         """Wait for a call that the quota allows; whether there is one."""
         since = time.monotonic()
         while not self._stop.is_set():
@@ -197,13 +197,13 @@ class _Asking:
             if waited + wait > self._lookup.patience:
                 until = datetime.now(timezone.utc).timestamp() + wait
                 when = datetime.fromtimestamp(until, timezone.utc)
-                self._end(f"the quota is used up until {when:%Y-%m-%d %H:%M:%S} UTC")
+                self._stop_calls(f"the quota is used up until {when:%Y-%m-%d %H:%M:%S} UTC")
             # No longer than that: what another process uses does not change how long we wait, but
             # several that wait for one moment would come at the same time.
             self._stop.wait(min(wait, 1.0) + random.uniform(0, 0.02))
         return False
 
-    def _end(self, why: str) -> None:
+    def _stop_calls(self, reason: str) -> None:
         if not self._stop.is_set():
-            self._why = why
+            self._stop_reason = reason
             self._stop.set()

@@ -13,16 +13,16 @@ from deltalake import CommitProperties, DeltaTable, Schema, Transaction, write_d
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 
 from backfill_assets.delta.logs import delta_log, load_log, storage_options
-from backfill_assets.delta.references import FORGOTTEN
+from backfill_assets.delta.references import DELETION_COUNTER
 from backfill_assets.delta.store_check import refuse_unsafe_store
-from backfill_assets.engine.stores import folder_of
+from backfill_assets.engine.stores import folder_filesystem
 from backfill_assets.tables.lookups import Lookup
 
 _ATTEMPTS = 50
 #: After so many small files they are put together.
 _FILES = 200
 #: The version after the one that was looked at, or none.
-_NEXT = 0
+_NO_RETRIES = 0
 
 
 class AnswersError(RuntimeError):
@@ -46,12 +46,12 @@ class KeptAnswers:
         log = load_log(url)
         if log is None:
             raise AnswersError(f"{lookup.name}: there is no table of answers at {url}")
-        there = {field.name: field.type for field in log.schema().fields}
-        wanted = {field.name: field.type for field in _schema(lookup).fields}
-        if there != wanted:
+        stored_columns = {field.name: field.type for field in log.schema().fields}
+        model_columns = {field.name: field.type for field in _table_schema(lookup).fields}
+        if stored_columns != model_columns:
             raise AnswersError(
                 f"{lookup.name}: the table of answers at {url} is not the one of the model (there: "
-                f"{', '.join(there)}; model: {', '.join(wanted)}). Nothing was asked. Give the "
+                f"{', '.join(stored_columns)}; model: {', '.join(model_columns)}). Nothing was asked. Give the "
                 "lookup another name, or move the table away: then all is asked again"
             )
         self.version = log.version()
@@ -71,8 +71,8 @@ class KeptAnswers:
         names = self._lookup.request
         for _ in range(_ATTEMPTS):
             log = delta_log(self._url).load()
-            there = self._requests_in_new_files(log)
-            new = [row for row in answers if tuple(row[name] for name in names) not in there]
+            answered = self._requests_in_new_files(log)
+            new = [row for row in answers if tuple(row[name] for name in names) not in answered]
             try:
                 if new:
                     self._append(log, new, run_id)
@@ -82,7 +82,7 @@ class KeptAnswers:
             self.version, self._files = log.version(), {*log.file_uris()}
             self._added += 1
             if self._added >= _FILES:
-                self._compact()
+                self._compact_files()
             return
         raise AnswersError(
             f"{self._lookup.name}: other processes committed first {_ATTEMPTS} times in a row; "
@@ -96,7 +96,7 @@ class KeptAnswers:
             pa.Table.from_pylist([*rows], schema=schema),
             mode="append",
             commit_properties=CommitProperties(
-                custom_metadata={"run_id": run_id}, max_commit_retries=_NEXT
+                custom_metadata={"run_id": run_id}, max_commit_retries=_NO_RETRIES
             ),
         )
 
@@ -106,18 +106,18 @@ class KeptAnswers:
             return set()
         names = [uri.rpartition("/")[2] for uri in new]
         columns = [*self._lookup.request]
-        read = ds.dataset(names, filesystem=folder_of(self._url), format="parquet")
-        found = read.to_table(columns=columns)
-        return {*zip(*(found.column(name).to_pylist() for name in columns), strict=True)}
+        dataset = ds.dataset(names, filesystem=folder_filesystem(self._url), format="parquet")
+        requests = dataset.to_table(columns=columns)
+        return {*zip(*(requests.column(name).to_pylist() for name in columns), strict=True)}
 
-    def _compact(self) -> None:
+    def _compact_files(self) -> None:
         """Put small files together; if somebody else is at the table, the next one may."""
         self._added = 0
         try:
             log = delta_log(self._url).load()
             if log.version() != self.version:
                 return
-            log.optimize.compact(commit_properties=CommitProperties(max_commit_retries=_NEXT))
+            log.optimize.compact(commit_properties=CommitProperties(max_commit_retries=_NO_RETRIES))
             log.vacuum(dry_run=False)
         except DeltaError:
             return
@@ -134,13 +134,15 @@ def create(lookup: Lookup, url: str) -> None:
         return
     refuse_unsafe_store(url.rpartition("/")[0])
     try:
-        DeltaTable.create(url, _schema(lookup), mode="ignore", storage_options=storage_options(url))
+        DeltaTable.create(
+            url, _table_schema(lookup), mode="ignore", storage_options=storage_options(url)
+        )
     except DeltaError:
         if load_log(url) is None:
             raise
 
 
-def forget(lookup: Lookup, url: str, condition: str) -> int:
+def forget_answers(lookup: Lookup, url: str, condition: str) -> int:
     """Take answers away, so that they are asked for again; all days of the tables become due.
 
     Args:
@@ -156,11 +158,12 @@ def forget(lookup: Lookup, url: str, condition: str) -> int:
     """
     try:
         log = delta_log(url).load()
-        number = (log.transaction_version(FORGOTTEN) or 0) + 1
-        done = log.delete(
+        number = (log.transaction_version(DELETION_COUNTER) or 0) + 1
+        metrics = log.delete(
             condition,
             commit_properties=CommitProperties(
-                app_transactions=[Transaction(FORGOTTEN, number)], max_commit_retries=_NEXT
+                app_transactions=[Transaction(DELETION_COUNTER, number)],
+                max_commit_retries=_NO_RETRIES,
             ),
         )
     except TableNotFoundError:
@@ -170,8 +173,8 @@ def forget(lookup: Lookup, url: str, condition: str) -> int:
             f"{lookup.name}: nothing was forgotten: {error}. A condition is SQL over "
             f"{', '.join(lookup.kept.names)}; if a run is keeping answers, try again after it"
         ) from error
-    return int(done["num_deleted_rows"] or 0)
+    return int(metrics["num_deleted_rows"] or 0)
 
 
-def _schema(lookup: Lookup) -> Schema:
+def _table_schema(lookup: Lookup) -> Schema:
     return Schema.from_json(lookup.kept.json())

@@ -29,7 +29,7 @@ class SharedQuota:
             share: the share of it (0 to 1) that all calls together may have used for one more.
         """
         folder.mkdir(parents=True, exist_ok=True)
-        self._pause = folder / f"{name}.until"
+        self._pause_file = folder / f"{name}.until"
         self._lock = Lock()
         self._cleaned = 0.0
         self._bucket = SQLiteBucket.init_from_file(
@@ -41,37 +41,39 @@ class SharedQuota:
 
     def take(self) -> float:
         """Take a call: 0, or the seconds after which there may be one."""
-        if (left := self.paused) > 0:
-            return left
+        if (wait := self.pause_seconds) > 0:
+            return wait
         # The time is told under the lock: of two calls, the one that counts first is the earlier.
         with self._lock, self._bucket.lock:
             item = RateItem("call", time.time_ns() // 1_000_000)
             if self._bucket.put(item):
-                self._clean(item.timestamp)
+                self._clean_bucket(item.timestamp)
                 return 0.0
             return max(int(self._bucket.waiting(item)), 1) / 1000  # type: ignore[arg-type]
 
-    def pause(self, seconds: float) -> None:
+    def pause_calls(self, seconds: float) -> None:
         """No process takes a call for some time, as the service has asked for."""
         until = time.time() + seconds
         # Under the lock of all processes: of two pauses, the longer one counts.
         with self._lock, self._bucket.lock:
-            if until <= self._until:
+            if until <= self._paused_until:
                 return
             # Another name for each: a reader sees the old moment or the new one.
-            new = self._pause.with_name(f"{self._pause.name}.{os.getpid()}.{time.monotonic_ns()}")
+            new = self._pause_file.with_name(
+                f"{self._pause_file.name}.{os.getpid()}.{time.monotonic_ns()}"
+            )
             new.write_text(f"{until:.3f}")
-            new.replace(self._pause)
+            new.replace(self._pause_file)
 
     @property
-    def paused(self) -> float:
+    def pause_seconds(self) -> float:
         """For how many seconds nobody may call; 0 if anybody may."""
-        return max(0.0, self._until - time.time())
+        return max(0.0, self._paused_until - time.time())
 
     @property
-    def _until(self) -> float:
+    def _paused_until(self) -> float:
         with suppress(OSError, ValueError):
-            return float(self._pause.read_text())
+            return float(self._pause_file.read_text())
         return 0.0
 
     def close(self) -> None:
@@ -79,7 +81,7 @@ class SharedQuota:
         with self._lock:
             self._bucket.close()
 
-    def _clean(self, now: int) -> None:
+    def _clean_bucket(self, now: int) -> None:
         if time.monotonic() - self._cleaned > _CLEAN_EVERY:
             self._cleaned = time.monotonic()
             self._bucket.leak(now)
@@ -91,13 +93,13 @@ def rates_of(quotas: Sequence[Quota], share: float) -> list[Rate]:
     A rate of a shorter time does not stand for one of a longer: other runs, with another share of
     the same quota, may have used up the longer one.
     """
-    found: list[Rate] = []
+    rates: list[Rate] = []
     for quota in quotas:
         calls, interval = max(1, int(quota.calls * share)), quota.seconds * 1000
         # Fewer calls in all of the longer time are fewer in any part of it.
-        while found and calls <= found[-1].limit:
-            found.pop()
-        if found:
-            calls = min(calls, found[-1].limit * interval // found[-1].interval)
-        found.append(Rate(calls, interval))
-    return found
+        while rates and calls <= rates[-1].limit:
+            rates.pop()
+        if rates:
+            calls = min(calls, rates[-1].limit * interval // rates[-1].interval)
+        rates.append(Rate(calls, interval))
+    return rates

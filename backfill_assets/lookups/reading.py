@@ -12,7 +12,7 @@ from typing import Any
 
 import pyspark.sql.types as T
 
-from backfill_assets.tables.lookups import CHECKS, Lookup
+from backfill_assets.tables.lookups import ANSWER_CHECKS, Lookup
 
 #: What a message shows of a value at most.
 _SHOWN = 40
@@ -22,7 +22,7 @@ class WrongAnswerError(ValueError):
     """An answer is none: it is not kept, and the request is tried again."""
 
 
-def answer_of(lookup: Lookup, request: Mapping[str, Any], body: bytes) -> dict[str, Any]:
+def parse_answer(lookup: Lookup, request: Mapping[str, Any], body: bytes) -> dict[str, Any]:
     """The columns of the answer.
 
     Args:
@@ -35,21 +35,24 @@ def answer_of(lookup: Lookup, request: Mapping[str, Any], body: bytes) -> dict[s
             request.
     """
     try:
-        said = json.loads(body, parse_float=Decimal, parse_constant=_no_number)
+        content = json.loads(body, parse_float=Decimal, parse_constant=_reject_constant)
     except (ValueError, RecursionError) as error:
         raise WrongAnswerError("an answer that is no JSON") from error
     try:
-        found = lookup.read(said) if lookup.read else said
+        fields = lookup.read(content) if lookup.read else content
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise WrongAnswerError(f"an answer in another form ({type(error).__name__})") from error
-    if not isinstance(found, Mapping):
+    if not isinstance(fields, Mapping):
         raise WrongAnswerError("an answer that is no JSON object")
     values = {
-        name: _column(lookup, name, found.get(name)) for name in lookup.columns.keys() & found
+        name: _parse_column(lookup, name, fields.get(name))
+        for name in lookup.columns.keys() & fields
     }
     for name in lookup.request:
         if name in values and values[name] != request[name]:
-            raise WrongAnswerError(f"an answer to another request: {name} is {_shown(found[name])}")
+            raise WrongAnswerError(
+                f"an answer to another request: {name} is {_shorten_value(fields[name])}"
+            )
     answer = {n: values.get(n) for n in lookup.columns if n not in lookup.request}
     for column in lookup.struct:
         if column.name in answer and answer[column.name] is None and not column.nullable:
@@ -57,104 +60,112 @@ def answer_of(lookup: Lookup, request: Mapping[str, Any], body: bytes) -> dict[s
     return answer
 
 
-def nothing(lookup: Lookup) -> dict[str, None]:
+def empty_answer(lookup: Lookup) -> dict[str, None]:
     """What is kept where the service knows of no answer."""
     return {name: None for name in lookup.columns if name not in lookup.request}
 
 
-def _no_number(text: str) -> Any:
+def _reject_constant(text: str) -> Any:
     raise ValueError(text)
 
 
-def _column(lookup: Lookup, name: str, given: Any) -> Any:
+def _parse_column(lookup: Lookup, name: str, raw_value: Any) -> Any:
     """A value as its column has it."""
-    if given is None:
+    if raw_value is None:
         return None
     column = lookup.columns[name]
     kind = column.dtype.type
     try:
-        value = _READERS[type(kind)](given, kind)
+        value = _PARSERS[type(kind)](raw_value, kind)
     except (ValueError, TypeError, ArithmeticError) as error:
         raise WrongAnswerError(
-            f"{name} is {_shown(given)}, which is no {kind.simpleString()}"
+            f"{name} is {_shorten_value(raw_value)}, which is no {kind.simpleString()}"
         ) from error
     for check in column.checks:
-        parameter, sign, passes = CHECKS[check.name]
+        parameter, sign, passes = ANSWER_CHECKS[check.name]
         bound = check.statistics[parameter]
         if not passes(value, bound):
-            raise WrongAnswerError(f"{name} is {_shown(given)}, which is not {sign} {bound}")
+            raise WrongAnswerError(
+                f"{name} is {_shorten_value(raw_value)}, which is not {sign} {bound}"
+            )
     return value
 
 
-def _shown(value: Any) -> str:
+def _shorten_value(value: Any) -> str:
     text = str(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
-def _text(given: Any, _: Any) -> str:
-    if not isinstance(given, str):
+def _parse_text(raw_value: Any, _: Any) -> str:
+    if not isinstance(raw_value, str):
         raise TypeError
-    given.encode()  # a lone surrogate is no text
-    return given
+    raw_value.encode()  # a lone surrogate is no text
+    return raw_value
 
 
-def _long(given: Any, _: Any) -> int:
-    if isinstance(given, bool) or not isinstance(given, int) or not -(2**63) <= given < 2**63:
+def _parse_long(raw_value: Any, _: Any) -> int:
+    if (
+        isinstance(raw_value, bool)
+        or not isinstance(raw_value, int)
+        or not -(2**63) <= raw_value < 2**63
+    ):
         raise TypeError
-    return given
+    return raw_value
 
 
-def _boolean(given: Any, _: Any) -> bool:
-    if not isinstance(given, bool):
+def _parse_boolean(raw_value: Any, _: Any) -> bool:
+    if not isinstance(raw_value, bool):
         raise TypeError
-    return given
+    return raw_value
 
 
-def _decimal(given: Any, kind: T.DecimalType) -> Decimal:
+def _parse_decimal(raw_value: Any, kind: T.DecimalType) -> Decimal:
     """A number that has no more decimals than its column: nothing is rounded in silence."""
-    if isinstance(given, bool) or not isinstance(given, str | int | Decimal):
+    if isinstance(raw_value, bool) or not isinstance(raw_value, str | int | Decimal):
         raise TypeError
-    if isinstance(given, str) and not re.fullmatch(r"-?\d+(\.\d+)?", given, re.ASCII):
+    if isinstance(raw_value, str) and not re.fullmatch(r"-?\d+(\.\d+)?", raw_value, re.ASCII):
         raise ValueError
     try:
-        value = Decimal(given)
-        placed = value.quantize(Decimal(1).scaleb(-kind.scale))
+        value = Decimal(raw_value)
+        rounded = value.quantize(Decimal(1).scaleb(-kind.scale))
     except InvalidOperation as error:
         raise ValueError from error
-    if placed != value or len(placed.as_tuple().digits) > kind.precision:
+    if rounded != value or len(rounded.as_tuple().digits) > kind.precision:
         raise ValueError
-    return placed
+    return rounded
 
 
-def _double(given: Any, _: Any) -> float:
-    if isinstance(given, bool) or not isinstance(given, int | Decimal):
+def _parse_double(raw_value: Any, _: Any) -> float:
+    if isinstance(raw_value, bool) or not isinstance(raw_value, int | Decimal):
         raise TypeError
-    value = float(given)
+    value = float(raw_value)
     if not math.isfinite(value):
         raise ValueError
     return value
 
 
-def _date(given: Any, _: Any) -> date:
-    if not isinstance(given, str) or not re.fullmatch(r"\d{4}-\d{2}-\d{2}", given, re.ASCII):
+def _parse_date(raw_value: Any, _: Any) -> date:
+    if not isinstance(raw_value, str) or not re.fullmatch(
+        r"\d{4}-\d{2}-\d{2}", raw_value, re.ASCII
+    ):
         raise ValueError
-    return date.fromisoformat(given)
+    return date.fromisoformat(raw_value)
 
 
-def _timestamp(given: Any, _: Any) -> datetime:
+def _parse_timestamp(raw_value: Any, _: Any) -> datetime:
     """In UTC; without an offset it is UTC already, as in the landing."""
-    if not isinstance(given, str):
+    if not isinstance(raw_value, str):
         raise TypeError
-    value = datetime.fromisoformat(given)
+    value = datetime.fromisoformat(raw_value)
     return (value if value.tzinfo else value.replace(tzinfo=timezone.utc)).astimezone(timezone.utc)
 
 
-_READERS: Mapping[type, Callable[[Any, Any], Any]] = {
-    T.StringType: _text,
-    T.LongType: _long,
-    T.BooleanType: _boolean,
-    T.DecimalType: _decimal,
-    T.DoubleType: _double,
-    T.DateType: _date,
-    T.TimestampType: _timestamp,
+_PARSERS: Mapping[type, Callable[[Any, Any], Any]] = {
+    T.StringType: _parse_text,
+    T.LongType: _parse_long,
+    T.BooleanType: _parse_boolean,
+    T.DecimalType: _parse_decimal,
+    T.DoubleType: _parse_double,
+    T.DateType: _parse_date,
+    T.TimestampType: _parse_timestamp,
 }

@@ -16,7 +16,7 @@ from urllib.parse import quote, urlsplit
 import requests
 from urllib3.exceptions import HTTPError
 
-from backfill_assets.lookups.reading import WrongAnswerError, answer_of, nothing
+from backfill_assets.lookups.reading import WrongAnswerError, empty_answer, parse_answer
 from backfill_assets.tables.lookups import Lookup
 
 #: An answer of more bytes is none.
@@ -44,7 +44,7 @@ class Reply:
     Attributes:
         answer: the columns of the answer; none if there is none.
         problem: why there is none, in words without the secret.
-        again: whether another try may have one.
+        retry: whether another try may have one.
         busy: whether the service says that the quota is used up.
         refused: whether it takes no request of ours, as the secret is not the right one.
         wait: for how many seconds the service wants no call, if it says so.
@@ -52,7 +52,7 @@ class Reply:
 
     answer: Mapping[str, Any] | None = None
     problem: str = ""
-    again: bool = True
+    retry: bool = True
     busy: bool = False
     refused: bool = False
     wait: float | None = None
@@ -76,15 +76,15 @@ class Service:
         adapter = requests.adapters.HTTPAdapter(pool_maxsize=lookup.connections, max_retries=0)
         for scheme in ("http://", "https://"):
             self._session.mount(scheme, adapter)
-        self._session.auth = self._signed  # else a .netrc would say who we are
+        self._session.auth = self._sign_request  # else a .netrc would say who we are
 
-    def _signed(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
+    def _sign_request(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
         if self._secret:
             name, value = self._lookup.header
             request.headers[name] = value.format(self._secret)
         return request
 
-    def get(self, request: Mapping[str, Any]) -> Reply:
+    def request_answer(self, request: Mapping[str, Any]) -> Reply:
         """Ask once."""
         try:
             path = self._lookup.path.format(**{n: quote(str(v), "") for n, v in request.items()})
@@ -96,7 +96,7 @@ class Service:
                 allow_redirects=False,
                 headers={"Accept": "application/json"},
             ) as response:
-                return self._reply(request, response)
+                return self._parse_response(request, response)
         except (requests.Timeout, TimeoutError):
             return Reply(problem=f"no answer within {self._lookup.timeout:g} s")
         # The texts of these may have the URL, and whatever else was sent.
@@ -105,39 +105,39 @@ class Service:
         except (requests.RequestException, HTTPError, OSError) as error:
             return Reply(problem=f"a broken answer ({type(error).__name__})")
 
-    def _reply(self, request: Mapping[str, Any], response: requests.Response) -> Reply:
+    def _parse_response(self, request: Mapping[str, Any], response: requests.Response) -> Reply:
         status = response.status_code
         if status in self._lookup.none_at:
-            return Reply(nothing(self._lookup))
+            return Reply(empty_answer(self._lookup))
         if status != requests.codes.ok:
-            wait = _seconds(response.headers.get("Retry-After", ""))
+            wait = _retry_after_seconds(response.headers.get("Retry-After", ""))
             return Reply(
                 problem=f"HTTP {status}",
-                again=status >= 500 or status in (_TOO_MANY, *_TRANSIENT),
+                retry=status >= 500 or status in (_TOO_MANY, *_TRANSIENT),
                 busy=status == _TOO_MANY,
                 refused=status in _REFUSED,
                 wait=wait,
             )
         try:
-            body = self._body(response)
+            body = self._read_body(response)
             if self._secret and self._secret.encode() in body:
                 raise WrongAnswerError("an answer that has the secret in it")
-            return Reply(answer_of(self._lookup, request, body))
+            return Reply(parse_answer(self._lookup, request, body))
         except WrongAnswerError as error:
             return Reply(problem=str(error))
 
-    def _body(self, response: requests.Response) -> bytes:
+    def _read_body(self, response: requests.Response) -> bytes:
         """All of an answer, unless it takes too long or has no end."""
         deadline = time.monotonic() + self._lookup.timeout
-        found = b""
+        body = b""
         # What `iter_content` gives comes in whole chunks: a server that drips would never end.
         while chunk := response.raw.read1(_CHUNK, decode_content=True):
-            found += chunk
+            body += chunk
             if time.monotonic() > deadline:
                 raise TimeoutError
-            if len(found) > _LARGEST:
+            if len(body) > _LARGEST:
                 raise WrongAnswerError(f"an answer of more than {_LARGEST:,} bytes")
-        return found
+        return body
 
     def close(self) -> None:
         """Close the connections."""
@@ -169,24 +169,24 @@ def _secret_of(lookup: Lookup) -> str:
     """
     if not lookup.secret:
         return ""
-    found = os.environ.get(lookup.secret, "")
+    secret = os.environ.get(lookup.secret, "")
     file = os.environ.get(f"{lookup.secret}_FILE", "")
     try:
-        found = found or (Path(file).read_text() if file else "")
+        secret = secret or (Path(file).read_text() if file else "")
     except (OSError, ValueError) as error:
         raise ServiceError(
             f"the file of {lookup.secret}_FILE cannot be read ({type(error).__name__})"
         ) from None
-    found = found.strip()
-    if not found or not found.isprintable() or not found.isascii():
+    secret = secret.strip()
+    if not secret or not secret.isprintable() or not secret.isascii():
         raise ServiceError(
             f"the variable {lookup.secret} is not the service's secret, nor {lookup.secret}_FILE "
             "the name of a file that has it; set one of them where runs are started"
         )
-    return found
+    return secret
 
 
-def _seconds(retry_after: str) -> float | None:
+def _retry_after_seconds(retry_after: str) -> float | None:
     """`Retry-After` in seconds: a number of them, or a date of HTTP's; a day at most.
 
     Some services give the moment instead, in seconds or milliseconds since 1970.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import date
 from typing import Any
 
-from backfill_assets.calendar.delays import COMPARED, within
+from backfill_assets.calendar.delays import COMPARED_WINDOWS, total_within
 from backfill_assets.calendar.partitions import DAY
 
 #: Rows of `models.ArrivalLateness`, as they come from the table.
@@ -19,7 +19,7 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
-class Arrived:
+class LatenessFigures:
     """What is known of the event days that had the time to be known.
 
     Attributes:
@@ -36,7 +36,7 @@ class Arrived:
     cents: Mapping[int, int]
 
 
-def arrived(rows: Rows, window_days: int, arrives_after: int = 0) -> Arrived:
+def lateness_figures(rows: Rows, window_days: int, arrives_after: int = 0) -> LatenessFigures:
     """The lines by which windows are judged: only of event days that had the chance to be late.
 
     A log that begins with a day holds nothing late on it, and of the last days more is to come:
@@ -49,40 +49,43 @@ def arrived(rows: Rows, window_days: int, arrives_after: int = 0) -> Arrived:
         window_days: the reprocessing window W, which is compared as well.
         arrives_after: after so many days the source's lines usually arrive; windows begin then.
     """
-    longest = arrives_after + max(COMPARED[-1], window_days)
+    longest = arrives_after + max(COMPARED_WINDOWS[-1], window_days)
     measured = {row["log_date"] for row in rows}
     span = [n * DAY for n in range(longest + 1)]
     days = [day for day in sorted(measured) if all(day + later in measured for later in span)]
-    wanted, lines, cents = set(days), Counter[int](), Counter[int]()
+    settled_days, lines, cents = set(days), Counter[int](), Counter[int]()
     for row in rows:
         parts = zip(row["delays"], row["lines_by_delay"], row["amount_by_delay"], strict=True)
         for delay, count, amount in parts:
             # A delay may reach back to before all days.
-            if delay <= row["log_date"].toordinal() and row["log_date"] - delay * DAY in wanted:
+            if (
+                delay <= row["log_date"].toordinal()
+                and row["log_date"] - delay * DAY in settled_days
+            ):
                 late = max(0, delay - arrives_after)
                 lines[late] += count
                 cents[late] += int(amount * 100)
-    return Arrived(longest + 1, days, lines, cents)
+    return LatenessFigures(longest + 1, days, lines, cents)
 
 
 def key_figures(
     rows: Rows, window_days: int, arrives_after: int = 0
 ) -> dict[str, int | float | str]:
-    """The page's figures, as metadata; see `arrived`."""
+    """The page's figures, as metadata; see `lateness_figures`."""
     lines = sum(row["lines"] for row in rows)
-    said: dict[str, int | float | str] = {"days": len(rows), "lines": lines}
+    figures: dict[str, int | float | str] = {"days": len(rows), "lines": lines}
     if lines:
-        said["late share"] = sum(row["late_lines"] for row in rows) / lines
-    known = arrived(rows, window_days, arrives_after)
-    said["event days compared"] = len(known.days)
-    for of, what in ((known.lines, ""), (known.cents, " of the money")):
+        figures["late share"] = sum(row["late_lines"] for row in rows) / lines
+    lateness = lateness_figures(rows, window_days, arrives_after)
+    figures["event days compared"] = len(lateness.days)
+    for by_delay, what in ((lateness.lines, ""), (lateness.cents, " of the money")):
         for per_mille, name in ((990, "99 %"), (999, "99.9 %")):
             days: int | str | None = "not known yet"
-            if any(of.values()):
-                days = smallest_window(of, per_mille)
-            more = f"more than {COMPARED[-1]}"
-            said[f"smallest W that catches {name}{what}"] = more if days is None else days
-    return said
+            if any(by_delay.values()):
+                days = smallest_window(by_delay, per_mille)
+            more = f"more than {COMPARED_WINDOWS[-1]}"
+            figures[f"smallest W that catches {name}{what}"] = more if days is None else days
+    return figures
 
 
 def smallest_window(by_delay: Mapping[int, int], per_mille: int) -> int | None:
@@ -95,4 +98,6 @@ def smallest_window(by_delay: Mapping[int, int], per_mille: int) -> int | None:
         per_mille: how many of a thousand.
     """
     whole = sum(by_delay.values())
-    return next((w for w in COMPARED if within(by_delay, w) * 1000 >= whole * per_mille), None)
+    return next(
+        (w for w in COMPARED_WINDOWS if total_within(by_delay, w) * 1000 >= whole * per_mille), None
+    )

@@ -19,19 +19,19 @@ from backfill_assets.dagster_ext.internals import AUTO_RETRY_RUN_ID_TAG, WILL_RE
 from backfill_assets.monitoring.messages import (
     ALL_TABLES,
     DETAIL_CHARS,
-    cut,
     incident_alerts,
     run_alert,
+    truncate_text,
 )
 from backfill_assets.monitoring.outbox import Alert, Incident, Outbox
-from backfill_assets.monitoring.webhook import TIMEOUT, post, within
+from backfill_assets.monitoring.webhook import TIMEOUT, post_text, run_in_thread
 from backfill_assets.settings import PREFIX, Settings
 
 # A tick of a sensor is cut off after 60 s, and its cursor with it: a look at the tables, the posts
 # and the last post begun in time stay below that together.
 LOOK_SECONDS = 20.0
 POST_SECONDS = 20.0
-MESSAGES = 5  # a tick
+MAX_MESSAGES = 5  # a tick
 
 # An event may be stored later than it says, by the clock of another machine: so far back each tick
 # looks again for failed runs, and knows by their ids which ones it has met.
@@ -43,7 +43,7 @@ BLIND_TICKS = 3
 PAGE = 500  # events
 
 
-def build(
+def build_alerts_sensor(
     settings: Settings,
     find_incidents: Callable[[dg.SensorEvaluationContext], Sequence[Incident]],
     *,
@@ -67,34 +67,34 @@ def build(
         minimum_interval_seconds=60,
         default_status=dg.DefaultSensorStatus.RUNNING,
     )
-    def alerts(context: dg.SensorEvaluationContext) -> dg.SkipReason:
+    def post_alerts(context: dg.SensorEvaluationContext) -> dg.SkipReason:
         if settings.webhook is None:
             return dg.SkipReason(f"no webhook is set: {PREFIX}WEBHOOK")
         outbox = Outbox.from_text(context.cursor)
         now = time.time()
-        failed = _failed_runs(context.instance, min(outbox.looked or now, now) - OVERLAP)
-        outbox = outbox.having_looked(failed, now)
-        found, trouble = _look(find_incidents, context)
-        outbox = outbox.facing(found)
+        failed_runs = _failed_runs(context.instance, min(outbox.looked or now, now) - OVERLAP)
+        outbox = outbox.with_failed_runs(failed_runs, now)
+        incidents, trouble = _look_at_tables(find_incidents, context)
+        outbox = outbox.with_incidents(incidents)
         outbox, runs = _unreported_runs(outbox, context.instance, now)
         pending = [
-            *incident_alerts(_unreported(outbox, found, trouble), settings.ui_url),
+            *incident_alerts(_unreported_incidents(outbox, incidents, trouble), settings.ui_url),
             *(run_alert(run, context.instance, settings.ui_url) for run in runs),
         ]
-        outbox = outbox.counting(pending)
+        outbox = outbox.with_pending(pending)
         # The least tried first: one that the server never takes must not hold up the others.
         pending.sort(key=lambda alert: outbox.attempts.get(alert.name, 0))
         # All that can raise has to come before the first post: a tick that raises loses its cursor,
         # and would tell again what it has told.
-        messages = [(alert, alert.text()) for alert in pending[:MESSAGES]]
-        outbox, delivered, error = _deliver(outbox, messages, settings.webhook, timeout)
+        messages = [(alert, alert.text()) for alert in pending[:MAX_MESSAGES]]
+        outbox, delivered, error = _deliver_alerts(outbox, messages, settings.webhook, timeout)
         context.update_cursor(outbox.to_text())
-        return dg.SkipReason(_summary(delivered, len(pending) - delivered, error, trouble))
+        return dg.SkipReason(_tick_summary(delivered, len(pending) - delivered, error, trouble))
 
-    return alerts
+    return post_alerts
 
 
-def _deliver(
+def _deliver_alerts(
     outbox: Outbox, messages: Sequence[tuple[Alert, str]], webhook: str, timeout: float
 ) -> tuple[Outbox, int, str | None]:
     """Post messages, as many as there is time for; how many were, and what went wrong with one."""
@@ -103,37 +103,37 @@ def _deliver(
     for alert, text in messages:
         if time.monotonic() > until:
             break
-        error = post(webhook, text.replace(webhook, "(hidden)"), timeout)
+        error = post_text(webhook, text.replace(webhook, "(hidden)"), timeout)
         if error:
-            outbox = outbox.failed(alert)
+            outbox = outbox.count_failure(alert)
             error += f", attempt {outbox.attempts[alert.name]}"
             break  # the server is down: the others would only take their time as well
-        outbox = outbox.delivered(alert)
+        outbox = outbox.mark_delivered(alert)
         delivered += 1
     return outbox, delivered, error
 
 
-def _look(
+def _look_at_tables(
     find_incidents: Callable[[dg.SensorEvaluationContext], Sequence[Incident]],
     context: dg.SensorEvaluationContext,
 ) -> tuple[Sequence[Incident] | None, str | None]:
     """The incidents; or none, and why they could not be found."""
-    found = within(LOOK_SECONDS, partial(find_incidents, context))
-    if not found.done():
+    future = run_in_thread(LOOK_SECONDS, partial(find_incidents, context))
+    if not future.done():
         return None, f"looking at the tables took longer than {LOOK_SECONDS:g} s"
-    if error := found.exception():
+    if error := future.exception():
         context.log.error("the tables could not be looked at", exc_info=error)
-        return None, cut(f"{type(error).__name__}: {error}", DETAIL_CHARS)
-    return found.result(), None
+        return None, truncate_text(f"{type(error).__name__}: {error}", DETAIL_CHARS)
+    return future.result(), None
 
 
-def _unreported(
-    outbox: Outbox, found: Sequence[Incident] | None, trouble: str | None
+def _unreported_incidents(
+    outbox: Outbox, incidents: Sequence[Incident] | None, trouble: str | None
 ) -> list[Incident]:
     if trouble and outbox.blind >= BLIND_TICKS:
         detail = f"{trouble}. Checks, holes and delays go unnoticed until this is mended."
-        found = [Incident("days cannot be checked", ALL_TABLES, "", detail)]
-    return [*outbox.news(found or ())]
+        incidents = [Incident("days cannot be checked", ALL_TABLES, "", detail)]
+    return [*outbox.unreported(incidents or ())]
 
 
 def _failed_runs(instance: dg.DagsterInstance, since: float) -> dict[str, float]:
@@ -141,14 +141,18 @@ def _failed_runs(instance: dg.DagsterInstance, since: float) -> dict[str, float]
 
     Their events tell: the time of the last update, which a run record has, changes with any tag.
     """
-    after = dg.RunStatusChangeRecordsFilter(dg.DagsterEventType.RUN_FAILURE, after_timestamp=since)
-    found: dict[str, float] = {}
+    failure_filter = dg.RunStatusChangeRecordsFilter(
+        dg.DagsterEventType.RUN_FAILURE, after_timestamp=since
+    )
+    failed_at: dict[str, float] = {}
     cursor, more = None, True
     while more:
-        page = instance.fetch_run_status_changes(after, limit=PAGE, cursor=cursor, ascending=True)
-        found.update({record.run_id: record.timestamp for record in page.records})
+        page = instance.fetch_run_status_changes(
+            failure_filter, limit=PAGE, cursor=cursor, ascending=True
+        )
+        failed_at.update({record.run_id: record.timestamp for record in page.records})
         cursor, more = page.cursor, page.has_more
-    return found
+    return failed_at
 
 
 def _unreported_runs(
@@ -158,7 +162,7 @@ def _unreported_runs(
     if not outbox.waiting:
         return outbox, []
     runs = {run.run_id: run for run in instance.get_runs(dg.RunsFilter(list(outbox.waiting)))}
-    told, dropped = [], set(outbox.waiting) - set(runs)
+    runs_to_report, dropped = [], set(outbox.waiting) - set(runs)
     for run_id, failed_at in outbox.waiting.items():
         run = runs.get(run_id)
         if run is None:
@@ -171,25 +175,27 @@ def _unreported_runs(
             continue
         # The event of the failure is stored first, the status after it and the tag last. A retry
         # that was said to come and does not, such as one of a canceled backfill, ends the waiting.
-        last = will_retry == "false" or (will_retry is None and not instance.run_retries_enabled)
-        settled = run.status is dg.DagsterRunStatus.FAILURE and last
+        will_not_retry = will_retry == "false" or (
+            will_retry is None and not instance.run_retries_enabled
+        )
+        settled = run.status is dg.DagsterRunStatus.FAILURE and will_not_retry
         if settled or now - failed_at > RETRY_SECONDS:
-            told.append(run)
-    return outbox.without(dropped), told
+            runs_to_report.append(run)
+    return outbox.without_runs(dropped), runs_to_report
 
 
-def _summary(delivered: int, waiting: int, error: str | None, trouble: str | None) -> str:
+def _tick_summary(delivered: int, waiting: int, error: str | None, trouble: str | None) -> str:
     parts = []
     if delivered:
-        parts.append(f"{_count(delivered)} delivered")
+        parts.append(f"{_count_alerts(delivered)} delivered")
     if error:
-        parts.append(f"could not deliver ({error}): {_count(waiting)} waiting")
+        parts.append(f"could not deliver ({error}): {_count_alerts(waiting)} waiting")
     elif waiting:
-        parts.append(f"{_count(waiting)} waiting for the next tick")
+        parts.append(f"{_count_alerts(waiting)} waiting for the next tick")
     if trouble:
         parts.append(f"days cannot be checked: {trouble}")
     return "; ".join(parts) or "nothing new to tell"
 
 
-def _count(alerts: int) -> str:
+def _count_alerts(alerts: int) -> str:
     return "1 alert" if alerts == 1 else f"{alerts} alerts"

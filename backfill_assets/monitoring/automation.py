@@ -14,27 +14,27 @@ from zoneinfo import ZoneInfo
 import dagster as dg
 from dagster import AssetKey
 
-from backfill_assets.calendar.cadences import Cadence
+from backfill_assets.calendar.cadences import Grain
 from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.calendar.policy import Policy
 from backfill_assets.dagster_ext.retries import launch_lost_retries
 from backfill_assets.monitoring import alerts
-from backfill_assets.monitoring.day_checks import check_of_days, sensor_of_days
-from backfill_assets.monitoring.look import Clock, Look
+from backfill_assets.monitoring.day_checks import build_state_checks, build_state_sensor
+from backfill_assets.monitoring.look import Clock, Monitor
 from backfill_assets.monitoring.night import (
+    BATCH_TAG,
     LOAD,
     REBUILD,
-    WAVE_TAG,
     assets_of,
-    busy,
     not_launched,
-    waves_under_way,
+    tables_in_progress,
+    unfinished_batch_runs,
 )
-from backfill_assets.monitoring.run_requests import Request, handful
+from backfill_assets.monitoring.run_requests import Request, first_batch
 from backfill_assets.settings import Settings
 
 #: The job of the tables of a cadence.
-_JOBS = {Cadence.DAILY: "daily", Cadence.WEEKLY: "weekly"}
+_JOBS = {Grain.DAILY: "daily", Grain.WEEKLY: "weekly"}
 
 
 @dataclass(frozen=True)
@@ -47,35 +47,35 @@ class Automation:
     checks: Sequence[dg.AssetChecksDefinition] = field(default_factory=list)
 
 
-def build(settings: Settings, clock: Clock | None = None) -> Automation:
+def build_automation(settings: Settings, clock: Clock | None = None) -> Automation:
     """The deployment's automation.
 
     Args:
         settings: the deployment's settings.
         clock: tells the time to the sensors; a test may stop it. (A schedule is told by Dagster.)
     """
-    look = Look(settings, clock or (lambda: datetime.now(settings.zone)))
-    jobs = [*_jobs(look)]
+    monitor = Monitor(settings, clock or (lambda: datetime.now(settings.zone)))
+    jobs = [*_build_jobs(monitor)]
     return Automation(
         jobs,
-        [_nightly(jobs[0], look)],
+        [_nightly_schedule(jobs[0], monitor)],
         [
-            _landed_files(jobs[0], look),
-            _touched_days(jobs, look),
-            sensor_of_days(look),
-            _lost_retries(),
-            alerts.build(settings, look.incidents),
+            _landed_files_sensor(jobs[0], monitor),
+            _touched_days_sensor(jobs, monitor),
+            build_state_sensor(monitor),
+            _lost_retries_sensor(),
+            alerts.build_alerts_sensor(settings, monitor.find_incidents),
         ],
-        [check_of_days(look)],
+        [build_state_checks(monitor)],
     )
 
 
-def _jobs(look: Look) -> Iterator[Any]:
+def _build_jobs(monitor: Monitor) -> Iterator[Any]:
     """A job for the tables of each cadence: Dagster's jobs have partitions of one definition."""
     for cadence, name in _JOBS.items():
-        fed = look.night.fed(look.today)
-        if tables := [table for table in fed.values() if table.cadence is cadence]:
-            pages = [page for table in tables for page in table.pages]
+        fed_tables = monitor.planner.fed_tables(monitor.today)
+        if tables := [table for table in fed_tables.values() if table.grain is cadence]:
+            pages = [page for table in tables for page in table.page_assets]
             yield dg.define_asset_job(
                 name,
                 selection=dg.AssetSelection.assets(*(table.name for table in tables), *pages),
@@ -84,7 +84,7 @@ def _jobs(look: Look) -> Iterator[Any]:
             )
 
 
-def freshness(settings: Settings, policy: Policy) -> dg.FreshnessPolicy | None:
+def freshness_policy(settings: Settings, policy: Policy) -> dg.FreshnessPolicy | None:
     """Dagster's own freshness: something was materialized between midnight and the deadline.
 
     Of a table by week, on the weekday on which a week is first published. It looks at the last
@@ -99,7 +99,7 @@ def freshness(settings: Settings, policy: Policy) -> dg.FreshnessPolicy | None:
         return None
     deadline = time.fromisoformat(settings.deadline)
     # With a lag of 1 that is Monday, which cron calls 1.
-    weekday = policy.lag_days % 7 if policy.cadence is Cadence.WEEKLY else "*"
+    weekday = policy.lag_days % 7 if policy.grain is Grain.WEEKLY else "*"
     return dg.FreshnessPolicy.cron(
         deadline_cron=f"{deadline.minute} {deadline.hour} * * {weekday}",
         lower_bound_delta=_since_midnight(deadline, settings.zone),
@@ -124,23 +124,23 @@ def _since_midnight(moment: time, zone: ZoneInfo) -> timedelta:
     return min(timedelta(seconds=longest), DAY)
 
 
-def _run_request(look: Look, request: Request, kind: str, night: date) -> dg.RunRequest:
+def _run_request(monitor: Monitor, request: Request, kind: str, night: date) -> dg.RunRequest:
     return dg.RunRequest(
         run_key=_run_key(request, night),
-        job_name=_JOBS[_cadence(look, request)],
-        asset_selection=[AssetKey(name) for name in assets_of(request, look.tables)],
+        job_name=_JOBS[_request_cadence(monitor, request)],
+        asset_selection=[AssetKey(name) for name in assets_of(request, monitor.tables)],
         tags={
             "dagster/asset_partition_range_start": str(request.window.start),
             "dagster/asset_partition_range_end": str(request.window.end - DAY),
             # Ahead of backfills in the queue, which have none.
             "dagster/priority": "1",
-            WAVE_TAG: kind,
+            BATCH_TAG: kind,
         },
     )
 
 
-def _cadence(look: Look, request: Request) -> Cadence:
-    return look.tables[request.tables[0]].cadence
+def _request_cadence(monitor: Monitor, request: Request) -> Grain:
+    return monitor.tables[request.tables[0]].grain
 
 
 def _run_key(request: Request, night: date) -> str:
@@ -148,28 +148,32 @@ def _run_key(request: Request, night: date) -> str:
     return f"{night}:{request.key}"
 
 
-def _nightly(job: Any, look: Look) -> dg.ScheduleDefinition:
-    hour, minute = look.settings.nightly_at.split(":")
+def _nightly_schedule(job: Any, monitor: Monitor) -> dg.ScheduleDefinition:
+    hour, minute = monitor.settings.nightly_at.split(":")
 
     @dg.schedule(
         name="nightly",
         job=job,
         cron_schedule=f"{int(minute)} {int(hour)} * * *",
-        execution_timezone=look.settings.timezone,
+        execution_timezone=monitor.settings.timezone,
         default_status=dg.DefaultScheduleStatus.RUNNING,
         description="Loads what has landed since, also for days on which nothing ran; if there is "
         "nothing, retries open days that are behind. The sensor touched_days then rebuilds what "
         "the new lines change.",
     )
     def nightly(context: dg.ScheduleEvaluationContext) -> Iterator[dg.RunRequest | dg.SkipReason]:
-        today = context.scheduled_execution_time.astimezone(look.settings.zone).date()
-        with look.turn():
-            kind, requests = look.night.wave(today, busy(context.instance, look.tables), list)
-        if kind == REBUILD and waves_under_way(context.instance):
+        today = context.scheduled_execution_time.astimezone(monitor.settings.zone).date()
+        with monitor.take_turn():
+            kind, requests = monitor.planner.next_batch(
+                today, tables_in_progress(context.instance, monitor.tables), list
+            )
+        if kind == REBUILD and unfinished_batch_runs(context.instance):
             yield dg.SkipReason("the wave before is under way; the sensor touched_days goes on")
             return
-        daily = [request for request in requests if _cadence(look, request) is Cadence.DAILY]
-        yield from (_run_request(look, request, kind, today) for request in daily)
+        daily = [
+            request for request in requests if _request_cadence(monitor, request) is Grain.DAILY
+        ]
+        yield from (_run_request(monitor, request, kind, today) for request in daily)
         if requests and not daily:
             # A schedule has one job.
             yield dg.SkipReason("tables by week are left to the sensor touched_days")
@@ -179,7 +183,7 @@ def _nightly(job: Any, look: Look) -> dg.ScheduleDefinition:
     return nightly
 
 
-def _landed_files(job: Any, look: Look) -> dg.SensorDefinition:
+def _landed_files_sensor(job: Any, monitor: Monitor) -> dg.SensorDefinition:
     @dg.sensor(
         name="landed_files",
         job=job,
@@ -189,17 +193,17 @@ def _landed_files(job: Any, look: Look) -> dg.SensorDefinition:
         "when files are added to it. Off by default: the nightly schedule does the same.",
     )
     def landed_files(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
-        if running := waves_under_way(context.instance, [LOAD]):
+        if running := unfinished_batch_runs(context.instance, [LOAD]):
             return dg.SkipReason(f"{len(running)} load(s) before are under way")
-        with look.turn():
-            requests = look.night.loads(look.today)
-        rest = "nothing has landed that is not loaded or being loaded"
-        return _ask_once(context, look, LOAD, requests, rest)
+        with monitor.take_turn():
+            requests = monitor.planner.plan_loads(monitor.today)
+        idle_message = "nothing has landed that is not loaded or being loaded"
+        return _request_once(context, monitor, LOAD, requests, idle_message)
 
     return landed_files
 
 
-def _touched_days(jobs: Sequence[Any], look: Look) -> dg.SensorDefinition:
+def _touched_days_sensor(jobs: Sequence[Any], monitor: Monitor) -> dg.SensorDefinition:
     @dg.sensor(
         name="touched_days",
         jobs=jobs,
@@ -211,35 +215,35 @@ def _touched_days(jobs: Sequence[Any], look: Look) -> dg.SensorDefinition:
     def touched_days(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
         # What is under way comes first: what ends meanwhile is waited for once more rather than
         # asked for twice.
-        under_way = busy(context.instance, look.tables)
-        if running := waves_under_way(context.instance):
+        in_progress = tables_in_progress(context.instance, monitor.tables)
+        if running := unfinished_batch_runs(context.instance):
             return dg.SkipReason(f"{len(running)} run(s) of the wave before are under way")
-        with look.turn():
-            requests = look.night.rebuilds(look.today, under_way)
-        rest = "every open day is up to date or being brought up to date"
-        return _ask_once(context, look, REBUILD, requests, rest)
+        with monitor.take_turn():
+            requests = monitor.planner.plan_rebuilds(monitor.today, in_progress)
+        idle_message = "every open day is up to date or being brought up to date"
+        return _request_once(context, monitor, REBUILD, requests, idle_message)
 
     return touched_days
 
 
-def _ask_once(
+def _request_once(
     context: dg.SensorEvaluationContext,
-    look: Look,
+    monitor: Monitor,
     kind: str,
     requests: Sequence[Request],
-    rest: str,
+    idle_message: str,
 ) -> dg.SensorResult | dg.SkipReason:
     """The next handful of runs to ask for, without those that were launched before."""
-    night = look.night.of(look.clock())
+    night = monitor.planner.night_of(monitor.clock())
     new = not_launched(context.instance, {_run_key(request, night) for request in requests})
     # Before the handful is taken: what fails must not keep the others from their turn.
-    wave = handful([request for request in requests if _run_key(request, night) in new])
-    if not wave:
-        return dg.SkipReason(rest)
-    return dg.SensorResult([_run_request(look, request, kind, night) for request in wave])
+    batch = first_batch([request for request in requests if _run_key(request, night) in new])
+    if not batch:
+        return dg.SkipReason(idle_message)
+    return dg.SensorResult([_run_request(monitor, request, kind, night) for request in batch])
 
 
-def _lost_retries() -> dg.SensorDefinition:
+def _lost_retries_sensor() -> dg.SensorDefinition:
     @dg.sensor(
         name="lost_retries",
         minimum_interval_seconds=60,
@@ -248,10 +252,10 @@ def _lost_retries() -> dg.SensorDefinition:
         "server was down at that moment, and has it look at them once more.",
     )
     def lost_retries(context: dg.SensorEvaluationContext) -> dg.SkipReason:
-        before = json.loads(context.cursor or "{}")
-        after = launch_lost_retries(context.instance, before, datetime.now(timezone.utc))
-        context.update_cursor(json.dumps(after))
-        told = [run_id[:8] for run_id, count in after.items() if count != before.get(run_id)]
-        return dg.SkipReason(", ".join(told) or "no retry was lost")
+        previous = json.loads(context.cursor or "{}")
+        current = launch_lost_retries(context.instance, previous, datetime.now(timezone.utc))
+        context.update_cursor(json.dumps(current))
+        retried = [run_id[:8] for run_id, count in current.items() if count != previous.get(run_id)]
+        return dg.SkipReason(", ".join(retried) or "no retry was lost")
 
     return lost_retries

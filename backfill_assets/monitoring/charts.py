@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from datetime import date
 from math import ceil, log10
 
-from backfill_assets.calendar.delays import COMPARED, lines_within, within
+from backfill_assets.calendar.delays import COMPARED_WINDOWS, lines_within, total_within
 from backfill_assets.calendar.partitions import DAY
-from backfill_assets.monitoring.advice import Arrived, Rows, smallest_window
+from backfill_assets.monitoring.advice import LatenessFigures, Rows, smallest_window
 
 #: Longer delays, in days, are drawn to a logarithmic scale: a few lines of long ago would press
 #: all others flat.
-SPREAD = 60
+LINEAR_DELAY_DAYS = 60
 #: So many log days are drawn, the newest: three years. The page stays small, and a bar can be seen.
-DRAWN = 1_096
+MAX_LOG_DAYS = 1_096
 
 #: From a value to its height: 0 at the top of the picture, 100 at its bottom.
 Scale = Callable[[float], float]
@@ -74,62 +74,75 @@ class Chart:
     labels: Sequence[Label] = ()
 
 
-def windows_chart(known: Arrived, window_days: int) -> Chart:
+def windows_chart(lateness: LatenessFigures, window_days: int) -> Chart:
     """The share of the lines and of the money that each window takes in.
 
     Args:
-        known: of event days with lines.
+        lateness: of event days with lines.
         window_days: the reprocessing window W that is configured.
     """
-    parts = (("money", known.cents, "orange", "square"), ("lines", known.lines, "blue", "dot"))
+    parts = (
+        ("money", lateness.cents, "orange", "square"),
+        ("lines", lateness.lines, "blue", "dot"),
+    )
     # Lines may be without amounts.
     kinds = [(*part, sum(part[1].values())) for part in parts if any(part[1].values())]
-    bottom, step = _zoom(min(100 * within(of, 0) / whole for _, of, _, _, whole in kinds))
+    bottom, step = _choose_scale(
+        min(100 * total_within(by_delay, 0) / whole for _, by_delay, _, _, whole in kinds)
+    )
     # Below the lowest point is room for its number.
     floor, top = bottom - step / 2, 100 + step / 4
-    left, right = -0.5, COMPARED[-1] + 1
+    x_min, x_max = -0.5, COMPARED_WINDOWS[-1] + 1
 
-    def height(percent: float) -> float:
-        return 100 * (top - percent) / (top - floor)
+    def to_height(share: float) -> float:
+        return 100 * (top - share) / (top - floor)
 
     series, labels = [], []
-    for name, of, colour, shape, whole in kinds:
-        points = [height(100 * within(of, w) / whole) for w in COMPARED]
-        said = [down(within(of, w), whole) for w in COMPARED]
-        line = "L".join(f"{w} {_short(y)}" for w, y in zip(COMPARED, points, strict=True))
-        dots = "".join(_mark(shape, w, y) for w, y in zip(COMPARED, points, strict=True))
+    for name, by_delay, colour, shape, whole in kinds:
+        points = [to_height(100 * total_within(by_delay, w) / whole) for w in COMPARED_WINDOWS]
+        shares = [percent_down(total_within(by_delay, w), whole) for w in COMPARED_WINDOWS]
+        line = "L".join(
+            f"{w} {_format_number(y)}" for w, y in zip(COMPARED_WINDOWS, points, strict=True)
+        )
+        dots = "".join(
+            _mark_path(shape, w, y) for w, y in zip(COMPARED_WINDOWS, points, strict=True)
+        )
         series.append(Series(f"line {colour}", f"M{line}"))
-        series.append(Series(f"{shape} {colour}", dots, name, said))
+        series.append(Series(f"{shape} {colour}", dots, name, shares))
         # The last are the lines: both with numbers would write one over the other.
         labels = [
-            Label(text.removesuffix(" %"), _percent(w, left, right), _rounded(y), w % 2 == 1)
-            for w, y, text in zip(COMPARED, points, said, strict=True)
+            Label(
+                text.removesuffix(" %"), _to_percent(w, x_min, x_max), _round_number(y), w % 2 == 1
+            )
+            for w, y, text in zip(COMPARED_WINDOWS, points, shares, strict=True)
         ]
-    for w, (colour, text) in _marks(known, window_days).items():
-        series.append(Series(f"dashes {colour}", f"M{w} 0V100", f"{many(w, 'day')}: {text}"))
+    for w, (colour, text) in _window_marks(lateness, window_days).items():
+        series.append(
+            Series(f"dashes {colour}", f"M{w} 0V100", f"{format_count(w, 'day')}: {text}")
+        )
     ticks = [100 - n * step for n in range(round((100 - bottom) / step) + 1)]
     return Chart(
-        view=f"{left} 0 {right - left} 100",
-        x=[Label(str(w), _percent(w, left, right), spare=w % 2 == 1) for w in COMPARED],
-        y=[Label(f"{_rounded(tick):g} %", y=_rounded(height(tick))) for tick in ticks],
+        view=f"{x_min} 0 {x_max - x_min} 100",
+        x=[Label(str(w), _to_percent(w, x_min, x_max), spare=w % 2 == 1) for w in COMPARED_WINDOWS],
+        y=[Label(f"{_round_number(tick):g} %", y=_round_number(to_height(tick))) for tick in ticks],
         series=series,
-        keys=[str(w) for w in COMPARED],
+        keys=[str(w) for w in COMPARED_WINDOWS],
         labels=labels,
     )
 
 
-def _marks(known: Arrived, window_days: int) -> Mapping[int, tuple[str, str]]:
+def _window_marks(lateness: LatenessFigures, window_days: int) -> Mapping[int, tuple[str, str]]:
     """The windows to point at: their colours, and what they are."""
     marks: dict[int, tuple[str, str]] = {}
-    if window_days in COMPARED:
+    if window_days in COMPARED_WINDOWS:
         marks[window_days] = ("red", "configured")
-    if (enough := smallest_window(known.lines, 999)) is not None:
+    if (enough := smallest_window(lateness.lines, 999)) is not None:
         what = "catches 99.9 % of the lines"
         marks[enough] = ("green", f"configured, and {what}" if enough == window_days else what)
     return marks
 
 
-def _zoom(lowest: float) -> tuple[float, float]:
+def _choose_scale(lowest: float) -> tuple[float, float]:
     """The bottom of a scale that ends at 100 %, and the distance of its few ticks."""
     for step in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10):
         ticks = -(-(100 - lowest) // step)
@@ -143,10 +156,10 @@ def late_chart(rows: Rows, window_days: int, arrives_after: int) -> Chart:
     beyond = [row["lines"] - lines_within(row, arrives_after + window_days) for row in rows]
     inside = [row["late_lines"] - n for row, n in zip(rows, beyond, strict=True)]
     marks = [
-        ("bar sky", f"late, within the window of {many(window_days, 'day')}", inside),
+        ("bar sky", f"late, within the window of {format_count(window_days, 'day')}", inside),
         ("bar red", "beyond the window", beyond),
     ]
-    return _by_day(rows, marks, _counted(max(row["late_lines"] for row in rows)))
+    return _log_day_chart(rows, marks, _linear_axis(max(row["late_lines"] for row in rows)))
 
 
 def counts_chart(rows: Rows, name: str, title: str, colour: str) -> Chart:
@@ -159,7 +172,7 @@ def counts_chart(rows: Rows, name: str, title: str, colour: str) -> Chart:
         colour: of the bars, as a CSS class.
     """
     counts = [row[f"{name}_lines"] for row in rows]
-    return _by_day(rows, [(f"bar {colour}", title, counts)], _counted(max(counts)))
+    return _log_day_chart(rows, [(f"bar {colour}", title, counts)], _linear_axis(max(counts)))
 
 
 def longest_delay(rows: Rows) -> int:
@@ -182,13 +195,13 @@ def delays_chart(rows: Rows, window_days: int) -> Chart:
     if window_days + 1 <= 2 * top:
         top = max(top, window_days + 1)
         # A delay of W days is the last within the window.
-        name = f"above this line: beyond the window of {many(window_days, 'day')}"
+        name = f"above this line: beyond the window of {format_count(window_days, 'day')}"
         end = [(name, window_days + 0.5)]
-    axis = _logarithmic(top * 1.3) if longest > SPREAD else _counted(top)
-    return _by_day(rows, marks, axis, end)
+    axis = _log_axis(top * 1.3) if longest > LINEAR_DELAY_DAYS else _linear_axis(top)
+    return _log_day_chart(rows, marks, axis, end)
 
 
-def _by_day(
+def _log_day_chart(
     rows: Rows,
     marks: Sequence[tuple[str, str, Sequence[int | None]]],
     axis: tuple[Scale, Sequence[Label]],
@@ -206,7 +219,7 @@ def _by_day(
     first, last = rows[0]["log_date"], rows[-1]["log_date"]
     days = [(row["log_date"] - first).days for row in rows]
     room = max(0, 7 - days[-1]) // 2 + 0.5
-    left, right = -room, days[-1] + room
+    x_min, x_max = -room, days[-1] + room
     series, feet = [], [0] * len(rows)
     for look, name, values in marks:
         shape = look.split()[0]
@@ -215,18 +228,18 @@ def _by_day(
             if value and shape == "bar":
                 foot, feet[n] = feet[n], feet[n] + value
                 # A logarithmic scale has no zero.
-                path += f"M{day} {_short(scale(foot) if foot else 100)}V{_short(scale(feet[n]))}"
+                path += f"M{day} {_format_number(scale(foot) if foot else 100)}V{_format_number(scale(feet[n]))}"
             elif value:
-                path += _mark(shape, day, scale(value))
+                path += _mark_path(shape, day, scale(value))
         cells = ["none" if value is None else f"{value:,}" for value in values] if name else ()
         series.append(Series(look, path, name, cells))
     for name, height in across:
-        path = f"M{left:g} {_short(scale(height))}H{right:g}"
+        path = f"M{x_min:g} {_format_number(scale(height))}H{x_max:g}"
         series.append(Series("dashes red", path, name))
     return Chart(
-        view=f"{left:g} 0 {right - left:g} 100",
+        view=f"{x_min:g} 0 {x_max - x_min:g} 100",
         x=[
-            Label(str(day), _percent((day - first).days, left, right), spare=n % 2 == 1)
+            Label(str(day), _to_percent((day - first).days, x_min, x_max), spare=n % 2 == 1)
             for n, day in enumerate(_day_ticks(first, last))
         ],
         y=y,
@@ -235,11 +248,11 @@ def _by_day(
     )
 
 
-def _mark(shape: str, day: int, y: float) -> str:
+def _mark_path(shape: str, day: int, y: float) -> str:
     if shape == "edge":  # the upper one of a bar
-        return f"M{_short(day - 0.425)} {_short(y)}h.85"
+        return f"M{_format_number(day - 0.425)} {_format_number(y)}h.85"
     # A line without a length: its caps are the mark, which keeps its shape at any width.
-    return f"M{day} {_short(y)}h0"
+    return f"M{day} {_format_number(y)}h0"
 
 
 def _day_ticks(first: date, last: date) -> Sequence[date]:
@@ -252,56 +265,58 @@ def _day_ticks(first: date, last: date) -> Sequence[date]:
     return months[:: ceil(len(months) / 8)]
 
 
-def _counted(most: float) -> tuple[Scale, list[Label]]:
+def _linear_axis(most: float) -> tuple[Scale, list[Label]]:
     """A scale from zero in whole numbers, and its ticks."""
     steps = (n * 10**power for power in range(15) for n in (1, 2, 5))
     step = next(step for step in steps if most <= 6 * step)
     top = max(ceil(most / step), 1) * step
 
-    def height(value: float) -> float:
+    def to_height(value: float) -> float:
         return 100 - 100 * value / top
 
-    return height, [Label(f"{n:,}", y=_rounded(height(n))) for n in range(0, top + 1, step)]
+    return to_height, [
+        Label(f"{n:,}", y=_round_number(to_height(n))) for n in range(0, top + 1, step)
+    ]
 
 
-def _logarithmic(top: float) -> tuple[Scale, list[Label]]:
+def _log_axis(top: float) -> tuple[Scale, list[Label]]:
     """A logarithmic scale from a half, and its ticks."""
 
-    def height(value: float) -> float:
+    def to_height(value: float) -> float:
         return 100 * (log10(top) - log10(value)) / (log10(top) - log10(0.5))
 
     powers = [10**n for n in range(int(log10(top)) + 1)]
-    return height, [Label(f"{n:,}", y=_rounded(height(n))) for n in powers]
+    return to_height, [Label(f"{n:,}", y=_round_number(to_height(n))) for n in powers]
 
 
-def _percent(at: float, left: float, right: float) -> float:
-    return _rounded(100 * (at - left) / (right - left))
+def _to_percent(x: float, x_min: float, x_max: float) -> float:
+    return _round_number(100 * (x - x_min) / (x_max - x_min))
 
 
-def _rounded(number: float) -> float:
+def _round_number(number: float) -> float:
     return round(number, 2)
 
 
-def _short(number: float) -> str:
-    return f"{_rounded(number):g}"
+def _format_number(number: float) -> str:
+    return f"{_round_number(number):g}"
 
 
-def down(part: int, whole: int) -> str:
+def percent_down(part: int, whole: int) -> str:
     """A share in percent that says 100 only of all."""
-    return _hundredths(part * 10_000 // whole)
+    return _format_hundredths(part * 10_000 // whole)
 
 
-def up(part: int, whole: int) -> str:
+def percent_up(part: int, whole: int) -> str:
     """A share in percent that says 0 only of none."""
-    return _hundredths(-(-part * 10_000 // whole))
+    return _format_hundredths(-(-part * 10_000 // whole))
 
 
-def _hundredths(share: int) -> str:
+def _format_hundredths(share: int) -> str:
     if share in (0, 10_000):
         return f"{share // 100} %"
     return f"{share // 100}.{share % 100:02d} %"
 
 
-def many(count: int, name: str) -> str:
+def format_count(count: int, name: str) -> str:
     """A number of things, in words."""
     return f"{count:,} {name}{'' if count == 1 else 's'}"

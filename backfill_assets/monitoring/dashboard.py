@@ -12,18 +12,18 @@ from typing import Any
 import pyarrow as pa
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from backfill_assets.calendar.delays import COMPARED, lines_within, within
-from backfill_assets.monitoring.advice import Rows, arrived, smallest_window
+from backfill_assets.calendar.delays import COMPARED_WINDOWS, lines_within, total_within
+from backfill_assets.monitoring.advice import Rows, lateness_figures, smallest_window
 from backfill_assets.monitoring.charts import (
-    DRAWN,
-    SPREAD,
+    LINEAR_DELAY_DAYS,
+    MAX_LOG_DAYS,
     counts_chart,
     delays_chart,
-    down,
+    format_count,
     late_chart,
     longest_delay,
-    many,
-    up,
+    percent_down,
+    percent_up,
     windows_chart,
 )
 from backfill_assets.settings import Settings
@@ -36,10 +36,10 @@ _PAGES = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-_PAGES.filters |= {"many": many, "were": lambda count: "was" if count == 1 else "were"}
+_PAGES.filters |= {"many": format_count, "were": lambda count: "was" if count == 1 else "were"}
 
 
-def page(table: pa.Table, source: Source, settings: Settings, version: int) -> str:
+def render_page(table: pa.Table, source: Source, settings: Settings, version: int) -> str:
     """The dashboard as one HTML page that needs nothing from elsewhere.
 
     Args:
@@ -51,8 +51,8 @@ def page(table: pa.Table, source: Source, settings: Settings, version: int) -> s
     rows = sorted(table.to_pylist(), key=lambda row: row["log_date"])
     # As people are told it: from the day on which the lines of an event day usually arrive.
     window_days = source.policy(settings).window_days - source.arrives_after
-    known = arrived(rows, window_days, source.arrives_after)
-    drawn = rows[-DRAWN:]
+    lateness = lateness_figures(rows, window_days, source.arrives_after)
+    drawn = rows[-MAX_LOG_DAYS:]
     return _PAGES.get_template("lateness.html.j2").render(
         assets=f"{settings.ui_url}/assets",
         source=source,
@@ -61,15 +61,15 @@ def page(table: pa.Table, source: Source, settings: Settings, version: int) -> s
         window_days=window_days,
         first=rows[0]["log_date"],
         last=rows[-1]["log_date"],
-        totals=_totals(rows, source.arrives_after + window_days),
-        known=known,
-        lines=_caught(known.lines, window_days),
-        money=_caught(known.cents, window_days),
-        longest_window=COMPARED[-1],
+        totals=_sum_totals(rows, source.arrives_after + window_days),
+        known=lateness,
+        lines=_caught_by_window(lateness.lines, window_days),
+        money=_caught_by_window(lateness.cents, window_days),
+        longest_window=COMPARED_WINDOWS[-1],
         longest_delay=longest_delay(drawn),
-        spread=SPREAD,
+        spread=LINEAR_DELAY_DAYS,
         drawn=len(drawn),
-        windows=windows_chart(known, window_days) if any(known.lines.values()) else None,
+        windows=windows_chart(lateness, window_days) if any(lateness.lines.values()) else None,
         late=late_chart(drawn, window_days, source.arrives_after),
         delays=delays_chart(drawn, window_days),
         superseded=counts_chart(drawn, "superseded", "superseded versions", "blue"),
@@ -77,7 +77,7 @@ def page(table: pa.Table, source: Source, settings: Settings, version: int) -> s
     )
 
 
-def _totals(rows: Rows, window_days: int) -> dict[str, Any]:
+def _sum_totals(rows: Rows, window_days: int) -> dict[str, Any]:
     """Sums over all log days, and what a reader must know before believing them."""
     # Whatever window was configured when a row was made.
     missed = [row["lines"] - lines_within(row, window_days) for row in rows]
@@ -87,9 +87,9 @@ def _totals(rows: Rows, window_days: int) -> dict[str, Any]:
         "days": len(rows),
         "lines": lines,
         "late": late,
-        "late_share": up(late, lines) if lines else "",
+        "late_share": percent_up(late, lines) if lines else "",
         "missed": sum(missed),
-        "missed_share": up(sum(missed), lines) if lines else "",
+        "missed_share": percent_up(sum(missed), lines) if lines else "",
         "missed_amount": f"{sum(row['beyond_amount'] for row in rows):,.2f}",
         "superseded": sum(row["superseded_lines"] for row in rows),
         "rejected": sum(row["rejected_lines"] for row in rows),
@@ -98,21 +98,21 @@ def _totals(rows: Rows, window_days: int) -> dict[str, Any]:
     }
 
 
-def _caught(of: Mapping[int, int], window_days: int) -> dict[str, Any] | None:
+def _caught_by_window(by_delay: Mapping[int, int], window_days: int) -> dict[str, Any] | None:
     """What windows take in of the lines, or of the money; none of nothing.
 
     Args:
-        of: lines or cents by delay in days.
+        by_delay: lines or cents by delay in days.
         window_days: the reprocessing window W that is configured.
     """
-    whole = sum(of.values())
+    whole = sum(by_delay.values())
     if not whole:
         return None
     return {
         "whole": whole,
-        "enough": smallest_window(of, 999),
-        "most": smallest_window(of, 990),
-        "by_longest": down(within(of, COMPARED[-1]), whole),
-        "by_configured": down(within(of, window_days), whole),
-        "missed": whole - within(of, window_days),
+        "enough": smallest_window(by_delay, 999),
+        "most": smallest_window(by_delay, 990),
+        "by_longest": percent_down(total_within(by_delay, COMPARED_WINDOWS[-1]), whole),
+        "by_configured": percent_down(total_within(by_delay, window_days), whole),
+        "missed": whole - total_within(by_delay, window_days),
     }

@@ -7,14 +7,14 @@ import dagster as dg
 from pydantic import Field
 
 from backfill_assets.backfills import undertakings
-from backfill_assets.dagster_ext.forgetting import forget
-from backfill_assets.delta.maintained import as_markdown, sentences
-from backfill_assets.delta.maintenance import maintain
+from backfill_assets.dagster_ext.forgetting import prune_runs
+from backfill_assets.delta.maintained import as_markdown, format_notes
+from backfill_assets.delta.maintenance import run_maintenance
 from backfill_assets.settings import Settings
 
 #: Sundays at noon, in the business time zone: long after the night, and before the next.
 _CRON = "0 12 * * 0"
-_DAY = 86400.0
+_DAY_SECONDS = 86400.0
 
 
 class HousekeepingConfig(dg.Config):
@@ -23,7 +23,7 @@ class HousekeepingConfig(dg.Config):
     tables: bool = Field(True, description="Maintain the tables, as `maintenance` does.")
 
 
-def build(settings: Settings) -> dg.ScheduleDefinition:
+def build_housekeeping(settings: Settings) -> dg.ScheduleDefinition:
     """The schedule, with its job."""
 
     @dg.op(out=dg.Out(dg.Nothing))
@@ -31,16 +31,18 @@ def build(settings: Settings) -> dg.ScheduleDefinition:
         # What an undo may still take back is still to be told of.
         days = max(settings.keep_runs_days, settings.undo_days)
         before = datetime.now(timezone.utc) - timedelta(days=days)
-        said = forget(context.instance, before, undertakings.kept(context.instance))
-        context.log.info(f"{days} days: {said}")
-        context.add_output_metadata({"runs": str(said)})
+        deleted = prune_runs(context.instance, before, undertakings.list_ids(context.instance))
+        context.log.info(f"{days} days: {deleted}")
+        context.add_output_metadata({"runs": str(deleted)})
 
     @dg.op(ins={"before": dg.In(dg.Nothing)}, out=dg.Out(dg.Nothing))
     def forget_old_plans(context: dg.OpExecutionContext) -> None:
         days = max(settings.keep_plans_days, settings.undo_days)
-        gone = undertakings.forget(context.instance, time.time() - days * _DAY)
-        context.log.info(f"{days} days: {len(gone)} plan(s) were taken away")
-        context.add_output_metadata({"plans": ", ".join(gone) or "none"})
+        deleted_plans = undertakings.delete_older(
+            context.instance, time.time() - days * _DAY_SECONDS
+        )
+        context.log.info(f"{days} days: {len(deleted_plans)} plan(s) were taken away")
+        context.add_output_metadata({"plans": ", ".join(deleted_plans) or "none"})
 
     @dg.op(
         required_resource_keys={"engine"},
@@ -50,10 +52,10 @@ def build(settings: Settings) -> dg.ScheduleDefinition:
     def maintain_all_tables(context: dg.OpExecutionContext, config: HousekeepingConfig) -> None:
         if not config.tables:
             return
-        found = list(maintain(context.resources.engine.spark_session, settings))
-        context.log.info("; ".join(sentences(found, dry_run=False)))
-        metadata = {"maintenance": dg.MetadataValue.md(as_markdown(found))}
-        if problems := [text for one in found for text in one.problems]:
+        results = list(run_maintenance(context.resources.engine.spark_session, settings))
+        context.log.info("; ".join(format_notes(results, dry_run=False)))
+        metadata = {"maintenance": dg.MetadataValue.md(as_markdown(results))}
+        if problems := [text for result in results for text in result.problems]:
             raise dg.Failure("; ".join(problems), metadata, allow_retries=False)
         context.add_output_metadata(metadata)
 

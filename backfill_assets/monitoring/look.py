@@ -14,15 +14,15 @@ from backfill_assets.dagster_ext.internals import (
     AssetCheckKey,
     get_and_update_asset_status_cache_value,
 )
-from backfill_assets.dagster_ext.retries import DISK_TAG
+from backfill_assets.dagster_ext.retries import DISK_FAILED_TAG
 from backfill_assets.delta.reading import read_ledgers
-from backfill_assets.monitoring.incidents import incidents
+from backfill_assets.monitoring.incidents import find_incidents
 from backfill_assets.monitoring.messages import ALL_TABLES
-from backfill_assets.monitoring.night import Night, landed
+from backfill_assets.monitoring.night import RunPlanner, unloaded_by_log
 from backfill_assets.monitoring.outbox import Incident
 from backfill_assets.monitoring.states import Situation
 from backfill_assets.settings import Settings
-from backfill_assets.staleness.backlog import backlog
+from backfill_assets.staleness.backlog import find_stale_days
 from backfill_assets.tables.catalog import config_digests, tables_of
 from backfill_assets.tables.graph import graph_of
 from backfill_assets.tables.table import Table
@@ -37,10 +37,10 @@ class LookError(RuntimeError):
 
 
 #: For so long a disk that failed is an incident; once that is over, it is told again.
-_DISK_NEWS = timedelta(days=1)
+_DISK_NEWS_PERIOD = timedelta(days=1)
 
 
-class Look:
+class Monitor:
     """Looks at tables, landing and Dagster's instance, as of now.
 
     A look at a dead mount does not come back, and nobody can end it. Ticks take turns: those that
@@ -51,18 +51,18 @@ class Look:
         self.settings = settings
         self.tables = tables_of(settings)
         self.clock = clock
-        self.night = Night(settings)
-        self._turn = Lock()
+        self.planner = RunPlanner(settings)
+        self._lock = Lock()
         self._since: datetime | None = None
 
     @contextmanager
-    def turn(self) -> Iterator[None]:
+    def take_turn(self) -> Iterator[None]:
         """For a tick: nobody else looks meanwhile.
 
         Raises:
             LookError: another look does not come back.
         """
-        if not self._turn.acquire(timeout=TURN_SECONDS):
+        if not self._lock.acquire(timeout=TURN_SECONDS):
             since = f"{self._since:%Y-%m-%d %H:%M:%S %Z}" if self._since else "a moment ago"
             raise LookError(
                 f"a look at tables and landing that began at {since} has not come back: the "
@@ -73,31 +73,31 @@ class Look:
         try:
             yield
         finally:
-            self._turn.release()
+            self._lock.release()
 
     @property
     def today(self) -> date:
         """The business day."""
         return self.clock().astimezone(self.settings.zone).date()
 
-    def situation(self, instance: dg.DagsterInstance) -> Situation:
+    def read_situation(self, instance: dg.DagsterInstance) -> Situation:
         """All that the states of the days follow from."""
-        return situation(self.settings, instance, self.clock())
+        return read_situation(self.settings, instance, self.clock())
 
-    def incidents(self, context: dg.SensorEvaluationContext) -> list[Incident]:
+    def find_incidents(self, context: dg.SensorEvaluationContext) -> list[Incident]:
         """What a person must be told.
 
         Raises:
             LookError: another look does not come back.
         """
-        with self.turn():
-            disk = disk_failures(context.instance, self.clock() - _DISK_NEWS)
-            return [*disk, *incidents(self.situation(context.instance))]
+        with self.take_turn():
+            disk = disk_failures(context.instance, self.clock() - _DISK_NEWS_PERIOD)
+            return [*disk, *find_incidents(self.read_situation(context.instance))]
 
 
 def disk_failures(instance: dg.DagsterInstance, since: datetime) -> list[Incident]:
     """That the disk of the engine failed, once for all runs that it made fail."""
-    failed = dg.RunsFilter(tags={DISK_TAG: "true"}, updated_after=since)
+    failed = dg.RunsFilter(tags={DISK_FAILED_TAG: "true"}, updated_after=since)
     runs = instance.get_runs(failed, limit=1)
     return [
         Incident(
@@ -112,7 +112,7 @@ def disk_failures(instance: dg.DagsterInstance, since: datetime) -> list[Inciden
     ]
 
 
-def situation(settings: Settings, instance: dg.DagsterInstance, now: datetime) -> Situation:
+def read_situation(settings: Settings, instance: dg.DagsterInstance, now: datetime) -> Situation:
     """All that the states of the days follow from.
 
     Args:
@@ -123,23 +123,28 @@ def situation(settings: Settings, instance: dg.DagsterInstance, now: datetime) -
     Raises:
         LandingError: the landing is not where the settings say.
     """
-    policy, now = Policy.of(settings), now.astimezone(settings.zone)
+    policy, now = Policy.from_settings(settings), now.astimezone(settings.zone)
     ledgers = read_ledgers(settings)
     return Situation(
         ledgers=ledgers,
-        backlog=backlog(ledgers, policy, now.date()),
-        arrivals=landed(settings, ledgers, graph_of(ledgers, policy), now.date()),
-        failed={name: _failed(settings, of.table, instance) for name, of in ledgers.items()},
+        stale=find_stale_days(ledgers, policy, now.date()),
+        unloaded=unloaded_by_log(settings, ledgers, graph_of(ledgers, policy), now.date()),
+        failed_checks={
+            name: _failed_checks(settings, ledger.table, instance)
+            for name, ledger in ledgers.items()
+        },
         policy=policy,
         config_digests=config_digests(settings),
         today=now.date(),
-        in_time=now.strftime("%H:%M") < settings.deadline,
+        before_deadline=now.strftime("%H:%M") < settings.deadline,
     )
 
 
-def _failed(settings: Settings, table: Table, instance: dg.DagsterInstance) -> dict[date, set[str]]:
+def _failed_checks(
+    settings: Settings, table: Table, instance: dg.DagsterInstance
+) -> dict[date, set[str]]:
     """The days that the last run over them did not publish because of checks, and which."""
-    key, partitions = AssetKey(table.name), table.cadence.definition(settings)
+    key, partitions = AssetKey(table.name), table.grain.partitions_def(settings)
     # What `instance.get_status_by_partition` is made of: that asks for each day of the calendar.
     status = get_and_update_asset_status_cache_value(instance, key, partitions)
     if status is None:
@@ -149,13 +154,13 @@ def _failed(settings: Settings, table: Table, instance: dg.DagsterInstance) -> d
     }
     if not failed:
         return {}
-    checks = [AssetCheckKey(key, check) for check in table.checks]
-    found: dict[date, set[str]] = {}
+    checks = [AssetCheckKey(key, check) for check in table.check_descriptions]
+    checks_by_day: dict[date, set[str]] = {}
     for info in instance.event_log_storage.get_asset_check_partition_info(
         checks, partition_keys=sorted(failed)
     ):
-        bad = info.latest_execution_status is AssetCheckExecutionRecordStatus.FAILED
-        if info.partition_key and bad:
+        is_failed = info.latest_execution_status is AssetCheckExecutionRecordStatus.FAILED
+        if info.partition_key and is_failed:
             day = date.fromisoformat(info.partition_key)
-            found.setdefault(day, set()).add(info.check_key.name)
-    return found
+            checks_by_day.setdefault(day, set()).add(info.check_key.name)
+    return checks_by_day

@@ -17,13 +17,13 @@ from backfill_assets.dagster_ext.internals import (
     SCHEDULE_NAME_TAG,
     SENSOR_NAME_TAG,
 )
-from backfill_assets.dagster_ext.run_failures import reason
-from backfill_assets.monitoring.outbox import Alert, Incident, sorted_out
+from backfill_assets.dagster_ext.run_failures import run_failure_message
+from backfill_assets.monitoring.outbox import Alert, Incident, split_days
 
 # A message has some 2500 characters at most: chat systems cut off or refuse those of 4000 and more.
 REASON_CHARS = 1500
-DETAILS, DETAIL_CHARS = 5, 300
-PLACES = 10
+MAX_DETAILS, DETAIL_CHARS = 5, 300
+MAX_PLACES = 10
 
 ALL_TABLES = "all tables"
 
@@ -43,9 +43,9 @@ def incident_alerts(incidents: Sequence[Incident], ui_url: str) -> Iterator[Aler
 
 def _incident_text(group: Sequence[Incident], ui_url: str) -> str:
     kind, subject = group[0].kind, group[0].subject
-    days, others = sorted_out(incident.item for incident in group)
-    places = _first(PLACES, [*map(str, days), *filter(None, others)])
-    details = dict.fromkeys(cut(incident.detail, DETAIL_CHARS) for incident in group)
+    days, others = split_days(incident.item for incident in group)
+    places = _limit_texts(MAX_PLACES, [*map(str, days), *filter(None, others)])
+    details = dict.fromkeys(truncate_text(incident.detail, DETAIL_CHARS) for incident in group)
     link = f"{ui_url}/assets"
     if subject != ALL_TABLES:
         link += f"/{subject}"
@@ -54,7 +54,7 @@ def _incident_text(group: Sequence[Incident], ui_url: str) -> str:
         if len(days) == 1 and len(days[0]) == 1 and not others:
             link += f"&partition={days[0]}"
     head = f"*{subject}*: {kind}" + (f" for {', '.join(places)}" if places else "")
-    return "\n".join([head, *_first(DETAILS, list(details)), link])
+    return "\n".join([head, *_limit_texts(MAX_DETAILS, list(details)), link])
 
 
 def run_alert(run: dg.DagsterRun, instance: dg.DagsterInstance, ui_url: str) -> Alert:
@@ -72,7 +72,7 @@ def _run_text(run: dg.DagsterRun, instance: dg.DagsterInstance, ui_url: str) -> 
         head += f" for {first}" if first == last else f" for {first}...{last}"
     if run.asset_selection:
         names = sorted(key.to_user_string() for key in run.asset_selection)
-        head += f" of {', '.join(_first(PLACES, names))}"
+        head += f" of {', '.join(_limit_texts(MAX_PLACES, names))}"
     origins = {
         "schedule": SCHEDULE_NAME_TAG,
         "sensor": SENSOR_NAME_TAG,
@@ -81,15 +81,15 @@ def _run_text(run: dg.DagsterRun, instance: dg.DagsterInstance, ui_url: str) -> 
     }
     origin = ", ".join(f"{name} {tags[tag]}" for name, tag in origins.items() if tag in tags)
     head += f" ({origin or 'started by hand'})"
-    why = cut(reason(instance, run.run_id), REASON_CHARS)
-    return "\n".join([head, *filter(None, [why]), f"{ui_url}/runs/{run.run_id}"])
+    failure_reason = truncate_text(run_failure_message(instance, run.run_id), REASON_CHARS)
+    return "\n".join([head, *filter(None, [failure_reason]), f"{ui_url}/runs/{run.run_id}"])
 
 
-def _first(limit: int, texts: Sequence[str]) -> list[str]:
+def _limit_texts(limit: int, texts: Sequence[str]) -> list[str]:
     more = len(texts) - limit
     return [*texts[:limit], *([f"and {more} more"] if more > 0 else [])]
 
 
-def cut(text: str, limit: int) -> str:
+def truncate_text(text: str, limit: int) -> str:
     """A text, or the first of it and three dots."""
     return text if len(text) <= limit else f"{text[: limit - 3]}..."

@@ -27,33 +27,33 @@ from backfill_assets.delta.ledgers import Ledger, Ledgers
 from backfill_assets.delta.reading import read_ledger, read_ledgers
 from backfill_assets.landing.listing import list_landing
 from backfill_assets.monitoring.run_requests import (
-    Bridge,
+    GapRule,
     Request,
-    handful,
+    first_batch,
     load_requests,
     rebuild_requests,
 )
-from backfill_assets.publish.reasons import why
+from backfill_assets.publish.reasons import recompute_reason
 from backfill_assets.settings import Settings
-from backfill_assets.staleness.arrivals import Arrivals, arrivals, silence
-from backfill_assets.staleness.backlog import Backlog, backlog
+from backfill_assets.staleness.arrivals import UnloadedDays, find_unloaded_days, no_data_warning
+from backfill_assets.staleness.backlog import StaleDays, find_stale_days
 from backfill_assets.staleness.finality import final_days
-from backfill_assets.staleness.fingerprints import input_fingerprints
+from backfill_assets.staleness.fingerprints import input_digests
 from backfill_assets.tables.catalog import config_digests, graph_for
 from backfill_assets.tables.code_version import Code, running_code
 from backfill_assets.tables.graph import Graph, graph_of
 from backfill_assets.tables.table import Table
 
 #: The tag of a run of a wave: `load` or `rebuild`. The queue lets one load go at a time.
-WAVE_TAG = "backfill_assets/wave"
+BATCH_TAG = "backfill_assets/wave"
 LOAD, REBUILD = "load", "rebuild"
 #: For so long a run that failed counts as under way while its retry is still to come.
-_RETRIED_WITHIN = timedelta(minutes=10)
+_RETRY_PERIOD = timedelta(minutes=10)
 
-Fresh = Callable[[Sequence[Request]], list[Request]]
+RequestFilter = Callable[[Sequence[Request]], list[Request]]
 
 
-class Night:
+class RunPlanner:
     """What there is to do as of a business day.
 
     Args:
@@ -65,85 +65,90 @@ class Night:
     def __init__(self, settings: Settings, now: date = date.min) -> None:
         self.settings = settings
         self._now = now
-        self.policy = Policy.of(settings)
+        self.policy = Policy.from_settings(settings)
         self._code = running_code(settings)
         self._configs = config_digests(settings)
         self._graph = graph_for(settings)
         self.tables = self._graph.tables
 
-    def fed(self, today: date) -> Mapping[str, Table]:
+    def fed_tables(self, today: date) -> Mapping[str, Table]:
         """The tables that are fed on a business day, by name: those that are not retired."""
-        return self._fed(today).tables
+        return self._fed_graph(today).tables
 
-    def _fed(self, today: date) -> Graph:
-        return self._graph.fed(max(today, self._now))
+    def _fed_graph(self, today: date) -> Graph:
+        return self._graph.without_retired(max(today, self._now))
 
-    def of(self, moment: datetime) -> date:
+    def night_of(self, moment: datetime) -> date:
         """The day on which the night before a moment began its work."""
         local = moment.astimezone(self.settings.zone)
         began = local.strftime("%H:%M") >= self.settings.nightly_at
         return local.date() if began else local.date() - DAY
 
-    def loads(self, today: date) -> list[Request]:
+    def plan_loads(self, today: date) -> list[Request]:
         """The runs that load what has landed, in ascending order of their days."""
-        ledgers, found = self._landed(today)
-        graph = self._fed(today)
+        ledgers, unloaded = self._read_unloaded(today)
+        graph = self._fed_graph(today)
 
         @cache
-        def same(log: str) -> set[date]:
+        def unchanged_days(log: str) -> set[date]:
             return set.intersection(
                 *(
-                    _same(
+                    _unchanged_days(
                         ledger,
-                        found[log].fingerprints,
+                        unloaded[log].fingerprints,
                         self._code.table_version(name),
                         self._configs[name],
                     )
                     for name, ledger in ledgers.items()
-                    if log in self._graph.logs(name)
+                    if log in self._graph.source_logs(name)
                 )
             )
 
-        def may(table: str, day: date) -> bool:
-            return all(day in same(log) for log in self._graph.logs(table))
+        def may_fill_gap(table: str, day: date) -> bool:
+            return all(day in unchanged_days(log) for log in self._graph.source_logs(table))
 
-        return load_requests(found, graph, self.settings.partitions_per_run, may)
+        return load_requests(unloaded, graph, self.settings.partitions_per_run, may_fill_gap)
 
-    def _landed(self, today: date) -> tuple[Ledgers, Mapping[str, Arrivals]]:
-        tables = [self.tables[name] for name in self._graph.landed]
+    def _read_unloaded(self, today: date) -> tuple[Ledgers, Mapping[str, UnloadedDays]]:
+        tables = [self.tables[name] for name in self._graph.landed_tables]
         ledgers = {t.name: read_ledger(self.settings.table(t.name), t) for t in tables}
-        return ledgers, landed(self.settings, ledgers, self._graph, today)
+        return ledgers, unloaded_by_log(self.settings, ledgers, self._graph, today)
 
-    def silences(self, today: date) -> dict[str, str]:
+    def no_data_warnings(self, today: date) -> dict[str, str]:
         """By raw log whose source has been silent for long, what is to be said of it."""
-        _, found = self._landed(today)
-        of = ((log, silence(one, self._graph.policy_of(log), today)) for log, one in found.items())
-        return {log: said for log, said in of if said}
+        _, unloaded = self._read_unloaded(today)
+        warnings = (
+            (log, no_data_warning(unloaded_days, self._graph.policy_of(log), today))
+            for log, unloaded_days in unloaded.items()
+        )
+        return {log: warning for log, warning in warnings if warning}
 
-    def rebuilds(self, today: date, busy: Mapping[str, Collection[str]]) -> list[Request]:
+    def plan_rebuilds(
+        self, today: date, in_progress: Mapping[str, Collection[str]]
+    ) -> list[Request]:
         """The runs that bring open days up to date.
 
         Args:
             today: the business day.
-            busy: what is under way, as `busy` says it, looked at before.
+            in_progress: what is under way, as `in_progress` says it, looked at before.
         """
         ledgers = read_ledgers(self.settings)
-        behind = backlog(ledgers, self.policy, today)
-        if not any(behind.open.values()):
+        stale = find_stale_days(ledgers, self.policy, today)
+        if not any(stale.open.values()):
             return []
-        may = bridge(ledgers, behind, self.policy, self._code, self._configs)
+        may_fill_gap = make_gap_rule(ledgers, stale, self.policy, self._code, self._configs)
         per_run = self.settings.partitions_per_run
-        return rebuild_requests(behind, self._fed(today), per_run, busy, may)
+        return rebuild_requests(stale, self._fed_graph(today), per_run, in_progress, may_fill_gap)
 
-    def command(self, request: Request) -> list[str]:
+    def materialize_command(self, request: Request) -> list[str]:
         """Dagster's own command for a request's run."""
         materialize = ["dagster", "asset", "materialize", "-m", "backfill_assets.definitions"]
         first, last = request.window.start, request.window.end - DAY
         selected = ",".join(assets_of(request, self.tables))
         return [*materialize, "--select", selected, "--partition-range", f"{first}...{last}"]
 
-    def wave(
-        self, today: date, busy: Mapping[str, Collection[str]], fresh: Fresh
+    def next_batch(
+        self, today: date, in_progress: Mapping[str, Collection[str]], not_tried: RequestFilter
     ) -> tuple[str, list[Request]]:
         """What is to be run next, and its kind: loads, or once there are none, rebuilds.
 
@@ -152,15 +157,17 @@ class Night:
 
         Args:
             today: the business day.
-            busy: what is under way, as `busy` says it.
-            fresh: takes away what was asked for before.
+            in_progress: what is under way, as `in_progress` says it.
+            not_tried: takes away what was asked for before.
         """
-        if loads := fresh(self.loads(today)):
-            return LOAD, loads
-        return REBUILD, handful(fresh(self.rebuilds(today, busy)))
+        if load_runs := not_tried(self.plan_loads(today)):
+            return LOAD, load_runs
+        return REBUILD, first_batch(not_tried(self.plan_rebuilds(today, in_progress)))
 
 
-def landed(settings: Settings, ledgers: Ledgers, graph: Graph, today: date) -> dict[str, Arrivals]:
+def unloaded_by_log(
+    settings: Settings, ledgers: Ledgers, graph: Graph, today: date
+) -> dict[str, UnloadedDays]:
     """By raw log, what has landed against what was loaded.
 
     Args:
@@ -173,7 +180,7 @@ def landed(settings: Settings, ledgers: Ledgers, graph: Graph, today: date) -> d
         LandingError: the landing is not where the settings say.
     """
     return {
-        log: arrivals(
+        log: find_unloaded_days(
             ledgers[log],
             list_landing(settings.landing, source),
             graph.policy_of(log),
@@ -184,19 +191,21 @@ def landed(settings: Settings, ledgers: Ledgers, graph: Graph, today: date) -> d
     }
 
 
-def _same(ledger: Ledger, fingerprints: Mapping[date, str], code: str, config: str) -> set[date]:
+def _unchanged_days(
+    ledger: Ledger, fingerprints: Mapping[date, str], code: str, config: str
+) -> set[date]:
     """The days that are published as this code and these settings would make them now."""
-    by = (code, config)
+    code_and_settings = (code, config)
     return {
         day
         for day, fingerprint in fingerprints.items()
-        if why(ledger, day, fingerprint, *by) is None
+        if recompute_reason(ledger, day, fingerprint, *code_and_settings) is None
     }
 
 
-def bridge(
-    ledgers: Ledgers, behind: Backlog, policy: Policy, code: Code, configs: Mapping[str, str]
-) -> Bridge:
+def make_gap_rule(
+    ledgers: Ledgers, stale: StaleDays, policy: Policy, code: Code, configs: Mapping[str, str]
+) -> GapRule:
     """Tells the days that a run may take in although nothing asks for them.
 
     Those that are published, from these settings, with nothing new in their inputs: to compute them
@@ -205,29 +214,31 @@ def bridge(
 
     Args:
         ledgers: those of all tables.
-        behind: the days that are behind.
+        stale: the days that are behind.
         policy: the late-data policy.
         code: of the runs.
         configs: by table, the digest of the settings that decide it.
     """
-    closed, graph = final_days(ledgers, policy), graph_of(ledgers, policy)
+    final_by_table, graph = final_days(ledgers, policy), graph_of(ledgers, policy)
 
     @cache
-    def there(table: str) -> frozenset[date]:
+    def published_days(table: str) -> frozenset[date]:
         """The days on which the table and what it is made of are published."""
-        tables = {table, *graph.upstream(table)}
-        published = (ledgers[name].published for name in tables)
-        return frozenset.intersection(*published) - behind.days(table)
+        tables = {table, *graph.upstream_tables(table)}
+        published = (ledgers[name].published_days for name in tables)
+        return frozenset.intersection(*published) - stale.all_days(table)
 
     @cache
-    def frozen(table: str) -> set[date]:
-        days = closed.get(table, set())
+    def protected_days(table: str) -> set[date]:
+        days = final_by_table.get(table, set())
         references = ledgers[table].references
-        fingerprints = input_fingerprints(graph.inputs[table], ledgers, days, references)
-        return days - _same(ledgers[table], fingerprints, code.table_version(table), configs[table])
+        fingerprints = input_digests(graph.inputs[table], ledgers, days, references)
+        return days - _unchanged_days(
+            ledgers[table], fingerprints, code.table_version(table), configs[table]
+        )
 
-    def may(table: str, day: date) -> bool:
-        if day not in there(table) or day in frozen(table):
+    def may_fill_gap(table: str, day: date) -> bool:
+        if day not in published_days(table) or day in protected_days(table):
             return False
         ledger = ledgers[table]
         return (
@@ -235,7 +246,7 @@ def bridge(
             and ledger.latest[day].made_under(day) == configs[table]
         )
 
-    return may
+    return may_fill_gap
 
 
 def assets_of(request: Request, tables: Mapping[str, Table]) -> list[str]:
@@ -245,57 +256,60 @@ def assets_of(request: Request, tables: Mapping[str, Table]) -> list[str]:
         request: the request.
         tables: all tables, by name.
     """
-    return [*request.tables, *(page for name in request.tables for page in tables[name].pages)]
+    return [
+        *request.tables,
+        *(page for name in request.tables for page in tables[name].page_assets),
+    ]
 
 
 @dataclass
-class Result:
+class NightResult:
     """What a night without a daemon did.
 
     Attributes:
-        done: the requests whose runs succeeded.
+        succeeded: the requests whose runs succeeded.
         failed: those whose runs failed.
         waiting: those that are left to runs that others have launched.
     """
 
-    done: list[Request] = field(default_factory=list)
+    succeeded: list[Request] = field(default_factory=list)
     failed: list[Request] = field(default_factory=list)
     waiting: list[Request] = field(default_factory=list)
 
 
 def run_night(
-    night: Night,
+    planner: RunPlanner,
     today: date,
-    look: Callable[[], Mapping[str, Collection[str]]],
-    run: Callable[[str, Request], bool],
-) -> Result:
+    find_in_progress: Callable[[], Mapping[str, Collection[str]]],
+    run_request: Callable[[str, Request], bool],
+) -> NightResult:
     """Run wave after wave, looking again after each, until nothing is asked for.
 
     What failed is not tried again; the rest goes on, as at night.
 
     Args:
-        night: what there is to do.
+        planner: what there is to do.
         today: the business day.
-        look: what is under way besides, as `busy` says it.
-        run: runs a request of a kind, and tells whether that succeeded.
+        find_in_progress: what is under way besides, as `tables_in_progress` says it.
+        run_request: runs a request of a kind, and tells whether that succeeded.
     """
-    result = Result()
+    result = NightResult()
 
-    def fresh(requests: Sequence[Request]) -> list[Request]:
-        tried = {request.key for request in (*result.done, *result.failed)}
+    def not_tried(requests: Sequence[Request]) -> list[Request]:
+        tried = {request.key for request in (*result.succeeded, *result.failed)}
         return [request for request in requests if request.key not in tried]
 
     while True:
-        kind, requests = night.wave(today, look(), fresh)
+        kind, requests = planner.next_batch(today, find_in_progress(), not_tried)
         if not requests:
             break
         for request in requests:
-            (result.done if run(kind, request) else result.failed).append(request)
-    result.waiting = fresh(night.rebuilds(today, {}))
+            (result.succeeded if run_request(kind, request) else result.failed).append(request)
+    result.waiting = not_tried(planner.plan_rebuilds(today, {}))
     return result
 
 
-def busy(
+def tables_in_progress(
     instance: dg.DagsterInstance, tables: Collection[str], *, daemon: bool = True
 ) -> dict[str, frozenset[str]]:
     """What waits for the runs and backfills that are under way: tables, by the id of each.
@@ -306,38 +320,38 @@ def busy(
         daemon: whether a daemon is at work. Without one nobody launches what is queued, and nobody
             gives up or repeats a run whose process is gone.
     """
-    found = {
-        run.run_id: _names(run.asset_selection, tables)
-        for run in instance.get_runs(dg.RunsFilter(statuses=UNFINISHED))
+    waiting_tables = {
+        run.run_id: _selected_tables(run.asset_selection, tables)
+        for run in instance.get_runs(dg.RunsFilter(statuses=UNFINISHED_STATUSES))
         if daemon or (run.status not in _WAITING and is_alive(instance, run) is not False)
     }
     for status in (BulkActionStatus.REQUESTED, BulkActionStatus.CANCELING):
         for backfill in instance.get_backfills(status=status) if daemon else ():
             # All that follows: until it has ended, its next run may change the inputs again.
-            found[backfill.backfill_id] = frozenset(tables)
-    return found
+            waiting_tables[backfill.backfill_id] = frozenset(tables)
+    return waiting_tables
 
 
 #: The statuses of a run that has not ended.
-UNFINISHED = [status for status in dg.DagsterRunStatus if status not in FINISHED_STATUSES]
+UNFINISHED_STATUSES = [status for status in dg.DagsterRunStatus if status not in FINISHED_STATUSES]
 _WAITING = (dg.DagsterRunStatus.QUEUED, dg.DagsterRunStatus.NOT_STARTED)
 
 
-def waves_under_way(
+def unfinished_batch_runs(
     instance: dg.DagsterInstance, kinds: Sequence[str] = (LOAD, REBUILD)
 ) -> list[str]:
     """The runs of waves before that have not ended, or are about to be retried; their ids."""
-    of = {WAVE_TAG: list(kinds)}
-    unfinished = instance.get_runs(dg.RunsFilter(tags=of, statuses=UNFINISHED))
+    tags = {BATCH_TAG: list(kinds)}
+    unfinished = instance.get_runs(dg.RunsFilter(tags=tags, statuses=UNFINISHED_STATUSES))
     failed = instance.get_runs(
         dg.RunsFilter(
-            tags={**of, WILL_RETRY_TAG: "true"},
+            tags={**tags, WILL_RETRY_TAG: "true"},
             statuses=[dg.DagsterRunStatus.FAILURE],
-            updated_after=datetime.now(timezone.utc) - _RETRIED_WITHIN,
+            updated_after=datetime.now(timezone.utc) - _RETRY_PERIOD,
         )
     )
-    again = [run for run in failed if run.is_complete_and_waiting_to_retry]
-    return [run.run_id for run in (*unfinished, *again)]
+    runs_to_retry = [run for run in failed if run.is_complete_and_waiting_to_retry]
+    return [run.run_id for run in (*unfinished, *runs_to_retry)]
 
 
 def not_launched(instance: dg.DagsterInstance, keys: Collection[str]) -> set[str]:
@@ -348,7 +362,9 @@ def not_launched(instance: dg.DagsterInstance, keys: Collection[str]) -> set[str
     return {*keys} - {run.tags[RUN_KEY_TAG] for run in runs}
 
 
-def _names(selection: Collection[dg.AssetKey] | None, tables: Collection[str]) -> frozenset[str]:
+def _selected_tables(
+    selection: Collection[dg.AssetKey] | None, tables: Collection[str]
+) -> frozenset[str]:
     """The selected assets; without a selection, all."""
     if selection is None:
         return frozenset(tables)

@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.delta.data_files import DataFiles
 from backfill_assets.delta.ledgers import Ledger
-from backfill_assets.delta.records import Details, Provenance
+from backfill_assets.delta.records import CommitDetails, Provenance
 from backfill_assets.quality.audit import Expectation, Verdict
 from backfill_assets.tables.table import Table
 
@@ -30,16 +30,16 @@ class Snapshot:
         ledger: what its log says, as of the version that the rows are read at.
         by_day: whether a day that is made of it needs the same day of it.
         read: reads the rows of some days; of all, if none are given.
-        days_of: which days of it a day is made of; of those that are not published, nothing is
+        input_days: which days of it a day is made of; of those that are not published, nothing is
             read. Just the same day, if not given and it is needed.
-        needs: the days of it without which a day cannot be made; the same day, if not given.
+        required_days_of: the days of it without which a day cannot be made; the same day, if not given.
     """
 
     ledger: Ledger
     by_day: bool
     read: Callable[[Collection[date] | None], DataFrame]
-    days_of: Callable[[date], Iterable[date]] | None = None
-    needs: Callable[[date], Sequence[date]] | None = None
+    input_days: Callable[[date], Iterable[date]] | None = None
+    required_days_of: Callable[[date], Sequence[date]] | None = None
 
     @property
     def table(self) -> Table:
@@ -47,41 +47,46 @@ class Snapshot:
         return self.ledger.table
 
     @property
-    def whole(self) -> DataFrame:
+    def all_rows(self) -> DataFrame:
         """The rows of all days."""
         return self.read(None)
 
-    def days(self, days: Iterable[date]) -> DataFrame:
+    def read_days(self, days: Iterable[date]) -> DataFrame:
         """The rows of some days."""
         return self.read(frozenset(days))
 
-    def of(
+    def with_reach(
         self,
-        days_of: Callable[[date], Iterable[date]],
-        needs: Callable[[date], Sequence[date]] | None = None,
+        input_days: Callable[[date], Iterable[date]],
+        required_days_of: Callable[[date], Sequence[date]] | None = None,
     ) -> Snapshot:
         """The same, for days that are made of these days of it, and need some of them."""
-        return replace(self, days_of=days_of, needs=needs)
+        return replace(self, days_of=input_days, needs=required_days_of)
 
-    def needed(self, day: date) -> Sequence[date]:
+    def required_days(self, day: date) -> Sequence[date]:
         """The days of it without which a day cannot be made."""
         if not self.by_day:
             return []
-        return self.needs(day) if self.needs else [day]
+        return self.required_days_of(day) if self.required_days_of else [day]
 
-    def unlike(self, window: Window, config_digest: str) -> dict[date, list[date]]:
+    def days_with_other_settings(
+        self, window: Window, config_digest: str
+    ) -> dict[date, list[date]]:
         """By day of a window, the days that it is made of and that other settings made.
 
         Args:
             window: the days to be made.
             config_digest: of the settings that decide this table now.
         """
-        others = self.ledger.under_other_settings(config_digest)
-        days_of = self.days_of or (lambda day: [day] if self.by_day else [])
-        if not others:
+        other_settings_days = self.ledger.under_other_settings(config_digest)
+        input_days = self.input_days or (lambda day: [day] if self.by_day else [])
+        if not other_settings_days:
             return {}
-        found = {day: [of for of in days_of(day) if of in others] for day in window}
-        return {day: of for day, of in found.items() if of}
+        other_days = {
+            day: [input_day for input_day in input_days(day) if input_day in other_settings_days]
+            for day in window
+        }
+        return {day: days for day, days in other_days.items() if days}
 
 
 @dataclass(frozen=True)
@@ -89,29 +94,29 @@ class Input:
     """An input as an asset gets it: not yet read, see `Publisher.publish`.
 
     Attributes:
-        now: the table as of the moment that this is called.
+        read_snapshot: the table as of the moment that this is called.
     """
 
-    now: Callable[[], Snapshot]
+    read_snapshot: Callable[[], Snapshot]
 
 
 @dataclass(frozen=True)
-class Remarks:
+class CommitNotes:
     """What an asset adds to the record of its commit.
 
     Attributes:
-        final: days that only a person may rebuild from now on.
-        withdrawn: days, by the reason, that are to count as never published; they have no rows.
+        final_days: days that only a person may rebuild from now on.
+        revoked_days: days, by the reason, that are to count as never published; they have no rows.
         details: what the commit is to tell those who follow the table.
     """
 
-    final: Collection[date] = ()
-    withdrawn: Mapping[date, str] = field(default_factory=dict)
-    details: Details = field(default_factory=Details)
+    final_days: Collection[date] = ()
+    revoked_days: Mapping[date, str] = field(default_factory=dict)
+    details: CommitDetails = field(default_factory=CommitDetails)
 
 
 @dataclass(frozen=True)
-class Built:
+class ComputedDays:
     """The rows of some days, and what is known about them.
 
     Attributes:
@@ -120,7 +125,7 @@ class Built:
         scattered: whether each day's rows lie in many Spark partitions, as after a shuffle; they
             are then gathered, for a file a day rather than one for each task and day.
         numbers: figures for the UI by day, besides those of the audit.
-        remarks: what the commit is to say of itself besides, given the table as it is (none while
+        commit_notes: what the commit is to say of itself besides, given the table as it is (none while
             there is none) and the verdicts of all days.
         fingerprints: those of days that turned out to be made of something else than planned.
         made_under: digests of the settings that days were made under, where not under those of now.
@@ -132,7 +137,7 @@ class Built:
     expectations: Mapping[date, Expectation]
     scattered: bool = False
     numbers: Mapping[date, Mapping[str, Any]] = field(default_factory=dict)
-    remarks: Callable[[Snapshot | None, Sequence[Verdict]], Remarks] | None = None
+    commit_notes: Callable[[Snapshot | None, Sequence[Verdict]], CommitNotes] | None = None
     fingerprints: Mapping[date, str] = field(default_factory=dict)
     made_under: Mapping[date, str] = field(default_factory=dict)
     provenance: Mapping[date, Provenance] = field(default_factory=dict)
@@ -140,32 +145,32 @@ class Built:
 
 
 #: Computes days, and keeps their rows as long as they are looked at.
-Alone = Callable[[Window], AbstractContextManager[Built]]
+ComputeAlone = Callable[[Window], AbstractContextManager[ComputedDays]]
 
 
 @dataclass(frozen=True)
-class Plan:
+class ComputePlan:
     """How some days are made from the inputs as they are now; nothing is computed yet.
 
     Attributes:
         fingerprints: the input fingerprint of each day, see `staleness.fingerprints`.
         build: computes the days of a window, which may be fewer than were planned.
         sources: the tables that it reads.
-        news: what is new in a day's input, where the asset can say more than `new input`.
-        recorded_anew: days that the commit is to cover although nothing in them has changed.
-        after: of a table that carries state, the fingerprint of a day if the day before holds this
+        input_changes: what is new in a day's input, where the asset can say more than `new input`.
+        recommitted_days: days that the commit is to cover although nothing in them has changed.
+        fingerprint_after: of a table that carries state, the fingerprint of a day if the day before holds this
             content; none of other tables.
-        alone: computes days beside those that were built last, to be compared with them, and
+        compute_alone: computes days beside those that were built last, to be compared with them, and
             forgets them; none of a table whose days are not to be.
     """
 
     fingerprints: Mapping[date, str]
-    build: Callable[[Window], Built]
+    build: Callable[[Window], ComputedDays]
     sources: Sequence[Snapshot] = ()
-    news: Mapping[date, str] = field(default_factory=dict)
-    recorded_anew: Container[date] = ()
-    after: Callable[[date, str], str] | None = None
-    alone: Alone | None = None
+    input_changes: Mapping[date, str] = field(default_factory=dict)
+    recommitted_days: Container[date] = ()
+    fingerprint_after: Callable[[date, str], str] | None = None
+    compute_alone: ComputeAlone | None = None
 
 
 @dataclass(frozen=True)
@@ -178,7 +183,7 @@ class Candidate:
     """
 
     table: Table
-    plan: Callable[[Window], Plan]
+    plan: Callable[[Window], ComputePlan]
 
 
 class Outcome(enum.Enum):
@@ -195,7 +200,7 @@ class Outcome(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Done:
+class DayResult:
     """What a run made of one day.
 
     Attributes:
@@ -204,7 +209,7 @@ class Done:
         version: the commit that speaks of the day; none if there is none.
         numbers: figures for the UI, besides those of the audit.
         inputs: the version of each table that it was computed from.
-        why: why it was computed, as `why` says it; of an identical day, when it was published.
+        reason: why it was computed, as `reason` says it; of an identical day, when it was published.
     """
 
     outcome: Outcome
@@ -212,7 +217,7 @@ class Done:
     version: int | None = None
     numbers: Mapping[str, Any] = field(default_factory=dict)
     inputs: Mapping[str, int] = field(default_factory=dict)
-    why: str = ""
+    reason: str = ""
 
     @property
     def day(self) -> date:

@@ -11,37 +11,37 @@ import msgspec
 from deltalake.transaction import AddAction
 from pyspark.sql import DataFrame
 
-from backfill_assets.calendar.partitions import Days, Window, spelled
+from backfill_assets.calendar.partitions import DaySet, Window, format_ranges
 from backfill_assets.delta.commits import PublishError, Writer
-from backfill_assets.delta.creation import rules_of
+from backfill_assets.delta.creation import all_constraints
 from backfill_assets.delta.data_files import DataFiles
 from backfill_assets.delta.ledgers import Ledger
-from backfill_assets.delta.records import Details, as_written, published
-from backfill_assets.publish.candidates import Built, Plan
-from backfill_assets.publish.chains import chained
+from backfill_assets.delta.records import CommitDetails, encode_day, to_published_day
+from backfill_assets.publish.candidates import ComputedDays, ComputePlan
+from backfill_assets.publish.chains import recompute_digests
 from backfill_assets.publish.independence import refuse_dependent_days
 from backfill_assets.quality.audit import (
     TRAILING_DAYS,
+    DayMetrics,
     Expectation,
-    Measured,
     RefusedError,
     Verdict,
-    judge,
+    check_window,
+    judge_days,
     measure,
-    refuse_strays,
     sum_digests,
 )
-from backfill_assets.quality.conditions import refuse_wrong
-from backfill_assets.quality.counts import counted
-from backfill_assets.quality.drift import Earlier, Spread, drifted, spreads
-from backfill_assets.quality.forbidden import offences
+from backfill_assets.quality.conditions import check_conditions
+from backfill_assets.quality.counts import count_kinds
+from backfill_assets.quality.drift import Baseline, Histograms, judge_drift, measure_histograms
+from backfill_assets.quality.forbidden import find_violations
 from backfill_assets.quality.skews import most_rows
 from backfill_assets.tables.drifts import DRIFT, drifts_of
 from backfill_assets.tables.table import Table
 
 
 @dataclass(frozen=True)
-class Audited:
+class AuditedDays:
     """Days that were computed and judged.
 
     Attributes:
@@ -55,70 +55,74 @@ class Audited:
         spreads: by day, how its columns are distributed that are watched.
     """
 
-    built: Built
+    built: ComputedDays
     frame: DataFrame
     fingerprints: Mapping[date, str]
     verdicts: Mapping[date, Verdict]
     rules: Mapping[str, str]
     merge: bool = False
     files: dict[date, list[AddAction]] = field(default_factory=dict)
-    spreads: Mapping[date, Spread] = field(default_factory=dict)
+    spreads: Mapping[date, Histograms] = field(default_factory=dict)
 
-    def covers(self, wanted: Mapping[date, str], ledger: Ledger) -> bool:
+    def is_current_for(self, expected: Mapping[date, str], ledger: Ledger) -> bool:
         """Whether these days would be made and judged no otherwise now."""
-        rules = rules_of(ledger.table, ledger.metadata)
-        return wanted.items() <= self.fingerprints.items() and rules == self.rules
+        rules = all_constraints(ledger.table, ledger.metadata)
+        return expected.items() <= self.fingerprints.items() and rules == self.rules
 
-    def written(self, writer: Writer, days: Sequence[date]) -> DataFiles:
+    def write_files(self, writer: Writer, days: Sequence[date]) -> DataFiles:
         """The data files of days, which are written once; those that are there already, never.
 
         Raises:
             PublishError: they could not be written, or hold other rows than were audited.
         """
-        there = self.built.files
-        if new := [day for day in days if day not in self.files and day not in there]:
-            written, digest = writer.write(self.frame, new, scattered=self.built.scattered)
-            self.files.update({day: written.get(day, []) for day in new})
-            audited = sum_digests(self.verdicts[day].measured.digest for day in new)
+        existing_files = self.built.files
+        if new_days := [day for day in days if day not in self.files and day not in existing_files]:
+            written, digest = writer.write_rows(
+                self.frame, new_days, scattered=self.built.scattered
+            )
+            self.files.update({day: written.get(day, []) for day in new_days})
+            audited = sum_digests(self.verdicts[day].metrics.digest for day in new_days)
             if digest != audited:
-                writer.remove(file for day in new for file in self.files.pop(day))
+                writer.remove_files(file for day in new_days for file in self.files.pop(day))
                 raise PublishError(
-                    f"{writer.table.name} [{spelled(new)}]: the rows that were written have the "
+                    f"{writer.table.name} [{format_ranges(new_days)}]: the rows that were written have the "
                     f"digest {digest}, and those that were audited {audited}: computed twice, the "
                     "days have not the same rows. Nothing was published. Let the table's transform "
                     "give the same rows each time."
                 )
-        return {day: there[day] if day in there else self.files[day] for day in days}
+        return {
+            day: existing_files[day] if day in existing_files else self.files[day] for day in days
+        }
 
-    def committed(self, days: Iterable[date]) -> None:
+    def mark_committed(self, days: Iterable[date]) -> None:
         """Take note of days whose files a version of the table has now."""
         for day in days:
             self.files.pop(day, None)
 
     @property
-    def left(self) -> list[AddAction]:
+    def orphaned_files(self) -> list[AddAction]:
         """The data files that no commit will name."""
         return [file for files in self.files.values() for file in files]
 
 
-def compute(
+def compute_days(
     table: Table,
-    plan: Plan,
-    wanted: Mapping[date, str],
+    plan: ComputePlan,
+    fingerprints: Mapping[date, str],
     ledger: Ledger,
-    merging: Writer | None = None,
+    merge_writer: Writer | None = None,
     *,
-    known: bool = False,
-) -> Audited:
+    skip_independence: bool = False,
+) -> AuditedDays:
     """The days computed and judged; those between them are not.
 
     Args:
         table: the table that they are meant for.
         plan: how they are made.
-        wanted: the days, each with its fingerprint.
+        fingerprints: the days, each with its fingerprint.
         ledger: that of the table.
-        merging: what would merge them into the table; none if they are to replace what is there.
-        known: whether a range that this code computes need not be held against its days alone.
+        merge_writer: what would merge them into the table; none if they are to replace what is there.
+        skip_independence: whether a range that this code computes need not be held against its days alone.
 
     Raises:
         SchemaError: a column is missing or of another type.
@@ -126,108 +130,128 @@ def compute(
         RefusedError: rows outside of these days, rows without a day, none where some are due, or
             a day that has other rows when it is computed alone.
     """
-    days = Days.of(wanted)
+    days = DaySet.from_days(fingerprints)
     built = plan.build(days)
-    frame = table.conform(built.frame)
-    rules = rules_of(table, ledger.metadata)
-    refuse_wrong(frame, table, rules)
-    found = measure(frame, table, [*rules.values()])
-    refuse_strays(found, table, days, built.expectations)
-    for day, of in offences(frame, table).items():
-        if day not in found:
+    frame = table.conform_frame(built.frame)
+    rules = all_constraints(table, ledger.metadata)
+    check_conditions(frame, table, rules)
+    measured_days = measure(frame, table, [*rules.values()])
+    check_window(measured_days, table, days, built.expectations)
+    for day, day_violations in find_violations(frame, table).items():
+        if day not in measured_days:
             raise RefusedError(
-                f"{table.name} [{days}]: refused, the table is as it was: {', '.join(of)} found "
+                f"{table.name} [{days}]: refused, the table is as it was: {', '.join(day_violations)} found "
                 f"rows of {day}, of which the frame has none. A check gives rows of the frame."
             )
-        found[day] = replace(found[day], offences=of)
+        measured_days[day] = replace(measured_days[day], offences=day_violations)
     expectations = dict(built.expectations)
-    if merging and ledger.version is not None:
-        left = merging.leftover(frame, list(wanted), ledger.version)
-        expectations |= {day: _with_leftover(expectations.get(day), n) for day, n in left.items()}
-    found_spreads = spreads(frame, table)
-    moved = _look_for_drift(table, ledger, found_spreads, days, expectations)
+    if merge_writer and ledger.version is not None:
+        leftover_rows = merge_writer.count_leftover_rows(frame, list(fingerprints), ledger.version)
+        expectations |= {
+            day: _expect_no_leftover(expectations.get(day), n) for day, n in leftover_rows.items()
+        }
+    found_spreads = measure_histograms(frame, table)
+    drift_numbers = _add_drift_notices(table, ledger, found_spreads, days, expectations)
     numbers = built.numbers
-    for more in (counted(frame, table, days), most_rows(frame, table, days), moved):
-        numbers = _joined(numbers, more)
+    for extra in (count_kinds(frame, table, days), most_rows(frame, table, days), drift_numbers):
+        numbers = _merge_figures(numbers, extra)
     built = replace(built, numbers=numbers)
-    verdicts = judge(table, days, found, expectations, _trailing(ledger, days))
-    if plan.after:
-        wanted, verdicts = chained(table, plan, ledger, verdicts)
+    verdicts = judge_days(table, days, measured_days, expectations, _trailing_days(ledger, days))
+    if plan.fingerprint_after:
+        fingerprints, verdicts = recompute_digests(table, plan, ledger, verdicts)
     by_day = {v.day: v for v in verdicts}
-    if plan.alone and not known:
-        passed = {v.day: v.measured.rows for v in verdicts if v.passed}
+    if plan.compute_alone and not skip_independence:
+        passed = {v.day: v.metrics.rows for v in verdicts if v.may_publish}
         refuse_dependent_days(
-            table, frame, days, passed, plan.alone, chained=plan.after is not None
+            table,
+            frame,
+            days,
+            passed,
+            plan.compute_alone,
+            stateful=plan.fingerprint_after is not None,
         )
-    merge = merging is not None
-    return Audited(built, frame, wanted, by_day, rules, merge, spreads=found_spreads)
+    merge = merge_writer is not None
+    return AuditedDays(built, frame, fingerprints, by_day, rules, merge, spreads=found_spreads)
 
 
-def _with_leftover(due: Expectation | None, rows: int) -> Expectation:
+def _expect_no_leftover(expectation: Expectation | None, rows: int) -> Expectation:
     """What is expected of a day, which has rows that a merge would leave."""
-    due = due or Expectation()
-    said = (
+    expectation = expectation or Expectation()
+    problem = (
         f"{rows} published row(s) are absent or less frequent in the source, and a merge would "
         "leave them; launch the day without merge"
     )
-    return replace(due, problems=[*due.problems, said])
+    return replace(expectation, problems=[*expectation.problems, problem])
 
 
-def _look_for_drift(
+def _add_drift_notices(
     table: Table,
     ledger: Ledger,
-    now: Mapping[date, Spread],
+    day_spreads: Mapping[date, Histograms],
     days: Window,
     expectations: dict[date, Expectation],
 ) -> dict[date, Mapping[str, float]]:
     """Add what is found of drift to what is expected of the days; numbers for the UI by day."""
     numbers: dict[date, Mapping[str, float]] = {}
     for day in days if drifts_of(table) else ():
-        notice, numbers[day] = drifted(table, now.get(day, {}), _earlier(ledger, now, day))
-        due = expectations.get(day, Expectation())
+        notice, numbers[day] = judge_drift(
+            table, day_spreads.get(day, {}), _earlier_spread(ledger, day_spreads, day)
+        )
+        expectation = expectations.get(day, Expectation())
         expectations[day] = replace(
-            due,
-            notices={**due.notices, DRIFT: notice},
-            figures={**due.figures, DRIFT: numbers[day]},
+            expectation,
+            notices={**expectation.notices, DRIFT: notice},
+            figures={**expectation.figures, DRIFT: numbers[day]},
         )
     return numbers
 
 
-def _earlier(ledger: Ledger, now: Mapping[date, Spread], day: date) -> Earlier | None:
+def _earlier_spread(
+    ledger: Ledger, day_spreads: Mapping[date, Histograms], day: date
+) -> Baseline | None:
     """What a day is held against: the version that it replaces, or else the last day before it."""
 
-    def published_then(of: date) -> Spread | None:
-        record = ledger.latest.get(of)
-        return record.details.spreads.get(of) if record and ledger.current_record(of) else None
+    def published_spread(past_day: date) -> Histograms | None:
+        record = ledger.latest.get(past_day)
+        return (
+            record.details.spreads.get(past_day)
+            if record and ledger.current_record(past_day)
+            else None
+        )
 
-    if then := published_then(day):
-        return Earlier(f"version {ledger.latest[day].version}", then)
-    for before in ledger.table.cadence.before(day, TRAILING_DAYS):
-        if then := now.get(before) or published_then(before):
-            return Earlier(str(before), then)
+    if spread := published_spread(day):
+        return Baseline(f"version {ledger.latest[day].version}", spread)
+    for earlier_day in ledger.table.grain.partitions_before(day, TRAILING_DAYS):
+        if spread := day_spreads.get(earlier_day) or published_spread(earlier_day):
+            return Baseline(str(earlier_day), spread)
     return None
 
 
-def _joined(
-    some: Mapping[date, Mapping[str, Any]], more: Mapping[date, Mapping[str, Any]]
+def _merge_figures(
+    numbers: Mapping[date, Mapping[str, Any]], extra: Mapping[date, Mapping[str, Any]]
 ) -> dict[date, Mapping[str, Any]]:
-    return {**some, **{day: {**some.get(day, {}), **of} for day, of in more.items()}}
+    return {
+        **numbers,
+        **{day: {**numbers.get(day, {}), **figures} for day, figures in extra.items()},
+    }
 
 
-def _trailing(ledger: Ledger, window: Window) -> dict[date, Measured]:
+def _trailing_days(ledger: Ledger, window: Window) -> dict[date, DayMetrics]:
     """The days before those of the window in numbers, from the statistics in the table's log."""
-    cadence = ledger.table.cadence
-    before = {d for day in window for d in cadence.before(day, TRAILING_DAYS)} - {*window}
-    return {day: ledger.measured[day] for day in before if day in ledger.measured}
+    cadence = ledger.table.grain
+    earlier_days = {d for day in window for d in cadence.partitions_before(day, TRAILING_DAYS)} - {
+        *window
+    }
+    return {day: ledger.measured[day] for day in earlier_days if day in ledger.measured}
 
 
-def summary(verdicts: Sequence[Verdict], audited: Audited) -> dict[str, Any]:
+def audit_summary(verdicts: Sequence[Verdict], audited: AuditedDays) -> dict[str, Any]:
     """What a commit is to say of days: those that passed, and why the others did not."""
     built = audited.built
     return {
         "audit": {
-            str(v.day): as_written(
-                published(
+            str(v.day): encode_day(
+                to_published_day(
                     v,
                     built.fingerprints.get(v.day, audited.fingerprints[v.day]),
                     built.numbers.get(v.day, {}),
@@ -236,13 +260,15 @@ def summary(verdicts: Sequence[Verdict], audited: Audited) -> dict[str, Any]:
                 )
             )
             for v in verdicts
-            if v.passed
+            if v.may_publish
         },
-        "not_published": {str(v.day): v.reasons for v in verdicts if not v.passed},
+        "not_published": {str(v.day): v.failure_reasons for v in verdicts if not v.may_publish},
     }
 
 
-def with_spreads(details: Details, audited: Audited, passed: Iterable[Verdict]) -> Details:
+def add_spreads(
+    details: CommitDetails, audited: AuditedDays, passed: Iterable[Verdict]
+) -> CommitDetails:
     """What a commit is to tell of itself, with the distributions of its days."""
-    found = {v.day: audited.spreads[v.day] for v in passed if v.day in audited.spreads}
-    return msgspec.structs.replace(details, spreads=found) if found else details
+    passed_spreads = {v.day: audited.spreads[v.day] for v in passed if v.day in audited.spreads}
+    return msgspec.structs.replace(details, spreads=passed_spreads) if passed_spreads else details

@@ -11,17 +11,19 @@ import dagster as dg
 
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.dagster_ext.engine_failures import raise_if_engine_failed
-from backfill_assets.delta.commits import gist
+from backfill_assets.delta.commits import summarize_error
 from backfill_assets.engine.spark import SPARK_ERRORS, EngineError
-from backfill_assets.tables.arguments import place_in
+from backfill_assets.tables.arguments import declaration_location
 from backfill_assets.tables.table import Table
 
 #: The traceback of a Python worker, and how it ends.
-_WORKER = re.compile(r"^Traceback \(most recent call last\):\n(?:[ \t].*\n)+(\S.*)$", re.MULTILINE)
+_WORKER_TRACEBACK = re.compile(
+    r"^Traceback \(most recent call last\):\n(?:[ \t].*\n)+(\S.*)$", re.MULTILINE
+)
 
 
 @contextmanager
-def explained(table: Table, days: Window) -> Iterator[None]:
+def explain_spark_errors(table: Table, days: Window) -> Iterator[None]:
     """Tell of what Spark cannot compute in a sentence: Spark's own has a plan and a stack.
 
     Args:
@@ -36,11 +38,11 @@ def explained(table: Table, days: Window) -> Iterator[None]:
         yield
     except SPARK_ERRORS as error:
         raise_if_engine_failed(error)
-        raise failure(table, days, "its rows cannot be computed", error) from error
+        raise step_failure(table, days, "its rows cannot be computed", error) from error
 
 
 @contextmanager
-def calling(table: Table, days: Window) -> Iterator[None]:
+def explain_function_errors(table: Table, days: Window) -> Iterator[None]:
     """Tell of what the function of a table raises in a sentence, with its file and line.
 
     Args:
@@ -57,27 +59,31 @@ def calling(table: Table, days: Window) -> Iterator[None]:
         raise
     except Exception as error:
         raise_if_engine_failed(error)
-        raise failure(table, days, "its function failed", error) from error
+        raise step_failure(table, days, "its function failed", error) from error
 
 
-def failure(table: Table, days: Window, what: str, error: Exception) -> dg.Failure:
+def step_failure(table: Table, days: Window, problem: str, error: Exception) -> dg.Failure:
     """The failure of a step: what failed, why, what state the table is in, what to do.
 
     Args:
         table: the table.
         days: of it that were to be computed.
-        what: failed.
+        problem: failed.
         error: the cause.
     """
-    spark = isinstance(error, SPARK_ERRORS)
-    why = gist(error).rstrip("; .") if spark else f"{type(error).__name__}: {error}"
-    if spark and (said := _WORKER.findall(str(error))):
-        why = f"{why} {said[-1]}"
-    mend = "See to what it names"
+    is_spark_error = isinstance(error, SPARK_ERRORS)
+    cause = (
+        summarize_error(error).rstrip("; .")
+        if is_spark_error
+        else f"{type(error).__name__}: {error}"
+    )
+    if is_spark_error and (worker_errors := _WORKER_TRACEBACK.findall(str(error))):
+        cause = f"{cause} {worker_errors[-1]}"
+    fix = "See to what it names"
     if table.kind == "derived":
-        mend = "Mend the function, or the input rows that it cannot take"
-    where = place_in([*traceback.walk_tb(error.__traceback__)][::-1])
+        fix = "Mend the function, or the input rows that it cannot take"
+    where = declaration_location([*traceback.walk_tb(error.__traceback__)][::-1])
     return dg.Failure(
-        f"{table.name} [{days}]: {what}: {why}{where}. Nothing was written, and the table is as it "
-        f"was. {mend}, and launch these days again."
+        f"{table.name} [{days}]: {problem}: {cause}{where}. Nothing was written, and the table is as it "
+        f"was. {fix}, and launch these days again."
     )

@@ -18,18 +18,18 @@ def latest_materializations(
 
     An evaluation names it, or the UI counts it as missing: it compares the two by storage id.
     """
-    key, wanted_days = dg.AssetKey(asset), {day.isoformat() for day in days}
-    if not wanted_days:  # which would ask for all days
+    key, partition_keys = dg.AssetKey(asset), {day.isoformat() for day in days}
+    if not partition_keys:  # which would ask for all days
         return {}
     ids = instance.event_log_storage.get_latest_storage_id_by_partition(
-        key, dg.DagsterEventType.ASSET_MATERIALIZATION, wanted_days
+        key, dg.DagsterEventType.ASSET_MATERIALIZATION, partition_keys
     )
-    found = {}
+    latest = {}
     for first in range(0, len(ids), _QUERY_SIZE):
-        wanted = list(ids.values())[first : first + _QUERY_SIZE]
+        storage_ids = list(ids.values())[first : first + _QUERY_SIZE]
         records = instance.fetch_materializations(
-            dg.AssetRecordsFilter(asset_key=key, storage_ids=wanted), limit=len(wanted)
+            dg.AssetRecordsFilter(asset_key=key, storage_ids=storage_ids), limit=len(storage_ids)
         ).records
         for record in records:
-            found[date.fromisoformat(str(record.partition_key))] = record
-    return found
+            latest[date.fromisoformat(str(record.partition_key))] = record
+    return latest

@@ -6,76 +6,78 @@ from collections.abc import Container, Mapping
 from datetime import date
 
 from backfill_assets.delta.ledgers import Ledger
-from backfill_assets.delta.records import verdict_of
-from backfill_assets.publish.candidates import Done, Outcome, Plan, Remarks
-from backfill_assets.publish.computing import Audited
-from backfill_assets.quality.audit import Expectation, judge
+from backfill_assets.delta.records import restore_verdict
+from backfill_assets.publish.candidates import CommitNotes, ComputePlan, DayResult, Outcome
+from backfill_assets.publish.computing import AuditedDays
+from backfill_assets.quality.audit import Expectation, judge_days
 from backfill_assets.tables.table import Table
 
 
-def as_published(ledger: Ledger, day: date) -> Done:
+def result_from_record(ledger: Ledger, day: date) -> DayResult:
     """A day as the record of its commit tells of it."""
     record = ledger.latest[day]
     published = record.days[day]
-    verdict = verdict_of(ledger.table, day, published)
+    verdict = restore_verdict(ledger.table, day, published)
     numbers, inputs = published.numbers, record.inputs
-    return Done(Outcome.IDENTICAL, verdict, record.version, numbers, inputs, record.why(day))
+    return DayResult(
+        Outcome.IDENTICAL, verdict, record.version, numbers, inputs, record.reason_for_day(day)
+    )
 
 
-def left(
-    ledger: Ledger, plan: Plan, because: Container[date], refused: Mapping[date, Expectation]
-) -> list[Done]:
+def skipped_days(
+    ledger: Ledger, plan: ComputePlan, reasons: Container[date], refused: Mapping[date, Expectation]
+) -> list[DayResult]:
     """The days that are not computed: as they are published already, or as an input lacks them."""
-    kept = {day for day in plan.fingerprints if day not in because and day not in refused}
-    failed = judge(ledger.table, sorted(refused), {}, refused, {})
-    reverted = sorted(kept - ledger.latest.keys())
+    current_days = {day for day in plan.fingerprints if day not in reasons and day not in refused}
+    failed = judge_days(ledger.table, sorted(refused), {}, refused, {})
+    reverted = sorted(current_days - ledger.latest.keys())
     text = (
         "an undo has reverted its rows, and its inputs are the same: only a person builds it again"
     )
-    on_hold = judge(
+    on_hold = judge_days(
         ledger.table, reverted, {}, dict.fromkeys(reverted, Expectation(problems=[text])), {}
     )
     return [
-        *(as_published(ledger, day) for day in sorted(kept & ledger.latest.keys())),
-        *(Done(Outcome.WITHDRAWN, verdict) for verdict in on_hold),
-        *(Done(Outcome.FAILED, verdict) for verdict in failed),
+        *(result_from_record(ledger, day) for day in sorted(current_days & ledger.latest.keys())),
+        *(DayResult(Outcome.WITHDRAWN, verdict) for verdict in on_hold),
+        *(DayResult(Outcome.FAILED, verdict) for verdict in failed),
     ]
 
 
-def outcomes(
+def day_results(
     table: Table,
-    audited: Audited,
-    because: Mapping[date, str],
+    audited: AuditedDays,
+    reasons: Mapping[date, str],
     version: int | None,
     inputs: Mapping[str, int],
-    remarks: Remarks,
+    commit_notes: CommitNotes,
     changed: Container[date],
-) -> list[Done]:
+) -> list[DayResult]:
     """What became of the days that were computed.
 
     Args:
         table: the table.
         audited: the days, computed and judged.
-        because: the days, each with why it was computed.
+        reasons: the days, each with why it was computed.
         version: the commit that speaks of those that passed; none if there are none.
         inputs: the version of each table that they were computed from.
-        remarks: what the asset added to the commit.
+        commit_notes: what the asset added to the commit.
         changed: the days that were written.
     """
-    done = []
-    for day, reason in because.items():
+    results = []
+    for day, reason in reasons.items():
         verdict = audited.verdicts[day]
-        outcome, at = Outcome.UNCHANGED, version if verdict.passed else None
-        if not verdict.passed:
+        outcome, commit_version = Outcome.UNCHANGED, version if verdict.may_publish else None
+        if not verdict.may_publish:
             outcome = Outcome.FAILED
-        elif day in remarks.withdrawn:
+        elif day in commit_notes.revoked_days:
             outcome = Outcome.WITHDRAWN
-            why = Expectation(problems=[remarks.withdrawn[day]])
-            (verdict,) = judge(table, [day], {}, {day: why}, {})
+            expectation = Expectation(problems=[commit_notes.revoked_days[day]])
+            (verdict,) = judge_days(table, [day], {}, {day: expectation}, {})
         elif day in changed:
             outcome = Outcome.WRITTEN
         numbers = audited.built.numbers.get(day, {})
         provenance = audited.built.provenance.get(day)
-        made_from = provenance.inputs if provenance else inputs
-        done.append(Done(outcome, verdict, at, numbers, made_from, reason))
-    return done
+        input_versions = provenance.inputs if provenance else inputs
+        results.append(DayResult(outcome, verdict, commit_version, numbers, input_versions, reason))
+    return results

@@ -18,7 +18,7 @@ import msgspec
 from pydantic import PrivateAttr
 from pyspark.sql import DataFrame
 
-from backfill_assets.calendar.partitions import Days, Window, packed
+from backfill_assets.calendar.partitions import DaySet, Window, to_ranges
 from backfill_assets.delta import evolution
 from backfill_assets.delta.commits import PublishError, Writer
 from backfill_assets.delta.ledgers import Ledger
@@ -28,13 +28,19 @@ from backfill_assets.delta.snapshots import rows_as_of
 from backfill_assets.engine.spark import Engine
 from backfill_assets.provenance import package_version
 from backfill_assets.publish import chains
-from backfill_assets.publish.candidates import Candidate, Done, Plan, Remarks, Snapshot
-from backfill_assets.publish.computing import Audited, compute, summary, with_spreads
-from backfill_assets.publish.failures import explained
-from backfill_assets.publish.independence import is_known
-from backfill_assets.publish.outcomes import as_published, left, outcomes
-from backfill_assets.publish.reasons import by_reason, days_on_hold, to_compute
-from backfill_assets.publish.refusals import lacking, refuse_other_code
+from backfill_assets.publish.candidates import (
+    Candidate,
+    CommitNotes,
+    ComputePlan,
+    DayResult,
+    Snapshot,
+)
+from backfill_assets.publish.computing import AuditedDays, add_spreads, audit_summary, compute_days
+from backfill_assets.publish.failures import explain_spark_errors
+from backfill_assets.publish.independence import has_computed_ranges
+from backfill_assets.publish.outcomes import day_results, result_from_record, skipped_days
+from backfill_assets.publish.reasons import days_by_reason, days_on_hold, days_to_compute
+from backfill_assets.publish.refusals import missing_inputs, refuse_other_code
 from backfill_assets.publish.run_tags import REASON_TAG, launched_by
 from backfill_assets.quality.audit import Expectation
 from backfill_assets.settings import UNDO_DAYS
@@ -55,7 +61,7 @@ class Publisher(dg.ConfigurableIOManager):
         code_versions: the same by table, of the code that makes it, for the commit's record.
         config_digest: of all settings that decide what is in them, to which a backfill is pinned.
         config_digests: the same by table, each of those that decide it, for the commit's record.
-        tables: where the tables are declared, see `catalog.declared`.
+        tables: where the tables are declared, see `catalog.load_tables`.
         git_commit: of that code; empty if unknown.
         git_dirty: whether the code differs from that commit; none if unknown.
         undo_days: for how many days a table that is created keeps the files that were replaced.
@@ -73,9 +79,9 @@ class Publisher(dg.ConfigurableIOManager):
     git_dirty: bool | None = None
     undo_days: int = UNDO_DAYS
     stalled_after: int = 0
-    _failed: dict[tuple[str, str], dict[date, str]] = PrivateAttr(default_factory=dict)
+    _failed_days: dict[tuple[str, str], dict[date, str]] = PrivateAttr(default_factory=dict)
 
-    def record(self, table: Table, run_id: str, tags: Mapping[str, str]) -> dict[str, Any]:
+    def run_metadata(self, table: Table, run_id: str, tags: Mapping[str, str]) -> dict[str, Any]:
         """What a commit says of the run that makes it: who, why, and by which code."""
         return {
             "run_id": run_id,
@@ -91,14 +97,14 @@ class Publisher(dg.ConfigurableIOManager):
             "git_dirty": self.git_dirty,
         }
 
-    def failed(self, run_id: str) -> dict[str, dict[date, str]]:
+    def failed_days(self, run_id: str) -> dict[str, dict[date, str]]:
         """The days that a run of this process did not publish, with the reasons.
 
         By table, for all tables that it has computed so far.
         """
         # Other steps of the run add to it meanwhile.
-        found = list(self._failed.items())
-        return {name: dict(days) for (run, name), days in found if run == run_id}
+        entries = list(self._failed_days.items())
+        return {name: dict(days) for (run, name), days in entries if run == run_id}
 
     def publish(
         self,
@@ -108,7 +114,7 @@ class Publisher(dg.ConfigurableIOManager):
         *,
         rewrite: Container[date] = (),
         merge: bool = False,
-    ) -> list[Done]:
+    ) -> list[DayResult]:
         """Compute what is not published as it is, audit it, and commit what has changed.
 
         The order keeps older input from overwriting newer, however many runs meet on a day: first
@@ -131,58 +137,64 @@ class Publisher(dg.ConfigurableIOManager):
             SchemaError: the table, or one that it is made from, is not the one of its model.
         """
         table, merge = candidate.table, merge and candidate.table.merges
-        audited: Audited | None = None
+        audited: AuditedDays | None = None
         for attempt in range(1, _ATTEMPTS + 1):
-            ledger, plan = self._look(candidate, window, record)
-            asked = to_compute(ledger, plan, *_by(record), rewrite)
-            asked, buildable = _without_held(ledger, plan, window, asked, record)
-            because, refused = self._possible(ledger, plan, buildable, asked, record)
-            done = left(ledger, plan, because, refused)
-            if because:
-                wanted = {day: plan.fingerprints[day] for day in because}
+            ledger, plan = self._plan_days(candidate, window, record)
+            requested = days_to_compute(ledger, plan, *_code_and_settings(record), rewrite)
+            requested, buildable = _skip_days_on_hold(ledger, plan, window, requested, record)
+            reasons, refused = self._buildable_days(ledger, plan, buildable, requested, record)
+            results = skipped_days(ledger, plan, reasons, refused)
+            if reasons:
+                fingerprints = {day: plan.fingerprints[day] for day in reasons}
                 # What a merge would leave depends on the table as well.
-                if audited is None or merge or not audited.covers(wanted, ledger):
-                    self._remove_left(table, audited)
-                    audited = self._computed(table, plan, wanted, ledger, record, merge=merge)
-                for day in chains.as_it_was(ledger, plan, audited.fingerprints, asked):
-                    done.append(as_published(ledger, day))
-                    del because[day]
-                written = self._publish(table, audited, because, ledger, plan, record, rewrite)
-                if written is None:
+                if audited is None or merge or not audited.is_current_for(fingerprints, ledger):
+                    self._remove_orphaned_files(table, audited)
+                    audited = self._compute_days(
+                        table, plan, fingerprints, ledger, record, merge=merge
+                    )
+                for day in chains.unchanged_suffix(ledger, plan, audited.fingerprints, requested):
+                    results.append(result_from_record(ledger, day))
+                    del reasons[day]
+                written_results = self._commit_passed_days(
+                    table, audited, reasons, ledger, plan, record, rewrite
+                )
+                if written_results is None:
                     _log.info("%s [%s]: another run was first, looking again", table.name, window)
                     time.sleep(random.uniform(0.1, 0.5) * min(attempt, 4))  # not both at once again
                     continue
-                done += written
-            self._remove_left(table, audited)
-            return sorted(done, key=lambda one: one.day)
+                results += written_results
+            self._remove_orphaned_files(table, audited)
+            return sorted(results, key=lambda result: result.day)
         raise PublishError(
             f"{table.name} [{window}]: other runs committed first {_ATTEMPTS} times in a row. The "
             "table is as they left it. Launch these days again."
         )
 
-    def _computed(
+    def _compute_days(
         self,
         table: Table,
-        plan: Plan,
-        wanted: Mapping[date, str],
+        plan: ComputePlan,
+        fingerprints: Mapping[date, str],
         ledger: Ledger,
         record: Mapping[str, Any],
         *,
         merge: bool,
-    ) -> Audited:
+    ) -> AuditedDays:
         """The days computed and judged, as this code makes them.
 
         Raises:
             dagster.Failure: Spark cannot compute the rows.
         """
-        merging = self.writer(table) if merge else None
-        known = is_known(ledger, record["code_version"])
-        with explained(table, Days.of(wanted)):
-            return compute(table, plan, wanted, ledger, merging, known=known)
+        merge_writer = self.writer(table) if merge else None
+        skip_independence = has_computed_ranges(ledger, record["code_version"])
+        with explain_spark_errors(table, DaySet.from_days(fingerprints)):
+            return compute_days(
+                table, plan, fingerprints, ledger, merge_writer, skip_independence=skip_independence
+            )
 
-    def _look(
+    def _plan_days(
         self, candidate: Candidate, window: Window, record: Mapping[str, Any]
-    ) -> tuple[Ledger, Plan]:
+    ) -> tuple[Ledger, ComputePlan]:
         """The table's ledger and, read after it, the plan; both as of now.
 
         Raises:
@@ -192,19 +204,19 @@ class Publisher(dg.ConfigurableIOManager):
         ledger = self.ledger(candidate.table)
         plan = candidate.plan(window)
         made_from = [source.table.name for source in plan.sources]
-        evolution.refuse(ledger, self.url(candidate.table), made_from)
+        evolution.raise_if_schema_differs(ledger, self.url(candidate.table), made_from)
         for source in plan.sources:
-            evolution.refuse(source.ledger, self.url(source.table))
+            evolution.raise_if_schema_differs(source.ledger, self.url(source.table))
         sources = [source.ledger for source in plan.sources]
         refuse_other_code([ledger, *sources], window, record, self.config_of)
         return ledger, plan
 
-    def _possible(
+    def _buildable_days(
         self,
         ledger: Ledger,
-        plan: Plan,
+        plan: ComputePlan,
         window: Window,
-        asked: Mapping[date, str],
+        requested: Mapping[date, str],
         record: Mapping[str, Any],
     ) -> tuple[dict[date, str], dict[date, Expectation]]:
         """Of the days to compute, those that can be, each with why; and those that cannot.
@@ -213,68 +225,74 @@ class Publisher(dg.ConfigurableIOManager):
             ledger: that of the table.
             plan: how its days would be made now.
             window: the days of the plan.
-            asked: the days that are not published as they would be made now.
+            requested: the days that are not published as they would be made now.
             record: what the commit is to say of the run.
         """
-        table, failed = ledger.table, self.failed(record["run_id"])
+        table, failed_by_table = ledger.table, self.failed_days(record["run_id"])
         others = [source for source in plan.sources if source.table is not table]
-        refused = lacking(others, window, self.config_of, failed)
-        if plan.after:
-            own, config = failed.get(table.name, ()), self.config_of(table)
-            return chains.in_order(ledger, plan, window, asked, refused, own, config)
-        return {day: why for day, why in asked.items() if day not in refused}, refused
+        refused = missing_inputs(others, window, self.config_of, failed_by_table)
+        if plan.fingerprint_after:
+            own_failed_days, config = failed_by_table.get(table.name, ()), self.config_of(table)
+            return chains.split_buildable_days(
+                ledger, plan, window, requested, refused, own_failed_days, config
+            )
+        return {day: reason for day, reason in requested.items() if day not in refused}, refused
 
-    def _publish(
+    def _commit_passed_days(
         self,
         table: Table,
-        audited: Audited,
-        because: Mapping[date, str],
+        audited: AuditedDays,
+        reasons: Mapping[date, str],
         ledger: Ledger,
-        plan: Plan,
+        plan: ComputePlan,
         record: Mapping[str, Any],
         rewrite: Container[date],
-    ) -> list[Done] | None:
+    ) -> list[DayResult] | None:
         """Commit the days that passed; none if another commit of ours came first.
 
         Args:
             table: the table.
             audited: the days, computed and judged.
-            because: the days to publish, each with why it was computed.
+            reasons: the days to publish, each with why it was computed.
             ledger: that of the table.
             plan: what the days were made by.
             record: what the commit is to say of the run.
             rewrite: the days to write although they have the rows that are there already.
         """
-        verdicts = [audited.verdicts[day] for day in because]
+        verdicts = [audited.verdicts[day] for day in reasons]
         inputs = {source.table.name: source.ledger.version or 0 for source in plan.sources}
-        passed = [verdict for verdict in verdicts if verdict.passed]
+        passed = [verdict for verdict in verdicts if verdict.may_publish]
         changed = {
-            v.day for v in passed if v.day in rewrite or ledger.content(v.day) != v.measured.digest
+            v.day
+            for v in passed
+            if v.day in rewrite or ledger.content_key(v.day) != v.metrics.digest
         }
-        version, remarks = None, Remarks()
+        version, commit_notes = None, CommitNotes()
         if passed:
-            if audited.built.remarks:
-                before = None if ledger.version is None else self.source(ledger, False)
-                remarks = audited.built.remarks(before, verdicts)
+            if audited.built.commit_notes:
+                before = None if ledger.version is None else self.table_snapshot(ledger, False)
+                commit_notes = audited.built.commit_notes(before, verdicts)
             metadata = {
                 **record,
                 "inputs": inputs,
                 "since": ledger.version,
-                **summary([v for v in verdicts if v.day not in remarks.withdrawn], audited),
-                "because": by_reason({v.day: because[v.day] for v in passed}),
-                "final": packed(remarks.final),
-                "withdrawn": packed(remarks.withdrawn),
-                "said": msgspec.to_builtins(with_spreads(remarks.details, audited, passed)),
+                **audit_summary(
+                    [v for v in verdicts if v.day not in commit_notes.revoked_days], audited
+                ),
+                "because": days_by_reason({v.day: reasons[v.day] for v in passed}),
+                "final": to_ranges(commit_notes.final_days),
+                "withdrawn": to_ranges(commit_notes.revoked_days),
+                "said": msgspec.to_builtins(add_spreads(commit_notes.details, audited, passed)),
             }
-            version = self._commit(table, audited, sorted(changed), metadata, ledger)
+            version = self._commit_files(table, audited, sorted(changed), metadata, ledger)
             if version is None:
                 return None
-        return outcomes(table, audited, because, version, inputs, remarks, changed)
+        return day_results(table, audited, reasons, version, inputs, commit_notes, changed)
 
-    def _commit(
+    def _commit_files(
         self,
         table: Table,
-        audited: Audited,
+        audited: AuditedDays,
         days: Sequence[date],
         metadata: Mapping[str, Any],
         ledger: Ledger,
@@ -286,16 +304,16 @@ class Publisher(dg.ConfigurableIOManager):
         """
         writer = self.writer(table)
         if audited.merge and days:
-            return writer.merge(audited.written(writer, days), days, metadata, ledger)
-        version = writer.commit(audited.written(writer, days), days, metadata, ledger)
+            return writer.merge(audited.write_files(writer, days), days, metadata, ledger)
+        version = writer.commit(audited.write_files(writer, days), days, metadata, ledger)
         if version is not None:
-            audited.committed(days)
+            audited.mark_committed(days)
         return version
 
-    def _remove_left(self, table: Table, audited: Audited | None) -> None:
+    def _remove_orphaned_files(self, table: Table, audited: AuditedDays | None) -> None:
         """Remove the data files that no commit will name."""
-        if audited and audited.left:
-            self.writer(table).remove(audited.left)
+        if audited and audited.orphaned_files:
+            self.writer(table).remove_files(audited.orphaned_files)
 
     def url(self, table: Table) -> str:
         """Where a table lives."""
@@ -317,7 +335,7 @@ class Publisher(dg.ConfigurableIOManager):
         """What commits to a table."""
         return Writer(lambda: self.engine.spark_session, self.url(table), table, self.undo_days)
 
-    def source(self, ledger: Ledger, by_day: bool) -> Snapshot:
+    def table_snapshot(self, ledger: Ledger, by_day: bool) -> Snapshot:
         """A table at the version of its ledger, to be read when the rows are wanted.
 
         The version is pinned: the audit and the write evaluate a frame at different times, and a
@@ -338,11 +356,11 @@ class Publisher(dg.ConfigurableIOManager):
         return Snapshot(ledger, by_day, read)
 
 
-def _without_held(
+def _skip_days_on_hold(
     ledger: Ledger,
-    plan: Plan,
+    plan: ComputePlan,
     window: Window,
-    asked: Mapping[date, str],
+    requested: Mapping[date, str],
     record: Mapping[str, Any],
 ) -> tuple[dict[date, str], Window]:
     """The days to compute and the window to build, without days on hold if no person launched it.
@@ -350,12 +368,14 @@ def _without_held(
     Of a table that carries state, nothing is built upon a day that is on hold.
     """
     if record.get("launched_by", PERSON) == PERSON:
-        return dict(asked), window
+        return dict(requested), window
     on_hold = days_on_hold(ledger, plan.fingerprints)
-    if on_hold and plan.after:
+    if on_hold and plan.fingerprint_after:
         window = Window(window.start, max(window.start, min(on_hold)))
-    return {d: why for d, why in asked.items() if d not in on_hold and d in window}, window
+    return {
+        d: reason for d, reason in requested.items() if d not in on_hold and d in window
+    }, window
 
 
-def _by(record: Mapping[str, Any]) -> tuple[str, str]:
+def _code_and_settings(record: Mapping[str, Any]) -> tuple[str, str]:
     return record["code_version"], record["config_digest"]

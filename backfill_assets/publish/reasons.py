@@ -6,16 +6,16 @@ from collections import defaultdict
 from collections.abc import Container, Iterable, Mapping, Sequence
 from datetime import date
 
-from backfill_assets.calendar.partitions import DAY, packed
+from backfill_assets.calendar.partitions import DAY, to_ranges
 from backfill_assets.delta.ledgers import Ledger
-from backfill_assets.publish.candidates import Plan
+from backfill_assets.publish.candidates import ComputePlan
 from backfill_assets.tables.derived import carries_state
 
 #: A day that is made of what it was made of, by the code that made it.
-ASKED_FOR = "asked for"
+REQUESTED = "asked for"
 
 
-def why(
+def recompute_reason(
     ledger: Ledger,
     day: date,
     fingerprint: str,
@@ -24,7 +24,7 @@ def why(
     rewrite: bool = False,
     *,
     inputs: Iterable[Ledger] = (),
-    news: str = "",
+    input_change: str = "",
 ) -> str | None:
     """Why a day is to be computed; none if it is published as it would be made now.
 
@@ -36,36 +36,42 @@ def why(
         config_digest: of the settings that would decide what is in it.
         rewrite: whether somebody asks for it, whatever is published.
         inputs: the tables that it is made of, as they are now, to tell which of them is new.
-        news: what is new in its input, where somebody knows better than these tables do.
+        input_change: what is new in its input, where somebody knows better than these tables do.
     """
-    known, published = ledger.latest.get(day), ledger.current_record(day)
-    if known is None:
-        return "rows without a record" if day in ledger.published else "never published"
+    latest, published = ledger.latest.get(day), ledger.current_record(day)
+    if latest is None:
+        return "rows without a record" if day in ledger.published_days else "never published"
     if published is None:
         return "external commit"
-    found = []
+    reasons = []
     if not published.fingerprint:
-        found.append(news or "input not on record")
+        reasons.append(input_change or "input not on record")
     elif published.fingerprint != fingerprint:
         # A table may have changed on other days only; the fingerprint knows which days count.
-        newer = [x.table.name for x in inputs if x.moved > known.inputs.get(x.table.name, -1)]
-        found.append(news or new_input([*newer, *ledger.other_references(day)]))
-    if known.code_version != code_version:
-        found.append("other code")
-    if known.made_under(day) != config_digest:
-        found.append("other settings")
-    if rewrite and not found:
-        found.append(news or ASKED_FOR)
-    return "; ".join(found) or None
+        newer = [
+            x.table.name for x in inputs if x.last_change > latest.inputs.get(x.table.name, -1)
+        ]
+        reasons.append(input_change or new_input_reason([*newer, *ledger.changed_references(day)]))
+    if latest.code_version != code_version:
+        reasons.append("other code")
+    if latest.made_under(day) != config_digest:
+        reasons.append("other settings")
+    if rewrite and not reasons:
+        reasons.append(input_change or REQUESTED)
+    return "; ".join(reasons) or None
 
 
-def new_input(names: Sequence[str]) -> str:
+def new_input_reason(names: Sequence[str]) -> str:
     """New input as a reason, with the tables that it comes from as far as they are known."""
     return f"new input: {', '.join(names)}" if names else "new input"
 
 
-def to_compute(
-    ledger: Ledger, plan: Plan, code_version: str, config_digest: str, rewrite: Container[date]
+def days_to_compute(
+    ledger: Ledger,
+    plan: ComputePlan,
+    code_version: str,
+    config_digest: str,
+    rewrite: Container[date],
 ) -> dict[date, str]:
     """The days of a plan that are to be computed, each with why.
 
@@ -77,20 +83,20 @@ def to_compute(
         rewrite: the days that somebody asks for, whatever is published.
     """
     inputs = [source.ledger for source in plan.sources]
-    found = {
-        day: why(
+    reasons = {
+        day: recompute_reason(
             ledger,
             day,
             fingerprint,
             code_version,
             config_digest,
-            day in rewrite or day in plan.recorded_anew,
+            day in rewrite or day in plan.recommitted_days,
             inputs=inputs,
-            news=plan.news.get(day, ""),
+            input_change=plan.input_changes.get(day, ""),
         )
         for day, fingerprint in plan.fingerprints.items()
     }
-    return {day: reason for day, reason in found.items() if reason is not None}
+    return {day: reason for day, reason in reasons.items() if reason is not None}
 
 
 def days_on_hold(ledger: Ledger, fingerprints: Mapping[date, str]) -> set[date]:
@@ -103,17 +109,17 @@ def days_on_hold(ledger: Ledger, fingerprints: Mapping[date, str]) -> set[date]:
         ledger: that of the table.
         fingerprints: by day, the input fingerprint that it would have now.
     """
-    found: set[date] = set()
+    held_days: set[date] = set()
     for day in sorted(ledger.on_hold.keys() & fingerprints.keys()):
-        follows_held = carries_state(ledger.table) and day - DAY in found
-        if follows_held or ledger.on_hold[day] == fingerprints[day]:
-            found.add(day)
-    return found
+        follows_held_day = carries_state(ledger.table) and day - DAY in held_days
+        if follows_held_day or ledger.on_hold[day] == fingerprints[day]:
+            held_days.add(day)
+    return held_days
 
 
-def by_reason(because: Mapping[date, str]) -> dict[str, list[str]]:
+def days_by_reason(reasons: Mapping[date, str]) -> dict[str, list[str]]:
     """The days by reason, for a record."""
-    found = defaultdict(list)
-    for day, reason in because.items():
-        found[reason].append(day)
-    return {reason: packed(days) for reason, days in found.items()}
+    grouped = defaultdict(list)
+    for day, reason in reasons.items():
+        grouped[reason].append(day)
+    return {reason: to_ranges(days) for reason, days in grouped.items()}

@@ -6,7 +6,7 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from datetime import date
 from typing import Any
 
-from backfill_assets.calendar.partitions import Window, spelled
+from backfill_assets.calendar.partitions import Window, format_ranges
 from backfill_assets.delta.commits import PublishError
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.publish.candidates import Snapshot
@@ -37,25 +37,28 @@ def refuse_other_code(
         return
     for ledger in ledgers:
         config = record["config_digest"] if ledger is ledgers[0] else config_of(ledger.table)
-        now = (record.get("release", record["code_version"]), config)
-        for other in reversed(ledger.records):
-            if other.backfill_id != backfill:
+        running_version = (record.get("release", record["code_version"]), config)
+        for earlier_record in reversed(ledger.records):
+            if earlier_record.backfill_id != backfill:
                 continue
-            for day in other.days:
-                then = (ledger.code_of(other, day), other.config_digest)
-                if then != now:
+            for day in earlier_record.days:
+                recorded_version = (
+                    ledger.code_of(earlier_record, day),
+                    earlier_record.config_digest,
+                )
+                if recorded_version != running_version:
                     raise PublishError(
                         f"{ledgers[0].table.name} [{window}]: backfill {backfill} has published "
-                        f"{spelled(other.days)} of {ledger.table.name} with code "
-                        f"{then[0]} and configuration {then[1]}, and this run has {now[0]} and "
-                        f"{now[1]}. Nothing was written. Put back what was deployed and launch "
+                        f"{format_ranges(earlier_record.days)} of {ledger.table.name} with code "
+                        f"{recorded_version[0]} and configuration {recorded_version[1]}, and this run has {running_version[0]} and "
+                        f"{running_version[1]}. Nothing was written. Put back what was deployed and launch "
                         "what is missing and failed again, or launch all of its days as a new "
                         "backfill. If the new code makes the same rows, `backfill-assets "
                         "accept-code` says so for the days that are published."
                     )
 
 
-def lacking(
+def missing_inputs(
     sources: Sequence[Snapshot],
     window: Window,
     config_of: Callable[[Table], str],
@@ -73,22 +76,28 @@ def lacking(
         config_of: the digest of the settings that decide a table now.
         failed: days that this run has failed to publish, by table.
     """
-    found: dict[date, Expectation] = {}
+    expectations: dict[date, Expectation] = {}
     for source in sources:
         digest = config_of(source.table)
-        for day, unlike in source.unlike(window, digest).items():
-            said = (
-                f"{source.table.name}[{spelled(unlike)}] was made under other settings; "
+        for day, other_settings_days in source.days_with_other_settings(window, digest).items():
+            problem = (
+                f"{source.table.name}[{format_ranges(other_settings_days)}] was made under other settings; "
                 "rebuild these days first"
             )
-            found.setdefault(day, Expectation(problems=[said]))
+            expectations.setdefault(day, Expectation(problems=[problem]))
         just_failed = failed.get(source.table.name, ())
         for day in window:
-            needed = source.needed(day)
-            if bad := [of for of in needed if of in just_failed]:
-                said = f"{source.table.name}[{spelled(bad)}] failed in this run"
-                found[day] = Expectation(problems=[said])
-            elif bad := [of for of in needed if of not in source.ledger.published]:
-                said = f"{source.table.name}[{spelled(bad)}] has never been published"
-                found[day] = Expectation(problems=[said])
-    return found
+            needed = source.required_days(day)
+            if unusable_days := [needed_day for needed_day in needed if needed_day in just_failed]:
+                problem = f"{source.table.name}[{format_ranges(unusable_days)}] failed in this run"
+                expectations[day] = Expectation(problems=[problem])
+            elif unusable_days := [
+                needed_day
+                for needed_day in needed
+                if needed_day not in source.ledger.published_days
+            ]:
+                problem = (
+                    f"{source.table.name}[{format_ranges(unusable_days)}] has never been published"
+                )
+                expectations[day] = Expectation(problems=[problem])
+    return expectations

@@ -24,7 +24,7 @@ CLOSE_TAG = "backfill_assets/close"
 CALLS_TAG = "backfill_assets/calls"
 #: Why a run was launched, for the record of its commits.
 REASON_TAG = "backfill_assets/reason"
-#: The code and the configuration that a backfill was planned with, see `pinned`.
+#: The code and the configuration that a backfill was planned with, see `format_code_pin`.
 CODE_TAG = "backfill_assets/code"
 #: In the environment of a run of `backfill-assets night --run`: Dagster's command takes no tags.
 NIGHT_VARIABLE = "_BACKFILL_ASSETS_NIGHT"
@@ -45,12 +45,12 @@ def launched_by(tags: Mapping[str, str]) -> str:
     return NIGHT if NIGHT_VARIABLE in os.environ else PERSON
 
 
-def pinned(code_version: str, config_digest: str) -> str:
+def format_code_pin(code_version: str, config_digest: str) -> str:
     """Code and configuration as a tag spells them."""
     return f"{code_version}/{config_digest}"
 
 
-def merges(tags: Mapping[str, str]) -> bool:
+def is_merge_run(tags: Mapping[str, str]) -> bool:
     """Whether a run asks for merges."""
     mode = tags.get(WRITE_MODE_TAG, "overwrite")
     if mode not in ("overwrite", "merge"):

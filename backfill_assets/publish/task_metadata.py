@@ -20,23 +20,27 @@ def task_metadata(times: TaskTimes | None) -> dict[str, Any]:
     if times is None:
         return {}
     return {
-        "longest task seconds": round(times.longest, 3),
-        "median task seconds": round(times.median, 3),
-        PLOT: dg.MetadataValue.md(_plot(times)),
+        "longest task seconds": round(times.longest_seconds, 3),
+        "median task seconds": round(times.median_seconds, 3),
+        PLOT: dg.MetadataValue.md(_task_plot(times)),
     }
 
 
-def _plot(times: TaskTimes) -> str:
+def _task_plot(times: TaskTimes) -> str:
     """A line for each task, from the longest on, with a bar as long as it took."""
-    last = len(times.seconds) - 1
-    lines = min(len(times.seconds), _LINES)
+    last_index = len(times.seconds) - 1
+    line_count = min(len(times.seconds), _LINES)
     width = len(str(times.tasks))
-    told = []
-    for n in range(lines):
-        at = round(n * last / max(lines - 1, 1))  # from the longest on
-        seconds = times.seconds[last - at]
-        rank = 1 + round(at * (times.tasks - 1) / max(last, 1))
-        bar = "█" * max(round(_BAR * seconds / times.longest), 1) if times.longest else ""
-        told.append(f"{rank:>{width}}. {seconds:10.3f} s  {bar}".rstrip())
+    rows = []
+    for n in range(line_count):
+        at = round(n * last_index / max(line_count - 1, 1))  # from the longest on
+        seconds = times.seconds[last_index - at]
+        rank = 1 + round(at * (times.tasks - 1) / max(last_index, 1))
+        bar = (
+            "█" * max(round(_BAR * seconds / times.longest_seconds), 1)
+            if times.longest_seconds
+            else ""
+        )
+        rows.append(f"{rank:>{width}}. {seconds:10.3f} s  {bar}".rstrip())
     head = f"The stage with the longest task had {times.tasks} task{'s' * (times.tasks != 1)}."
-    return "\n".join([head, "", "```text", *told, "```"])
+    return "\n".join([head, "", "```text", *rows, "```"])

@@ -1,6 +1,6 @@
 """Audit before publish: one Spark aggregation over the frame gives a verdict for every day.
 
-Measuring is Spark's part (`measure`), judging is a pure function over numbers (`judge`). Neither
+Measuring is Spark's part (`measure`), judging is a pure function over numbers (`judge_days`). Neither
 writes anything, and neither knows Dagster.
 """
 
@@ -17,9 +17,9 @@ import pyspark.sql.types as T
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from backfill_assets.calendar.partitions import Window, windows
-from backfill_assets.escaping import one_line
-from backfill_assets.quality.forbidden import Offence
+from backfill_assets.calendar.partitions import Window, to_windows
+from backfill_assets.escaping import escape_line
+from backfill_assets.quality.forbidden import Violation
 from backfill_assets.tables.table import Table
 
 #: How many days before a day are its neighbours, and how many of them make a comparison worth it.
@@ -73,7 +73,7 @@ class Expectation:
 
 
 @dataclass(frozen=True)
-class Measured:
+class DayMetrics:
     """One day of a frame in numbers.
 
     Attributes:
@@ -83,7 +83,7 @@ class Measured:
         totals: sums by column.
         digest: the day's content as text; the same for the same rows in any order.
         broken: by rule, the rows that break it, where there are any.
-        offences: by check, the rows that may not be there, where there are any.
+        violations: by check, the rows that may not be there, where there are any.
     """
 
     rows: int
@@ -92,7 +92,7 @@ class Measured:
     totals: Mapping[str, int | Decimal]
     digest: str
     broken: Mapping[str, int] = field(default_factory=dict)
-    offences: Mapping[str, Offence] = field(default_factory=dict)
+    violations: Mapping[str, Violation] = field(default_factory=dict)
 
     def null_rate(self, column: str) -> float:
         """Share of rows (0 to 1) in which a column is null; 0 for an empty day."""
@@ -108,7 +108,7 @@ class Finding:
     text: str
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "text", one_line(self.text))
+        object.__setattr__(self, "text", escape_line(self.text))
 
 
 @dataclass(frozen=True)
@@ -116,23 +116,23 @@ class Verdict:
     """All findings about one day, with the numbers they rest on."""
 
     day: date
-    measured: Measured
+    metrics: DayMetrics
     expectation: Expectation
     findings: Sequence[Finding]
 
     @property
-    def severity(self) -> Severity:
+    def worst_severity(self) -> Severity:
         """The worst that any check found."""
-        found = {finding.severity for finding in self.findings}
-        return next(severity for severity in reversed(Severity) if severity in found)
+        severities = {finding.severity for finding in self.findings}
+        return next(severity for severity in reversed(Severity) if severity in severities)
 
     @property
-    def passed(self) -> bool:
+    def may_publish(self) -> bool:
         """Whether the day may be published."""
-        return self.severity is not Severity.ERROR
+        return self.worst_severity is not Severity.ERROR
 
     @property
-    def reasons(self) -> str:
+    def failure_reasons(self) -> str:
         """Why the day is not published, in one line."""
         bad = [f for f in self.findings if f.severity is Severity.ERROR]
         return "; ".join(f"{finding.check}: {finding.text}" for finding in bad)
@@ -150,11 +150,11 @@ def row_hash(struct: T.StructType) -> Column:
     parts: list[Column] = []
     for column in struct:
         value = F.col(column.name)
-        parts += [_hashable(value, column.dataType), value.isNull()]
+        parts += [_hashable_value(value, column.dataType), value.isNull()]
     return F.xxhash64(*parts)
 
 
-def _hashable(value: Column, kind: T.DataType) -> Column:
+def _hashable_value(value: Column, kind: T.DataType) -> Column:
     """A value as Spark's hash can take it.
 
     Spark chains the elements of a nested value, without a word of where one ends: elements and
@@ -171,7 +171,7 @@ def _hashable(value: Column, kind: T.DataType) -> Column:
 
 
 def _element_hash(value: Column, kind: T.DataType) -> Column:
-    return F.xxhash64(_hashable(value, kind), value.isNull())
+    return F.xxhash64(_hashable_value(value, kind), value.isNull())
 
 
 def digest_sums(struct: T.StructType) -> dict[str, Column]:
@@ -211,7 +211,7 @@ def are_comparable(digest: str, other: str) -> bool:
     return "0-0-0" in (digest, other) or digest.split("-")[3:] == other.split("-")[3:]
 
 
-def differ(digest: str, other: str) -> bool:
+def rows_differ(digest: str, other: str) -> bool:
     """Whether two digests are of other rows, as far as they can be compared."""
     return digest != other and are_comparable(digest, other)
 
@@ -225,7 +225,7 @@ def digests_by_day(frame: DataFrame, partition: str) -> dict[date, str]:
 
 def measure(
     frame: DataFrame, table: Table, rules: Sequence[str] = ()
-) -> dict[date | None, Measured]:
+) -> dict[date | None, DayMetrics]:
     """The frame in numbers by day, in one Spark aggregation.
 
     The digest adds the row hashes up (the upper and the lower half by themselves, so that no sum
@@ -238,44 +238,44 @@ def measure(
     """
     day = F.col(table.partition)
     sums = {
-        **digest_sums(table.struct),
+        **digest_sums(table.struct_type),
         **{f"null_{name}": F.count_if(F.col(name).isNull()) for name in table.columns},
         **{f"total_{name}": F.sum(name) for name in table.totals},
-        **{f"broken_{n}": F.count_if(_breaks(rule)) for n, rule in enumerate(rules)},
+        **{f"broken_{n}": F.count_if(_breaks_rule(rule)) for n, rule in enumerate(rules)},
     }
     named = [column.alias(name) for name, column in sums.items()]
     if table.key:
         by_key = frame.groupBy(day.alias("_day"), *table.key).agg(*named)
-        again = [F.sum(name).alias(name) for name in sums]
-        by_day = by_key.groupBy("_day").agg(*again, F.count(F.lit(1)).alias("keys"))
+        outer_sums = [F.sum(name).alias(name) for name in sums]
+        by_day = by_key.groupBy("_day").agg(*outer_sums, F.count(F.lit(1)).alias("keys"))
     else:
         by_day = frame.groupBy(day.alias("_day")).agg(*named).withColumn("keys", F.col("rows"))
-    return {row["_day"]: _measured(row.asDict(), table, rules) for row in by_day.collect()}
+    return {row["_day"]: _day_metrics(row.asDict(), table, rules) for row in by_day.collect()}
 
 
-def _breaks(rule: str) -> Column:
+def _breaks_rule(rule: str) -> Column:
     """Whether a row breaks a rule, as it does where the rule is null."""
     return ~F.coalesce(F.expr(rule), F.lit(False))
 
 
-def _measured(row: Mapping[str, int], table: Table, rules: Sequence[str]) -> Measured:
-    return Measured(
+def _day_metrics(row: Mapping[str, int], table: Table, rules: Sequence[str]) -> DayMetrics:
+    return DayMetrics(
         rows=row["rows"],
         nulls={name: row[f"null_{name}"] for name in table.columns},
         duplicate_keys=row["rows"] - row["keys"],
-        totals={name: row[f"total_{name}"] or zero for name, zero in table.zeros.items()},
-        digest=digest_text(row, table.struct),
+        totals={name: row[f"total_{name}"] or zero for name, zero in table.zero_totals.items()},
+        digest=digest_text(row, table.struct_type),
         broken={rule: n for at, rule in enumerate(rules) if (n := row[f"broken_{at}"])},
     )
 
 
-def empty_day(table: Table) -> Measured:
+def empty_day(table: Table) -> DayMetrics:
     """The numbers of a day without rows."""
-    return Measured(0, dict.fromkeys(table.columns, 0), 0, table.zeros, "0-0-0")
+    return DayMetrics(0, dict.fromkeys(table.columns, 0), 0, table.zero_totals, "0-0-0")
 
 
-def refuse_strays(
-    found: Mapping[date | None, Measured],
+def check_window(
+    metrics_by_day: Mapping[date | None, DayMetrics],
     table: Table,
     window: Window,
     expectations: Mapping[date, Expectation],
@@ -286,135 +286,139 @@ def refuse_strays(
         RefusedError: rows outside the window or without a day, or no rows at all although the
             inputs have some. A wrong frame, so no day of it is published.
     """
-    where = f"{table.name} [{window}]: refused, the table is as it was:"
-    if None in found:
-        rows = found[None].rows
-        raise RefusedError(f"{where} {rows} row(s) have no {table.partition}.")
-    strays = sorted(day for day in found if day is not None and day not in window)
+    prefix = f"{table.name} [{window}]: refused, the table is as it was:"
+    if None in metrics_by_day:
+        rows = metrics_by_day[None].rows
+        raise RefusedError(f"{prefix} {rows} row(s) have no {table.partition}.")
+    strays = sorted(day for day in metrics_by_day if day is not None and day not in window)
     if strays:
-        rows = sum(found[day].rows for day in strays)
+        rows = sum(metrics_by_day[day].rows for day in strays)
         raise RefusedError(
-            f"{where} {rows} row(s) have a {table.partition} outside the window: "
-            f"{', '.join(map(str, windows(strays)))}."
+            f"{prefix} {rows} row(s) have a {table.partition} outside the window: "
+            f"{', '.join(map(str, to_windows(strays)))}."
         )
-    due = sum(expectations[day].rows or 0 for day in window if day in expectations)
-    if not found and due:
+    expected_rows = sum(expectations[day].rows or 0 for day in window if day in expectations)
+    if not metrics_by_day and expected_rows:
         raise RefusedError(
-            f"{where} the frame has no rows at all, but its inputs say that {due} are due."
+            f"{prefix} the frame has no rows at all, but its inputs say that {expected_rows} are due."
         )
 
 
-def judge(
+def judge_days(
     table: Table,
     days: Iterable[date],
-    found: Mapping[date | None, Measured],
+    metrics_by_day: Mapping[date | None, DayMetrics],
     expectations: Mapping[date, Expectation],
-    before: Mapping[date, Measured],
+    previous: Mapping[date, DayMetrics],
 ) -> list[Verdict]:
     """A verdict for every day.
 
     Args:
         table: what is published.
         days: the days of the run, in ascending order.
-        found: the frame in numbers, from `measure`.
+        metrics_by_day: the frame in numbers, from `measure`.
         expectations: what the inputs say, by day.
-        before: days already in the table that precede them, for comparison.
+        previous: days already in the table that precede them, for comparison.
     """
     verdicts = []
-    known = dict(before)
+    days_before = dict(previous)
     for day in days:
-        measured = found.get(day, empty_day(table))
+        metrics = metrics_by_day.get(day, empty_day(table))
         expectation = expectations.get(day, Expectation())
-        before_it = table.cadence.before(day, TRAILING_DAYS)
-        trailing = [known[d] for d in before_it if d in known]
+        before_it = table.grain.partitions_before(day, TRAILING_DAYS)
+        trailing = [days_before[d] for d in before_it if d in days_before]
         findings = [
-            _row_count(measured, trailing),
-            _nulls(table, measured, trailing),
-            _conservation(measured, expectation),
+            _judge_row_count(metrics, trailing),
+            _judge_nulls(table, metrics, trailing),
+            _judge_conservation(metrics, expectation),
         ]
         if table.key:
-            findings.append(_unique_key(table, measured))
-        findings += [_forbidden(check.name, measured) for check in table.forbidden]
+            findings.append(_judge_unique_key(table, metrics))
+        findings += [_judge_forbidden(check.name, metrics) for check in table.forbidden]
         findings += [
             Finding(check, *expectation.notices.get(check, (Severity.OK, "nothing")))
             for check in table.notices
         ]
-        verdicts.append(Verdict(day, measured, expectation, findings))
-        known[day] = measured
+        verdicts.append(Verdict(day, metrics, expectation, findings))
+        days_before[day] = metrics
     return verdicts
 
 
-def _row_count(measured: Measured, trailing: Sequence[Measured]) -> Finding:
-    text = f"{measured.rows} rows"
+def _judge_row_count(metrics: DayMetrics, trailing: Sequence[DayMetrics]) -> Finding:
+    text = f"{metrics.rows} rows"
     counts = [other.rows for other in trailing]
     usual = median(counts) if len(counts) >= ENOUGH_DAYS else 0
-    enough = max(usual, measured.rows) >= ENOUGH_ROWS
-    if usual and enough and not usual * _ROW_SHARE <= measured.rows <= usual / _ROW_SHARE:
+    enough = max(usual, metrics.rows) >= ENOUGH_ROWS
+    if usual and enough and not usual * _ROW_SHARE <= metrics.rows <= usual / _ROW_SHARE:
         text += f", where the {len(counts)} days before it have {usual:g} (median)"
         return Finding("row_count", Severity.WARN, text)
     return Finding("row_count", Severity.OK, text)
 
 
-def _nulls(table: Table, measured: Measured, trailing: Sequence[Measured]) -> Finding:
-    found: list[tuple[Severity, str]] = []
+def _judge_nulls(table: Table, metrics: DayMetrics, trailing: Sequence[DayMetrics]) -> Finding:
+    problems: list[tuple[Severity, str]] = []
     for name in table.columns:
-        bounds = table.nullable.get(name)
-        count, rate = measured.nulls[name], measured.null_rate(name)
+        bounds = table.null_bounds.get(name)
+        count, rate = metrics.nulls[name], metrics.null_rate(name)
         if bounds is None:
             if count:
-                found.append((Severity.ERROR, f"{count} null(s) in {name}, which is required"))
+                problems.append((Severity.ERROR, f"{count} null(s) in {name}, which is required"))
             continue
-        if measured.rows < ENOUGH_ROWS:
+        if metrics.rows < ENOUGH_ROWS:
             continue
         rates = [other.null_rate(name) for other in trailing if other.rows]
         if rate > bounds.error:
-            found.append(
+            problems.append(
                 (Severity.ERROR, f"{name} is null in {rate:.1%} (allowed {bounds.error:.0%})")
             )
         elif rate > bounds.warn:
-            found.append((Severity.WARN, f"{name} is null in {rate:.1%} (usual {bounds.warn:.0%})"))
+            problems.append(
+                (Severity.WARN, f"{name} is null in {rate:.1%} (usual {bounds.warn:.0%})")
+            )
         elif len(rates) >= ENOUGH_DAYS and rate > median(rates) + _NULL_SPIKE:
-            found.append(
+            problems.append(
                 (Severity.WARN, f"{name} is null in {rate:.1%}, before in {median(rates):.1%}")
             )
-    return _worst("nulls", found, "no unexpected nulls")
+    return _worst_finding("nulls", problems, "no unexpected nulls")
 
 
-def _unique_key(table: Table, measured: Measured) -> Finding:
-    if measured.duplicate_keys:
-        text = f"{measured.duplicate_keys} row(s) repeat a ({', '.join(table.key)}) of the day"
+def _judge_unique_key(table: Table, metrics: DayMetrics) -> Finding:
+    if metrics.duplicate_keys:
+        text = f"{metrics.duplicate_keys} row(s) repeat a ({', '.join(table.key)}) of the day"
         return Finding("unique_key", Severity.ERROR, text)
-    return Finding("unique_key", Severity.OK, f"{measured.rows} distinct keys")
+    return Finding("unique_key", Severity.OK, f"{metrics.rows} distinct keys")
 
 
-def _forbidden(check: str, measured: Measured) -> Finding:
-    found = measured.offences.get(check)
-    return Finding(check, Severity.ERROR if found else Severity.OK, str(found or "no such row"))
+def _judge_forbidden(check: str, metrics: DayMetrics) -> Finding:
+    violation = metrics.violations.get(check)
+    return Finding(
+        check, Severity.ERROR if violation else Severity.OK, str(violation or "no such row")
+    )
 
 
-def _conservation(measured: Measured, expectation: Expectation) -> Finding:
-    found = [(Severity.ERROR, text) for text in expectation.problems]
-    found += [
+def _judge_conservation(metrics: DayMetrics, expectation: Expectation) -> Finding:
+    problems = [(Severity.ERROR, text) for text in expectation.problems]
+    problems += [
         (Severity.ERROR, f"{count} row(s) break the rule {rule}")
-        for rule, count in measured.broken.items()
+        for rule, count in metrics.broken.items()
     ]
-    if expectation.rows is not None and measured.rows != expectation.rows:
-        found.append((Severity.ERROR, f"{measured.rows} rows where {expectation.rows} are due"))
-    found += [
-        (Severity.ERROR, f"{name} adds up to {measured.totals[name]} where {due} is due")
-        for name, due in expectation.totals.items()
-        if measured.totals[name] != due
+    if expectation.rows is not None and metrics.rows != expectation.rows:
+        problems.append((Severity.ERROR, f"{metrics.rows} rows where {expectation.rows} are due"))
+    problems += [
+        (Severity.ERROR, f"{name} adds up to {metrics.totals[name]} where {expected} is due")
+        for name, expected in expectation.totals.items()
+        if metrics.totals[name] != expected
     ]
-    found += [(Severity.WARN, text) for text in expectation.warnings]
+    problems += [(Severity.WARN, text) for text in expectation.warnings]
     entries = ", ".join(f"{name} {count}" for name, count in expectation.entries.items())
-    return _worst("conservation", found, entries or "nothing due", entries)
+    return _worst_finding("conservation", problems, entries or "nothing due", entries)
 
 
-def _worst(
-    check: str, found: Sequence[tuple[Severity, str]], fine: str, context: str = ""
+def _worst_finding(
+    check: str, problems: Sequence[tuple[Severity, str]], fine: str, context: str = ""
 ) -> Finding:
-    if not found:
+    if not problems:
         return Finding(check, Severity.OK, fine)
-    severity = Severity.ERROR if any(s is Severity.ERROR for s, _ in found) else Severity.WARN
-    text = "; ".join(text for _, text in found)
+    severity = Severity.ERROR if any(s is Severity.ERROR for s, _ in problems) else Severity.WARN
+    text = "; ".join(text for _, text in problems)
     return Finding(check, severity, f"{text} ({context})" if context else text)

@@ -15,8 +15,8 @@ from typing import Any
 import dagster as dg
 
 from backfill_assets.dagster_ext.events import AssetCheckEvaluationTargetMaterializationData
-from backfill_assets.escaping import markdown
-from backfill_assets.quality.audit import Finding, Measured, Severity, Verdict
+from backfill_assets.escaping import escape_markdown
+from backfill_assets.quality.audit import DayMetrics, Finding, Severity, Verdict
 from backfill_assets.tables.table import Table
 
 _PUBLISHED_WITH = (Severity.WARN, Severity.ALERT)
@@ -38,11 +38,11 @@ def check_specs(
                 partitions_def=partitions_def,
             )
             for table in tables
-            for name, text in table.checks.items()
+            for name, text in table.check_descriptions.items()
         ]
 
 
-def evaluations(
+def check_evaluations(
     table: Table,
     verdict: Verdict,
     target: AssetCheckEvaluationTargetMaterializationData | None = None,
@@ -62,88 +62,90 @@ def evaluations(
             asset_key=dg.AssetKey(table.name),
             check_name=finding.check,
             passed=finding.severity is Severity.OK,
-            severity=_severity(finding),
-            blocking=blocks and (finding.check not in table.notices or not verdict.passed),
-            description=markdown(finding.text),
-            metadata=_evidence(finding, verdict),
+            severity=_dagster_severity(finding),
+            blocking=blocks and (finding.check not in table.notices or not verdict.may_publish),
+            description=escape_markdown(finding.text),
+            metadata=_check_metadata(finding, verdict),
             partition=verdict.day.isoformat(),
             target_materialization_data=target,
         )
 
 
-def _severity(finding: Finding) -> dg.AssetCheckSeverity:
+def _dagster_severity(finding: Finding) -> dg.AssetCheckSeverity:
     warns = finding.severity is Severity.WARN
     return dg.AssetCheckSeverity.WARN if warns else dg.AssetCheckSeverity.ERROR
 
 
-def _evidence(finding: Finding, verdict: Verdict) -> dict[str, Any]:
-    measured = verdict.measured
+def _check_metadata(finding: Finding, verdict: Verdict) -> dict[str, Any]:
+    metrics = verdict.metrics
     if finding.check == "nulls":
-        return _null_rates(measured)
+        return _null_rates(metrics)
     if finding.check == "unique_key":
-        return {"rows": measured.rows, "repeated": measured.duplicate_keys}
-    if offence := measured.offences.get(finding.check):
-        return {"rows": measured.rows, "offending": offence.rows}
+        return {"rows": metrics.rows, "repeated": metrics.duplicate_keys}
+    if violation := metrics.violations.get(finding.check):
+        return {"rows": metrics.rows, "offending": violation.rows}
     if figures := verdict.expectation.figures.get(finding.check):
         return dict(figures)
     if finding.check == "conservation" or finding.check in verdict.expectation.notices:
-        return {name: number(count) for name, count in verdict.expectation.entries.items()}
-    return {"rows": measured.rows}
+        return {name: exact_number(count) for name, count in verdict.expectation.entries.items()}
+    return {"rows": metrics.rows}
 
 
-def _null_rates(measured: Measured) -> dict[str, Any]:
-    return {
-        f"null rate {name}": measured.null_rate(name) for name, n in measured.nulls.items() if n
-    }
+def _null_rates(metrics: DayMetrics) -> dict[str, Any]:
+    return {f"null rate {name}": metrics.null_rate(name) for name, n in metrics.nulls.items() if n}
 
 
 def day_metadata(verdict: Verdict) -> dict[str, Any]:
     """The numbers of a published day, as metadata of its materialization."""
-    measured = verdict.measured
+    metrics = verdict.metrics
     warnings = [f"{f.check}: {f.text}" for f in verdict.findings if f.severity in _PUBLISHED_WITH]
     return {
-        "dagster/partition_row_count": measured.rows,
-        "digest": measured.digest,
-        **_null_rates(measured),
-        **{f"total {name}": plotted(total) for name, total in measured.totals.items()},
+        "dagster/partition_row_count": metrics.rows,
+        "digest": metrics.digest,
+        **_null_rates(metrics),
+        **{f"total {name}": plottable_number(total) for name, total in metrics.totals.items()},
         **(
-            {"warnings": dg.MetadataValue.md("\n".join(f"- {markdown(w)}" for w in warnings))}
+            {
+                "warnings": dg.MetadataValue.md(
+                    "\n".join(f"- {escape_markdown(w)}" for w in warnings)
+                )
+            }
             if warnings
             else {}
         ),
     }
 
 
-def number(value: int | Decimal) -> Any:
+def exact_number(value: int | Decimal) -> Any:
     """A number as metadata: money as exact text, which a float would not be."""
     return value if isinstance(value, int) else str(value)
 
 
-def plotted(value: int | Decimal) -> Any:
+def plottable_number(value: int | Decimal) -> Any:
     """A number as metadata that the UI plots; one that no float has exactly stays text."""
     if isinstance(value, int):
         return value
-    return near if Decimal(str(near := float(value))) == value else str(value)
+    return as_float if Decimal(str(as_float := float(value))) == value else str(value)
 
 
 def failure_text(
     failed: Mapping[str, Mapping[date, str]],
-    again: str = "materialize the assets again for just these days",
+    next_step: str = "materialize the assets again for just these days",
 ) -> str:
     """What a person needs at 3 a.m.: which days, why, what state the tables are in, what to do.
 
     Args:
         failed: by table, the days that were not published, each with the reason.
-        again: what to do once the input is mended.
+        next_step: what to do once the input is mended.
     """
     lines = [
-        f"  {name}[{day}]  {why}"
+        f"  {name}[{day}]  {reason}"
         for name, days in failed.items()
-        for day, why in sorted(days.items())
+        for day, reason in sorted(days.items())
     ]
     return (
         "Some days failed the audit and were not published; what was readable there before still "
         "is. All other days of this run are published, in all tables that the run was for.\n"
         + "\n".join(lines)
-        + f"\nMend the input that is named first, then {again}."
+        + f"\nMend the input that is named first, then {next_step}."
     )

@@ -14,7 +14,7 @@ from backfill_assets.tables.counts import counts_of
 from backfill_assets.tables.table import Table
 
 
-def refuse_wrong(frame: DataFrame, table: Table, rules: Mapping[str, str]) -> None:
+def check_conditions(frame: DataFrame, table: Table, rules: Mapping[str, str]) -> None:
     """See that Spark takes the rules of a table, and the kinds of rows that it counts.
 
     Nothing is computed: Spark looks at the columns and their types alone.
@@ -31,23 +31,23 @@ def refuse_wrong(frame: DataFrame, table: Table, rules: Mapping[str, str]) -> No
         **{f"the rule {name}": rule for name, rule in rules.items()},
         **{f"the count {kind!r}": condition for kind, condition in counts_of(table).items()},
     }
-    if not conditions or not _why(frame, *conditions.values()):
+    if not conditions or not _spark_problem(frame, *conditions.values()):
         return
     raise DeclarationError(
-        f"{table.name}: {'; '.join(_wrong(frame, conditions))}. Nothing was computed, and the "
+        f"{table.name}: {'; '.join(_wrong_conditions(frame, conditions))}. Nothing was computed, and the "
         "table is as it was. Mend the condition in the model's Config.metadata, or, where the "
         "table has it as a Delta constraint of its own, drop that (ALTER TABLE ... DROP "
         "CONSTRAINT)."
     )
 
 
-def _wrong(frame: DataFrame, conditions: Mapping[str, str]) -> Iterator[str]:
+def _wrong_conditions(frame: DataFrame, conditions: Mapping[str, str]) -> Iterator[str]:
     for name, condition in conditions.items():
-        if why := _why(frame, condition):
-            yield f"{name} ({condition}) is no condition on its columns: {why}"
+        if problem := _spark_problem(frame, condition):
+            yield f"{name} ({condition}) is no condition on its columns: {problem}"
 
 
-def _why(frame: DataFrame, *conditions: str) -> str:
+def _spark_problem(frame: DataFrame, *conditions: str) -> str:
     """Why Spark does not take conditions, in one line; empty if it does."""
     try:
         # As it is counted: what is no truth value is refused as well.

@@ -12,7 +12,9 @@ from backfill_assets.tables.counts import counts_of
 from backfill_assets.tables.table import Table
 
 
-def counted(frame: DataFrame, table: Table, days: Iterable[date]) -> dict[date, dict[str, float]]:
+def count_kinds(
+    frame: DataFrame, table: Table, days: Iterable[date]
+) -> dict[date, dict[str, float]]:
     """By day, how many rows there are of each kind that the model names, in one Spark query.
 
     A row for which a condition is null is not of that kind. A day without rows has none of any.
@@ -29,13 +31,14 @@ def counted(frame: DataFrame, table: Table, days: Iterable[date]) -> dict[date, 
     sums = [
         F.count_if(F.expr(condition)).alias(f"n{n}") for n, condition in enumerate(kinds.values())
     ]
-    found = {
+    counts_by_day = {
         row["_day"]: row.asDict()
         for row in frame.groupBy(F.col(table.partition).alias("_day")).agg(*sums).collect()
     }
     return {
         day: {
-            f"count of {kind}": found.get(day, {}).get(f"n{n}", 0) for n, kind in enumerate(kinds)
+            f"count of {kind}": counts_by_day.get(day, {}).get(f"n{n}", 0)
+            for n, kind in enumerate(kinds)
         }
         for day in days
     }

@@ -21,7 +21,7 @@ from backfill_assets.tables.drifts import drifts_of
 from backfill_assets.tables.table import Table
 
 #: By column, the rows of a day in each bin.
-Spread = Mapping[str, Mapping[str, int]]
+Histograms = Mapping[str, Mapping[str, int]]
 
 #: With fewer rows on either side, chance alone moves the index.
 ENOUGH_ROWS = 100
@@ -29,19 +29,19 @@ ENOUGH_ROWS = 100
 _SMOOTHING = 0.5
 
 
-class Earlier(NamedTuple):
+class Baseline(NamedTuple):
     """What a day is held against.
 
     Attributes:
         name: what it is, for a reader.
-        spread: its distributions.
+        histograms: its distributions.
     """
 
     name: str
-    spread: Spread
+    histograms: Histograms
 
 
-def spreads(frame: DataFrame, table: Table) -> dict[date, Spread]:
+def measure_histograms(frame: DataFrame, table: Table) -> dict[date, Histograms]:
     """By day that has rows, the distributions of the columns that are watched, in one Spark query.
 
     A number lies in a bin with those of its sign and of its power of two, so bins are the same for
@@ -51,33 +51,34 @@ def spreads(frame: DataFrame, table: Table) -> dict[date, Spread]:
         frame: the rows.
         table: which columns are watched, see `tables.drifts`.
     """
-    types = {column.name: column.dataType for column in table.struct}
+    types = {column.name: column.dataType for column in table.struct_type}
     watched = drifts_of(table)
     if not watched:
         return {}
     cells = [
-        F.struct(F.lit(name).alias("name"), _bin(F.col(name), types[name]).alias("bin"))
+        F.struct(F.lit(name).alias("name"), _bin_name(F.col(name), types[name]).alias("bin"))
         for name in watched
     ]
     rows = frame.select(F.col(table.partition).alias("_day"), F.explode(F.array(*cells)).alias("c"))
-    found: dict[date, dict[str, dict[str, int]]] = {}
-    for day, name, of, count in rows.groupBy("_day", "c.name", "c.bin").count().collect():
-        found.setdefault(day, {}).setdefault(name, {})[of] = count
+    by_day: dict[date, dict[str, dict[str, int]]] = {}
+    for day, name, bin_name, count in rows.groupBy("_day", "c.name", "c.bin").count().collect():
+        by_day.setdefault(day, {}).setdefault(name, {})[bin_name] = count
     # In an order of their own: the same rows are the same record.
     return {
-        day: {name: dict(sorted(of[name].items())) for name in watched} for day, of in found.items()
+        day: {name: dict(sorted(by_column[name].items())) for name in watched}
+        for day, by_column in by_day.items()
     }
 
 
-def _bin(value: Column, kind: T.DataType) -> Column:
+def _bin_name(value: Column, kind: T.DataType) -> Column:
     if isinstance(kind, T.BooleanType):
-        told = value.cast("string")
+        label = value.cast("string")
     else:
         number = value.cast("double")
         sign = F.when(number < 0, "-").otherwise("")
         power = F.floor(F.log2(F.abs(number))).cast("string")
-        told = F.when(number == 0, "0").otherwise(F.concat(sign, F.lit("2^"), power))
-    return F.when(value.isNull(), "null").otherwise(told)
+        label = F.when(number == 0, "0").otherwise(F.concat(sign, F.lit("2^"), power))
+    return F.when(value.isNull(), "null").otherwise(label)
 
 
 def stability_index(before: Sequence[int], after: Sequence[int]) -> float:
@@ -89,7 +90,7 @@ def stability_index(before: Sequence[int], after: Sequence[int]) -> float:
     return sum((b - a) * math.log(b / a) for a, b in zip(old, new, strict=True))
 
 
-def farthest(before: Sequence[int], after: Sequence[int]) -> float:
+def ks_statistic(before: Sequence[int], after: Sequence[int]) -> float:
     """The Kolmogorov-Smirnov statistic of two counts by bin: the largest gap of cumulated shares.
 
     0 if one side has no rows.
@@ -100,41 +101,47 @@ def farthest(before: Sequence[int], after: Sequence[int]) -> float:
     return max(abs(b - a) for a, b in zip(old, new, strict=True))
 
 
-def _moved(before: Mapping[str, int], after: Mapping[str, int]) -> float:
+def _drift_index(before: Mapping[str, int], after: Mapping[str, int]) -> float:
     bins = sorted({*before, *after})
-    then, now = ([side.get(of, 0) for of in bins] for side in (before, after))
-    return round(stability_index(then, now), 6)
+    previous, current = ([side.get(bin_name, 0) for bin_name in bins] for side in (before, after))
+    return round(stability_index(previous, current), 6)
 
 
-def rows_of(spread: Spread) -> int:
+def histogram_rows(histograms: Histograms) -> int:
     """The number of rows that a spread is of."""
-    return max((sum(of.values()) for of in spread.values()), default=0)
+    return max((sum(bins.values()) for bins in histograms.values()), default=0)
 
 
-def drifted(
-    table: Table, now: Spread, then: Earlier | None
+def judge_drift(
+    table: Table, current: Histograms, baseline: Baseline | None
 ) -> tuple[tuple[Severity, str], dict[str, float]]:
     """How far a day has moved: the finding, and numbers for the UI.
 
     Args:
         table: the table.
-        now: the day as it is about to be published.
-        then: what it is held against; none if there is nothing.
+        current: the day as it is about to be published.
+        baseline: what it is held against; none if there is nothing.
     """
-    rows = rows_of(now)
-    if then is None or not rows or not rows_of(then.spread):
+    rows = histogram_rows(current)
+    if baseline is None or not rows or not histogram_rows(baseline.histograms):
         return (Severity.OK, f"{rows} rows, and nothing to compare them with"), {}
     bounds = drifts_of(table)
-    moved = {name: _moved(then.spread[name], now[name]) for name in bounds if name in then.spread}
-    few = min(rows, rows_of(then.spread)) < ENOUGH_ROWS
-    far = {name for name, index in moved.items() if index > bounds[name]} if not few else set()
-    told = ", ".join(
-        f"{name} {index:.3f}" + (f" (allowed {bounds[name]:g})" if name in far else "")
-        for name, index in moved.items()
+    indexes = {
+        name: _drift_index(baseline.histograms[name], current[name])
+        for name in bounds
+        if name in baseline.histograms
+    }
+    few = min(rows, histogram_rows(baseline.histograms)) < ENOUGH_ROWS
+    exceeding = (
+        {name for name, index in indexes.items() if index > bounds[name]} if not few else set()
     )
-    against = f"{rows} rows against {rows_of(then.spread)} of {then.name}; stability index: {told}"
+    text = ", ".join(
+        f"{name} {index:.3f}" + (f" (allowed {bounds[name]:g})" if name in exceeding else "")
+        for name, index in indexes.items()
+    )
+    summary = f"{rows} rows against {histogram_rows(baseline.histograms)} of {baseline.name}; stability index: {text}"
     if few:
-        against += f"; below {ENOUGH_ROWS} rows nothing is warned of"
-    numbers = {f"drift of {name}": index for name, index in moved.items()}
-    found = Severity.WARN if far else Severity.OK
-    return (found, against), {**numbers, "rows before": rows_of(then.spread)}
+        summary += f"; below {ENOUGH_ROWS} rows nothing is warned of"
+    numbers = {f"drift of {name}": index for name, index in indexes.items()}
+    severity = Severity.WARN if exceeding else Severity.OK
+    return (severity, summary), {**numbers, "rows before": histogram_rows(baseline.histograms)}

@@ -15,11 +15,11 @@ from pyspark.sql.window import Window as SqlWindow
 from backfill_assets.tables.table import Table
 
 #: Of so many offending rows the keys are shown.
-SHOWN = 3
+SHOWN_KEYS = 3
 
 
 @dataclass(frozen=True)
-class Offence:
+class Violation:
     """What a check found in a day.
 
     Attributes:
@@ -36,7 +36,9 @@ class Offence:
         return f"{self.rows} row(s) that may not be there{shown}"
 
 
-def offences(frame: DataFrame, table: Table) -> Mapping[date | None, Mapping[str, Offence]]:
+def find_violations(
+    frame: DataFrame, table: Table
+) -> Mapping[date | None, Mapping[str, Violation]]:
     """By day and check, the rows that the checks of a table forbid; one Spark job for all checks.
 
     Args:
@@ -47,7 +49,7 @@ def offences(frame: DataFrame, table: Table) -> Mapping[date | None, Mapping[str
         return {}
     parts = [F.coalesce(F.col(name).cast("string"), F.lit("null")) for name in table.key]
     key = F.concat(F.lit("("), F.concat_ws(", ", *parts), F.lit(")")) if parts else F.lit(None)
-    found = reduce(
+    forbidden_rows = reduce(
         DataFrame.unionAll,
         [
             check.find(frame).select(
@@ -59,19 +61,19 @@ def offences(frame: DataFrame, table: Table) -> Mapping[date | None, Mapping[str
         ],
     )
     # Of many offending rows no list is made: it would be as long as they are.
-    of = ("check", "day")
-    place = F.row_number().over(SqlWindow.partitionBy(*of).orderBy("key"))
+    group_columns = ("check", "day")
+    position = F.row_number().over(SqlWindow.partitionBy(*group_columns).orderBy("key"))
     by_check = (
-        found.withColumn("place", place)
-        .groupBy(*of)
+        forbidden_rows.withColumn("place", position)
+        .groupBy(*group_columns)
         .agg(
             F.count(F.lit(1)).alias("rows"),
-            F.sort_array(F.collect_list(F.when(F.col("place") <= SHOWN, F.col("key")))).alias(
+            F.sort_array(F.collect_list(F.when(F.col("place") <= SHOWN_KEYS, F.col("key")))).alias(
                 "keys"
             ),
         )
     )
-    days: dict[date | None, dict[str, Offence]] = defaultdict(dict)
+    days: dict[date | None, dict[str, Violation]] = defaultdict(dict)
     for row in by_check.collect():
-        days[row["day"]][row["check"]] = Offence(row["rows"], tuple(row["keys"]))
+        days[row["day"]][row["check"]] = Violation(row["rows"], tuple(row["keys"]))
     return days

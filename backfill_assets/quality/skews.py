@@ -36,7 +36,8 @@ def most_rows(frame: DataFrame, table: Table, days: Iterable[date]) -> dict[date
     keys = frame.select(F.col(table.partition).alias("_day"), F.explode(F.array(*cells)).alias("c"))
     counts = keys.where("c is not null").groupBy("_day", "c.name", "c.key").count()
     most = counts.groupBy("_day", "name").agg(F.max("count")).collect()
-    found = {(day, name): count for day, name, count in most}
+    most_frequent = {(day, name): count for day, name, count in most}
     return {
-        day: {most_rows_of(name): found.get((day, name), 0) for name in watched} for day in days
+        day: {most_rows_of(name): most_frequent.get((day, name), 0) for name in watched}
+        for day in days
     }

@@ -25,7 +25,7 @@ def expected_answer(lines: list[Line], calendar: list[date], window: timedelta) 
         line.event_day for line in accepted if line.log_day <= line.event_day + window
     )
 
-    staged, twice, nowhere = _staged(accepted, calendar, window)
+    staged, two_day_orders, no_day_orders = _winning_lines(accepted, calendar, window)
     event_days = _event_days(staged, in_time)
     total_revenue = sum(
         (Decimal(str(day["revenue"])) for day in event_days.values()), Decimal("0.00")
@@ -47,13 +47,13 @@ def expected_answer(lines: list[Line], calendar: list[date], window: timedelta) 
             "superseded": sum(day["superseded"] for day in event_days.values()),
             "fact_rows": sum(day["customers"] for day in event_days.values()),
             "revenue": str(total_revenue),
-            "orders_on_two_days": twice,
-            "orders_on_no_day": nowhere,
+            "orders_on_two_days": two_day_orders,
+            "orders_on_no_day": no_day_orders,
         },
     }
 
 
-def _staged(
+def _winning_lines(
     accepted: list[Line], calendar: list[date], window: timedelta
 ) -> tuple[dict[date, list[Line]], int, int]:
     """The line that wins of each order by event day; how many orders have two days, and none."""
@@ -61,22 +61,24 @@ def _staged(
     for line in accepted:
         versions[line.order_id].append(line)
     staged: dict[date, list[Line]] = {day: [] for day in calendar}
-    twice = 0
-    nowhere = 0
+    two_day_orders = 0
+    no_day_orders = 0
     for history in versions.values():
         days = 0
         # Each day asks for itself: of what was logged by its end, is the greatest one mine?
         for day in sorted({line.event_day for line in history}):
             known = [line for line in history if line.log_day <= day + window]
-            winner = max(known, key=lambda line: line.version, default=None)
+            winner = max(known, key=lambda line: line.version_key, default=None)
             if winner is not None and winner.event_day == day:
                 staged[day].append(winner)
                 days += 1
         # Corrections onto another day that came after one of the two days was final: the order
         # stays on the old day as well, or has left it while its new day was closed already.
-        twice += days > 1
-        nowhere += days == 0 and any(line.log_day <= line.event_day + window for line in history)
-    return staged, twice, nowhere
+        two_day_orders += days > 1
+        no_day_orders += days == 0 and any(
+            line.log_day <= line.event_day + window for line in history
+        )
+    return staged, two_day_orders, no_day_orders
 
 
 def _event_days(staged: dict[date, list[Line]], in_time: Counter[date]) -> dict[str, dict]:

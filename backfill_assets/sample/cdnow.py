@@ -16,7 +16,7 @@ from backfill_assets.sample.lines import SOURCE
 _RECORD = re.compile(r"\s*([0-9]+)\s+([0-9]{4})([0-9]{2})([0-9]{2})\s+[0-9]+\s+([0-9]+\.[0-9]+)\s*")
 
 
-def write_landing(master: Path, landing: Path) -> int:
+def write_cdnow_landing(master: Path, landing: Path) -> int:
     """Write one arrival folder for each purchase day and return the number of lines written.
 
     A record has no key of its own and exact repeats are real purchases, so the record's number in

@@ -17,13 +17,13 @@ MARK = ".sample.json"
 _DIGITS = 32
 
 
-def mark(landing: Path) -> None:
-    """Keep with the sample which files it has, so that `clear` tells them from others."""
-    files = {str(path.relative_to(landing)): _digest(path) for path in _files(landing)}
+def write_file_list(landing: Path) -> None:
+    """Keep with the sample which files it has, so that `remove_sample` tells them from others."""
+    files = {str(path.relative_to(landing)): _file_digest(path) for path in _landing_files(landing)}
     (landing / MARK).write_text(json.dumps(files, indent=1))
 
 
-def clear(project: Path) -> str:
+def remove_sample(project: Path) -> str:
     """Remove the sample's landing, its warehouse and the Dagster instance of a project.
 
     All of `data` and `.dagster`, or nothing: only if every file of the landing is one of the
@@ -37,19 +37,19 @@ def clear(project: Path) -> str:
         What was kept, and why; empty if there is nothing left.
     """
     data, home = project / "data", project / ".dagster"
-    found = [folder for folder in (data, home) if os.path.lexists(folder)]
-    if not found:
+    folders = [folder for folder in (data, home) if os.path.lexists(folder)]
+    if not folders:
         return ""
-    reason = next(_foreign(data, home, os.environ), "")
+    reason = next(_foreign_items(data, home, os.environ), "")
     if reason:
-        kept = " and ".join(map(str, found))
-        return f"{kept} stay as they are: {reason}. What you do not need, remove yourself."
-    for folder in found:
+        names = " and ".join(map(str, folders))
+        return f"{names} stay as they are: {reason}. What you do not need, remove yourself."
+    for folder in folders:
         shutil.rmtree(folder)
     return ""
 
 
-def _foreign(data: Path, home: Path, settings: Mapping[str, str]) -> Iterator[str]:
+def _foreign_items(data: Path, home: Path, settings: Mapping[str, str]) -> Iterator[str]:
     """What there is besides the sample; the first one is reason enough."""
     for name in ("landing", "warehouse"):
         variable = f"BACKFILL_ASSETS_{name.upper()}"
@@ -59,7 +59,7 @@ def _foreign(data: Path, home: Path, settings: Mapping[str, str]) -> Iterator[st
         yield f"{home} tells of tables that are elsewhere, as there is no {data}"
         return
     yield from (f"{path} is a link" for path in (data, home) if path.is_symlink())
-    yield from (f"{path} is a link" for path in _all(data) if path.is_symlink())
+    yield from (f"{path} is a link" for path in _walk_folder(data) if path.is_symlink())
     landing, warehouse = data / "landing", data / "warehouse"
     others = (path for path in data.iterdir() if path not in (landing, warehouse))
     yield from (f"{path} is not of the sample" for path in others)
@@ -68,30 +68,38 @@ def _foreign(data: Path, home: Path, settings: Mapping[str, str]) -> Iterator[st
     except (OSError, ValueError):
         yield f"{landing} has no list of the sample's files ({MARK})"
         return
-    for path in _files(landing):
-        if known.get(str(path.relative_to(landing))) != _digest(path):
+    for path in _landing_files(landing):
+        if known.get(str(path.relative_to(landing))) != _file_digest(path):
             yield f"{path} is not of the sample, or was changed"
-    yield from _tables(warehouse, {digest[:_DIGITS] for digest in known.values()})
+    yield from _foreign_tables(warehouse, {digest[:_DIGITS] for digest in known.values()})
 
 
-def _tables(warehouse: Path, digests: set[str]) -> Iterator[str]:
+def _foreign_tables(warehouse: Path, digests: set[str]) -> Iterator[str]:
     """What the warehouse has besides tables that were made of files of these digests."""
     for folder in sorted(warehouse.glob("*")):
         commits = sorted((folder / "_delta_log").glob("*.json"))
-        whole = commits and not commits[0].stem.strip("0")
-        if not whole and [*folder.glob("*")] != [folder / "index.html"]:  # the lateness page
+        is_whole = commits and not commits[0].stem.strip("0")
+        if not is_whole and [*folder.glob("*")] != [folder / "index.html"]:  # the lateness page
             yield f"{folder} is no table of the sample"
-        yield from (f"{folder} {said}" for path in commits if (said := _strange(path, digests)))
+        yield from (
+            f"{folder} {problem}" for path in commits if (problem := _commit_problem(path, digests))
+        )
 
 
-def _strange(commit: Path, digests: set[str]) -> str:
+def _commit_problem(commit: Path, digests: set[str]) -> str:
     """What is wrong with a commit for one of the sample's; empty if nothing is."""
     try:
         actions = [json.loads(line) for line in commit.read_text().splitlines()]
         infos = [action["commitInfo"] for action in actions if "commitInfo" in action]
         records = [json.loads(info["userMetadata"]) for info in infos if "userMetadata" in info]
-        manifests = [one for record in records for one in record.get("landing", {}).values()]
-        files = {name: file[-1] for one in manifests for name, file in one.get("files", {}).items()}
+        manifests = [
+            manifest for record in records for manifest in record.get("landing", {}).values()
+        ]
+        files = {
+            name: file[-1]
+            for manifest in manifests
+            for name, file in manifest.get("files", {}).items()
+        }
     except (ValueError, LookupError, TypeError, AttributeError):
         return f"has a commit that cannot be read: {commit.name}"
     if not records and any(action.get("add", {}).get("dataChange") for action in actions):
@@ -100,19 +108,21 @@ def _strange(commit: Path, digests: set[str]) -> str:
     return f"was loaded from {others[0]}, which is not of the sample" if others else ""
 
 
-def _all(folder: Path) -> Iterator[Path]:
-    return (Path(of, name) for of, folders, files in os.walk(folder) for name in folders + files)
+def _walk_folder(folder: Path) -> Iterator[Path]:
+    return (
+        Path(parent, name) for parent, folders, files in os.walk(folder) for name in folders + files
+    )
 
 
-def _files(landing: Path) -> list[Path]:
-    return sorted(path for path in _all(landing) if path.is_file() and path.name != MARK)
+def _landing_files(landing: Path) -> list[Path]:
+    return sorted(path for path in _walk_folder(landing) if path.is_file() and path.name != MARK)
 
 
-def _digest(path: Path) -> str:
+def _file_digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 if __name__ == "__main__":
-    said = clear(Path(sys.argv[1]))
-    if said:
-        print(said)
+    message = remove_sample(Path(sys.argv[1]))
+    if message:
+        print(message)

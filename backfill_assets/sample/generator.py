@@ -15,10 +15,10 @@ from pathlib import Path
 from backfill_assets.sample.answer import expected_answer
 from backfill_assets.sample.emitter import Emitter
 from backfill_assets.sample.lines import DAY, SOURCE, Line
-from backfill_assets.sample.rendering import FORMATS, render
+from backfill_assets.sample.rendering import FORMATS, render_file
 
 
-def generate(
+def write_invented_landing(
     landing: Path,
     *,
     start: date,
@@ -50,7 +50,7 @@ def generate(
     orders.mkdir(parents=True)  # landed files are never changed, so an earlier landing is an error
 
     rng = random.Random(seed)
-    lines = Emitter(rng, start, days, orders_per_day, window_days).emit()
+    lines = Emitter(rng, start, days, orders_per_day, window_days).emit_lines()
     calendar = [start + n * DAY for n in range(days)]
     by_arrival: dict[date, list[Line]] = {day: [] for day in calendar}
     for line in lines:
@@ -81,7 +81,7 @@ def _write_files(orders: Path, by_arrival: dict[date, list[Line]], rng: random.R
             rng.choice(parts).append(line)
         for part, content in enumerate(parts):
             suffix = FORMATS[file_number % len(FORMATS)]
-            data = render(suffix, content, file_number, rng)
+            data = render_file(suffix, content, file_number, rng)
             (folder / f"part-{part:03d}.{suffix}").write_bytes(data)
             file_number += 1
         if index == min(1, len(by_arrival) - 1):

@@ -35,7 +35,7 @@ class Line:
         return max(self.arrival, self.order_ts.date(), self.ingestion_ts.date())
 
     @property
-    def version(self) -> tuple[object, ...]:
+    def version_key(self) -> tuple[object, ...]:
         """What orders the versions of one order."""
         customer = (self.customer_id is not None, (self.customer_id or "").encode())
         version_time = max(self.order_ts, self.ingestion_ts)

@@ -36,17 +36,17 @@ _BAD_NUMBERS = ("12.345", "abc", "1e17", "12,50", "NaN")
 _BAD_TIMESTAMPS = ("2024-02-30T10:00:00Z", "yesterday", "2024-01-15T25:00:00Z", "15/01/2024")
 
 
-def render(suffix: str, lines: list[Line], file_number: int, rng: random.Random) -> bytes:
+def render_file(suffix: str, lines: list[Line], file_number: int, rng: random.Random) -> bytes:
     """Return the bytes of one landing file."""
     kind = suffix.removesuffix(".gz")
     if kind == "parquet":
-        return _parquet(lines, file_number)
+        return _parquet_bytes(lines, file_number)
     if kind == "csv":
-        texts = _csv(lines, file_number, rng)
+        texts = _csv_lines(lines, file_number, rng)
         if suffix == "csv.gz":
             texts.insert(1 + len(texts) // 2, texts[0])  # two exports in one: a second header line
     else:
-        texts = [_json(line, file_number) for line in lines]
+        texts = [_json_line(line, file_number) for line in lines]
     if kind == "json":
         texts.append("")  # a blank last line
     end = "\r\n" if file_number == _CRLF_FILE else "\n"
@@ -56,14 +56,14 @@ def render(suffix: str, lines: list[Line], file_number: int, rng: random.Random)
     return gzip.compress(data, mtime=0) if suffix.endswith(".gz") else data
 
 
-def _cells(line: Line, file_number: int) -> dict[str, str | None]:
+def _text_cells(line: Line, file_number: int) -> dict[str, str | None]:
     """Return the fields as text, None where missing. Of the troubles, `broken` is not done yet."""
     cells = {
         "order_id": line.order_id,
         "customer_id": line.customer_id,
-        "order_ts": _timestamp(line.order_ts, file_number),
+        "order_ts": _format_timestamp(line.order_ts, file_number),
         "amount": str(line.amount),
-        "ingestion_ts": _timestamp(line.ingestion_ts, file_number),
+        "ingestion_ts": _format_timestamp(line.ingestion_ts, file_number),
     }
     if line.trouble == "missing":
         cells[_REQUIRED[line.detail % len(_REQUIRED)]] = None
@@ -75,7 +75,7 @@ def _cells(line: Line, file_number: int) -> dict[str, str | None]:
     return cells
 
 
-def _timestamp(moment: datetime, file_number: int) -> str:
+def _format_timestamp(moment: datetime, file_number: int) -> str:
     """Return the moment in the notation that this file uses."""
     style = file_number % 4
     if style == 1:
@@ -85,8 +85,8 @@ def _timestamp(moment: datetime, file_number: int) -> str:
     return moment.replace(tzinfo=None).isoformat() + "Z"
 
 
-def _json(line: Line, file_number: int) -> str:
-    cells = _cells(line, file_number)
+def _json_line(line: Line, file_number: int) -> str:
+    cells = _text_cells(line, file_number)
     parts = []
     for name, text in cells.items():
         if text is None and (name != "customer_id" or file_number % 3 == 0):
@@ -104,13 +104,13 @@ def _json(line: Line, file_number: int) -> str:
     return text
 
 
-def _csv(lines: list[Line], file_number: int, rng: random.Random) -> list[str]:
+def _csv_lines(lines: list[Line], file_number: int, rng: random.Random) -> list[str]:
     columns = [*_FIELDS, "channel"] if file_number % 2 else list(_FIELDS)
     rng.shuffle(columns)
     texts = [",".join(columns)]
     for line in lines:
-        cells = {**_cells(line, file_number), "channel": "web"}
-        values = [_quoted(cells[name] or "") for name in columns]
+        cells = {**_text_cells(line, file_number), "channel": "web"}
+        values = [_quote_csv(cells[name] or "") for name in columns]
         text = ",".join(values)
         if line.trouble == "broken":
             variants = (",".join(values[:-1]), text + ",", '"' + text.replace('"', ""))
@@ -119,18 +119,18 @@ def _csv(lines: list[Line], file_number: int, rng: random.Random) -> list[str]:
     return texts
 
 
-def _quoted(text: str) -> str:
+def _quote_csv(text: str) -> str:
     if any(mark in text for mark in ',"'):
         return '"' + text.replace('"', '""') + '"'
     return text
 
 
-def _parquet(lines: list[Line], file_number: int) -> bytes:
+def _parquet_bytes(lines: list[Line], file_number: int) -> bytes:
     rows: list[dict] = []
     if file_number == _PARQUET_OF_STRINGS_FILE:
         types = dict.fromkeys(_FIELDS, pa.string())
         for line in lines:
-            rows.append(_cells(line, file_number))
+            rows.append(_text_cells(line, file_number))
             if line.trouble == "broken":
                 rows[-1]["amount"] = ""
     else:

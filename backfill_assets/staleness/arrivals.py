@@ -10,35 +10,35 @@ from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.calendar.policy import Policy
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.landing.listing import Listing
-from backfill_assets.landing.manifests import Manifest, Target, due, target
+from backfill_assets.landing.manifests import LoadManifest, LoadTarget, load_target, needs_reload
 from backfill_assets.settings import PREFIX
 
 
 @dataclass(frozen=True)
-class Arrivals:
+class UnloadedDays:
     """The landing folders against what the raw log was loaded from.
 
     Attributes:
-        load: log days to load, with what they are to be loaded from.
-        absent: log days that are due and have no folder.
-        held: by log day, the files that were replaced by ones that take orders away, and wait for
+        days_to_load: log days to load, with what they are to be loaded from.
+        missing_days: log days that are due and have no folder.
+        files_on_hold: by log day, the files that were replaced by ones that take orders away, and wait for
             a person to accept it.
         fingerprints: by log day, that of what it would be made of now.
-        last: the last log day that is asked for although nothing has landed for it.
+        last_expected: the last log day that is asked for although nothing has landed for it.
         strays: names of what lies beside the folders of arrival days.
     """
 
-    load: Mapping[date, str] = field(default_factory=dict)
-    absent: frozenset[date] = frozenset()
-    held: Mapping[date, Sequence[str]] = field(default_factory=dict)
+    days_to_load: Mapping[date, str] = field(default_factory=dict)
+    missing_days: frozenset[date] = frozenset()
+    files_on_hold: Mapping[date, Sequence[str]] = field(default_factory=dict)
     fingerprints: Mapping[date, str] = field(default_factory=dict, compare=False)
-    last: date = field(default=date.max, compare=False)
+    last_expected: date = field(default=date.max, compare=False)
     strays: Sequence[str] = field(default=(), compare=False)
 
 
-def arrivals(
+def find_unloaded_days(
     raw: Ledger, listing: Listing, policy: Policy, today: date, rejected: Ledger | None = None
-) -> Arrivals:
+) -> UnloadedDays:
     """Which log days have landed and are not loaded as they are.
 
     Args:
@@ -51,86 +51,112 @@ def arrivals(
             for. Not so far beyond the newest day that has landed: there the source is silent, or
             the clock is wrong, and more empty days would not help.
     """
-    loaded, load, absent, held, fingerprints = manifests(raw), {}, set(), {}, {}
-    due_days, logged = policy.due(today), policy.logged(today)
-    last = _last_awaited(loaded, listing, logged, policy)
-    known = {*loaded, *raw.published, *raw.withdrawals}
-    asked = [day for day in policy.until(min(last, today - DAY)) if day not in known]
-    asked += [day for day in known if day in logged]
-    for day, wanted in targets(loaded, listing, sorted(asked), policy).items():
-        then = loaded.get(day)
-        fingerprint = fingerprints[day] = wanted.manifest.fingerprint()
-        never = day not in raw.published and day not in raw.withdrawals
-        if then is None and never and day not in listing.folders and day not in due_days:
+    loaded, days_to_load, missing_days, files_on_hold, fingerprints = (
+        loaded_manifests(raw),
+        {},
+        set(),
+        {},
+        {},
+    )
+    due_days, log_window = policy.expected_days(today), policy.loadable_days(today)
+    last_expected = _last_expected_day(loaded, listing, log_window, policy)
+    known_days = {*loaded, *raw.published_days, *raw.revocations}
+    log_days = [
+        day
+        for day in policy.partitions_until(min(last_expected, today - DAY))
+        if day not in known_days
+    ]
+    log_days += [day for day in known_days if day in log_window]
+    for day, planned in load_targets(loaded, listing, sorted(log_days), policy).items():
+        loaded_manifest = loaded.get(day)
+        fingerprint = fingerprints[day] = planned.manifest.content_digest()
+        never_published = day not in raw.published_days and day not in raw.revocations
+        if (
+            loaded_manifest is None
+            and never_published
+            and day not in listing.folders
+            and day not in due_days
+        ):
             continue
-        if wanted.manifest.held:
-            held[day] = sorted(wanted.manifest.held)
-        if day in due_days and day not in wanted.manifest.there and not wanted.manifest.closed:
-            absent.add(day)
-        if due(then, wanted):
-            load[day] = fingerprint
-        elif rejected is not None and _lags(rejected, day, fingerprint):
-            load[day] = f"{fingerprint}+{rejected.table.name}"
-    return Arrivals(load, frozenset(absent), held, fingerprints, last, listing.strays)
+        if planned.manifest.awaiting_approval:
+            files_on_hold[day] = sorted(planned.manifest.awaiting_approval)
+        if (
+            day in due_days
+            and day not in planned.manifest.present_days
+            and not planned.manifest.closed
+        ):
+            missing_days.add(day)
+        if needs_reload(loaded_manifest, planned):
+            days_to_load[day] = fingerprint
+        elif rejected is not None and _is_outdated(rejected, day, fingerprint):
+            days_to_load[day] = f"{fingerprint}+{rejected.table.name}"
+    return UnloadedDays(
+        days_to_load,
+        frozenset(missing_days),
+        files_on_hold,
+        fingerprints,
+        last_expected,
+        listing.strays,
+    )
 
 
-def silence(found: Arrivals, policy: Policy, today: date) -> str:
+def no_data_warning(unloaded: UnloadedDays, policy: Policy, today: date) -> str:
     """What is to be said of a source from which nothing has come for long; empty if it has."""
-    if found.last >= policy.due(today).end - DAY:
+    if unloaded.last_expected >= policy.expected_days(today).end - DAY:
         return ""
-    newest = found.last - policy.absent_days * DAY
+    newest = unloaded.last_expected - policy.absent_days * DAY
     since = f"since {newest}" if newest >= policy.start else f"from {policy.start} on"
-    beside = f" (but for {found.strays[-1]}, which is not read)" if found.strays else ""
+    beside = f" (but for {unloaded.strays[-1]}, which is not read)" if unloaded.strays else ""
     return (
         f"nothing has landed {since}{beside}, for more than {policy.absent_days} days "
-        f"({PREFIX}ABSENT_DAYS): days after {found.last} are not asked for. The source is silent, "
+        f"({PREFIX}ABSENT_DAYS): days after {unloaded.last_expected} are not asked for. The source is silent, "
         "or this machine's clock runs ahead. See that the source delivers, or set the clock; what "
         "lands is loaded as ever. To have these days as empty ones, materialize them"
     )
 
 
-def _last_awaited(
-    loaded: Mapping[date, Manifest], listing: Listing, logged: Window, policy: Policy
+def _last_expected_day(
+    loaded: Mapping[date, LoadManifest], listing: Listing, log_window: Window, policy: Policy
 ) -> date:
     """The last log day that is asked for without a folder: so many days after the newest landed.
 
     By what was loaded as well: the landing may have been purged.
     """
-    landed = {day for day in listing.folders if day in logged}
-    landed.update(*(one.there for one in loaded.values()))
+    landed = {day for day in listing.folders if day in log_window}
+    landed.update(*(manifest.present_days for manifest in loaded.values()))
     newest = max([policy.start - DAY, *landed])
     return newest + min(policy.absent_days, (date.max - newest).days) * DAY
 
 
-def targets(
-    before: Mapping[date, Manifest],
+def load_targets(
+    loaded: Mapping[date, LoadManifest],
     listing: Listing,
     days: Iterable[date],
     policy: Policy,
     *,
     accepted: Collection[str] = (),
     close: bool = False,
-) -> dict[date, Target]:
-    """What log days are to be made of; see `manifests.target`.
+) -> dict[date, LoadTarget]:
+    """What log days are to be made of; see `manifests.load_target`.
 
     A folder is waited for until one has been loaded that came so many days later.
 
     Args:
-        before: what all log days were last loaded from.
+        loaded: what all log days were last loaded from.
         listing: of the folders of these days.
         days: the log days.
         policy: the late-data policy.
         accepted: files that may take orders away.
         close: whether nothing more is expected of any of the days without a folder.
     """
-    seen = {day for day, one in before.items() if day in one.there}
-    newest = max(seen, default=date.min)
+    seen_days = {day for day, manifest in loaded.items() if day in manifest.present_days}
+    newest = max(seen_days, default=date.min)
     return {
-        day: target(
+        day: load_target(
             day,
-            before.get(day),
+            loaded.get(day),
             listing,
-            seen=seen,
+            arrived_days=seen_days,
             accepted=accepted,
             close=close or (newest - day).days >= policy.absent_days,
         )
@@ -138,18 +164,18 @@ def targets(
     }
 
 
-def manifests(raw: Ledger) -> dict[date, Manifest]:
+def loaded_manifests(raw: Ledger) -> dict[date, LoadManifest]:
     """What each log day was last loaded from; those of which it is not known are left out."""
     loaded = {
         day: manifest for record in raw.records for day, manifest in record.details.landing.items()
     }
-    found = {day: Manifest.of(manifest) for day, manifest in loaded.items()}
-    return {day: manifest for day, manifest in found.items() if manifest is not None}
+    manifest_by_day = {day: LoadManifest.from_record(manifest) for day, manifest in loaded.items()}
+    return {day: manifest for day, manifest in manifest_by_day.items() if manifest is not None}
 
 
-def _lags(table: Ledger, day: date, fingerprint: str) -> bool:
+def _is_outdated(table: Ledger, day: date, fingerprint: str) -> bool:
     """Whether a day is not published with this fingerprint; one without any counts as published."""
     published = table.current_record(day)
     if published is None:
-        return day not in table.withdrawals
+        return day not in table.revocations
     return published.fingerprint not in ("", fingerprint)

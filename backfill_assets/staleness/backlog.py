@@ -16,16 +16,16 @@ from typing import NamedTuple
 from backfill_assets.calendar.partitions import DAY
 from backfill_assets.calendar.policy import Policy
 from backfill_assets.delta.ledgers import Ledger, Ledgers
-from backfill_assets.delta.records import Record
+from backfill_assets.delta.records import CommitRecord
 from backfill_assets.publish.reasons import days_on_hold
 from backfill_assets.staleness.finality import final_days
-from backfill_assets.staleness.fingerprints import input_fingerprints
+from backfill_assets.staleness.fingerprints import input_digests
 from backfill_assets.tables.derived import carries_state
 from backfill_assets.tables.graph import Graph, graph_of
 
 
 @dataclass(frozen=True)
-class Behind:
+class StaleDay:
     """Why a day of a table is behind.
 
     Attributes:
@@ -33,19 +33,19 @@ class Behind:
         references: by name, what the tables without days hold now, where that is something else.
     """
 
-    inputs: Mapping[str, Record]
+    inputs: Mapping[str, CommitRecord]
     references: Mapping[str, str | None] = field(default_factory=dict)
 
     @property
-    def token(self) -> str:
+    def commit_key(self) -> str:
         """The commits that the day needs, as text: versions begin anew when a table does."""
         commits = {name: record.commit_id or record.version for name, record in self.inputs.items()}
-        of = sorted({**commits, **self.references}.items())
-        return ",".join(f"{name}@{commit}" for name, commit in of)
+        changes = sorted({**commits, **self.references}.items())
+        return ",".join(f"{name}@{commit}" for name, commit in changes)
 
 
 @dataclass(frozen=True)
-class Backlog:
+class StaleDays:
     """The days that are behind their inputs, by table.
 
     Attributes:
@@ -55,16 +55,16 @@ class Backlog:
             or sensor builds these.
     """
 
-    open: Mapping[str, Mapping[date, Behind]] = field(default_factory=dict)
-    final: Mapping[str, Mapping[date, Behind]] = field(default_factory=dict)
+    open: Mapping[str, Mapping[date, StaleDay]] = field(default_factory=dict)
+    final: Mapping[str, Mapping[date, StaleDay]] = field(default_factory=dict)
     on_hold: Mapping[str, set[date]] = field(default_factory=dict)
 
-    def days(self, table: str) -> set[date]:
+    def all_days(self, table: str) -> set[date]:
         """All days of a table that are behind."""
         return {*self.open.get(table, ()), *self.final.get(table, ())}
 
 
-def backlog(ledgers: Ledgers, policy: Policy, today: date) -> Backlog:
+def find_stale_days(ledgers: Ledgers, policy: Policy, today: date) -> StaleDays:
     """Which days are behind their inputs.
 
     A day is behind if an input's commit changed what the day is made of, and the day was last
@@ -75,121 +75,132 @@ def backlog(ledgers: Ledgers, policy: Policy, today: date) -> Backlog:
     While nothing is committed, what was found last in this process is the answer: a sensor asks
     every few seconds, and ten thousand days of twenty tables take four seconds.
     """
-    if _last and _last[0].is_of(ledgers, policy, today):
-        return _last[0].found
-    found = _find(ledgers, policy, today)
-    _last[:] = [_Last((*ledgers.values(),), policy, today, found)]
-    return found
+    if _last_answer and _last_answer[0].is_valid_for(ledgers, policy, today):
+        return _last_answer[0].result
+    stale = _compute_stale_days(ledgers, policy, today)
+    _last_answer[:] = [_LastAnswer((*ledgers.values(),), policy, today, stale)]
+    return stale
 
 
-class _Last(NamedTuple):
+class _LastAnswer(NamedTuple):
     """What was found last in this process, and in what."""
 
     ledgers: tuple[Ledger, ...]
     policy: Policy
     today: date
-    found: Backlog
+    result: StaleDays
 
-    def is_of(self, ledgers: Ledgers, policy: Policy, today: date) -> bool:
+    def is_valid_for(self, ledgers: Ledgers, policy: Policy, today: date) -> bool:
         """Whether it was found in the same: a ledger that is read again is another object."""
         same = len(self.ledgers) == len(ledgers) and all(map(is_, self.ledgers, ledgers.values()))
         return same and (self.policy, self.today) == (policy, today)
 
 
-_last: list[_Last] = []
+_last_answer: list[_LastAnswer] = []
 
 
-def _find(ledgers: Ledgers, policy: Policy, today: date) -> Backlog:
+def _compute_stale_days(ledgers: Ledgers, policy: Policy, today: date) -> StaleDays:
     closed, graph = final_days(ledgers, policy), graph_of(ledgers, policy)
-    backlog = Backlog(defaultdict(dict), defaultdict(dict), defaultdict(set))
-    for table, days in _due(ledgers, policy, graph, today).items():
+    stale = StaleDays(defaultdict(dict), defaultdict(dict), defaultdict(set))
+    for table, days in _newer_inputs(ledgers, policy, graph, today).items():
         ledger = ledgers[table]
-        fingerprints = input_fingerprints(graph.inputs[table], ledgers, days, ledger.references)
+        fingerprints = input_digests(graph.inputs[table], ledgers, days, ledger.references)
         on_hold = days_on_hold(ledger, fingerprints)
         for day, inputs in sorted(days.items()):
             published = ledger.current_record(day)
             if published and published.fingerprint == fingerprints[day]:
                 continue
             if day in on_hold:
-                backlog.on_hold[table].add(day)
+                stale.on_hold[table].add(day)
                 continue
-            part = backlog.final if day in closed.get(table, ()) else backlog.open
-            references = ledger.other_references(day) if day in ledger.latest else {}
-            part[table][day] = Behind(inputs, references)  # type: ignore[index]
+            part = stale.final if day in closed.get(table, ()) else stale.open
+            references = ledger.changed_references(day) if day in ledger.latest else {}
+            part[table][day] = StaleDay(inputs, references)  # type: ignore[index]
         if carries_state(ledger.table):
-            _add_later_days(backlog, ledger, closed.get(table, ()))
-    return backlog
+            _add_later_days(stale, ledger, closed.get(table, ()))
+    return stale
 
 
-def _add_later_days(backlog: Backlog, ledger: Ledger, closed: Container[date]) -> None:
+def _add_later_days(stale: StaleDays, ledger: Ledger, closed: Container[date]) -> None:
     """Count what is built upon days that are behind as behind, for the same reasons.
 
     A run that builds them in order ends where a day comes out as it was.
     """
     name, reason = ledger.table.name, None
-    for day in sorted(ledger.published | backlog.days(name)):
-        own = backlog.open[name].get(day) or backlog.final[name].get(day)
-        reason = own or reason
-        if reason and not own:
-            part = backlog.final if day in closed else backlog.open
+    for day in sorted(ledger.published_days | stale.all_days(name)):
+        own_reason = stale.open[name].get(day) or stale.final[name].get(day)
+        reason = own_reason or reason
+        if reason and not own_reason:
+            part = stale.final if day in closed else stale.open
             part[name][day] = reason  # type: ignore[index]
 
 
-def _due(
+def _newer_inputs(
     ledgers: Ledgers, policy: Policy, graph: Graph, today: date
-) -> dict[str, dict[date, dict[str, Record]]]:
+) -> dict[str, dict[date, dict[str, CommitRecord]]]:
     """By table and day, the commits of inputs that are newer than the day.
 
     None of them where a table without days has changed alone.
     """
-    found: dict[str, dict[date, dict[str, Record]]] = defaultdict(lambda: defaultdict(dict))
+    newer: dict[str, dict[date, dict[str, CommitRecord]]] = defaultdict(lambda: defaultdict(dict))
 
-    def possible(table: str, days: Iterable[date]) -> Iterator[date]:
+    def buildable_days(table: str, days: Iterable[date]) -> Iterator[date]:
         if ledgers[table].table.is_retired(today):
             return iter(())
-        own = graph.policy_of(table)
-        due = own.due(today) if table in graph.by_event_day else own.logged(today)
-        return (day for day in days if day in due and _can_be_made(table, day, ledgers, graph))
+        table_policy = graph.policy_of(table)
+        due_days = (
+            table_policy.expected_days(today)
+            if table in graph.by_event_day
+            else table_policy.loadable_days(today)
+        )
+        return (
+            day for day in days if day in due_days and _can_be_built(table, day, ledgers, graph)
+        )
 
-    for source, table, days_of in follows(ledgers, policy):
+    for source, table, days_of in downstream_tables(ledgers, policy):
         needed = {day: record for record in ledgers[source].records for day in days_of(record)}
         ledger = ledgers[table]
-        for day in possible(table, needed):
+        for day in buildable_days(table, needed):
             built = ledger.latest.get(day)
             if built is None and day not in ledger.on_hold:
                 # An undo of an earlier release has withdrawn it, and says no more than when.
-                built = ledger.withdrawals.get(day)
-            if _is_older(built, day, ledgers[source], needed[day], own=source == table):
-                found[table][day][source] = needed[day]
+                built = ledger.revocations.get(day)
+            if _is_older(built, day, ledgers[source], needed[day], is_self=source == table):
+                newer[table][day][source] = needed[day]
     for table, ledger in ledgers.items():
         if ledger.references:
-            other = [day for day in ledger.latest if ledger.other_references(day)]
-            for day in possible(table, other):
-                found[table].setdefault(day, {})
-    return found
+            changed_days = [day for day in ledger.latest if ledger.changed_references(day)]
+            for day in buildable_days(table, changed_days):
+                newer[table].setdefault(day, {})
+    return newer
 
 
-def follows(
+def downstream_tables(
     ledgers: Ledgers, policy: Policy
-) -> list[tuple[str, str, Callable[[Record], Iterable[date]]]]:
+) -> list[tuple[str, str, Callable[[CommitRecord], Iterable[date]]]]:
     """Which table follows which: the days of it that a commit of its input makes due."""
     return [
-        (of.source.name, table, of.due(ledgers[of.source.name]))
+        (dependency.source.name, table, dependency.due_days(ledgers[dependency.source.name]))
         for table, inputs in graph_of(ledgers, policy).inputs.items()
-        for of in inputs
+        for dependency in inputs
     ]
 
 
-def _can_be_made(table: str, day: date, ledgers: Ledgers, graph: Graph) -> bool:
+def _can_be_built(table: str, day: date, ledgers: Ledgers, graph: Graph) -> bool:
     """Whether all that a day needs is published: it may have been taken back since.
 
     Before the first day of an input there is nothing to wait for.
     """
-    needed = ((of.source.name, d) for of in graph.inputs[table] for d in of.reach.needed(day))
+    needed = (
+        (dependency.source.name, d)
+        for dependency in graph.inputs[table]
+        for d in dependency.reach.required_days(day)
+    )
     return (
         None not in ledgers[table].references.values()
         and all(
-            of in ledgers[name].published or of < graph.policy_of(name).start for name, of in needed
+            needed_day in ledgers[name].published_days or needed_day < graph.policy_of(name).start
+            for name, needed_day in needed
         )
         and (table not in graph.by_event_day or _has_arrived(table, day, ledgers, graph))
     )
@@ -197,18 +208,18 @@ def _can_be_made(table: str, day: date, ledgers: Ledgers, graph: Graph) -> bool:
 
 def _has_arrived(table: str, day: date, ledgers: Ledgers, graph: Graph) -> bool:
     """Whether the folders are loaded that the lines of a day usually arrive in."""
-    delays = {log: graph.sources[log].arrives_after for log in graph.logs(table)}
-    days = [*ledgers[table].table.cadence.days_of(day)]
+    delays = {log: graph.sources[log].arrives_after for log in graph.source_logs(table)}
+    days = [*ledgers[table].table.grain.days_of(day)]
     return all(
-        of + delay * DAY in ledgers[log].published
+        event_day + delay * DAY in ledgers[log].published_days
         for log, delay in delays.items()
         if delay
-        for of in days
+        for event_day in days
     )
 
 
 def _is_older(
-    built: Record | None, day: date, source: Ledger, needed: Record, *, own: bool
+    built: CommitRecord | None, day: date, source: Ledger, needed: CommitRecord, *, is_self: bool
 ) -> bool:
     """Whether a day was built before an input's commit, or from a table that was since replaced.
 
@@ -217,7 +228,7 @@ def _is_older(
     """
     if built is None:
         return True
-    if own and needed.version == built.version:
+    if is_self and needed.version == built.version:
         return False
     version = built.inputs.get(source.table.name, -1)
     return version < needed.version or version > (source.version or 0)

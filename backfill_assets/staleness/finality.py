@@ -9,10 +9,10 @@ from collections import defaultdict
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from datetime import date
 
-from backfill_assets.calendar.partitions import unpacked
+from backfill_assets.calendar.partitions import from_ranges
 from backfill_assets.calendar.policy import Policy
 from backfill_assets.delta.ledgers import Ledger, Ledgers
-from backfill_assets.delta.records import Record
+from backfill_assets.delta.records import CommitRecord
 from backfill_assets.tables.derived import carries_state
 from backfill_assets.tables.graph import graph_of
 from backfill_assets.tables.table import Dependency
@@ -26,55 +26,61 @@ def final_days(
     Those whose latest record says that they were built when their window had closed; and those
     whose window closed later and quietly, as the last of its log days changed nothing for them.
     """
-    closes = closing(ledgers, policy)
+    is_final = finality_check(ledgers, policy)
     return {
         name: {
             day
             for day, record in ledgers[name].latest.items()
             if (among is None or day in among)
-            if day in record.final or closes(name, record, day)
+            if day in record.final or is_final(name, record, day)
         }
-        for name in graph_of(ledgers, policy).closing
+        for name in graph_of(ledgers, policy).closing_tables
     }
 
 
-def closings(raw: Ledger, policy: Policy) -> dict[date, int]:
+def window_closed_at(raw: Ledger, policy: Policy) -> dict[date, int]:
     """By event day whose window has closed, the version of the raw log that closed it.
 
     A window closes with the commit after which all its log days are settled at the same time: what
     had landed for them was in the log, and more was not due. What lands later does not open it
     again; a log day that is taken back does.
     """
-    found: dict[date, int] = {}
-    for record, new, settled in _settling(raw):
-        for day in {d for gone in record.withdrawn for d in policy.may_touch(gone)}:
-            found.pop(day, None)
-        for day in {d for logged in new for d in policy.may_touch(logged)} - found.keys():
+    closed_at: dict[date, int] = {}
+    for record, new, settled in _completed_log_days(raw):
+        for day in {
+            d
+            for revoked_day in record.revoked_days
+            for d in policy.affected_event_days(revoked_day)
+        }:
+            closed_at.pop(day, None)
+        for day in {
+            d for logged in new for d in policy.affected_event_days(logged)
+        } - closed_at.keys():
             # The last one first: of most windows it is the one that lacks.
             if all(logged in settled for logged in reversed(list(policy.log_days(day)))):
-                found[day] = record.version
-    return found
+                closed_at[day] = record.version
+    return closed_at
 
 
 def settled_days(raw: Ledger) -> set[date]:
     """The log days of which all that had landed was loaded, and nothing more was due."""
     settled: set[date] = set()
-    for _record, _new, now in _settling(raw):
-        settled = now
+    for _record, _new, settled_so_far in _completed_log_days(raw):
+        settled = settled_so_far
     return settled
 
 
-def _settling(raw: Ledger) -> Iterator[tuple[Record, frozenset[date], set[date]]]:
+def _completed_log_days(raw: Ledger) -> Iterator[tuple[CommitRecord, frozenset[date], set[date]]]:
     """By commit of the raw log: the log days that it settled, and all that are settled then."""
     settled: set[date] = set()
     for record in raw.records:
-        settled -= {*unpacked(record.details.unsettled)} | record.withdrawn
-        new = frozenset(unpacked(record.details.settled)) - settled
+        settled -= {*from_ranges(record.details.unsettled)} | record.revoked_days
+        new = frozenset(from_ranges(record.details.settled)) - settled
         settled |= new
         yield record, new, settled
 
 
-def closing(ledgers: Ledgers, policy: Policy) -> Callable[[str, Record, date], bool]:
+def finality_check(ledgers: Ledgers, policy: Policy) -> Callable[[str, CommitRecord, date], bool]:
     """Whether a record of a table that closes holds all that will ever decide one of its days.
 
     Of a table that is made of a raw log, that is so if the window of the day has closed, and the
@@ -83,57 +89,67 @@ def closing(ledgers: Ledgers, policy: Policy) -> Callable[[str, Record, date], b
     With its own day before among them, that goes back to the first day of all.
     """
     graph = graph_of(ledgers, policy)
-    closed = {log: closings(ledgers[log], graph.policy_of(log)) for log in graph.sources}
+    closed = {log: window_closed_at(ledgers[log], graph.policy_of(log)) for log in graph.sources}
     changes = {
-        (name, of.source.name): _changes(of, ledgers)
-        for name in graph.closing
-        for of in graph.inputs[name]
-        if of.source.name in closed
+        (name, dependency.source.name): _changing_versions(dependency, ledgers)
+        for name in graph.closing_tables
+        for dependency in graph.inputs[name]
+        if dependency.source.name in closed
     }
-    builds = {name: _builds(ledgers[name]) for name in graph.closing}
-    known: dict[tuple[str, int, date], bool] = {}
+    builds = {name: _publishing_records(ledgers[name]) for name in graph.closing_tables}
+    final_by_day: dict[tuple[str, int, date], bool] = {}
 
-    def closes(table: str, record: Record, day: date) -> bool:
+    def is_final(table: str, record: CommitRecord, day: date) -> bool:
         key = table, record.version, day
-        if key not in known:
-            known[key] = all(
-                holds(table, of.source.name, record, day)
-                if of.source.name in closed
+        if key not in final_by_day:
+            final_by_day[key] = all(
+                covers_closing(table, dependency.source.name, record, day)
+                if dependency.source.name in closed
                 else all(
-                    made(of.source.name, _seen(of.source.name, table, record), needed)
-                    for needed in of.reach.deciding(ledgers[of.source.name])(day)
-                    if needed >= graph.policy_of(of.source.name).start
+                    was_final(
+                        dependency.source.name,
+                        _input_version(dependency.source.name, table, record),
+                        needed,
+                    )
+                    for needed in dependency.reach.deciding_days(ledgers[dependency.source.name])(
+                        day
+                    )
+                    if needed >= graph.policy_of(dependency.source.name).start
                 )
-                for of in graph.inputs[table]
+                for dependency in graph.inputs[table]
             )
-        return known[key]
+        return final_by_day[key]
 
-    def holds(table: str, log: str, record: Record, day: date) -> bool:
+    def covers_closing(table: str, log: str, record: CommitRecord, day: date) -> bool:
         closed_by = closed[log].get(day)
         if closed_by is None:
             return False
-        wanted = max((v for v in changes[table, log][day] if v <= closed_by), default=closed_by)
-        return record.inputs.get(log, -1) >= wanted
+        required_version = max(
+            (v for v in changes[table, log][day] if v <= closed_by), default=closed_by
+        )
+        return record.inputs.get(log, -1) >= required_version
 
-    def made(source: str, of: int, day: date) -> bool:
-        old = [r for r in builds[source][day] if r.version <= of][-1:]
+    def was_final(source: str, version: int, day: date) -> bool:
+        published_then = [r for r in builds[source][day] if r.version <= version][-1:]
         # Built again since with the same rows, the day asks nothing new of those that follow.
-        same = [
+        same_rows = [
             r
             for r in builds[source][day]
-            if old and r.version > of and r.days[day].digest == old[0].days[day].digest
+            if published_then
+            and r.version > version
+            and r.days[day].digest == published_then[0].days[day].digest
         ]
-        return any(closes(source, r, day) for r in [*old, *same])
+        return any(is_final(source, r, day) for r in [*published_then, *same_rows])
 
     for name in (name for name in builds if carries_state(ledgers[name].table)):
         # In this order, no day has to go back further than to the one before it.
         for day, records in sorted(builds[name].items()):
             for record in records:
-                closes(name, record, day)
-    return closes
+                is_final(name, record, day)
+    return is_final
 
 
-def _seen(source: str, table: str, record: Record) -> int:
+def _input_version(source: str, table: str, record: CommitRecord) -> int:
     """The version of an input that a record's days were built from.
 
     Those of a table that carries state were built one upon the other, in the same commit.
@@ -141,23 +157,23 @@ def _seen(source: str, table: str, record: Record) -> int:
     return record.version if source == table else record.inputs.get(source, -1)
 
 
-def _builds(ledger: Ledger) -> Mapping[date, Sequence[Record]]:
+def _publishing_records(ledger: Ledger) -> Mapping[date, Sequence[CommitRecord]]:
     """By day, the commits that published it since it was last withdrawn, in ascending order."""
-    found: dict[date, list[Record]] = defaultdict(list)
+    records_by_day: dict[date, list[CommitRecord]] = defaultdict(list)
     for record in ledger.records:
         for day in record.days:
-            found[day].append(record.for_day(day))
-        for day in record.withdrawn:
-            found.pop(day, None)
-    return found
+            records_by_day[day].append(record.for_day(day))
+        for day in record.revoked_days:
+            records_by_day.pop(day, None)
+    return records_by_day
 
 
-def _changes(of: Dependency, ledgers: Ledgers) -> Mapping[date, Sequence[int]]:
+def _changing_versions(dependency: Dependency, ledgers: Ledgers) -> Mapping[date, Sequence[int]]:
     """By day of a table, the commits of a raw log that made it due."""
-    found: dict[date, list[int]] = defaultdict(list)
-    log = ledgers[of.source.name]
-    days_of = of.due(log)
+    versions_by_day: dict[date, list[int]] = defaultdict(list)
+    log = ledgers[dependency.source.name]
+    days_of = dependency.due_days(log)
     for record in log.records:
         for day in days_of(record):
-            found[day].append(record.version)
-    return found
+            versions_by_day[day].append(record.version)
+    return versions_by_day

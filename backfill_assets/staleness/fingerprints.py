@@ -14,12 +14,12 @@ from backfill_assets.delta.ledgers import Ledgers
 from backfill_assets.tables.table import Inputs
 
 
-def input_fingerprints(
+def input_digests(
     inputs: Inputs,
     ledgers: Ledgers,
     days: Iterable[date],
     references: Mapping[str, str | None] | None = None,
-    supposed: Mapping[tuple[str, date], str] | None = None,
+    content_overrides: Mapping[tuple[str, date], str] | None = None,
 ) -> dict[date, str]:
     """The fingerprints of days of a table that is made of other tables.
 
@@ -28,28 +28,32 @@ def input_fingerprints(
         ledgers: those of its inputs, by name.
         days: the days to tell of.
         references: by name, what the tables without days hold that it is made of.
-        supposed: by input and day, what it is to hold instead of what it holds now.
+        content_overrides: by input and day, what it is to hold instead of what it holds now.
     """
-    instead = supposed or {}
-    whole = [f"{name} {content}" for name, content in (references or {}).items()]
+    overrides = content_overrides or {}
+    reference_contents = [f"{name} {content}" for name, content in (references or {}).items()]
     reads = [
         # Where the number of days varies, a day's content alone does not tell which day it is of.
-        (ledgers[of.source.name], of.reach.deciding(ledgers[of.source.name]), of.reach.varies)
-        for of in inputs
+        (
+            ledgers[dependency.source.name],
+            dependency.reach.deciding_days(ledgers[dependency.source.name]),
+            dependency.reach.varies_by_day,
+        )
+        for dependency in inputs
     ]
     return {
-        day: _digest(
+        day: _hash_contents(
             [
                 f"{d} {content}" if dated else content
                 for ledger, deciding, dated in reads
                 for d in deciding(day)
-                for content in [instead.get((ledger.table.name, d)) or ledger.content(d)]
+                for content in [overrides.get((ledger.table.name, d)) or ledger.content_key(d)]
             ]
-            + whole
+            + reference_contents
         )
         for day in days
     }
 
 
-def _digest(contents: Iterable[str]) -> str:
+def _hash_contents(contents: Iterable[str]) -> str:
     return hashlib.sha256("\n".join(contents).encode()).hexdigest()[:16]

@@ -10,68 +10,72 @@ from typing import Any
 
 from backfill_assets.calendar.policy import Policy
 from backfill_assets.delta.ledgers import Ledger, Ledgers
-from backfill_assets.staleness.fingerprints import input_fingerprints
+from backfill_assets.staleness.fingerprints import input_digests
 
 
 @dataclass(frozen=True)
-class Supposed(Ledger):
+class HypotheticalLedger(Ledger):
     """A ledger some of whose days may come to hold anything."""
 
-    moving: frozenset[date] = frozenset()
+    changing_days: frozenset[date] = frozenset()
 
     @classmethod
-    def of(cls, ledger: Ledger, moving: Iterable[date]) -> Supposed:
+    def from_ledger(cls, ledger: Ledger, changing_days: Iterable[date]) -> HypotheticalLedger:
         """A ledger, some days of which may change."""
-        return cls(**_fields_of(ledger), moving=frozenset(moving))
+        return cls(**_ledger_fields(ledger), moving=frozenset(changing_days))
 
     @cached_property
-    def published(self) -> frozenset[date]:
+    def published_days(self) -> frozenset[date]:
         """The days that have been published, or may come to be."""
-        return super().published | self.moving
+        return super().published_days | self.changing_days
 
     @property
-    def uncertain(self) -> frozenset[date]:
+    def hypothetical_days(self) -> frozenset[date]:
         """The days that may come to hold anything."""
-        return self.moving
+        return self.changing_days
 
-    def content(self, day: date) -> str:
+    def content_key(self, day: date) -> str:
         """What a day holds, as text; of a day that may change, nobody knows yet."""
-        return "not known yet" if day in self.moving else super().content(day)
+        return "not known yet" if day in self.changing_days else super().content_key(day)
 
 
 @dataclass(frozen=True, kw_only=True)
-class SwitchedOver(Ledger):
+class SwitchedLedger(Ledger):
     """The ledger of a fork, as production will be: it gives only the days that it has made.
 
     Attributes:
-        made: the days that the fork has made.
+        built_days: the days that the fork has made.
         production: the ledger of the table that is forked, as of now.
     """
 
-    made: frozenset[date]
+    built_days: frozenset[date]
     production: Ledger
 
     @classmethod
-    def of(cls, fork: Ledger, made: Iterable[date], production: Ledger) -> SwitchedOver:
+    def from_fork(
+        cls, fork: Ledger, built_days: Iterable[date], production: Ledger
+    ) -> SwitchedLedger:
         """The ledger of a fork, and that of its table."""
-        return cls(**_fields_of(fork), made=frozenset(made), production=production)
+        return cls(**_ledger_fields(fork), made=frozenset(built_days), production=production)
 
-    def content(self, day: date) -> str:
+    def content_key(self, day: date) -> str:
         """What a day holds, as text, where it is made; else what production has."""
-        return super().content(day) if day in self.made else self.production.content(day)
+        return (
+            super().content_key(day) if day in self.built_days else self.production.content_key(day)
+        )
 
 
-def _fields_of(ledger: Ledger) -> dict[str, Any]:
+def _ledger_fields(ledger: Ledger) -> dict[str, Any]:
     return {field.name: getattr(ledger, field.name) for field in fields(Ledger)}
 
 
-def depending(
+def days_depending_on(
     ledgers: Ledgers,
     policy: Policy,
     table: str,
     days: Collection[date],
     source: str,
-    moving: Collection[date],
+    changing_days: Collection[date],
 ) -> set[date]:
     """Those of some days of a table whose fingerprint is another if days of an input change.
 
@@ -81,13 +85,16 @@ def depending(
         table: the table's name.
         days: its days.
         source: the input's name.
-        moving: the days of it that may change.
+        changing_days: the days of it that may change.
     """
-    if not days or not moving:
+    if not days or not changing_days:
         return set()
     inputs = ledgers[table].table.inputs(policy)
     references = ledgers[table].references
-    now = input_fingerprints(inputs, ledgers, days, references)
-    supposed = {**ledgers, source: Supposed.of(ledgers[source], moving)}
-    then = input_fingerprints(inputs, supposed, days, references)
-    return {day for day in days if now[day] != then[day]}
+    current_digests = input_digests(inputs, ledgers, days, references)
+    hypothetical_ledgers = {
+        **ledgers,
+        source: HypotheticalLedger.from_ledger(ledgers[source], changing_days),
+    }
+    changed_digests = input_digests(inputs, hypothetical_ledgers, days, references)
+    return {day for day in days if current_digests[day] != changed_digests[day]}

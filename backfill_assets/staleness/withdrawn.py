@@ -10,12 +10,12 @@ from datetime import date
 
 from backfill_assets.calendar.policy import Policy
 from backfill_assets.delta.ledgers import Ledger, Ledgers
-from backfill_assets.delta.records import Record
-from backfill_assets.staleness.backlog import follows
-from backfill_assets.staleness.supposed import depending
+from backfill_assets.delta.records import CommitRecord
+from backfill_assets.staleness.backlog import downstream_tables
+from backfill_assets.staleness.supposed import days_depending_on
 
 
-def built_of_withdrawn(ledgers: Ledgers, policy: Policy) -> dict[str, set[date]]:
+def built_from_revoked(ledgers: Ledgers, policy: Policy) -> dict[str, set[date]]:
     """The published days that were made of a day that is withdrawn now, by table.
 
     Directly, or by way of another table. An undo takes them back with their input; they are there
@@ -25,25 +25,29 @@ def built_of_withdrawn(ledgers: Ledgers, policy: Policy) -> dict[str, set[date]]
         ledgers: those of all tables.
         policy: the late-data policy.
     """
-    found: dict[str, set[date]] = {name: set() for name in ledgers}
-    for source, table, days_of in follows(ledgers, policy):
+    affected_days: dict[str, set[date]] = {name: set() for name in ledgers}
+    for source, table, days_of in downstream_tables(ledgers, policy):
         latest = ledgers[table].latest
-        for record, gone in _withdrawals(ledgers[source]):
+        for record, revoked_days in _revocations(ledgers[source]):
             built = {
                 day
                 for day in days_of(record)
                 if day in latest and latest[day].inputs.get(source, record.version) < record.version
             }
-            found[table] |= depending(ledgers, policy, table, built, source, gone)
-        found[table] |= depending(ledgers, policy, table, latest, source, found[source])
-    return found
+            affected_days[table] |= days_depending_on(
+                ledgers, policy, table, built, source, revoked_days
+            )
+        affected_days[table] |= days_depending_on(
+            ledgers, policy, table, latest, source, affected_days[source]
+        )
+    return affected_days
 
 
-def _withdrawals(ledger: Ledger) -> list[tuple[Record, set[date]]]:
+def _revocations(ledger: Ledger) -> list[tuple[CommitRecord, set[date]]]:
     """The commits that took back days which nobody has published since."""
-    taken = ledger.withdrawals
-    records = {record.version: record for record in taken.values()}
+    revoked = ledger.revocations
+    records = {record.version: record for record in revoked.values()}
     return [
-        (record, {day for day, by in taken.items() if by.version == version})
+        (record, {day for day, commit in revoked.items() if commit.version == version})
         for version, record in records.items()
     ]

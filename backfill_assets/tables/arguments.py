@@ -13,7 +13,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 #: Characters of a value that a message shows.
-_LONGEST = 100
+_MAX_SHOWN = 100
 
 
 class DeclarationError(TypeError):
@@ -24,10 +24,12 @@ class DeclarationError(TypeError):
     """
 
     def __init__(self, text: str) -> None:
-        super().__init__(f"{text}{place_in(traceback.walk_stack(inspect.currentframe()))}")
+        super().__init__(
+            f"{text}{declaration_location(traceback.walk_stack(inspect.currentframe()))}"
+        )
 
 
-def place_in(frames: Iterable[tuple[FrameType, int]]) -> str:
+def declaration_location(frames: Iterable[tuple[FrameType, int]]) -> str:
     """Where code stands that is neither of an installation nor of this package; empty if nowhere.
 
     Args:
@@ -37,9 +39,9 @@ def place_in(frames: Iterable[tuple[FrameType, int]]) -> str:
     installed = (sysconfig.get_path("stdlib"), f"{package}{os.sep}", "<")
     for frame, line in frames:
         file = frame.f_code.co_filename
-        own = not file.startswith(installed) and "site-packages" not in file
+        is_user_code = not file.startswith(installed) and "site-packages" not in file
         # The script of a command declares nothing.
-        if own and frame.f_globals.get("__name__") != "__main__":
+        if is_user_code and frame.f_globals.get("__name__") != "__main__":
             return f" ({file}, line {line})"
     return ""
 
@@ -60,7 +62,7 @@ class Argument(NamedTuple):
     allowed: str
 
 
-def refuse_arguments(name: str, arguments: Iterable[Argument]) -> None:
+def check_arguments(name: str, arguments: Iterable[Argument]) -> None:
     """Refuse arguments that are none that are allowed.
 
     Args:
@@ -71,7 +73,7 @@ def refuse_arguments(name: str, arguments: Iterable[Argument]) -> None:
         DeclarationError: naming each that is none, and what is allowed.
     """
     wrong = [
-        f"{argument} is {shown(value)}: give {allowed}"
+        f"{argument} is {describe_value(value)}: give {allowed}"
         for argument, value, fits, allowed in arguments
         if not fits(value)
     ]
@@ -79,7 +81,7 @@ def refuse_arguments(name: str, arguments: Iterable[Argument]) -> None:
         raise DeclarationError(f"{name}: {'; '.join(wrong)}")
 
 
-def shown(value: object) -> str:
+def describe_value(value: object) -> str:
     """A value as a message has it: what is named by its name, all else as Python writes it."""
     name = getattr(value, "name", None)
     if isinstance(value, type) or inspect.isfunction(value):
@@ -88,8 +90,8 @@ def shown(value: object) -> str:
     if isinstance(name, str):
         return f"the {type(value).__name__} {name}"
     text = " ".join(repr(value).split())
-    if len(text) > _LONGEST:
-        return f"a {type(value).__name__}, {text[:_LONGEST]}..."
+    if len(text) > _MAX_SHOWN:
+        return f"a {type(value).__name__}, {text[:_MAX_SHOWN]}..."
     return text
 
 
@@ -113,9 +115,9 @@ def is_bool(value: object) -> bool:
     return isinstance(value, bool)
 
 
-def is_whole(value: object, least: int = 0) -> bool:
+def is_whole_number(value: object, minimum: int = 0) -> bool:
     """Whether a value is a whole number, no less than another."""
-    return type(value) is int and value >= least
+    return type(value) is int and value >= minimum
 
 
 def is_share(value: object) -> bool:
@@ -123,22 +125,24 @@ def is_share(value: object) -> bool:
     return type(value) in (int, float) and 0 <= value <= 1  # type: ignore[operator]
 
 
-def optional(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
+def none_or(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
     """What is allowed, and none."""
     return lambda value: value is None or fits(value)
 
 
-def sequence(fits: Callable[[Any], bool], least: int = 0) -> Callable[[Any], bool]:
+def sequence_of(fits: Callable[[Any], bool], minimum: int = 0) -> Callable[[Any], bool]:
     """A collection such as a list, of no fewer items than so many, all of which fit."""
 
-    def holds(value: Any) -> bool:
-        listed = isinstance(value, Collection) and not isinstance(value, str | bytes | Mapping)
-        return listed and len(value) >= least and all(map(fits, value))
+    def fits_all(value: Any) -> bool:
+        is_collection = isinstance(value, Collection) and not isinstance(
+            value, str | bytes | Mapping
+        )
+        return is_collection and len(value) >= minimum and all(map(fits, value))
 
-    return holds
+    return fits_all
 
 
-def mapping(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
+def mapping_of(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
     """A mapping by names, all of whose values fit."""
     return lambda value: (
         isinstance(value, Mapping) and all(map(is_text, value)) and all(map(fits, value.values()))

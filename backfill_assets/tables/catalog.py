@@ -18,9 +18,9 @@ from pandera.errors import SchemaInitError
 from pyspark.errors import PySparkException
 
 from backfill_assets.calendar.policy import Policy
-from backfill_assets.env_file import in_file
+from backfill_assets.env_file import origin_note
 from backfill_assets.settings import PREFIX, Settings, SettingsError
-from backfill_assets.tables.arguments import DeclarationError, place_in, shown
+from backfill_assets.tables.arguments import DeclarationError, declaration_location, describe_value
 from backfill_assets.tables.derived import Derived, versions_in
 from backfill_assets.tables.graph import Graph
 from backfill_assets.tables.lookups import Lookup
@@ -29,7 +29,7 @@ from backfill_assets.tables.sources import Source, SourceTable
 from backfill_assets.tables.table import Table
 
 #: What a declaration raises while its module is imported, besides `DeclarationError`.
-_MISTAKES = (
+_DECLARATION_ERRORS = (
     *(ImportError, AttributeError, NameError, TypeError, ValueError, LookupError),
     *(
         ArithmeticError,
@@ -46,7 +46,7 @@ def tables_of(settings: Settings) -> Mapping[str, Table]:
     """The tables of a deployment by name, inputs first.
 
     Raises:
-        SettingsError: as `declared`; or a table comes before one of its inputs.
+        SettingsError: as `load_tables`; or a table comes before one of its inputs.
     """
     return graph_for(settings).tables
 
@@ -57,35 +57,42 @@ def graph_for(settings: Settings) -> Graph:
     Raises:
         SettingsError: as `tables_of`.
     """
-    return _graph(settings.tables, Policy.of(settings))
+    return _build_graph(settings.tables, Policy.from_settings(settings))
 
 
 @cache
-def _graph(place: str, policy: Policy) -> Graph:
-    found: dict[str, Table] = {}
-    for name, table in declared(place).items():
-        for of in table.inputs(policy):
-            if of.source is not table and found.get(of.source.name) is not of.source:
-                raise _bad(place, f"{of.source.name}, an input of {name}, must come before it")
-            if of.source.retired and not table.is_retired(of.source.retired):
-                raise _bad(place, _reads_retired(table, of.source))
-        for reference in table.references:
-            if reference.name in declared(place):
-                raise _bad(place, f"{name} reads {reference.name} whole, which has days: use Reads")
+def _build_graph(place: str, policy: Policy) -> Graph:
+    tables: dict[str, Table] = {}
+    for name, table in load_tables(place).items():
+        for dependency in table.inputs(policy):
+            if (
+                dependency.source is not table
+                and tables.get(dependency.source.name) is not dependency.source
+            ):
+                raise _settings_error(
+                    place, f"{dependency.source.name}, an input of {name}, must come before it"
+                )
+            if dependency.source.retired and not table.is_retired(dependency.source.retired):
+                raise _settings_error(place, _retired_input_message(table, dependency.source))
+        for reference in table.unpartitioned_inputs:
+            if reference.name in load_tables(place):
+                raise _settings_error(
+                    place, f"{name} reads {reference.name} whole, which has days: use Reads"
+                )
         if isinstance(table, SourceTable) and table.source.under(policy).start < policy.start:
             source = table.source
-            raise _bad(
+            raise _settings_error(
                 place,
                 f"{source.name} starts on {source.start}, before {PREFIX}START ({policy.start})",
             )
-        found[name] = table
+        tables[name] = table
         if isinstance(table, Derived):
-            _refuse_same_version(place, found, table)
-    _lookups(place)
-    return Graph(found, policy)
+            _check_versions(place, tables, table)
+    _load_lookups(place)
+    return Graph(tables, policy)
 
 
-def fed_tables(settings: Settings, chosen: Collection[str], today: date) -> tuple[str, ...]:
+def buildable_tables(settings: Settings, chosen: Collection[str], today: date) -> tuple[str, ...]:
     """The tables that can be built on a business day, inputs first.
 
     Args:
@@ -106,32 +113,32 @@ def fed_tables(settings: Settings, chosen: Collection[str], today: date) -> tupl
             ": no day of it is built any more, and readers see the rows of then. Leave it out, or "
             "take `retired` out of its declaration. Nothing was done"
         )
-    fed = graph_for(settings).fed(today).tables
-    return tuple(name for name in fed if name in (chosen or fed))
+    active = graph_for(settings).without_retired(today).tables
+    return tuple(name for name in active if name in (chosen or active))
 
 
 def lookups_of(settings: Settings) -> Mapping[str, Lookup]:
     """The lookups that the tables of a deployment ask, by name.
 
     Raises:
-        SettingsError: as `declared`; or two are named alike.
+        SettingsError: as `load_tables`; or two are named alike.
     """
-    return _lookups(settings.tables)
+    return _load_lookups(settings.tables)
 
 
 @cache
-def _lookups(place: str) -> Mapping[str, Lookup]:
-    found: dict[str, Lookup] = {}
-    for table in declared(place).values():
-        for asked in table.asks.values() if isinstance(table, Derived) else ():
+def _load_lookups(place: str) -> Mapping[str, Lookup]:
+    lookups: dict[str, Lookup] = {}
+    for table in load_tables(place).values():
+        for answers in table.answers.values() if isinstance(table, Derived) else ():
             # They would share a table of answers, and a quota.
-            if found.setdefault(asked.lookup.name, asked.lookup) is not asked.lookup:
-                raise _bad(place, f"two lookups are named {asked.lookup.name}")
-    return found
+            if lookups.setdefault(answers.lookup.name, answers.lookup) is not answers.lookup:
+                raise _settings_error(place, f"two lookups are named {answers.lookup.name}")
+    return lookups
 
 
 @cache
-def declared(place: str) -> Mapping[str, Table]:
+def load_tables(place: str) -> Mapping[str, Table]:
     """The tables that are declared at a place, by name.
 
     Args:
@@ -142,36 +149,44 @@ def declared(place: str) -> Mapping[str, Table]:
             that have a name each of their own.
     """
     module, _, attribute = place.partition(":")
-    if (here := str(Path.cwd())) not in sys.path:  # as Dagster's own commands look for modules
-        sys.path.append(here)
+    if (
+        working_folder := str(Path.cwd())
+    ) not in sys.path:  # as Dagster's own commands look for modules
+        sys.path.append(working_folder)
     try:
-        given = getattr(importlib.import_module(module), attribute)
+        listed = getattr(importlib.import_module(module), attribute)
     except DeclarationError as error:
-        raise _bad(place, str(error)) from error
-    except _MISTAKES as error:
-        where = place_in([*traceback.walk_tb(error.__traceback__)][::-1])
-        raise _bad(place, f"{error}{where}") from error
-    if not isinstance(given, Iterable) or isinstance(given, str):
-        raise _bad(
-            place, f"it is {shown(given)}: give a list, as {attribute} = [VISITS, visits_7d]"
+        raise _settings_error(place, str(error)) from error
+    except _DECLARATION_ERRORS as error:
+        where = declaration_location([*traceback.walk_tb(error.__traceback__)][::-1])
+        raise _settings_error(place, f"{error}{where}") from error
+    if not isinstance(listed, Iterable) or isinstance(listed, str):
+        raise _settings_error(
+            place,
+            f"it is {describe_value(listed)}: give a list, as {attribute} = [VISITS, visits_7d]",
         )
-    found: dict[str, Table] = {}
-    for table in _expanded(given.values() if isinstance(given, Mapping) else given):
+    tables: dict[str, Table] = {}
+    for table in _expand_sources(listed.values() if isinstance(listed, Mapping) else listed):
         if not isinstance(table, Table):
-            raise _bad(place, f"{shown(table)} is neither a table nor a source{_meant(table)}")
-        if table.name in found:
-            raise _bad(place, f"two tables are named {table.name}")
-        found[table.name] = table
-    return found
+            raise _settings_error(
+                place,
+                f"{describe_value(table)} is neither a table nor a source{_listing_hint(table)}",
+            )
+        if table.name in tables:
+            raise _settings_error(place, f"two tables are named {table.name}")
+        tables[table.name] = table
+    return tables
 
 
-def _refuse_same_version(place: str, found: Mapping[str, Table], table: Derived) -> None:
-    others = versions_in(found, table.first)
-    if same := [of.name for of in others if of.version == table.version and of is not table]:
-        raise _bad(place, f"{same[0]} and {table.name} are both version {table.version}")
+def _check_versions(place: str, tables: Mapping[str, Table], table: Derived) -> None:
+    others = versions_in(tables, table.first)
+    if same := [
+        other.name for other in others if other.version == table.version and other is not table
+    ]:
+        raise _settings_error(place, f"{same[0]} and {table.name} are both version {table.version}")
 
 
-def _reads_retired(table: Table, source: Table) -> str:
+def _retired_input_message(table: Table, source: Table) -> str:
     until = f"is retired on {table.retired} only" if table.retired else "is not"
     return (
         f"{source.name} is retired on {source.retired}, and {table.name}, which reads it, {until}: "
@@ -179,26 +194,26 @@ def _reads_retired(table: Table, source: Table) -> str:
     )
 
 
-def _meant(given: object) -> str:
+def _listing_hint(entry: object) -> str:
     """What to do about something that is listed among the tables."""
-    if isinstance(given, Lookup | Unpartitioned):
+    if isinstance(entry, Lookup | Unpartitioned):
         return ": tables that read it are, and it is not listed"
-    if inspect.isfunction(given):
-        return f": put @table(MODEL) before {given.__name__}"
-    if isinstance(given, list | tuple):
+    if inspect.isfunction(entry):
+        return f": put @table(MODEL) before {entry.__name__}"
+    if isinstance(entry, list | tuple):
         return ": write *LIST to list what it has"
     return ""
 
 
-def _expanded(given: Iterable[object]) -> Iterator[object]:
+def _expand_sources(entries: Iterable[object]) -> Iterator[object]:
     """What is given, with the tables of a source in place of the source."""
-    for one in given:
-        yield from one.tables if isinstance(one, Source) else [one]
+    for entry in entries:
+        yield from entry.tables if isinstance(entry, Source) else [entry]
 
 
-def _bad(place: str, why: str) -> SettingsError:
+def _settings_error(place: str, reason: str) -> SettingsError:
     name = f"{PREFIX}TABLES"
-    return SettingsError(f"bad settings: {name}={place!r}{in_file(name)}: {why}")
+    return SettingsError(f"bad settings: {name}={place!r}{origin_note(name)}: {reason}")
 
 
 def config_digests(settings: Settings) -> dict[str, str]:
@@ -207,15 +222,17 @@ def config_digests(settings: Settings) -> dict[str, str]:
     Of a table that is made of sources with settings of their own, these count.
     """
     graph = graph_for(settings)
-    found = {}
+    digests = {}
     for name, table in graph.tables.items():
-        sources = [graph.sources[log] for log in sorted(graph.logs(name))]
-        of = [settings.digest_of(*_deciding(settings, table, source)) for source in sources]
-        found[name] = _one(of or [settings.digest_of(table.decided_by)])
-    return found
+        sources = [graph.sources[log] for log in sorted(graph.source_logs(name))]
+        source_digests = [
+            settings.digest_of(*_deciding_settings(settings, table, source)) for source in sources
+        ]
+        digests[name] = _combined_digest(source_digests or [settings.digest_of(table.decided_by)])
+    return digests
 
 
-def _deciding(
+def _deciding_settings(
     settings: Settings, table: Table, source: Source
 ) -> tuple[Sequence[str], Mapping[str, Any]]:
     """What decides the rows that a table has of a source: names, and the values of the source."""
@@ -226,7 +243,7 @@ def _deciding(
     return [*table.decided_by, "arrives_after"], {**source.overrides, **values}
 
 
-def _one(digests: Collection[str]) -> str:
+def _combined_digest(digests: Collection[str]) -> str:
     """The digest that all are, or one of all."""
     if len(same := {*digests}) == 1:
         return same.pop()

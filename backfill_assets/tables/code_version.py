@@ -22,7 +22,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from backfill_assets.engine.garbage import no_collection
+from backfill_assets.engine.garbage import pause_gc
 from backfill_assets.settings import Settings, SettingsError
 from backfill_assets.tables.catalog import tables_of
 from backfill_assets.tables.table import Table
@@ -48,7 +48,7 @@ _PACKAGE = Path(__file__).parents[1]
 _PROJECT_ROOMS = ("examples", "labs", "drills")
 #: Libraries that a Spark distribution puts on the path, outside of `site-packages`.
 _SPARK_LIBRARIES = ("pyspark", "py4j")
-_DIGITS = 12
+_DIGEST_LENGTH = 12
 _TIMEOUT = 10  # seconds: a repository on a network drive must not keep a run from starting
 
 
@@ -90,7 +90,7 @@ def running_code(settings: Settings) -> Code:
         SettingsError: a module that declares a table has no source file.
     """
     versions = table_versions(tables_of(settings))
-    commit, dirty = git_state(settings.git_commit, _source_of(settings.tables))
+    commit, dirty = git_state(settings.git_commit, _declaring_package(settings.tables))
     return Code(_version_of_all(versions), commit, dirty, versions)
 
 
@@ -113,32 +113,32 @@ def asset_version(module: str) -> str:
     files = SourceFiles()
     if not files.has_source(module):
         return ""
-    return f"asset-{ROWS_VERSION['asset']}-{files.digest([module])}"
+    return f"asset-{ROWS_VERSION['asset']}-{files.modules_digest([module])}"
 
 
 def rows_version(table: Table) -> str:
     """The part of a table's code version that stands for the code of this package."""
     version = f"{table.kind}-{ROWS_VERSION[table.kind]}"
-    if any(_is_machinery(module) for module in table.modules):
+    if any(_is_of_this_package(module) for module in table.modules):
         version += f"-package-{ROWS_VERSION['package']}"
     return version
 
 
 def _table_version(table: Table, files: SourceFiles) -> str:
     version = rows_version(table)
-    own_modules = [module for module in table.modules if not _is_machinery(module)]
+    own_modules = [module for module in table.modules if not _is_of_this_package(module)]
     if own_modules or table.depends_on:
-        version += f"-{files.digest(own_modules, table.depends_on)}"
+        version += f"-{files.modules_digest(own_modules, table.depends_on)}"
     return version
 
 
 def _version_of_all(versions: Mapping[str, str]) -> str:
     text = "\n".join(f"{name} {version}" for name, version in sorted(versions.items()))
-    return f"tables-{_digest(text)}"
+    return f"tables-{_text_digest(text)}"
 
 
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
+def _text_digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:_DIGEST_LENGTH]
 
 
 # --- the source of a project ----------------------------------------------------------------------
@@ -161,10 +161,10 @@ class SourceFiles:
 
     def __init__(self) -> None:
         self._modules: dict[str, _Module | None] = {}
-        self._tops: dict[str, bool] = {}
+        self._project_packages: dict[str, bool] = {}
         self._distributions: set[str] = set()
 
-    def digest(self, modules: Iterable[str], depends_on: Sequence[str | Path] = ()) -> str:
+    def modules_digest(self, modules: Iterable[str], depends_on: Sequence[str | Path] = ()) -> str:
         """A digest of the source of modules, and of what they import from the project.
 
         Args:
@@ -181,66 +181,66 @@ class SourceFiles:
         for dependency in depends_on:
             if isinstance(dependency, Path):
                 texts.append(f"file {_file_digest(dependency)}")
-            elif self._module(dependency) is not None:
+            elif self._load_module(dependency) is not None:
                 declared.add(dependency)
             else:
                 texts.append(f"{dependency} {_installed_version(dependency)}")
         for module in declared:
-            if self._module(module) is None:
+            if self._load_module(module) is None:
                 raise SettingsError(
                     f"bad settings: {module}, which declares a table, has no source file"
                 )
         # With the names: two modules that swap their contents make other rows.
-        sources = {name: self._module(name) for name in self.closure(declared)}
+        sources = {name: self._load_module(name) for name in self.import_closure(declared)}
         texts += [f"{name} {module.text}" for name, module in sources.items() if module]
-        return _digest("\n".join(sorted(texts)))
+        return _text_digest("\n".join(sorted(texts)))
 
     def has_source(self, module: str) -> bool:
         """Whether a module is one of the project, and its source can be read."""
-        return bool(module) and self._module(module) is not None
+        return bool(module) and self._load_module(module) is not None
 
-    def closure(self, modules: Iterable[str]) -> set[str]:
+    def import_closure(self, modules: Iterable[str]) -> set[str]:
         """Modules, and those of the project that they import, directly or not."""
         closure: set[str] = set()
         remaining = {*modules}
         while remaining:
             closure |= remaining
-            imports = (m.imports for name in remaining if (m := self._module(name)))
-            remaining = {name for names in imports for name in names if self._module(name)}
+            imports = (m.imports for name in remaining if (m := self._load_module(name)))
+            remaining = {name for names in imports for name in names if self._load_module(name)}
             remaining -= closure
         return closure
 
     def _add_distribution(self, module: str) -> None:
         """A project that is installed: what its distribution has besides belongs to it."""
         top = module.partition(".")[0]
-        if top in self._tops:
+        if top in self._project_packages:
             return
-        self._tops[top] = True
-        if any(map(_is_installed, _places(top))):
+        self._project_packages[top] = True
+        if any(map(_is_installed, _module_paths(top))):
             by_package = _distributions()
             self._distributions |= {*by_package.get(top, ())}
             for other, names in by_package.items():
                 if self._distributions & {*names}:
-                    self._tops[other] = True
+                    self._project_packages[other] = True
 
     def _is_project(self, module: str) -> bool:
         top, _, inner = module.partition(".")
         if top == _PACKAGE.name:
             return inner.partition(".")[0] in _PROJECT_ROOMS
-        if top not in self._tops:
-            places = [] if top in _SPARK_LIBRARIES else _places(top)
-            self._tops[top] = bool(places) and not any(map(_is_installed, places))
-        return self._tops[top]
+        if top not in self._project_packages:
+            paths = [] if top in _SPARK_LIBRARIES else _module_paths(top)
+            self._project_packages[top] = bool(paths) and not any(map(_is_installed, paths))
+        return self._project_packages[top]
 
-    def _module(self, name: str) -> _Module | None:
+    def _load_module(self, name: str) -> _Module | None:
         """A module of the project; None if it is none, or has no source."""
         if name not in self._modules:
             file = _source_file(name) if self._is_project(name) else None
-            self._modules[name] = None if file is None else _parse(name, file)
+            self._modules[name] = None if file is None else _parse_module(name, file)
         return self._modules[name]
 
 
-def _places(top: str) -> list[Path]:
+def _module_paths(top: str) -> list[Path]:
     """The folders of a package, or the file of a module in none; none if it is built in."""
     try:
         spec = importlib.util.find_spec(top)
@@ -264,7 +264,7 @@ def _is_installed(place: Path) -> bool:
 def _source_file(module: str) -> Path | None:
     """The source file of a module, without importing it; None if there is none."""
     top, *inner = module.split(".")
-    for place in _places(top):
+    for place in _module_paths(top):
         path = place.joinpath(*inner)
         candidates = [path / "__init__.py", path.with_suffix(".py")] if place.is_dir() else [path]
         for file in candidates:
@@ -299,14 +299,14 @@ def _file_digest(file: Path) -> str:
 # --- normalized source ----------------------------------------------------------------------------
 
 
-def _parse(module: str, file: Path) -> _Module:
+def _parse_module(module: str, file: Path) -> _Module:
     # Python 3.11 fails if a finalizer that prints a traceback comes in between.
-    with no_collection():
+    with pause_gc():
         tree = ast.parse(file.read_bytes(), str(file))
         package = module if file.name == "__init__.py" else module.rpartition(".")[0]
-        statements = [*_Normalizer().statements(tree.body)]
-        imports = {*_with_parents(package), *_imports(module, package, statements)}
-        return _Module("".join(_serialize(statements)), frozenset(imports))
+        statements = [*_Normalizer().normalized_statements(tree.body)]
+        imports = {*_with_parents(package), *_imported_modules(module, package, statements)}
+        return _Module("".join(_serialize_tree(statements)), frozenset(imports))
 
 
 class _Normalizer(ast.NodeTransformer):
@@ -318,13 +318,13 @@ class _Normalizer(ast.NodeTransformer):
 
     _in_class = False
 
-    def statements(self, body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
+    def normalized_statements(self, body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
         """The statements without those that decide nothing."""
         for statement in body:
             if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
                 continue
             if isinstance(statement, ast.If) and _is_type_checking(statement.test):
-                yield from self.statements(statement.orelse)
+                yield from self.normalized_statements(statement.orelse)
                 continue
             if (normalized := self.visit(statement)) is not None:
                 yield normalized
@@ -333,31 +333,31 @@ class _Normalizer(ast.NodeTransformer):
         """Normalize the blocks of a statement, and what it is made of."""
         for name, value in ast.iter_fields(node):
             if isinstance(value, list) and value and isinstance(value[0], ast.stmt):
-                setattr(node, name, [*self.statements(value)])
+                setattr(node, name, [*self.normalized_statements(value)])
             elif isinstance(value, list):
-                setattr(node, name, [self._visited(item) for item in value])
+                setattr(node, name, [self._visit_value(item) for item in value])
             else:
-                setattr(node, name, self._visited(value))
+                setattr(node, name, self._visit_value(value))
         return node
 
-    def _visited(self, value: Any) -> Any:
+    def _visit_value(self, value: Any) -> Any:
         return self.visit(value) if isinstance(value, ast.AST) else value
 
     def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
         """A class: its annotations stay."""
-        return self._scope(node, in_class=True)
+        return self._visit_scope(node, in_class=True)
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         """A function: its annotations go, unless a decorator may read them."""
         if not node.decorator_list:
             _drop_annotations(node)
-        return self._scope(node, in_class=False)
+        return self._visit_scope(node, in_class=False)
 
     def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> ast.AST:
         """As any function."""
         if not node.decorator_list:
             _drop_annotations(node)
-        return self._scope(node, in_class=False)
+        return self._visit_scope(node, in_class=False)
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST | None:
         """An annotated variable: an assignment, or nothing at all, unless it is in a class."""
@@ -369,26 +369,26 @@ class _Normalizer(ast.NodeTransformer):
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.AST:
         """An import of this package's machinery: which of its modules has a name is our affair."""
-        if not node.level and _is_machinery(node.module or ""):
+        if not node.level and _is_of_this_package(node.module or ""):
             node.module = _PACKAGE.name
         return node
 
     def visit_Import(self, node: ast.Import) -> ast.AST:
         """As `visit_ImportFrom`."""
         for alias in node.names:
-            if _is_machinery(alias.name):
+            if _is_of_this_package(alias.name):
                 alias.name = _PACKAGE.name
         return node
 
-    def _scope(self, node: ast.AST, *, in_class: bool) -> ast.AST:
-        before, self._in_class = self._in_class, in_class
+    def _visit_scope(self, node: ast.AST, *, in_class: bool) -> ast.AST:
+        outer, self._in_class = self._in_class, in_class
         try:
             return self.generic_visit(node)
         finally:
-            self._in_class = before
+            self._in_class = outer
 
 
-def _is_machinery(module: str) -> bool:
+def _is_of_this_package(module: str) -> bool:
     top, _, inner = module.partition(".")
     return top == _PACKAGE.name and inner.partition(".")[0] not in _PROJECT_ROOMS
 
@@ -407,12 +407,12 @@ def _drop_annotations(node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
             argument.annotation = None
 
 
-def _serialize(value: Any) -> Iterator[str]:
+def _serialize_tree(value: Any) -> Iterator[str]:
     """A syntax tree as text that is the same in all versions of Python; `ast.dump` is not."""
     if isinstance(value, list):
         yield "["
         for item in value:
-            yield from _serialize(item)
+            yield from _serialize_tree(item)
             yield ","
         yield "]"
     elif isinstance(value, ast.AST):
@@ -422,13 +422,13 @@ def _serialize(value: Any) -> Iterator[str]:
             if child is None or child == [] or name in ("ctx", "kind", "type_comment"):
                 continue
             yield f"{name}="
-            yield from _serialize(child)
+            yield from _serialize_tree(child)
         yield ")"
     else:
         yield repr(value)
 
 
-def _imports(module: str, package: str, statements: Iterable[ast.stmt]) -> Iterator[str]:
+def _imported_modules(module: str, package: str, statements: Iterable[ast.stmt]) -> Iterator[str]:
     """The modules that normalized statements import, with the packages that these are in."""
     for node in (node for statement in statements for node in ast.walk(statement)):
         if isinstance(node, ast.Import):
@@ -462,7 +462,7 @@ def _lazy_module(module: str, source: str, alias: ast.alias) -> Iterator[str]:
 # --- git ------------------------------------------------------------------------------------------
 
 
-def _source_of(place: str) -> Path:
+def _declaring_package(place: str) -> Path:
     """The package that declares the tables: its folder, or the file of a module without one."""
     module = import_module(place.partition(":")[0])
     source = Path(str(module.__file__))
@@ -480,14 +480,14 @@ def git_state(given_commit: str | None, source: Path) -> tuple[str, bool | None]
     """
     package, file = (source, "__init__.py") if source.is_dir() else (source.parent, source.name)
     # Code that git does not track lies in somebody else's repository, as in a `.venv`.
-    if _git(package, "ls-files", "--error-unmatch", file) is None:
+    if _run_git(package, "ls-files", "--error-unmatch", file) is None:
         return given_commit or "", None
-    commit = (_git(package, "rev-parse", "HEAD") or "").strip()
-    changes = _git(package, "status", "--porcelain", "--", "." if source.is_dir() else file)
+    commit = (_run_git(package, "rev-parse", "HEAD") or "").strip()
+    changes = _run_git(package, "status", "--porcelain", "--", "." if source.is_dir() else file)
     return commit, None if changes is None else bool(changes.strip())
 
 
-def _git(folder: Path, *arguments: str) -> str | None:
+def _run_git(folder: Path, *arguments: str) -> str | None:
     """The output of git; None if it fails, or is not there."""
     try:
         process = subprocess.run(

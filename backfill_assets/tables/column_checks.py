@@ -16,7 +16,7 @@ from typing import Any
 import pyspark.sql.types as T
 
 #: What a value that is compared with a column of a type must be.
-_VALUES: Mapping[type[T.DataType], tuple[tuple[type, ...], str]] = {
+_VALUE_TYPES: Mapping[type[T.DataType], tuple[tuple[type, ...], str]] = {
     T.IntegralType: ((int, float, Decimal), "a number"),
     T.DecimalType: ((int, float, Decimal), "a number"),
     T.FractionalType: ((int, float, Decimal), "a number"),
@@ -27,62 +27,70 @@ _VALUES: Mapping[type[T.DataType], tuple[tuple[type, ...], str]] = {
 }
 
 
-def _compared(sign: str, value: str) -> Callable[[str, Mapping[str, Any]], str]:
-    return lambda name, of: f"{name} {sign} {_literal(of[value])}"
+def _comparison_condition(sign: str, value: str) -> Callable[[str, Mapping[str, Any]], str]:
+    return lambda name, statistics: f"{name} {sign} {_sql_literal(statistics[value])}"
 
 
-def _in_range(name: str, of: Mapping[str, Any]) -> str:
-    least = ">=" if of.get("include_min", True) else ">"
-    most = "<=" if of.get("include_max", True) else "<"
-    low, high = _literal(of["min_value"]), _literal(of["max_value"])
-    return f"{name} {least} {low} AND {name} {most} {high}"
+def _range_condition(name: str, statistics: Mapping[str, Any]) -> str:
+    lower_sign = ">=" if statistics.get("include_min", True) else ">"
+    upper_sign = "<=" if statistics.get("include_max", True) else "<"
+    low, high = _sql_literal(statistics["min_value"]), _sql_literal(statistics["max_value"])
+    return f"{name} {lower_sign} {low} AND {name} {upper_sign} {high}"
 
 
-def _among(sign: str, values: str) -> Callable[[str, Mapping[str, Any]], str]:
-    return lambda name, of: f"{name} {sign} ({', '.join(_literals(of[values]))})"
+def _membership_condition(sign: str, values: str) -> Callable[[str, Mapping[str, Any]], str]:
+    return lambda name, statistics: (
+        f"{name} {sign} ({', '.join(_sql_literals(statistics[values]))})"
+    )
 
 
-def _matches(name: str, of: Mapping[str, Any]) -> str:
+def _match_condition(name: str, statistics: Mapping[str, Any]) -> str:
     # As pandera has it, a value begins with a match.
-    return f"{name} RLIKE {_literal(f'^(?:{_pattern(of)})')}"
+    return f"{name} RLIKE {_sql_literal(f'^(?:{_pattern_text(statistics)})')}"
 
 
-def _length(name: str, of: Mapping[str, Any]) -> str:
+def _length_condition(name: str, statistics: Mapping[str, Any]) -> str:
     signs = {"exact_value": "=", "min_value": ">=", "max_value": "<="}
     return " AND ".join(
-        f"length({name}) {sign} {of[value]}"
+        f"length({name}) {sign} {statistics[value]}"
         for value, sign in signs.items()
-        if of.get(value) is not None
+        if statistics.get(value) is not None
     )
 
 
 #: What a pattern may have in Python alone: Spark's patterns are Java's.
-_OF_PYTHON = re.compile(r"\(\?(?:P[<=>]|\(|#|[aLu]|[imsu]*x)|\\Z")
+_PYTHON_ONLY = re.compile(r"\(\?(?:P[<=>]|\(|#|[aLu]|[imsu]*x)|\\Z")
 #: By name of a check of pandera's, its condition for a column.
 _CONDITIONS: Mapping[str, Callable[[str, Mapping[str, Any]], str]] = {
-    "greater_than": _compared(">", "min_value"),
-    "greater_than_or_equal_to": _compared(">=", "min_value"),
-    "less_than": _compared("<", "max_value"),
-    "less_than_or_equal_to": _compared("<=", "max_value"),
-    "equal_to": _compared("=", "value"),
-    "not_equal_to": _compared("<>", "value"),
-    "in_range": _in_range,
-    "isin": _among("IN", "allowed_values"),
-    "notin": _among("NOT IN", "forbidden_values"),
-    "str_matches": _matches,
-    "str_contains": lambda name, of: f"{name} RLIKE {_literal(_pattern(of))}",
-    "str_startswith": lambda name, of: f"startswith({name}, {_literal(of['string'])})",
-    "str_endswith": lambda name, of: f"endswith({name}, {_literal(of['string'])})",
-    "str_length": _length,
+    "greater_than": _comparison_condition(">", "min_value"),
+    "greater_than_or_equal_to": _comparison_condition(">=", "min_value"),
+    "less_than": _comparison_condition("<", "max_value"),
+    "less_than_or_equal_to": _comparison_condition("<=", "max_value"),
+    "equal_to": _comparison_condition("=", "value"),
+    "not_equal_to": _comparison_condition("<>", "value"),
+    "in_range": _range_condition,
+    "isin": _membership_condition("IN", "allowed_values"),
+    "notin": _membership_condition("NOT IN", "forbidden_values"),
+    "str_matches": _match_condition,
+    "str_contains": lambda name, statistics: (
+        f"{name} RLIKE {_sql_literal(_pattern_text(statistics))}"
+    ),
+    "str_startswith": lambda name, statistics: (
+        f"startswith({name}, {_sql_literal(statistics['string'])})"
+    ),
+    "str_endswith": lambda name, statistics: (
+        f"endswith({name}, {_sql_literal(statistics['string'])})"
+    ),
+    "str_length": _length_condition,
 }
 #: How a declaration writes them.
-ALLOWED = (
+ALLOWED_CHECKS = (
     "gt, ge, lt, le, eq, ne, in_range, isin, notin, str_matches, str_contains, str_startswith, "
     "str_endswith and str_length"
 )
 
 
-def conditions(name: str, column: Any) -> dict[str, str]:
+def sql_conditions(name: str, column: Any) -> dict[str, str]:
     """The checks of a pandera column as SQL conditions, by the name of the constraint."""
     # What is neither true nor false does not hold.
     null = f"{name} IS NULL OR " if column.nullable else ""
@@ -98,14 +106,14 @@ def wrong_checks(columns: Mapping[str, Any]) -> list[str]:
         sentence
         for name, column in columns.items()
         for check in column.checks
-        for sentence in _wrong(name, column.dtype.type, check)
+        for sentence in _wrong_check(name, column.dtype.type, check)
     ]
 
 
-def _wrong(name: str, kind: T.DataType, check: Any) -> Iterable[str]:
+def _wrong_check(name: str, kind: T.DataType, check: Any) -> Iterable[str]:
     if check.name not in _CONDITIONS:
         yield (
-            f"{name} has the check {check.name}, and a column has {ALLOWED}: write it as one of "
+            f"{name} has the check {check.name}, and a column has {ALLOWED_CHECKS}: write it as one of "
             '"rules" in the metadata'
         )
         return
@@ -119,14 +127,16 @@ def _wrong(name: str, kind: T.DataType, check: Any) -> Iterable[str]:
             yield f"{name} has the check {check.name} with {problem}"
         return
     texts = [
-        of for name, of in statistics.items() if name.endswith("_values") and isinstance(of, str)
+        text
+        for name, text in statistics.items()
+        if name.endswith("_values") and isinstance(text, str)
     ]
     if texts:
         yield f"{name} has the check {check.name} with {texts[0]!r}: give a list of values"
         return
-    if not _values(statistics):
+    if not _compared_values(statistics):
         yield f"{name} has the check {check.name} of no value"
-    for value in _values(statistics):
+    for value in _compared_values(statistics):
         if wrong := wrong_value(kind, value):
             yield f"{name} has the check {check.name} with {value!r}: {wrong}"
 
@@ -134,7 +144,8 @@ def _wrong(name: str, kind: T.DataType, check: Any) -> Iterable[str]:
 def wrong_value(kind: T.DataType, value: Any) -> str:
     """Why a column of a type cannot have a value; empty if it can."""
     types, allowed = next(
-        (allowed for of, allowed in _VALUES.items() if isinstance(kind, of)), ((), "")
+        (allowed for column_type, allowed in _VALUE_TYPES.items() if isinstance(kind, column_type)),
+        ((), ""),
     )
     if not allowed:
         return f"the column is {kind.simpleString()}, for which no value can be given"
@@ -145,14 +156,16 @@ def wrong_value(kind: T.DataType, value: Any) -> str:
     return "" if fits and finite else f"the column is {kind.simpleString()}: give {allowed}"
 
 
-def _values(statistics: Mapping[str, Any]) -> list[Any]:
+def _compared_values(statistics: Mapping[str, Any]) -> list[Any]:
     """What a check compares with."""
-    several = [of for name, of in statistics.items() if name.endswith("_values")]
+    several = [values for name, values in statistics.items() if name.endswith("_values")]
     single = ("min_value", "max_value", "value")
-    return [x for of in several for x in of] + [statistics[n] for n in single if n in statistics]
+    return [x for values in several for x in values] + [
+        statistics[n] for n in single if n in statistics
+    ]
 
 
-def _pattern(statistics: Mapping[str, Any]) -> str:
+def _pattern_text(statistics: Mapping[str, Any]) -> str:
     pattern = statistics["pattern"]
     return str(pattern.pattern if isinstance(pattern, re.Pattern) else pattern)
 
@@ -168,21 +181,23 @@ def _wrong_text(statistics: Mapping[str, Any]) -> str:
         return f"{wrong[0]!r}: give a whole number of characters" if wrong else ""
     if "pattern" not in statistics:
         return ""
-    given = statistics["pattern"]
-    if isinstance(given, re.Pattern) and given.flags & ~re.UNICODE:
-        return f"the flags of {given.pattern!r}: write them into the pattern, as (?i)"
-    if found := _OF_PYTHON.search(_pattern(statistics)):
-        return f"{found[0]!r} in a pattern, which Java reads otherwise than Python: leave it out"
+    pattern = statistics["pattern"]
+    if isinstance(pattern, re.Pattern) and pattern.flags & ~re.UNICODE:
+        return f"the flags of {pattern.pattern!r}: write them into the pattern, as (?i)"
+    if construct := _PYTHON_ONLY.search(_pattern_text(statistics)):
+        return (
+            f"{construct[0]!r} in a pattern, which Java reads otherwise than Python: leave it out"
+        )
     return ""
 
 
-def _literals(values: Iterable[Any]) -> list[str]:
+def _sql_literals(values: Iterable[Any]) -> list[str]:
     """Values as SQL has them: those of a set in one order."""
-    found = map(_literal, values)
-    return sorted(found) if isinstance(values, Set) else [*found]
+    literals = map(_sql_literal, values)
+    return sorted(literals) if isinstance(values, Set) else [*literals]
 
 
-def _literal(value: Any) -> str:
+def _sql_literal(value: Any) -> str:
     """A value as Spark's SQL has it."""
     if isinstance(value, str):
         escaped = str.__str__(value).replace("\\", "\\\\").replace("'", "\\'")

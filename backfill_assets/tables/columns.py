@@ -7,7 +7,7 @@ from typing import Any
 
 from pandera.pyspark import Field
 
-from backfill_assets.tables.arguments import Argument, is_share, refuse_arguments
+from backfill_assets.tables.arguments import Argument, check_arguments, is_share
 
 #: In the metadata of a column that holds JSON text.
 _JSON = "json"
@@ -24,7 +24,7 @@ def nullable(warn: float, error: float, description: str) -> Any:
     Raises:
         DeclarationError: a share is none, or that of the warning is the larger one.
     """
-    refuse_arguments("nullable", bounds_arguments(warn, error, description))
+    check_arguments("nullable", bounds_arguments(warn, error, description))
     return Field(
         nullable=True, description=description, metadata={"null_warn": warn, "null_error": error}
     )
@@ -45,17 +45,17 @@ def bounds_arguments(warn: Any, error: Any, description: Any) -> list[Argument]:
 
 
 @dataclass(frozen=True)
-class Bounds:
+class NullBounds:
     """The largest share of nulls (0 to 1) that is in order, and that is still published."""
 
     warn: float
     error: float
 
 
-def nullable_bounds(column: Any) -> Bounds:
+def nullable_bounds(column: Any) -> NullBounds:
     """The bounds of a pandera column that may be null; any share, if it has none of its own."""
     metadata = column.metadata or {}
-    return Bounds(metadata.get("null_warn", 1.0), metadata.get("null_error", 1.0))
+    return NullBounds(metadata.get("null_warn", 1.0), metadata.get("null_error", 1.0))
 
 
 def json_text(description: str, *, optional: bool = False) -> Any:

@@ -12,24 +12,24 @@ from typing import Any
 
 import pandera.pyspark as pa
 
-from backfill_assets.calendar.cadences import Cadence
+from backfill_assets.calendar.cadences import Grain
 from backfill_assets.calendar.reach import SAME_DAY, WEEK
 from backfill_assets.tables.arguments import (
     Argument,
     DeclarationError,
+    check_arguments,
+    describe_value,
     is_bool,
     is_date,
     is_text,
-    is_whole,
-    mapping,
-    optional,
-    refuse_arguments,
-    sequence,
-    shown,
+    is_whole_number,
+    mapping_of,
+    none_or,
+    sequence_of,
 )
 from backfill_assets.tables.derived import Conserved, Derived, Reads, Transform
 from backfill_assets.tables.drifts import wrong_drifts
-from backfill_assets.tables.model_metadata import closest, is_model
+from backfill_assets.tables.model_metadata import is_model, suggest_name
 from backfill_assets.tables.parameters import inputs_of
 from backfill_assets.tables.rules import Forbidden, wrong_names
 from backfill_assets.tables.skews import wrong_skews
@@ -82,9 +82,9 @@ def table(
     Raises:
         DeclarationError: a parameter has neither, or something is named that is not there.
     """
-    refuse_arguments("@table", [_model_argument(model)])
+    check_arguments("@table", [_model_argument(model)])
     return partial(
-        _declared,
+        _declare_table,
         model=model,
         checks=checks,
         group=group,
@@ -126,17 +126,17 @@ def version_of(
         DeclarationError: as `table`; the number is not above that of the other version; or the
             function stands in the module of the other one, so that the code of both would be one.
     """
-    refuse_arguments(
+    check_arguments(
         "@version_of",
         [
             Argument("other", other, lambda value: isinstance(value, Derived), "a table"),
-            Argument("number", number, is_whole, "a whole number"),
+            Argument("number", number, is_whole_number, "a whole number"),
         ],
     )
 
-    def declare(function: Transform) -> Derived:
-        _refuse_version(function, other, number)
-        return _declared(
+    def declare_version(function: Transform) -> Derived:
+        _check_version(function, other, number)
+        return _declare_table(
             function,
             model=model or other.model,
             checks=[*other.conserved, *other.forbidden] if checks is None else checks,
@@ -149,10 +149,10 @@ def version_of(
             first=other.first,
         )
 
-    return declare
+    return declare_version
 
 
-def _refuse_version(function: Transform, other: Derived, number: int) -> None:
+def _check_version(function: Transform, other: Derived, number: int) -> None:
     if number <= other.version:
         raise DeclarationError(
             f"{function.__name__}: {other.name} is version {other.version}; give a new version "
@@ -170,8 +170,13 @@ def _model_argument(model: object) -> Argument:
     return Argument("model", model, is_model, "a class of pandera.pyspark.DataFrameModel")
 
 
-def _arguments(
-    checks: object, group: object, frozen: object, lineage: object, retired: object, others: object
+def _table_arguments(
+    checks: object,
+    group: object,
+    frozen: object,
+    lineage: object,
+    retired: object,
+    dependencies: object,
 ) -> list[Argument]:
     """What a table is given besides its model and its function."""
 
@@ -185,26 +190,31 @@ def _arguments(
         return is_text(value) or isinstance(value, Path)
 
     def is_column(value: object) -> bool:
-        return sequence(is_text, 2)(value) and len(value) == _PAIR  # type: ignore[arg-type]
+        return sequence_of(is_text, 2)(value) and len(value) == _PAIR  # type: ignore[arg-type]
 
     return [
-        Argument("checks", checks, sequence(is_check), "a list of conserves(...) and forbids(...)"),
+        Argument(
+            "checks", checks, sequence_of(is_check), "a list of conserves(...) and forbids(...)"
+        ),
         Argument("group", group, is_group, "letters, digits and _, as Dagster has it"),
         Argument("frozen", frozen, is_bool, "True or False"),
         Argument(
             "lineage",
             lineage,
-            mapping(sequence(is_column)),
+            mapping_of(sequence_of(is_column)),
             'pairs of table and column by column, as {"hits": [("visits", "clicks")]}',
         ),
-        Argument("retired", retired, optional(is_date), "a date, as date(2025, 3, 20)"),
+        Argument("retired", retired, none_or(is_date), "a date, as date(2025, 3, 20)"),
         Argument(
-            "depends_on", others, sequence(is_code), "a list of names of modules and of paths"
+            "depends_on",
+            dependencies,
+            sequence_of(is_code),
+            "a list of names of modules and of paths",
         ),
     ]
 
 
-def _declared(
+def _declare_table(
     function: Transform,
     *,
     model: type[pa.DataFrameModel],
@@ -219,19 +229,21 @@ def _declared(
     """The table that a function makes."""
     name = getattr(function, "__name__", "")
     if not inspect.isfunction(function):
-        raise DeclarationError(f"@table stands before {shown(function)}: it takes a function")
+        raise DeclarationError(
+            f"@table stands before {describe_value(function)}: it takes a function"
+        )
     if "<" in function.__qualname__ or not name.isidentifier():
         raise DeclarationError(f"{function.__qualname__}: a table needs a function in a module")
-    arguments = _arguments(checks, group, frozen, lineage, retired, depends_on)
-    refuse_arguments(name, [_model_argument(model), *arguments])
-    found = inputs_of(function)
-    made = Derived(
+    arguments = _table_arguments(checks, group, frozen, lineage, retired, depends_on)
+    check_arguments(name, [_model_argument(model), *arguments])
+    inputs = inputs_of(function)
+    derived = Derived(
         name=name,
         model=model,
-        modules=(function.__module__, model.__module__, *found.asking_modules),
-        depends_on=tuple(_located(dependency, function) for dependency in depends_on),
+        modules=(function.__module__, model.__module__, *inputs.request_modules),
+        depends_on=tuple(_resolve_dependency(dependency, function) for dependency in depends_on),
         transform=function,
-        **found._asdict(),
+        **inputs._asdict(),
         conserved=tuple(check for check in checks if isinstance(check, Conserved)),
         forbidden=tuple(check for check in checks if isinstance(check, Forbidden)),
         group=group,
@@ -240,74 +252,78 @@ def _declared(
         retired=retired,
         **version,
     )
-    return _checked(made)
+    return _check_table(derived)
 
 
-def _located(dependency: str | Path, function: Transform) -> str | Path:
+def _resolve_dependency(dependency: str | Path, function: Transform) -> str | Path:
     """A module as it is; a data file from the folder of the function's module."""
     if isinstance(dependency, str):
         return dependency
     return Path(inspect.getfile(function)).resolve().parent / dependency
 
 
-def _checked(made: Derived) -> Derived:
+def _check_table(derived: Derived) -> Derived:
     """The same; refused if it names what is not there."""
-    for check in made.conserved:
-        if check.parameter not in made.reads:
+    for check in derived.conserved:
+        if check.parameter not in derived.reads:
             raise DeclarationError(
-                f"{made.name}: there is no parameter {check.parameter}"
-                f"{closest(check.parameter, made.reads)}"
+                f"{derived.name}: there is no parameter {check.parameter}"
+                f"{suggest_name(check.parameter, derived.reads)}"
             )
-        if check.total not in made.totals:
+        if check.total not in derived.totals:
             raise DeclarationError(
-                f"{made.name}: {check.total} is none of the model's totals ({list(made.totals)})"
+                f"{derived.name}: {check.total} is none of the model's totals ({list(derived.totals)})"
             )
-        source = made.reads[check.parameter].table
+        source = derived.reads[check.parameter].table
         if check.column is not None and check.column not in source.columns:
             raise DeclarationError(
-                f"{made.name}: {source.name} has no column {check.column}"
-                f"{closest(check.column, source.columns)}"
+                f"{derived.name}: {source.name} has no column {check.column}"
+                f"{suggest_name(check.column, source.columns)}"
             )
-    if wrong := [*wrong_drifts(made), *wrong_skews(made), *wrong_names(made)]:
-        raise DeclarationError(f"{made.name}: {'; '.join(wrong)}")
-    _check_asks(made)
-    _check_weeks(made)
-    there = {(of.table.name, column) for of in made.reads.values() for column in of.table.columns}
-    for column, made_of in made.lineage.items():
-        if column not in made.columns:
-            raise DeclarationError(f"{made.name}: lineage of {column}, which is no column of it")
-        whole = {of.name for of in made.references}
-        for name, other in {of for of in made_of if of[0] not in whole} - there:
-            raise DeclarationError(f"{made.name}: {column} cannot be made of {name}.{other}")
-    return made
+    if wrong := [*wrong_drifts(derived), *wrong_skews(derived), *wrong_names(derived)]:
+        raise DeclarationError(f"{derived.name}: {'; '.join(wrong)}")
+    _check_answers(derived)
+    _check_weeks(derived)
+    input_columns = {
+        (read.table.name, column)
+        for read in derived.reads.values()
+        for column in read.table.columns
+    }
+    for column, origins in derived.lineage.items():
+        if column not in derived.columns:
+            raise DeclarationError(f"{derived.name}: lineage of {column}, which is no column of it")
+        whole = {reference.name for reference in derived.unpartitioned_inputs}
+        for name, other in {pair for pair in origins if pair[0] not in whole} - input_columns:
+            raise DeclarationError(f"{derived.name}: {column} cannot be made of {name}.{other}")
+    return derived
 
 
-def _check_asks(made: Derived) -> None:
+def _check_answers(derived: Derived) -> None:
     """Refuse requests that are made of nothing, and pools that a step cannot have."""
-    rows = [*made.by_day, *made.whole]
-    for parameter, asked in made.asks.items():
-        if not asked.parameters or not {*asked.parameters} <= {*rows}:
+    rows = [*derived.inputs_by_day, *derived.unpartitioned]
+    for parameter, answers in derived.answers.items():
+        if not answers.parameters or not {*answers.parameters} <= {*rows}:
             raise DeclarationError(
-                f"{made.name}: the requests of {parameter} are made of {[*asked.parameters]}; they "
+                f"{derived.name}: the requests of {parameter} are made of {[*answers.parameters]}; they "
                 f"must be parameters with rows: {rows}"
             )
-    if len({of.lookup.pool or of.lookup.name for of in made.asks.values()}) > 1:
+    if len({answer.lookup.pool or answer.lookup.name for answer in derived.answers.values()}) > 1:
         raise DeclarationError(
-            f"{made.name}: a step has one pool; give its lookups the same: "
-            f"{[of.lookup.name for of in made.asks.values()]}"
+            f"{derived.name}: a step has one pool; give its lookups the same: "
+            f"{[answer.lookup.name for answer in derived.answers.values()]}"
         )
 
 
-def _check_weeks(made: Derived) -> None:
+def _check_weeks(derived: Derived) -> None:
     """Refuse what has no week, or more than one, in a table by week."""
-    if made.cadence is Cadence.DAILY:
+    if derived.grain is Grain.DAILY:
         return
-    for parameter, of in made.by_day.items():
-        weekly = of.table is made or of.table.cadence is Cadence.WEEKLY
-        as_known = isinstance(of, Reads) and of.as_known
-        if as_known or of.reach != (SAME_DAY if weekly else WEEK):
+    for parameter, read in derived.inputs_by_day.items():
+        weekly = read.table is derived or read.table.grain is Grain.WEEKLY
+        as_known = isinstance(read, Reads) and read.as_known
+        if as_known or read.reach != (SAME_DAY if weekly else WEEK):
             raise DeclarationError(
-                f"{made.name}: it is a table by week, and {parameter} does not hold the rows of a "
+                f"{derived.name}: it is a table by week, and {parameter} does not hold the rows of a "
                 "week; read tables by day with Reads(TABLE, WEEK), and tables by week with "
                 "Reads(TABLE). A table by day reads tables by day"
             )

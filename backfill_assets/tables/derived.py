@@ -8,17 +8,17 @@ from typing import Any
 
 from pyspark.sql import DataFrame
 
-from backfill_assets.calendar.cadences import Cadence
+from backfill_assets.calendar.cadences import Grain
 from backfill_assets.calendar.policy import Policy
 from backfill_assets.calendar.reach import SAME_DAY, WEEK, Reach
 from backfill_assets.tables.arguments import (
     Argument,
+    check_arguments,
     is_text,
-    optional,
-    refuse_arguments,
+    none_or,
 )
 from backfill_assets.tables.lookups import Answers
-from backfill_assets.tables.references import Unpartitioned, WithoutDays
+from backfill_assets.tables.references import Unpartitioned, UnpartitionedInput
 from backfill_assets.tables.table import (
     Dependency,
     Equation,
@@ -116,11 +116,11 @@ def conserves(parameter: str, column: str | None, total: str) -> Conserved:
         DeclarationError: one of them is no name.
     """
     name = "the name of one"
-    refuse_arguments(
+    check_arguments(
         "conserves",
         [
             Argument("the parameter", parameter, is_text, name),
-            Argument("the column", column, optional(is_text), f"{name}, or None to count rows"),
+            Argument("the column", column, none_or(is_text), f"{name}, or None to count rows"),
             Argument("the total", total, is_text, "the name of one of the model's totals"),
         ],
     )
@@ -129,7 +129,7 @@ def conserves(parameter: str, column: str | None, total: str) -> Conserved:
 
 def carries_state(table: Table) -> bool:
     """Whether a day of a table is made of its own day before."""
-    return isinstance(table, Derived) and any(of.table is table for of in table.reads.values())
+    return isinstance(table, Derived) and any(read.table is table for read in table.reads.values())
 
 
 def versions_in(tables: Mapping[str, Table], first: str) -> list[Derived]:
@@ -139,8 +139,10 @@ def versions_in(tables: Mapping[str, Table], first: str) -> list[Derived]:
         tables: by name.
         first: name of the first version.
     """
-    found = [of for of in tables.values() if isinstance(of, Derived) and of.first == first]
-    return sorted(found, key=lambda of: of.version)
+    versions = [
+        table for table in tables.values() if isinstance(table, Derived) and table.first == first
+    ]
+    return sorted(versions, key=lambda table: table.version)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,9 +152,9 @@ class Derived(Table):
     Attributes:
         transform: the function.
         reads: its inputs by day, by parameter.
-        whole: its inputs without days, by parameter.
-        there: the inputs of which it is told which days are published, by parameter.
-        asks: what it asks of services, by parameter.
+        unpartitioned: its inputs without days, by parameter.
+        published: the inputs of which it is told which days are published, by parameter.
+        answers: what it asks of services, by parameter.
         conserved: the totals that must follow from the inputs.
         group: the asset group.
         version: which version it is of a declaration; see `declaring.version_of`.
@@ -163,9 +165,9 @@ class Derived(Table):
 
     transform: Transform
     reads: Mapping[str, Reads]
-    whole: Mapping[str, Unpartitioned] = field(default_factory=dict)
-    there: Mapping[str, Published] = field(default_factory=dict)
-    asks: Mapping[str, Answers] = field(default_factory=dict)
+    unpartitioned: Mapping[str, Unpartitioned] = field(default_factory=dict)
+    published: Mapping[str, Published] = field(default_factory=dict)
+    answers: Mapping[str, Answers] = field(default_factory=dict)
     conserved: Sequence[Conserved] = ()
     group: str = "derived"
     version: int = 1
@@ -178,8 +180,8 @@ class Derived(Table):
         super().__post_init__()
         object.__setattr__(self, "first", self.first or self.name)
         reads = {
-            name: replace(of, table=self) if of.table is SELF else of
-            for name, of in self.reads.items()
+            name: replace(read, table=self) if read.table is SELF else read
+            for name, read in self.reads.items()
         }
         object.__setattr__(self, "reads", reads)
         # Dagster is told the same day: with an offset in the mapping, a launch of the newest day
@@ -188,14 +190,14 @@ class Derived(Table):
         # depends on itself, Dagster must know that the days are earlier ones.
         dependencies = tuple(
             Dependency(
-                of.table,
-                of.reach,
-                launched=None if of.table is self or of.reach == SAME_DAY else SAME_DAY,
+                read.table,
+                read.reach,
+                launched=None if read.table is self or read.reach == SAME_DAY else SAME_DAY,
             )
-            for of in {of.table.name: of for of in self.by_day.values()}.values()
+            for read in {read.table.name: read for read in self.inputs_by_day.values()}.values()
         )
         object.__setattr__(self, "inputs", lambda _: dependencies)
-        others = [of.table for of in self.by_day.values() if of.table is not self]
+        others = [read.table for read in self.inputs_by_day.values() if read.table is not self]
         object.__setattr__(self, "decided_by", decided_by(others))
 
     @property
@@ -204,36 +206,41 @@ class Derived(Table):
         return "derived"
 
     @property
-    def cadence(self) -> Cadence:
+    def grain(self) -> Grain:
         """How far apart its partitions are: a week, if it is made of weeks."""
-        others = [of for of in self.by_day.values() if of.table is not self]
-        weekly = any(of.reach == WEEK or of.table.cadence is Cadence.WEEKLY for of in others)
-        return Cadence.WEEKLY if weekly else Cadence.DAILY
+        others = [read for read in self.inputs_by_day.values() if read.table is not self]
+        weekly = any(read.reach == WEEK or read.table.grain is Grain.WEEKLY for read in others)
+        return Grain.WEEKLY if weekly else Grain.DAILY
 
     @property
-    def by_day(self) -> Mapping[str, Reads | Published]:
+    def inputs_by_day(self) -> Mapping[str, Reads | Published]:
         """Its inputs with days, by parameter."""
-        return {**self.reads, **self.there}
+        return {**self.reads, **self.published}
 
     @property
-    def references(self) -> Sequence[WithoutDays]:
+    def unpartitioned_inputs(self) -> Sequence[UnpartitionedInput]:
         """Its inputs without days, and the tables of answers."""
-        return [*self.whole.values(), *(of.lookup for of in self.asks.values())]
+        return [
+            *self.unpartitioned.values(),
+            *(answers.lookup for answers in self.answers.values()),
+        ]
 
     @property
-    def equations(self) -> list[Equation]:
+    def layer_equations(self) -> list[Equation]:
         """What is conserved of inputs of the same day, where their commits have the number."""
-        found = []
+        equations = []
         # A day that carries state holds what came before, too.
         for check in () if carries_state(self) else self.conserved:
-            of = self.reads[check.parameter]
+            read = self.reads[check.parameter]
             name = "rows" if check.column is None else check.column
-            if of.of_the_day and name in ("rows", *of.table.totals):
+            if read.of_the_day and name in ("rows", *read.table.totals):
                 has = "has {} rows" if name == "rows" else f"has {name} {{}}"
-                found.append(Equation(Figure(of.table, name, has), self.figure(check.total)))
-        return found
+                equations.append(
+                    Equation(Figure(read.table, name, has), self.total_figure(check.total))
+                )
+        return equations
 
-    def figure(self, total: str) -> Figure:
+    def total_figure(self, total: str) -> Figure:
         """A total of a day, said as what it is: a number of rows of an input, or a sum."""
         counts = any(c.total == total and c.column is None for c in self.conserved)
         return Figure(self, total, f"has {{}} {total}" if counts else f"has {total} {{}}")

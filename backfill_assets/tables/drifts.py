@@ -28,14 +28,14 @@ def notices_of(metadata: Mapping[str, Any]) -> Mapping[str, str]:
     """The notices that a model's metadata asks for, with their descriptions."""
     notices: Mapping[str, str] = metadata.get("notices", {})
     if columns := metadata.get(DRIFT):
-        said = "is distributed as in the version before, or as on the day before"
-        return {**notices, DRIFT: f"{', '.join(columns)} {said}."}
+        text = "is distributed as in the version before, or as on the day before"
+        return {**notices, DRIFT: f"{', '.join(columns)} {text}."}
     return notices
 
 
 def wrong_drifts(table: Table) -> list[str]:
     """What no distribution can be told of, one sentence each."""
-    types = {column.name: column.dataType for column in table.struct}
+    types = {column.name: column.dataType for column in table.struct_type}
     return [
         f"drift of {name}, which is no number and no boolean column of it"
         for name in drifts_of(table)

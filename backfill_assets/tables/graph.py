@@ -13,10 +13,10 @@ from datetime import date
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from backfill_assets.calendar.cadences import Cadence
+from backfill_assets.calendar.cadences import Grain
 from backfill_assets.calendar.partitions import DAY
-from backfill_assets.calendar.policy import Policy, widest
-from backfill_assets.calendar.reach import Known
+from backfill_assets.calendar.policy import Policy, combine_policies
+from backfill_assets.calendar.reach import RecordedReach
 from backfill_assets.tables.sources import Source, SourceTable
 from backfill_assets.tables.table import Inputs, Table
 
@@ -37,14 +37,15 @@ class Graph:
     policy: Policy
 
     @classmethod
-    def of(cls, tables: Iterable[Table], policy: Policy) -> Graph:
+    def from_tables(cls, tables: Iterable[Table], policy: Policy) -> Graph:
         """The graph of tables, which are given inputs first."""
         return cls({table.name: table for table in tables}, policy)
 
-    def fed(self, today: date) -> Graph:
+    def without_retired(self, today: date) -> Graph:
         """Those that are fed on a business day: without the retired ones, which no other reads."""
         return Graph(
-            {name: of for name, of in self.tables.items() if not of.is_retired(today)}, self.policy
+            {name: table for name, table in self.tables.items() if not table.is_retired(today)},
+            self.policy,
         )
 
     @cached_property
@@ -61,40 +62,44 @@ class Graph:
             if isinstance(table, SourceTable)
         }
 
-    def logs(self, name: str) -> frozenset[str]:
+    def source_logs(self, name: str) -> frozenset[str]:
         """The raw logs of the sources that a table is made of, directly or by way of others."""
-        return self._logs[name]
+        return self._logs_by_table[name]
 
     @cached_property
-    def _logs(self) -> Mapping[str, frozenset[str]]:
-        found: dict[str, frozenset[str]] = {}
+    def _logs_by_table(self) -> Mapping[str, frozenset[str]]:
+        logs: dict[str, frozenset[str]] = {}
         for name, table in self.tables.items():
             if isinstance(table, SourceTable):
-                found[name] = frozenset([table.source.raw.name])
+                logs[name] = frozenset([table.source.raw.name])
             else:
-                found[name] = frozenset().union(*(found[of] for of in self.made_from(name)))
-        return found
+                logs[name] = frozenset().union(
+                    *(logs[parent] for parent in self.direct_inputs(name))
+                )
+        return logs
 
     def policy_of(self, name: str) -> Policy:
         """The late-data policy of a table: that of its source; of several, the widest.
 
         With the table's cadence.
         """
-        return self._policies[name]
+        return self._policy_by_table[name]
 
     @cached_property
-    def _policies(self) -> Mapping[str, Policy]:
-        own = {log: source.under(self.policy) for log, source in self.sources.items()}
+    def _policy_by_table(self) -> Mapping[str, Policy]:
+        source_policies = {log: source.under(self.policy) for log, source in self.sources.items()}
         policies = {}
-        for name, logs in self._logs.items():
-            policy = widest([own[log] for log in sorted(logs)] or [self.policy])
+        for name, logs in self._logs_by_table.items():
+            policy = combine_policies(
+                [source_policies[log] for log in sorted(logs)] or [self.policy]
+            )
             # A log day is over when it is; an event day is empty until its lines have arrived.
             if name in self.by_event_day and policy.arrives_after:
-                later = policy.arrives_after
+                days_later = policy.arrives_after
                 # What is in no folder of the calendar does not arrive.
-                end = policy.end and max(policy.start, policy.end - later * DAY)
-                policy = replace(policy, lag_days=policy.lag_days + later, end=end)
-            policies[name] = replace(policy, cadence=self.tables[name].cadence)
+                end = policy.end and max(policy.start, policy.end - days_later * DAY)
+                policy = replace(policy, lag_days=policy.lag_days + days_later, end=end)
+            policies[name] = replace(policy, cadence=self.tables[name].grain)
         return policies
 
     def loaded_with(self, log: str) -> tuple[str, ...]:
@@ -104,64 +109,76 @@ class Graph:
         """
         return tuple(
             name
-            for name in (*self.landed, *self.by_log_day)
-            if self.logs(name) == frozenset([log]) and self.tables[name].cadence is Cadence.DAILY
+            for name in (*self.landed_tables, *self.by_log_day)
+            if self.source_logs(name) == frozenset([log]) and self.tables[name].grain is Grain.DAILY
         )
 
-    def made_from(self, name: str) -> list[str]:
+    def direct_inputs(self, name: str) -> list[str]:
         """The other tables that a table is made of directly."""
-        return [of.source.name for of in self.inputs[name] if of.source.name != name]
+        return [
+            dependency.source.name
+            for dependency in self.inputs[name]
+            if dependency.source.name != name
+        ]
 
-    def upstream(self, name: str) -> set[str]:
+    def upstream_tables(self, name: str) -> set[str]:
         """All other tables that a table is made of, directly or by way of others."""
-        found = set(self.made_from(name))
-        return found.union(*(self.upstream(source) for source in found))
+        parents = set(self.direct_inputs(name))
+        return parents.union(*(self.upstream_tables(source) for source in parents))
 
-    def current(self, log: str) -> list[str]:
+    def current_tables(self, log: str) -> list[str]:
         """The tables that are made of all that is known of a source, however late it came."""
         return [
             name
             for name, inputs in self.inputs.items()
-            if any(isinstance(of.reach, Known) and of.source.name == log for of in inputs)
+            if any(
+                isinstance(dependency.reach, RecordedReach) and dependency.source.name == log
+                for dependency in inputs
+            )
         ]
 
     @cached_property
-    def landed(self) -> tuple[str, ...]:
+    def landed_tables(self) -> tuple[str, ...]:
         """The tables that come from the landing."""
         return tuple(name for name, inputs in self.inputs.items() if not inputs)
 
     @cached_property
     def by_log_day(self) -> tuple[str, ...]:
         """The tables that are made with the load of their own day."""
-        return tuple(name for name in self.inputs if name not in (*self.landed, *self.by_event_day))
+        return tuple(
+            name for name in self.inputs if name not in (*self.landed_tables, *self.by_event_day)
+        )
 
     @cached_property
     def by_event_day(self) -> tuple[str, ...]:
         """The tables whose days stay open for late data, or are made of such."""
-        found: list[str] = []
+        names: list[str] = []
         for name, inputs in self.inputs.items():
-            if any(of.reach.stays_open or of.source.name in found for of in inputs):
-                found.append(name)
-        return tuple(found)
+            if any(
+                dependency.reach.stays_open or dependency.source.name in names
+                for dependency in inputs
+            ):
+                names.append(name)
+        return tuple(names)
 
     @cached_property
-    def closing(self) -> tuple[str, ...]:
+    def closing_tables(self) -> tuple[str, ...]:
         """The tables of which a day is final once all input days that decide it are.
 
         A day that all that is known decides never is; nor is one that is made of such. Its own
         days before close no later than a table's other inputs do.
         """
-        found: list[str] = []
+        names: list[str] = []
         for name in self.by_event_day:
             if all(
-                not isinstance(of.reach, Known)
-                and (of.source.name in (*found, name) or of.reach.stays_open)
-                for of in self.inputs[name]
+                not isinstance(dependency.reach, RecordedReach)
+                and (dependency.source.name in (*names, name) or dependency.reach.stays_open)
+                for dependency in self.inputs[name]
             ):
-                found.append(name)
-        return tuple(found)
+                names.append(name)
+        return tuple(names)
 
 
 def graph_of(ledgers: Ledgers, policy: Policy) -> Graph:
     """The graph of the tables whose ledgers these are."""
-    return Graph.of((ledger.table for ledger in ledgers.values()), policy)
+    return Graph.from_tables((ledger.table for ledger in ledgers.values()), policy)

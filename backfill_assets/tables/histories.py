@@ -17,7 +17,7 @@ from backfill_assets.tables.derived import FOR_DAY
 from backfill_assets.tables.rules import Forbidden, Rule, forbids
 
 #: No column of a table has a name like these.
-_FIRST, _OF, _NEXT, _CURRENT = "_first", "_of", "_next", "_current"
+_FIRST, _LATEST, _NEXT, _CURRENT = "_first", "_of", "_next", "_current"
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class History:
 
     def without_one_current(self, rows: DataFrame) -> DataFrame:
         """Versions of keys with no current version, or several."""
-        current = F.sum(F.col("is_current").cast("int")).over(self._of_a_key())
+        current = F.sum(F.col("is_current").cast("int")).over(self._key_window())
         return rows.withColumn(_CURRENT, current).where(F.col(_CURRENT) != 1)
 
     def versions(self, changes: DataFrame, before: DataFrame) -> DataFrame:
@@ -99,26 +99,26 @@ class History:
         """
         version = (self.known, "valid_from", self.key, *self.values)
         columns = (FOR_DAY, self.change, *version, "logged_on")
-        there = changes.select(*columns).unionByName(before.select(*columns))
+        all_changes = changes.select(*columns).unionByName(before.select(*columns))
         # A line that is sent again was known since it came first: the greatest of these is the
         # least.
         first = (-F.unix_date("logged_on")).alias(_FIRST)
-        latest = there.groupBy(F.col(FOR_DAY).alias(self.day), self.change).agg(
-            F.max(F.struct(*version, first)).alias(_OF)
+        latest = all_changes.groupBy(F.col(FOR_DAY).alias(self.day), self.change).agg(
+            F.max(F.struct(*version, first)).alias(_LATEST)
         )
-        in_order = self._of_a_key().orderBy("valid_from", self.known, self.change)
+        in_order = self._key_window().orderBy("valid_from", self.known, self.change)
         return (
-            latest.select(self.day, self.change, f"{_OF}.*")
+            latest.select(self.day, self.change, f"{_LATEST}.*")
             .withColumn("logged_on", F.date_from_unix_date(-F.col(_FIRST)))
             .withColumn("valid_to", F.lead("valid_from").over(in_order))
             .withColumn("is_current", F.col("valid_to").isNull())
             .drop(_FIRST)
         )
 
-    def _of_a_key(self) -> WindowSpec:
+    def _key_window(self) -> WindowSpec:
         return Window.partitionBy(self.day, self.key)
 
     def _with_next(self, rows: DataFrame) -> DataFrame:
         """The versions, each with when the one after it begins."""
-        in_order = self._of_a_key().orderBy("valid_from", F.col("valid_to").asc_nulls_last())
+        in_order = self._key_window().orderBy("valid_from", F.col("valid_to").asc_nulls_last())
         return rows.withColumn(_NEXT, F.lead("valid_from").over(in_order))

@@ -56,15 +56,15 @@ def as_of(
     """
     keys = [key] if isinstance(key, str) else [*key]
     others = [name for name in versions.columns if name not in keys]
-    _check(rows, versions, keys, at, {valid_from, known})
+    _check_columns(rows, versions, keys, at, {valid_from, known})
     by_key = _by_key(versions, keys, (valid_from, known, *others))
     until = F.col(cutoff) if isinstance(cutoff, str) else cutoff
 
-    def counts(version: Column) -> Column:
+    def is_candidate(version: Column) -> Column:
         return (version[valid_from] <= F.col(at)) & (version[known] <= until)
 
     joined = spread_join(rows, by_key, keys, hot=hot) if hot else rows.join(by_key, keys, "left")
-    return joined.withColumn(_VERSION, F.array_max(F.filter(_VERSIONS, counts))).select(
+    return joined.withColumn(_VERSION, F.array_max(F.filter(_VERSIONS, is_candidate))).select(
         *rows.columns, *(F.col(_VERSION)[name].alias(name) for name in others)
     )
 
@@ -77,16 +77,16 @@ def _by_key(versions: DataFrame, keys: Sequence[str], order: Sequence[str]) -> D
     )
 
 
-def _check(
+def _check_columns(
     rows: DataFrame, versions: DataFrame, keys: Sequence[str], at: str, moments: set[str]
 ) -> None:
     """Refuse frames that lack a column, or both have one."""
-    for said, frame, names in (
+    for frame_name, frame, names in (
         ("the rows", rows, {*keys, at}),
         ("the versions", versions, {*keys, *moments}),
     ):
         if missing := sorted(names - {*frame.columns}):
-            raise ValueError(f"as_of: {said} have no column {', '.join(missing)}")
+            raise ValueError(f"as_of: {frame_name} have no column {', '.join(missing)}")
     if both := sorted({*rows.columns} & {*versions.columns} - {*keys}):
         raise ValueError(
             f"as_of: rows and versions both have {', '.join(both)}: rename or drop one of them"

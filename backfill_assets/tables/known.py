@@ -16,11 +16,11 @@ import pandera.pyspark as pa
 from pandera.pyspark import Field
 
 from backfill_assets.calendar.policy import Policy
-from backfill_assets.calendar.reach import SAME_DAY, Known
+from backfill_assets.calendar.reach import SAME_DAY, RecordedReach
 from backfill_assets.tables import models
 from backfill_assets.tables.arguments import DeclarationError
 from backfill_assets.tables.derived import Derived, Reads
-from backfill_assets.tables.references import WithoutDays
+from backfill_assets.tables.references import UnpartitionedInput
 from backfill_assets.tables.sources import Role, Source, SourceTable
 from backfill_assets.tables.table import (
     RECORDED,
@@ -39,11 +39,11 @@ class Current(Table):
     """A table that says what another would say with everything that is known now.
 
     Attributes:
-        of: the other table; of inputs with days, it has the staging of a source alone.
+        base: the other table; of inputs with days, it has the staging of a source alone.
         source: that source.
     """
 
-    of: Derived
+    base: Derived
     source: Source = field(repr=False)
 
     @property
@@ -52,17 +52,17 @@ class Current(Table):
         return "current"
 
     @property
-    def references(self) -> Sequence[WithoutDays]:
+    def unpartitioned_inputs(self) -> Sequence[UnpartitionedInput]:
         """Those of the other table."""
-        return self.of.references
+        return self.base.unpartitioned_inputs
 
     @property
     def lineage(self) -> Lineage:
         """As of the other table, by way of the raw log instead of staging."""
         log, days = self.source.raw, {self.source.staged.partition: self.source.event_time}
         return {
-            column: [(log.name, days.get(name, name)) for _, name in made_of]
-            for column, made_of in self.of.lineage.items()
+            column: [(log.name, days.get(name, name)) for _, name in origins]
+            for column, origins in self.base.lineage.items()
         }
 
 
@@ -84,7 +84,7 @@ class Corrections(Table):
         return "corrections"
 
     @property
-    def by(self) -> tuple[str, ...]:
+    def key_columns(self) -> tuple[str, ...]:
         """The columns that tell the rows apart."""
         return tuple(dict.fromkeys((self.partition, *self.key)))
 
@@ -94,18 +94,18 @@ class Corrections(Table):
         return {name: [(self.current.name, name), (self.facts.name, name)] for name in self.columns}
 
     @property
-    def equations(self) -> list[Equation]:
+    def layer_equations(self) -> list[Equation]:
         """The totals of both tables are those that this one was made of."""
 
-        def recorded(name: str) -> Figure:
+        def recorded_figure(name: str) -> Figure:
             return Figure(self, RECORDED + name, "was made of {}")
 
-        figures = {total: self.facts.figure(total) for total in self.totals}
+        figures = {total: self.facts.total_figure(total) for total in self.totals}
         return [
-            *(Equation(has, recorded(total)) for total, has in figures.items()),
+            *(Equation(figure, recorded_figure(total)) for total, figure in figures.items()),
             *(
-                Equation(has._replace(table=self.current), recorded(f"current {total}"))
-                for total, has in figures.items()
+                Equation(figure._replace(table=self.current), recorded_figure(f"current {total}"))
+                for total, figure in figures.items()
             ),
         ]
 
@@ -122,27 +122,29 @@ def current(of: Derived, *, name: str | None = None, doc: str | None = None) -> 
         DeclarationError: the table has another input, or reads other days of it.
     """
     name = name or f"{of.name}_current"
-    if of.asks:
+    if of.answers:
         raise DeclarationError(f"{name}: {of.name} asks a service, which is not possible here yet")
     source = _staged_source(name, [*of.reads.values()])
-    row = doc or f"{_description(of)}, with everything that is known now."
+    row = doc or f"{_row_description(of)}, with everything that is known now."
 
-    def inputs(policy: Policy) -> Inputs:
+    def log_inputs(policy: Policy) -> Inputs:
         # As a mapping, its reach would make a launch of one raw day in the UI build every earlier
         # day. The raw log's commits say which of them need it.
         return (
-            Dependency(source.raw, Known(), "current_days", launched=source.under(policy).reach),
+            Dependency(
+                source.raw, RecordedReach(), "current_days", launched=source.under(policy).reach
+            ),
         )
 
     return Current(
         name=name,
-        model=_same_columns(of.model, row),
+        model=_copy_model(of.model, row),
         modules=(*of.modules, source.lines.__module__, source.declared_in),
         depends_on=of.depends_on,
         decided_by=("window_days", "late_lines"),
-        inputs=inputs,
+        inputs=log_inputs,
         forbidden=of.forbidden,
-        of=of,
+        base=of,
         source=source,
     )
 
@@ -177,7 +179,7 @@ def corrections(
         DeclarationError: the tables do not belong together, or have no totals.
     """
     name = name or f"{of.name}_corrections"
-    if current.of is not of:
+    if current.base is not of:
         raise DeclarationError(f"{name}: {current.name} is not the current of {of.name}")
     if not of.totals:
         raise DeclarationError(f"{name}: the model of {of.name} has no totals to correct")
@@ -185,7 +187,7 @@ def corrections(
     dependencies = tuple(Dependency(table, SAME_DAY) for table in tables)
     return Corrections(
         name=name,
-        model=_differences(of, doc or f"What {current.name} has beyond {of.name}."),
+        model=_corrections_model(of, doc or f"What {current.name} has beyond {of.name}."),
         modules=of.modules,
         decided_by=decided_by(tables),
         inputs=lambda _: dependencies,
@@ -194,29 +196,29 @@ def corrections(
     )
 
 
-def _description(of: Table) -> str:
+def _row_description(table: Table) -> str:
     """What a row of a table is: the first sentence of its model's docstring."""
-    return inspect.cleandoc(of.model.__doc__ or of.name).partition("\n")[0].rstrip(".")
+    return inspect.cleandoc(table.model.__doc__ or table.name).partition("\n")[0].rstrip(".")
 
 
-def _same_columns(model: type[pa.DataFrameModel], doc: str) -> type[pa.DataFrameModel]:
+def _copy_model(model: type[pa.DataFrameModel], doc: str) -> type[pa.DataFrameModel]:
     """A model with the columns of another; what a row is stands in its docstring."""
     config = type("Config", (model.Config,), {})
     return type(model.__name__, (model,), {"__doc__": doc, "Config": config})
 
 
-def _differences(of: Table, doc: str) -> type[pa.DataFrameModel]:
+def _corrections_model(facts: Table, doc: str) -> type[pa.DataFrameModel]:
     """The model of corrections: by key, and the totals without bounds, as they may be negative."""
-    own = models.fields(of.model, bounded=False)
+    facts_columns = models.model_columns(facts.model, bounded=False)
     columns = {
-        **{name: own[name] for name in (of.partition, *of.key)},
+        **{name: facts_columns[name] for name in (facts.partition, *facts.key)},
         **{
             name: (
-                own[name][0],
+                facts_columns[name][0],
                 Field(description=f"{name.capitalize()} to add; negative to take away."),
             )
-            for name in of.totals
+            for name in facts.totals
         },
     }
-    metadata = {"partition": of.partition, "key": list(of.key), "totals": list(of.totals)}
-    return models.model(f"{of.model.__name__}Corrections", doc, columns, metadata)
+    metadata = {"partition": facts.partition, "key": list(facts.key), "totals": list(facts.totals)}
+    return models.build_model(f"{facts.model.__name__}Corrections", doc, columns, metadata)

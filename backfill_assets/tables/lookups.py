@@ -26,12 +26,12 @@ _TYPES = (
 _SECONDS = {"second": 1, "minute": 60, "hour": 3600, "day": 86400}
 
 
-def requests_to(name: str) -> str:
+def requests_figure(name: str) -> str:
     """The figure of a day that says how many requests to a lookup it made, by its name."""
     return f"requests to {name}"
 
 
-def calls_of(name: str) -> str:
+def calls_figure(name: str) -> str:
     """The figure of a day that says how many calls of a lookup it took, by its name."""
     return f"calls of {name}"
 
@@ -52,17 +52,17 @@ class Quota:
         return f"{self.calls:,} a {self.per}"
 
 
-def _equal(value: Any, wanted: Any) -> bool:
-    return bool(value in wanted)
+def _is_in(value: Any, allowed: Any) -> bool:
+    return bool(value in allowed)
 
 
 #: By name of a check of pandera's: its parameter, how it is said, and whether a value passes.
-CHECKS: Mapping[str, tuple[str, str, Callable[[Any, Any], bool]]] = {
+ANSWER_CHECKS: Mapping[str, tuple[str, str, Callable[[Any, Any], bool]]] = {
     "greater_than_or_equal_to": ("min_value", ">=", lambda value, bound: value >= bound),
     "greater_than": ("min_value", ">", lambda value, bound: value > bound),
     "less_than_or_equal_to": ("max_value", "<=", lambda value, bound: value <= bound),
     "less_than": ("max_value", "<", lambda value, bound: value < bound),
-    "isin": ("allowed_values", "in", _equal),
+    "isin": ("allowed_values", "in", _is_in),
     "str_matches": ("pattern", "matches", lambda text, pattern: bool(re.match(pattern, text))),
 }
 
@@ -120,16 +120,18 @@ class Lookup:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "request", tuple(self.request))
-        if problem := self._problem():
+        if problem := self._find_problem():
             raise DeclarationError(f"lookup {self.name}: {problem}")
 
-    def _problem(self) -> str:
+    def _find_problem(self) -> str:
         """Why it is not possible; empty if it is."""
-        placed = {name for _, name, _, _ in string.Formatter().parse(self.path) if name is not None}
-        least = min(quota.calls for quota in self.quotas)
+        path_columns = {
+            name for _, name, _, _ in string.Formatter().parse(self.path) if name is not None
+        }
+        fewest_calls = min(quota.calls for quota in self.quotas)
         may_be_null = {column.name for column in self.struct if column.nullable}
         answer = [name for name in self.columns if name not in self.request]
-        found = {
+        problems = {
             "its name is that of a folder: letters, digits and _": not self.name.isidentifier(),
             f"its request must be columns of the model ({[*self.columns]})": (
                 not self.request or not {*self.request} <= self.columns.keys()
@@ -137,15 +139,15 @@ class Lookup:
             "a column of the request may not be null": bool({*self.request} & may_be_null),
             "its model has no column of an answer": not answer,
             f"{ANSWERED_AT} is a column that it has anyway": ANSWERED_AT in self.columns,
-            f"its path names {sorted(placed)}, its request {[*self.request]}": (
-                placed != {*self.request}
+            f"its path names {sorted(path_columns)}, its request {[*self.request]}": (
+                path_columns != {*self.request}
             ),
             "url and secret are names of environment variables": not all(
                 re.fullmatch(r"[A-Z][A-Z0-9_]*", name)
                 for name in (self.url, *filter(None, [self.secret]))
             ),
-            f"a reserve of {self.reserve} leaves backfills nothing of {least} calls": (
-                not 0 <= self.reserve < 1 or int(least * (1 - self.reserve)) < 1
+            f"a reserve of {self.reserve} leaves backfills nothing of {fewest_calls} calls": (
+                not 0 <= self.reserve < 1 or int(fewest_calls * (1 - self.reserve)) < 1
             ),
             "with none_at, all columns of the answer must be nullable": (
                 bool(self.none_at) and not {*answer} <= may_be_null
@@ -160,12 +162,13 @@ class Lookup:
                 for column in self.struct
             },
             **{
-                f"{name} has a check {check.name}; there are {[*CHECKS]}": check.name not in CHECKS
+                f"{name} has a check {check.name}; there are {[*ANSWER_CHECKS]}": check.name
+                not in ANSWER_CHECKS
                 for name, column in self.columns.items()
                 for check in column.checks
             },
         }
-        return next((text for text, wrong in found.items() if wrong), "")
+        return next((text for text, wrong in problems.items() if wrong), "")
 
     @cached_property
     def columns(self) -> Mapping[str, Any]:
@@ -187,8 +190,8 @@ class Lookup:
     @property
     def quotas(self) -> Sequence[Quota]:
         """What the service allows, the shortest time first."""
-        given = [self.quota] if isinstance(self.quota, Quota) else self.quota
-        return sorted(given, key=lambda quota: quota.seconds)
+        limits = [self.quota] if isinstance(self.quota, Quota) else self.quota
+        return sorted(limits, key=lambda quota: quota.seconds)
 
     def share(self, *, live: bool) -> float:
         """The share of the quota that a run may use (0 to 1).
@@ -201,7 +204,9 @@ class Lookup:
     def seconds_for(self, calls: int, *, live: bool = False) -> float:
         """How many seconds the quota makes calls take, if nobody else calls."""
         share = self.share(live=live)
-        return max(calls * of.seconds / max(1, int(of.calls * share)) for of in self.quotas)
+        return max(
+            calls * quota.seconds / max(1, int(quota.calls * share)) for quota in self.quotas
+        )
 
     def place(self, warehouse: str) -> str:
         """Where the answers are kept, in a deployment with this warehouse."""

@@ -28,12 +28,12 @@ _METADATA: Mapping[str, tuple[type | tuple[type, ...], str]] = {
     "schema_version": (object, "a whole number"),  # `schemas` tells what is wrong
 }
 #: Names in the metadata of a column, see `columns` and `schemas`. Others are the user's own.
-_OF_COLUMN = ("null_warn", "null_error", "renamed_from", "gap", "json")
+_COLUMN_OPTIONS = ("null_warn", "null_error", "renamed_from", "gap", "json")
 #: So like a name of ours is one of a user's own that is a slip; most are not.
-_CLOSE = 0.85
+_TYPO_CUTOFF = 0.85
 #: A rule of a row has a condition and a description.
-_RULE = 2
-_CONFIG = ("metadata", "strict", "name", "title", "description", "unique", "ordered")
+_RULE_LENGTH = 2
+_CONFIG_OPTIONS = ("metadata", "strict", "name", "title", "description", "unique", "ordered")
 
 
 def is_model(value: object) -> bool:
@@ -47,17 +47,17 @@ def metadata_of(model: type[pa.DataFrameModel]) -> Mapping[str, Any]:
     Raises:
         DeclarationError: it is no mapping.
     """
-    found = getattr(model.Config, "metadata", None) or {}
-    if not isinstance(found, Mapping):
+    metadata = getattr(model.Config, "metadata", None) or {}
+    if not isinstance(metadata, Mapping):
         raise DeclarationError(f"Config of {model.__name__} has metadata that is no dict")
-    return found
+    return metadata
 
 
-def closest(name: object, names: Collection[str]) -> str:
+def suggest_name(name: object, names: Collection[str]) -> str:
     """A question for the name that is meant, and all names that there are."""
     close = get_close_matches(str(name), names, n=1)
-    meant = f"; did you mean {close[0]!r}?" if close else "."
-    return f"{meant} There are {', '.join(names)}"
+    question = f"; did you mean {close[0]!r}?" if close else "."
+    return f"{question} There are {', '.join(names)}"
 
 
 def wrong_model(model: type[pa.DataFrameModel]) -> list[str]:
@@ -65,10 +65,14 @@ def wrong_model(model: type[pa.DataFrameModel]) -> list[str]:
     try:
         schema = model.to_schema()
     except (SchemaInitError, AttributeError, TypeError, ValueError, KeyError) as error:
-        own = vars(getattr(model, "Config", object))
-        unknown = [name for name in own if not name.startswith("_") and name not in _CONFIG]
+        config = vars(getattr(model, "Config", object))
+        unknown = [
+            name for name in config if not name.startswith("_") and name not in _CONFIG_OPTIONS
+        ]
         if unknown:
-            return [f"Config of {model.__name__} has {unknown[0]!r}{closest(unknown[0], _CONFIG)}"]
+            return [
+                f"Config of {model.__name__} has {unknown[0]!r}{suggest_name(unknown[0], _CONFIG_OPTIONS)}"
+            ]
         return [f"{model.__name__} is no model: {str(error).partition(chr(10))[0]}"]
     columns: Mapping[str, Any] = schema.columns
     if not columns:
@@ -79,12 +83,12 @@ def wrong_model(model: type[pa.DataFrameModel]) -> list[str]:
 
 
 def _wrong_types(columns: Mapping[str, Any]) -> Iterator[str]:
-    spelled = [name.lower() for name in columns]
+    lower_names = [name.lower() for name in columns]
     for name, column in columns.items():
         kind = getattr(column.dtype, "type", None)
         if not isinstance(kind, T.DataType):
             yield f"{name} has no type of Spark's: annotate it as {name}: T.StringType"
-        if spelled.count(name.lower()) > 1:
+        if lower_names.count(name.lower()) > 1:
             yield f"{name} is there twice, as Spark does not tell upper from lower case"
 
 
@@ -108,10 +112,10 @@ def _wrong_options(schema: Any, columns: Mapping[str, Any]) -> Iterator[str]:
 
 def _wrong_columns(columns: Mapping[str, Any]) -> Iterator[str]:
     for name, column in columns.items():
-        for known in column.metadata or {}:
-            close = get_close_matches(str(known), _OF_COLUMN, cutoff=_CLOSE)
-            if known not in _OF_COLUMN and close:
-                yield f"the metadata of {name} has {known!r}; did you mean {close[0]!r}?"
+        for option in column.metadata or {}:
+            close = get_close_matches(str(option), _COLUMN_OPTIONS, cutoff=_TYPO_CUTOFF)
+            if option not in _COLUMN_OPTIONS and close:
+                yield f"the metadata of {name} has {option!r}; did you mean {close[0]!r}?"
         if column.nullable:
             bounds = nullable_bounds(column)
             if not (
@@ -126,8 +130,8 @@ def _wrong_columns(columns: Mapping[str, Any]) -> Iterator[str]:
 def key_of(model: type[pa.DataFrameModel], metadata: Mapping[str, Any]) -> Sequence[str]:
     """The columns that are unique within a day: `key`, or pandera's own `Config.unique`."""
     unique = model.to_schema().unique
-    own = [unique] if isinstance(unique, str) else [*(unique or ())]
-    return metadata.get("key") or own
+    unique_columns = [unique] if isinstance(unique, str) else [*(unique or ())]
+    return metadata.get("key") or unique_columns
 
 
 def wrong_metadata(model: type[pa.DataFrameModel], metadata: Mapping[str, Any]) -> list[str]:
@@ -142,7 +146,7 @@ def wrong_metadata(model: type[pa.DataFrameModel], metadata: Mapping[str, Any]) 
 def _wrong_names(metadata: Mapping[str, Any]) -> Iterator[str]:
     for name, value in metadata.items():
         if name not in _METADATA:
-            yield f'the model\'s metadata has "{name}"{closest(name, _METADATA)}'
+            yield f'the model\'s metadata has "{name}"{suggest_name(name, _METADATA)}'
             continue
         types, allowed = _METADATA[name]
         if not isinstance(value, types):
@@ -152,21 +156,21 @@ def _wrong_names(metadata: Mapping[str, Any]) -> Iterator[str]:
 def _wrong_keys(model: type[pa.DataFrameModel], metadata: Mapping[str, Any]) -> Iterator[str]:
     columns = [*model.to_schema().columns]
     key, unique = [*metadata.get("key", ())], [*key_of(model, {})]
-    for name, given in (("key", key), ("Config.unique", unique)):
-        for column in given:
+    for name, names in (("key", key), ("Config.unique", unique)):
+        for column in names:
             if column not in columns:
-                yield f'"{name}" has {column!r}, which is no column{closest(column, columns)}'
+                yield f'"{name}" has {column!r}, which is no column{suggest_name(column, columns)}'
     totals = [*metadata.get("totals", ())]
-    for name, given in (("key", key), ("totals", totals)):
-        if twice := [column for column in given if given.count(column) > 1]:
-            yield f'"{name}" has {twice[0]!r} more than once'
+    for name, names in (("key", key), ("totals", totals)):
+        if repeated := [column for column in names if names.count(column) > 1]:
+            yield f'"{name}" has {repeated[0]!r} more than once'
     if key and unique and {*key} != {*unique}:
         yield f'"key" is {key} and Config.unique is {unique}: leave one of them out'
 
 
 def _wrong_rules(metadata: Mapping[str, Any]) -> Iterator[str]:
     for name, rule in metadata.get("rules", {}).items():
-        if isinstance(rule, str) or not _is_texts(rule) or len(rule) != _RULE:
+        if isinstance(rule, str) or not _is_texts(rule) or len(rule) != _RULE_LENGTH:
             yield (
                 f'"rules" has {name!r}: {rule!r}; give a condition in SQL and a description, as '
                 "('paid <= due', 'No more than due.')"
@@ -186,7 +190,7 @@ def _wrong_shares(metadata: Mapping[str, Any]) -> Iterator[str]:
 def wrong_line_metadata(metadata: Mapping[str, Any]) -> list[str]:
     """What the metadata of a source's model of lines says wrongly, one sentence each."""
     return [
-        f'the metadata of its lines has "{name}"{closest(name, ["skew"])}; the key, the times and '
+        f'the metadata of its lines has "{name}"{suggest_name(name, ["skew"])}; the key, the times and '
         "the amount are arguments of Source"
         for name in metadata
         if name != "skew"

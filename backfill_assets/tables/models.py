@@ -9,7 +9,7 @@ import pandera.pyspark as pa
 import pyspark.sql.types as T
 from pandera.pyspark import Field
 
-from backfill_assets.tables.columns import Bounds, nullable, nullable_bounds
+from backfill_assets.tables.columns import NullBounds, nullable, nullable_bounds
 from backfill_assets.tables.model_metadata import metadata_of
 from backfill_assets.tables.skews import SKEW
 
@@ -20,7 +20,7 @@ _LOG_DAY = "Log day: the day of the arrival folder, or the next for an early lin
 _ARRIVAL_DAY = "Day of the arrival folder, from its path."
 
 
-def model(
+def build_model(
     name: str, doc: str, columns: Mapping[str, Column], metadata: Mapping[str, Any]
 ) -> type[pa.DataFrameModel]:
     """A pandera model of columns, as a class statement gives it.
@@ -38,7 +38,7 @@ def model(
     return type(name, (pa.DataFrameModel,), body)
 
 
-def fields(lines: type[pa.DataFrameModel], *, bounded: bool = True) -> dict[str, Column]:
+def model_columns(lines: type[pa.DataFrameModel], *, bounded: bool = True) -> dict[str, Column]:
     """The columns of a model of lines, for a model of a table.
 
     Args:
@@ -46,13 +46,13 @@ def fields(lines: type[pa.DataFrameModel], *, bounded: bool = True) -> dict[str,
         bounded: whether the shares of nulls that it allows hold for the table as well.
     """
     return {
-        name: (column.dtype.type, _copied(column, bounded))
+        name: (column.dtype.type, _copied_field(column, bounded))
         for name, column in lines.to_schema().columns.items()
     }
 
 
-def _copied(column: Any, bounded: bool) -> Any:
-    bounds = nullable_bounds(column) if bounded else Bounds(1.0, 1.0)
+def _copied_field(column: Any, bounded: bool) -> Any:
+    bounds = nullable_bounds(column) if bounded else NullBounds(1.0, 1.0)
     rates = {"null_warn": bounds.warn, "null_error": bounds.error}
     nulls: Any = {"nullable": True, "metadata": rates} if column.nullable else {}
     copied = Field(description=column.description, **nulls)
@@ -60,26 +60,28 @@ def _copied(column: Any, bounded: bool) -> Any:
     return copied
 
 
-def day(description: str) -> Column:
+def day_column(description: str) -> Column:
     """A DATE column."""
     return T.DateType, Field(description=description)
 
 
-def _text(description: str) -> Column:
+def _text_column(description: str) -> Column:
     return T.StringType, Field(description=description)
 
 
-def _file(source: str) -> Column:
-    return _text(f"Landing file, relative to the folder {source}.")
+def _file_column(source: str) -> Column:
+    return _text_column(f"Landing file, relative to the folder {source}.")
 
 
-def raw(source: str, lines: type[pa.DataFrameModel], totals: list[str]) -> type[pa.DataFrameModel]:
+def raw_model(
+    source: str, lines: type[pa.DataFrameModel], totals: list[str]
+) -> type[pa.DataFrameModel]:
     """The model of the raw log. It has no key: the same line may be sent twice."""
     columns = {
-        "log_date": day(_LOG_DAY),
-        "arrival_date": day(_ARRIVAL_DAY),
-        **fields(lines),
-        "source_file": _file(source),
+        "log_date": day_column(_LOG_DAY),
+        "arrival_date": day_column(_ARRIVAL_DAY),
+        **model_columns(lines),
+        "source_file": _file_column(source),
     }
     metadata = {
         "partition": "log_date",
@@ -87,44 +89,46 @@ def raw(source: str, lines: type[pa.DataFrameModel], totals: list[str]) -> type[
         "notices": {"rejected_lines": "Few of the day's lines are rejected."},
     }
     doc = f"The immutable log of the lines of {source} as they arrived, by log day."
-    return model("Raw", doc, columns, metadata)
+    return build_model("Raw", doc, columns, metadata)
 
 
-def rejected(source: str) -> type[pa.DataFrameModel]:
+def rejected_model(source: str) -> type[pa.DataFrameModel]:
     """The model of the rejected lines. They have no key that could be relied on."""
     columns = {
-        "arrival_date": day(_ARRIVAL_DAY),
-        "source_file": _file(source),
-        "text": _text("The line as it arrived; a Parquet row as JSON."),
-        "reason": _text("Why it is rejected."),
+        "arrival_date": day_column(_ARRIVAL_DAY),
+        "source_file": _file_column(source),
+        "text": _text_column("The line as it arrived; a Parquet row as JSON."),
+        "reason": _text_column("Why it is rejected."),
     }
     doc = f"Landed lines of {source} that could not be read, kept as text with the reason."
-    return model("Rejected", doc, columns, {"partition": "arrival_date"})
+    return build_model("Rejected", doc, columns, {"partition": "arrival_date"})
 
 
-def staged(
+def staged_model(
     source: str, lines: type[pa.DataFrameModel], key: list[str], totals: list[str]
 ) -> type[pa.DataFrameModel]:
     """The model of staging: a key counts once a day."""
     columns = {
-        "event_date": day("Day of the event, in the business time zone."),
-        **fields(lines),
-        "log_date": day("Log day of the version that won."),
+        "event_date": day_column("Day of the event, in the business time zone."),
+        **model_columns(lines),
+        "log_date": day_column("Log day of the version that won."),
     }
     watched = {SKEW: metadata_of(lines).get(SKEW, {})}
     metadata = {"partition": "event_date", "key": key, "totals": totals, "merge": True, **watched}
     doc = f"{source}: each key once on its event day, in the greatest version that came in time."
-    return model("Staged", doc, columns, metadata)
+    return build_model("Staged", doc, columns, metadata)
 
 
-def late(source: str, lines: type[pa.DataFrameModel], totals: list[str]) -> type[pa.DataFrameModel]:
+def late_model(
+    source: str, lines: type[pa.DataFrameModel], totals: list[str]
+) -> type[pa.DataFrameModel]:
     """The model of the late lines. A log has no key: the same line may be sent twice."""
     columns = {
-        "log_date": day("Log day."),
-        "event_date": day("The closed day that the line tells of."),
-        "arrival_date": day(_ARRIVAL_DAY),
-        **fields(lines, bounded=False),
-        "source_file": _file(source),
+        "log_date": day_column("Log day."),
+        "event_date": day_column("The closed day that the line tells of."),
+        "arrival_date": day_column(_ARRIVAL_DAY),
+        **model_columns(lines, bounded=False),
+        "source_file": _file_column(source),
     }
     metadata = {
         "partition": "log_date",
@@ -132,7 +136,7 @@ def late(source: str, lines: type[pa.DataFrameModel], totals: list[str]) -> type
         "notices": {"late_lines": "No line came after the window of its day had closed."},
     }
     doc = f"Lines of {source} that were logged after the window of their event day had closed."
-    return model("Late", doc, columns, metadata)
+    return build_model("Late", doc, columns, metadata)
 
 
 class ArrivalLateness(pa.DataFrameModel):

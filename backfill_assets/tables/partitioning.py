@@ -17,13 +17,15 @@ WHOLE_DAYS = (
 
 def wrong_partition(model: type[pa.DataFrameModel], metadata: Mapping[str, Any]) -> list[str]:
     """What keeps a table from being partitioned as its model says, in a sentence; or nothing."""
-    named = metadata.get("partition")
-    if not isinstance(named, str):
-        return [f'the model\'s metadata has "partition": {named!r}, not one column. {WHOLE_DAYS}']
-    column = model.to_schema().columns.get(named)
+    partition = metadata.get("partition")
+    if not isinstance(partition, str):
+        return [
+            f'the model\'s metadata has "partition": {partition!r}, not one column. {WHOLE_DAYS}'
+        ]
+    column = model.to_schema().columns.get(partition)
     if column is None:
-        return [f'the model has no column {named}, which its metadata has as "partition"']
+        return [f'the model has no column {partition}, which its metadata has as "partition"']
     if not isinstance(column.dtype.type, T.DateType):
         kind = column.dtype.type.simpleString()
-        return [f"the partition column {named} is a {kind}, not a date. {WHOLE_DAYS}"]
+        return [f"the partition column {partition} is a {kind}, not a date. {WHOLE_DAYS}"]
     return []

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
-from backfill_assets.settings import place
+from backfill_assets.settings import normalize_location
 
 
-class WithoutDays(Protocol):
+class UnpartitionedInput(Protocol):
     """A Delta table without days that a table is made of.
 
     Attributes:
@@ -47,7 +47,7 @@ class Unpartitioned:
     grows: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "url", place(self.url))
+        object.__setattr__(self, "url", normalize_location(self.url))
 
     def place(self, warehouse: str) -> str:
         """Where it lies, in a deployment with this warehouse."""

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pyspark.sql.types as T
 from pyspark.sql import DataFrame
 
-from backfill_assets.tables.arguments import Argument, is_text, refuse_arguments
-from backfill_assets.tables.column_checks import conditions
+from backfill_assets.tables.arguments import Argument, check_arguments, is_text
+from backfill_assets.tables.column_checks import sql_conditions
 
 if TYPE_CHECKING:
     from backfill_assets.tables.table import Table
@@ -66,7 +66,7 @@ def forbids(name: str, find: Callable[[DataFrame], DataFrame], description: str)
     Raises:
         DeclarationError: the name is none, or there is no function.
     """
-    refuse_arguments(
+    check_arguments(
         "forbids",
         [
             Argument("the name", name, is_text, "a name"),
@@ -102,16 +102,16 @@ def wrong_totals(columns: Mapping[str, Any], totals: Sequence[str]) -> list[str]
 
 def wrong_names(table: Table) -> list[str]:
     """What no rule and no check can be named, one sentence each."""
-    bounds = {n for name, column in table.columns.items() for n in conditions(name, column)}
+    bounds = {n for name, column in table.columns.items() for n in sql_conditions(name, column)}
     others = {"row_count", "nulls", "conservation", "unique_key", *table.notices}
     return [
         f"a {kind} cannot be named {name!r}: a name has letters, digits and _, and is that of one"
-        for kind, names, taken in (
+        for kind, names, reserved in (
             ("rule", [*table.rules], bounds),
             ("check", [check.name for check in table.forbidden], others),
         )
         for name in dict.fromkeys(names)
-        if not name.isidentifier() or name in taken or names.count(name) > 1
+        if not name.isidentifier() or name in reserved or names.count(name) > 1
     ]
 
 
@@ -134,7 +134,7 @@ def no_leaks(at: str, *, carries: Sequence[str], began: str, known: str) -> dict
         began: the column that says since when these values hold.
         known: the column that says since when they are known.
     """
-    there = f"({began} IS NOT NULL AND {known} IS NOT NULL)"
+    both_set = f"({began} IS NOT NULL AND {known} IS NOT NULL)"
     nothing = " AND ".join(f"{name} IS NULL" for name in carries)
     return {
         f"{began}_by_{at}": Rule(
@@ -146,7 +146,7 @@ def no_leaks(at: str, *, carries: Sequence[str], began: str, known: str) -> dict
             f"What the row carries was known no later than {at}.",
         ),
         f"{known}_told": Rule(
-            f"{there} OR ({nothing})",
+            f"{both_set} OR ({nothing})",
             f"What the row carries comes with {began} and {known}.",
         ),
     }

@@ -16,17 +16,17 @@ from pandera.pyspark import Field
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from backfill_assets.tables.arguments import Argument, is_date, refuse_arguments
+from backfill_assets.tables.arguments import Argument, check_arguments, is_date
 from backfill_assets.tables.columns import bounds_arguments
 
 #: Whole numbers, the narrower first.
-_WHOLE = (T.ByteType, T.ShortType, T.IntegerType, T.LongType)
+_WHOLE_TYPES = (T.ByteType, T.ShortType, T.IntegerType, T.LongType)
 #: In the metadata of a model, and of a column.
 _VERSION, _RENAMED, _GAP = "schema_version", "renamed_from", "gap"
 
 
 @dataclass(frozen=True)
-class Gap:
+class ColumnGap:
     """The days before the source had a column, and what the column holds on them.
 
     Attributes:
@@ -38,10 +38,10 @@ class Gap:
     default: Any
 
     @property
-    def text(self) -> str:
+    def description_text(self) -> str:
         """The gap in one sentence, for the description of the column."""
-        held = "null" if self.default is None else repr(self.default)
-        return f"The source has it since {self.since}; on the days before it is {held}."
+        value = "null" if self.default is None else repr(self.default)
+        return f"The source has it since {self.since}; on the days before it is {value}."
 
 
 def added(
@@ -62,21 +62,21 @@ def added(
         DeclarationError: `since` is no date, or a share is none.
     """
     since_date = Argument("since", since, is_date, "a date, as date(2025, 3, 20)")
-    refuse_arguments("added", [since_date, *bounds_arguments(warn, error, description)])
-    gap = Gap(since, default)
+    check_arguments("added", [since_date, *bounds_arguments(warn, error, description)])
+    gap = ColumnGap(since, default)
     return Field(
         nullable=True,
-        description=f"{description} {gap.text}",
+        description=f"{description} {gap.description_text}",
         metadata={"null_warn": warn, "null_error": error, _GAP: gap},
     )
 
 
-def gap_of(column: Any) -> Gap | None:
+def gap_of(column: Any) -> ColumnGap | None:
     """The gap of a pandera column that was declared by `added`."""
     return (column.metadata or {}).get(_GAP)
 
 
-def gaps_of(columns: Mapping[str, Any]) -> dict[str, Gap]:
+def gaps_of(columns: Mapping[str, Any]) -> dict[str, ColumnGap]:
     """By column, the days before its source had it."""
     return {name: gap for name, column in columns.items() if (gap := gap_of(column))}
 
@@ -94,22 +94,22 @@ def schema_version(metadata: Mapping[str, Any]) -> int:
 def wrong_schema(metadata: Mapping[str, Any], columns: Mapping[str, Any]) -> list[str]:
     """What a model says wrongly of its schema, one sentence each."""
     version = metadata.get(_VERSION, 1)
-    said = []
+    problems = []
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
-        said.append(f'"{_VERSION}" is {version!r}, not a whole number of 1 or more')
+        problems.append(f'"{_VERSION}" is {version!r}, not a whole number of 1 or more')
     for name, column in columns.items():
         default = gap.default if (gap := gap_of(column)) else None
-        if isinstance(default, str) and not _is_written(default, column.dtype.type):
+        if isinstance(default, str) and not _parses_as(default, column.dtype.type):
             kind = column.dtype.type.simpleString()
-            said.append(f"{name} is added with the default {default!r}, which is no {kind}")
+            problems.append(f"{name} is added with the default {default!r}, which is no {kind}")
         if (old := renamed_from(column)) is not None and (not isinstance(old, str) or old == name):
-            said.append(f'"{_RENAMED}" of {name} is {old!r}, not the name that it had before')
+            problems.append(f'"{_RENAMED}" of {name} is {old!r}, not the name that it had before')
         elif old in columns:
-            said.append(f'"{_RENAMED}" of {name} is {old!r}, which the model still has')
-    return said
+            problems.append(f'"{_RENAMED}" of {name} is {old!r}, which the model still has')
+    return problems
 
 
-def _is_written(text: str, kind: T.DataType) -> bool:
+def _parses_as(text: str, kind: T.DataType) -> bool:
     """Whether a text is a value of a type, as a cast takes it; also where that is not known."""
     try:
         if isinstance(kind, T.NumericType):
@@ -130,20 +130,20 @@ def with_defaults(frame: DataFrame, partition: str, columns: Mapping[str, Any]) 
         columns: the pandera columns by name.
     """
     filled = {
-        name: default_of(F.col(name), partition, gap, column.dtype.type)
+        name: fill_default(F.col(name), partition, gap, column.dtype.type)
         for name, column in columns.items()
         if (gap := gap_of(column)) and gap.default is not None
     }
     return frame.withColumns(filled) if filled else frame
 
 
-def default_of(column: Column, partition: str, gap: Gap, kind: Any) -> Column:
+def fill_default(column: Column, partition: str, gap: ColumnGap, kind: Any) -> Column:
     """A column with its default where it is null on a day of its gap."""
     before = F.col(partition) < F.lit(gap.since)
     return F.when(before, F.coalesce(column, F.lit(gap.default).cast(kind))).otherwise(column)
 
 
-def in_columns(frame: DataFrame, partition: str, columns: Mapping[str, Any]) -> DataFrame:
+def convert_columns(frame: DataFrame, partition: str, columns: Mapping[str, Any]) -> DataFrame:
     """Rows from before schema changes in the columns of now.
 
     What was renamed has its name, what was widened its type; a column that may be null and was not
@@ -154,28 +154,30 @@ def in_columns(frame: DataFrame, partition: str, columns: Mapping[str, Any]) -> 
         partition: the partition column.
         columns: the pandera columns by name.
     """
-    there = {column.name: column.dataType for column in frame.schema}
+    types = {column.name: column.dataType for column in frame.schema}
 
-    def of(name: str, column: Any) -> Column:
+    def convert_column(name: str, column: Any) -> Column:
         kind, old = column.dtype.type, renamed_from(column)
-        source = name if name in there or old not in there else old
-        if source not in there:
+        source = name if name in types or old not in types else old
+        if source not in types:
             return F.lit(None).cast(kind) if column.nullable else F.col(name)
-        found = F.col(f"`{source}`")
-        return found.cast(kind) if widens(there[source], kind) else found
+        value = F.col(f"`{source}`")
+        return value.cast(kind) if is_wider_type(types[source], kind) else value
 
-    rows = frame.select(*(of(name, column).alias(name) for name, column in columns.items()))
+    rows = frame.select(
+        *(convert_column(name, column).alias(name) for name, column in columns.items())
+    )
     return with_defaults(rows, partition, columns)
 
 
-def as_they_are(there: T.StructType, columns: Mapping[str, Any]) -> bool:
+def files_match_schema(stored: T.StructType, columns: Mapping[str, Any]) -> bool:
     """Whether data files of a table's columns hold what they are to hold under those of a model.
 
     Args:
-        there: the columns of the table as of then.
+        stored: the columns of the table as of then.
         columns: the pandera columns by name.
     """
-    types = {column.name: column.dataType.simpleString() for column in there}
+    types = {column.name: column.dataType.simpleString() for column in stored}
     for name, column in columns.items():
         if name in types:
             if types[name] != column.dtype.type.simpleString():
@@ -185,11 +187,11 @@ def as_they_are(there: T.StructType, columns: Mapping[str, Any]) -> bool:
     return types.keys() <= columns.keys()
 
 
-def widens(old: T.DataType, new: T.DataType) -> bool:
+def is_wider_type(old: T.DataType, new: T.DataType) -> bool:
     """Whether a type holds all values of another as they are."""
     if isinstance(old, T.DecimalType) and isinstance(new, T.DecimalType):
         whole = new.precision - new.scale >= old.precision - old.scale
         return whole and new.scale >= old.scale
-    if type(old) in _WHOLE and type(new) in _WHOLE:
-        return _WHOLE.index(type(old)) < _WHOLE.index(type(new))
+    if type(old) in _WHOLE_TYPES and type(new) in _WHOLE_TYPES:
+        return _WHOLE_TYPES.index(type(old)) < _WHOLE_TYPES.index(type(new))
     return isinstance(old, T.FloatType) and isinstance(new, T.DoubleType)

@@ -32,11 +32,11 @@ def most_rows_of(column: str) -> str:
 
 def wrong_skews(table: Table) -> list[str]:
     """What cannot be watched, one sentence each."""
-    types = {column.name: column.dataType for column in table.struct}
-    found = []
+    types = {column.name: column.dataType for column in table.struct_type}
+    problems = []
     for name, share in skews_of(table).items():
         if not isinstance(types.get(name), T.AtomicType):
-            found.append(f"skew of {name}, which is no column of it that can be a key")
+            problems.append(f"skew of {name}, which is no column of it that can be a key")
         elif not 0 < share < 1:
-            found.append(f"skew of {name} beyond {share}, which is no share between 0 and 1")
-    return found
+            problems.append(f"skew of {name} beyond {share}, which is no share between 0 and 1")
+    return problems

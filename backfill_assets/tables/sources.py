@@ -25,19 +25,19 @@ from backfill_assets.tables import models
 from backfill_assets.tables.arguments import (
     Argument,
     DeclarationError,
+    check_arguments,
     is_bool,
     is_date,
     is_name,
     is_text,
-    is_whole,
-    optional,
-    refuse_arguments,
-    sequence,
+    is_whole_number,
+    none_or,
+    sequence_of,
 )
 from backfill_assets.tables.model_metadata import (
-    closest,
     is_model,
     metadata_of,
+    suggest_name,
     wrong_line_metadata,
     wrong_model,
 )
@@ -80,7 +80,7 @@ _NAMES = {
 }
 
 
-def _other(kind: T.DataType) -> str:
+def _type_advice(kind: T.DataType) -> str:
     """What to do about the type of a field that none may have."""
     if isinstance(kind, T.FractionalType):
         return (
@@ -92,7 +92,7 @@ def _other(kind: T.DataType) -> str:
     return ""
 
 
-def _is_named(value: object) -> bool:
+def _is_name_by_role(value: object) -> bool:
     return isinstance(value, Mapping) and all(
         isinstance(role, Role) and is_name(name) for role, name in value.items()
     )
@@ -116,31 +116,33 @@ class SourceTable(Table):
         return _KINDS[self.role]
 
     @property
-    def pages(self) -> tuple[str, ...]:
+    def page_assets(self) -> tuple[str, ...]:
         """The assets without days that are made anew with it."""
         return (self.source.page,) if self.role is Role.LATENESS else ()
 
     @property
-    def equations(self) -> list[Equation]:
+    def layer_equations(self) -> list[Equation]:
         """The numbers of a day that this table and earlier ones of the source must share."""
         raw, rejected = (
             Figure(table, "rows", "has {} rows")
             for table in (self.source.raw, self.source.rejected)
         )
 
-        def recorded(table: Table, name: str, text: str) -> Figure:
+        def recorded_figure(table: Table, name: str, text: str) -> Figure:
             return Figure(table, RECORDED + name, text)
 
         if self.role is Role.LOG:
-            return [Equation(rejected, recorded(self, "rejected", "was read with {} rejected"))]
-        if self.role is Role.LATE:
-            return [Equation(raw, recorded(self, "raw", "was made of {}"))]
-        if self.role is Role.LATENESS:
-            late = recorded(self.source.late, "late", "found {} late")
             return [
-                Equation(rejected, recorded(self, "rejected", "was made of {}")),
-                Equation(raw, recorded(self, "lines", "was made of {}")),
-                Equation(late, recorded(self, "beyond", "found {}")),
+                Equation(rejected, recorded_figure(self, "rejected", "was read with {} rejected"))
+            ]
+        if self.role is Role.LATE:
+            return [Equation(raw, recorded_figure(self, "raw", "was made of {}"))]
+        if self.role is Role.LATENESS:
+            late = recorded_figure(self.source.late, "late", "found {} late")
+            return [
+                Equation(rejected, recorded_figure(self, "rejected", "was made of {}")),
+                Equation(raw, recorded_figure(self, "lines", "was made of {}")),
+                Equation(late, recorded_figure(self, "beyond", "found {}")),
             ]
         return []
 
@@ -201,61 +203,71 @@ class Source:
         if not self.declared_in:
             caller = sys._getframe(2).f_globals.get("__name__", "")
             object.__setattr__(self, "declared_in", caller)
-        refuse_arguments(f"source {self.name}", self._arguments())
+        check_arguments(f"source {self.name}", self._declaration_arguments())
         if wrong := [
             *wrong_model(self.lines),
             *wrong_line_metadata(metadata_of(self.lines)),
         ]:
             raise DeclarationError(f"source {self.name}: {'; '.join(wrong)}")
         object.__setattr__(self, "key", tuple(self.key))
-        self._check()
+        self._check_lines()
 
-    def _arguments(self) -> list[Argument]:
+    def _declaration_arguments(self) -> list[Argument]:
         name = "the name of a field of the lines"
         lateness = '"correct" or "drop"'
         return [
             Argument("name", self.name, is_name, "letters, digits and _, as folders have them"),
             Argument("lines", self.lines, is_model, "a class of pandera.pyspark.DataFrameModel"),
-            Argument("key", self.key, sequence(is_text, 1), 'fields, as ["order_id"]'),
+            Argument("key", self.key, sequence_of(is_text, 1), 'fields, as ["order_id"]'),
             Argument("event_time", self.event_time, is_text, name),
             Argument("version_time", self.version_time, is_text, name),
-            Argument("amount", self.amount, optional(is_text), f"{name}, or leave it out"),
-            Argument("start", self.start, optional(is_date), "a date, as date(2025, 3, 20)"),
-            Argument("window_days", self.window_days, optional(is_whole), "a whole number of days"),
+            Argument("amount", self.amount, none_or(is_text), f"{name}, or leave it out"),
+            Argument("start", self.start, none_or(is_date), "a date, as date(2025, 3, 20)"),
+            Argument(
+                "window_days", self.window_days, none_or(is_whole_number), "a whole number of days"
+            ),
             Argument(
                 "late_lines", self.late_lines, lambda x: x in (None, "correct", "drop"), lateness
             ),
-            Argument("arrives_after", self.arrives_after, is_whole, "a whole number of days"),
+            Argument(
+                "arrives_after", self.arrives_after, is_whole_number, "a whole number of days"
+            ),
             Argument("hourly", self.hourly, is_bool, "True or False"),
-            Argument("named", self.named, _is_named, 'names by role, as {Role.STAGED: "visits"}'),
+            Argument(
+                "named", self.named, _is_name_by_role, 'names by role, as {Role.STAGED: "visits"}'
+            ),
         ]
 
-    def _check(self) -> None:
-        def refuse(why: str) -> DeclarationError:
-            return DeclarationError(f"source {self.name}: {why}")
+    def _check_lines(self) -> None:
+        def declaration_error(reason: str) -> DeclarationError:
+            return DeclarationError(f"source {self.name}: {reason}")
 
         for name, kind in self.types.items():
             if name.lower() in OWN_COLUMNS or name.startswith("_") or not name.isidentifier():
-                raise refuse(f"a field cannot be named {name}")
+                raise declaration_error(f"a field cannot be named {name}")
             if not isinstance(kind, FIELD_TYPES):
-                raise refuse(
-                    f"{name} is {kind.simpleString()}, which no field may be{_other(kind)}"
+                raise declaration_error(
+                    f"{name} is {kind.simpleString()}, which no field may be{_type_advice(kind)}"
                 )
-        of_type: list[tuple[str, type[T.DataType]]] = [
+        typed_fields: list[tuple[str, type[T.DataType]]] = [
             (self.event_time, T.TimestampType),
             (self.version_time, T.TimestampType),
             *([(self.amount, T.DecimalType)] if self.amount else []),
         ]
-        for name in (*self.key, *(name for name, _ in of_type)):
+        for name in (*self.key, *(name for name, _ in typed_fields)):
             if name not in self.types:
-                raise refuse(f"its lines have no field {name}{closest(name, self.types)}")
+                raise declaration_error(
+                    f"its lines have no field {name}{suggest_name(name, self.types)}"
+                )
             if name != self.amount and name in self.may_be_null:
-                raise refuse(f"{name} may not be null")
-        for name, wanted in of_type:
-            if not isinstance(self.types[name], wanted):
-                raise refuse(f"{name} must be {wanted.__name__.removesuffix('Type').lower()}")
+                raise declaration_error(f"{name} may not be null")
+        for name, required in typed_fields:
+            if not isinstance(self.types[name], required):
+                raise declaration_error(
+                    f"{name} must be {required.__name__.removesuffix('Type').lower()}"
+                )
         if wrong := wrong_skews(self.staged):
-            raise refuse("; ".join(wrong))
+            raise declaration_error("; ".join(wrong))
 
     @cached_property
     def columns(self) -> Mapping[str, Any]:
@@ -285,30 +297,34 @@ class Source:
     @cached_property
     def raw(self) -> SourceTable:
         """The immutable log of the lines as they arrived, by log day."""
-        return self._table(Role.LOG, models.raw(self.name, self.lines, self._totals))
+        return self._build_table(
+            Role.LOG, models.raw_model(self.name, self.lines, self._total_columns)
+        )
 
     @cached_property
     def rejected(self) -> SourceTable:
         """The lines that could not be read, by arrival day."""
-        return self._table(Role.REJECTED, models.rejected(self.name))
+        return self._build_table(Role.REJECTED, models.rejected_model(self.name))
 
     @cached_property
     def staged(self) -> SourceTable:
         """Each key once on its event day, in the greatest version that came in time."""
 
-        def inputs(policy: Policy) -> Inputs:
+        def staged_inputs(policy: Policy) -> Inputs:
             recorded = "event_days" if policy.only_touched else ""
             return (Dependency(self.raw, self.under(policy).reach, recorded),)
 
-        model = models.staged(self.name, self.lines, list(self.key), self._totals)
-        return self._table(Role.STAGED, model, decided_by=("window_days",), inputs=inputs)
+        model = models.staged_model(self.name, self.lines, list(self.key), self._total_columns)
+        return self._build_table(
+            Role.STAGED, model, decided_by=("window_days",), inputs=staged_inputs
+        )
 
     @cached_property
     def late(self) -> SourceTable:
         """The lines of the log that came after the window of their event day had closed."""
-        return self._table(
+        return self._build_table(
             Role.LATE,
-            models.late(self.name, self.lines, self._totals),
+            models.late_model(self.name, self.lines, self._total_columns),
             decided_by=("window_days", "late_lines"),
             inputs=lambda _: (Dependency(self.raw, SAME_DAY),),
         )
@@ -317,7 +333,7 @@ class Source:
     def lateness(self) -> SourceTable:
         """How late the lines of each log day were."""
 
-        def inputs(policy: Policy) -> Inputs:
+        def lateness_inputs(policy: Policy) -> Inputs:
             # With an offset in the mapping, the UI would ask for more days than the user did.
             window = last_days(self.under(policy).window_days + 1)
             return (
@@ -325,26 +341,26 @@ class Source:
                 Dependency(self.raw, window, "log_days", launched=SAME_DAY),
             )
 
-        return self._table(
+        return self._build_table(
             Role.LATENESS,
             models.ArrivalLateness,
             decided_by=("window_days",),
-            inputs=inputs,
+            inputs=lateness_inputs,
         )
 
     @property
     def page(self) -> str:
         """The asset of the page with the figures of lateness."""
-        return self._name(Role.PAGE)
+        return self._asset_name(Role.PAGE)
 
-    def _name(self, role: Role) -> str:
+    def _asset_name(self, role: Role) -> str:
         return self.named.get(role) or _NAMES[role].format(self.name)
 
     @property
     def overrides(self) -> dict[str, Any]:
         """The settings of the deployment that are others for this source, by field."""
-        given = {name: getattr(self, name) for name in ("start", "window_days", "late_lines")}
-        return {name: value for name, value in given.items() if value is not None}
+        values = {name: getattr(self, name) for name in ("start", "window_days", "late_lines")}
+        return {name: value for name, value in values.items() if value is not None}
 
     def under(self, policy: Policy) -> Policy:
         """The late-data policy of the source, where the deployment has this one.
@@ -360,15 +376,15 @@ class Source:
 
     def policy(self, settings: Settings) -> Policy:
         """The late-data policy of the source in a deployment."""
-        return self.under(Policy.of(settings))
+        return self.under(Policy.from_settings(settings))
 
     @property
-    def _totals(self) -> list[str]:
+    def _total_columns(self) -> list[str]:
         return [self.amount] if self.amount else []
 
-    def _table(self, role: Role, model: type[pa.DataFrameModel], **more: Any) -> SourceTable:
+    def _build_table(self, role: Role, model: type[pa.DataFrameModel], **more: Any) -> SourceTable:
         return SourceTable(
-            name=self._name(role),
+            name=self._asset_name(role),
             model=model,
             modules=(self.lines.__module__, self.declared_in),
             source=self,

@@ -47,43 +47,43 @@ def spread_join(
         ValueError: a column of the key is missing, or of types that are not spread.
     """
     keys = [key] if isinstance(key, str) else [*key]
-    _check(rows, other, keys)
+    _check_key(rows, other, keys)
     hashed = F.xxhash64(*keys)
     complete = F.lit(True)
     for name in keys:
         complete &= F.col(name).isNotNull()
-    number = F.pmod(F.xxhash64(*_hashable(rows)), F.lit(tasks)).cast("int")
-    hot_ones = F.broadcast(_hot_ones(rows.where(complete).select(hashed.alias(_HASH)), hot))
-    salted = rows.withColumn(_HASH, hashed).join(hot_ones, _HASH, "left")
+    number = F.pmod(F.xxhash64(*_hashable_columns(rows)), F.lit(tasks)).cast("int")
+    hot_keys = F.broadcast(_hot_keys(rows.where(complete).select(hashed.alias(_HASH)), hot))
+    salted = rows.withColumn(_HASH, hashed).join(hot_keys, _HASH, "left")
     salted = salted.withColumn(_SALT, F.when(~complete | F.col(_HOT), number).otherwise(F.lit(0)))
     numbers = F.when(F.col(_HOT), F.sequence(F.lit(0), F.lit(tasks - 1)))
     numbers = F.coalesce(numbers, F.array(F.lit(0)))
-    copies = other.dropna(subset=keys).withColumn(_HASH, hashed).join(hot_ones, _HASH, "left")
+    copies = other.dropna(subset=keys).withColumn(_HASH, hashed).join(hot_keys, _HASH, "left")
     copies = copies.withColumn(_SALT, F.explode(numbers))
-    found = salted.drop(_HASH, _HOT).join(copies.drop(_HASH, _HOT), [*keys, _SALT], how)
-    return found.drop(_SALT)
+    joined = salted.drop(_HASH, _HOT).join(copies.drop(_HASH, _HOT), [*keys, _SALT], how)
+    return joined.drop(_SALT)
 
 
-def _hot_ones(hashes: DataFrame, hot: float) -> DataFrame:
+def _hot_keys(hashes: DataFrame, hot: float) -> DataFrame:
     """The hashes of the hot keys, with true; counted exactly, so that each look finds the same."""
     counts = hashes.groupBy(_HASH).agg(F.count(F.lit(1)).alias("rows"))
     total = F.broadcast(counts.agg(F.sum("rows").alias("total")))
-    found = counts.crossJoin(total).where(F.col("rows") > F.col("total") * hot)
-    return found.select(_HASH, F.lit(True).alias(_HOT))
+    hot_hashes = counts.crossJoin(total).where(F.col("rows") > F.col("total") * hot)
+    return hot_hashes.select(_HASH, F.lit(True).alias(_HOT))
 
 
-def _hashable(frame: DataFrame) -> list[str]:
+def _hashable_columns(frame: DataFrame) -> list[str]:
     """The columns that have a hash; maps, and what holds some, have none."""
     return [
         field.name for field in frame.schema.fields if "map<" not in field.dataType.simpleString()
     ]
 
 
-def _check(rows: DataFrame, other: DataFrame, keys: Sequence[str]) -> None:
+def _check_key(rows: DataFrame, other: DataFrame, keys: Sequence[str]) -> None:
     """Refuse a key whose hash may differ although it is equal."""
-    for said, frame in (("rows", rows), ("other", other)):
+    for frame_name, frame in (("rows", rows), ("other", other)):
         if missing := sorted({*keys} - {*frame.columns}):
-            raise ValueError(f"spread_join: {said} has no column {', '.join(missing)}")
+            raise ValueError(f"spread_join: {frame_name} has no column {', '.join(missing)}")
     for name in keys:
         kind, others = rows.schema[name].dataType, other.schema[name].dataType
         if kind != others:

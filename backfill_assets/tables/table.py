@@ -1,7 +1,7 @@
 """A table: its pandera model, what follows from that, and what it is made of.
 
 The one source for Spark types, Delta constraints, checks and UI metadata. No rule about a column
-belongs anywhere else; how a rule is evaluated is the business of `audit` and `checks`.
+belongs anywhere else; how a rule is evaluated is the business of `audit` and `check_descriptions`.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ import pyspark.sql.types as T
 from pandera.config import ValidationDepth, config_context
 from pyspark.sql import DataFrame
 
-from backfill_assets.calendar.cadences import Cadence
-from backfill_assets.calendar.partitions import unpacked
+from backfill_assets.calendar.cadences import Grain
+from backfill_assets.calendar.partitions import from_ranges
 from backfill_assets.calendar.policy import Policy
-from backfill_assets.calendar.reach import Known, Reach
+from backfill_assets.calendar.reach import Reach, RecordedReach
 from backfill_assets.tables.arguments import DeclarationError
-from backfill_assets.tables.column_checks import conditions
-from backfill_assets.tables.columns import Bounds, nullable_bounds
+from backfill_assets.tables.column_checks import sql_conditions
+from backfill_assets.tables.columns import NullBounds, nullable_bounds
 from backfill_assets.tables.drifts import notices_of
 from backfill_assets.tables.model_metadata import key_of, metadata_of, wrong_metadata, wrong_model
 from backfill_assets.tables.partitioning import wrong_partition
-from backfill_assets.tables.references import WithoutDays
+from backfill_assets.tables.references import UnpartitionedInput
 from backfill_assets.tables.rules import Forbidden, Rule, rules_in, wrong_totals
 from backfill_assets.tables.schemas import (
-    in_columns,
+    convert_columns,
     schema_version,
     with_defaults,
     wrong_schema,
@@ -41,7 +41,7 @@ from backfill_assets.tables.schemas import (
 
 if TYPE_CHECKING:
     from backfill_assets.delta.ledgers import Ledger
-    from backfill_assets.delta.records import Record
+    from backfill_assets.delta.records import CommitRecord
 
 
 class SchemaError(ValueError):
@@ -58,27 +58,27 @@ class Dependency:
     Attributes:
         source: the input; the table itself, if it reads days of its own.
         reach: which days of it decide a day.
-        recorded: the field of `records.Details` in which a commit of the input records the days of
+        recorded: the field of `records.CommitDetails` in which a commit of the input records the days of
             the table that it changes; where it does not, all that it may change are meant.
         launched: the reach that Dagster is told, where it is another: what a launch of the input's
             days takes along, and no more.
     """
 
     source: Table
-    reach: Reach | Known
+    reach: Reach | RecordedReach
     recorded: str = ""
     launched: Reach | None = None
 
-    def due(self, source: Ledger) -> Callable[[Record], Iterable[date]]:
+    def due_days(self, source: Ledger) -> Callable[[CommitRecord], Iterable[date]]:
         """The days of the table that a commit of the input makes due."""
 
-        def days(record: Record) -> Iterable[date]:
+        def days_due_by(record: CommitRecord) -> Iterable[date]:
             ranges = getattr(record.details, self.recorded) if self.recorded else None
             if ranges is not None:
-                return unpacked(ranges)
-            return self.reach.changed(source.changed[record.version], source)
+                return from_ranges(ranges)
+            return self.reach.changed_days(source.changed_days[record.version], source)
 
-        return days
+        return days_due_by
 
 
 Inputs = tuple[Dependency, ...]
@@ -86,7 +86,7 @@ Inputs = tuple[Dependency, ...]
 Lineage = Mapping[str, Sequence[tuple[str, str]]]
 
 
-def _none(_: Policy) -> Inputs:
+def _no_inputs(_: Policy) -> Inputs:
     return ()
 
 
@@ -149,7 +149,7 @@ class Table:
     model: type[pa.DataFrameModel]
     modules: tuple[str, ...] = ()
     decided_by: tuple[str, ...] = ()
-    inputs: Callable[[Policy], Inputs] = _none
+    inputs: Callable[[Policy], Inputs] = _no_inputs
     frozen: bool = False
     forbidden: Sequence[Forbidden] = ()
     retired: date | None = None
@@ -189,22 +189,22 @@ class Table:
         return "asset"
 
     @property
-    def references(self) -> Sequence[WithoutDays]:
+    def unpartitioned_inputs(self) -> Sequence[UnpartitionedInput]:
         """What it is made of besides `inputs`: tables without days."""
         return ()
 
     @property
-    def cadence(self) -> Cadence:
+    def grain(self) -> Grain:
         """How far apart its partitions are."""
-        return Cadence.DAILY
+        return Grain.DAILY
 
     @property
-    def pages(self) -> tuple[str, ...]:
+    def page_assets(self) -> tuple[str, ...]:
         """The assets without days that are made anew with it."""
         return ()
 
     @property
-    def equations(self) -> list[Equation]:
+    def layer_equations(self) -> list[Equation]:
         """The numbers of a day that it must share with earlier layers.
 
         Staging has none: an event day's lines lie in many log days; `conservation` looks at that.
@@ -217,20 +217,20 @@ class Table:
         return dict(self.model.to_schema().columns)
 
     @property
-    def struct(self) -> T.StructType:
+    def struct_type(self) -> T.StructType:
         """The Spark type; pandera's own `to_structtype` calls every column nullable."""
         return T.StructType(
             [T.StructField(n, c.dtype.type, bool(c.nullable)) for n, c in self.columns.items()]
         )
 
     @property
-    def zeros(self) -> Mapping[str, int | Decimal]:
+    def zero_totals(self) -> Mapping[str, int | Decimal]:
         """The totals of a day without rows, each in the type of its column."""
-        money = {f.name for f in self.struct if isinstance(f.dataType, T.DecimalType)}
+        money = {f.name for f in self.struct_type if isinstance(f.dataType, T.DecimalType)}
         return {name: Decimal("0.00") if name in money else 0 for name in self.totals}
 
     @property
-    def nullable(self) -> Mapping[str, Bounds]:
+    def null_bounds(self) -> Mapping[str, NullBounds]:
         """The null-rate bounds of the columns that may be null."""
         return {
             name: nullable_bounds(column)
@@ -239,25 +239,25 @@ class Table:
         }
 
     @property
-    def constraints(self) -> Mapping[str, str]:
+    def check_constraints(self) -> Mapping[str, str]:
         """What must hold for each row, as SQL by name, for Delta CHECK constraints."""
-        bounds = [conditions(name, column) for name, column in self.columns.items()]
+        bounds = [sql_conditions(name, column) for name, column in self.columns.items()]
         rules = {name: rule.condition for name, rule in self.rules.items()}
-        return {name: rule for of in [*bounds, rules] for name, rule in of.items()}
+        return {name: rule for by_name in [*bounds, rules] for name, rule in by_name.items()}
 
     @property
-    def checks(self) -> Mapping[str, str]:
+    def check_descriptions(self) -> Mapping[str, str]:
         """Which checks exist for this table, with their descriptions."""
-        found = {
+        descriptions = {
             "row_count": "The day's rows, against the days before it.",
             "nulls": "No null in a required column, and bounded shares of nulls in the others.",
             "conservation": "No row was lost or invented between the inputs and this day.",
         }
         if self.key:
             columns = ", ".join(dict.fromkeys((self.partition, *self.key)))
-            found["unique_key"] = f"({columns}) is unique."
+            descriptions["unique_key"] = f"({columns}) is unique."
         forbidden = {check.name: check.description for check in self.forbidden}
-        return {**found, **forbidden, **self.notices}
+        return {**descriptions, **forbidden, **self.notices}
 
     @property
     def column_schema(self) -> dg.TableSchema:
@@ -272,7 +272,7 @@ class Table:
                         nullable=bool(column.nullable),
                         unique=False,
                         other=[
-                            *conditions(name, column).values(),
+                            *sql_conditions(name, column).values(),
                             *(["partition column"] if name == self.partition else []),
                             *(["part of the natural key"] if name in self.key else []),
                         ],
@@ -285,19 +285,21 @@ class Table:
             ),
         )
 
-    def conform(self, frame: DataFrame) -> DataFrame:
+    def conform_frame(self, frame: DataFrame) -> DataFrame:
         """The frame with its columns in the table's order.
 
         Raises:
             SchemaError: a column is missing, unknown or of another type. Found from the schema
                 alone; no Spark job runs.
         """
-        lacking = [name for name in self.columns if name not in frame.columns]
+        missing = [name for name in self.columns if name not in frame.columns]
         unknown = [name for name in frame.columns if name not in self.columns]
-        if lacking or unknown:
+        if missing or unknown:
             # Pandera's own words have a row of the data in them.
-            said = {"lacks": lacking, "has besides": unknown}
-            problems = [f"{verb} {', '.join(names)}" for verb, names in said.items() if names]
+            differences = {"lacks": missing, "has besides": unknown}
+            problems = [
+                f"{verb} {', '.join(names)}" for verb, names in differences.items() if names
+            ]
             raise SchemaError(
                 f"{self.name}: the frame {' and '.join(problems)}; its columns are "
                 f"{', '.join(self.columns)}. Nothing was written; the table is as it was."
@@ -305,7 +307,7 @@ class Table:
         with config_context(validation_depth=ValidationDepth.SCHEMA_ONLY):
             # Of a column in place of a decimal pandera asserts that it is one; so types come first.
             wrong = self._wrong_types(frame)
-            checked = self._shape(without=wrong).validate(frame.drop(*wrong))
+            checked = self._types_only_schema(without=wrong).validate(frame.drop(*wrong))
         problems = [
             *wrong.values(),
             *(
@@ -321,22 +323,22 @@ class Table:
             )
         return with_defaults(frame.select(*self.columns), self.partition, self.columns)
 
-    def filled(self, frame: DataFrame) -> DataFrame:
+    def with_current_columns(self, frame: DataFrame) -> DataFrame:
         """Rows as they were written, in the table's columns of now.
 
-        A frame from before a schema change is read under it; see `schemas.in_columns`.
+        A frame from before a schema change is read under it; see `schemas.convert_columns`.
         """
-        return in_columns(frame, self.partition, self.columns)
+        return convert_columns(frame, self.partition, self.columns)
 
     def _wrong_types(self, frame: DataFrame) -> dict[str, str]:
-        found = {f.name: f.dataType for f in frame.schema}
+        types = {f.name: f.dataType for f in frame.schema}
         return {
-            f.name: f"column '{f.name}' is {found[f.name]}, not {f.dataType}"
-            for f in self.struct
-            if f.name in found and found[f.name] != f.dataType
+            f.name: f"column '{f.name}' is {types[f.name]}, not {f.dataType}"
+            for f in self.struct_type
+            if f.name in types and types[f.name] != f.dataType
         }
 
-    def _shape(self, without: Iterable[str] = ()) -> Any:
+    def _types_only_schema(self, without: Iterable[str] = ()) -> Any:
         """The model's names and types alone: for each rule on values pandera would run a job."""
         schema = copy.deepcopy(self.model.to_schema())
         for name in without:

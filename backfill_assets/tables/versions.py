@@ -16,7 +16,7 @@ from backfill_assets.calendar.reach import Reach
 from backfill_assets.tables.derived import FOR_DAY
 from backfill_assets.tables.sources import Source
 
-#: Of the rows of `ranked` and `known`: whether they do not count. No field has a name like this.
+#: Of the rows of `rank_in_window` and `rank_all`: whether they do not count. No field has a name like this.
 SUPERSEDED = "_superseded"
 
 
@@ -25,7 +25,7 @@ def business_day(moment: Column, timezone: str) -> Column:
     return F.to_date(F.from_utc_timestamp(moment, timezone))
 
 
-def money(source: Source) -> Column:
+def line_amount(source: Source) -> Column:
     """What a line is worth: zero if its source has no amount."""
     return F.col(source.amount) if source.amount else F.lit(Decimal("0.00"))
 
@@ -45,7 +45,7 @@ def greatest_first(source: Source, *partition: str) -> WindowSpec:
     )
 
 
-def superseded(versions: WindowSpec, window_days: int) -> Column:
+def is_superseded(versions: WindowSpec, window_days: int) -> Column:
     """Whether a greater version was logged while the row's event day was open.
 
     Of the greater versions, the one that was logged first tells whether any came in time.
@@ -55,12 +55,12 @@ def superseded(versions: WindowSpec, window_days: int) -> Column:
     return F.coalesce(days_until <= window_days, F.lit(False))
 
 
-def in_time(window_days: int) -> Column:
+def within_window(window_days: int) -> Column:
     """Whether a raw row was logged within the reprocessing window of its event day."""
     return F.datediff("log_date", "event_date") <= window_days
 
 
-def counts_now(versions: WindowSpec, window_days: int, *, corrects: bool) -> Column:
+def is_latest(versions: WindowSpec, window_days: int, *, corrects: bool) -> Column:
     """Whether a version is the one that counts with everything known now.
 
     The greatest version of a key, whenever it was logged. Where late lines are dropped, they are
@@ -76,11 +76,11 @@ def counts_now(versions: WindowSpec, window_days: int, *, corrects: bool) -> Col
         return F.row_number().over(versions) == 1
     greater = versions.rowsBetween(SqlWindow.unboundedPreceding, -1)
     # A version in time for its own day counts against all others, whenever it came.
-    since = F.when(in_time(window_days), F.lit("0001-01-01").cast("date")).otherwise(
+    since = F.when(within_window(window_days), F.lit("0001-01-01").cast("date")).otherwise(
         F.col("log_date")
     )
     days_until = F.datediff(F.min(since).over(greater), F.col("event_date"))
-    return in_time(window_days) & F.coalesce(days_until > window_days, F.lit(True))
+    return within_window(window_days) & F.coalesce(days_until > window_days, F.lit(True))
 
 
 def with_event_day(raw: DataFrame, source: Source, timezone: str) -> DataFrame:
@@ -88,7 +88,7 @@ def with_event_day(raw: DataFrame, source: Source, timezone: str) -> DataFrame:
     return raw.withColumn("event_date", business_day(F.col(source.event_time), timezone))
 
 
-def ranked(raw: DataFrame, source: Source, window: Window, window_days: int) -> DataFrame:
+def rank_in_window(raw: DataFrame, source: Source, window: Window, window_days: int) -> DataFrame:
     """The rows in time of the window's event days, each with whether it is `SUPERSEDED`.
 
     Args:
@@ -102,17 +102,17 @@ def ranked(raw: DataFrame, source: Source, window: Window, window_days: int) -> 
     """
     versions = greatest_first(source, *source.key)
     return (
-        raw.withColumn(SUPERSEDED, superseded(versions, window_days))
-        .where(window.predicate("event_date"))
-        .where(in_time(window_days))
+        raw.withColumn(SUPERSEDED, is_superseded(versions, window_days))
+        .where(window.sql_condition("event_date"))
+        .where(within_window(window_days))
         .select(*source.staged.columns, SUPERSEDED)
     )
 
 
-def known(
+def rank_all(
     raw: DataFrame, source: Source, window: Window, window_days: int, *, corrects: bool
 ) -> DataFrame:
-    """As `ranked`, with everything known now: an endless window.
+    """As `rank_in_window`, with everything known now: an endless window.
 
     Args:
         raw: `with_event_day` of all log days with lines of the keys of the window's days.
@@ -122,11 +122,11 @@ def known(
         corrects: whether late lines count.
     """
     versions = greatest_first(source, *source.key)
-    counts = counts_now(versions, window_days, corrects=corrects)
-    late = F.lit(not corrects) & ~in_time(window_days)
+    latest = is_latest(versions, window_days, corrects=corrects)
+    late = F.lit(not corrects) & ~within_window(window_days)
     return (
-        raw.withColumn(SUPERSEDED, ~counts)
-        .where(window.predicate("event_date"))
+        raw.withColumn(SUPERSEDED, ~latest)
+        .where(window.sql_condition("event_date"))
         .where(~late)
         .select(*source.staged.columns, SUPERSEDED)
     )
@@ -154,10 +154,10 @@ def as_known(raw: DataFrame, source: Source, reach: Reach, days: Window) -> Data
         .where(F.col("_until") >= F.col("log_date"))
         .select(*source.staged.columns, F.sequence("log_date", "_until").alias("_days"))
         .select(*source.staged.columns, F.explode("_days").alias(FOR_DAY))
-        .where(days.predicate(FOR_DAY))
+        .where(days.sql_condition(FOR_DAY))
     )
 
 
 def staged(rows: DataFrame, source: Source) -> DataFrame:
-    """The rows of `ranked`, or of `known`, that count."""
+    """The rows of `rank_in_window`, or of `rank_all`, that count."""
     return rows.where(~F.col(SUPERSEDED)).select(*source.staged.columns)

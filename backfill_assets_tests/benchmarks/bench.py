@@ -26,8 +26,8 @@ from backfill_assets.assets.input_frames import for_days
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.calendar.reach import SAME_DAY
 from backfill_assets.engine.spark import Engine
-from backfill_assets.landing.files import Landing
-from backfill_assets.landing.lines import read_lines, survey
+from backfill_assets.landing.files import LandingFiles
+from backfill_assets.landing.lines import probe_files, read_lines
 from backfill_assets.orders.facts import FACT
 from backfill_assets.orders.lines import ORDER_LINES
 from backfill_assets.orders.tables import LATE, RAW, REJECTED, STAGED
@@ -90,24 +90,24 @@ PARTS = (
 )
 
 
-def same_transforms(spark: SparkSession, found: Landing, folder: Path, days: Window) -> None:
+def same_transforms(spark: SparkSession, found: LandingFiles, folder: Path, days: Window) -> None:
     """Our own pure transforms with one replaceWhere a table: no audit, no Dagster, no pinning."""
 
     def save(frame: DataFrame, table: Table) -> DataFrame:
         url = str(folder / table.name)
         writer = frame.write.format("delta").partitionBy(table.partition).mode("overwrite")
-        writer.option("replaceWhere", days.predicate(table.partition)).save(url)
+        writer.option("replaceWhere", days.sql_condition(table.partition)).save(url)
         saved = spark.read.format("delta").load(url)
-        return saved.where(days.predicate(table.partition))
+        return saved.where(days.sql_condition(table.partition))
 
     landed = read_lines(spark, found, ORDER_LINES)
     read = lines.read_versions(landed, ORDER_LINES, "UTC").persist()
-    log = save(lines.accepted(read, ORDER_LINES).where(days.predicate("log_date")), RAW)
-    save(lines.rejected(read, ORDER_LINES).where(days.predicate("arrival_date")), REJECTED)
+    log = save(lines.accepted_rows(read, ORDER_LINES).where(days.sql_condition("log_date")), RAW)
+    save(lines.rejected_rows(read, ORDER_LINES).where(days.sql_condition("arrival_date")), REJECTED)
     read.unpersist()
     dated = staging.with_event_day(log, ORDER_LINES, "UTC")
     save(staging.late_lines(dated, ORDER_LINES, 7), LATE)
-    ranked = staging.ranked(dated, ORDER_LINES, days, 7)
+    ranked = staging.rank_in_window(dated, ORDER_LINES, days, 7)
     staged = save(staging.staged(ranked, ORDER_LINES), STAGED)
     save(FACT(for_days(staged, STAGED.partition, SAME_DAY, days)), FACT)
 
@@ -159,7 +159,7 @@ def three_late_lines(engine: Engine, root: Path, days: int) -> float:
 
 def finding_late_lines(root: Path) -> None:
     """Whether the time to find what late lines touch grows with the history."""
-    engine = Engine.of(load_settings(spark_conf=SPARK))
+    engine = Engine.from_settings(load_settings(spark_conf=SPARK))
     short, long = (three_late_lines(engine, root / str(days), days) for days in (73, 730))
     print(f"\nthree late lines, 730 days of history : 73 days = {long / short:.2f}", flush=True)
     engine.spark_session.stop()
@@ -180,7 +180,9 @@ def on_connect(root: Path) -> None:
 
 def attached(root: Path) -> None:
     """The child of `on_connect`: five one-day runs after one that warms the server up."""
-    pipeline = Deployed(Engine.of(load_settings()), root, warehouse=str(root / "on-connect"))
+    pipeline = Deployed(
+        Engine.from_settings(load_settings()), root, warehouse=str(root / "on-connect")
+    )
     timed("Connect: first run on the fresh server", lambda: pipeline.run(START))
     print(
         f"one-day run on a warm Connect server: {one_day_runs(pipeline, 'Connect'):.1f} s (median)"
@@ -217,7 +219,7 @@ def main() -> None:
         "connect": on_connect,
         "events": events,
     }
-    engine = Engine.of(load_settings(spark_conf=SPARK))
+    engine = Engine.from_settings(load_settings(spark_conf=SPARK))
     # On one session: those before have one each.
     together: dict[str, Callable[[Path], object]] = {
         "day": lambda at: one_day(engine, at, 2_000),
@@ -254,14 +256,14 @@ def files(root: Path, days: int, orders: int) -> None:
 
 def embedded(root: Path, days: int, orders: int, rounds: int) -> None:
     """Ours and the job by hand in turn on one embedded session, then one-day runs."""
-    engine = Engine.of(load_settings(spark_conf=SPARK))
+    engine = Engine.from_settings(load_settings(spark_conf=SPARK))
     spark = engine.spark_session
     ours = Deployed(engine, root)
     last = START + timedelta(days=days - 1)
     print(f"{days} days x {orders:,} orders, one warm session")
     timed("landing data written", lambda: write_landing(spark, ours.landing, days, orders))
     calendar = Window(START, last + timedelta(days=1))
-    found = survey(spark, str(ours.landing), ORDER_LINES, calendar.widened(before=1))
+    found = probe_files(spark, str(ours.landing), ORDER_LINES, calendar.widen_by(before=1))
     ratios = []
     for n in range(rounds + 1):
         print("warm-up" if n == 0 else f"round {n}")

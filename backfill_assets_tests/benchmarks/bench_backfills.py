@@ -17,11 +17,11 @@ from uuid import uuid4
 import dagster as dg
 from pyspark.sql import functions as F
 
-from backfill_assets.calendar.partitions import Window, windows
+from backfill_assets.calendar.partitions import Window, to_windows
 from backfill_assets.engine.spark import Engine
 from backfill_assets.orders.facts import CORRECTIONS, CURRENT
 from backfill_assets.orders.tables import STAGED
-from backfill_assets.publish.candidates import Built, Candidate, Plan
+from backfill_assets.publish.candidates import Candidate, ComputedDays, ComputePlan
 from backfill_assets.publish.run_tags import REWRITE_TAG
 from backfill_assets_tests.benchmarks.bench_jobs import (
     Deployed,
@@ -155,7 +155,7 @@ def caps(engine: Engine, root: Path, chunks: int, orders: int) -> None:
             shell = Shell(root / f"cap-{cap}", landing, {"SPARK_REMOTE": url})
             began = perf_counter()
             with ThreadPoolExecutor(cap) as pool:
-                list(pool.map(shell.run, day_range(0, chunks * size).split(size)))
+                list(pool.map(shell.run, day_range(0, chunks * size).split_by_length(size)))
             speeds[cap] = 60 * chunks * size / (perf_counter() - began)
             print(f"  cap {cap}: {speeds[cap]:.0f} days a minute", flush=True)
     said = " : ".join(f"{speed / speeds[1]:.2f}" for speed in speeds.values())
@@ -210,7 +210,7 @@ def merging(engine: Engine, root: Path, rows: int) -> None:
         F.lit(START).alias("log_date"),
     )
     record = {"run_id": "bench", "code_version": "c", "config_digest": "d"}
-    day = windows([START])[0]
+    day = to_windows([START])[0]
     rounds = iter(range(1, 1000))
 
     def publish(share: float, *, merge: bool) -> Callable[[], object]:
@@ -218,7 +218,7 @@ def merging(engine: Engine, root: Path, rows: int) -> None:
         amount = (F.col("amount") + changed).cast("decimal(18,2)")
         numbered = base.withColumn("id", F.substring("order_id", 3, 9).cast("long"))
         frame = numbered.withColumn("amount", amount).drop("id").repartition(4)
-        plan = Plan(dict.fromkeys(day, uuid4().hex), lambda _: Built(frame, {}))
+        plan = ComputePlan(dict.fromkeys(day, uuid4().hex), lambda _: ComputedDays(frame, {}))
         proposed = Candidate(STAGED, lambda _: plan)
         return lambda: pipeline.io_manager.publish(proposed, day, record, merge=merge)
 

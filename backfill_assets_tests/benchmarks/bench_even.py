@@ -32,14 +32,14 @@ def even(engine: Engine, root: Path, days: int, lines: int) -> None:
         count = lines * (_TIMES if n == days * 9 // 10 else 1)
         warm.land(n, [order(f"o{n}-{k}", n, customer=f"c{k}") for k in range(count)])
     stages = {
-        "equal": window.split(_MOST),
+        "equal": window.split_by_length(_MOST),
         "auto": [of for _, of in planned(warm, str(window)).stages],
     }
     warm.run(window.start, window.start + DAY)
     for name, windows in stages.items():
         print(f"    {name}: {', '.join(str(len(of)) for of in windows)} days", flush=True)
         at = Pipeline(engine, root / name, land=False, landing=str(warm.landing), **settings)
-        _told(name, _runs(at, [run for stage in windows for run in stage.split(_MOST)]))
+        _told(name, _runs(at, [run for stage in windows for run in stage.split_by_length(_MOST)]))
 
 
 def _runs(pipeline: Pipeline, runs: Sequence[Window]) -> list[float]:

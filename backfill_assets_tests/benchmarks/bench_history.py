@@ -18,7 +18,7 @@ from uuid import uuid4
 
 from deltalake import DeltaTable
 
-from backfill_assets.delta.maintained import Files
+from backfill_assets.delta.maintained import TableFiles
 from backfill_assets.delta.reading import read_ledgers
 from backfill_assets.engine.spark import Engine
 from backfill_assets.orders.facts import FACT
@@ -110,7 +110,7 @@ def _answers(pipeline: Pipeline, answers: Deployment, rounds: int) -> Iterator[t
     yield "plan", _median(rounds, lambda: _run(answers, *plan))
     pipeline.run(*again, tags={"dagster/backfill": BACKFILL})
     wrote = [r for r in read_ledgers(pipeline.settings)[FACT.name].records if r.backfill_id]
-    assert [len(r.wrote) for r in wrote] == [AGAIN]
+    assert [len(r.rewritten_days) for r in wrote] == [AGAIN]
     yield "reconcile", _median(rounds, lambda: _run(answers, "reconcile", BACKFILL))
     life = ["history", FACT.name, str(again[0])]
     yield "history of a day", _median(rounds, lambda: _run(answers, *life))
@@ -130,7 +130,7 @@ def _answers(pipeline: Pipeline, answers: Deployment, rounds: int) -> Iterator[t
 
 def _files(pipeline: Pipeline) -> str:
     """How many a day of each table has at most."""
-    found = {name: Files.of(pipeline.log(name), TABLES[name]).by_day for name in LAYERS}
+    found = {name: TableFiles.from_log(pipeline.log(name), TABLES[name]).by_day for name in LAYERS}
     return ", ".join(f"{name} {max(days.values())} a day" for name, days in found.items())
 
 

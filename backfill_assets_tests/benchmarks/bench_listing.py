@@ -12,13 +12,13 @@ from typing import TypeVar
 
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.calendar.policy import Policy
-from backfill_assets.landing.caps import Caps
-from backfill_assets.landing.lines import _by_header, _look
+from backfill_assets.landing.caps import SizeLimits
+from backfill_assets.landing.lines import _files_by_header, _probe_all
 from backfill_assets.landing.listing import list_landing
-from backfill_assets.landing.manifests import Manifest
+from backfill_assets.landing.manifests import LoadManifest
 from backfill_assets.orders.lines import ORDER_LINES
 from backfill_assets.settings import load_settings
-from backfill_assets.staleness.arrivals import targets
+from backfill_assets.staleness.arrivals import load_targets
 from backfill_assets_tests.benchmarks.bench_jobs import result
 from backfill_assets_tests.pipeline import START, order
 
@@ -54,19 +54,19 @@ def _seconds(root: Path, count: int) -> dict[str, float]:
         taken[what] = perf_counter() - began
         return found
 
-    policy = Policy.of(load_settings(start=DAYS.start))
+    policy = Policy.from_settings(load_settings(start=DAYS.start))
     listing = timed("list all folders", lambda: list_landing(str(root), ORDER_LINES))
     timed("list them day by day", lambda: list_landing(str(root), ORDER_LINES, days))
     wanted = timed(
-        "digests, what each day is to be made of", lambda: targets({}, listing, days, policy)
+        "digests, what each day is to be made of", lambda: load_targets({}, listing, days, policy)
     )
-    recorded = {day: Manifest.of(one.manifest.as_json) for day, one in wanted.items()}
-    timed("the same, nothing changed", lambda: targets(recorded, listing, days, policy))
+    recorded = {day: LoadManifest.from_record(one.manifest.as_json) for day, one in wanted.items()}
+    timed("the same, nothing changed", lambda: load_targets(recorded, listing, days, policy))
     found = timed(
         "headers and caps",
-        lambda: _look(str(root), ORDER_LINES, DAYS, listing, Caps.usual()),
+        lambda: _probe_all(str(root), ORDER_LINES, DAYS, listing, SizeLimits.default_limits()),
     )
-    timed("by header", lambda: _by_header(found))
+    timed("by header", lambda: _files_by_header(found))
     return taken
 
 
@@ -83,7 +83,7 @@ def looking_through(root: Path, days: int, orders: int) -> None:
         (folder / "part-0.jsonl.gz").write_bytes(packed)
     listing = list_landing(str(root), ORDER_LINES)
     began = perf_counter()
-    found = _look(str(root), ORDER_LINES, DAYS, listing, Caps.usual())
+    found = _probe_all(str(root), ORDER_LINES, DAYS, listing, SizeLimits.default_limits())
     seconds = perf_counter() - began
     assert len(found.files) == days
     size = days * sum(len(line) + 1 for line in lines) / 1e6

@@ -8,10 +8,10 @@ from pathlib import Path
 import pyspark.sql.types as T
 from pandera.pyspark import Field
 
-from backfill_assets.delta.migrating import migrate
+from backfill_assets.delta.migrating import migrate_table
 from backfill_assets.delta.reading import read_ledger
 from backfill_assets.engine.spark import Engine
-from backfill_assets.publish.candidates import Built, Candidate, Plan
+from backfill_assets.publish.candidates import Candidate, ComputedDays, ComputePlan
 from backfill_assets_tests.benchmarks.bench_jobs import result, timed
 from backfill_assets_tests.changing_columns import BEFORE, log_of, table_of, writer
 from backfill_assets_tests.pipeline import Pipeline, day
@@ -31,19 +31,19 @@ def migrations(engine: Engine, root: Path, days: int) -> None:
     url = pipeline.io_manager.url(BEFORE)
     all_days = [day(n) for n in range(1, days + 1)]
     rows = [(of, "a", n, Decimal(n), 0.5, f"note {n}") for n, of in enumerate(all_days, start=1)]
-    frame = engine.spark_session.createDataFrame(rows, BEFORE.struct)
-    plan = Plan(dict.fromkeys(all_days, "this"), lambda _: Built(frame, {}))
+    frame = engine.spark_session.createDataFrame(rows, BEFORE.struct_type)
+    plan = ComputePlan(dict.fromkeys(all_days, "this"), lambda _: ComputedDays(frame, {}))
     pipeline.io_manager.publish(Candidate(BEFORE, lambda _: plan), window(1, days), RECORD)
     files = set(log_of(url).file_uris())
     fewer = table_of(2, note=None)
-    took = timed("a column dropped", lambda: list(migrate(writer(pipeline, fewer))))
+    took = timed("a column dropped", lambda: list(migrate_table(writer(pipeline, fewer))))
     result(f"a column dropped, {days:,} days", f"{took:.1f} s", "")
     assert set(log_of(url).file_uris()) == files, "no data file is touched"
     wider = table_of(3, note=None, orders=(T.LongType, Field(ge=1, description="Orders.")))
     version = log_of(url).version()
-    took = timed("a column widened", lambda: list(migrate(writer(pipeline, wider))))
+    took = timed("a column widened", lambda: list(migrate_table(writer(pipeline, wider))))
     result(f"a column widened, {days:,} days", f"{took:.1f} s", "")
     assert log_of(url).version() == version + 2, "the change, and the version of the schema"
     found = log_of(url).to_pyarrow_table()["orders"].to_pylist()
     assert sorted(found) == list(range(1, days + 1))
-    assert len(read_ledger(url, wider).published) == days
+    assert len(read_ledger(url, wider).published_days) == days

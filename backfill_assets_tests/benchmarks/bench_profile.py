@@ -96,7 +96,7 @@ def ours(root: Path, days: int) -> None:
     """A first load of all tables in this process, then one-day runs."""
     clock = Clock()
     began = perf_counter()
-    engine = Engine.of(load_settings())
+    engine = Engine.from_settings(load_settings())
     engine.spark_session.range(1).count()
     session = perf_counter() - began
     print(f"    {session:6.1f} s: session", flush=True)
@@ -174,7 +174,7 @@ def heavy_days(root: Path, days: int, orders: int) -> None:
 
 def heavy(root: Path, days: int, orders: int) -> None:
     """All tables in this process; what Spark had to put on disk, and what its process took."""
-    engine = Engine.of(load_settings())
+    engine = Engine.from_settings(load_settings())
     context = engine.spark_session.sparkContext
     end = START + timedelta(days=days)
     pipeline = Deployed(engine, root / "heavy", land=False, landing=str(root), end=end)
@@ -206,7 +206,9 @@ def main(kind: str, place: str, days: str, orders: str) -> None:
     logging.getLogger("dagster").setLevel(logging.CRITICAL)
     root = Path(place)
     if kind == "landing":
-        write_landing(Engine.of(load_settings()).spark_session, root, int(days), int(orders))
+        write_landing(
+            Engine.from_settings(load_settings()).spark_session, root, int(days), int(orders)
+        )
     elif kind == "heavy":
         heavy(root, int(days), int(orders))
     elif kind == "hand":

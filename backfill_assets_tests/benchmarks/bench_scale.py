@@ -22,18 +22,18 @@ from dagster._serdes import deserialize_value, serialize_value
 
 from backfill_assets.backfills import stages as backfills
 from backfill_assets.backfills import undertakings
-from backfill_assets.backfills.planning import target_days
-from backfill_assets.calendar.cadences import Cadence
+from backfill_assets.backfills.planning import days_by_table
+from backfill_assets.calendar.cadences import Grain
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.calendar.policy import Policy
 from backfill_assets.definitions import build_defs
 from backfill_assets.delta import reading
 from backfill_assets.delta.reading import read_ledgers
 from backfill_assets.engine.spark import Engine
-from backfill_assets.monitoring.incidents import incidents
-from backfill_assets.monitoring.look import situation
+from backfill_assets.monitoring.incidents import find_incidents
+from backfill_assets.monitoring.look import read_situation
 from backfill_assets.monitoring.states import day_states
-from backfill_assets.staleness.backlog import backlog
+from backfill_assets.staleness.backlog import find_stale_days
 from backfill_assets_tests.benchmarks.bench_history import add_nights
 from backfill_assets_tests.benchmarks.bench_jobs import Deployed, result
 from backfill_assets_tests.pipeline import START, Pipeline, order, planned
@@ -153,30 +153,32 @@ def of_ledgers(pipeline: Pipeline) -> None:
     settings = pipeline.settings
     for copy in pipeline.warehouse.glob("*/_backfill_assets/*"):
         copy.unlink()
-    reading._known.clear()
+    reading._cached_ledgers.clear()
     measured("all ledgers, new process, no copy of the records", lambda: read_ledgers(settings))
-    reading._known.clear()
+    reading._cached_ledgers.clear()
     measured("all ledgers, new process", lambda: read_ledgers(settings))
     ledgers = measured("all ledgers, nothing new", lambda: read_ledgers(settings))
-    policy, today = Policy.of(settings), pipeline.now.date()
-    measured("backlog", lambda: backlog(ledgers, policy, today))
-    measured("backlog, nothing new", lambda: backlog(ledgers, policy, today))
-    now = measured("situation", lambda: situation(settings, pipeline.instance, pipeline.now))
-    measured("situation, once more", lambda: situation(settings, pipeline.instance, pipeline.now))
+    policy, today = Policy.from_settings(settings), pipeline.now.date()
+    measured("backlog", lambda: find_stale_days(ledgers, policy, today))
+    measured("backlog, nothing new", lambda: find_stale_days(ledgers, policy, today))
+    now = measured("situation", lambda: read_situation(settings, pipeline.instance, pipeline.now))
+    measured(
+        "situation, once more", lambda: read_situation(settings, pipeline.instance, pipeline.now)
+    )
     measured("states of all days", lambda: {name: day_states(name, now) for name in ledgers})
-    found = measured("incidents", lambda: incidents(now))
+    found = measured("incidents", lambda: find_incidents(now))
     print(f"    {len(found)} incidents", flush=True)
 
 
 def look(pipeline: Pipeline) -> None:
     """What the sensor of alerts does."""
-    incidents(situation(pipeline.settings, pipeline.instance, pipeline.now))
+    find_incidents(read_situation(pipeline.settings, pipeline.instance, pipeline.now))
 
 
 def of_dagster(pipeline: Pipeline, names: Iterable[str]) -> None:
     """Dagster's own: definitions, partitions, statuses."""
     measured("definitions", lambda: build_defs(pipeline.settings).get_repository_def())
-    partitions = Cadence.DAILY.definition(pipeline.settings)
+    partitions = Grain.DAILY.partitions_def(pipeline.settings)
     measured("partition keys", partitions.get_partition_keys)
 
     def statuses() -> None:
@@ -211,12 +213,12 @@ def of_plans(pipeline: Pipeline, names: Iterable[str], days: int) -> None:
     measured("plan of 30 days", lambda: planned(pipeline, some, tables=tables))
     plan = measured(f"plan of {days:,} days", lambda: planned(pipeline, all_, tables=tables))
     whole = Window(first, last + DAY)
-    measured("the days that follow from them", lambda: target_days(graph, tables, whole))
+    measured("the days that follow from them", lambda: days_by_table(graph, tables, whole))
     measured(
         "handing them to Dagster as one backfill",
-        lambda: backfills.launch(pipeline.instance, graph, plan.id, plan),
+        lambda: backfills.launch_stage(pipeline.instance, graph, plan.id, plan),
     )
     measured("tick of planned_backfills with it", lambda: pipeline.tick("planned_backfills"))
-    kept = undertakings.find(pipeline.instance, plan.id)
+    kept = undertakings.load(pipeline.instance, plan.id)
     result("the plan as it is kept", f"{len(kept.model_dump_json()) / 1e3:,.0f} kB", "")
-    pipeline.instance.delete_dynamic_partition(undertakings.OPEN, plan.id)
+    pipeline.instance.delete_dynamic_partition(undertakings.ACTIVE, plan.id)

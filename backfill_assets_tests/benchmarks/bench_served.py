@@ -64,7 +64,7 @@ def planned(engine: Engine, root: Path, days: int, orders: int, rounds: int) -> 
             done = deployment.run("backfill", f"{of.start}...{of.end - DAY}", "--yes")
             assert done.returncode == 0, f"{done.stdout}\n{done.stderr[-4000:]}"
             with deployment.instance() as instance:
-                it = undertakings.find(instance, undertakings.kept(instance)[-1])
+                it = undertakings.load(instance, undertakings.list_ids(instance)[-1])
                 runs = [
                     run
                     for tag in ("dagster/backfill", RECONCILES_TAG)
@@ -127,7 +127,7 @@ def chunked(engine: Engine, root: Path, days: int, orders: int) -> None:
     hand(root / "loop", START, size)  # warms up
 
     def loop() -> None:
-        for chunk in year.split(size):
+        for chunk in year.split_by_length(size):
             hand(root / "loop", chunk.start, len(chunk))
 
     by_loop = timed("by hand: the same chunks in a loop", loop)

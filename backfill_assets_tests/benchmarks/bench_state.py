@@ -15,7 +15,7 @@ from statistics import median
 from typing import Any
 
 from backfill_assets.calendar.partitions import DAY
-from backfill_assets.delta.records import Record
+from backfill_assets.delta.records import CommitRecord
 from backfill_assets.engine.spark import Engine
 from backfill_assets.examples.customers.lifetime_value import customer_lifetime_value
 from backfill_assets.orders.facts import CURRENT
@@ -79,20 +79,20 @@ def _land(pipeline: Pipeline, days: Iterable[int], customers: int) -> dict[date,
     return some
 
 
-def _run(pipeline: Pipeline, what: str, first: date, last: date) -> list[Record]:
+def _run(pipeline: Pipeline, what: str, first: date, last: date) -> list[CommitRecord]:
     """Run the table and print seconds and days; the commits that came about."""
     before = pipeline.io_manager.ledger(STATE).version
     seconds = timed(f"{STATE.name}: {what}", lambda: pipeline.run(first, last, [STATE.name]))
     ledger = pipeline.io_manager.ledger(STATE)
     made = [r for r in ledger.records if before is None or r.version > before]
-    wrote = {of for record in made for of in record.wrote}
+    wrote = {of for record in made for of in record.rewritten_days}
     rows = sum(ledger.measured[of].rows for of in wrote)
     said = f"{seconds:.1f} s, {len(wrote):,} days and {rows:,} rows written"
     result(what, f"{said}, {len(made)} commits, {(last - first).days + 1:,} days asked", "")
     return made
 
 
-def _stretches(made: Iterable[Record], began: datetime, days: int) -> None:
+def _stretches(made: Iterable[CommitRecord], began: datetime, days: int) -> None:
     """Seconds a day of early and of late stretches; the first, which starts it all, is left out."""
     commits = sorted(made, key=lambda record: record.version)
     ends = [began, *(record.at for record in commits if record.at)]

@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from datetime import date
 from pathlib import Path
 
-from backfill_assets.backfills.plans import Parameters
-from backfill_assets.backfills.shadow import build, prepare
+from backfill_assets.backfills.plans import BackfillRequest
+from backfill_assets.backfills.shadow import build_stages, prepare_target
 from backfill_assets.backfills.switching import switch_over
 from backfill_assets.calendar.partitions import DAY
-from backfill_assets.delta.targets import find
+from backfill_assets.delta.targets import load_target
 from backfill_assets.engine.spark import Engine
 from backfill_assets_tests.benchmarks.bench_jobs import result, timed
 from backfill_assets_tests.pipeline import Pipeline, day, io_manager_of, order
@@ -49,7 +49,7 @@ def shadows(engine: Engine, root: Path, days: int) -> None:
     )
     timed("all days built", lambda: _build(after, _NAME, first, last, ()))
     seconds = timed("switched over", lambda: _switch(after))
-    made = len(find(after.settings, _NAME).tables)
+    made = len(load_target(after.settings, _NAME).tables)
     result(f"switch-over of {made} tables x {days:,} days", f"{seconds:.1f} s", "")
 
 
@@ -58,11 +58,11 @@ def _names(pipeline: Pipeline) -> Iterable[str]:
 
 
 def _build(pipeline: Pipeline, name: str, first: date, last: date, tables: tuple[str, ...]) -> None:
-    asked = Parameters(days=f"{first}...{last}", tables=tables)
+    asked = BackfillRequest(days=f"{first}...{last}", tables=tables)
     io, assets = io_manager_of(pipeline.defs), list(pipeline.defs.assets)
-    target = prepare(io, pipeline.settings, name, asked)
-    for stage in build(io, pipeline.settings, assets, target, asked):
-        assert not stage.why, stage.why
+    target = prepare_target(io, pipeline.settings, name, asked)
+    for stage in build_stages(io, pipeline.settings, assets, target, asked):
+        assert not stage.failure, stage.failure
 
 
 def _switch(pipeline: Pipeline) -> None:

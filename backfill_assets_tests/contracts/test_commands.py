@@ -11,9 +11,9 @@ import dagster as dg
 import pytest
 
 from backfill_assets.backfills import jobs, undertakings
-from backfill_assets.backfills.accounts import Account, Certificate
+from backfill_assets.backfills.accounts import CodeProvenance, ReconcileResult
 from backfill_assets.cli import launching, main, outcomes, output
-from backfill_assets.monitoring.states import State
+from backfill_assets.monitoring.states import DayState
 from backfill_assets.orders.facts import FACT
 from backfill_assets_tests.commands import DAYS, JAN, kept
 from backfill_assets_tests.contracts.deployments import all_commands, make_deployment
@@ -105,7 +105,7 @@ def end_looks(end: Run, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     end("days are missing", "status")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            "backfill_assets.monitoring.states.day_states", lambda *_: {JAN[0]: State.FINAL}
+            "backfill_assets.monitoring.states.day_states", lambda *_: {JAN[0]: DayState.FINAL}
         )
         end("all days are good", "status")
     end("commits", "history", FACT.name)
@@ -150,11 +150,11 @@ def end_plans(end: Run, monkeypatch: pytest.MonkeyPatch, instance: dg.DagsterIns
     end("no daemon", "backfill", "finaldays", "--yes")
     for complete, outcome in ((True, "ended well"), (False, "a stage did not pass")):
         over = final.model_copy(update={"ended": outcome, "complete": complete})
-        monkeypatch.setattr(jobs, "launch", lambda *_, over=over: over)
+        monkeypatch.setattr(jobs, "launch_plan", lambda *_, over=over: over)
         end(outcome, "backfill", "finaldays", "--yes")
-    monkeypatch.setattr(jobs, "launch", raise_interrupt)
+    monkeypatch.setattr(jobs, "launch_plan", raise_interrupt)
     end("interrupted", "backfill", "finaldays", "--yes")
-    key = undertakings._PLAN.format("finaldays")
+    key = undertakings._PLAN_KEY.format("finaldays")
     instance.daemon_cursor_storage.set_cursor_values({key: "{}"})
     end("a plan of another version", "backfill", "finaldays")
 
@@ -166,9 +166,9 @@ def raise_interrupt(*_arguments: Any) -> None:
 def end_results(end: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outcomes, "refuse_unknown", lambda *_: None)
     end("the engine is not there", "reconcile", "aaaaaaaa")
-    code = Certificate({}, frozenset(), {})
+    code = CodeProvenance({}, frozenset(), {})
     for problems, outcome in (([], "adds up"), (["x"], "does not add up")):
-        account = Account("aaaaaaaa", [], code, [], problems)
+        account = ReconcileResult("aaaaaaaa", [], code, [], problems)
         monkeypatch.setattr(outcomes, "_account", lambda *_, account=account: account)
         end(outcome, "reconcile", "aaaaaaaa")
     monkeypatch.setattr(outcomes, "run_job", lambda *_: "0123456789")

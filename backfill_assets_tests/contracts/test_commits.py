@@ -19,16 +19,16 @@ from syrupy.assertion import SnapshotAssertion
 from syrupy.extensions.json import JSONSnapshotExtension
 
 from backfill_assets.backfills.accept_code import accept_code
-from backfill_assets.backfills.exports import MANIFEST, export
+from backfill_assets.backfills.exports import MANIFEST, export_days
 from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.delta import target_forks, targets
 from backfill_assets.delta.commits import Writer
-from backfill_assets.delta.maintenance import maintain
-from backfill_assets.delta.migrating import migrate
+from backfill_assets.delta.maintenance import run_maintenance
+from backfill_assets.delta.migrating import migrate_table
 from backfill_assets.delta.reading import read_ledgers
-from backfill_assets.delta.targets import Bounds
-from backfill_assets.delta.versions import FILE, keep_versions
-from backfill_assets.imports.importing import Work, bring
+from backfill_assets.delta.targets import ComparisonLimits
+from backfill_assets.delta.versions import VERSIONS_FILE, save_versions
+from backfill_assets.imports.importing import ImportRequest, run_import
 from backfill_assets.orders.facts import FACT
 from backfill_assets.orders.lines import ORDER_LINES
 from backfill_assets.tables.catalog import tables_of
@@ -97,7 +97,7 @@ def _import_rows(life: Life, first: Pipeline, spark: Any) -> None:
     rows = {name: [value] for name, value in (order("imported", 2) | values).items()}
     table = life.root / "old"
     write_deltalake(table, pa.table(rows))
-    bring(Work(first.settings, spark, ORDER_LINES, str(table)))
+    run_import(ImportRequest(first.settings, spark, ORDER_LINES, str(table)))
     (manifest,) = (first.warehouse / "_imports" / "orders").glob("*.json")
     life.note_file("import", manifest.read_bytes())
 
@@ -128,36 +128,36 @@ def _switch_over(life: Life, first: Pipeline, spark: Any) -> None:
     second = life.deploy("SECOND", day(5))
     asked = str(Window(day(1), day(3)))
     target, stages = shadow(second, asked, reason="other points")
-    assert [stage.why for stage in stages] == [""]
-    life.note_commit("target build", Path(target.url(second.settings, SCORES)))
+    assert [stage.failure for stage in stages] == [""]
+    life.note_commit("target build", Path(target.table_url(second.settings, SCORES)))
     # What production publishes meanwhile: the target begins anew there, with the days it has made.
     first.land(4, [order("4", 4)])
     first.run(4, None, (*LAYERS, SCORES))
     target, stages = shadow(second, asked)
-    assert [stage.why for stage in stages] == [""]
-    life.note_commit("adopt", Path(target.url(second.settings, SCORES)), "target v2")
-    compared(second, spark, Bounds(most_rows=0.5))
+    assert [stage.failure for stage in stages] == [""]
+    life.note_commit("adopt", Path(target.table_url(second.settings, SCORES)), "target v2")
+    compared(second, spark, ComparisonLimits(most_rows=0.5))
     switch(second, days=str(day(2)), reason="one day first")
     life.note_commit("canary", second.warehouse / SCORES)
     switch(second)
     life.note_commit("switch-over", second.warehouse / SCORES)
-    life.note_file("target", targets.find(second.settings, "v2").model_dump_json())
+    life.note_file("target", targets.load_target(second.settings, "v2").model_dump_json())
     undo(second, "v2-2")
     life.note_commit("undo of a switch-over", second.warehouse / SCORES)
-    target_forks.drop(second.settings, "v2")
+    target_forks.drop_target(second.settings, "v2")
 
 
 def _migrate_and_retire(life: Life, spark: Any) -> None:
     second = life.deploy("SECOND", day(5))
     url = second.settings.table(NOTES)
-    list(migrate(Writer(lambda: spark, url, tables_of(second.settings)[NOTES])))
+    list(migrate_table(Writer(lambda: spark, url, tables_of(second.settings)[NOTES])))
     life.note_commit("migration", Path(url))
     ledgers = read_ledgers(second.settings)
-    assert keep_versions(str(second.warehouse), ledgers)
-    life.note_file(FILE, (second.warehouse / FILE).read_bytes())
+    assert save_versions(str(second.warehouse), ledgers)
+    life.note_file(VERSIONS_FILE, (second.warehouse / VERSIONS_FILE).read_bytes())
     retired = life.deploy("RETIRED", RETIRES)
     over = RETIRES + (retired.settings.undo_days + 1) * DAY
-    list(maintain(spark, retired.settings, [SCORES], today=over))
+    list(run_maintenance(spark, retired.settings, [SCORES], today=over))
     life.note_commit("retirement", retired.warehouse / SCORES)
 
 
@@ -166,7 +166,7 @@ def life(engine, spark, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Li
     life = Life(engine, tmp_path_factory.mktemp("life"))
     first = _load(life, spark)
     to = life.root / "exported"
-    export(first.settings, spark, FACT.name, Window(day(1), day(3)), to)
+    export_days(first.settings, spark, FACT.name, Window(day(1), day(3)), to)
     life.note_file("export", (to / MANIFEST).read_bytes())
     _switch_over(life, first, spark)
     _migrate_and_retire(life, spark)
@@ -194,7 +194,7 @@ def test_commit(life: Life, kind: str, snapshot: SnapshotAssertion) -> None:
     assert life.commits[kind] == snapshot.use_extension(JSONSnapshotExtension)
 
 
-@pytest.mark.parametrize("name", [FILE, "target", "import", "export"])
+@pytest.mark.parametrize("name", [VERSIONS_FILE, "target", "import", "export"])
 def test_file_beside_the_tables(life: Life, name: str, snapshot: SnapshotAssertion) -> None:
     assert life.files[name] == snapshot.use_extension(JSONSnapshotExtension)
 

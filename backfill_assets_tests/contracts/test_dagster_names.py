@@ -14,8 +14,8 @@ import dagster as dg
 import pytest
 
 import backfill_assets
-from backfill_assets.backfills.comparing import figures
-from backfill_assets.backfills.reports import Report
+from backfill_assets.backfills.comparing import comparison_metrics
+from backfill_assets.backfills.reports import TableDiff
 from backfill_assets.dagster_ext.internals import AssetGraph
 from backfill_assets.definitions import build_defs
 from backfill_assets.delta import targets
@@ -23,9 +23,16 @@ from backfill_assets.engine.task_times import TaskTimes
 from backfill_assets.monitoring import day_checks
 from backfill_assets.monitoring.advice import key_figures
 from backfill_assets.orders.facts import FACT
-from backfill_assets.publish.candidates import Done, Outcome
+from backfill_assets.publish.candidates import DayResult, Outcome
 from backfill_assets.publish.task_metadata import task_metadata
-from backfill_assets.quality.audit import Expectation, Finding, Measured, Offence, Severity, Verdict
+from backfill_assets.quality.audit import (
+    DayMetrics,
+    Expectation,
+    Finding,
+    Severity,
+    Verdict,
+    Violation,
+)
 from backfill_assets.settings import load_settings
 from backfill_assets_tests.contracts.snapshot_files import TextFile
 from backfill_assets_tests.invented_states import situation
@@ -47,7 +54,7 @@ def read_clock() -> datetime:
     ids=["default", "every_kind"],
 )
 def test_definitions(settings, snapshot, monkeypatch):
-    monkeypatch.setattr(targets, "are_there", lambda _: True)
+    monkeypatch.setattr(targets, "any_targets", lambda _: True)
     definitions = build_defs(load_settings(**SETTINGS | settings), clock=read_clock)
     repository = definitions.get_repository_def()
     lines = [
@@ -177,25 +184,31 @@ def test_events(snapshot):
     with dg.DagsterInstance.ephemeral() as instance:
         lists = io_manager.events(instance, FACT, done, took)
         events = [event for events in lists for event in events]
-    events += day_checks._evaluations(situation())
+    events += day_checks._evaluate_checks(situation())
     lines = {line for event in events for line in event_lines(event)}
-    lines.add(f"comparison: metadata {join_names(figures(Report(FACT, [])))}")
+    lines.add(f"comparison: metadata {join_names(comparison_metrics(TableDiff(FACT, [])))}")
     lines.add(f"lateness page: metadata {join_names(key_figures([make_log_day()], 7))}")
     assert snapshot(extension_class=TextFile) == "\n".join([*sorted(lines), ""])
 
 
-def make_done_days() -> Iterator[Done]:
+def make_done_days() -> Iterator[DayResult]:
     """A day of each outcome, with a finding of each check."""
     for n, outcome in enumerate(Outcome, 1):
-        measured = Measured(
-            2, {"customer_id": 1}, 1, {"revenue": Decimal(1)}, "d", {}, {"offends": Offence(1, "")}
+        measured = DayMetrics(
+            2,
+            {"customer_id": 1},
+            1,
+            {"revenue": Decimal(1)},
+            "d",
+            {},
+            {"offends": Violation(1, "")},
         )
         expectation = Expectation({"rows": 2}, figures={"drift": {"drift of orders": 0.1}})
-        names = ["offends", "drift", *FACT.checks]
+        names = ["offends", "drift", *FACT.check_descriptions]
         severities = [Severity.WARN, *[Severity.OK] * (len(names) - 1)]
         findings = [Finding(*both, "") for both in zip(names, severities, strict=True)]
         verdict = Verdict(date(2024, 1, n), measured, expectation, findings)
-        yield Done(outcome, verdict, n, {"count of x": 1}, {"stg_orders": 1}, "new input")
+        yield DayResult(outcome, verdict, n, {"count of x": 1}, {"stg_orders": 1}, "new input")
 
 
 def make_log_day() -> dict[str, Any]:

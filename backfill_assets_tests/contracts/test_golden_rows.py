@@ -59,7 +59,7 @@ def golden_rows(settings: Settings) -> Golden:
     """What a snapshot has of the tables, from what their commits say of each day."""
     tables = {}
     for name, ledger in read_ledgers(settings).items():
-        published = {day: ledger.latest[day].days[day] for day in sorted(ledger.published)}
+        published = {day: ledger.latest[day].days[day] for day in sorted(ledger.published_days)}
         tables[name] = {
             "rows_version": rows_version(ledger.table),
             "days": {str(d): {"rows": p.rows, "digest": p.digest} for d, p in published.items()},
@@ -166,7 +166,7 @@ def assert_published(pipeline: Pipeline, names: Sequence[str], days: set[date]) 
     ledgers = read_ledgers(pipeline.settings)
     for name in names:
         ledger = ledgers[name]
-        assert ledger.published == days, name
+        assert ledger.published_days == days, name
         assert any(ledger.latest[d].days[d].rows for d in days), f"{name} has no rows"
 
 

@@ -23,27 +23,33 @@ from backfill_assets.backfills import (
     verification,
 )
 from backfill_assets.backfills.accept_code import AcceptanceRefusedError, AcceptedCode
-from backfill_assets.backfills.accounts import Account, Certificate
+from backfill_assets.backfills.accounts import CodeProvenance, ReconcileResult
 from backfill_assets.backfills.comparing import Comparison
-from backfill_assets.backfills.comparison import Content, Match, Verified
-from backfill_assets.backfills.dependents import Extent
-from backfill_assets.backfills.plans import BackfillPlan, Calls, Outlook, Parameters, Stage
-from backfill_assets.backfills.reports import Day, Drift, Fingerprint, Report, Sample
+from backfill_assets.backfills.comparison import DaySummary, VerifiedDay, VerifyOutcome
+from backfill_assets.backfills.dependents import UndoScope
+from backfill_assets.backfills.plans import (
+    ApiCallEstimate,
+    BackfillPlan,
+    BackfillRequest,
+    Stage,
+    TableForecast,
+)
+from backfill_assets.backfills.reports import ColumnDrift, DayDiff, DayFigures, RowDiff, TableDiff
 from backfill_assets.backfills.skews import Skew
-from backfill_assets.backfills.undertakings import Undertaking
+from backfill_assets.backfills.undertakings import BackfillState
 from backfill_assets.cli import launching, main, outcomes
 from backfill_assets.cli import plans as plan_commands
 from backfill_assets.delta import target_log, targets
-from backfill_assets.delta.other_engine import ReadTest
-from backfill_assets.delta.targets import Bounds, Compared, Target
+from backfill_assets.delta.other_engine import ReadCheck
+from backfill_assets.delta.targets import ComparisonLimits, ShadowTarget, TargetComparison
 from backfill_assets.engine.spark import Engine
 from backfill_assets.imports import checking, importing
-from backfill_assets.imports.checking import Counts
-from backfill_assets.imports.importing import Kinds, Proposal
-from backfill_assets.imports.manifests import How, Import
-from backfill_assets.imports.manifests import Step as ImportStep
-from backfill_assets.imports.old_tables import News
-from backfill_assets.monitoring.states import State
+from backfill_assets.imports.checking import ImportCheck
+from backfill_assets.imports.importing import ImportPlan, RowCounts
+from backfill_assets.imports.manifests import ImportMapping, TableImport
+from backfill_assets.imports.manifests import ImportStep as ImportStep
+from backfill_assets.imports.old_tables import NewData
+from backfill_assets.monitoring.states import DayState
 from backfill_assets.orders.facts import FACT
 from backfill_assets.orders.tables import TABLES
 from backfill_assets.settings import load_settings
@@ -131,7 +137,7 @@ def take_tables(shapes: Shapes, folder: Path, monkeypatch: pytest.MonkeyPatch) -
     publish_facts(folder, {JAN[3]: "ok"}, said={"undoes": "aecrkdop"})
     DeltaTable(folder / "warehouse" / FACT.name).delete("run_date = '2024-01-02'")
     shapes.take("show", "show")
-    states = {state.value: "<state>" for state in State}
+    states = {state.value: "<state>" for state in DayState}
     shapes.take("status", "status", names=NAMES | states)
     shapes.take("history", "history", FACT.name)
     shapes.take("history", "history", FACT.name, "2024-01-03")
@@ -140,7 +146,7 @@ def take_tables(shapes: Shapes, folder: Path, monkeypatch: pytest.MonkeyPatch) -
 def filled_plan(**fields: Any) -> BackfillPlan:
     """A plan that has something in every field, unless it is told otherwise."""
     ranges = ("2024-01-01...2024-01-03",)
-    outlook = Outlook(
+    outlook = TableForecast(
         identical=ranges,
         computed=ranges,
         depends=ranges,
@@ -149,13 +155,13 @@ def filled_plan(**fields: Any) -> BackfillPlan:
         final=ranges,
         why={"new input": ranges},
     )
-    calls = Calls(at_most=2, expected=1, unknown_days=1, seconds=2.0, quota="10 a second")
+    calls = ApiCallEstimate(at_most=2, expected=1, unknown_days=1, seconds=2.0, quota="10 a second")
     uncertain = calls.model_copy(update={"expected": None})
     skew = Skew(table=FACT.name, column="customer_id", above=0.5, day=JAN[0], one_key=0.6,
                 no_key=0.1, days=ranges, lines=3)  # fmt: skip
     filled = {
         "id": "aecrkdop",
-        "parameters": Parameters(
+        "parameters": BackfillRequest(
             days=DAYS,
             tables=(FACT.name,),
             chunk_days=2,
@@ -192,8 +198,8 @@ def take_plans(shapes: Shapes, _folder: Path, monkeypatch: pytest.MonkeyPatch) -
     with pytest.MonkeyPatch.context() as patch:
         for made in (
             filled_plan(),
-            filled_plan(seconds=None, parameters=Parameters(days=DAYS)),
-            filled_plan(parameters=Parameters(days=DAYS, chunk_days=None)),
+            filled_plan(seconds=None, parameters=BackfillRequest(days=DAYS)),
+            filled_plan(parameters=BackfillRequest(days=DAYS, chunk_days=None)),
         ):
             patch.setattr(plan_commands, "plan_anew", lambda *_, made=made: made)
             shapes.take("plan", "plan", DAYS)
@@ -201,14 +207,14 @@ def take_plans(shapes: Shapes, _folder: Path, monkeypatch: pytest.MonkeyPatch) -
     shapes.take("plan", "plan", DAYS, "--select", FACT.name)
     with dg.DagsterInstance.get() as instance:
         kept(instance, "aaaaaaaa")
-        key = undertakings._PLAN.format("bbbbbbbb")
+        key = undertakings._PLAN_KEY.format("bbbbbbbb")
         kept(instance, "bbbbbbbb")
         instance.daemon_cursor_storage.set_cursor_values({key: "{}"})
     shapes.take("plans", "plans")
 
 
 def take_launches(shapes: Shapes, _folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ended = Undertaking(plan=filled_plan(), attempt=1, ended="done", complete=True, took=2.5)
+    ended = BackfillState(plan=filled_plan(), attempt=1, ended="done", complete=True, took=2.5)
     monkeypatch.setattr(launching, "plan_anew", lambda *_: ended.plan)
     monkeypatch.setattr(launching, "_launched", lambda *_: ended)
     shapes.take("backfill", "backfill", DAYS, "--yes")
@@ -217,59 +223,61 @@ def take_launches(shapes: Shapes, _folder: Path, monkeypatch: pytest.MonkeyPatch
 def take_undo(shapes: Shapes, _folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outcomes, "refuse_unknown", lambda *_: None)
     monkeypatch.setattr(outcomes, "run_job", lambda *_: "0123456789")
-    monkeypatch.setattr(undo, "written_by", lambda *_: {FACT.name: {JAN[0], JAN[1]}})
+    monkeypatch.setattr(undo, "days_written_by_run", lambda *_: {FACT.name: {JAN[0], JAN[1]}})
     shapes.take("undo", "undo", "aecrkdop")
-    extent = Extent({JAN[0]: Mock()}, {JAN[1]: Mock()}, [JAN[2]], [])
-    monkeypatch.setattr(undo, "outlook", lambda *_: ({FACT.name: extent}, ["a problem"]))
+    extent = UndoScope({JAN[0]: Mock()}, {JAN[1]: Mock()}, [JAN[2]], [])
+    monkeypatch.setattr(undo, "preview_undo", lambda *_: ({FACT.name: extent}, ["a problem"]))
     shapes.take("undo [--plan]", "undo", "aecrkdop", "--plan")
 
 
-def filled_reports() -> list[Report]:
+def filled_reports() -> list[TableDiff]:
     """A day that was added, one that is missing, and one that has changed."""
-    keyless = Fingerprint(2, None, {"orders": 2, "revenue": Decimal("1.00")}, "a")
-    keyed = Fingerprint(3, 3, {"orders": 3, "revenue": Decimal("2.00")}, "b")
+    keyless = DayFigures(2, None, {"orders": 2, "revenue": Decimal("1.00")}, "a")
+    keyed = DayFigures(3, 3, {"orders": 3, "revenue": Decimal("2.00")}, "b")
     days = [
-        Day(JAN[0], (None, 1), None, keyed),
-        Day(JAN[1], (0, None), keyed, None),
-        Day(JAN[2], (0, 1), keyless, keyless),
+        DayDiff(JAN[0], (None, 1), None, keyed),
+        DayDiff(JAN[1], (0, None), keyed, None),
+        DayDiff(JAN[2], (0, 1), keyless, keyless),
     ]
     row = {"customer_id": "c1", "orders": None}
-    samples = [Sample(JAN[0], None, row), Sample(JAN[1], row, None)]
-    return [Report(FACT, days, samples, {"orders": Drift(0.3, 0.2)})]
+    samples = [RowDiff(JAN[0], None, row), RowDiff(JAN[1], row, None)]
+    return [TableDiff(FACT, days, samples, {"orders": ColumnDrift(0.3, 0.2)})]
 
 
 def take_reconcile(shapes: Shapes, _folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    code = Certificate({"c": {FACT.name: [JAN[0]]}}, frozenset({"c"}), {FACT.name: ["d"]})
+    code = CodeProvenance({"c": {FACT.name: [JAN[0]]}}, frozenset({"c"}), {FACT.name: ["d"]})
     monkeypatch.setattr(outcomes, "refuse_unknown", lambda *_: None)
     for unreadable in ("", "the plan is of another version"):
-        account = Account("aecrkdop", filled_reports(), code, [], ["a problem"], unreadable)
+        account = ReconcileResult("aecrkdop", filled_reports(), code, [], ["a problem"], unreadable)
         monkeypatch.setattr(outcomes, "_account", lambda *_, account=account: account)
         shapes.take("reconcile", "reconcile", "aecrkdop")
         shapes.take("reconcile [--summary]", "reconcile", "aecrkdop", "--summary")
 
 
 def take_targets(shapes: Shapes, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    compared = Compared(generation="g", versions={}, pins={}, bounds=Bounds())
-    target = Target(
+    compared = TargetComparison(generation="g", versions={}, pins={}, bounds=ComparisonLimits())
+    target = ShadowTarget(
         name="v2", tables=(FACT.name,), asked=(DAYS,), pins={}, generation="g", compared=compared
     )
     settings = load_settings()
-    targets.keep(settings, target)
+    targets.save_target(settings, target)
     # A target of another version of the package.
-    target_log.write(f"{targets.folder(settings, 'v3')}/_state", "{}", target_log.NONE)
+    target_log.write_document(
+        f"{targets.target_folder(settings, 'v3')}/_state", "{}", target_log.NO_REVISION
+    )
     shapes.take("targets", "targets")
     monkeypatch.setattr(
-        comparing, "compare", lambda *_: Comparison(filled_reports(), ["a problem"])
+        comparing, "compare_target", lambda *_: Comparison(filled_reports(), ["a problem"])
     )
     shapes.take("compare", "compare", "v2")
 
 
 def take_exports(shapes: Shapes, _folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    origin = exports.Origin(
+    origin = exports.ExportOrigin(
         [DAYS], 1, "r", {"stg_orders": 1}, {"countries": "x"}, "c", "c0ffee", ["d"]
     )
-    uncounted = exports.Origin([DAYS], 1, "r", {}, {"countries": None}, "c", "", ["d"])
-    manifest = exports.Manifest(
+    uncounted = exports.ExportOrigin([DAYS], 1, "r", {}, {"countries": None}, "c", "", ["d"])
+    manifest = exports.ExportManifest(
         table=FACT.name,
         days=DAYS,
         version=1,
@@ -277,41 +285,50 @@ def take_exports(shapes: Shapes, _folder: Path, monkeypatch: pytest.MonkeyPatch)
         rows=2,
         digests={JAN[0]: "d"},
         made_by=[origin, uncounted],
-        files=[exports.File("run_date=2024-01-01/part-0.parquet", JAN[0], 2, 100, "s")],
+        files=[exports.ExportedFile("run_date=2024-01-01/part-0.parquet", JAN[0], 2, 100, "s")],
     )
-    monkeypatch.setattr(exports, "export", lambda *_: (manifest, True))
+    monkeypatch.setattr(exports, "export_days", lambda *_: (manifest, True))
     shapes.take("export", "export", FACT.name, DAYS, "--to", "exports")
-    monkeypatch.setattr(export_proof, "manifest_of", lambda _: manifest)
-    monkeypatch.setattr(export_proof, "problems", lambda *_: ["a problem"])
+    monkeypatch.setattr(export_proof, "read_manifest", lambda _: manifest)
+    monkeypatch.setattr(export_proof, "find_export_problems", lambda *_: ["a problem"])
     shapes.take("verify-export", "verify-export", "exports")
 
 
 def take_imports(shapes: Shapes, _folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = Import("orders", "/old", "delta", "id", How())
+    before = TableImport("orders", "/old", "delta", "id", ImportMapping())
     for since in (None, 0):
-        news = News(1, since, 100, [])
-        proposal = Proposal(
-            before, news, {JAN[0]: Kinds(1)}, Kinds(), 1, 1, 1, ["x"], ["y"], [[JAN[0], JAN[1]]]
+        news = NewData(1, since, 100, [])
+        proposal = ImportPlan(
+            before,
+            news,
+            {JAN[0]: RowCounts(1)},
+            RowCounts(),
+            1,
+            1,
+            1,
+            ["x"],
+            ["y"],
+            [[JAN[0], JAN[1]]],
         )
-        monkeypatch.setattr(importing, "propose", lambda _, proposal=proposal: proposal)
+        monkeypatch.setattr(importing, "plan_import", lambda _, proposal=proposal: proposal)
         shapes.take("import [--plan]", "import", "orders", "/old", "--plan")
-    counts = Counts(1, 1, problems=["a problem"])
-    monkeypatch.setattr(checking, "check", lambda *_: counts)
+    counts = ImportCheck(1, 1, problems=["a problem"])
+    monkeypatch.setattr(checking, "check_import", lambda *_: counts)
     shapes.take("import [--check]", "import", "orders", "/old", "--check")
     after = before.with_step(ImportStep("s", None, 1, {JAN[0]: 2}, {LANDED: 2}, done=True))
-    monkeypatch.setattr(importing.Work, "begun", lambda _: (None, before))
-    monkeypatch.setattr(importing, "bring", lambda *_: after)
+    monkeypatch.setattr(importing.ImportRequest, "open_import", lambda _: (None, before))
+    monkeypatch.setattr(importing, "run_import", lambda *_: after)
     shapes.take("import [without an option]", "import", "orders", "/old")
 
 
 def take_verify(shapes: Shapes, _folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    content = Content(2, {"orders": "2"}, "d")
+    content = DaySummary(2, {"orders": "2"}, "d")
     verified = [
-        Verified(FACT.name, JAN[0], Match.DIFFERS, "why", content, content, content),
-        Verified(FACT.name, JAN[1], Match.NOT_PUBLISHED),
+        VerifiedDay(FACT.name, JAN[0], VerifyOutcome.DIFFERS, "why", content, content, content),
+        VerifiedDay(FACT.name, JAN[1], VerifyOutcome.NOT_PUBLISHED),
     ]
-    monkeypatch.setattr(verification, "verify", lambda *_: verified)
-    tests = [ReadTest(FACT.name, 1, ["a problem"]), ReadTest("stg_orders", None)]
+    monkeypatch.setattr(verification, "verify_days", lambda *_: verified)
+    tests = [ReadCheck(FACT.name, 1, ["a problem"]), ReadCheck("stg_orders", None)]
     for test in tests:
         monkeypatch.setattr(
             "backfill_assets.delta.other_engine.read_test", lambda *_, test=test: test

@@ -29,8 +29,8 @@ from deltalake import DeltaTable
 
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.delta.reading import read_ledgers
-from backfill_assets.drills.breaking import Facts, append_again, facts_of, send
-from backfill_assets.monitoring.states import State
+from backfill_assets.drills.breaking import Facts, append_again, read_facts, send_orders
+from backfill_assets.monitoring.states import DayState
 from backfill_assets.orders.facts import FACT
 from backfill_assets.orders.tables import LATE, RAW, REJECTED, STAGED, TABLES
 from backfill_assets.settings import load_settings
@@ -150,7 +150,7 @@ class Drill:
 
     def facts(self) -> Facts:
         """Orders and revenue by day, as a reader sees them now, without Spark."""
-        return facts_of(self.settings.table(FACT.name))
+        return read_facts(self.settings.table(FACT.name))
 
     def keys_twice(self) -> int:
         """How many rows of the facts have a key that another has."""
@@ -162,7 +162,7 @@ class Drill:
         """What each published day of each table of the drill holds."""
         ledgers = read_ledgers(self.settings)
         return {
-            (name, d): ledgers[name].content(d)
+            (name, d): ledgers[name].content_key(d)
             for name in self.tables
             for d in ledgers[name].latest
         }
@@ -206,7 +206,7 @@ def revenue(facts: Facts, days: Window) -> Decimal:
 
 def land(drill: Drill, days: Window, name: str, amount: Decimal) -> None:
     """One more order a day, in a file of its own, with the source's control totals to match."""
-    send(Path(drill.settings.landing), days, name, amount)
+    send_orders(Path(drill.settings.landing), days, name, amount)
 
 
 def balance(drill: Drill) -> tuple[str, int]:
@@ -265,7 +265,7 @@ def doubled(drill: Drill) -> None:
     drill.say(
         f"readers see {revenue(now, hit):,} of revenue, where {revenue(right, hit):,} is right"
     )
-    found = f"{State.EXTERNAL.value}: {hit}"
+    found = f"{DayState.EXTERNAL.value}: {hit}"
     drill.until(lambda: found in drill.days_check())
     drill.say(
         f"DETECTED after {time.monotonic() - happened:.0f} seconds, by the check `days`, which "
@@ -294,12 +294,12 @@ def doubled(drill: Drill) -> None:
         for r in read_ledgers(drill.settings)[FACT.name].records
         if (r.backfill_id or "").startswith(id_)
     ]
-    assert {d for r in wrote for d in r.wrote} == {*hit}
+    assert {d for r in wrote for d in r.rewritten_days} == {*hit}
     drill.verify(hit)
     assert drill.facts() == right
     assert balance(drill)[1] == drill.keys_twice() == 0
     drill.note(balance(drill)[0])
-    drill.until(lambda: State.EXTERNAL.value not in drill.days_check())
+    drill.until(lambda: DayState.EXTERNAL.value not in drill.days_check())
     drill.say(
         f"REPAIRED: revenue of {hit} is {revenue(right, hit):,}; no other day was written, and "
         "the check `days` finds no other writer any more"

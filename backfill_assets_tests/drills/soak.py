@@ -23,16 +23,16 @@ import dagster as dg
 from backfill_assets.backfills.undo import NothingToUndoError, UndoRefusedError
 from backfill_assets.calendar.policy import Policy
 from backfill_assets.delta.reading import read_ledgers
-from backfill_assets.delta.records import Record
+from backfill_assets.delta.records import CommitRecord
 from backfill_assets.delta.targets import TargetError
 from backfill_assets.landing.listing import list_landing
-from backfill_assets.monitoring.night import UNFINISHED
+from backfill_assets.monitoring.night import UNFINISHED_STATUSES
 from backfill_assets.orders.facts import FACT
 from backfill_assets.orders.lines import ORDER_LINES
 from backfill_assets.orders.tables import RAW, REJECTED
 from backfill_assets.settings import Settings, load_settings
-from backfill_assets.staleness.arrivals import arrivals
-from backfill_assets.staleness.backlog import backlog
+from backfill_assets.staleness.arrivals import find_unloaded_days
+from backfill_assets.staleness.backlog import find_stale_days
 from backfill_assets_tests.arriving import DAY, Source, Truth
 from backfill_assets_tests.deployed import Deployment
 from backfill_assets_tests.killing import KINDS, kill_one
@@ -164,7 +164,7 @@ def _undo_and_build(deployment: Deployment, settings: Settings, chance: random.R
     return f"undid {record.run_id[:8]} and built {len(days)} days of {tables} again"
 
 
-def _made(record: Record) -> datetime:
+def _made(record: CommitRecord) -> datetime:
     """When a commit was made; one that does not say is old."""
     return record.at or datetime.min.replace(tzinfo=timezone.utc)
 
@@ -187,14 +187,14 @@ def _switch_over(deployment: Deployment, settings: Settings, chance: random.Rand
 def _left(deployment: Deployment, settings: Settings, today: date) -> list[str]:
     """What is still to be done."""
     with deployment.instance() as instance:
-        runs = instance.get_runs(dg.RunsFilter(statuses=UNFINISHED))
-    ledgers, policy = read_ledgers(settings), Policy.of(settings)
+        runs = instance.get_runs(dg.RunsFilter(statuses=UNFINISHED_STATUSES))
+    ledgers, policy = read_ledgers(settings), Policy.from_settings(settings)
     landed = list_landing(settings.landing, ORDER_LINES)
-    found = arrivals(ledgers[RAW.name], landed, policy, today, ledgers[REJECTED.name])
-    behind = backlog(ledgers, policy, today).open
+    found = find_unloaded_days(ledgers[RAW.name], landed, policy, today, ledgers[REJECTED.name])
+    behind = find_stale_days(ledgers, policy, today).open
     return [
         *(f"run {run.run_id} {run.status.value}" for run in runs),
-        *(f"load {day}" for day in found.load),
+        *(f"load {day}" for day in found.days_to_load),
         *(f"build {table} {sorted(days)}" for table, days in behind.items() if days),
     ]
 

@@ -7,10 +7,10 @@ from pyspark.sql import functions as F
 
 from backfill_assets.backfills import accept_code as acceptance
 from backfill_assets.backfills import undertakings
-from backfill_assets.backfills.accept_code import AcceptanceRefusedError, accept_code, spread
-from backfill_assets.backfills.accounts import certificate
+from backfill_assets.backfills.accept_code import AcceptanceRefusedError, accept_code, spread_evenly
+from backfill_assets.backfills.accounts import code_provenance
 from backfill_assets.calendar.partitions import Window
-from backfill_assets.delta.history import as_json, life
+from backfill_assets.delta.history import as_json, format_day_history
 from backfill_assets.delta.reading import read_ledger, read_ledgers
 from backfill_assets.delta.records import ACCEPTED_CODE
 from backfill_assets.orders.facts import FACT
@@ -39,7 +39,7 @@ def upgraded(engine, spark, tmp_path_factory):
 def plan_outcomes(pipeline: Pipeline, days: str) -> dict[str, tuple[tuple[str, str], ...]]:
     plan = planned(pipeline, days)
     return {
-        name: tuple((outcome.value, reason) for outcome, reason, _ in forecast.by_reason())
+        name: tuple((outcome.value, reason) for outcome, reason, _ in forecast.days_by_reason())
         for name, forecast in plan.tables.items()
     }
 
@@ -69,7 +69,7 @@ def test_days_by_other_code_are_accepted_and_a_running_backfill_goes_on(upgraded
     assert plan_outcomes(pipeline, days) == dict.fromkeys(LAYERS, (("identical", ""),))
     ledgers = read_ledgers(settings)
     assert acceptance.repin_plans(pipeline.instance, ledgers, results, pipeline.code) == [plan.id]
-    repinned = undertakings.find(pipeline.instance, plan.id).plan
+    repinned = undertakings.load(pipeline.instance, plan.id).plan
     assert (repinned.code_version, repinned.code_versions) == (
         pipeline.code.version,
         {name: pipeline.code.table_version(name) for name in LAYERS},
@@ -78,7 +78,7 @@ def test_days_by_other_code_are_accepted_and_a_running_backfill_goes_on(upgraded
     again = accept_code(settings, pipeline.defs, pipeline.code, FACT.name, None, "an upgrade", 5)
     assert (again.days, again.version) == ((), None)
 
-    texts = [*life(settings, FACT.name, day(1)).columns[1].cells]
+    texts = [*format_day_history(settings, FACT.name, day(1)).columns[1].cells]
     accepted = "accepted as made by the present code; its rows are as they were"
     assert [text for text in texts if text.endswith(accepted)]
     commit = as_json(settings, FACT.name)[1]
@@ -87,7 +87,7 @@ def test_days_by_other_code_are_accepted_and_a_running_backfill_goes_on(upgraded
 
     # The backfill goes on by the present code.
     pipeline.run(3, tags=tags)
-    assert certificate(read_ledgers(settings), "underway").problems == []
+    assert code_provenance(read_ledgers(settings), "underway").problems == []
     rows = pipeline.digests()
 
     # It is undone as a backfill is: the days do not count as made by the present code any more.
@@ -139,4 +139,4 @@ def test_days_with_other_rows_are_refused(other_rows):
     [(0, []), (1, [5]), (2, [1, 5]), (3, [1, 3, 5]), (5, [1, 2, 3, 4, 5]), (9, [1, 2, 3, 4, 5])],
 )
 def test_a_sample_is_spread(count, expected):
-    assert spread([day(n) for n in range(1, 6)], count) == [day(n) for n in expected]
+    assert spread_evenly([day(n) for n in range(1, 6)], count) == [day(n) for n in expected]

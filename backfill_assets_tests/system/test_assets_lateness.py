@@ -20,7 +20,7 @@ from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.monitoring import dashboard
 from backfill_assets.orders.lines import ORDER_LINES
 from backfill_assets.orders.tables import LATENESS
-from backfill_assets.quality.audit import Severity, judge, measure
+from backfill_assets.quality.audit import Severity, judge_days, measure
 from backfill_assets_tests.model import by_delay
 from backfill_assets_tests.pipeline import Pipeline, day, order
 
@@ -118,7 +118,7 @@ def measured(
     spark, lines, rejected, window: Window, window_days: int, source=ORDER_LINES
 ) -> list[dict]:
     """What the transform makes of the days that a run over this window reads."""
-    read = window.widened(before=window_days)
+    read = window.widen_by(before=window_days)
     found = lateness.lateness_figures(
         *frames(
             spark,
@@ -129,7 +129,7 @@ def measured(
         window,
         window_days,
     )
-    LATENESS.conform(found)
+    LATENESS.conform_frame(found)
     return sorted((row.asDict() for row in found.collect()), key=lambda row: row["log_date"])
 
 
@@ -194,7 +194,7 @@ def test_a_day_without_lines_has_its_row(spark):
     (row,) = measured(spark, [], [], Window(day(10), day(11)), 7)
     assert row == expected([], [], day(10), 7)
     assert row["delay_days_p50"] is None
-    said = lateness.numbers(row)
+    said = lateness.day_figures(row)
     assert set(said) == {
         "late lines",
         "beyond window lines",
@@ -206,7 +206,7 @@ def test_a_day_without_lines_has_its_row(spark):
 
 def test_numbers_are_what_the_ui_plots(spark):
     row = expected(generated(), [], day(12), 2)
-    said = lateness.numbers(row)
+    said = lateness.day_figures(row)
     assert {type(value) for value in said.values()} == {int, float}
     assert said["late share"] == row["late_lines"] / row["lines"]
     assert said["beyond window share"] == row["beyond_lines"] / row["lines"]
@@ -223,7 +223,9 @@ def test_expectations_count_for_themselves(spark):
     raw_frame, rejected_frame = frames(spark, lines, rejected)
     rows = {d: expected(lines, rejected, d, 2) for d in window}
     rows[day(11)]["lines"] += 1
-    found = lateness.expectations(rows, raw_frame, rejected_frame, ORDER_LINES, window, 2, {day(8)})
+    found = lateness.lateness_expectations(
+        rows, raw_frame, rejected_frame, ORDER_LINES, window, 2, {day(8)}
+    )
     good, bad = found[day(10)], found[day(11)]
     assert (good.rows, bad.rows) == (1, 1)
     assert not good.problems
@@ -242,8 +244,8 @@ def test_expectations_count_for_themselves(spark):
     frame = lateness.lateness_figures(
         raw_frame, rejected_frame, ORDER_LINES, Window(day(10), day(11)), 2
     )
-    verdicts = judge(LATENESS, window, measure(frame, LATENESS), found, {})
-    assert [verdict.severity for verdict in verdicts] == [Severity.WARN, Severity.ERROR]
+    verdicts = judge_days(LATENESS, window, measure(frame, LATENESS), found, {})
+    assert [verdict.worst_severity for verdict in verdicts] == [Severity.WARN, Severity.ERROR]
 
 
 MEASURED = ("raw_orders", "raw_orders_rejected", LATENESS.name, ORDER_LINES.page)
@@ -287,7 +289,7 @@ def test_assets_from_landing_to_page(pipeline):
     assert said[f"delta version {LATENESS.name}"] == version
     table = pipeline.log(LATENESS.name).to_pyarrow_table()
     text = (folder / "index.html").read_text()
-    assert text == dashboard.page(table, ORDER_LINES, pipeline.settings, version)
+    assert text == dashboard.render_page(table, ORDER_LINES, pipeline.settings, version)
 
 
 def test_without_a_table_there_is_no_page(pipeline):

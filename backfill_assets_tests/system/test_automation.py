@@ -10,9 +10,9 @@ import pytest
 from dagster._core.definitions.asset_checks.asset_check_spec import AssetCheckKey
 from dagster._core.test_utils import create_run_for_test
 
-from backfill_assets.monitoring.incidents import incidents
-from backfill_assets.monitoring.look import Look
-from backfill_assets.monitoring.night import busy
+from backfill_assets.monitoring.incidents import find_incidents
+from backfill_assets.monitoring.look import Monitor
+from backfill_assets.monitoring.night import tables_in_progress
 from backfill_assets.orders.facts import CORRECTIONS, CURRENT, FACT
 from backfill_assets.orders.tables import LATE, RAW, STAGED, TABLES
 from backfill_assets_tests.pipeline import LAYERS, Pipeline, day, order
@@ -131,7 +131,9 @@ def test_a_run_that_builds_what_follows_is_left_to_it(engine, spark, tmp_path):
     )
     pipeline.instance.delete_run(run.run_id)
     pipeline.instance.add_run(going_on)
-    assert busy(pipeline.instance, TABLES) == {run.run_id: frozenset({RAW.name, LATE.name})}
+    assert tables_in_progress(pipeline.instance, TABLES) == {
+        run.run_id: frozenset({RAW.name, LATE.name})
+    }
     left = {r.run_key.split(":")[1] for r in pipeline.tick("touched_days").run_requests}
     assert not any(LATE.name in tables for tables in left)
     assert CHAIN in left
@@ -141,12 +143,12 @@ def test_a_run_that_builds_what_follows_is_left_to_it(engine, spark, tmp_path):
 
 
 def situation(pipeline: Pipeline):
-    look = Look(pipeline.settings, lambda: pipeline.now)
-    return look.situation(pipeline.instance)
+    look = Monitor(pipeline.settings, lambda: pipeline.now)
+    return look.read_situation(pipeline.instance)
 
 
 def kinds(pipeline: Pipeline) -> set[tuple[str, str, str]]:
-    return {(i.kind, i.subject, i.item) for i in incidents(situation(pipeline))}
+    return {(i.kind, i.subject, i.item) for i in find_incidents(situation(pipeline))}
 
 
 def test_final_days(engine, spark, tmp_path):
@@ -217,7 +219,7 @@ def test_dropped_lines_leave_a_trace_that_cannot_be_overlooked(engine, spark, tm
     assert pipeline.rows(LATE.name) == pipeline.rows("fact_order_corrections") == []
     assert pipeline.materialized(LATE.name) == {"2024-01-01", "2024-01-02"}
     assert [r["orders"] for r in pipeline.rows(CURRENT.name)] == [1]
-    (found,) = incidents(situation(pipeline))
+    (found,) = find_incidents(situation(pipeline))
     assert (found.kind, found.item) == ("late money", "2024-01-02")
     assert "2 line(s) worth 8.25" in found.detail
 

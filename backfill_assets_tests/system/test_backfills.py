@@ -18,15 +18,15 @@ from backfill_assets.backfills import (
     workloads,
 )
 from backfill_assets.backfills import stages as backfills
-from backfill_assets.backfills.chronicles import chronicle
+from backfill_assets.backfills.chronicles import read_history
 from backfill_assets.backfills.durations import expected_seconds
-from backfill_assets.backfills.planning import plan_backfill, target_days
-from backfill_assets.backfills.plans import Parameters
+from backfill_assets.backfills.planning import days_by_table, plan_backfill
+from backfill_assets.backfills.plans import BackfillRequest
 from backfill_assets.backfills.undertakings import BackfillRefusedError
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.calendar.policy import Policy
 from backfill_assets.delta.reading import read_ledgers
-from backfill_assets.monitoring.night import Night
+from backfill_assets.monitoring.night import RunPlanner
 from backfill_assets.orders.facts import FACT
 from backfill_assets.orders.tables import RAW, STAGED, TABLES
 from backfill_assets.settings import load_settings
@@ -48,7 +48,7 @@ from backfill_assets_tests.pipeline import (
 
 @pytest.fixture(autouse=True)
 def _daemons_run(monkeypatch):
-    monkeypatch.setattr(backfills, "lacking_daemons", lambda _: [])
+    monkeypatch.setattr(backfills, "missing_daemons", lambda _: [])
 
 
 @pytest.fixture
@@ -68,13 +68,15 @@ def code(pipeline):
 
 
 def launch(pipeline, id_):
-    return jobs.launch(pipeline.settings, graph(pipeline), pipeline.instance, code(pipeline), id_)
+    return jobs.launch_plan(
+        pipeline.settings, graph(pipeline), pipeline.instance, code(pipeline), id_
+    )
 
 
 def serve(pipeline, *, fails=False):
     """What the daemon does with the backfill that is under way: the runs, wave after wave."""
-    (id_,) = undertakings.under_way(pipeline.instance)
-    it = undertakings.find(pipeline.instance, id_)
+    (id_,) = undertakings.active_ids(pipeline.instance)
+    it = undertakings.load(pipeline.instance, id_)
     backfill = pipeline.instance.get_backfill(it.backfill_id)
     tags = {**backfill.tags, "dagster/backfill": backfill.backfill_id}
     of = backfill.asset_backfill_data.target_subset.partitions_subsets_by_asset_key
@@ -102,17 +104,19 @@ def test_stages_one_after_another(pipeline):
         launch(pipeline, plan.id)
     said = []
     for _ in range(20):
-        if not undertakings.under_way(pipeline.instance):
+        if not undertakings.active_ids(pipeline.instance):
             break
         if "under way" in (text := tick(pipeline)):
             said.append(serve(pipeline))
     assert said == [f"{plan.id}-pilot", f"{plan.id}-001", f"{plan.id}-002"]
-    it = undertakings.find(pipeline.instance, plan.id)
+    it = undertakings.load(pipeline.instance, plan.id)
     assert (it.complete, it.ended) == (True, "complete and reconciled"), text
     record = read_ledgers(pipeline.settings)[FACT.name].latest[day(4)]
     assert (record.backfill_id, record.reason) == (f"{plan.id}-002", "first")
     spark = pipeline.io_manager.engine.spark_session
-    found = jobs.give_account(pipeline.settings, graph(pipeline), pipeline.instance, spark, plan.id)
+    found = jobs.reconcile_backfill(
+        pipeline.settings, graph(pipeline), pipeline.instance, spark, plan.id
+    )
     assert found.problems == []
     assert {report.table.name for report in found.reports} == set(LAYERS)
     the_pages_say_what_was_done(pipeline, plan)
@@ -123,38 +127,40 @@ def the_pages_say_what_was_done(pipeline, plan):
     before = {name: ledger.version for name, ledger in read_ledgers(pipeline.settings).items()}
     undo(pipeline, f"{plan.id}-002")
     ledgers = read_ledgers(pipeline.settings)
-    found = chronicle(pipeline.instance, ledgers, plan.id)
+    found = read_history(pipeline.instance, ledgers, plan.id)
     stages = [f"{plan.id}-{name}" for name, _ in plan.stages]
-    whats = [step.what.partition(":")[0] for step in found.steps]
+    whats = [step.action.partition(":")[0] for step in found.events]
     assert whats[:2] == ["plan", "launch"]
     assert whats[2:-1] == [w for s in stages for w in (f"stage {s}", f"reconciliation of {s}")]
     assert whats[-1].startswith("undo by run ")
-    assert [step.at for step in found.steps] == sorted(step.at for step in found.steps)
-    assert [step.command for step in found.steps if step.command] == [
+    assert [step.timestamp for step in found.events] == sorted(
+        step.timestamp for step in found.events
+    )
+    assert [step.command for step in found.events if step.command] == [
         f"backfill-assets plan 2024-01-01...2024-01-04 --select {','.join(LAYERS)} "
         "--pilot-days 1 --chunk-days 2 --reason first",
         f"backfill-assets backfill {plan.id}",
         f"backfill-assets undo {plan.id}-002 --reason 'a drill'",
     ]
-    assert {s.outcome for s in found.steps if s.what.startswith("reconciliation")} == {"passed"}
-    assert found.steps[-1].outcome == "put back"
-    assert (found.reason, found.ended) == ("first", "complete and reconciled")
-    touched = {of.table: of for of in found.touched}
+    assert {s.outcome for s in found.events if s.action.startswith("reconciliation")} == {"passed"}
+    assert found.events[-1].outcome == "put back"
+    assert (found.reason, found.outcome) == ("first", "complete and reconciled")
+    touched = {of.table: of for of in found.table_changes}
     fact = touched[FACT.name]
     first = ledgers[FACT.name].records[0].version
-    assert (fact.before, fact.after) == (first - 1, before[FACT.name])
+    assert (fact.version_before, fact.version_after) == (first - 1, before[FACT.name])
     assert [*map(str, fact.days)] == [f"2024-01-0{n}" for n in range(1, 5)]
-    assert [*fact.undone] == [day(4)]
-    page = postmortems.page(found)
-    row = f"| 2024-01-01...2024-01-04 | {fact.before} | {fact.after} | 2024-01-04 |"
+    assert [*fact.reverted_days] == [day(4)]
+    page = postmortems.render_postmortem(found)
+    row = f"| 2024-01-01...2024-01-04 | {fact.version_before} | {fact.version_after} | 2024-01-04 |"
     assert f"\n| {FACT.name} {row}" in page
-    assert "never published" in fact.because
-    assert "first" in runbooks.page(found)
+    assert "never published" in fact.reasons
+    assert "first" in runbooks.render_runbook(found)
     # Of one stage, and of the run of the undo.
-    last = chronicle(pipeline.instance, ledgers, stages[-1])
-    assert {str(of.days[0]) for of in last.touched if of.table == FACT.name} == {"2024-01-04"}
+    last = read_history(pipeline.instance, ledgers, stages[-1])
+    assert {str(of.days[0]) for of in last.table_changes if of.table == FACT.name} == {"2024-01-04"}
     undid = ledgers[FACT.name].records[-1].run_id[:8]
-    (step,) = chronicle(pipeline.instance, ledgers, undid).steps
+    (step,) = read_history(pipeline.instance, ledgers, undid).events
     assert step.command == f"backfill-assets undo {plan.id}-002 --reason 'a drill'"
 
 
@@ -163,12 +169,12 @@ def test_the_account_of_what_was_not_planned(pipeline):
     spark = pipeline.io_manager.engine.spark_session
     given = pipeline.settings, graph(pipeline), pipeline.instance, spark
     pipeline.run(1, 3, EVERYTHING, tags={"dagster/backfill": "goodgood"})
-    assert jobs.give_account(*given, "goodgood").problems == []
+    assert jobs.reconcile_backfill(*given, "goodgood").problems == []
     pipeline.folder(2).joinpath("part-1.jsonl.gz").write_bytes(b"broken")
     pipeline.land(3, [order("x3", 3)], "part-1.jsonl")
     run = pipeline.run(2, 3, EVERYTHING, tags={"dagster/backfill": "badbadba"}, fails=True)
     for name in ("badbadba", run.run_id[:8]):
-        said = jobs.give_account(*given, name).problems
+        said = jobs.reconcile_backfill(*given, name).problems
         (failed,) = [text for text in said if text.startswith("raw_orders [2024-01-02]")]
         assert "was asked for and not published" in failed
         assert "part-1.jsonl.gz" in failed
@@ -187,15 +193,15 @@ def test_black_friday_is_cut_into_runs_of_even_work(engine, tmp_path, monkeypatc
     whole = planned(pipeline, asked, chunk_days=None)
     assert [str(window) for _, window in whole.stages] == [asked]
     plan = planned(pipeline, asked)
-    assert [window for _, window in plan.stages] != Window.parse(asked).split(14)
+    assert [window for _, window in plan.stages] != Window.parse(asked).split_by_length(14)
     launch(pipeline, plan.id)
     # The cut is kept with the plan: plans that are made since would have another.
     monkeypatch.setattr(planning, "even_stages", lambda days, **_: [days])
     stages = []
-    while undertakings.under_way(pipeline.instance):
+    while undertakings.active_ids(pipeline.instance):
         if "under way" in tick(pipeline):
             stages.append(serve(pipeline))
-    assert undertakings.find(pipeline.instance, plan.id).complete
+    assert undertakings.load(pipeline.instance, plan.id).complete
     assert stages == [f"{plan.id}-{name}" for name, _ in plan.stages]
     records = {
         name: read_ledgers(pipeline.settings)[name].records for name in (RAW.name, STAGED.name)
@@ -214,7 +220,7 @@ def test_a_failing_pilot_leaves_the_rest_unlaunched(pipeline):
     serve(pipeline, fails=True)
     tick(pipeline)
     assert "did not pass" in tick(pipeline)
-    it = undertakings.find(pipeline.instance, plan.id)
+    it = undertakings.load(pipeline.instance, plan.id)
     assert not it.complete
     assert it.ended.endswith("not launched: 2024-01-02...2024-01-04")
     assert pipeline.instance.get_backfill(f"{plan.id}-rest") is None
@@ -234,7 +240,7 @@ def test_a_failing_pilot_leaves_the_rest_unlaunched(pipeline):
     assert serve(pipeline) == f"{plan.id}-rest"
     tick(pipeline)
     tick(pipeline)
-    assert undertakings.find(pipeline.instance, plan.id).complete
+    assert undertakings.load(pipeline.instance, plan.id).complete
 
 
 def test_a_backfill_does_not_go_on_from_stages_that_were_undone(pipeline):
@@ -254,7 +260,7 @@ def test_a_backfill_does_not_go_on_from_stages_that_were_undone(pipeline):
     undo(pipeline, pilot, "2024-01-02")
     with pytest.raises(BackfillRefusedError, match=r"\[2024-01-02\], which the stages before"):
         launch(pipeline, plan.id)
-    assert undertakings.under_way(pipeline.instance) == []
+    assert undertakings.active_ids(pipeline.instance) == []
 
 
 def test_what_has_moved_since_the_plan_is_named(pipeline, monkeypatch):
@@ -269,7 +275,7 @@ def test_what_has_moved_since_the_plan_is_named(pipeline, monkeypatch):
     assert f"raw_orders was at version {version - 1} and is at {version}" in said
     assert "files have landed (or gone)" in said
     assert "stg_orders" not in said
-    assert undertakings.under_way(pipeline.instance) == []
+    assert undertakings.active_ids(pipeline.instance) == []
 
 
 @pytest.fixture
@@ -305,12 +311,17 @@ def test_without_a_plan_other_code_is_refused_as_well(pipeline, redeployed):
 
 def test_the_days_that_follow(pipeline):
     """A table that follows two others has the days of both; Dagster's own search may lose some."""
-    days = target_days(graph(pipeline), list(TABLES), Window(day(4), day(6)))
+    days = days_by_table(graph(pipeline), list(TABLES), Window(day(4), day(6)))
     assert [*days] == [*TABLES]
     for name in TABLES:
-        follows = name in Graph.of(TABLES.values(), Policy.of(pipeline.settings)).by_event_day
+        follows = (
+            name
+            in Graph.from_tables(
+                TABLES.values(), Policy.from_settings(pipeline.settings)
+            ).by_event_day
+        )
         assert days[name] == [day(n) for n in ((2, 3, 4, 5) if follows else (4, 5))], name
-    assert target_days(graph(pipeline), ["fact_daily_orders"], Window(day(4), day(6))) == {
+    assert days_by_table(graph(pipeline), ["fact_daily_orders"], Window(day(4), day(6))) == {
         "fact_daily_orders": [day(4), day(5)]
     }
 
@@ -332,7 +343,7 @@ def test_what_dagster_calls_failed_does_not_pass(pipeline):
     pipeline.instance.update_backfill(backfill.with_status(BulkActionStatus.CANCELED))
     tick(pipeline)
     assert "ended as canceled in Dagster" in tick(pipeline)
-    assert not undertakings.find(pipeline.instance, plan.id).complete
+    assert not undertakings.load(pipeline.instance, plan.id).complete
 
 
 def test_days_whose_input_is_not_there(pipeline):
@@ -343,7 +354,7 @@ def test_days_whose_input_is_not_there(pipeline):
     serve(pipeline)
     tick(pipeline)
     tick(pipeline)
-    assert undertakings.find(pipeline.instance, plan.id).complete
+    assert undertakings.load(pipeline.instance, plan.id).complete
     alone = planned(pipeline, "2024-01-02...2024-01-05", tables=["stg_orders"])
     with pytest.raises(BackfillRefusedError, match=r"stg_orders \[2024-01-02...2024-01-04\]"):
         launch(pipeline, alone.id)
@@ -368,15 +379,15 @@ def run_job(pipeline, *, root=None):
 def test_a_launch_that_is_retried_launches_no_second_backfill(pipeline):
     """Its process was lost when it had done its work, or before it had done any."""
     first = run_job(pipeline)
-    (id_,) = undertakings.under_way(pipeline.instance)
+    (id_,) = undertakings.active_ids(pipeline.instance)
     assert first.run_id.startswith(id_)
     run_job(pipeline, root=first.run_id)
-    assert undertakings.under_way(pipeline.instance) == [id_]
+    assert undertakings.active_ids(pipeline.instance) == [id_]
     assert len(pipeline.instance.get_backfills()) == 1
     serve(pipeline)
     tick(pipeline)
     tick(pipeline)
-    assert undertakings.find(pipeline.instance, id_).complete
+    assert undertakings.load(pipeline.instance, id_).complete
     # One that a person runs again is another.
     assert not run_job(pipeline).run_id.startswith(id_)
     assert len(pipeline.instance.get_backfills()) == 2
@@ -397,25 +408,27 @@ def test_a_plan_that_cannot_be_read_does_not_stop_the_others(pipeline):
     stage = pipeline.instance.get_backfill(f"{lost.id}-rest")
     pipeline.instance.update_backfill(stage.with_status(BulkActionStatus.CANCELED))
     assert "; closed" in tick(pipeline)
-    assert undertakings.under_way(pipeline.instance) == [plan.id]
-    undertakings.refuse_under_way(pipeline.instance, lost.id)
+    assert undertakings.active_ids(pipeline.instance) == [plan.id]
+    undertakings.refuse_active(pipeline.instance, lost.id)
     # Its day is still due.
-    assert any(day(1) in request.window for request in Night(pipeline.settings).loads(day(9)))
+    assert any(
+        day(1) in request.window for request in RunPlanner(pipeline.settings).plan_loads(day(9))
+    )
 
 
 def test_a_plan_of_a_table_that_is_no_more_is_closed(pipeline):
     lost, plan = (planned(pipeline, days) for days in ("2024-01-01", "2024-01-02"))
     for one in (lost, plan):
         launch(pipeline, one.id)
-    it = undertakings.find(pipeline.instance, lost.id)
+    it = undertakings.load(pipeline.instance, lost.id)
     asked = it.plan.parameters.model_copy(update={"tables": ("gone",)})
     it.plan = it.plan.model_copy(update={"parameters": asked})
-    undertakings.keep(pipeline.instance, it)
+    undertakings.save(pipeline.instance, it)
     said = tick(pipeline)
     assert f"no table gone; {lost.id}-rest and what follows it is not built" in said
     assert f"{plan.id}-rest is under way" in said
-    assert undertakings.under_way(pipeline.instance) == [plan.id]
-    assert "no table gone" in undertakings.find(pipeline.instance, lost.id).ended
+    assert undertakings.active_ids(pipeline.instance) == [plan.id]
+    assert "no table gone" in undertakings.load(pipeline.instance, lost.id).ended
 
 
 def test_a_stage_that_somebody_else_has_just_added(pipeline, monkeypatch):
@@ -436,8 +449,8 @@ def test_what_is_under_way_is_not_undone(pipeline):
     launch(pipeline, plan.id)
     for name in (plan.id, f"{plan.id}-rest"):
         with pytest.raises(BackfillRefusedError, match="is under way"):
-            undertakings.refuse_under_way(pipeline.instance, name)
-    undertakings.refuse_under_way(pipeline.instance, "another1")
+            undertakings.refuse_active(pipeline.instance, name)
+    undertakings.refuse_active(pipeline.instance, "another1")
 
 
 @pytest.mark.parametrize(
@@ -516,7 +529,7 @@ def test_a_plan_sees_the_settings_of_all_days_that_are_read(tmp_path):
     )
 
     def plan(tables, window):
-        asked = Parameters(days=str(window), tables=tables)
+        asked = BackfillRequest(days=str(window), tables=tables)
         wanted = {name: list(window) for name in tables}
         return plan_backfill(settings, asked, wanted, ledgers(raw), Code("c"), "id").tables
 

@@ -12,7 +12,7 @@ import pytest
 
 from backfill_assets.calendar.partitions import DAY
 from backfill_assets.orders.tables import TABLES
-from backfill_assets.sample.cdnow import write_landing
+from backfill_assets.sample.cdnow import write_cdnow_landing
 from backfill_assets_tests.pipeline import EVERYTHING, Pipeline
 from backfill_assets_tests.places import CDNOW
 
@@ -33,7 +33,7 @@ def files_by_day(pipeline: Pipeline, name: str) -> dict[str, set[str]]:
 @pytest.mark.skipif(not CDNOW.exists(), reason="the CDNOW file is not beside the project")
 def test_the_whole_history_in_one_run_and_three_late_lines(engine, spark, tmp_path):
     pipeline = Pipeline(engine, tmp_path, land=False, start=FIRST, end=LAST + 2 * DAY)
-    assert write_landing(CDNOW, pipeline.landing) == 69_659
+    assert write_cdnow_landing(CDNOW, pipeline.landing) == 69_659
     pipeline.run(FIRST, LAST, EVERYTHING)
     # Read by engines that are not Spark.
     staged = pipeline.log("stg_orders").to_pyarrow_table()

@@ -6,7 +6,11 @@ import subprocess
 
 import pytest
 
-from backfill_assets.engine.class_archive import class_archive, make_class_archive, with_archive
+from backfill_assets.engine.class_archive import (
+    class_archive_path,
+    make_class_archive,
+    with_class_archive,
+)
 from backfill_assets.engine.jars import spark_home
 
 
@@ -16,12 +20,12 @@ def test_the_next_jvm_takes_its_classes_from_the_archive(tmp_path):
     gone.mkdir()
     (gone / "spark_home").write_text(str(tmp_path / "nothing-here"))
     assert make_class_archive(tmp_path)
-    archive = class_archive(tmp_path)
+    archive = class_archive_path(tmp_path)
     assert [*tmp_path.iterdir()] == [archive.parent], "nothing else stays"
     made = archive.stat().st_mtime_ns
     assert make_class_archive(tmp_path)
     assert archive.stat().st_mtime_ns == made, "it is made once"
-    options = with_archive({}, tmp_path)["spark.driver.extraJavaOptions"].split()
+    options = with_class_archive({}, tmp_path)["spark.driver.extraJavaOptions"].split()
     loaded = subprocess.run(
         [
             str(spark_home() / "bin" / "spark-submit"),

@@ -15,11 +15,11 @@ from backfill_assets.examples.customers.changes import CUSTOMER_CHANGES
 from backfill_assets.examples.customers.dimension import dim_customers
 from backfill_assets.examples.customers.orders import (
     EnrichedOrder,
-    enriched,
+    enrich_orders,
     fact_orders_enriched,
     fact_orders_settled,
 )
-from backfill_assets.examples.customers.sample import Batch, batches, land
+from backfill_assets.examples.customers.sample import Batch, create_batches, land_batch
 from backfill_assets_tests.customers_model import (
     Version,
     as_known,
@@ -39,7 +39,7 @@ def orders_leaking(
     customers: Annotated[DataFrame, Reads(dim_customers)],
 ) -> DataFrame:
     """With a cutoff that cuts nothing off."""
-    return enriched(orders, customers, F.lit("9999-12-31").cast("timestamp"))
+    return enrich_orders(orders, customers, F.lit("9999-12-31").cast("timestamp"))
 
 
 MADE = [dim_customers, fact_orders_enriched, fact_orders_settled]
@@ -65,18 +65,19 @@ def contents(pipeline: Pipeline) -> dict[str, dict[date, str | None]]:
     """The digest of each published day."""
     found = read_ledgers(pipeline.settings)
     return {
-        of.name: {d: found[of.name].content(d) for d in found[of.name].published} for of in MADE
+        of.name: {d: found[of.name].content_key(d) for d in found[of.name].published_days}
+        for of in MADE
     }
 
 
 def test_three_batches_by_night_and_at_once(engine, tmp_path):
-    made = batches(start=START, days=DAYS, customers=5, orders_per_day=8, seed=11)
+    made = create_batches(start=START, days=DAYS, customers=5, orders_per_day=8, seed=11)
     changes = [change(*one) for one in lines(made, "customer_changes")]
     pipeline = Pipeline(engine, tmp_path / "nightly", land=False, tables=PLACE)
     for batch, (first, last) in zip(
         made, [(1, DAYS - 2), (DAYS - 1,) * 2, (DAYS,) * 2], strict=True
     ):
-        land(pipeline.landing, batch)
+        land_batch(pipeline.landing, batch)
         pipeline.run(first, last, NAMES)
     # The days before that came late are built again, as the sensor would.
     pipeline.run(1, DAYS, NAMES)
@@ -114,7 +115,7 @@ def test_three_batches_by_night_and_at_once(engine, tmp_path):
     # All of it at once, on another warehouse: the same days.
     clean = Pipeline(engine, tmp_path / "clean", land=False, tables=PLACE)
     for batch in made:
-        land(clean.landing, batch)
+        land_batch(clean.landing, batch)
     clean.run(1, DAYS, NAMES)
     assert contents(clean) == contents(pipeline)
 
@@ -132,7 +133,7 @@ def test_three_batches_by_night_and_at_once(engine, tmp_path):
         "changed_at": at,
         "ingested_at": f"{day(DAYS)}T23:59:59Z",
     }
-    land(
+    land_batch(
         pipeline.landing,
         {"customer_changes": {day(DAYS): [*made[2]["customer_changes"][day(DAYS)], came]}},
     )

@@ -28,7 +28,7 @@ from backfill_assets.delta.commits import Writer
 from backfill_assets.delta.reading import read_ledgers
 from backfill_assets.lookups import asking
 from backfill_assets.publish import io_manager
-from backfill_assets.staleness.backlog import backlog
+from backfill_assets.staleness.backlog import find_stale_days
 from backfill_assets_tests import memory_model
 from backfill_assets_tests.customers_histories import DAYS, LOOKS, history
 from backfill_assets_tests.customers_model import Change, as_known, change, dimension, versions
@@ -58,7 +58,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.torture, pytest.mark.timeout(1800)]
 def _server(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The service of rates; and days that are built upon each other are committed by threes."""
     monkeypatch.setattr(asking, "_PAUSE", 0.01)
-    monkeypatch.setattr(io_manager, "AT_ONCE", 3)
+    monkeypatch.setattr(io_manager, "DAYS_PER_COMMIT", 3)
     with rate_server() as found:
         monkeypatch.setenv("RATES_URL", found.url)
         monkeypatch.setenv("RATES_KEY", SECRET)
@@ -159,10 +159,10 @@ def same(one: Pipeline, other: Pipeline) -> None:
     ledgers, others = read_ledgers(one.settings), read_ledgers(other.settings)
     for name in ALL:
         assert held(one, name) == held(other, name), name
-        days = ledgers[name].published
-        assert days == others[name].published == {day(n) for n in range(1, DAYS + 1)}, name
-        assert {d: ledgers[name].content(d) for d in days} == {
-            d: others[name].content(d) for d in days
+        days = ledgers[name].published_days
+        assert days == others[name].published_days == {day(n) for n in range(1, DAYS + 1)}, name
+        assert {d: ledgers[name].content_key(d) for d in days} == {
+            d: others[name].content_key(d) for d in days
         }, name
 
 
@@ -242,8 +242,10 @@ def test_any_history_ends_as_one_clean_load(engine, spark, tmp_path, seed):
     lived.run(1, DAYS, ALL)
     agrees(lived)
     same(lived, clean_load(engine, tmp_path / "clean", lived))
-    behind = backlog(read_ledgers(lived.settings), Policy.of(lived.settings), END)
-    assert not {name: days for name in ALL if (days := behind.days(name))}
+    behind = find_stale_days(
+        read_ledgers(lived.settings), Policy.from_settings(lived.settings), END
+    )
+    assert not {name: days for name in ALL if (days := behind.all_days(name))}
     before = commits(lived)
     lived.run(1, DAYS, ALL)
     assert commits(lived) == before

@@ -18,8 +18,8 @@ from backfill_assets.calendar.policy import Policy
 from backfill_assets.landing.listing import list_landing
 from backfill_assets.orders.lines import ORDER_LINES
 from backfill_assets.orders.tables import RAW, TABLES
-from backfill_assets.staleness.arrivals import arrivals
-from backfill_assets.staleness.backlog import backlog
+from backfill_assets.staleness.arrivals import find_unloaded_days
+from backfill_assets.staleness.backlog import find_stale_days
 from backfill_assets_tests import conftest
 from backfill_assets_tests.killing import kill, processes
 from backfill_assets_tests.pipeline import EVERYTHING, Pipeline, day, order
@@ -65,15 +65,15 @@ def daemon(pipeline: Pipeline, home: Path) -> Iterator[subprocess.Popen]:
 
 
 def is_done(pipeline: Pipeline) -> bool:
-    policy = Policy.of(pipeline.settings)
+    policy = Policy.from_settings(pipeline.settings)
     today = day(DAYS + 1)
     ledgers = {name: pipeline.io_manager.ledger(table) for name, table in TABLES.items()}
     landed = list_landing(str(pipeline.landing), ORDER_LINES)
-    if arrivals(ledgers[RAW.name], landed, policy, today).load:
+    if find_unloaded_days(ledgers[RAW.name], landed, policy, today).days_to_load:
         return False
-    if any(len(ledger.published) < DAYS for ledger in ledgers.values()):
+    if any(len(ledger.published_days) < DAYS for ledger in ledgers.values()):
         return False
-    return not backlog(ledgers, policy, today).open
+    return not find_stale_days(ledgers, policy, today).open
 
 
 @pytest.mark.slow

@@ -18,11 +18,11 @@ import yaml
 
 from backfill_assets.cli import main
 from backfill_assets.dagster_ext import deployment
-from backfill_assets.dagster_ext.claims import claimed_home
-from backfill_assets.dagster_ext.deployment import Part, deploy, supervise
+from backfill_assets.dagster_ext.claims import lock_home
+from backfill_assets.dagster_ext.deployment import DagsterProcess, run_deployment, supervise
 from backfill_assets.engine import process_groups, servers
 from backfill_assets.engine.jars import EngineError
-from backfill_assets.engine.scratch import Scratch
+from backfill_assets.engine.scratch import ScratchDir
 from backfill_assets.engine.servers import Server, SparkServer
 from backfill_assets.settings import load_settings
 from backfill_assets_tests import conftest
@@ -100,7 +100,7 @@ class Fake(SparkServer):
     """A server whose code is a test's own; what it says is kept, and in the diary as well."""
 
     def __init__(
-        self, tmp_path: Path, code: str = "serve()", scratch: Scratch | None = None
+        self, tmp_path: Path, code: str = "serve()", scratch: ScratchDir | None = None
     ) -> None:
         self.said: list[str] = []
         self.log = tmp_path / "home" / "server.log"
@@ -119,9 +119,9 @@ class Fake(SparkServer):
 
 
 def run(ui: str, server: SparkServer | None) -> int:
-    own = server.environment if server else {}
+    own = server.client_environment if server else {}
     say = server.say if server else print
-    parts = [Part("UI", fake(ui))]
+    parts = [DagsterProcess("UI", fake(ui))]
     return supervise(parts, {**os.environ, **own}, [server] if server else [], say)
 
 
@@ -164,7 +164,10 @@ def test_the_exit_status_of_the_ui(diary, tmp_path, ends, status):
 def test_the_parts_of_dagster_end_together(diary):
     """Where one has ended, the other would go on without schedules, or unseen."""
     ends = "\nwhile not noted('child'): time.sleep(0.02)\nsys.exit(5)"
-    parts = [Part("web server", fake(FAMILY + "time.sleep(600)")), Part("daemon", fake(ends))]
+    parts = [
+        DagsterProcess("web server", fake(FAMILY + "time.sleep(600)")),
+        DagsterProcess("daemon", fake(ends)),
+    ]
     said: list[str] = []
     assert supervise(parts, os.environ, [], said.append) == 5
     assert said == ["The daemon ended with status 5: ending the deployment ..."]
@@ -206,7 +209,7 @@ while len(noted("serving")) < 3: time.sleep(0.02)
 os.kill(int(noted("child")[0][0]), 0)
 note("ui", os.getpid())
 """
-    assert supervise([Part("UI", fake(ui))], os.environ, [engine, code], engine.say) == 0
+    assert supervise([DagsterProcess("UI", fake(ui))], os.environ, [engine, code], engine.say) == 0
     assert len(noted(diary, "ui")) == 1
     assert "The code server ended with status -9: restarting it ..." in engine.said
     assert sorted(row[1] for row in noted(diary, "serving")) == sorted([port_of(engine), at, at])
@@ -294,7 +297,7 @@ for n in range(6):
 
 def test_a_server_that_computes_nothing_is_restarted(diary, tmp_path, monkeypatch):
     said = iter([True, False])
-    monkeypatch.setattr(servers.Health, "is_good", lambda _: next(said, True))
+    monkeypatch.setattr(servers.HealthProbe, "is_good", lambda _: next(said, True))
     server = Fake(tmp_path)
     assert run("\nwhile len(noted('serving')) < 2: time.sleep(0.02)", server) == 0
     told = "The Spark engine takes connections and does not compute any more: restarting it ..."
@@ -303,7 +306,7 @@ def test_a_server_that_computes_nothing_is_restarted(diary, tmp_path, monkeypatc
 
 
 def test_a_server_whose_disk_was_cleared_is_restarted(diary, tmp_path):
-    scratch = Scratch(tmp_path)
+    scratch = ScratchDir(tmp_path)
     fakes = "Path(sys.argv[2], 'blockmgr-1', '0a').mkdir(parents=True); serve()"
     server = Fake(tmp_path, fakes, scratch)
     ui = f"""
@@ -428,7 +431,7 @@ def listening() -> Iterator[list[socket.socket]]:
 
 def test_dagster_gets_an_engine_and_a_code_server(supervised, listening, monkeypatch):
     monkeypatch.setenv("SPARK_REMOTE", "")
-    assert deploy(load_settings(), listening, print) == 0
+    assert run_deployment(load_settings(), listening, print) == 0
     (((ui, daemon), environment, (engine, code), workspace),) = supervised
     number = listening[0].fileno()
     assert ui.command[1:3] == ["-m", "backfill_assets.webserver"]
@@ -504,7 +507,7 @@ def test_a_port_that_cannot_be_had(supervised, listening, monkeypatch, capsys):
 def test_a_home_that_has_a_deployment(supervised, listening, monkeypatch, capsys, tmp_path):
     monkeypatch.setenv("SPARK_REMOTE", "sc://cluster:15002")
     monkeypatch.setattr("backfill_assets.cli.deployment._fetch_jars", pytest.fail)
-    with claimed_home(tmp_path, 3017):
+    with lock_home(tmp_path, 3017):
         assert main(ui(listening)) == 3
     said = refused(capsys, "ui")
     assert f"is that of another deployment: process {os.getpid()}, its UI at http://127" in said

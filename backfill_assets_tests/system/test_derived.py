@@ -11,18 +11,18 @@ import pytest
 from pyspark.sql import DataFrame
 
 from backfill_assets import FACT, ORDERS, STAGED, Reads, Unpartitioned, conserves, last_days, table
-from backfill_assets.backfills.comparison import Match
+from backfill_assets.backfills.comparison import VerifyOutcome
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.calendar.policy import Policy
 from backfill_assets.delta.reading import read_ledgers
-from backfill_assets.delta.records import Record
-from backfill_assets.monitoring.look import Look
-from backfill_assets.monitoring.states import State, day_states
+from backfill_assets.delta.records import CommitRecord
+from backfill_assets.monitoring.look import Monitor
+from backfill_assets.monitoring.states import DayState, day_states
 from backfill_assets.orders.tables import RAW, REJECTED
 from backfill_assets.settings import SettingsError, load_settings
 from backfill_assets.staleness.finality import final_days
 from backfill_assets.tables.arguments import DeclarationError
-from backfill_assets.tables.catalog import declared, tables_of
+from backfill_assets.tables.catalog import load_tables, tables_of
 from backfill_assets.tables.code_version import running_code
 from backfill_assets.tables.graph import Graph
 from backfill_assets_tests.invented_logs import days, ledger, ledgers, record
@@ -59,17 +59,17 @@ def published(pipeline: Pipeline) -> dict[tuple[str, str], tuple[int, Decimal]]:
     }
 
 
-def states(pipeline: Pipeline) -> dict[State, set[int]]:
-    found: dict[State, set[int]] = defaultdict(set)
-    look = Look(pipeline.settings, lambda: pipeline.now)
-    for day_, state in day_states(SPEND.name, look.situation(pipeline.instance)).items():
+def states(pipeline: Pipeline) -> dict[DayState, set[int]]:
+    found: dict[DayState, set[int]] = defaultdict(set)
+    look = Monitor(pipeline.settings, lambda: pipeline.now)
+    for day_, state in day_states(SPEND.name, look.read_situation(pipeline.instance)).items():
         found[state].add((day_ - START).days + 1)
     return found
 
 
 def digests(pipeline: Pipeline) -> dict[int, str]:
     ledger = read_ledgers(pipeline.settings)[SPEND.name]
-    return {(d - START).days + 1: ledger.content(d) for d in ledger.published}
+    return {(d - START).days + 1: ledger.content_key(d) for d in ledger.published_days}
 
 
 @pytest.mark.slow
@@ -79,7 +79,7 @@ def test_nights_late_lines_plan_verify_and_undo(pipeline, engine):
         pipeline.land(n, [order(f"o{n}-{c}", n, f"{n}.50", c) for c in customers])
     pipeline.night(day(12))
     assert published(pipeline) == expected(pipeline, 11) != {}
-    assert states(pipeline) == {State.FINAL: {*range(1, 10)}, State.OPEN: {10, 11}}
+    assert states(pipeline) == {DayState.FINAL: {*range(1, 10)}, DayState.OPEN: {10, 11}}
 
     # A line of a day that is open: that day and those after it, no other, and none that is final.
     before = digests(pipeline)
@@ -88,7 +88,7 @@ def test_nights_late_lines_plan_verify_and_undo(pipeline, engine):
     assert published(pipeline) == expected(pipeline, 12)
     after = digests(pipeline)
     assert {n for n in before if before[n] != after[n]} == {10, 11}
-    assert states(pipeline) == {State.FINAL: {*range(1, 11)}, State.OPEN: {11, 12}}
+    assert states(pipeline) == {DayState.FINAL: {*range(1, 11)}, DayState.OPEN: {11, 12}}
 
     # Asked for again, nothing changes; computed anew, it is the same.
     commits = pipeline.log(SPEND.name).version()
@@ -100,7 +100,7 @@ def test_nights_late_lines_plan_verify_and_undo(pipeline, engine):
         Window(day(1), day(13)),
         [SPEND.name],
     )
-    assert {one.outcome for one in found} == {Match.MATCHES}
+    assert {one.outcome for one in found} == {VerifyOutcome.MATCHES}
 
     # What was loaded wrongly is undone in this table as well.
     good = published(pipeline)
@@ -119,7 +119,7 @@ def test_an_input_day_that_fails_fails_its_own_day_and_not_those_after_it(pipeli
     pipeline.run(1, 4, ALL, fails=True)
     assert published(pipeline) == expected(pipeline, 4)
     ledger = read_ledgers(pipeline.settings)[SPEND.name]
-    assert ledger.published == {*Window(day(1), day(5))}
+    assert ledger.published_days == {*Window(day(1), day(5))}
 
 
 def test_a_day_whose_totals_are_not_those_of_its_inputs_is_not_published(engine, tmp_path):
@@ -147,12 +147,12 @@ LOSING = [*ORDERS, losing]
 def test_what_follows_from_a_declaration():
     settings = load_settings(tables=PLACE)
     tables = tables_of(settings)
-    graph = Graph.of(tables.values(), Policy.of(settings))
+    graph = Graph.from_tables(tables.values(), Policy.from_settings(settings))
     assert list(tables) == [*(one.name for one in ORDERS), SPEND.name]
-    assert graph.made_from(SPEND.name) == [STAGED.name]
-    assert SPEND.name in graph.closing
+    assert graph.direct_inputs(SPEND.name) == [STAGED.name]
+    assert SPEND.name in graph.closing_tables
     assert SPEND.name in graph.by_event_day
-    (of,) = SPEND.inputs(Policy.of(settings))
+    (of,) = SPEND.inputs(Policy.from_settings(settings))
     assert of.reach == last_days(7)
 
 
@@ -230,17 +230,17 @@ ORDERLESS = [RAW, REJECTED, SPEND, STAGED]
 
 def test_a_place_that_cannot_be_imported_is_a_bad_setting():
     with pytest.raises(SettingsError, match="No module named 'no_such_module'"):
-        declared("no_such_module:TABLES")
+        load_tables("no_such_module:TABLES")
     with pytest.raises(SettingsError, match="bad settings: tables='no place'"):
         load_settings(tables="no place")
 
 
 def test_a_day_is_final_once_all_days_that_it_is_made_of_are():
     """Of a raw log that is settled to day 5, with a window of 2 days, the days to 3 are final."""
-    policy = Policy.of(load_settings(start=START, window_days=2))
+    policy = Policy.from_settings(load_settings(start=START, window_days=2))
     raw = ledger(RAW, record(0, days((1, 5)), settled=days((1, 5)), event_days=days((1, 5))))
 
-    def final(*staged: Record, spend: Record) -> set[int]:
+    def final(*staged: CommitRecord, spend: CommitRecord) -> set[int]:
         found = ledgers(raw, ledger(STAGED, *staged), ledger(SPEND, spend))
         return {(d - START).days + 1 for d in final_days(found, policy)[SPEND.name]}
 

@@ -46,5 +46,5 @@ def test_a_range_that_is_longer_than_a_run_elsewhere(engine, tmp_path):
     assert f"One run makes all 3 days of {day(1)}...{day(3)}, more than the 2 of" in done.stderr
     assert done.stderr.count("One run makes") == 1
     ledger = read_ledgers(settings)[FACT.name]
-    assert ledger.published == {day(n) for n in (1, 2, 3)}
+    assert ledger.published_days == {day(n) for n in (1, 2, 3)}
     assert {record.launched_by for record in ledger.records} == {"person"}

@@ -69,7 +69,7 @@ def that_table_alone(drill: Drill, engine: Engine) -> None:
 
 def nothing_is_asked(drill: Drill, engine: Engine) -> None:
     """All tables of all days once more, from what the source has sent."""
-    drill.found("doubled", None)
+    drill.diagnose("doubled", None)
     drill.deployment.run(engine, drill.days)
 
 
@@ -82,21 +82,21 @@ def from_the_beginning(drill: Drill, engine: Engine) -> None:
 
 def the_file_alone(drill: Drill, _engine: Engine) -> None:
     """The file is gone; its rows stay."""
-    drill.found("amounts", drill.days)
+    drill.diagnose("amounts", drill.days)
     (file,) = drill.folder.glob("landing/orders/*/bulk.jsonl")
     file.unlink()
 
 
 def a_call_for_one_day(drill: Drill, engine: Engine) -> None:
     """The days that are missing once more, with one of the calls that they need."""
-    drill.found("crashed", drill.days)
-    assert drill.ask(Window(drill.days.start, drill.days.start + DAY)).endswith(": 1.")
+    drill.diagnose("crashed", drill.days)
+    assert drill.ask_source(Window(drill.days.start, drill.days.start + DAY)).endswith(": 1.")
     drill.deployment.run(engine, drill.days, [EUROS])
 
 
 def nothing(drill: Drill, _engine: Engine) -> None:
     """It is looked at, and ended."""
-    drill.hint()
+    drill.next_hint()
 
 
 #: What a wrong solution does, by drill, and what it loses beside the diagnosis and the report.
@@ -136,14 +136,14 @@ def wrongly(name: str, folder: Path, engine: Engine) -> None:
 def test_a_drill_is_solved_by_its_solution(name, right, engine, player, begun, tmp_path, capsys):
     if name in ("timezone", "quota"):  # of days, and of tables, of its own
         right = playing.prepared(engine, tmp_path / "right", OUTAGES[name], DAYS)
-    drill = playing.begin(engine, right, begun("solved"), name, random.Random(3))
+    drill = playing.begin_drill(engine, right, begun("solved"), name, random.Random(3))
     assert OUTAGES[name].cause not in drill.symptom
     shutil.copytree(drill.folder, begun("other"))
     assert player.solve(drill) == 0, capsys.readouterr()
     solved = drill.end()
     assert (solved.total, solved.repaired) == (100, True), solved
     # All tables are what they were, or would have been.
-    assert drill.deployment.contents() == drill.right
+    assert drill.deployment.published_contents() == drill.right_contents
     wrongly(name, tmp_path / "other", engine)
 
 

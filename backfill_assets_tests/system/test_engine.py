@@ -18,7 +18,7 @@ import pytest
 from backfill_assets.engine import health
 from backfill_assets.engine.configuration import connect_server_command
 from backfill_assets.engine.environment import jvm_environment
-from backfill_assets.engine.scratch import Scratch
+from backfill_assets.engine.scratch import ScratchDir
 from backfill_assets.engine.servers import SparkServer
 from backfill_assets.settings import load_settings
 from backfill_assets_tests.places import PROJECT
@@ -75,16 +75,16 @@ class Real:
         self.said: list[str] = []
         conf = {"spark.driver.memory": "700m", "spark.sql.shuffle.partitions": "2"}
         settings = load_settings(spark_master="local[2]", spark_conf=conf)
-        self.scratch = Scratch(home)
+        self.scratch = ScratchDir(home)
         command = partial(connect_server_command, settings, folder=home, scratch=self.scratch)
         environment, log = jvm_environment("local[2]"), home / "engine.log"
         self.server = SparkServer(command, environment, log, self.said.append, self.scratch)
-        self.environment = {**os.environ, **self.server.environment}
+        self.environment = {**os.environ, **self.server.client_environment}
 
     def wait(self, ready: int) -> None:
         """Until it has been ready so many times."""
         while sum(text.endswith("is ready.") for text in self.said) < ready:
-            self.server.tend()
+            self.server.keep_running()
             time.sleep(0.1)
 
     def start(self, code: str, *arguments: object) -> subprocess.Popen[str]:
@@ -138,7 +138,7 @@ def real(tmp_path_factory) -> Iterator[Real]:
         found.wait(1)
         yield found
     finally:
-        found.server.end()
+        found.server.stop()
         subprocess.run(["umount", "-l", str(disk)], check=False)
 
 

@@ -18,8 +18,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from backfill_assets import ORDERS, STAGED, Answers, Lookup, Quota, Reads, conserves, table
-from backfill_assets.backfills.comparison import Match
-from backfill_assets.backfills.plans import Expected, in_numbers
+from backfill_assets.backfills.comparison import VerifyOutcome
+from backfill_assets.backfills.plans import DayOutcome, plan_facts
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.calendar.policy import Policy
 from backfill_assets.cli import main
@@ -27,9 +27,9 @@ from backfill_assets.delta.reading import read_ledgers
 from backfill_assets.examples.customers import enrichment
 from backfill_assets.examples.customers.enrichment import RATES, fact_orders_eur
 from backfill_assets.lookups import asking
-from backfill_assets.lookups.kept import forget
+from backfill_assets.lookups.kept import forget_answers
 from backfill_assets.settings import SettingsError, load_settings
-from backfill_assets.staleness.backlog import backlog
+from backfill_assets.staleness.backlog import find_stale_days
 from backfill_assets.tables.arguments import DeclarationError
 from backfill_assets.tables.catalog import tables_of
 from backfill_assets.tables.known import current
@@ -159,7 +159,7 @@ def record_of(pipeline: Pipeline, name: str, n: int):
 
 def behind(pipeline: Pipeline):
     ledgers = read_ledgers(pipeline.settings)
-    return backlog(ledgers, Policy.of(pipeline.settings), pipeline.now.date())
+    return find_stale_days(ledgers, Policy.from_settings(pipeline.settings), pipeline.now.date())
 
 
 def test_a_replay_makes_no_call_and_verify_proves_it(pipeline, server):
@@ -179,7 +179,7 @@ def test_a_replay_makes_no_call_and_verify_proves_it(pipeline, server):
     assert pipeline.log(EUR).version() == commits
     pipeline.run(1, 5, [EUR], tags={"backfill_assets/rewrite": "true"})
     found = verify(pipeline.settings, pipeline.io_manager.engine, FIVE, [EUR])
-    assert [one.outcome for one in found] == [Match.MATCHES] * 5
+    assert [one.outcome for one in found] == [VerifyOutcome.MATCHES] * 5
     assert server.asked == []
     assert record_of(pipeline, EUR, 3).numbers == numbers | {"calls of exchange_rates": 0}
     assert record_of(pipeline, EUR, 3).digest == said.digest
@@ -187,7 +187,7 @@ def test_a_replay_makes_no_call_and_verify_proves_it(pipeline, server):
     # What lands for a day asks for what is new of it alone, and makes no other day due.
     pipeline.land(5, [order("o5c4", 5, "5.50", "c4")], "part-1.jsonl")
     pipeline.run(5, 5, EVERYTHING)
-    assert set(behind(pipeline).days(EUR)) == {day(5)}
+    assert set(behind(pipeline).all_days(EUR)) == {day(5)}
     pipeline.run(1, 5, [EUR])
     assert (server.asked, len(amounts(pipeline))) == ([], 16)
 
@@ -196,9 +196,15 @@ def test_verify_makes_no_call_also_where_answers_are_lacking(pipeline, server):
     pipeline.run(1, 5, [EUR])
     server.asked.clear()
     url = RATES.place(str(pipeline.warehouse))
-    assert forget(RATES, url, f"day = '{day(2)}'") == 1
+    assert forget_answers(RATES, url, f"day = '{day(2)}'") == 1
     found = verify(pipeline.settings, pipeline.io_manager.engine, FIVE, [EUR])
-    assert [one.outcome is Match.MATCHES for one in found] == [True, False, True, True, True]
+    assert [one.outcome is VerifyOutcome.MATCHES for one in found] == [
+        True,
+        False,
+        True,
+        True,
+        True,
+    ]
     assert "no answer is kept, and this run makes no call" in str(found[1])
     assert server.asked == []
 
@@ -206,17 +212,17 @@ def test_verify_makes_no_call_also_where_answers_are_lacking(pipeline, server):
 def test_what_is_forgotten_is_asked_again(pipeline, server):
     pipeline.run(1, 5, [EUR])
     server.asked.clear()
-    assert not behind(pipeline).days(EUR)
-    forget(RATES, RATES.place(str(pipeline.warehouse)), f"day = '{day(2)}'")
-    assert set(behind(pipeline).days(EUR)) == {day(n) for n in range(1, 6)}
+    assert not behind(pipeline).all_days(EUR)
+    forget_answers(RATES, RATES.place(str(pipeline.warehouse)), f"day = '{day(2)}'")
+    assert set(behind(pipeline).all_days(EUR)) == {day(n) for n in range(1, 6)}
     said = planned(pipeline, f"{day(1)}...{day(5)}", tables=[EUR]).tables[EUR]
-    assert [*said.by_reason()] == [
-        (Expected.COMPUTED, "new input: exchange_rates", [day(n) for n in range(1, 6)])
+    assert [*said.days_by_reason()] == [
+        (DayOutcome.COMPUTED, "new input: exchange_rates", [day(n) for n in range(1, 6)])
     ]
     server.behave = lambda path, before: 'with {"in_euros": "2"}'
     pipeline.run(1, 5, [EUR])
     assert server.asked == [f"/rates/{day(2)}/USD"]
-    assert not behind(pipeline).days(EUR)
+    assert not behind(pipeline).all_days(EUR)
     found = amounts(pipeline)
     assert found == expected(1, 3, 4, 5) | {f"o2{c}": Decimal("5.00") for c in ("c1", "c2", "c3")}
 
@@ -228,7 +234,7 @@ def test_an_outage_leaves_days_unpublished_and_the_rest_published(pipeline, serv
     assert "exchange_rates: 1 of 1 request has no answer: HTTP 503 (tried 5 times)" in said
     assert amounts(pipeline) == expected(1, 2, 4, 5)
     ledger = read_ledgers(pipeline.settings)[EUR]
-    assert day(3) not in ledger.published
+    assert day(3) not in ledger.published_days
     assert f"e.g. USD {day(3)}" in said
     server.asked.clear()
     server.behave = lambda path, before: ""
@@ -302,7 +308,7 @@ def test_steps_that_ask_are_in_a_pool(pipeline):
 
 def test_the_plan_says_how_many_calls_and_how_long(pipeline, server):
     asked = f"{day(1)}...{day(5)}"
-    said = dict(in_numbers(planned(pipeline, asked, tables=[EUR, SCORED])))
+    said = dict(plan_facts(planned(pipeline, asked, tables=[EUR, SCORED])))
     assert said["calls of scores"] == (
         "at most 15 (one for each row that is read): at most 1 day, 12:00:00, at 20 a day less a "
         "reserve of 50%"

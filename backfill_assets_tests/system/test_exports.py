@@ -11,8 +11,12 @@ import pytest
 from deltalake import write_deltalake
 
 from backfill_assets import cli
-from backfill_assets.backfills.export_proof import manifest_of, problems, rebuilt
-from backfill_assets.backfills.exports import MANIFEST, ExportError, export
+from backfill_assets.backfills.export_proof import (
+    find_export_problems,
+    find_rebuild_problems,
+    read_manifest,
+)
+from backfill_assets.backfills.exports import MANIFEST, ExportError, export_days
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.definitions import build_defs
 from backfill_assets.engine.spark import Engine
@@ -44,17 +48,17 @@ def pipeline(engine, original, tmp_path):
 
 def exported(pipeline: Pipeline, name: str, to: Path) -> bool:
     spark = pipeline.io_manager.engine.spark_session
-    return export(pipeline.settings, spark, name, DAYS, to)[1]
+    return export_days(pipeline.settings, spark, name, DAYS, to)[1]
 
 
 def found(pipeline: Pipeline, folder: Path) -> list[str]:
     spark = pipeline.io_manager.engine.spark_session
-    return [*problems(pipeline.settings, spark, folder, manifest_of(folder))]
+    return [*find_export_problems(pipeline.settings, spark, folder, read_manifest(folder))]
 
 
 def anew(pipeline: Pipeline, folder: Path) -> list[str]:
     defs = build_defs(pipeline.settings, resources={"engine": pipeline.io_manager.engine})
-    return [*rebuilt(pipeline.settings, defs, manifest_of(folder))]
+    return [*find_rebuild_problems(pipeline.settings, defs, read_manifest(folder))]
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -70,7 +74,7 @@ def test_an_export_is_frozen_and_can_be_rebuilt_from_what_it_was_made_of(pipelin
     assert {path.name for path in tmp_path.iterdir()} >= {"one"}
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 
-    manifest = manifest_of(one)
+    manifest = read_manifest(one)
     assert (manifest.table, manifest.days, manifest.rows) == (FACT.name, str(DAYS), 6)
     assert [str(file.day) for file in manifest.files] == [str(day(n)) for n in (1, 2, 4)]
     assert set(manifest.digests) == {*DAYS}
@@ -109,7 +113,7 @@ def test_times_and_text_come_through(pipeline, tmp_path):
 def test_what_was_changed_is_found(pipeline, tmp_path):
     folder = tmp_path / "export"
     exported(pipeline, FACT.name, folder)
-    first, second, third = (folder / file.path for file in manifest_of(folder).files)
+    first, second, third = (folder / file.path for file in read_manifest(folder).files)
     pq.write_table(pq.read_table(first).slice(1), first)
     second.unlink()
     third.write_bytes(b"no Parquet")
@@ -134,17 +138,17 @@ def test_what_was_changed_is_found(pipeline, tmp_path):
     assert f"{day(3)}: the log says 0-0-0 of version" in "\n".join(found(pipeline, folder))
     (folder / MANIFEST).write_text("{}")
     with pytest.raises(ExportError, match="cannot be read"):
-        manifest_of(folder)
+        read_manifest(folder)
 
 
 def test_days_that_are_not_as_published_are_not_exported(pipeline, tmp_path):
     spark, to = pipeline.io_manager.engine.spark_session, tmp_path / "export"
     with pytest.raises(ExportError, match=rf"\[{day(5)}\] has never been published"):
-        export(pipeline.settings, spark, FACT.name, Window(day(4), day(6)), to)
+        export_days(pipeline.settings, spark, FACT.name, Window(day(4), day(6)), to)
     rows = pipeline.log(FACT.name).to_pyarrow_table()
     write_deltalake(str(pipeline.warehouse / FACT.name), rows.slice(0, 1), mode="append")
     with pytest.raises(ExportError, match="another writer changed it"):
-        export(pipeline.settings, spark, FACT.name, DAYS, to)
+        export_days(pipeline.settings, spark, FACT.name, DAYS, to)
     assert not to.exists()
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 
@@ -153,7 +157,7 @@ def test_the_commands(pipeline, engine, tmp_path, monkeypatch, capsys):
     for name in ("landing", "warehouse", "start", "end", "window_days"):
         value = getattr(pipeline.settings, name)
         monkeypatch.setenv(f"BACKFILL_ASSETS_{name.upper()}", str(value))
-    monkeypatch.setattr(Engine, "of", lambda _: engine)
+    monkeypatch.setattr(Engine, "from_settings", lambda _: engine)
     folder = str(tmp_path / "out")
     run = ["export", FACT.name, f"{day(1)}...{day(4)}", "--to", folder]
     assert cli.main(run) == 0

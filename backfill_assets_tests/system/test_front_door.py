@@ -16,7 +16,7 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from backfill_assets.dagster_ext.claims import claimed_home
+from backfill_assets.dagster_ext.claims import lock_home
 from backfill_assets.dagster_ext.passwords import write_password
 from backfill_assets.settings import load_settings
 from backfill_assets_tests.deployed import Deployment
@@ -122,5 +122,5 @@ def test_the_door_is_the_only_way_in(deployment):
     wait_for(lambda: asked(deployment, "/server_info", **ANNA) == 200)
     deployment.process.kill()
     deployment.process.wait()
-    with claimed_home(deployment.home, 3000):
+    with lock_home(deployment.home, 3000):
         wait_for(lambda: not processes(deployment.home))

@@ -18,14 +18,14 @@ import pytest
 from pyspark.sql import functions
 from selenium.webdriver import Chrome, Keys
 
-from backfill_assets.backfills.planning import target_days
-from backfill_assets.calendar.partitions import DAY, Days, Window
+from backfill_assets.backfills.planning import days_by_table
+from backfill_assets.calendar.partitions import DAY, DaySet, Window
 from backfill_assets.calendar.policy import Policy
 from backfill_assets.definitions import build_defs
 from backfill_assets.orders.facts import CORRECTIONS, CURRENT, FACT
 from backfill_assets.orders.tables import LATE, RAW, TABLES
 from backfill_assets.settings import load_settings
-from backfill_assets.staleness.finality import closings
+from backfill_assets.staleness.finality import window_closed_at
 from backfill_assets.tables.graph import Graph
 from backfill_assets_tests.invented_logs import ledger
 from backfill_assets_tests.invented_logs import loaded as commit
@@ -426,11 +426,11 @@ def test_a_day_of_the_window_is_final_when_the_code_says_so(guide):
     given, expected = [], []
     for window, today, missing in product(range(8), range(1, 20), (0, 3, 11)):
         policy = Policy(START, None, window, lag_days=1, corrects=True, only_touched=True)
-        logged = policy.logged(day(today))
+        logged = policy.loadable_days(day(today))
         raw = ledger(RAW, *(commit(n, [of]) for of in logged if (n := _number(of)) != missing))
-        final = {of for of in closings(raw, policy) if of >= START}
+        final = {of for of in window_closed_at(raw, policy) if of >= START}
         states = {of: "final" if of in final else "open" for of in logged}
-        touched, read = policy.may_touch(day(today)), policy.log_days(day(today))
+        touched, read = policy.affected_event_days(day(today)), policy.log_days(day(today))
         given.append([window, today, missing])
         expected.append(
             [
@@ -651,7 +651,7 @@ def _numbers(of: Iterable[date]) -> list[int]:
 def test_what_follows_in_the_grid_is_what_the_graph_says(guide, tmp_path):
     settings = load_settings(start=START, end=CALENDAR.end, warehouse=str(tmp_path))
     tables = dict(called(guide, GRID, "return Object.entries(m.TABLES)"))
-    graph = Graph.of(TABLES.values(), Policy.of(settings))
+    graph = Graph.from_tables(TABLES.values(), Policy.from_settings(settings))
     reaches = {}
     for name, of in tables.items():
         inputs = graph.inputs[name]
@@ -669,7 +669,7 @@ def test_what_follows_in_the_grid_is_what_the_graph_says(guide, tmp_path):
         for name in [*tables][[*tables].index(first) + 1 :]:
             changed = reaches[name].changed(found[tables[name]["of"]], ledger(RAW))
             found[name] = {of for of in changed if of in CALENDAR}
-            of_input = Days.of(found[tables[name]["of"]])
+            of_input = DaySet.from_days(found[tables[name]["of"]])
             assert found[name] == {of for of in reaches[name].touched(of_input) if of in CALENDAR}
         asked.append([first, _numbers(days)])
         expected.append({name: _numbers(of) for name, of in found.items()})
@@ -683,7 +683,7 @@ def test_what_follows_in_the_grid_is_what_the_graph_says(guide, tmp_path):
         for start, length in ((1, 1), (4, 1), (9, 3), (16, 1), (1, 16)):
             window = Window(day(start), day(start + length))
             asked.append([first, _numbers(window)])
-            planned = target_days(assets, names, window)
+            planned = days_by_table(assets, names, window)
             expected.append({name: _numbers(of) for name, of in planned.items()})
     assert called(guide, GRID, follows, asked) == expected
 
@@ -698,7 +698,7 @@ def test_a_range_of_the_grid_is_cut_as_ours_are(guide):
           m.chunks(Array.from({ length: last }, (_, at) => at + 1), most));""",
         asked,
     ) == [
-        [_numbers(part) for part in Window(START, day(n + 1)).split(most or 16)]
+        [_numbers(part) for part in Window(START, day(n + 1)).split_by_length(most or 16)]
         for n, most in asked
     ]
 

@@ -12,7 +12,7 @@ from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.select import Select
 
 from backfill_assets.calendar.policy import Policy
-from backfill_assets.calendar.reach import Known
+from backfill_assets.calendar.reach import RecordedReach
 from backfill_assets.labs.running import LABS
 from backfill_assets.orders.tables import ORDERS
 from backfill_assets.settings import load_settings
@@ -165,9 +165,9 @@ def kind_of(table: Table, graph: Graph) -> str:
         return _KINDS[table.role]
     if table.frozen:
         return "target"
-    if any(isinstance(of.reach, Known) for of in graph.inputs[table.name]):
+    if any(isinstance(of.reach, RecordedReach) for of in graph.inputs[table.name]):
         return "current"
-    made_from = {kind_of(graph.tables[name], graph) for name in graph.made_from(table.name)}
+    made_from = {kind_of(graph.tables[name], graph) for name in graph.direct_inputs(table.name)}
     assert made_from == {"target", "current"}, table.name
     return "corrections"
 
@@ -178,15 +178,15 @@ def own_pipeline() -> dict[str, Any]:
     The audit comes before each is published, and the schedule or a sensor asks for each. No
     declaration says so, nor that runs replace days and that the log keeps all: other tests do.
     """
-    graph = Graph.of(ORDERS, Policy.of(load_settings()))
+    graph = Graph.from_tables(ORDERS, Policy.from_settings(load_settings()))
     kinds = {name: kind_of(table, graph) for name, table in graph.tables.items()}
     assert len({*kinds.values()}) == len(kinds)
     pieces: dict[str, dict[str, Any]] = {
         kind: {"x": 0, "y": 0} for kind in ("landing", "checks", "orchestrator", *kinds.values())
     }
-    edges = [["landing", kinds[name]] for name in graph.landed]
+    edges = [["landing", kinds[name]] for name in graph.landed_tables]
     for name in graph.tables:
-        edges += [[kinds[source], kinds[name]] for source in graph.made_from(name)]
+        edges += [[kinds[source], kinds[name]] for source in graph.direct_inputs(name)]
         edges += [["checks", kinds[name]], ["orchestrator", kinds[name]]]
     by_event = {kinds[name] for name in graph.by_event_day}
     pieces["target"].update(by="event" if "target" in by_event else "arrival", writes="replaces")

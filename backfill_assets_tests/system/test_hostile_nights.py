@@ -8,9 +8,9 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from backfill_assets.monitoring.incidents import incidents
-from backfill_assets.monitoring.look import Look
-from backfill_assets.monitoring.states import Situation, State, day_states
+from backfill_assets.monitoring.incidents import find_incidents
+from backfill_assets.monitoring.look import Monitor
+from backfill_assets.monitoring.states import DayState, Situation, day_states
 from backfill_assets_tests.invented_listings import close_folder
 from backfill_assets_tests.pipeline import Pipeline, day, order
 
@@ -51,9 +51,9 @@ def test_one_bad_day_is_no_other_days_problem(pipeline: Pipeline, tmp_path: Path
         pipeline.night(day(8))
         now = situation(pipeline)
         states = day_states("raw_orders", now)
-        told = {i.item: i for i in incidents(now) if i.subject == "raw_orders"}
+        told = {i.item: i for i in find_incidents(now) if i.subject == "raw_orders"}
     assert pipeline.materialized("raw_orders") == {str(day(n)) for n in FINE}
-    assert {n for n in why if states[day(n)] is State.CHECK_FAILED} == {*why}
+    assert {n for n in why if states[day(n)] is DayState.CHECK_FAILED} == {*why}
     assert {told[str(day(n))].kind for n in why} == {"check failed"}
     said = reasons(pipeline)
     for n, text in why.items():
@@ -66,11 +66,11 @@ def test_one_bad_day_is_no_other_days_problem(pipeline: Pipeline, tmp_path: Path
     assert {row["order_id"] for row in pipeline.rows("raw_orders")} == {
         f"o{n}" for n in range(1, 8)
     }
-    assert State.CHECK_FAILED not in day_states("raw_orders", situation(pipeline)).values()
+    assert DayState.CHECK_FAILED not in day_states("raw_orders", situation(pipeline)).values()
 
 
 def situation(pipeline: Pipeline) -> Situation:
-    return Look(pipeline.settings, lambda: pipeline.now).situation(pipeline.instance)
+    return Monitor(pipeline.settings, lambda: pipeline.now).read_situation(pipeline.instance)
 
 
 def reasons(pipeline: Pipeline) -> dict[str, list[str]]:

@@ -10,7 +10,7 @@ import pyarrow as arrow
 import pyarrow.parquet as pq
 import pytest
 
-from backfill_assets.backfills.comparison import Match
+from backfill_assets.backfills.comparison import VerifyOutcome
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.landing.listing import list_landing
 from backfill_assets.publish.run_tags import ACCEPT_TAG
@@ -62,7 +62,7 @@ def test_hours_are_read_and_a_late_one_makes_its_day_again(taps: Taps) -> None:
     assert "no folder" not in said(taps.run(3, 3, NAMES), 3)
     assert taps.made(3)[4] == 1
     matches = verify(taps.settings, taps.io_manager.engine, Window(day(1), day(4)))
-    assert {one.outcome for one in matches} == {Match.MATCHES}
+    assert {one.outcome for one in matches} == {VerifyOutcome.MATCHES}
 
 
 @pytest.mark.slow
@@ -124,7 +124,7 @@ def test_every_format_lands_by_the_hour(taps: Taps) -> None:
         f"arrival_date={day(1)}/{name}"
         for name in ("hour=01/a b+c%20.csv", "hour=02/part-0.parquet", "hour=03/part[0].jsonl")
     }
-    listed = list_landing(str(taps.landing), TAPS).files(day(1))
+    listed = list_landing(str(taps.landing), TAPS).files_on(day(1))
     assert {*listed} == taps.files(1)
 
 

@@ -17,13 +17,13 @@ from backfill_assets.assets import landed
 from backfill_assets.calendar.partitions import DAY
 from backfill_assets.calendar.policy import Policy
 from backfill_assets.landing.listing import list_landing
-from backfill_assets.monitoring.incidents import incidents
-from backfill_assets.monitoring.look import Look
-from backfill_assets.monitoring.states import Situation, State, day_states
+from backfill_assets.monitoring.incidents import find_incidents
+from backfill_assets.monitoring.look import Monitor
+from backfill_assets.monitoring.states import DayState, Situation, day_states
 from backfill_assets.orders.lines import ORDER_LINES
 from backfill_assets.orders.tables import RAW, TABLES
 from backfill_assets.publish.run_tags import ACCEPT_TAG, REWRITE_TAG
-from backfill_assets.staleness.arrivals import arrivals, manifests
+from backfill_assets.staleness.arrivals import find_unloaded_days, loaded_manifests
 from backfill_assets_tests.invented_listings import file
 from backfill_assets_tests.pipeline import Pipeline, day, order, outcomes
 
@@ -67,24 +67,26 @@ def said(
 
 def to_load(pipeline: Pipeline, today: int) -> set[date]:
     """The log days that a night would load."""
-    found = arrivals(
+    found = find_unloaded_days(
         pipeline.io_manager.ledger(RAW),
         list_landing(str(pipeline.landing), ORDER_LINES),
-        Policy.of(pipeline.settings),
+        Policy.from_settings(pipeline.settings),
         day(today),
         pipeline.io_manager.ledger(TABLES["raw_orders_rejected"]),
     )
-    return set(found.load)
+    return set(found.days_to_load)
 
 
 def situation(pipeline: Pipeline, today: int) -> Situation:
     pipeline.now = pipeline.now.replace(month=1, day=today, hour=3)
-    return Look(pipeline.settings, lambda: pipeline.now).situation(pipeline.instance)
+    return Monitor(pipeline.settings, lambda: pipeline.now).read_situation(pipeline.instance)
 
 
 def told(now: Situation, kind: str) -> dict[str, str]:
     """What a person is told of the raw log, by day."""
-    return {i.item: i.detail for i in incidents(now) if (i.kind, i.subject) == (kind, RAW.name)}
+    return {
+        i.item: i.detail for i in find_incidents(now) if (i.kind, i.subject) == (kind, RAW.name)
+    }
 
 
 # --- landing that was purged ----------------------------------------------------------------------
@@ -128,17 +130,17 @@ def test_days_of_a_time_without_manifests_keep_their_rows(
     """A log that an older version wrote: which content its files had, nobody knows."""
     pipeline.land(1, [order("a", 1), order("b", 1), "rejected"])
     pipeline.land(1, ["all of it rejected"], "part-1.jsonl")
-    honest = landed.Work.remarks
+    honest = landed.RawLoader.remarks
 
     def remarks(*given):
         found = honest(*given)
         return replace(found, details=msgspec.structs.replace(found.details, landing={}))
 
-    monkeypatch.setattr(landed.Work, "remarks", remarks)
+    monkeypatch.setattr(landed.RawLoader, "remarks", remarks)
     pipeline.run(1, 1, RAW_STEP)
     monkeypatch.undo()
     refused = rejected(pipeline)
-    assert manifests(pipeline.io_manager.ledger(RAW)) == {}
+    assert loaded_manifests(pipeline.io_manager.ledger(RAW)) == {}
     shutil.rmtree(pipeline.folder(1))
     pipeline.land(2, [order("c", 2)])
     for _ in range(2):
@@ -184,7 +186,7 @@ def test_a_replaced_file_that_takes_orders_away_waits_for_a_person(pipeline: Pip
     # It waits, and says so; nothing else has to wait for it.
     assert to_load(pipeline, 3) == set()
     now = situation(pipeline, 3)
-    assert day_states(RAW.name, now) == dict.fromkeys((day(1), day(2)), State.HELD)
+    assert day_states(RAW.name, now) == dict.fromkeys((day(1), day(2)), DayState.HELD)
     waits = told(now, "replaced file waits")
     assert set(waits) == {str(day(1)), str(day(2))}
     assert all(file(1) in detail for detail in waits.values())
@@ -204,7 +206,7 @@ def test_a_replaced_file_that_takes_orders_away_waits_for_a_person(pipeline: Pip
     assert rejected(pipeline) == []
     now = situation(pipeline, 3)
     assert to_load(pipeline, 3) == set()
-    assert set(day_states(RAW.name, now).values()) == {State.FRESH}
+    assert set(day_states(RAW.name, now).values()) == {DayState.FRESH}
     assert told(now, "replaced file waits") == {}
 
 
@@ -217,13 +219,13 @@ def test_a_replaced_file_with_all_its_orders_is_a_correction(pipeline: Pipeline)
     assert (check.passed, check.severity) == (False, dg.AssetCheckSeverity.WARN)
     assert f"have all orders that were loaded from them: {file(1)}" in check.description
     assert ids(pipeline, 1) == ["a", "b", "c"]
-    assert day_states(RAW.name, situation(pipeline, 2)) == {day(1): State.FRESH}
+    assert day_states(RAW.name, situation(pipeline, 2)) == {day(1): DayState.FRESH}
 
     # Now it takes one away; the old one is put back. All is as it was, and the day can close.
     whole = path.read_text()
     pipeline.land(1, [order("a", 1)])
     pipeline.run(1, 1, RAW_STEP)
-    assert day_states(RAW.name, situation(pipeline, 2)) == {day(1): State.HELD}
+    assert day_states(RAW.name, situation(pipeline, 2)) == {day(1): DayState.HELD}
     path.write_text(whole)
     # Nothing to read, but the record no longer says that something waits.
     assert to_load(pipeline, 2) == {day(1)}
@@ -232,7 +234,7 @@ def test_a_replaced_file_with_all_its_orders_is_a_correction(pipeline: Pipeline)
     pipeline.land(2, [order("d", 2)])
     pipeline.run(2, 2, RAW_STEP)
     now = situation(pipeline, 3)
-    assert set(day_states(RAW.name, now).values()) == {State.FRESH}
+    assert set(day_states(RAW.name, now).values()) == {DayState.FRESH}
     assert day(1) in landed.settled_days(now.ledgers[RAW.name])
 
 
@@ -412,7 +414,7 @@ def test_a_delivery_of_which_most_is_rejected_is_held_back(pipeline: Pipeline) -
         3: (True, "ERROR"),
     }
     now = situation(pipeline, 4)
-    assert day_states(RAW.name, now)[day(1)] is State.CHECK_FAILED
+    assert day_states(RAW.name, now)[day(1)] is DayState.CHECK_FAILED
     assert told(now, "check failed").keys() == {str(day(1))}
     lines = told(now, "lines rejected")
     assert lines.keys() == {str(day(2))}

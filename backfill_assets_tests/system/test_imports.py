@@ -19,10 +19,15 @@ from backfill_assets.cli import main
 from backfill_assets.engine.spark import Engine
 from backfill_assets.imports import files as files_module
 from backfill_assets.imports import importing
-from backfill_assets.imports.checking import check
-from backfill_assets.imports.files import chunks
-from backfill_assets.imports.importing import Kinds, Work, bring, propose
-from backfill_assets.imports.manifests import How, ImportRefusedError, known, locked
+from backfill_assets.imports.checking import check_import
+from backfill_assets.imports.files import split_chunks
+from backfill_assets.imports.importing import ImportRequest, RowCounts, plan_import, run_import
+from backfill_assets.imports.manifests import (
+    ImportMapping,
+    ImportRefusedError,
+    load_imports,
+    lock_import,
+)
 from backfill_assets.orders.lines import ORDER_LINES
 from backfill_assets_tests.pipeline import LAYERS, Pipeline, day
 
@@ -72,8 +77,8 @@ def append(old: Path, rows: Iterable[Mapping[str, Any]], *, mode: Any = "append"
     write_deltalake(old, pa.Table.from_pylist([*rows], schema=SCHEMA), mode=mode)
 
 
-def work(pipeline: Pipeline, spark, old: Path, **more: Any) -> Work:
-    return Work(pipeline.settings, spark, ORDER_LINES, str(old), **more)
+def work(pipeline: Pipeline, spark, old: Path, **more: Any) -> ImportRequest:
+    return ImportRequest(pipeline.settings, spark, ORDER_LINES, str(old), **more)
 
 
 def landing(pipeline: Pipeline) -> dict[str, tuple[bytes, int]]:
@@ -94,8 +99,8 @@ def everything(folder: Path) -> dict[str, bytes]:
 
 
 def counted(pipeline: Pipeline, spark):
-    imports = known(pipeline.settings, "orders").values()
-    return check(pipeline.settings, spark, ORDER_LINES, imports)
+    imports = load_imports(pipeline.settings, "orders").values()
+    return check_import(pipeline.settings, spark, ORDER_LINES, imports)
 
 
 def staged_by_model(rows: Iterable[Mapping[str, Any]], window: int = 7) -> dict[date, Decimal]:
@@ -133,37 +138,37 @@ def test_a_table_that_was_appended_twice_is_imported_and_followed(
     before = everything(old)
 
     with (
-        locked(pipeline.settings, "orders", str(old)),
+        lock_import(pipeline.settings, "orders", str(old)),
         pytest.raises(ImportRefusedError, match="is being imported into orders by process"),
     ):
-        bring(work(pipeline, spark, old))
+        run_import(work(pipeline, spark, old))
     assert not landing(pipeline)
 
     # The plan: how many duplicates, by which key, on which day.
-    found = propose(work(pipeline, spark, old))
-    assert (found.news.version, found.news.since) == (1, None)
-    assert found.news.size == sum(path.stat().st_size for path in old.glob("*.parquet"))
+    found = plan_import(work(pipeline, spark, old))
+    assert (found.new_data.version, found.new_data.since) == (1, None)
+    assert found.new_data.size == sum(path.stat().st_size for path in old.glob("*.parquet"))
     assert found.by_day == {
-        day(1): Kinds(rows=4, repeated=2),
-        day(2): Kinds(rows=6, repeated=3, no_key=2),
-        day(3): Kinds(rows=2, repeated=1),
-        day(12): Kinds(rows=2, repeated=1, late=2),
+        day(1): RowCounts(rows=4, repeated=2),
+        day(2): RowCounts(rows=6, repeated=3, no_key=2),
+        day(3): RowCounts(rows=2, repeated=1),
+        day(12): RowCounts(rows=2, repeated=1, late=2),
     }
-    assert found.stray == Kinds(rows=1)
+    assert found.stray == RowCounts(rows=1)
     assert found.total.rows == len(rows)
     # a, b, c, d, e and f; a in two versions.
-    assert (found.keys, found.versions, found.most) == (6, 7, 2)
+    assert (found.keys, found.versions, found.max_repeats) == (6, 7, 2)
     assert (found.absent, found.unused) == ([], ["job"])
     assert not landing(pipeline)
-    assert not known(pipeline.settings, "orders")
+    assert not load_imports(pipeline.settings, "orders")
 
     # A row without a day is a person's to decide about.
     with pytest.raises(ImportRefusedError, match=r"1 row\(s\) .* tell no day of the calendar"):
-        bring(work(pipeline, spark, old))
+        run_import(work(pipeline, spark, old))
     assert not landing(pipeline)
 
-    how = How(stray=day(3))
-    bring(work(pipeline, spark, old, how=how))
+    how = ImportMapping(stray=day(3))
+    run_import(work(pipeline, spark, old, how=how))
     landed = landing(pipeline)
     assert Counter(name.split("/")[1][13:] for name in landed) == Counter(
         [str(day(n)) for n in (1, 2, 3, 12)]
@@ -188,7 +193,7 @@ def test_a_table_that_was_appended_twice_is_imported_and_followed(
     assert len(pipeline.rows("late_orders")) == 2
 
     # The same again changes nothing.
-    bring(work(pipeline, spark, old))
+    run_import(work(pipeline, spark, old))
     assert landing(pipeline) == landed
     assert everything(old) == before
 
@@ -197,11 +202,11 @@ def test_a_table_that_was_appended_twice_is_imported_and_followed(
     append(old, more)
     DeltaTable(old).optimize.compact()
     before = everything(old)
-    assert propose(work(pipeline, spark, old)).by_day == {
-        day(2): Kinds(rows=1),
-        day(13): Kinds(rows=2, late=1),
+    assert plan_import(work(pipeline, spark, old)).by_day == {
+        day(2): RowCounts(rows=1),
+        day(13): RowCounts(rows=2, late=1),
     }
-    bring(work(pipeline, spark, old))
+    run_import(work(pipeline, spark, old))
     new = landing(pipeline).keys() - landed.keys()
     assert sorted(name.split("/")[1] for name in new) == [f"arrival_date={day(n)}" for n in (2, 13)]
     assert {name: landing(pipeline)[name] for name in landed} == landed
@@ -214,7 +219,7 @@ def test_a_table_that_was_appended_twice_is_imported_and_followed(
     # Compacting alone is no news, and what has been looked at is not looked at again.
     DeltaTable(old).optimize.compact()
     landed, before = landing(pipeline), everything(old)
-    found_again = bring(work(pipeline, spark, old))
+    found_again = run_import(work(pipeline, spark, old))
     assert found_again.version == DeltaTable(old).version()
     assert landing(pipeline) == landed
     assert everything(old) == before
@@ -224,14 +229,14 @@ def test_a_table_that_was_appended_twice_is_imported_and_followed(
     version = DeltaTable(old).version()
     append(old, [row("i", 14)])
     with pytest.raises(ImportRefusedError, match=rf"version {version} \(DELETE\) took rows away"):
-        bring(work(pipeline, spark, old))
+        run_import(work(pipeline, spark, old))
     assert landing(pipeline) == landed
-    bring(work(pipeline, spark, old, skip=(version,)))
+    run_import(work(pipeline, spark, old, skip=(version,)))
     (name,) = landing(pipeline).keys() - landed.keys()
     assert pq.read_table(pipeline.landing / name)["order_id"].to_pylist() == ["i"]
     append(old, [row("z", 1)], mode="overwrite")
     with pytest.raises(ImportRefusedError, match="took rows away"):
-        bring(work(pipeline, spark, old))
+        run_import(work(pipeline, spark, old))
     assert "not loaded yet" in counted(pipeline, spark).problems[0]
 
 
@@ -241,10 +246,10 @@ def test_a_killed_import_goes_on_with_the_same_rows(
     old = tmp_path / "old"
     append(old, DAYS)
     whole = Pipeline(pipeline.io_manager.engine, tmp_path / "whole")
-    bring(work(whole, spark, old))
+    run_import(work(whole, spark, old))
     expected = {name: content for name, (content, _) in landing(whole).items()}
 
-    land, times = files_module.land, []
+    land, times = files_module.land_files, []
 
     def killed(*given: Any) -> dict[str, int]:
         times.append(1)
@@ -253,27 +258,27 @@ def test_a_killed_import_goes_on_with_the_same_rows(
             raise KeyboardInterrupt  # its files have landed, and nobody has written it down
         return done
 
-    monkeypatch.setattr(importing, "land", killed)
+    monkeypatch.setattr(importing, "land_files", killed)
     with pytest.raises(KeyboardInterrupt):
-        bring(work(pipeline, spark, old, chunk_rows=1))
-    monkeypatch.setattr(importing, "land", land)
-    (one,) = known(pipeline.settings, "orders").values()
-    assert one.unfinished
-    assert len(one.landed) == 1
+        run_import(work(pipeline, spark, old, chunk_rows=1))
+    monkeypatch.setattr(importing, "land_files", land)
+    (one,) = load_imports(pipeline.settings, "orders").values()
+    assert one.unfinished_step
+    assert len(one.landed_files) == 1
     assert len(landing(pipeline)) == 2
     with pytest.raises(ImportRefusedError, match="ended before its end: 2 of 7 rows"):
-        propose(work(pipeline, spark, old))
+        plan_import(work(pipeline, spark, old))
     assert "import again" in counted(pipeline, spark).problems[0]
     # Meanwhile the owner has appended: that lands as a step of its own.
     append(old, [row("g", 13)])
-    bring(work(pipeline, spark, old))
+    run_import(work(pipeline, spark, old))
     now = {name: content for name, (content, _) in landing(pipeline).items()}
     assert {name: content for name, content in now.items() if name in expected} == expected
     (name,) = now.keys() - expected.keys()
     assert name.startswith(f"orders/arrival_date={day(13)}/")
-    (one,) = known(pipeline.settings, "orders").values()
-    assert [step.count for step in one.steps] == [7, 1]
-    assert one.unfinished is None
+    (one,) = load_imports(pipeline.settings, "orders").values()
+    assert [step.row_count for step in one.steps] == [7, 1]
+    assert one.unfinished_step is None
 
 
 def test_a_folder_of_parquet_files(pipeline: Pipeline, spark, tmp_path: Path) -> None:
@@ -286,12 +291,12 @@ def test_a_folder_of_parquet_files(pipeline: Pipeline, spark, tmp_path: Path) ->
 
     write("year=2024/first.parquet", DAYS[:4])
     write("_temporary/half.parquet", DAYS)
-    bring(work(pipeline, spark, old))
+    run_import(work(pipeline, spark, old))
     landed = landing(pipeline)
-    bring(work(pipeline, spark, old))
+    run_import(work(pipeline, spark, old))
     assert landing(pipeline) == landed
     write("year=2024/second.parquet", [row("x", 2), row("a", 1)])
-    bring(work(pipeline, spark, old))
+    run_import(work(pipeline, spark, old))
     new = landing(pipeline).keys() - landed.keys()
     assert sorted(name.split("/")[1][13:] for name in new) == [str(day(1)), str(day(2))]
     pipeline.run(1, 2)
@@ -300,7 +305,7 @@ def test_a_folder_of_parquet_files(pipeline: Pipeline, spark, tmp_path: Path) ->
     assert (counts.read, counts.raw, counts.staged, counts.superseded) == (6, 6, 4, 2)
     write("year=2024/first.parquet", DAYS[:3])
     with pytest.raises(ImportRefusedError, match=r"1 file\(s\) .* gone or changed"):
-        bring(work(pipeline, spark, old))
+        run_import(work(pipeline, spark, old))
 
 
 @pytest.mark.parametrize(
@@ -342,9 +347,9 @@ def test_a_partitioned_table_of_spark(
     add(row(f"o-{n}", 1 + n % 3) for n in range(9))
     add(row(f"o-{n}", 1 + n % 3) for n in range(9, 12))
     spark.sql(change.format(f"delta.`{old}`"))
-    bring(work(pipeline, spark, old))
+    run_import(work(pipeline, spark, old))
     add(row(f"o-{n}", 2) for n in range(12, 14))
-    bring(work(pipeline, spark, old))
+    run_import(work(pipeline, spark, old))
     pipeline.run(1, 3)
     counts = counted(pipeline, spark)
     assert counts.problems == []
@@ -366,7 +371,7 @@ def test_columns_that_do_not_fit_are_refused_by_name(
     )
     write_deltalake(old, table)
     with pytest.raises(ImportRefusedError) as refused:
-        propose(work(pipeline, spark, old))
+        plan_import(work(pipeline, spark, old))
     for text in (
         "order_id: the table has no such column",
         "amount: the table has no such column",
@@ -388,17 +393,19 @@ def test_columns_that_do_not_fit_are_refused_by_name(
         (fields | {"amount": "1 +"}, r"amount: 1 \+ cannot be computed"),
     ):
         with pytest.raises(ImportRefusedError, match=why):
-            bring(work(pipeline, spark, old, how=How(fields=other)))
+            run_import(work(pipeline, spark, old, how=ImportMapping(fields=other)))
     with pytest.raises(ImportRefusedError, match="arrival day id: it is bigint"):
-        bring(work(pipeline, spark, old, how=How(fields=fields, arrived="id")))
+        run_import(work(pipeline, spark, old, how=ImportMapping(fields=fields, arrived="id")))
     with pytest.raises(ImportRefusedError, match="holds no Delta table and no Parquet files"):
-        bring(work(pipeline, spark, tmp_path / "nowhere"))
+        run_import(work(pipeline, spark, tmp_path / "nowhere"))
     assert not landing(pipeline)
-    assert not known(pipeline.settings, "orders")
+    assert not load_imports(pipeline.settings, "orders")
 
-    bring(work(pipeline, spark, old, how=How(fields=fields, arrived="DATE'2024-01-03'")))
+    run_import(
+        work(pipeline, spark, old, how=ImportMapping(fields=fields, arrived="DATE'2024-01-03'"))
+    )
     with pytest.raises(ImportRefusedError, match="already, with other expressions"):
-        bring(work(pipeline, spark, old, how=How(fields={"order_id": "id"})))
+        run_import(work(pipeline, spark, old, how=ImportMapping(fields={"order_id": "id"})))
     pipeline.run(1, 3)
     assert [one["log_date"] for one in pipeline.rows("raw_orders")] == [day(3)]
     (found,) = pipeline.rows("stg_orders")
@@ -416,7 +423,7 @@ def test_the_command(
     for name in ("landing", "warehouse", "start", "end"):
         value = str(getattr(pipeline.settings, name))
         monkeypatch.setenv(f"BACKFILL_ASSETS_{name.upper()}", value)
-    monkeypatch.setattr(importing.Engine, "of", lambda _: engine)
+    monkeypatch.setattr(importing.Engine, "from_settings", lambda _: engine)
 
     def said(*command: str, status: int = 0) -> str:
         assert main(["import", "orders", *command]) == status
@@ -446,8 +453,8 @@ def _wrong(capsys, *command: str) -> str:
 
 def test_chunks() -> None:
     rows = {day(3): 5, day(1): 4, day(2): 4, day(4): 30, day(5): 1}
-    assert list(chunks(rows, 10)) == [[day(1), day(2)], [day(3)], [day(4)], [day(5)]]
-    assert list(chunks({}, 10)) == []
+    assert list(split_chunks(rows, 10)) == [[day(1), day(2)], [day(3)], [day(4)], [day(5)]]
+    assert list(split_chunks({}, 10)) == []
 
 
 def test_a_day_of_many_rows_has_several_files(
@@ -456,8 +463,8 @@ def test_a_day_of_many_rows_has_several_files(
     monkeypatch.setattr(files_module, "ROWS_PER_FILE", 20)
     old = tmp_path / "old"
     append(old, [row(f"k{n}", 1) for n in range(70)])
-    one = bring(work(pipeline, spark, old))
-    assert len(one.landed) == 4
-    assert sum(one.landed.values()) == 70
+    one = run_import(work(pipeline, spark, old))
+    assert len(one.landed_files) == 4
+    assert sum(one.landed_files.values()) == 70
     names = pq.read_table(pipeline.landing / "orders" / f"arrival_date={day(1)}")["order_id"]
     assert sorted(names.to_pylist()) == sorted(f"k{n}" for n in range(70))

@@ -9,15 +9,15 @@ import pytest
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from backfill_assets.backfills.comparison import Match
+from backfill_assets.backfills.comparison import VerifyOutcome
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.reading import read_ledgers
-from backfill_assets.delta.records import Details
-from backfill_assets.publish.candidates import Built
+from backfill_assets.delta.records import CommitDetails
+from backfill_assets.publish.candidates import ComputedDays
 from backfill_assets.publish.independence import (
     DependentDaysError,
-    is_known,
+    has_computed_ranges,
     refuse_dependent_days,
 )
 from backfill_assets_tests.dependent_tables import by_day
@@ -63,8 +63,8 @@ def test_known_code_is_not_looked_at_again(pipeline, monkeypatch):
     pipeline.run(1, 3, [GOOD])
     found = ledger(pipeline, GOOD)
     (record,) = found.records
-    assert is_known(found, record.code_version)
-    assert not is_known(found, "other")
+    assert has_computed_ranges(found, record.code_version)
+    assert not has_computed_ranges(found, "other")
     monkeypatch.setattr(
         "backfill_assets.publish.computing.refuse_dependent_days",
         lambda *_: pytest.fail("it is known"),
@@ -75,17 +75,17 @@ def test_known_code_is_not_looked_at_again(pipeline, monkeypatch):
 def test_it_can_be_switched_off(engine, pipeline):
     lax = Pipeline(engine, pipeline.root, tables=TABLES, check_independence=False)
     lax.run(1, 3, ["since_the_day_before"])
-    assert ledger(lax, "since_the_day_before").published
+    assert ledger(lax, "since_the_day_before").published_days
 
 
 def test_a_range_of_which_one_day_passed_is_looked_at(spark):
-    rows = spark.createDataFrame([(day(1), "c", 3, 0.5)], by_day.struct)
-    other = spark.createDataFrame([(day(1), "c", 1, 0.25)], by_day.struct)
+    rows = spark.createDataFrame([(day(1), "c", 3, 0.5)], by_day.struct_type)
+    other = spark.createDataFrame([(day(1), "c", 1, 0.25)], by_day.struct_type)
     days = Window(day(1), day(4))
 
     def look(window: Window, frame: DataFrame) -> None:
         refuse_dependent_days(
-            by_day, rows, window, {day(1): 1}, lambda _: nullcontext(Built(frame, {}))
+            by_day, rows, window, {day(1): 1}, lambda _: nullcontext(ComputedDays(frame, {}))
         )
 
     with pytest.raises(DependentDaysError, match=f"other rows for {day(1)} alone"):
@@ -98,12 +98,18 @@ def test_verification_compares_each_day_alone(pipeline, engine):
     pipeline.run(1, 1, ["spend_so_far"])
     pipeline.run(2, 2, ["by_range"])
     found = verify(pipeline.settings, engine, Window(day(1), day(4)), ["by_range"])
-    assert {one.day: one.outcome for one in found if one.day == day(2)} == {day(2): Match.MATCHES}
+    assert {one.day: one.outcome for one in found if one.day == day(2)} == {
+        day(2): VerifyOutcome.MATCHES
+    }
 
 
 def test_what_was_carried_is_no_proof():
     from_a_run = record(1, (day(1), day(2)))
-    assert is_known(Ledger(by_day, records=[from_a_run]), "code")
-    for details in (Details(undoes="x"), Details(as_of={"1": []}), Details(kind="canary")):
+    assert has_computed_ranges(Ledger(by_day, records=[from_a_run]), "code")
+    for details in (
+        CommitDetails(undoes="x"),
+        CommitDetails(as_of={"1": []}),
+        CommitDetails(kind="canary"),
+    ):
         carried = msgspec.structs.replace(from_a_run, details=details)
-        assert not is_known(Ledger(by_day, records=[carried]), "code")
+        assert not has_computed_ranges(Ledger(by_day, records=[carried]), "code")

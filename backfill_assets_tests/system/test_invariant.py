@@ -21,10 +21,10 @@ from deltalake import write_deltalake
 
 from backfill_assets.delta import target_forks, targets
 from backfill_assets.delta.commits import PublishError, Writer
-from backfill_assets.delta.maintenance import maintain
-from backfill_assets.delta.migrating import migrate
+from backfill_assets.delta.maintenance import run_maintenance
+from backfill_assets.delta.migrating import migrate_table
 from backfill_assets.delta.targets import TargetError
-from backfill_assets.monitoring.look import Look
+from backfill_assets.monitoring.look import Monitor
 from backfill_assets.monitoring.states import day_states
 from backfill_assets.publish.run_tags import REWRITE_TAG
 from backfill_assets.tables.catalog import tables_of
@@ -280,7 +280,7 @@ class Life:
 
     def target(self) -> str:
         """Something about the one target that there may be."""
-        names = [target.name for target in targets.readable(self.production.settings)]
+        names = [target.name for target in targets.readable_targets(self.production.settings)]
         if not names:
             self.history.append(self._build(f"t{len(self.history)}"))
             return self._switch(self.history[-1].split()[-1]) if self.chance.random() < 0.5 else ""
@@ -288,7 +288,7 @@ class Life:
         if what == "build":
             return self._build(names[0])
         if what == "drop":
-            target_forks.drop(self.production.settings, names[0])
+            target_forks.drop_target(self.production.settings, names[0])
             return "dropped the target"
         first, last = self.some_days()
         return self._switch(names[0], f"{day(first)}...{day(last)}" if what == "canary" else "")
@@ -326,7 +326,7 @@ class Life:
             self.maybe_killed()
             for _ in range(2):
                 try:
-                    list(migrate(Writer(lambda: spark, url, table)))
+                    list(migrate_table(Writer(lambda: spark, url, table)))
                 except (KilledError, PublishError):
                     self.countdown = 0
         return f"code {self.code or 'of before'}"
@@ -339,7 +339,9 @@ class Life:
         return f"another writer appends to {name} of {n}"
 
     def maintained(self) -> str:
-        for one in maintain(self.engine.spark_session, self.production.settings, today=self.today):
+        for one in run_maintenance(
+            self.engine.spark_session, self.production.settings, today=self.today
+        ):
             assert not one.problems
         return "maintenance"
 
@@ -375,7 +377,7 @@ class Life:
     def settle(self) -> None:
         """What is half done is finished, nights pass, and a person builds what waits for one."""
         settings = self.production.settings
-        for target in targets.readable(settings):
+        for target in targets.readable_targets(settings):
             if target.undoing:
                 self._job("undo", "put_back", {"backfill": target.undoing, "reason": "half done"})
             elif target.switching:
@@ -391,12 +393,14 @@ class Life:
     def bad_days(self) -> dict[str, dict[date, str]]:
         """By table, the days that are not in order, and their states."""
         production = self.production
-        situation = Look(production.settings, lambda: production.now).situation(production.instance)
+        situation = Monitor(production.settings, lambda: production.now).read_situation(
+            production.instance
+        )
         states = {name: day_states(name, situation) for name in RULES}
         return {
             name: bad
             for name, found in states.items()
-            if (bad := {d: state.value for d, state in found.items() if not state.good})
+            if (bad := {d: state.value for d, state in found.items() if not state.is_good})
         }
 
 

@@ -13,10 +13,10 @@ from pyspark.sql import DataFrame
 
 from backfill_assets import FACT, RAW, STAGED, Reads, corrections, current, last_days, table
 from backfill_assets.assets.known import correction_expectations, correction_rows
-from backfill_assets.backfills.comparison import Match
+from backfill_assets.backfills.comparison import VerifyOutcome
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.calendar.policy import Policy
-from backfill_assets.calendar.reach import Known
+from backfill_assets.calendar.reach import RecordedReach
 from backfill_assets.delta.reading import read_ledgers
 from backfill_assets.orders.facts import CORRECTIONS, CURRENT, DailyOrders
 from backfill_assets.settings import load_settings
@@ -71,8 +71,8 @@ def test_late_lines_change_what_is_known_and_no_final_day(engine, tmp_path, late
     assert spent(pipeline, NOW) == expected
 
     ledgers = read_ledgers(pipeline.settings)
-    assert ledgers[SPEND.name].final == {day(n) for n in range(1, 5)}
-    assert not ledgers[NOW.name].final | ledgers[MORE.name].final
+    assert ledgers[SPEND.name].final_days == {day(n) for n in range(1, 5)}
+    assert not ledgers[NOW.name].final_days | ledgers[MORE.name].final_days
     said = ledgers[MORE.name].latest[day(1)].days[day(1)].entries
     assert said["orders"] == 2
     assert said["current orders"] == (4 if corrected else 2)
@@ -83,7 +83,7 @@ def test_late_lines_change_what_is_known_and_no_final_day(engine, tmp_path, late
         Window(day(1), day(6)),
         names,
     )
-    assert {one.outcome for one in found} == {Match.MATCHES}
+    assert {one.outcome for one in found} == {VerifyOutcome.MATCHES}
 
 
 KNOWN_BY = {"c1": "10.00", "unknown": "1.00"}
@@ -134,13 +134,13 @@ def test_differences_have_the_types_of_the_facts_and_no_bounds(spark):
 
     facts = frame((1, 3, "1.50"), (2, 1, "1.00"), (3, 1, "1.00"))
     now = frame((1, 2, "1.50"), (2, 1, "1.00"), (4, 1, "9.99"))
-    rows = more.conform(correction_rows(more, facts, now))
+    rows = more.conform_frame(correction_rows(more, facts, now))
     assert sorted(map(tuple, rows.collect())) == [
         (day(1), -1, Decimal("0.00")),
         (day(3), -1, Decimal("-1.00")),
         (day(4), 1, Decimal("9.99")),
     ]
-    assert not more.constraints
+    assert not more.check_constraints
     of_facts = {day(3): {"few": 1, "money": Decimal("1.00")}}
     of_now = {day(4): {"few": 1, "money": Decimal("9.99")}}
     expectations = correction_expectations(more, of_facts, of_now, Window(day(3), day(6)))
@@ -156,18 +156,18 @@ def test_differences_have_the_types_of_the_facts_and_no_bounds(spark):
 
 def test_what_follows_from_the_declarations():
     settings = load_settings(tables=PLACE)
-    policy = Policy.of(settings)
-    graph = Graph.of(tables_of(settings).values(), policy)
+    policy = Policy.from_settings(settings)
+    graph = Graph.from_tables(tables_of(settings).values(), policy)
     assert [one.name for one in (SPEND, NOW, MORE)] == [
         "daily_spend",
         "daily_spend_current",
         "daily_spend_corrections",
     ]
     (of,) = NOW.inputs(policy)
-    assert (of.source, of.reach, of.launched) == (RAW, Known(), policy.reach)
+    assert (of.source, of.reach, of.launched) == (RAW, RecordedReach(), policy.reach)
     assert [of.source for of in MORE.inputs(policy)] == [SPEND, NOW]
-    assert SPEND.name in graph.closing
-    assert not {NOW.name, MORE.name} & {*graph.closing}
+    assert SPEND.name in graph.closing_tables
+    assert not {NOW.name, MORE.name} & {*graph.closing_tables}
     assert {NOW.name, MORE.name} <= {*graph.by_event_day}
     assert SPEND.decided_by == STAGED.decided_by == ("window_days",)
     assert NOW.decided_by == MORE.decided_by == ("window_days", "late_lines")

@@ -20,7 +20,7 @@ CHEAP = ("torn", "merge")
     [n if n in CHEAP else pytest.param(n, marks=pytest.mark.slow) for n in running.LABS],
 )
 def test_a_lab_comes_out_as_its_page_says(engine, spark, name):
-    assert running.differences(name, running.run(name, engine)) == ""
+    assert running.page_diff(name, running.run_lab(name, engine)) == ""
     assert f'--8<-- "{name}.txt"' in (PROJECT / "docs" / "labs.md").read_text()
     assert all(seen for _, seen in figures(name)), "after each step somebody looks"
 
@@ -35,15 +35,15 @@ def test_the_figures_of_a_page_are_read():
 
 def test_what_is_otherwise_is_told(monkeypatch, capsys):
     monkeypatch.setattr(
-        running, "run", lambda name, _: running.page(name).replace("rows 3", "rows 4")
+        running, "run_lab", lambda name, _: running.read_page(name).replace("rows 3", "rows 4")
     )
     monkeypatch.setattr(running, "LABS", {name: running.LABS[name] for name in ("torn", "leak")})
     assert main(["lab", "torn"]) == 0
     monkeypatch.setattr(running, "LABS", {name: running.LABS[name] for name in ("torn", "leak")})
-    monkeypatch.setattr(running, "run", lambda name, _: running.page(name))
+    monkeypatch.setattr(running, "run_lab", lambda name, _: running.read_page(name))
     assert main(["lab", "all"]) == 0
     assert capsys.readouterr().out.count("# ") == 2
-    monkeypatch.setattr(running, "run", lambda name, _: running.page(name) + "more\n")
+    monkeypatch.setattr(running, "run_lab", lambda name, _: running.read_page(name) + "more\n")
     assert main(["lab", "all"]) == 1
     said = capsys.readouterr()
     assert "torn does not come out as its page says:" in said.err

@@ -33,12 +33,17 @@ from dagster._utils.log import get_dagster_logger
 from dagster._utils.tags import TagConcurrencyLimitsCounter
 
 from backfill_assets.calendar.partitions import Window
-from backfill_assets.dagster_ext.coordinator import Interval
+from backfill_assets.dagster_ext.coordinator import DaemonInterval
 from backfill_assets.dagster_ext.launcher import WatchingRunLauncher
-from backfill_assets.dagster_ext.run_locks import LOCKS, PROCESS_TAG, is_alive, sign_on
+from backfill_assets.dagster_ext.run_locks import (
+    PROCESS_TAG,
+    RUN_LOCK_FILE,
+    hold_run_lock,
+    is_alive,
+)
 from backfill_assets.definitions import build_defs
 from backfill_assets.monitoring.automation import _run_request
-from backfill_assets.monitoring.look import Look
+from backfill_assets.monitoring.look import Monitor
 from backfill_assets.monitoring.night import LOAD, REBUILD
 from backfill_assets.monitoring.run_requests import Request
 from backfill_assets.settings import load_settings
@@ -193,14 +198,14 @@ def test_in_doubt_a_run_is_alive(instance, tmp_path):
 
 def test_runs_of_this_process_are_alive(instance):
     run_id = started(instance)
-    instance.add_run_tags(run_id, sign_on(instance, run_id))
+    instance.add_run_tags(run_id, hold_run_lock(instance, run_id))
     assert health(instance, run_id) is WorkerStatus.RUNNING
 
 
 def test_a_run_goes_on_where_nothing_can_be_locked(instance, caplog):
-    Path(instance.root_directory, LOCKS).mkdir()
+    Path(instance.root_directory, RUN_LOCK_FILE).mkdir()
     run_id = started(instance)
-    assert sign_on(instance, run_id) == {}
+    assert hold_run_lock(instance, run_id) == {}
     assert "nobody will notice" in caplog.text
     assert health(instance, run_id) is WorkerStatus.RUNNING
 
@@ -249,14 +254,14 @@ def test_the_daemon_looks_at_backfills_as_often_as_at_the_queue(instance, monkey
 
 
 def test_the_daemon_does_not_look_at_large_backfills_all_the_time():
-    assert Interval(2) - 0.5 == 1.5
-    assert Interval(2) - 7.0 == 7.0
-    assert Interval(2) - 100.0 == 30.0
+    assert DaemonInterval(2) - 0.5 == 1.5
+    assert DaemonInterval(2) - 7.0 == 7.0
+    assert DaemonInterval(2) - 100.0 == 30.0
 
 
 def test_what_goes_first_and_what_goes_alone():
     request = Request(("fact_daily_orders",), Window(date(2024, 1, 1), date(2024, 1, 3)), "key")
-    look = Look(load_settings(), lambda: datetime(2024, 1, 3, tzinfo=timezone.utc))
+    look = Monitor(load_settings(), lambda: datetime(2024, 1, 3, tzinfo=timezone.utc))
     tags = {kind: _run_request(look, request, kind, NIGHT).tags for kind in (LOAD, REBUILD)}
     assert int(tags[LOAD]["dagster/priority"]) > 0
     repository = build_defs(load_settings()).get_repository_def()

@@ -16,12 +16,12 @@ import pytest
 
 from backfill_assets.backfills import undertakings
 from backfill_assets.backfills.accept_code import accept_code, repin_plans
-from backfill_assets.backfills.plans import Expected
+from backfill_assets.backfills.plans import DayOutcome
 from backfill_assets.calendar.partitions import Window
-from backfill_assets.delta.evolution import differences
+from backfill_assets.delta.evolution import schema_differences
 from backfill_assets.delta.reading import read_ledgers
 from backfill_assets.engine.spark import Engine
-from backfill_assets.monitoring.look import Look
+from backfill_assets.monitoring.look import Monitor
 from backfill_assets.monitoring.states import day_states
 from backfill_assets_tests.fixtures.write_life import (
     DAYS,
@@ -51,20 +51,20 @@ def test_nothing_is_due_and_the_plan_under_way_ends_and_the_backfill_is_undone(
 ) -> None:
     ledgers = read_ledgers(life.settings)
     for ledger in ledgers.values():
-        assert ledger.published == {*Window(START, day(DAYS + 1))}, ledger.table.name
+        assert ledger.published_days == {*Window(START, day(DAYS + 1))}, ledger.table.name
         assert ledger.metadata
-        assert differences(ledger.table, ledger.metadata) == []
-    situation = Look(life.settings, lambda: life.now).situation(life.instance)
+        assert schema_differences(ledger.table, ledger.metadata) == []
+    situation = Monitor(life.settings, lambda: life.now).read_situation(life.instance)
     states = {name: day_states(name, situation) for name in ledgers}
     assert [
         (name, of, state)
         for name, days in states.items()
         for of, state in days.items()
-        if not state.good
+        if not state.is_good
     ] == []
 
     # No day is computed or accepted without a word.
-    assert expectations(life) == {name: {Expected.COMPUTED} for name in NAMES}
+    assert expectations(life) == {name: {DayOutcome.COMPUTED} for name in NAMES}
     accepted = [
         accept_code(life.settings, life.defs, life.code, name, None, "upgrade", sample)
         for name, sample in {**dict.fromkeys(NAMES, 0), "two_day_spend": 1, "stg_orders": 1}.items()
@@ -72,17 +72,17 @@ def test_nothing_is_due_and_the_plan_under_way_ends_and_the_backfill_is_undone(
     assert [len(result.days) for result in accepted] == [DAYS] * len(NAMES)
     assert sum(len(result.verified) for result in accepted) == 2
     plans = repin_plans(life.instance, read_ledgers(life.settings), accepted, life.code)
-    assert plans == undertakings.under_way(life.instance)
-    assert expectations(life) == {name: {Expected.IDENTICAL} for name in NAMES}
+    assert plans == undertakings.active_ids(life.instance)
+    assert expectations(life) == {name: {DayOutcome.IDENTICAL} for name in NAMES}
 
     # What was under way goes on with its second stage, and ends well.
-    (plan_id,) = undertakings.under_way(life.instance)
-    assert undertakings.find(life.instance, plan_id).stage == 1
+    (plan_id,) = undertakings.active_ids(life.instance)
+    assert undertakings.load(life.instance, plan_id).stage == 1
     before = life.digests()
     assert tick_until_launched(life).endswith("under way")
     assert serve_stage(life) == f"{plan_id}-002"
     tick_until_launched(life)
-    state = undertakings.find(life.instance, plan_id)
+    state = undertakings.load(life.instance, plan_id)
     assert (state.complete, state.ended) == (True, "complete and reconciled")
     ledgers = read_ledgers(life.settings)
     assert {ledgers[name].latest[day(2)].backfill_id for name in PLANNED_TABLES} == {
@@ -97,11 +97,11 @@ def test_nothing_is_due_and_the_plan_under_way_ends_and_the_backfill_is_undone(
     assert life.rows("late_orders") == []
 
 
-def expectations(life: Pipeline) -> dict[str, set[Expected]]:
+def expectations(life: Pipeline) -> dict[str, set[DayOutcome]]:
     """What a plan of all days expects of them, by table."""
     plan = planned(life, f"{day(1)}...{day(DAYS)}", tables=NAMES)
     return {
-        name: {expected for expected, _ in outlook.by_expectation()}
+        name: {expected for expected, _ in outlook.days_by_outcome()}
         for name, outlook in plan.tables.items()
     }
 

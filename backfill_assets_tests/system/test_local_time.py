@@ -7,11 +7,11 @@ from datetime import date, datetime, time, timezone
 
 import pytest
 
-from backfill_assets.backfills.comparison import Match
-from backfill_assets.calendar.partitions import DAY, Window, unpacked
+from backfill_assets.backfills.comparison import VerifyOutcome
+from backfill_assets.calendar.partitions import DAY, Window, from_ranges
 from backfill_assets.delta.reading import read_ledgers
-from backfill_assets.monitoring.look import Look
-from backfill_assets.monitoring.states import State, day_states
+from backfill_assets.monitoring.look import Monitor
+from backfill_assets.monitoring.states import DayState, day_states
 from backfill_assets_tests.pipeline import EVERYTHING, LAYERS, Pipeline, day, planned, verify
 
 PLACE = "backfill_assets_tests.training_tables:TABLES"
@@ -42,12 +42,17 @@ def line(of: date, hour: int, customer: str) -> dict:
 
 def contents(pipeline: Pipeline, names: Sequence[str]) -> dict[str, dict[date, str]]:
     ledgers = read_ledgers(pipeline.settings)
-    return {name: {d: ledgers[name].content(d) for d in ledgers[name].published} for name in names}
+    return {
+        name: {d: ledgers[name].content_key(d) for d in ledgers[name].published_days}
+        for name in names
+    }
 
 
 def other_settings(pipeline: Pipeline, name: str) -> set[date]:
-    situation = Look(pipeline.settings, lambda: pipeline.now).situation(pipeline.instance)
-    return {d for d, state in day_states(name, situation).items() if state is State.OTHER_SETTINGS}
+    situation = Monitor(pipeline.settings, lambda: pipeline.now).read_situation(pipeline.instance)
+    return {
+        d for d, state in day_states(name, situation).items() if state is DayState.OTHER_SETTINGS
+    }
 
 
 @pytest.mark.slow
@@ -81,18 +86,18 @@ def test_days_in_local_time_are_found_and_exactly_these_are_mended(engine, tmp_p
     assert "was made under other settings; rebuild these days first" in right.failure(failed)
     days = Window(date(2024, 4, 10), date(2024, 4, 12))
     found = verify(right.settings, engine, days, ["stg_orders"])
-    assert {one.outcome for one in found} != {Match.MATCHES}
+    assert {one.outcome for one in found} != {VerifyOutcome.MATCHES}
     # The plan of all days computes exactly these.
     plan = planned(right, f"{BEGAN}...{WRONG.end - DAY}", tables=LAYERS)
     for name, outlook in plan.tables.items():
-        assert {*unpacked(outlook.why["other settings"])} == {*WRONG}, name
+        assert {*from_ranges(outlook.why["other settings"])} == {*WRONG}, name
 
     # Mended by a backfill of exactly these days, and of what was made of them.
     right.run(WRONG.start, WRONG.end - DAY, NAMES)
     assert contents(right, tables) == good != bad
     assert not any(other_settings(right, name) for name in tables)
     found = verify(right.settings, engine, WRONG, ["stg_orders", "features"])
-    assert {one.outcome for one in found} == {Match.MATCHES}
+    assert {one.outcome for one in found} == {VerifyOutcome.MATCHES}
 
 
 @pytest.mark.parametrize("zone", ["UTC", "America/New_York"])

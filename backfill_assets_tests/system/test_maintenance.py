@@ -18,12 +18,12 @@ from pyspark.errors import PySparkException
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.cli import main
 from backfill_assets.delta import commits, maintenance
-from backfill_assets.delta.maintained import Files, Maintained
-from backfill_assets.delta.maintenance import maintain
-from backfill_assets.delta.versions import FILE
+from backfill_assets.delta.maintained import MaintenanceResult, TableFiles
+from backfill_assets.delta.maintenance import run_maintenance
+from backfill_assets.delta.versions import VERSIONS_FILE
 from backfill_assets.engine.spark import Engine
 from backfill_assets.orders.facts import CORRECTIONS, FACT
-from backfill_assets.publish.candidates import Built, Candidate, Done, Plan
+from backfill_assets.publish.candidates import Candidate, ComputedDays, ComputePlan, DayResult
 from backfill_assets_tests.pipeline import Pipeline, day
 
 RECORD = {"run_id": "r1", "asset": FACT.name, "code_version": "c", "config_digest": "d"}
@@ -36,18 +36,18 @@ def facts(spark, days: range, customer: str):
     rows = [
         (day(n), f"{customer}{i}", i + 1, Decimal(i + 1)) for n in days for i in range(4 * FILES)
     ]
-    return spark.createDataFrame(rows, FACT.struct).repartition(FILES, "orders")
+    return spark.createDataFrame(rows, FACT.struct_type).repartition(FILES, "orders")
 
 
-def publish(pipeline: Pipeline, days: range, customer: str) -> list[Done]:
+def publish(pipeline: Pipeline, days: range, customer: str) -> list[DayResult]:
     """Publish days of rows that the name stands for."""
     rows = facts(pipeline.io_manager.engine.spark_session, days, customer)
     window = Window(day(days.start), day(days.stop))
 
-    def build(of: Window) -> Built:
-        return Built(rows.where(of.predicate(FACT.partition)), {})
+    def build(of: Window) -> ComputedDays:
+        return ComputedDays(rows.where(of.sql_condition(FACT.partition)), {})
 
-    plan = Plan(dict.fromkeys(window, customer), build)
+    plan = ComputePlan(dict.fromkeys(window, customer), build)
     return pipeline.io_manager.publish(Candidate(FACT, lambda _: plan), window, RECORD)
 
 
@@ -55,9 +55,9 @@ def url(pipeline: Pipeline) -> Path:
     return pipeline.warehouse / FACT.name
 
 
-def maintained(pipeline: Pipeline, **how: bool) -> Maintained:
+def maintained(pipeline: Pipeline, **how: bool) -> MaintenanceResult:
     spark = pipeline.io_manager.engine.spark_session
-    (one,) = maintain(spark, pipeline.settings, **how)
+    (one,) = run_maintenance(spark, pipeline.settings, **how)
     return one
 
 
@@ -154,8 +154,8 @@ def test_only_the_days_that_are_worth_it(scattered):
     one = maintained(scattered)
     assert one.compacted == [day(3)]
     assert one.before.by_day == {day(1): 1, day(2): 1, day(3): FILES}
-    full = Files(1, one.before.by_day, Counter({day(1): 1, day(2): 1, day(3): FILES << 30}))
-    assert full.scattered == [], "as many files as Delta would make of so many bytes"
+    full = TableFiles(1, one.before.by_day, Counter({day(1): 1, day(2): 1, day(3): FILES << 30}))
+    assert full.fragmented_days == [], "as many files as Delta would make of so many bytes"
 
 
 def test_a_dry_run_tells_what_would_be_done(scattered, tmp_path):
@@ -194,7 +194,7 @@ def test_files_past_the_time_to_undo_are_gone_and_all_others_stay(scattered, tmp
     assert commits_before <= set((url(old) / "_delta_log").glob("*.json"))
     ledger = old.io_manager.ledger(FACT)
     assert [record.version for record in ledger.records] == [first, second, version]
-    assert ledger.external == []
+    assert ledger.external_commits == []
     after = old.log(FACT.name).version()
     assert {one.outcome.value for one in publish(old, range(3, 4), "c")} == {"identical"}
     assert old.log(FACT.name).version() == after
@@ -203,13 +203,15 @@ def test_files_past_the_time_to_undo_are_gone_and_all_others_stay(scattered, tmp
 def test_files_of_versions_that_readers_are_told_stay(scattered, tmp_path):
     first, _ = (done.version for done in scattered.io_manager.ledger(FACT).records)
     old = later(scattered, 40, tmp_path / "later")
-    (old.warehouse / FILE).write_text(json.dumps({"tables": {FACT.name: first}}))
+    (old.warehouse / VERSIONS_FILE).write_text(json.dumps({"tables": {FACT.name: first}}))
     one = maintained(old)
     assert (one.removed, one.problems) == (0, [])
-    assert f"{FILE} names version {first}" in one.notes[0]
+    assert f"{VERSIONS_FILE} names version {first}" in one.notes[0]
     assert customers(old, 2, first) == {"a"}
     # Once newer ones belong together, they go.
-    (old.warehouse / FILE).write_text(json.dumps({"tables": {FACT.name: one.after.version}}))
+    (old.warehouse / VERSIONS_FILE).write_text(
+        json.dumps({"tables": {FACT.name: one.after.version}})
+    )
     assert maintained(old).removed == FILES
 
 
@@ -233,7 +235,7 @@ def test_another_time_to_undo_holds_at_once_and_takes_away_the_next_time(scatter
     assert operations(soon, version) == ["SET TBLPROPERTIES", "OPTIMIZE"]
     again = maintained(soon)
     assert (again.removed, again.notes) == (FILES, [])
-    assert soon.io_manager.ledger(FACT).external == []
+    assert soon.io_manager.ledger(FACT).external_commits == []
 
 
 def test_a_run_at_the_same_time_commits_all_the_same(scattered, monkeypatch):
@@ -287,7 +289,7 @@ def test_a_run_that_goes_first_is_told_in_a_sentence(scattered, spark):
     def overtaken():
         raise PySparkException("[DELTA_CONCURRENT_DELETE_READ] a concurrent WRITE deleted data")
 
-    first, second = maintain(Session(spark, overtaken), scattered.settings)
+    first, second = run_maintenance(Session(spark, overtaken), scattered.settings)
     assert first.problems == []
     assert first.notes == [
         f"{FACT.name}: a run published at the same time and went first; what is left to do is done "
@@ -301,7 +303,7 @@ def test_any_other_failure_is_a_problem(scattered, spark):
     def full():
         raise PySparkException("No space left on device")
 
-    (one,) = maintain(Session(spark, full), scattered.settings)
+    (one,) = run_maintenance(Session(spark, full), scattered.settings)
     assert one.removed is None
     (problem,) = one.problems
     assert "No space left on device" in problem
@@ -330,7 +332,7 @@ def test_a_compaction_that_loses_rows_is_named_by_its_days(scattered, spark):
         made.write_text("".join(json.dumps(x) + "\n" for x in (info, {"add": kept}, *gone)))
         return spark.sql("SELECT 1")
 
-    (one,) = maintain(Session(spark, loses), scattered.settings)
+    (one,) = run_maintenance(Session(spark, loses), scattered.settings)
     (problem,) = one.problems
     assert problem.startswith(f"{FACT.name} [2024-01-02]: the compaction of version {version + 1}")
     assert f"Version {version} has the rows as they were" in problem
@@ -371,12 +373,12 @@ def test_what_killed_runs_left_goes_when_its_time_is_over(scattered, tmp_path):
 
 def test_an_unknown_table(pipeline, spark):
     with pytest.raises(ValueError, match="no such table: orders; there are raw_orders"):
-        list(maintain(spark, pipeline.settings, ["orders"]))
+        list(run_maintenance(spark, pipeline.settings, ["orders"]))
 
 
 def test_the_command(scattered, monkeypatch, capsys):
     monkeypatch.setenv("BACKFILL_ASSETS_WAREHOUSE", str(scattered.warehouse))
-    monkeypatch.setattr(Engine, "of", lambda _: scattered.io_manager.engine)
+    monkeypatch.setattr(Engine, "from_settings", lambda _: scattered.io_manager.engine)
     version = scattered.log(FACT.name).version()
     assert main(["maintain", "--dry-run"]) == 0
     said = capsys.readouterr().out
@@ -393,9 +395,11 @@ def test_the_command(scattered, monkeypatch, capsys):
 
 
 def test_the_command_ends_with_1_where_there_is_a_problem(scattered, monkeypatch, capsys):
-    bad = Maintained(FACT.name, *[Files.of(scattered.log(FACT.name), FACT)] * 2, problems=["oh"])
-    monkeypatch.setattr(maintenance, "maintain", lambda *_, **__: iter([bad]))
-    monkeypatch.setattr(Engine, "of", lambda _: scattered.io_manager.engine)
+    bad = MaintenanceResult(
+        FACT.name, *[TableFiles.from_log(scattered.log(FACT.name), FACT)] * 2, problems=["oh"]
+    )
+    monkeypatch.setattr(maintenance, "run_maintenance", lambda *_, **__: iter([bad]))
+    monkeypatch.setattr(Engine, "from_settings", lambda _: scattered.io_manager.engine)
     monkeypatch.setenv("BACKFILL_ASSETS_WAREHOUSE", str(scattered.warehouse))
     assert main(["maintain"]) == 1
     assert capsys.readouterr().out.splitlines()[-1] == "oh"
@@ -403,7 +407,7 @@ def test_the_command_ends_with_1_where_there_is_a_problem(scattered, monkeypatch
 
 def run_job(pipeline: Pipeline, **config: object) -> dg.ExecuteInProcessResult:
     defs = dg.Definitions(
-        jobs=[maintenance.job(pipeline.settings)],
+        jobs=[maintenance.maintenance_job(pipeline.settings)],
         resources={"engine": pipeline.io_manager.engine},
     )
     return defs.resolve_job_def("maintenance").execute_in_process(
@@ -423,8 +427,10 @@ def test_the_job(scattered):
 
 
 def test_the_job_fails_with_the_problems(scattered, monkeypatch):
-    bad = Maintained(FACT.name, *[Files.of(scattered.log(FACT.name), FACT)] * 2, problems=["oh"])
-    monkeypatch.setattr(maintenance, "maintain", lambda *_, **__: iter([bad]))
+    bad = MaintenanceResult(
+        FACT.name, *[TableFiles.from_log(scattered.log(FACT.name), FACT)] * 2, problems=["oh"]
+    )
+    monkeypatch.setattr(maintenance, "run_maintenance", lambda *_, **__: iter([bad]))
     result = run_job(scattered)
     assert not result.success
     assert "oh" in scattered.failure(result)

@@ -16,7 +16,7 @@ import duckdb
 import pytest
 from deltalake import DeltaTable
 
-from backfill_assets.delta.migrating import look
+from backfill_assets.delta.migrating import read_migration
 from backfill_assets.delta.reading import read_ledger
 from backfill_assets.settings import PREFIX
 from backfill_assets.tables.catalog import tables_of
@@ -142,7 +142,7 @@ def test_killed_until_it_is_done(engine, spark, tmp_path: Path, seed, kills, con
     names = dict(reader.looks[-1][0])
     assert (names["orders"], *names) == ("int64", "run_date", "customer_id", "orders", "remark")
     table = tables_of(Pipeline(engine, tmp_path, tables=AFTER).settings)["notes"]
-    assert look(url, table).changes == []
+    assert read_migration(url, table).changes == []
     ledger = read_ledger(url, table)
-    assert ledger.published == {day(n) for n in range(1, DAYS + 1)}
-    assert not ledger.external
+    assert ledger.published_days == {day(n) for n in range(1, DAYS + 1)}
+    assert not ledger.external_commits

@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 
 from backfill_assets.calendar.partitions import DAY
-from backfill_assets.monitoring.look import Look
+from backfill_assets.monitoring.look import Monitor
 from backfill_assets.monitoring.states import day_states
 from backfill_assets.settings import load_settings
 from backfill_assets.tables.catalog import config_digests, graph_for, tables_of
@@ -63,17 +63,17 @@ def test_each_night_publishes_the_day_that_has_arrived(meters):
         assert meters.launch(meters.tick("touched_days").run_requests or []) == []
         meters.night(day(n) + DAY)
         assert published(meters) == {day(d): 3 for d in range(1, n)}
-        situation = Look(meters.settings, lambda: meters.now).situation(meters.instance)
+        situation = Monitor(meters.settings, lambda: meters.now).read_situation(meters.instance)
         bad = {
             name: states
             for name in tables_of(meters.settings)
-            if (states := [s for s in day_states(name, situation).values() if not s.good])
+            if (states := [s for s in day_states(name, situation).values() if not s.is_good])
         }
         assert not bad
     # The lines of the last day would be in a folder beyond the calendar.
     graph = graph_for(load_settings(tables=TABLES, start=day(1), end=day(6)))
-    assert graph.policy_of(consumption.name).due(day(30)).end == day(5)
-    assert graph.policy_of(READINGS.raw.name).due(day(30)).end == day(6)
+    assert graph.policy_of(consumption.name).expected_days(day(30)).end == day(5)
+    assert graph.policy_of(READINGS.raw.name).expected_days(day(30)).end == day(6)
 
     lateness = sorted(meters.rows(READINGS.lateness.name), key=lambda row: row["log_date"])
     assert [(row["lines"], row["late_lines"]) for row in lateness] == [(0, 0)] + [(3, 0)] * 4

@@ -23,18 +23,18 @@ from backfill_assets.delta.versions import versions_that_belong_together
 from backfill_assets.monitoring.night import (
     LOAD,
     REBUILD,
-    Night,
-    bridge,
-    busy,
+    RunPlanner,
+    make_gap_rule,
     run_night,
-    waves_under_way,
+    tables_in_progress,
+    unfinished_batch_runs,
 )
-from backfill_assets.monitoring.run_requests import HANDFUL
+from backfill_assets.monitoring.run_requests import BATCH_SIZE
 from backfill_assets.orders.facts import CURRENT, FACT
 from backfill_assets.orders.tables import RAW, STAGED, TABLES
 from backfill_assets.settings import load_settings
-from backfill_assets.staleness.backlog import Backlog, Behind
-from backfill_assets.staleness.fingerprints import input_fingerprints
+from backfill_assets.staleness.backlog import StaleDay, StaleDays
+from backfill_assets.staleness.fingerprints import input_digests
 from backfill_assets.tables.code_version import Code
 from backfill_assets_tests import conftest
 from backfill_assets_tests.invented_logs import days, ledger, ledgers, loaded, record
@@ -61,7 +61,7 @@ def test_rebuilds_wait_for_the_wave_before(engine, tmp_path):
     run(instance, DagsterRunStatus.STARTED)  # somebody else's
     run(instance, DagsterRunStatus.SUCCESS, backfill_assets__wave=LOAD)
     run(instance, DagsterRunStatus.FAILURE, backfill_assets__wave=LOAD)
-    assert waves_under_way(instance) == []
+    assert unfinished_batch_runs(instance) == []
     going = {
         run(instance, DagsterRunStatus.NOT_STARTED, backfill_assets__wave=LOAD),
         run(instance, DagsterRunStatus.STARTED, backfill_assets__wave=REBUILD),
@@ -73,8 +73,8 @@ def test_rebuilds_wait_for_the_wave_before(engine, tmp_path):
             dagster__will_retry="true",
         ),
     }
-    assert set(waves_under_way(instance)) == going
-    assert len(waves_under_way(instance, [REBUILD])) == 1
+    assert set(unfinished_batch_runs(instance)) == going
+    assert len(unfinished_batch_runs(instance, [REBUILD])) == 1
     assert "3 run(s)" in str(pipeline.tick("touched_days").skip_message)
     assert "2 load(s)" in str(pipeline.tick("landed_files").skip_message)
 
@@ -83,17 +83,17 @@ def test_without_a_daemon_nobody_works_on_what_is_queued():
     with dg.DagsterInstance.ephemeral() as instance:
         queued = run(instance, DagsterRunStatus.NOT_STARTED)
         started = run(instance, DagsterRunStatus.STARTED)
-        assert busy(instance, TABLES).keys() == {queued, started}
-        assert busy(instance, TABLES, daemon=False).keys() == {started}
+        assert tables_in_progress(instance, TABLES).keys() == {queued, started}
+        assert tables_in_progress(instance, TABLES, daemon=False).keys() == {started}
 
 
 @pytest.mark.parametrize(
     ("hour", "expected"), [(0, "2024-01-04"), (1, "2024-01-04"), (2, "2024-01-05")]
 )
 def test_the_night_of_a_moment(hour, expected):
-    night = Night(load_settings(timezone="Europe/Berlin", nightly_at="02:30"))
+    night = RunPlanner(load_settings(timezone="Europe/Berlin", nightly_at="02:30"))
     moment = datetime(2024, 1, 5, hour, tzinfo=timezone.utc)  # an hour earlier than in Berlin
-    assert str(night.of(moment)) == expected
+    assert str(night.night_of(moment)) == expected
 
 
 # --- which days a run may take in ---------------------------------------------------------------
@@ -108,15 +108,15 @@ def test_days_that_a_run_may_take_in():
         record(0, days((1, 3)), inputs={RAW.name: 0}, final=days((1, 2))),
     )
     found = ledgers(raw, staged)
-    fingerprints = input_fingerprints(STAGED.inputs(policy), found, days((1, 3)))
+    fingerprints = input_digests(STAGED.inputs(policy), found, days((1, 3)))
     (old,) = staged.records
     made = {d: msgspec.structs.replace(p, fingerprint=fingerprints[d]) for d, p in old.days.items()}
 
     def may(code: str, config: str, behind: set = frozenset(), **changed) -> set[int]:
         again = msgspec.structs.replace(old, days={**made, **changed.get("made", {})})
         now = ledgers(raw, ledger(STAGED, again))
-        waiting = Backlog({STAGED.name: dict.fromkeys(behind, Behind({}))})
-        ask = bridge(now, waiting, policy, Code(code), dict.fromkeys(TABLES, config))
+        waiting = StaleDays({STAGED.name: dict.fromkeys(behind, StaleDay({}))})
+        ask = make_gap_rule(now, waiting, policy, Code(code), dict.fromkeys(TABLES, config))
         return {n for n in range(1, 8) if ask(STAGED.name, day(n))}
 
     by = (old.code_version, old.config_digest)
@@ -171,9 +171,9 @@ def test_a_clock_that_is_years_ahead_asks_for_few_days(landed, monkeypatch, caps
 def test_what_is_retired_by_now_is_not_fed_on_a_day_before():
     settings = load_settings(tables="backfill_assets_tests.retired_features:TABLES")
     before = date(2024, 5, 1)
-    assert "features" in Night(settings).fed(before)
-    assert "features" not in Night(settings, date(2024, 7, 1)).fed(before)
-    assert "features" in Night(settings, before).fed(before)
+    assert "features" in RunPlanner(settings).fed_tables(before)
+    assert "features" not in RunPlanner(settings, date(2024, 7, 1)).fed_tables(before)
+    assert "features" in RunPlanner(settings, before).fed_tables(before)
 
 
 def test_it_is_cut_as_the_schedule_is(landed, monkeypatch, capsys):
@@ -199,15 +199,15 @@ def test_waves_until_it_rests(engine, spark, landed):
     def live(n: int):
         asked.clear()
         look = dict[str, frozenset[str]]
-        return run_night(Night(settings), day(n), look, launch)
+        return run_night(RunPlanner(settings), day(n), look, launch)
 
     result = live(15)
     assert not result.failed and not result.waiting
     assert [kind for kind, *_ in asked] == [LOAD, *[REBUILD] * (len(asked) - 1)]
-    assert len(asked) <= 1 + HANDFUL, asked
+    assert len(asked) <= 1 + BATCH_SIZE, asked
     ledgers = read_ledgers(settings)
-    assert all(len(ledgers[name].published) == 14 for name in TABLES)
-    assert live(15).done == []
+    assert all(len(ledgers[name].published_days) == 14 for name in TABLES)
+    assert live(15).succeeded == []
 
     # Late lines for scattered days: one run, which leaves the days between as they are.
     stamp = f"{day(14)}T20:00:00Z"
@@ -217,7 +217,7 @@ def test_waves_until_it_rests(engine, spark, landed):
     assert asked[0][::2] == (LOAD, "2024-01-14")
     staged = [window for _, table, window in asked if table == STAGED.name]
     assert len(staged) == 1, asked
-    assert len(asked) <= 1 + HANDFUL
+    assert len(asked) <= 1 + BATCH_SIZE
     assert {r["order_id"] for r in landed.rows(STAGED.name)} >= {"late8", "late10", "late14"}
 
 

@@ -20,8 +20,8 @@ from backfill_assets.calendar.policy import Policy
 from backfill_assets.delta.reading import read_ledgers
 from backfill_assets.orders.facts import CORRECTIONS, CURRENT, FACT
 from backfill_assets.orders.tables import LATE, RAW, STAGED, TABLES
-from backfill_assets.sample.cdnow import write_landing
-from backfill_assets.staleness.backlog import backlog
+from backfill_assets.sample.cdnow import write_cdnow_landing
+from backfill_assets.staleness.backlog import find_stale_days
 from backfill_assets.staleness.finality import final_days
 from backfill_assets_tests.landings import history
 from backfill_assets_tests.model import run_model
@@ -40,7 +40,7 @@ def rewritten(pipeline: Pipeline, name: str, since: int | None) -> Counter[date]
     A run may also compute a day that lies between two others, and find the rows that are there.
     """
     records = pipeline.io_manager.ledger(TABLES[name]).records
-    return Counter(d for r in records if r.version > (since or 0) for d in r.wrote)
+    return Counter(d for r in records if r.version > (since or 0) for d in r.rewritten_days)
 
 
 def staged_by_day(pipeline: Pipeline, end: date) -> dict[date, list[tuple]]:
@@ -76,7 +76,7 @@ class Life:
         before = read_ledgers(self.pipeline.settings)
         self.pipeline.night(today)
         staged = staged_by_day(self.pipeline, today)
-        final = final_days(before, Policy.of(self.pipeline.settings))[STAGED.name]
+        final = final_days(before, Policy.from_settings(self.pipeline.settings))[STAGED.name]
         known = {START + n * DAY for n in range((today - START).days)}
         due = {d for d in known if d not in self.loaded or staged.get(d) != self.staged.get(d)}
         done = rewritten(self.pipeline, STAGED.name, before[STAGED.name].version)
@@ -93,7 +93,9 @@ class Life:
     def rebuild_final_days(self) -> set[date]:
         """What a person does about new input for final days; the days."""
         p = self.pipeline
-        waiting = backlog(read_ledgers(p.settings), Policy.of(p.settings), day(DAYS + 1)).final
+        waiting = find_stale_days(
+            read_ledgers(p.settings), Policy.from_settings(p.settings), day(DAYS + 1)
+        ).final
         days = {d for found in waiting.values() for d in found}
         for d in sorted(days):
             p.run(d, d, (STAGED.name, FACT.name, CORRECTIONS.name))
@@ -118,7 +120,9 @@ def test_nightly_operation_ends_as_one_clean_load(engine, spark, tmp_path, seed)
     expected = clean.digests()
     for life in (touched, window):
         p = life.pipeline
-        waiting = backlog(read_ledgers(p.settings), Policy.of(p.settings), day(DAYS + 1)).final
+        waiting = find_stale_days(
+            read_ledgers(p.settings), Policy.from_settings(p.settings), day(DAYS + 1)
+        ).final
         late = {str(d) for days in waiting.values() for d in days}
         found = p.digests()
         # With everything known, whatever came for days that are final.
@@ -174,7 +178,7 @@ def delay(landing: Path, share: float, seed: int) -> dict[date, Counter[date]]:
 def test_cdnow_night_by_night_with_late_lines(engine, spark, tmp_path):
     end = FIRST + NIGHTS * DAY
     p = Pipeline(engine, tmp_path, land=False, start=FIRST, end=end, window_days=CDNOW_WINDOW)
-    write_landing(CDNOW, p.landing)
+    write_cdnow_landing(CDNOW, p.landing)
     days = delay(p.landing, 0.02, seed=1)
     window = p.settings.window_days
     for today in (FIRST + n * DAY for n in range(1, NIGHTS + 1)):
@@ -185,7 +189,7 @@ def test_cdnow_night_by_night_with_late_lines(engine, spark, tmp_path):
         for name in (STAGED.name, FACT.name):
             done = rewritten(p, name, before[name].version)
             assert done == Counter(touched), (today, name)
-            assert not done.keys() & final_days(before, Policy.of(p.settings))[name]
+            assert not done.keys() & final_days(before, Policy.from_settings(p.settings))[name]
     raw, staged, late = (p.log(t.name).to_pyarrow_table() for t in (RAW, STAGED, LATE))
     arrived = sum(sum(days[FIRST + n * DAY].values()) for n in range(NIGHTS))
     assert staged.num_rows + late.num_rows == raw.num_rows == arrived

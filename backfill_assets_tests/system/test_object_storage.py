@@ -24,9 +24,9 @@ from backfill_assets.calendar.partitions import DAY
 from backfill_assets.delta.logs import delta_log, storage_options
 from backfill_assets.engine.jars import fetch_s3_jars
 from backfill_assets.engine.log_store import LOG_STORE
-from backfill_assets.engine.stores import folder_of
-from backfill_assets.landing.listing import HOURS, folder_name, list_landing
-from backfill_assets.landing.samples import sample
+from backfill_assets.engine.stores import folder_filesystem
+from backfill_assets.landing.listing import HOUR_FOLDERS, folder_name, list_landing
+from backfill_assets.landing.samples import sample_values
 from backfill_assets.orders.lines import ORDER_LINES
 from backfill_assets.settings import load_settings
 from backfill_assets_tests.conftest import LASTING, SMALL
@@ -147,7 +147,7 @@ def test_folders_of_hours_are_listed_with_their_day(server, monkeypatch):
         monkeypatch.setenv(name, value)
     days = [date(2024, 1, 1), date(2024, 1, 2)]
     for d in days:
-        for hour in [*HOURS, "hour=24"]:
+        for hour in [*HOUR_FOLDERS, "hour=24"]:
             folder = server.bucket / "by-hour" / "orders" / folder_name(d) / hour
             folder.mkdir(parents=True)
             (folder / "part-0.jsonl").write_text("{}\n")
@@ -156,15 +156,17 @@ def test_folders_of_hours_are_listed_with_their_day(server, monkeypatch):
         found = list_landing(f"s3a://{BUCKET}/by-hour", replace(ORDER_LINES, hourly=True), of)
         assert server.requests().total() - before <= 4, "not one for each hour"
         for d, folder in found.folders.items():
-            assert [*folder.files] == [f"{folder_name(d)}/{hour}/part-0.jsonl" for hour in HOURS]
-            assert folder.hours == {*HOURS}
-            assert folder.unknown == (f"{folder_name(d)}/hour=24",)
+            assert [*folder.files] == [
+                f"{folder_name(d)}/{hour}/part-0.jsonl" for hour in HOUR_FOLDERS
+            ]
+            assert folder.hours == {*HOUR_FOLDERS}
+            assert folder.unknown_files == (f"{folder_name(d)}/hour=24",)
         # Of a source by day, they are told as well.
         found = list_landing(f"s3a://{BUCKET}/by-hour", ORDER_LINES, of)
         assert [*found.folders] == days
         for folder in found.folders.values():
             assert not folder.files
-            assert len(folder.unknown) == 25
+            assert len(folder.unknown_files) == 25
 
 
 def test_a_sample_of_files_reads_a_part_of_them(server, monkeypatch):
@@ -180,8 +182,8 @@ def test_a_sample_of_files_reads_a_part_of_them(server, monkeypatch):
     pq.write_table(pa.table({"customer_id": keys}), folder / "c.parquet")
 
     def sampled(landing: str) -> list:
-        entries = list_landing(landing, ORDER_LINES, [d]).files(d).values()
-        return [*sample(landing, ORDER_LINES, [*entries], ["customer_id"]).values()]
+        entries = list_landing(landing, ORDER_LINES, [d]).files_on(d).values()
+        return [*sample_values(landing, ORDER_LINES, [*entries], ["customer_id"]).values()]
 
     before = server.requests().total()
     found = sampled(f"s3a://{BUCKET}/sampled")
@@ -313,7 +315,7 @@ def test_no_commit_of_several_drivers_is_lost(server, monkeypatch):
         list(pool.map(follow, drivers))
     assert [driver.wait() for driver in drivers] == [0, 0]
     there = delta_log(url).load()
-    rows = there.to_pyarrow_table(filesystem=folder_of(url))["row"].to_pylist()
+    rows = there.to_pyarrow_table(filesystem=folder_filesystem(url))["row"].to_pylist()
     assert sorted(rows) == sorted(row for row in told if row != "refused")
     assert {row[:1] for row in rows} == {"f", "a", "b", "c"}
     assert there.version() == len(rows) - 1

@@ -12,10 +12,10 @@ from datetime import date
 import pytest
 
 from backfill_assets.calendar.partitions import Window
-from backfill_assets.delta.evolution import differences
+from backfill_assets.delta.evolution import schema_differences
 from backfill_assets.delta.reading import read_ledgers
-from backfill_assets.monitoring.look import Look
-from backfill_assets.monitoring.states import State, day_states
+from backfill_assets.monitoring.look import Monitor
+from backfill_assets.monitoring.states import DayState, day_states
 from backfill_assets_tests.pipeline import EVERYTHING, START, Pipeline, day, undo
 from backfill_assets_tests.places import PROJECT
 
@@ -34,19 +34,23 @@ def old(engine, tmp_path):
 def test_it_is_read_replayed_with_the_same_rows_and_undone(old):
     ledgers = read_ledgers(old.settings)
     for ledger in ledgers.values():
-        assert ledger.published == DAYS
+        assert ledger.published_days == DAYS
         assert ledger.metadata
-        assert differences(ledger.table, ledger.metadata) == []
-    situation = Look(old.settings, lambda: old.now).situation(old.instance)
+        assert schema_differences(ledger.table, ledger.metadata) == []
+    situation = Monitor(old.settings, lambda: old.now).read_situation(old.instance)
     states = {name: {*day_states(name, situation).values()} for name in ledgers}
     # The second run took in lines of earlier days, whose current was not built again.
-    behind = {name for name, found in states.items() if State.INPUT_NEWER in found}
+    behind = {name for name, found in states.items() if DayState.INPUT_NEWER in found}
     assert behind == {"fact_daily_orders_current"}
-    assert all(state.good for found in states.values() for state in found - {State.INPUT_NEWER})
+    assert all(
+        state.is_good for found in states.values() for state in found - {DayState.INPUT_NEWER}
+    )
 
     before = old.digests()
     undo(old, "old5")
-    assert read_ledgers(old.settings)["fact_daily_orders"].published == {*Window(START, day(5))}
+    assert read_ledgers(old.settings)["fact_daily_orders"].published_days == {
+        *Window(START, day(5))
+    }
     old.run(1, 6, EVERYTHING, tags={"backfill_assets/rewrite": "true"})
     after = old.digests()
     # What was behind, and what is made of it, is as it should have been on the days before.

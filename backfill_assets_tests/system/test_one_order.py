@@ -10,9 +10,9 @@ import pytest
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from backfill_assets.assets.lines import accepted, read_versions
+from backfill_assets.assets.lines import accepted_rows, read_versions
 from backfill_assets.calendar.partitions import Window
-from backfill_assets.landing.lines import read_lines, survey
+from backfill_assets.landing.lines import probe_files, read_lines
 from backfill_assets.orders.lines import ORDER_LINES
 from backfill_assets.orders.tables import TABLES
 from backfill_assets.tables.versions import with_event_day
@@ -60,9 +60,9 @@ def dates(log: DataFrame, zone: str) -> Iterator[list[str]]:
 def test_the_dates_of_each_line(pipeline, spark, zone):
     for path, line in landed():
         land(pipeline, path, line)
-    found = survey(spark, str(pipeline.landing), ORDER_LINES, Window(day(1), day(31)))
+    found = probe_files(spark, str(pipeline.landing), ORDER_LINES, Window(day(1), day(31)))
     lines = read_lines(spark, found, ORDER_LINES)
-    log = accepted(read_versions(lines, ORDER_LINES, zone), ORDER_LINES)
+    log = accepted_rows(read_versions(lines, ORDER_LINES, zone), ORDER_LINES)
     if zone == "UTC":
         told = table("The dates of each line")
         assert all(cells[3] == cells[4] for cells in told)

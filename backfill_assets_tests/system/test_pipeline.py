@@ -19,8 +19,8 @@ from backfill_assets.calendar.partitions import days_of_run
 from backfill_assets.orders.tables import RAW, STAGED, TABLES
 from backfill_assets.publish.io_manager import DeltaIOManager
 from backfill_assets.publish.task_metadata import PLOT
-from backfill_assets.sample.generator import generate
-from backfill_assets.staleness.arrivals import manifests
+from backfill_assets.sample.generator import write_invented_landing
+from backfill_assets.staleness.arrivals import loaded_manifests
 from backfill_assets_tests.model import run_model
 from backfill_assets_tests.pipeline import (
     END,
@@ -40,7 +40,7 @@ ALL_DAYS = [str(day(n)) for n in range(1, 32)]
 def sample(engine, spark, tmp_path_factory) -> Pipeline:
     """A month of sample orders, loaded by one run."""
     pipeline = Pipeline(engine, tmp_path_factory.mktemp("sample"), land=False)
-    generate(pipeline.landing, start=START, days=31, orders_per_day=40, seed=3)
+    write_invented_landing(pipeline.landing, start=START, days=31, orders_per_day=40, seed=3)
     pipeline.run(1, 31, EVERYTHING)
     return pipeline
 
@@ -104,7 +104,7 @@ def evaluations(pipeline: Pipeline, name: str, check: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("name", TABLES)
 def test_each_day_has_its_own_evaluation_of_each_check(sample, name):
-    for check in TABLES[name].checks:
+    for check in TABLES[name].check_descriptions:
         statuses = evaluations(sample, name, check)
         assert sorted(statuses) == ALL_DAYS
         assert set(statuses.values()) <= {"SUCCEEDED", "FAILED"}, "a planned check stayed planned"
@@ -161,13 +161,13 @@ def test_one_bad_day_of_thirty(pipeline, monkeypatch):
         column = TABLES[name].partition
         assert {str(r[column]) for r in pipeline.rows(name)} == set(ALL_DAYS[:30]) - bad
     count = 0
-    for check in STAGED.checks:
+    for check in STAGED.check_descriptions:
         statuses = evaluations(pipeline, "stg_orders", check)
         assert sorted(statuses) == ALL_DAYS[:30]
         failed = {d for d, status in statuses.items() if status == "FAILED"}
         assert failed == (bad if check in ("unique_key", "conservation") else set())
         count += len(statuses)
-    assert count == 30 * len(STAGED.checks)
+    assert count == 30 * len(STAGED.check_descriptions)
     for name in ("stg_orders", "fact_daily_orders"):
         statuses = partition_statuses(pipeline, name)
         failed = {d for d, status in statuses.items() if status == AssetPartitionStatus.FAILED}
@@ -324,7 +324,7 @@ def test_the_planned_checks_carry_their_partitions(pipeline):
     )
     said = [log.dagster_event.asset_check_evaluation_data for log in logs]
     assert sorted((e.check_name, e.partition) for e in said if e.partition) == sorted(
-        (check, str(day(n))) for check in RAW.checks for n in (1, 2)
+        (check, str(day(n))) for check in RAW.check_descriptions for n in (1, 2)
     )
 
 
@@ -422,7 +422,7 @@ def test_a_run_that_died_between_commit_and_events_is_recognized(pipeline, monke
 
     assert plain_events(restored) == plain_events(told)
     assert {e.metadata["outcome"].value for e in restored} == {"identical"}
-    for check in RAW.checks:
+    for check in RAW.check_descriptions:
         assert evaluations(pipeline, "raw_orders", check) == evaluations(clean, "raw_orders", check)
 
 
@@ -500,17 +500,17 @@ def test_repeating_only_the_last_step_does_not_make_a_failed_day_good(
 
 def test_a_file_that_lands_after_the_listing_is_never_taken_for_read(pipeline, monkeypatch):
     pipeline.land(1, [order("a", 1)])
-    honest = landed.survey
+    honest = landed.probe_files
 
     def survey(*given):
         pipeline.land(1, [order("b", 1)], "part-1.jsonl")
         return honest(*given)
 
-    monkeypatch.setattr(landed, "survey", survey)
+    monkeypatch.setattr(landed, "probe_files", survey)
     pipeline.run(1, 1, ["raw_orders"])
     monkeypatch.undo()
     assert [r["order_id"] for r in pipeline.rows("raw_orders")] == ["a"]
-    assert list(manifests(pipeline.io_manager.ledger(RAW))[day(1)].files) == [
+    assert list(loaded_manifests(pipeline.io_manager.ledger(RAW))[day(1)].files) == [
         f"arrival_date={day(1)}/part-0.jsonl"
     ]
     pipeline.run(1, 1, ["raw_orders"])

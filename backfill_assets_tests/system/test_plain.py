@@ -275,7 +275,7 @@ def test_bounds_of_columns():
 
         class Config(Visits.Config): ...
 
-    assert {*Table("home", Bounded).constraints.values()} == {
+    assert {*Table("home", Bounded).check_constraints.values()} == {
         f"visits {of}" for of in (">= 0", "> -1", "< 10", "<= 9")
     }
 

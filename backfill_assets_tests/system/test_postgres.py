@@ -18,10 +18,10 @@ from dagster._core.test_utils import create_run_for_test, instance_for_test
 from dagster_postgres import DagsterPostgresStorage
 from sqlalchemy.exc import OperationalError
 
-from backfill_assets.backfills.stages import _refuse_many_names
+from backfill_assets.backfills.stages import _refuse_long_tag
 from backfill_assets.backfills.undertakings import BackfillRefusedError
 from backfill_assets.calendar.partitions import Window
-from backfill_assets.dagster_ext.internals import longest_tag
+from backfill_assets.dagster_ext.internals import max_tag_bytes
 from backfill_assets.dagster_ext.postgres import PooledEventLog, PostgresStorage
 from backfill_assets_tests.drills import drills
 from backfill_assets_tests.events import DAYS, OF_EVENTS, asset_event, planned_and_told
@@ -173,7 +173,7 @@ def test_without_the_variables_it_says_which(tmp_path, monkeypatch):
 
 def test_names_that_are_too_long_for_an_index_are_refused(instance):
     """Dagster's daemon would try to launch the run for ever."""
-    limit = longest_tag(instance)
+    limit = max_tag_bytes(instance)
     assert limit is not None
     name = "".join(f"{n:03x}" for n in random.Random(0).sample(range(4096), 4000))[:limit]
     create_run_for_test(instance, tags={"backfill_assets/accept": name})
@@ -181,9 +181,9 @@ def test_names_that_are_too_long_for_an_index_are_refused(instance):
         create_run_for_test(instance, tags={"backfill_assets/accept": name * 3 + name[::-1] * 3})
     plan = SimpleNamespace(id="x", parameters=SimpleNamespace(accept=[name, "b"]))
     with pytest.raises(BackfillRefusedError, match="accepts 2 files by name"):
-        _refuse_many_names(instance, SimpleNamespace(plan=plan))
+        _refuse_long_tag(instance, SimpleNamespace(plan=plan))
     plan.parameters.accept.pop()
-    _refuse_many_names(instance, SimpleNamespace(plan=plan))
+    _refuse_long_tag(instance, SimpleNamespace(plan=plan))
 
 
 @dg.asset(pool="alone")

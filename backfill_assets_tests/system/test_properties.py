@@ -18,7 +18,7 @@ from backfill_assets.assets import known, lines, staging
 from backfill_assets.assets.input_frames import for_days
 from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.calendar.reach import SAME_DAY
-from backfill_assets.landing.lines import read_lines, survey
+from backfill_assets.landing.lines import probe_files, read_lines
 from backfill_assets.orders.facts import CORRECTIONS, CURRENT, FACT
 from backfill_assets.orders.lines import ORDER_LINES
 from backfill_assets.orders.tables import LATE, RAW, STAGED
@@ -72,16 +72,16 @@ def test_the_transforms_agree_with_the_model_on_every_row(engine, spark, batch, 
         model = run_model(
             pipeline.landing, start=START, end=CALENDAR.end, window_days=window_days, timezone=zone
         )
-        found = survey(spark, str(pipeline.landing), ORDER_LINES, CALENDAR.widened(before=1))
+        found = probe_files(spark, str(pipeline.landing), ORDER_LINES, CALENDAR.widen_by(before=1))
         landed = read_lines(spark, found, ORDER_LINES)
         read = lines.read_versions(landed, ORDER_LINES, zone).persist()
-        log = lines.accepted(read, ORDER_LINES).where(CALENDAR.predicate("log_date"))
+        log = lines.accepted_rows(read, ORDER_LINES).where(CALENDAR.sql_condition("log_date"))
         dated = staging.with_event_day(log, ORDER_LINES, zone).persist()
-        ranked = staging.ranked(dated, ORDER_LINES, CALENDAR, window_days)
+        ranked = staging.rank_in_window(dated, ORDER_LINES, CALENDAR, window_days)
         staged = staging.staged(ranked, ORDER_LINES).persist()
         assert plain(log.collect(), RAW.columns) == plain(model.raw, RAW.columns)
-        assert lines.rejected(read, ORDER_LINES).where(
-            CALENDAR.predicate("arrival_date")
+        assert lines.rejected_rows(read, ORDER_LINES).where(
+            CALENDAR.sql_condition("arrival_date")
         ).count() == len(model.rejected)
         assert plain(staged.collect(), STAGED.columns) == plain(model.staged, STAGED.columns)
         late = staging.late_lines(dated, ORDER_LINES, window_days)
@@ -97,14 +97,14 @@ def test_a_range_decides_each_day_as_that_day_alone(engine, spark, batch, window
     with tempfile.TemporaryDirectory() as root:
         pipeline = Pipeline(engine, Path(root))
         land(pipeline, batch, "part")
-        found = survey(spark, str(pipeline.landing), ORDER_LINES, CALENDAR.widened(before=1))
+        found = probe_files(spark, str(pipeline.landing), ORDER_LINES, CALENDAR.widen_by(before=1))
         landed = read_lines(spark, found, ORDER_LINES)
-        log = lines.accepted(lines.read_versions(landed, ORDER_LINES, "UTC"), ORDER_LINES)
+        log = lines.accepted_rows(lines.read_versions(landed, ORDER_LINES, "UTC"), ORDER_LINES)
         dated = staging.with_event_day(log, ORDER_LINES, "UTC").persist()
 
         def staged(window: Window):
-            logged = dated.where(window.widened(after=window_days).predicate("log_date"))
-            rows = staging.ranked(logged, ORDER_LINES, window, window_days)
+            logged = dated.where(window.widen_by(after=window_days).sql_condition("log_date"))
+            rows = staging.rank_in_window(logged, ORDER_LINES, window, window_days)
             return staging.staged(rows, ORDER_LINES)
 
         alone = staged(Window(day(1), day(2)))
@@ -133,21 +133,21 @@ def test_current_is_what_an_endless_window_gives(engine, spark, batch, window_da
             timezone="UTC",
             drop=not corrects,
         )
-        found = survey(spark, str(pipeline.landing), ORDER_LINES, CALENDAR.widened(before=1))
+        found = probe_files(spark, str(pipeline.landing), ORDER_LINES, CALENDAR.widen_by(before=1))
         landed = read_lines(spark, found, ORDER_LINES)
-        log = lines.accepted(lines.read_versions(landed, ORDER_LINES, "UTC"), ORDER_LINES)
-        log = log.where(CALENDAR.predicate("log_date"))
+        log = lines.accepted_rows(lines.read_versions(landed, ORDER_LINES, "UTC"), ORDER_LINES)
+        log = log.where(CALENDAR.sql_condition("log_date"))
         log = staging.with_event_day(log, ORDER_LINES, "UTC").persist()
 
         def current(window: Window):
-            rows = versions.known(log, ORDER_LINES, window, window_days, corrects=corrects)
+            rows = versions.rank_all(log, ORDER_LINES, window, window_days, corrects=corrects)
             return known.current_rows(CURRENT, rows, window, {})
 
         whole = current(CALENDAR).persist()
         assert sums(whole.collect()) == expected
         alone = [row for d in CALENDAR for row in current(Window(d, d + DAY)).collect()]
         assert sums(alone) == expected
-        ranked = staging.ranked(log, ORDER_LINES, CALENDAR, window_days)
+        ranked = staging.rank_in_window(log, ORDER_LINES, CALENDAR, window_days)
         facts = facts_of(staging.staged(ranked, ORDER_LINES))
         changes = sums(known.correction_rows(CORRECTIONS, facts, whole).collect())
         frozen = model.fact
@@ -175,7 +175,7 @@ def test_spans_hold_the_days_of_all_lines_of_an_order(spark):
             expected[log_day].update(event_day for _, event_day in of)
     for take in (lines, lines[:5], []):
         frame = spark.createDataFrame(take, "order_id STRING, log_date DATE, event_date DATE")
-        found = touched._spans(ORDER_LINES, frame)
+        found = touched._event_days_by_log_day(ORDER_LINES, frame)
         if take is lines:
             assert found == expected
         assert found.keys() == {log_day for _, log_day, _ in take}

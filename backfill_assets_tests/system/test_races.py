@@ -11,7 +11,7 @@ from itertools import pairwise
 
 import pytest
 
-from backfill_assets.delta.records import Record
+from backfill_assets.delta.records import CommitRecord
 from backfill_assets.orders.tables import RAW, TABLES
 from backfill_assets_tests.pipeline import LAYERS, Pipeline, day, order
 
@@ -19,7 +19,7 @@ RACES = int(os.environ.get("BACKFILL_TEST_RACES", "2"))
 DAYS = 2
 
 
-def builds(records: list[Record]) -> Iterator[tuple[date, list[Record]]]:
+def builds(records: list[CommitRecord]) -> Iterator[tuple[date, list[CommitRecord]]]:
     """By day, the commits that speak of it, in order."""
     for d in sorted({d for record in records for d in record.days}):
         yield d, [record for record in records if d in record.days]
@@ -84,4 +84,4 @@ def check(nightly: Pipeline, races: int) -> None:
     assert {str(r["order_id"]) for r in nightly.rows("stg_orders")} == {
         f"o-{race}-{n}-{k}" for race in range(races) for n in range(1, DAYS + 1) for k in (0, 1)
     }
-    assert day(1) in nightly.io_manager.ledger(RAW).published
+    assert day(1) in nightly.io_manager.ledger(RAW).published_days

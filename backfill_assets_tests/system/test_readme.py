@@ -20,7 +20,7 @@ from unittest.mock import patch
 import pytest
 from pydantic import ByteSize
 
-from backfill_assets.monitoring.states import State
+from backfill_assets.monitoring.states import DayState
 from backfill_assets.orders.tables import TABLES
 from backfill_assets.quality.audit import Severity
 from backfill_assets.settings import PREFIX, Settings, load_settings
@@ -387,7 +387,7 @@ def test_every_alert_and_every_state_is_explained():
     states, _, alerts = PAGES["docs/monitoring.md"].partition("\n## Alerts\n")
     assert set(re.findall(r"^\| `([a-z ]+)` \|", alerts, re.MULTILINE)) >= kinds
     assert len(kinds) > 8
-    for state in State:
+    for state in DayState:
         assert f"\n| `{state.value}` |" in states
 
 

@@ -10,13 +10,13 @@ import msgspec
 import pytest
 
 from backfill_assets import definitions
-from backfill_assets.backfills.plans import BackfillPlan, Outlook, in_lines
+from backfill_assets.backfills.plans import BackfillPlan, TableForecast, day_rows
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.reading import read_ledgers
-from backfill_assets.delta.records import ExternalCommit, Record
+from backfill_assets.delta.records import CommitRecord, ExternalCommit
 from backfill_assets.orders.facts import CURRENT, FACT
 from backfill_assets.orders.tables import LATENESS, RAW, REJECTED, STAGED
-from backfill_assets.publish.reasons import why
+from backfill_assets.publish.reasons import recompute_reason
 from backfill_assets.publish.run_tags import REWRITE_TAG
 from backfill_assets.tables.code_version import Code
 from backfill_assets_tests.invented_logs import days, ledger, record, said_of
@@ -26,7 +26,7 @@ from backfill_assets_tests.written_logs import commit, read
 NOW = ("fingerprint", "code", "config")
 
 
-def made(published: Record, fingerprint: str = "fingerprint", **changed) -> Record:
+def made(published: CommitRecord, fingerprint: str = "fingerprint", **changed) -> CommitRecord:
     """A record of days that were made of this."""
     told = {
         d: msgspec.structs.replace(x, fingerprint=fingerprint) for d, x in published.days.items()
@@ -57,23 +57,28 @@ STAGING = ledger(STAGED, made(record(1, days(1))))
 @pytest.mark.parametrize("reason", LEDGERS)
 def test_the_reason(reason):
     of = LEDGERS[reason]
-    assert why(of, day(1), *NOW, inputs=[STAGING]) == reason
+    assert recompute_reason(of, day(1), *NOW, inputs=[STAGING]) == reason
 
 
 @pytest.mark.parametrize("reason", LEDGERS)
 def test_who_asks_for_a_day_is_the_reason_only_without_another(reason):
-    assert why(LEDGERS[reason], day(1), *NOW, True, inputs=[STAGING]) == (reason or "asked for")
+    assert recompute_reason(LEDGERS[reason], day(1), *NOW, True, inputs=[STAGING]) == (
+        reason or "asked for"
+    )
 
 
 def test_rows_that_nobody_recorded():
     of = ledger(FACT, made(record(3, days(1))))
-    assert why(Ledger(FACT, 3, (), (), of.measured), day(1), *NOW) == "rows without a record"
+    assert (
+        recompute_reason(Ledger(FACT, 3, (), (), of.measured), day(1), *NOW)
+        == "rows without a record"
+    )
 
 
 def test_a_day_that_was_taken_back_counts_as_never_published():
     taken = msgspec.structs.replace(record(4, ()), withdrawn=days(1))
     of = Ledger(FACT, 4, [made(record(3, days(1))), taken])
-    assert why(of, day(1), *NOW) == "never published"
+    assert recompute_reason(of, day(1), *NOW) == "never published"
 
 
 def test_the_input_that_is_new_is_named():
@@ -86,14 +91,21 @@ def test_the_input_that_is_new_is_named():
         (ledger(RAW, record(5, days(1)), same, new), "new input: raw_orders"),
         (ledger(RAW, record(5, days(1)), external=[external(6, 1)]), "new input: raw_orders"),
     ):
-        assert why(ledger(LATENESS, seen), day(1), *NOW, inputs=[rejected, raw]) == names
+        assert (
+            recompute_reason(ledger(LATENESS, seen), day(1), *NOW, inputs=[rejected, raw]) == names
+        )
 
 
 def test_who_knows_better_what_is_new_is_heard():
     for reason in ("new input: stg_orders", "input not on record"):
-        assert why(LEDGERS[reason], day(1), *NOW, news="new files") == "new files"
-    assert why(LEDGERS["other code"], day(1), *NOW, news="new files") == "other code"
-    assert why(LEDGERS[None], day(1), *NOW, news="new files") is None
+        assert (
+            recompute_reason(LEDGERS[reason], day(1), *NOW, input_change="new files") == "new files"
+        )
+    assert (
+        recompute_reason(LEDGERS["other code"], day(1), *NOW, input_change="new files")
+        == "other code"
+    )
+    assert recompute_reason(LEDGERS[None], day(1), *NOW, input_change="new files") is None
 
 
 def test_the_record_says_it_by_ranges_and_old_commits_say_nothing(tmp_path):
@@ -101,8 +113,8 @@ def test_the_record_says_it_by_ranges_and_old_commits_say_nothing(tmp_path):
     commit(tmp_path / "t", days(1), said_of(days(1)), "append")
     commit(tmp_path / "t", days(1), said_of(days(1), because=because), "overwrite")
     old, new = read(tmp_path / "t").records
-    assert old.why(day(1)) == ""
-    assert [new.why(day(n)) for n in (1, 2, 3, 5)] == [
+    assert old.reason_for_day(day(1)) == ""
+    assert [new.reason_for_day(day(n)) for n in (1, 2, 3, 5)] == [
         "never published",
         "never published",
         "",
@@ -111,7 +123,7 @@ def test_the_record_says_it_by_ranges_and_old_commits_say_nothing(tmp_path):
 
 
 def test_a_plan_shows_the_days_of_each_reason():
-    outlook = Outlook(
+    outlook = TableForecast(
         computed=("2024-01-01...2024-01-03",),
         depends=("2024-01-05",),
         final=("2024-01-01",),
@@ -122,15 +134,15 @@ def test_a_plan_shows_the_days_of_each_reason():
         },
     )
     plan = BackfillPlan.model_construct(tables={STAGED.name: outlook})
-    assert [line[1:] for line in in_lines(plan)] == [
+    assert [line[1:] for line in day_rows(plan)] == [
         ("2 computed", "other code", "2024-01-01\n2024-01-03"),
         ("1 computed", "external commit", "2024-01-02"),
         ("1 depends on its input", "new input: raw_orders", "2024-01-05"),
         ("of these, 1 final", "", "2024-01-01"),
     ]
     # As an earlier release kept it.
-    kept = Outlook.model_validate_json('{"computed": ["2024-01-01"]}')
-    assert [line[1:] for line in in_lines(BackfillPlan.model_construct(tables={"x": kept}))] == [
+    kept = TableForecast.model_validate_json('{"computed": ["2024-01-01"]}')
+    assert [line[1:] for line in day_rows(BackfillPlan.model_construct(tables={"x": kept}))] == [
         ("1 computed", "", "2024-01-01")
     ]
 
@@ -178,8 +190,8 @@ def test_from_the_plan_to_the_record(engine, spark, tmp_path, monkeypatch):
     assert told(pipeline, STAGED.name, day(3)) == "new input: raw_orders"
     assert told(pipeline, FACT.name, day(3)) == "new input: stg_orders"
     ledgers = read_ledgers(pipeline.settings)
-    assert ledgers[FACT.name].latest[day(3)].why(day(3)) == "new input: stg_orders"
-    assert ledgers[FACT.name].latest[day(1)].why(day(1)) == "never published"
+    assert ledgers[FACT.name].latest[day(3)].reason_for_day(day(3)) == "new input: stg_orders"
+    assert ledgers[FACT.name].latest[day(1)].reason_for_day(day(1)) == "never published"
     # A day that a backfill found as it was is told with why it was computed when it was.
     pipeline.run(1, tags={"dagster/backfill": "byhand12"})
     assert told(pipeline, FACT.name, day(1)) == "never published"
@@ -198,7 +210,7 @@ def test_from_the_plan_to_the_record(engine, spark, tmp_path, monkeypatch):
     assert [told(pipeline, FACT.name, day(n)) for n in (1, 2)] == ["asked for", "external commit"]
     undo(pipeline, "byhand13", "2024-01-01")
     record = read_ledgers(pipeline.settings)[FACT.name].latest[day(1)]
-    assert record.why(day(1)) == "undo of byhand13"
+    assert record.reason_for_day(day(1)) == "undo of byhand13"
 
     monkeypatch.setattr(definitions, "running_code", lambda _: Code("deployed-meanwhile"))
     other = Pipeline(engine, tmp_path, window_days=1, timezone="Europe/London")

@@ -11,10 +11,10 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from backfill_assets import ORDERS, STAGED, current
-from backfill_assets.backfills.plans import Expected
+from backfill_assets.backfills.plans import DayOutcome
 from backfill_assets.calendar.policy import Policy
 from backfill_assets.delta.reading import read_ledgers
-from backfill_assets.staleness.backlog import Backlog, backlog
+from backfill_assets.staleness.backlog import StaleDays, find_stale_days
 from backfill_assets_tests.own_tables import my_countries
 from backfill_assets_tests.pipeline import EVERYTHING, Pipeline, day, order, planned, undo
 
@@ -67,9 +67,9 @@ def published(pipeline: Pipeline, name: str = SPEND.name) -> dict[tuple[str, str
     return {(str(row["run_date"]), row["country"]): row["spend"] for row in rows}
 
 
-def behind(pipeline: Pipeline) -> Backlog:
+def behind(pipeline: Pipeline) -> StaleDays:
     ledgers = read_ledgers(pipeline.settings)
-    return backlog(ledgers, Policy.of(pipeline.settings), pipeline.now.date())
+    return find_stale_days(ledgers, Policy.from_settings(pipeline.settings), pipeline.now.date())
 
 
 def on(found: dict[tuple[str, str], Decimal], *numbers: int) -> dict[tuple[str, str], Decimal]:
@@ -94,13 +94,13 @@ def test_other_rows_make_open_days_due_and_final_ones_wait_for_a_person(pipeline
     assert pipeline.night(day(7)) == []
 
     said = planned(pipeline, SIX, tables=[SPEND.name]).tables[SPEND.name]
-    assert [*said.by_reason()] == [
-        (Expected.IDENTICAL, "", [day(5), day(6)]),
-        (Expected.COMPUTED, "new input: customers", [day(n) for n in range(1, 5)]),
+    assert [*said.days_by_reason()] == [
+        (DayOutcome.IDENTICAL, "", [day(5), day(6)]),
+        (DayOutcome.COMPUTED, "new input: customers", [day(n) for n in range(1, 5)]),
     ]
     pipeline.run(1, 6, [SPEND.name])
     assert published(pipeline) == now
-    assert behind(pipeline) == Backlog()
+    assert behind(pipeline) == StaleDays()
     record = read_ledgers(pipeline.settings)[SPEND.name].records[-1]
     assert record.days[day(1)].numbers == {"input version customers": 1}
     # What Dagster shows of it.
@@ -126,7 +126,7 @@ def test_what_changes_no_row_makes_nothing_due(pipeline, customers):
             assert there.optimize.compact()["numFilesRemoved"] == 2
         else:
             there.vacuum(dry_run=False)
-        assert behind(pipeline) == Backlog()
+        assert behind(pipeline) == StaleDays()
     pipeline.run(1, 6, ALL)
     assert pipeline.log(SPEND.name).version() == commits
 
@@ -147,13 +147,13 @@ def test_an_undo_holds_although_the_rows_of_now_are_others(pipeline, customers):
     assert published(pipeline) == expected(pipeline, c1="GB")
     undo(pipeline, wrong.run_id[:8])
     assert published(pipeline) == first
-    assert not behind(pipeline).days(SPEND.name)
+    assert not behind(pipeline).all_days(SPEND.name)
 
 
 def test_without_the_table_no_day_can_be_made(pipeline, customers):
     before = published(pipeline)
     (pipeline.warehouse / "customers").rename(pipeline.root / "gone")
-    assert not behind(pipeline).days(SPEND.name)
+    assert not behind(pipeline).all_days(SPEND.name)
     assert planned(pipeline, SIX, tables=[SPEND.name]).tables[SPEND.name].lacking
     said = pipeline.failure(pipeline.run(1, 6, [SPEND.name], fails=True))
     assert "country_spend [2024-01-01...2024-01-06] cannot be made: there is no Delta table" in said

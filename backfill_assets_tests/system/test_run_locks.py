@@ -19,7 +19,12 @@ from dagster._core.storage.dagster_run import DagsterRunStatus
 from dagster._core.storage.tags import GRPC_INFO_TAG
 from dagster._core.test_utils import create_run_for_test
 
-from backfill_assets.dagster_ext.run_locks import LOCKS, PROCESS_TAG, is_alive, sign_on
+from backfill_assets.dagster_ext.run_locks import (
+    PROCESS_TAG,
+    RUN_LOCK_FILE,
+    hold_run_lock,
+    is_alive,
+)
 from backfill_assets_tests.places import dagster_yaml
 
 #: A process that does something with the project's instance, and then reads what it is told.
@@ -157,7 +162,7 @@ def test_looks_leave_no_files_open(instance):
         said(worker)
     alive(instance, run)
     before = open_files()
-    lock = Path(instance.root_directory, LOCKS)
+    lock = Path(instance.root_directory, RUN_LOCK_FILE)
     for _ in range(20):  # as if the home were restored again and again
         lock.unlink()
         with ThreadPoolExecutor(4) as pool:
@@ -186,7 +191,7 @@ def test_what_is_forked_from_a_run_is_not_the_run(instance):
 def test_a_home_that_was_wiped_is_a_new_one(instance):
     """Its runs are noticed, and those of the old file are in doubt, not dead."""
     old, new = started(instance), started(instance)
-    lock = Path(instance.root_directory, LOCKS)
+    lock = Path(instance.root_directory, RUN_LOCK_FILE)
     with process(instance, SIGN_ON, old) as worker:
         said(worker)
         assert alive(instance, old) is True
@@ -205,8 +210,8 @@ def test_a_home_that_was_wiped_is_a_new_one(instance):
 
 def test_this_process_keeps_its_lock_when_the_file_is_replaced(instance):
     mine = started(instance)
-    instance.add_run_tags(mine, sign_on(instance, mine))
-    first = Path(instance.root_directory, LOCKS)
+    instance.add_run_tags(mine, hold_run_lock(instance, mine))
+    first = Path(instance.root_directory, RUN_LOCK_FILE)
     kept = first.with_name("kept")
     os.link(first, kept)
     first.unlink()

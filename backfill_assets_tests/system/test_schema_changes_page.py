@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from backfill_assets.cli import main
-from backfill_assets.delta.migrating import migrate
+from backfill_assets.delta.migrating import migrate_table
 from backfill_assets.engine.spark import Engine
 from backfill_assets.settings import PREFIX
 from backfill_assets.tables.catalog import tables_of
@@ -30,7 +30,7 @@ def test_no_undo_goes_back_over_two_schema_changes(engine, spark, tmp_path):
     for tables in (AFTER, THIRD):
         after = Pipeline(engine, tmp_path, tables=tables, window_days=1)
         table = tables_of(after.settings)["notes"]
-        assert [*migrate(after.io_manager.writer(table))]
+        assert [*migrate_table(after.io_manager.writer(table))]
     rows = after.rows("notes")
     refused = after.failure(undo(after, "second", fails=True))
     assert f"notes [{day(1)}] had the columns of schema 1 in version" in refused
@@ -54,7 +54,7 @@ def production(engine, spark, tmp_path, monkeypatch) -> Pipeline:
         monkeypatch.setenv(f"{PREFIX}{name.upper()}", str(getattr(found.settings, name)))
     monkeypatch.setenv(f"{PREFIX}TABLES", AFTER)
     monkeypatch.delenv("SPARK_REMOTE", raising=False)
-    monkeypatch.setattr(Engine, "of", lambda _: engine)
+    monkeypatch.setattr(Engine, "from_settings", lambda _: engine)
     return found
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from backfill_assets.cli import main
 from backfill_assets.delta.reading import read_ledgers
-from backfill_assets.delta.versions import keep_versions
+from backfill_assets.delta.versions import save_versions
 from backfill_assets.engine.spark import Engine
 from backfill_assets.settings import PREFIX
 from backfill_assets_tests.beside import AFTER, ALL, BEFORE, SCORES
@@ -50,7 +50,7 @@ def home(engine, spark, tmp_path: Path, monkeypatch) -> Path:
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "home"))
     monkeypatch.setenv(f"{PREFIX}TABLES", AFTER)
     monkeypatch.delenv("SPARK_REMOTE", raising=False)
-    monkeypatch.setattr(Engine, "of", lambda _: engine)
+    monkeypatch.setattr(Engine, "from_settings", lambda _: engine)
     return tmp_path
 
 
@@ -78,7 +78,7 @@ def test_the_steps_do_what_the_page_says(home, engine, orders, capsys, monkeypat
     """How long each takes: `pytest -m slow -s -k three_years` prints it."""
     production = produced(engine, home, orders, monkeypatch)
     # Who reads these versions sees the old definition all the time.
-    keep_versions(production.settings.warehouse, read_ledgers(production.settings))
+    save_versions(production.settings.warehouse, read_ledgers(production.settings))
     before = production.digests()
     with reading(production, orders, rests=0.5) as reader:
         for step, then in zip(STEPS, STATES, strict=True):

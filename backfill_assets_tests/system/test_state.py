@@ -17,9 +17,9 @@ from pyspark.sql import functions as F
 
 from backfill_assets import PREVIOUS_DAY, SELF, Reads, table
 from backfill_assets.assets import making
-from backfill_assets.backfills.comparison import Match
-from backfill_assets.backfills.plans import Outlook
-from backfill_assets.backfills.verification import verify
+from backfill_assets.backfills.comparison import VerifyOutcome
+from backfill_assets.backfills.plans import TableForecast
+from backfill_assets.backfills.verification import verify_days
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.calendar.policy import Policy
 from backfill_assets.delta import reading
@@ -36,7 +36,7 @@ from backfill_assets.orders.tables import ORDERS, STAGED
 from backfill_assets.publish import io_manager
 from backfill_assets.publish.run_tags import REWRITE_TAG
 from backfill_assets.settings import load_settings
-from backfill_assets.staleness.backlog import Backlog, Behind, backlog
+from backfill_assets.staleness.backlog import StaleDay, StaleDays, find_stale_days
 from backfill_assets.staleness.finality import final_days
 from backfill_assets.tables.catalog import graph_for
 from backfill_assets_tests.memory_model import lifetime_values
@@ -86,7 +86,7 @@ def land(pipeline: Pipeline, n: int, orders: Iterable[Mapping[str, Any]], name: 
 
 def digests(pipeline: Pipeline) -> dict[date, str]:
     ledger = pipeline.io_manager.ledger(customer_lifetime_value)
-    return {of: ledger.content(of) for of in sorted(ledger.published)}
+    return {of: ledger.content_key(of) for of in sorted(ledger.published_days)}
 
 
 def commits(pipeline: Pipeline) -> int:
@@ -125,7 +125,7 @@ def test_a_range_has_what_days_have_and_a_repeat_changes_nothing(
         other = Pipeline(engine, tmp_path / name, tables=stateful.settings.tables)
         land_all(other, ORDERED, 5)
         other.run(1, 5, FACTS)
-        monkeypatch.setattr(io_manager, "AT_ONCE", 2)
+        monkeypatch.setattr(io_manager, "DAYS_PER_COMMIT", 2)
         for first, last in ranges:
             assert other.run(first, last, [LTV])
         assert digests(other) == at_once
@@ -139,17 +139,19 @@ def test_a_late_line_rebuilds_the_days_that_change_and_no_more(stateful: Pipelin
     stateful.run(6, 6, FACTS)
     stateful.run(2, 4, [CURRENT.name])
     ledger = stateful.io_manager.ledger(customer_lifetime_value)
-    behind = backlog(
-        reading.read_ledgers(stateful.settings), Policy.of(stateful.settings), day(7)
-    ).days(LTV)
+    behind = find_stale_days(
+        reading.read_ledgers(stateful.settings), Policy.from_settings(stateful.settings), day(7)
+    ).all_days(LTV)
     assert behind == {day(n) for n in range(2, 7)}
     stateful.run(2, 6, [LTV])
     later = stateful.io_manager.ledger(customer_lifetime_value)
     assert rows(stateful) == values([*ORDERED[:2], {**ORDERED[2], "n": 2}, ORDERED[3]], 6)
     changed = {of for of in later.latest if ledger.latest[of].version != later.latest[of].version}
     assert changed == {day(n) for n in range(2, 7)}
-    again = backlog(reading.read_ledgers(stateful.settings), Policy.of(stateful.settings), day(7))
-    assert not again.days(LTV)
+    again = find_stale_days(
+        reading.read_ledgers(stateful.settings), Policy.from_settings(stateful.settings), day(7)
+    )
+    assert not again.all_days(LTV)
 
 
 def test_it_ends_where_a_day_comes_out_as_it_was(stateful: Pipeline) -> None:
@@ -164,7 +166,7 @@ def test_it_ends_where_a_day_comes_out_as_it_was(stateful: Pipeline) -> None:
     stateful.run(2, 6, [LTV])
     ledger = stateful.io_manager.ledger(customer_lifetime_value)
     said = [record for record in ledger.records if record.version > before]
-    assert {of for record in said for of in record.wrote} == {day(2), day(3)}
+    assert {of for record in said for of in record.rewritten_days} == {day(2), day(3)}
     assert {of for record in said for of in record.days} == {day(n) for n in (2, 3, 4)}
     assert rows(stateful) == values([*ORDERED[:2], {**ORDERED[2], "n": 2}, *ordered[3:]], 6)
 
@@ -231,7 +233,7 @@ def test_a_day_that_does_not_pass_holds_back_those_after_it(
     land_all(stateful, ORDERED, 6)
     stateful.run(1, 2, ALL)
     stateful.run(3, 6, FACTS)
-    monkeypatch.setattr(io_manager, "AT_ONCE", 2)
+    monkeypatch.setattr(io_manager, "DAYS_PER_COMMIT", 2)
     transform = customer_lifetime_value.transform
 
     def loses(**frames: DataFrame) -> DataFrame:
@@ -258,7 +260,7 @@ def test_a_day_that_does_not_pass_holds_back_those_after_it(
         patch.setitem(customer_lifetime_value.__dict__, "transform", loses)
         said = stateful.failure(stateful.run(3, 6, [LTV], fails=True))
         assert f"it is built upon earlier days, and {LTV}[{day(4)}] failed in this run" in said
-        monkeypatch.setattr(io_manager, "AT_ONCE", 30)
+        monkeypatch.setattr(io_manager, "DAYS_PER_COMMIT", 30)
         said = stateful.failure(stateful.run(3, 6, [LTV], fails=True))
         assert f"it is built upon {LTV}[{day(4)}], which did not pass" in said
     assert digests(stateful) == before
@@ -271,7 +273,7 @@ def test_any_history_ends_as_one_clean_load(
     stateful: Pipeline, engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Lines in any order, day runs and range runs, repeats: as the model, and as one load."""
-    monkeypatch.setattr(io_manager, "AT_ONCE", 3)
+    monkeypatch.setattr(io_manager, "DAYS_PER_COMMIT", 3)
     chance, last = random.Random(4), 7
     orders = {
         str(k): {
@@ -306,7 +308,7 @@ def test_a_plan_says_which_days_wait_and_verification_computes_them_again(
     land_all(stateful, ORDERED, 6)
     stateful.run(1, 6, FACTS)
 
-    def outlook(first: int, last: int) -> Outlook:
+    def outlook(first: int, last: int) -> TableForecast:
         return planned(stateful, f"{day(first)}...{day(last)}", tables=(LTV,)).tables[LTV]
 
     waits = f"never published; waits for the day before of {LTV}"
@@ -317,8 +319,8 @@ def test_a_plan_says_which_days_wait_and_verification_computes_them_again(
     assert outlook(3, 6).lacking == (f"{day(3)}...{day(6)}",)
     stateful.run(1, 6, [LTV])
     assert outlook(1, 6).identical == (f"{day(1)}...{day(6)}",)
-    found = verify(stateful.settings, stateful.defs, Window(day(1), day(7)), [LTV])
-    assert [one.outcome for one in found] == [Match.MATCHES] * 6
+    found = verify_days(stateful.settings, stateful.defs, Window(day(1), day(7)), [LTV])
+    assert [one.outcome for one in found] == [VerifyOutcome.MATCHES] * 6
     land(stateful, 6, [{**ORDERED[2], "n": 2}], "late")
     stateful.run(6, 6, FACTS)
     stateful.run(2, 3, [CURRENT.name])
@@ -331,14 +333,14 @@ def test_a_plan_says_which_days_wait_and_verification_computes_them_again(
 def test_runs_of_days_that_are_built_upon_each_other_are_asked_one_after_another() -> None:
     settings = load_settings(tables="backfill_assets_tests.system.test_state:TABLES", start=day(1))
     graph = graph_for(settings)
-    reason = Behind({})
-    behind = Backlog({LTV: {day(n): reason for n in range(1, 8)}})
+    reason = StaleDay({})
+    behind = StaleDays({LTV: {day(n): reason for n in range(1, 8)}})
     (first,) = rebuild_requests(behind, graph, 3)
     assert (first.tables[0], first.window) == (LTV, Window(day(1), day(4)))
     (whole,) = rebuild_requests(behind, graph, 31)
     assert whole.window == Window(day(1), day(8))
     # Of tables without state, all at once.
-    others = Backlog({CURRENT.name: {day(n): reason for n in range(1, 8)}})
+    others = StaleDays({CURRENT.name: {day(n): reason for n in range(1, 8)}})
     orders = graph_for(load_settings(start=day(1)))
     asked = rebuild_requests(others, orders, 3)
     assert [len(one.window) for one in asked] == [3, 3, 1]
@@ -347,7 +349,7 @@ def test_runs_of_days_that_are_built_upon_each_other_are_asked_one_after_another
 def test_a_run_that_ends_in_the_middle_continues_from_its_last_commit(
     stateful: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(io_manager, "AT_ONCE", 2)
+    monkeypatch.setattr(io_manager, "DAYS_PER_COMMIT", 2)
     land_all(stateful, ORDERED, 6)
     stateful.run(1, 6, FACTS)
     commit = Writer.commit
@@ -388,7 +390,7 @@ def test_rows_of_days_that_are_published_are_not_kept_in_memory(
             yield cache
         kept -= 1
 
-    monkeypatch.setattr(io_manager, "AT_ONCE", 2)
+    monkeypatch.setattr(io_manager, "DAYS_PER_COMMIT", 2)
     monkeypatch.setattr(making, "caching", counted)
     stateful.run(1, 5, [LTV])
     # The second is a day that is computed alone, to be compared with the first range.
@@ -434,7 +436,9 @@ def test_an_undo_puts_all_days_of_a_chain_back(stateful: Pipeline) -> None:
     assert digests(stateful) == before
     # It holds until somebody decides otherwise.
     ledgers = reading.read_ledgers(stateful.settings)
-    assert not backlog(ledgers, Policy.of(stateful.settings), day(7)).days(LTV)
+    assert not find_stale_days(ledgers, Policy.from_settings(stateful.settings), day(7)).all_days(
+        LTV
+    )
     stateful.run(2, 6, [LTV])
     assert rows(stateful) == values([*ORDERED[:2], {**ORDERED[2], "n": 2}, ORDERED[3]], 6)
 
@@ -454,7 +458,9 @@ def test_an_undo_takes_what_others_built_upon_its_days_with_it(stateful: Pipelin
     undo(stateful, "wrongone")
     assert {of: it for of, it in digests(stateful).items() if of != day(7)} == before
     ledgers = reading.read_ledgers(stateful.settings)
-    assert backlog(ledgers, Policy.of(stateful.settings), day(8)).days(LTV) == {day(7)}
+    assert find_stale_days(ledgers, Policy.from_settings(stateful.settings), day(8)).all_days(
+        LTV
+    ) == {day(7)}
     stateful.run(7, 7, [LTV])
     assert rows(stateful) == values(ORDERED, 7)
 
@@ -479,16 +485,20 @@ def test_an_undo_is_refused_where_others_changed_the_day_before(stateful: Pipeli
 def test_its_days_are_final_when_those_it_is_made_of_are(
     engine, spark, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
-    monkeypatch.setattr(io_manager, "AT_ONCE", at_once)
+    monkeypatch.setattr(io_manager, "DAYS_PER_COMMIT", at_once)
     name = "backfill_assets_tests.system.test_state:TABLES"
     pipeline = Pipeline(engine, tmp_path, tables=name, window_days=1)
     land_all(pipeline, ORDERED, 5)
     layers = [*FACTS[:2], STAGED.name, FACT.name, frozen_value.name]
     pipeline.run(1, 3, layers)
     pipeline.run(4, 5, layers)
-    found = final_days(reading.read_ledgers(pipeline.settings), Policy.of(pipeline.settings))
+    found = final_days(
+        reading.read_ledgers(pipeline.settings), Policy.from_settings(pipeline.settings)
+    )
     assert found[FACT.name] == {day(n) for n in (1, 2, 3, 4)}
     # What was still open in the first run waits for the next look.
     pipeline.run(1, 5, layers)
-    found = final_days(reading.read_ledgers(pipeline.settings), Policy.of(pipeline.settings))
+    found = final_days(
+        reading.read_ledgers(pipeline.settings), Policy.from_settings(pipeline.settings)
+    )
     assert found[frozen_value.name] == found[FACT.name]

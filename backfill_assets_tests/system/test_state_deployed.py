@@ -91,6 +91,6 @@ def test_its_days_are_built_in_order_by_a_launch_in_the_ui_and_by_stages(
     ledgers, others = read_ledgers(pipeline.settings), read_ledgers(clean.settings)
     for name in (LTV, FROZEN):
         assert {tuple(row.values()) for row in pipeline.rows(name)} == expected
-        assert {d: ledgers[name].content(d) for d in ledgers[name].published} == {
-            d: others[name].content(d) for d in others[name].published
+        assert {d: ledgers[name].content_key(d) for d in ledgers[name].published_days} == {
+            d: others[name].content_key(d) for d in others[name].published_days
         }

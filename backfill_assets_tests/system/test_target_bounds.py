@@ -8,10 +8,10 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from backfill_assets.backfills.target_bounds import require
+from backfill_assets.backfills.target_bounds import require_comparison
 from backfill_assets.definitions import build_defs
 from backfill_assets.delta import targets
-from backfill_assets.delta.targets import Bounds, Target
+from backfill_assets.delta.targets import ComparisonLimits, ShadowTarget
 from backfill_assets_tests.beside import (
     AFTER,
     ALL,
@@ -30,7 +30,7 @@ WHOLE = f"{day(1)}...{day(6)}"
 OLD = {n: n for n in range(1, 7)}
 TENFOLD = {n: 10 * n for n in range(1, 7)}
 #: Ten times as many points are another distribution, and there are the same rows.
-ANY, LITTLE = Bounds(most_rows=0), Bounds(most_drift=0.25)
+ANY, LITTLE = ComparisonLimits(most_rows=0), ComparisonLimits(most_drift=0.25)
 
 
 @pytest.fixture(scope="module")
@@ -51,14 +51,16 @@ def after(production, engine, tmp_path: Path) -> Pipeline:
     return Pipeline(engine, tmp_path, tables=AFTER, window_days=1)
 
 
-def required(pipeline: Pipeline, bounds: Bounds | None) -> Target:
-    return require(pipeline.settings, targets.find(pipeline.settings, "v2"), bounds)
+def required(pipeline: Pipeline, bounds: ComparisonLimits | None) -> ShadowTarget:
+    return require_comparison(
+        pipeline.settings, targets.load_target(pipeline.settings, "v2"), bounds
+    )
 
 
 def refused(pipeline: Pipeline) -> str:
     said = pipeline.failure(switch(pipeline, fails=True))
     assert "Nothing was written" in said
-    assert not targets.find(pipeline.settings, "v2").switching
+    assert not targets.load_target(pipeline.settings, "v2").switching
     return said
 
 
@@ -132,13 +134,13 @@ def test_none_is_required_any_more(production, after):
 def test_more_rows_than_a_bound_allows(production, after, spark):
     # The day has one customer by the code of both, and lines of another since.
     shadow(after, WHOLE)
-    assert compared(after, spark, Bounds(most_rows=0)).problems == []
+    assert compared(after, spark, ComparisonLimits(most_rows=0)).problems == []
     production.land(2, [order("2-more", 2, customer="c2", at="11:00")], "more.jsonl")
     production.run(2, 2, ("raw_orders", "raw_orders_rejected", "stg_orders", "late_orders"))
     shadow(after, WHOLE)
-    problems = compared(after, spark, Bounds(most_rows=0.1)).problems
+    problems = compared(after, spark, ComparisonLimits(most_rows=0.1)).problems
     assert "scores has +16.7% rows, more than 10.0% either way" in problems
-    assert compared(after, spark, Bounds(most_rows=5)).problems == []
+    assert compared(after, spark, ComparisonLimits(most_rows=5)).problems == []
 
 
 @pytest.mark.slow
@@ -154,7 +156,7 @@ def test_the_job_takes_bounds(after, spark):
         return "" if result.success else after.failure(result)
 
     assert "scores.score has drifted by" in job(most_drift=0.25, require=True)
-    assert targets.find(after.settings, "v2").required == LITTLE
+    assert targets.load_target(after.settings, "v2").required == LITTLE
     refused(after)
     assert "scores.score has drifted by" in job()
     assert job(most_drift=100, require=True) == ""

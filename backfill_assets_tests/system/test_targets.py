@@ -15,23 +15,23 @@ import pytest
 from deltalake import write_deltalake
 
 from backfill_assets.backfills import undertakings
-from backfill_assets.backfills.plans import Parameters
-from backfill_assets.backfills.target_days import behind, tables_for
+from backfill_assets.backfills.plans import BackfillRequest
+from backfill_assets.backfills.target_days import stale_days, target_tables
 from backfill_assets.backfills.target_undo import is_mixed
 from backfill_assets.calendar.policy import Policy
-from backfill_assets.cli.targets import line_for
+from backfill_assets.cli.targets import target_row
 from backfill_assets.delta import commits, forks, target_forks, target_log, targets
-from backfill_assets.delta.forks import ForkError
-from backfill_assets.delta.maintenance import maintain
+from backfill_assets.delta.forks import CloneError
+from backfill_assets.delta.maintenance import run_maintenance
 from backfill_assets.delta.reading import read_ledgers
-from backfill_assets.delta.targets import Target, TargetError
+from backfill_assets.delta.targets import ShadowTarget, TargetError
 from backfill_assets.delta.versions import versions_that_belong_together
 from backfill_assets.orders.facts import CORRECTIONS, CURRENT, FACT
 from backfill_assets.orders.tables import STAGED
 from backfill_assets.publish.candidates import Outcome
 from backfill_assets.publish.io_manager import DeltaIOManager
 from backfill_assets.settings import load_settings
-from backfill_assets.staleness.backlog import backlog
+from backfill_assets.staleness.backlog import find_stale_days
 from backfill_assets_tests.beside import (
     AFTER,
     ALL,
@@ -87,7 +87,9 @@ def versions(pipeline: Pipeline) -> dict[str, int]:
 
 def late(pipeline: Pipeline) -> dict[str, set[date]]:
     """By table, the days that are behind their inputs."""
-    found = backlog(read_ledgers(pipeline.settings), Policy.of(pipeline.settings), day(7))
+    found = find_stale_days(
+        read_ledgers(pipeline.settings), Policy.from_settings(pipeline.settings), day(7)
+    )
     return {name: {*of} for name, of in found.open.items() if of}
 
 
@@ -98,7 +100,7 @@ def files(pipeline: Pipeline, name: str = SCORES) -> int:
 def test_a_target_from_end_to_end(production, new, spark):
     after, before, at = new(), production.digests(), versions(production)
     target, stages = shadow(after)
-    assert [stage.why for stage in stages] == [""]
+    assert [stage.failure for stage in stages] == [""]
     assert target.tables == (SCORES, RANKS, STATE)
     # Nobody who reads production notices: no version, no row, no event.
     assert versions(production) == at
@@ -107,13 +109,13 @@ def test_a_target_from_end_to_end(production, new, spark):
     # Of what was not asked for, the days are built that read a day that was.
     found = compared(after, spark)
     assert not found.problems
-    assert {r.table.name: r.summary for r in found.reports} == {
+    assert {r.table.name: r.summary_line for r in found.reports} == {
         SCORES: "scores: 3 changed",
         RANKS: "ranks: 5 changed",
         STATE: "sums: 5 changed",
     }
     # Any reader of Delta's reads the fork; it has all days.
-    rows = spark.read.format("delta").load(target.url(after.settings, SCORES))
+    rows = spark.read.format("delta").load(target.table_url(after.settings, SCORES))
     assert sorted(row.score for row in rows.collect()) == [1, 5, 6, 20, 30, 40]
     switch(after)
     assert after.materialized(SCORES) == {str(day(n)) for n in (2, 3, 4)}
@@ -123,7 +125,7 @@ def test_a_target_from_end_to_end(production, new, spark):
     changed = {SCORES, RANKS, STATE}
     assert versions(production) == {name: n + (name in changed) for name, n in at.items()}
     # Nothing is due, neither by what the days are made of nor by the new code.
-    assert not behind(after.settings, after.repository.asset_graph, target, after.code)
+    assert not stale_days(after.settings, after.repository.asset_graph, target, after.code)
     assert not {SCORES, RANKS, STATE} & late(after).keys()
     assert state_of(after, "v2") == "switched over: v2-1"
     undo(after, "v2")
@@ -134,14 +136,14 @@ def test_a_target_from_end_to_end(production, new, spark):
 
 def state_of(pipeline: Pipeline, name: str) -> str:
     """What the command `targets` says of a target's state."""
-    return line_for(pipeline.settings, name)["state"]
+    return target_row(pipeline.settings, name)["state"]
 
 
 def test_what_is_known_now_of_a_table_belongs_to_it():
     settings = load_settings()
-    assert tables_for(settings, [FACT.name]) == (FACT.name, CURRENT.name, CORRECTIONS.name)
-    assert CURRENT.name in tables_for(settings, [STAGED.name])
-    assert FACT.name not in tables_for(settings, [CURRENT.name])
+    assert target_tables(settings, [FACT.name]) == (FACT.name, CURRENT.name, CORRECTIONS.name)
+    assert CURRENT.name in target_tables(settings, [STAGED.name])
+    assert FACT.name not in target_tables(settings, [CURRENT.name])
 
 
 def test_a_day_that_does_not_pass_ends_the_build(production, new, spark):
@@ -151,10 +153,10 @@ def test_a_day_that_does_not_pass_ends_the_build(production, new, spark):
     after = new()
     _, stages = shadow(after, f"{day(5)}...{day(8)}", chunk_days=3)
     # The last stage is not begun.
-    assert [(stage.name, bool(stage.why)) for stage in stages] == [("001", True)]
+    assert [(stage.name, bool(stage.failure)) for stage in stages] == [("001", True)]
     assert stages[0].counts[SCORES] == {Outcome.WRITTEN: 2, Outcome.FAILED: 1}
-    assert f"{SCORES}[{day(7)}]  nulls: 1 null(s) in customer_id" in stages[0].why
-    assert "build the same into the target again" in stages[0].why
+    assert f"{SCORES}[{day(7)}]  nulls: 1 null(s) in customer_id" in stages[0].failure
+    assert "build the same into the target again" in stages[0].failure
     # A comparison of what is not whole does not pass.
     missing = f"{SCORES} [{day(7)}...{day(8)}] is not built (never published)"
     assert missing in compared(after, spark).problems
@@ -163,7 +165,7 @@ def test_a_day_that_does_not_pass_ends_the_build(production, new, spark):
     production.land(7, [order("7-0", 7, ingested=f"{day(7)}T11:00:00Z")])
     production.run(7, 7)
     _, stages = shadow(after, f"{day(5)}...{day(8)}", chunk_days=3)
-    assert [stage.why for stage in stages] == ["", ""]
+    assert [stage.failure for stage in stages] == ["", ""]
     assert not compared(after, spark).problems
     switch(after)
     assert seen(production) == {1: 1, 2: 2, 3: 3, 4: 4, 5: 50, 6: 60, 7: 10, 8: 10}
@@ -186,15 +188,15 @@ def test_the_same_as_the_backfill_in_place(production, new, loaded, tmp_path):
 
 def test_a_plan_tells_what_would_be_built(production, new):
     after = new()
-    target = target_forks.described(after.settings, "v2", (SCORES,), _window(DAYS))
-    found = behind(after.settings, after.repository.asset_graph, target, after.code)
+    target = target_forks.describe_target(after.settings, "v2", (SCORES,), _window(DAYS))
+    found = stale_days(after.settings, after.repository.asset_graph, target, after.code)
     assert {name: sorted(of) for name, of in found.items()} == {SCORES: [day(2), day(3), day(4)]}
-    assert {fate.why for fate in found[SCORES].values()} == {"other code"}
-    assert targets.names(after.settings) == []
+    assert {fate.reason for fate in found[SCORES].values()} == {"other code"}
+    assert targets.list_targets(after.settings) == []
 
 
 def _window(text: str):
-    return Parameters(days=text).window
+    return BackfillRequest(days=text).window
 
 
 def test_an_unchanged_day_costs_no_file(production, new):
@@ -202,12 +204,12 @@ def test_an_unchanged_day_costs_no_file(production, new):
     same = new(BEFORE)
     target, _ = shadow(same)
     assert files(production) == at
-    assert not (Path(target.url(same.settings, SCORES)) / "run_date=2024-01-02").exists()
+    assert not (Path(target.table_url(same.settings, SCORES)) / "run_date=2024-01-02").exists()
     shadow(new(), name="other")
     assert files(production) == at + 3
-    assert target_forks.drop(same.settings, "other") == 3 + 5 + 5
+    assert target_forks.drop_target(same.settings, "other") == 3 + 5 + 5
     assert files(production) == at
-    assert targets.names(same.settings) == ["v2"]
+    assert targets.list_targets(same.settings) == ["v2"]
 
 
 def test_dropping_leaves_what_was_switched_over(production, new, monkeypatch):
@@ -216,23 +218,25 @@ def test_dropping_leaves_what_was_switched_over(production, new, monkeypatch):
     switch(after, days=f"{day(2)}...{day(2)}")
     at = files(production)
     # Only the target knows that its undo is half done.
-    targets.change(after.settings, "v2", lambda of: of.model_copy(update={"undoing": "v2-1"}))
+    targets.update_target(
+        after.settings, "v2", lambda of: of.model_copy(update={"undoing": "v2-1"})
+    )
     with pytest.raises(TargetError, match="v2-1 is half undone: `backfill-assets undo v2-1` fin"):
-        target_forks.drop(after.settings, "v2")
-    assert targets.names(after.settings) == ["v2"]
-    targets.change(after.settings, "v2", lambda of: of.model_copy(update={"undoing": ""}))
+        target_forks.drop_target(after.settings, "v2")
+    assert targets.list_targets(after.settings) == ["v2"]
+    targets.update_target(after.settings, "v2", lambda of: of.model_copy(update={"undoing": ""}))
     with monkeypatch.context() as patch, pytest.raises(KilledError):
-        patch.setattr(target_forks, "forget", _raise)
-        target_forks.drop(after.settings, "v2")
+        patch.setattr(target_forks, "delete_target", _raise)
+        target_forks.drop_target(after.settings, "v2")
     # Nobody takes up what is half gone, and the same again does the rest.
     with pytest.raises(TargetError, match="v2 is being dropped: `backfill-assets drop v2` ends"):
         shadow(after)
     assert "target v2 is being dropped" in after.failure(switch(after, fails=True))
-    target_forks.drop(after.settings, "v2")
+    target_forks.drop_target(after.settings, "v2")
     assert files(production) == at - 2
     assert seen(production) == {1: 1, 2: 20, 3: 3, 4: 4, 5: 5, 6: 6}
     with pytest.raises(TargetError, match="there is no target v2"):
-        targets.find(after.settings, "v2")
+        targets.load_target(after.settings, "v2")
 
 
 def test_a_canary_goes_first_and_comes_back(production, new):
@@ -242,9 +246,9 @@ def test_a_canary_goes_first_and_comes_back(production, new):
     assert seen(production) == {1: 1, 2: 2, 3: 3, 4: 4, 5: 5, 6: 60}
     assert is_mixed(after.settings)
     # It was made of days that production has otherwise, and a person wants it so.
-    policy = Policy.of(after.settings)
+    policy = Policy.from_settings(after.settings)
     ledgers = read_ledgers(after.settings)
-    assert backlog(ledgers, policy, day(7)).on_hold == {RANKS: {day(6)}, STATE: {day(6)}}
+    assert find_stale_days(ledgers, policy, day(7)).on_hold == {RANKS: {day(6)}, STATE: {day(6)}}
     # The scores of the day are in production now; the state of the day before is not.
     inputs = ledgers[STATE].latest[day(6)].inputs
     assert inputs[SCORES] == ledgers[SCORES].version
@@ -313,8 +317,10 @@ def test_a_day_that_is_rebuilt_during_a_switch_over_is_behind(production, new, m
     monkeypatch.setattr(commits.Writer, "commit", commit_after_a_night)
     switch(after)
     assert seen(production)[5] == 55
-    found = backlog(read_ledgers(after.settings), Policy.of(after.settings), day(7))
-    assert found.days(RANKS) == {day(5), day(6)}
+    found = find_stale_days(
+        read_ledgers(after.settings), Policy.from_settings(after.settings), day(7)
+    )
+    assert found.all_days(RANKS) == {day(5), day(6)}
     assert day(6) in found.open[RANKS], "day 5 is final"
     assert not (after.warehouse / "_versions.json").exists()
 
@@ -322,12 +328,12 @@ def test_a_day_that_is_rebuilt_during_a_switch_over_is_behind(production, new, m
 def test_a_switch_over_of_several_builds_is_one_commit_a_table(production, new, monkeypatch):
     after, at = new(), versions(production)
     shadow(after, f"{day(2)}...{day(3)}")
-    record = DeltaIOManager.record
+    record = DeltaIOManager.run_metadata
 
     def record_of_other_code(io: DeltaIOManager, *given: object) -> dict:
         return {**record(io, *given), "release": "other", "git_commit": "0ther"}
 
-    monkeypatch.setattr(DeltaIOManager, "record", record_of_other_code)
+    monkeypatch.setattr(DeltaIOManager, "run_metadata", record_of_other_code)
     shadow(after, f"{day(4)}...{day(6)}")
     monkeypatch.undo()
     switch(after)
@@ -387,7 +393,7 @@ def test_a_switch_over_that_is_killed_is_finished(production, new, monkeypatch):
     with pytest.raises(TargetError, match="is being switched over"):
         shadow(after)
     with pytest.raises(TargetError, match="is being switched over"):
-        target_forks.drop(after.settings, "v2")
+        target_forks.drop_target(after.settings, "v2")
     (request,) = after.tick("switch_overs").run_requests
     at = production.log(SCORES).version()
 
@@ -450,10 +456,10 @@ def test_a_build_that_is_killed_goes_on(production, new, monkeypatch):
 
         patch.setattr(commits.Writer, "commit", killed)
         _, stages = shadow(after, chunk_days=1)
-    assert "KilledError" in stages[-1].why
+    assert "KilledError" in stages[-1].failure
     assert len(stages) == 1
     _, stages = shadow(after, chunk_days=1)
-    assert [stage.why for stage in stages] == ["", "", ""]
+    assert [stage.failure for stage in stages] == ["", "", ""]
     switch(after)
     assert seen(production, STATE) == {1: 1, 2: 21, 3: 51, 4: 91, 5: 96, 6: 102}
 
@@ -461,12 +467,12 @@ def test_a_build_that_is_killed_goes_on(production, new, monkeypatch):
 def test_a_fork_that_is_killed_is_none(production, new, monkeypatch):
     after = new()
     with monkeypatch.context() as patch:
-        patch.setattr(target_forks, "fork", _raise)
+        patch.setattr(target_forks, "shallow_clone", _raise)
         with pytest.raises(KilledError):
             shadow(after)
-    assert targets.names(after.settings) == []
+    assert targets.list_targets(after.settings) == []
     shadow(after)
-    assert targets.names(after.settings) == ["v2"]
+    assert targets.list_targets(after.settings) == ["v2"]
 
 
 def _raise(*_: object) -> None:
@@ -476,9 +482,9 @@ def _raise(*_: object) -> None:
 def test_files_of_a_target_outlive_maintenance(production, new, spark):
     after = new(undo_days=1)
     shadow(after)
-    (found,) = maintain(spark, after.settings, [SCORES])
+    (found,) = run_maintenance(spark, after.settings, [SCORES])
     # Retention had another value, which is mended first.
-    (found,) = maintain(spark, after.settings, [SCORES])
+    (found,) = run_maintenance(spark, after.settings, [SCORES])
     assert "target(s) v2 may still need it" in found.notes[-1]
     switch(after)
     assert seen(production)[2] == 20
@@ -487,21 +493,25 @@ def test_files_of_a_target_outlive_maintenance(production, new, spark):
 def test_of_two_who_change_a_target_one_is_refused(new, tmp_path):
     url = str(tmp_path / "known")
     found = []
-    assert not together(*(lambda n=n: found.append(target_log.write(url, n, -1)) for n in "ab"))
+    assert not together(
+        *(lambda n=n: found.append(target_log.write_document(url, n, -1)) for n in "ab")
+    )
     assert sorted(found, key=str) == [0, None]
-    first = target_log.read(url)
+    first = target_log.read_document(url)
     assert (first.revision, first.text in ("a", "b")) == (0, True)
-    assert target_log.write(url, "c", 0) == 1
-    assert target_log.write(url, "d", 0) is None
-    assert target_log.read(url) == (1, "c")
+    assert target_log.write_document(url, "c", 0) == 1
+    assert target_log.write_document(url, "d", 0) is None
+    assert target_log.read_document(url) == (1, "c")
     # A target says so, and nothing of what the other has written is lost.
     settings = new().settings
-    target = targets.keep(settings, Target(name="v9", tables=(SCORES,), asked=(DAYS,), pins={}))
-    targets.keep(settings, target.model_copy(update={"reason": "first"}))
+    target = targets.save_target(
+        settings, ShadowTarget(name="v9", tables=(SCORES,), asked=(DAYS,), pins={})
+    )
+    targets.save_target(settings, target.model_copy(update={"reason": "first"}))
     with pytest.raises(TargetError, match="another command has changed target v9 meanwhile"):
-        targets.keep(settings, target.model_copy(update={"reason": "second"}))
-    targets.change(settings, "v9", lambda of: of.model_copy(update={"canary": True}))
-    found = targets.find(settings, "v9")
+        targets.save_target(settings, target.model_copy(update={"reason": "second"}))
+    targets.update_target(settings, "v9", lambda of: of.model_copy(update={"canary": True}))
+    found = targets.load_target(settings, "v9")
     assert (found.reason, found.canary, found.revision) == ("first", True, 2)
 
 
@@ -509,11 +519,11 @@ def test_a_target_of_a_table_that_is_retired_is_no_mix(tmp_path):
     settings = load_settings(warehouse=f"{tmp_path}/warehouse")
     publish_facts(tmp_path, {day(1): "ok"}, backfill_id="v9-1")
     names = ("retired", FACT.name)
-    target = Target(name="v9", tables=names, asked=(DAYS,), pins={}, canary=True)
-    targets.keep(settings, target)
+    target = ShadowTarget(name="v9", tables=names, asked=(DAYS,), pins={}, canary=True)
+    targets.save_target(settings, target)
     assert not is_mixed(settings)
     with pytest.raises(TargetError, match=r"declared any more\..*drop v9"):
-        target.ledger(settings, "retired")
+        target.table_ledger(settings, "retired")
 
 
 def test_a_name_that_is_none(new):
@@ -536,17 +546,17 @@ def test_what_cannot_be_asked_of_a_target(production, new):
 
 def test_a_target_of_a_later_package_is_left_alone(production, new):
     after = new()
-    odd = f"{targets.folder(after.settings, 'odd')}/_state"
-    target_log.write(odd, json.dumps({"name": "odd", "shape": 2}), target_log.NONE)
+    odd = f"{targets.target_folder(after.settings, 'odd')}/_state"
+    target_log.write_document(odd, json.dumps({"name": "odd", "shape": 2}), target_log.NO_REVISION)
     with pytest.raises(TargetError, match="made by another version"):
-        targets.find(after.settings, "odd")
+        targets.load_target(after.settings, "odd")
     assert not after.tick("switch_overs").run_requests
 
 
 def test_a_log_that_was_cut_is_not_forked(production, new):
     production.log(SCORES).create_checkpoint()
     (production.warehouse / SCORES / "_delta_log" / f"{0:020d}.json").unlink()
-    with pytest.raises(ForkError, match="the commit of version 0 is gone"):
+    with pytest.raises(CloneError, match="the commit of version 0 is gone"):
         shadow(new())
 
 
@@ -556,7 +566,7 @@ def test_a_warehouse_with_a_space_in_its_name(new):
     shadow(after, f"{day(1)}...{day(3)}")
     switch(after)
     assert seen(production) == {1: 10, 2: 20, 3: 30}
-    assert forks.located("/x", "file:///a%20b/c") == "/a b/c"
+    assert forks.resolve_path("/x", "file:///a%20b/c") == "/a b/c"
 
 
 def test_an_undo_writes_no_file(production, new):
@@ -577,7 +587,7 @@ def test_a_fork_that_somebody_else_wrote_to_is_refused(production, new):
     after = new()
     target, _ = shadow(after)
     row = {"run_date": [day(2)], "customer_id": ["theirs"], "score": [5]}
-    write_deltalake(target.url(after.settings, SCORES), pa.table(row), mode="append")
+    write_deltalake(target.table_url(after.settings, SCORES), pa.table(row), mode="append")
     told = after.failure(switch(after, fails=True))
     assert f"scores [{day(2)}]" in told
     assert seen(production)[2] == 2
@@ -607,7 +617,7 @@ def test_tables_that_there_were_none_of(new):
     after = new(AFTER.replace("TABLES", "MORE"))
     write_deltalake(str(production.warehouse / "weights"), pa.table({"weight": [2]}))
     _, stages = shadow(after, f"{day(1)}...{day(9)}")
-    assert [stage.why for stage in stages] == [""]
+    assert [stage.failure for stage in stages] == [""]
     assert not (production.warehouse / "weighed/_delta_log").exists()
     switch(after)
     assert seen(production, "weighed") == {n: 20 * n for n in range(1, 10)}
@@ -630,7 +640,7 @@ def test_a_name_is_used_but_once(production, new):
     shadow(after)
     switch(after)
     undo(after, "v2")
-    target_forks.drop(after.settings, "v2")
+    target_forks.drop_target(after.settings, "v2")
     # Its commits are those of v2-1 still: days of them would be taken for switched over.
     with pytest.raises(TargetError, match="v2 is the name of a backfill or of a target that is"):
         shadow(after)
@@ -642,19 +652,19 @@ def test_a_name_is_used_but_once(production, new):
 def test_files_that_are_gone_are_not_named(production, new):
     after, at = new(), versions(production)
     target, _ = shadow(after)
-    for place in forks.added_files(target.url(after.settings, STATE), target.pins[STATE]):
+    for place in forks.added_files(target.table_url(after.settings, STATE), target.pins[STATE]):
         Path(place).unlink()
     told = after.failure(switch(after, fails=True))
     assert f"{STATE} [{day(2)}...{day(6)}]: data files that" in told
     assert versions(production) == at
-    assert not targets.interrupted(after.settings)
+    assert not targets.interrupted_switches(after.settings)
 
 
 def test_a_copy_of_the_warehouse_drops_files_of_its_own(production, new, tmp_path):
     shadow(new())
     shutil.copytree(tmp_path / "here", tmp_path / "copy")
     copy, at = new(AFTER, "copy"), files(production)
-    assert target_forks.drop(copy.settings, "v2") == 0
+    assert target_forks.drop_target(copy.settings, "v2") == 0
     assert files(production) == at
     assert seen(production)[2] == 2
 
@@ -666,7 +676,7 @@ def test_where_commits_are_gone_no_file_is_removed(production, new):
     for n in range(3):
         (production.warehouse / SCORES / "_delta_log" / f"{n:020d}.json").unlink()
     at = files(production)
-    target_forks.drop(after.settings, "v2")
+    target_forks.drop_target(after.settings, "v2")
     assert files(production) == at
     assert seen(production) == {n: n for n in range(1, 7)}
 
@@ -724,9 +734,9 @@ def test_versions_are_not_kept_in_the_middle_of_a_backfill(production):
     before = kept()
     assert before[SCORES] == versions(production)[SCORES]
     production.run(6, 6, LAYERS[:1], tags={"backfill_assets/rewrite": "true"})
-    production.instance.add_dynamic_partitions(undertakings.OPEN, ["one"])
+    production.instance.add_dynamic_partitions(undertakings.ACTIVE, ["one"])
     assert kept() == before
-    production.instance.delete_dynamic_partition(undertakings.OPEN, "one")
+    production.instance.delete_dynamic_partition(undertakings.ACTIVE, "one")
     after = kept()
     assert after["raw_orders"] == before["raw_orders"] + 1
 

@@ -70,7 +70,7 @@ def test_killed_between_any_two_tables(engine, spark, tmp_path: Path) -> None:
             process.kill()
             process.wait()
             assert begun().wait() == 0
-            assert not targets.interrupted(settings)
+            assert not targets.interrupted_switches(settings)
             assert reader.points() == [reader.new] * 3
             undo(after, "v2")
             production.tick("watch_days")
@@ -118,7 +118,7 @@ def test_each_step_killed_at_a_random_moment(engine, spark, tmp_path: Path, seed
             # A kill that came too late is none.
             killed = process.wait() != 0
             repeated = begun(words).wait()
-            there = targets.find(settings, "v2")
+            there = targets.load_target(settings, "v2")
             assert not (there.switching or there.undoing), there
             assert repeated == 0 or (killed and words.startswith("undo")), words
             assert reader.points() == [getattr(reader, then)] * 3, (words, count)

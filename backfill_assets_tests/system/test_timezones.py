@@ -12,10 +12,10 @@ import pytest
 from dagster._utils.schedules import schedule_execution_time_iterator
 
 from backfill_assets.assets import lines
-from backfill_assets.calendar.cadences import Cadence
+from backfill_assets.calendar.cadences import Grain
 from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.definitions import build_defs
-from backfill_assets.landing.lines import read_lines, survey
+from backfill_assets.landing.lines import probe_files, read_lines
 from backfill_assets.orders.lines import ORDER_LINES
 from backfill_assets.orders.tables import STAGED
 from backfill_assets.settings import load_settings
@@ -60,10 +60,10 @@ def test_every_moment_is_on_its_business_day(spark, tmp_path, zone, offset):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"{n}.jsonl").write_text(json.dumps(line) + "\n")
         expected[f"o{n}"] = day
-    found = survey(spark, str(tmp_path), ORDER_LINES, YEAR.widened(before=1))
+    found = probe_files(spark, str(tmp_path), ORDER_LINES, YEAR.widen_by(before=1))
     read = lines.read_versions(read_lines(spark, found, ORDER_LINES), ORDER_LINES, zone)
-    log = versions.with_event_day(lines.accepted(read, ORDER_LINES), ORDER_LINES, zone)
-    ranked = versions.ranked(log, ORDER_LINES, YEAR, 0)
+    log = versions.with_event_day(lines.accepted_rows(read, ORDER_LINES), ORDER_LINES, zone)
+    ranked = versions.rank_in_window(log, ORDER_LINES, YEAR, 0)
     staged = versions.staged(ranked, ORDER_LINES).collect()
     assert {row["order_id"]: row["event_date"] for row in staged} == expected
     model = run_model(tmp_path, start=YEAR.start, end=YEAR.end, window_days=0, timezone=zone)
@@ -75,7 +75,7 @@ def test_every_moment_is_on_its_business_day(spark, tmp_path, zone, offset):
 
 def test_every_day_is_a_partition_and_has_a_night(zone):
     settings = load_settings(timezone=zone, start=YEAR.start, end=YEAR.end)
-    assert Cadence.DAILY.definition(settings).get_partition_keys() == [str(day) for day in YEAR]
+    assert Grain.DAILY.partitions_def(settings).get_partition_keys() == [str(day) for day in YEAR]
     schedule = build_defs(settings).get_repository_def().get_schedule_def("nightly")
     midnight = datetime(2024, 1, 1, tzinfo=ZoneInfo(zone))
     nights = []
@@ -101,6 +101,6 @@ def test_at_night_yesterday_is_over_and_today_is_not(zone):
         for hour in (0, 2, 23):
             now = datetime(today.year, today.month, today.day, hour, tzinfo=ZoneInfo(zone))
             with dg.partition_loading_context(effective_dt=now + timedelta(minutes=5)):
-                assert Cadence.DAILY.definition(settings).get_last_partition_key() == str(
+                assert Grain.DAILY.partitions_def(settings).get_last_partition_key() == str(
                     today - DAY
                 )

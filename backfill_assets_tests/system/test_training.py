@@ -15,12 +15,12 @@ from dagster._core.execution.backfill import BulkActionStatus
 from deltalake import write_deltalake
 
 from backfill_assets.backfills import jobs, stages, undertakings
-from backfill_assets.backfills.comparison import Match
-from backfill_assets.backfills.plans import Parameters
+from backfill_assets.backfills.comparison import VerifyOutcome
+from backfill_assets.backfills.plans import BackfillRequest
 from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.calendar.policy import Policy
 from backfill_assets.delta.reading import read_ledgers
-from backfill_assets.staleness.backlog import backlog
+from backfill_assets.staleness.backlog import find_stale_days
 from backfill_assets_tests import memory_model
 from backfill_assets_tests.deployed import Deployment
 from backfill_assets_tests.model import run_model
@@ -95,8 +95,10 @@ def land(pipeline: Pipeline, lines: list[tuple[int, dict]], of: range) -> None:
 
 def behind(pipeline: Pipeline, name: str, today: int) -> set[int]:
     """The day numbers of a table that are behind their inputs."""
-    found = backlog(read_ledgers(pipeline.settings), Policy.of(pipeline.settings), day(today))
-    return {(d - START).days + 1 for d in found.days(name)}
+    found = find_stale_days(
+        read_ledgers(pipeline.settings), Policy.from_settings(pipeline.settings), day(today)
+    )
+    return {(d - START).days + 1 for d in found.all_days(name)}
 
 
 def states(pipeline: Pipeline) -> dict[int, str]:
@@ -146,7 +148,7 @@ def test_plain_python_agrees_and_days_one_by_one_equal_a_range(engine, tmp_path,
     for name in TABLES:
         assert held(parts, name) == held(whole, name)
     found = verify(whole.settings, engine, Window(day(30), day(41)), TABLES)
-    assert {one.outcome for one in found} == {Match.MATCHES}
+    assert {one.outcome for one in found} == {VerifyOutcome.MATCHES}
 
 
 # --- labels ---------------------------------------------------------------------------------------
@@ -249,7 +251,7 @@ def test_what_leaks_is_not_published(engine, tmp_path, leaking, rule):
     pipeline.run(2, 4, EVERYTHING)
     failed = pipeline.run(2, 4, (leaking,), fails=True)
     assert f"break the rule {rule}" in pipeline.failure(failed)
-    assert day(2) not in read_ledgers(pipeline.settings)[leaking].published
+    assert day(2) not in read_ledgers(pipeline.settings)[leaking].published_days
 
 
 # --- features -------------------------------------------------------------------------------------
@@ -296,7 +298,7 @@ def test_rows_are_merged_by_their_key_where_that_is_asked_for(pipeline):
     pipeline.run(3, 3, EVERYTHING)
     pipeline.run(3, 3, ("features",), tags={"backfill_assets/write_mode": "merge"})
     assert held(pipeline, "features") == modelled(pipeline, 3)[0]
-    assert read_ledgers(pipeline.settings)["features"].latest[day(3)].merged
+    assert read_ledgers(pipeline.settings)["features"].latest[day(3)].is_merge
 
 
 def test_drift_is_warned_of_and_shown_with_its_numbers(pipeline):
@@ -334,9 +336,9 @@ def test_drift_is_warned_of_and_shown_with_its_numbers(pipeline):
 def stage(pipeline: Pipeline, *, fails: bool = False) -> str:
     """The daemon's part in the stage that is under way: its run, and then the gate."""
     while not (told := tick(pipeline)).endswith("under way"):
-        assert undertakings.under_way(pipeline.instance), told
-    (id_,) = undertakings.under_way(pipeline.instance)
-    backfill = pipeline.instance.get_backfill(undertakings.find(pipeline.instance, id_).backfill_id)
+        assert undertakings.active_ids(pipeline.instance), told
+    (id_,) = undertakings.active_ids(pipeline.instance)
+    backfill = pipeline.instance.get_backfill(undertakings.load(pipeline.instance, id_).backfill_id)
     of = backfill.asset_backfill_data.target_subset.partitions_subsets_by_asset_key
     days = sorted({key for subset in of.values() for key in subset.get_partition_keys()})
     tags = {**backfill.tags, "dagster/backfill": backfill.backfill_id}
@@ -348,14 +350,14 @@ def stage(pipeline: Pipeline, *, fails: bool = False) -> str:
 
 
 def test_ninety_days_in_chunks_of_seven_with_a_gate_after_each():
-    asked = Parameters(days="2024-01-01...2024-03-30", chunk_days=7)
-    names = [name for name, _ in asked.stages()]
+    asked = BackfillRequest(days="2024-01-01...2024-03-30", chunk_days=7)
+    names = [name for name, _ in asked.split_stages()]
     assert names == [f"{n:03d}" for n in range(1, 14)]
 
 
 def test_a_training_set_is_rebuilt_in_chunks_and_stops_at_the_first_bad_one(loaded, monkeypatch):
     pipeline = loaded
-    monkeypatch.setattr(stages, "lacking_daemons", lambda _: [])
+    monkeypatch.setattr(stages, "missing_daemons", lambda _: [])
     # What a job of somebody's own appended to a day of the second chunk.
     rows = pipeline.log("features").to_pyarrow_dataset()
     rows = rows.to_table(filter=pc.field("event_date") == day(5))
@@ -363,14 +365,14 @@ def test_a_training_set_is_rebuilt_in_chunks_and_stops_at_the_first_bad_one(load
     asked = {"tables": ("training_daily",), "chunk_days": 4, "reason": "new set"}
     plan = planned(pipeline, f"{day(1)}...{day(12)}", **asked)
     graph = pipeline.repository.asset_graph
-    jobs.launch(pipeline.settings, graph, pipeline.instance, pipeline.code, plan.id)
+    jobs.launch_plan(pipeline.settings, graph, pipeline.instance, pipeline.code, plan.id)
     assert stage(pipeline) == f"{plan.id}-001"
     assert stage(pipeline, fails=True) == f"{plan.id}-002"
     tick(pipeline)
     assert "did not pass" in tick(pipeline)
-    assert not undertakings.under_way(pipeline.instance)
+    assert not undertakings.active_ids(pipeline.instance)
     ledger = read_ledgers(pipeline.settings)["training_daily"]
-    assert ledger.published == {*Window(day(1), day(9))} - {day(5)}
+    assert ledger.published_days == {*Window(day(1), day(9))} - {day(5)}
     made_of = ledger.latest[day(1)]
     assert set(made_of.inputs) == {"features", "labels_daily"}
     assert made_of.backfill_id == f"{plan.id}-001"
@@ -395,11 +397,11 @@ def test_thirteen_stages_through_the_daemon_with_a_bad_one_in_the_middle(engine,
         print(done.stdout)
         assert done.returncode == 1, done.stderr
         (plan,) = re.findall(r"^Plan (\w+)", done.stdout)
-        left = [str(w) for w in Window(day(50), day(days + 1)).split(7)]
+        left = [str(w) for w in Window(day(50), day(days + 1)).split_by_length(7)]
         assert f"{plan}-007 did not pass" in done.stdout
         assert f"; not launched: {', '.join(left)}\n" in done.stdout
         made = read_ledgers(pipeline.settings)["training_daily"]
-        assert made.published == {*Window(day(1), day(50))} - {day(bad)}
+        assert made.published_days == {*Window(day(1), day(50))} - {day(bad)}
         # The day is built again, and the same backfill goes on with the stage that failed.
         pipeline.run(bad, bad, ("features",))
         done = deployment.run("backfill", plan)
@@ -408,7 +410,7 @@ def test_thirteen_stages_through_the_daemon_with_a_bad_one_in_the_middle(engine,
     finally:
         deployment.stop()
     ledger = read_ledgers(pipeline.settings)["training_daily"]
-    assert {of: ledger.latest[of].backfill_id for of in ledger.published} == {
+    assert {of: ledger.latest[of].backfill_id for of in ledger.published_days} == {
         day(n): f"{plan}-{(n + 6) // 7:03d}{'-2' * (n == bad)}" for n in range(1, days + 1)
     }
     features, labels = modelled(pipeline, last)

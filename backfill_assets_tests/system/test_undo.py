@@ -14,19 +14,19 @@ import pytest
 
 from backfill_assets.backfills import jobs
 from backfill_assets.backfills import undo as undoing
-from backfill_assets.backfills.footprints import belongs, footprint, part_of
-from backfill_assets.backfills.plans import Expected, Parameters
+from backfill_assets.backfills.footprints import changed_days, commits_of, is_commit_of
+from backfill_assets.backfills.plans import BackfillRequest, DayOutcome
 from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.calendar.policy import Policy
 from backfill_assets.delta.reading import read_ledger, read_ledgers
-from backfill_assets.delta.snapshots import data_files
-from backfill_assets.monitoring.look import Look
-from backfill_assets.monitoring.states import State, day_states
+from backfill_assets.delta.snapshots import list_data_files
+from backfill_assets.monitoring.look import Monitor
+from backfill_assets.monitoring.states import DayState, day_states
 from backfill_assets.orders.facts import FACT
 from backfill_assets.orders.tables import RAW, STAGED, TABLES
 from backfill_assets.publish.run_tags import ACCEPT_TAG, REWRITE_TAG
-from backfill_assets.staleness.arrivals import manifests
-from backfill_assets.staleness.backlog import backlog
+from backfill_assets.staleness.arrivals import loaded_manifests
+from backfill_assets.staleness.backlog import find_stale_days
 from backfill_assets_tests.pipeline import (
     EVERYTHING,
     LAYERS,
@@ -43,7 +43,7 @@ def published(pipeline):
     held = pipeline.digests()
     found = {}
     for name, ledger in read_ledgers(pipeline.settings).items():
-        assert {str(d) for d in ledger.published} >= held.get(name, {}).keys()
+        assert {str(d) for d in ledger.published_days} >= held.get(name, {}).keys()
         for d in ledger.latest:
             digest = ledger.current_record(d).digest
             assert digest == held.get(name, {}).get(str(d), "0-0-0"), (name, d)
@@ -100,13 +100,13 @@ def test_an_undo_can_be_undone(loaded):
     loaded.land(2, [order("x2", 2, "50.00")], "more.jsonl")
     loaded.run(2, assets=LAYERS, tags={"dagster/backfill": "wrongone"})
     wrong = published(loaded)
-    found, problems = undoing.outlook(loaded.settings, "wrongone")
+    found, problems = undoing.preview_undo(loaded.settings, "wrongone")
     assert problems == []
     changed = {key for key, content in wrong.items() if content != first.get(key)}
     assert {(name, d) for name, extent in found.items() for d in extent.changes} == changed
     done = undo(loaded, "wrongone")
     assert published(loaded) == first
-    put_back = undoing.written_by(loaded.settings, done.run_id)
+    put_back = undoing.days_written_by_run(loaded.settings, done.run_id)
     assert changed <= {(name, d) for name, days in put_back.items() for d in days}
     again = undo(loaded, "wrongone", fails=True)
     assert "wrongone is undone already" in loaded.failure(again)
@@ -122,7 +122,7 @@ def test_what_was_written_since_is_left_alone(loaded):
     right = loaded.run(3)
     held = published(loaded)
     versions = {name: loaded.log(name).version() for name in LAYERS}
-    _, problems = undoing.outlook(loaded.settings, "wrongone")
+    _, problems = undoing.preview_undo(loaded.settings, "wrongone")
     refused = loaded.failure(undo(loaded, "wrongone", fails=True))
     assert problems and all(problem in refused for problem in problems)
     for name in ("raw_orders", "stg_orders", "fact_daily_orders"):
@@ -163,7 +163,7 @@ def test_a_first_load_is_taken_back(loaded):
     loaded.run(5, tags={"dagster/backfill": "wrongone"})
     done = undo(loaded, "wrongone")
     assert published(loaded) == before
-    assert day(5) not in read_ledgers(loaded.settings)[FACT.name].published
+    assert day(5) not in read_ledgers(loaded.settings)[FACT.name].published_days
     said = [
         e.event_specific_data.description
         for e in done.all_events
@@ -174,7 +174,7 @@ def test_a_first_load_is_taken_back(loaded):
     assert all("it counts as never published" in text for text in said)
     # And can be loaded again.
     loaded.run(5)
-    assert day(5) in read_ledgers(loaded.settings)[FACT.name].published
+    assert day(5) in read_ledgers(loaded.settings)[FACT.name].published_days
 
 
 def test_what_was_made_of_a_load_goes_with_it(loaded):
@@ -188,7 +188,11 @@ def test_what_was_made_of_a_load_goes_with_it(loaded):
     assert published(loaded) == before
     # What was put back is in order, and nobody is asked to do anything.
     found = day_states(STAGED.name, situation(loaded, day(5)))
-    assert {found[day(n)] for n in range(1, 5)} <= {State.OPEN, State.FINAL, State.INPUT_MISSING}
+    assert {found[day(n)] for n in range(1, 5)} <= {
+        DayState.OPEN,
+        DayState.FINAL,
+        DayState.INPUT_MISSING,
+    }
     assert behind(loaded, STAGED) == set()
     again = loaded.failure(undo(loaded, load.run_id[:8], fails=True))
     assert "is undone already" in again
@@ -216,7 +220,7 @@ def test_in_time_old_files_are_named_again(loaded):
 def files_of(pipeline, n):
     """The data files of a day of the facts."""
     url, version = pipeline.settings.table(FACT.name), pipeline.log(FACT.name).version()
-    return {*data_files(url, FACT, [day(n)], version)["path"].to_pylist()}
+    return {*list_data_files(url, FACT, [day(n)], version)["path"].to_pylist()}
 
 
 def test_launched_again_after_an_undo(loaded):
@@ -233,14 +237,17 @@ def test_launched_again_after_an_undo(loaded):
 def test_what_vacuum_has_taken_cannot_come_back(loaded):
     loaded.land(2, [order("x2", 2, "50.00")], "more.jsonl")
     loaded.run(2, tags={"dagster/backfill": "wrongone"})
-    (change,) = footprint(read_ledgers(loaded.settings)[STAGED.name], part_of("wrongone")).values()
+    (change,) = changed_days(
+        read_ledgers(loaded.settings)[STAGED.name], commits_of("wrongone")
+    ).values()
     url = loaded.settings.table(STAGED.name)
-    for path in data_files(url, STAGED, [day(2)], change.before)["path"].to_pylist():
+    for path in list_data_files(url, STAGED, [day(2)], change.version_before)["path"].to_pylist():
         (loaded.warehouse / STAGED.name / path).unlink()
     versions = {name: loaded.log(name).version() for name in LAYERS}
     refused = loaded.failure(undo(loaded, "wrongone", fails=True))
     assert (
-        f"the files that stg_orders [2024-01-02] had in version {change.before} are gone" in refused
+        f"the files that stg_orders [2024-01-02] had in version {change.version_before} are gone"
+        in refused
     )
     assert versions == {name: loaded.log(name).version() for name in LAYERS}
 
@@ -298,7 +305,9 @@ def test_an_accepted_file_is_asked_about_again_after_the_undo(loaded):
 
     loaded.run(2, 3, load)
     assert published(loaded) == before
-    assert manifests(loaded.io_manager.ledger(RAW))[day(2)].held.keys() == {name}
+    assert loaded_manifests(loaded.io_manager.ledger(RAW))[day(2)].awaiting_approval.keys() == {
+        name
+    }
     loaded.run(2, 3, load, tags=accepted)
     assert {r["order_id"] for r in loaded.rows("raw_orders") if r["log_date"] == day(2)} == {"o2"}
 
@@ -320,8 +329,10 @@ LOG = ["raw_orders", "raw_orders_rejected"]
 
 
 def behind(pipeline, table):
-    policy = Policy.of(pipeline.settings)
-    return backlog(read_ledgers(pipeline.settings), policy, pipeline.now.date()).days(table.name)
+    policy = Policy.from_settings(pipeline.settings)
+    return find_stale_days(read_ledgers(pipeline.settings), policy, pipeline.now.date()).all_days(
+        table.name
+    )
 
 
 def order_ids(pipeline):
@@ -398,7 +409,7 @@ def test_a_day_on_hold_is_shown_and_no_schedule_builds_it(loaded):
     loaded.run(5, assets=["stg_orders", "fact_daily_orders"], tags={"dagster/backfill": "tooearly"})
     undo(loaded, "tooearly")
     states = day_states(STAGED.name, situation(loaded, day(6)))
-    assert states[day(5)] is State.ON_HOLD
+    assert states[day(5)] is DayState.ON_HOLD
     scheduled = {"dagster/schedule_name": "nightly"}
     loaded.run(4, 5, assets=["stg_orders"], tags=scheduled)
     assert (STAGED.name, day(5)) not in published(loaded)
@@ -422,7 +433,7 @@ def test_what_is_put_back_keeps_its_record(loaded):
 
 def situation(pipeline, today):
     pipeline.now = datetime.combine(today, time(3), tzinfo=pipeline.settings.zone)
-    return Look(pipeline.settings, lambda: pipeline.now).situation(pipeline.instance)
+    return Monitor(pipeline.settings, lambda: pipeline.now).read_situation(pipeline.instance)
 
 
 def layers(pipeline):
@@ -438,10 +449,10 @@ DAYS = 6
 
 
 def planned(pipeline, window):
-    asked = Parameters(days=str(window), tables=LAYERS)
+    asked = BackfillRequest(days=str(window), tables=LAYERS)
     code = pipeline.code
     graph = pipeline.repository.asset_graph
-    return jobs.plan_anew(pipeline.settings, graph, pipeline.instance, code, asked)
+    return jobs.create_plan(pipeline.settings, graph, pipeline.instance, code, asked)
 
 
 def span_of(plan, name):
@@ -453,7 +464,7 @@ def span_of(plan, name):
 def spoken_of(pipeline, name):
     """By table, the days that the commits of a backfill speak of."""
     return {
-        table: {d for r in ledger.records if belongs(r, name) for d in r.days}
+        table: {d for r in ledger.records if is_commit_of(r, name) for d in r.days}
         for table, ledger in read_ledgers(pipeline.settings).items()
     }
 
@@ -486,10 +497,10 @@ def test_random_histories_of_backfills_and_undos(engine, tmp_path, seed):
                 pipeline.run(*span, of, tags={"dagster/backfill": plan.id}, fails=lacking)
         spoken = spoken_of(pipeline, plan.id)
         for name, outlook in plan.tables.items():
-            said = dict(outlook.by_expectation())
-            assert not spoken[name] & {*said.get(Expected.IDENTICAL, ())}, (name, "identical")
-            assert spoken[name] >= {*said.get(Expected.COMPUTED, ())}, (name, "computed")
-            assert not spoken[name] & {*said.get(Expected.LACKING, ())}, (name, "lacking")
+            said = dict(outlook.days_by_outcome())
+            assert not spoken[name] & {*said.get(DayOutcome.IDENTICAL, ())}, (name, "identical")
+            assert spoken[name] >= {*said.get(DayOutcome.COMPUTED, ())}, (name, "computed")
+            assert not spoken[name] & {*said.get(DayOutcome.LACKING, ())}, (name, "lacking")
         wrote.append(plan.id)
         for name in rnd.sample(wrote, min(2, len(wrote))):
             held = published(pipeline)
@@ -497,7 +508,7 @@ def test_random_histories_of_backfills_and_undos(engine, tmp_path, seed):
             mine = {
                 (table, d)
                 for table, ledger in read_ledgers(pipeline.settings).items()
-                for d in footprint(ledger, part_of(name))
+                for d in changed_days(ledger, commits_of(name))
             }
             result = pipeline.repository.get_job("undo").execute_in_process(
                 instance=pipeline.instance,

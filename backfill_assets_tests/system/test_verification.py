@@ -17,12 +17,12 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from backfill_assets import definitions
-from backfill_assets.backfills.comparison import Content, Match, Verified, compare
-from backfill_assets.backfills.verification import _each_day, as_grid, as_json, good
+from backfill_assets.backfills.comparison import DaySummary, VerifiedDay, VerifyOutcome, compare_day
+from backfill_assets.backfills.verification import _bisect_days, as_grid, as_json, is_good
 from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.cli import main
 from backfill_assets.cli.output import Output
-from backfill_assets.delta.other_engine import ReadTest, read_test
+from backfill_assets.delta.other_engine import ReadCheck, check_read
 from backfill_assets.delta.records import ExternalCommit
 from backfill_assets.orders.facts import CORRECTIONS, FACT
 from backfill_assets.orders.tables import LATE, RAW, REJECTED, STAGED, TABLES
@@ -78,10 +78,10 @@ def files(*folders: Path) -> dict[Path, tuple[int, int]]:
     return {path: (path.stat().st_size, path.stat().st_mtime_ns) for path in found}
 
 
-Found = dict[tuple[str, date], Verified]
+Found = dict[tuple[str, date], VerifiedDay]
 
 
-def by_day(found: Sequence[Verified]) -> Found:
+def by_day(found: Sequence[VerifiedDay]) -> Found:
     return {(one.table, one.day): one for one in found}
 
 
@@ -93,7 +93,7 @@ def test_all_days_match_and_nothing_is_written(pipeline, engine, tmp_path, monke
     before, runs = files(pipeline.root), pipeline.instance.get_runs_count()
     found = verify(pipeline.settings, engine, LOADED)
     assert [(one.table, one.day) for one in found] == [(n, d) for n in TABLES for d in LOADED]
-    assert {(one.outcome, one.why) for one in found} == {(Match.MATCHES, "")}
+    assert {(one.outcome, one.why) for one in found} == {(VerifyOutcome.MATCHES, "")}
     assert all(one.published == one.held == one.now for one in found)
     one = by_day(found)[FACT.name, day(30)]
     assert (one.now.rows, one.now.totals) == (3, {"orders": "3", "revenue": "9007199254740993.31"})
@@ -106,7 +106,7 @@ def test_what_has_changed_without_changing_a_row(pipeline, engine, monkeypatch):
     monkeypatch.setattr(definitions, "running_code", lambda *_: Code("other"))
     settings = pipeline.settings.model_copy(update={"late_lines": "drop"})
     (found,) = verify(settings, engine, Window(day(30), day(31)), [LATE.name])
-    assert found.outcome is Match.MATCHES
+    assert found.outcome is VerifyOutcome.MATCHES
     code, configuration = found.why.split(" and ")
     assert code == "although it was computed by other code: this (commit c0de)"
     assert configuration.startswith("it was computed under another configuration: ")
@@ -136,31 +136,31 @@ def found(damaged, engine) -> Found:
 
 def test_a_landing_that_has_changed(found):
     one = found[RAW.name, day(31)]
-    assert one.outcome is Match.DIFFERS
+    assert one.outcome is VerifyOutcome.DIFFERS
     assert one.why == "the landing has changed since"
     assert one.published == one.held
     assert (one.published.rows, one.published.totals) == (3, {"amount": "9007199254740993.31"})
     assert (one.now.rows, one.now.totals) == (4, {"amount": "9007199254740994.31"})
     for same in ((REJECTED.name, day(31)), (RAW.name, day(32))):
-        assert found[same].outcome is Match.MATCHES
+        assert found[same].outcome is VerifyOutcome.MATCHES
         assert found[same].why == "although the landing has changed since"
     # What follows is made of what is published, and that has not changed.
     staged = found[STAGED.name, day(31)]
-    assert (staged.outcome, staged.why) == (Match.MATCHES, "")
+    assert (staged.outcome, staged.why) == (VerifyOutcome.MATCHES, "")
 
 
 def test_a_file_that_cannot_be_read(found):
     for table in (RAW, REJECTED):
         one = found[table.name, day(33)]
-        assert one.outcome is Match.WOULD_FAIL
+        assert one.outcome is VerifyOutcome.WOULD_FAIL
         assert f"arrival_date={day(33)}/bad.jsonl.gz" in str(one)
         assert one.published == one.held
-    assert found[STAGED.name, day(33)].outcome is Match.MATCHES
+    assert found[STAGED.name, day(33)].outcome is VerifyOutcome.MATCHES
 
 
 def test_another_writer(found, damaged):
     one = found[FACT.name, day(30)]
-    assert one.outcome is Match.DIFFERS
+    assert one.outcome is VerifyOutcome.DIFFERS
     assert one.now == one.published
     assert (one.published.rows, one.held.rows) == (3, 2)
     version = DeltaTable(damaged.table(FACT.name)).version()
@@ -169,14 +169,16 @@ def test_another_writer(found, damaged):
         "computed anew it is as it was published"
     )
     after = found[CORRECTIONS.name, day(30)]
-    assert (after.outcome, after.why) == (Match.DIFFERS, f"{FACT.name} has changed since")
+    assert (after.outcome, after.why) == (VerifyOutcome.DIFFERS, f"{FACT.name} has changed since")
     assert (after.published.rows, after.now.rows) == (0, 1)
-    assert {found[FACT.name, d].outcome for d in Window(day(31), day(34))} == {Match.MATCHES}
+    assert {found[FACT.name, d].outcome for d in Window(day(31), day(34))} == {
+        VerifyOutcome.MATCHES
+    }
 
 
 def test_a_day_that_was_never_published(found):
     raw, staged = found[RAW.name, day(34)], found[STAGED.name, day(34)]
-    assert {raw.outcome, staged.outcome} == {Match.NOT_PUBLISHED}
+    assert {raw.outcome, staged.outcome} == {VerifyOutcome.NOT_PUBLISHED}
     assert raw.why.startswith("would be published now: 0 rows")
     assert f"would fail now: conservation: {RAW.name}[{day(34)}] has never been" in staged.why
     assert (raw.published, raw.held, staged.now) == (None, None, None)
@@ -198,15 +200,15 @@ def test_a_file_that_is_gone_hides_no_other_day(gutted, engine):
         (name, d) for name in (STAGED.name, FACT.name) for d in LOADED
     ]
     staged, facts = by_day(found)[STAGED.name, day(31)], by_day(found)[FACT.name, day(31)]
-    assert (staged.outcome, staged.held) == (Match.DIFFERS, None)
+    assert (staged.outcome, staged.held) == (VerifyOutcome.DIFFERS, None)
     assert staged.why.startswith("its files cannot be read (")
     assert "[PATH_NOT_FOUND" in staged.why
     assert staged.why.endswith("computed anew it is as it was published")
-    assert (facts.outcome, facts.now) == (Match.WOULD_FAIL, None)
+    assert (facts.outcome, facts.now) == (VerifyOutcome.WOULD_FAIL, None)
     assert "[PATH_NOT_FOUND" in facts.why
     assert facts.held == facts.published
     rest = [one.outcome for one in found if one.day != day(31)]
-    assert set(rest) == {Match.MATCHES}
+    assert set(rest) == {VerifyOutcome.MATCHES}
 
 
 def test_a_computation_that_is_not_what_it_was(pipeline, engine, monkeypatch):
@@ -222,7 +224,7 @@ def test_a_computation_that_is_not_what_it_was(pipeline, engine, monkeypatch):
         Window(day(30), day(31)),
         [FACT.name],
     )
-    assert found.outcome is Match.DIFFERS
+    assert found.outcome is VerifyOutcome.DIFFERS
     assert found.why.startswith("nothing that it is made of has changed since")
     assert found.published.totals == found.now.totals
     assert "; now as many rows with the same totals, but other values: nothing" in str(found)
@@ -243,12 +245,18 @@ def test_days_that_are_in_no_calendar(pipeline, tmp_path, engine):
 
 # why, from numbers alone
 
-OLD, NEW, ODD = Content(1, {}, "digest 1"), Content(2, {}, "new"), Content(1, {}, "odd")
+OLD, NEW, ODD = DaySummary(1, {}, "digest 1"), DaySummary(2, {}, "new"), DaySummary(1, {}, "odd")
 
 
 def compared(expectation, *, now=OLD, held=OLD, failing="", unreadable="", moved=()) -> tuple:
-    one = compare(
-        expectation, day(1), now=now, held=held, failing=failing, unreadable=unreadable, moved=moved
+    one = compare_day(
+        expectation,
+        day(1),
+        recomputed=now,
+        stored=held,
+        audit_failure=failing,
+        read_error=unreadable,
+        changed_since_publish=moved,
     )
     return one.outcome, one.why
 
@@ -258,14 +266,14 @@ def test_why_a_day_differs():
     unknown = "nothing that it is made of has changed since"
     behind = "its files are not what version 1 says: changed behind the log"
     again = "computed anew it is as it was published"
-    assert compared(expectation) == (Match.MATCHES, "")
-    assert compared(expectation, moved=["a", "b"]) == (Match.MATCHES, "although a and b")
-    assert compared(expectation, now=NEW, moved=["a", "b"]) == (Match.DIFFERS, "a and b")
+    assert compared(expectation) == (VerifyOutcome.MATCHES, "")
+    assert compared(expectation, moved=["a", "b"]) == (VerifyOutcome.MATCHES, "although a and b")
+    assert compared(expectation, now=NEW, moved=["a", "b"]) == (VerifyOutcome.DIFFERS, "a and b")
     assert unknown in compared(expectation, now=NEW)[1]
-    assert compared(expectation, held=ODD) == (Match.DIFFERS, f"{behind}; {again}")
-    assert compared(expectation, held=ODD, now=NEW) == (Match.DIFFERS, behind)
+    assert compared(expectation, held=ODD) == (VerifyOutcome.DIFFERS, f"{behind}; {again}")
+    assert compared(expectation, held=ODD, now=NEW) == (VerifyOutcome.DIFFERS, behind)
     assert compared(expectation, held=ODD, now=None, failing="x") == (
-        Match.WOULD_FAIL,
+        VerifyOutcome.WOULD_FAIL,
         f"x; {behind}",
     )
 
@@ -274,11 +282,14 @@ def test_who_wrote_a_day():
     theirs = ExternalCommit(2, "WRITE", days(1))
     again = "computed anew it is as it was published"
     assert compared(ledger(RAW, record(1, days(1)), external=[theirs]), held=ODD) == (
-        Match.DIFFERS,
+        VerifyOutcome.DIFFERS,
         f"another writer changed it in version 2 (WRITE); {again}",
     )
     # The same rows again are no difference.
-    assert compared(ledger(RAW, record(1, days(1)), external=[theirs])) == (Match.MATCHES, "")
+    assert compared(ledger(RAW, record(1, days(1)), external=[theirs])) == (
+        VerifyOutcome.MATCHES,
+        "",
+    )
     # Written over by us since: what that one did is not what is there now.
     over = ledger(RAW, record(1, days(1)), record(3, days(1), digest="digest 1"), external=[theirs])
     assert "version 3 says: changed behind the log" in compared(over, held=ODD)[1]
@@ -294,18 +305,18 @@ def test_one_bad_day_hides_no_other():
         return {d: d.day for d in some}
 
     eight = list(Window(day(1), day(9)))
-    found, failed = _each_day(eight, look)
+    found, failed = _bisect_days(eight, look)
     assert found == {d: d.day for d in eight if d != day(3)}
     assert failed == {day(3): "[BROKEN] no"}
     assert len(asked) == 7
-    assert _each_day([], look) == ({}, {})
+    assert _bisect_days([], look) == ({}, {})
 
 
 def test_a_refused_frame_is_refused_for_all_days():
     def look(_: Sequence[date]) -> dict[date, int]:
         raise RefusedError("wrong frame")
 
-    assert _each_day([day(1), day(2)], look) == (
+    assert _bisect_days([day(1), day(2)], look) == (
         {},
         {day(1): "wrong frame", day(2): "wrong frame"},
     )
@@ -316,21 +327,24 @@ def test_a_lost_engine_is_no_finding():
         raise PySparkException("Cannot call methods on a stopped SparkContext")
 
     with pytest.raises(PySparkException, match="stopped SparkContext"):
-        _each_day([day(1), day(2)], look)
+        _bisect_days([day(1), day(2)], look)
 
 
 # the output
 
 SAID = [
-    *(Verified("t", d, Match.MATCHES, "", OLD, OLD, OLD) for d in Window(day(30), day(33))),
-    Verified("t", day(33), Match.MATCHES, "although x", OLD, OLD, OLD),
-    Verified("t", day(34), Match.DIFFERS, "why [red]", OLD, ODD, NEW),
-    Verified("u", day(35), Match.NOT_PUBLISHED, "would be"),
+    *(
+        VerifiedDay("t", d, VerifyOutcome.MATCHES, "", OLD, OLD, OLD)
+        for d in Window(day(30), day(33))
+    ),
+    VerifiedDay("t", day(33), VerifyOutcome.MATCHES, "although x", OLD, OLD, OLD),
+    VerifiedDay("t", day(34), VerifyOutcome.DIFFERS, "why [red]", OLD, ODD, NEW),
+    VerifiedDay("u", day(35), VerifyOutcome.NOT_PUBLISHED, "would be"),
 ]
 
 
 def test_as_grid(capsys):
-    Output().grid(as_grid(SAID))
+    Output().print_grid(as_grid(SAID))
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert lines == [
         "table days outcome rows what there is to say",
@@ -343,7 +357,7 @@ def test_as_grid(capsys):
 
 
 def test_as_json():
-    reads = [ReadTest("t", 3), ReadTest("u", None, ["no table"])]
+    reads = [ReadCheck("t", 3), ReadCheck("u", None, ["no table"])]
     said = json.loads(json.dumps(as_json(SAID, reads), default=str))
     assert said["good"] is False
     assert said["days"][-2] == {
@@ -361,9 +375,9 @@ def test_as_json():
 
 def test_good():
     fine, bad = SAID[0], SAID[-1]
-    assert good([fine], [ReadTest("t", 3)])
-    assert not good([fine, bad], [ReadTest("t", 3)])
-    assert not good([fine], [ReadTest("t", 3, ["x"])])
+    assert is_good([fine], [ReadCheck("t", 3)])
+    assert not is_good([fine, bad], [ReadCheck("t", 3)])
+    assert not is_good([fine], [ReadCheck("t", 3, ["x"])])
 
 
 # the read test
@@ -372,13 +386,13 @@ def test_good():
 def test_another_engine_reads_what_was_published(pipeline):
     for name, table in TABLES.items():
         version = DeltaTable(pipeline.settings.table(name)).version()
-        read = read_test(pipeline.settings, table, LOADED.widened(after=1))
-        assert read == ReadTest(name, version, [])
+        read = check_read(pipeline.settings, table, LOADED.widen_by(after=1))
+        assert read == ReadCheck(name, version, [])
         assert str(read) == f"{name}: read by another engine at version {version}: as published"
 
 
 def test_another_engine_finds_a_row_missing(damaged):
-    read = read_test(damaged, FACT, LOADED)
+    read = check_read(damaged, FACT, LOADED)
     assert read.problems == [
         f"{FACT.name}[{day(30)}]: 2 rows where 3 were published",
         f"{FACT.name}[{day(30)}]: orders adds up to 2 where 3 was published",
@@ -389,30 +403,30 @@ def test_another_engine_finds_a_row_missing(damaged):
 
 
 def test_another_engine_finds_a_file_gone(gutted):
-    (said,) = read_test(gutted, STAGED, LOADED).problems
+    (said,) = check_read(gutted, STAGED, LOADED).problems
     assert said.startswith(f"{STAGED.name}[{day(31)}]: cannot be read: ")
     assert f"event_date={day(31)}/" in said
     assert "\n" not in said
     # Only the files of the days in question are opened.
-    assert read_test(gutted, STAGED, [d for d in LOADED if d != day(31)]).problems == []
+    assert check_read(gutted, STAGED, [d for d in LOADED if d != day(31)]).problems == []
 
 
 def test_another_engine_finds_a_file_spoilt(copy):
     settings = copy()
     (file,) = Path(settings.table(STAGED.name), f"event_date={day(31)}").glob("*.parquet")
     file.write_bytes(file.read_bytes()[:-100])
-    (said,) = read_test(settings, STAGED, LOADED).problems
+    (said,) = check_read(settings, STAGED, LOADED).problems
     assert said.startswith(f"{STAGED.name}[{day(31)}]: cannot be read: ")
 
 
 def test_another_engine_cannot_open_a_table(pipeline, tmp_path):
     settings = pipeline.settings.model_copy(update={"warehouse": str(tmp_path)})
-    nothing = read_test(settings, FACT, LOADED)
-    assert nothing == ReadTest(FACT.name, None, [f"there is no table at {tmp_path}/{FACT.name}"])
+    nothing = check_read(settings, FACT, LOADED)
+    assert nothing == ReadCheck(FACT.name, None, [f"there is no table at {tmp_path}/{FACT.name}"])
     log = tmp_path / FACT.name / "_delta_log" / f"{0:020d}.json"
     log.parent.mkdir(parents=True)
     log.write_text("nonsense")
-    (said,) = read_test(settings, FACT, LOADED).problems
+    (said,) = check_read(settings, FACT, LOADED).problems
     assert said.startswith("it cannot be opened: ")
     assert "\n" not in said
 
@@ -421,7 +435,7 @@ def test_another_engine_misses_a_column(pipeline, tmp_path):
     settings = pipeline.settings.model_copy(update={"warehouse": str(tmp_path)})
     rows = pa.table({"run_date": [day(30)], "customer_id": ["c"], "orders": [1]})
     write_deltalake(settings.table(FACT.name), rows, partition_by=["run_date"])
-    assert read_test(settings, FACT, LOADED).problems == ["column revenue is missing"]
+    assert check_read(settings, FACT, LOADED).problems == ["column revenue is missing"]
 
 
 # the command

@@ -15,24 +15,24 @@ from rich.console import Console
 
 from backfill_assets import version_of
 from backfill_assets.backfills import jobs, stages
-from backfill_assets.backfills.planning import refuse_impossible
-from backfill_assets.backfills.plans import Parameters
-from backfill_assets.backfills.target_days import tables_for
-from backfill_assets.backfills.verification import verify
+from backfill_assets.backfills.planning import refuse_invalid_request
+from backfill_assets.backfills.plans import BackfillRequest
+from backfill_assets.backfills.target_days import target_tables
+from backfill_assets.backfills.verification import verify_days
 from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.dagster_ext.internals import BaseAssetGraph
 from backfill_assets.definitions import build_defs
 from backfill_assets.delta import retirement, target_forks
-from backfill_assets.delta.history import history, life
-from backfill_assets.delta.maintained import Maintained
-from backfill_assets.delta.maintenance import maintain
-from backfill_assets.monitoring.incidents import incidents
-from backfill_assets.monitoring.look import situation
-from backfill_assets.monitoring.states import State, day_states
+from backfill_assets.delta.history import format_day_history, format_history
+from backfill_assets.delta.maintained import MaintenanceResult
+from backfill_assets.delta.maintenance import run_maintenance
+from backfill_assets.monitoring.incidents import find_incidents
+from backfill_assets.monitoring.look import read_situation
+from backfill_assets.monitoring.states import DayState, day_states
 from backfill_assets.publish.run_tags import REWRITE_TAG
 from backfill_assets.settings import SettingsError, load_settings
 from backfill_assets.tables.arguments import DeclarationError
-from backfill_assets.tables.catalog import fed_tables, tables_of
+from backfill_assets.tables.catalog import buildable_tables, tables_of
 from backfill_assets.tables.code_version import SourceFiles
 from backfill_assets_tests import version_tables as first
 from backfill_assets_tests import version_tables_second as second
@@ -89,10 +89,10 @@ def test_both_are_fed_and_read_until_one_is_retired(deployed):
     assert {name: len(seen(after, name)) for name in FIRST} == dict.fromkeys(FIRST, 8)
     assert {name: len(seen(after, name)) for name in SECOND} == dict.fromkeys(SECOND, 9)
     assert (seen(after, "spent")[day(8)], seen(after, "spent_v2")[day(8)]) == (1, 4)
-    now = situation(after.settings, after.instance, after.now)
+    now = read_situation(after.settings, after.instance, after.now)
     for name in FIRST:
-        assert set(day_states(name, now).values()) == {State.RETIRED}
-    told = {incident.table for incident in incidents(now)}
+        assert set(day_states(name, now).values()) == {DayState.RETIRED}
+    told = {incident.table for incident in find_incidents(now)}
     assert told.isdisjoint(FIRST)
     # Without the date, what was missed is due again.
     back = deployed("TABLES", day(10))
@@ -101,9 +101,9 @@ def test_both_are_fed_and_read_until_one_is_retired(deployed):
     assert seen(back, "spent")[day(8)] == 2
 
 
-def maintained(pipeline: Pipeline, today: date, **how) -> dict[str, Maintained]:
+def maintained(pipeline: Pipeline, today: date, **how) -> dict[str, MaintenanceResult]:
     spark = pipeline.io_manager.engine.spark_session
-    found = maintain(spark, pipeline.settings, FIRST, today=today, **how)
+    found = run_maintenance(spark, pipeline.settings, FIRST, today=today, **how)
     return {one.table: one for one in found}
 
 
@@ -114,7 +114,11 @@ def data(pipeline: Pipeline, name: str) -> list[Path]:
 
 def life_of(pipeline: Pipeline, name: str, of: date | None = None) -> str:
     console = Console(width=200, file=StringIO())
-    grid = life(pipeline.settings, name, of) if of else history(pipeline.settings, name)
+    grid = (
+        format_day_history(pipeline.settings, name, of)
+        if of
+        else format_history(pipeline.settings, name)
+    )
     console.print(grid)
     return console.file.getvalue()
 
@@ -172,16 +176,18 @@ def test_files_that_a_target_may_need_stay(deployed, monkeypatch):
     before = deployed("TABLES", day(3))
     before.land(1, [order("1", 1)])
     before.run(1, 1, [*LAYERS, *MADE])
-    described = target_forks.described(before.settings, "v9", ["spent"], Window(day(1), day(2)))
-    target_forks.make(before.settings, described)
+    described = target_forks.describe_target(
+        before.settings, "v9", ["spent"], Window(day(1), day(2))
+    )
+    target_forks.make_target(before.settings, described)
     after = deployed("RETIRED", GONE)
     (note,) = maintained(after, GONE)["spent"].notes
     assert "no file was taken away, as the target(s) v9 may still need it" in note
     assert seen(after, "spent") == {day(1): 1}
-    target_forks.drop(after.settings, "v9")
+    target_forks.drop_target(after.settings, "v9")
     # Killed between the commit that leaves no row and the files: the next one removes them.
     with monkeypatch.context() as patch, pytest.raises(KilledError):
-        patch.setattr(retirement, "remove_files", _raise)
+        patch.setattr(retirement, "delete_data_files", _raise)
         maintained(after, GONE)
     assert after.rows("spent") == []
     version, left = after.log("spent").version(), len(data(after, "spent"))
@@ -206,13 +212,13 @@ def test_a_table_with_memory_and_one_by_week_retire(engine, spark, tmp_path):
     after.night(RETIRES)
     assert seen(after, "spent") == {**dict.fromkeys(map(day, range(1, 10)), 1), day(8): 2}
     assert [seen(after, name) for name in retired] == rows
-    now = situation(after.settings, after.instance, after.now)
+    now = read_situation(after.settings, after.instance, after.now)
     assert {state for name in retired for state in day_states(name, now).values()} == {
-        State.RETIRED
+        DayState.RETIRED
     }
-    assert {incident.table for incident in incidents(now)}.isdisjoint(retired)
+    assert {incident.table for incident in find_incidents(now)}.isdisjoint(retired)
     session = after.io_manager.engine.spark_session
-    for one in maintain(session, after.settings, retired, today=GONE):
+    for one in run_maintenance(session, after.settings, retired, today=GONE):
         assert (one.removed or 0) >= 1
         assert after.rows(one.table) == data(after, one.table) == []
 
@@ -222,10 +228,10 @@ def test_a_kept_plan_of_a_table_that_is_retired_since_is_not_launched(deployed, 
     before.land(1, [order("1", 1)])
     plan = planned(before, str(day(1)), tables=("spent", "spent_v2"))
     after = deployed("RETIRED", RETIRES)
-    monkeypatch.setattr(stages, "lacking_daemons", lambda _: [])
+    monkeypatch.setattr(stages, "missing_daemons", lambda _: [])
     graph = after.repository.asset_graph
     with pytest.raises(ValueError, match="spent is retired since 2024-01-10: no day of it is"):
-        jobs.launch(after.settings, graph, before.instance, after.code, plan.id)
+        jobs.launch_plan(after.settings, graph, before.instance, after.code, plan.id)
     assert not before.instance.get_backfills()
     assert not before.instance.get_runs()
 
@@ -259,15 +265,15 @@ def test_dagster_shows_versions_and_retired_assets(engine):
 def test_what_is_retired_is_neither_planned_nor_verified(engine):
     settings = load_settings(tables=f"{PLACE}RETIRED", warehouse="/w", landing="/l", **DATES)
     defs = build_defs(settings, resources={"engine": engine})
-    asked = Parameters(days="2024-01-01", tables=("spent",))
+    asked = BackfillRequest(days="2024-01-01", tables=("spent",))
     for ask in (
-        lambda: refuse_impossible(settings, asked),
-        lambda: verify(settings, defs, Window(day(1), day(2)), ["spent"]),
-        lambda: tables_for(settings, ["spent"]),
+        lambda: refuse_invalid_request(settings, asked),
+        lambda: verify_days(settings, defs, Window(day(1), day(2)), ["spent"]),
+        lambda: target_tables(settings, ["spent"]),
     ):
         with pytest.raises(ValueError, match="spent is retired since 2024-01-10: no day of it is"):
             ask()
-    assert {*tables_for(settings, [])} & {*MADE} == {*SECOND}
+    assert {*target_tables(settings, [])} & {*MADE} == {*SECOND}
 
 
 def test_what_cannot_be_declared():
@@ -297,11 +303,11 @@ def test_two_tables_are_not_the_same_version():
 
 def test_a_reader_may_have_moved_to_the_second_version():
     settings = load_settings(tables=f"{PLACE}MOVED")
-    assert fed_tables(settings, (), second.RETIRES - DAY) == (*tables_of(settings),)
-    left = {*tables_of(settings)} - {*fed_tables(settings, (), second.RETIRES)}
+    assert buildable_tables(settings, (), second.RETIRES - DAY) == (*tables_of(settings),)
+    left = {*tables_of(settings)} - {*buildable_tables(settings, (), second.RETIRES)}
     assert left == {"spent", "logged"}
     with pytest.raises(ValueError, match="spent is retired since 2024-01-10: no day of it is"):
-        fed_tables(settings, ["spent", "most"], second.RETIRES)
+        buildable_tables(settings, ["spent", "most"], second.RETIRES)
 
 
 def test_the_code_of_a_version_is_its_own(tmp_path, monkeypatch):
@@ -314,7 +320,9 @@ def test_the_code_of_a_version_is_its_own(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
 
     def digests() -> list[str]:
-        return [SourceFiles().digest([f"two_versions.{name}"]) for name in ("first", "second")]
+        return [
+            SourceFiles().modules_digest([f"two_versions.{name}"]) for name in ("first", "second")
+        ]
 
     versions = [digests()]
     for changed in ("second", "first"):

@@ -35,7 +35,7 @@ def production(engine, spark, tmp_path: Path, monkeypatch) -> Pipeline:
     for name in ("landing", "warehouse", "start", "end", "window_days"):
         monkeypatch.setenv(f"{PREFIX}{name.upper()}", str(getattr(found.settings, name)))
     monkeypatch.delenv("SPARK_REMOTE", raising=False)
-    monkeypatch.setattr(Engine, "of", lambda _: engine)
+    monkeypatch.setattr(Engine, "from_settings", lambda _: engine)
     return found
 
 

@@ -14,15 +14,15 @@ import pyarrow.csv
 import pyarrow.parquet
 import pytest
 
-from backfill_assets.backfills.comparison import Match
+from backfill_assets.backfills.comparison import VerifyOutcome
 from backfill_assets.backfills.planning import make_plan
-from backfill_assets.backfills.plans import Parameters
+from backfill_assets.backfills.plans import BackfillRequest
 from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.delta.reading import read_ledgers
 from backfill_assets.examples import web_events
 from backfill_assets.examples.web_events import VISITS, active_users_7d
-from backfill_assets.monitoring.look import Look
-from backfill_assets.monitoring.states import State, day_states
+from backfill_assets.monitoring.look import Monitor
+from backfill_assets.monitoring.states import DayState, day_states
 from backfill_assets.orders.facts import FACT
 from backfill_assets.orders.tables import ORDERS
 from backfill_assets_tests.pages import documented
@@ -206,13 +206,15 @@ def test_backfill_nights_plan_verify_and_undo(engine, tmp_path):
     visits.append(came)
     assert published(pipeline) == active(staged(visits, 13), 13)
     after = read_ledgers(pipeline.settings)[active_users_7d.name]
-    changed = {d for d in before.published if before.content(d) != after.content(d)}
+    changed = {d for d in before.published_days if before.content_key(d) != after.content_key(d)}
     assert changed == {day(11), day(12)}
 
     # Its own window, not the deployment's: after three days a day is final.
-    look = Look(pipeline.settings, lambda: pipeline.now)
-    states = day_states(active_users_7d.name, look.situation(pipeline.instance))
-    assert {d for d, state in states.items() if state is State.FINAL} == {*Window(START, day(11))}
+    look = Monitor(pipeline.settings, lambda: pipeline.now)
+    states = day_states(active_users_7d.name, look.read_situation(pipeline.instance))
+    assert {d for d, state in states.items() if state is DayState.FINAL} == {
+        *Window(START, day(11))
+    }
 
     # Asked for again nothing changes; a plan says so, and computed anew it is the same.
     pipeline.run(1, 13, ALL)
@@ -222,18 +224,20 @@ def test_backfill_nights_plan_verify_and_undo(engine, tmp_path):
         pipeline.settings,
         graph,
         pipeline.instance,
-        Parameters(days=f"{day(1)}...{day(13)}"),
+        BackfillRequest(days=f"{day(1)}...{day(13)}"),
         pipeline.code,
         "id",
     )
-    assert {name: outlook.why for name, outlook in plan.tables.items() if outlook.left} == {}
+    assert {
+        name: outlook.why for name, outlook in plan.tables.items() if outlook.days_to_compute
+    } == {}
     found = verify(
         pipeline.settings,
         engine,
         Window(day(1), day(14)),
         [active_users_7d.name],
     )
-    assert {one.outcome for one in found} == {Match.MATCHES}
+    assert {one.outcome for one in found} == {VerifyOutcome.MATCHES}
 
     # What was loaded wrongly is undone, in all tables.
     good = published(pipeline)

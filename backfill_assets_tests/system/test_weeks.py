@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from pyspark.sql import DataFrame
 
 from backfill_assets import PREVIOUS_DAY, SELF, WEEK, Reads, last_days, table
-from backfill_assets.backfills.comparison import Match
-from backfill_assets.calendar.cadences import Cadence, NotContiguousError
+from backfill_assets.backfills.comparison import VerifyOutcome
+from backfill_assets.calendar.cadences import Grain, NotContiguousError
 from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.calendar.policy import Policy
-from backfill_assets.monitoring.look import situation
-from backfill_assets.monitoring.states import State, day_states
+from backfill_assets.monitoring.look import read_situation
+from backfill_assets.monitoring.states import DayState, day_states
 from backfill_assets.orders.facts import FACT
 from backfill_assets.orders.tables import RAW
 from backfill_assets.settings import load_settings
@@ -38,7 +38,7 @@ from backfill_assets_tests.pipeline import (
     verify,
 )
 
-WEEKLY = Cadence.WEEKLY
+WEEKLY = Grain.WEEKLY
 
 
 WEEKS = (weekly.name, weekly_again.name)
@@ -77,28 +77,28 @@ dates = st.dates(date(2019, 1, 1), date(2026, 1, 1))
 @given(start=dates, length=st.integers(0, 60), ahead=st.integers(-10, 60))
 def test_the_policy_and_dagster_know_the_same_weeks(start: date, length: int, ahead: int) -> None:
     settings = load_settings(start=start, end=start + (length + 1) * DAY)
-    policy = Policy.of(settings)
+    policy = Policy.from_settings(settings)
     weekly_policy = Policy(**{**vars(policy), "cadence": WEEKLY})
-    found = [*map(str, weekly_policy.until(settings.end))]
+    found = [*map(str, weekly_policy.partitions_until(settings.end))]
     # Of a calendar that ends before its first week, Dagster names that week nevertheless.
-    assert WEEKLY.definition(settings).get_partition_keys()[: len(found) or None] == (
-        found or [str(WEEKLY.touched([start + 6 * DAY])[0])]
+    assert WEEKLY.partitions_def(settings).get_partition_keys()[: len(found) or None] == (
+        found or [str(WEEKLY.partitions_of([start + 6 * DAY])[0])]
     )
-    assert WEEKLY.of(WEEKLY.definition(settings)) is WEEKLY
-    assert WEEKLY.of(Cadence.DAILY.definition(settings)) is Cadence.DAILY
+    assert WEEKLY.from_partitions_def(WEEKLY.partitions_def(settings)) is WEEKLY
+    assert WEEKLY.from_partitions_def(Grain.DAILY.partitions_def(settings)) is Grain.DAILY
     today = start + ahead * DAY
-    for monday in weekly_policy.logged(today):
+    for monday in weekly_policy.loadable_days(today):
         assert monday.weekday() == 0
-        assert {*WEEKLY.days_of(monday)} <= {*policy.logged(today)}
+        assert {*WEEKLY.days_of(monday)} <= {*policy.loadable_days(today)}
 
 
 @given(days=st.sets(dates, min_size=1, max_size=9))
 def test_a_day_lies_in_one_week(days: set[date]) -> None:
-    assert WEEK.changed(days, None) == WEEKLY.touched(days)  # type: ignore[arg-type]
+    assert WEEK.changed_days(days, None) == WEEKLY.partitions_of(days)  # type: ignore[arg-type]
     for of in days:
-        (monday,) = WEEK.touched(Window(of, of + DAY))
-        assert of in WEEK.needed(monday)
-        assert [*WEEK.read(Window(monday, monday + DAY))] == [*WEEK.needed(monday)]
+        (monday,) = WEEK.affected_days(Window(of, of + DAY))
+        assert of in WEEK.required_days(monday)
+        assert [*WEEK.input_days(Window(monday, monday + DAY))] == [*WEEK.required_days(monday)]
 
 
 def test_the_weeks_of_a_run_have_no_gap() -> None:
@@ -124,9 +124,9 @@ def test_a_range_of_weeks_has_what_weeks_have_and_a_repeat_writes_nothing(
     for n in (15, 1, 8):
         other.run(n, n, WEEKS)
     ledgers = [of.io_manager.ledger(weekly) for of in (weeks, other)]
-    assert ledgers[0].published == ledgers[1].published
-    for of in ledgers[0].published:
-        assert ledgers[0].content(of) == ledgers[1].content(of)
+    assert ledgers[0].published_days == ledgers[1].published_days
+    for of in ledgers[0].published_days:
+        assert ledgers[0].content_key(of) == ledgers[1].content_key(of)
 
 
 def test_a_week_that_lacks_a_day_is_not_published_and_says_which(weeks: Pipeline) -> None:
@@ -156,9 +156,9 @@ def test_nights_publish_a_week_when_it_is_over_and_again_when_a_late_line_comes(
         there = weeks.warehouse / weekly.name
         assert (rows(weeks) if there.exists() else {}) == expected(range(1, over + 1)), n
     for name in WEEKS:
-        states = day_states(name, situation(weeks.settings, weeks.instance, weeks.now))
+        states = day_states(name, read_situation(weeks.settings, weeks.instance, weeks.now))
         assert {*states} == {day(1), day(8)}
-        assert {*states.values()} <= {State.OPEN, State.FINAL}
+        assert {*states.values()} <= {DayState.OPEN, DayState.FINAL}
     weeks.land(15, [order("late", 13, "100.00", ingested=f"{day(15)}T12:00:00Z")])
     done = weeks.night(day(16))
     again = [
@@ -186,7 +186,7 @@ def test_weeks_are_planned_verified_and_undone(weeks: Pipeline, engine) -> None:
     assert plan.tables[weekly.name].identical == (str(day(1)), str(day(8)))
     window = Window(day(9), day(17))
     everything = verify(weeks.settings, engine, window)
-    assert {one.outcome for one in everything} == {Match.MATCHES}
+    assert {one.outcome for one in everything} == {VerifyOutcome.MATCHES}
     assert {one.day for one in everything if one.table == FACT.name} == {*window}
     found = [one for one in everything if one.table in WEEKS]
     assert {(one.table, one.day) for one in found} == {(n, day(d)) for n in WEEKS for d in (8, 15)}

@@ -83,7 +83,7 @@ def test_only_the_days_that_changed_are_computed(pipeline, monkeypatch):
         pipeline.land(n, [order(f"o{n}", n)])
     pipeline.run(1, 5, EVERYTHING)
     built: dict[str, list[Window]] = {}
-    compute = publisher.compute
+    compute = publisher.compute_days
 
     def seen(table, plan, wanted, *more, **known):
         def build(days: Window):
@@ -92,7 +92,7 @@ def test_only_the_days_that_changed_are_computed(pipeline, monkeypatch):
 
         return compute(table, replace(plan, build=build), wanted, *more, **known)
 
-    monkeypatch.setattr(publisher, "compute", seen)
+    monkeypatch.setattr(publisher, "compute_days", seen)
     pipeline.land(1, [order("new", 1)], "more.jsonl")
     pipeline.land(5, [order("newest", 5)], "more.jsonl")
     pipeline.run(1, 6, EVERYTHING)

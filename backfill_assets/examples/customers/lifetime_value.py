@@ -40,7 +40,7 @@ class LifetimeValue(pa.DataFrameModel):
 @table(
     LifetimeValue,
     group="customers",
-    checks=[conserves(of, sum_, sum_) for of in ("before", "orders") for sum_ in _SUMS],
+    checks=[conserves(source, sum_, sum_) for source in ("before", "orders") for sum_ in _SUMS],
 )
 def customer_lifetime_value(
     orders: Annotated[DataFrame, Reads(CURRENT)],

@@ -81,12 +81,12 @@ class SettledOrder(EnrichedOrder):
         }
 
 
-def enriched(orders: DataFrame, customers: DataFrame, cutoff: str | Column) -> DataFrame:
+def enrich_orders(orders: DataFrame, customers: DataFrame, cutoff: str | Column) -> DataFrame:
     """Orders, each with the version of its customer at its time that was known by the cutoff."""
-    told = ["valid_from", "known_at", "logged_on"]
+    version_columns = ["valid_from", "known_at", "logged_on"]
     return as_of(
         orders.select("for_day", "order_id", "customer_id", "order_ts", "amount"),
-        customers.select("for_day", "customer_id", *_CARRIES, *told),
+        customers.select("for_day", "customer_id", *_CARRIES, *version_columns),
         key=["for_day", "customer_id"],
         at="order_ts",
         valid_from="valid_from",
@@ -101,7 +101,7 @@ def fact_orders_enriched(
     customers: Annotated[DataFrame, Reads(dim_customers)],
 ) -> DataFrame:
     """Orders with what was known of their customers at the time of the order."""
-    return enriched(orders, customers, cutoff="order_ts")
+    return enrich_orders(orders, customers, cutoff="order_ts")
 
 
 @table(SettledOrder, checks=[conserves("orders", "amount", "amount")], group="customers")
@@ -113,4 +113,4 @@ def fact_orders_settled(
     newest = customers.groupBy("for_day").agg(F.max("log_date").alias("log_date"))
     known = customers.join(F.broadcast(newest), ["for_day", "log_date"])
     settled = F.date_add("for_day", SETTLES_AFTER + 1).cast("timestamp")
-    return enriched(orders, known, cutoff=settled)
+    return enrich_orders(orders, known, cutoff=settled)

@@ -33,25 +33,25 @@ class RateHandler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Answer with the rate, or say why not."""
-        within = self.server.admits(self.path)
-        found = re.fullmatch(r"/rates/(\d{4}-\d\d-\d\d)/(\w+)", self.path)
+        is_within = self.server.admits(self.path)
+        match = re.fullmatch(r"/rates/(\d{4}-\d\d-\d\d)/(\w+)", self.path)
         if self.headers.get("Authorization") != f"Bearer {self.server.key}":
             self.say(401, {"error": "this is not the key"})
-        elif not within:
+        elif not is_within:
             wait = {"Retry-After": self.server.retry_after}
             self.say(429, {"error": "the quota is used up"}, wait)
-        elif not found:
+        elif not match:
             self.say(404, {"error": "there is /rates/<day>/<currency>"})
         else:
-            self.answer(*found.groups())
+            self.answer(*match.groups())
 
     def answer(self, day: str, currency: str) -> None:
         """Answer with the rate."""
         self.say(200, {"day": day, "currency": currency, "in_euros": str(rate_of(day, currency))})
 
-    def say(self, status: int, said: Any, headers: Mapping[str, str] | None = None) -> None:
+    def say(self, status: int, content: Any, headers: Mapping[str, str] | None = None) -> None:
         """Send JSON."""
-        body = json.dumps(said).encode()
+        body = json.dumps(content).encode()
         self.head(status, body, headers)
         self.wfile.write(body)
 
@@ -104,9 +104,9 @@ class RateServer(ThreadingHTTPServer):
             now = time.monotonic()
             while self.times and self.times[0] <= now - self.seconds:
                 self.times.popleft()
-            if fine := len(self.times) < self.calls:
+            if is_admitted := len(self.times) < self.calls:
                 self.times.append(now)
-            return fine
+            return is_admitted
 
 
 def main() -> None:
@@ -114,16 +114,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--port", type=int, default=8090)
     parser.add_argument("--calls", type=int, default=10, help="so many requests a second")
-    given = parser.parse_args()
+    options = parser.parse_args()
     key = os.environ.get("RATES_KEY")
     if not key:
         parser.error("RATES_KEY is not set: export a key of your own, for the service and the runs")
     try:
-        server = RateServer(given.port, key=key, calls=given.calls)
+        server = RateServer(options.port, key=key, calls=options.calls)
     except OSError as error:
-        parser.error(f"port {given.port} of 127.0.0.1 is not free ({error.strerror}): --port N")
+        parser.error(f"port {options.port} of 127.0.0.1 is not free ({error.strerror}): --port N")
     with server:
-        print(f"{given.calls} requests a second at {server.url}", file=sys.stderr)
+        print(f"{options.calls} requests a second at {server.url}", file=sys.stderr)
         try:
             server.serve_forever()
         except KeyboardInterrupt:

@@ -46,87 +46,91 @@ class _Feed:
         }
     )
     #: By customer, whether it is there.
-    there: dict[str, bool] = field(default_factory=dict)
+    is_present: dict[str, bool] = field(default_factory=dict)
     changes: int = 0
 
     @property
-    def last(self) -> date:
+    def last_day(self) -> date:
         return self.start + (self.days - 1) * _DAY
 
-    def moment(self, day: date) -> datetime:
+    def random_moment(self, day: date) -> datetime:
         midnight = datetime.combine(day, time(), timezone.utc)
         return midnight + timedelta(seconds=self.chance.randrange(86_400))
 
-    def change(self, customer: str, op: str, at: datetime) -> None:
+    def add_change(self, customer: str, op: str, at: datetime) -> None:
         """A change with all its lines: late, sent again, corrected."""
         self.changes += 1
-        self.there[customer] = op != "delete"
+        self.is_present[customer] = op != "delete"
         line = {
             "change_id": f"ch-{self.changes:06d}",
             "customer_id": customer,
             "op": op,
-            **self._attributes(),
-            "changed_at": _text(at),
+            **self._random_attributes(),
+            "changed_at": _format_moment(at),
         }
-        arrival, taken = self._taken(at)
-        self._land(arrival, line, taken)
+        arrival, taken_at = self._arrival(at)
+        self._land_change(arrival, line, taken_at)
         if self.chance.random() < 0.05:
-            self._land(arrival + self.chance.choice((0, 1, 2)) * _DAY, line, taken)
+            self._land_change(arrival + self.chance.choice((0, 1, 2)) * _DAY, line, taken_at)
         while self.chance.random() < 0.12:
-            moved = {}
+            other_moment = {}
             if self.chance.random() < 0.5:
                 hours = self.chance.choice((-40, -5, -1, 1, 5))
-                moved = {"changed_at": _text(min(at + timedelta(hours=hours), taken))}
-            line = {**line, **self._attributes(), **moved}
-            taken = min(taken + timedelta(minutes=self.chance.randrange(1, 4000)), self._end)
-            later = taken.date() + self.chance.choice((0, 0, 1, 3)) * _DAY
-            self._land(later, line, taken)
+                other_moment = {
+                    "changed_at": _format_moment(min(at + timedelta(hours=hours), taken_at))
+                }
+            line = {**line, **self._random_attributes(), **other_moment}
+            taken_at = min(
+                taken_at + timedelta(minutes=self.chance.randrange(1, 4000)), self._last_moment
+            )
+            later = taken_at.date() + self.chance.choice((0, 0, 1, 3)) * _DAY
+            self._land_change(later, line, taken_at)
 
-    def order(self, day: date, number: int) -> None:
-        at = self.moment(day)
-        arrival, taken = self._taken(at)
-        known = [*self.there, "c-stranger", None]
+    def add_order(self, day: date, number: int) -> None:
+        at = self.random_moment(day)
+        arrival, taken_at = self._arrival(at)
+        known = [*self.is_present, "c-stranger", None]
         line = {
             "order_id": f"o-{day:%Y%m%d}-{number:04d}",
             "customer_id": self.chance.choice(known),
-            "order_ts": _text(at),
+            "order_ts": _format_moment(at),
             "amount": f"{self.chance.randrange(100, 20_000) / 100:.2f}",
-            "ingestion_ts": _text(taken),
+            "ingestion_ts": _format_moment(taken_at),
         }
-        if arrival <= self.last:
+        if arrival <= self.last_day:
             self.landed["orders"][arrival].append(line)
 
     @property
-    def _end(self) -> datetime:
-        return datetime.combine(self.last, time(23, 59, 59), timezone.utc)
+    def _last_moment(self) -> datetime:
+        return datetime.combine(self.last_day, time(23, 59, 59), timezone.utc)
 
-    def _attributes(self) -> dict[str, str | None]:
+    def _random_attributes(self) -> dict[str, str | None]:
         return {
             "email_status": self.chance.choice(_STATUSES),
             "segment": self.chance.choice(_SEGMENTS),
             "country": self.chance.choice((*_COUNTRIES, None)),
         }
 
-    def _taken(self, at: datetime) -> tuple[date, datetime]:
+    def _arrival(self, at: datetime) -> tuple[date, datetime]:
         """The arrival day of a line, and when the source took it."""
-        taken = min(at + timedelta(seconds=self.chance.randrange(1, 7200)), self._end)
+        taken_at = min(at + timedelta(seconds=self.chance.randrange(1, 7200)), self._last_moment)
         if self.chance.random() < 0.8:
-            return taken.date(), taken
-        arrival = taken.date() + self.chance.randrange(1, 5) * _DAY
+            return taken_at.date(), taken_at
+        arrival = taken_at.date() + self.chance.randrange(1, 5) * _DAY
         # Taken at once and shipped late, or taken late.
-        return arrival, taken if self.chance.random() < 0.5 else self.moment(arrival)
+        return arrival, taken_at if self.chance.random() < 0.5 else self.random_moment(arrival)
 
-    def _land(self, arrival: date, line: Mapping[str, Any], taken: datetime) -> None:
-        if arrival <= self.last:
-            of = self.landed["customer_changes"][arrival]
-            of.append({**line, "ingested_at": _text(taken)})
+    def _land_change(self, arrival: date, line: Mapping[str, Any], taken_at: datetime) -> None:
+        if arrival <= self.last_day:
+            lines = self.landed["customer_changes"][arrival]
+            lines.append({**line, "ingested_at": _format_moment(taken_at)})
 
 
-def _text(moment: datetime) -> str:
+def _format_moment(moment: datetime) -> str:
     return f"{moment:%Y-%m-%dT%H:%M:%S}Z"
 
 
-def batches(
+def create_batches(
     *, start: date, days: int = 14, customers: int = 12, orders_per_day: int = 20, seed: int = 7
 ) -> list[Batch]:
     """What lands: the historical load, and two increments of a day each.
@@ -148,30 +152,33 @@ def batches(
     chance = random.Random(seed)
     feed = _Feed(chance, start, days)
     for n in range(customers):
-        feed.change(
-            f"c-{n:04d}", "insert", feed.moment(start - chance.choice((0, 0, 0, 30)) * _DAY)
+        feed.add_change(
+            f"c-{n:04d}", "insert", feed.random_moment(start - chance.choice((0, 0, 0, 30)) * _DAY)
         )
     for day in (start + n * _DAY for n in range(days)):
-        for customer in sorted(feed.there):
+        for customer in sorted(feed.is_present):
             for _ in range(chance.choice((0, 0, 0, 0, 1, 1, 2, 3))):
-                at = feed.moment(day)
-                op = "update" if feed.there[customer] else "insert"
-                feed.change(customer, "delete" if chance.random() < 0.15 else op, at)
+                at = feed.random_moment(day)
+                op = "update" if feed.is_present[customer] else "insert"
+                feed.add_change(customer, "delete" if chance.random() < 0.15 else op, at)
                 if chance.random() < 0.1:
-                    feed.change(customer, "update", at)
+                    feed.add_change(customer, "update", at)
         if chance.random() < 0.5:
-            feed.change(f"c-{len(feed.there):04d}", "insert", feed.moment(day))
+            feed.add_change(f"c-{len(feed.is_present):04d}", "insert", feed.random_moment(day))
         for number in range(orders_per_day):
-            feed.order(day, number)
-    increments = [feed.last - _DAY, feed.last]
+            feed.add_order(day, number)
+    increments = [feed.last_day - _DAY, feed.last_day]
     history = [feed.start + n * _DAY for n in range(days - 2)]
     return [
-        {source: {day: by_day.get(day, []) for day in of} for source, by_day in feed.landed.items()}
-        for of in (history, *([day] for day in increments))
+        {
+            source: {day: by_day.get(day, []) for day in batch_days}
+            for source, by_day in feed.landed.items()
+        }
+        for batch_days in (history, *([day] for day in increments))
     ]
 
 
-def land(landing: Path, batch: Batch) -> None:
+def land_batch(landing: Path, batch: Batch) -> None:
     """Write the files of a batch below a landing root; its lines are out of order."""
     for source, by_day in batch.items():
         for day, lines in by_day.items():
@@ -195,8 +202,8 @@ def land_page_views(landing: Path, *, start: date, days: int, customers: int, se
             line = {
                 "view_id": f"v-{begin:%Y%m%d%H}-{number}",
                 "customer_id": chance.choice([None, f"c-{chance.randrange(customers):04d}"]),
-                "viewed_at": _text(at),
-                "sent_at": _text(at),
+                "viewed_at": _format_moment(at),
+                "sent_at": _format_moment(at),
             }
             lines.append(f"{json.dumps(line)}\n")
         folder = landing / "page_views" / f"arrival_date={begin:%Y-%m-%d}" / f"hour={begin:%H}"
@@ -220,13 +227,13 @@ def main() -> None:
     parser.add_argument("--customers", type=int, default=50)
     parser.add_argument("--orders-per-day", type=int, default=100)
     parser.add_argument("--seed", type=int, default=7)
-    given = vars(parser.parse_args())
-    landing = given.pop("landing")
-    write_countries(given.pop("warehouse"))
-    for batch in batches(**given):
-        land(landing, batch)
-    del given["orders_per_day"]
-    land_page_views(landing, **given)
+    options = vars(parser.parse_args())
+    landing = options.pop("landing")
+    write_countries(options.pop("warehouse"))
+    for batch in create_batches(**options):
+        land_batch(landing, batch)
+    del options["orders_per_day"]
+    land_page_views(landing, **options)
 
 
 if __name__ == "__main__":
