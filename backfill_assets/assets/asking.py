@@ -17,14 +17,14 @@ from pyspark.sql import functions as F
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.delta.records import PERSON
 from backfill_assets.engine.caching import Cache
-from backfill_assets.lookups.asking import Asked, Request, ask
+from backfill_assets.lookups.asking import BatchResult, Request, ask
 from backfill_assets.lookups.kept import AnswersError, KeptAnswers, create
 from backfill_assets.lookups.quotas import SharedQuota
 from backfill_assets.lookups.service import Service, ServiceError
 from backfill_assets.publish.run_tags import CALLS_TAG, launched_by
 from backfill_assets.quality.audit import Expectation
 from backfill_assets.tables.derived import FOR_DAY
-from backfill_assets.tables.lookups import ANSWERED_AT, Answers, Lookup, calls_of, requests_to
+from backfill_assets.tables.lookups import ANSWERED_AT, Answers, Lookup, calls_figure, requests_figure
 from backfill_assets.tables.table import SchemaError
 
 #: Of the reasons why requests have no answer, a message has so many.
@@ -79,8 +79,8 @@ class ServiceCaller:
             quotas=Path(context.instance.root_directory) / "quotas",
             warehouse=warehouse,
             run_id=context.run.run_id,
-            live=launched_by(tags) != PERSON,
-            calls=tags.get(CALLS_TAG) != "none",
+            is_scheduled=launched_by(tags) != PERSON,
+            may_call=tags.get(CALLS_TAG) != "none",
         )
 
     def create_answer_tables(self, lookups: Iterable[Lookup]) -> None:
@@ -133,7 +133,7 @@ class ServiceCaller:
             raise dg.Failure(f"{error}. Nothing was written.", allow_retries=False) from error
         rows = _read_answers(spark, url, answer_cache.version)
         missing = _days_by_request(lookup, requests.join(rows, [*lookup.request], "left_anti"))
-        call_results = self._call_service(lookup, [*missing], answer_cache) if missing else Asked()
+        call_results = self._call_service(lookup, [*missing], answer_cache) if missing else BatchResult()
         calls: Counter[date] = Counter()
         unanswered: dict[date, dict[Request, str]] = defaultdict(dict)
         for request, request_days in missing.items():
@@ -143,8 +143,8 @@ class ServiceCaller:
                 for day in request_days:
                     unanswered[day][request] = call_results.unanswered[request]
         for day, count in by_day.items():
-            numbers[day][requests_to(lookup.name)] = count
-            numbers[day][calls_of(lookup.name)] = calls[day]
+            numbers[day][requests_figure(lookup.name)] = count
+            numbers[day][calls_figure(lookup.name)] = calls[day]
             if day in unanswered:
                 problems[day].append(_unanswered_message(lookup, count, unanswered[day]))
         answers = _read_answers(spark, url, answer_cache.version)
@@ -154,15 +154,15 @@ class ServiceCaller:
 
     def _call_service(
         self, lookup: Lookup, requests: Sequence[Request], answer_cache: KeptAnswers
-    ) -> Asked:
+    ) -> BatchResult:
         """What came of asking; nothing is asked if the run may not."""
         if not self.may_call:
             reason = "no answer is kept, and this run makes no call"
-            return Asked(unanswered=dict.fromkeys(requests, reason))
+            return BatchResult(unanswered=dict.fromkeys(requests, reason))
         try:
             service = Service(lookup)
         except ServiceError as error:
-            return Asked(unanswered=dict.fromkeys(requests, str(error)))
+            return BatchResult(unanswered=dict.fromkeys(requests, str(error)))
         share = lookup.share(live=self.is_scheduled)
         quota = SharedQuota(self.quotas, lookup.name, lookup.quotas, share)
         try:
@@ -197,7 +197,7 @@ def distinct_requests(lookup: Lookup, frame: DataFrame, days: Window) -> DataFra
             f"{[*request_types]} are asked for, and there are {names}. Nothing was written."
         )
     not_null = [F.col(name).isNotNull() for name in lookup.request]
-    chosen = frame.where(days.predicate(FOR_DAY)).select(FOR_DAY, *lookup.request)
+    chosen = frame.where(days.sql_condition(FOR_DAY)).select(FOR_DAY, *lookup.request)
     for condition in not_null:
         chosen = chosen.where(condition)
     return chosen.distinct()

@@ -189,7 +189,7 @@ class RawLoader:
         # A file has rows on its own log day and the next: also those that this run is not for.
         nearby_days = {
             d
-            for day, target in load_targets.items()
+            for day, target in targets.items()
             if target.replaced
             for d in (day - DAY, day, day + DAY)
         }
@@ -201,7 +201,7 @@ class RawLoader:
         )
         return {
             day: target.hold_back_files(target.replaced & missing_keys.keys(), previous.get(day))
-            for day, target in load_targets.items()
+            for day, target in targets.items()
         }
 
     def _manifests_from_rows(
@@ -289,10 +289,10 @@ class RawLoader:
         } - listing.requested_days
         other_listing = self.list_folders(sorted(folders))
         full_listing = replace(listing, folders={**other_listing.folders, **listing.folders})
-        load_targets = load_targets(known, full_listing, affected_days, policy)
+        targets = load_targets(known, full_listing, affected_days, policy)
         settled_after = {
             day
-            for day, target in load_targets.items()
+            for day, target in targets.items()
             if target.manifest.is_complete(day, policy.start)
             and not needs_reload(known[day], target)
         }

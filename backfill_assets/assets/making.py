@@ -225,6 +225,6 @@ def _record_references(
 
     return replace(
         built,
-        remarks=commit_notes,
+        commit_notes=commit_notes,
         numbers={day: {**built.numbers.get(day, {}), **numbers} for day in days},
     )

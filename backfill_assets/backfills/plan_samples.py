@@ -18,7 +18,7 @@ from backfill_assets.tables.catalog import graph_for
 from backfill_assets.tables.skews import skews_of
 from backfill_assets.tables.sources import Source
 
-Item = TypeVar("Some")
+Item = TypeVar("Item")
 #: At most so many files of a source are looked into, of as many days as there are files.
 MAX_SAMPLED_FILES = 32
 
@@ -85,7 +85,7 @@ def _sample_files(
 
 
 def _spread_evenly(items: Sequence[Item], limit: int) -> list[Item]:
-    """At most so many of some, from the first to the last."""
+    """At most so many of the items, from the first to the last."""
     if len(items) <= limit:
         return [*items]
     return [items[n * (len(items) - 1) // max(1, limit - 1)] for n in range(limit)]

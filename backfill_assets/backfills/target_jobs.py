@@ -95,8 +95,8 @@ def _build_job(settings: Settings, assets: Sequence[dg.AssetsDefinition]) -> dg.
         except ValueError as error:
             raise dg.Failure(str(error), allow_retries=False) from error
         metadata = {"stages": _stages_table(stages)}
-        if stages and stages[-1].why:
-            raise dg.Failure(stages[-1].why, metadata=metadata, allow_retries=False)
+        if stages and stages[-1].failure:
+            raise dg.Failure(stages[-1].failure, metadata=metadata, allow_retries=False)
         context.add_output_metadata(metadata)
 
     @dg.job(

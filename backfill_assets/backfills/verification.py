@@ -45,7 +45,7 @@ from backfill_assets.tables.catalog import buildable_tables, tables_of
 from backfill_assets.tables.code_version import Code
 from backfill_assets.tables.table import SchemaError, Table
 
-_Result = TypeVar("_Found")
+_Result = TypeVar("_Result")
 
 
 def verify_days(

@@ -113,7 +113,7 @@ def plan_anew(
         settings: the deployment's settings.
         dagster: the instance.
         days: the days that are asked for.
-        given: the options of `parameters`, by name.
+        options: the options of `parameters`, by name.
 
     Raises:
         click.UsageError: what is asked for cannot be planned.

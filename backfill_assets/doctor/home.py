@@ -158,9 +158,9 @@ def check_instance() -> Iterator[CheckResult]:
         if version and version[0] != version[1]:
             message = f"its database is of another version of Dagster ({version[0]})"
             yield wrong(message, "stop the deployment, then run `dagster instance migrate`")
-        missing_daemons = missing_daemons(dagster)
-    if missing_daemons:
-        message = f"no {' and no '.join(missing_daemons)} daemon is at work: nothing runs by itself"
+        missing = missing_daemons(dagster)
+    if missing:
+        message = f"no {' and no '.join(missing)} daemon is at work: nothing runs by itself"
         yield note(message, "start the deployment: make ui, or backfill-assets ui")
     else:
         yield ok(f"Dagster {dg.__version__}; its daemons are at work")

@@ -139,10 +139,10 @@ class LoadTarget:
         return replace(
             self,
             manifest=replace(self.manifest, files=files),
-            read={name: entry for name, entry in self.files_to_read.items() if name not in names},
+            files_to_read={name: entry for name, entry in self.files_to_read.items() if name not in names},
             replaced=self.replaced - set(names),
             dropped=self.dropped - restored,
-            kept=self.retained_files | retained.keys(),
+            retained_files=self.retained_files | retained.keys(),
         )
 
     def hold_back_files(self, names: Collection[str], previous: LoadManifest | None) -> LoadTarget:
@@ -151,7 +151,7 @@ class LoadTarget:
         on_hold = {name: files[name].digest for name in names if name in files}
         remaining = self.without_files(names, previous)
         manifest = replace(
-            remaining.manifest, held={**remaining.manifest.awaiting_approval, **on_hold}
+            remaining.manifest, awaiting_approval={**remaining.manifest.awaiting_approval, **on_hold}
         )
         return replace(remaining, manifest=manifest)
 
@@ -182,7 +182,7 @@ def load_target(
     before_undo = _build_target(
         day, previous.known_before_undo, listing, arrived_days, accepted, close
     )
-    return replace(result, known=before_undo.manifest.content_digest())
+    return replace(result, digest_before_undo=before_undo.manifest.content_digest())
 
 
 def _build_target(
@@ -239,9 +239,9 @@ def after_undo(recorded: LoadManifest | None, reverted: LoadManifest) -> LoadMan
     previous, before_undo = recorded or LoadManifest(), reverted.known_before_undo or reverted
     return replace(
         previous,
-        there=previous.present_days | reverted.present_days,
+        present_days=previous.present_days | reverted.present_days,
         closed=reverted.closed,
-        known=before_undo,
+        known_before_undo=before_undo,
     )
 
 

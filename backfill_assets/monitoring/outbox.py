@@ -88,7 +88,7 @@ class Outbox:
             saved = json.loads(text or "")
             return cls(
                 looked=None if saved["looked"] is None else float(saved["looked"]),
-                seen=frozenset(map(str, saved["seen"])),
+                seen_runs=frozenset(map(str, saved["seen"])),
                 waiting={str(run): float(at) for run, at in saved["waiting"].items()},
                 told={
                     key: size for group in saved["told"] for key, size in _group_incidents(*group)
@@ -125,7 +125,7 @@ class Outbox:
         """With the runs that failed since a while before the last look."""
         fresh = self.looked is None
         new = {run: at for run, at in failed.items() if not fresh and run not in self.seen_runs}
-        return replace(self, looked=now, seen=frozenset(failed), waiting={**self.waiting, **new})
+        return replace(self, looked=now, seen_runs=frozenset(failed), waiting={**self.waiting, **new})
 
     def with_incidents(self, incidents: Sequence[Incident] | None) -> Outbox:
         """With what was found in the tables; none if they could not be looked at."""
@@ -133,7 +133,7 @@ class Outbox:
             return replace(self, blind=self.blind + 1)
         # A size is unknown of what an earlier version of this project told: the first look sets it.
         still = {i.key: self.reported[i.key] or i.size for i in incidents if i.key in self.reported}
-        return replace(self, blind=0, told=still)
+        return replace(self, blind=0, reported=still)
 
     def unreported(self, incidents: Iterable[Incident]) -> Iterator[Incident]:
         """The incidents that nobody was told of, and those that have grown since."""
@@ -164,7 +164,7 @@ class Outbox:
                 for key, size in alert.incidents.items()
             },
         }
-        return replace(self.without_runs(alert.runs), told=reported, attempts=attempts)
+        return replace(self.without_runs(alert.runs), reported=reported, attempts=attempts)
 
     def count_failure(self, alert: Alert) -> Outbox:
         """With one more attempt to deliver an alert in vain."""

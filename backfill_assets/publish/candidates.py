@@ -61,7 +61,7 @@ class Snapshot:
         required_days_of: Callable[[date], Sequence[date]] | None = None,
     ) -> Snapshot:
         """The same, for days that are made of these days of it, and need some of them."""
-        return replace(self, days_of=input_days, needs=required_days_of)
+        return replace(self, input_days=input_days, required_days_of=required_days_of)
 
     def required_days(self, day: date) -> Sequence[date]:
         """The days of it without which a day cannot be made."""

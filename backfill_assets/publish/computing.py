@@ -143,7 +143,7 @@ def compute_days(
                 f"{table.name} [{days}]: refused, the table is as it was: {', '.join(day_violations)} found "
                 f"rows of {day}, of which the frame has none. A check gives rows of the frame."
             )
-        measured_days[day] = replace(measured_days[day], offences=day_violations)
+        measured_days[day] = replace(measured_days[day], violations=day_violations)
     expectations = dict(built.expectations)
     if merge_writer and ledger.version is not None:
         leftover_rows = merge_writer.count_leftover_rows(frame, list(fingerprints), ledger.version)

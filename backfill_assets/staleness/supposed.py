@@ -22,7 +22,7 @@ class HypotheticalLedger(Ledger):
     @classmethod
     def from_ledger(cls, ledger: Ledger, changing_days: Iterable[date]) -> HypotheticalLedger:
         """A ledger, some days of which may change."""
-        return cls(**_ledger_fields(ledger), moving=frozenset(changing_days))
+        return cls(**_ledger_fields(ledger), changing_days=frozenset(changing_days))
 
     @cached_property
     def published_days(self) -> frozenset[date]:
@@ -56,7 +56,7 @@ class SwitchedLedger(Ledger):
         cls, fork: Ledger, built_days: Iterable[date], production: Ledger
     ) -> SwitchedLedger:
         """The ledger of a fork, and that of its table."""
-        return cls(**_ledger_fields(fork), made=frozenset(built_days), production=production)
+        return cls(**_ledger_fields(fork), built_days=frozenset(built_days), production=production)
 
     def content_key(self, day: date) -> str:
         """What a day holds, as text, where it is made; else what production has."""

@@ -99,7 +99,7 @@ class Graph:
                 # What is in no folder of the calendar does not arrive.
                 end = policy.end and max(policy.start, policy.end - days_later * DAY)
                 policy = replace(policy, lag_days=policy.lag_days + days_later, end=end)
-            policies[name] = replace(policy, cadence=self.tables[name].grain)
+            policies[name] = replace(policy, grain=self.tables[name].grain)
         return policies
 
     def loaded_with(self, log: str) -> tuple[str, ...]:
