@@ -90,7 +90,7 @@ class Outbox:
                 looked=None if saved["looked"] is None else float(saved["looked"]),
                 seen_runs=frozenset(map(str, saved["seen"])),
                 waiting={str(run): float(at) for run, at in saved["waiting"].items()},
-                told={
+                reported={
                     key: size for group in saved["told"] for key, size in _group_incidents(*group)
                 },
                 attempts={str(name): int(n) for name, n in saved["attempts"].items()},
