@@ -16,7 +16,7 @@ from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
 from pathlib import Path
 
-from backfill_assets_tests.model import Model, known_now, run_model
+from backfill_assets_tests.model import Model, current_facts, run_model
 
 DAY = timedelta(days=1)
 Sums = dict[tuple[date, str], tuple[int, Decimal]]
@@ -24,13 +24,13 @@ Sums = dict[tuple[date, str], tuple[int, Decimal]]
 
 def order_ids(text: str) -> set[str]:
     """The orders that a file tells of."""
-    found = set()
+    ids = set()
     for line in text.splitlines():
         try:
-            found.add(json.loads(line)["order_id"])
+            ids.add(json.loads(line)["order_id"])
         except ValueError:
             continue
-    return found
+    return ids
 
 
 class Source:
@@ -44,25 +44,27 @@ class Source:
         self.waiting: dict[date, list[tuple[date, list[str]]]] = {}
         self.moved: set[Path] = set()
 
-    def day(self, today: date) -> None:
+    def simulate_day(self, today: date) -> None:
         """What comes on a day: its own folder, late ones, and whatever happens to old files."""
         chance = self.chance
         delay = chance.choice([0, 0, 0, 0, 1, 3])
-        lines = [self.line(today) for _ in range(chance.randint(0, 8))]
+        lines = [self.random_line(today) for _ in range(chance.randint(0, 8))]
         self.waiting.setdefault(today + delay * DAY, []).append((today, lines))
         for folder, texts in self.waiting.pop(today, []):
-            self.folder(folder).mkdir(exist_ok=True)
+            self.arrival_folder(folder).mkdir(exist_ok=True)
             if texts:
-                self.write(self.folder(folder), texts)
-        for folder in self.folders():
+                self.write_file(self.arrival_folder(folder), texts)
+        for folder in self.landed_folders():
             if chance.random() < 0.15:
                 day = date.fromisoformat(folder.name.partition("=")[2])
-                self.write(folder, [self.line(day) for _ in range(chance.randint(1, 3))])
+                self.write_file(
+                    folder, [self.random_line(day) for _ in range(chance.randint(1, 3))]
+                )
         files = sorted(self.landing.glob("*/*.jsonl"))
         for path in chance.sample(files, min(len(files), 2)):
-            self.disturb(path)
+            self.disturb_file(path)
 
-    def disturb(self, path: Path) -> None:
+    def disturb_file(self, path: Path) -> None:
         """Something that happens to a file after it has landed."""
         chance, text = self.chance, path.read_text()
         lines = text.splitlines(keepends=True)
@@ -72,7 +74,7 @@ class Source:
         whole = ["more", "less", "rename"] if path not in self.moved else []
         what = chance.choice([*whole, "touch", "gone", "purge", "tmp", "nothing"])
         if what == "more":
-            path.write_text(text + self.line(day))
+            path.write_text(text + self.random_line(day))
         elif what == "less":
             path.write_text("".join(chance.sample(lines, len(lines) // 2)))
         elif what == "touch":
@@ -86,33 +88,33 @@ class Source:
         elif what == "tmp":
             path.with_name(f"{path.name}.tmp").write_text("half a li")
 
-    def line(self, arrival: date) -> str:
+    def random_line(self, arrival: date) -> str:
         """A version of one of a few orders, late, moved or broken now and then."""
         chance = self.chance
         end = datetime(arrival.year, arrival.month, arrival.day, tzinfo=timezone.utc) + DAY
         late = chance.choice([0, 0, 0, 0, 1, 2, self.latest])
         happened = end - late * DAY - timedelta(minutes=chance.randint(1, 1440))
         early = timedelta(hours=6) if chance.random() < 0.05 else timedelta()
-        taken = happened + (end - happened) * chance.random() + early
-        said = {
+        ingested = happened + (end - happened) * chance.random() + early
+        fields = {
             "order_id": f"o{chance.randint(1, 25)}",
             "customer_id": chance.choice(["c1", "c2", None]),
             "order_ts": happened.isoformat(),
             "amount": f"{chance.randint(-300, 2000) / 100:.2f}",
-            "ingestion_ts": taken.isoformat(),
+            "ingestion_ts": ingested.isoformat(),
         }
-        text = json.dumps(said)
+        text = json.dumps(fields)
         return (text[:-5] if chance.random() < 0.04 else text) + "\n"
 
-    def folder(self, day: date) -> Path:
+    def arrival_folder(self, day: date) -> Path:
         """The folder of an arrival day."""
         return self.landing / f"arrival_date={day}"
 
-    def folders(self) -> list[Path]:
+    def landed_folders(self) -> list[Path]:
         """The folders that are there."""
         return sorted(self.landing.iterdir())
 
-    def write(self, folder: Path, lines: Iterable[str]) -> None:
+    def write_file(self, folder: Path, lines: Iterable[str]) -> None:
         """Land a new file."""
         self.serial += 1
         (folder / f"part-{self.serial}.jsonl").write_text("".join(lines))
@@ -125,21 +127,21 @@ class Truth:
         self.source, self.root, self.window_days, self.drop = source, root, window_days, drop
         (root / "orders").mkdir(parents=True)
         self.final: dict[date, Sums] = {}
-        self.held: set[str] = set()
+        self.on_hold: set[str] = set()
         self.settled: set[date] = set()
         self.today = source.start
 
-    def load(self, today: date) -> None:
+    def load_landing(self, today: date) -> None:
         """All that lies in the landing is loaded, as of a day's night."""
         self.today = today
-        self.held = set()
-        there = set()
-        for folder in self.source.folders():
-            mine = self.root / "orders" / folder.name
-            mine.mkdir(exist_ok=True)
-            now = {path.name: path.read_text() for path in sorted(folder.glob("*.jsonl"))}
-            there |= {f"{folder.name}/{name}" for name in now}
-            self._take(mine, now)
+        self.on_hold = set()
+        landed_names = set()
+        for folder in self.source.landed_folders():
+            own_folder = self.root / "orders" / folder.name
+            own_folder.mkdir(exist_ok=True)
+            texts = {path.name: path.read_text() for path in sorted(folder.glob("*.jsonl"))}
+            landed_names |= {f"{folder.name}/{name}" for name in texts}
+            self._load_folder(own_folder, texts)
         self.model: Model = run_model(
             self.root,
             start=self.source.start,
@@ -147,51 +149,53 @@ class Truth:
             window_days=self.window_days,
             timezone="UTC",
         )
-        for day in self.closed() - self.final.keys():
+        for day in self.closed_days() - self.final.keys():
             self.final[day] = {key: sums for key, sums in self.model.fact.items() if key[0] == day}
 
-    def _take(self, mine: Path, now: dict[str, str]) -> None:
-        then = {path.name: path.read_text() for path in sorted(mine.glob("*.jsonl"))}
-        new = {name: text for name, text in now.items() if name not in then}
-        for name in sorted(then.keys() - now.keys()):
-            same = next((n for n in sorted(new) if new[n] == then[name]), None)
+    def _load_folder(self, folder: Path, texts: dict[str, str]) -> None:
+        loaded_texts = {path.name: path.read_text() for path in sorted(folder.glob("*.jsonl"))}
+        new = {name: text for name, text in texts.items() if name not in loaded_texts}
+        for name in sorted(loaded_texts.keys() - texts.keys()):
+            same = next((n for n in sorted(new) if new[n] == loaded_texts[name]), None)
             if same is not None:  # another name for what is there already
-                (mine / name).rename(mine / same)
+                (folder / name).rename(folder / same)
                 del new[same]
-        for name, text in now.items():
-            path = mine / name
+        for name, text in texts.items():
+            path = folder / name
             if path.exists() and not order_ids(path.read_text()) <= order_ids(text):
-                self.held.add(f"{mine.name}/{name}")
+                self.on_hold.add(f"{folder.name}/{name}")
             else:
                 path.write_text(text)
 
-    def closed(self) -> set[date]:
+    def closed_days(self) -> set[date]:
         """The event days of whose window all has come by now, and nothing waits for a person."""
         start = self.source.start
         folders = {path.name for path in (self.root / "orders").iterdir()}
-        waits = {date.fromisoformat(name[13:23]) for name in self.held}
+        waits = {date.fromisoformat(name[13:23]) for name in self.on_hold}
         days = [start + n * DAY for n in range((self.today - start).days)]
 
-        def settled(day: date) -> bool:
+        def is_settled(day: date) -> bool:
             needed = {day} if day == start else {day, day - DAY}
-            there = all(f"arrival_date={d}" in folders for d in needed)
-            return there and not needed & waits
+            all_landed = all(f"arrival_date={d}" in folders for d in needed)
+            return all_landed and not needed & waits
 
-        self.settled = {day for day in days if settled(day)}
+        self.settled = {day for day in days if is_settled(day)}
         return {
             day
             for day in days
             if all(day + n * DAY in self.settled for n in range(self.window_days + 1))
         }
 
-    def facts(self) -> Sums:
+    def expected_facts(self) -> Sums:
         """What `fact_daily_orders` must hold: final days as they were when they became final."""
         open_days = {k: sums for k, sums in self.model.fact.items() if k[0] not in self.final}
-        return open_days | {k: sums for of in self.final.values() for k, sums in of.items()}
+        return open_days | {
+            k: sums for day_sums in self.final.values() for k, sums in day_sums.items()
+        }
 
-    def current(self) -> Sums:
+    def expected_current(self) -> Sums:
         """What `fact_daily_orders_current` must hold."""
-        return known_now(
+        return current_facts(
             self.model.raw,
             start=self.source.start,
             end=self.today,

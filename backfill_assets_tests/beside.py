@@ -18,7 +18,7 @@ ALL = (*LAYERS, SCORES, RANKS, STATE)
 DAYS = f"{day(2)}...{day(4)}"
 
 
-def landed(pipeline: Pipeline, last: int = 6) -> Pipeline:
+def land_orders(pipeline: Pipeline, last: int = 6) -> Pipeline:
     """With n orders of one customer on day n."""
     for n in range(1, last + 1):
         pipeline.land(n, [order(f"{n}-{k}", n, f"{n}.0{k}") for k in range(n)])
@@ -26,36 +26,36 @@ def landed(pipeline: Pipeline, last: int = 6) -> Pipeline:
     return pipeline
 
 
-def shadow(
+def build_shadow(
     pipeline: Pipeline, days: str = DAYS, name: str = "v2", **more: object
 ) -> tuple[ShadowTarget, list[StageResult]]:
     io, assets = io_manager_of(pipeline.defs), list(pipeline.defs.assets)
-    asked = BackfillRequest(days=days, **{"tables": (SCORES,), **more})
-    target = prepare_target(io, pipeline.settings, name, asked)
-    stages = list(build_stages(io, pipeline.settings, assets, target, asked))
+    request = BackfillRequest(days=days, **{"tables": (SCORES,), **more})
+    target = prepare_target(io, pipeline.settings, name, request)
+    stages = list(build_stages(io, pipeline.settings, assets, target, request))
     return targets.load_target(pipeline.settings, name), stages
 
 
-def compared(
+def compare_shadow(
     pipeline: Pipeline, spark: SparkSession, bounds: ComparisonLimits | None = None
 ) -> Comparison:
     graph, target = pipeline.repository.asset_graph, targets.load_target(pipeline.settings, "v2")
     return compare_target(pipeline.settings, spark, graph, target, pipeline.code, bounds)
 
 
-def switch(
+def run_switch_over(
     pipeline: Pipeline, name: str = "v2", days: str = "", reason: str = "", *, fails: bool = False
 ) -> dg.ExecuteInProcessResult:
-    asked = {"target": name, "days": days, "reason": reason}
+    config = {"target": name, "days": days, "reason": reason}
     result = pipeline.repository.get_job("switch_over").execute_in_process(
         instance=pipeline.instance,
-        run_config={"ops": {"adopt_days": {"config": asked}}},
+        run_config={"ops": {"adopt_days": {"config": config}}},
         raise_on_error=False,
     )
     assert result.success is not fails, pipeline.failure(result)
     return result
 
 
-def seen(pipeline: Pipeline, name: str = SCORES) -> dict[int, int]:
+def read_scores(pipeline: Pipeline, name: str = SCORES) -> dict[int, int]:
     """By day, the score of the one customer, as another engine reads it."""
     return {(row["run_date"] - day(1)).days + 1: row["score"] for row in pipeline.rows(name)}

@@ -23,7 +23,7 @@ def site_in(folder: Path) -> Path:
     """
     if _STAMP.exists() and _STAMP.stat().st_mtime > _newest_source():
         return _STAMP.parent
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--quiet", "-d", str(folder)],
         cwd=PROJECT,
         env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
@@ -31,7 +31,7 @@ def site_in(folder: Path) -> Path:
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
+    assert process.returncode == 0, process.stderr
     return folder
 
 

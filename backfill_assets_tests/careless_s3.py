@@ -23,28 +23,28 @@ class _Careless(BaseHTTPRequestHandler):
     def do_PUT(self) -> None:
         data = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         self.objects[unquote(urlsplit(self.path).path)] = data
-        self.answer(200)
+        self.send_answer(200)
 
     def do_GET(self) -> None:
         url = urlsplit(self.path)
-        asked = {name: values[0] for name, values in parse_qs(url.query).items()}
-        if "list-type" in asked:
-            self.answer(200, self.listed(unquote(url.path), asked))
+        parameters = {name: values[0] for name, values in parse_qs(url.query).items()}
+        if "list-type" in parameters:
+            self.send_answer(200, self.list_objects(unquote(url.path), parameters))
         else:
-            found = self.objects.get(unquote(url.path))
-            self.answer(200 if found is not None else 404, found or b"")
+            body = self.objects.get(unquote(url.path))
+            self.send_answer(200 if body is not None else 404, body or b"")
 
     def do_HEAD(self) -> None:
         self.do_GET()
 
-    def listed(self, bucket: str, asked: dict[str, str]) -> bytes:
-        after = asked.get("start-after", "")
+    def list_objects(self, bucket: str, parameters: dict[str, str]) -> bytes:
+        after = parameters.get("start-after", "")
         keys = [key.removeprefix(f"{bucket}/") for key in sorted([*self.objects])]
         rows = "".join(
             f"<Contents><Key>{escape(key)}</Key><Size>1</Size><ETag>0</ETag>"
             f"<LastModified>{_WHEN}</LastModified></Contents>"
             for key in keys
-            if key.startswith(asked.get("prefix", "")) and key > after
+            if key.startswith(parameters.get("prefix", "")) and key > after
         )
         return (
             f"<ListBucketResult><IsTruncated>false</IsTruncated>{rows}</ListBucketResult>".encode()
@@ -53,13 +53,13 @@ class _Careless(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers.get("Content-Length", 0)))
         self.objects.clear()
-        self.answer(200, b"<DeleteResult/>")
+        self.send_answer(200, b"<DeleteResult/>")
 
     def do_DELETE(self) -> None:
         self.objects.pop(unquote(urlsplit(self.path).path), None)
-        self.answer(204)
+        self.send_answer(204)
 
-    def answer(self, status: int, body: bytes = b"") -> None:
+    def send_answer(self, status: int, body: bytes = b"") -> None:
         self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
         self.send_header("ETag", '"0"')

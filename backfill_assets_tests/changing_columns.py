@@ -20,14 +20,14 @@ from backfill_assets_tests.pipeline import Pipeline
 CONFIG = {"partition": "run_date", "key": ["customer"], "totals": ["orders"]}
 
 
-def table_of(version: int = 1, **columns: Any) -> Table:
+def make_table(version: int = 1, **columns: Any) -> Table:
     """The table of before, with these columns in place of its own; none takes one away.
 
     Args:
         version: of the schema.
         columns: (type, field) by name; with another name before them, the column has that name.
     """
-    own: dict[str, Any] = {
+    default_columns: dict[str, Any] = {
         "run_date": (T.DateType, Field(description="The day.")),
         "customer": (T.StringType, Field(description="The customer.")),
         "orders": (T.IntegerType, Field(ge=1, description="Orders.")),
@@ -36,8 +36,8 @@ def table_of(version: int = 1, **columns: Any) -> Table:
         "note": (T.StringType, nullable(1.0, 1.0, "A note.")),
     }
     named = {}
-    for name, of in own.items():
-        new = columns.pop(name, of)
+    for name, column in default_columns.items():
+        new = columns.pop(name, column)
         if isinstance(new, tuple) and isinstance(new[0], str):
             named[new[0]] = new[1:]
         elif new is not None:
@@ -53,13 +53,13 @@ def table_of(version: int = 1, **columns: Any) -> Table:
     return replace(FACT, model=type("Model", (pa.DataFrameModel,), body))
 
 
-BEFORE = table_of()
+BEFORE = make_table()
 
 
-def writer(pipeline: Pipeline, table: Table) -> Writer:
+def make_writer(pipeline: Pipeline, table: Table) -> Writer:
     engine = pipeline.io_manager.engine
     return Writer(lambda: engine.spark_session, pipeline.io_manager.url(table), table)
 
 
-def log_of(url: str, version: int | None = None) -> DeltaTable:
+def load_log(url: str, version: int | None = None) -> DeltaTable:
     return delta_log(url, version).load()

@@ -18,7 +18,7 @@ from typing import Any
 
 from backfill_assets.labs.running import LABS
 from backfill_assets_tests import glossary
-from backfill_assets_tests.pages import PAGES, Section, anchor_of, sections
+from backfill_assets_tests.pages import PAGES, Section, anchor_of, split_sections
 from backfill_assets_tests.places import PROJECT
 
 GUIDE = "docs/guide/"
@@ -47,21 +47,21 @@ class Claim:
     wrong: tuple[str, ...]
 
 
-def claims() -> Iterator[Claim]:
+def list_claims() -> Iterator[Claim]:
     """All of the guide, pages first, and where the words of the glossary live."""
     for page, text in PAGES.items():
         if page.startswith(GUIDE):
-            yield from of_page(page, text)
+            yield from claims_of_page(page, text)
     for path in sorted((PROJECT / GUIDE).glob("*.json")):
-        yield from of_data(f"{GUIDE}{path.name}", json.loads(path.read_text()))
+        yield from claims_of_data(f"{GUIDE}{path.name}", json.loads(path.read_text()))
     for row in glossary.ROWS:
-        lost = tuple(f"there is no {name}" for name in glossary.homeless(row.where))
-        yield Claim(f"{glossary.PAGE}: {row.terms[0]}", (row.where,), lost)
+        missing = tuple(f"there is no {name}" for name in glossary.missing_places(row.where))
+        yield Claim(f"{glossary.PAGE}: {row.terms[0]}", (row.where,), missing)
 
 
-def of_page(page: str, text: str) -> Iterator[Claim]:
+def claims_of_page(page: str, text: str) -> Iterator[Claim]:
     """The `##` sections of a page, or the page as a whole if it has none."""
-    of_level = [section for section in sections(text) if section.level == 2]
+    of_level = [section for section in split_sections(text) if section.level == 2]
     for section in of_level or [Section(1, page, text)]:
         last = section.body.rstrip().rpartition("\n")[2]
         where = f"{page}: {section.title}"
@@ -69,15 +69,15 @@ def of_page(page: str, text: str) -> Iterator[Claim]:
             yield Claim(where, (), ())
         elif _SHOWN.match(last):
             # Those of parts of the section count as well.
-            told = ";".join(_SHOWN.findall(section.body))
-            yield _claim(where, told, page)
+            evidence = ";".join(_SHOWN.findall(section.body))
+            yield _make_claim(where, evidence, page)
         else:
             nothing = f"<!-- No claim: {'|'.join(NO_CLAIM)}. -->"
             missing = f'it ends with neither "Shown by: ..." nor "{nothing}"'
             yield Claim(where, (), (missing,))
 
 
-def of_data(name: str, data: Any, where: str = "") -> Iterator[Claim]:
+def claims_of_data(name: str, data: Any, where: str = "") -> Iterator[Claim]:
     """The items of a data file: each has a field `shown_by`, or consists of items.
 
     Args:
@@ -87,27 +87,27 @@ def of_data(name: str, data: Any, where: str = "") -> Iterator[Claim]:
     """
     if isinstance(data, list):
         for number, item in enumerate(data, 1):
-            yield from of_data(name, item, f"{where} {number}")
+            yield from claims_of_data(name, item, f"{where} {number}")
         return
     if not isinstance(data, dict):
         yield Claim(f"{name}:{where}", (), ("it is no object with a field `shown_by`",))
         return
     if "shown_by" in data:
-        yield _claim(f"{name}:{where}", str(data["shown_by"]), name)
+        yield _make_claim(f"{name}:{where}", str(data["shown_by"]), name)
         return
     parts = {key: value for key, value in data.items() if isinstance(value, (list, dict))}
     if not parts:
         yield Claim(f"{name}:{where}", (), ("it has no field `shown_by`",))
     for key, value in parts.items():
-        yield from of_data(name, value, f"{where} {key}")
+        yield from claims_of_data(name, value, f"{where} {key}")
 
 
-def _claim(where: str, told: str, page: str) -> Claim:
-    parts = tuple(part.strip() for part in _BETWEEN.split(told))
-    return Claim(where, parts, tuple(filter(None, (unproven(part, page) for part in parts))))
+def _make_claim(where: str, evidence: str, page: str) -> Claim:
+    parts = tuple(part.strip() for part in _BETWEEN.split(evidence))
+    return Claim(where, parts, tuple(filter(None, (unproven_reason(part, page) for part in parts))))
 
 
-def unproven(evidence: str, page: str) -> str | None:
+def unproven_reason(evidence: str, page: str) -> str | None:
     """Why a piece of evidence shows nothing; none if it does.
 
     Args:
@@ -116,35 +116,37 @@ def unproven(evidence: str, page: str) -> str | None:
         page: the file that names it, from the project's folder.
     """
     plain = evidence.replace("`", "")
-    if found := re.fullmatch(r"lab ([\w-]+)", plain):
-        return None if found[1] in LABS else f"there is no lab {found[1]}"
-    if found := re.fullmatch(r"((?:\w+/)*test_\w+\.py)::(test_\w+)", plain):
-        return _no_test(found[1], found[2])
-    if found := re.fullmatch(r"\[[^\]]+\]\(([^)#]+)(?:#([\w-]+))?\)", evidence):
-        return _no_figure(PurePosixPath(page).parent / found[1], found[2])
+    if match := re.fullmatch(r"lab ([\w-]+)", plain):
+        return None if match[1] in LABS else f"there is no lab {match[1]}"
+    if match := re.fullmatch(r"((?:\w+/)*test_\w+\.py)::(test_\w+)", plain):
+        return _missing_test_reason(match[1], match[2])
+    if match := re.fullmatch(r"\[[^\]]+\]\(([^)#]+)(?:#([\w-]+))?\)", evidence):
+        return _missing_figure_reason(PurePosixPath(page).parent / match[1], match[2])
     return f"{evidence!r} is no lab, no test and no link to a page"
 
 
-def _no_test(module: str, name: str) -> str | None:
-    paths = [path for path in _TESTS.rglob(PurePosixPath(module).name) if _ends(path, module)]
+def _missing_test_reason(module: str, name: str) -> str | None:
+    paths = [
+        path for path in _TESTS.rglob(PurePosixPath(module).name) if _path_ends_with(path, module)
+    ]
     if not paths:
         return f"there is no module {module} of tests"
-    if not any(name in _functions(path) for path in paths):
+    if not any(name in _function_names(path) for path in paths):
         return f"{module} has no {name}"
     return None
 
 
-def _ends(path: Path, module: str) -> bool:
+def _path_ends_with(path: Path, module: str) -> bool:
     return path.as_posix().endswith(f"/{module}")
 
 
 @cache
-def _functions(path: Path) -> frozenset[str]:
+def _function_names(path: Path) -> frozenset[str]:
     tree = ast.parse(path.read_text())
     return frozenset(node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
 
 
-def _no_figure(path: PurePosixPath, anchor: str | None) -> str | None:
+def _missing_figure_reason(path: PurePosixPath, anchor: str | None) -> str | None:
     page = (PROJECT / path).resolve().relative_to(PROJECT.resolve()).as_posix()
     if page not in PAGES:
         return f"there is no page {page}"
@@ -152,8 +154,8 @@ def _no_figure(path: PurePosixPath, anchor: str | None) -> str | None:
         return f"{page} is a page of the guide: name what shows it there"
     bodies = [PAGES[page]]
     if anchor:
-        found = sections(PAGES[page])
-        bodies = [section.body for section in found if anchor_of(section.title) == anchor]
+        page_sections = split_sections(PAGES[page])
+        bodies = [section.body for section in page_sections if anchor_of(section.title) == anchor]
         if not bodies:
             return f"{page} has no section {anchor}"
     if not any(_FIGURE.search(body) for body in bodies):
@@ -163,15 +165,15 @@ def _no_figure(path: PurePosixPath, anchor: str | None) -> str | None:
 
 def main() -> int:
     """Print all claims; 1 if one is not shown."""
-    found = list(claims())
-    for claim in found:
+    all_claims = list(list_claims())
+    for claim in all_claims:
         print(claim.where)
         for line in claim.evidence or ("(no claim)",) * (not claim.wrong):
             print(f"    {line}")
         for line in claim.wrong:
             print(f"    NOT SHOWN: {line}")
-    wrong = sum(bool(claim.wrong) for claim in found)
-    print(f"{len(found)} sections, items and words, {wrong} not shown")
+    wrong = sum(bool(claim.wrong) for claim in all_claims)
+    print(f"{len(all_claims)} sections, items and words, {wrong} not shown")
     return min(wrong, 1)
 
 

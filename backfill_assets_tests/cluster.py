@@ -12,7 +12,7 @@ from pathlib import Path
 
 from backfill_assets.engine.jars import spark_home
 from backfill_assets.engine.process_groups import ProcessGroup
-from backfill_assets_tests.killing import alive, wait_for
+from backfill_assets_tests.killing import is_alive, wait_for
 from backfill_assets_tests.places import PROJECT
 
 #: Of Spark itself: all of it on loopback, no second door to the master, and little memory.
@@ -56,21 +56,23 @@ class Cluster:
     def start(self, workers: int) -> None:
         """Start the master and some workers, and wait until they know each other."""
         options = ["--host", "127.0.0.1", "--port", "0", "--webui-port", "0"]
-        master = self._start("master", "master.Master", options)
-        self.master = self._said(master, "master", r"Starting Spark master at (\S+)")
-        self._said(master, "master", r"(New state: ALIVE)")
+        master = self._start_process("master", "master.Master", options)
+        self.master = self._wait_for_log(master, "master", r"Starting Spark master at (\S+)")
+        self._wait_for_log(master, "master", r"(New state: ALIVE)")
         for n in range(workers):
             scratch = self.folder / f"worker-{n}"
             options = ["--host", "127.0.0.1", "--cores", "1", "--memory", "1g"]
             options += ["--webui-port", "0", "--work-dir", str(scratch), self.master]
-            own = {"SPARK_LOCAL_DIRS": str(scratch / "local")}
-            self.workers.append(self._start(f"worker-{n}", "worker.Worker", options, own))
+            worker_environment = {"SPARK_LOCAL_DIRS": str(scratch / "local")}
+            self.workers.append(
+                self._start_process(f"worker-{n}", "worker.Worker", options, worker_environment)
+            )
         for n, worker in enumerate(self.workers):
-            self._said(worker, f"worker-{n}", r"(Successfully registered with master)")
+            self._wait_for_log(worker, f"worker-{n}", r"(Successfully registered with master)")
 
     def executors(self) -> list[int]:
         """The processes of the executors: they run in the folders of their workers."""
-        found = []
+        pids = []
         for process in Path("/proc").glob("[0-9]*"):
             try:
                 within = (process / "cwd").readlink().is_relative_to(self.folder)
@@ -78,10 +80,10 @@ class Cluster:
             except OSError:  # it has ended
                 continue
             if within and b"CoarseGrainedExecutorBackend" in command:
-                found.append(int(process.name))
-        return [pid for pid in sorted(found) if alive(pid)]
+                pids.append(int(process.name))
+        return [pid for pid in sorted(pids) if is_alive(pid)]
 
-    def log(self, name: str) -> str:
+    def read_log(self, name: str) -> str:
         """What a process has said so far: `master`, `worker-0` and so on."""
         return (self.folder / f"{name}.log").read_text()
 
@@ -92,30 +94,34 @@ class Cluster:
         while self._groups:
             self._groups.pop().terminate()
 
-    def _start(
-        self, name: str, which: str, options: list[str], own: Mapping[str, str] | None = None
+    def _start_process(
+        self,
+        name: str,
+        which: str,
+        options: list[str],
+        extra_environment: Mapping[str, str] | None = None,
     ) -> ProcessGroup:
         command = [str(spark_home() / "bin" / "spark-class"), f"org.apache.spark.deploy.{which}"]
-        environment = {**self.environment, **(own or {})}
+        environment = {**self.environment, **(extra_environment or {})}
         group = ProcessGroup([*command, *options], environment, self.folder / f"{name}.log")
         self._groups.append(group)
         return group
 
-    def _said(self, group: ProcessGroup, name: str, pattern: str) -> str:
+    def _wait_for_log(self, group: ProcessGroup, name: str, pattern: str) -> str:
         """Wait until a process says something; the group of the pattern."""
 
-        def said() -> re.Match[str] | None:
-            assert group.exit_status() is None, self.log(name)
-            return re.search(pattern, self.log(name))
+        def find_match() -> re.Match[str] | None:
+            assert group.exit_status() is None, self.read_log(name)
+            return re.search(pattern, self.read_log(name))
 
-        wait_for(said)
-        found = said()
-        assert found
-        return found[1]
+        wait_for(find_match)
+        match = find_match()
+        assert match
+        return match[1]
 
 
 @contextmanager
-def cluster(folder: Path, workers: int = 2, **environment: str) -> Iterator[Cluster]:
+def run_cluster(folder: Path, workers: int = 2, **environment: str) -> Iterator[Cluster]:
     """A cluster that keeps its files in `folder`, each worker with one core.
 
     Args:
@@ -123,16 +129,16 @@ def cluster(folder: Path, workers: int = 2, **environment: str) -> Iterator[Clus
         workers: how many.
         environment: what its processes find in their environment, and with them the executors.
     """
-    own = {name: value for name, value in os.environ.items() if name != "SPARK_REMOTE"}
-    made = Cluster(folder, {**own, **_DAEMONS, **environment})
+    inherited = {name: value for name, value in os.environ.items() if name != "SPARK_REMOTE"}
+    new_cluster = Cluster(folder, {**inherited, **_DAEMONS, **environment})
     try:
-        made.start(workers)
-        yield made
+        new_cluster.start(workers)
+        yield new_cluster
     finally:
-        made.end()
+        new_cluster.end()
 
 
-def kill(pid: int) -> None:
+def kill_process(pid: int) -> None:
     """Kill a process that may just have ended."""
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)

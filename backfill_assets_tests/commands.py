@@ -22,24 +22,24 @@ DAYS = "2024-01-01...2024-01-03"
 JAN = [date(2024, 1, 1) + timedelta(days=n) for n in range(31)]
 
 
-def refused(capsys, command: str) -> str:
+def refusal_message(capsys, command: str) -> str:
     """What a command says that could not run: one line."""
-    said = capsys.readouterr()
-    assert said.err.startswith(f"backfill-assets {command}: ")
-    assert said.err.count("\n") == 1
-    assert "Traceback" not in said.err + said.out
-    return said.err
+    output = capsys.readouterr()
+    assert output.err.startswith(f"backfill-assets {command}: ")
+    assert output.err.count("\n") == 1
+    assert "Traceback" not in output.err + output.out
+    return output.err
 
 
-def wrong(capsys, *command: str) -> str:
+def usage_error(capsys, *command: str) -> str:
     """What a command says that was used wrongly."""
     assert main(command) == 2
-    said = capsys.readouterr()
-    assert "Traceback" not in said.err + said.out
-    return said.err.partition("Error: ")[2]
+    output = capsys.readouterr()
+    assert "Traceback" not in output.err + output.out
+    return output.err.partition("Error: ")[2]
 
 
-def publish_facts(tmp_path: Path, days: dict[date, str], rows: int = 2, **said: object) -> None:
+def publish_facts(tmp_path: Path, days: dict[date, str], rows: int = 2, **fields: object) -> None:
     """Commit days of facts as the IO manager would, with their verdicts."""
     table = pa.table(
         {
@@ -52,9 +52,9 @@ def publish_facts(tmp_path: Path, days: dict[date, str], rows: int = 2, **said: 
     audit = {
         str(day): {"rows": rows, "digest": "d", "verdict": verdict} for day, verdict in days.items()
     }
-    record = {"run_id": "r", "code_version": "c", "config_digest": "d", "audit": audit, **said}
-    if "written" in said:
-        record["days"] = said["written"]
+    record = {"run_id": "r", "code_version": "c", "config_digest": "d", "audit": audit, **fields}
+    if "written" in fields:
+        record["days"] = fields["written"]
     write_deltalake(
         tmp_path / "warehouse" / "fact_daily_orders",
         table,
@@ -64,7 +64,7 @@ def publish_facts(tmp_path: Path, days: dict[date, str], rows: int = 2, **said: 
     )
 
 
-def kept(instance: dg.DagsterInstance, id_: str, **more: object) -> BackfillState:
+def save_plan(instance: dg.DagsterInstance, id_: str, **more: object) -> BackfillState:
     """A plan of three days of facts, kept as `plan` does."""
     outlook = TableForecast.model_validate({"computed": (DAYS,), **more})
     plan = BackfillPlan(
@@ -82,6 +82,6 @@ def kept(instance: dg.DagsterInstance, id_: str, **more: object) -> BackfillStat
         runs=1,
         seconds=None,
     )
-    it = BackfillState(plan=plan, made=time.time())
-    undertakings.save(instance, it)
-    return it
+    state = BackfillState(plan=plan, made=time.time())
+    undertakings.save(instance, state)
+    return state

@@ -16,7 +16,7 @@ from backfill_assets.delta.reading import read_ledgers
 from backfill_assets.engine.spark import Engine
 from backfill_assets.orders.facts import FACT
 from backfill_assets.orders.tables import STAGED
-from backfill_assets_tests.pipeline import LAYERS, Pipeline, day, order, undo, verify
+from backfill_assets_tests.pipeline import LAYERS, Pipeline, day, order, run_undo, run_verify
 from backfill_assets_tests.udfs import check_udfs
 
 #: By table and day, a digest of its rows.
@@ -53,10 +53,10 @@ def conformance_life(engine: Engine, root: Path, **places: Any) -> dict[str, Dig
     facts_before, facts_after = loaded[FACT.name], corrected[FACT.name]
     assert {d for d in facts_after if facts_after[d] != facts_before[d]} == {str(day(1))}
     tables = [STAGED.name, FACT.name]
-    results = verify(pipeline.settings, engine, Window(day(1), day(3)), tables)
+    results = run_verify(pipeline.settings, engine, Window(day(1), day(3)), tables)
     assert [result.outcome for result in results] == [VerifyOutcome.MATCHES] * 4
 
-    undo(pipeline, "wrongone")
+    run_undo(pipeline, "wrongone")
     assert pipeline.digests() == loaded
     (maintained,) = run_maintenance(engine.spark_session, pipeline.settings, [FACT.name])
     assert maintained.problems == []

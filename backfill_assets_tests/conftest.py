@@ -79,19 +79,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[postgres.Server]:
     """A Postgres server for all tests that ask for one."""
-    if lacking := postgres.lacking():
+    if lacking := postgres.missing_server_reason():
         pytest.skip(lacking)
-    with postgres.server() as found:
-        yield found
+    with postgres.run_server() as server:
+        yield server
 
 
 @pytest.fixture
 def database(postgres_server: postgres.Server, monkeypatch) -> postgres.Database:
     """An empty database, in which the project's instance keeps what it keeps: `dagster_yaml`."""
-    made = postgres_server.database()
-    for name, value in made.environment.items():
+    new_database = postgres_server.database()
+    for name, value in new_database.environment.items():
         monkeypatch.setenv(name, value)
-    return made
+    return new_database
 
 
 @pytest.fixture(autouse=True)
@@ -105,9 +105,9 @@ def engine(tmp_path_factory) -> Engine:
     """The suite's engine: embedded, on a cluster if one is named, or that of SPARK_REMOTE."""
     master = os.environ.get(cluster.MASTER, "local[2]")
     # A server has its static settings already, and would warn of each.
-    own = SMALL if SHORT in os.environ else LASTING
-    own = own if master.startswith("local") else cluster.SMALL
-    conf = {} if "SPARK_REMOTE" in os.environ else own
+    local_conf = SMALL if SHORT in os.environ else LASTING
+    local_conf = local_conf if master.startswith("local") else cluster.SMALL
+    conf = {} if "SPARK_REMOTE" in os.environ else local_conf
     # Where the tests run on object storage, so does the engine.
     url = url_of(tmp_path_factory.getbasetemp())
     return Engine.from_settings(load_settings(spark_master=master, spark_conf=conf, warehouse=url))

@@ -52,23 +52,23 @@ def run_attached(server: str, code: str, **environment: str) -> list[str]:
         "from backfill_assets.settings import load_settings\n"
         "spark = Engine.of(load_settings()).spark_session\n"
     )
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", start + code],
         env={**os.environ, "SPARK_REMOTE": server, **environment},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return done.stdout.split()
+    assert process.returncode == 0, process.stderr[-4000:]
+    return process.stdout.split()
 
 
-def of_server(settings: Settings, folder: Path) -> dict[str, str]:
+def server_settings(settings: Settings, folder: Path) -> dict[str, str]:
     """The settings that a Connect server's command gives it by file, none by argument."""
     command = connect_server_command(settings, 15099, folder)
     assert Path(command[0]).is_file()
     assert "--conf" not in command
     file = Path(command[command.index("--properties-file") + 1])
     lines = (line.split("=", 1) for line in file.read_text().splitlines())
-    read = lambda text: re.sub(r"\\u(....)", lambda found: chr(int(found[1], 16)), text)  # noqa: E731
+    read = lambda text: re.sub(r"\\u(....)", lambda match: chr(int(match[1], 16)), text)  # noqa: E731
     return {read(name): read(value) for name, value in lines}

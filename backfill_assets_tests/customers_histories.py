@@ -35,7 +35,7 @@ class File:
         (folder / self.name).write_text("".join(f"{json.dumps(line)}\n" for line in self.lines))
 
 
-def _orders(chance: random.Random) -> Iterator[tuple[date, bool, Line]]:
+def _random_orders(chance: random.Random) -> Iterator[tuple[date, bool, Line]]:
     """(arrival day, whether its file must not be late, line) of orders.
 
     Each day has an order of a customer that comes on that day: a day of none but orders without a
@@ -44,41 +44,41 @@ def _orders(chance: random.Random) -> Iterator[tuple[date, bool, Line]]:
     for n in range(1, DAYS + 1):
         for k in range(chance.choice([1, 2, 3, 3])):
             at = f"{chance.randrange(24):02d}:30"
-            customer = f"c-{chance.randrange(4):04d}" if k == 0 else _anyone(chance)
+            customer = f"c-{chance.randrange(4):04d}" if k == 0 else _random_customer(chance)
             arrival = n if k == 0 else min(DAYS, n + chance.choice([0, 0, 1, 2, 4]))
             amount = f"{chance.randint(100, 9999) / 100:.2f}"
-            taken = f"{day(arrival)}T23:40:00Z"
-            line = order(f"o{n}-{k}", n, amount, customer, at=at, ingested=taken)
+            ingested = f"{day(arrival)}T23:40:00Z"
+            line = order(f"o{n}-{k}", n, amount, customer, at=at, ingested=ingested)
             yield day(arrival), k == 0, line
-            again = arrival + chance.choice([1, 2, 3])
-            if k and chance.random() < 0.4 and again <= DAYS:
+            second_arrival = arrival + chance.choice([1, 2, 3])
+            if k and chance.random() < 0.4 and second_arrival <= DAYS:
                 moved = max(1, n - chance.choice([0, 0, 1]))
-                taken = f"{day(again)}T23:50:00Z"
-                line = order(f"o{n}-{k}", moved, "1.00", customer, at=at, ingested=taken)
-                yield day(again), False, line
+                ingested = f"{day(second_arrival)}T23:50:00Z"
+                line = order(f"o{n}-{k}", moved, "1.00", customer, at=at, ingested=ingested)
+                yield day(second_arrival), False, line
 
 
-def _anyone(chance: random.Random) -> str | None:
+def _random_customer(chance: random.Random) -> str | None:
     return chance.choice([f"c-{chance.randrange(4):04d}", "c-stranger", None])
 
 
 def history(seed: int) -> list[list[File]]:
     """The files that each look finds: some come later than their day, and some twice."""
     chance = random.Random(seed)
-    made = create_batches(start=START, days=DAYS, customers=3, orders_per_day=0, seed=seed)
-    lines = [("orders", *one) for one in _orders(chance)]
-    for batch in made:
-        for arrival, of in batch["customer_changes"].items():
-            lines += [("customer_changes", arrival, False, line) for line in of]
-    found: list[dict[tuple[str, date], list[Line]]] = [defaultdict(list) for _ in LOOKS]
+    generated = create_batches(start=START, days=DAYS, customers=3, orders_per_day=0, seed=seed)
+    lines = [("orders", *order_line) for order_line in _random_orders(chance)]
+    for batch in generated:
+        for arrival, folder_lines in batch["customer_changes"].items():
+            lines += [("customer_changes", arrival, False, line) for line in folder_lines]
+    lines_by_look: list[dict[tuple[str, date], list[Line]]] = [defaultdict(list) for _ in LOOKS]
     for source, arrival, prompt, line in lines:
         first = next(k for k, last in enumerate(LOOKS) if day(last) >= arrival)
         late = 0 if prompt else chance.choice([0, 0, 0, 1, 2])
-        found[min(first + late, len(LOOKS) - 1)][source, arrival].append(line)
+        lines_by_look[min(first + late, len(LOOKS) - 1)][source, arrival].append(line)
     files: list[list[File]] = [[] for _ in LOOKS]
-    for k, by_folder in enumerate(found):
-        for (source, arrival), of in by_folder.items():
-            shuffled = tuple(chance.sample(of, len(of)))
+    for k, by_folder in enumerate(lines_by_look):
+        for (source, arrival), folder_lines in by_folder.items():
+            shuffled = tuple(chance.sample(folder_lines, len(folder_lines)))
             files[k].append(File(source, arrival, f"look-{k}.jsonl", shuffled))
             if chance.random() < 0.3:
                 later = min(k + chance.choice([0, 1]), len(LOOKS) - 1)

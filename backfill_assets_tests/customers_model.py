@@ -26,8 +26,8 @@ class Change:
 
     @property
     def rank(self) -> tuple[Any, ...]:
-        said = tuple((value is not None, value or "") for value in self.attributes)
-        return self.known_at, self.changed_at, self.customer_id, self.deleted, said
+        attribute_ranks = tuple((value is not None, value or "") for value in self.attributes)
+        return self.known_at, self.changed_at, self.customer_id, self.deleted, attribute_ranks
 
 
 @dataclass(frozen=True)
@@ -44,67 +44,71 @@ class Version:
     logged_on: date
 
 
-def moment(text: str) -> datetime:
+def parse_moment(text: str) -> datetime:
     return datetime.fromisoformat(text.replace("Z", "+00:00")).astimezone(timezone.utc)
 
 
-def change(arrival: date, line: Mapping[str, Any]) -> Change:
+def parse_change(arrival: date, line: Mapping[str, Any]) -> Change:
     """A line of the feed; it is logged a day later if it tells of that."""
-    changed, taken = moment(line["changed_at"]), moment(line["ingested_at"])
+    changed, ingested = parse_moment(line["changed_at"]), parse_moment(line["ingested_at"])
     deleted = line["op"] == "delete"
-    said = (line["email_status"], line["segment"], line["country"])
-    known = max(changed, taken)
+    attributes = (line["email_status"], line["segment"], line["country"])
+    known = max(changed, ingested)
     return Change(
         max(arrival, known.date()),
         line["change_id"],
         line["customer_id"],
         deleted,
-        (None, None, None) if deleted else said,
+        (None, None, None) if deleted else attributes,
         changed,
         known,
     )
 
 
-def dimension(changes: Iterable[Change], day: date) -> set[Version]:
+def expected_versions(changes: Iterable[Change], day: date) -> set[Version]:
     """The versions of all customers, with what was logged by the end of a day."""
     latest: dict[str, Change] = {}
-    for one in sorted((c for c in changes if c.log_day <= day), key=lambda c: c.log_day):
-        if one.change_id not in latest or one.rank > latest[one.change_id].rank:
-            latest[one.change_id] = one
-    found: dict[str, list[Version]] = {}
-    for one in sorted(latest.values(), key=lambda c: (c.changed_at, c.known_at, c.change_id)):
-        of = found.setdefault(one.customer_id, [])
-        if of:
-            of[-1] = replace(of[-1], valid_to=one.changed_at)
+    for change_ in sorted((c for c in changes if c.log_day <= day), key=lambda c: c.log_day):
+        if change_.change_id not in latest or change_.rank > latest[change_.change_id].rank:
+            latest[change_.change_id] = change_
+    versions_by_customer: dict[str, list[Version]] = {}
+    for change_ in sorted(latest.values(), key=lambda c: (c.changed_at, c.known_at, c.change_id)):
+        customer_versions = versions_by_customer.setdefault(change_.customer_id, [])
+        if customer_versions:
+            customer_versions[-1] = replace(customer_versions[-1], valid_to=change_.changed_at)
         version = Version(
-            one.customer_id,
-            one.change_id,
-            one.changed_at,
+            change_.customer_id,
+            change_.change_id,
+            change_.changed_at,
             None,
-            one.deleted,
-            one.attributes,
-            one.known_at,
-            one.log_day,
+            change_.deleted,
+            change_.attributes,
+            change_.known_at,
+            change_.log_day,
         )
-        of.append(version)
-    return {version for of in found.values() for version in of}
+        customer_versions.append(version)
+    return {
+        version
+        for customer_versions in versions_by_customer.values()
+        for version in customer_versions
+    }
 
 
-def as_known(
+def version_as_known(
     versions: Iterable[Version], customer: str | None, at: datetime, cutoff: datetime
 ) -> Version | None:
     """The version of a customer at a moment, of what was known by another."""
-    there = [
+    candidates = [
         version
         for version in versions
         if version.customer_id == customer
         and version.valid_from <= at
         and version.known_at <= cutoff
     ]
-    return max(there, key=lambda v: (v.valid_from, v.known_at, v.change_id), default=None)
+    return max(candidates, key=lambda v: (v.valid_from, v.known_at, v.change_id), default=None)
 
 
-def version(row: Mapping[str, Any]) -> Version:
+def parse_version(row: Mapping[str, Any]) -> Version:
     """A row of the dimension as the model has it."""
     assert row["is_current"] == (row["valid_to"] is None)
     return Version(
@@ -119,8 +123,8 @@ def version(row: Mapping[str, Any]) -> Version:
     )
 
 
-def versions(rows: Iterable[Mapping[str, Any]]) -> set[Version]:
+def parse_versions(rows: Iterable[Mapping[str, Any]]) -> set[Version]:
     """Rows of the dimension as the model has them; none is there twice."""
-    found = [version(row) for row in rows]
-    assert len(found) == len(set(found))
-    return set(found)
+    parsed = [parse_version(row) for row in rows]
+    assert len(parsed) == len(set(parsed))
+    return set(parsed)

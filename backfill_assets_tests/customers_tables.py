@@ -25,23 +25,27 @@ from backfill_assets.tables.derived import Derived
 LABEL_DAYS, SETTLES_AFTER, COHORT_DAYS = 3, 2, 2
 
 
-def with_names(made: Derived, **names: Any) -> FunctionType:
+def replace_globals(derived: Derived, **names: Any) -> FunctionType:
     """The function of a table, with other values of names of its module."""
-    of = made.transform
-    assert isinstance(of, FunctionType)
-    assert of.__globals__.keys() >= names.keys()
-    other = FunctionType(of.__code__, {**of.__globals__, **names}, of.__name__)
-    other.__annotations__, other.__doc__ = of.__annotations__, of.__doc__
-    other.__module__, other.__qualname__ = of.__module__, of.__qualname__
+    function = derived.transform
+    assert isinstance(function, FunctionType)
+    assert function.__globals__.keys() >= names.keys()
+    other = FunctionType(function.__code__, {**function.__globals__, **names}, function.__name__)
+    other.__annotations__, other.__doc__ = function.__annotations__, function.__doc__
+    other.__module__, other.__qualname__ = function.__module__, function.__qualname__
     return other
 
 
-labels_daily = table(Labels, group="training")(with_names(_labels, DAYS=LABEL_DAYS))
-training_daily = table(Training, group="training")(with_names(_training, labels_daily=labels_daily))
+labels_daily = table(Labels, group="training")(replace_globals(_labels, DAYS=LABEL_DAYS))
+training_daily = table(Training, group="training")(
+    replace_globals(_training, labels_daily=labels_daily)
+)
 fact_orders_settled = table(
     SettledOrder, checks=[conserves("orders", "amount", "amount")], group="customers"
-)(with_names(_settled, SETTLES_AFTER=SETTLES_AFTER))
-cohort_value_30d = table(CohortValue, group="customers")(with_names(_cohorts, DAYS=COHORT_DAYS))
+)(replace_globals(_settled, SETTLES_AFTER=SETTLES_AFTER))
+cohort_value_30d = table(CohortValue, group="customers")(
+    replace_globals(_cohorts, DAYS=COHORT_DAYS)
+)
 
 TABLES = [
     *ORDERS,

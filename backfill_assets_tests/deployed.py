@@ -19,7 +19,7 @@ from backfill_assets.backfills.stages import missing_daemons
 from backfill_assets.settings import Settings
 from backfill_assets_tests import conftest, impatient
 from backfill_assets_tests.graphql import ask
-from backfill_assets_tests.killing import kill, processes, wait_for
+from backfill_assets_tests.killing import find_processes, kill_kinds, wait_for
 from backfill_assets_tests.places import BIN, PROJECT, dagster_yaml, free_port
 
 COMMAND = str(BIN / "backfill-assets")
@@ -104,16 +104,16 @@ class Deployment:
             "repositoryName": "__repository__",
             "repositoryLocationName": "backfill_assets.definitions",
         }
-        found = self.ask(_SENSOR, sensor=sensor)
-        stopped = self.ask(_STOP, id=found["id"])
+        sensor_state = self.ask(_SENSOR, sensor=sensor)
+        stopped = self.ask(_STOP, id=sensor_state["id"])
         assert stopped["__typename"] == "StopSensorMutationResult", stopped
 
-        def rests() -> bool:
+        def is_idle() -> bool:
             """Whether no look that had begun may ask for a run any more."""
             ticks = self.ask(_SENSOR, sensor=sensor)["sensorState"]["ticks"]
             return all(tick["status"] != "STARTED" for tick in ticks)
 
-        wait_for(rests)
+        wait_for(is_idle)
 
     def launch(self, days: Sequence[str], tables: Sequence[str]) -> str:
         """Launch a backfill of days of tables as the UI does; its id."""
@@ -122,17 +122,17 @@ class Deployment:
             "assetSelection": [{"path": [name]} for name in tables],
         }
         while True:
-            said = self.ask(_LAUNCH, params=params)
-            if said["__typename"] == "LaunchBackfillSuccess":
-                return said["backfillId"]
+            answer = self.ask(_LAUNCH, params=params)
+            if answer["__typename"] == "LaunchBackfillSuccess":
+                return answer["backfillId"]
             time.sleep(1)  # the code server is on its way
 
     def status(self, backfill: str) -> str:
         """The status of a backfill, as Dagster names it."""
-        said = self.ask(_STATUS, id=backfill)
-        if said["error"]:
-            print(backfill, said["status"], said["error"]["message"])
-        return said["status"]
+        answer = self.ask(_STATUS, id=backfill)
+        if answer["error"]:
+            print(backfill, answer["status"], answer["error"]["message"])
+        return answer["status"]
 
     def instance(self) -> dg.DagsterInstance:
         """Its Dagster instance, to be closed."""
@@ -169,6 +169,6 @@ class Deployment:
         if self.process is not None and self.process.poll() is None:
             self.process.terminate()
             self.process.wait(timeout=180)
-        left_over = processes(self.home)
-        kill(self.home)
+        left_over = find_processes(self.home)
+        kill_kinds(self.home)
         assert not left_over, f"the deployment left processes behind: {left_over}"

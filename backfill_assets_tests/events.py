@@ -34,7 +34,7 @@ def asset_event(kind: DagsterEventType, data: object) -> EventLogEntry:
     )
 
 
-def planned_and_told() -> tuple[list[EventLogEntry], list[EventLogEntry], list[EventLogEntry]]:
+def make_run_events() -> tuple[list[EventLogEntry], list[EventLogEntry], list[EventLogEntry]]:
     """What is planned for two assets and a check, what comes of them, and what the check says."""
     days = DAYS.get_partition_keys()[:3]
     subset = DAYS.subset_with_partition_keys(days).to_serializable_subset()
@@ -57,7 +57,7 @@ def planned_and_told() -> tuple[list[EventLogEntry], list[EventLogEntry], list[E
         ),
     ]
     tags = {"dagster/data_version": "x", "mine": "y"}
-    told = [
+    asset_events = [
         *(
             asset_event(
                 kind.ASSET_MATERIALIZATION,
@@ -76,7 +76,7 @@ def planned_and_told() -> tuple[list[EventLogEntry], list[EventLogEntry], list[E
     target = AssetCheckEvaluationTargetMaterializationData(
         storage_id=7, run_id=RUN, timestamp=1_700_000_000.0
     )
-    said = [
+    check_events = [
         asset_event(
             kind.ASSET_CHECK_EVALUATION,
             dg.AssetCheckEvaluation(
@@ -88,10 +88,10 @@ def planned_and_told() -> tuple[list[EventLogEntry], list[EventLogEntry], list[E
             ),
         )
         # The second one was not planned, the third is of no day.
-        for key, name, of in ((keys[0], "counted", days), (keys[1], "new", [*days, None]))
-        for n, d in enumerate(of)
+        for key, name, check_days in ((keys[0], "counted", days), (keys[1], "new", [*days, None]))
+        for n, d in enumerate(check_days)
     ]
-    return planned, told, said
+    return planned, asset_events, check_events
 
 
 #: The tables of the event log.

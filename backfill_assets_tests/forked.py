@@ -20,7 +20,7 @@ def work(folder: Path, name: str) -> None:
     from backfill_assets.engine import sharing
 
     atexit.register((folder / f"{name}.ended").touch)
-    told: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "pid": os.getpid(),
         "parent": os.getppid(),
         "tag": sharing._process_tag(),
@@ -29,7 +29,7 @@ def work(folder: Path, name: str) -> None:
             task.read_text().strip() for task in Path(f"/proc/{os.getppid()}/task").glob("*/comm")
         ],
     }
-    (folder / f"{name}.part").write_text(json.dumps(told))
+    (folder / f"{name}.part").write_text(json.dumps(facts))
     (folder / f"{name}.part").rename(folder / name)
     while not (folder / "end").exists():
         time.sleep(0.05)

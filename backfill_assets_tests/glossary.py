@@ -41,7 +41,7 @@ class Row:
     where: str
 
 
-def homeless(where: str) -> list[str]:
+def missing_places(where: str) -> list[str]:
     """What a last column names that is not there: no table, command, setting or name of the API.
 
     Links are left to the test of all links. A column that names nothing at all is one as well.
@@ -52,13 +52,13 @@ def homeless(where: str) -> list[str]:
     return [span for span in spans if span not in _NAMES]
 
 
-def _rows() -> tuple[Row, ...]:
-    found = re.findall(r"^\| (.+?) \| (.+) \| (.+?) \|$", PAGES[PAGE], re.MULTILINE)
+def _read_rows() -> tuple[Row, ...]:
+    cells = re.findall(r"^\| (.+?) \| (.+) \| (.+?) \|$", PAGES[PAGE], re.MULTILINE)
     return tuple(
         Row(tuple(re.sub(r"[*`]", "", words).split(", ")), meaning, where)
-        for words, meaning, where in found
+        for words, meaning, where in cells
         if words.startswith("*")
     )
 
 
-ROWS = _rows()
+ROWS = _read_rows()

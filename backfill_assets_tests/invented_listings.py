@@ -14,39 +14,41 @@ from backfill_assets_tests.pipeline import day
 
 
 @dataclass(frozen=True)
-class Made(Listing):
+class InventedListing(Listing):
     """A listing of files that exist only here; it notes which of them were opened."""
 
     contents: Mapping[str, str] = field(default_factory=dict)
     opened: set[str] = field(default_factory=set)
 
     def digests(self, entries: Iterable[ListedFile]) -> dict[ListedFile, str]:
-        found = {entry: f"digest of {self.contents[entry.source_file]}" for entry in entries}
-        self.opened.update(entry.name for entry in found)
-        return found
+        digests_by_entry = {
+            entry: f"digest of {self.contents[entry.source_file]}" for entry in entries
+        }
+        self.opened.update(entry.name for entry in digests_by_entry)
+        return digests_by_entry
 
 
-def landing(*folders: str | None, at: int = 1) -> Made:
+def make_landing(*folders: str | None, at: int = 1) -> InventedListing:
     """What the folders of days 1, 2, ... hold.
 
     Args:
         folders: each as `name=content` of its files; none if there is no folder.
         at: when the files were changed; 0 where the store does not say.
     """
-    found, contents = {}, {}
+    folders_by_day, contents = {}, {}
     for n, text in enumerate(folders, start=1):
         if text is None:
             continue
         files = {}
-        for name, content in (told.split("=") for told in text.split()):
-            source_file = file(n, name)
+        for name, content in (pair.split("=") for pair in text.split()):
+            source_file = file_path(n, name)
             files[source_file] = ListedFile(source_file, f"/orders/{source_file}", len(content), at)
             contents[source_file] = content
-        found[day(n)] = DayFolder(files)
-    return Made("/landing", found, contents=contents)
+        folders_by_day[day(n)] = DayFolder(files)
+    return InventedListing("/landing", folders_by_day, contents=contents)
 
 
-def file(n: int, name: str = "part-0.jsonl") -> str:
+def file_path(n: int, name: str = "part-0.jsonl") -> str:
     return f"arrival_date={day(n)}/{name}"
 
 

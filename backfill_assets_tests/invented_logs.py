@@ -43,7 +43,7 @@ def record(
     *,
     inputs: Mapping[str, int] | None = None,
     final: Iterable[date] = (),
-    by: str = NIGHTLY,
+    launched_by: str = NIGHTLY,
     run: str = "",
     backfill: str | None = None,
     rows: int = 1,
@@ -54,16 +54,16 @@ def record(
     """What a commit says of itself; sets of days in `details` are packed as the assets do it."""
     written = {k: to_ranges(v) if isinstance(v, frozenset) else v for k, v in details.items()}
     assert written.keys() <= {*CommitDetails.__struct_encode_fields__}
-    told = PublishedDay(rows, digest or f"digest {version}", "ok")
+    published_day = PublishedDay(rows, digest or f"digest {version}", "ok")
     return CommitRecord(
         version=version,
         run_id=run or f"run {version}",
         backfill_id=backfill,
-        launched_by=by,
+        launched_by=launched_by,
         code_version="code",
         config_digest=config_digest,
         inputs=inputs or {},
-        days=dict.fromkeys(sorted(published), told),
+        days=dict.fromkeys(sorted(published), published_day),
         final=frozenset(final),
         details=msgspec.convert(written, CommitDetails),
     )
@@ -72,28 +72,35 @@ def record(
 def ledger(table: Table, *records: CommitRecord, external: Iterable[ExternalCommit] = ()) -> Ledger:
     others = sorted(external, key=lambda other: other.version)
     version = max((commit.version for commit in (*records, *others)), default=None)
-    rows = {d: told.rows for r in records for d, told in r.days.items() if told.rows}
-    return Ledger(table, version, records, others, counted(rows))
+    rows = {
+        d: published_day.rows
+        for r in records
+        for d, published_day in r.days.items()
+        if published_day.rows
+    }
+    return Ledger(table, version, records, others, make_measured(rows))
 
 
-def counted(rows: Mapping[date, int]) -> dict[date, DayMetrics]:
+def make_measured(rows: Mapping[date, int]) -> dict[date, DayMetrics]:
     """Rows by day as a table's log counts them."""
     return {d: DayMetrics(count, {}, 0, {}, "") for d, count in rows.items()}
 
 
-def ledgers(*given: Ledger) -> dict[str, Ledger]:
+def ledgers(*filled: Ledger) -> dict[str, Ledger]:
     """The ledgers of all tables; those that are not given are empty."""
-    return {name: Ledger(t) for name, t in TABLES.items()} | {x.table.name: x for x in given}
+    return {name: Ledger(t) for name, t in TABLES.items()} | {x.table.name: x for x in filled}
 
 
-def said_of(of: Iterable[date], **more: Any) -> dict[str, Any]:
+def commit_metadata(published_days: Iterable[date], **more: Any) -> dict[str, Any]:
     """The record of a commit, in the form that it had from the beginning."""
-    audit = {str(d): {"rows": 1, "digest": f"digest of {d}", "verdict": "ok"} for d in of}
-    told = {"run_id": "r", "code_version": "code", "config_digest": "config", "audit": audit}
-    return {**told, "inputs": {"stg_orders": 4}, "asset": FACT.name, **more}
+    audit = {
+        str(d): {"rows": 1, "digest": f"digest of {d}", "verdict": "ok"} for d in published_days
+    }
+    fields = {"run_id": "r", "code_version": "code", "config_digest": "config", "audit": audit}
+    return {**fields, "inputs": {"stg_orders": 4}, "asset": FACT.name, **more}
 
 
-def loaded(
+def make_raw_record(
     version: int,
     logged: Iterable[date],
     touches: Iterable[date] | None = None,
@@ -103,7 +110,7 @@ def loaded(
     settled: Iterable[date] | None = None,
     unsettled: Iterable[date] = (),
     current: Iterable[date] | None = None,
-    taken_back: Iterable[date] = (),
+    reverted: Iterable[date] = (),
 ) -> CommitRecord:
     """A commit of the raw log.
 
@@ -117,11 +124,11 @@ def loaded(
         unsettled: those for which something has come since they were settled.
         current: the event days of which it says that what is known changes; by default the same
             as those that it touches.
-        taken_back: the log days that it took back.
+        reverted: the log days that it took back.
     """
     logged = frozenset(logged)
     touches = logged if touches is None else frozenset(touches)
-    said = record(
+    raw_record = record(
         version,
         logged,
         run=run,
@@ -131,4 +138,4 @@ def loaded(
         settled=logged if settled is None else frozenset(settled),
         unsettled=frozenset(unsettled),
     )
-    return msgspec.structs.replace(said, withdrawn=frozenset(taken_back))
+    return msgspec.structs.replace(raw_record, withdrawn=frozenset(reverted))

@@ -23,7 +23,7 @@ TODAY = day(11)
 ALL = days((1, 10))
 
 
-def healthy(
+def make_healthy_ledgers(
     published: Collection[date] = ALL, final: Collection[date] = days((1, 8))
 ) -> dict[str, Ledger]:
     """All tables after a night in which everything went well."""
@@ -34,25 +34,28 @@ def healthy(
         record(0, published, inputs=dict.fromkeys(sources, 0), final=closes.get(name, ()))
         for name, sources in SOURCES.items()
     ]
-    others = [ledger(TABLES[name], one) for name, one in zip(SOURCES, built, strict=True)]
+    others = [
+        ledger(TABLES[name], table_record)
+        for name, table_record in zip(SOURCES, built, strict=True)
+    ]
     return ledgers(*others, ledger(RAW, raw))
 
 
-def appended(table: Table, *to: int) -> dict[str, Ledger]:
+def append_externally(table: Table, *to: int) -> dict[str, Ledger]:
     """Healthy tables; somebody else has appended to some days of one."""
-    found = healthy()
-    record = found[table.name].records[-1]
+    healthy_tables = make_healthy_ledgers()
+    record = healthy_tables[table.name].records[-1]
     other = ExternalCommit(record.version + 1, "WRITE", days(*to))
-    return found | {table.name: ledger(table, record, external=[other])}
+    return healthy_tables | {table.name: ledger(table, record, external=[other])}
 
 
-def situation(
-    found: Mapping[str, Ledger] | None = None,
+def make_situation(
+    table_ledgers: Mapping[str, Ledger] | None = None,
     *,
     behind: StaleDays | None = None,
     load: Collection[date] = (),
     absent: Collection[date] = (),
-    held: Collection[date] = (),
+    on_hold: Collection[date] = (),
     failed: Mapping[str, Collection[date]] | None = None,
     policy: Policy = POLICY,
     today: date = TODAY,
@@ -60,20 +63,21 @@ def situation(
     settings: str = "config",
     last: date = date.max,
 ) -> Situation:
-    found = healthy() if found is None else found
+    table_ledgers = make_healthy_ledgers() if table_ledgers is None else table_ledgers
     return Situation(
-        ledgers=found,
-        stale=behind or find_stale_days(found, policy, today),
+        ledgers=table_ledgers,
+        stale=behind or find_stale_days(table_ledgers, policy, today),
         unloaded={
             RAW.name: UnloadedDays(
                 days_to_load=dict.fromkeys(load, "x"),
                 missing_days=frozenset(absent),
-                files_on_hold={day: [f"arrival_date={day}/part-0.jsonl"] for day in held},
+                files_on_hold={day: [f"arrival_date={day}/part-0.jsonl"] for day in on_hold},
                 last_expected=last,
             )
         },
         failed_checks={
-            name: dict.fromkeys(of, ("unique_key",)) for name, of in (failed or {}).items()
+            name: dict.fromkeys(failed_days, ("unique_key",))
+            for name, failed_days in (failed or {}).items()
         },
         policy=policy,
         config_digests=dict.fromkeys(TABLES, settings),
@@ -82,19 +86,25 @@ def situation(
     )
 
 
-def lacking(*of: date, table: Table, final: bool = False) -> StaleDays:
-    part = {table.name: dict.fromkeys(of, StaleDay({}))}
+def make_backlog(*missing_days: date, table: Table, final: bool = False) -> StaleDays:
+    part = {table.name: dict.fromkeys(missing_days, StaleDay({}))}
     return StaleDays({}, part) if final else StaleDays(part)
 
 
-def states(table: Table, now: Situation) -> dict[int, DayState]:
+def states_by_day(table: Table, now: Situation) -> dict[int, DayState]:
     """By the number of the day."""
     return {(d - START).days + 1: state for d, state in day_states(table.name, now).items()}
 
 
-def built(
-    version: int, digest: str, *, final: bool = True, by: str = NIGHTLY, of=(1, 2)
+def make_built_record(
+    version: int, digest: str, *, final: bool = True, launched_by: str = NIGHTLY, day_numbers=(1, 2)
 ) -> CommitRecord:
     """Days 1 and 2 as of a version; both final or both not."""
-    found = days(*of)
-    return record(version, found, digest=digest, final=found if final else (), by=by)
+    built_days = days(*day_numbers)
+    return record(
+        version,
+        built_days,
+        digest=digest,
+        final=built_days if final else (),
+        launched_by=launched_by,
+    )

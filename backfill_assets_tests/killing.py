@@ -21,36 +21,36 @@ KINDS = {
 _FORKED = {"run worker": True, "fork server": False}
 
 
-def processes(home: Path) -> dict[int, str]:
+def find_processes(home: Path) -> dict[int, str]:
     """The command lines of what runs for this test, by process id."""
-    found = {}
+    commands = {}
     for folder in Path("/proc").iterdir():
         if not folder.name.isdigit():
             continue
         try:
             environment = (folder / "environ").read_bytes()
-            command = _command(folder)
+            command = _read_command(folder)
         except OSError:  # it has ended
             continue
         if f"DAGSTER_HOME={home}".encode() in environment:
-            found[int(folder.name)] = command
-    return found
+            commands[int(folder.name)] = command
+    return commands
 
 
-def _command(folder: Path) -> str:
+def _read_command(folder: Path) -> str:
     return (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
 
 
-def of_kind(home: Path, kind: str) -> list[int]:
+def find_pids(home: Path, kind: str) -> list[int]:
     """The processes of a kind, without the guards of groups."""
-    found = [
+    pids = [
         pid
-        for pid, command in processes(home).items()
+        for pid, command in find_processes(home).items()
         if KINDS[kind] in command and "os.fork" not in command
     ]
     if kind in _FORKED:
-        return [pid for pid in found if _is_forked(pid) is _FORKED[kind]]
-    return found
+        return [pid for pid in pids if _is_forked(pid) is _FORKED[kind]]
+    return pids
 
 
 def _is_forked(pid: int) -> bool:
@@ -58,12 +58,12 @@ def _is_forked(pid: int) -> bool:
     try:
         status = Path(f"/proc/{pid}/stat").read_text()
         parent = status.rpartition(")")[2].split()[1]
-        return _command(Path("/proc", parent)) == _command(Path(f"/proc/{pid}"))
+        return _read_command(Path("/proc", parent)) == _read_command(Path(f"/proc/{pid}"))
     except OSError:  # it has ended
         return False
 
 
-def alive(pid: int | str) -> bool:
+def is_alive(pid: int | str) -> bool:
     """Whether a process runs; one that only nobody has asked for has ended."""
     try:
         return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
@@ -77,8 +77,8 @@ def wait_for(condition: Callable[[], object]) -> None:
         time.sleep(0.02)
 
 
-def kill(home: Path, *kinds: str) -> None:
-    for pid, command in processes(home).items():
+def kill_kinds(home: Path, *kinds: str) -> None:
+    for pid, command in find_processes(home).items():
         if not kinds or any(kind in command for kind in kinds):
             try:
                 os.kill(pid, signal.SIGKILL)
@@ -86,13 +86,13 @@ def kill(home: Path, *kinds: str) -> None:
                 continue
 
 
-def kill_one(home: Path, kind: str, chance: random.Random) -> bool:
+def kill_random_process(home: Path, kind: str, chance: random.Random) -> bool:
     """Kill one process of a kind; whether there was one."""
-    found = of_kind(home, kind)
-    if not found:
+    pids = find_pids(home, kind)
+    if not pids:
         return False
     try:
-        os.kill(chance.choice(found), signal.SIGKILL)
+        os.kill(chance.choice(pids), signal.SIGKILL)
     except ProcessLookupError:
         return False
     return True

@@ -10,13 +10,13 @@ from backfill_assets.labs import running
 
 Figure = int | Decimal | str | None
 #: Who looks at something, and what they see, by name.
-Seen = tuple[str, Mapping[str, Figure]]
+Observation = tuple[str, Mapping[str, Figure]]
 _STEP = re.compile(r"\d+\. (.*)")
 _SEEN = re.compile(r"   (\S.{25}) (.+)")
 _DATE = re.compile(r"\d{4}-\d\d-\d\d")
 
 
-def figures(lab: str) -> list[tuple[str, list[Seen]]]:
+def read_figures(lab: str) -> list[tuple[str, list[Observation]]]:
     """The steps of a lab in their order, as its page has them, and what is seen after each.
 
     Numbers are int, or Decimal where they have decimals; null is None; dates and words are str.
@@ -25,32 +25,32 @@ def figures(lab: str) -> list[tuple[str, list[Seen]]]:
     Args:
         lab: its name, such as `append`.
     """
-    steps: list[tuple[str, list[Seen]]] = []
+    steps: list[tuple[str, list[Observation]]] = []
     for line in running.read_page(lab).splitlines():
         if step := _STEP.fullmatch(line):
             steps.append((step[1], []))
-        elif seen := _SEEN.fullmatch(line):
-            steps[-1][1].append((seen[1].rstrip(), _named(seen[2])))
+        elif match := _SEEN.fullmatch(line):
+            steps[-1][1].append((match[1].rstrip(), _parse_figures(match[2])))
     return steps
 
 
-def _named(text: str) -> dict[str, Figure]:
+def _parse_figures(text: str) -> dict[str, Figure]:
     named: dict[str, Figure] = {}
     for part in text.split("   "):
         name, _, value = part.rpartition(" ")
-        word = not (_number(value) or _DATE.fullmatch(value) or value == "null")
+        word = not (_is_number(value) or _DATE.fullmatch(value) or value == "null")
         if not name or (word and " " in name):
             return {"text": text}
-        named[name] = None if value == "null" else _value(value)
+        named[name] = None if value == "null" else _parse_value(value)
     return named
 
 
-def _number(text: str) -> bool:
+def _is_number(text: str) -> bool:
     return re.fullmatch(r"-?\d[\d,]*(\.\d+)?", text) is not None
 
 
-def _value(text: str) -> Figure:
-    if not _number(text):
+def _parse_value(text: str) -> Figure:
+    if not _is_number(text):
         return text
     plain = text.replace(",", "")
     return Decimal(plain) if "." in plain else int(plain)

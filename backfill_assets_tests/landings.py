@@ -15,7 +15,7 @@ DAYS = 6
 _MINUTES = DAYS * 24 * 60
 
 
-def _stamp(minutes: int) -> str:
+def _format_stamp(minutes: int) -> str:
     midnight = datetime(START.year, START.month, START.day, tzinfo=timezone.utc)
     return (midnight + timedelta(minutes=minutes)).strftime("%Y-%m-%dT%H:%M:%SZ")
 
@@ -27,13 +27,13 @@ def lines(draw: st.DrawFn) -> tuple[int, str]:
     # Mostly of the days before, at times a little ahead (early) or far ahead (the future).
     latest = min(arrival * 24 * 60 + draw(st.sampled_from([0, 0, 0, 600, 2000])), _MINUTES - 1)
     happened = draw(st.integers(0, latest))
-    taken = draw(st.integers(max(happened - 100, 0), latest))
+    ingested = draw(st.integers(max(happened - 100, 0), latest))
     line = {
         "order_id": draw(st.sampled_from("abcde")),
         "customer_id": draw(st.sampled_from(["c1", "c2", "é", "", None])),
-        "order_ts": _stamp(happened),
+        "order_ts": _format_stamp(happened),
         "amount": draw(st.sampled_from(["1.00", "2.50", "-3.00", 4.25, "5e1", "0"])),
-        "ingestion_ts": _stamp(taken),
+        "ingestion_ts": _format_stamp(ingested),
     }
     spoil = draw(st.sampled_from([None] * 9 + ["broken", "missing", "amount", "stamp"]))
     if spoil == "missing":
@@ -47,7 +47,7 @@ def lines(draw: st.DrawFn) -> tuple[int, str]:
 
 
 #: Some lines that land together; the same line may come twice.
-batches = st.lists(lines(), min_size=5, max_size=40).map(lambda found: found + found[:2])
+batches = st.lists(lines(), min_size=5, max_size=40).map(lambda drawn: drawn + drawn[:2])
 
 
 def history(seed: int, days: int, count: int = 60) -> list[tuple[int, int, str]]:
@@ -57,22 +57,22 @@ def history(seed: int, days: int, count: int = 60) -> list[tuple[int, int, str]]
     some land in their folder only nights after its day.
     """
     chance = random.Random(seed)
-    found = []
+    landed_lines = []
     for _ in range(count):
         arrival = chance.randint(1, days)
         end = arrival * 24 * 60 - 1
         happened = max(0, end - int(chance.expovariate(1 / 1500)))
-        taken = chance.randint(happened, end)
+        ingested = chance.randint(happened, end)
         line = {
             "order_id": chance.choice("abcdefgh"),
             "customer_id": chance.choice(["c1", "c2", "é", None]),
-            "order_ts": _stamp(happened),
+            "order_ts": _format_stamp(happened),
             "amount": f"{chance.randint(-500, 2000) / 100:.2f}",
-            "ingestion_ts": _stamp(taken),
+            "ingestion_ts": _format_stamp(ingested),
         }
         text = json.dumps(line, ensure_ascii=False)
         if chance.random() < 0.05:
             text = text[:-3]
         night = min(days, arrival + chance.choice([0, 0, 0, 0, 1, 2, 4]))
-        found += [(night, arrival, text)] * chance.choice([1, 1, 1, 1, 2])
-    return found
+        landed_lines += [(night, arrival, text)] * chance.choice([1, 1, 1, 1, 2])
+    return landed_lines

@@ -32,18 +32,18 @@ Read = Callable[[str, date], list[dict[str, Any]]]
 
 
 @cache
-def _rows(url: str, version: int, partition: str) -> Mapping[date, list[dict[str, Any]]]:
+def _read_rows(url: str, version: int, partition: str) -> Mapping[date, list[dict[str, Any]]]:
     """The rows of a version of a table, by day; versions do not change."""
-    found: dict[date, list[dict[str, Any]]] = {}
+    rows_by_day: dict[date, list[dict[str, Any]]] = {}
     for row in DeltaTable(url, version=version).to_pyarrow_table().to_pylist():
-        found.setdefault(row[partition], []).append(row)
-    return found
+        rows_by_day.setdefault(row[partition], []).append(row)
+    return rows_by_day
 
 
-def _staged(raw: str, key: str, *times: str) -> Callable[[Read, date, int], Rows]:
+def _make_staged_rule(raw: str, key: str, *times: str) -> Callable[[Read, date, int], Rows]:
     """The greatest version of each key among the lines that came in time."""
 
-    def rows(read: Read, day: date, _points: int) -> Rows:
+    def staged_rows(read: Read, day: date, _points: int) -> Rows:
         lines = [row for n in range(WINDOW + 1) for row in read(raw, day + n * DAY)]
         greatest: dict[str, dict[str, Any]] = {}
         for line in lines:
@@ -52,10 +52,10 @@ def _staged(raw: str, key: str, *times: str) -> Callable[[Read, date, int], Rows
                 greatest[line[key]] = line
         return Counter((line[key],) for line in greatest.values() if line[times[0]].date() == day)
 
-    return rows
+    return staged_rows
 
 
-def _activity(read: Read, day: date, points: int) -> Rows:
+def _activity_rows(read: Read, day: date, points: int) -> Rows:
     scores: Counter[str] = Counter()
     for row in read("stg_orders", day):
         scores[row["customer_id"]] += points
@@ -64,7 +64,7 @@ def _activity(read: Read, day: date, points: int) -> Rows:
     return Counter(scores.items())
 
 
-def _peaks(read: Read, day: date, _points: int) -> Rows:
+def _peak_rows(read: Read, day: date, _points: int) -> Rows:
     best: dict[str, int] = {}
     for n in range(3):
         for row in read("activity", day - n * DAY):
@@ -72,7 +72,7 @@ def _peaks(read: Read, day: date, _points: int) -> Rows:
     return Counter(best.items())
 
 
-def _balances(read: Read, day: date, _points: int) -> Rows:
+def _balance_rows(read: Read, day: date, _points: int) -> Rows:
     sums: Counter[str] = Counter()
     for row in [*read("balances", day - DAY), *read("activity", day)]:
         sums[row["customer_id"]] += row["score"]
@@ -89,12 +89,14 @@ class Rule:
 
 RULES = {
     "stg_orders": Rule(
-        _staged("raw_orders", "order_id", "order_ts", "ingestion_ts"), ("order_id",)
+        _make_staged_rule("raw_orders", "order_id", "order_ts", "ingestion_ts"), ("order_id",)
     ),
-    "stg_visits": Rule(_staged("raw_visits", "visit_id", "began_at", "sent_at"), ("visit_id",)),
-    "activity": Rule(_activity),
-    "peaks": Rule(_peaks),
-    "balances": Rule(_balances),
+    "stg_visits": Rule(
+        _make_staged_rule("raw_visits", "visit_id", "began_at", "sent_at"), ("visit_id",)
+    ),
+    "activity": Rule(_activity_rows),
+    "peaks": Rule(_peak_rows),
+    "balances": Rule(_balance_rows),
 }
 
 
@@ -106,19 +108,19 @@ class Claim:
         table: the table.
         day: the day.
         rows: what it holds.
-        due: what it must hold.
-        why: whose claim that is.
+        expected: what it must hold.
+        reason: whose claim that is.
     """
 
     table: str
     day: date
     rows: Rows
-    due: Rows
-    why: str
+    expected: Rows
+    reason: str
 
     def __str__(self) -> str:
-        beyond, lacks = dict(self.rows - self.due), dict(self.due - self.rows)
-        return f"{self.table}[{self.day}] has {beyond} and lacks {lacks}: {self.why}"
+        beyond, lacks = dict(self.rows - self.expected), dict(self.expected - self.rows)
+        return f"{self.table}[{self.day}] has {beyond} and lacks {lacks}: {self.reason}"
 
 
 def false_claims(pipeline: Pipeline, points: Mapping[str, int]) -> Iterator[Claim]:
@@ -145,7 +147,7 @@ def false_claims(pipeline: Pipeline, points: Mapping[str, int]) -> Iterator[Clai
             counts = points.get(record.code_version, 0)
             rows = Counter(
                 tuple(row[column] for column in rule.columns)
-                for row in inputs.at(name, ledger.version, day)
+                for row in inputs.rows_at(name, ledger.version, day)
             )
             versions = {**record.inputs, name: _own_version(ledger, record, day)}
             recorded = rule.rows(partial(inputs.as_of, versions), day, counts)
@@ -154,7 +156,7 @@ def false_claims(pipeline: Pipeline, points: Mapping[str, int]) -> Iterator[Clai
             if rows != recorded and (settled or not in_part):
                 yield Claim(name, day, rows, recorded, f"the record names {dict(record.inputs)}")
             if settled:
-                current = rule.rows(inputs.now, day, counts)
+                current = rule.rows(inputs.current_rows, day, counts)
                 if rows != current and not inputs.external:
                     yield Claim(name, day, rows, current, f"the state is {states[day].value}")
 
@@ -171,35 +173,35 @@ class _Inputs:
     external: bool = False
     unnamed: bool = False
 
-    def at(self, table: str, version: int | None, day: date) -> list[dict[str, Any]]:
+    def rows_at(self, table: str, version: int | None, day: date) -> list[dict[str, Any]]:
         """Rows of a day as of a version; none where there was no table."""
         if version is None:
             return []
         partition = self.ledgers[table].table.partition
-        return _rows(self.settings.table(table), version, partition).get(day, [])
+        return _read_rows(self.settings.table(table), version, partition).get(day, [])
 
     def as_of(
         self, versions: Mapping[str, int | None], table: str, day: date
     ) -> list[dict[str, Any]]:
         """Rows of a day as of versions of the tables."""
         self.unnamed |= versions.get(table) is None
-        return self.at(table, versions.get(table), day)
+        return self.rows_at(table, versions.get(table), day)
 
-    def now(self, table: str, day: date) -> list[dict[str, Any]]:
+    def current_rows(self, table: str, day: date) -> list[dict[str, Any]]:
         """Rows of a day as they are."""
         ledger = self.ledgers[table]
         self.external |= day in ledger.published_days and ledger.current_record(day) is None
-        return self.at(table, ledger.version, day)
+        return self.rows_at(table, ledger.version, day)
 
 
 def _is_switched(ledger: Ledger, record: CommitRecord) -> bool:
     """Whether a commit has brought days of a target."""
-    (commit,) = (one for one in ledger.records if one.version == record.version)
+    (commit,) = (candidate for candidate in ledger.records if candidate.version == record.version)
     return commit.details.kind in (SWITCH_OVER, CANARY)
 
 
 def _own_version(ledger: Ledger, record: CommitRecord, day: date) -> int | None:
     """The version of a table that carries state in which a day was built upon the day before."""
-    (commit,) = (one for one in ledger.records if one.version == record.version)
+    (commit,) = (candidate for candidate in ledger.records if candidate.version == record.version)
     # Days of one commit are built one upon the other.
     return record.version if day - DAY in commit.days else record.inputs.get(ledger.table.name)

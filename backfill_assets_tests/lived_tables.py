@@ -81,26 +81,26 @@ def counted(orders: DataFrame, visits: DataFrame, points: int) -> DataFrame:
     by_visit = visits.select(
         "for_day", F.col("user_id").alias("customer_id"), F.lit(1).alias("points")
     )
-    by = [F.col("for_day").alias("run_date"), "customer_id"]
+    keys = [F.col("for_day").alias("run_date"), "customer_id"]
     return (
         by_order.unionByName(by_visit)
-        .groupBy(*by)
+        .groupBy(*keys)
         .agg(F.sum("points").cast("long").alias("score"), F.lit(None).cast("string").alias("note"))
     )
 
 
 def highest(activity: DataFrame) -> DataFrame:
     """The best score of each customer."""
-    by = [F.col("for_day").alias("run_date"), "customer_id"]
-    return activity.groupBy(*by).agg(F.max("score").alias("score"))
+    keys = [F.col("for_day").alias("run_date"), "customer_id"]
+    return activity.groupBy(*keys).agg(F.max("score").alias("score"))
 
 
 def added_up(before: DataFrame, activity: DataFrame) -> DataFrame:
     """What there was, and what came since."""
     columns = ["for_day", "customer_id", "score"]
     rows = before.select(columns).unionByName(activity.select(columns))
-    by = [F.col("for_day").alias("run_date"), "customer_id"]
-    return rows.groupBy(*by).agg(F.sum("score").alias("score"))
+    keys = [F.col("for_day").alias("run_date"), "customer_id"]
+    return rows.groupBy(*keys).agg(F.sum("score").alias("score"))
 
 
 @table(Activity)

@@ -38,30 +38,32 @@ class Reader(threading.Thread):
         super().__init__()
         self.rests = rests
         self.pipeline, self.over = pipeline, threading.Event()
-        self.expected = _expected(orders)
+        self.expected = _expected_points(orders)
         self.old, self.new = (1,) * len(orders), (10,) * len(orders)
         self.canary = (*self.old[1:], 10)
         self.looks, self.wrong = 0, []
 
     def run(self) -> None:
         while not self.over.wait(self.rests):
-            self.look()
+            self.check_tables()
 
-    def look(self) -> None:
-        found = dict(zip(CHANGED, self.points(), strict=True))
+    def check_tables(self) -> None:
+        points_by_table = dict(zip(CHANGED, self.read_points(), strict=True))
         allowed = (self.old, self.canary, self.new)
-        self.wrong += [(name, of) for name, of in found.items() if of not in allowed]
+        self.wrong += [
+            (name, points) for name, points in points_by_table.items() if points not in allowed
+        ]
         pins = versions_that_belong_together(self.pipeline.settings.warehouse)
-        pinned = self.points(pins)
+        pinned = self.read_points(pins)
         if pinned not in ([self.old] * 3, [self.new] * 3):
             self.wrong.append(("pinned", pinned))
         self.looks += 1
 
-    def points(self, pins: Mapping[str, int] | None = None) -> list[tuple[int, ...]]:
+    def read_points(self, pins: Mapping[str, int] | None = None) -> list[tuple[int, ...]]:
         """By table and day, the points for an order: now by delta-rs, pinned by DuckDB."""
-        return [self._points(name, pins[name] if pins else None) for name in CHANGED]
+        return [self._table_points(name, pins[name] if pins else None) for name in CHANGED]
 
-    def _points(self, name: str, version: int | None) -> tuple[int, ...]:
+    def _table_points(self, name: str, version: int | None) -> tuple[int, ...]:
         settings, expected = self.pipeline.settings, self.expected[name]
         log = DeltaTable(settings.table(name), version=version)
         if version is None:
@@ -72,12 +74,12 @@ class Reader(threading.Thread):
                 rows = engine.sql("SELECT run_date, score FROM seen").to_arrow_table()
         by_day = dict(zip(*(column.to_pylist() for column in rows.columns), strict=True))
         assert rows.num_rows == len(by_day) == len(expected)
-        return tuple(by_day[day(n)] // of for n, of in expected.items())
+        return tuple(by_day[day(n)] // expected_points for n, expected_points in expected.items())
 
 
-def _expected(orders: Mapping[int, int]) -> dict[str, dict[int, int]]:
+def _expected_points(orders: Mapping[int, int]) -> dict[str, dict[int, int]]:
     """What each table has on each day, for a point an order."""
-    best = {n: max(orders.get(of, 0) for of in range(n - 2, n + 1)) for n in orders}
+    best = {n: max(orders.get(window_day, 0) for window_day in range(n - 2, n + 1)) for n in orders}
     total, sums = 0, {}
     for n, count in orders.items():
         sums[n] = total = total + count
@@ -85,10 +87,10 @@ def _expected(orders: Mapping[int, int]) -> dict[str, dict[int, int]]:
 
 
 @contextmanager
-def reading(pipeline: Pipeline, orders: Mapping[int, int], rests: float = 0) -> Iterator[Reader]:
+def run_reader(pipeline: Pipeline, orders: Mapping[int, int], rests: float = 0) -> Iterator[Reader]:
     """A reader that looks until the block ends; it has looked once when it begins."""
     reader = Reader(pipeline, orders, rests)
-    reader.look()
+    reader.check_tables()
     reader.start()
     try:
         yield reader

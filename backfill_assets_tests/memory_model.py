@@ -18,43 +18,45 @@ _DAY = timedelta(days=1)
 Orders = Mapping[tuple[date, str], tuple[int, Decimal]]
 
 
-def _event(row: Mapping[str, Any]) -> date:
+def _event_day(row: Mapping[str, Any]) -> date:
     return row["order_ts"].astimezone(timezone.utc).date()
 
 
-def features(raw: Iterable[dict], days: Iterable[date]) -> list[tuple]:
+def compute_features(raw: Iterable[dict], days: Iterable[date]) -> list[tuple]:
     """The features of each day: of the versions of orders that were logged by then.
 
     Args:
         raw: the rows of the raw log.
         days: the days.
     """
-    found, raw = [], list(raw)
+    feature_rows, raw = [], list(raw)
     for d in days:
         newest: dict[str, dict] = {}
         for row in sorted((row for row in raw if row["log_date"] <= d), key=version_key):
             newest[row["order_id"]] = row
         by_user = defaultdict(list)
         for row in newest.values():
-            if d - 30 * _DAY < _event(row) <= d:
+            if d - 30 * _DAY < _event_day(row) <= d:
                 by_user[row["customer_id"] or "unknown"].append(row)
-        for user, of in by_user.items():
-            active = Decimal(len({_event(row) for row in of})) * 100 / 30
-            found.append(
+        for user, user_orders in by_user.items():
+            active = Decimal(len({_event_day(row) for row in user_orders})) * 100 / 30
+            feature_rows.append(
                 (
                     d,
                     user,
-                    sum(_event(row) > d - 7 * _DAY for row in of),
-                    len(of),
-                    sum(row["amount"] for row in of),
-                    max(row["log_date"] for row in of),
+                    sum(_event_day(row) > d - 7 * _DAY for row in user_orders),
+                    len(user_orders),
+                    sum(row["amount"] for row in user_orders),
+                    max(row["log_date"] for row in user_orders),
                     round(active, 2),
                 )
             )
-    return sorted(found)
+    return sorted(feature_rows)
 
 
-def labels(facts: Iterable[tuple[date, str]], last: date, *, following: int = 30) -> list[tuple]:
+def compute_labels(
+    facts: Iterable[tuple[date, str]], last: date, *, following: int = 30
+) -> list[tuple]:
     """The labels of each day.
 
     Args:
@@ -62,17 +64,17 @@ def labels(facts: Iterable[tuple[date, str]], last: date, *, following: int = 30
         last: the last day that is published.
         following: so many days after a day decide.
     """
-    ordered, found = set(facts), []
+    ordered, label_rows = set(facts), []
     for d, user in ordered:
         if user != "unknown":
             after = [d + n * _DAY for n in range(1, following + 1)]
-            gone = not any((other, user) in ordered for other in after)
+            churned = not any((other, user) in ordered for other in after)
             state = "final" if after[-1] <= last else "open"
-            found.append((d, user, gone, state, d + _DAY, min(last, after[-1])))
-    return sorted(found)
+            label_rows.append((d, user, churned, state, d + _DAY, min(last, after[-1])))
+    return sorted(label_rows)
 
 
-def training(features: Iterable[tuple], labels: Iterable[tuple]) -> list[tuple]:
+def join_training_rows(features: Iterable[tuple], labels: Iterable[tuple]) -> list[tuple]:
     """The training set of features and labels."""
     known = {row[:2]: row for row in features}
     return sorted(
@@ -104,15 +106,15 @@ def lifetime_values(orders: Orders, days: Sequence[date]) -> set[tuple]:
         orders: by day and customer, how many orders there are and what they add up to.
         days: the days.
     """
-    found: set[tuple] = set()
+    value_rows: set[tuple] = set()
     state: dict[str, tuple[date, int, Decimal, date]] = {}
     for d in days:
-        for (of, customer), (count, amount) in orders.items():
-            if of == d:
+        for (order_day, customer), (count, amount) in orders.items():
+            if order_day == d:
                 first, before, sum_, _ = state.get(customer, (d, 0, Decimal(0), d))
                 state[customer] = first, before + count, sum_ + amount, d
-        found |= {
+        value_rows |= {
             (d, customer, first, count, sum_, (d - latest).days)
             for customer, (first, count, sum_, latest) in state.items()
         }
-    return found
+    return value_rows

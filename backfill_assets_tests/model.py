@@ -98,31 +98,39 @@ def run_model(landing: Path, *, start: date, end: date, window_days: int, timezo
         counts.update(dict.fromkeys(days, 0))
 
     for arrival in [start - _DAY, *days]:
-        for path in _files(landing, arrival):
-            for found in _lines(path):
-                _log(model, found, f"{path.parent.name}/{path.name}", arrival, start, end, zone)
+        for path in _list_files(landing, arrival):
+            for landed_line in _read_lines(path):
+                _log_line(
+                    model, landed_line, f"{path.parent.name}/{path.name}", arrival, start, end, zone
+                )
 
-    _split(model, start, end, window, zone)
-    _aggregate(model)
+    _split_versions(model, start, end, window, zone)
+    _aggregate_facts(model)
     return model
 
 
-def _log(
-    model: Model, found: _Landed, source: str, arrival: date, start: date, end: date, zone: ZoneInfo
+def _log_line(
+    model: Model,
+    landed_line: _Landed,
+    source: str,
+    arrival: date,
+    start: date,
+    end: date,
+    zone: ZoneInfo,
 ) -> None:
     """Put one landed line where it belongs: raw, rejected, or outside the range."""
     in_range = arrival >= start
     if in_range:
         model.landed[arrival] += 1
     try:
-        row = _row(found, arrival, zone)
+        row = _parse_row(landed_line, arrival, zone)
     except Unreadable as reason:
         if in_range:
             model.rejected.append(
                 {
                     "arrival_date": arrival,
                     "source_file": source,
-                    "text": found.text,
+                    "text": landed_line.text,
                     "reason": str(reason),
                 }
             )
@@ -133,18 +141,18 @@ def _log(
         model.raw.append({**row, "source_file": source})
 
 
-def _row(found: _Landed, arrival: date, zone: ZoneInfo) -> dict:
-    if found.fields is None:
-        raise Unreadable(found.reason)
-    order_id = _text(found.fields.get("order_id"), "order_id")
+def _parse_row(landed_line: _Landed, arrival: date, zone: ZoneInfo) -> dict:
+    if landed_line.fields is None:
+        raise Unreadable(landed_line.reason)
+    order_id = _parse_text(landed_line.fields.get("order_id"), "order_id")
     if not order_id:
         raise Unreadable("missing order_id")
     row = {
         "order_id": order_id,
-        "customer_id": _text(found.fields.get("customer_id"), "customer_id") or None,
-        "order_ts": parse_timestamp(found.fields.get("order_ts"), "order_ts"),
-        "amount": parse_amount(found.fields.get("amount")),
-        "ingestion_ts": parse_timestamp(found.fields.get("ingestion_ts"), "ingestion_ts"),
+        "customer_id": _parse_text(landed_line.fields.get("customer_id"), "customer_id") or None,
+        "order_ts": parse_timestamp(landed_line.fields.get("order_ts"), "order_ts"),
+        "amount": parse_amount(landed_line.fields.get("amount")),
+        "ingestion_ts": parse_timestamp(landed_line.fields.get("ingestion_ts"), "ingestion_ts"),
     }
     _local_day(row["order_ts"], zone)
     version_day = _local_day(max(row["order_ts"], row["ingestion_ts"]), zone)
@@ -153,7 +161,9 @@ def _row(found: _Landed, arrival: date, zone: ZoneInfo) -> dict:
     return {"log_date": max(arrival, version_day), "arrival_date": arrival, **row}
 
 
-def _split(model: Model, start: date, end: date, window: timedelta, zone: ZoneInfo) -> None:
+def _split_versions(
+    model: Model, start: date, end: date, window: timedelta, zone: ZoneInfo
+) -> None:
     """Divide raw by event day: late, staged, superseded."""
     versions: defaultdict[str, list[dict]] = defaultdict(list)
     for row in model.raw:
@@ -182,7 +192,7 @@ def _split(model: Model, start: date, end: date, window: timedelta, zone: ZoneIn
         model.superseded[row["event_date"]] -= 1
 
 
-def _aggregate(model: Model) -> None:
+def _aggregate_facts(model: Model) -> None:
     for row in model.staged:
         customer = "unknown" if row["customer_id"] is None else row["customer_id"]
         key = (row["event_date"], customer)
@@ -278,7 +288,7 @@ def parse_timestamp(value: object, name: str = "timestamp") -> datetime:
         raise Unreadable(f"bad {name}") from None
 
 
-def _text(value: object, name: str) -> str | None:
+def _parse_text(value: object, name: str) -> str | None:
     """Return a string, or the digits of a whole number, as written."""
     if value is None:
         return None
@@ -296,14 +306,14 @@ def _text(value: object, name: str) -> str | None:
 # --- files --------------------------------------------------------------------------------------
 
 
-def _files(landing: Path, arrival: date) -> list[Path]:
+def _list_files(landing: Path, arrival: date) -> list[Path]:
     folder = landing / "orders" / f"arrival_date={arrival.isoformat()}"
     if not folder.is_dir():
         return []
     return sorted(p for p in folder.iterdir() if p.is_file() and _FILE_NAME.fullmatch(p.name))
 
 
-def _lines(path: Path) -> Iterator[_Landed]:
+def _read_lines(path: Path) -> Iterator[_Landed]:
     data = path.read_bytes()
     name = path.name
     if name.endswith(".gz"):
@@ -424,7 +434,7 @@ def _parquet_value(scalar: pa.Scalar) -> object:
 # --- everything that is known now ---------------------------------------------------------------
 
 
-def known_now(
+def current_facts(
     raw: list[dict], *, start: date, end: date, window_days: int, timezone: str, drop: bool
 ) -> dict[tuple[date, str], tuple[int, Decimal]]:
     """Compute orders and revenue by day and customer, with everything known: an endless window.
@@ -444,7 +454,7 @@ def known_now(
         event_day = _local_day(row["order_ts"], zone)
         late = row["log_date"] > event_day + window
         versions[row["order_id"]].append({**row, "event_date": event_day, "late": late})
-    found: dict[tuple[date, str], tuple[int, Decimal]] = {}
+    sums: dict[tuple[date, str], tuple[int, Decimal]] = {}
     for history in versions.values():
         history.sort(key=version_key)
         for position, row in enumerate(history):
@@ -455,9 +465,9 @@ def known_now(
             if greater or (drop and row["late"]) or not start <= row["event_date"] < end:
                 continue
             key = row["event_date"], row["customer_id"] or "unknown"
-            orders, revenue = found.get(key, (0, Decimal("0.00")))
-            found[key] = orders + 1, revenue + row["amount"]
-    return found
+            orders, revenue = sums.get(key, (0, Decimal("0.00")))
+            sums[key] = orders + 1, revenue + row["amount"]
+    return sums
 
 
 def by_delay(lines: Iterable[tuple[Decimal, int]]) -> dict[str, list]:

@@ -38,7 +38,7 @@ def summed(rows: DataFrame) -> DataFrame:
     )
 
 
-@table(Revenue, checks=[conserves("orders", of, of) for of in ("orders", "revenue")])
+@table(Revenue, checks=[conserves("orders", column, column) for column in ("orders", "revenue")])
 def weekly(orders: Annotated[DataFrame, Reads(FACT, WEEK)]) -> DataFrame:
     return summed(orders)
 
@@ -98,7 +98,7 @@ class Taps(Pipeline):
     def tap(self, n: int, hour: int, ids: Sequence[str], name: str = "part-0.jsonl") -> Path:
         """Taps of an hour, in its folder."""
         at = f"{day(n)}T{hour:02}:30:00Z"
-        lines = [{"tap_id": of, "at": at, "seen_at": at} for of in ids]
+        lines = [{"tap_id": tap_id, "at": at, "seen_at": at} for tap_id in ids]
         path = self.hour(n, hour) / name
         path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
         return path

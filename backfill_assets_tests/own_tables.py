@@ -7,10 +7,10 @@ import tempfile
 from importlib import import_module
 from pathlib import Path
 
-from backfill_assets_tests.pages import documented
+from backfill_assets_tests.pages import code_blocks
 
 _HOME = tempfile.TemporaryDirectory()
-_first, _whole, _known = documented("docs/own-tables.md", "python")
+_first, _whole, _known = code_blocks("docs/own-tables.md", "python")
 (Path(_HOME.name) / "my_tables.py").write_text(_first)
 (Path(_HOME.name) / "my_countries.py").write_text(f"{_first}\n\n{_whole}")
 (Path(_HOME.name) / "my_known.py").write_text(f"{_first}\n\n{_known}")

@@ -25,9 +25,11 @@ PAGES = {
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
-def documented(page: str, language: str) -> list[str]:
+def code_blocks(page: str, language: str) -> list[str]:
     """The blocks of a page in a language."""
-    return [body for found, body in BLOCK.findall(PAGES[page]) if found == language]
+    return [
+        body for block_language, body in BLOCK.findall(PAGES[page]) if block_language == language
+    ]
 
 
 @dataclass(frozen=True)
@@ -45,12 +47,16 @@ class Section:
     body: str
 
 
-def sections(text: str) -> Iterator[Section]:
+def split_sections(text: str) -> Iterator[Section]:
     """Those of a page, in order. What looks like a heading in a block of code is none."""
-    hidden = BLOCK.sub(lambda found: re.sub(r"[^\n]", " ", found[0]), text)
+    hidden = BLOCK.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), text)
     heads = list(re.finditer(r"^(#+) (.+)$", hidden, re.MULTILINE))
     for number, head in enumerate(heads):
-        after = (of.start() for of in heads[number + 1 :] if len(of[1]) <= len(head[1]))
+        after = (
+            later_head.start()
+            for later_head in heads[number + 1 :]
+            if len(later_head[1]) <= len(head[1])
+        )
         yield Section(len(head[1]), head[2], text[head.end() : next(after, len(text))])
 
 
@@ -59,14 +65,17 @@ def anchor_of(title: str) -> str:
     return re.sub(r"[^\w -]", "", title).strip().lower().replace(" ", "-")
 
 
-def follow(step: str, capsys: pytest.CaptureFixture[str]) -> None:
+def run_step(step: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Run a command as a page has it; what it prints has the lines that the page shows."""
     command, *shown = step.splitlines()
     name, *words = shlex.split(command.removeprefix("$ "))
     assert name == "backfill-assets"
     assert main(words) == 0, capsys.readouterr()
-    said = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    output_lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
     for line in shown:
         # As many spaces as there are: of each one by itself, a wide table is never done.
         pattern = re.sub(r"(\\ )+", " +", re.escape(line).replace(re.escape("..."), ".*"))
-        assert any(re.fullmatch(pattern, of) for of in said), (line, said)
+        assert any(re.fullmatch(pattern, output_line) for output_line in output_lines), (
+            line,
+            output_lines,
+        )

@@ -155,10 +155,10 @@ class Pipeline:
     def night(self, today: date) -> list[dg.RunRequest]:
         """What the daemon does in a night: the schedule's tick, and the sensor's until it rests."""
         self.now = datetime.combine(today, time(2), tzinfo=self.settings.zone)
-        done = self.launch(self.tick_schedule())
+        launched = self.launch(self.tick_schedule())
         while requests := self.launch(self.tick("touched_days").run_requests or []):
-            done += requests
-        return done
+            launched += requests
+        return launched
 
     def tick_schedule(self) -> list[dg.RunRequest]:
         """The nightly schedule's requests as of now."""
@@ -177,11 +177,11 @@ class Pipeline:
         context = dg.build_sensor_context(
             instance=self.instance, cursor=self.cursors.get(sensor), repository_def=self.repository
         )
-        told = self.repository.get_sensor_def(sensor).evaluate_tick(context)
-        self.cursors[sensor] = told.cursor or self.cursors.get(sensor)
-        for event in told.asset_events:
+        tick_data = self.repository.get_sensor_def(sensor).evaluate_tick(context)
+        self.cursors[sensor] = tick_data.cursor or self.cursors.get(sensor)
+        for event in tick_data.asset_events:
             self.instance.report_runless_asset_event(event)
-        return told
+        return tick_data
 
     def launch(self, requests: Iterable[dg.RunRequest]) -> list[dg.RunRequest]:
         """Run what was asked for, each run key once; what was run."""
@@ -247,7 +247,10 @@ class Pipeline:
             files[action[f"partition.{table.partition}"]].add(
                 (path, stat.st_size, stat.st_mtime_ns)
             )
-        return {d: (*version, str(table.columns), frozenset(held)) for d, held in files.items()}
+        return {
+            d: (*version, str(table.columns), frozenset(day_files))
+            for d, day_files in files.items()
+        }
 
     def materialized(self, name: str) -> set[str]:
         return self.instance.get_materialized_partitions(dg.AssetKey(name))
@@ -263,7 +266,7 @@ class Pipeline:
         )
 
 
-def verify(
+def run_verify(
     settings: Settings, engine: Engine, window: Window, tables: Sequence[str] = ()
 ) -> list[VerifiedDay]:
     """What `verification` finds when the days are computed on this engine."""
@@ -271,7 +274,7 @@ def verify(
     return verification.verify_days(settings, defs, window, tables)
 
 
-def outcomes(result: dg.ExecuteInProcessResult) -> Counter[str]:
+def count_outcomes(result: dg.ExecuteInProcessResult) -> Counter[str]:
     """What a run says became of the days that it materialized, over all tables."""
     return Counter(
         str(event.materialization.metadata["outcome"].value)
@@ -280,35 +283,35 @@ def outcomes(result: dg.ExecuteInProcessResult) -> Counter[str]:
     )
 
 
-def undo(
+def run_undo(
     pipeline: Pipeline, name: str, days: str = "", *, fails: bool = False
 ) -> dg.ExecuteInProcessResult:
     """Put back what a backfill or a run has published."""
-    asked = {"backfill": name, "days": days, "reason": "a drill"}
+    config = {"backfill": name, "days": days, "reason": "a drill"}
     result = pipeline.repository.get_job("undo").execute_in_process(
         instance=pipeline.instance,
-        run_config={"ops": {"put_back": {"config": asked}}},
+        run_config={"ops": {"put_back": {"config": config}}},
         raise_on_error=False,
     )
     assert result.success is not fails, pipeline.failure(result)
     return result
 
 
-def tick(pipeline: Pipeline) -> str:
+def tick_planned_backfills(pipeline: Pipeline) -> str:
     """One look of the sensor of planned backfills; the run that it asks for is run."""
-    told = pipeline.tick("planned_backfills")
-    for request in told.run_requests or []:
+    tick_data = pipeline.tick("planned_backfills")
+    for request in tick_data.run_requests or []:
         pipeline.repository.get_job("reconcile").execute_in_process(
             instance=pipeline.instance,
             run_config=request.run_config,
             tags=request.tags,
             raise_on_error=False,
         )
-    return told.skip_message or ""
+    return tick_data.skip_message or ""
 
 
-def planned(pipeline: Pipeline, days: str, **more: Any) -> BackfillPlan:
+def make_plan(pipeline: Pipeline, days: str, **more: Any) -> BackfillPlan:
     """A plan as of now, which is kept; of the layers unless other tables are given."""
-    asked = BackfillRequest(days=days, **{"tables": LAYERS, **more})
+    request = BackfillRequest(days=days, **{"tables": LAYERS, **more})
     graph = pipeline.repository.asset_graph
-    return jobs.create_plan(pipeline.settings, graph, pipeline.instance, pipeline.code, asked)
+    return jobs.create_plan(pipeline.settings, graph, pipeline.instance, pipeline.code, request)

@@ -39,8 +39,8 @@ class Player:
         if program == "dagster":
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # Dagster's, of its own command
-                done = CliRunner().invoke(dagster_cli, words)
-            assert done.exit_code == 0, done.exception or done.output
+                result = CliRunner().invoke(dagster_cli, words)
+            assert result.exit_code == 0, result.exception or result.output
             return 0
         if program == ".":
             self.source(Deployment(Path(*words).parent))

@@ -29,21 +29,21 @@ _USER = "postgres"
 _PASSWORD = "p&ss:w/rd %41'"
 
 
-def lacking() -> str | None:
+def missing_server_reason() -> str | None:
     """Why there can be no server here; none if there can."""
-    if _programs() is None:
+    if _find_programs() is None:
         return "there is no Postgres server: on Debian, apt-get install postgresql"
     return None
 
 
 def option() -> list[str]:
     """What has pytest keep Dagster's storage in Postgres; nothing where there can be no server."""
-    return [] if lacking() else ["--postgres"]
+    return [] if missing_server_reason() else ["--postgres"]
 
 
-def _programs() -> Path | None:
-    found = shutil.which("initdb")
-    places = [Path(found).resolve().parent] if found else []
+def _find_programs() -> Path | None:
+    initdb = shutil.which("initdb")
+    places = [Path(initdb).resolve().parent] if initdb else []
     for place in _PLACES:
         places += sorted(Path("/").glob(place.lstrip("/")))
     return next((each for each in places if (each / "postgres").exists()), None)
@@ -77,10 +77,10 @@ class Database:
 
 def connect(database: Database) -> psycopg2.extensions.connection:
     """A connection of its own to a database."""
-    return _connect(database.port, database.name)
+    return _open_connection(database.port, database.name)
 
 
-def _connect(port: int, name: str) -> psycopg2.extensions.connection:
+def _open_connection(port: int, name: str) -> psycopg2.extensions.connection:
     return psycopg2.connect(
         host="127.0.0.1", port=port, user=_USER, password=_PASSWORD, dbname=name
     )
@@ -95,8 +95,8 @@ class Server:
         Args:
             durable: whether a commit waits for the disk, as it does unless turned off.
         """
-        programs = _programs()
-        assert programs is not None, lacking()
+        programs = _find_programs()
+        assert programs is not None, missing_server_reason()
         self.port = free_port()
         self._programs, self._durable = programs, durable
         # Not in a folder of pytest's, which nobody but root may enter.
@@ -113,7 +113,9 @@ class Server:
             if self._as:
                 shutil.chown(self._folder, _USER)
                 shutil.chown(password, _USER)
-            self._run("initdb", "-U", _USER, "-A", "scram-sha-256", f"--pwfile={password}", data)
+            self._run_program(
+                "initdb", "-U", _USER, "-A", "scram-sha-256", f"--pwfile={password}", data
+            )
         options = {
             "listen_addresses": "127.0.0.1",
             "port": str(self.port),
@@ -132,12 +134,15 @@ class Server:
                 **self._as,
             )
         while self._process.poll() is None:
-            with suppress(psycopg2.OperationalError), closing(_connect(self.port, "postgres")):
+            with (
+                suppress(psycopg2.OperationalError),
+                closing(_open_connection(self.port, "postgres")),
+            ):
                 return
             time.sleep(0.05)
         raise AssertionError((self._folder / "log").read_text())
 
-    def _run(self, program: str, *words: str | Path) -> None:
+    def _run_program(self, program: str, *words: str | Path) -> None:
         subprocess.run(
             [self._programs / program, "-D", words[-1], *words[:-1]],
             cwd=self._folder,
@@ -148,7 +153,7 @@ class Server:
 
     def database(self) -> Database:
         """A new one."""
-        return _another(self.port)
+        return _create_database(self.port)
 
     def stop(self) -> None:
         """End all connections and the server."""
@@ -167,7 +172,7 @@ def instance_in(folder: Path) -> dg.DagsterInstance:
     """An instance without settings, in memory; with `--postgres` in a database of its own."""
     if "DAGSTER_PG_DB" not in os.environ:
         return memory_instance()
-    database = _another(int(os.environ["DAGSTER_PG_PORT"]))
+    database = _create_database(int(os.environ["DAGSTER_PG_PORT"]))
     home = folder / f"home-{database.name}"
     home.mkdir(parents=True)
     storage = yaml.safe_load(dagster_yaml().read_text())["storage"]
@@ -176,18 +181,18 @@ def instance_in(folder: Path) -> dg.DagsterInstance:
         return dg.DagsterInstance.get()
 
 
-def _another(port: int) -> Database:
-    made = Database(port, f"dagster_{uuid4().hex}")
-    Database(port, "postgres").ask(f"CREATE DATABASE {made.name}")
-    return made
+def _create_database(port: int) -> Database:
+    database = Database(port, f"dagster_{uuid4().hex}")
+    Database(port, "postgres").ask(f"CREATE DATABASE {database.name}")
+    return database
 
 
 @contextmanager
-def server(*, durable: bool = False) -> Iterator[Server]:
+def run_server(*, durable: bool = False) -> Iterator[Server]:
     """A server that runs until the end."""
-    found = Server(durable=durable)
+    new_server = Server(durable=durable)
     try:
-        found.start()
-        yield found
+        new_server.start()
+        yield new_server
     finally:
-        found.remove()
+        new_server.remove()

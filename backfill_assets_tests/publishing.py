@@ -31,51 +31,55 @@ def window(first: int, last: int) -> Window:
     return Window(day(first), day(last + 1))
 
 
-def candidate(frame, *, due: int | None = None, fingerprint: str | None = None) -> Candidate:
+def make_candidate(
+    frame, *, expected_rows: int | None = None, fingerprint: str | None = None
+) -> Candidate:
     """Rows for any days, which are made of something new unless a fingerprint is given."""
     fingerprint = fingerprint or uuid4().hex
 
-    def plan(days: Window) -> ComputePlan:
-        expectations = {d: Expectation(rows=due) for d in days} if due is not None else {}
+    def make_plan(days: Window) -> ComputePlan:
+        expectations = (
+            {d: Expectation(rows=expected_rows) for d in days} if expected_rows is not None else {}
+        )
         return ComputePlan(
             dict.fromkeys(days, fingerprint), lambda _: ComputedDays(frame, expectations)
         )
 
-    return Candidate(FACT, plan)
+    return Candidate(FACT, make_plan)
 
 
-def publish(
+def publish_frame(
     pipeline: Pipeline,
     frame,
     days: Window,
     *,
     run: str = "r1",
-    due: int | None = None,
+    expected_rows: int | None = None,
     fingerprint: str | None = None,
     **how: Any,
 ) -> list[DayResult]:
     record = {**RECORD, "run_id": run}
-    proposed = candidate(frame, due=due, fingerprint=fingerprint)
+    proposed = make_candidate(frame, expected_rows=expected_rows, fingerprint=fingerprint)
     return pipeline.io_manager.publish(proposed, days, record, **how)
 
 
-def content(pipeline: Pipeline) -> set[tuple]:
+def read_content(pipeline: Pipeline) -> set[tuple]:
     rows = pipeline.rows(FACT.name)
     return {(r["run_date"].day, r["customer_id"], r["orders"]) for r in rows}
 
 
-def together(*work) -> list[BaseException]:
+def run_together(*work) -> list[BaseException]:
     """Run all at once; what they raised."""
     gate, raised = threading.Barrier(len(work)), []
 
-    def run(one) -> None:
+    def run_task(task) -> None:
         gate.wait()
         try:
-            one()
+            task()
         except BaseException as error:  # noqa: BLE001 - handed to the asserting thread
             raised.append(error)
 
-    threads = [threading.Thread(target=run, args=(one,)) for one in work]
+    threads = [threading.Thread(target=run_task, args=(task,)) for task in work]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -83,8 +87,8 @@ def together(*work) -> list[BaseException]:
     return raised
 
 
-def outcomes(done: list[DayResult]) -> list[str]:
-    return [d.outcome.value for d in done]
+def outcome_values(day_results: list[DayResult]) -> list[str]:
+    return [d.outcome.value for d in day_results]
 
 
 OPTIONAL = {"null_warn": 1.0, "null_error": 1.0}

@@ -27,17 +27,17 @@ class WatchedServer(RateServer):
 
     def __init__(self, calls: int = 10_000, seconds: float = 1.0) -> None:
         super().__init__(key=SECRET, calls=calls, seconds=seconds, handler=_Misbehaving)
-        self.asked: list[str] = []
+        self.requested_paths: list[str] = []
         self.most = self.refused = 0
         self.open = self.most_open = 0
-        self.again: Counter[str] = Counter()
+        self.attempts: Counter[str] = Counter()
         self.behave: Callable[[str, int], str] = lambda path, before: ""
 
     def admits(self, path: str) -> bool:
         fine = super().admits(path)
         with self.lock:
-            self.again[path] += 1
-            self.asked.append(path)
+            self.attempts[path] += 1
+            self.requested_paths.append(path)
             self.most = max(self.most, len(self.times))
             self.refused += not fine
         return fine
@@ -65,8 +65,8 @@ class _Misbehaving(RateHandler):
 
     def answer(self, day: str, currency: str) -> None:
         rate = rate_of(day, currency)
-        said: Any = {"day": day, "currency": currency, "in_euros": str(rate), "source": "ours"}
-        how = self.server.behave(self.path, self.server.again[self.path] - 1)
+        response: Any = {"day": day, "currency": currency, "in_euros": str(rate), "source": "ours"}
+        how = self.server.behave(self.path, self.server.attempts[self.path] - 1)
         kind, _, value = how.partition(" ")
         if kind == "status":
             status, _, wait = value.partition(" ")
@@ -74,12 +74,12 @@ class _Misbehaving(RateHandler):
         if kind == "slow":
             time.sleep(float(value))
         elif kind == "json":
-            said = json.loads(value)
+            response = json.loads(value)
         elif kind == "with":
-            said |= json.loads(value)
+            response |= json.loads(value)
         elif kind == "echo":
-            said["source"] = self.headers["Authorization"]
-        body = json.dumps(said).encode()
+            response["source"] = self.headers["Authorization"]
+        body = json.dumps(response).encode()
         if kind == "text":
             body = value.encode()
         return self._send(body, kind)

@@ -11,7 +11,7 @@ from backfill_assets.examples.customers.features import Features
 from backfill_assets.examples.customers.features import features as _features
 from backfill_assets.examples.customers.labels import labels_daily
 from backfill_assets.examples.customers.training import training_daily
-from backfill_assets_tests.customers_tables import with_names
+from backfill_assets_tests.customers_tables import replace_globals
 
 features = table(
     Features,
@@ -21,7 +21,7 @@ features = table(
 )(_features.transform)
 features_v2 = version_of(features, 2)(second.features_v2.transform)
 training_daily_v2 = version_of(training_daily, 2)(
-    with_names(training_v2.training_daily_v2, features_v2=features_v2)
+    replace_globals(training_v2.training_daily_v2, features_v2=features_v2)
 )
 
 TABLES = [*ORDERS, features, features_v2, labels_daily, training_daily_v2]

@@ -17,9 +17,9 @@ def spent(orders: Annotated[DataFrame, Reads(STAGED)]) -> DataFrame:
     return first.spent(orders)
 
 
-def _added_up(rows: DataFrame) -> DataFrame:
-    by = [F.col("for_day").alias("run_date"), "customer_id"]
-    return rows.groupBy(*by).agg(F.sum("orders").alias("orders"))
+def _sum_orders(rows: DataFrame) -> DataFrame:
+    keys = [F.col("for_day").alias("run_date"), "customer_id"]
+    return rows.groupBy(*keys).agg(F.sum("orders").alias("orders"))
 
 
 @table(first.Spent, retired=RETIRES)
@@ -28,12 +28,12 @@ def so_far(
     before: Annotated[DataFrame, Reads(SELF, PREVIOUS_DAY)],
 ) -> DataFrame:
     columns = ["for_day", "customer_id", "orders"]
-    return _added_up(before.select(columns).unionByName(of.select(columns)))
+    return _sum_orders(before.select(columns).unionByName(of.select(columns)))
 
 
 @table(first.Spent, retired=RETIRES)
 def by_week(of: Annotated[DataFrame, Reads(spent, WEEK)]) -> DataFrame:
-    return _added_up(of)
+    return _sum_orders(of)
 
 
 TABLES = [*ORDERS, spent, so_far, by_week]

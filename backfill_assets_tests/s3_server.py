@@ -49,8 +49,8 @@ class S3Server:
     def requests(self, what: str = "") -> Counter[str]:
         """How often each operation was asked for, of objects and prefixes that a pattern fits."""
         lines = self.log.read_text().splitlines() if self.log.exists() else []
-        found = (re.search(r" s3_(\w+) ", line) for line in lines if re.search(what, line))
-        return Counter(match[1] for match in found if match)
+        matches = (re.search(r" s3_(\w+) ", line) for line in lines if re.search(what, line))
+        return Counter(match[1] for match in matches if match)
 
 
 @contextmanager
@@ -63,7 +63,7 @@ def s3_server(folder: Path) -> Iterator[S3Server]:
     beside = folder / "attributes"
     beside.mkdir()
     # What a test has put into the folder itself has no ETag.
-    own = ["--sidecar", str(beside), "--default-etag", "0"]
+    attribute_options = ["--sidecar", str(beside), "--default-etag", "0"]
     command = [PROGRAM, "--port", f"127.0.0.1:{port}", "--quiet", "--access-log", str(server.log)]
     keys = {
         "ROOT_ACCESS_KEY": server.environment["AWS_ACCESS_KEY_ID"],
@@ -71,13 +71,13 @@ def s3_server(folder: Path) -> Iterator[S3Server]:
     }
     with (folder / "server.log").open("wb") as log:
         process = subprocess.Popen(
-            [*command, "posix", *own, str(server.bucket.parent)],
+            [*command, "posix", *attribute_options, str(server.bucket.parent)],
             env={**os.environ, **keys},
             stdout=log,
             stderr=log,
         )
     try:
-        wait_for(lambda: process.poll() is not None or _listens(port))
+        wait_for(lambda: process.poll() is not None or _is_listening(port))
         assert process.poll() is None, (folder / "server.log").read_text()
         yield server
     finally:
@@ -85,7 +85,7 @@ def s3_server(folder: Path) -> Iterator[S3Server]:
         process.wait()
 
 
-def _listens(port: int) -> bool:
+def _is_listening(port: int) -> bool:
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 

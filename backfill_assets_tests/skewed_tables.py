@@ -54,8 +54,8 @@ def taken(orders: Annotated[DataFrame, Reads(STAGED)]) -> DataFrame:
 
 @table(Count)
 def order_counts(of: Annotated[DataFrame, Reads(taken)]) -> DataFrame:
-    by = [F.col("for_day").alias("run_date"), "customer_id"]
-    return of.groupBy(*by).agg(F.count("*").alias("orders"))
+    keys = [F.col("for_day").alias("run_date"), "customer_id"]
+    return of.groupBy(*keys).agg(F.count("*").alias("orders"))
 
 
 class Weighed(Count):

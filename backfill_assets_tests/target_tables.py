@@ -37,27 +37,27 @@ class Ranked(Score):
         """One row for each day and customer."""
 
 
-def scored(orders: DataFrame, points: int) -> DataFrame:
+def score_orders(orders: DataFrame, points: int) -> DataFrame:
     """So many points for each order of a customer."""
     return orders.groupBy(F.col("for_day").alias("run_date"), "customer_id").agg(
         (F.count("*") * points).alias("score")
     )
 
 
-def best(scores: DataFrame) -> DataFrame:
+def best_scores(scores: DataFrame) -> DataFrame:
     """The best score of each customer."""
-    by = [F.col("for_day").alias("run_date"), "customer_id"]
-    return scores.groupBy(*by).agg(F.max("score").alias("score"))
+    keys = [F.col("for_day").alias("run_date"), "customer_id"]
+    return scores.groupBy(*keys).agg(F.max("score").alias("score"))
 
 
 @table(Score)
 def scores(orders: Annotated[DataFrame, Reads(STAGED)]) -> DataFrame:
-    return scored(orders, 1)
+    return score_orders(orders, 1)
 
 
 @table(Ranked)
 def ranks(of: Annotated[DataFrame, Reads(scores, last_days(3))]) -> DataFrame:
-    return best(of)
+    return best_scores(of)
 
 
 class Summed(Score):
@@ -69,12 +69,12 @@ class Summed(Score):
         """One row for each day and customer."""
 
 
-def added_up(before: DataFrame, of: DataFrame) -> DataFrame:
+def add_scores(before: DataFrame, new_scores: DataFrame) -> DataFrame:
     """What there was, and what came since."""
     columns = ["for_day", "customer_id", "score"]
-    rows = before.select(columns).unionByName(of.select(columns))
-    by = [F.col("for_day").alias("run_date"), "customer_id"]
-    return rows.groupBy(*by).agg(F.sum("score").alias("score"))
+    rows = before.select(columns).unionByName(new_scores.select(columns))
+    keys = [F.col("for_day").alias("run_date"), "customer_id"]
+    return rows.groupBy(*keys).agg(F.sum("score").alias("score"))
 
 
 @table(Summed)
@@ -82,7 +82,7 @@ def sums(
     of: Annotated[DataFrame, Reads(scores)],
     before: Annotated[DataFrame, Reads(SELF, PREVIOUS_DAY)],
 ) -> DataFrame:
-    return added_up(before, of)
+    return add_scores(before, of)
 
 
 TABLES = [*ORDERS, scores, ranks, sums]

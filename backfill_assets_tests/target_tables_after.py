@@ -9,18 +9,25 @@ from pyspark.sql import functions as F
 
 from backfill_assets import PREVIOUS_DAY, SELF, STAGED, WEEK, Reads, Unpartitioned, last_days, table
 from backfill_assets.orders.tables import ORDERS
-from backfill_assets_tests.target_tables import Ranked, Score, Summed, added_up, best, scored
+from backfill_assets_tests.target_tables import (
+    Ranked,
+    Score,
+    Summed,
+    add_scores,
+    best_scores,
+    score_orders,
+)
 
 
 @table(Score)
 def scores(orders: Annotated[DataFrame, Reads(STAGED)]) -> DataFrame:
     """Ten points for each order."""
-    return scored(orders, 10)
+    return score_orders(orders, 10)
 
 
 @table(Ranked)
 def ranks(of: Annotated[DataFrame, Reads(scores, last_days(3))]) -> DataFrame:
-    return best(of)
+    return best_scores(of)
 
 
 @table(Summed)
@@ -28,7 +35,7 @@ def sums(
     of: Annotated[DataFrame, Reads(scores)],
     before: Annotated[DataFrame, Reads(SELF, PREVIOUS_DAY)],
 ) -> DataFrame:
-    return added_up(before, of)
+    return add_scores(before, of)
 
 
 TABLES = [*ORDERS, scores, ranks, sums]
@@ -44,8 +51,8 @@ def weighed(
 
 @table(Score)
 def weekly(of: Annotated[DataFrame, Reads(weighed, WEEK)]) -> DataFrame:
-    by = [F.col("for_day").alias("run_date"), "customer_id"]
-    return of.groupBy(*by).agg(F.sum("score").alias("score"))
+    keys = [F.col("for_day").alias("run_date"), "customer_id"]
+    return of.groupBy(*keys).agg(F.sum("score").alias("score"))
 
 
 #: With tables that there were none of: of a table without days, and by the week.

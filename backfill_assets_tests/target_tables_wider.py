@@ -11,7 +11,14 @@ from pyspark.sql import functions as F
 
 from backfill_assets import PREVIOUS_DAY, SELF, STAGED, Reads, last_days, nullable, table
 from backfill_assets.orders.tables import ORDERS
-from backfill_assets_tests.target_tables import Ranked, Score, Summed, added_up, best, scored
+from backfill_assets_tests.target_tables import (
+    Ranked,
+    Score,
+    Summed,
+    add_scores,
+    best_scores,
+    score_orders,
+)
 
 
 class Wider(Score):
@@ -26,12 +33,12 @@ class Wider(Score):
 
 @table(Wider)
 def scores(orders: Annotated[DataFrame, Reads(STAGED)]) -> DataFrame:
-    return scored(orders, 1).withColumn("bonus", F.col("score") * 2)
+    return score_orders(orders, 1).withColumn("bonus", F.col("score") * 2)
 
 
 @table(Ranked)
 def ranks(of: Annotated[DataFrame, Reads(scores, last_days(3))]) -> DataFrame:
-    return best(of)
+    return best_scores(of)
 
 
 @table(Summed)
@@ -39,7 +46,7 @@ def sums(
     of: Annotated[DataFrame, Reads(scores)],
     before: Annotated[DataFrame, Reads(SELF, PREVIOUS_DAY)],
 ) -> DataFrame:
-    return added_up(before, of)
+    return add_scores(before, of)
 
 
 TABLES = [*ORDERS, scores, ranks, sums]

@@ -21,35 +21,40 @@ from backfill_assets_tests.pipeline import START
 POLICY = Policy(START, None, window_days=2, lag_days=1, corrects=True, only_touched=True)
 
 
-def made(digest: str, *of: int, version: int = 0) -> CommitRecord:
-    return record(version, days(*of), backfill="abc-rest", config_digest=digest)
+def config_record(digest: str, *numbers: int, version: int = 0) -> CommitRecord:
+    return record(version, days(*numbers), backfill="abc-rest", config_digest=digest)
 
 
 def test_tables_have_configurations_of_their_own():
-    found = ledgers(
-        ledger(RAW, made("r", 1, 2)), ledger(STAGED, made("w", 1, 2)), ledger(FACT, made("w", 1, 2))
+    all_ledgers = ledgers(
+        ledger(RAW, config_record("r", 1, 2)),
+        ledger(STAGED, config_record("w", 1, 2)),
+        ledger(FACT, config_record("w", 1, 2)),
     )
-    assert find_mixed_backfills(found) == []
-    proof = code_provenance(found, "abc")
+    assert find_mixed_backfills(all_ledgers) == []
+    proof = code_provenance(all_ledgers, "abc")
     assert proof.problems == []
     assert proof.config_digests == {RAW.name: ["r"], STAGED.name: ["w"], FACT.name: ["w"]}
 
 
 def test_two_configurations_in_one_table():
-    found = ledgers(
-        ledger(RAW, made("r", 1, 2)), ledger(STAGED, made("w", 1), made("v", 2, version=1))
+    all_ledgers = ledgers(
+        ledger(RAW, config_record("r", 1, 2)),
+        ledger(STAGED, config_record("w", 1), config_record("v", 2, version=1)),
     )
-    (said,) = find_mixed_backfills(found)
-    assert "configuration w made stg_orders [2024-01-01]; code code with configuration v" in said
-    assert code_provenance(found, "abc").problems == [
+    (problem,) = find_mixed_backfills(all_ledgers)
+    assert "configuration w made stg_orders [2024-01-01]; code code with configuration v" in problem
+    assert code_provenance(all_ledgers, "abc").problems == [
         "its days of stg_orders carry 2 configurations: v, w"
     ]
 
 
 def test_days_that_were_made_again_are_no_longer_mixed():
-    again = record(2, days(1, 2), backfill="def", config_digest="v")
-    found = ledgers(ledger(STAGED, made("w", 1), made("v", 2, version=1), again))
-    assert find_mixed_backfills(found) == []
+    rebuild = record(2, days(1, 2), backfill="def", config_digest="v")
+    all_ledgers = ledgers(
+        ledger(STAGED, config_record("w", 1), config_record("v", 2, version=1), rebuild)
+    )
+    assert find_mixed_backfills(all_ledgers) == []
 
 
 def test_a_later_stage_that_tells_of_an_earlier_day_leaves_nothing_of_the_backfill_to_do():
@@ -57,17 +62,20 @@ def test_a_later_stage_that_tells_of_an_earlier_day_leaves_nothing_of_the_backfi
     of_it = {RAW.name: 0}
     before = ledger(CORRECTIONS, record(0, days(1, 2), inputs={CURRENT.name: 0, FACT.name: 0}))
     pilot = record(1, days(1), backfill="abc-pilot", inputs=of_it)
-    found = ledgers(ledger(CURRENT, record(0, days(1, 2), inputs=of_it), pilot), before)
-    assert [*find_unfinished_days(_again(days(1)), found, "abc", POLICY)] == []
+    all_ledgers = ledgers(ledger(CURRENT, record(0, days(1, 2), inputs=of_it), pilot), before)
+    assert [*find_unfinished_days(_plan_days(days(1)), all_ledgers, "abc", POLICY)] == []
     # Day 2 is of the backfill as well, and nobody made it; what is made of it depends on it.
-    assert [*find_unfinished_days(_again(days(1, 2)), found, "abc", POLICY)] == [
+    assert [*find_unfinished_days(_plan_days(days(1, 2)), all_ledgers, "abc", POLICY)] == [
         f"{table.name} [2024-01-02] is not published as it should be now"
         for table in (CURRENT, CORRECTIONS)
     ]
 
 
-def _again(due: frozenset[date]) -> BackfillPlan:
+def _plan_days(computed_days: frozenset[date]) -> BackfillPlan:
     """A plan of now: these days of `current` are computed, those of its corrections depend."""
-    of = tuple(to_ranges(due))
-    tables = {CURRENT.name: TableForecast(computed=of), CORRECTIONS.name: TableForecast(depends=of)}
+    ranges = tuple(to_ranges(computed_days))
+    tables = {
+        CURRENT.name: TableForecast(computed=ranges),
+        CORRECTIONS.name: TableForecast(depends=ranges),
+    }
     return BackfillPlan.model_construct(tables=tables)

@@ -38,8 +38,8 @@ class Webhook:
 
     def __init__(self, port: int = 0) -> None:
         self.says: Callable[[str], int | str] = lambda text: 200
-        self.got: list[str] = []
-        self.taken: list[str] = []
+        self.received: list[str] = []
+        self.accepted: list[str] = []
         self.visits: list[str] = []
         self.released = threading.Event()
         hook = self
@@ -48,23 +48,23 @@ class Webhook:
             def do_POST(self) -> None:
                 hook.visits.append(self.path)
                 text = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["text"]
-                hook.got.append(text)
+                hook.received.append(text)
                 answer = hook.says(text)
                 if isinstance(answer, int):
                     if 200 <= answer < 300:
-                        hook.taken.append(text)
+                        hook.accepted.append(text)
                     self.send_response(answer)
                     self.send_header("Location", f"{hook.url}/elsewhere")
                     self.end_headers()
                 elif answer == "silence":
                     hook.released.wait(30)
                 elif answer == "drips":
-                    self.drip(b"HTTP/1.1 200 OK\r\nX-Long: ")
+                    self.send_slowly(b"HTTP/1.1 200 OK\r\nX-Long: ")
                 elif answer == "drips the body":
-                    hook.taken.append(text)
-                    self.drip(b"HTTP/1.1 200 OK\r\n\r\n")
+                    hook.accepted.append(text)
+                    self.send_slowly(b"HTTP/1.1 200 OK\r\n\r\n")
 
-            def drip(self, start: bytes) -> None:
+            def send_slowly(self, start: bytes) -> None:
                 self.close_connection = True
                 with suppress(OSError):  # the other side has gone
                     self.wfile.write(start)
@@ -105,16 +105,16 @@ class Desk:
         settings = load_settings(webhook=self.url, ui_url=UI)
         sensor = build_alerts_sensor(settings, lambda context: self.find(), timeout=timeout)
         context = dg.build_sensor_context(instance=self.instance, cursor=self.cursor)
-        done = sensor.evaluate_tick(context)
-        self.cursor = done.cursor
-        assert done.skip_message
-        return done.skip_message
+        result = sensor.evaluate_tick(context)
+        self.cursor = result.cursor
+        assert result.skip_message
+        return result.skip_message
 
     @property
     def outbox(self) -> Outbox:
         return Outbox.from_text(self.cursor)
 
-    def fail(self, job: dg.JobDefinition, **tags: str) -> str:
+    def fail_run(self, job: dg.JobDefinition, **tags: str) -> str:
         result = job.execute_in_process(
             instance=self.instance,
             raise_on_error=False,
@@ -159,7 +159,7 @@ def store_failure(instance: dg.DagsterInstance, run: dg.DagsterRun) -> None:
     )
 
 
-def failed(n: int, asset: str = "stg_orders", kind: str = "check failed") -> Incident:
+def make_incident(n: int, asset: str = "stg_orders", kind: str = "check failed") -> Incident:
     return Incident(kind, asset, f"2024-01-{n:02}", "the day is not published")
 
 
@@ -188,10 +188,10 @@ def desk(webhook: Webhook) -> Desk:
 
 
 def test_one_message_an_incident_and_not_one_a_tick(desk: Desk, webhook: Webhook):
-    desk.incidents = [failed(5)]
+    desk.incidents = [make_incident(5)]
     assert desk.tick() == "1 alert delivered"
     assert [desk.tick() for _ in range(3)] == ["nothing new to tell"] * 3
-    assert webhook.taken == [
+    assert webhook.accepted == [
         "*stg_orders*: check failed for 2024-01-05\n"
         "the day is not published\n"
         f"{UI}/assets/stg_orders?view=partitions&partition=2024-01-05"
@@ -200,49 +200,49 @@ def test_one_message_an_incident_and_not_one_a_tick(desk: Desk, webhook: Webhook
 
 def test_what_a_look_finds_of_one_kind_about_one_asset_is_one_message(desk: Desk, webhook: Webhook):
     desk.incidents = [
-        *map(failed, [9, 5, 7, 8]),
-        failed(5, asset="fact_orders"),
-        failed(5, kind="hole"),
+        *map(make_incident, [9, 5, 7, 8]),
+        make_incident(5, asset="fact_orders"),
+        make_incident(5, kind="hole"),
     ]
     assert desk.tick() == "3 alerts delivered"
-    assert webhook.taken[0] == (
+    assert webhook.accepted[0] == (
         "*stg_orders*: check failed for 2024-01-05, 2024-01-07...2024-01-09\n"
         "the day is not published\n"
         f"{UI}/assets/stg_orders?view=partitions"
     )
-    assert [text.splitlines()[0] for text in webhook.taken[1:]] == [
+    assert [text.splitlines()[0] for text in webhook.accepted[1:]] == [
         "*fact_orders*: check failed for 2024-01-05",
         "*stg_orders*: hole for 2024-01-05",
     ]
 
 
 def test_a_later_day_of_a_known_trouble_is_told_by_itself(desk: Desk, webhook: Webhook):
-    desk.incidents = [failed(5)]
+    desk.incidents = [make_incident(5)]
     desk.tick()
-    desk.incidents.append(failed(6))
+    desk.incidents.append(make_incident(6))
     desk.tick()
-    assert "for 2024-01-06\n" in webhook.taken[1]
+    assert "for 2024-01-06\n" in webhook.accepted[1]
 
 
 def test_another_detail_of_a_known_incident_is_no_news(desk: Desk, webhook: Webhook):
-    desk.incidents = [failed(5)]
+    desk.incidents = [make_incident(5)]
     desk.tick()
-    desk.incidents = [replace(failed(5), detail="3 hours late by now")]
+    desk.incidents = [replace(make_incident(5), detail="3 hours late by now")]
     assert desk.tick() == "nothing new to tell"
 
 
-def late(lines: float, amount: float) -> Incident:
-    said = f"{lines:g} line(s) worth {amount:g}"
-    return Incident("late money", "late", "2024-01-05", said, {"lines": lines, "amount": amount})
+def late_money(lines: float, amount: float) -> Incident:
+    message = f"{lines:g} line(s) worth {amount:g}"
+    return Incident("late money", "late", "2024-01-05", message, {"lines": lines, "amount": amount})
 
 
 def test_money_that_has_doubled_since_it_was_told_is_told_again(desk: Desk, webhook: Webhook):
     sums = (10, 19, 20, 39, -40, 5, 70, 80)
     for amount in sums:
-        desk.incidents = [late(3, amount)]
+        desk.incidents = [late_money(3, amount)]
         desk.tick()
         assert desk.tick() == "nothing new to tell"
-    assert [text.splitlines()[1] for text in webhook.taken] == [
+    assert [text.splitlines()[1] for text in webhook.accepted] == [
         "3 line(s) worth 10",
         "more than was told: 3 line(s) worth 20",
         "more than was told: 3 line(s) worth -40",
@@ -252,49 +252,49 @@ def test_money_that_has_doubled_since_it_was_told_is_told_again(desk: Desk, webh
 
 def test_lines_whose_amounts_cancel_out_are_told_by_their_number(desk: Desk, webhook: Webhook):
     for lines in (1, 2, 3, 4, 4):
-        desk.incidents = [late(lines, 0)]
+        desk.incidents = [late_money(lines, 0)]
         desk.tick()
-    assert len(webhook.taken) == 3
+    assert len(webhook.accepted) == 3
 
 
 def test_a_reason_that_was_not_told_is_told(desk: Desk, webhook: Webhook):
     for checks in (["nulls"], ["nulls", "unique_key"], ["unique_key"], ["nulls"], ["row_count"]):
-        desk.incidents = [replace(failed(5), size=dict.fromkeys(checks, 1))]
+        desk.incidents = [replace(make_incident(5), size=dict.fromkeys(checks, 1))]
         desk.tick()
-    assert len(webhook.taken) == 3
+    assert len(webhook.accepted) == 3
 
 
 def test_growth_that_could_not_be_told_is_told_later(desk: Desk, webhook: Webhook):
-    desk.incidents = [late(1, 10)]
+    desk.incidents = [late_money(1, 10)]
     desk.tick()
-    desk.incidents, webhook.says = [late(1, 50)], lambda text: 500
+    desk.incidents, webhook.says = [late_money(1, 50)], lambda text: 500
     desk.tick()
     webhook.says = lambda text: 200
     assert desk.tick() == "1 alert delivered"
     assert desk.tick() == "nothing new to tell"
-    desk.incidents = [late(1, 99)]
+    desk.incidents = [late_money(1, 99)]
     assert desk.tick() == "nothing new to tell"
 
 
 def test_what_a_version_told_that_kept_no_sizes_is_not_told_again(desk: Desk, webhook: Webhook):
     spelled = [["2024-01-05", "2024-01-06"]]
     saved = {**json.loads(desk.cursor or ""), "told": [["late money", "late", spelled, []]]}
-    desk.cursor, desk.incidents = json.dumps(saved), [late(1, 10)]
+    desk.cursor, desk.incidents = json.dumps(saved), [late_money(1, 10)]
     assert desk.tick() == "nothing new to tell"
-    desk.incidents = [late(1, 20)]
+    desk.incidents = [late_money(1, 20)]
     assert desk.tick() == "1 alert delivered"
 
 
 def test_an_incident_that_comes_back_alerts_again(desk: Desk, webhook: Webhook):
-    for found in [failed(5)], [], [failed(5)]:
-        desk.incidents = found
+    for incidents in [make_incident(5)], [], [make_incident(5)]:
+        desk.incidents = incidents
         desk.tick()
-    assert len(webhook.taken) == 2
+    assert len(webhook.accepted) == 2
 
 
 def test_an_incident_that_ends_before_it_could_be_told_is_not_told(desk: Desk, webhook: Webhook):
     webhook.says = lambda text: 500
-    desk.incidents = [failed(5)]
+    desk.incidents = [make_incident(5)]
     desk.tick()
     desk.incidents = []
     webhook.says = lambda text: 200
@@ -308,7 +308,7 @@ def test_a_message_stays_short_whatever_it_tells(desk: Desk, webhook: Webhook):
         for n in range(40)
     ]
     desk.tick()
-    text = webhook.taken[0]
+    text = webhook.accepted[0]
     assert len(text) < 2500
     assert "2009-01-01, and 30 more\n" in text
     assert "and 35 more\n" in text
@@ -318,17 +318,17 @@ def test_an_incident_of_a_whole_asset_names_no_day(desk: Desk, webhook: Webhook)
     desk.incidents = [Incident("stale", "fact_orders", "", "nothing since 2024-01-05")]
     desk.tick()
     assert desk.tick() == "nothing new to tell"
-    assert webhook.taken == [
+    assert webhook.accepted == [
         f"*fact_orders*: stale\nnothing since 2024-01-05\n{UI}/assets/fact_orders"
     ]
 
 
 def test_a_tick_tells_a_handful_and_the_next_ones_the_rest(desk: Desk, webhook: Webhook):
-    desk.incidents = [failed(1, asset=f"asset_{n}") for n in range(12)]
+    desk.incidents = [make_incident(1, asset=f"asset_{n}") for n in range(12)]
     assert desk.tick() == "5 alerts delivered; 7 alerts waiting for the next tick"
     assert desk.tick() == "5 alerts delivered; 2 alerts waiting for the next tick"
     assert desk.tick() == "2 alerts delivered"
-    assert len(set(webhook.taken)) == len(webhook.taken) == 12
+    assert len(set(webhook.accepted)) == len(webhook.accepted) == 12
 
 
 def test_a_tick_ends_in_time_though_the_server_takes_its_time(
@@ -336,30 +336,30 @@ def test_a_tick_ends_in_time_though_the_server_takes_its_time(
 ):
     monkeypatch.setattr(alerts, "POST_SECONDS", 0.1)
     webhook.says = lambda text: 500 if webhook.released.wait(0.15) else 200
-    desk.incidents = [failed(1, asset=f"asset_{n}") for n in range(3)]
+    desk.incidents = [make_incident(1, asset=f"asset_{n}") for n in range(3)]
     assert "waiting for the next tick" in desk.tick()
-    assert len(webhook.taken) <= 1
+    assert len(webhook.accepted) <= 1
     monkeypatch.setattr(alerts, "POST_SECONDS", 20.0)
     desk.tick()
-    assert len(set(webhook.taken)) == len(webhook.taken) == 3
+    assert len(set(webhook.accepted)) == len(webhook.accepted) == 3
 
 
 # Looking at the tables fails
 
 
 def test_tables_that_cannot_be_looked_at_are_an_incident(desk: Desk, webhook: Webhook):
-    desk.incidents = [failed(5)]
+    desk.incidents = [make_incident(5)]
     desk.tick()
     known = desk.find
 
-    def unreachable() -> list[Incident]:
+    def raise_unreachable() -> list[Incident]:
         raise OSError("the storage is gone")
 
-    desk.find = unreachable
+    desk.find = raise_unreachable
     messages = [desk.tick() for _ in range(5)]
     trouble = "days cannot be checked: OSError: the storage is gone"
     assert messages == [trouble, trouble, f"1 alert delivered; {trouble}", trouble, trouble]
-    assert webhook.taken[1] == (
+    assert webhook.accepted[1] == (
         "*all tables*: days cannot be checked\n"
         "OSError: the storage is gone. "
         "Checks, holes and delays go unnoticed until this is mended.\n"
@@ -368,37 +368,37 @@ def test_tables_that_cannot_be_looked_at_are_an_incident(desk: Desk, webhook: We
     # What was told before is still known, and the trouble is forgotten.
     desk.find = known
     assert desk.tick() == "nothing new to tell"
-    desk.find = unreachable
+    desk.find = raise_unreachable
     assert "1 alert delivered" in [desk.tick() for _ in range(3)][2]
 
 
 def test_a_failed_run_is_told_though_the_tables_cannot_be_looked_at(desk: Desk, webhook: Webhook):
-    def broken() -> list[Incident]:
+    def raise_broken() -> list[Incident]:
         raise KeyError("what nobody thought of")
 
-    desk.find = broken
-    desk.fail(nightly)
+    desk.find = raise_broken
+    desk.fail_run(nightly)
     assert desk.tick().startswith("1 alert delivered; ")
-    assert "*nightly*" in webhook.taken[0]
+    assert "*nightly*" in webhook.accepted[0]
 
 
 def test_a_storage_that_hangs_holds_nothing_up(
     desk: Desk, webhook: Webhook, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(alerts, "LOOK_SECONDS", 0.05)
-    there = threading.Event()
+    release = threading.Event()
 
-    def hanging() -> list[Incident]:
-        there.wait(30)
+    def wait_for_release() -> list[Incident]:
+        release.wait(30)
         return []
 
-    desk.find = hanging
-    desk.fail(nightly)
+    desk.find = wait_for_release
+    desk.fail_run(nightly)
     threads = set(threading.enumerate())
     message = desk.tick()
-    left = set(threading.enumerate()) - threads
-    assert all(thread.daemon for thread in left), "the process could not end"
-    there.set()
+    new_threads = set(threading.enumerate()) - threads
+    assert all(thread.daemon for thread in new_threads), "the process could not end"
+    release.set()
     assert message == (
         "1 alert delivered; days cannot be checked: looking at the tables took longer than 0.05 s"
     )
@@ -408,7 +408,7 @@ def test_a_storage_that_hangs_holds_nothing_up(
 
 
 def test_a_failed_run_is_told_once_with_reason_and_link(desk: Desk, webhook: Webhook):
-    run_id = desk.fail(
+    run_id = desk.fail_run(
         nightly,
         asset_partition_range_start="2024-01-03",
         asset_partition_range_end="2024-01-05",
@@ -416,7 +416,7 @@ def test_a_failed_run_is_told_once_with_reason_and_link(desk: Desk, webhook: Web
     )
     assert desk.tick() == "1 alert delivered"
     assert desk.tick() == "nothing new to tell"
-    assert webhook.taken == [
+    assert webhook.accepted == [
         "*nightly*: run failed for 2024-01-03...2024-01-05 (schedule nightly_schedule)\n"
         "audit: stg_orders: 1 day(s) failed the audit.\n"
         "Mend the input named above.\n"
@@ -425,17 +425,17 @@ def test_a_failed_run_is_told_once_with_reason_and_link(desk: Desk, webhook: Web
 
 
 def test_every_failed_run_is_a_message_of_its_own(desk: Desk, webhook: Webhook):
-    runs = [desk.fail(nightly, partition="2024-01-05"), desk.fail(nightly, backfill="abcd")]
+    runs = [desk.fail_run(nightly, partition="2024-01-05"), desk.fail_run(nightly, backfill="abcd")]
     assert desk.tick() == "2 alerts delivered"
-    assert [text.splitlines()[-1] for text in webhook.taken] == [f"{UI}/runs/{r}" for r in runs]
-    assert "run failed for 2024-01-05 (started by hand)\n" in webhook.taken[0]
-    assert "run failed (backfill abcd)\n" in webhook.taken[1]
+    assert [text.splitlines()[-1] for text in webhook.accepted] == [f"{UI}/runs/{r}" for r in runs]
+    assert "run failed for 2024-01-05 (started by hand)\n" in webhook.accepted[0]
+    assert "run failed (backfill abcd)\n" in webhook.accepted[1]
 
 
 def test_an_error_is_told_by_what_was_raised_and_not_by_its_stack(desk: Desk, webhook: Webhook):
-    desk.fail(division)
+    desk.fail_run(division)
     desk.tick()
-    assert "\ndivide: ZeroDivisionError: no orders on that day\nhttp" in webhook.taken[0]
+    assert "\ndivide: ZeroDivisionError: no orders on that day\nhttp" in webhook.accepted[0]
 
 
 def test_a_run_of_assets_names_them(desk: Desk, webhook: Webhook):
@@ -449,26 +449,26 @@ def test_a_run_of_assets_names_them(desk: Desk, webhook: Webhook):
     )
     assert not result.success
     desk.tick()
-    assert "run failed of stg_orders (started by hand)\n" in webhook.taken[0]
-    assert len(webhook.taken[0]) < 2000
+    assert "run failed of stg_orders (started by hand)\n" in webhook.accepted[0]
+    assert len(webhook.accepted[0]) < 2000
 
 
 def test_a_run_that_came_to_no_step_says_why(desk: Desk, webhook: Webhook):
     run = desk.instance.create_run_for_job(nightly)
     desk.instance.report_run_failed(run, "The process of the run is gone.")
     desk.tick()
-    assert "\nThe process of the run is gone.\nhttp" in webhook.taken[0]
+    assert "\nThe process of the run is gone.\nhttp" in webhook.accepted[0]
 
 
 def test_a_fresh_start_tells_what_is_wrong_now_and_no_run_of_the_past(webhook: Webhook):
     desk = Desk(webhook.url)
-    desk.fail(nightly)
-    desk.incidents = [failed(5)]
+    desk.fail_run(nightly)
+    desk.incidents = [make_incident(5)]
     assert desk.tick() == "1 alert delivered"
-    assert webhook.taken[0].startswith("*stg_orders*: check failed")
-    desk.fail(division)
+    assert webhook.accepted[0].startswith("*stg_orders*: check failed")
+    desk.fail_run(division)
     assert desk.tick() == "1 alert delivered"
-    assert webhook.taken[1].startswith("*division*: run failed")
+    assert webhook.accepted[1].startswith("*division*: run failed")
 
 
 def test_runs_are_read_page_by_page(desk: Desk, webhook: Webhook, monkeypatch: pytest.MonkeyPatch):
@@ -481,7 +481,7 @@ def test_runs_are_read_page_by_page(desk: Desk, webhook: Webhook, monkeypatch: p
 
 
 def test_a_failure_that_was_stored_late_is_not_missed(desk: Desk, webhook: Webhook):
-    desk.fail(nightly)
+    desk.fail_run(nightly)
     desk.tick()
     # As if the event had not been there yet, for all that it says that it is older than the look.
     desk.cursor = replace(desk.outbox, seen=frozenset()).to_text()
@@ -490,7 +490,7 @@ def test_a_failure_that_was_stored_late_is_not_missed(desk: Desk, webhook: Webho
 
 def test_a_clock_that_was_set_back_hides_no_failure(desk: Desk, webhook: Webhook):
     desk.cursor = replace(desk.outbox, looked=4e9).to_text()
-    desk.fail(nightly)
+    desk.fail_run(nightly)
     assert desk.tick() == "1 alert delivered"
 
 
@@ -513,7 +513,7 @@ def test_a_run_that_was_taken_for_dead_and_succeeded_is_not_told(desk: Desk, web
 
 
 def test_a_tag_put_on_an_old_failure_is_no_news(desk: Desk, webhook: Webhook):
-    run_id = desk.fail(nightly)
+    run_id = desk.fail_run(nightly)
     desk.tick()
     desk.instance.add_run_tags(run_id, {"cause": "found"})
     assert desk.tick() == "nothing new to tell"
@@ -521,7 +521,7 @@ def test_a_tag_put_on_an_old_failure_is_no_news(desk: Desk, webhook: Webhook):
 
 def test_a_deleted_run_is_not_told(desk: Desk, webhook: Webhook):
     webhook.says = lambda text: 500
-    run_id = desk.fail(nightly)
+    run_id = desk.fail_run(nightly)
     desk.tick()
     assert list(desk.outbox.waiting) == [run_id]
     desk.instance.delete_run(run_id)
@@ -541,18 +541,18 @@ def retrying(webhook: Webhook) -> Desk:
 
 
 def test_of_a_run_and_its_retry_only_the_last_failure_is_told(retrying: Desk, webhook: Webhook):
-    first = retrying.fail(nightly)
+    first = retrying.fail_run(nightly)
     assert retrying.tick() == "nothing new to tell"
-    last = retrying.fail(nightly, max_retries="0", retry_number="1")
+    last = retrying.fail_run(nightly, max_retries="0", retry_number="1")
     retrying.instance.add_run_tags(first, {"dagster/auto_retry_run_id": last})
     assert retrying.tick() == "1 alert delivered"
-    assert "run failed (retry 1)" in webhook.taken[0]
-    assert webhook.taken[0].endswith(last)
+    assert "run failed (retry 1)" in webhook.accepted[0]
+    assert webhook.accepted[0].endswith(last)
     assert not retrying.outbox.waiting
 
 
 def test_a_retry_that_was_given_up_is_told(retrying: Desk, webhook: Webhook):
-    run_id = retrying.fail(nightly)
+    run_id = retrying.fail_run(nightly)
     assert retrying.tick() == "nothing new to tell"
     retrying.instance.add_run_tags(run_id, {"dagster/will_retry": "false"})
     assert retrying.tick() == "1 alert delivered"
@@ -561,7 +561,7 @@ def test_a_retry_that_was_given_up_is_told(retrying: Desk, webhook: Webhook):
 def test_a_retry_that_does_not_come_is_told(
     retrying: Desk, webhook: Webhook, monkeypatch: pytest.MonkeyPatch
 ):
-    retrying.fail(nightly)
+    retrying.fail_run(nightly)
     assert retrying.tick() == "nothing new to tell"
     monkeypatch.setattr(alerts, "RETRY_SECONDS", 0.0)
     assert retrying.tick() == "1 alert delivered"
@@ -570,7 +570,7 @@ def test_a_retry_that_does_not_come_is_told(
 def test_a_failure_waits_until_dagster_has_said_whether_it_retries(
     desk: Desk, webhook: Webhook, monkeypatch: pytest.MonkeyPatch
 ):
-    run_id = desk.fail(nightly)  # with retries off no tag is set: as if it were still to come
+    run_id = desk.fail_run(nightly)  # with retries off no tag is set: as if it were still to come
     monkeypatch.setattr(dg.DagsterInstance, "run_retries_enabled", True)
     assert desk.tick() == "nothing new to tell"
     desk.instance.add_run_tags(run_id, {"dagster/will_retry": "false"})
@@ -582,25 +582,28 @@ def test_a_failure_waits_until_dagster_has_said_whether_it_retries(
 
 def test_a_refused_alert_is_posted_again_until_it_is_taken(desk: Desk, webhook: Webhook):
     webhook.says = lambda text: 500
-    desk.incidents = [failed(5)]
-    desk.fail(nightly)
+    desk.incidents = [make_incident(5)]
+    desk.fail_run(nightly)
     assert desk.tick() == "could not deliver (HTTP 500, attempt 1): 2 alerts waiting"
-    assert len(webhook.got) == 1, "one refusal a tick is enough"
+    assert len(webhook.received) == 1, "one refusal a tick is enough"
     assert desk.tick() == "could not deliver (HTTP 500, attempt 1): 2 alerts waiting"
     assert desk.tick() == "could not deliver (HTTP 500, attempt 2): 2 alerts waiting"
     webhook.says = lambda text: 200
     assert desk.tick() == "2 alerts delivered"
     assert not desk.outbox.attempts
     assert desk.tick() == "nothing new to tell"
-    assert len(webhook.taken) == 2
+    assert len(webhook.accepted) == 2
 
 
 def test_a_message_that_is_never_taken_does_not_hold_up_the_others(desk: Desk, webhook: Webhook):
     webhook.says = lambda text: 400 if "poison" in text else 200
-    desk.incidents = [failed(1, asset="poison"), *(failed(1, asset=f"a{n}") for n in range(6))]
+    desk.incidents = [
+        make_incident(1, asset="poison"),
+        *(make_incident(1, asset=f"a{n}") for n in range(6)),
+    ]
     for _ in range(4):
         desk.tick()
-    assert len(set(webhook.taken)) == len(webhook.taken) == 6
+    assert len(set(webhook.accepted)) == len(webhook.accepted) == 6
     assert desk.outbox.attempts == {"check failed: poison": 3}
 
 
@@ -609,13 +612,13 @@ def test_a_server_that_is_down_gets_the_alert_when_it_is_up():
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     desk = Desk(f"http://127.0.0.1:{port}/services/{SECRET}")
-    desk.incidents = [failed(5)]
+    desk.incidents = [make_incident(5)]
     assert desk.tick() == "could not deliver (ConnectionError, attempt 1): 1 alert waiting"
     hook = Webhook(port)
     try:
         assert desk.tick() == "1 alert delivered"
         assert desk.tick() == "nothing new to tell"
-        assert len(hook.taken) == 1
+        assert len(hook.accepted) == 1
     finally:
         hook.close()
 
@@ -644,28 +647,28 @@ def test_whatever_the_server_does_the_alert_waits_and_the_secret_stays(
     # The small timeout is for those servers that let it pass: the others have all the time.
     timeout = SHORT if behaviour in ("silence", "drips") else 20.0
     webhook.says = lambda text: behaviour
-    desk.incidents = [failed(5)]
+    desk.incidents = [make_incident(5)]
     message = desk.tick(timeout)
     assert re.fullmatch(rf"could not deliver \(({error}), attempt 1\): 1 alert waiting", message)
     assert webhook.visits == [f"/services/{SECRET}"], "no redirect is followed"
     webhook.says = lambda text: 200
     assert desk.tick() == "1 alert delivered"
-    assert len(webhook.taken) == 1
+    assert len(webhook.accepted) == 1
     streams = capfd.readouterr()
-    for place in (message, desk.cursor, caplog.text, streams.out, streams.err, *webhook.got):
+    for place in (message, desk.cursor, caplog.text, streams.out, streams.err, *webhook.received):
         assert SECRET not in str(place)
 
 
 def test_an_answer_is_its_status_however_long_its_body_takes(desk: Desk, webhook: Webhook):
     webhook.says = lambda text: "drips the body"
-    desk.incidents = [failed(5)]
+    desk.incidents = [make_incident(5)]
     assert desk.tick() == "1 alert delivered"
 
 
 def test_the_secret_does_not_get_into_a_message(desk: Desk, webhook: Webhook):
-    desk.incidents = [replace(failed(5), detail=f"posted to {webhook.url} in vain")]
+    desk.incidents = [replace(make_incident(5), detail=f"posted to {webhook.url} in vain")]
     desk.tick()
-    assert "posted to (hidden) in vain" in webhook.taken[0]
+    assert "posted to (hidden) in vain" in webhook.accepted[0]
 
 
 @pytest.mark.parametrize("url", ["http://.example/", "http://[::1/", "http://a b/", "http://x:y/"])
@@ -679,7 +682,7 @@ def test_a_url_that_leads_nowhere_is_an_error_and_no_exception(url: str):
 
 def test_without_a_webhook_nothing_is_touched(webhook: Webhook):
     desk = Desk(webhook.url)
-    desk.incidents = [failed(5)]
+    desk.incidents = [make_incident(5)]
     desk.tick()
     before, desk.url = desk.cursor, None
     desk.incidents = []
@@ -692,32 +695,32 @@ def test_without_a_webhook_nothing_is_touched(webhook: Webhook):
 
 def test_a_restart_neither_loses_nor_repeats(desk: Desk, webhook: Webhook):
     webhook.says = lambda text: 200 if "hole" in text else 500
-    desk.incidents = [failed(3, kind="hole"), failed(5)]
-    run_id = desk.fail(nightly)
+    desk.incidents = [make_incident(3, kind="hole"), make_incident(5)]
+    run_id = desk.fail_run(nightly)
     desk.tick()
     restarted = Desk(webhook.url, desk.instance)
     restarted.cursor, restarted.incidents = desk.cursor, desk.incidents
     webhook.says = lambda text: 200
     assert restarted.tick() == "2 alerts delivered"
     assert restarted.tick() == "nothing new to tell"
-    heads = sorted(text.splitlines()[0].split(" for ")[0] for text in webhook.taken)
+    heads = sorted(text.splitlines()[0].split(" for ")[0] for text in webhook.accepted)
     assert heads == [
         "*nightly*: run failed (started by hand)",
         "*stg_orders*: check failed",
         "*stg_orders*: hole",
     ]
-    assert sum(run_id in text for text in webhook.taken) == 1
+    assert sum(run_id in text for text in webhook.accepted) == 1
 
 
 def test_a_tick_that_was_killed_before_its_cursor_was_saved_tells_again(
     desk: Desk, webhook: Webhook
 ):
-    desk.incidents = [failed(5)]
+    desk.incidents = [make_incident(5)]
     before = desk.cursor
     desk.tick()
     desk.cursor = before
     desk.tick()
-    assert len(webhook.taken) == 2
+    assert len(webhook.accepted) == 2
 
 
 @pytest.mark.parametrize(
@@ -729,8 +732,8 @@ def test_a_tick_that_was_killed_before_its_cursor_was_saved_tells_again(
 )
 def test_a_garbled_cursor_is_a_fresh_start(webhook: Webhook, cursor: str):
     desk = Desk(webhook.url)
-    desk.fail(nightly)
-    desk.cursor, desk.incidents = cursor, [failed(5)]
+    desk.fail_run(nightly)
+    desk.cursor, desk.incidents = cursor, [make_incident(5)]
     assert desk.tick() == "1 alert delivered"
     assert desk.tick() == "nothing new to tell"
 

@@ -26,7 +26,7 @@ def instance(tmp_path):
         yield instance
 
 
-def run(instance, first, last, tables, **tags):
+def store_run(instance, first, last, tables, **tags):
     """A run over days that has left nothing behind but itself."""
     return create_run_for_test(
         instance,
@@ -39,60 +39,71 @@ def run(instance, first, last, tables, **tags):
     ).run_id
 
 
-def commit(version, of, *, at=NOW, failed=(), **more):
-    one = record(version, days(*of), **more)
-    return msgspec.structs.replace(one, at=at, failed=dict.fromkeys(days(*failed), "it broke"))
+def make_commit(version, spans, *, at=NOW, failed=(), **more):
+    base = record(version, days(*spans), **more)
+    return msgspec.structs.replace(base, at=at, failed=dict.fromkeys(days(*failed), "it broke"))
 
 
-def tell(instance, run_id, table, n):
+def report_observation(instance, run_id, table, n):
     """Dagster is told of a day that was published already."""
-    told = AssetObservationData(dg.AssetObservation(table.name, partition=str(day(n))))
-    event = DagsterEvent("ASSET_OBSERVATION", "daily", event_specific_data=told)
+    observation = AssetObservationData(dg.AssetObservation(table.name, partition=str(day(n))))
+    event = DagsterEvent("ASSET_OBSERVATION", "daily", event_specific_data=observation)
     instance.report_dagster_event(event, run_id)
 
 
 def test_a_run_that_was_lost(instance):
     """It has loaded, and come to nothing else."""
-    id_ = run(instance, 1, 3, [RAW, STAGED])
-    found = requested_days(instance, ledgers(ledger(RAW, commit(1, [(1, 3)], run=id_))), id_[:8])
-    assert found.days == {RAW.name: days((1, 3)), STAGED.name: days((1, 3))}
-    (said,) = found.not_published
-    assert said.startswith("stg_orders [2024-01-01...2024-01-03] was asked for and not published;")
+    id_ = store_run(instance, 1, 3, [RAW, STAGED])
+    result = requested_days(
+        instance, ledgers(ledger(RAW, make_commit(1, [(1, 3)], run=id_))), id_[:8]
+    )
+    assert result.days == {RAW.name: days((1, 3)), STAGED.name: days((1, 3))}
+    (message,) = result.not_published
+    assert message.startswith(
+        "stg_orders [2024-01-01...2024-01-03] was asked for and not published;"
+    )
 
 
 def test_a_day_that_failed(instance):
-    id_ = run(instance, 1, 3, [FACT])
-    mine = commit(2, [1, 3], run=id_, failed=[2])
-    old = commit(1, [(1, 3)], at=NOW - timedelta(days=1))
-    (said,) = requested_days(instance, ledgers(ledger(FACT, old, mine)), id_[:8]).not_published
-    assert said.startswith("fact_daily_orders [2024-01-02] was asked for and not published (it b")
+    id_ = store_run(instance, 1, 3, [FACT])
+    own_commit = make_commit(2, [1, 3], run=id_, failed=[2])
+    old = make_commit(1, [(1, 3)], at=NOW - timedelta(days=1))
+    (message,) = requested_days(
+        instance, ledgers(ledger(FACT, old, own_commit)), id_[:8]
+    ).not_published
+    assert message.startswith(
+        "fact_daily_orders [2024-01-02] was asked for and not published (it b"
+    )
     # Until it has been published, by whomever.
-    later = commit(3, [2], run="another run", at=NOW + timedelta(minutes=1))
-    found = requested_days(instance, ledgers(ledger(FACT, old, mine, later)), id_[:8])
-    assert found.not_published == []
+    later = make_commit(3, [2], run="another run", at=NOW + timedelta(minutes=1))
+    result = requested_days(instance, ledgers(ledger(FACT, old, own_commit, later)), id_[:8])
+    assert result.not_published == []
 
 
 def test_what_failed_last_counts(instance):
-    of = {"backfill": "backfill"}
-    first, again = commit(1, [1, 2], failed=[3], **of), commit(2, [3], failed=[1], **of)
-    (said,) = requested_days(
-        instance, ledgers(ledger(FACT, first, again)), "backfill"
+    options = {"backfill": "backfill"}
+    first, second = (
+        make_commit(1, [1, 2], failed=[3], **options),
+        make_commit(2, [3], failed=[1], **options),
+    )
+    (message,) = requested_days(
+        instance, ledgers(ledger(FACT, first, second)), "backfill"
     ).not_published
-    assert said.startswith("fact_daily_orders [2024-01-01] was asked for")
+    assert message.startswith("fact_daily_orders [2024-01-01] was asked for")
 
 
 def test_days_that_were_published_as_they_were_to_be(instance):
     """No commit speaks of them, but Dagster was told."""
-    id_ = run(instance, 1, 2, [FACT], backfill="backfill")
-    old = commit(1, [1, 2], at=NOW - timedelta(days=1))
-    tell(instance, id_, FACT, 1)
-    (said,) = requested_days(instance, ledgers(ledger(FACT, old)), "backfill").not_published
-    assert said.startswith("fact_daily_orders [2024-01-02] was asked for")
-    tell(instance, id_, FACT, 2)
-    found = requested_days(instance, ledgers(ledger(FACT, old)), "backfill")
-    assert (found.days, found.not_published) == ({FACT.name: days(1, 2)}, [])
+    id_ = store_run(instance, 1, 2, [FACT], backfill="backfill")
+    old = make_commit(1, [1, 2], at=NOW - timedelta(days=1))
+    report_observation(instance, id_, FACT, 1)
+    (message,) = requested_days(instance, ledgers(ledger(FACT, old)), "backfill").not_published
+    assert message.startswith("fact_daily_orders [2024-01-02] was asked for")
+    report_observation(instance, id_, FACT, 2)
+    result = requested_days(instance, ledgers(ledger(FACT, old)), "backfill")
+    assert (result.days, result.not_published) == ({FACT.name: days(1, 2)}, [])
 
 
 def test_nothing_is_known_of_the_name(instance):
-    found = requested_days(instance, ledgers(ledger(FACT, commit(1, [1]))), "nobodyknows")
-    assert (found.days, found.not_published) == ({}, [])
+    result = requested_days(instance, ledgers(ledger(FACT, make_commit(1, [1]))), "nobodyknows")
+    assert (result.days, result.not_published) == ({}, [])

@@ -27,17 +27,17 @@ from backfill_assets_tests.pipeline import day
 ONE_DAY = Window(day(10), day(11))
 
 
-def facts(spark, rows):
+def make_facts(spark, rows):
     return spark.createDataFrame(rows, FACT.struct_type)
 
 
-def measured(rows: int, **changes) -> DayMetrics:
+def make_measured(rows: int, **changes) -> DayMetrics:
     return replace(empty_day(STAGED), rows=rows, **changes)
 
 
-def finding(table, found, check, *, expectation=None, before=None, window=ONE_DAY):
+def judge_check(table, measurement, check, *, expectation=None, before=None, window=ONE_DAY):
     verdicts = judge_days(
-        table, window, {day(10): found}, {day(10): expectation or Expectation()}, before or {}
+        table, window, {day(10): measurement}, {day(10): expectation or Expectation()}, before or {}
     )
     return next(f for f in verdicts[0].findings if f.check == check)
 
@@ -52,11 +52,11 @@ def rows():
 
 
 def test_digest_knows_content_not_order(spark, rows):
-    digests = {d: m.digest for d, m in measure(facts(spark, rows), FACT).items()}
-    shuffled = facts(spark, rows[::-1]).repartition(3)
+    digests = {d: m.digest for d, m in measure(make_facts(spark, rows), FACT).items()}
+    shuffled = make_facts(spark, rows[::-1]).repartition(3)
     assert {d: m.digest for d, m in measure(shuffled, FACT).items()} == digests
     changed = [rows[0], (*rows[1][:2], 3, rows[1][3]), rows[2]]
-    other = {d: m.digest for d, m in measure(facts(spark, changed), FACT).items()}
+    other = {d: m.digest for d, m in measure(make_facts(spark, changed), FACT).items()}
     assert other[day(1)] != digests[day(1)]
     assert other[day(2)] == digests[day(2)]
 
@@ -132,15 +132,15 @@ def test_hash_knows_where_a_null_is(spark):
 
 
 def test_measure_counts_rows_keys_nulls_and_totals(spark, rows):
-    found = measure(facts(spark, [*rows, rows[0]]), FACT)
-    assert found[day(1)].rows == 3
-    assert found[day(1)].duplicate_keys == 1
-    assert str(found[day(1)].totals["revenue"]) == "4.40"
-    assert found[day(2)].totals["orders"] == 3
+    measurements = measure(make_facts(spark, [*rows, rows[0]]), FACT)
+    assert measurements[day(1)].rows == 3
+    assert measurements[day(1)].duplicate_keys == 1
+    assert str(measurements[day(1)].totals["revenue"]) == "4.40"
+    assert measurements[day(2)].totals["orders"] == 3
 
 
 def test_a_frame_without_rows_has_no_days(spark):
-    assert measure(facts(spark, []), FACT) == {}
+    assert measure(make_facts(spark, []), FACT) == {}
 
 
 @pytest.mark.parametrize(
@@ -155,14 +155,14 @@ def test_a_frame_without_rows_has_no_days(spark):
     ],
 )
 def test_row_count_against_the_days_before(rows, before, severity):
-    known = {day(9) - timedelta(days=n): measured(c) for n, c in enumerate(before)}
-    assert finding(STAGED, measured(rows), "row_count", before=known).severity is severity
+    known = {day(9) - timedelta(days=n): make_measured(c) for n, c in enumerate(before)}
+    assert judge_check(STAGED, make_measured(rows), "row_count", before=known).severity is severity
 
 
 def test_days_of_the_same_run_are_neighbours():
     window = Window(day(1), day(11))
-    found = {d: measured(100) for d in window} | {day(10): measured(5)}
-    verdicts = judge_days(STAGED, window, found, {}, {})
+    measurements = {d: make_measured(100) for d in window} | {day(10): make_measured(5)}
+    verdicts = judge_days(STAGED, window, measurements, {}, {})
     assert [v.worst_severity for v in verdicts] == [Severity.OK] * 9 + [Severity.WARN]
 
 
@@ -179,17 +179,19 @@ def test_days_of_the_same_run_are_neighbours():
 def test_null_rates(column, nulls, before, severity):
     zero = dict.fromkeys(STAGED.columns, 0)
     known = {
-        day(9) - timedelta(days=n): measured(100, nulls={**zero, "customer_id": int(100 * before)})
+        day(9) - timedelta(days=n): make_measured(
+            100, nulls={**zero, "customer_id": int(100 * before)}
+        )
         for n in range(7)
     }
-    found = measured(100, nulls={**zero, column: nulls})
-    result = finding(STAGED, found, "nulls", before=known)
+    measurement = make_measured(100, nulls={**zero, column: nulls})
+    result = judge_check(STAGED, measurement, "nulls", before=known)
     assert result.severity is severity
     assert severity is Severity.OK or column in result.text
 
 
 def test_unique_key():
-    result = finding(STAGED, measured(5, duplicate_keys=2), "unique_key")
+    result = judge_check(STAGED, make_measured(5, duplicate_keys=2), "unique_key")
     assert result.severity is Severity.ERROR
     assert "order_id" in result.text
 
@@ -208,15 +210,20 @@ def test_unique_key():
 )
 def test_conservation(expectation, severity):
     assert (
-        finding(STAGED, measured(5), "conservation", expectation=expectation).severity is severity
+        judge_check(STAGED, make_measured(5), "conservation", expectation=expectation).severity
+        is severity
     )
 
 
 @pytest.mark.parametrize(
     ("found", "expectations", "said"),
     [
-        ({None: measured(2)}, {}, "2 row(s) have no event_date"),
-        ({day(10): measured(1), day(12): measured(3)}, {}, "3 row(s) have a event_date outside"),
+        ({None: make_measured(2)}, {}, "2 row(s) have no event_date"),
+        (
+            {day(10): make_measured(1), day(12): make_measured(3)},
+            {},
+            "3 row(s) have a event_date outside",
+        ),
         ({}, {day(10): Expectation(rows=7)}, "no rows at all, but its inputs say that 7 are due"),
     ],
 )

@@ -28,29 +28,33 @@ NEVER = DayForecast(DayOutcome.COMPUTED, "never published")
 ROWS = 500_000
 
 
-def staged(*numbers: int | tuple[int, int]):
+def staged_ledger(*numbers: int | tuple[int, int]):
     """So many orders on each of some days."""
     return ledger(STAGED, record(3, days(*numbers), rows=ROWS))
 
 
-def asking(made: CommitRecord, requests: int) -> CommitRecord:
+def with_requests(commit: CommitRecord, requests: int) -> CommitRecord:
     """A commit whose days have made so many requests each."""
     numbers = {"requests to exchange_rates": requests}
-    told = {of: msgspec.structs.replace(one, numbers=numbers) for of, one in made.days.items()}
-    return msgspec.structs.replace(made, days=told)
+    day_details = {
+        d: msgspec.structs.replace(details, numbers=numbers) for d, details in commit.days.items()
+    }
+    return msgspec.structs.replace(commit, days=day_details)
 
 
-def calls(fates: dict[int, DayForecast], *given) -> ApiCallEstimate:
-    return estimate_api_calls({EUR: {day(n): of for n, of in fates.items()}}, ledgers(*given))[
-        "exchange_rates"
-    ]
+def count_calls(fates: dict[int, DayForecast], *table_ledgers) -> ApiCallEstimate:
+    return estimate_api_calls(
+        {EUR: {day(n): fate for n, fate in fates.items()}}, ledgers(*table_ledgers)
+    )["exchange_rates"]
 
 
 def test_ten_million_rows_and_how_long_the_quota_makes_them_take():
-    found = calls(dict.fromkeys(range(1, 21), NEVER), staged((1, 20)), ledger(fact_orders_eur))
-    assert (found.at_most, found.expected, found.unknown_days) == (10_000_000, None, 0)
+    result = count_calls(
+        dict.fromkeys(range(1, 21), NEVER), staged_ledger((1, 20)), ledger(fact_orders_eur)
+    )
+    assert (result.at_most, result.expected, result.unknown_days) == (10_000_000, None, 0)
     # 10,000 calls a day, of which a backfill leaves a fifth.
-    assert found.seconds == timedelta(days=1250).total_seconds()
+    assert result.seconds == timedelta(days=1250).total_seconds()
     plan = BackfillPlan(
         id="p",
         parameters=BackfillRequest(days=f"{day(1)}...{day(20)}"),
@@ -58,7 +62,7 @@ def test_ten_million_rows_and_how_long_the_quota_makes_them_take():
         versions={},
         tables={},
         **dict.fromkeys(("files", "size", "commits", "runs", "seconds"), 0),
-        calls={"exchange_rates": found},
+        calls={"exchange_rates": result},
     )
     assert dict(plan_facts(plan))["calls of exchange_rates"] == (
         "at most 10,000,000 (one for each row that is read): at most 1250 days, 0:00:00, at 10 a "
@@ -70,11 +74,11 @@ def test_ten_million_rows_and_how_long_the_quota_makes_them_take():
 
 
 def test_days_before_say_what_to_expect():
-    before = ledger(fact_orders_eur, asking(record(1, days((1, 4))), 1))
-    found = calls(dict.fromkeys(range(5, 21), NEVER), staged((1, 20)), before)
-    assert (found.at_most, found.expected) == (16 * ROWS, 16)
-    assert found.expected_seconds == RATES.seconds_for(16) == 16 / 8000 * 86400
-    assert str(found).startswith("about 16, as days before; at most 8,000,000 (one for each row")
+    before = ledger(fact_orders_eur, with_requests(record(1, days((1, 4))), 1))
+    result = count_calls(dict.fromkeys(range(5, 21), NEVER), staged_ledger((1, 20)), before)
+    assert (result.at_most, result.expected) == (16 * ROWS, 16)
+    assert result.expected_seconds == RATES.seconds_for(16) == 16 / 8000 * 86400
+    assert str(result).startswith("about 16, as days before; at most 8,000,000 (one for each row")
 
 
 @pytest.mark.parametrize(
@@ -88,31 +92,31 @@ def test_days_before_say_what_to_expect():
     ],
 )
 def test_what_is_kept_is_not_asked_again(fate, at_most, expected):
-    before = ledger(fact_orders_eur, asking(record(1, days((1, 4))), 1))
-    found = calls({2: fate}, staged((1, 20)), before)
-    assert (found.at_most, found.expected) == (at_most, expected)
+    before = ledger(fact_orders_eur, with_requests(record(1, days((1, 4))), 1))
+    result = count_calls({2: fate}, staged_ledger((1, 20)), before)
+    assert (result.at_most, result.expected) == (at_most, expected)
 
 
 def test_what_was_forgotten_is_asked_again():
-    made = asking(record(1, days((1, 4)), references={"exchange_rates": "then"}), 1)
-    before = ledger(fact_orders_eur, made)
+    commit = with_requests(record(1, days((1, 4)), references={"exchange_rates": "then"}), 1)
+    before = ledger(fact_orders_eur, commit)
     now = replace(before, references={"exchange_rates": "now"})
     fate = DayForecast(DayOutcome.COMPUTED, "new input: exchange_rates")
-    assert calls({2: fate}, staged((1, 20)), now).expected == 1
+    assert count_calls({2: fate}, staged_ledger((1, 20)), now).expected == 1
 
 
 def test_days_without_their_input_are_told_apart():
     fates = {1: NEVER, 2: DayForecast(DayOutcome.DEPENDS, "new input: stg_orders")}
-    found = calls(fates, staged(1), ledger(fact_orders_eur))
-    assert (found.at_most, found.unknown_days) == (ROWS, 1)
-    assert "; and those of 1 days whose input is not there yet" in str(found)
+    result = count_calls(fates, staged_ledger(1), ledger(fact_orders_eur))
+    assert (result.at_most, result.unknown_days) == (ROWS, 1)
+    assert "; and those of 1 days whose input is not there yet" in str(result)
 
 
 def test_of_days_that_all_lack_their_input_no_number_is_told():
     fates = dict.fromkeys((1, 2), DayForecast(DayOutcome.DEPENDS, "new input: stg_orders"))
-    found = calls(fates, staged(4), ledger(fact_orders_eur))
-    assert str(found).startswith("not known, as the input of 2 days is not there yet; at 10 a sec")
+    result = count_calls(fates, staged_ledger(4), ledger(fact_orders_eur))
+    assert str(result).startswith("not known, as the input of 2 days is not there yet; at 10 a sec")
 
 
 def test_tables_that_ask_nothing_have_no_calls():
-    assert estimate_api_calls({STAGED.name: {day(1): NEVER}}, ledgers(staged(1))) == {}
+    assert estimate_api_calls({STAGED.name: {day(1): NEVER}}, ledgers(staged_ledger(1))) == {}

@@ -30,16 +30,16 @@ SMALL = SizeLimits(max_line=LINE, max_expanded=MB, max_control=KB)
 STORE = pafs.LocalFileSystem()
 
 
-def entry(path: Path) -> ListedFile:
+def make_entry(path: Path) -> ListedFile:
     return ListedFile(path.name, str(path), path.stat().st_size, 1)
 
 
-def check(path: Path, data: bytes, limits: SizeLimits = SMALL) -> None:
+def check_text(path: Path, data: bytes, limits: SizeLimits = SMALL) -> None:
     path.write_bytes(data)
-    limits.check_text(STORE, entry(path))
+    limits.check_text(STORE, make_entry(path))
 
 
-def longest(data: bytes) -> int:
+def longest_line(data: bytes) -> int:
     return max(map(len, data.replace(b"\r", b"\n").split(b"\n")))
 
 
@@ -52,9 +52,9 @@ def test_the_longest_line(tmp_path, monkeypatch, end, before, last):
     lines = (b"x" * 70 + end) * (before // 70)
     after = b"" if last else end + b"y" * 2000 + end + b"z" * 2000
     for name, packed in (("a.jsonl", bytes), ("a.jsonl.gz", gzip.compress)):
-        check(tmp_path / name, packed(lines + b"x" * LINE + after))
+        check_text(tmp_path / name, packed(lines + b"x" * LINE + after))
         with pytest.raises(LandingError, match=r"a line is longer than 4,096 bytes .*MAX_LINE"):
-            check(tmp_path / name, packed(lines + b"x" * (LINE + 1) + after))
+            check_text(tmp_path / name, packed(lines + b"x" * (LINE + 1) + after))
 
 
 @given(
@@ -73,30 +73,30 @@ def test_lines_of_any_lengths(tmp_path_factory, parts, line, tail, piece):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(caps, "_TAIL", tail)
             patch.setattr(caps, "_PIECE", piece)
-            if longest(data) > line:
+            if longest_line(data) > line:
                 with pytest.raises(LandingError, match="a line is longer"):
-                    check(folder / name, packed(data), limits)
+                    check_text(folder / name, packed(data), limits)
             else:
-                check(folder / name, packed(data), limits)
+                check_text(folder / name, packed(data), limits)
 
 
 def test_what_a_file_expands_to(tmp_path):
     lines = b"x" * 1023 + b"\n"
-    check(tmp_path / "a.json.gz", gzip.compress(lines * KB))
+    check_text(tmp_path / "a.json.gz", gzip.compress(lines * KB))
     # Of a plain file, the size says nothing of what the engine must hold.
-    check(tmp_path / "a.json", lines * 2 * KB)
+    check_text(tmp_path / "a.json", lines * 2 * KB)
     with pytest.raises(LandingError, match=r"expands to more than 1,048,576 bytes .*MAX_EXPANDED"):
-        check(tmp_path / "a.json.gz", gzip.compress(lines * KB + b"\n"))
+        check_text(tmp_path / "a.json.gz", gzip.compress(lines * KB + b"\n"))
     # As members of one file.
     with pytest.raises(LandingError, match="MAX_EXPANDED"):
-        check(tmp_path / "a.json.gz", gzip.compress(lines) * (KB + 1))
+        check_text(tmp_path / "a.json.gz", gzip.compress(lines) * (KB + 1))
 
 
 def test_a_line_over_members_of_a_gzip(tmp_path):
     half = gzip.compress(b"x" * (LINE // 2))
-    check(tmp_path / "a.json.gz", half * 2 + gzip.compress(b"\n") + half)
+    check_text(tmp_path / "a.json.gz", half * 2 + gzip.compress(b"\n") + half)
     with pytest.raises(LandingError, match="MAX_LINE"):
-        check(tmp_path / "a.json.gz", half * 2 + gzip.compress(b"x\n") + half)
+        check_text(tmp_path / "a.json.gz", half * 2 + gzip.compress(b"x\n") + half)
 
 
 @pytest.mark.parametrize(
@@ -108,14 +108,14 @@ def test_a_line_over_members_of_a_gzip(tmp_path):
 def test_what_is_no_gzip(tmp_path, data):
     """Whatever our own reading does not understand is not given to another."""
     with pytest.raises(LandingError, match="broken gzip"):
-        check(tmp_path / "a.json.gz", data)
+        check_text(tmp_path / "a.json.gz", data)
 
 
 def test_plain_files_that_are_too_small_are_not_opened(tmp_path):
-    gone = str(tmp_path / "gone.jsonl")
-    SMALL.check_text(STORE, ListedFile("gone.jsonl", gone, LINE, 1))
+    missing_path = str(tmp_path / "gone.jsonl")
+    SMALL.check_text(STORE, ListedFile("gone.jsonl", missing_path, LINE, 1))
     with pytest.raises(FileNotFoundError):
-        SMALL.check_text(STORE, ListedFile("gone.jsonl", gone, LINE + 1, 1))
+        SMALL.check_text(STORE, ListedFile("gone.jsonl", missing_path, LINE + 1, 1))
 
 
 def test_a_line_of_gigabytes_is_told_in_little_memory_and_time(tmp_path):
@@ -125,7 +125,7 @@ def test_a_line_of_gigabytes_is_told_in_little_memory_and_time(tmp_path):
     tracemalloc.start()
     try:
         with pytest.raises(LandingError, match="MAX_LINE"):
-            check(tmp_path / "bomb.jsonl.gz", bomb, usual)
+            check_text(tmp_path / "bomb.jsonl.gz", bomb, usual)
         assert tracemalloc.get_traced_memory()[1] < 16 * MB
     finally:
         tracemalloc.stop()
@@ -155,15 +155,15 @@ def test_of_a_large_plain_file_little_is_read():
 def test_control_files(tmp_path):
     path = tmp_path / "_control.json"
     path.write_bytes(b" " * KB)
-    assert len(SMALL.read_control_file(STORE, entry(path))) == KB
+    assert len(SMALL.read_control_file(STORE, make_entry(path))) == KB
     path.write_bytes(b" " * (KB + 1))
     with pytest.raises(LandingError, match=r"larger than 1,024 bytes .*MAX_CONTROL"):
-        SMALL.read_control_file(STORE, entry(path))
+        SMALL.read_control_file(STORE, make_entry(path))
 
 
-def parquet(path: Path, texts: list[str], **how) -> ListedFile:
+def write_parquet(path: Path, texts: list[str], **how) -> ListedFile:
     pq.write_table(pa.table({"note": texts}), path, use_dictionary=False, **how)
-    return entry(path)
+    return make_entry(path)
 
 
 @pytest.mark.parametrize(
@@ -175,21 +175,23 @@ def parquet(path: Path, texts: list[str], **how) -> ListedFile:
     ],
 )
 def test_parquet_files(tmp_path, texts, why):
-    found = parquet(tmp_path / "a.parquet", texts, compression="zstd", row_group_size=2000)
-    assert found.size < 64 * KB
+    file_entry = write_parquet(
+        tmp_path / "a.parquet", texts, compression="zstd", row_group_size=2000
+    )
+    assert file_entry.size < 64 * KB
     with pytest.raises(LandingError, match=why):
-        SMALL.read_footer(STORE, found)
-    assert SizeLimits.default_limits().read_footer(STORE, found).num_rows == len(texts)
+        SMALL.read_footer(STORE, file_entry)
+    assert SizeLimits.default_limits().read_footer(STORE, file_entry).num_rows == len(texts)
 
 
 def test_a_parquet_footer(tmp_path, monkeypatch):
-    found = parquet(tmp_path / "a.parquet", ["x"] * 1000)
+    file_entry = write_parquet(tmp_path / "a.parquet", ["x"] * 1000)
     monkeypatch.setattr(caps, "_MOST_COLUMNS", 0)
     with pytest.raises(LandingError, match="it has 1 columns, more than 0"):
-        SMALL.read_footer(STORE, found)
+        SMALL.read_footer(STORE, file_entry)
     monkeypatch.setattr(caps, "_MOST_FOOTER", 100)
     with pytest.raises(LandingError, match=r"its footer has \d+ bytes, more than 100"):
-        SMALL.read_footer(STORE, found)
+        SMALL.read_footer(STORE, file_entry)
 
 
 def test_any_broken_footer_is_a_file_that_cannot_be_read(tmp_path):
@@ -199,13 +201,15 @@ def test_any_broken_footer_is_a_file_that_cannot_be_read(tmp_path):
     pq.write_table(pa.table(columns), path)
     whole, chance = path.read_bytes(), random.Random(0)
     footer = int.from_bytes(whole[-8:-4], "little")
-    seen = Counter()
+    outcomes = Counter()
     for _ in range(400):
         data = bytearray(whole)
         for _ in range(chance.randint(1, 4)):
             data[chance.randrange(len(data) - footer - 8, len(data))] = chance.randrange(256)
         path.write_bytes(data)
         file = LandingFile(START, path.name, str(path), len(data))
-        found = _probe_file(STORE, ORDER_LINES, SizeLimits.default_limits(), (entry(path), file))
-        seen[type(found).__name__] += 1
-    assert {*seen} == {"Columns", "_Unreadable"}
+        outcome = _probe_file(
+            STORE, ORDER_LINES, SizeLimits.default_limits(), (make_entry(path), file)
+        )
+        outcomes[type(outcome).__name__] += 1
+    assert {*outcomes} == {"Columns", "_Unreadable"}

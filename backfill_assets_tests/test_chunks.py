@@ -15,42 +15,42 @@ from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets_tests.pipeline import START
 
 
-def days(count: int) -> Window:
+def make_window(count: int) -> Window:
     return Window(START, START + count * DAY)
 
 
-def work(rows, of_run=0, lead=0, before=()) -> WorkEstimate:
+def make_workload(rows, of_run=0, lead=0, before=()) -> WorkEstimate:
     """Of a log, and of what follows from it, which has days before it as well."""
-    window = days(len(rows))
+    window = make_window(len(rows))
     by_day = dict(zip(window, rows, strict=True))
-    earlier = {START - n * DAY: found for n, found in enumerate(before, 1)}
+    earlier = {START - n * DAY: row_count for n, row_count in enumerate(before, 1)}
     return WorkEstimate(
         window, of_run, {0: by_day, lead: by_day | earlier} if lead else {0: by_day}
     )
 
 
-def cut(load: WorkEstimate, most: int) -> list[Window]:
+def cut_stages(load: WorkEstimate, most: int) -> list[Window]:
     return even_stages(load.window, load, most)
 
 
 ROWS = st.lists(st.integers(0, 50) | st.integers(0, 2_000), min_size=1, max_size=90)
-LOADS = st.builds(work, ROWS, st.integers(0, 300), st.integers(0, 8))
+LOADS = st.builds(make_workload, ROWS, st.integers(0, 300), st.integers(0, 8))
 MOST = st.integers(1, 40)
 
 
 @given(LOADS, MOST)
 def test_every_day_is_in_one_stage_in_order(load, most):
-    stages = cut(load, most)
+    stages = cut_stages(load, most)
     assert [day for stage in stages for day in stage] == [*load.window]
     assert all(len(stage) for stage in stages)
-    assert stages == cut(load, most)
+    assert stages == cut_stages(load, most)
     if len(stages) > 1:
         assert max(map(len, stages)) <= most
 
 
 @given(LOADS, MOST)
 def test_no_stage_is_heavier_than_a_run_would_be_or_than_the_heaviest_day(load, most):
-    stages = cut(load, most)
+    stages = cut_stages(load, most)
     if len(stages) == 1:
         return
     runs = [load.of(run, again=False) for run in load.window.split(most)]
@@ -75,8 +75,8 @@ def test_stages_are_even_where_no_day_is_as_large_as_one(rows, heavy, most, lead
     The bound is a multiple of a stage of median days, which may be a little more than the mean.
     """
     rows[heavy] = 180
-    load = work(rows, lead=lead, before=[10] * lead)
-    stages = cut(load, most)
+    load = make_workload(rows, lead=lead, before=[10] * lead)
+    stages = cut_stages(load, most)
     works = [*map(load.run_work, stages)]
     longest = most - lead if 2 * lead <= most else most
     usual = median_stage_work(load.window, load, longest)
@@ -88,10 +88,10 @@ def test_black_friday():
     """Of a year, one day has twenty times the rows of the others."""
     rows = [1_000] * 365
     rows[328] = 20_000
-    load = work(rows)
+    load = make_workload(rows)
     runs = [load.run_work(run) for run in load.window.split_by_length(31)]
     assert max(runs) / mean(runs) > 1.5
-    works = [load.run_work(stage) for stage in cut(load, 31)]
+    works = [load.run_work(stage) for stage in cut_stages(load, 31)]
     assert len(works) == 13
     assert max(works) <= 1.1 * mean(works)
     assert min(works) >= 0.8 * mean(works)
@@ -100,44 +100,47 @@ def test_black_friday():
 @pytest.mark.parametrize(
     ("load", "most"),
     [
-        (work([1] * 365), 31),  # Dagster's own runs are even
-        (work([1] * 4 + [20]), 31),  # there is but one run
-        (work([1] * 60 + [500]), 61),
-        (work([1] * 9 + [20]), 1),  # there are no smaller runs
-        (work([1] * 40 + [20], of_run=1_000), 7),  # the rows are nothing beside what a run costs
-        (work([0] * 40), 7),  # nothing is to be done
+        (make_workload([1] * 365), 31),  # Dagster's own runs are even
+        (make_workload([1] * 4 + [20]), 31),  # there is but one run
+        (make_workload([1] * 60 + [500]), 61),
+        (make_workload([1] * 9 + [20]), 1),  # there are no smaller runs
+        (
+            make_workload([1] * 40 + [20], of_run=1_000),
+            7,
+        ),  # the rows are nothing beside what a run costs
+        (make_workload([0] * 40), 7),  # nothing is to be done
     ],
 )
 def test_one_stage_where_a_cut_would_win_nothing(load, most):
-    assert cut(load, most) == [load.window]
+    assert cut_stages(load, most) == [load.window]
 
 
 def test_a_day_that_is_as_large_as_a_stage_is_alone():
     rows = [10] * 20
     rows[9] = 400
     heavy = START + 9 * DAY
-    assert Window(heavy, heavy + DAY) in cut(work(rows), 7)
+    assert Window(heavy, heavy + DAY) in cut_stages(make_workload(rows), 7)
 
 
 def test_what_follows_from_a_stage_is_part_of_its_work():
     """A day of the log makes the seven days before it anew, and a heavy one among them."""
-    load = work([1] * 10 + [20] + [1] * 20, of_run=5, lead=7, before=[2] * 7)
+    load = make_workload([1] * 10 + [20] + [1] * 20, of_run=5, lead=7, before=[2] * 7)
     first = Window(START, START + 3 * DAY)
     assert load.run_work(first) == 5 + 3 + 3 + 7 * 2
     after = Window(START + 11 * DAY, START + 14 * DAY)
     assert load.run_work(after) == 5 + 3 + 3 + 20 + 6
     assert load.run_work(after, with_lead=False) == 5 + 3 + 3
     # The seven days before its first fit in the run of a stage as well.
-    heavy = work([1] * 40 + [200] + [1] * 60, lead=7, before=[1] * 7)
-    stages = cut(heavy, 31)
+    heavy = make_workload([1] * 40 + [200] + [1] * 60, lead=7, before=[1] * 7)
+    stages = cut_stages(heavy, 31)
     assert len(stages) > 1
     assert 20 <= max(map(len, stages)) <= 24
 
 
 @given(LOADS, st.integers(1, 40), st.integers(0, 30))
 def test_the_pilot_is_a_stage_of_its_own(load, most, pilot):
-    asked = BackfillRequest(days=str(load.window), pilot_days=pilot)
-    stages = [*asked.split_stages(lambda rest: even_stages(rest, load, most))]
+    parameters = BackfillRequest(days=str(load.window), pilot_days=pilot)
+    stages = [*parameters.split_stages(lambda rest: even_stages(rest, load, most))]
     assert [day for _, stage in stages for day in stage] == [*load.window]
     if 0 < pilot < len(load.window):
         name, first = stages.pop(0)

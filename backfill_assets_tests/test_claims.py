@@ -48,8 +48,8 @@ def test_a_home_is_one_deployments_until_it_is_killed(tmp_path):
         holder.send_signal(signal.SIGKILL)
         holder.wait()
     # Nor twice in one process; and what is said of it is of now.
-    taken = pytest.raises(TakenError, match=rf"process {os.getpid()}, .*:3000\.")
-    with lock_home(tmp_path, 3000), taken, lock_home(tmp_path, 3001):
+    refusal = pytest.raises(TakenError, match=rf"process {os.getpid()}, .*:3000\.")
+    with lock_home(tmp_path, 3000), refusal, lock_home(tmp_path, 3001):
         pass
     with lock_home(tmp_path, 3001):
         assert read_ui_url(tmp_path) == "http://127.0.0.1:3001"
@@ -79,8 +79,8 @@ def free_port() -> int:
 
 def test_a_port_is_had_from_the_start():
     port = free_port()
-    with listen_on_port(port) as found:
-        assert {one.getsockname()[1] for one in found} == {port}
+    with listen_on_port(port) as sockets:
+        assert {bound_socket.getsockname()[1] for bound_socket in sockets} == {port}
         with pytest.raises(TakenError, match=rf"port {port} of 127\.0\.0\.1 cannot be had"):
             listen_on_port(port).__enter__()
         # Whoever calls meanwhile waits, and is not refused.
@@ -113,18 +113,18 @@ def test_nobody_else_is_where_localhost_may_lead_to():
 )
 def test_a_home_is_closed_to_others(tmp_path, before, after):
     tmp_path.chmod(before)
-    said = make_home_private(tmp_path)
+    message = make_home_private(tmp_path)
     assert tmp_path.stat().st_mode & 0o777 == after
-    assert bool(said) == (before != after)
+    assert bool(message) == (before != after)
     assert make_home_private(tmp_path) == ""
 
 
 def test_a_home_that_cannot_be_closed_is_told_of(tmp_path, monkeypatch):
-    def refused(*_: object) -> None:
+    def refuse_access(*_: object) -> None:
         raise PermissionError(1, "Operation not permitted")
 
     tmp_path.chmod(0o755)
-    monkeypatch.setattr(Path, "chmod", refused)
+    monkeypatch.setattr(Path, "chmod", refuse_access)
     assert make_home_private(tmp_path).startswith(
         "Other users of this machine may read DAGSTER_HOME="
     )

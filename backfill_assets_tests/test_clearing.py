@@ -31,15 +31,15 @@ def project(tmp_path, monkeypatch) -> Path:
     monkeypatch.delenv("BACKFILL_ASSETS_LANDING")
     (root / ".dagster").mkdir()
     (root / ".dagster/dagster.yaml").write_text("telemetry: {enabled: false}\n")
-    commit(root, "raw_orders", made_of=next((root / "data/landing/orders").rglob("part-*")))
-    commit(root, "stg_orders")
+    write_commit(root, "raw_orders", made_of=next((root / "data/landing/orders").rglob("part-*")))
+    write_commit(root, "stg_orders")
     page = root / "data/warehouse/lateness_dashboard/index.html"
     page.parent.mkdir()
     page.write_text("<html>")
     return root
 
 
-def commit(root: Path, table: str, *, made_of: Path | None = None, ours: bool = True) -> None:
+def write_commit(root: Path, table: str, *, made_of: Path | None = None, ours: bool = True) -> None:
     """The next commit of a table, with the record that the pipeline would give it."""
     log = root / "data/warehouse" / table / "_delta_log"
     log.mkdir(parents=True, exist_ok=True)
@@ -54,24 +54,24 @@ def commit(root: Path, table: str, *, made_of: Path | None = None, ours: bool = 
     (log / f"{version:020d}.json").write_text("\n".join(map(json.dumps, actions)))
 
 
-def clean(root: Path, **settings: str) -> str:
-    own = {k: v for k, v in os.environ.items() if not k.startswith("BACKFILL_ASSETS_")}
-    done = subprocess.run(
+def make_clean(root: Path, **settings: str) -> str:
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith("BACKFILL_ASSETS_")}
+    result = subprocess.run(
         ["make", "-C", str(root), "clean", f"PYTHON={sys.executable}"],
-        env={**own, **settings},
+        env={**inherited, **settings},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    assert result.returncode == 0, result.stderr
+    return result.stdout
 
 
 def test_the_sample_goes_with_all_that_was_made_of_it(project):
     (project / "site").mkdir()
-    assert "stay as they are" not in clean(project)
+    assert "stay as they are" not in make_clean(project)
     assert {path.name for path in project.iterdir()} == {"Makefile", "backfill_assets"}
-    assert "stay as they are" not in clean(project)
+    assert "stay as they are" not in make_clean(project)
 
 
 def _own_file(root: Path) -> None:
@@ -97,7 +97,7 @@ def _other_warehouse(root: Path) -> None:
 
 
 def _own_table(root: Path) -> None:
-    commit(root, "customers", ours=False)
+    write_commit(root, "customers", ours=False)
 
 
 def _own_folder(root: Path) -> None:
@@ -105,14 +105,14 @@ def _own_folder(root: Path) -> None:
 
 
 def _own_rows(root: Path) -> None:
-    commit(root, "stg_orders", ours=False)
+    write_commit(root, "stg_orders", ours=False)
 
 
 def _loaded_from_elsewhere(root: Path) -> None:
     other = root / "arrival_date=2024-01-01" / "mine.csv"
     other.parent.mkdir()
     other.write_text("mine\n")
-    commit(root, "raw_orders", made_of=other)
+    write_commit(root, "raw_orders", made_of=other)
 
 
 def _cut_log(root: Path) -> None:
@@ -165,29 +165,29 @@ def _no_data(root: Path) -> None:
 )
 def test_what_is_not_the_sample_stays_all_of_it(change: Callable[[Path], None], project):
     change(project)
-    before = everything(project.parent)
-    assert "stay as they are: " in clean(project)
-    assert everything(project.parent) == before
+    before = list_paths(project.parent)
+    assert "stay as they are: " in make_clean(project)
+    assert list_paths(project.parent) == before
 
 
 @pytest.mark.parametrize("name", ["WAREHOUSE", "LANDING"])
 def test_an_instance_that_is_used_for_other_tables_stays(name, project):
     """Also where the sample lies beside it."""
-    said = clean(project, **{f"BACKFILL_ASSETS_{name}": str(project.parent / "mine")})
-    assert f"BACKFILL_ASSETS_{name} is " in said
+    output = make_clean(project, **{f"BACKFILL_ASSETS_{name}": str(project.parent / "mine")})
+    assert f"BACKFILL_ASSETS_{name} is " in output
     assert (project / ".dagster/dagster.yaml").exists()
     assert (project / "data/landing/orders").exists()
 
 
 def test_a_warehouse_inside_the_folder_of_the_sample(project):
-    mine = project / "data/warehouse/mine"
-    assert "stay as they are" in clean(project, BACKFILL_ASSETS_WAREHOUSE=str(mine))
+    warehouse = project / "data/warehouse/mine"
+    assert "stay as they are" in make_clean(project, BACKFILL_ASSETS_WAREHOUSE=str(warehouse))
 
 
 def test_an_instance_elsewhere_stays(project, tmp_path):
     home = tmp_path / "home"
     home.mkdir()
-    clean(project, DAGSTER_HOME=str(home))
+    make_clean(project, DAGSTER_HOME=str(home))
     assert home.is_dir()
     assert not (project / "data").exists()
 
@@ -200,5 +200,5 @@ def test_a_sample_beside_other_files_is_none(tmp_path, monkeypatch):
     assert not (tmp_path / ".sample.json").exists()
 
 
-def everything(root: Path) -> set[str]:
+def list_paths(root: Path) -> set[str]:
     return {str(path.relative_to(root)) for path in root.rglob("*")}

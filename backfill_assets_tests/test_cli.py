@@ -27,7 +27,7 @@ from backfill_assets.engine.spark import Engine
 from backfill_assets.monitoring.states import DayState
 from backfill_assets.orders.tables import TABLES
 from backfill_assets.settings import load_settings
-from backfill_assets_tests.commands import JAN, publish_facts, refused, wrong
+from backfill_assets_tests.commands import JAN, publish_facts, refusal_message, usage_error
 from backfill_assets_tests.places import BIN
 
 FACT = "fact_daily_orders"
@@ -46,10 +46,10 @@ def test_a_bad_setting_is_one_sentence(monkeypatch, capsys):
     monkeypatch.setenv("BACKFILL_ASSETS_START", "20240101")
     for command in ("jars", "sample", "show", "ui", "status"):
         assert main([command]) == 3
-        said = refused(capsys, command)
-        assert "BACKFILL_ASSETS_START='20240101': must be a day as YYYY-MM-DD" in said
+        message = refusal_message(capsys, command)
+        assert "BACKFILL_ASSETS_START='20240101': must be a day as YYYY-MM-DD" in message
     assert main(["verify", "2024-01-01"]) == 3
-    refused(capsys, "verify")
+    refusal_message(capsys, "verify")
 
 
 # the command itself
@@ -63,17 +63,17 @@ def test_no_command(capsys):
 
 
 def test_an_unknown_command(capsys):
-    assert "Did you mean 'backfill'?" in wrong(capsys, "bakfill")
-    assert "Did you mean" not in wrong(capsys, "xyz")
+    assert "Did you mean 'backfill'?" in usage_error(capsys, "bakfill")
+    assert "Did you mean" not in usage_error(capsys, "xyz")
 
 
 def test_it_is_installed_under_its_name():
     command = BIN / "backfill-assets"
-    done = subprocess.run([command, "--help"], capture_output=True, text=True, check=True)
+    result = subprocess.run([command, "--help"], capture_output=True, text=True, check=True)
     for word in cli.list_commands(click.Context(cli)):
-        assert f"\n  {word} " in done.stdout
-    done = subprocess.run([command, "--version"], capture_output=True, text=True, check=True)
-    assert done.stdout == f"backfill-assets {version('backfill-assets')}\n"
+        assert f"\n  {word} " in result.stdout
+    result = subprocess.run([command, "--version"], capture_output=True, text=True, check=True)
+    assert result.stdout == f"backfill-assets {version('backfill-assets')}\n"
 
 
 def test_help_is_quick():
@@ -84,18 +84,20 @@ def test_help_is_quick():
         "for name in cli.list_commands(click.Context(cli)): main([name, '--help'])\n"
         f"print(*({HEAVY} & set(sys.modules)), file=sys.stderr)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stderr.strip() == ""
-    assert done.stdout.count("Usage: ") == 1 + len(cli.list_commands(click.Context(cli)))
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert result.stderr.strip() == ""
+    assert result.stdout.count("Usage: ") == 1 + len(cli.list_commands(click.Context(cli)))
 
 
 @pytest.mark.parametrize("name", cli.list_commands(click.Context(cli)))
 def test_help_has_an_example_that_can_be_typed(name, monkeypatch, capsys):
     monkeypatch.setenv("BACKFILL_ASSETS_END", "2024-01-29")
     assert main([name, "-h"]) == 0
-    said = capsys.readouterr().out
-    assert max(map(len, said.splitlines())) <= 80
-    examples = re.findall(r"^    backfill-assets (.*)$", said.partition("  Example")[2], re.M)
+    output = capsys.readouterr().out
+    assert max(map(len, output.splitlines())) <= 80
+    examples = re.findall(r"^    backfill-assets (.*)$", output.partition("  Example")[2], re.M)
     assert examples
     for example in examples:
         first, *words = shlex.split(example.partition("<")[0])
@@ -113,7 +115,7 @@ def test_completion(monkeypatch, capsys):
     assert caught.value.code == 0
     assert "COMP_WORDS" in capsys.readouterr().out
     monkeypatch.setenv("_BACKFILL_ASSETS_COMPLETE", "bash_complete")
-    for words, at, found in (
+    for words, at, expected in (
         ("backfill-assets pla", 1, ["plan", "plans"]),
         ("backfill-assets history fact_daily_orders_", 2, ["fact_daily_orders_current"]),
     ):
@@ -121,8 +123,8 @@ def test_completion(monkeypatch, capsys):
         monkeypatch.setenv("COMP_CWORD", str(at))
         with pytest.raises(SystemExit):
             main([])
-        said = capsys.readouterr().out.splitlines()
-        assert [line.partition(",")[2] for line in said] == found
+        lines = capsys.readouterr().out.splitlines()
+        assert [line.partition(",")[2] for line in lines] == expected
 
 
 def test_a_fault_of_ours_is_no_finding(monkeypatch, capsys):
@@ -134,10 +136,10 @@ def test_a_fault_of_ours_is_no_finding(monkeypatch, capsys):
 def test_verbose_has_the_trace_of_an_error(monkeypatch, capsys):
     for command in (["-v", "show"], ["show", "-v"]):
         assert main(command) == 3
-        said = capsys.readouterr().err
-        assert "Traceback" in said
-        assert said.splitlines()[-1].startswith("backfill-assets show: there is no warehouse")
-    assert "exclude each other" in wrong(capsys, "-v", "show", "-q")
+        message = capsys.readouterr().err
+        assert "Traceback" in message
+        assert message.splitlines()[-1].startswith("backfill-assets show: there is no warehouse")
+    assert "exclude each other" in usage_error(capsys, "-v", "show", "-q")
 
 
 # days and tables, one way to say them
@@ -159,7 +161,7 @@ def test_days_are_refused_in_one_sentence(monkeypatch, capsys, command):
         *("2024-1-1", "2024-02-30", "2024-13-01", "2024-01-01....2024-01-02", "2024-01-01...x"),
         *("2024-01-05...2024-01-04", "2023-12-31", "2024-01-28...2024-01-29"),
     ):
-        assert wrong(capsys, *command, days).endswith(
+        assert usage_error(capsys, *command, days).endswith(
             f"{days!r} is not in the calendar, which is 2024-01-01...2024-01-28: give FIRST...LAST "
             "or one day, as YYYY-MM-DD, the first not after the last\n"
         )
@@ -169,9 +171,9 @@ def test_the_calendar_is_that_of_the_partitions(monkeypatch):
     now = datetime(2024, 1, 20, 23, 30, tzinfo=timezone.utc)
     for end in ("2024-01-10", "2024-01-20", "2024-01-21", "2024-02-01", None):
         for zone in ("UTC", "Asia/Tokyo", "America/Los_Angeles"):
-            given = load_settings(end=end and date.fromisoformat(end), timezone=zone)
-            keys = Grain.DAILY.partitions_def(given).get_partition_keys(current_time=now)
-            first, last = calendar_bounds(given, now)
+            settings = load_settings(end=end and date.fromisoformat(end), timezone=zone)
+            keys = Grain.DAILY.partitions_def(settings).get_partition_keys(current_time=now)
+            first, last = calendar_bounds(settings, now)
             assert [str(first), str(last)] == [keys[0], keys[-1]]
     young = load_settings(start=date(2024, 1, 20))
     assert calendar_bounds(young, now) is None
@@ -186,23 +188,25 @@ def test_the_calendar_is_that_of_the_partitions(monkeypatch):
 )
 def test_ranges_as_the_ui_and_others_write_them(text):
     first, last = date(2024, 1, 2), date(2024, 1, 20)
-    asked = text.format(first, last)
-    assert parse_calendar_days(asked, load_settings(end=date(2024, 2, 1))) == (first, last)
-    assert Window.parse(asked) == Window(first, last + timedelta(days=1))
+    range_text = text.format(first, last)
+    assert parse_calendar_days(range_text, load_settings(end=date(2024, 2, 1))) == (first, last)
+    assert Window.parse(range_text) == Window(first, last + timedelta(days=1))
 
 
 @pytest.mark.parametrize(
     "text", ["[{0}...{1}", "{0}...{1}]", "{0}....{1}", "{0}-{1}", "{0}...", ""]
 )
 def test_what_is_no_range(text):
-    asked = text.format("2024-01-02", "2024-01-20")
+    range_text = text.format("2024-01-02", "2024-01-20")
     with pytest.raises(ValueError, match="is no range of days"):
-        Window.parse(asked)
+        Window.parse(range_text)
 
 
 def test_a_day_of_its_own(capsys):
     for day in ("20240101", "2024-1-1", "2024-01-01...2024-01-02"):
-        assert f"{day!r} is not one day, as YYYY-MM-DD" in wrong(capsys, "night", "--as-of", day)
+        assert f"{day!r} is not one day, as YYYY-MM-DD" in usage_error(
+            capsys, "night", "--as-of", day
+        )
 
 
 @pytest.mark.parametrize(
@@ -215,20 +219,20 @@ def test_a_day_of_its_own(capsys):
 )
 def test_unknown_tables(monkeypatch, capsys, command):
     monkeypatch.setattr(Engine, "from_settings", None)  # Spark is not asked
-    said = wrong(capsys, *command, "fact_daily_order")
-    assert "there is no table fact_daily_order; did you mean fact_daily_orders or" in said
-    assert "There are raw_orders, " in said
+    message = usage_error(capsys, *command, "fact_daily_order")
+    assert "there is no table fact_daily_order; did you mean fact_daily_orders or" in message
+    assert "There are raw_orders, " in message
 
 
 def test_selected_tables(capsys, tmp_path):
     publish_facts(tmp_path, {JAN[0]: "ok"})
-    for given in (
+    for options in (
         ["--select", "stg_orders,fact_daily_orders"],
         ["--select", FACT, "--table", "stg_orders"],
     ):
-        assert main(["show", "--json", *given]) == 0
-        found = json.loads(capsys.readouterr().out)
-        assert [one["table"] for one in found] == ["stg_orders", FACT]
+        assert main(["show", "--json", *options]) == 0
+        rows = json.loads(capsys.readouterr().out)
+        assert [row["table"] for row in rows] == ["stg_orders", FACT]
     assert main(["show", "--json", "--select", "*"]) == 0
     assert len(json.loads(capsys.readouterr().out)) == len(TABLES)
 
@@ -255,8 +259,8 @@ def test_jars_without_java(monkeypatch, capsys, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("JAVA_HOME", raising=False)
     assert main(["jars"]) == 3
-    said = refused(capsys, "jars")
-    assert "Spark needs Java 17 or 21 and there is none on the PATH" in said
+    message = refusal_message(capsys, "jars")
+    assert "Spark needs Java 17 or 21 and there is none on the PATH" in message
 
 
 def test_jars_without_a_network(monkeypatch, capsys, tmp_path):
@@ -265,10 +269,10 @@ def test_jars_without_a_network(monkeypatch, capsys, tmp_path):
     failed = subprocess.CompletedProcess([], 1, "", "x\n[unresolved dependency: io.delta]\n\tat y")
     monkeypatch.setattr(jars_module.subprocess, "run", lambda *_, **__: failed)
     assert main(["jars"]) == 3
-    said = capsys.readouterr()
-    assert said.out == f"Downloading the Delta jars ({delta_coordinate()}) ...\n"
-    assert said.err.count("\n") == 1
-    assert "could not be downloaded" in said.err
+    captured = capsys.readouterr()
+    assert captured.out == f"Downloading the Delta jars ({delta_coordinate()}) ...\n"
+    assert captured.err.count("\n") == 1
+    assert "could not be downloaded" in captured.err
     assert list(tmp_path.iterdir()) == []
 
 
@@ -298,7 +302,7 @@ def test_sample_is_written_once(capsys, tmp_path):
     assert main(["sample", "--days", "5"]) == 0
     assert "it stays as it is, whatever --days says" in capsys.readouterr().out
     assert {path: path.stat().st_mtime_ns for path in orders.rglob("*")} == before
-    assert "0 is not in the range" in wrong(capsys, "sample", "--days", "0")
+    assert "0 is not in the range" in usage_error(capsys, "sample", "--days", "0")
 
 
 def test_only_a_local_landing_is_written_to(monkeypatch, capsys, tmp_path):
@@ -307,7 +311,7 @@ def test_only_a_local_landing_is_written_to(monkeypatch, capsys, tmp_path):
     assert main(["sample"]) == 0  # `make ui` goes on
     assert "s3a://bucket/in is no local folder" in capsys.readouterr().out
     assert main(["cdnow", "x.txt"]) == 3
-    assert "LANDING=s3a://bucket/in is no local folder" in refused(capsys, "cdnow")
+    assert "LANDING=s3a://bucket/in is no local folder" in refusal_message(capsys, "cdnow")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -315,7 +319,7 @@ def test_a_landing_that_cannot_be_written(monkeypatch, capsys, tmp_path):
     (tmp_path / "file").touch()
     monkeypatch.setenv("BACKFILL_ASSETS_LANDING", str(tmp_path / "file"))
     assert main(["sample"]) == 3
-    assert str(tmp_path / "file") in refused(capsys, "sample")
+    assert str(tmp_path / "file") in refusal_message(capsys, "sample")
 
 
 def test_cdnow(capsys, tmp_path):
@@ -326,7 +330,7 @@ def test_cdnow(capsys, tmp_path):
     landed = tmp_path / "landing/orders/arrival_date=1997-01-12/part-000.jsonl"
     assert json.loads(landed.read_text())["amount"] == "12.00"
     assert main(["cdnow", str(master)]) == 3
-    assert "orders" in refused(capsys, "cdnow")
+    assert "orders" in refusal_message(capsys, "cdnow")
 
 
 @pytest.mark.parametrize(
@@ -338,14 +342,14 @@ def test_cdnow_refuses(capsys, tmp_path, text, said):
     if text:
         master.write_text(text)
     assert main(["cdnow", str(master)]) == 3
-    assert said in refused(capsys, "cdnow")
+    assert said in refusal_message(capsys, "cdnow")
     assert not (tmp_path / "landing").exists()
 
 
 # show
 
 
-def shown(capsys) -> dict[str, list[str]]:
+def show_words(capsys) -> dict[str, list[str]]:
     """The words of each table's lines; no line is wider than 100."""
     assert main(["show"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -354,32 +358,32 @@ def shown(capsys) -> dict[str, list[str]]:
     assert lines[1].split() == [
         *("table", "days", "from...to", "rows", "ok", "warn", "alert", "commits")
     ]
-    found: dict[str, list[str]] = {}
+    words_by_table: dict[str, list[str]] = {}
     for line in lines[2:]:
         if line.startswith("Tables "):
             break
         name = line.split()[0] if line[0] != " " else name  # noqa: F821
-        found.setdefault(name, []).extend(line.split())
-    return found
+        words_by_table.setdefault(name, []).extend(line.split())
+    return words_by_table
 
 
 def test_show_without_tables(capsys, tmp_path):
     (tmp_path / "warehouse").mkdir()
-    found = shown(capsys)
-    assert found["fact_daily_orders"] == ["fact_daily_orders", "0", "no", "table", "yet"]
-    assert list(found) == list(TABLES)
+    words_by_table = show_words(capsys)
+    assert words_by_table["fact_daily_orders"] == ["fact_daily_orders", "0", "no", "table", "yet"]
+    assert list(words_by_table) == list(TABLES)
 
 
 @pytest.mark.parametrize("command", [["show"], ["status"], ["history", FACT], ["maintain"]])
 def test_a_warehouse_that_is_not_there(capsys, tmp_path, command):
     assert main(command) == 3
-    said = refused(capsys, command[0])
-    assert f"there is no warehouse at {tmp_path / 'warehouse'}" in said
+    message = refusal_message(capsys, command[0])
+    assert f"there is no warehouse at {tmp_path / 'warehouse'}" in message
 
 
 def test_show(capsys, tmp_path):
     publish_facts(tmp_path, {**dict.fromkeys(JAN[:20], "ok"), JAN[20]: "warn"}, rows=60)
-    row = shown(capsys)["fact_daily_orders"]
+    row = show_words(capsys)["fact_daily_orders"]
     assert row[1:] == ["21", "2024-01-01...2024-01-21", "1,260", "20", "1", "0", "1"]
 
 
@@ -440,9 +444,9 @@ def test_quiet_has_no_hints(capsys, tmp_path):
     publish_facts(tmp_path, {JAN[0]: "ok"})
     for command in (["-q", "show"], ["show", "--quiet"]):
         assert main(command) == 0
-        said = capsys.readouterr().out
-        assert FACT in said
-        assert "Next " not in said
+        output = capsys.readouterr().out
+        assert FACT in output
+        assert "Next " not in output
 
 
 class Terminal(io.StringIO):
@@ -466,7 +470,7 @@ def test_plain_text_in_a_pipe_and_without_color(monkeypatch, capsys, tmp_path):
 def test_show_with_gaps(capsys, tmp_path):
     publish_facts(tmp_path, dict.fromkeys([*JAN[:3], *JAN[4:6]], "ok"))
     publish_facts(tmp_path, {JAN[10]: "warn"})
-    assert shown(capsys)["fact_daily_orders"][1:] == [
+    assert show_words(capsys)["fact_daily_orders"][1:] == [
         *("6", "2024-01-01...2024-01-03", "12", "5", "1", "0", "2"),
         *("2024-01-05...2024-01-06", "2024-01-11"),
     ]
@@ -474,7 +478,7 @@ def test_show_with_gaps(capsys, tmp_path):
 
 def test_show_with_many_gaps(capsys, tmp_path):
     publish_facts(tmp_path, dict.fromkeys(JAN[::2], "ok"))
-    row = " ".join(shown(capsys)["fact_daily_orders"])
+    row = " ".join(show_words(capsys)["fact_daily_orders"])
     assert "11 range(s) before" in row
     assert "2024-01-31" in row
     assert "2024-01-21" not in row
@@ -483,7 +487,7 @@ def test_show_with_many_gaps(capsys, tmp_path):
 def test_show_takes_the_latest_verdict(capsys, tmp_path):
     publish_facts(tmp_path, {JAN[0]: "warn"})
     publish_facts(tmp_path, {JAN[0]: "ok"})
-    assert shown(capsys)["fact_daily_orders"][-4:] == ["1", "0", "0", "2"]
+    assert show_words(capsys)["fact_daily_orders"][-4:] == ["1", "0", "0", "2"]
 
 
 def test_show_says_where_things_are(capsys, monkeypatch, tmp_path):
@@ -497,8 +501,8 @@ def test_show_says_where_things_are(capsys, monkeypatch, tmp_path):
 # history
 
 
-def history(capsys, *given: str) -> list[list[str]]:
-    assert main(["history", *given]) == 0
+def history_lines(capsys, *arguments: str) -> list[list[str]]:
+    assert main(["history", *arguments]) == 0
     return [line.split() for line in capsys.readouterr().out.splitlines()]
 
 
@@ -507,7 +511,7 @@ def test_history(capsys, tmp_path):
     twice = dict.fromkeys(JAN[1:3], "ok")
     publish_facts(tmp_path, twice, 5, backfill_id="b", since=0, written=["2024-01-02...2024-01-02"])
     now = datetime.now(timezone.utc).date()
-    all_days = history(capsys, FACT)
+    all_days = history_lines(capsys, FACT)
     assert all_days[0] == ["version", "at", "(UTC)", "days", "run", "backfill", "by"]
     first, second, third = all_days[1:]
     assert first[:2] == ["0", str(now)]
@@ -516,7 +520,7 @@ def test_history(capsys, tmp_path):
     assert third == ["2024-01-03", "unchanged"]
 
 
-def life(capsys, day: str) -> list[str]:
+def day_history(capsys, day: str) -> list[str]:
     """What is printed of each commit."""
     assert main(["history", FACT, day]) == 0
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
@@ -526,12 +530,12 @@ def life(capsys, day: str) -> list[str]:
 def test_the_life_of_a_day(capsys, tmp_path):
     publish_facts(tmp_path, dict.fromkeys(JAN[:3], "ok"))
     committed = {"git_commit": "0123456789abcdef", "git_dirty": True}
-    by = {"backfill_id": "b", "reason": "bad amounts", "inputs": {"stg_orders": 4}, **committed}
+    writer = {"backfill_id": "b", "reason": "bad amounts", "inputs": {"stg_orders": 4}, **committed}
     twice = dict.fromkeys(JAN[1:3], "warn")
-    publish_facts(tmp_path, twice, 5, since=0, written=["2024-01-02...2024-01-02"], **by)
+    publish_facts(tmp_path, twice, 5, since=0, written=["2024-01-02...2024-01-02"], **writer)
     undone = {"since": 1, "written": ["2024-01-02"], "said": {"undoes": "b"}}
     publish_facts(tmp_path, {JAN[1]: "ok"}, **undone, withdrawn=["2024-01-03"])
-    first, second, third = life(capsys, "2024-01-02")
+    first, second, third = day_history(capsys, "2024-01-02")
     assert "UTC, written" in first
     assert "2, digest d, verdict ok" in first
     assert "c (commit unknown)" in first
@@ -541,25 +545,28 @@ def test_the_life_of_a_day(capsys, tmp_path):
     assert "c (commit 0123456789, with uncommitted changes)" in second
     assert "stg_orders version 4" in second
     assert "put back to what it was before b" in third
-    first, second, third = life(capsys, "2024-01-03")
+    first, second, third = day_history(capsys, "2024-01-03")
     assert "computed, and unchanged" in second
     assert "taken back: before b it had never been published" in third
-    assert len(life(capsys, "2024-01-01")) == 1
-    assert "2024-01-03 taken back" in " ".join(history(capsys, FACT)[-1])
+    assert len(day_history(capsys, "2024-01-01")) == 1
+    assert "2024-01-03 taken back" in " ".join(history_lines(capsys, FACT)[-1])
 
 
 def test_history_tells_of_other_writers(capsys, tmp_path):
     publish_facts(tmp_path, dict.fromkeys(JAN[:3], "ok"))
     DeltaTable(tmp_path / "warehouse" / FACT).delete("run_date = '2024-01-02'")
-    assert "another writer: DELETE" in " ".join(history(capsys, FACT)[-1])
-    assert "changed by another writer: DELETE" in life(capsys, "2024-01-02")[-1]
-    assert len(life(capsys, "2024-01-03")) == 1
+    assert "another writer: DELETE" in " ".join(history_lines(capsys, FACT)[-1])
+    assert "changed by another writer: DELETE" in day_history(capsys, "2024-01-02")[-1]
+    assert len(day_history(capsys, "2024-01-03")) == 1
 
 
 def test_history_of_some_days(capsys, tmp_path):
     publish_facts(tmp_path, {JAN[0]: "ok"})
     publish_facts(tmp_path, dict.fromkeys(JAN[1:3], "ok"))
-    assert [row[0] for row in history(capsys, FACT, "2024-01-02...2024-01-05")] == ["version", "1"]
+    assert [row[0] for row in history_lines(capsys, FACT, "2024-01-02...2024-01-05")] == [
+        "version",
+        "1",
+    ]
 
 
 def test_history_as_json(capsys, tmp_path):
@@ -570,7 +577,7 @@ def test_history_as_json(capsys, tmp_path):
     assert main(["history", FACT, "--json"]) == 0
     first, second, third = json.loads(capsys.readouterr().out)
     assert (first["version"], first["run"], first["by"]) == (0, "r", "person")
-    assert {day: said["what"] for day, said in second["days"].items()} == {
+    assert {day: details["what"] for day, details in second["days"].items()} == {
         "2024-01-01": "taken back",
         "2024-01-02": "written",
         "2024-01-03": "unchanged",
@@ -585,10 +592,10 @@ def test_history_as_json(capsys, tmp_path):
 def test_history_of_what_is_not_there(capsys, tmp_path):
     (tmp_path / "warehouse").mkdir()
     assert main(["history", FACT]) == 1
-    assert f"{FACT} has never been published at" in refused(capsys, "history")
+    assert f"{FACT} has never been published at" in refusal_message(capsys, "history")
     publish_facts(tmp_path, dict.fromkeys(JAN[:3], "ok"))
     assert main(["history", FACT, "2024-01-09"]) == 1
-    assert f"{FACT}[2024-01-09] has never been published" in refused(capsys, "history")
+    assert f"{FACT}[2024-01-09] has never been published" in refusal_message(capsys, "history")
 
 
 # status
@@ -604,9 +611,9 @@ def test_status(monkeypatch, capsys, tmp_path):
     assert [FACT, "missing", "2", "2024-01-04...2024-01-05"] in rows
     assert ["missing:", "never", "published"] in [row[:3] for row in rows]
     assert main(["status", "--select", FACT, "--json"]) == 1
-    said = json.loads(capsys.readouterr().out)
-    assert said["good"] is False
-    assert said["tables"][FACT]["missing"] == ["2024-01-04...2024-01-05"]
+    result = json.loads(capsys.readouterr().out)
+    assert result["good"] is False
+    assert result["tables"][FACT]["missing"] == ["2024-01-04...2024-01-05"]
     final = {JAN[0]: DayState.FINAL}
     monkeypatch.setattr("backfill_assets.monitoring.states.day_states", lambda *_: final)
     assert main(["status"]) == 0
@@ -617,13 +624,13 @@ def test_status(monkeypatch, capsys, tmp_path):
 def test_status_without_a_landing(capsys, tmp_path):
     publish_facts(tmp_path, {JAN[0]: "ok"})
     assert main(["status"]) == 3
-    assert "landing" in refused(capsys, "status")
+    assert "landing" in refusal_message(capsys, "status")
 
 
 # progress
 
 
-def log(*events: str) -> str:
+def log_text(*events: str) -> str:
     """Lines as Dagster writes them; what does not begin with a step or RUN_ stays as it is."""
     stamp = datetime(2024, 1, 1, tzinfo=timezone.utc).strftime("%Y-%m-%d %H:%M:%S %z")
     head = f"{stamp} - dagster - DEBUG - __ASSET_JOB - 3d3d2572-95b6 - 22365 - "
@@ -671,14 +678,14 @@ SKIPPED = (
 )
 
 
-def progress(monkeypatch, capsys, text: str) -> tuple[int, str]:
+def run_progress(monkeypatch, capsys, text: str) -> tuple[int, str]:
     monkeypatch.setattr("sys.stdin", io.StringIO(text))
     status = main(["progress"])
     return status, capsys.readouterr().out
 
 
 def test_progress(monkeypatch, capsys):
-    text = log(
+    text = log_text(
         *BEGINNING,
         *(PASSED, NOT_PASSED, RAW, RAW, PASSED, REJECTED),
         '*read_orders - STEP_SUCCESS - Finished execution of step "read_orders" in 41.9s.',
@@ -686,9 +693,9 @@ def test_progress(monkeypatch, capsys):
         "*stage_orders - STEP_SUCCESS - Finished",
         "*RUN_SUCCESS - Finished execution of run.",
     )
-    status, said = progress(monkeypatch, capsys, text)
+    status, output = run_progress(monkeypatch, capsys, text)
     assert status == 0
-    assert said.splitlines() == [
+    assert output.splitlines() == [
         "  read_orders ... published raw_orders 2 days, raw_orders_rejected 1 day; "
         "3 checks evaluated, 1 did not pass",
         "    raw_orders conservation: x",
@@ -698,12 +705,12 @@ def test_progress(monkeypatch, capsys):
 
 def test_progress_says_once_what_a_check_finds_on_many_days(monkeypatch, capsys):
     finding = "*read_orders - ASSET_CHECK_EVALUATION - Asset check 'late' on 'late_orders' did not "
-    text = log(
+    text = log_text(
         *BEGINNING,
         *(f"{finding}pass. Description: '{n} line(s) of \\_a\\_ came late'" for n in (3, 5)),
         *("*read_orders - STEP_SUCCESS - Finished", "*RUN_SUCCESS - Finished execution of run."),
     )
-    assert progress(monkeypatch, capsys, text) == (
+    assert run_progress(monkeypatch, capsys, text) == (
         0,
         "  read_orders ... 2 checks evaluated, 2 did not pass\n"
         "    late_orders late: 3 line(s) of _a_ came late (and 1 more)\n",
@@ -711,7 +718,7 @@ def test_progress_says_once_what_a_check_finds_on_many_days(monkeypatch, capsys)
 
 
 def test_progress_of_steps_that_run_at_the_same_time(monkeypatch, capsys):
-    text = log(
+    text = log_text(
         *BEGINNING,
         "*stage_orders - STEP_START - Started",
         RAW,
@@ -722,9 +729,9 @@ def test_progress_of_steps_that_run_at_the_same_time(monkeypatch, capsys):
         "*read_orders - STEP_SUCCESS - Finished",
         "*RUN_SUCCESS - Finished execution of run.",
     )
-    status, said = progress(monkeypatch, capsys, text)
+    status, output = run_progress(monkeypatch, capsys, text)
     assert status == 0
-    assert said.splitlines() == [
+    assert output.splitlines() == [
         "  stage_orders ... published stg_orders 1 day",
         "  read_orders ... published raw_orders 1 day; 1 checks evaluated",
         "  make_facts ... published nothing; 0 checks evaluated",
@@ -733,18 +740,21 @@ def test_progress_of_steps_that_run_at_the_same_time(monkeypatch, capsys):
 
 def test_progress_of_a_page_has_no_days(monkeypatch, capsys):
     """Whatever a source calls its page."""
-    text = log(
+    text = log_text(
         *BEGINNING[:2],
         "*draw_how_late - STEP_START - Started",
         "*draw_how_late - ASSET_MATERIALIZATION - Materialized value how_late.",
         "*draw_how_late - STEP_SUCCESS - Finished",
         "*RUN_SUCCESS - Finished execution of run.",
     )
-    assert progress(monkeypatch, capsys, text) == (0, "  draw_how_late ... published how_late\n")
+    assert run_progress(monkeypatch, capsys, text) == (
+        0,
+        "  draw_how_late ... published how_late\n",
+    )
 
 
 def test_progress_of_days_that_need_not_be_computed(monkeypatch, capsys):
-    text = log(
+    text = log_text(
         *BEGINNING,
         *[RAW] * 21,
         "*read_orders - raw_orders [2024-01-01...2024-01-21]: 20 days identical, 1 day written",
@@ -753,7 +763,7 @@ def test_progress_of_days_that_need_not_be_computed(monkeypatch, capsys):
         "*read_orders - STEP_SUCCESS - Finished",
         "*RUN_SUCCESS - Finished execution of run.",
     )
-    assert progress(monkeypatch, capsys, text) == (
+    assert run_progress(monkeypatch, capsys, text) == (
         0,
         "  read_orders ... identical raw_orders 20 days, raw_orders_rejected 21 days; "
         "published raw_orders 1 day\n",
@@ -761,10 +771,10 @@ def test_progress_of_days_that_need_not_be_computed(monkeypatch, capsys):
 
 
 def test_progress_of_a_run_with_a_failed_day(monkeypatch, capsys):
-    text = log(*BEGINNING, PASSED, NOT_PASSED, RAW, *FAILED, *SKIPPED)
-    status, said = progress(monkeypatch, capsys, text)
+    text = log_text(*BEGINNING, PASSED, NOT_PASSED, RAW, *FAILED, *SKIPPED)
+    status, output = run_progress(monkeypatch, capsys, text)
     assert status == 1
-    assert said.splitlines() == [
+    assert output.splitlines() == [
         "  read_orders ... FAILED; published raw_orders 1 day; 2 checks evaluated, 1 did not pass",
         "    raw_orders: 1 day(s) failed the audit.",
         "      raw_orders[2024-01-04]  conservation: [bold]2 rows where 3 are due",
@@ -776,7 +786,7 @@ def test_progress_of_a_run_with_a_failed_day(monkeypatch, capsys):
 
 
 def test_progress_shows_one_sentence_of_an_error_of_ours(monkeypatch, capsys):
-    text = log(
+    text = log_text(
         *BEGINNING,
         "*read_orders - STEP_FAILURE - Execution failed.",
         "dagster._core.errors.DagsterExecutionStepExecutionError: Error occurred:",
@@ -786,16 +796,16 @@ def test_progress_shows_one_sentence_of_an_error_of_ours(monkeypatch, capsys):
         "Stack Trace:",
         "  File x",
     )
-    status, said = progress(monkeypatch, capsys, text)
+    status, output = run_progress(monkeypatch, capsys, text)
     assert status == 1
-    assert said.splitlines() == [
+    assert output.splitlines() == [
         "  read_orders ... FAILED; published nothing; 0 checks evaluated",
         "    backfill_assets.engine.jars.EngineError: no server at :100:",
     ]
 
 
 def test_progress_shows_the_stack_of_an_unforeseen_error(monkeypatch, capsys):
-    text = log(
+    text = log_text(
         *BEGINNING,
         "*read_orders - STEP_FAILURE - Execution failed.",
         "KeyError: 'x'",
@@ -803,15 +813,17 @@ def test_progress_shows_the_stack_of_an_unforeseen_error(monkeypatch, capsys):
         "  File x",
         "*RUN_FAILURE - failed",
     )
-    status, said = progress(monkeypatch, capsys, text)
+    status, output = run_progress(monkeypatch, capsys, text)
     assert status == 1
-    assert said.splitlines()[1:] == ["    KeyError: 'x'", "    Stack Trace:", "      File x"]
+    assert output.splitlines()[1:] == ["    KeyError: 'x'", "    Stack Trace:", "      File x"]
 
 
 def test_progress_of_a_run_that_was_killed(monkeypatch, capsys):
-    status, said = progress(monkeypatch, capsys, log(*BEGINNING, RAW, "OutOfMemoryError", "Killed"))
+    status, output = run_progress(
+        monkeypatch, capsys, log_text(*BEGINNING, RAW, "OutOfMemoryError", "Killed")
+    )
     assert status == 1
-    assert said.splitlines() == [
+    assert output.splitlines() == [
         "  read_orders ... BROKEN OFF; published raw_orders 1 day",
         "    OutOfMemoryError",
         "    Killed",
@@ -820,10 +832,10 @@ def test_progress_of_a_run_that_was_killed(monkeypatch, capsys):
 
 def test_progress_of_a_run_that_never_began(monkeypatch, capsys):
     text = "Traceback (most recent call last):\n  File x\nErrr: no such asset\n"
-    status, said = progress(monkeypatch, capsys, text)
+    status, output = run_progress(monkeypatch, capsys, text)
     assert status == 1
-    assert said.splitlines()[-1] == "    Errr: no such asset"
+    assert output.splitlines()[-1] == "    Errr: no such asset"
     text = "Traceback:\n  File x\nbackfill_assets.settings.SettingsError: bad settings: X\n"
-    status, said = progress(monkeypatch, capsys, text)
-    assert (status, said) == (1, "    backfill_assets.settings.SettingsError: bad settings: X\n")
-    assert progress(monkeypatch, capsys, "") == (1, "")
+    status, output = run_progress(monkeypatch, capsys, text)
+    assert (status, output) == (1, "    backfill_assets.settings.SettingsError: bad settings: X\n")
+    assert run_progress(monkeypatch, capsys, "") == (1, "")

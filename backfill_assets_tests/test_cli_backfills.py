@@ -23,7 +23,14 @@ from backfill_assets.engine.spark import Engine
 from backfill_assets.orders.facts import FACT
 from backfill_assets.orders.tables import STAGED, TABLES
 from backfill_assets.settings import PREFIX
-from backfill_assets_tests.commands import DAYS, JAN, kept, publish_facts, refused, wrong
+from backfill_assets_tests.commands import (
+    DAYS,
+    JAN,
+    publish_facts,
+    refusal_message,
+    save_plan,
+    usage_error,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -41,8 +48,8 @@ def _deployment(monkeypatch, tmp_path):
 
 @pytest.fixture
 def instance(_deployment):
-    with dg.DagsterInstance.get() as found:
-        yield found
+    with dg.DagsterInstance.get() as instance:
+        yield instance
 
 
 # plan and plans
@@ -50,19 +57,19 @@ def instance(_deployment):
 
 def test_plan(instance, capsys):
     assert main(["plan", DAYS, "--pilot-days", "1", "--select", FACT.name]) == 0
-    said = capsys.readouterr().out
-    (id_,) = re.findall(r"^Launch   backfill-assets backfill (\w+)$", said, re.M)
-    assert said.startswith(f"Plan {id_}")
+    output = capsys.readouterr().out
+    (id_,) = re.findall(r"^Launch   backfill-assets backfill (\w+)$", output, re.M)
+    assert output.startswith(f"Plan {id_}")
     assert undertakings.load(instance, id_).plan.parameters.pilot_days == 1
     assert main(["plan", "2024-01-02", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["parameters"]["days"] == "2024-01-02"
-    assert list(told["tables"]) == list(TABLES)
-    assert undertakings.list_ids(instance) == [id_, told["id"]]
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["parameters"]["days"] == "2024-01-02"
+    assert list(plan["tables"]) == list(TABLES)
+    assert undertakings.list_ids(instance) == [id_, plan["id"]]
 
 
 def test_a_plan_is_cut_as_is_asked(instance, capsys):
-    for options, asked, stages in (
+    for options, chunk_days, stages in (
         ([], "auto", ["rest"]),
         (["--chunk-days", "auto"], "auto", ["rest"]),
         (["--chunk-days", "none"], None, ["rest"]),
@@ -70,14 +77,14 @@ def test_a_plan_is_cut_as_is_asked(instance, capsys):
         (["--chunk-days", "2"], 2, ["001", "002"]),
     ):
         assert main(["plan", DAYS, "--json", *options]) == 0
-        told = json.loads(capsys.readouterr().out)
-        assert told["parameters"]["chunk_days"] == asked
-        assert [stage["name"] for stage in told["cut"]] == stages
+        plan = json.loads(capsys.readouterr().out)
+        assert plan["parameters"]["chunk_days"] == chunk_days
+        assert [stage["name"] for stage in plan["cut"]] == stages
 
 
 @pytest.mark.parametrize("command", ["plan", "backfill"])
 def test_what_cannot_be_planned(instance, capsys, command):
-    for options, said in (
+    for options, message in (
         (["--pilot-days", "5"], f"a pilot of 5 day(s) leaves nothing of the 3 day(s) {DAYS}"),
         (["--pilot-days", "3"], "a pilot of 3 day(s) leaves nothing of the 3 day(s)"),
         (["--accept", "x", "--select", FACT.name], "x is accepted for nothing: only raw_orders"),
@@ -88,17 +95,17 @@ def test_what_cannot_be_planned(instance, capsys, command):
         (["--max-parallel", "many"], "'many' is not a valid integer range"),
         (["--write-mode", "append"], "'append' is not one of 'overwrite', 'merge'"),
     ):
-        assert said in wrong(capsys, command, DAYS, *options)
+        assert message in usage_error(capsys, command, DAYS, *options)
     assert undertakings.list_ids(instance) == []
 
 
 def test_plans(instance, monkeypatch, capsys):
     assert main(["plans"]) == 0
     assert "no plan is kept" in capsys.readouterr().out
-    kept(instance, "aaaaaaaa")
-    done = kept(instance, "bbbbbbbb")
-    done.ended, done.complete = "complete and reconciled", True
-    undertakings.save(instance, done)
+    save_plan(instance, "aaaaaaaa")
+    complete_state = save_plan(instance, "bbbbbbbb")
+    complete_state.ended, complete_state.complete = "complete and reconciled", True
+    undertakings.save(instance, complete_state)
     assert main(["plans"]) == 0
     heading, first, second = capsys.readouterr().out.splitlines()
     assert heading.split() == ["plan", "made", "days", "tables", "state", "reason"]
@@ -111,8 +118,8 @@ def test_plans(instance, monkeypatch, capsys):
     assert max(map(len, lines)) <= 60
     assert {*heading.split(), *first.split(), *second.split()} == {*" ".join(lines).split()}
     assert main(["plans", "--json"]) == 0
-    said = json.loads(capsys.readouterr().out)
-    assert [(one["plan"], one["state"]) for one in said] == [
+    plans = json.loads(capsys.readouterr().out)
+    assert [(plan["plan"], plan["state"]) for plan in plans] == [
         ("aaaaaaaa", "not launched"),
         ("bbbbbbbb", "complete and reconciled"),
     ]
@@ -121,20 +128,20 @@ def test_plans(instance, monkeypatch, capsys):
         undo, "reverted_by_table", lambda _, id_: put_back.get(id_, {FACT.name: {}})
     )
     assert main(["plans", "--json"]) == 0
-    assert [one["state"] for one in json.loads(capsys.readouterr().out)] == [
+    assert [plan["state"] for plan in json.loads(capsys.readouterr().out)] == [
         "not launched",
         "complete and reconciled; undone since, or days of it",
     ]
 
 
 def test_plans_of_another_version(instance, capsys):
-    kept(instance, "aaaaaaaa")
+    save_plan(instance, "aaaaaaaa")
     key = undertakings._PLAN_KEY.format("aaaaaaaa")
     instance.daemon_cursor_storage.set_cursor_values({key: "{}"})
     assert main(["plans"]) == 0
     assert "was kept by another version" in capsys.readouterr().out
     assert main(["backfill", "aaaaaaaa"]) == 3
-    assert "was kept by another version" in refused(capsys, "backfill")
+    assert "was kept by another version" in refusal_message(capsys, "backfill")
 
 
 @pytest.mark.parametrize(
@@ -147,9 +154,9 @@ def test_plans_of_another_version(instance, capsys):
     ],
 )
 def test_a_plan_in_whatever_form_is_a_sentence(instance, said, why):
-    it = kept(instance, "aaaaaaaa")
+    state = save_plan(instance, "aaaaaaaa")
     if isinstance(said, dict):
-        form = json.loads(it.model_dump_json())
+        form = json.loads(state.model_dump_json())
         form["stage"] = said.get("stage", 0)
         form["plan"]["parameters"] |= said.get("plan", {}).get("parameters", {})
         said = json.dumps(form)
@@ -168,40 +175,44 @@ def test_a_plan_is_launched_as_it_was_made(capsys):
         *(["--reason", "x"], ["--accept", "x"], ["--select", FACT.name]),
         ["--write-mode", "overwrite"],
     ):
-        said = wrong(capsys, "backfill", "aaaaaaaa", *options)
-        assert said.startswith(f"{options[0]} cannot change plan aaaaaaaa")
+        message = usage_error(capsys, "backfill", "aaaaaaaa", *options)
+        assert message.startswith(f"{options[0]} cannot change plan aaaaaaaa")
 
 
 def test_an_unknown_plan(instance, capsys):
-    assert "there is no plan aecrkdop, and no other either" in wrong(capsys, "backfill", "aecrkdop")
-    kept(instance, "aecrkdop")
-    said = wrong(capsys, "backfill", "aecrkdob")
-    assert "there is no plan aecrkdob; did you mean aecrkdop? There are aecrkdop." in said
+    assert "there is no plan aecrkdop, and no other either" in usage_error(
+        capsys, "backfill", "aecrkdop"
+    )
+    save_plan(instance, "aecrkdop")
+    message = usage_error(capsys, "backfill", "aecrkdob")
+    assert "there is no plan aecrkdob; did you mean aecrkdop? There are aecrkdop." in message
     for run in ("12345678", "3d3d2572", "aecrkdop-pilot"):
-        assert f"there is no plan {run}" in wrong(capsys, "backfill", run)
+        assert f"there is no plan {run}" in usage_error(capsys, "backfill", run)
 
 
 @pytest.fixture
 def launches(monkeypatch) -> list[str]:
     """The plans that were launched; each is complete at once."""
-    found: list[str] = []
+    plan_ids: list[str] = []
 
     def launch(_settings, _graph, dagster, _code, id_):
-        found.append(id_)
-        it = undertakings.load(dagster, id_)
-        it.ended, it.complete, it.took = "complete and reconciled", True, 61
-        return it
+        plan_ids.append(id_)
+        state = undertakings.load(dagster, id_)
+        state.ended, state.complete, state.took = "complete and reconciled", True, 61
+        return state
 
     monkeypatch.setattr(jobs, "launch_plan", launch)
-    return found
+    return plan_ids
 
 
 def test_final_days_are_not_rewritten_unasked(instance, launches, capsys, monkeypatch):
-    kept(instance, "aaaaaaaa", final=("2024-01-01...2024-01-02",))
+    save_plan(instance, "aaaaaaaa", final=("2024-01-01...2024-01-02",))
     monkeypatch.setattr("sys.stdin.isatty", lambda: False, raising=False)
-    said = wrong(capsys, "backfill", "aaaaaaaa")
-    assert f"rewrites final days, which readers count on: {FACT.name} [2024-01-01...2024-0" in said
-    assert said.endswith("nothing was launched. If that is meant: backfill-assets backfill "
+    message = usage_error(capsys, "backfill", "aaaaaaaa")
+    assert (
+        f"rewrites final days, which readers count on: {FACT.name} [2024-01-01...2024-0" in message
+    )
+    assert message.endswith("nothing was launched. If that is meant: backfill-assets backfill "
                          "aaaaaaaa --yes\n")  # fmt: skip
     assert launches == []
     assert main(["backfill", "aaaaaaaa", "--yes"]) == 0
@@ -210,107 +221,111 @@ def test_final_days_are_not_rewritten_unasked(instance, launches, capsys, monkey
 
 
 def test_the_link_is_that_of_the_ui_of_this_machine(instance, launches, capsys, monkeypatch):
-    kept(instance, "aaaaaaaa")
+    save_plan(instance, "aaaaaaaa")
 
-    def link() -> str:
+    def read_link() -> str:
         assert main(["backfill", "aaaaaaaa"]) == 0
         (line,) = re.findall(r"^Launched (\S+)$", capsys.readouterr().out, re.MULTILINE)
         return line
 
     monkeypatch.delenv(f"{PREFIX}UI_URL", raising=False)
-    assert link().startswith("http://127.0.0.1:3000/runs/b/")
+    assert read_link().startswith("http://127.0.0.1:3000/runs/b/")
     with lock_home(Path(instance.root_directory), 3017):
-        assert link().startswith("http://127.0.0.1:3017/runs/b/")
+        assert read_link().startswith("http://127.0.0.1:3017/runs/b/")
         monkeypatch.setenv(f"{PREFIX}UI_URL", "https://dagster.example.org")
-        assert link().startswith("https://dagster.example.org/runs/b/")
+        assert read_link().startswith("https://dagster.example.org/runs/b/")
 
 
 @pytest.mark.parametrize(("answer", "status"), [(False, 3), (True, 0)])
 def test_a_person_is_asked_about_final_days(
     instance, launches, capsys, monkeypatch, answer, status
 ):
-    kept(instance, "aaaaaaaa", computed=("2024-01-03",), depends=("2024-01-01",), final=(DAYS,))
-    asked: list[str] = []
+    save_plan(
+        instance, "aaaaaaaa", computed=("2024-01-03",), depends=("2024-01-01",), final=(DAYS,)
+    )
+    questions: list[str] = []
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
-    monkeypatch.setattr(launching.click, "confirm", lambda text: asked.append(text) or answer)
+    monkeypatch.setattr(launching.click, "confirm", lambda text: questions.append(text) or answer)
     assert main(["backfill", "aaaaaaaa"]) == status
-    assert asked == [
+    assert questions == [
         "Plan aaaaaaaa rewrites final days, which readers count on: "
         f"{FACT.name} [2024-01-01, 2024-01-03]. Rewrite them?"
     ]
     assert bool(launches) is answer
     if not answer:
-        assert "nothing was launched; the plan is kept as aaaaaaaa" in refused(capsys, "backfill")
+        assert "nothing was launched; the plan is kept as aaaaaaaa" in refusal_message(
+            capsys, "backfill"
+        )
 
 
 def test_final_days_that_stay_are_not_asked_about(instance, launches):
-    kept(instance, "aaaaaaaa", computed=("2024-01-03",), identical=("2024-01-01",),
+    save_plan(instance, "aaaaaaaa", computed=("2024-01-03",), identical=("2024-01-01",),
          final=("2024-01-01",))  # fmt: skip
     assert main(["backfill", "aaaaaaaa"]) == 0
     assert launches == ["aaaaaaaa"]
 
 
-def heartbeat(instance, age: float) -> None:
+def send_heartbeat(instance, age: float) -> None:
     for kind in ("BACKFILL", "SENSOR"):
         instance.add_daemon_heartbeat(DaemonHeartbeat(time.time() - age, kind, "x", []))
 
 
 def test_a_dead_daemon(instance, capsys):
-    kept(instance, "aaaaaaaa")
+    save_plan(instance, "aaaaaaaa")
     for age in (None, 600.0):
         if age:
-            heartbeat(instance, age)
+            send_heartbeat(instance, age)
         assert main(["backfill", "aaaaaaaa"]) == 3
-        said = refused(capsys, "backfill")
-        assert "no SENSOR daemon is at work in this DAGSTER_HOME" in said
-        assert "Nothing was launched" in said
-    heartbeat(instance, 40.0)
+        message = refusal_message(capsys, "backfill")
+        assert "no SENSOR daemon is at work in this DAGSTER_HOME" in message
+        assert "Nothing was launched" in message
+    send_heartbeat(instance, 40.0)
     assert backfills.missing_daemons(instance) == []
 
 
 @pytest.mark.parametrize(("complete", "status"), [(True, 0), (False, 1)])
 def test_a_launch_is_watched(instance, monkeypatch, capsys, complete, status):
-    it = kept(instance, "aaaaaaaa")
-    monkeypatch.setattr(jobs, "launch_plan", lambda *_: it)
+    state = save_plan(instance, "aaaaaaaa")
+    monkeypatch.setattr(jobs, "launch_plan", lambda *_: state)
     monkeypatch.setattr(backfills, "missing_daemons", lambda _: [])
-    ended = it.model_copy(update={"ended": "it is over", "complete": complete})
-    looks = iter([it, it, it, ended])
+    ended = state.model_copy(update={"ended": "it is over", "complete": complete})
+    looks = iter([state, state, state, ended])
     monkeypatch.setattr(undertakings, "load", lambda *_: next(looks))
     assert main(["backfill", "aaaaaaaa"]) == status
-    said = capsys.readouterr().out
-    assert said.count("stage 1 of 1 (aaaaaaaa-rest): about to be launched") == 1
-    assert re.search(r"^\d\d:\d\d:\d\d  it is over$", said, re.M)
-    assert "Next     backfill-assets reconcile aaaaaaaa, or backfill-assets undo" in said
+    output = capsys.readouterr().out
+    assert output.count("stage 1 of 1 (aaaaaaaa-rest): about to be launched") == 1
+    assert re.search(r"^\d\d:\d\d:\d\d  it is over$", output, re.M)
+    assert "Next     backfill-assets reconcile aaaaaaaa, or backfill-assets undo" in output
 
 
 def test_a_launch_that_nobody_watches_to_its_end(instance, monkeypatch, capsys):
-    def interrupt(*_):
+    def raise_interrupt(*_):
         raise KeyboardInterrupt
 
-    it = kept(instance, "aaaaaaaa")
-    monkeypatch.setattr(jobs, "launch_plan", lambda *_: it)
-    monkeypatch.setattr(backfills, "describe_progress", interrupt)
+    state = save_plan(instance, "aaaaaaaa")
+    monkeypatch.setattr(jobs, "launch_plan", lambda *_: state)
+    monkeypatch.setattr(backfills, "describe_progress", raise_interrupt)
     assert main(["backfill", "aaaaaaaa"]) == 130
     assert "It goes on, and `backfill-assets plans` tells how far" in capsys.readouterr().out
 
 
 def test_a_quiet_launch_tells_its_end_alone(instance, monkeypatch, capsys):
-    it = kept(instance, "aaaaaaaa")
-    monkeypatch.setattr(jobs, "launch_plan", lambda *_: it)
+    state = save_plan(instance, "aaaaaaaa")
+    monkeypatch.setattr(jobs, "launch_plan", lambda *_: state)
     monkeypatch.setattr(backfills, "missing_daemons", lambda _: [])
-    looks = iter([it, it, it.model_copy(update={"ended": "it is over"})])
+    looks = iter([state, state, state.model_copy(update={"ended": "it is over"})])
     monkeypatch.setattr(undertakings, "load", lambda *_: next(looks))
     assert main(["-q", "backfill", "aaaaaaaa"]) == 1
     assert re.fullmatch(r"\d\d:\d\d:\d\d  it is over\n", capsys.readouterr().out)
 
 
 def test_a_daemon_that_dies_meanwhile(instance, monkeypatch, capsys):
-    it = kept(instance, "aaaaaaaa")
-    monkeypatch.setattr(jobs, "launch_plan", lambda *_: it)
+    state = save_plan(instance, "aaaaaaaa")
+    monkeypatch.setattr(jobs, "launch_plan", lambda *_: state)
     assert main(["backfill", "aaaaaaaa"]) == 3
-    said = refused(capsys, "backfill")
-    assert "daemon fell silent, so backfill aaaaaaaa stands at: stage 1 of 1" in said
-    assert "goes on by itself" in said
+    message = refusal_message(capsys, "backfill")
+    assert "daemon fell silent, so backfill aaaaaaaa stands at: stage 1 of 1" in message
+    assert "goes on by itself" in message
 
 
 # reconcile and undo
@@ -318,12 +333,12 @@ def test_a_daemon_that_dies_meanwhile(instance, monkeypatch, capsys):
 
 def test_unknown_backfills(instance, monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(Engine, "from_settings", None)  # Spark is not asked
-    kept(instance, "planplan")
+    save_plan(instance, "planplan")
     publish_facts(tmp_path, {JAN[0]: "ok"}, run_id="0123456789abcdef")
     publish_facts(tmp_path, {JAN[1]: "ok"}, backfill_id="aecrkdop-pilot")
     for command in ("reconcile", "undo"):
-        said = wrong(capsys, command, "aecrkdob")
-        assert said == (
+        message = usage_error(capsys, command, "aecrkdob")
+        assert message == (
             "there is no backfill or run aecrkdob; did you mean aecrkdop? There are 01234567, "
             "aecrkdop, planplan.\n"
         )
@@ -332,7 +347,7 @@ def test_unknown_backfills(instance, monkeypatch, capsys, tmp_path):
 def test_known_backfills(instance, tmp_path):
     from backfill_assets.settings import load_settings
 
-    kept(instance, "planplan")
+    save_plan(instance, "planplan")
     publish_facts(tmp_path, {JAN[0]: "ok"}, run_id="0123456789abcdef")
     publish_facts(tmp_path, {JAN[1]: "ok"}, backfill_id="aecrkdop-pilot")
     for name in ("planplan", "01234567", "0123456789abcdef", "aecrkdop", "aecrkdop-pilot"):
@@ -368,8 +383,8 @@ def test_reconcile_begins_with_its_verdict(account, capsys, found, verdict, stat
     assert main(["reconcile", "x", "--summary"]) == status
     assert capsys.readouterr().out == f"{'verdict':14} {verdict}\n"
     assert main(["reconcile", "x", "--json"]) == status
-    said = json.loads(capsys.readouterr().out)
-    assert (said["verdict"], said["good"], said["problems"]) == (verdict, not found, found)
-    assert said[STAGED.name]["days"] == {}
+    result = json.loads(capsys.readouterr().out)
+    assert (result["verdict"], result["good"], result["problems"]) == (verdict, not found, found)
+    assert result[STAGED.name]["days"] == {}
     assert main(["reconcile", "x", "--json", "--summary"]) == status
     assert STAGED.name not in json.loads(capsys.readouterr().out)

@@ -107,7 +107,7 @@ TABLES = [*ORDERS, spend, refunds]
 }
 
 
-def write(folder: Path, files: dict[str, str]) -> None:
+def write_files(folder: Path, files: dict[str, str]) -> None:
     for name, text in files.items():
         path = folder / name
         path.parent.mkdir(exist_ok=True, parents=True)
@@ -118,20 +118,20 @@ def write(folder: Path, files: dict[str, str]) -> None:
 def project(tmp_path_factory):
     """A project with two tables of its own, as its folder."""
     folder = tmp_path_factory.mktemp("project")
-    write(folder, PROJECT)
+    write_files(folder, PROJECT)
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(folder)
         yield folder
 
 
-def versions() -> Code:
+def table_code() -> Code:
     by_table = table_versions(tables_of(load_settings(tables="shop.tables:TABLES")))
     return Code(code_version._version_of_all(by_table), tables=by_table)
 
 
 def test_the_running_code(project):
     code = running_code(load_settings(tables="shop.tables:TABLES"))
-    assert (code.version, code.tables) == (versions().version, versions().tables)
+    assert (code.version, code.tables) == (table_code().version, table_code().tables)
     # The project is in no repository, whatever this package is in.
     assert (code.commit, code.dirty) == ("", None)
 
@@ -186,12 +186,12 @@ CHANGES = {
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_change_of_the_project(project, change):
     file, old, new, tables = CHANGES[change]
-    path, before = project / file, versions()
+    path, before = project / file, table_code()
     text = path.read_text() if path.exists() else ""
     assert old in text
     try:
         path.write_text(text.replace(old, new) or new)
-        after = versions()
+        after = table_code()
     finally:
         path.write_text(text)
     changed = {name for name in before.tables if before.tables[name] != after.tables[name]}
@@ -215,10 +215,10 @@ def test_a_change_of_the_project(project, change):
     ],
 )
 def test_a_rows_version_that_is_raised(project, monkeypatch, kind, tables):
-    before = versions()
+    before = table_code()
     raised = {**code_version.ROWS_VERSION, kind: code_version.ROWS_VERSION[kind] + 1}
     monkeypatch.setattr(code_version, "ROWS_VERSION", raised)
-    after = versions()
+    after = table_code()
     changed = {name for name in before.tables if before.tables[name] != after.tables[name]}
     assert changed == tables
     assert after.version != before.version
@@ -230,9 +230,9 @@ def test_every_kind_of_table_has_a_rows_version(project):
 
 
 def test_the_release_and_the_source_of_this_package_count_for_nothing(project, monkeypatch):
-    before = versions()
+    before = table_code()
     monkeypatch.setattr(provenance, "package_version", lambda: "99.0")
-    assert versions() == before
+    assert table_code() == before
     files = SourceFiles()
     for table in [*TABLES.values(), *WEB_EVENTS[0].tables, WEB_EVENTS[1]]:
         for module in files.import_closure(table.modules):
@@ -243,9 +243,9 @@ def test_the_release_and_the_source_of_this_package_count_for_nothing(project, m
 
 
 def test_a_library_that_is_declared_counts_by_its_version(project, monkeypatch):
-    before = versions()
+    before = table_code()
     monkeypatch.setattr(code_version.importlib.metadata, "version", lambda _: "99.0")
-    after = versions()
+    after = table_code()
     assert [n for n in before.tables if before.tables[n] != after.tables[n]] == ["refunds"]
 
 
@@ -262,13 +262,13 @@ def test_a_declared_dependency_that_is_not_there(dependency, message):
 
 
 def test_modules_that_swap_their_contents_are_other_code(project):
-    before = versions()
+    before = table_code()
     files = [project / "shop/lazy.py", project / "shop/inner.py"]
     texts = [file.read_text() for file in files]
     try:
         for file, text in zip(files, reversed(texts), strict=True):
             file.write_text(text)
-        after = versions()
+        after = table_code()
     finally:
         for file, text in zip(files, texts, strict=True):
             file.write_text(text)
@@ -284,7 +284,7 @@ def test_a_module_without_source():
 def test_a_project_that_is_installed(tmp_path, monkeypatch):
     """All modules of its distribution count, those of others do not."""
     installed = tmp_path / "site-packages"
-    write(
+    write_files(
         installed,
         {
             "wares/__init__.py": "",
@@ -305,9 +305,9 @@ def test_a_project_that_is_installed(tmp_path, monkeypatch):
 
 def test_a_version_can_be_read(project):
     assert table_versions(TABLES)["raw_orders"] == "raw-1-package-1"
-    kind, number, digest = versions().tables["spend"].split("-")
+    kind, number, digest = table_code().tables["spend"].split("-")
     assert (kind, number, len(digest)) == ("derived", "1", 12)
-    assert versions().table_version("another") == versions().version
+    assert table_code().table_version("another") == table_code().version
 
 
 # --- git ------------------------------------------------------------------------------------------
@@ -320,13 +320,13 @@ def package(tmp_path):
     folder.mkdir(parents=True)
     (folder / "__init__.py").write_text("")
     (folder / "rules.py").write_text("W = 7\n")
-    git(folder, "init", "-q")
-    git(folder, "add", ".")
-    git(folder, "commit", "-q", "-m", "first")
+    run_git(folder, "init", "-q")
+    run_git(folder, "add", ".")
+    run_git(folder, "commit", "-q", "-m", "first")
     return folder
 
 
-def git(folder, *arguments):
+def run_git(folder, *arguments):
     identity = ["-c", "user.name=n", "-c", "user.email=e@x.org", "-c", "commit.gpgsign=false"]
     process = subprocess.run(
         ["git", "-C", folder, *identity, *arguments], capture_output=True, text=True, check=True
@@ -335,7 +335,7 @@ def git(folder, *arguments):
 
 
 def test_committed_code(package):
-    assert git_state("of the image", package) == (git(package, "rev-parse", "HEAD"), False)
+    assert git_state("of the image", package) == (run_git(package, "rev-parse", "HEAD"), False)
     (package.parent / "notes.txt").write_text("beside the package")
     assert git_state(None, package)[1] is False
 
@@ -343,22 +343,22 @@ def test_committed_code(package):
 def test_uncommitted_code_is_called_so(package):
     (package / "rules.py").write_text("W = 8\n")
     commit, dirty = git_state(None, package)
-    assert (commit, dirty) == (git(package, "rev-parse", "HEAD"), True)
+    assert (commit, dirty) == (run_git(package, "rev-parse", "HEAD"), True)
     assert str(Code("v", commit, dirty)) == f"v (commit {commit[:10]}, with uncommitted changes)"
 
 
 def test_the_commit_is_that_of_the_module_that_declares_the_tables(package, monkeypatch):
     """Whatever repository this package is installed from."""
     (package / "tables.py").write_text("TABLES = []\n")
-    git(package, "add", "-A")
-    git(package, "commit", "-m", "tables")
+    run_git(package, "add", "-A")
+    run_git(package, "commit", "-m", "tables")
     (package.parent / "alone.py").write_text("TABLES = []\n")
     monkeypatch.syspath_prepend(str(package.parent))
-    own, alone = (
+    own_source, alone = (
         _declaring_package(f"{package.name}.tables:TABLES"),
         _declaring_package("alone:TABLES"),
     )
-    assert git_state("of the image", own) == (git(package, "rev-parse", "HEAD"), False)
+    assert git_state("of the image", own_source) == (run_git(package, "rev-parse", "HEAD"), False)
     assert git_state("of the image", alone) == ("of the image", None)
 
 

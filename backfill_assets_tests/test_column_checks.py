@@ -47,7 +47,7 @@ CHECKS = {
 }
 
 
-def column(kind, field) -> pa.DataFrameModel:
+def make_column(kind, field) -> pa.DataFrameModel:
     body = {"__annotations__": {"x": kind}, "x": field, "__module__": __name__}
     return type("Checked", (pa.DataFrameModel,), body).to_schema().columns["x"]
 
@@ -59,7 +59,7 @@ def test_each_check_holds_for_what_it_says(spark):
         data_type = kind if isinstance(kind, T.DataType) else kind()
         for n, value in enumerate([*passes, *breaks]):
             name = f"{check.replace(' ', '_')}_{n}"
-            (condition,) = sql_conditions(name, column(kind, Field(**declared))).values()
+            (condition,) = sql_conditions(name, make_column(kind, Field(**declared))).values()
             values.append(F.lit(value).cast(data_type).alias(name))
             rules.append(F.expr(condition).alias(name))
             expected[name] = value in passes
@@ -67,7 +67,7 @@ def test_each_check_holds_for_what_it_says(spark):
 
 
 def test_a_column_that_may_be_null(spark):
-    any_share = column(T.StringType, Field(isin=["a"], nullable=True))
+    any_share = make_column(T.StringType, Field(isin=["a"], nullable=True))
     (condition,) = sql_conditions("x", any_share).values()
     frame = spark.createDataFrame([("a",), (None,), ("b",)], "x string")
     assert frame.where(condition).count() == 2
@@ -152,14 +152,14 @@ def test_delta_holds_the_checks_as_constraints(spark, tmp_path):
     for name, rule in table.check_constraints.items():
         spark.sql(f"ALTER TABLE delta.`{url}` ADD CONSTRAINT {name} CHECK ({rule})")
 
-    def append(meter: str, state: str) -> None:
+    def append_row(meter: str, state: str) -> None:
         row = (date(2024, 1, 5), meter, state)
         spark.createDataFrame([row], table.struct_type).write.format("delta").mode("append").save(
             url
         )
 
-    append("m17", "it's on")
+    append_row("m17", "it's on")
     for meter, state in (("m17", "on"), ("x17", "off"), ("mm", "off")):
         with pytest.raises(Exception, match="CHECK constraint"):
-            append(meter, state)
+            append_row(meter, state)
     assert DeltaTable(url).to_pyarrow_table().num_rows == 1

@@ -26,20 +26,20 @@ from backfill_assets.delta.reading import read_ledger
 from backfill_assets.delta.records import ExternalCommit
 from backfill_assets.engine import stores
 from backfill_assets.orders.facts import FACT
-from backfill_assets_tests.invented_logs import days, said_of
+from backfill_assets_tests.invented_logs import commit_metadata, days
 from backfill_assets_tests.pipeline import day
 from backfill_assets_tests.written_logs import (
-    add,
-    append,
-    copy_of,
-    info,
-    latest,
+    add_action,
+    append_commit,
+    append_other_commit,
+    append_our_commit,
+    commit_info,
+    create_table,
+    latest_version,
+    log_copy_file,
     log_file,
-    made,
-    ours,
-    read,
     read_by_another_process,
-    theirs,
+    read_facts,
 )
 
 ENOUGH = 4
@@ -52,7 +52,7 @@ def _enough(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def url(tmp_path: Path) -> Path:
-    return made(tmp_path / FACT.name)
+    return create_table(tmp_path / FACT.name)
 
 
 # --- as it would be without memory or copy --------------------------------------------------------
@@ -64,7 +64,7 @@ def read_plainly(url: Path) -> Ledger:
             return read_by_another_process(url)
 
 
-def whole(ledger: Ledger) -> dict[str, Any]:
+def ledger_values(ledger: Ledger) -> dict[str, Any]:
     """All of a ledger, the times of the commits included, as plain values."""
     return {
         "version": ledger.version,
@@ -81,90 +81,94 @@ def whole(ledger: Ledger) -> dict[str, Any]:
 
 
 def same_by_all_ways(url: Path) -> dict[str, Any]:
-    plain = whole(read_plainly(url))
-    assert whole(read_by_another_process(url)) == plain
-    assert whole(read(url)) == plain
+    plain = ledger_values(read_plainly(url))
+    assert ledger_values(read_by_another_process(url)) == plain
+    assert ledger_values(read_facts(url)) == plain
     return plain
 
 
-class Texts:
+class ReadCounter:
     """Counts the commit files that are read."""
 
     def __init__(self) -> None:
         self.read: list[int] = []
 
     @classmethod
-    def counted(cls, act: Callable[[], Any]) -> list[int]:
-        seen, text = cls(), CachedCommitLog.read_commit
+    def count_reads(cls, action: Callable[[], Any]) -> list[int]:
+        counter, text = cls(), CachedCommitLog.read_commit
 
-        def counting(files: CachedCommitLog, version: int) -> bytes | None:
-            seen.read.append(version)
+        def count_text(files: CachedCommitLog, version: int) -> bytes | None:
+            counter.read.append(version)
             return text(files, version)
 
-        with patch.object(CachedCommitLog, "read_commit", counting):
-            act()
-        return seen.read
+        with patch.object(CachedCommitLog, "read_commit", count_text):
+            action()
+        return counter.read
 
 
 # --- how much is read -----------------------------------------------------------------------------
 
 
 def test_a_table_as_it_was_is_not_read_again(url, monkeypatch):
-    ours(url, 1)
-    found = read(url)
+    append_our_commit(url, 1)
+    ledger = read_facts(url)
     monkeypatch.delattr(reading, "load_log")
-    assert read(url) is found
-    assert Texts.counted(lambda: read(url)) == [1, 2]
+    assert read_facts(url) is ledger
+    assert ReadCounter.count_reads(lambda: read_facts(url)) == [1, 2]
 
 
 def test_only_new_commits_are_read_again(url):
     for n in range(1, 9):
-        ours(url, n)
-    before = read(url)
-    version = ours(url, 9)
-    assert set(Texts.counted(lambda: read(url))) == {version - 1, version, version + 1}
-    assert read(url).records[:-1] == before.records
+        append_our_commit(url, n)
+    before = read_facts(url)
+    version = append_our_commit(url, 9)
+    assert set(ReadCounter.count_reads(lambda: read_facts(url))) == {
+        version - 1,
+        version,
+        version + 1,
+    }
+    assert read_facts(url).records[:-1] == before.records
     same_by_all_ways(url)
 
 
 def test_another_process_reads_the_copy_and_what_came_since(url):
     for n in range(1, 20):
-        ours(url, n)
-    read(url)
-    assert copy_of(url).exists()
-    ours(url, 20)
-    version = theirs(url, 1)
-    seen = Texts.counted(lambda: read_by_another_process(url))
-    assert set(seen) == {version - 2, version - 1, version, version + 1}
+        append_our_commit(url, n)
+    read_facts(url)
+    assert log_copy_file(url).exists()
+    append_our_commit(url, 20)
+    version = append_other_commit(url, 1)
+    read_versions = ReadCounter.count_reads(lambda: read_by_another_process(url))
+    assert set(read_versions) == {version - 2, version - 1, version, version + 1}
     assert len(same_by_all_ways(url)["records"]) == 20
 
 
 def test_few_commits_make_no_copy(url):
     for n in range(1, ENOUGH - 1):
-        ours(url, n)
-    read(url)
-    assert not copy_of(url).exists()
+        append_our_commit(url, n)
+    read_facts(url)
+    assert not log_copy_file(url).exists()
     for n in range(ENOUGH, 3 * ENOUGH):
-        ours(url, n)
+        append_our_commit(url, n)
     # This process knows the first ones only as what became of them; another has read all.
-    read(url)
-    assert not copy_of(url).exists()
+    read_facts(url)
+    assert not log_copy_file(url).exists()
     read_by_another_process(url)
-    assert copy_of(url).exists()
+    assert log_copy_file(url).exists()
     same_by_all_ways(url)
 
 
 def test_a_copy_that_is_far_behind_is_written_again(url):
     for n in range(1, 7):
-        ours(url, n)
-    read(url)
-    old = copy_of(url).read_bytes()
+        append_our_commit(url, n)
+    read_facts(url)
+    old = log_copy_file(url).read_bytes()
     for n in range(7, 7 + ENOUGH):
-        assert copy_of(url).read_bytes() == old
-        ours(url, n)
+        assert log_copy_file(url).read_bytes() == old
+        append_our_commit(url, n)
         read_by_another_process(url)
-    assert copy_of(url).read_bytes() != old
-    assert [path.name for path in copy_of(url).parent.iterdir()] == [copy_of(url).name]
+    assert log_copy_file(url).read_bytes() != old
+    assert [path.name for path in log_copy_file(url).parent.iterdir()] == [log_copy_file(url).name]
     same_by_all_ways(url)
 
 
@@ -172,59 +176,67 @@ def test_a_copy_that_is_far_behind_is_written_again(url):
 
 
 def test_a_commit_that_says_nothing_shifts_no_version(url):
-    first = ours(url, 1)
-    silent = append(url, add(2, "silent"))
-    last = ours(url, 3)
-    found = read(url)
-    assert [record.version for record in found.records] == [first, last]
-    assert found.external_commits == [ExternalCommit(silent, "None", days(2))]
+    first = append_our_commit(url, 1)
+    silent = append_commit(url, add_action(2, "silent"))
+    last = append_our_commit(url, 3)
+    ledger = read_facts(url)
+    assert [record.version for record in ledger.records] == [first, last]
+    assert ledger.external_commits == [ExternalCommit(silent, "None", days(2))]
 
 
 def test_what_a_commit_is_about_may_come_last_and_be_spoken_of_elsewhere(url):
-    said = said_of(days(1))
-    version = append(url, add(1, "ours", tags={"commitInfo": "1"}), info(said=said))
-    assert [record.version for record in read(url).records] == [version]
+    metadata = commit_metadata(days(1))
+    version = append_commit(
+        url, add_action(1, "ours", tags={"commitInfo": "1"}), commit_info(metadata=metadata)
+    )
+    assert [record.version for record in read_facts(url).records] == [version]
 
 
 def test_a_log_whose_first_files_are_gone(url):
     for n in range(1, 9):
-        ours(url, n)
+        append_our_commit(url, n)
     DeltaTable(url).create_checkpoint()
     for version in range(4):
         log_file(url, version).unlink()
-    found = same_by_all_ways(url)
-    assert [record["version"] for record in found["records"]] == [4, 5, 6, 7, 8]
-    assert found["measured"].keys() == days((1, 8))
+    values = same_by_all_ways(url)
+    assert [record["version"] for record in values["records"]] == [4, 5, 6, 7, 8]
+    assert values["measured"].keys() == days((1, 8))
 
 
 def test_a_table_without_any_statistics(url):
-    append(url, info(said=said_of(days(1))), add(1, "bare", stats=None))
-    found = read(url).measured
-    assert {d: (m.rows, set(m.nulls.values())) for d, m in found.items()} == {day(1): (0, {0})}
+    append_commit(
+        url, commit_info(metadata=commit_metadata(days(1))), add_action(1, "bare", stats=None)
+    )
+    measurements = read_facts(url).measured
+    assert {d: (m.rows, set(m.nulls.values())) for d, m in measurements.items()} == {
+        day(1): (0, {0})
+    }
 
 
 def test_files_of_a_day_are_added_up(url):
-    ours(url, 1, 2)
-    ours(url, 2)
-    theirs(url, 2, stats=None)
-    found = read(url).measured
-    assert {d.day: (m.rows, m.nulls["orders"], m.nulls["revenue"]) for d, m in found.items()} == {
+    append_our_commit(url, 1, 2)
+    append_our_commit(url, 2)
+    append_other_commit(url, 2, stats=None)
+    measurements = read_facts(url).measured
+    assert {
+        d.day: (m.rows, m.nulls["orders"], m.nulls["revenue"]) for d, m in measurements.items()
+    } == {
         1: (2, 1, 0),
         2: (4, 2, 0),
     }
 
 
 def test_others_before_our_first_commit_made_the_table(url):
-    theirs(url, 1)
-    ours(url, 2)
-    version = theirs(url, 3)
-    assert [other.version for other in read(url).external_commits] == [version]
+    append_other_commit(url, 1)
+    append_our_commit(url, 2)
+    version = append_other_commit(url, 3)
+    assert [other.version for other in read_facts(url).external_commits] == [version]
 
 
 def test_a_table_by_another_name_is_another(url):
-    ours(url, 1)
+    append_our_commit(url, 1)
     other = replace(FACT, name="other")
-    assert read(url).table is FACT
+    assert read_facts(url).table is FACT
     assert read_ledger(str(url), other).table is other
 
 
@@ -234,49 +246,51 @@ def test_a_table_by_another_name_is_another(url):
 @pytest.fixture
 def copied(url: Path) -> Path:
     for n in range(1, 9):
-        ours(url, n)
-    theirs(url, 3)
+        append_our_commit(url, n)
+    append_other_commit(url, 3)
     read_by_another_process(url)
-    assert copy_of(url).exists()
+    assert log_copy_file(url).exists()
     return url
 
 
 def test_without_the_copy_all_is_the_same(copied):
-    before = whole(read_by_another_process(copied))
-    copy_of(copied).unlink()
+    before = ledger_values(read_by_another_process(copied))
+    log_copy_file(copied).unlink()
     assert same_by_all_ways(copied) == before
 
 
 @pytest.mark.parametrize("size", [0, 1, 4, 20, 200, -1])
 def test_a_torn_copy(copied, size):
-    text = copy_of(copied).read_bytes()
-    copy_of(copied).write_bytes(text[:size])
+    text = log_copy_file(copied).read_bytes()
+    log_copy_file(copied).write_bytes(text[:size])
     same_by_all_ways(copied)
-    assert copy_of(copied).read_bytes() == text
+    assert log_copy_file(copied).read_bytes() == text
 
 
 @pytest.mark.parametrize("text", ["", "\n", "{}", "[1]", "17", "null", "hello", '{"version": "x"}'])
 def test_a_copy_that_is_something_else(copied, text):
-    copy_of(copied).write_text(text)
+    log_copy_file(copied).write_text(text)
     same_by_all_ways(copied)
-    with commit_files.open_store(str(copied))[0].open_output_stream(str(copy_of(copied))) as stream:
+    with commit_files.open_store(str(copied))[0].open_output_stream(
+        str(log_copy_file(copied))
+    ) as stream:
         stream.write(text.encode())
     same_by_all_ways(copied)
 
 
 def test_a_copy_by_code_that_tells_something_else(copied, monkeypatch):
-    before = copy_of(copied).read_bytes()
+    before = log_copy_file(copied).read_bytes()
     with patch.object(reading, "encoding_id", lambda _: "another"):
         same_by_all_ways(copied)
-    assert copy_of(copied).read_bytes() != before
+    assert log_copy_file(copied).read_bytes() != before
     same_by_all_ways(copied)
-    assert copy_of(copied).read_bytes() == before
+    assert log_copy_file(copied).read_bytes() == before
 
 
 def test_who_may_not_write_reads(copied):
-    before = whole(read_by_another_process(copied))
-    shutil.rmtree(copy_of(copied).parent)
-    copy_of(copied).parent.write_text("in the way")
+    before = ledger_values(read_by_another_process(copied))
+    shutil.rmtree(log_copy_file(copied).parent)
+    log_copy_file(copied).parent.write_text("in the way")
     assert same_by_all_ways(copied) == before
 
 
@@ -296,40 +310,40 @@ class KilledWhileWriting:
 
 def test_a_writer_that_was_killed(copied):
     for n in range(1, 2 + ENOUGH):
-        ours(copied, n)
-    before = copy_of(copied).read_bytes()
+        append_our_commit(copied, n)
+    before = log_copy_file(copied).read_bytes()
     killed = KilledWhileWriting(stores.open_store(str(copied))[0])
     with patch.object(stores, "open_store", lambda url: (killed, url)):  # noqa: SIM117
         with pytest.raises(KeyboardInterrupt):
             read_by_another_process(copied)
-    assert copy_of(copied).read_bytes() == before
+    assert log_copy_file(copied).read_bytes() == before
     same_by_all_ways(copied)
-    assert copy_of(copied).read_bytes() != before
+    assert log_copy_file(copied).read_bytes() != before
 
 
-def numbers(url: Path) -> CachedCommitLog:
+def numbered_files(url: Path) -> CachedCommitLog:
     """What is told of a commit is its version."""
     return CachedCommitLog(str(url), lambda version, _: b"%d" % version, int, "numbers")
 
 
 def test_many_at_once(url):
     for n in range(1, 30):
-        ours(url, n)
-    files = numbers(url)
+        append_our_commit(url, n)
+    files = numbered_files(url)
     with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(lambda _: files.read_lines(None, 29, "t"), range(40)))
-    assert found == [([b"%d" % n for n in range(30)], [])] * 40
+        results = list(pool.map(lambda _: files.read_lines(None, 29, "t"), range(40)))
+    assert results == [([b"%d" % n for n in range(30)], [])] * 40
     assert files._read_cache(29, "t").version == 29
 
 
 def test_a_table_that_was_made_again(copied):
-    before = read(copied)
+    before = read_facts(copied)
     shutil.rmtree(copied / "_delta_log")
-    made(copied)
-    assert read_by_another_process(copied).records == read(copied).records == []
+    create_table(copied)
+    assert read_by_another_process(copied).records == read_facts(copied).records == []
     # As many commits as it had, and more.
     for n in range(10, 12 + len(before.all_commits)):
-        ours(copied, n)
+        append_our_commit(copied, n)
     assert not same_by_all_ways(copied)["latest"].keys() & before.latest.keys()
 
 
@@ -337,42 +351,42 @@ def test_a_log_of_which_only_the_checkpoint_is_left(copied):
     DeltaTable(copied).create_checkpoint()
     for path in (copied / "_delta_log").glob("*.json"):
         path.unlink()
-    assert read(copied).published_days == days((1, 8))
-    assert len(read(copied).records) == len(read_by_another_process(copied).records) == 8
-    plain = whole(read_plainly(copied))
+    assert read_facts(copied).published_days == days((1, 8))
+    assert len(read_facts(copied).records) == len(read_by_another_process(copied).records) == 8
+    plain = ledger_values(read_plainly(copied))
     assert (plain["records"], plain["lost"]) == ([], list(range(10)))
     shutil.rmtree(copied / "_delta_log")
-    made(copied)
+    create_table(copied)
     assert same_by_all_ways(copied)["version"] == 0
 
 
 def test_a_copy_that_is_ahead_of_what_is_asked_for(copied):
-    files = numbers(copied)
+    files = numbered_files(copied)
     assert len(files.read_lines(None, 8, "t").lines) == 9
     assert len(files.read_lines(None, 6, "t").lines) == 7
 
 
 def test_a_table_that_was_put_back_from_a_backup(copied):
-    read(copied)
-    for version in range(5, latest(copied) + 1):
+    read_facts(copied)
+    for version in range(5, latest_version(copied) + 1):
         log_file(copied, version).unlink()
     assert same_by_all_ways(copied)["version"] == 4
     for n in range(20, 28):
-        ours(copied, n)
+        append_our_commit(copied, n)
     assert {d.day for d in same_by_all_ways(copied)["latest"]} == {1, 2, 3, 4, *range(20, 28)}
 
 
 def test_a_table_that_is_no_more(copied):
-    read(copied)
+    read_facts(copied)
     shutil.rmtree(copied)
-    assert read(copied) == read_by_another_process(copied) == Ledger(FACT)
-    made(copied)
-    assert read(copied).version == 0
+    assert read_facts(copied) == read_by_another_process(copied) == Ledger(FACT)
+    create_table(copied)
+    assert read_facts(copied).version == 0
 
 
 def test_vacuum_leaves_the_copy(copied):
     DeltaTable(copied).vacuum(0, enforce_retention_duration=False, dry_run=False, full=True)
-    assert copy_of(copied).exists()
+    assert log_copy_file(copied).exists()
 
 
 # --- any sequence of all that ---------------------------------------------------------------------
@@ -380,7 +394,7 @@ def test_vacuum_leaves_the_copy(copied):
 some_days = st.sets(st.integers(1, 12), max_size=4)
 
 
-def histories() -> st.SearchStrategy[list[tuple[str, Any]]]:
+def draw_histories() -> st.SearchStrategy[list[tuple[str, Any]]]:
     plain = ("checkpoint", "optimize", "silent", "read", "another", "forget", "spoil", "anew")
     commits = st.tuples(st.just("ours"), st.tuples(some_days, some_days, st.booleans()))
     others = st.tuples(st.just("theirs"), some_days)
@@ -389,35 +403,39 @@ def histories() -> st.SearchStrategy[list[tuple[str, Any]]]:
     return st.lists(st.one_of(commits, commits, others, rest, back), max_size=40)
 
 
-def act(url: Path, what: str, given: Any) -> None:
-    version = latest(url)
+def apply_step(url: Path, what: str, argument: Any) -> None:
+    version = latest_version(url)
     if what == "ours":
-        of, written, told = given
-        spans = {"days": to_ranges(days(*written)), "since": version} if told else {}
-        ours(url, *of, **spans, final=to_ranges(days(*of & written)))
+        covered, written, with_days = argument
+        spans = {"days": to_ranges(days(*written)), "since": version} if with_days else {}
+        append_our_commit(url, *covered, **spans, final=to_ranges(days(*covered & written)))
     elif what == "theirs":
-        append(url, info("DELETE", txnId=uuid4().hex), *(add(n, "theirs") for n in given))
+        append_commit(
+            url,
+            commit_info("DELETE", txnId=uuid4().hex),
+            *(add_action(n, "theirs") for n in argument),
+        )
     elif what == "optimize":
-        append(url, info("OPTIMIZE"), add(1, "optimized", dataChange=False))
+        append_commit(url, commit_info("OPTIMIZE"), add_action(1, "optimized", dataChange=False))
     elif what == "silent":
-        append(url, add(2, "silent"))
+        append_commit(url, add_action(2, "silent"))
     elif what == "checkpoint":
         DeltaTable(url).create_checkpoint()
     elif what == "read":
-        assert whole(read(url)) == whole(read_plainly(url))
+        assert ledger_values(read_facts(url)) == ledger_values(read_plainly(url))
     elif what == "another":
-        assert whole(read_by_another_process(url)) == whole(read_plainly(url))
+        assert ledger_values(read_by_another_process(url)) == ledger_values(read_plainly(url))
     elif what == "forget":
-        copy_of(url).unlink(missing_ok=True)
-    elif what == "spoil" and copy_of(url).exists():
-        copy_of(url).write_bytes(copy_of(url).read_bytes()[:-9])
+        log_copy_file(url).unlink(missing_ok=True)
+    elif what == "spoil" and log_copy_file(url).exists():
+        log_copy_file(url).write_bytes(log_copy_file(url).read_bytes()[:-9])
     elif what == "anew":
         shutil.rmtree(url / "_delta_log")
-        made(url)
+        create_table(url)
     elif what == "back":
         for path in (url / "_delta_log").iterdir():
             name = path.name.split(".")[0]
-            if path.name == "_last_checkpoint" or int(name) > max(version - given, 0):
+            if path.name == "_last_checkpoint" or int(name) > max(version - argument, 0):
                 path.unlink()
 
 
@@ -427,14 +445,14 @@ def scratch() -> Iterator[Path]:
         yield Path(folder)
 
 
-@given(history=histories())
+@given(history=draw_histories())
 @settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 def test_any_history_is_read_alike_in_every_way(scratch, history):
     url = scratch / FACT.name
     shutil.rmtree(url, ignore_errors=True)
-    made(url)
-    for what, given_ in history:
-        act(url, what, given_)
+    create_table(url)
+    for what, argument in history:
+        apply_step(url, what, argument)
     same_by_all_ways(url)

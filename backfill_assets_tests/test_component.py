@@ -16,7 +16,7 @@ from backfill_assets.dagster_ext.executor import one_process_executor
 from backfill_assets.definitions import build_defs
 from backfill_assets.orders.tables import TABLES
 from backfill_assets.settings import Settings, SettingsError, load_settings
-from backfill_assets_tests.pages import documented
+from backfill_assets_tests.pages import code_blocks
 from backfill_assets_tests.pipeline import io_manager_of
 
 # Dagster makes the checks of a component anew, and warns of an argument that it gives itself.
@@ -41,29 +41,29 @@ def load(tmp_path, monkeypatch):
     (tmp_path / "pyproject.toml").write_text(PYPROJECT.format(name=name))
     monkeypatch.syspath_prepend(tmp_path)
 
-    def load(text: str) -> dg.Definitions:
+    def load_project(text: str) -> dg.Definitions:
         (folder / "defs.yaml").write_text(text)
         return dg.load_from_defs_folder(path_within_project=tmp_path)
 
-    return load
+    return load_project
 
 
-def described(**attributes: object) -> str:
-    found: dict[str, object] = {"type": "backfill_assets.BackfillAssets"}
-    return yaml.safe_dump(found | ({"attributes": attributes} if attributes else {}))
+def component_yaml(**attributes: object) -> str:
+    document: dict[str, object] = {"type": "backfill_assets.BackfillAssets"}
+    return yaml.safe_dump(document | ({"attributes": attributes} if attributes else {}))
 
 
-def warehouse(defs: dg.Definitions) -> str:
+def find_warehouse(defs: dg.Definitions) -> str:
     return io_manager_of(defs).warehouse
 
 
-def days(defs: dg.Definitions, asset: str) -> dg.DailyPartitionsDefinition:
-    found = defs.resolve_asset_graph().get(dg.AssetKey(asset)).partitions_def
-    assert isinstance(found, dg.DailyPartitionsDefinition)
-    return found
+def asset_partitions(defs: dg.Definitions, asset: str) -> dg.DailyPartitionsDefinition:
+    partitions = defs.resolve_asset_graph().get(dg.AssetKey(asset)).partitions_def
+    assert isinstance(partitions, dg.DailyPartitionsDefinition)
+    return partitions
 
 
-def parts(defs: dg.Definitions) -> dict[str, set]:
+def definition_names(defs: dg.Definitions) -> dict[str, set]:
     """All that definitions consist of, by name."""
     repository = defs.get_repository_def()
     return {
@@ -76,7 +76,7 @@ def parts(defs: dg.Definitions) -> dict[str, set]:
     }
 
 
-def refused(load, text: str) -> BaseException | None:
+def load_error(load, text: str) -> BaseException | None:
     """What was wrong; Dagster says around it where."""
     with pytest.raises(Exception, match="Error while loading component daily") as caught:
         load(text)
@@ -86,22 +86,22 @@ def refused(load, text: str) -> BaseException | None:
 def test_the_page_shows_a_component(load, monkeypatch):
     monkeypatch.setenv("VISITS_BUCKET", "s3a://visits")
     monkeypatch.setenv("BACKFILL_ASSETS_END", "2024-04-01")
-    (block,) = documented("docs/settings.md", "yaml")
+    (block,) = code_blocks("docs/settings.md", "yaml")
     defs = load(block)
     names = {key.to_user_string() for key in defs.resolve_asset_graph().get_all_asset_keys()}
     assert names >= {"raw_visits", "stg_visits", "active_users_7d"}
     assert names.isdisjoint(TABLES)
-    found = days(defs, "active_users_7d")
-    assert found.timezone == "Europe/Berlin"
-    keys = found.get_partition_keys()
+    partitions = asset_partitions(defs, "active_users_7d")
+    assert partitions.timezone == "Europe/Berlin"
+    keys = partitions.get_partition_keys()
     assert (keys[0], keys[-1]) == ("2024-03-01", "2024-03-31")
 
 
 def test_it_has_all_that_the_definitions_of_the_settings_have(load):
-    found = load(described(window_days=2))
-    assert parts(found) == parts(build_defs(load_settings(window_days=2)))
-    assert all(parts(found).values())
-    job = found.get_repository_def().get_job("__ASSET_JOB")
+    defs = load(component_yaml(window_days=2))
+    assert definition_names(defs) == definition_names(build_defs(load_settings(window_days=2)))
+    assert all(definition_names(defs).values())
+    job = defs.get_repository_def().get_job("__ASSET_JOB")
     assert job.executor_def is one_process_executor
 
 
@@ -110,56 +110,56 @@ def test_the_environment_gives_what_the_yaml_leaves_out(load, monkeypatch):
     monkeypatch.setenv("BACKFILL_ASSETS_START", "2024-02-01")
     monkeypatch.setenv("BACKFILL_ASSETS_TIMEZONE", "Asia/Tokyo")
     for text in (
-        described(start=date(2024, 3, 1)),
-        described(start="2024-03-01", warehouse="", timezone=None),
+        component_yaml(start=date(2024, 3, 1)),
+        component_yaml(start="2024-03-01", warehouse="", timezone=None),
     ):
         defs = load(text)
-        found = days(defs, "stg_orders")
-        assert (found.start.date(), found.timezone) == (date(2024, 3, 1), "Asia/Tokyo")
-        assert warehouse(defs) == "/of/environment"
+        partitions = asset_partitions(defs, "stg_orders")
+        assert (partitions.start.date(), partitions.timezone) == (date(2024, 3, 1), "Asia/Tokyo")
+        assert find_warehouse(defs) == "/of/environment"
 
 
 def test_without_attributes_all_comes_from_the_environment(load, monkeypatch):
     monkeypatch.setenv("BACKFILL_ASSETS_START", "2024-02-01")
-    assert days(load(described()), "stg_orders").start.date() == date(2024, 2, 1)
+    assert asset_partitions(load(component_yaml()), "stg_orders").start.date() == date(2024, 2, 1)
 
 
 def test_the_yaml_wins_over_the_environment(load, monkeypatch):
     monkeypatch.setenv("BACKFILL_ASSETS_WAREHOUSE", "/of/environment")
     monkeypatch.setenv("BACKFILL_ASSETS_WINDOW_DAYS", "not even a number")
-    defs = load(described(warehouse="/of/yaml", window_days=4))
-    assert warehouse(defs) == "/of/yaml"
+    defs = load(component_yaml(warehouse="/of/yaml", window_days=4))
+    assert find_warehouse(defs) == "/of/yaml"
     mappings = defs.resolve_asset_graph().get(dg.AssetKey("stg_orders")).partition_mappings
     mapping = mappings[dg.AssetKey("raw_orders")]
     assert isinstance(mapping, dg.TimeWindowPartitionMapping)
     assert mapping.end_offset == 4
 
 
-def component(**attributes: object) -> backfill_assets.BackfillAssets:
+def make_component(**attributes: object) -> backfill_assets.BackfillAssets:
     return backfill_assets.BackfillAssets.from_attributes_dict(attributes=attributes)
 
 
 def test_a_template_is_filled_in_and_other_text_stays_as_it_is(monkeypatch):
     monkeypatch.setenv("HOUSE", "/of/template")
     monkeypatch.setenv("DAYS", "5")
-    given = {"spark.sql.shuffle.partitions": "64", "spark.x": "{{ env.HOUSE }}"}
-    settings = component(
+    conf = {"spark.sql.shuffle.partitions": "64", "spark.x": "{{ env.HOUSE }}"}
+    settings = make_component(
         warehouse="{{ env.HOUSE }}/w",
         window_days="{{ env.DAYS }}",
         end="{{ env.NOT_SET }}",
         git_commit="1234567",
-        spark_conf=given,
+        spark_conf=conf,
     ).settings
     assert (settings.warehouse, settings.window_days) == ("/of/template/w", 5)
     assert settings.end is None
     assert settings.git_commit == "1234567"
-    assert settings.spark_conf.items() >= (given | {"spark.x": "/of/template"}).items()
+    assert settings.spark_conf.items() >= (conf | {"spark.x": "/of/template"}).items()
 
 
 def test_entries_of_spark_are_added_to_those_of_the_environment(monkeypatch):
     monkeypatch.setenv("BACKFILL_ASSETS_SPARK_CONF", '{"spark.x": "1", "spark.y": "1"}')
-    found = component(spark_conf={"spark.y": "2"}).settings.spark_conf
-    assert found == {"spark.x": "1", "spark.y": "2"}
+    conf = make_component(spark_conf={"spark.y": "2"}).settings.spark_conf
+    assert conf == {"spark.x": "1", "spark.y": "2"}
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ def test_entries_of_spark_are_added_to_those_of_the_environment(monkeypatch):
     ],
 )
 def test_a_bad_value_is_named_in_one_sentence(load, name, value, said):
-    error = refused(load, described(**{name: value}))
+    error = load_error(load, component_yaml(**{name: value}))
     assert isinstance(error, SettingsError)
     assert str(error).startswith(f"bad settings: {said}")
     assert "\n" not in str(error)
@@ -185,26 +185,26 @@ def test_a_bad_value_is_named_in_one_sentence(load, name, value, said):
 
 def test_a_bad_variable_is_named_as_such(load, monkeypatch):
     monkeypatch.setenv("BACKFILL_ASSETS_WINDOW_DAYS", "-1")
-    error = refused(load, described(timezone="Mars"))
+    error = load_error(load, component_yaml(timezone="Mars"))
     assert "BACKFILL_ASSETS_WINDOW_DAYS='-1': " in str(error)
     assert " timezone='Mars': " in str(error)
 
 
 def test_a_misspelt_attribute_is_named_with_its_line(load):
-    said = str(refused(load, described(warehose="/w")))
+    message = str(load_error(load, component_yaml(warehose="/w")))
     assert re.search(
-        r"attributes\.warehose at \S+/daily/defs\.yaml:2`\s+Extra inputs are not", said
+        r"attributes\.warehose at \S+/daily/defs\.yaml:2`\s+Extra inputs are not", message
     )
 
 
 def test_attributes_are_the_settings():
     """As Dagster shows them: what each may be, but for its default."""
     # The last two are no rules of JSON Schema; pydantic has them of what is text or a number.
-    unlike = ("default", "format", "ge", "le")
+    ignored_rules = ("default", "format", "ge", "le")
     shown, fields = (
         {
-            name: {rule: what for rule, what in one.items() if rule not in unlike}
-            for name, one in model.model_json_schema(by_alias=False)["properties"].items()
+            name: {rule: what for rule, what in schema.items() if rule not in ignored_rules}
+            for name, schema in model.model_json_schema(by_alias=False)["properties"].items()
         }
         for model in (backfill_assets.BackfillAssets.get_model_cls(), Settings)
     )
@@ -214,5 +214,7 @@ def test_attributes_are_the_settings():
 
 def test_the_package_itself_loads_no_dagster():
     code = "import backfill_assets, sys; print({'dagster', 'pyspark', 'pydantic'} & {*sys.modules})"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "set()\n"
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert result.stdout == "set()\n"

@@ -29,12 +29,12 @@ ALONE = {"spark.driver.host": "localhost", "spark.driver.bindAddress": "127.0.0.
 )
 def test_what_holds_for_one_machine_is_for_one_machine(tmp_path, master, local):
     assert is_local(master) is local
-    for given in ({"spark_master": master}, {"spark_conf": {"spark.master": master}}):
-        config = spark_config(load_settings(**given))
+    for options in ({"spark_master": master}, {"spark_conf": {"spark.master": master}}):
+        config = spark_config(load_settings(**options))
         assert config["spark.master"] == master
         assert (config.items() >= ALONE.items()) is local
         assert local or not config.keys() & ALONE.keys()
-        connect_server_command(load_settings(jars=tmp_path, **given), 15099, tmp_path)
+        connect_server_command(load_settings(jars=tmp_path, **options), 15099, tmp_path)
         written = (tmp_path / "spark.properties").read_text()
         assert ("spark.driver.host" in written) is local
 

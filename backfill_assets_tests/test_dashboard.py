@@ -30,12 +30,16 @@ from backfill_assets_tests.places import PROJECT
 UI = "http://dagster:3000"
 
 
-def table(days: int = 1, delays: tuple[int, ...] = (0,) * 997 + (1, 3, 9), **changed) -> pa.Table:
+def lateness_table(
+    days: int = 1, delays: tuple[int, ...] = (0,) * 997 + (1, 3, 9), **changed
+) -> pa.Table:
     """Rows of the table: so many days with the same delays each, and amounts of 1."""
-    return pa.Table.from_pylist([row(day(n), delays) | changed for n in range(1, days + 1)])
+    return pa.Table.from_pylist(
+        [lateness_row(day(n), delays) | changed for n in range(1, days + 1)]
+    )
 
 
-def row(log_day: date, delays: Sequence[int], amounts: Sequence[Decimal] = ()) -> dict:
+def lateness_row(log_day: date, delays: Sequence[int], amounts: Sequence[Decimal] = ()) -> dict:
     """One row of the table, of lines with these delays; each has an amount of 1 unless given."""
     late = sorted(delay for delay in delays if delay)
     beyond = sum(delay > 7 for delay in late)
@@ -84,14 +88,14 @@ class Reader(HTMLParser):
         return re.sub(r" (?=[.,;])", "", " ".join(" ".join(self.words).split()))
 
 
-def drawn(rows: pa.Table, window_days: int = 7, version: int = 2, **overrides) -> str:
+def render_page(rows: pa.Table, window_days: int = 7, version: int = 2, **overrides) -> str:
     """The page of a deployment with these settings."""
     settings = load_settings(window_days=window_days, **{"ui_url": UI} | overrides)
     return dashboard.render_page(rows, ORDER_LINES, settings, version)
 
 
 def test_the_page_needs_nothing_from_elsewhere():
-    reader = Reader(drawn(table(15)))
+    reader = Reader(render_page(lateness_table(15)))
     assert not [a for a in reader.attributes if a[1] in ("src", "srcset", "data", "action")]
     assert {tag for tag, name, _ in reader.attributes if name == "href"} == {"a"}
     assert not reader.tags & {"link", "img", "iframe", "object", "script", "use"}
@@ -115,7 +119,7 @@ def test_the_templates_are_part_of_the_package():
 
 
 def test_the_links_lead_to_the_ui():
-    reader = Reader(drawn(table(3), 2, ui_url="https://dagster.example/a&b/"))
+    reader = Reader(render_page(lateness_table(3), 2, ui_url="https://dagster.example/a&b/"))
     assert {value for _, name, value in reader.attributes if name == "href"} == {
         f"https://dagster.example/a&b/assets/{path}"
         for path in (
@@ -129,7 +133,7 @@ def test_the_links_lead_to_the_ui():
 
 
 def test_the_page_is_as_of_the_newest_log_day():
-    text = Reader(drawn(table(3).take([2, 0, 1]), timezone="Europe/Berlin")).text
+    text = Reader(render_page(lateness_table(3).take([2, 0, 1]), timezone="Europe/Berlin")).text
     assert (
         "As of log day 2024-01-03, the newest measured; days are those of the time zone "
         "Europe/Berlin."
@@ -137,24 +141,24 @@ def test_the_page_is_as_of_the_newest_log_day():
 
 
 def test_the_same_table_gives_the_same_page():
-    rows = table(3)
-    assert drawn(rows) == drawn(rows.take([2, 0, 1]))
+    rows = lateness_table(3)
+    assert render_page(rows) == render_page(rows.take([2, 0, 1]))
 
 
 def test_a_page_of_many_years_is_small():
     chosen, rows = Random(1), []
     for n in range(1, 2_000):
         counts = [chosen.randint(10**6, 10**7) for _ in range(12)]
-        made = row(day(n), range(12))
-        made |= {"lines": sum(counts), "late_lines": sum(counts[1:]), "lines_by_delay": counts}
-        made |= {"superseded_lines": chosen.randint(0, 10**7), "rejected_lines": counts[0]}
-        rows.append(made)
-    page = drawn(pa.Table.from_pylist(rows))
+        record = lateness_row(day(n), range(12))
+        record |= {"lines": sum(counts), "late_lines": sum(counts[1:]), "lines_by_delay": counts}
+        record |= {"superseded_lines": chosen.randint(0, 10**7), "rejected_lines": counts[0]}
+        rows.append(record)
+    page = render_page(pa.Table.from_pylist(rows))
     assert len(page.encode()) < 500_000
     text = Reader(page).text
     assert "on 1,999 log days." in text
     assert "The pictures by log day, and their tables, are of the newest 1,096 log days." in text
-    late = pictures(page)["late"]
+    late = read_pictures(page)["late"]
     assert (late.keys[0], late.keys[-1]) == (str(day(904)), str(day(1_999)))
 
 
@@ -191,26 +195,26 @@ class Picture:
 
     def bars(self, look: str) -> dict[str, float]:
         """The lengths of the bars by log day."""
-        found = re.findall(r"M(\d+) ([\d.]+)V([\d.]+)", self.paths[look])
-        return {self.day(n): self.value(top) - self.value(foot) for n, foot, top in found}
+        matches = re.findall(r"M(\d+) ([\d.]+)V([\d.]+)", self.paths[look])
+        return {self.day(n): self.value(top) - self.value(foot) for n, foot, top in matches}
 
     def dots(self, look: str) -> dict[str, float]:
-        found = re.findall(r"M(\d+) ([\d.]+)h0", self.paths[look])
-        return {self.day(n): self.value(y) for n, y in found}
+        matches = re.findall(r"M(\d+) ([\d.]+)h0", self.paths[look])
+        return {self.day(n): self.value(y) for n, y in matches}
 
     def day(self, n: str) -> str:
         return str(date.fromisoformat(self.keys[0]) + int(n) * DAY)
 
 
-def pictures(page: str) -> dict[str, Picture]:
-    found = re.findall(r'<figure id="(\w+)">(.*?)</figure>', page, re.DOTALL)
-    return {name: Picture(text) for name, text in found}
+def read_pictures(page: str) -> dict[str, Picture]:
+    figures = re.findall(r'<figure id="(\w+)">(.*?)</figure>', page, re.DOTALL)
+    return {name: Picture(text) for name, text in figures}
 
 
 def test_each_picture_has_its_words_and_its_table():
-    found = pictures(drawn(pa.Table.from_pylist(delayed(30, older=True))))
-    assert list(found) == ["windows", "late", "delays", "superseded", "rejected"]
-    for name, picture in found.items():
+    figures = read_pictures(render_page(pa.Table.from_pylist(delayed_days(30, older=True))))
+    assert list(figures) == ["windows", "late", "delays", "superseded", "rejected"]
+    for name, picture in figures.items():
         assert (
             f'role="img" aria-labelledby="{name}-title" aria-describedby="{name}-about"'
         ) in picture.text
@@ -228,12 +232,14 @@ def some_days() -> list[dict]:
     days |= {4: [], 5: [0, 0]}
     del days[7]
     rejected = {"rejected_lines": 0, "superseded_lines": 700}
-    return [row(day(n), delays) | (rejected if n % 3 else {}) for n, delays in days.items()]
+    return [
+        lateness_row(day(n), delays) | (rejected if n % 3 else {}) for n, delays in days.items()
+    ]
 
 
 def test_the_pictures_by_log_day_have_the_numbers_of_their_tables():
     rows = some_days()
-    found = pictures(drawn(pa.Table.from_pylist(rows)))
+    figures = read_pictures(render_page(pa.Table.from_pylist(rows)))
     late = [(r["late_lines"] - r["beyond_lines"], r["beyond_lines"]) for r in rows]
     expected = {
         ("late", "late, within the window of 7 days", "bar sky"): [n for n, _ in late],
@@ -250,13 +256,13 @@ def test_the_pictures_by_log_day_have_the_numbers_of_their_tables():
     }
     assert {(name, head) for name, head, _ in expected} == {
         (name, head)
-        for name, picture in found.items()
+        for name, picture in figures.items()
         if name != "windows"
         for head in picture.columns
     }
     days = [str(r["log_date"]) for r in rows]
     for (name, head, look), values in expected.items():
-        picture = found[name]
+        picture = figures[name]
         assert picture.keys == days
         assert picture.columns[head] == ["none" if n is None else str(n) for n in values]
         marks = picture.bars(look) if look.startswith("bar") else picture.dots(look)
@@ -265,17 +271,17 @@ def test_the_pictures_by_log_day_have_the_numbers_of_their_tables():
 
 
 def test_the_picture_of_windows_has_the_numbers_of_its_table():
-    rows = delayed(30, older=True)
-    picture = pictures(drawn(pa.Table.from_pylist(rows)))["windows"]
+    rows = delayed_days(30, older=True)
+    picture = read_pictures(render_page(pa.Table.from_pylist(rows)))["windows"]
     known = advice.lateness_figures(rows, 7)
     assert picture.keys == [str(w) for w in range(15)]
-    for head, of, look in (
+    for head, weights, look in (
         ("lines", known.lines, "dot blue"),
         ("money", known.cents, "square orange"),
     ):
-        shares = [100 * total_within(of, w) / sum(of.values()) for w in range(15)]
-        said = [float(cell.removesuffix(" %")) for cell in picture.columns[head]]
-        assert said == pytest.approx(shares, abs=0.01)
+        shares = [100 * total_within(weights, w) / sum(weights.values()) for w in range(15)]
+        shown = [float(cell.removesuffix(" %")) for cell in picture.columns[head]]
+        assert shown == pytest.approx(shares, abs=0.01)
         marks = re.findall(r"M\d+ ([\d.]+)h0", picture.paths[look])
         assert [picture.value(y) for y in marks] == pytest.approx(shares, abs=0.01)
     assert picture.paths["dashes red"] == "M7 0V100"
@@ -290,13 +296,13 @@ def luminance(colour: str) -> float:
 
 
 def test_light_and_dark_have_contrast():
-    light, dark = drawn(table()).split("@media (prefers-color-scheme: dark)")
+    light, dark = render_page(lateness_table()).split("@media (prefers-color-scheme: dark)")
     for scheme in (light, dark.partition("body {")[0]):
         colours = dict(re.findall(r"--(\w+): (#\w{6});", scheme))
         assert len(colours) == 14
 
-        def contrast(one: str, other: str, colours: dict[str, str] = colours) -> float:
-            lights = sorted(luminance(colours[name]) + 0.05 for name in (one, other))
+        def contrast(first: str, other: str, colours: dict[str, str] = colours) -> float:
+            lights = sorted(luminance(colours[name]) + 0.05 for name in (first, other))
             return lights[1] / lights[0]
 
         for ground in ("page", "said", "note"):
@@ -308,7 +314,7 @@ def test_light_and_dark_have_contrast():
 
 def test_a_source_without_amounts_has_no_money():
     settings = load_settings(window_days=7, ui_url=UI)
-    rows = table(24, amount_by_delay=[Decimal(0)] * 4)
+    rows = lateness_table(24, amount_by_delay=[Decimal(0)] * 4)
     text = Reader(dashboard.render_page(rows, VISITS, settings, 2)).text
     assert "amounts that add up" not in text
     assert "money" not in text.lower()
@@ -316,24 +322,24 @@ def test_a_source_without_amounts_has_no_money():
 
 
 def test_lateness_counts_from_when_lines_usually_arrive():
-    rows = delayed(40, older=True)
-    next_day = [found | {"delays": [delay + 1 for delay in found["delays"]]} for found in rows]
+    rows = delayed_days(40, older=True)
+    next_day = [record | {"delays": [delay + 1 for delay in record["delays"]]} for record in rows]
     source = replace(ORDER_LINES, arrives_after=1)
     settings = load_settings(window_days=7, ui_url=UI)
     text = Reader(dashboard.render_page(pa.Table.from_pylist(next_day), source, settings, 2)).text
-    own = Reader(drawn(pa.Table.from_pylist(rows))).text
+    default_text = Reader(render_page(pa.Table.from_pylist(rows))).text
     assert "later than 1 day after its event day, when lines of this source usually arrive" in text
     shares = "The configured window of 7 days catches 99.10 % of the lines"
-    assert shares in own
+    assert shares in default_text
     assert shares in text
-    assert "it takes 9 days" in own
+    assert "it takes 9 days" in default_text
     assert "it takes 9 days" in text
     assert "logged more than 8 days after its event day" in text
 
 
 def test_the_page_says_its_figures():
-    text = Reader(drawn(table(24))).text
-    for said in (
+    text = Reader(render_page(lateness_table(24))).text
+    for phrase in (
         "Log days 2024-01-01 to 2024-01-24, from version 2 of arrival_lateness.",
         "24,000 lines on 24 log days. 0.30 % (72) came late; 0.10 % (24) came after the window of "
         "7 days had closed, with amounts that add up to 29,628.00. 96 lines made another version "
@@ -345,7 +351,7 @@ def test_the_page_says_its_figures():
         "the 10 event days 2024-01-01 to 2024-01-10: the days that are measured together with the "
         "14 log days after them",
     ):
-        assert said in text
+        assert phrase in text
     assert "not measured" not in text
     assert "another window" not in text
 
@@ -355,7 +361,7 @@ def test_the_page_says_its_figures():
 DELAYS = [0] * 1960 + [(n + 6) % 12 + 1 for n in range(40)]
 
 
-def delayed(history: int, *, older: bool) -> list[dict]:
+def delayed_days(history: int, *, older: bool) -> list[dict]:
     """Log days of a source whose lines are late as `DELAYS` says.
 
     Late lines have twice the amount of others, and half of them are refunds.
@@ -370,7 +376,7 @@ def delayed(history: int, *, older: bool) -> list[dict]:
             amount = Decimal(1) if not delay else Decimal(2) * (-1) ** n
             logged[order_day + delay].append((amount, delay))
     return [
-        row(day(n), [delay for _, delay in logged[n]], [amount for amount, _ in logged[n]])
+        lateness_row(day(n), [delay for _, delay in logged[n]], [amount for amount, _ in logged[n]])
         for n in range(1, history + 1)
     ]
 
@@ -378,7 +384,7 @@ def delayed(history: int, *, older: bool) -> list[dict]:
 @pytest.mark.parametrize("older", [False, True])
 @pytest.mark.parametrize("history", [15, 16, 30, 40])
 def test_the_advice_is_the_true_window_from_the_first_day_that_can_tell(history, older):
-    rows = delayed(history, older=older)
+    rows = delayed_days(history, older=older)
     known = advice.lateness_figures(rows, 7)
     assert known.days == list(map(day, range(1, history - 13)))
     assert known.lines == {d: n * len(known.days) for d, n in Counter(DELAYS).items()}
@@ -387,71 +393,95 @@ def test_the_advice_is_the_true_window_from_the_first_day_that_can_tell(history,
     # Money comes later than lines, as late lines have the greater amounts.
     assert advice.smallest_window(known.cents, 990) == 9
     assert advice.smallest_window(known.cents, 999) == 12
-    said = advice.key_figures(rows, 7)
-    assert [value for name, value in said.items() if "smallest W" in name] == [7, 12, 9, 12]
+    figures = advice.key_figures(rows, 7)
+    assert [value for name, value in figures.items() if "smallest W" in name] == [7, 12, 9, 12]
 
 
 def test_counting_every_log_day_would_advise_too_short_a_window():
     every = Counter()
-    for found in delayed(30, older=False):
-        every += Counter(dict(zip(found["delays"], found["lines_by_delay"], strict=True)))
+    for record in delayed_days(30, older=False):
+        every += Counter(dict(zip(record["delays"], record["lines_by_delay"], strict=True)))
     assert [advice.smallest_window(every, n) for n in (990, 999)] == [5, 11]
 
 
 @pytest.mark.parametrize("history", [0, 1, 14])
 def test_a_history_too_short_gives_no_advice(history):
-    rows = delayed(history, older=True)
-    said = advice.key_figures(rows, 7)
-    assert said["event days compared"] == 0
-    assert {value for name, value in said.items() if "smallest W" in name} == {"not known yet"}
+    rows = delayed_days(history, older=True)
+    figures = advice.key_figures(rows, 7)
+    assert figures["event days compared"] == 0
+    assert {value for name, value in figures.items() if "smallest W" in name} == {"not known yet"}
     if rows:
-        text = Reader(drawn(pa.Table.from_pylist(rows))).text
+        text = Reader(render_page(pa.Table.from_pylist(rows))).text
         assert "Too little is measured to advise." in text
         assert "it takes 15 log days in a row" in text
         assert "A window of" not in text
 
 
 def test_a_day_that_is_not_measured_hides_those_whose_late_lines_it_may_hold():
-    rows = [row for row in delayed(40, older=False) if row["log_date"] != day(20)]
+    rows = [row for row in delayed_days(40, older=False) if row["log_date"] != day(20)]
     known = advice.lateness_figures(rows, 7)
     assert known.days == [*map(day, range(1, 6)), *map(day, range(21, 27))]
     assert advice.smallest_window(known.lines, 999) == 12
 
 
 def test_a_configured_window_longer_than_those_compared_needs_a_longer_history():
-    known = advice.lateness_figures(delayed(40, older=False), 30)
+    known = advice.lateness_figures(delayed_days(40, older=False), 30)
     assert known.days == list(map(day, range(1, 11)))
 
 
 def test_lines_of_long_ago_are_of_no_order_day_that_counts():
-    rows = [row(day(n), [0, 9_999, 800_000]) for n in range(1, 16)]
+    rows = [lateness_row(day(n), [0, 9_999, 800_000]) for n in range(1, 16)]
     assert advice.lateness_figures(rows, 7).lines == {0: 1}
 
 
 @pytest.mark.parametrize(
     ("rows", "window_days", "said"),
     [
-        (table(), 7, ["Log day 2024-01-01, from", "on 1 log day."]),
-        (table(15, (0,) * 5), 7, ["None came late.", "A window of 0 days catches 99.9 % of"]),
-        (table(delays=(0, 2)), 7, ["50.00 % (1) came late; none came after the window of 7 days"]),
-        (table(delays=()), 7, ["No lines on 1 log day.", "Too little is measured"]),
-        (table(15, ()), 7, ["event day 2024-01-01 had no lines, so there is nothing to say"]),
-        (table(546), 7, ["546,000 lines on 546 log days.", "2024-01-01 to 2025-06-15"]),
-        (table(delays=(0,) * 9_999 + (20,)), 7, ["0.01 % (1) came late"]),
-        (table(40, (0,) * 9 + (20,)), 14, ["No window of up to 14 days catches 99.9 % of the li"]),
-        (table(delays=(0, 20_000)), 7, ["The scale is logarithmic."]),
-        (table(3), 2, ["0.20 % (6) came after", "At least 3 log days were measured when another"]),
-        (table(40), 30, ["window of 30 days catches 100 % of the lines", "the 30 log days after"]),
-        (table(3).take([0, 2]), 7, ["1 log day in between was not measured"]),
+        (lateness_table(), 7, ["Log day 2024-01-01, from", "on 1 log day."]),
         (
-            table(15, amount_by_delay=[Decimal(0)] * 4),
+            lateness_table(15, (0,) * 5),
+            7,
+            ["None came late.", "A window of 0 days catches 99.9 % of"],
+        ),
+        (
+            lateness_table(delays=(0, 2)),
+            7,
+            ["50.00 % (1) came late; none came after the window of 7 days"],
+        ),
+        (lateness_table(delays=()), 7, ["No lines on 1 log day.", "Too little is measured"]),
+        (
+            lateness_table(15, ()),
+            7,
+            ["event day 2024-01-01 had no lines, so there is nothing to say"],
+        ),
+        (lateness_table(546), 7, ["546,000 lines on 546 log days.", "2024-01-01 to 2025-06-15"]),
+        (lateness_table(delays=(0,) * 9_999 + (20,)), 7, ["0.01 % (1) came late"]),
+        (
+            lateness_table(40, (0,) * 9 + (20,)),
+            14,
+            ["No window of up to 14 days catches 99.9 % of the li"],
+        ),
+        (lateness_table(delays=(0, 20_000)), 7, ["The scale is logarithmic."]),
+        (
+            lateness_table(3),
+            2,
+            ["0.20 % (6) came after", "At least 3 log days were measured when another"],
+        ),
+        (
+            lateness_table(40),
+            30,
+            ["window of 30 days catches 100 % of the lines", "the 30 log days after"],
+        ),
+        (lateness_table(3).take([0, 2]), 7, ["1 log day in between was not measured"]),
+        (
+            lateness_table(15, amount_by_delay=[Decimal(0)] * 4),
             7,
             ["catches 99.90 % of the lines;", "3 days catches 99.9 % of the lines"],
         ),
     ],
 )
 def test_the_page_of_any_table(rows, window_days, said):
-    text = Reader(drawn(rows, window_days)).text
+    text = Reader(render_page(rows, window_days)).text
     for words in said:
         assert words in text
 
@@ -461,7 +491,7 @@ def test_a_share_is_never_rounded_to_what_it_is_not():
     assert advice.smallest_window({0: 999, 1: 1}, 999) == 0
     assert advice.smallest_window({0: 1, 20: 1}, 999) is None
     # Beyond all windows that are compared, but of event days that count.
-    figures = advice.key_figures(table(40, (0, 20)).to_pylist(), 7)
+    figures = advice.key_figures(lateness_table(40, (0, 20)).to_pylist(), 7)
     assert figures["smallest W that catches 99 %"] == "more than 14"
 
 

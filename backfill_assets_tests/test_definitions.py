@@ -69,29 +69,29 @@ LINEAGE = {
 }
 
 
-def graph(**overrides):
+def resolve_graph(**overrides):
     return build_defs(load_settings(**overrides)).resolve_asset_graph()
 
 
-def made(found: AssetGraph) -> set[dg.AssetKey]:
+def executable_keys(asset_graph: AssetGraph) -> set[dg.AssetKey]:
     """Those that runs make; comparisons of targets are observed only."""
-    return {key for key in found.get_all_asset_keys() if not found.get(key).is_external}
+    return {key for key in asset_graph.get_all_asset_keys() if not asset_graph.get(key).is_external}
 
 
 @pytest.fixture(scope="module")
 def assets():
-    found = graph(
+    asset_graph = resolve_graph(
         warehouse="/w",
         start=date(2024, 1, 1),
         end=date(2024, 2, 1),
         timezone="Asia/Tokyo",
         owners="team:data, ann@example.org",
     )
-    return {key.to_user_string(): found.get(key) for key in found.get_all_asset_keys()}
+    return {key.to_user_string(): asset_graph.get(key) for key in asset_graph.get_all_asset_keys()}
 
 
 def test_assets_and_what_they_read(assets):
-    seen = {
+    actual = {
         name: (
             {parent.to_user_string() for parent in asset.parent_keys},
             asset.group_name,
@@ -99,7 +99,7 @@ def test_assets_and_what_they_read(assets):
         )
         for name, asset in assets.items()
     }
-    assert seen == EXPECTED
+    assert actual == EXPECTED
 
 
 def test_every_check_of_the_audit_blocks_and_is_partitioned_like_its_asset():
@@ -126,10 +126,10 @@ def test_one_partitions_definition(assets):
         if name != PAGE and not asset.is_external
     }
     assert len(definitions) == 1
-    (found,) = definitions
-    assert isinstance(found, dg.DailyPartitionsDefinition)
-    assert found.timezone == "Asia/Tokyo"
-    keys = found.get_partition_keys()
+    (definition,) = definitions
+    assert isinstance(definition, dg.DailyPartitionsDefinition)
+    assert definition.timezone == "Asia/Tokyo"
+    keys = definition.get_partition_keys()
     assert (keys[0], keys[-1], len(keys)) == ("2024-01-01", "2024-01-31", 31)
 
 
@@ -138,24 +138,24 @@ def test_one_backfill_policy():
         ({}, dg.BackfillPolicy.multi_run(31)),
         ({"partitions_per_run": 4}, dg.BackfillPolicy.multi_run(4)),
     ):
-        found = graph(**overrides)
-        keys = made(found) - {dg.AssetKey(PAGE)}
-        assert {found.get(key).backfill_policy for key in keys} == {policy}
+        asset_graph = resolve_graph(**overrides)
+        keys = executable_keys(asset_graph) - {dg.AssetKey(PAGE)}
+        assert {asset_graph.get(key).backfill_policy for key in keys} == {policy}
         # It has no days; but a range on the command line asks this of every asset.
-        assert found.get(dg.AssetKey(PAGE)).backfill_policy == dg.BackfillPolicy.single_run()
+        assert asset_graph.get(dg.AssetKey(PAGE)).backfill_policy == dg.BackfillPolicy.single_run()
 
 
 @pytest.mark.parametrize("window_days", [0, 7])
 def test_the_window_is_the_mapping_of_what_reads_the_log_by_event_day(window_days):
-    found = graph(window_days=window_days)
+    asset_graph = resolve_graph(window_days=window_days)
     raw = dg.AssetKey("raw_orders")
     for name in ("stg_orders", "fact_daily_orders_current"):
-        mapping = found.get(dg.AssetKey(name)).partition_mappings[raw]
+        mapping = asset_graph.get(dg.AssetKey(name)).partition_mappings[raw]
         assert isinstance(mapping, dg.TimeWindowPartitionMapping)
         assert (mapping.start_offset, mapping.end_offset) == (0, window_days)
-    assert not found.get(dg.AssetKey("late_orders")).partition_mappings
-    assert not found.get(dg.AssetKey("fact_order_corrections")).partition_mappings
-    assert not found.get(dg.AssetKey("fact_daily_orders")).partition_mappings
+    assert not asset_graph.get(dg.AssetKey("late_orders")).partition_mappings
+    assert not asset_graph.get(dg.AssetKey("fact_order_corrections")).partition_mappings
+    assert not asset_graph.get(dg.AssetKey("fact_daily_orders")).partition_mappings
 
 
 def test_what_the_ui_shows(assets):
@@ -175,24 +175,24 @@ def test_what_the_ui_shows(assets):
 def test_column_lineage(assets):
     for name, columns in LINEAGE.items():
         lineage = assets[name].metadata["dagster/column_lineage"].deps_by_column
-        seen = {
+        actual = {
             column: {(dep.asset_key.to_user_string(), dep.column_name) for dep in deps}
             for column, deps in lineage.items()
         }
-        assert seen == columns
-        assert set(seen) == set(TABLES[name].columns)
-        for asset, column in (pair for pairs in seen.values() for pair in pairs):
+        assert actual == columns
+        assert set(actual) == set(TABLES[name].columns)
+        for asset, column in (pair for pairs in actual.values() for pair in pairs):
             assert column in TABLES[asset].columns
 
 
 def test_a_launch_of_log_days_rebuilds_only_what_they_may_change():
     """Downstream of ten raw days, as the UI computes it: not every day before them."""
-    found = graph(start=date(2024, 1, 1), end=date(2024, 6, 1), window_days=7)
+    asset_graph = resolve_graph(start=date(2024, 1, 1), end=date(2024, 6, 1), window_days=7)
     raw = dg.AssetKey("raw_orders")
-    daily = found.get(raw).partitions_def
+    daily = asset_graph.get(raw).partitions_def
     chosen = daily.subset_with_partition_keys([f"2024-02-{day:02d}" for day in range(10, 20)])
     for name in ("stg_orders", "fact_daily_orders_current"):
-        mapping = found.get(dg.AssetKey(name)).partition_mappings[raw]
+        mapping = asset_graph.get(dg.AssetKey(name)).partition_mappings[raw]
         rebuilt = mapping.get_downstream_partitions_for_partitions(chosen, daily, daily)
         assert sorted(rebuilt.get_partition_keys()) == [f"2024-02-{d:02d}" for d in range(3, 20)]
 
@@ -201,15 +201,15 @@ def test_comparisons_are_there_once_there_is_a_target(tmp_path):
     settings = load_settings(warehouse=str(tmp_path))
     tables = ("stg_orders", "late_orders", "arrival_lateness", *FACTS)
 
-    def names() -> set[str]:
-        found = build_defs(settings).resolve_asset_graph()
-        keys = {key for key in found.get_all_asset_keys() if key.path[0] == "comparisons"}
-        assert all(found.get(key).is_external for key in keys)
+    def comparison_names() -> set[str]:
+        asset_graph = build_defs(settings).resolve_asset_graph()
+        keys = {key for key in asset_graph.get_all_asset_keys() if key.path[0] == "comparisons"}
+        assert all(asset_graph.get(key).is_external for key in keys)
         return {key.path[1] for key in keys}
 
-    assert names() == set()
+    assert comparison_names() == set()
     targets.save_target(settings, targets.ShadowTarget(name="v2", tables=(), asked=(), pins={}))
-    assert names() == {*tables}
+    assert comparison_names() == {*tables}
 
 
 def test_jobs_schedules_and_sensors():
@@ -222,7 +222,9 @@ def test_jobs_schedules_and_sensors():
         "housekeeping",
         *by_hand,
     }
-    schedule, housekeeping = sorted(repository.schedule_defs, key=lambda one: one.name)[::-1]
+    schedule, housekeeping = sorted(
+        repository.schedule_defs, key=lambda schedule_def: schedule_def.name
+    )[::-1]
     assert housekeeping.name == "housekeeping"
     assert housekeeping.execution_timezone == "Europe/Berlin"
     assert housekeeping.default_status is dg.DefaultScheduleStatus.STOPPED
@@ -245,12 +247,12 @@ def test_jobs_schedules_and_sensors():
 
 
 def test_every_asset_has_a_freshness_policy_unless_the_calendar_has_an_end():
-    found = graph(timezone="Asia/Tokyo", nightly_at="03:30", deadline="05:00")
-    policies = {found.get(key).freshness_policy for key in made(found)}
+    asset_graph = resolve_graph(timezone="Asia/Tokyo", nightly_at="03:30", deadline="05:00")
+    policies = {asset_graph.get(key).freshness_policy for key in executable_keys(asset_graph)}
     (policy,) = policies
     assert (policy.deadline_cron, policy.timezone) == ("0 5 * * *", "Asia/Tokyo")
     assert policy.lower_bound_delta == timedelta(hours=5)
-    ended = graph(end=date(2024, 2, 1))
+    ended = resolve_graph(end=date(2024, 2, 1))
     assert {ended.get(key).freshness_policy for key in ended.get_all_asset_keys()} == {None}
 
 
@@ -297,18 +299,18 @@ def test_a_run_cannot_configure_the_resources(config):
     jobs = repository.get_all_jobs()
     assert {"__ASSET_JOB", "undo", "maintenance"} <= {job.name for job in jobs}
     for job in jobs:
-        given = {name: {"config": one} for name, one in config.items()}
+        resources = {name: {"config": values} for name, values in config.items()}
         with pytest.raises(dg.DagsterInvalidConfigError, match="resources"):
-            dg.validate_run_config(job, {"resources": given})
+            dg.validate_run_config(job, {"resources": resources})
 
 
 def test_a_run_cannot_give_an_asset_its_inputs():
     """Dagster can load an input from a file that a run names: of a pickle, code."""
     repository = build_defs(load_settings()).get_repository_def()
     job = repository.get_implicit_global_asset_job_def()
-    some = job.get_subset(asset_selection={dg.AssetKey("stg_orders"), dg.AssetKey("late_orders")})
-    for of in (job, some):
-        ops = of.run_config_schema.config_type.fields["ops"].config_type.fields
+    subset = job.get_subset(asset_selection={dg.AssetKey("stg_orders"), dg.AssetKey("late_orders")})
+    for tested_job in (job, subset):
+        ops = tested_job.run_config_schema.config_type.fields["ops"].config_type.fields
         assert "stage_orders" in ops
         assert not any("inputs" in op.config_type.fields for op in ops.values())
 
@@ -319,7 +321,7 @@ def test_a_bad_setting_is_refused_when_definitions_load(monkeypatch):
         build_defs()
 
 
-def validate(tmp_path, **variables):
+def validate_workspace(tmp_path, **variables):
     return subprocess.run(
         [
             *(str(BIN / "dagster"), "definitions", "validate"),
@@ -334,14 +336,14 @@ def validate(tmp_path, **variables):
 
 
 def test_dagster_validates_the_workspace(tmp_path):
-    done = validate(tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "backfill_assets.definitions" in done.stdout + done.stderr
+    result = validate_workspace(tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "backfill_assets.definitions" in result.stdout + result.stderr
 
 
 def test_dagster_does_not_validate_a_bad_setting(tmp_path):
-    done = validate(tmp_path, BACKFILL_ASSETS_START="20240101")
-    assert done.returncode != 0
+    result = validate_workspace(tmp_path, BACKFILL_ASSETS_START="20240101")
+    assert result.returncode != 0
     assert "BACKFILL_ASSETS_START='20240101': must be a day as YYYY-MM-DD" in (
-        done.stdout + done.stderr
+        result.stdout + result.stderr
     )

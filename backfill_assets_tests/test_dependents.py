@@ -36,40 +36,51 @@ class Tables:
             ]
         )
 
-    def load(self, version, of, *, run, touches=None, withdrawn=(), as_of=None):
-        said = {"event_days": days(*(of if touches is None else touches)), "log_days": days(*of)}
-        self._add(RAW.name, version, of, {}, run, withdrawn=withdrawn, as_of=as_of, **said)
-
-    def make(self, table, version, of, *, run, inputs, **more):
-        """A commit of days; some of them may have had the `same` rows already."""
-        self._add(table.name, version, of, inputs, run, **more)
-
-    def external(self, table, version, of):
-        self.commits[table.name].append(ExternalCommit(version, "DELETE", days(*of)))
-
-    def _add(self, name, version, of, inputs, run, *, withdrawn=(), as_of=None, same=(), **more):
-        code = more.pop("code", "code")
-        one = record(version, days(*of), inputs=inputs, run=run, **more)
-        fingerprints = (
-            input_digests(TABLES[name].inputs(POLICY), self.now(), one.days) if inputs else {}
+    def load(self, version, numbers, *, run, touches=None, withdrawn=(), as_of=None):
+        recorded_days = {
+            "event_days": days(*(numbers if touches is None else touches)),
+            "log_days": days(*numbers),
+        }
+        self._add(
+            RAW.name, version, numbers, {}, run, withdrawn=withdrawn, as_of=as_of, **recorded_days
         )
-        held = self.now()[name]
+
+    def make(self, table, version, numbers, *, run, inputs, **more):
+        """A commit of days; some of them may have had the `same` rows already."""
+        self._add(table.name, version, numbers, inputs, run, **more)
+
+    def external(self, table, version, numbers):
+        self.commits[table.name].append(ExternalCommit(version, "DELETE", days(*numbers)))
+
+    def _add(
+        self, name, version, numbers, inputs, run, *, withdrawn=(), as_of=None, same=(), **more
+    ):
+        code = more.pop("code", "code")
+        commit_record = record(version, days(*numbers), inputs=inputs, run=run, **more)
+        fingerprints = (
+            input_digests(TABLES[name].inputs(POLICY), self.now(), commit_record.days)
+            if inputs
+            else {}
+        )
+        existing = self.now()[name]
         audit = {
             d: msgspec.structs.replace(
-                said,
+                published_day,
                 fingerprint=fingerprints.get(d, ""),
-                digest=held.latest[d].days[d].digest if d in days(*same) else said.digest,
+                digest=existing.latest[d].days[d].digest
+                if d in days(*same)
+                else published_day.digest,
             )
-            for d, said in one.days.items()
+            for d, published_day in commit_record.days.items()
         }
-        put_back = {} if as_of is None else {str(as_of): to_ranges(days(*of, *withdrawn))}
+        put_back = {} if as_of is None else {str(as_of): to_ranges(days(*numbers, *withdrawn))}
         self.commits[name].append(
             msgspec.structs.replace(
-                one,
+                commit_record,
                 days=audit,
-                details=msgspec.structs.replace(one.details, as_of=put_back),
+                details=msgspec.structs.replace(commit_record.details, as_of=put_back),
                 since=version - 1,
-                written=frozenset(one.days.keys() - days(*same)),
+                written=frozenset(commit_record.days.keys() - days(*same)),
                 withdrawn=days(*withdrawn),
                 code_version=code,
             )
@@ -78,21 +89,21 @@ class Tables:
     def extents(self, name, only=None):
         return undo_scopes(self.now(), name, POLICY, only)
 
-    def undo(self, version, of=(), *, to, withdrawn=(), **more):
-        self.load(version, of, run=f"undo{version:04d}", withdrawn=withdrawn, as_of=to, **more)
+    def undo(self, version, numbers=(), *, to, withdrawn=(), **more):
+        self.load(version, numbers, run=f"undo{version:04d}", withdrawn=withdrawn, as_of=to, **more)
 
 
-def spelled(found):
+def days_by_table(scopes):
     """By table, the days to put back, and the days to speak of."""
     return {
         name: ({d.day for d in extent.changes}, {d.day for d in extent.unchanged})
-        for name, extent in found.items()
+        for name, extent in scopes.items()
         if extent.changes or extent.unchanged
     }
 
 
-def problems(found):
-    return [text for extent in found.values() for text in extent.problems]
+def list_problems(scopes):
+    return [text for extent in scopes.values() for text in extent.problems]
 
 
 @pytest.fixture
@@ -109,14 +120,14 @@ def tables():
 
 
 def test_what_was_made_of_a_load_goes_with_it(tables):
-    found = tables.extents("nightrun")
-    assert spelled(found) == {
+    scopes = tables.extents("nightrun")
+    assert days_by_table(scopes) == {
         RAW.name: ({4}, set()),
         STAGED.name: ({3, 4}, set()),
         FACT.name: ({4}, {3}),
     }
-    assert problems(found) == []
-    changes = found[STAGED.name].changes
+    assert list_problems(scopes) == []
+    changes = scopes[STAGED.name].changes
     assert (changes[day(3)].before, changes[day(3)].previous.version) == (1, 1)
     assert changes[day(4)].previous is None
 
@@ -124,30 +135,30 @@ def test_what_was_made_of_a_load_goes_with_it(tables):
 def test_what_was_not_made_of_it_stays(tables):
     """A day that a later run computed from the newer log, and that the load did not touch."""
     tables.make(STAGED, 3, [1], run="byperson", inputs={RAW.name: 2})
-    assert 1 not in spelled(tables.extents("nightrun"))[STAGED.name][0]
-    assert problems(tables.extents("nightrun")) == []
+    assert 1 not in days_by_table(tables.extents("nightrun"))[STAGED.name][0]
+    assert list_problems(tables.extents("nightrun")) == []
 
 
 def test_days_in_another_order_of_loads(tables):
     """The earlier load is undone; what the later one alone has touched is not in its way."""
     tables.load(3, [5], run="nextnight", touches=[5])
     tables.make(STAGED, 3, [5], run="followe2", inputs={RAW.name: 3})
-    assert problems(tables.extents("nightrun")) == []
-    assert spelled(tables.extents("nightrun"))[STAGED.name][0] == {3, 4}
+    assert list_problems(tables.extents("nightrun")) == []
+    assert days_by_table(tables.extents("nightrun"))[STAGED.name][0] == {3, 4}
 
 
 def test_what_was_made_of_others_as_well_is_refused(tables):
     tables.load(3, [5], run="nextnight", touches=[4, 5])
     tables.make(STAGED, 3, [4, 5], run="followe2", inputs={RAW.name: 3})
-    (said,) = problems(tables.extents("nightrun"))
-    assert said == (
+    (problem,) = list_problems(tables.extents("nightrun"))
+    assert problem == (
         "stg_orders [2024-01-04] was made of what is to be undone, and of version 3 of raw_orders "
         "by run nextnigh as well; undo that first, or leave out the days that these are made of"
     )
     # What the advice says leads there.
-    found = tables.extents("nextnight")
-    assert problems(found) == []
-    assert spelled(found) == {RAW.name: ({5}, set()), STAGED.name: ({4, 5}, set())}
+    scopes = tables.extents("nextnight")
+    assert list_problems(scopes) == []
+    assert days_by_table(scopes) == {RAW.name: ({5}, set()), STAGED.name: ({4, 5}, set())}
 
 
 @pytest.mark.parametrize("how", ["by other code", "by another writer"])
@@ -159,8 +170,8 @@ def test_what_was_written_since_is_refused(tables, how):
     else:
         tables.external(STAGED, 3, [3])
         who = "another writer (DELETE)"
-    (said,) = problems(tables.extents("nightrun"))
-    assert said == (
+    (problem,) = list_problems(tables.extents("nightrun"))
+    assert problem == (
         f"stg_orders [2024-01-03] has been written since, by {who} in version 3; undo that first, "
         "or leave these days out"
     )
@@ -169,7 +180,7 @@ def test_what_was_written_since_is_refused(tables, how):
 def test_some_days_of_a_load(tables):
     tables.load(3, [5, 6], run="nextnight", touches=[5, 6])
     tables.make(STAGED, 3, [5, 6], run="followe2", inputs={RAW.name: 3})
-    assert spelled(tables.extents("nextnight", days(5))) == {
+    assert days_by_table(tables.extents("nextnight", days(5))) == {
         RAW.name: ({5}, set()),
         STAGED.name: ({5}, set()),
     }
@@ -178,45 +189,48 @@ def test_some_days_of_a_load(tables):
 def test_one_that_was_broken_off_goes_on(tables):
     """The log has been put back, and the process was lost."""
     tables.undo(3, to=1, withdrawn=[4], touches=[3, 4])
-    found = tables.extents("nightrun")
-    assert spelled(found) == {STAGED.name: ({3, 4}, set()), FACT.name: ({4}, {3})}
-    assert found[RAW.name].done == {day(4)}
+    scopes = tables.extents("nightrun")
+    assert days_by_table(scopes) == {STAGED.name: ({3, 4}, set()), FACT.name: ({4}, {3})}
+    assert scopes[RAW.name].done == {day(4)}
     # The sensor has made one of the days anew meanwhile, of what was put back.
     tables.make(STAGED, 3, [3], run="followe2", inputs={RAW.name: 3})
-    found = tables.extents("nightrun")
-    assert problems(found) == []
-    assert spelled(found)[STAGED.name] == ({4}, set())
+    scopes = tables.extents("nightrun")
+    assert list_problems(scopes) == []
+    assert days_by_table(scopes)[STAGED.name] == ({4}, set())
 
 
 def test_loaded_again_after_an_undo(tables):
     tables.undo(3, to=1, withdrawn=[4], touches=[3, 4])
-    again = {"run": "undo0003", "as_of": 1}
-    tables.make(STAGED, 3, [3], withdrawn=[4], inputs={RAW.name: 3}, **again)
-    tables.make(FACT, 3, [3], withdrawn=[4], same=[3], inputs={STAGED.name: 3}, **again)
-    assert spelled(tables.extents("nightrun")) == {}
+    undo_options = {"run": "undo0003", "as_of": 1}
+    tables.make(STAGED, 3, [3], withdrawn=[4], inputs={RAW.name: 3}, **undo_options)
+    tables.make(FACT, 3, [3], withdrawn=[4], same=[3], inputs={STAGED.name: 3}, **undo_options)
+    assert days_by_table(tables.extents("nightrun")) == {}
     tables.load(4, [4], run="thirdrun", touches=[3, 4])
     tables.make(STAGED, 4, [3, 4], run="followe2", inputs={RAW.name: 4})
-    assert spelled(tables.extents("nightrun")) == {}
-    found = tables.extents("thirdrun")
-    assert spelled(found) == {RAW.name: ({4}, set()), STAGED.name: ({3, 4}, set())}
-    assert problems(found) == []
+    assert days_by_table(tables.extents("nightrun")) == {}
+    scopes = tables.extents("thirdrun")
+    assert days_by_table(scopes) == {RAW.name: ({4}, set()), STAGED.name: ({3, 4}, set())}
+    assert list_problems(scopes) == []
 
 
 def test_a_backfill_of_one_layer_reaches_what_follows_it(tables):
     tables.make(STAGED, 3, [2], run="restaged", inputs={RAW.name: 2})
     tables.make(FACT, 3, [2], run="followe2", inputs={STAGED.name: 3})
     tables.make(CORRECTIONS, 1, [2], run="followe2", inputs={FACT.name: 3})
-    assert spelled(tables.extents("restaged")) == {
+    assert days_by_table(tables.extents("restaged")) == {
         STAGED.name: ({2}, set()),
         FACT.name: ({2}, set()),
         CORRECTIONS.name: ({2}, set()),
     }
     # And one of the facts does not reach up.
-    assert spelled(tables.extents("followe2")).keys() == {FACT.name, CORRECTIONS.name}
+    assert days_by_table(tables.extents("followe2")).keys() == {FACT.name, CORRECTIONS.name}
 
 
 def test_tables_by_log_day(tables):
     tables.make(LATE, 1, [4], run="nightrun", inputs={RAW.name: 2})
     tables.load(3, [4], run="wrongone", touches=[4])
     tables.make(LATE, 2, [4], run="followe2", inputs={RAW.name: 3}, same=[4])
-    assert spelled(tables.extents("wrongone")) == {RAW.name: ({4}, set()), LATE.name: (set(), {4})}
+    assert days_by_table(tables.extents("wrongone")) == {
+        RAW.name: ({4}, set()),
+        LATE.name: (set(), {4}),
+    }

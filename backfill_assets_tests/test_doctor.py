@@ -77,17 +77,17 @@ class Place:
             self.env(f"BACKFILL_ASSETS_{name}", value)
 
     def folder(self, day: date) -> Path:
-        found = self.landing / f"arrival_date={day}"
-        found.mkdir(parents=True, exist_ok=True)
-        return found
+        path = self.landing / f"arrival_date={day}"
+        path.mkdir(parents=True, exist_ok=True)
+        return path
 
     def publish(self, days: Sequence[date], **written: Any) -> None:
         """One row a day, in a table as a run makes it."""
         audit = {str(day): {"rows": 1, "digest": "d", "verdict": "ok"} for day in days}
         record = {"run_id": "r", "code_version": "c", "config_digest": "d", "audit": audit}
         rows = [{"run_date": day, "customer_id": "c", "orders": 1, "revenue": 1} for day in days]
-        said = CommitProperties(custom_metadata={"userMetadata": json.dumps(record)})
-        written = {"commit_properties": said, "configuration": dict(LOG_RETENTION)} | written
+        properties = CommitProperties(custom_metadata={"userMetadata": json.dumps(record)})
+        written = {"commit_properties": properties, "configuration": dict(LOG_RETENTION)} | written
         table = pa.Table.from_pylist(rows, SCHEMA)
         write_deltalake(self.facts, table, mode="append", partition_by=["run_date"], **written)
 
@@ -121,28 +121,28 @@ def place(tmp_path, monkeypatch) -> Place:
     return Place(tmp_path, monkeypatch)
 
 
-def ask(capsys, *options: str) -> tuple[int, list[dict]]:
+def run_doctor(capsys, *options: str) -> tuple[int, list[dict]]:
     # A port that the system gives to no one by itself.
     status = main(["doctor", "--json", "--port", "1023", *options])
     return status, json.loads(capsys.readouterr().out)
 
 
 def test_nothing_is_wrong(place, capsys):
-    status, found = ask(capsys)
-    assert [line for line in found if line["level"] != "ok"] == []
+    status, report = run_doctor(capsys)
+    assert [line for line in report if line["level"] != "ok"] == []
     assert status == 0
     assert {"DAGSTER_HOME", "java", "jars", "disk", "clock", "engine", FACTS} <= {
-        line["part"] for line in found
+        line["part"] for line in report
     }
 
 
 def test_it_changes_nothing(place, capsys):
-    def everything() -> dict[Path, int]:
+    def modification_times() -> dict[Path, int]:
         return {path: path.stat().st_mtime_ns for path in place.root.rglob("*")}
 
-    before = everything()
-    ask(capsys)
-    assert everything() == before
+    before = modification_times()
+    run_doctor(capsys)
+    assert modification_times() == before
 
 
 # --- broken set-ups -------------------------------------------------------------------------------
@@ -408,31 +408,31 @@ BROKEN: list[tuple[Callable[[Place], None], str, str, str, str]] = [
 )
 def test_a_broken_set_up(broken, part, level, said, mend, place, capsys):
     broken(place)
-    status, found = ask(capsys)
-    lines = [line for line in found if line["part"] == part]
+    status, report = run_doctor(capsys)
+    lines = [line for line in report if line["part"] == part]
     assert any(
         line["level"] == level and re.search(said, line["said"]) and re.search(mend, line["mend"])
         for line in lines
     ), lines
-    assert status == any(line["level"] == "WRONG" for line in found)
+    assert status == any(line["level"] == "WRONG" for line in report)
     # A line is a line.
-    assert all("\n" not in line["said"] + line["mend"] for line in found)
+    assert all("\n" not in line["said"] + line["mend"] for line in report)
 
 
 def test_a_port_that_somebody_uses(place, capsys):
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
-        _, found = ask(capsys, "--port", str(other.getsockname()[1]))
-    (line,) = (line for line in found if line["part"] == "port")
+        _, report = run_doctor(capsys, "--port", str(other.getsockname()[1]))
+    (line,) = (line for line in report if line["part"] == "port")
     assert line["level"] == "note"
     assert "--port" in line["mend"]
 
 
 def test_what_is_wrong_is_not_called_fine_as_well(place, capsys):
     _rows_of_another_writer(place)
-    _, found = ask(capsys)
-    assert [line["level"] for line in found if line["part"] == FACTS] == ["WRONG"]
+    _, report = run_doctor(capsys)
+    assert [line["level"] for line in report if line["part"] == FACTS] == ["WRONG"]
 
 
 # --- looks that fail ------------------------------------------------------------------------------
@@ -443,8 +443,8 @@ def test_a_look_that_raises_is_the_failure_of_its_own_line(place, capsys):
         raise ZeroDivisionError("by nothing\nat all")
 
     place.patch.setattr(data, "check_read", fail)
-    status, found = ask(capsys)
-    bad = [line for line in found if line["level"] == "WRONG"]
+    status, report = run_doctor(capsys)
+    bad = [line for line in report if line["level"] == "WRONG"]
     assert [(line["part"], line["said"]) for line in bad] == [
         (FACTS, "ZeroDivisionError: by nothing at all")
     ]
@@ -458,22 +458,22 @@ def test_a_look_that_hangs_is_given_up(place, capsys):
     place.patch.setattr(data, "open_store", lambda _: release.wait())
     place.patch.setattr(data, "refuses", lambda _: release.wait())
     place.patch.setattr(os, "_exit", ended.append)
-    _, found = ask(capsys, "--seconds", "0.4")
+    _, report = run_doctor(capsys, "--seconds", "0.4")
     release.set()
-    said = {line["part"]: line["said"] for line in found if line["level"] == "WRONG"}
-    assert said["warehouse"] == "no answer within 0.4 s"
+    failures = {line["part"]: line["said"] for line in report if line["level"] == "WRONG"}
+    assert failures["warehouse"] == "no answer within 0.4 s"
     # What lies behind it is not waited for again.
-    assert said[FACTS] == "not looked at, because of the line on: warehouse"
-    assert said["clock"].startswith("not looked at")
+    assert failures[FACTS] == "not looked at, because of the line on: warehouse"
+    assert failures["clock"].startswith("not looked at")
     assert ended == [1]
 
 
 def test_what_a_person_reads(place, capsys):
     _home_that_others_read(place)
     assert main(["doctor", "--port", "1023"]) == 0
-    said = capsys.readouterr().out
-    assert re.search(r"^note   DAGSTER_HOME +.*\. Mend: chmod 700 ", said, re.M)
-    assert said.endswith("Nothing is wrong.\n")
+    output = capsys.readouterr().out
+    assert re.search(r"^note   DAGSTER_HOME +.*\. Mend: chmod 700 ", output, re.M)
+    assert output.endswith("Nothing is wrong.\n")
     assert main(["-q", "doctor", "--port", "1023"]) == 0
     assert {line.split()[0] for line in capsys.readouterr().out.splitlines()} == {"note"}
 
@@ -504,10 +504,10 @@ def test_schedules_that_wait_for_a_time_that_was_wrong(place):
     ahead = datetime.now(timezone.utc) + timedelta(days=1000)
     code = RegisteredCodeLocationOrigin("code")
     origin = RemoteInstigatorOrigin(RemoteRepositoryOrigin(code, "repository"), "nightly")
-    told = ScheduleInstigatorData("0 2 * * *", start_timestamp=1.0)
+    schedule_data = ScheduleInstigatorData("0 2 * * *", start_timestamp=1.0)
     kind = InstigatorType.SCHEDULE
     with dg.DagsterInstance.get() as instance:
-        state = InstigatorState(origin, kind, InstigatorStatus.RUNNING, told)
+        state = InstigatorState(origin, kind, InstigatorStatus.RUNNING, schedule_data)
         instance.add_instigator_state(state)
         (fine,) = home.check_ticks()
         tick = TickData(
@@ -520,11 +520,11 @@ def test_schedules_that_wait_for_a_time_that_was_wrong(place):
             selector_id=state.selector_id,
         )
         instance.create_tick(tick)
-    (found,) = home.check_ticks()
-    assert (fine.level, found.level) == (Level.OK, Level.WRONG)
-    assert found.message.startswith(f"nightly ticked at {ahead:%Y-%m-%d}")
+    (result,) = home.check_ticks()
+    assert (fine.level, result.level) == (Level.OK, Level.WRONG)
+    assert result.message.startswith(f"nightly ticked at {ahead:%Y-%m-%d}")
     # What the line says helps.
-    assert f"move {place.home}/schedules away" in found.fix
+    assert f"move {place.home}/schedules away" in result.fix
     shutil.rmtree(place.home / "schedules")
     (fine,) = home.check_ticks()
     assert fine.level is Level.OK

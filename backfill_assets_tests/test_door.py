@@ -23,7 +23,7 @@ from backfill_assets.dagster_ext.door import RequestGuard
 from backfill_assets.dagster_ext.passwords import PasswordFile, write_password
 from backfill_assets.dagster_ext.webserver import guard_app
 from backfill_assets.settings import SettingsError, load_settings
-from backfill_assets_tests.commands import refused
+from backfill_assets_tests.commands import refusal_message
 from backfill_assets_tests.killing import wait_for
 
 MUTATION = "mutation{__typename}"
@@ -45,7 +45,7 @@ class Site:
 
     def __init__(self, port: int) -> None:
         self.port = port
-        self.here = f"http://127.0.0.1:{port}"
+        self.url = f"http://127.0.0.1:{port}"
 
     def ask(self, method: str, path: str, body: str | None = None, **headers: str) -> tuple:
         """Status and text; `PORT` in a header stands for that of the server."""
@@ -73,7 +73,7 @@ def dagsters(tmp_path_factory) -> Iterator[Starlette]:
         yield create_app_from_workspace_process_context(context)
 
 
-def served(app) -> Iterator[Site]:
+def serve_app(app) -> Iterator[Site]:
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", lifespan="off"))
     thread = threading.Thread(target=server.run)
     thread.start()
@@ -85,12 +85,12 @@ def served(app) -> Iterator[Site]:
 
 @pytest.fixture(scope="module")
 def bare(dagsters) -> Iterator[Site]:
-    yield from served(dagsters)
+    yield from serve_app(dagsters)
 
 
 @pytest.fixture(scope="module")
 def site(dagsters) -> Iterator[Site]:
-    yield from served(guard_app(dagsters, load_settings(ui_url=UI)))
+    yield from serve_app(guard_app(dagsters, load_settings(ui_url=UI)))
 
 
 FOREIGN = [
@@ -138,8 +138,8 @@ FOREIGN = [
 
 @pytest.mark.parametrize(("method", "path", "body", "headers", "status", "said"), FOREIGN)
 def test_what_a_foreign_page_could_send_is_refused(site, method, path, body, headers, status, said):
-    found, text = site.ask(method, path, body, **headers)
-    assert found == status
+    actual_status, text = site.ask(method, path, body, **headers)
+    assert actual_status == status
     assert said in text
     assert text.count("\n") == (method != "HEAD")  # one sentence
 
@@ -201,8 +201,8 @@ def test_looking_changes_nothing(site, dagsters):
 # Names and passwords.
 
 
-def basic(said: str) -> dict[str, str]:
-    return {"Authorization": "Basic " + base64.b64encode(said.encode()).decode()}
+def basic_header(credentials: str) -> dict[str, str]:
+    return {"Authorization": "Basic " + base64.b64encode(credentials.encode()).decode()}
 
 
 @pytest.fixture
@@ -216,21 +216,23 @@ def file(tmp_path, monkeypatch) -> Path:
 def test_nobody_comes_in_without_a_password(dagsters, file):
     write_password(file, "anna", "correct: horse")
     write_password(file, "bert", "é")
-    for site in served(guard_app(dagsters, load_settings())):
-        asked = [("GET", "/", None, {}), ("POST", "/graphql", BODY, JSON)]
-        asked += [("GET", "/server_info", None, {}), ("GET", "/graphql", None, UPGRADE)]
-        for method, path, body, headers in asked:
-            for said in ("anna:", "anna:correct", "bert:correct: horse", ":", "", "carl:x"):
-                assert site.ask(method, path, body, **headers, **basic(said))[0] == 401
+    for site in serve_app(guard_app(dagsters, load_settings())):
+        requests = [("GET", "/", None, {}), ("POST", "/graphql", BODY, JSON)]
+        requests += [("GET", "/server_info", None, {}), ("GET", "/graphql", None, UPGRADE)]
+        for method, path, body, headers in requests:
+            for credentials in ("anna:", "anna:correct", "bert:correct: horse", ":", "", "carl:x"):
+                assert (
+                    site.ask(method, path, body, **headers, **basic_header(credentials))[0] == 401
+                )
             status, text = site.ask(method, path, body, **headers)
             assert (status, text) == (401, "Give your name and password.\n")
-            for said in ("anna:correct: horse", "bert:é"):
-                status, _ = site.ask(method, path, body, **headers, **basic(said))
+            for credentials in ("anna:correct: horse", "bert:é"):
+                status, _ = site.ask(method, path, body, **headers, **basic_header(credentials))
                 assert status in (200, 101)
         for odd in ("Basic", "Basic ?", "Bearer x", "Basic " + "A" * 9):
             assert site.ask("GET", "/", Authorization=odd)[0] == 401
         # A foreign page's requests carry what its user has given: they do not get that far.
-        foreign = {"Origin": "http://evil.example", **JSON, **basic("bert:é")}
+        foreign = {"Origin": "http://evil.example", **JSON, **basic_header("bert:é")}
         assert site.ask("POST", "/graphql", BODY, **foreign)[0] == 403
 
 
@@ -241,39 +243,42 @@ def test_a_password_is_slow_to_guess_and_is_not_kept(tmp_path):
     assert (tmp_path / "people").stat().st_mode & 0o777 == 0o600
     assert passwords._COST["n"] * passwords._COST["p"] * passwords._COST["r"] >= 2**19
     assert PasswordFile.read_file(tmp_path / "people").is_valid(
-        basic("anna:hunter2")["Authorization"]
+        basic_header("anna:hunter2")["Authorization"]
     )
 
 
 def test_the_command_that_writes_passwords(file, monkeypatch, capsys):
     class Pipe:
-        def __init__(self, said: str) -> None:
-            self.said = said
+        def __init__(self, text: str) -> None:
+            self.text = text
 
         def isatty(self) -> bool:
             return False
 
         def readline(self) -> str:
-            return self.said
+            return self.text
 
-    def given(said: str, name: str = "anna") -> int:
-        monkeypatch.setattr("sys.stdin", Pipe(said))
+    def set_password(text: str, name: str = "anna") -> int:
+        monkeypatch.setattr("sys.stdin", Pipe(text))
         return main(["password", name])
 
-    assert given("one\n") == given("two\n") == given("three\n", "bert") == 0
+    assert set_password("one\n") == set_password("two\n") == set_password("three\n", "bert") == 0
     assert "three" not in capsys.readouterr().out
-    found = PasswordFile.read_file(file)
-    assert [found.is_valid(basic(said)["Authorization"]) for said in ("anna:one", "anna:two")] == [
+    stored_passwords = PasswordFile.read_file(file)
+    assert [
+        stored_passwords.is_valid(basic_header(credentials)["Authorization"])
+        for credentials in ("anna:one", "anna:two")
+    ] == [
         False,
         True,
     ]
-    assert given("x\n", "a:b") == 2
+    assert set_password("x\n", "a:b") == 2
     capsys.readouterr()
-    assert given("") == 3
-    assert "empty password" in refused(capsys, "password")
+    assert set_password("") == 3
+    assert "empty password" in refusal_message(capsys, "password")
     monkeypatch.delenv("BACKFILL_ASSETS_UI_PASSWORDS")
-    assert given("x\n") == 3
-    assert "BACKFILL_ASSETS_UI_PASSWORDS is not set" in refused(capsys, "password")
+    assert set_password("x\n") == 3
+    assert "BACKFILL_ASSETS_UI_PASSWORDS is not set" in refusal_message(capsys, "password")
 
 
 @pytest.mark.parametrize(

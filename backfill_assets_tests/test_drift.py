@@ -74,34 +74,36 @@ def test_the_index_is_that_of_the_books():
     assert 0 < stability_index([100, 0], [99, 1]) < 0.1 < stability_index([100, 0], [0, 100])
 
 
-def spread(*counts: int) -> dict[str, dict[str, int]]:
+def profile_of_counts(*counts: int) -> dict[str, dict[str, int]]:
     return {
-        "count": {f"2^{n}": of for n, of in enumerate(counts)},
+        "count": {f"2^{n}": count for n, count in enumerate(counts)},
         "money": {"0": sum(counts)},
         "churned": {"true": sum(counts)},
     }
 
 
 def test_what_has_moved_far_is_warned_of():
-    then = Baseline("version 3", spread(100, 100))
-    (severity, said), numbers = judge_drift(WATCHED, spread(10, 190), then)
+    then = Baseline("version 3", profile_of_counts(100, 100))
+    (severity, message), numbers = judge_drift(WATCHED, profile_of_counts(10, 190), then)
     assert severity is Severity.WARN
-    assert said.startswith("200 rows against 200 of version 3; stability index: count 1.")
-    assert "(allowed 0.2), money 0.000, churned 0.000" in said
+    assert message.startswith("200 rows against 200 of version 3; stability index: count 1.")
+    assert "(allowed 0.2), money 0.000, churned 0.000" in message
     assert numbers["drift of count"] > 1
     assert (numbers["drift of money"], numbers["rows before"]) == (0, 200)
-    assert judge_drift(WATCHED, spread(101, 99), then)[0][0] is Severity.OK
+    assert judge_drift(WATCHED, profile_of_counts(101, 99), then)[0][0] is Severity.OK
 
 
 def test_a_few_rows_are_no_distribution():
-    (severity, said), numbers = judge_drift(WATCHED, spread(1, 50), Baseline("v", spread(50, 1)))
+    (severity, message), numbers = judge_drift(
+        WATCHED, profile_of_counts(1, 50), Baseline("v", profile_of_counts(50, 1))
+    )
     assert severity is Severity.OK
-    assert said.endswith("below 100 rows nothing is warned of")
+    assert message.endswith("below 100 rows nothing is warned of")
     assert numbers["drift of count"] > 1
     for now, then in (
-        (spread(5), None),
-        ({}, Baseline("v", spread(5))),
-        (spread(5), Baseline("v", {})),
+        (profile_of_counts(5), None),
+        ({}, Baseline("v", profile_of_counts(5))),
+        (profile_of_counts(5), Baseline("v", {})),
     ):
         assert judge_drift(WATCHED, now, then) == (
             (Severity.OK, f"{histogram_rows(now)} rows, and nothing to compare them with"),

@@ -24,7 +24,7 @@ from backfill_assets.drills.strikes import READERS, RIGHT, SHOP_FILE
 from backfill_assets.drills.strikes import WRONG as WRONG_AMOUNT
 from backfill_assets.orders.tables import TABLES
 from backfill_assets.settings import PREFIX
-from backfill_assets_tests.commands import refused, wrong
+from backfill_assets_tests.commands import refusal_message, usage_error
 
 DAYS = Window.parse("2024-01-02...2024-01-03")
 
@@ -35,13 +35,15 @@ def folder(tmp_path, monkeypatch) -> Path:
     monkeypatch.chdir(tmp_path)
     for name in other_variables():  # `start` forgets them, and they are put back
         monkeypatch.delenv(name, raising=False)
-    made = Deployment.create(Path("incident"), 5, 2)
-    send_orders(made.folder / "landing", made.days, SHOP_FILE, RIGHT)
-    send_orders(made.folder / "landing", DAYS, SHOP_FILE, WRONG_AMOUNT)
-    made.write_environment()
-    (made.folder / OWN / "right.json").write_text(json.dumps({READERS: {"2024-01-02": "digest"}}))
+    deployment = Deployment.create(Path("incident"), 5, 2)
+    send_orders(deployment.folder / "landing", deployment.days, SHOP_FILE, RIGHT)
+    send_orders(deployment.folder / "landing", DAYS, SHOP_FILE, WRONG_AMOUNT)
+    deployment.write_environment()
+    (deployment.folder / OWN / "right.json").write_text(
+        json.dumps({READERS: {"2024-01-02": "digest"}})
+    )
     journal.record_event(
-        made.folder,
+        deployment.folder,
         journal.INCIDENT,
         outage="amounts",
         days=str(DAYS),
@@ -52,7 +54,7 @@ def folder(tmp_path, monkeypatch) -> Path:
     return Path("incident")
 
 
-def amounts(folder: Path) -> list[Decimal]:
+def file_amounts(folder: Path) -> list[Decimal]:
     """What the shop's file has on the days of the calendar."""
     files = [arrival_folder(folder / "landing", day) / SHOP_FILE for day in Deployment(folder).days]
     return [Decimal(json.loads(file.read_text())["amount"]) for file in files]
@@ -60,24 +62,24 @@ def amounts(folder: Path) -> list[Decimal]:
 
 def test_its_file_is_for_a_shell(folder):
     other = {f"{PREFIX}WEBHOOK": "https://chat.test", "SPARK_REMOTE": "sc://production:15002"}
-    kept = {f"{PREFIX}JARS": "/opt/jars"}
-    said = subprocess.run(
+    retained = {f"{PREFIX}JARS": "/opt/jars"}
+    output = subprocess.run(
         ["sh", "-c", f". {folder}/env.sh; env"],
-        env={**os.environ, **other, **kept}, capture_output=True, text=True, check=True,
+        env={**os.environ, **other, **retained}, capture_output=True, text=True, check=True,
     ).stdout  # fmt: skip
-    assert not [name for name in other if f"{name}=" in said]
-    assert f"{PREFIX}JARS=/opt/jars\n" in said
+    assert not [name for name in other if f"{name}=" in output]
+    assert f"{PREFIX}JARS=/opt/jars\n" in output
     for name, value in Deployment(folder).variables.items():
-        assert f"{name}={value}\n" in said
-    assert f"{PREFIX}END=2024-01-06\n" in said
+        assert f"{name}={value}\n" in output
+    assert f"{PREFIX}END=2024-01-06\n" in output
 
 
 def test_a_start_forgets_what_the_shell_has_of_another_deployment(folder, monkeypatch):
     """What is right is made under the settings that the player works with."""
-    seen = {}
+    environment = {}
 
     def start(*_) -> Drill:
-        seen.update(os.environ)
+        environment.update(os.environ)
         return Drill(folder)
 
     monkeypatch.setattr(playing, "start_drill", start)
@@ -85,22 +87,22 @@ def test_a_start_forgets_what_the_shell_has_of_another_deployment(folder, monkey
     monkeypatch.setenv("SPARK_REMOTE", "sc://production:15002")
     monkeypatch.setenv(f"{PREFIX}SPARK_CONF", "{}")
     assert main(["drill", "start", "new"]) == 0
-    assert not {f"{PREFIX}LATE_LINES", "SPARK_REMOTE"} & seen.keys()
-    assert f"{PREFIX}SPARK_CONF" in seen
+    assert not {f"{PREFIX}LATE_LINES", "SPARK_REMOTE"} & environment.keys()
+    assert f"{PREFIX}SPARK_CONF" in environment
 
 
 def test_hints_get_clearer_and_are_counted(folder, capsys):
-    said = []
+    hints = []
     for _ in range(4):
         assert main(["drill", "hint", str(folder)]) == 0
-        said.append(capsys.readouterr().out.strip())
-    assert said == [*OUTAGES["amounts"].hints, OUTAGES["amounts"].hints[-1]]
+        hints.append(capsys.readouterr().out.strip())
+    assert hints == [*OUTAGES["amounts"].hints, OUTAGES["amounts"].hints[-1]]
     assert main(["drill", "end", str(folder)]) == 1
     assert re.search(r"^hints +3 +-15 *$", capsys.readouterr().out, re.M)
 
 
 def test_a_diagnosis(folder, capsys):
-    assert "there is no cause ghosts; there are doubled" in wrong(
+    assert "there is no cause ghosts; there are doubled" in usage_error(
         capsys, "drill", "found", str(folder), "ghosts"
     ).replace("'", "")
     assert main(["drill", "found", str(folder), "doubled"]) == 1
@@ -108,12 +110,12 @@ def test_a_diagnosis(folder, capsys):
     assert main(["drill", "found", str(folder), "amounts"]) == 0
     assert main(["drill", "found", str(folder), "amounts", str(DAYS)]) == 0
     assert main(["drill", "end", str(folder)]) == 1
-    said = capsys.readouterr().out
-    assert re.search(r"^cause +found after 0:0\d minutes +15 of 15", said, re.M)
-    assert re.search(r"^days named +yes +10 of 10", said, re.M)
-    assert re.search(r"^wrong diagnoses +1 +-5", said, re.M)
-    assert re.search(r"^days wrong at the end +1 of 1 +0 of 30", said, re.M)
-    assert re.search(r"^report +0 of 3 sections +0 of 10", said, re.M)
+    output = capsys.readouterr().out
+    assert re.search(r"^cause +found after 0:0\d minutes +15 of 15", output, re.M)
+    assert re.search(r"^days named +yes +10 of 10", output, re.M)
+    assert re.search(r"^wrong diagnoses +1 +-5", output, re.M)
+    assert re.search(r"^days wrong at the end +1 of 1 +0 of 30", output, re.M)
+    assert re.search(r"^report +0 of 3 sections +0 of 10", output, re.M)
     assert main(["drill", "causes"]) == 0
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == [*OUTAGES]
 
@@ -126,17 +128,17 @@ def test_days_cannot_be_guessed(folder, capsys):
 
 
 def test_the_source_sends_what_was_wrong_again(folder, capsys):
-    assert amounts(folder) == [RIGHT, WRONG_AMOUNT, WRONG_AMOUNT, RIGHT, RIGHT]
+    assert file_amounts(folder) == [RIGHT, WRONG_AMOUNT, WRONG_AMOUNT, RIGHT, RIGHT]
     assert main(["drill", "ask", str(folder), "2024-01-04...2024-01-05"]) == 0
     assert "It sends nothing." in capsys.readouterr().out
     assert main(["drill", "ask", str(folder), "2024-01-01...2024-01-02"]) == 0
     assert capsys.readouterr().out == "The source has sent 2024-01-02 again.\n"
-    assert amounts(folder) == [RIGHT, RIGHT, WRONG_AMOUNT, RIGHT, RIGHT]
+    assert file_amounts(folder) == [RIGHT, RIGHT, WRONG_AMOUNT, RIGHT, RIGHT]
 
 
 def test_an_end_is_an_end(folder, capsys):
     assert main(["drill", "solution", str(folder)]) == 3
-    assert "the drill has not ended" in refused(capsys, "drill solution")
+    assert "the drill has not ended" in refusal_message(capsys, "drill solution")
     assert main(["drill", "end", str(folder)]) == 1
     first = capsys.readouterr().out
     (folder / "post-mortem-x.md").write_text("## Cause\n\nIt was an old job again.\n")
@@ -145,10 +147,12 @@ def test_an_end_is_an_end(folder, capsys):
     for command in (["hint"], ["found", "amounts"], ["ask", "2024-01-02"]):
         name, *words = command
         assert main(["drill", name, str(folder), *words]) == 3
-        assert "has ended. Start another in a new folder" in refused(capsys, f"drill {name}")
+        assert "has ended. Start another in a new folder" in refusal_message(
+            capsys, f"drill {name}"
+        )
     assert main(["drill", "solution", str(folder)]) == 0
-    told, *commands = capsys.readouterr().out.splitlines()
-    assert told == f"amounts: {OUTAGES['amounts'].cause}, {DAYS}"
+    first_line, *commands = capsys.readouterr().out.splitlines()
+    assert first_line == f"amounts: {OUTAGES['amounts'].cause}, {DAYS}"
     assert f"$ backfill-assets drill ask {folder.resolve()} {DAYS}" in commands
     assert not any("{" in line for line in commands)
 
@@ -164,7 +168,7 @@ def test_who_gives_up_has_no_score(folder, capsys):
     assert main(["drill", "solution", str(folder), "--give-up"]) == 0
     assert capsys.readouterr().out.startswith("amounts: ")
     assert main(["drill", "end", str(folder)]) == 3
-    assert "has ended" in refused(capsys, "drill end")
+    assert "has ended" in refusal_message(capsys, "drill end")
 
 
 def test_a_report_counts_by_its_sections(folder, capsys):
@@ -176,15 +180,15 @@ def test_a_report_counts_by_its_sections(folder, capsys):
 
 def test_what_is_no_drill(folder, capsys, monkeypatch):
     assert main(["drill", "end", "nowhere"]) == 3
-    assert "nowhere is no folder of a drill" in refused(capsys, "drill end")
+    assert "nowhere is no folder of a drill" in refusal_message(capsys, "drill end")
     assert main(["drill", "start", str(folder)]) == 3
-    assert "is not empty; nothing was written" in refused(capsys, "drill start")
+    assert "is not empty; nothing was written" in refusal_message(capsys, "drill start")
     assert main(["drill", "start", "new", "ghosts"]) == 3
-    assert "no outage is named ghosts; there are doubled" in refused(capsys, "drill start")
+    assert "no outage is named ghosts; there are doubled" in refusal_message(capsys, "drill start")
     assert not Path("new").exists()
     (folder / OWN / "journal.jsonl").unlink()
     assert main(["drill", "hint", str(folder)]) == 3
-    assert "was broken off: start another" in refused(capsys, "drill hint")
+    assert "was broken off: start another" in refusal_message(capsys, "drill hint")
 
 
 def test_each_outage_has_what_it_needs():

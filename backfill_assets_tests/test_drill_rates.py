@@ -20,12 +20,12 @@ from backfill_assets_tests.killing import wait_for
 
 @pytest.fixture
 def deployment(tmp_path) -> Iterator[Deployment]:
-    made = Deployment.create(tmp_path / "incident", 5, 2, OUTAGES["quota"].tables_path)
-    yield made
-    shutil.rmtree(made.folder, ignore_errors=True)  # the service ends
+    incident = Deployment.create(tmp_path / "incident", 5, 2, OUTAGES["quota"].tables_path)
+    yield incident
+    shutil.rmtree(incident.folder, ignore_errors=True)  # the service ends
 
 
-def called(deployment: Deployment, day: str = "2024-01-02") -> int:
+def call_status(deployment: Deployment, day: str = "2024-01-02") -> int:
     """The status of a call."""
     url = deployment.variables[RATES_URL]
     return requests.get(f"{url}/rates/{day}/USD", timeout=30).status_code
@@ -33,18 +33,18 @@ def called(deployment: Deployment, day: str = "2024-01-02") -> int:
 
 def is_up(deployment: Deployment) -> bool:
     try:
-        return called(deployment) > 0
+        return call_status(deployment) > 0
     except requests.ConnectionError:
         return False
 
 
 def test_it_takes_the_calls_that_are_paid_for(deployment):
     rates.start_service(deployment.folder)
-    assert called(deployment) == 403
+    assert call_status(deployment) == 403
     days = deployment.days
-    said = OUTAGES["quota"].on_ask(deployment, days, [*days][:4])
-    assert said == f"The service takes more calls, for {days}: 4."
-    assert [called(deployment, str(day)) for day in days] == [200] * 4 + [403]
+    message = OUTAGES["quota"].on_ask(deployment, days, [*days][:4])
+    assert message == f"The service takes more calls, for {days}: 4."
+    assert [call_status(deployment, str(day)) for day in days] == [200] * 4 + [403]
     url = deployment.variables[RATES_URL]
     assert requests.get(f"{url}/elsewhere", timeout=30).status_code == 404
 
@@ -52,7 +52,7 @@ def test_it_takes_the_calls_that_are_paid_for(deployment):
 def test_it_ends_with_the_drill(deployment):
     rates.pay_calls(deployment.folder, 2)
     rates.start_service(deployment.folder)
-    assert called(deployment) == 200
+    assert call_status(deployment) == 200
     journal.record_event(deployment.folder, journal.END)
     wait_for(lambda: not is_up(deployment))
 
@@ -61,7 +61,7 @@ def test_it_ends_with_its_folder_and_starts_again_where_it_was(deployment):
     """As after the machine was started again: `env.sh` has its URL, and the calls are counted."""
     rates.pay_calls(deployment.folder, 2)
     rates.start_service(deployment.folder)
-    assert called(deployment) == 200
+    assert call_status(deployment) == 200
     elsewhere = deployment.folder.with_name("elsewhere")
     deployment.folder.rename(elsewhere)
     wait_for(lambda: not is_up(Deployment(elsewhere)))
@@ -69,7 +69,7 @@ def test_it_ends_with_its_folder_and_starts_again_where_it_was(deployment):
     before = deployment.variables
     rates.start_service(deployment.folder)
     assert deployment.variables == before
-    assert [called(deployment, f"2024-01-0{n}") for n in (3, 4)] == [200, 403]
+    assert [call_status(deployment, f"2024-01-0{n}") for n in (3, 4)] == [200, 403]
 
 
 def test_a_copy_asks_no_service_of_the_other_folder(deployment, tmp_path):
@@ -78,28 +78,28 @@ def test_a_copy_asks_no_service_of_the_other_folder(deployment, tmp_path):
         copy = deployment.copied(tmp_path / "copy", loaded=False)
         assert RATES_URL not in copy.variables
         whole = shutil.copytree(deployment.folder, tmp_path / "whole")
-        assert called(Deployment(whole)) == 404
-        assert called(deployment) == 200
+        assert call_status(Deployment(whole)) == 404
+        assert call_status(deployment) == 200
 
 
 def test_a_call_that_is_repeated_counts_once(deployment):
     rates.pay_calls(deployment.folder, 1)
     with rates.serve_rates(deployment.folder):
-        assert [called(deployment), called(deployment)] == [200, 200]
-        assert called(deployment, "2024-01-03") == 403
+        assert [call_status(deployment), call_status(deployment)] == [200, 200]
+        assert call_status(deployment, "2024-01-03") == 403
 
 
 def test_no_proxy_is_asked(deployment, monkeypatch):
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     rates.start_service(deployment.folder)
     with set_environment(deployment.variables):
-        assert called(deployment) == 403
+        assert call_status(deployment) == 403
 
 
 def test_a_start_that_is_broken_off_ends_the_service(deployment, monkeypatch, tmp_path):
-    def strike(of: Deployment, *_) -> None:
-        rates.start_service(of.folder)
-        assert called(of) == 403
+    def strike(target: Deployment, *_) -> None:
+        rates.start_service(target.folder)
+        assert call_status(target) == 403
         raise KeyboardInterrupt
 
     outage = replace(OUTAGES["quota"], strike=strike)

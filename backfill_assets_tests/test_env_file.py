@@ -44,7 +44,7 @@ def project(tmp_path, monkeypatch):
     return tmp_path
 
 
-def settings(capsys) -> dict[str, dict[str, str]]:
+def show_settings(capsys) -> dict[str, dict[str, str]]:
     assert main(["settings", "--json"]) == 0
     return {row["name"]: row for row in json.loads(capsys.readouterr().out)}
 
@@ -52,7 +52,7 @@ def settings(capsys) -> dict[str, dict[str, str]]:
 def test_the_file_wins_over_the_environment(project, monkeypatch, capsys):
     monkeypatch.setenv("BACKFILL_ASSETS_WINDOW_DAYS", "30")
     monkeypatch.setenv("BACKFILL_ASSETS_MAX_LINE", "4096")
-    found = settings(capsys)
+    rows = show_settings(capsys)
     file = str(project / ".env")
     expected = {
         "WINDOW_DAYS": ("3", file),
@@ -63,7 +63,7 @@ def test_the_file_wins_over_the_environment(project, monkeypatch, capsys):
         "UNDO_DAYS": ("30", "default"),
     }
     for name, (value, origin) in expected.items():
-        row = found[f"BACKFILL_ASSETS_{name}"]
+        row = rows[f"BACKFILL_ASSETS_{name}"]
         assert (row["value"], row["origin"]) == (value, origin), name
 
 
@@ -79,19 +79,19 @@ def test_an_error_names_the_file(project, capsys):
     file = project / ".env"
     file.write_text("BACKFILL_ASSETS_WINDOW_DAYS=many\n")
     assert main(["show"]) == 3
-    said = capsys.readouterr().err
-    assert f"BACKFILL_ASSETS_WINDOW_DAYS='many' (from {file}): " in said
+    message = capsys.readouterr().err
+    assert f"BACKFILL_ASSETS_WINDOW_DAYS='many' (from {file}): " in message
     file.write_text("BACKFILL_ASSETS_WINDOW_DAYS=3\nBACKFILL_ASSETS_TABLES=nowhere:TABLES\n")
     load_env_file(project)
     with pytest.raises(SettingsError) as refused:
         tables_of(load_settings())
-    said = str(refused.value)
-    assert f"BACKFILL_ASSETS_TABLES='nowhere:TABLES' (from {file}): No module named" in said
+    message = str(refused.value)
+    assert f"BACKFILL_ASSETS_TABLES='nowhere:TABLES' (from {file}): No module named" in message
 
 
 def test_a_folder_without_a_file(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert settings(capsys)["BACKFILL_ASSETS_UNDO_DAYS"]["origin"] == "default"
+    assert show_settings(capsys)["BACKFILL_ASSETS_UNDO_DAYS"]["origin"] == "default"
     assert main(["settings"]) == 0
     assert "BACKFILL_ASSETS_UNDO_DAYS" in capsys.readouterr().out
 
@@ -102,14 +102,14 @@ def test_the_file_of_a_folder_above_is_named_and_not_read(project, monkeypatch, 
     monkeypatch.chdir(project / "below")
     monkeypatch.delenv("BACKFILL_ASSETS_UNDO_DAYS", raising=False)
     assert main(["settings"]) == 0
-    said = capsys.readouterr().out
-    assert f"# {project / '.env'} is not read: commands read the .env of the folder" in said
-    assert settings(capsys)["BACKFILL_ASSETS_UNDO_DAYS"]["origin"] == "default"
+    output = capsys.readouterr().out
+    assert f"# {project / '.env'} is not read: commands read the .env of the folder" in output
+    assert show_settings(capsys)["BACKFILL_ASSETS_UNDO_DAYS"]["origin"] == "default"
 
 
 def test_a_file_that_is_no_text(project, capsys):
     (project / ".env").write_bytes(b"A=\xff\n")
     assert main(["settings"]) == 3
-    said = capsys.readouterr().err
-    assert f"{project / '.env'} cannot be read" in said
-    assert len(said.splitlines()) == 1
+    message = capsys.readouterr().err
+    assert f"{project / '.env'} cannot be read" in message
+    assert len(message.splitlines()) == 1

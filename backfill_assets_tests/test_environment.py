@@ -49,17 +49,17 @@ def shell(monkeypatch) -> None:
 
 @pytest.mark.parametrize("master", ["local[2]", "spark://machine:7077"])
 def test_our_spark_and_utf_8(shell, master):
-    given = jvm_environment(master)
-    assert given["SPARK_HOME"] == str(spark_home())
-    assert given["LC_ALL"] == "C.UTF-8" or sys.platform != "linux"
-    assert not {*given.items()} & {*ELSEWHERE.items()}
-    assert PASSED_ON.items() <= given.items()
+    environment = jvm_environment(master)
+    assert environment["SPARK_HOME"] == str(spark_home())
+    assert environment["LC_ALL"] == "C.UTF-8" or sys.platform != "linux"
+    assert not {*environment.items()} & {*ELSEWHERE.items()}
+    assert PASSED_ON.items() <= environment.items()
 
 
 def test_workers_on_this_machine_have_the_python_of_the_deployment(shell):
-    given = jvm_environment("local[*]")
-    assert given["PYSPARK_PYTHON"] == sys.executable
-    assert "SPARK_PUBLIC_DNS" not in given
+    environment = jvm_environment("local[*]")
+    assert environment["PYSPARK_PYTHON"] == sys.executable
+    assert "SPARK_PUBLIC_DNS" not in environment
 
 
 def test_a_cluster_has_a_python_of_its_own(shell):
@@ -101,7 +101,7 @@ def fake_java(tmp_path: Path, monkeypatch, says: str, status: int = 0) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
 
 
-def refusal() -> str:
+def refusal_message() -> str:
     with pytest.raises(EngineError) as refused:
         check_java()
     message = str(refused.value)
@@ -115,21 +115,23 @@ def test_a_user_without_a_name(monkeypatch):
 
     assert environment_problem() == ""
     monkeypatch.setattr(pwd, "getpwuid", unknown)
-    assert f"user id {os.geteuid()} has no name" in refusal()
+    assert f"user id {os.geteuid()} has no name" in refusal_message()
 
 
 def test_names_of_files_in_another_encoding(monkeypatch):
     monkeypatch.setattr(sys, "getfilesystemencoding", lambda: "iso8859-1")
-    assert "set LC_ALL=C.UTF-8" in refusal()
+    assert "set LC_ALL=C.UTF-8" in refusal_message()
 
 
 def test_a_java_without_the_locale(tmp_path, monkeypatch):
     says = '    sun.jnu.encoding = ANSI_X3.4-1968\nopenjdk version "17.0.9"'
     fake_java(tmp_path, monkeypatch, says)
-    assert "ANSI_X3.4-1968, and they are UTF-8: install the locale C.UTF-8" in refusal()
+    assert "ANSI_X3.4-1968, and they are UTF-8: install the locale C.UTF-8" in refusal_message()
 
 
 def test_options_that_java_refuses(tmp_path, monkeypatch):
     fake_java(tmp_path, monkeypatch, "Unrecognized VM option 'Nonsense'", status=1)
     monkeypatch.setenv("JAVA_TOOL_OPTIONS", "-XX:+Nonsense")
-    assert "does not start with the options in JAVA_TOOL_OPTIONS (Unrecognized VM" in refusal()
+    assert (
+        "does not start with the options in JAVA_TOOL_OPTIONS (Unrecognized VM" in refusal_message()
+    )

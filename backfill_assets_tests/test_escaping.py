@@ -97,39 +97,46 @@ def test_in_an_error_of_a_command(monkeypatch, capsys, name, seen):
 
     monkeypatch.setattr("backfill_assets.cli.tables.refuse_no_warehouse", fail)
     assert main(["show"]) == 3
-    said = capsys.readouterr().err
-    assert said == f"backfill-assets show: {seen} is not there\n".replace("\\n", "\n")
+    message = capsys.readouterr().err
+    assert message == f"backfill-assets show: {seen} is not there\n".replace("\\n", "\n")
 
 
-def texts(shown: str) -> list[str]:
+def markdown_texts(shown: str) -> list[str]:
     """The texts in a piece of Markdown; nothing else but what lays them out."""
-    found = []
+    results = []
     for token in Markdown(shown).parsed:
         assert token.type == "inline" or token.tag in LAYOUT, token
         assert {child.type for child in token.children or ()} <= {"text"}, token
         if token.type == "inline":
-            found.append("".join(child.content for child in token.children))
-    return found
+            results.append("".join(child.content for child in token.children))
+    return results
 
 
 @NAMES
 def test_in_markdown(name, seen):
-    assert texts(f"- {escape_markdown(name)}") == [seen]
-    assert texts(f"| a |\n|---|\n| {escape_markdown(name)} |\n| b |") == ["a", seen, "b"]
+    assert markdown_texts(f"- {escape_markdown(name)}") == [seen]
+    assert markdown_texts(f"| a |\n|---|\n| {escape_markdown(name)} |\n| b |") == ["a", seen, "b"]
 
 
 @NAMES
 def test_in_the_tables_of_the_jobs_and_the_warnings_of_a_day(name, seen):
     shown = jobs._markdown_table([("stg_orders", name), ("next", "")], "table", "why").value
     assert shown.count("\n") == 3
-    assert texts(shown) == ["table", "why", "stg_orders", seen.replace("\\n", ", "), "next", ""]
+    assert markdown_texts(shown) == [
+        "table",
+        "why",
+        "stg_orders",
+        seen.replace("\\n", ", "),
+        "next",
+        "",
+    ]
     finding = Finding("late_lines", Severity.WARN, name)
     assert finding.text == seen
     verdict = Verdict(date(2024, 1, 1), DayMetrics(1, {}, 0, {}, "d"), Expectation(), [finding])
-    assert texts(day_metadata(verdict)["warnings"].value) == [f"late_lines: {seen}"]
-    (told,) = check_evaluations(TABLES["late_orders"], verdict)
-    assert told.description is not None
-    assert texts(told.description) == [seen]
+    assert markdown_texts(day_metadata(verdict)["warnings"].value) == [f"late_lines: {seen}"]
+    (evaluation,) = check_evaluations(TABLES["late_orders"], verdict)
+    assert evaluation.description is not None
+    assert markdown_texts(evaluation.description) == [seen]
 
 
 def test_markdown_of_what_needs_none_is_the_text():
@@ -145,20 +152,20 @@ def test_markdown_of_what_needs_none_is_the_text():
 
 @NAMES
 def test_in_a_chat(name, seen):
-    said = escape_chat(f"*stg_orders*: {name}")
-    assert "<" not in said
-    assert not re.search(r"@\w", said)
-    shown = said.replace("&lt;", "<").replace("@\u200b", "@")
+    message = escape_chat(f"*stg_orders*: {name}")
+    assert "<" not in message
+    assert not re.search(r"@\w", message)
+    shown = message.replace("&lt;", "<").replace("@\u200b", "@")
     assert shown.replace("\n", "\\n") == f"*stg_orders*: {seen}".replace("&lt;", "<")
 
 
 def test_what_is_posted_is_for_a_chat(monkeypatch):
     sent = []
 
-    def taken(_: str, **named: object) -> object:
+    def capture_post(_: str, **named: object) -> object:
         sent.append(named["json"])
         raise OSError
 
-    monkeypatch.setattr("requests.post", taken)
+    monkeypatch.setattr("requests.post", capture_post)
     post_text("http://127.0.0.1:1", "<!channel> \x1b[2J")
     assert sent == [{"text": r"&lt;!channel> \x1b[2J"}]

@@ -19,7 +19,7 @@ from dagster._core.events import DagsterEventType
 from dagster._core.test_utils import instance_for_test
 
 from backfill_assets.dagster_ext.eventlog import LocalEventLog, LocalStorage
-from backfill_assets_tests.events import DAYS, OF_EVENTS, asset_event, planned_and_told
+from backfill_assets_tests.events import DAYS, OF_EVENTS, asset_event, make_run_events
 from backfill_assets_tests.places import PROJECT
 
 OURS = {"event_log_storage": {"module": "backfill_assets.eventlog", "class": "LocalEventLog"}}
@@ -38,7 +38,7 @@ with warnings.catch_warnings():
         pass
 
 
-def write(instance: dg.DagsterInstance, key: str) -> dg.ExecuteInProcessResult:
+def materialize_day(instance: dg.DagsterInstance, key: str) -> dg.ExecuteInProcessResult:
     return dg.materialize([numbers], instance=instance, partition_key=key)
 
 
@@ -51,12 +51,12 @@ def home(tmp_path, monkeypatch):
 def test_what_it_writes_the_default_storage_reads_and_the_other_way_round(home):
     with instance_for_test(temp_dir=home, overrides=OURS) as instance:
         assert isinstance(instance.event_log_storage, LocalEventLog)
-        run = write(instance, "2024-01-01").run_id
+        run = materialize_day(instance, "2024-01-01").run_id
     with instance_for_test(temp_dir=home) as instance:
         assert instance.get_materialized_partitions(dg.AssetKey("numbers")) == {"2024-01-01"}
         expected = [log.message for log in instance.all_logs(run)]
         assert expected
-        write(instance, "2024-01-02")
+        materialize_day(instance, "2024-01-02")
     with instance_for_test(temp_dir=home, overrides=OURS) as instance:
         assert instance.get_materialized_partitions(dg.AssetKey("numbers")) == {
             "2024-01-01",
@@ -69,15 +69,15 @@ def test_connections_stay_open(home, monkeypatch):
     opened: Counter[str] = Counter()
     connect = sqlite3.connect
 
-    def counting(database, *args, **kwargs):
+    def count_connections(database, *args, **kwargs):
         opened[str(database)] += 1
         return connect(database, *args, **kwargs)
 
-    monkeypatch.setattr(sqlite3.dbapi2, "connect", counting)
+    monkeypatch.setattr(sqlite3.dbapi2, "connect", count_connections)
     with instance_for_test(temp_dir=home, overrides=OURS) as instance:
-        write(instance, "2024-01-01")
+        materialize_day(instance, "2024-01-01")
         opened.clear()
-        run = write(instance, "2024-01-02")
+        run = materialize_day(instance, "2024-01-02")
         events = len(instance.all_logs(run.run_id))
     log = {name: count for name, count in opened.items() if "/history/runs/" in name}
     assert events > 10
@@ -89,7 +89,7 @@ def test_connections_stay_open(home, monkeypatch):
 def test_no_more_than_a_few_databases_stay_open(home, monkeypatch):
     monkeypatch.setattr("backfill_assets.dagster_ext.eventlog._OPEN", 2)
     with instance_for_test(temp_dir=home, overrides=OURS) as instance:
-        runs = [write(instance, key).run_id for key in DAYS.get_partition_keys()[:4]]
+        runs = [materialize_day(instance, key).run_id for key in DAYS.get_partition_keys()[:4]]
         assert len(instance.event_log_storage._engines) == 2
         for run in runs:
             assert any(log.dagster_event for log in instance.all_logs(run))
@@ -102,25 +102,25 @@ def test_threads_and_storages_side_by_side_lose_nothing(home):
     """As the workers of several runs write to one index."""
     keys = DAYS.get_partition_keys()
     with (
-        instance_for_test(temp_dir=home, overrides=OURS) as one,
-        dg.DagsterInstance.from_ref(one.get_ref()) as two,
+        instance_for_test(temp_dir=home, overrides=OURS) as first,
+        dg.DagsterInstance.from_ref(first.get_ref()) as second,
     ):
 
-        def work(instance: dg.DagsterInstance, some: list[str]) -> None:
-            for key in some:
+        def report_days(instance: dg.DagsterInstance, own_keys: list[str]) -> None:
+            for key in own_keys:
                 instance.report_runless_asset_event(
                     dg.AssetMaterialization("numbers", partition=key)
                 )
 
         threads = [
-            threading.Thread(target=work, args=(instance, keys[n::4]))
-            for n, instance in enumerate((one, one, two, two))
+            threading.Thread(target=report_days, args=(instance, keys[n::4]))
+            for n, instance in enumerate((first, first, second, second))
         ]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        assert one.get_materialized_partitions(dg.AssetKey("numbers")) == set(keys)
+        assert first.get_materialized_partitions(dg.AssetKey("numbers")) == set(keys)
 
 
 OPEN = """
@@ -151,8 +151,8 @@ def test_processes_that_open_a_new_home_at_once(tmp_path):
         assert process.stdin is not None
         process.stdin.write("go\n")
         process.stdin.flush()
-    said = [process.communicate()[1] for process in processes]
-    assert [process.returncode for process in processes] == [0] * 6, said
+    errors = [process.communicate()[1] for process in processes]
+    assert [process.returncode for process in processes] == [0] * 6, errors
 
 
 def test_the_storage_of_the_project_has_dagsters_files(home):
@@ -161,7 +161,7 @@ def test_the_storage_of_the_project_has_dagsters_files(home):
     }
     with instance_for_test(temp_dir=home, overrides=storage) as instance:
         assert isinstance(instance.event_log_storage, LocalEventLog)
-        run = write(instance, "2024-01-01").run_id
+        run = materialize_day(instance, "2024-01-01").run_id
     with instance_for_test(temp_dir=home) as instance:
         assert instance.get_run_by_id(run).is_success
         assert instance.get_materialized_partitions(dg.AssetKey("numbers")) == {"2024-01-01"}
@@ -177,46 +177,50 @@ def test_without_a_place_it_says_so(monkeypatch):
 
 def all_rows(home: str) -> dict[tuple[str, str], list[str]]:
     """Every row of the event log, by database and table; without when it was stored."""
-    found = {}
+    contents = {}
     for file in Path(home, "history", "runs").glob("*.db"):
         with closing(sqlite3.connect(file)) as database:
             for name in OF_EVENTS:
                 columns = [c[1] for c in database.execute(f"pragma table_info({name})")]
-                kept = ", ".join(f'"{c}"' for c in columns if c != "create_timestamp")
-                rows = database.execute(f"select {kept} from {name}").fetchall() if kept else []
-                found[file.name, name] = sorted(map(str, rows))
-    return found
+                column_list = ", ".join(f'"{c}"' for c in columns if c != "create_timestamp")
+                rows = (
+                    database.execute(f"select {column_list} from {name}").fetchall()
+                    if column_list
+                    else []
+                )
+                contents[file.name, name] = sorted(map(str, rows))
+    return contents
 
 
 def test_a_batch_leaves_what_its_events_leave_one_by_one(tmp_path, monkeypatch):
-    left = {}
+    stored_rows = {}
     for place, overrides in (("theirs", {}), ("ours", OURS)):
         home = tmp_path / place
         home.mkdir()
         monkeypatch.setenv("DAGSTER_HOME", str(home))
         with instance_for_test(temp_dir=str(home), overrides=overrides) as instance:
             log = instance.event_log_storage
-            for events in planned_and_told():
+            for events in make_run_events():
                 if overrides:
                     log.store_event_batch(events)
                 else:
                     for event in events:
                         log.store_event(event)
-        left[place] = all_rows(str(home))
-    assert left["theirs"].keys() == left["ours"].keys()
-    for where, rows in left["theirs"].items():
-        assert left["ours"][where] == rows, where
-    assert len(left["ours"]["index.db", "asset_check_executions"]) == 7
+        stored_rows[place] = all_rows(str(home))
+    assert stored_rows["theirs"].keys() == stored_rows["ours"].keys()
+    for where, rows in stored_rows["theirs"].items():
+        assert stored_rows["ours"][where] == rows, where
+    assert len(stored_rows["ours"]["index.db", "asset_check_executions"]) == 7
 
 
 def test_a_batch_that_fails_leaves_nothing(home):
     with instance_for_test(temp_dir=home, overrides=OURS) as instance:
-        planned, _, said = planned_and_told()
+        planned, _, evaluations = make_run_events()
         instance.event_log_storage.store_event_batch(planned)
         before = all_rows(home)
         bad = asset_event(DagsterEventType.ASSET_OBSERVATION, None)
         with pytest.raises(AttributeError):
-            instance.event_log_storage.store_event_batch([*said, bad])
+            instance.event_log_storage.store_event_batch([*evaluations, bad])
         assert all_rows(home) == before
 
 
@@ -224,11 +228,11 @@ def test_a_run_stores_its_events_in_batches(home, monkeypatch):
     batches: list[Counter[str]] = []
     store = LocalEventLog.store_event_batch
 
-    def noted(self, events):
+    def count_batch(self, events):
         batches.append(Counter(event.dagster_event_type.value for event in events))
         store(self, events)
 
-    monkeypatch.setattr(LocalEventLog, "store_event_batch", noted)
+    monkeypatch.setattr(LocalEventLog, "store_event_batch", count_batch)
     with instance_for_test(temp_dir=home, overrides=OURS) as instance:
         dg.materialize(
             [numbers_of_many],
@@ -243,11 +247,11 @@ def test_a_run_stores_its_events_in_batches(home, monkeypatch):
     assert {"ASSET_MATERIALIZATION": 9} in batches
 
 
-def told(instance: dg.DagsterInstance, key: str) -> None:
+def report_day(instance: dg.DagsterInstance, key: str) -> None:
     instance.report_runless_asset_event(dg.AssetMaterialization("numbers", partition=key))
 
 
-def known(instance: dg.DagsterInstance) -> set[str]:
+def materialized_days(instance: dg.DagsterInstance) -> set[str]:
     return instance.get_materialized_partitions(dg.AssetKey("numbers"))
 
 
@@ -259,16 +263,16 @@ def test_a_log_that_is_deleted_is_made_again(home, what):
         instance_for_test(temp_dir=home, overrides=OURS) as daemon,
         dg.DagsterInstance.from_ref(daemon.get_ref()) as run,
     ):
-        told(daemon, "2024-01-01")
-        assert known(run) == {"2024-01-01"}
+        report_day(daemon, "2024-01-01")
+        assert materialized_days(run) == {"2024-01-01"}
         for file in runs.glob(what):
             file.unlink()
         if what == "*":
             runs.rmdir()
-        told(run, "2024-01-02")
-        assert known(daemon) == {"2024-01-02"}
-        told(daemon, "2024-01-03")
-        assert known(run) == {"2024-01-02", "2024-01-03"}
+        report_day(run, "2024-01-02")
+        assert materialized_days(daemon) == {"2024-01-02"}
+        report_day(daemon, "2024-01-03")
+        assert materialized_days(run) == {"2024-01-02", "2024-01-03"}
         marks = ("asset_key_index_columns",)
         assert all(run.event_log_storage.has_secondary_index(name) for name in marks)
 
@@ -277,27 +281,27 @@ def test_a_log_that_is_restored_is_read(home, tmp_path_factory):
     backup = tmp_path_factory.mktemp("backup") / "index.db"
     index = Path(home, "history", "runs", "index.db")
     with instance_for_test(temp_dir=home, overrides=OURS) as instance:
-        told(instance, "2024-01-01")
+        report_day(instance, "2024-01-01")
         with closing(sqlite3.connect(index)) as database:
             database.execute(f"VACUUM INTO '{backup}'")
-        told(instance, "2024-01-02")
+        report_day(instance, "2024-01-02")
         for file in index.parent.glob("index.db*"):
             file.unlink()
         shutil.copy(backup, index)
-        assert known(instance) == {"2024-01-01"}
-        told(instance, "2024-01-03")
+        assert materialized_days(instance) == {"2024-01-01"}
+        report_day(instance, "2024-01-03")
         with dg.DagsterInstance.from_ref(instance.get_ref()) as other:
-            assert known(other) == {"2024-01-01", "2024-01-03"}
+            assert materialized_days(other) == {"2024-01-01", "2024-01-03"}
 
 
 def test_the_events_of_a_run_that_another_process_wiped(home):
     with (
-        instance_for_test(temp_dir=home, overrides=OURS) as one,
-        dg.DagsterInstance.from_ref(one.get_ref()) as two,
+        instance_for_test(temp_dir=home, overrides=OURS) as first,
+        dg.DagsterInstance.from_ref(first.get_ref()) as second,
     ):
-        run = write(one, "2024-01-01")
-        assert two.all_logs(run.run_id)
-        one.event_log_storage.wipe()
-        assert two.all_logs(run.run_id) == []
-        one.report_engine_event("said after", run.dagster_run)
-        assert [log.user_message for log in two.all_logs(run.run_id)]
+        run = materialize_day(first, "2024-01-01")
+        assert second.all_logs(run.run_id)
+        first.event_log_storage.wipe()
+        assert second.all_logs(run.run_id) == []
+        first.report_engine_event("said after", run.dagster_run)
+        assert [log.user_message for log in second.all_logs(run.run_id)]

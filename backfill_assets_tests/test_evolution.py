@@ -31,29 +31,29 @@ from backfill_assets.quality.audit import DayMetrics
 from backfill_assets.staleness.backlog import StaleDays
 from backfill_assets.tables.table import SchemaError, Table
 from backfill_assets_tests.invented_logs import days
-from backfill_assets_tests.invented_states import healthy, situation
+from backfill_assets_tests.invented_states import make_healthy_ledgers, make_situation
 from backfill_assets_tests.pipeline import Pipeline, day
 from backfill_assets_tests.publishing import (
     OPTIONAL,
     RECORD,
     WIDER,
-    content,
     fact_rows,
-    outcomes,
-    publish,
-    together,
+    outcome_values,
+    publish_frame,
+    read_content,
+    run_together,
     window,
 )
 from backfill_assets_tests.written_logs import (
-    add,
-    append,
-    info,
+    add_action,
+    append_commit,
+    append_other_commit,
+    append_our_commit,
+    commit_info,
+    create_table,
     log_file,
-    made,
-    ours,
-    read,
     read_by_another_process,
-    theirs,
+    read_facts,
 )
 
 
@@ -83,7 +83,7 @@ class Other(pa.DataFrameModel):
 STRICTER, OTHER = (replace(FACT, model=model) for model in (Stricter, Other))
 
 
-def metadata(table: Table) -> TableMetadata:
+def metadata_of_table(table: Table) -> TableMetadata:
     return TableMetadata(table.struct_type, (table.partition,))
 
 
@@ -91,16 +91,16 @@ def metadata(table: Table) -> TableMetadata:
 
 
 def test_a_table_that_its_model_describes():
-    assert schema_differences(FACT, metadata(FACT)) == []
-    assert missing_columns(FACT, metadata(FACT)) == []
+    assert schema_differences(FACT, metadata_of_table(FACT)) == []
+    assert missing_columns(FACT, metadata_of_table(FACT)) == []
     # The order is none of it, nor is whether something in an array may be null.
     turned = T.StructType(list(reversed(FACT.struct_type.fields)))
-    assert schema_differences(FACT, replace(metadata(FACT), struct=turned)) == []
+    assert schema_differences(FACT, replace(metadata_of_table(FACT), struct=turned)) == []
 
 
 def test_columns_that_may_be_null_can_be_added():
-    assert schema_differences(WIDER, metadata(FACT)) == []
-    assert [column.name for column in missing_columns(WIDER, metadata(FACT))] == [
+    assert schema_differences(WIDER, metadata_of_table(FACT)) == []
+    assert [column.name for column in missing_columns(WIDER, metadata_of_table(FACT))] == [
         "channel",
         "items",
     ]
@@ -126,21 +126,21 @@ def test_columns_that_may_be_null_can_be_added():
     ],
 )
 def test_everything_else_is_a_difference(model, there, said):
-    assert schema_differences(model, metadata(there)) == said
+    assert schema_differences(model, metadata_of_table(there)) == said
 
 
 def test_a_column_that_a_constraint_requires():
     properties = {"delta.constraints.channel_required": "channel IS NOT NULL"}
-    there = replace(metadata(WIDER), properties=properties)
-    assert schema_differences(WIDER, there) == [
+    existing = replace(metadata_of_table(WIDER), properties=properties)
+    assert schema_differences(WIDER, existing) == [
         "column channel is required there, and may be null in the model"
     ]
 
 
 def test_what_is_said_of_a_table_of_another_form(tmp_path):
     """A warehouse from when corrections were partitioned otherwise."""
-    url = made(tmp_path / FACT.name)
-    ours(url, 1, 2)
+    url = create_table(tmp_path / FACT.name)
+    append_our_commit(url, 1, 2)
     moved = replace(FACT, model=Other)
     ledger = read_ledger(str(url), moved)
     assert (ledger.version, ledger.records, ledger.published_days) == (1, (), frozenset())
@@ -157,20 +157,20 @@ def test_what_is_said_of_a_table_of_another_form(tmp_path):
     with pytest.raises(SchemaError, match="the landing, as far as its files are still there"):
         raise_if_schema_differs(ledger, str(url), [])
     # Read as what it is, it is what it was.
-    assert read(url).published_days == days(1, 2)
+    assert read_facts(url).published_days == days(1, 2)
 
 
 def test_a_person_is_told_once_of_a_table_of_another_form(tmp_path):
     url = tmp_path / CORRECTIONS.name
-    write_deltalake(url, DeltaTable.create(tmp_path / "x", _arrow()).to_pyarrow_table())
-    found = healthy() | {CORRECTIONS.name: read_ledger(str(url), CORRECTIONS)}
-    (told,) = find_incidents(situation(found, behind=StaleDays()))
-    assert told.key == ("table is not that of the code", CORRECTIONS.name, "")
-    assert "it is partitioned by nothing" in told.detail
-    assert f"rebuilt from {FACT.name} and {CURRENT.name}" in told.detail
+    write_deltalake(url, DeltaTable.create(tmp_path / "x", _arrow_schema()).to_pyarrow_table())
+    by_table = make_healthy_ledgers() | {CORRECTIONS.name: read_ledger(str(url), CORRECTIONS)}
+    (incident,) = find_incidents(make_situation(by_table, behind=StaleDays()))
+    assert incident.key == ("table is not that of the code", CORRECTIONS.name, "")
+    assert "it is partitioned by nothing" in incident.detail
+    assert f"rebuilt from {FACT.name} and {CURRENT.name}" in incident.detail
 
 
-def _arrow():
+def _arrow_schema():
     import pyarrow
 
     return pyarrow.schema([("x", pyarrow.int64())])
@@ -182,41 +182,45 @@ def _arrow():
 def with_columns(url: Path, *names: str) -> dict:
     """The table's metadata with more columns, as a commit has them."""
     lines = log_file(url, 0).read_text().splitlines()
-    (said,) = [a["metaData"] for a in map(json.loads, lines) if "metaData" in a]
-    struct = json.loads(said["schemaString"])
+    (action,) = [a["metaData"] for a in map(json.loads, lines) if "metaData" in a]
+    struct = json.loads(action["schemaString"])
     types = {column.name: column.dataType.typeName() for column in WIDER.struct_type}
     struct["fields"] += [
         {"name": name, "type": types[name], "nullable": True, "metadata": {}} for name in names
     ]
-    return {**said, "schemaString": json.dumps(struct)}
+    return {**action, "schemaString": json.dumps(struct)}
 
 
 def test_files_from_before_a_column_have_nulls_in_it(tmp_path):
-    url = made(tmp_path / FACT.name)
-    ours(url, 1, 2)
-    found = read_ledger(str(url), WIDER)
+    url = create_table(tmp_path / FACT.name)
+    append_our_commit(url, 1, 2)
+    ledger = read_ledger(str(url), WIDER)
     nulls = {"run_date": 0, "customer_id": 0, "orders": 1, "revenue": 0, "channel": 2, "items": 2}
-    assert found.measured[day(1)] == DayMetrics(2, nulls, 0, {}, "")
+    assert ledger.measured[day(1)] == DayMetrics(2, nulls, 0, {}, "")
     # Files of since then say themselves how many.
-    append(url, info("ADD COLUMNS"), {"metaData": with_columns(url, "channel", "items")})
+    append_commit(
+        url, commit_info("ADD COLUMNS"), {"metaData": with_columns(url, "channel", "items")}
+    )
     stats = json.dumps({"numRecords": 5, "nullCount": {"channel": 1}})
-    append(url, info(), add(3, "new", stats=stats))
+    append_commit(url, commit_info(), add_action(3, "new", stats=stats))
     new = read_ledger(str(url), WIDER).measured[day(3)]
     assert (new.nulls["channel"], new.nulls["items"]) == (1, 5)
 
 
 def test_a_ledger_knows_which_records_are_from_before_a_column(tmp_path):
-    url = made(tmp_path / FACT.name)
-    ours(url, 1)
-    ours(url, 2)
-    added = append(url, info("ADD COLUMNS"), {"metaData": with_columns(url, "channel")})
-    external = theirs(url, 7)
-    ours(url, 3)
-    for found in (read_by_another_process(url), read_ledger(str(url), WIDER)):
-        assert found.changed_columns == {"channel": added}
-        lacked = [found.columns_changed_since(record) for record in found.records]
+    url = create_table(tmp_path / FACT.name)
+    append_our_commit(url, 1)
+    append_our_commit(url, 2)
+    added = append_commit(
+        url, commit_info("ADD COLUMNS"), {"metaData": with_columns(url, "channel")}
+    )
+    external = append_other_commit(url, 7)
+    append_our_commit(url, 3)
+    for ledger in (read_by_another_process(url), read_ledger(str(url), WIDER)):
+        assert ledger.changed_columns == {"channel": added}
+        lacked = [ledger.columns_changed_since(record) for record in ledger.records]
         assert lacked == [{"channel"}, {"channel"}, frozenset()]
-        assert [other.version for other in found.external_commits] == [external]
+        assert [other.version for other in ledger.external_commits] == [external]
 
 
 # --- with Spark -----------------------------------------------------------------------------------
@@ -224,11 +228,11 @@ def test_a_ledger_knows_which_records_are_from_before_a_column(tmp_path):
 
 @pytest.fixture
 def loaded(pipeline, spark) -> Pipeline:
-    publish(pipeline, fact_rows(spark, [(1, "a", 1), (2, "a", 2)]), window(1, 2))
+    publish_frame(pipeline, fact_rows(spark, [(1, "a", 1), (2, "a", 2)]), window(1, 2))
     return pipeline
 
 
-def wider(spark, n: int, items: int | None = 3) -> Candidate:
+def wider_day(spark, n: int, items: int | None = 3) -> Candidate:
     """A day with a row of the wider model."""
     rows = spark.createDataFrame([(day(n), "b", 9, Decimal(9), "web", items)], WIDER.struct_type)
     plan = ComputePlan({day(n): f"wide {n} {items}"}, lambda _: ComputedDays(rows, {}))
@@ -241,13 +245,13 @@ def test_a_column_that_may_be_null_is_added_before_the_commit(loaded, spark, mon
     io = loaded.io_manager
 
     def publish_wide(n: int, **how: bool) -> list:
-        return io.publish(wider(spark, n), window(n, n), {**RECORD, "run_id": f"w{n}"}, **how)
+        return io.publish(wider_day(spark, n), window(n, n), {**RECORD, "run_id": f"w{n}"}, **how)
 
     # Two at once, of which one may come second to each statement.
     results: list = []
     work = [lambda n=n: results.extend(publish_wide(n)) for n in (2, 3)]
-    assert together(*work) == []
-    assert [one.outcome for one in results] == [Outcome.WRITTEN] * 2
+    assert run_together(*work) == []
+    assert [result.outcome for result in results] == [Outcome.WRITTEN] * 2
     table = loaded.log(FACT.name)
     assert [f.name for f in table.schema().fields] == list(WIDER.columns)
     assert table.version() == before + 5, "two columns, a rule, two commits"
@@ -255,12 +259,12 @@ def test_a_column_that_may_be_null_is_added_before_the_commit(loaded, spark, mon
     rows = {(r["run_date"].day, r["channel"], r["items"]) for r in loaded.rows(FACT.name)}
     assert rows == {(1, None, None), (2, "web", 3), (3, "web", 3)}
     # The next finds nothing to do, and the rule holds where there is something to hold.
-    io.publish(wider(spark, 4, None), window(4, 4), {**RECORD, "run_id": "w4"})
+    io.publish(wider_day(spark, 4, None), window(4, 4), {**RECORD, "run_id": "w4"})
     assert loaded.log(FACT.name).version() == before + 6
-    (held,) = io.publish(wider(spark, 5, 0), window(5, 5), {**RECORD, "run_id": "w5"})
-    assert "1 row(s) break the rule items IS NULL OR items >= 1" in held.verdict.reasons
+    (failed_day,) = io.publish(wider_day(spark, 5, 0), window(5, 5), {**RECORD, "run_id": "w5"})
+    assert "1 row(s) break the rule items IS NULL OR items >= 1" in failed_day.verdict.reasons
     # A merge, and who reads the days of then.
-    assert outcomes(publish_wide(4, merge=True)) == ["written"]
+    assert outcome_values(publish_wide(4, merge=True)) == ["written"]
     ledger = io.ledger(WIDER)
     assert ledger.current_record(day(1)) is not None
     assert ledger.lacked(ledger.latest[day(1)]) == {"channel", "items"}
@@ -272,32 +276,32 @@ def test_a_column_that_may_be_null_is_added_before_the_commit(loaded, spark, mon
     url = f"delta.`{io.url(FACT)}`"
     monkeypatch.setattr("backfill_assets.delta.maintenance.tables_of", lambda _: {FACT.name: WIDER})
     spark.sql(f"INSERT INTO {url} SELECT * FROM {url} WHERE run_date = DATE'{day(1)}' AND false")
-    (kept,) = run_maintenance(spark, loaded.settings)
-    assert kept.problems == []
+    (report,) = run_maintenance(spark, loaded.settings)
+    assert report.problems == []
 
 
 def test_rules_are_added_even_if_who_added_the_column_was_killed(loaded, spark):
     url = loaded.io_manager.url(FACT)
     spark.sql(f"ALTER TABLE delta.`{url}` ADD COLUMNS (channel STRING, items BIGINT)")
-    loaded.io_manager.publish(wider(spark, 3), window(3, 3), RECORD)
-    there = loaded.log(FACT.name).metadata().configuration
-    assert "delta.constraints.items_greater_than_or_equal_to" in there
+    loaded.io_manager.publish(wider_day(spark, 3), window(3, 3), RECORD)
+    properties = loaded.log(FACT.name).metadata().configuration
+    assert "delta.constraints.items_greater_than_or_equal_to" in properties
 
 
 @pytest.mark.parametrize("table", [STRICTER, OTHER], ids=["required", "another form"])
 def test_other_changes_are_refused_before_anything_is_computed(loaded, spark, table):
-    def never(_):
+    def fail_if_called(_):
         raise AssertionError("computed, although it can't be published")
 
-    plan = ComputePlan({day(2): "new"}, never)
-    before, rows = loaded.log(FACT.name).version(), content(loaded)
+    plan = ComputePlan({day(2): "new"}, fail_if_called)
+    before, rows = loaded.log(FACT.name).version(), read_content(loaded)
     with pytest.raises(SchemaError, match="Nothing was written; the table is as it was"):
         loaded.io_manager.publish(Candidate(table, lambda _: plan), window(2, 2), RECORD)
-    assert (loaded.log(FACT.name).version(), content(loaded)) == (before, rows)
+    assert (loaded.log(FACT.name).version(), read_content(loaded)) == (before, rows)
 
 
 def test_maintenance_leaves_a_table_of_another_form(loaded, spark, monkeypatch):
     monkeypatch.setattr("backfill_assets.delta.maintenance.tables_of", lambda _: {FACT.name: OTHER})
-    (found,) = run_maintenance(spark, loaded.settings)
-    assert "it is partitioned by run_date, not by log_date" in found.problems[0]
+    (report,) = run_maintenance(spark, loaded.settings)
+    assert "it is partitioned by run_date, not by log_date" in report.problems[0]
     assert read_metadata(load_log(loaded.io_manager.url(FACT))).partitioned_by == ("run_date",)

@@ -19,41 +19,44 @@ from backfill_assets.tables.sources import Source
 from backfill_assets.tables.table import Table
 
 DECLARED = [ORDER_LINES, FACT, *customers.TABLES, *web_events.TABLES]
-TABLES = {one.name: one for one in DECLARED if isinstance(one, Derived)}
-SOURCES = {one.name: one for one in DECLARED if isinstance(one, Source)}
+TABLES = {item.name: item for item in DECLARED if isinstance(item, Derived)}
+SOURCES = {item.name: item for item in DECLARED if isinstance(item, Source)}
 LONGEST = 40
 
 
 def code_lines(path: Path) -> dict[str, tuple[int, set[str]]]:
     """By class and function of a module: its lines of code, and the names that are in it."""
-    text, found = path.read_text(), {}
+    text, definitions = path.read_text(), {}
     lines = text.splitlines()
     for node in ast.parse(text).body:
         if not isinstance(node, (ast.ClassDef, ast.FunctionDef)):
             continue
-        first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
-        numbers = {*range(first, (node.end_lineno or 0) + 1)} - {*_docstrings(node)}
+        first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+        numbers = {*range(first, (node.end_lineno or 0) + 1)} - {*_docstring_lines(node)}
         code = [lines[n - 1].strip() for n in numbers]
-        names = {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
-        found[node.name] = sum(bool(line) and not line.startswith("#") for line in code), names
-    return found
+        names = {child.id for child in ast.walk(node) if isinstance(child, ast.Name)}
+        definitions[node.name] = (
+            sum(bool(line) and not line.startswith("#") for line in code),
+            names,
+        )
+    return definitions
 
 
-def _docstrings(node: ast.ClassDef | ast.FunctionDef) -> Iterator[int]:
-    for one in ast.walk(node):
-        if isinstance(one, (ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(one):
-            yield from range(one.body[0].lineno, (one.body[0].end_lineno or 0) + 1)
+def _docstring_lines(node: ast.ClassDef | ast.FunctionDef) -> Iterator[int]:
+    for child in ast.walk(node):
+        if isinstance(child, (ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(child):
+            yield from range(child.body[0].lineno, (child.body[0].end_lineno or 0) + 1)
 
 
-def declaration(table: Table, function: str) -> int:
+def declaration_lines(table: Table, function: str) -> int:
     """The lines of a table: its model, its function, and what this calls of its module."""
     path = Path(str(sys.modules[table.model.__module__].__file__))
-    found = code_lines(path)
-    functions = {name for name in found if not name[0].isupper()}
-    wanted = [function]
-    for name in wanted:
-        wanted += sorted((found[name][1] & functions) - {*wanted})
-    return sum(found[name][0] for name in (table.model.__name__, *wanted))
+    definitions = code_lines(path)
+    functions = {name for name in definitions if not name[0].isupper()}
+    required = [function]
+    for name in required:
+        required += sorted((definitions[name][1] & functions) - {*required})
+    return sum(definitions[name][0] for name in (table.model.__name__, *required))
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -63,7 +66,7 @@ def test_a_table_is_declared_in_forty_lines(name: str) -> None:
     With its decorator, and with the functions of its module that it calls. Docstrings, comments and
     blank lines are not counted, nor imports and constants of the module.
     """
-    assert declaration(TABLES[name], name) <= LONGEST
+    assert declaration_lines(TABLES[name], name) <= LONGEST
 
 
 @pytest.mark.parametrize("name", SOURCES)
@@ -87,6 +90,6 @@ def test_the_lines_are_counted(tmp_path: Path) -> None:
         "    # Why.\n\n    return helper(a)  # what\n\n\nclass Rows(Model):\n    "
         '"""A row."""\n\n    class Config:\n        """One."""\n\n        strict = True\n'
     )
-    found = code_lines(path)
-    assert {name: lines for name, (lines, _) in found.items()} == {"rows": 7, "Rows": 3}
-    assert {"helper", "Rows", "table"} <= found["rows"][1]
+    definitions = code_lines(path)
+    assert {name: lines for name, (lines, _) in definitions.items()} == {"rows": 7, "Rows": 3}
+    assert {"helper", "Rows", "table"} <= definitions["rows"][1]

@@ -24,23 +24,27 @@ Work = Callable[[str], int]
 
 @pytest.fixture
 def instance() -> Iterator[dg.DagsterInstance]:
-    with dg.instance_for_test() as found:
-        yield found
+    with dg.instance_for_test() as dagster_instance:
+        yield dagster_instance
 
 
-def run(instance: dg.DagsterInstance, job: dg.JobDefinition) -> dg.DagsterRun:
+def run_job(instance: dg.DagsterInstance, job: dg.JobDefinition) -> dg.DagsterRun:
     created = instance.create_run_for_job(job)
     execute_run(InMemoryJob(job), created, instance)
-    found = instance.get_run_by_id(created.run_id)
-    assert found is not None
-    return found
+    finished_run = instance.get_run_by_id(created.run_id)
+    assert finished_run is not None
+    return finished_run
 
 
-def events(instance: dg.DagsterInstance, of: dg.DagsterRun, step: str) -> list[str]:
+def step_events(instance: dg.DagsterInstance, dagster_run: dg.DagsterRun, step: str) -> list[str]:
     """What a step told of, in order."""
-    told = [log.dagster_event for log in instance.all_logs(of.run_id) if log.is_dagster_event]
+    dagster_events = [
+        log.dagster_event for log in instance.all_logs(dagster_run.run_id) if log.is_dagster_event
+    ]
     return [
-        e.event_type_value for e in told if e.step_key == step and "LOG" not in e.event_type_value
+        e.event_type_value
+        for e in dagster_events
+        if e.step_key == step and "LOG" not in e.event_type_value
     ]
 
 
@@ -69,20 +73,20 @@ def two_and_their_sum(work: Work, at_once: int = 4) -> dg.JobDefinition:
 
 
 def test_steps_that_wait_for_nothing_run_at_the_same_time(instance):
-    met, done = Barrier(2), []
+    met, finished = Barrier(2), []
 
     def work(name: str) -> int:
         if name != "both":
             met.wait(PATIENCE)
-        done.append(name)
+        finished.append(name)
         return 1
 
-    found = run(instance, two_and_their_sum(work))
-    assert found.status is dg.DagsterRunStatus.SUCCESS
-    assert done[-1] == "both"
-    assert sorted(done) == ["both", "one", "two"]
+    finished_run = run_job(instance, two_and_their_sum(work))
+    assert finished_run.status is dg.DagsterRunStatus.SUCCESS
+    assert finished[-1] == "both"
+    assert sorted(finished) == ["both", "one", "two"]
     for step in ("one", "two"):
-        assert events(instance, found, step) == [
+        assert step_events(instance, finished_run, step) == [
             "STEP_START",
             "STEP_OUTPUT",
             "HANDLED_OUTPUT",
@@ -90,22 +94,22 @@ def test_steps_that_wait_for_nothing_run_at_the_same_time(instance):
         ]
 
 
-def most_at_once(instance: dg.DagsterInstance, make: Callable[[Work], dg.JobDefinition]) -> int:
+def most_at_once(instance: dg.DagsterInstance, make_job: Callable[[Work], dg.JobDefinition]) -> int:
     """How many steps of a job ran at the same time."""
-    lock, running, seen = Lock(), 0, []
+    lock, running, counts = Lock(), 0, []
 
     def work(_: str) -> int:
         nonlocal running
         with lock:
             running += 1
-            seen.append(running)
+            counts.append(running)
         time.sleep(0.1)
         with lock:
             running -= 1
         return 1
 
-    assert run(instance, make(work)).status is dg.DagsterRunStatus.SUCCESS
-    return max(seen)
+    assert run_job(instance, make_job(work)).status is dg.DagsterRunStatus.SUCCESS
+    return max(counts)
 
 
 def test_no_more_steps_run_than_may(instance):
@@ -115,7 +119,7 @@ def test_no_more_steps_run_than_may(instance):
 def test_a_pool_holds_within_a_run(instance):
     instance.event_log_storage.set_concurrency_slots("engine", 1)
 
-    def make(work: Work) -> dg.JobDefinition:
+    def make_job(work: Work) -> dg.JobDefinition:
         @dg.op(pool="engine")
         def one() -> int:
             return work("one")
@@ -131,7 +135,7 @@ def test_a_pool_holds_within_a_run(instance):
 
         return job
 
-    assert most_at_once(instance, make) == 1
+    assert most_at_once(instance, make_job) == 1
 
 
 def test_a_step_that_fails_ends_none_that_does_not_need_it(instance):
@@ -140,11 +144,11 @@ def test_a_step_that_fails_ends_none_that_does_not_need_it(instance):
             raise ValueError("bad")
         return 1
 
-    found = run(instance, two_and_their_sum(work))
-    assert found.status is dg.DagsterRunStatus.FAILURE
-    assert events(instance, found, "one")[-1] == "STEP_FAILURE"
-    assert events(instance, found, "two")[-1] == "STEP_SUCCESS"
-    assert events(instance, found, "both") == []
+    finished_run = run_job(instance, two_and_their_sum(work))
+    assert finished_run.status is dg.DagsterRunStatus.FAILURE
+    assert step_events(instance, finished_run, "one")[-1] == "STEP_FAILURE"
+    assert step_events(instance, finished_run, "two")[-1] == "STEP_SUCCESS"
+    assert step_events(instance, finished_run, "both") == []
 
 
 @pytest.mark.parametrize("wait", [None, 0.2])
@@ -157,8 +161,8 @@ def test_a_step_may_ask_for_another_attempt(instance, wait):
             raise dg.RetryRequested(max_retries=1, seconds_to_wait=wait)
         return 1
 
-    found = run(instance, two_and_their_sum(work))
-    assert found.status is dg.DagsterRunStatus.SUCCESS
+    finished_run = run_job(instance, two_and_their_sum(work))
+    assert finished_run.status is dg.DagsterRunStatus.SUCCESS
     assert sorted(attempts) == ["both", "one", "two", "two"]
 
 
@@ -181,12 +185,12 @@ def test_a_run_that_is_terminated_changes_nothing_any_more(instance):
     job = two_and_their_sum(work)
     created = instance.create_run_for_job(job)
     execute_run(InMemoryJob(job), created, instance)
-    found = instance.get_run_by_id(created.run_id)
-    assert found.status is dg.DagsterRunStatus.CANCELED
+    finished_run = instance.get_run_by_id(created.run_id)
+    assert finished_run.status is dg.DagsterRunStatus.CANCELED
     assert went_on == []
     for step in ("one", "two"):
-        assert events(instance, found, step) == ["STEP_START", "STEP_FAILURE"]
-    assert events(instance, found, "both") == []
+        assert step_events(instance, finished_run, step) == ["STEP_START", "STEP_FAILURE"]
+    assert step_events(instance, finished_run, "both") == []
 
 
 def test_an_interrupted_step_ends_at_its_next_event(instance):
@@ -225,7 +229,7 @@ def test_an_interrupted_step_ends_at_its_next_event(instance):
     execute_run(InMemoryJob(job), created, instance)
     assert instance.get_run_by_id(created.run_id).status is dg.DagsterRunStatus.CANCELED
     assert go_on == []
-    assert events(instance, created, "two_outputs")[-1] == "STEP_FAILURE"
+    assert step_events(instance, created, "two_outputs")[-1] == "STEP_FAILURE"
 
 
 def test_how_many_steps_at_once_is_one_at_least(instance):

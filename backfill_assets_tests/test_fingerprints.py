@@ -25,24 +25,27 @@ POLICY = Policy(START, None, window_days=2, lag_days=1, corrects=True, only_touc
 ALL = Window(day(1), day(10))
 
 
-def logged(
-    version: int, of: frozenset[date], spans: Mapping[int, frozenset[date]] | None = None, **more
+def log_record(
+    version: int,
+    loaded_days: frozenset[date],
+    spans: Mapping[int, frozenset[date]] | None = None,
+    **more,
 ) -> CommitRecord:
     """A commit of the raw log: by log day, the event days of the orders that have a line there."""
     if spans is not None:
-        more["spans"] = {str(day(n)): to_ranges(told) for n, told in spans.items()}
-    return record(version, of, **more)
+        more["spans"] = {str(day(n)): to_ranges(event_days) for n, event_days in spans.items()}
+    return record(version, loaded_days, **more)
 
 
-def decide(
+def deciding_log_days(
     *records: CommitRecord, external: tuple[ExternalCommit, ...] = ()
 ) -> dict[int, set[int]]:
     """By event day, the log days that decide it; both by number."""
-    found = RecordedReach().deciding_days(ledger(RAW, *records, external=external))
-    return {n: {(d - START).days + 1 for d in found(day(n))} for n in range(1, 7)}
+    deciding = RecordedReach().deciding_days(ledger(RAW, *records, external=external))
+    return {n: {(d - START).days + 1 for d in deciding(day(n))} for n in range(1, 7)}
 
 
-def alone(**others: set[int]) -> dict[int, set[int]]:
+def decided_alone(**others: set[int]) -> dict[int, set[int]]:
     """Days that only their own log day decides, but for some."""
     return {n: {n} | others.get(f"d{n}", set()) for n in range(1, 7)}
 
@@ -51,67 +54,71 @@ def alone(**others: set[int]) -> dict[int, set[int]]:
 
 
 def test_a_day_is_decided_by_its_own_log_day():
-    assert decide() == alone()
-    assert decide(logged(0, days((1, 6)), {})) == alone()
+    assert deciding_log_days() == decided_alone()
+    assert deciding_log_days(log_record(0, days((1, 6)), {})) == decided_alone()
 
 
 def test_a_day_is_decided_by_all_log_days_with_lines_of_its_orders():
-    first = logged(0, days((1, 6)), {1: days(1), 5: days(1, 2)})
-    assert decide(first) == alone(d1={5}, d2={5})
+    first = log_record(0, days((1, 6)), {1: days(1), 5: days(1, 2)})
+    assert deciding_log_days(first) == decided_alone(d1={5}, d2={5})
 
 
 def test_what_once_decided_a_day_goes_on_to():
     """Each commit tells of the orders that changed; of the others, the commits before do."""
-    first = logged(0, days((1, 6)), {5: days(1)})
-    again = logged(1, days(5), {5: days(3)})
-    assert decide(first, again) == alone(d1={5}, d3={5})
+    first = log_record(0, days((1, 6)), {5: days(1)})
+    second = log_record(1, days(5), {5: days(3)})
+    assert deciding_log_days(first, second) == decided_alone(d1={5}, d3={5})
 
 
 def test_no_line_is_logged_before_the_day_that_it_tells_of():
     """The spans tell of all versions of an order, which may have moved to a later day."""
-    assert decide(logged(0, days((1, 6)), {2: days(1, 4), 4: days(1, 4)})) == alone(d1={2, 4})
+    assert deciding_log_days(
+        log_record(0, days((1, 6)), {2: days(1, 4), 4: days(1, 4)})
+    ) == decided_alone(d1={2, 4})
 
 
 def test_a_log_day_that_is_not_there_decides_nothing():
-    first = logged(0, days((1, 4)), {3: days(1), 5: days(1)})
-    assert decide(first)[1] == {1, 3}
-    undo = msgspec.structs.replace(logged(1, frozenset(), {}), withdrawn=days(3))
+    first = log_record(0, days((1, 4)), {3: days(1), 5: days(1)})
+    assert deciding_log_days(first)[1] == {1, 3}
+    undo = msgspec.structs.replace(log_record(1, frozenset(), {}), withdrawn=days(3))
     raw = replace(ledger(RAW, first, undo), measured={})
     assert RecordedReach().deciding_days(raw)(day(1)) == sorted(days(1))
 
 
 def test_log_days_of_before_there_were_spans_may_decide_all_days():
-    old = logged(0, days(2, 5))
-    assert decide(old) == alone(d1={2, 5}, d2={5}, d3={5}, d4={5})
+    old = log_record(0, days(2, 5))
+    assert deciding_log_days(old) == decided_alone(d1={2, 5}, d2={5}, d3={5}, d4={5})
     # It is by all of its versions that a log day is judged, as it may have held lines of any order.
-    assert decide(old, logged(1, days((1, 6)), {2: days(2)})) == alone(
+    assert deciding_log_days(old, log_record(1, days((1, 6)), {2: days(2)})) == decided_alone(
         d1={2, 5}, d2={5}, d3={5}, d4={5}
     )
 
 
 def test_of_old_commits_only_the_days_that_they_wrote_count():
     """The others had these rows already, by commits that are on record as well."""
-    old = msgspec.structs.replace(logged(1, days((1, 6))), written=days(4))
-    assert decide(logged(0, days((1, 6)), {}), old) == alone(d1={4}, d2={4}, d3={4})
+    old = msgspec.structs.replace(log_record(1, days((1, 6))), written=days(4))
+    assert deciding_log_days(log_record(0, days((1, 6)), {}), old) == decided_alone(
+        d1={4}, d2={4}, d3={4}
+    )
 
 
 def test_log_days_that_others_changed_may_decide_all_days():
-    first = logged(0, days((1, 6)), {})
+    first = log_record(0, days((1, 6)), {})
     other = ExternalCommit(1, "WRITE", days(4))
-    assert decide(first, external=(other,)) == alone(d1={4}, d2={4}, d3={4})
+    assert deciding_log_days(first, external=(other,)) == decided_alone(d1={4}, d2={4}, d3={4})
 
 
 # --- the fingerprints -----------------------------------------------------------------------------
 
 
-def changed(
-    before: dict[str, Ledger], table: Table, name: str, *of: int, spans: bool = False
+def changed_days(
+    before: dict[str, Ledger], table: Table, name: str, *numbers: int, spans: bool = False
 ) -> set[date]:
     """The days of a table whose fingerprint is another one after some days of an input changed."""
     source = before[name]
-    said = {"spans": {}} if spans else {}
-    again = record(9, days(*of), digest="other", **said)
-    after = {**before, name: ledger(source.table, *source.records, again)}
+    overrides = {"spans": {}} if spans else {}
+    new_record = record(9, days(*numbers), digest="other", **overrides)
+    after = {**before, name: ledger(source.table, *source.records, new_record)}
     return {
         day
         for day, fingerprint in input_digests(table.inputs(POLICY), after, ALL).items()
@@ -119,10 +126,10 @@ def changed(
     }
 
 
-def everything(spans: Mapping[int, frozenset[date]] | None = None) -> dict[str, Ledger]:
+def all_ledgers(spans: Mapping[int, frozenset[date]] | None = None) -> dict[str, Ledger]:
     others = (REJECTED, STAGED, FACT, CURRENT)
     return ledgers(
-        ledger(RAW, logged(0, frozenset(ALL), spans or {})),
+        ledger(RAW, log_record(0, frozenset(ALL), spans or {})),
         *(ledger(table, record(0, ALL)) for table in others),
     )
 
@@ -141,31 +148,31 @@ def everything(spans: Mapping[int, frozenset[date]] | None = None) -> dict[str, 
     ids=lambda value: getattr(value, "name", None),
 )
 def test_what_a_day_is_made_of(table, source, expected):
-    assert changed(everything(), table, source.name, 5, spans=True) == days(*expected)
+    assert changed_days(all_ledgers(), table, source.name, 5, spans=True) == days(*expected)
 
 
 def test_what_is_known_is_made_of_all_that_decides_it():
     """Whatever the window is: days 1 and 4 have orders with lines on day 5."""
-    raw = everything({5: days(1, 4)})
-    assert changed(raw, CURRENT, RAW.name, 5, spans=True) == days(1, 4, 5)
-    assert changed(raw, CURRENT, RAW.name, 3, spans=True) == days(3)
+    raw = all_ledgers({5: days(1, 4)})
+    assert changed_days(raw, CURRENT, RAW.name, 5, spans=True) == days(1, 4, 5)
+    assert changed_days(raw, CURRENT, RAW.name, 3, spans=True) == days(3)
 
 
 def test_what_is_known_changes_with_a_log_day_that_tells_of_it_now():
     """Though the log day itself, and all that there was before, is as it was."""
-    before = {RAW.name: ledger(RAW, logged(0, frozenset(ALL), {}))}
+    before = {RAW.name: ledger(RAW, log_record(0, frozenset(ALL), {}))}
     same = {
         d: published for d, published in before[RAW.name].records[0].days.items() if d == day(5)
     }
-    told = msgspec.structs.replace(logged(1, days(5), {5: days(1)}), days=same)
-    after = {RAW.name: ledger(RAW, *before[RAW.name].records, told)}
-    one, other = (input_digests(CURRENT.inputs(POLICY), raw, ALL) for raw in (before, after))
-    assert {d for d in ALL if one[d] != other[d]} == days(1)
+    reloaded = msgspec.structs.replace(log_record(1, days(5), {5: days(1)}), days=same)
+    after = {RAW.name: ledger(RAW, *before[RAW.name].records, reloaded)}
+    earlier, later = (input_digests(CURRENT.inputs(POLICY), raw, ALL) for raw in (before, after))
+    assert {d for d in ALL if earlier[d] != later[d]} == days(1)
 
 
 def test_what_is_known_changes_with_rows_of_others():
     """Lines that others wrote may tell of any day before."""
-    before = everything()
+    before = all_ledgers()
     first = before[RAW.name].records[0]
     raw = ledger(RAW, first, external=[ExternalCommit(1, "WRITE", days(3))])
     fingerprints = input_digests(CURRENT.inputs(POLICY), {RAW.name: raw}, ALL)
@@ -175,10 +182,10 @@ def test_what_is_known_changes_with_rows_of_others():
 
 def test_a_fingerprint_is_one_of_contents():
     """Loaded again with the same rows, by other commits."""
-    raw = [logged(n, frozenset(ALL), {5: days(1)}, digest="same") for n in (0, 1)]
-    one, other = (
+    raw = [log_record(n, frozenset(ALL), {5: days(1)}, digest="same") for n in (0, 1)]
+    first, second = (
         input_digests(CURRENT.inputs(POLICY), {RAW.name: ledger(RAW, *raw[: n + 1])}, ALL)
         for n in (0, 1)
     )
-    assert one == other
-    assert len(set(one.values())) == len(ALL)
+    assert first == second
+    assert len(set(first.values())) == len(ALL)

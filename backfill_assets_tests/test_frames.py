@@ -14,7 +14,7 @@ from backfill_assets.orders.tables import TABLES
 STRUCT = T.StructType().add("day", T.DateType()).add("amount", T.DecimalType(18, 2))
 
 
-def plan(spark, frame) -> str:
+def executed_plan(spark, frame) -> str:
     if not hasattr(frame, "_jdf"):
         pytest.skip("only an embedded session shows its plan")
     return frame._jdf.queryExecution().executedPlan().toString()
@@ -25,14 +25,14 @@ def test_rows_are_those_given(spark):
     frame = create_frame(spark, STRUCT, rows)
     assert frame.schema == STRUCT
     assert [tuple(row) for row in frame.collect()] == rows
-    assert "LocalTableScan" in plan(spark, frame)
+    assert "LocalTableScan" in executed_plan(spark, frame)
 
 
 @pytest.mark.parametrize("name", TABLES)
 def test_no_rows_of_any_table(spark, name):
     frame = create_frame(spark, TABLES[name].struct_type)
     assert frame.schema == TABLES[name].struct_type
-    assert "LocalTableScan" in plan(spark, frame)
+    assert "LocalTableScan" in executed_plan(spark, frame)
 
 
 def test_no_rows_are_none_to_spark(spark):

@@ -58,7 +58,7 @@ def first_moment(day: date, zone: ZoneInfo) -> datetime:
     return moment
 
 
-def state(settings: Settings, made: datetime, now: datetime) -> str:
+def freshness_state(settings: Settings, materialized_at: datetime, now: datetime) -> str:
     """What Dagster says of a table that was last materialized at a moment."""
     node = SimpleNamespace(
         key=KEY,
@@ -67,7 +67,7 @@ def state(settings: Settings, made: datetime, now: datetime) -> str:
         ),
     )
     with dg.DagsterInstance.ephemeral() as instance:
-        with freeze_time(made):
+        with freeze_time(materialized_at):
             instance.report_runless_asset_event(dg.AssetMaterialization(KEY))
         with freeze_time(now):
             looked = CronFreshnessPolicyEvaluator().evaluate_freshness(Context(instance), node)
@@ -79,19 +79,19 @@ def state(settings: Settings, made: datetime, now: datetime) -> str:
 def test_what_was_made_after_midnight_is_fresh_and_what_was_made_before_is_not(zone, day, deadline):
     settings = load_settings(timezone=zone, nightly_at="00:30", deadline=deadline)
     midnight = first_moment(day, settings.zone)
-    seen = midnight + 9 * HOUR
-    assert state(settings, midnight + MINUTE, seen) == "PASS"
+    checked_at = midnight + 9 * HOUR
+    assert freshness_state(settings, midnight + MINUTE, checked_at) == "PASS"
     # Where clocks are changed in the night, other days begin too early, by up to both changes.
-    assert state(settings, midnight - 4.1 * HOUR, seen) == "FAIL"
+    assert freshness_state(settings, midnight - 4.1 * HOUR, checked_at) == "FAIL"
     # Until the deadline, yesterday counts.
     yesterday = first_moment(day - DAY, settings.zone)
-    assert state(settings, yesterday + MINUTE, midnight + HOUR) == "PASS"
+    assert freshness_state(settings, yesterday + MINUTE, midnight + HOUR) == "PASS"
 
 
 def test_a_zone_that_never_puts_its_clocks_back_loses_no_minute():
     settings = load_settings(timezone="Asia/Tokyo", nightly_at="00:30", deadline="06:00")
     midnight = first_moment(date(2026, 5, 5), settings.zone)
-    assert state(settings, midnight - MINUTE, midnight + 9 * HOUR) == "FAIL"
+    assert freshness_state(settings, midnight - MINUTE, midnight + 9 * HOUR) == "FAIL"
 
 
 def test_a_deadline_at_the_end_of_the_day_is_a_policy_that_dagster_takes():

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from backfill_assets_tests.glossary import ROWS, homeless
+from backfill_assets_tests.glossary import ROWS, missing_places
 
 
 def test_each_word_says_where_the_thing_lives():
-    assert {row.terms[0]: lost for row in ROWS if (lost := homeless(row.where))} == {}
+    assert {row.terms[0]: missing for row in ROWS if (missing := missing_places(row.where))} == {}
 
 
 def test_what_is_nowhere_is_told():
     names = ["raw_order", "backfill-assets repair", "lab x", "BACKFILL_ASSETS_X", "Read"]
-    assert homeless(", ".join(f"`{name}`" for name in names)) == names
-    assert homeless("everywhere") == ["everywhere"]
-    assert homeless("[the audit](audit.md)") == []
+    assert missing_places(", ".join(f"`{name}`" for name in names)) == names
+    assert missing_places("everywhere") == ["everywhere"]
+    assert missing_places("[the audit](audit.md)") == []
 
 
 def test_words_are_sorted_and_there_once():

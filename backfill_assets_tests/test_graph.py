@@ -37,7 +37,7 @@ reaches = st.integers(0, 9).flatmap(
 some_days = st.sets(st.integers(1, 12).map(day), min_size=1).map(frozenset)
 
 
-def one(day_: date) -> Window:
+def one_day(day_: date) -> Window:
     return Window(day_, day_ + DAY)
 
 
@@ -46,14 +46,28 @@ def one(day_: date) -> Window:
 
 @given(reaches, some_days, some_days)
 def test_what_is_touched_is_the_inverse_of_what_is_read(reach, of_table, of_input):
-    pairs = {(d, of) for d in of_table for of in of_input if of in reach.read(one(d))}
-    assert pairs == {(d, of) for d in of_table for of in of_input if d in reach.touched(one(of))}
+    pairs = {
+        (d, input_day)
+        for d in of_table
+        for input_day in of_input
+        if input_day in reach.read(one_day(d))
+    }
+    assert pairs == {
+        (d, input_day)
+        for d in of_table
+        for input_day in of_input
+        if d in reach.touched(one_day(input_day))
+    }
     deciding = reach.deciding(RAW_LEDGER)
-    assert pairs == {(d, of) for d in of_table for of in of_input if of in deciding(d)}
+    assert pairs == {
+        (d, input_day) for d in of_table for input_day in of_input if input_day in deciding(d)
+    }
     changed = set(reach.changed(of_input, RAW_LEDGER))
     assert {d for d, _ in pairs} == of_table & changed
     # And of several days at once, gaps between them included.
-    assert {*reach.read(DaySet.from_days(of_table))} == {of for d in of_table for of in deciding(d)}
+    assert {*reach.read(DaySet.from_days(of_table))} == {
+        input_day for d in of_table for input_day in deciding(d)
+    }
 
 
 def test_nothing_is_touched_by_nothing():
@@ -74,12 +88,12 @@ def test_nothing_is_touched_by_nothing():
 )
 def test_reaches_by_name(reach, read):
     first, last = read
-    assert reach.read(one(day(5))) == Window(day(first), day(last) + DAY)
+    assert reach.read(one_day(day(5))) == Window(day(first), day(last) + DAY)
 
 
 @given(reaches, st.integers(1, 12))
 def test_a_day_needs_its_own_day_or_the_last_before_it(reach, n):
-    read = {*reach.read(one(day(n)))}
+    read = {*reach.read(one_day(day(n)))}
     assert reach.needed(day(n)) == [max(d for d in read if d <= day(n))]
     assert RecordedReach().required_days(day(n)) == [day(n)]
 
@@ -99,12 +113,12 @@ def test_the_mapping_is_the_reach_within_the_calendar(reach, n):
         up = mapping.get_upstream_mapped_partitions_result_for_partitions(subset, daily, daily)
         down = mapping.get_downstream_partitions_for_partitions(subset, daily, daily)
         read, touched = (
-            {date.fromisoformat(key) for key in of.get_partition_keys()}
-            for of in (up.partitions_subset, down)
+            {date.fromisoformat(key) for key in mapped.get_partition_keys()}
+            for mapped in (up.partitions_subset, down)
         )
     calendar = {*Window(START, day(13))}
-    assert read == calendar & {*reach.read(one(day(n)))}
-    assert touched == calendar & {*reach.touched(one(day(n)))}
+    assert read == calendar & {*reach.read(one_day(day(n)))}
+    assert touched == calendar & {*reach.touched(one_day(day(n)))}
 
 
 @given(
@@ -119,19 +133,23 @@ def test_what_is_known_is_touched_by_the_days_that_tell_of_it(spans):
     log = ledger(
         RAW,
         *(
-            record(n, days(of))
-            if told is None
-            else record(n, days(of), spans={str(day(of)): to_ranges(days(*told))})
-            for n, (of, told) in enumerate(sorted(spans.items()))
+            record(n, days(number))
+            if event_numbers is None
+            else record(n, days(number), spans={str(day(number)): to_ranges(days(*event_numbers))})
+            for n, (number, event_numbers) in enumerate(sorted(spans.items()))
         ),
     )
     reach = RecordedReach()
     deciding = reach.deciding_days(log)
-    for of, told in spans.items():
-        tells = {d for d in log.published_days if day(of) in deciding(d)}
-        assert tells <= {*reach.changed_days({day(of)}, log)}
-        earlier = {d for d in log.published_days if d <= day(of)}
-        assert tells == (earlier if told is None else earlier & ({*days(*told)} | {day(of)}))
+    for number, event_numbers in spans.items():
+        tells = {d for d in log.published_days if day(number) in deciding(d)}
+        assert tells <= {*reach.changed_days({day(number)}, log)}
+        earlier = {d for d in log.published_days if d <= day(number)}
+        assert tells == (
+            earlier
+            if event_numbers is None
+            else earlier & ({*days(*event_numbers)} | {day(number)})
+        )
 
 
 # --- the graph ------------------------------------------------------------------------------------
@@ -161,18 +179,18 @@ def test_what_is_made_with_the_load_and_what_stays_open():
 
 
 def test_the_days_that_a_commit_records_come_before_all_that_it_may_change():
-    of = Dependency(RAW, next_days(2), recorded="event_days")
-    told = record(0, days(5), event_days=days(4))
+    dependency = Dependency(RAW, next_days(2), recorded="event_days")
+    explicit = record(0, days(5), event_days=days(4))
     silent = record(1, days(6), digest="d")
     same = record(2, days(6), digest="d")
-    log = ledger(RAW, told, silent, same)
-    due = of.due_days(log)
-    assert {*due(told)} == days(4)
-    assert {*due(silent)} == days(4, 5, 6)
-    assert not {*due(same)}, "it changed nothing"
+    log = ledger(RAW, explicit, silent, same)
+    due_days = dependency.due_days(log)
+    assert {*due_days(explicit)} == days(4)
+    assert {*due_days(silent)} == days(4, 5, 6)
+    assert not {*due_days(same)}, "it changed nothing"
 
 
 def test_reprocess_window_asks_for_all_that_may_change():
-    told = record(0, days(5), event_days=days(4))
-    (of,) = STAGED.inputs(replace(POLICY, only_touched=False))
-    assert {*of.due_days(ledger(RAW, told))(told)} == days(3, 4, 5)
+    explicit = record(0, days(5), event_days=days(4))
+    (dependency,) = STAGED.inputs(replace(POLICY, only_touched=False))
+    assert {*dependency.due_days(ledger(RAW, explicit))(explicit)} == days(3, 4, 5)

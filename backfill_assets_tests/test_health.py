@@ -29,9 +29,9 @@ def _impatient(monkeypatch) -> None:
     monkeypatch.setattr(health, "_DEADLINE", 0.3)
 
 
-def looked(monkeypatch, queries: list[str], used: Callable[[], float]) -> bool:
+def check_engine(monkeypatch, queries: list[str], used: Callable[[], float]) -> bool:
     """What is said of an engine once these queries have been asked."""
-    looks, asked = HealthProbe({}, used), 0
+    looks, count = HealthProbe({}, used), 0
     monkeypatch.setattr(health, "_DEADLINE", 20.0 if HANGS not in queries else 0.3)
     try:
         for query in queries:
@@ -43,7 +43,7 @@ def looked(monkeypatch, queries: list[str], used: Callable[[], float]) -> bool:
                 good = looks.is_good()
                 time.sleep(0.01)
             assert process.poll() is not None
-            asked += 1
+            count += 1
             if not good:
                 break
         return good
@@ -52,19 +52,19 @@ def looked(monkeypatch, queries: list[str], used: Callable[[], float]) -> bool:
 
 
 def test_an_answer_is_good(monkeypatch):
-    assert looked(monkeypatch, [ANSWERED], idle)
+    assert check_engine(monkeypatch, [ANSWERED], idle)
 
 
 def test_three_failures_in_a_row_are_not(monkeypatch):
-    assert looked(monkeypatch, [REFUSED, REFUSED], idle)
-    assert not looked(monkeypatch, [REFUSED, REFUSED, REFUSED], idle)
-    assert looked(monkeypatch, [REFUSED, REFUSED, ANSWERED, REFUSED, REFUSED], idle)
+    assert check_engine(monkeypatch, [REFUSED, REFUSED], idle)
+    assert not check_engine(monkeypatch, [REFUSED, REFUSED, REFUSED], idle)
+    assert check_engine(monkeypatch, [REFUSED, REFUSED, ANSWERED, REFUSED, REFUSED], idle)
 
 
 def test_an_engine_that_does_nothing_and_does_not_answer(monkeypatch):
-    assert not looked(monkeypatch, [HANGS, HANGS, HANGS], idle)
+    assert not check_engine(monkeypatch, [HANGS, HANGS, HANGS], idle)
 
 
 @pytest.mark.parametrize("used", [working, lambda: float("inf")], ids=["busy", "not known"])
 def test_an_engine_that_is_busy_is_left_alone(monkeypatch, used):
-    assert looked(monkeypatch, [HANGS] * 5, used)
+    assert check_engine(monkeypatch, [HANGS] * 5, used)

@@ -59,48 +59,50 @@ def test_a_day_whose_folder_has_another_name_is_not_in_order(pipeline: Pipeline)
     assert {row["order_id"] for row in pipeline.rows("raw_orders")} == {"o1", "o2"}
 
 
-def _file(folder: Path, name: str, url: Path, text: str = "{}") -> LandingFile:
+def _landing_file(folder: Path, name: str, url: Path, text: str = "{}") -> LandingFile:
     path = folder / name
     path.write_text(text)
     return LandingFile(day(1), name, str(url / name), len(text), str(path))
 
 
-def _lines(spark, found: LandingFiles) -> int:
-    return spark.read.text([file.url for file in found.files]).count() if found.files else 0
+def _count_lines(spark, landing: LandingFiles) -> int:
+    return spark.read.text([file.url for file in landing.files]).count() if landing.files else 0
 
 
 def test_if_the_engine_opens_no_file_it_is_not_the_files(spark, tmp_path) -> None:
     """As where the engine is on another machine, which has no such folder."""
     elsewhere = tmp_path / "not-mounted-there"
-    found = LandingFiles(files=[_file(tmp_path, f"{n}.json", elsewhere) for n in range(3)])
+    landing = LandingFiles(
+        files=[_landing_file(tmp_path, f"{n}.json", elsewhere) for n in range(3)]
+    )
     with pytest.raises(EngineError, match=r"none of 3 landing.*not the files.*defaultFS"):
-        retry_without_bad_files(spark, found, partial(_lines, spark))
-    assert not found.broken
+        retry_without_bad_files(spark, landing, partial(_count_lines, spark))
+    assert not landing.broken
 
 
 def test_a_checksum_file_of_another_content_is_of_one_file(spark, tmp_path) -> None:
-    files = [_file(tmp_path, f"{n}.json", tmp_path) for n in range(2)]
+    files = [_landing_file(tmp_path, f"{n}.json", tmp_path) for n in range(2)]
     for file in files:
         (tmp_path / f".{file.name}.crc").write_bytes(b"crc\0\0\0\2\0\1\2\3\4")
-    found = LandingFiles(files=[*files])
-    assert retry_without_bad_files(spark, found, partial(_lines, spark)) == 0
-    assert {*found.broken} == {*files}
+    landing = LandingFiles(files=[*files])
+    assert retry_without_bad_files(spark, landing, partial(_count_lines, spark)) == 0
+    assert {*landing.broken} == {*files}
 
 
 def test_a_file_that_the_engine_alone_does_not_open_is_named(spark, tmp_path) -> None:
-    good = [_file(tmp_path, f"{n}.json", tmp_path) for n in range(3)]
-    bad = _file(tmp_path, "bad.json", tmp_path / "not-mounted-there")
-    found = LandingFiles(files=[*good, bad])
-    assert retry_without_bad_files(spark, found, partial(_lines, spark)) == 3
-    assert [*found.broken] == [bad]
+    good = [_landing_file(tmp_path, f"{n}.json", tmp_path) for n in range(3)]
+    bad = _landing_file(tmp_path, "bad.json", tmp_path / "not-mounted-there")
+    landing = LandingFiles(files=[*good, bad])
+    assert retry_without_bad_files(spark, landing, partial(_count_lines, spark)) == 3
+    assert [*landing.broken] == [bad]
 
 
 def test_a_file_that_has_gone_is_the_file(spark, tmp_path) -> None:
-    gone = _file(tmp_path, "gone.json", tmp_path)
-    Path(gone.path).unlink()
-    found = LandingFiles(files=[gone])
-    assert retry_without_bad_files(spark, found, partial(_lines, spark)) == 0
-    assert [*found.broken] == [gone]
+    deleted = _landing_file(tmp_path, "gone.json", tmp_path)
+    Path(deleted.path).unlink()
+    landing = LandingFiles(files=[deleted])
+    assert retry_without_bad_files(spark, landing, partial(_count_lines, spark)) == 0
+    assert [*landing.broken] == [deleted]
 
 
 def test_long_lines_are_kept_whole(pipeline: Pipeline) -> None:
@@ -110,19 +112,19 @@ def test_long_lines_are_kept_whole(pipeline: Pipeline) -> None:
     pipeline.land(1, [order("fine", 1), long, *texts])
     assert pipeline.run(1, 1, RAW_STEP)
     assert {row["text"] for row in pipeline.rows("raw_orders_rejected")} == {*texts}
-    found = {row["order_id"] for row in pipeline.rows("raw_orders")}
-    assert found == {"fine", long["order_id"]}
+    order_ids = {row["order_id"] for row in pipeline.rows("raw_orders")}
+    assert order_ids == {"fine", long["order_id"]}
 
 
 def test_any_number_of_files_is_a_short_message(pipeline: Pipeline) -> None:
-    here = pipeline.folder(1)
+    folder = pipeline.folder(1)
     for n in range(200):
-        (here / f"{n}.txt").write_text("x")
-        (here / f"{n}.jsonl").symlink_to("nothing")
+        (folder / f"{n}.txt").write_text("x")
+        (folder / f"{n}.jsonl").symlink_to("nothing")
     result = pipeline.run(1, 1, RAW_STEP, fails=True)
-    said = pipeline.failure(result)
-    assert "cannot be read: 180 more" in said
-    assert len(said) < 10_000
+    message = pipeline.failure(result)
+    assert "cannot be read: 180 more" in message
+    assert len(message) < 10_000
 
 
 def states_of(pipeline: Pipeline) -> dict:
@@ -149,13 +151,13 @@ def test_of_looks_that_hang_one_is_in_flight(pipeline: Pipeline, monkeypatch) ->
     monkeypatch.setattr(look, "TURN_SECONDS", 0.05)
     hangs, mended = threading.Event(), threading.Event()
 
-    def listing(*given):
+    def hanging_listing(*arguments):
         hangs.set()
         mended.wait(60)
-        return real(*given)
+        return real(*arguments)
 
     real = night.list_landing
-    monkeypatch.setattr(night, "list_landing", listing)
+    monkeypatch.setattr(night, "list_landing", hanging_listing)
     with ThreadPoolExecutor(8) as ticks:
         stuck = ticks.submit(pipeline.tick, "landed_files")
         assert hangs.wait(60)
@@ -165,8 +167,8 @@ def test_of_looks_that_hang_one_is_in_flight(pipeline: Pipeline, monkeypatch) ->
             ticks.submit(pipeline.tick_schedule),
         ):
             error = tick.exception(timeout=60)
-            told = f"{error} {error and error.__cause__}"
-            assert "has not come back: the storage may hang" in told
+            message = f"{error} {error and error.__cause__}"
+            assert "has not come back: the storage may hang" in message
         assert not stuck.done()
         mended.set()
         assert stuck.exception(timeout=60) is None

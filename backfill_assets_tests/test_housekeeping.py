@@ -23,7 +23,7 @@ KEYS = DAYS.get_partition_keys()
 SOON = timedelta(minutes=5)
 
 
-def _orders() -> dg.AssetsDefinition:
+def _orders_asset() -> dg.AssetsDefinition:
     """An asset that tells of each day by itself, as the pipeline does."""
     warnings.simplefilter("ignore", dg.BetaWarning)
 
@@ -34,12 +34,12 @@ def _orders() -> dg.AssetsDefinition:
     )
     def orders(context: dg.AssetExecutionContext) -> Iterator[Any]:
         how, key = context.run.tags, dg.AssetKey("orders")
-        said = {"run": context.run.run_id}
+        metadata = {"run": context.run.run_id}
         for day in context.partition_keys:
             if day in how.get("fail", ""):
                 continue
             kind = dg.AssetObservation if day in how.get("same", "") else dg.AssetMaterialization
-            yield kind(key, partition=day, metadata=said)
+            yield kind(key, partition=day, metadata=metadata)
             passed = day not in how.get("warn", "")
             yield dg.AssetCheckEvaluation(
                 asset_key=key, check_name="fine", passed=passed, partition=day
@@ -53,7 +53,7 @@ def _orders() -> dg.AssetsDefinition:
 
 
 with warnings.catch_warnings():
-    ORDERS = _orders()
+    ORDERS = _orders_asset()
 
 
 @pytest.fixture
@@ -67,24 +67,24 @@ def home(tmp_path, monkeypatch) -> Path:
 
 @pytest.fixture
 def instance(home) -> Iterator[dg.DagsterInstance]:
-    with dg.DagsterInstance.from_config(str(home)) as found:
-        yield found
+    with dg.DagsterInstance.from_config(str(home)) as dagster_instance:
+        yield dagster_instance
 
 
-def run(instance: dg.DagsterInstance, first: int, last: int | None = None, **tags: str) -> str:
+def run_days(instance: dg.DagsterInstance, first: int, last: int | None = None, **tags: str) -> str:
     """A run of some days; its id."""
     days = {
         "dagster/asset_partition_range_start": KEYS[first],
         "dagster/asset_partition_range_end": KEYS[first if last is None else last],
     }
     defs = dg.Definitions([ORDERS])
-    done = defs.resolve_implicit_global_asset_job_def().execute_in_process(
+    result = defs.resolve_implicit_global_asset_job_def().execute_in_process(
         instance=instance, tags={**days, **tags}, raise_on_error=False
     )
-    return done.run_id
+    return result.run_id
 
 
-def known(home: Path) -> dict[str, Any]:
+def known_state(home: Path) -> dict[str, Any]:
     """What Dagster knows of the days, to somebody who comes anew."""
     key = dg.AssetKey("orders")
     with dg.DagsterInstance.from_config(str(home)) as instance:
@@ -116,67 +116,71 @@ def events_in(instance: dg.DagsterInstance) -> int:
 
 
 def logs_of(home: Path, run_id: str) -> list[Path]:
-    found = [home / f"history/runs/{run_id}.db", home / "storage" / run_id]
-    return [path for path in found if path.exists()]
+    paths = [home / f"history/runs/{run_id}.db", home / "storage" / run_id]
+    return [path for path in paths if path.exists()]
 
 
-def now() -> datetime:
+def utc_now() -> datetime:
     return datetime.now(timezone.utc)
 
 
 def test_of_each_day_the_latest_stays(home, instance):
-    first, again, last = run(instance, 0, 3), run(instance, 0, 3), run(instance, 2, 4)
-    before, size = known(home), events_in(instance)
-    done = prune_runs(instance, now() + SOON)
-    assert known(home) == before
+    first, second, last = (
+        run_days(instance, 0, 3),
+        run_days(instance, 0, 3),
+        run_days(instance, 2, 4),
+    )
+    before, size = known_state(home), events_in(instance)
+    result = prune_runs(instance, utc_now() + SOON)
+    assert known_state(home) == before
     assert events_in(instance) < size / 2
     # The first made nothing that was not made again.
-    assert done.runs == 1
+    assert result.runs == 1
     assert instance.get_run_by_id(first) is None
-    assert instance.get_run_by_id(again)
-    assert [path for run_id in (first, again, last) for path in logs_of(home, run_id)] == []
-    assert done.logs == 3
-    assert done.events > 0
-    again_done = prune_runs(instance, now() + SOON)
+    assert instance.get_run_by_id(second)
+    assert [path for run_id in (first, second, last) for path in logs_of(home, run_id)] == []
+    assert result.logs == 3
+    assert result.events > 0
+    again_done = prune_runs(instance, utc_now() + SOON)
     assert (again_done.events, again_done.runs) == (0, 0)
 
 
 def test_young_runs_stay_as_they_are(home, instance):
-    runs = [run(instance, 0), run(instance, 0)]
+    runs = [run_days(instance, 0), run_days(instance, 0)]
     size = events_in(instance)
-    assert str(prune_runs(instance, now() - SOON)).startswith("0 run(s)")
+    assert str(prune_runs(instance, utc_now() - SOON)).startswith("0 run(s)")
     assert events_in(instance) == size
     assert all(logs_of(home, run_id) for run_id in runs)
     assert list(instance.all_logs(runs[0]))
 
 
 def test_a_day_that_failed_stays_failed_until_it_is_made(home, instance):
-    run(instance, 0, 2)
-    failed = run(instance, 1, 2, fail=KEYS[1])
-    before = known(home)
+    run_days(instance, 0, 2)
+    failed = run_days(instance, 1, 2, fail=KEYS[1])
+    before = known_state(home)
     assert before["status"][KEYS[1]] is dg.AssetPartitionStatus.FAILED
-    prune_runs(instance, now() + SOON)
-    assert known(home) == before
-    run(instance, 1, 2)
-    prune_runs(instance, now() + SOON)
+    prune_runs(instance, utc_now() + SOON)
+    assert known_state(home) == before
+    run_days(instance, 1, 2)
+    prune_runs(instance, utc_now() + SOON)
     assert instance.get_run_by_id(failed) is None
-    assert known(home)["status"][KEYS[1]] is dg.AssetPartitionStatus.MATERIALIZED
+    assert known_state(home)["status"][KEYS[1]] is dg.AssetPartitionStatus.MATERIALIZED
 
 
 def test_what_has_not_ended_stays(instance):
     orders_job = dg.Definitions([ORDERS]).resolve_implicit_global_asset_job_def()
-    made = instance.create_run_for_job(orders_job)
-    prune_runs(instance, now() + SOON)
-    assert instance.get_run_by_id(made.run_id)
+    created_run = instance.create_run_for_job(orders_job)
+    prune_runs(instance, utc_now() + SOON)
+    assert instance.get_run_by_id(created_run.run_id)
 
 
 def test_the_runs_of_a_plan_that_is_kept_stay_in_the_list(instance):
     """Accounts of a backfill ask which days its runs were for."""
-    mine = run(instance, 0, **{"dagster/backfill": "abc-pilot"})
-    other = run(instance, 0, **{"dagster/backfill": "xyz-pilot"})
-    run(instance, 0)
-    prune_runs(instance, now() + SOON, ["abc"])
-    assert instance.get_run_by_id(mine)
+    own_run = run_days(instance, 0, **{"dagster/backfill": "abc-pilot"})
+    other = run_days(instance, 0, **{"dagster/backfill": "xyz-pilot"})
+    run_days(instance, 0)
+    prune_runs(instance, utc_now() + SOON, ["abc"])
+    assert instance.get_run_by_id(own_run)
     assert instance.get_run_by_id(other) is None
 
 
@@ -188,45 +192,45 @@ def test_dagster_knows_no_less_whatever_ran(seed, home, instance):
         first = rng.randrange(len(KEYS))
         last = rng.randrange(first, len(KEYS))
         tags = {name: rng.choice(KEYS) for name in ("fail", "same", "warn") if rng.random() < 0.4}
-        run(instance, first, last, **tags)
+        run_days(instance, first, last, **tags)
         if rng.random() < 0.4:
-            before = known(home)
-            prune_runs(instance, now() + SOON)
-            assert known(home) == before
-    before = known(home)
-    prune_runs(instance, now() + SOON)
-    assert known(home) == before
+            before = known_state(home)
+            prune_runs(instance, utc_now() + SOON)
+            assert known_state(home) == before
+    before = known_state(home)
+    prune_runs(instance, utc_now() + SOON)
+    assert known_state(home) == before
 
 
 def test_a_run_whose_log_is_gone_can_be_looked_at(home, instance):
-    made = run(instance, 0)
-    prune_runs(instance, now() + SOON)
+    run_id = run_days(instance, 0)
+    prune_runs(instance, utc_now() + SOON)
     with dg.DagsterInstance.from_config(str(home)) as other:
         # What counts, or nothing, where a run has a database of its own.
-        assert {log.dagster_event_type for log in other.all_logs(made)} <= {
+        assert {log.dagster_event_type for log in other.all_logs(run_id)} <= {
             dg.DagsterEventType.ASSET_MATERIALIZATION,
             dg.DagsterEventType.ASSET_CHECK_EVALUATION,
         }
-        assert other.get_run_stats(made)
+        assert other.get_run_stats(run_id)
 
 
 def test_the_job_takes_old_runs_and_tells(home, instance, monkeypatch):
-    run(instance, 0)
+    run_days(instance, 0)
     settings = load_settings(keep_runs_days=1, undo_days=1)
     housekeeping = build_housekeeping(settings)
     assert housekeeping.default_status is dg.DefaultScheduleStatus.STOPPED
-    asked = []
+    calls = []
     monkeypatch.setattr(
         "backfill_assets.monitoring.housekeeping.forget",
-        lambda _, before, spared: asked.append((before, list(spared))),
+        lambda _, before, spared: calls.append((before, list(spared))),
     )
     engine = dg.ResourceDefinition.none_resource()
-    done = dg.Definitions(jobs=[housekeeping.job], resources={"engine": engine})
+    definitions = dg.Definitions(jobs=[housekeeping.job], resources={"engine": engine})
     config = {"ops": {"maintain_all_tables": {"config": {"tables": False}}}}
-    job = done.resolve_job_def("housekeeping")
+    job = definitions.resolve_job_def("housekeeping")
     assert job.execute_in_process(instance=instance, run_config=config).success
-    ((before, spared),) = asked
-    assert abs(now() - timedelta(days=1) - before) < SOON
+    ((before, spared),) = calls
+    assert abs(utc_now() - timedelta(days=1) - before) < SOON
     assert spared == []
 
 
@@ -234,10 +238,10 @@ def test_the_job_takes_old_runs_and_tells(home, instance, monkeypatch):
     ("keep", "undo", "days"), [(1, 30, 30), (90, 30, 90)], ids=["undo", "setting"]
 )
 def test_what_can_be_undone_is_kept_as_long(keep, undo, days, instance, monkeypatch):
-    asked = []
+    calls = []
     monkeypatch.setattr(
         "backfill_assets.monitoring.housekeeping.forget",
-        lambda _, before, spared: asked.append(before),
+        lambda _, before, spared: calls.append(before),
     )
     settings = load_settings(keep_runs_days=keep, undo_days=undo, keep_plans_days=keep)
     engine = dg.ResourceDefinition.none_resource()
@@ -246,7 +250,7 @@ def test_what_can_be_undone_is_kept_as_long(keep, undo, days, instance, monkeypa
     ).resolve_job_def("housekeeping")
     config = {"ops": {"maintain_all_tables": {"config": {"tables": False}}}}
     job.execute_in_process(instance=instance, run_config=config)
-    assert abs(now() - timedelta(days=days) - asked[0]) < SOON
+    assert abs(utc_now() - timedelta(days=days) - calls[0]) < SOON
 
 
 # --- plans ----------------------------------------------------------------------------------------
@@ -255,18 +259,18 @@ def test_what_can_be_undone_is_kept_as_long(keep, undo, days, instance, monkeypa
 class _Plan:
     """What `undertakings` asks of one."""
 
-    def __init__(self, made: float, began: float = 0, took: float = 0) -> None:
-        self.made, self.began, self.took = made, began, took
+    def __init__(self, planned_at: float, began: float = 0, took: float = 0) -> None:
+        self.made, self.began, self.took = planned_at, began, took
 
 
 @pytest.mark.parametrize(
     ("plan", "gone"),
     [
-        (_Plan(made=10), True),
-        (_Plan(made=100), False),
-        (_Plan(made=10, began=20, took=30), True),
-        (_Plan(made=10, began=20, took=80), False),
-        (_Plan(made=0), False),
+        (_Plan(planned_at=10), True),
+        (_Plan(planned_at=100), False),
+        (_Plan(planned_at=10, began=20, took=30), True),
+        (_Plan(planned_at=10, began=20, took=80), False),
+        (_Plan(planned_at=0), False),
     ],
 )
 @pytest.mark.parametrize("under_way", [False, True])

@@ -24,7 +24,7 @@ def settings(tmp_path: Path) -> Settings:
     return load_settings(warehouse=str(tmp_path))
 
 
-def held_by(settings: Settings, host: str, process: int, **more: str) -> str:
+def write_lock(settings: Settings, host: str, process: int, **more: str) -> str:
     """The lock as another process of this machine, or of another one, has it."""
     url = f"{settings.warehouse}/_imports/orders/{short_digest(TABLE)}.lock"
     holder = {"host": host, "process": process, "since": "2026-01-02T03:04:05Z", "start": "1"}
@@ -33,13 +33,13 @@ def held_by(settings: Settings, host: str, process: int, **more: str) -> str:
     return url
 
 
-def refusal(settings: Settings) -> str:
+def refusal_message(settings: Settings) -> str:
     with pytest.raises(ImportRefusedError) as refused, lock_import(settings, "orders", TABLE):
         pass
     return str(refused.value)
 
 
-def dead_process() -> int:
+def dead_process_id() -> int:
     process = subprocess.Popen(["true"])
     process.wait()
     return process.pid
@@ -47,7 +47,7 @@ def dead_process() -> int:
 
 def test_the_second_is_refused_and_told_of_the_first(settings):
     with lock_import(settings, "orders", TABLE):
-        message = refusal(settings)
+        message = refusal_message(settings)
     assert f"by process {os.getpid()} on {socket.gethostname()} since" in message
     with lock_import(settings, "orders", TABLE):  # the first has ended
         pass
@@ -70,25 +70,25 @@ def test_a_failed_import_leaves_no_lock(settings):
 
 
 def test_a_process_of_this_machine_that_has_died_has_no_lock(settings):
-    held_by(settings, socket.gethostname(), dead_process())
+    write_lock(settings, socket.gethostname(), dead_process_id())
     with lock_import(settings, "orders", TABLE):
-        assert f"process {os.getpid()}" in refusal(settings)
+        assert f"process {os.getpid()}" in refusal_message(settings)
 
 
 def test_a_process_that_has_the_id_of_a_dead_one_is_another(settings):
-    held_by(settings, socket.gethostname(), os.getpid())
+    write_lock(settings, socket.gethostname(), os.getpid())
     with lock_import(settings, "orders", TABLE):
         pass
 
 
 def test_nobody_can_tell_of_another_container_on_this_machine(settings):
-    held_by(settings, socket.gethostname(), dead_process(), namespace="pid:[1]")
-    assert "since 2026-01-02" in refusal(settings)
+    write_lock(settings, socket.gethostname(), dead_process_id(), namespace="pid:[1]")
+    assert "since 2026-01-02" in refusal_message(settings)
 
 
 def test_nobody_can_tell_of_another_machine(settings):
-    url = held_by(settings, "other", dead_process())
-    message = refusal(settings)
+    url = write_lock(settings, "other", dead_process_id())
+    message = refusal_message(settings)
     assert "on other since 2026-01-02 03:04 UTC" in message
     assert f"remove {url}" in message
 
@@ -96,7 +96,7 @@ def test_nobody_can_tell_of_another_machine(settings):
 def test_of_many_at_once_one_has_it(settings):
     barrier = Barrier(8)
 
-    def attempt(_: int) -> bool:
+    def try_lock(_: int) -> bool:
         barrier.wait()
         try:
             with lock_import(settings, "orders", TABLE):
@@ -107,4 +107,4 @@ def test_of_many_at_once_one_has_it(settings):
         return True
 
     with ThreadPoolExecutor(8) as pool:
-        assert sum(pool.map(attempt, range(8))) == 1
+        assert sum(pool.map(try_lock, range(8))) == 1

@@ -21,11 +21,11 @@ from backfill_assets_tests.invented_logs import days, ledger, ledgers, record
 from backfill_assets_tests.invented_states import (
     ALL,
     POLICY,
-    appended,
-    built,
-    healthy,
-    lacking,
-    situation,
+    append_externally,
+    make_backlog,
+    make_built_record,
+    make_healthy_ledgers,
+    make_situation,
 )
 from backfill_assets_tests.pipeline import day
 
@@ -33,27 +33,29 @@ HOLE = ALL - days(4)
 STALE = days((1, 9))
 
 
-def keys(found: list[Incident]) -> set[tuple[str, str, str]]:
-    assert len({incident.key for incident in found}) == len(found), "told twice"
-    return {incident.key for incident in found}
+def incident_keys(listed: list[Incident]) -> set[tuple[str, str, str]]:
+    assert len({incident.key for incident in listed}) == len(listed), "told twice"
+    return {incident.key for incident in listed}
 
 
-def told(kind: str, table: Table, *of: int | tuple[int, int]) -> set[tuple[str, str, str]]:
-    return {(kind, table.name, str(d)) for d in days(*of)}
+def expected_keys(
+    kind: str, table: Table, *numbers: int | tuple[int, int]
+) -> set[tuple[str, str, str]]:
+    return {(kind, table.name, str(d)) for d in days(*numbers)}
 
 
-def cut(published: frozenset[date], *tables: Table) -> dict[str, Ledger]:
+def cut_tables(published: frozenset[date], *tables: Table) -> dict[str, Ledger]:
     """Healthy tables, some of which have only these days."""
-    short = healthy(published)
-    return healthy() | {table.name: short[table.name] for table in tables}
+    short = make_healthy_ledgers(published)
+    return make_healthy_ledgers() | {table.name: short[table.name] for table in tables}
 
 
 FOLLOWERS = [table for table in TABLES.values() if table not in (RAW, REJECTED)]
 
 
 def test_nothing_is_wrong():
-    assert find_incidents(situation()) == []
-    assert find_incidents(situation(ledgers(), today=day(1))) == []
+    assert find_incidents(make_situation()) == []
+    assert find_incidents(make_situation(ledgers(), today=day(1))) == []
 
 
 # --- days that are missing ------------------------------------------------------------------------
@@ -76,55 +78,61 @@ def test_nothing_is_wrong():
     ids=lambda x: x.name if isinstance(x, Table) else "-".join(t.name for t in x),
 )
 def test_a_missing_day_is_told_once_where_it_begins(there, kind, missing, tables, where):
-    found = find_incidents(situation(cut(there, *tables), behind=StaleDays()))
-    assert keys(found) == told(kind, where, missing)
-    assert found[0].detail == STATE_MEANINGS[DayState.MISSING]
+    result = find_incidents(make_situation(cut_tables(there, *tables), behind=StaleDays()))
+    assert incident_keys(result) == expected_keys(kind, where, missing)
+    assert result[0].detail == STATE_MEANINGS[DayState.MISSING]
 
 
 @pytest.mark.parametrize(("there", "kind", "n"), [(HOLE, "hole", 4), (STALE, "stale", 10)])
 def test_a_day_that_was_never_loaded_is_told_once(there, kind, n):
-    found = find_incidents(situation(healthy(there), behind=StaleDays()))
-    assert keys(found) == told(kind, RAW, n)
+    result = find_incidents(make_situation(make_healthy_ledgers(there), behind=StaleDays()))
+    assert incident_keys(result) == expected_keys(kind, RAW, n)
 
 
 def test_a_table_that_lags_behind_another_hole():
     """Day 4 is missing from staging on, day 6 from the facts on."""
-    short = healthy(ALL - days(4, 6))
-    found = cut(HOLE, STAGED) | {table.name: short[table.name] for table in (FACT, CORRECTIONS)}
-    assert keys(find_incidents(situation(found, behind=StaleDays()))) == (
-        told("hole", STAGED, 4) | told("hole", FACT, 6)
+    short = make_healthy_ledgers(ALL - days(4, 6))
+    by_table = cut_tables(HOLE, STAGED) | {
+        table.name: short[table.name] for table in (FACT, CORRECTIONS)
+    }
+    assert incident_keys(find_incidents(make_situation(by_table, behind=StaleDays()))) == (
+        expected_keys("hole", STAGED, 4) | expected_keys("hole", FACT, 6)
     )
 
 
 def test_a_failed_check_says_it_for_all_that_follows():
-    found = cut(HOLE, *TABLES.values())
-    now = situation(found, behind=StaleDays(), failed={RAW.name: days(4), REJECTED.name: days(4)})
-    assert keys(find_incidents(now)) == told("check failed", RAW, 4)
+    by_table = cut_tables(HOLE, *TABLES.values())
+    now = make_situation(
+        by_table, behind=StaleDays(), failed={RAW.name: days(4), REJECTED.name: days(4)}
+    )
+    assert incident_keys(find_incidents(now)) == expected_keys("check failed", RAW, 4)
     # What is made of a failed day fails in the same run.
-    staged = situation(
-        cut(HOLE, STAGED, FACT, CORRECTIONS),
+    staged = make_situation(
+        cut_tables(HOLE, STAGED, FACT, CORRECTIONS),
         behind=StaleDays(),
         failed={STAGED.name: days(4), FACT.name: days(4), CORRECTIONS.name: days(4)},
     )
-    assert keys(find_incidents(staged)) == told("check failed", STAGED, 4)
+    assert incident_keys(find_incidents(staged)) == expected_keys("check failed", STAGED, 4)
 
 
 def test_a_failed_check_of_a_published_day():
-    (found,) = find_incidents(situation(failed={FACT.name: days(4)}))
+    (incident,) = find_incidents(make_situation(failed={FACT.name: days(4)}))
     detail = f"unique_key: {STATE_MEANINGS[DayState.CHECK_FAILED]}"
     size = {"unique_key": 1}
-    assert found == Incident("check failed", FACT.name, "2024-01-04", detail, size)
+    assert incident == Incident("check failed", FACT.name, "2024-01-04", detail, size)
 
 
 def test_before_the_deadline_nothing_is_stale():
-    now = situation(healthy(STALE, final=days((1, 7))), in_time=True)
+    now = make_situation(make_healthy_ledgers(STALE, final=days((1, 7))), in_time=True)
     assert find_incidents(now) == []
     assert find_incidents(replace(now, in_time=False))
 
 
 def test_nothing_was_ever_loaded():
-    found = keys(find_incidents(situation(ledgers())))
-    assert found - told("stale", REJECTED, (1, 10)) == told("stale", RAW, (1, 10))
+    result = incident_keys(find_incidents(make_situation(ledgers())))
+    assert result - expected_keys("stale", REJECTED, (1, 10)) == expected_keys(
+        "stale", RAW, (1, 10)
+    )
 
 
 # --- final days -----------------------------------------------------------------------------------
@@ -132,74 +140,90 @@ def test_nothing_was_ever_loaded():
 
 @pytest.mark.parametrize("table", [STAGED, FACT], ids=lambda table: table.name)
 def test_new_input_for_a_final_day(table):
-    (found,) = find_incidents(situation(behind=lacking(day(2), table=table, final=True)))
-    assert found.key == ("new input for final days", table.name, "2024-01-02")
-    assert "fact_daily_orders_current and fact_order_corrections have them" in found.detail
+    (incident,) = find_incidents(
+        make_situation(behind=make_backlog(day(2), table=table, final=True))
+    )
+    assert incident.key == ("new input for final days", table.name, "2024-01-02")
+    assert "fact_daily_orders_current and fact_order_corrections have them" in incident.detail
 
 
 def test_new_input_for_an_open_day_is_no_incident():
-    assert find_incidents(situation(behind=lacking(day(9), table=STAGED))) == []
+    assert find_incidents(make_situation(behind=make_backlog(day(9), table=STAGED))) == []
 
 
 def test_a_final_day_that_changed():
-    changed = ledger(FACT, built(0, "a", of=range(1, 11)), built(1, "b", of=(3,)))
-    (found,) = find_incidents(situation(healthy() | {FACT.name: changed}, behind=StaleDays()))
-    assert found.key == ("final day changed", FACT.name, "2024-01-03")
-    assert found.detail.startswith("changed by schedule nightly in run run 1; ")
+    changed = ledger(
+        FACT,
+        make_built_record(0, "a", day_numbers=range(1, 11)),
+        make_built_record(1, "b", day_numbers=(3,)),
+    )
+    (incident,) = find_incidents(
+        make_situation(make_healthy_ledgers() | {FACT.name: changed}, behind=StaleDays())
+    )
+    assert incident.key == ("final day changed", FACT.name, "2024-01-03")
+    assert incident.detail.startswith("changed by schedule nightly in run run 1; ")
 
 
 @pytest.mark.parametrize("table", TABLES.values(), ids=lambda table: table.name)
 def test_a_day_that_another_writer_changed_is_told_once(table):
     """A final day of the facts by the word for final days."""
-    found = keys(find_incidents(situation(appended(table, 2, 9), behind=StaleDays())))
+    result = incident_keys(
+        find_incidents(make_situation(append_externally(table, 2, 9), behind=StaleDays()))
+    )
     of_old = "final day changed" if table is FACT else "changed by another writer"
-    assert found == told(of_old, table, 2) | told("changed by another writer", table, 9)
+    assert result == expected_keys(of_old, table, 2) | expected_keys(
+        "changed by another writer", table, 9
+    )
 
 
 # --- other settings ---
 
 
 def test_days_made_under_other_settings_are_one_incident_a_table():
-    found = find_incidents(situation(settings="others"))
-    assert keys(found) == {("other settings", name, "") for name in TABLES}
-    assert found[0].detail.startswith("2024-01-01...2024-01-10: published under other settings")
-    assert "Materialize these days, inputs first" in found[0].detail
+    result = find_incidents(make_situation(settings="others"))
+    assert incident_keys(result) == {("other settings", name, "") for name in TABLES}
+    assert result[0].detail.startswith("2024-01-01...2024-01-10: published under other settings")
+    assert "Materialize these days, inputs first" in result[0].detail
 
 
 # --- the landing ----------------------------------------------------------------------------------
 
 
 def test_a_replaced_file_that_waits_is_named():
-    (found,) = find_incidents(situation(held=days(3)))
-    assert found.key == ("replaced file waits", RAW.name, "2024-01-03")
-    assert found.detail.startswith("arrival_date=2024-01-03/part-0.jsonl: a landing file was")
+    (incident,) = find_incidents(make_situation(on_hold=days(3)))
+    assert incident.key == ("replaced file waits", RAW.name, "2024-01-03")
+    assert incident.detail.startswith("arrival_date=2024-01-03/part-0.jsonl: a landing file was")
 
 
-def rejecting(severity: Severity, of: int) -> dict[str, Ledger]:
+def ledgers_with_rejects(severity: Severity, number: int) -> dict[str, Ledger]:
     """Healthy tables; this many lines of a day of the raw log were rejected."""
-    told = record(1, days(of), event_days=frozenset())
-    said = {"rejected_lines": [severity.value, "9 of 20 lines are rejected (45.0%)"]}
+    load_record = record(1, days(number), event_days=frozenset())
+    findings = {"rejected_lines": [severity.value, "9 of 20 lines are rejected (45.0%)"]}
     counts = {"landed": 20, "rejected": 9}
-    published = msgspec.structs.replace(told.days[day(of)], findings=said, entries=counts)
-    told = msgspec.structs.replace(told, days={day(of): published})
-    raw = healthy()[RAW.name]
-    return healthy() | {RAW.name: ledger(RAW, *raw.records, told)}
+    published = msgspec.structs.replace(
+        load_record.days[day(number)], findings=findings, entries=counts
+    )
+    load_record = msgspec.structs.replace(load_record, days={day(number): published})
+    raw = make_healthy_ledgers()[RAW.name]
+    return make_healthy_ledgers() | {RAW.name: ledger(RAW, *raw.records, load_record)}
 
 
 @pytest.mark.parametrize("severity", Severity)
 def test_many_rejected_lines(severity):
     """Those that hold the day back are failed checks; a warning is on the day itself."""
-    found = find_incidents(situation(rejecting(severity, 4), behind=StaleDays()))
+    result = find_incidents(make_situation(ledgers_with_rejects(severity, 4), behind=StaleDays()))
     if severity is not Severity.ALERT:
-        assert found == []
+        assert result == []
         return
     detail = "2024-01-04: 9 of 20 lines are rejected (45.0%)"
-    assert found == [Incident("lines rejected", RAW.name, "2024-01-04", detail, {"lines": 9})]
+    assert result == [Incident("lines rejected", RAW.name, "2024-01-04", detail, {"lines": 9})]
 
 
 @pytest.mark.parametrize(("ago", "news"), [(1, True), (29, True), (30, False)])
 def test_many_rejected_lines_are_news_for_a_month(ago, news):
-    now = situation(rejecting(Severity.ALERT, 4), behind=StaleDays(), today=day(4 + ago))
+    now = make_situation(
+        ledgers_with_rejects(Severity.ALERT, 4), behind=StaleDays(), today=day(4 + ago)
+    )
     assert ("lines rejected" in {incident.kind for incident in find_incidents(now)}) is news
 
 
@@ -207,8 +231,8 @@ def test_many_rejected_lines_are_news_for_a_month(ago, news):
 def test_a_folder_that_never_came_is_news_for_a_month(ago, news):
     today = day(500)
     absent = days(500 - ago)
-    found = find_incidents(situation(ledgers(), absent=absent, today=today))
-    told_of = {incident.item for incident in found if incident.kind == "input missing"}
+    result = find_incidents(make_situation(ledgers(), absent=absent, today=today))
+    told_of = {incident.item for incident in result if incident.kind == "input missing"}
     assert told_of == ({str(d) for d in absent} if news else set())
 
 
@@ -220,23 +244,23 @@ def test_a_folder_that_never_came_is_news_for_a_month(ago, news):
     ],
 )
 def test_before_the_deadline_no_folder_is_missed(lag, last):
-    before = healthy(days((1, last - 1)), final=days((1, last - 3)))
+    before = make_healthy_ledgers(days((1, last - 1)), final=days((1, last - 3)))
     policy = replace(POLICY, lag_days=lag)
-    now = situation(before, policy=policy, absent=days(last), in_time=True)
+    now = make_situation(before, policy=policy, absent=days(last), in_time=True)
     assert find_incidents(now) == []
 
 
 def test_after_the_deadline_a_folder_is_missed():
-    (found,) = find_incidents(situation(absent=days(10)))
-    assert found.key == ("input missing", RAW.name, "2024-01-10")
+    (incident,) = find_incidents(make_situation(absent=days(10)))
+    assert incident.key == ("input missing", RAW.name, "2024-01-10")
 
 
 # --- late money -----------------------------------------------------------------------------------
 
 
-def late(*counts: tuple[int, int, str]) -> Ledger:
-    said = {str(day(n)): [count, amount] for n, count, amount in counts}
-    return ledger(LATE, record(0, ALL, inputs={RAW.name: 0}, late=said))
+def late_ledger(*counts: tuple[int, int, str]) -> Ledger:
+    late_amounts = {str(day(n)): [count, amount] for n, count, amount in counts}
+    return ledger(LATE, record(0, ALL, inputs={RAW.name: 0}, late=late_amounts))
 
 
 @pytest.mark.parametrize(
@@ -248,7 +272,9 @@ def late(*counts: tuple[int, int, str]) -> Ledger:
 )
 def test_late_money(corrects, became):
     policy = replace(POLICY, corrects=corrects)
-    now = situation(healthy() | {LATE.name: late((4, 3, "-12.50"))}, policy=policy)
+    now = make_situation(
+        make_healthy_ledgers() | {LATE.name: late_ledger((4, 3, "-12.50"))}, policy=policy
+    )
     assert find_incidents(now) == [
         Incident(
             "late money",
@@ -261,34 +287,51 @@ def test_late_money(corrects, became):
 
 
 def test_late_money_of_several_days():
-    found = find_incidents(
-        situation(healthy() | {LATE.name: late((4, 1, "0.00"), (5, 0, "0.00"), (9, 2, "7.00"))})
+    result = find_incidents(
+        make_situation(
+            make_healthy_ledgers()
+            | {LATE.name: late_ledger((4, 1, "0.00"), (5, 0, "0.00"), (9, 2, "7.00"))}
+        )
     )
-    assert keys(found) == told("late money", LATE, 4, 9)
+    assert incident_keys(result) == expected_keys("late money", LATE, 4, 9)
 
 
 def test_late_money_is_as_the_latest_load_says():
     first = record(0, ALL, inputs={RAW.name: 0}, late={"2024-01-04": [3, "9.00"]})
-    again = record(1, days(4), inputs={RAW.name: 0}, late={})
-    assert find_incidents(situation(healthy() | {LATE.name: ledger(LATE, first, again)})) == []
+    second = record(1, days(4), inputs={RAW.name: 0}, late={})
+    assert (
+        find_incidents(
+            make_situation(make_healthy_ledgers() | {LATE.name: ledger(LATE, first, second)})
+        )
+        == []
+    )
     more = record(2, days(4), inputs={RAW.name: 0}, late={"2024-01-04": [5, "10.00"]})
-    (found,) = find_incidents(situation(healthy() | {LATE.name: ledger(LATE, first, again, more)}))
-    assert "5 line(s) worth 10.00" in found.detail
+    (incident,) = find_incidents(
+        make_situation(make_healthy_ledgers() | {LATE.name: ledger(LATE, first, second, more)})
+    )
+    assert "5 line(s) worth 10.00" in incident.detail
 
 
 @pytest.mark.parametrize(("ago", "news"), [(0, True), (29, True), (30, False), (300, False)])
 def test_late_money_is_news_for_a_month(ago, news):
-    said = {str(day(400 - ago)): [1, "1.00"]}
-    found = find_incidents(
-        situation(ledgers(ledger(LATE, record(0, days(400 - ago), late=said))), today=day(400))
+    late_amounts = {str(day(400 - ago)): [1, "1.00"]}
+    result = find_incidents(
+        make_situation(
+            ledgers(ledger(LATE, record(0, days(400 - ago), late=late_amounts))), today=day(400)
+        )
     )
-    assert [x.kind for x in found].count("late money") == news
+    assert [x.kind for x in result].count("late money") == news
 
 
 def test_all_that_is_wrong_is_told_at_once():
-    now = situation(cut(HOLE, STAGED), behind=StaleDays(), held=days(2), absent=days(3))
-    waits, absent = told("replaced file waits", RAW, 2), told("input missing", RAW, 3)
-    assert keys(find_incidents(now)) == told("hole", STAGED, 4) | waits | absent
+    now = make_situation(
+        cut_tables(HOLE, STAGED), behind=StaleDays(), on_hold=days(2), absent=days(3)
+    )
+    waits, absent = (
+        expected_keys("replaced file waits", RAW, 2),
+        expected_keys("input missing", RAW, 3),
+    )
+    assert incident_keys(find_incidents(now)) == expected_keys("hole", STAGED, 4) | waits | absent
 
 
 # --- the clock ------------------------------------------------------------------------------------
@@ -296,10 +339,10 @@ def test_all_that_is_wrong_is_told_at_once():
 
 def test_days_that_nobody_asks_for_are_one_incident():
     """Not one for each day and table, which of a clock that is years ahead are thousands."""
-    now = situation(today=day(4000), last=day(40))
-    stale = [found for found in find_incidents(now) if found.kind == "stale"]
-    assert {found.item for found in stale} == {str(d) for d in days((11, 40))}
-    (silent,) = [found for found in find_incidents(now) if found.kind == "nothing lands"]
+    now = make_situation(today=day(4000), last=day(40))
+    stale = [incident for incident in find_incidents(now) if incident.kind == "stale"]
+    assert {incident.item for incident in stale} == {str(d) for d in days((11, 40))}
+    (silent,) = [incident for incident in find_incidents(now) if incident.kind == "nothing lands"]
     assert (silent.subject, silent.item) == (RAW.name, "")
     assert f"nothing has landed since {day(10)}" in silent.detail
     assert f"days after {day(40)} are not asked for" in silent.detail
@@ -307,20 +350,24 @@ def test_days_that_nobody_asks_for_are_one_incident():
 
 @pytest.mark.parametrize(("last", "told_of"), [(11, False), (10, False), (9, True)])
 def test_a_source_is_silent_when_a_day_that_is_due_is_not_asked_for(last, told_of):
-    found = find_incidents(situation(last=day(last)))
-    assert [incident.kind for incident in found] == ["nothing lands"] * told_of
+    result = find_incidents(make_situation(last=day(last)))
+    assert [incident.kind for incident in result] == ["nothing lands"] * told_of
 
 
 def test_a_source_that_never_delivered():
-    now = situation(ledgers(), today=day(60), last=day(30))
-    (silent,) = [found for found in find_incidents(now) if found.kind == "nothing lands"]
+    now = make_situation(ledgers(), today=day(60), last=day(30))
+    (silent,) = [incident for incident in find_incidents(now) if incident.kind == "nothing lands"]
     assert f"nothing has landed from {day(1)} on" in silent.detail
 
 
 @pytest.mark.parametrize(("today", "ahead"), [(11, ""), (10, "2024-01-10"), (8, "2024-01-08...")])
 def test_days_that_are_not_over_were_loaded_by_another_clock(today, ahead):
-    found = [one for one in find_incidents(situation(today=day(today))) if "over" in one.kind]
-    assert [(one.kind, one.subject) for one in found] == (
+    result = [
+        incident
+        for incident in find_incidents(make_situation(today=day(today)))
+        if "over" in incident.kind
+    ]
+    assert [(incident.kind, incident.subject) for incident in result] == (
         [("published before it was over", RAW.name)] if ahead else []
     )
-    assert all(f"[{ahead}" in one.detail for one in found)
+    assert all(f"[{ahead}" in incident.detail for incident in result)

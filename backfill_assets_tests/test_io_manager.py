@@ -45,12 +45,12 @@ from backfill_assets_tests.invented_logs import days, ledger, record
 from backfill_assets_tests.pipeline import LAYERS, Pipeline, copy_loaded, day, order
 from backfill_assets_tests.publishing import (
     RECORD,
-    candidate,
-    content,
     fact_rows,
-    outcomes,
-    publish,
-    together,
+    make_candidate,
+    outcome_values,
+    publish_frame,
+    read_content,
+    run_together,
     window,
 )
 
@@ -59,7 +59,7 @@ from backfill_assets_tests.publishing import (
 def original(engine, spark, tmp_path_factory) -> Path:
     """Three days of one row, to be copied."""
     pipeline = Pipeline(engine, tmp_path_factory.mktemp("original"))
-    publish(pipeline, fact_rows(spark, [(1, "a", 1), (2, "a", 2), (3, "a", 3)]), window(1, 3))
+    publish_frame(pipeline, fact_rows(spark, [(1, "a", 1), (2, "a", 2), (3, "a", 3)]), window(1, 3))
     return pipeline.root
 
 
@@ -71,24 +71,24 @@ def loaded(engine, original, tmp_path) -> Pipeline:
 
 def test_replaces_exactly_the_days_of_the_run_in_one_commit(loaded, spark):
     before = loaded.log(FACT.name).version()
-    publish(loaded, fact_rows(spark, [(2, "b", 9)]), window(2, 2))
-    assert content(loaded) == {(1, "a", 1), (2, "b", 9), (3, "a", 3)}
+    publish_frame(loaded, fact_rows(spark, [(2, "b", 9)]), window(2, 2))
+    assert read_content(loaded) == {(1, "a", 1), (2, "b", 9), (3, "a", 3)}
     assert loaded.log(FACT.name).version() == before + 1
 
 
 def test_an_empty_day_is_published_deliberately(loaded, spark):
-    publish(loaded, fact_rows(spark, []), window(2, 2), due=0)
-    assert content(loaded) == {(1, "a", 1), (3, "a", 3)}
+    publish_frame(loaded, fact_rows(spark, []), window(2, 2), expected_rows=0)
+    assert read_content(loaded) == {(1, "a", 1), (3, "a", 3)}
 
 
 def test_the_commit_says_what_it_is(loaded, spark):
-    done = publish(loaded, fact_rows(spark, [(2, "b", 9), (3, "b", 9)]), window(2, 3))
-    entry = next(e for e in loaded.log(FACT.name).history() if e["version"] == done[0].version)
-    said = json.loads(entry["userMetadata"])
-    assert {k: said[k] for k in RECORD} == RECORD
-    assert said["days"] == ["2024-01-02...2024-01-03"]
-    assert said["audit"]["2024-01-02"]["rows"] == 1
-    assert said["audit"]["2024-01-03"]["digest"] == done[1].verdict.metrics.digest
+    results = publish_frame(loaded, fact_rows(spark, [(2, "b", 9), (3, "b", 9)]), window(2, 3))
+    entry = next(e for e in loaded.log(FACT.name).history() if e["version"] == results[0].version)
+    metadata = json.loads(entry["userMetadata"])
+    assert {k: metadata[k] for k in RECORD} == RECORD
+    assert metadata["days"] == ["2024-01-02...2024-01-03"]
+    assert metadata["audit"]["2024-01-02"]["rows"] == 1
+    assert metadata["audit"]["2024-01-03"]["digest"] == results[1].verdict.metrics.digest
 
 
 def test_constraints_hold_against_writers_of_any_kind(loaded, spark):
@@ -124,12 +124,12 @@ def refused_frame(spark, cause: str):
 
 @pytest.mark.parametrize("cause", REFUSED)
 def test_refusals_leave_the_table_as_it_was(loaded, spark, cause):
-    before, rows = loaded.log(FACT.name).version(), content(loaded)
+    before, rows = loaded.log(FACT.name).version(), read_content(loaded)
     with pytest.raises(REFUSED[cause]) as error:
-        publish(loaded, refused_frame(spark, cause), window(2, 2), due=1)
+        publish_frame(loaded, refused_frame(spark, cause), window(2, 2), expected_rows=1)
     assert FACT.name in str(error.value)
     assert "as it was" in str(error.value)
-    assert (loaded.log(FACT.name).version(), content(loaded)) == (before, rows)
+    assert (loaded.log(FACT.name).version(), read_content(loaded)) == (before, rows)
 
 
 def test_days_with_a_gap_are_refused():
@@ -139,36 +139,38 @@ def test_days_with_a_gap_are_refused():
 
 def test_days_that_fail_keep_their_old_version(loaded, spark):
     frame = fact_rows(spark, [(1, "b", 1), (2, "b", 1), (2, "b", 2), (3, "b", 3)])
-    done = publish(loaded, frame, window(1, 3))
-    assert [d.outcome for d in done] == [Outcome.WRITTEN, Outcome.FAILED, Outcome.WRITTEN]
-    assert content(loaded) == {(1, "b", 1), (2, "a", 2), (3, "b", 3)}
-    said = json.loads(loaded.log(FACT.name).history(1)[0]["userMetadata"])
-    assert said["days"] == ["2024-01-01", "2024-01-03"]
-    assert "unique_key" in said["not_published"]["2024-01-02"]
+    results = publish_frame(loaded, frame, window(1, 3))
+    assert [d.outcome for d in results] == [Outcome.WRITTEN, Outcome.FAILED, Outcome.WRITTEN]
+    assert read_content(loaded) == {(1, "b", 1), (2, "a", 2), (3, "b", 3)}
+    metadata = json.loads(loaded.log(FACT.name).history(1)[0]["userMetadata"])
+    assert metadata["days"] == ["2024-01-01", "2024-01-03"]
+    assert "unique_key" in metadata["not_published"]["2024-01-02"]
 
 
 def test_nothing_is_committed_when_no_day_passes(loaded, spark):
     before = loaded.log(FACT.name).version()
-    (done,) = publish(loaded, fact_rows(spark, [(2, "b", 1), (2, "b", 2)]), window(2, 2))
-    assert (done.outcome, done.version) == (Outcome.FAILED, None)
+    (result,) = publish_frame(loaded, fact_rows(spark, [(2, "b", 1), (2, "b", 2)]), window(2, 2))
+    assert (result.outcome, result.version) == (Outcome.FAILED, None)
     assert loaded.log(FACT.name).version() == before
 
 
 def test_two_runs_that_both_create_the_table(pipeline, spark):
     work = [
-        lambda n=n: publish(pipeline, fact_rows(spark, [(n, "a", n)]), window(n, n), run=f"r{n}")
+        lambda n=n: publish_frame(
+            pipeline, fact_rows(spark, [(n, "a", n)]), window(n, n), run=f"r{n}"
+        )
         for n in (1, 2)
     ]
-    assert together(*work) == []
-    assert content(pipeline) == {(1, "a", 1), (2, "a", 2)}
+    assert run_together(*work) == []
+    assert read_content(pipeline) == {(1, "a", 1), (2, "a", 2)}
 
 
 def test_a_creation_that_was_killed_does_not_stand_in_the_way(pipeline, spark):
     log = pipeline.warehouse / FACT.name / "_delta_log"
     log.mkdir(parents=True)
     (log / ".00000000000000000000.json.1234.tmp").write_text("{}")
-    publish(pipeline, fact_rows(spark, [(1, "a", 1)]), window(1, 1))
-    assert content(pipeline) == {(1, "a", 1)}
+    publish_frame(pipeline, fact_rows(spark, [(1, "a", 1)]), window(1, 1))
+    assert read_content(pipeline) == {(1, "a", 1)}
     with pytest.raises(SPARK_ERRORS, match="DELTA"):
         spark.sql(f"INSERT INTO delta.`{pipeline.warehouse / FACT.name}` VALUES (NULL, 'a', 1, 1)")
 
@@ -177,17 +179,17 @@ def test_a_creation_that_was_killed_before_its_constraints_gets_them(pipeline, s
     class Killed(BaseException):
         """As a killed process ends: nothing after it."""
 
-    def dies(*_, **__):
+    def raise_killed(*_, **__):
         raise Killed
 
-    monkeypatch.setattr(creation, "add_constraints", dies)
+    monkeypatch.setattr(creation, "add_constraints", raise_killed)
     with pytest.raises(Killed):
-        publish(pipeline, fact_rows(spark, [(1, "a", 1)]), window(1, 1))
+        publish_frame(pipeline, fact_rows(spark, [(1, "a", 1)]), window(1, 1))
     monkeypatch.undo()
     assert pipeline.log(FACT.name).version() == 0
-    publish(pipeline, fact_rows(spark, [(1, "a", 1)]), window(1, 1))
-    there = pipeline.log(FACT.name).metadata().configuration
-    assert {f"delta.constraints.{name}" for name in FACT.check_constraints} <= set(there)
+    publish_frame(pipeline, fact_rows(spark, [(1, "a", 1)]), window(1, 1))
+    properties = pipeline.log(FACT.name).metadata().configuration
+    assert {f"delta.constraints.{name}" for name in FACT.check_constraints} <= set(properties)
 
 
 class Ruled(pa.DataFrameModel):
@@ -209,8 +211,8 @@ class Ruled(pa.DataFrameModel):
 def test_rules_stand_in_the_table_in_words_that_spark_takes_as_they_are_meant(pipeline, spark):
     table, url = Table(name="ruled", model=Ruled), str(pipeline.warehouse / "ruled")
     creation.create_table(lambda: spark, url, table, {})
-    there = DeltaTable(url).metadata().configuration
-    assert {n: rule for n, rule in there.items() if n.startswith(creation.CONSTRAINT)} == {
+    properties = DeltaTable(url).metadata().configuration
+    assert {n: rule for n, rule in properties.items() if n.startswith(creation.CONSTRAINT)} == {
         f"{creation.CONSTRAINT}{name}": rule
         for name, rule in creation.all_constraints(table, None).items()
     }
@@ -223,27 +225,29 @@ def test_rules_stand_in_the_table_in_words_that_spark_takes_as_they_are_meant(pi
 def test_two_runs_on_the_same_day_end_as_one_of_them(loaded, spark):
     for _ in range(3):
         work = [
-            lambda w=w: publish(
+            lambda w=w: publish_frame(
                 loaded, fact_rows(spark, [(n, w, 1) for n in (1, 2)]), window(1, 2), run=w
             )
             for w in ("x", "y")
         ]
-        assert together(*work) == []
-        assert content(loaded) in ({(1, w, 1), (2, w, 1), (3, "a", 3)} for w in ("x", "y"))
+        assert run_together(*work) == []
+        assert read_content(loaded) in ({(1, w, 1), (2, w, 1), (3, "a", 3)} for w in ("x", "y"))
 
 
 def test_two_runs_on_different_days_both_succeed(loaded, spark):
     work = [
-        lambda n=n: publish(loaded, fact_rows(spark, [(n, "z", n)]), window(n, n), run=f"d{n}")
+        lambda n=n: publish_frame(
+            loaded, fact_rows(spark, [(n, "z", n)]), window(n, n), run=f"d{n}"
+        )
         for n in (1, 2, 3)
     ]
-    assert together(*work) == []
-    assert content(loaded) == {(n, "z", n) for n in (1, 2, 3)}
+    assert run_together(*work) == []
+    assert read_content(loaded) == {(n, "z", n) for n in (1, 2, 3)}
 
 
 def test_a_reader_never_sees_a_day_empty_partial_or_mixed(loaded, spark):
     """Each overwrite writes one value into every row of two days; readers check for just that."""
-    stop, seen, wrong = threading.Event(), set(), []
+    stop, read_values, wrong = threading.Event(), set(), []
 
     def read() -> None:
         while not stop.is_set():
@@ -252,11 +256,11 @@ def test_a_reader_never_sees_a_day_empty_partial_or_mixed(loaded, spark):
             counts = [sum(r["run_date"] == day(n) for r in rows) for n in (1, 2)]
             if len(values) != 1 or counts != [20, 20]:
                 wrong.append((values, counts))
-            seen.update(values)
+            read_values.update(values)
 
     def write(letter: str) -> None:
         rows = [(n, f"{letter}{i}", 1) for n in (1, 2) for i in range(20)]
-        publish(loaded, fact_rows(spark, rows).repartition(3), window(1, 2), run=letter)
+        publish_frame(loaded, fact_rows(spark, rows).repartition(3), window(1, 2), run=letter)
 
     write("a")
     reader = threading.Thread(target=read)
@@ -268,7 +272,7 @@ def test_a_reader_never_sees_a_day_empty_partial_or_mixed(loaded, spark):
         stop.set()
         reader.join()
     assert wrong == []
-    assert len(seen) > 1, "the reader did not run beside the writers"
+    assert len(read_values) > 1, "the reader did not run beside the writers"
 
 
 @pytest.mark.parametrize(
@@ -283,38 +287,40 @@ def test_a_commit_that_fails_is_told_with_table_days_and_state(loaded, spark, na
     url = loaded.warehouse / FACT.name
     spark.sql(f"ALTER TABLE delta.`{url}` SET TBLPROPERTIES ('{name}' = 'true')")
     with pytest.raises(PublishError) as error:
-        publish(loaded, fact_rows(spark, [(2, "b", 9)]), window(2, 2))
+        publish_frame(loaded, fact_rows(spark, [(2, "b", 9)]), window(2, 2))
     for part in (FACT.name, "2024-01-02", "the table is as it was", said):
         assert part in str(error.value)
-    assert (2, "a", 2) in content(loaded)
+    assert (2, "a", 2) in read_content(loaded)
 
 
 def test_columns_with_other_names_in_the_files_are_refused(loaded, spark):
     url = loaded.warehouse / FACT.name
     spark.sql(f"ALTER TABLE delta.`{url}` SET TBLPROPERTIES ('delta.columnMapping.mode' = 'name')")
     with pytest.raises(SchemaError, match=r"delta\.columnMapping\.mode name"):
-        publish(loaded, fact_rows(spark, [(2, "b", 9)]), window(2, 2))
+        publish_frame(loaded, fact_rows(spark, [(2, "b", 9)]), window(2, 2))
 
 
 def test_rules_that_others_gave_the_table_hold_back_the_days_that_break_them(loaded, spark):
     url = loaded.warehouse / FACT.name
     spark.sql(f"ALTER TABLE delta.`{url}` ADD CONSTRAINT few CHECK (orders < 5)")
-    done = publish(loaded, fact_rows(spark, [(2, "b", 9), (3, "b", 1)]), window(2, 3))
-    assert outcomes(done) == ["failed", "written"]
-    assert "1 row(s) break the rule orders < 5" in done[0].verdict.failure_reasons
-    assert content(loaded) == {(1, "a", 1), (2, "a", 2), (3, "b", 1)}
+    results = publish_frame(loaded, fact_rows(spark, [(2, "b", 9), (3, "b", 1)]), window(2, 3))
+    assert outcome_values(results) == ["failed", "written"]
+    assert "1 row(s) break the rule orders < 5" in results[0].verdict.failure_reasons
+    assert read_content(loaded) == {(1, "a", 1), (2, "a", 2), (3, "b", 1)}
 
 
 def test_rows_that_are_others_each_time_they_are_computed_are_not_published(loaded, spark):
     # From 1 to 100,000 rows, as chance has it each time.
     random = "cast(reflect('java.lang.Math', 'random') as double)"
-    some = fact_rows(spark, [(2, "c", 1)]).withColumn("many", F.expr(f"1 + int(99999 * {random})"))
-    fickle = some.withColumn("n", F.explode(F.expr("sequence(1, many)")))
+    sized_rows = fact_rows(spark, [(2, "c", 1)]).withColumn(
+        "many", F.expr(f"1 + int(99999 * {random})")
+    )
+    fickle = sized_rows.withColumn("n", F.explode(F.expr("sequence(1, many)")))
     fickle = fickle.withColumn("customer_id", F.concat("customer_id", F.col("n").cast("string")))
     fickle = fickle.drop("many", "n")
     with pytest.raises(PublishError, match="computed twice, the days have not the same rows"):
-        publish(loaded, fickle, window(2, 2))
-    assert content(loaded) == {(n, "a", n) for n in (1, 2, 3)}
+        publish_frame(loaded, fickle, window(2, 2))
+    assert read_content(loaded) == {(n, "a", n) for n in (1, 2, 3)}
 
 
 @pytest.mark.parametrize("merge", [False, True])
@@ -323,8 +329,8 @@ def test_as_many_other_rows_are_not_published_either(loaded, spark, merge):
     one_row = fact_rows(spark, [(2, "a", 1)])
     fickle = one_row.withColumn("orders", F.expr(f"1 + bigint(1e9 * {random})"))
     with pytest.raises(PublishError, match="the rows that were written have the digest"):
-        publish(loaded, fickle, window(2, 2), merge=merge)
-    assert content(loaded) == {(n, "a", n) for n in (1, 2, 3)}
+        publish_frame(loaded, fickle, window(2, 2), merge=merge)
+    assert read_content(loaded) == {(n, "a", n) for n in (1, 2, 3)}
     named = {path.rpartition("/")[2] for path in loaded.log(FACT.name).file_uris()}
     files = (loaded.warehouse / FACT.name / "run_date=2024-01-02").glob("*.parquet")
     assert {file.name for file in files} <= named, "files are left of what was not committed"
@@ -337,18 +343,18 @@ def test_no_file_is_left_of_what_was_not_committed(loaded, spark):
 
     def build(_: Window) -> ComputedDays:
         if not first:
-            first.append(publish(loaded, frame, window(2, 2), fingerprint="one", run="other"))
+            first.append(publish_frame(loaded, frame, window(2, 2), fingerprint="one", run="other"))
         return ComputedDays(frame, {})
 
     plan = ComputePlan({day(2): "one"}, build)
-    (done,) = loaded.io_manager.publish(
+    (result,) = loaded.io_manager.publish(
         Candidate(FACT, lambda _: plan), window(2, 2), {**RECORD, "run_id": "r2"}
     )
-    assert done.outcome is Outcome.IDENTICAL
+    assert result.outcome is Outcome.IDENTICAL
     named = {path for path in loaded.log(FACT.name).file_uris() if "run_date=2024-01-02" in path}
-    there = (loaded.warehouse / FACT.name / "run_date=2024-01-02").glob("*.parquet")
+    files_on_disk = (loaded.warehouse / FACT.name / "run_date=2024-01-02").glob("*.parquet")
     replaced = 1  # the file of the first load, which VACUUM removes
-    assert len({*there}) == len(named) + replaced
+    assert len({*files_on_disk}) == len(named) + replaced
     assert not [*(loaded.warehouse / FACT.name).glob("writing-*")]
 
 
@@ -364,7 +370,7 @@ def test_reads_are_pinned_to_the_version_of_the_start(loaded, spark):
         dagster_type=dg.PythonObjectDagsterType(object),
     )
     frame = loaded.io_manager.load_input(context).now().days(window(2, 3))
-    publish(loaded, fact_rows(spark, [(2, "b", 9)]), window(2, 2))
+    publish_frame(loaded, fact_rows(spark, [(2, "b", 9)]), window(2, 2))
     assert {r["customer_id"] for r in frame.collect()} == {"a"}
     assert {r["run_date"] for r in frame.collect()} == {day(2), day(3)}
 
@@ -372,26 +378,26 @@ def test_reads_are_pinned_to_the_version_of_the_start(loaded, spark):
 # --- what need not be done again, and what must not -----------------------------------------------
 
 
-def versions(pipeline: Pipeline) -> int:
+def latest_version(pipeline: Pipeline) -> int:
     return pipeline.log(FACT.name).version()
 
 
-def never(_: Window) -> ComputedDays:
+def fail_if_built(_: Window) -> ComputedDays:
     raise AssertionError("computed although nothing had changed")
 
 
 def test_days_that_would_be_the_same_are_neither_computed_nor_committed(loaded, spark):
     frame = fact_rows(spark, [(n, "a", n) for n in (1, 2, 3)])
-    first = publish(loaded, frame, window(1, 3), fingerprint="one")
-    before = versions(loaded)
-    plan = ComputePlan(dict.fromkeys(window(1, 3), "one"), never)
-    again = loaded.io_manager.publish(
+    first = publish_frame(loaded, frame, window(1, 3), fingerprint="one")
+    before = latest_version(loaded)
+    plan = ComputePlan(dict.fromkeys(window(1, 3), "one"), fail_if_built)
+    second = loaded.io_manager.publish(
         Candidate(FACT, lambda _: plan), window(1, 3), {**RECORD, "run_id": "r2"}
     )
-    assert outcomes(again) == ["identical"] * 3
-    assert versions(loaded) == before
+    assert outcome_values(second) == ["identical"] * 3
+    assert latest_version(loaded) == before
     # All that a lost run did not tell Dagster of is in the commit's record.
-    for old, new in zip(first, again, strict=True):
+    for old, new in zip(first, second, strict=True):
         assert new.version == old.version
         assert new.verdict.measured == old.verdict.metrics
         assert new.verdict.severity is old.verdict.worst_severity
@@ -400,36 +406,40 @@ def test_days_that_would_be_the_same_are_neither_computed_nor_committed(loaded, 
 @pytest.mark.parametrize("changed", ["code_version", "config_digest"])
 def test_other_code_or_configuration_computes_anew_and_writes_what_differs(loaded, spark, changed):
     frame = fact_rows(spark, [(n, "a", n) for n in (1, 2, 3)])
-    publish(loaded, frame, window(1, 3), fingerprint="one")
+    publish_frame(loaded, frame, window(1, 3), fingerprint="one")
     files = set(loaded.log(FACT.name).file_uris())
-    done = loaded.io_manager.publish(
-        candidate(fact_rows(spark, [(1, "a", 1), (2, "z", 2), (3, "a", 3)]), fingerprint="one"),
+    results = loaded.io_manager.publish(
+        make_candidate(
+            fact_rows(spark, [(1, "a", 1), (2, "z", 2), (3, "a", 3)]), fingerprint="one"
+        ),
         window(1, 3),
         {**RECORD, "run_id": "r2", changed: "other"},
     )
-    assert outcomes(done) == ["unchanged", "written", "unchanged"]
-    kept = files & set(loaded.log(FACT.name).file_uris())
-    assert len(kept) == len(files) - 1, "a day with the same rows was written again"
+    assert outcome_values(results) == ["unchanged", "written", "unchanged"]
+    unchanged_files = files & set(loaded.log(FACT.name).file_uris())
+    assert len(unchanged_files) == len(files) - 1, "a day with the same rows was written again"
     record = loaded.io_manager.ledger(FACT).latest[day(1)]
     assert getattr(record, changed) == "other", "the record tells what computed the day last"
 
 
 def test_a_day_that_others_changed_is_not_the_same(loaded, spark):
     frame = fact_rows(spark, [(n, "a", n) for n in (1, 2, 3)])
-    publish(loaded, frame, window(1, 3), fingerprint="one")
+    publish_frame(loaded, frame, window(1, 3), fingerprint="one")
     spark.sql(f"DELETE FROM delta.`{loaded.warehouse / FACT.name}` WHERE run_date = '{day(2)}'")
     # Only the day in question is asked for.
-    done = publish(loaded, fact_rows(spark, [(2, "a", 2)]), window(1, 3), fingerprint="one")
-    assert outcomes(done) == ["identical", "written", "identical"]
-    assert content(loaded) == {(n, "a", n) for n in (1, 2, 3)}
+    results = publish_frame(
+        loaded, fact_rows(spark, [(2, "a", 2)]), window(1, 3), fingerprint="one"
+    )
+    assert outcome_values(results) == ["identical", "written", "identical"]
+    assert read_content(loaded) == {(n, "a", n) for n in (1, 2, 3)}
 
 
 def test_on_demand_everything_is_written_again(loaded, spark):
     frame = fact_rows(spark, [(n, "a", n) for n in (1, 2, 3)])
-    publish(loaded, frame, window(1, 3), fingerprint="one")
+    publish_frame(loaded, frame, window(1, 3), fingerprint="one")
     files = set(loaded.log(FACT.name).file_uris())
-    done = publish(loaded, frame, window(1, 3), fingerprint="one", rewrite=window(1, 3))
-    assert outcomes(done) == ["written"] * 3
+    results = publish_frame(loaded, frame, window(1, 3), fingerprint="one", rewrite=window(1, 3))
+    assert outcome_values(results) == ["written"] * 3
     assert not files & set(loaded.log(FACT.name).file_uris())
 
 
@@ -444,20 +454,22 @@ def test_a_run_that_was_overtaken_looks_again_and_does_not_put_older_on_newer(lo
         def build(_: Window) -> ComputedDays:
             if len(reads) == 1:
                 newest["value"] = "new"
-                publish(loaded, fact_rows(spark, [(2, "new", 1)]), window(2, 2), fingerprint="new")
+                publish_frame(
+                    loaded, fact_rows(spark, [(2, "new", 1)]), window(2, 2), fingerprint="new"
+                )
             return ComputedDays(fact_rows(spark, [(2, value, 1)]), {})
 
         return ComputePlan(dict.fromkeys(days, value), build)
 
     newest = {"value": "old"}
-    before = versions(loaded)
-    done = loaded.io_manager.publish(
+    before = latest_version(loaded)
+    results = loaded.io_manager.publish(
         Candidate(FACT, plan), window(2, 2), {**RECORD, "run_id": "slow"}
     )
     assert reads == ["old", "new"]
-    assert outcomes(done) == ["identical"]
-    assert (2, "new", 1) in content(loaded)
-    assert versions(loaded) == before + 1
+    assert outcome_values(results) == ["identical"]
+    assert (2, "new", 1) in read_content(loaded)
+    assert latest_version(loaded) == before + 1
 
 
 def test_a_run_that_was_overtaken_on_other_days_does_not_compute_again(loaded, spark):
@@ -465,34 +477,34 @@ def test_a_run_that_was_overtaken_on_other_days_does_not_compute_again(loaded, s
 
     def build(days: Window) -> ComputedDays:
         if not built:
-            publish(loaded, fact_rows(spark, [(3, "other", 1)]), window(3, 3))
+            publish_frame(loaded, fact_rows(spark, [(3, "other", 1)]), window(3, 3))
         built.append(days)
         return ComputedDays(fact_rows(spark, [(2, "mine", 1)]), {})
 
     plan = ComputePlan({day(2): "mine"}, build)
-    done = loaded.io_manager.publish(
+    results = loaded.io_manager.publish(
         Candidate(FACT, lambda _: plan), window(2, 2), {**RECORD, "run_id": "slow"}
     )
-    assert outcomes(done) == ["written"]
+    assert outcome_values(results) == ["written"]
     assert built == [window(2, 2)]
-    assert content(loaded) == {(1, "a", 1), (2, "mine", 1), (3, "other", 1)}
+    assert read_content(loaded) == {(1, "a", 1), (2, "mine", 1), (3, "other", 1)}
 
 
 def test_commits_of_other_kinds_do_not_hide_one_of_ours(loaded, spark):
     """One run looked before an OPTIMIZE or the like, another after it."""
     manager = loaded.io_manager
     writer = Writer(lambda: spark, manager.url(FACT), FACT)
-    said = {**RECORD, "audit": {}}
+    metadata = {**RECORD, "audit": {}}
     before = manager.ledger(FACT)
     spark.sql(f"ALTER TABLE delta.`{manager.url(FACT)}` SET TBLPROPERTIES ('note' = 'x')")
     after = manager.ledger(FACT)
     assert after.version > before.version
     rows = fact_rows(spark, [(1, "b", 1), (2, "b", 1)])
     files = writer.write_rows(rows, [day(1), day(2)], scattered=False).files
-    assert writer.commit(files, [day(1)], said, before) is None
-    assert writer.commit(files, [day(1)], said, after) is not None
-    assert writer.commit(files, [day(2)], said, after) is None
-    assert content(loaded) == {(1, "b", 1), (2, "a", 2), (3, "a", 3)}
+    assert writer.commit(files, [day(1)], metadata, before) is None
+    assert writer.commit(files, [day(1)], metadata, after) is not None
+    assert writer.commit(files, [day(2)], metadata, after) is None
+    assert read_content(loaded) == {(1, "b", 1), (2, "a", 2), (3, "a", 3)}
 
 
 def test_the_log_is_put_together_every_ten_commits(loaded, spark):
@@ -502,10 +514,10 @@ def test_the_log_is_put_together_every_ten_commits(loaded, spark):
     log = loaded.warehouse / FACT.name / "_delta_log"
     assert {int(path.name[:20]) for path in log.glob("*.checkpoint.parquet")} == {10, 20}
     # Whoever comes new to the table begins with it, Spark as well as others.
-    there = shutil.copytree(loaded.warehouse / FACT.name, loaded.root / "elsewhere")
-    for commit in (there / "_delta_log").glob("000000000000000000[01]*.json"):
+    table_copy = shutil.copytree(loaded.warehouse / FACT.name, loaded.root / "elsewhere")
+    for commit in (table_copy / "_delta_log").glob("000000000000000000[01]*.json"):
         commit.unlink()
-    rows = spark.read.format("delta").load(str(there)).collect()
+    rows = spark.read.format("delta").load(str(table_copy)).collect()
     assert {(row["run_date"].day, row["customer_id"]) for row in rows} == {
         (row["run_date"].day, row["customer_id"]) for row in loaded.rows(FACT.name)
     }
@@ -526,8 +538,8 @@ def test_files_have_the_statistics_that_delta_has(pipeline, spark, store, monkey
     ).coalesce(1)
     url = str(pipeline.root / "any")
     spark.sql(f"CREATE TABLE delta.`{url}` (day DATE, {columns}) USING DELTA PARTITIONED BY (day)")
-    ((of, (file,)),) = write_files(frame, url, "day").items()
-    assert (of, file.path.partition("/")[0]) == (day(1), "day=2024-01-01")
+    ((file_day, (file,)),) = write_files(frame, url, "day").items()
+    assert (file_day, file.path.partition("/")[0]) == (day(1), "day=2024-01-01")
     assert json.loads(file.stats) == {
         "numRecords": 2,
         "nullCount": {"a": 1, "b": 0, "c": 0, "d": 0, "e": 1, "f": 0, "g": 1},
@@ -543,39 +555,39 @@ def test_files_have_the_statistics_that_delta_has(pipeline, spark, store, monkey
 def test_a_commit_whose_answer_is_lost_has_come_about(loaded, spark, monkeypatch, rewrite):
     replace = Writer._replace
 
-    def loses(self, *of) -> None:
-        replace(self, *of)
+    def replace_and_fail(self, *arguments) -> None:
+        replace(self, *arguments)
         raise OSError("connection lost")
 
-    monkeypatch.setattr(Writer, "_replace", loses)
+    monkeypatch.setattr(Writer, "_replace", replace_and_fail)
     before = loaded.log(FACT.name).version()
-    done = publish(
+    results = publish_frame(
         loaded,
         fact_rows(spark, [(2, "b", 9)]),
         window(2, 2),
         rewrite=window(2, 2) if rewrite else (),
     )
-    assert outcomes(done) == ["written"]
+    assert outcome_values(results) == ["written"]
     assert loaded.log(FACT.name).version() == before + 1
-    assert content(loaded) == {(1, "a", 1), (2, "b", 9), (3, "a", 3)}
+    assert read_content(loaded) == {(1, "a", 1), (2, "b", 9), (3, "a", 3)}
 
 
 def test_a_rule_that_comes_while_a_day_is_computed_holds_for_it(loaded, spark):
     url, built = loaded.warehouse / FACT.name, []
 
-    def build(of: Window) -> ComputedDays:
+    def build(window_days: Window) -> ComputedDays:
         if not built:
             spark.sql(f"ALTER TABLE delta.`{url}` ADD CONSTRAINT few CHECK (orders < 5)")
-        built.append(of)
+        built.append(window_days)
         return ComputedDays(fact_rows(spark, [(2, "b", 9)]), {})
 
     plan = ComputePlan({day(2): "one"}, build)
-    (done,) = loaded.io_manager.publish(
+    (result,) = loaded.io_manager.publish(
         Candidate(FACT, lambda _: plan), window(2, 2), {**RECORD, "run_id": "r2"}
     )
-    assert "1 row(s) break the rule orders < 5" in done.verdict.reasons
+    assert "1 row(s) break the rule orders < 5" in result.verdict.reasons
     assert len(built) == 2
-    assert content(loaded) == {(n, "a", n) for n in (1, 2, 3)}
+    assert read_content(loaded) == {(n, "a", n) for n in (1, 2, 3)}
 
 
 @pytest.mark.parametrize(
@@ -596,8 +608,8 @@ def test_bounds_are_exact_or_not_told(pipeline, spark, value, bounds):
     frame = spark.sql(f"SELECT DATE'2024-01-01' AS day, {value} AS v")
     ((_, (file,)),) = write_files(frame, str(pipeline.root / "any"), "day").items()
     stats = json.loads(file.stats)
-    found = [stats[name]["v"] for name in ("minValues", "maxValues") if "v" in stats[name]]
-    assert found == [*(bounds or ())]
+    actual = [stats[name]["v"] for name in ("minValues", "maxValues") if "v" in stats[name]]
+    assert actual == [*(bounds or ())]
 
 
 def test_what_others_do_to_a_day_before_its_record_is_not_overlooked(loaded, spark):
@@ -610,61 +622,65 @@ def test_what_others_do_to_a_day_before_its_record_is_not_overlooked(loaded, spa
         return ComputedDays(frame, {})
 
     plan = ComputePlan({day(2): "same rows, other input"}, build)
-    (done,) = loaded.io_manager.publish(
+    (result,) = loaded.io_manager.publish(
         Candidate(FACT, lambda _: plan), window(2, 2), {**RECORD, "run_id": "r2"}
     )
-    assert done.outcome is Outcome.WRITTEN
+    assert result.outcome is Outcome.WRITTEN
     assert loaded.io_manager.ledger(FACT).current_record(day(2)) is not None
-    assert content(loaded) == {(n, "a", n) for n in (1, 2, 3)}
+    assert read_content(loaded) == {(n, "a", n) for n in (1, 2, 3)}
 
 
 # --- merge ----------------------------------------------------------------------------------------
 
 
 def test_a_merge_changes_and_adds_rows_and_is_on_record(loaded, spark):
-    done = publish(
+    results = publish_frame(
         loaded, fact_rows(spark, [(2, "a", 7), (2, "b", 1), (3, "a", 3)]), window(2, 3), merge=True
     )
-    assert outcomes(done) == ["written", "unchanged"]
-    assert content(loaded) == {(1, "a", 1), (2, "a", 7), (2, "b", 1), (3, "a", 3)}
+    assert outcome_values(results) == ["written", "unchanged"]
+    assert read_content(loaded) == {(1, "a", 1), (2, "a", 7), (2, "b", 1), (3, "a", 3)}
     newest = loaded.log(FACT.name).history(1)[0]
     assert newest["operation"] == "MERGE"
     assert json.loads(newest["userMetadata"])["days"] == ["2024-01-02"]
-    assert loaded.digests()[FACT.name]["2024-01-02"] == done[0].verdict.metrics.digest
+    assert loaded.digests()[FACT.name]["2024-01-02"] == results[0].verdict.metrics.digest
     # The settings of the one statement are gone.
-    publish(loaded, fact_rows(spark, [(1, "c", 1)]), window(1, 1))
+    publish_frame(loaded, fact_rows(spark, [(1, "c", 1)]), window(1, 1))
     assert loaded.log(FACT.name).history(1)[0]["operation"] == "WRITE"
 
 
 def test_what_a_merge_would_leave_behind_is_caught(loaded, spark):
     """A merge takes nothing away: customer a is gone from day 2, and would stay."""
     rows = [(2, "b", 1), (3, "a", 9)]
-    done = publish(loaded, fact_rows(spark, rows), window(2, 3), merge=True)
-    assert outcomes(done) == ["failed", "written"]
+    results = publish_frame(loaded, fact_rows(spark, rows), window(2, 3), merge=True)
+    assert outcome_values(results) == ["failed", "written"]
     assert (
         "1 published row(s) are absent or less frequent in the source"
-        in done[0].verdict.failure_reasons
+        in results[0].verdict.failure_reasons
     )
-    assert content(loaded) == {(1, "a", 1), (2, "a", 2), (3, "a", 9)}
-    assert outcomes(publish(loaded, fact_rows(spark, rows[:1]), window(2, 2))) == ["written"]
-    assert content(loaded) == {(1, "a", 1), (2, "b", 1), (3, "a", 9)}
+    assert read_content(loaded) == {(1, "a", 1), (2, "a", 2), (3, "a", 9)}
+    assert outcome_values(publish_frame(loaded, fact_rows(spark, rows[:1]), window(2, 2))) == [
+        "written"
+    ]
+    assert read_content(loaded) == {(1, "a", 1), (2, "b", 1), (3, "a", 9)}
 
 
 def test_rows_that_are_there_twice_are_caught_by_a_merge(loaded, spark):
     url = f"delta.`{loaded.warehouse / FACT.name}`"
     spark.sql(f"INSERT INTO {url} SELECT * FROM {url} WHERE run_date = DATE'{day(2)}'")
-    (done,) = publish(loaded, fact_rows(spark, [(2, "a", 2)]), window(2, 2), merge=True)
-    assert "1 published row(s) are absent or less frequent" in done.verdict.failure_reasons
-    assert outcomes(publish(loaded, fact_rows(spark, [(2, "a", 2)]), window(2, 2))) == ["written"]
-    assert content(loaded) == {(n, "a", n) for n in (1, 2, 3)}
+    (result,) = publish_frame(loaded, fact_rows(spark, [(2, "a", 2)]), window(2, 2), merge=True)
+    assert "1 published row(s) are absent or less frequent" in result.verdict.failure_reasons
+    assert outcome_values(publish_frame(loaded, fact_rows(spark, [(2, "a", 2)]), window(2, 2))) == [
+        "written"
+    ]
+    assert read_content(loaded) == {(n, "a", n) for n in (1, 2, 3)}
     assert loaded.log(FACT.name).to_pyarrow_table().num_rows == 3
 
 
 def test_a_merge_into_a_table_that_is_not_there_yet(pipeline, spark):
-    assert outcomes(
-        publish(pipeline, fact_rows(spark, [(1, "a", 1)]), window(1, 1), merge=True)
+    assert outcome_values(
+        publish_frame(pipeline, fact_rows(spark, [(1, "a", 1)]), window(1, 1), merge=True)
     ) == ["written"]
-    assert content(pipeline) == {(1, "a", 1)}
+    assert read_content(pipeline) == {(1, "a", 1)}
 
 
 def test_a_merge_that_was_overtaken_looks_again(loaded, spark):
@@ -674,16 +690,16 @@ def test_a_merge_that_was_overtaken_looks_again(loaded, spark):
     def build(_: Window) -> ComputedDays:
         if not first:
             first.append(
-                publish(loaded, fact_rows(spark, [(2, "a", 2), (2, "x", 1)]), window(2, 2))
+                publish_frame(loaded, fact_rows(spark, [(2, "a", 2), (2, "x", 1)]), window(2, 2))
             )
         return ComputedDays(fact_rows(spark, [(2, "a", 5)]), {})
 
     plan = ComputePlan({day(2): "mine"}, build)
-    (done,) = loaded.io_manager.publish(
+    (result,) = loaded.io_manager.publish(
         Candidate(FACT, lambda _: plan), window(2, 2), {**RECORD, "run_id": "slow"}, merge=True
     )
-    assert "1 published row(s) are absent or less frequent in the source" in done.verdict.reasons
-    assert content(loaded) == {(1, "a", 1), (2, "a", 2), (2, "x", 1), (3, "a", 3)}
+    assert "1 published row(s) are absent or less frequent in the source" in result.verdict.reasons
+    assert read_content(loaded) == {(1, "a", 1), (2, "a", 2), (2, "x", 1), (3, "a", 3)}
 
 
 def test_an_unknown_write_mode_is_refused(pipeline):
@@ -705,7 +721,7 @@ def test_the_run_tags_reach_the_write_path(pipeline):
         name: version + 1 for name, version in versions.items()
     }
     operations = {name: pipeline.log(name).history(1)[0]["operation"] for name in LAYERS}
-    assert {name for name, done in operations.items() if done == "MERGE"} == {
+    assert {name for name, operation in operations.items() if operation == "MERGE"} == {
         "stg_orders",
         "fact_daily_orders",
     }
@@ -714,58 +730,63 @@ def test_the_run_tags_reach_the_write_path(pipeline):
 # --- what other settings made ---------------------------------------------------------------------
 
 
-def made_under(digest: str, n: int, *, by_day: bool = True) -> Snapshot:
+def source_built_under(digest: str, n: int, *, by_day: bool = True) -> Snapshot:
     """A source of days 1 to n, which these settings made."""
-    return Snapshot(ledger(STAGED, record(0, days((1, n)), config_digest=digest)), by_day, never)
+    return Snapshot(
+        ledger(STAGED, record(0, days((1, n)), config_digest=digest)), by_day, fail_if_built
+    )
 
 
-def lacks(manager, source: Snapshot) -> dict[int, str]:
-    found = missing_inputs([source], window(1, 6), manager.config_of, {})
-    return {d.day: expectation.problems[0] for d, expectation in found.items()}
+def input_problems(manager, source: Snapshot) -> dict[int, str]:
+    expectations = missing_inputs([source], window(1, 6), manager.config_of, {})
+    return {d.day: expectation.problems[0] for d, expectation in expectations.items()}
 
 
 def test_a_day_is_not_made_of_what_other_settings_made(pipeline):
     manager = pipeline.io_manager
     now = manager.config_digests[STAGED.name]
-    fine = made_under(now, 6)
-    assert lacks(manager, fine) == {}
-    old = made_under("old", 3)
-    mixed = replace(fine, ledger=ledger(STAGED, *fine.ledger.records, *again(old)))
-    assert lacks(manager, mixed) == {
+    fine = source_built_under(now, 6)
+    assert input_problems(manager, fine) == {}
+    old = source_built_under("old", 3)
+    mixed = replace(fine, ledger=ledger(STAGED, *fine.ledger.records, *recommitted_records(old)))
+    assert input_problems(manager, mixed) == {
         n: f"stg_orders[{day(n)}] was made under other settings; rebuild these days first"
         for n in (1, 2, 3)
     }
     wide = mixed.with_reach(next_days(1).deciding_days(mixed.ledger))
-    assert lacks(manager, wide) == {
+    assert input_problems(manager, wide) == {
         1: "stg_orders[2024-01-01...2024-01-02] was made under other settings; rebuild these "
         "days first",
         2: "stg_orders[2024-01-02...2024-01-03] was made under other settings; rebuild these "
         "days first",
         3: "stg_orders[2024-01-03] was made under other settings; rebuild these days first",
     }
-    assert lacks(manager, replace(mixed, by_day=False)) == {}
+    assert input_problems(manager, replace(mixed, by_day=False)) == {}
     # What is not there at all goes first.
     assert (
-        lacks(manager, made_under("old", 5))[6] == "stg_orders[2024-01-06] has never been published"
+        input_problems(manager, source_built_under("old", 5))[6]
+        == "stg_orders[2024-01-06] has never been published"
     )
 
 
-def again(source: Snapshot) -> list[CommitRecord]:
-    return [msgspec.structs.replace(one, version=1) for one in source.ledger.records]
+def recommitted_records(source: Snapshot) -> list[CommitRecord]:
+    return [
+        msgspec.structs.replace(commit_record, version=1) for commit_record in source.ledger.records
+    ]
 
 
 def test_a_backfill_is_kept_to_the_settings_of_each_table():
     """The window was changed halfway: the raw log does not depend on it, staging does."""
     before, now = (config_digests(load_settings(window_days=w)) for w in (7, 8))
-    said = {"code_version": "code", "config_digest": now[FACT.name], "backfill_id": "b"}
+    metadata = {"code_version": "code", "config_digest": now[FACT.name], "backfill_id": "b"}
 
-    def read(*tables: Table) -> None:
-        made = [
+    def read_inputs(*tables: Table) -> None:
+        inputs = [
             ledger(t, record(0, days(1), backfill="b", config_digest=before[t.name]))
             for t in tables
         ]
-        refuse_other_code([ledger(FACT), *made], window(1, 1), said, lambda t: now[t.name])
+        refuse_other_code([ledger(FACT), *inputs], window(1, 1), metadata, lambda t: now[t.name])
 
-    read(RAW)
+    read_inputs(RAW)
     with pytest.raises(PublishError, match="has published 2024-01-01 of stg_orders with code code"):
-        read(RAW, STAGED)
+        read_inputs(RAW, STAGED)

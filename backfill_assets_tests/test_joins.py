@@ -22,14 +22,16 @@ VERSIONS = "k STRING, d STRING, began TIMESTAMP, known TIMESTAMP, v STRING"
 ON = {"key": ["k", "d"], "at": "at", "valid_from": "began", "known": "known"}
 
 
-def joined(spark, rows: list[tuple], versions: list[tuple], **on: Any) -> dict[str, str | None]:
-    found = as_of(
+def join_values(
+    spark, rows: list[tuple], versions: list[tuple], **on: Any
+) -> dict[str, str | None]:
+    frame = as_of(
         spark.createDataFrame(rows, ROWS),
         spark.createDataFrame(versions, VERSIONS),
         **{**ON, "cutoff": "until", **on},
     )
-    assert found.columns == ["id", "k", "d", "at", "until", "began", "known", "v"]
-    collected = found.collect()
+    assert frame.columns == ["id", "k", "d", "at", "until", "began", "known", "v"]
+    collected = frame.collect()
     assert len(collected) == len(rows), "each row once"
     return {row["id"]: row["v"] for row in collected}
 
@@ -57,7 +59,7 @@ def test_the_latest_version_that_had_begun_and_was_known(spark):
         ("a", "y", hour(1), hour(1), "other"),
         (None, "x", hour(1), hour(1), "of nobody"),
     ]
-    assert joined(spark, rows, versions) == {
+    assert join_values(spark, rows, versions) == {
         "before": None,
         "at the moment": "first",
         "between": "late",
@@ -72,8 +74,8 @@ def test_the_latest_version_that_had_begun_and_was_known(spark):
     }
     # The cutoff of a row may be worked out.
     hours = F.expr("at + INTERVAL 3 HOURS")
-    assert joined(spark, rows, versions, cutoff=hours)["at the cutoff"] == "second"
-    assert joined(spark, rows, versions, cutoff=hours)["at the moment"] == "first"
+    assert join_values(spark, rows, versions, cutoff=hours)["at the cutoff"] == "second"
+    assert join_values(spark, rows, versions, cutoff=hours)["at the moment"] == "first"
 
 
 def test_of_versions_of_a_moment_the_one_that_was_known_last_and_then_the_greatest(spark):
@@ -85,8 +87,8 @@ def test_of_versions_of_a_moment_the_one_that_was_known_last_and_then_the_greate
         ("a", "x", hour(4), hour(9), "y"),
     ]
     for order in (same, same[::-1]):
-        assert joined(spark, rows, order) == {"r": "n"}
-    assert joined(spark, rows, []) == {"r": None}
+        assert join_values(spark, rows, order) == {"r": "n"}
+    assert join_values(spark, rows, []) == {"r": None}
 
 
 @pytest.mark.parametrize("hot", [None, 0.2])
@@ -103,11 +105,13 @@ def test_it_is_what_looking_at_all_pairs_finds(spark, hot):
         for n in range(40)
     ]
 
-    def of(row: tuple) -> str | None:
-        there = [v for v in versions if v[0] == row[1] and v[2] <= row[3] and v[3] <= row[4]]
-        return max(there, key=lambda v: v[2:])[4] if there else None
+    def expected_value(row: tuple) -> str | None:
+        candidates = [v for v in versions if v[0] == row[1] and v[2] <= row[3] and v[3] <= row[4]]
+        return max(candidates, key=lambda v: v[2:])[4] if candidates else None
 
-    assert joined(spark, rows, versions, hot=hot) == {row[0]: of(row) for row in rows}
+    assert join_values(spark, rows, versions, hot=hot) == {
+        row[0]: expected_value(row) for row in rows
+    }
 
 
 @pytest.mark.parametrize("left_out", ["known", "cutoff"])
@@ -128,4 +132,4 @@ def test_none_can_be_written_without_a_cutoff_of_what_is_known(left_out):
 )
 def test_columns_that_are_not_there_or_twice_are_refused(spark, on, said):
     with pytest.raises(ValueError, match=said):
-        joined(spark, [("r", "a", "x", hour(1), hour(1))], [], **on)
+        join_values(spark, [("r", "a", "x", hour(1), hour(1))], [], **on)

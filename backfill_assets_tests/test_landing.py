@@ -50,13 +50,13 @@ def json_line(**fields: object) -> bytes:
     return json.dumps({**GOOD, **fields}, ensure_ascii=False).encode()
 
 
-def spelled(name: str, value: str) -> bytes:
+def json_line_with(name: str, value: str) -> bytes:
     """A line in which one field's JSON is as given."""
     rest = ", ".join(f'"{n}": "{v}"' for n, v in GOOD.items() if n != name)
     return f'{{{rest}, "{name}": {value}}}'.encode()
 
 
-def record(order_id: str = "o1", customer_id: str = "c1", amount: str = "1.50") -> bytes:
+def csv_record(order_id: str = "o1", customer_id: str = "c1", amount: str = "1.50") -> bytes:
     return f"{order_id},{customer_id},{STAMP},{amount},{STAMP}".encode()
 
 
@@ -69,7 +69,7 @@ JSON_LINES: list[tuple[bytes, tuple[str, str | None, str] | None]] = [
     (json_line(customer_id=""), ("o1", None, "1.50")),
     (b'{"order_id":"o1","order_ts":"%b","amount":1,"ingestion_ts":"%b"}' % ((STAMP.encode(),) * 2), ("o1", None, "1.00")),
     (json_line(order_id="\u00fc\U0001f600\u2028\x7f", customer_id="\ufeffc"), ("\u00fc\U0001f600\u2028\x7f", "\ufeffc", "1.50")),
-    (spelled("order_id", r'"\ud83d\ude00\u0041\n\"\\"'), ('\U0001f600A\n"\\', "c1", "1.50")),
+    (json_line_with("order_id", r'"\ud83d\ude00\u0041\n\"\\"'), ('\U0001f600A\n"\\', "c1", "1.50")),
     (b'{"order\\u005fid":"o1",' + json_line()[1:], O1),
     # The last of a key that comes twice.
     (b'{"order_id":"first","amount":7,' + json_line()[1:], O1),
@@ -79,35 +79,35 @@ JSON_LINES: list[tuple[bytes, tuple[str, str | None, str] | None]] = [
     (json_line(order_id="{}"), ("{}", "c1", "1.50")),
     (json_line(order_id="[1]", customer_id="1.5"), ("[1]", "1.5", "1.50")),
     (json_line(order_id="007", customer_id="-0"), ("007", "-0", "1.50")),
-    (spelled("order_id", "42"), ("42", "c1", "1.50")),
-    (spelled("order_id", "-0"), ("-0", "c1", "1.50")),
-    (spelled("order_id", "9223372036854775808"), ("9223372036854775808", "c1", "1.50")),
-    (spelled("order_id", "1" * 60), ("1" * 60, "c1", "1.50")),
-    (spelled("customer_id", "0"), ("o1", "0", "1.50")),
-    *((spelled("order_id", x), None) for x in ("null", '""', "true", "false", "1.0", "1.50", "1e3", "-1E3", "12345678901234567890.0", "{}", '{"a":1}', "[]", '["o1"]', "007", "+1", "o1", "'o1'")),
-    *((spelled("customer_id", x), None) for x in ("true", "1.0", "1e3", '{"id":"c1"}', '["c1"]', "NaN")),
-    (spelled("customer_id", r'"c\ud800"'), None),
-    (spelled("order_id", r'"o\udc00"'), None),
-    (spelled("customer_id", r'"c\\ud800"'), ("o1", r"c\ud800", "1.50")),
-    (spelled("note", r'"\ud800"'), O1),
+    (json_line_with("order_id", "42"), ("42", "c1", "1.50")),
+    (json_line_with("order_id", "-0"), ("-0", "c1", "1.50")),
+    (json_line_with("order_id", "9223372036854775808"), ("9223372036854775808", "c1", "1.50")),
+    (json_line_with("order_id", "1" * 60), ("1" * 60, "c1", "1.50")),
+    (json_line_with("customer_id", "0"), ("o1", "0", "1.50")),
+    *((json_line_with("order_id", x), None) for x in ("null", '""', "true", "false", "1.0", "1.50", "1e3", "-1E3", "12345678901234567890.0", "{}", '{"a":1}', "[]", '["o1"]', "007", "+1", "o1", "'o1'")),
+    *((json_line_with("customer_id", x), None) for x in ("true", "1.0", "1e3", '{"id":"c1"}', '["c1"]', "NaN")),
+    (json_line_with("customer_id", r'"c\ud800"'), None),
+    (json_line_with("order_id", r'"o\udc00"'), None),
+    (json_line_with("customer_id", r'"c\\ud800"'), ("o1", r"c\ud800", "1.50")),
+    (json_line_with("note", r'"\ud800"'), O1),
     # Amounts: exact, whatever a double would make of them.
-    (spelled("amount", "1.50"), O1),
-    (spelled("amount", "1.500"), O1),
-    (spelled("amount", "-0.00"), ("o1", "c1", "0.00")),
-    (spelled("amount", "1e3"), ("o1", "c1", "1000.00")),
-    (spelled("amount", "-15E-1"), ("o1", "c1", "-1.50")),
-    (spelled("amount", '"15e-1"'), O1),
-    (spelled("amount", "9999999999999999.99"), ("o1", "c1", "9999999999999999.99")),
-    (spelled("amount", "9007199254740993.01"), ("o1", "c1", "9007199254740993.01")),
-    (spelled("amount", "0.10" + "0" * 60), ("o1", "c1", "0.10")),
-    (spelled("amount", '1e2, "items": [{"amount": 3}, {"amount": 5e1}]'), ("o1", "c1", "100.00")),
-    (spelled("amount", r'1e2, "note": "\"amount\": 7"'), ("o1", "c1", "100.00")),
-    *((spelled("amount", x), None) for x in ("null", '""', "true", "{}", "[1]", "12.345", "0.1000000000000000055511151231257827", "99999999999999999999999999999999999999.5", "1e400", "1e-400", "1e16", "NaN", "Infinity", "-Infinity", "01", "+1", ".5", "5.", "1_0", '"1,50"', '" 1"', '"1\\n"', '"NaN"')),
+    (json_line_with("amount", "1.50"), O1),
+    (json_line_with("amount", "1.500"), O1),
+    (json_line_with("amount", "-0.00"), ("o1", "c1", "0.00")),
+    (json_line_with("amount", "1e3"), ("o1", "c1", "1000.00")),
+    (json_line_with("amount", "-15E-1"), ("o1", "c1", "-1.50")),
+    (json_line_with("amount", '"15e-1"'), O1),
+    (json_line_with("amount", "9999999999999999.99"), ("o1", "c1", "9999999999999999.99")),
+    (json_line_with("amount", "9007199254740993.01"), ("o1", "c1", "9007199254740993.01")),
+    (json_line_with("amount", "0.10" + "0" * 60), ("o1", "c1", "0.10")),
+    (json_line_with("amount", '1e2, "items": [{"amount": 3}, {"amount": 5e1}]'), ("o1", "c1", "100.00")),
+    (json_line_with("amount", r'1e2, "note": "\"amount\": 7"'), ("o1", "c1", "100.00")),
+    *((json_line_with("amount", x), None) for x in ("null", '""', "true", "{}", "[1]", "12.345", "0.1000000000000000055511151231257827", "99999999999999999999999999999999999999.5", "1e400", "1e-400", "1e16", "NaN", "Infinity", "-Infinity", "01", "+1", ".5", "5.", "1_0", '"1,50"', '" 1"', '"1\\n"', '"NaN"')),
     # Numbers of half a million digits take no longer than other lines of that length.
-    *((spelled("amount", x), None) for x in (MANY, f'"{MANY}"', f'"{MANY}x"', f'"1.5{ZEROS}"', f"1.5{ZEROS}", f'"{ZEROS}1"', f'"1e{MANY}"', f"1e-{MANY}")),
-    (spelled("order_ts", f'"2024-01-02T10:00:00.{MANY}x"'), None),
+    *((json_line_with("amount", x), None) for x in (MANY, f'"{MANY}"', f'"{MANY}x"', f'"1.5{ZEROS}"', f"1.5{ZEROS}", f'"{ZEROS}1"', f'"1e{MANY}"', f"1e-{MANY}")),
+    (json_line_with("order_ts", f'"2024-01-02T10:00:00.{MANY}x"'), None),
     # Timestamps are strings.
-    *((spelled("order_ts", x), None) for x in ("null", '""', "20240102", "1704189600", "true", "{}", f'["{STAMP}"]', f'"{STAMP}\\n"')),
+    *((json_line_with("order_ts", x), None) for x in ("null", '""', "20240102", "1704189600", "true", "{}", f'["{STAMP}"]', f'"{STAMP}\\n"')),
     # Lines that are no order, or more than one.
     (b"{", None),
     (b"{}", None),
@@ -152,51 +152,51 @@ JSON_LINES: list[tuple[bytes, tuple[str, str | None, str] | None]] = [
 ]  # fmt: skip
 
 RECORDS: list[tuple[bytes, tuple[str, str | None, str] | None]] = [
-    (record(), O1),
-    (record(customer_id=""), ("o1", None, "1.50")),
-    (record(customer_id='""'), ("o1", None, "1.50")),
-    (record(" o1 ", " "), (" o1 ", " ", "1.50")),
-    (record("007", "null"), ("007", "null", "1.50")),
-    (record("#1"), ("#1", "c1", "1.50")),
-    (record("o\\", "\\N"), ("o\\", "\\N", "1.50")),
-    (record("o\x00", "c'1'"), ("o\x00", "c'1'", "1.50")),
-    (record("\u00fc\U0001f600", "c\u2028\x85"), ("\u00fc\U0001f600", "c\u2028\x85", "1.50")),
-    (record('"o1"', '"c1"', '"1.50"'), O1),
-    (record('"o,1"', '"say ""c"""'), ("o,1", 'say "c"', "1.50")),
-    (record('""""', '",,"'), ('"', ",,", "1.50")),
-    (record(amount="1e3"), ("o1", "c1", "1000.00")),
-    (record("o1", "x" * 200_000), ("o1", "x" * 200_000, "1.50")),
-    (record(""), None),
-    (record(amount=""), None),
-    (record(amount=" 1"), None),
-    (record(amount='"1,50"'), None),
-    (record(amount=MANY), None),
-    (record(amount=f"{MANY}x"), None),
-    (record(amount=f"1.5{ZEROS}"), None),
+    (csv_record(), O1),
+    (csv_record(customer_id=""), ("o1", None, "1.50")),
+    (csv_record(customer_id='""'), ("o1", None, "1.50")),
+    (csv_record(" o1 ", " "), (" o1 ", " ", "1.50")),
+    (csv_record("007", "null"), ("007", "null", "1.50")),
+    (csv_record("#1"), ("#1", "c1", "1.50")),
+    (csv_record("o\\", "\\N"), ("o\\", "\\N", "1.50")),
+    (csv_record("o\x00", "c'1'"), ("o\x00", "c'1'", "1.50")),
+    (csv_record("\u00fc\U0001f600", "c\u2028\x85"), ("\u00fc\U0001f600", "c\u2028\x85", "1.50")),
+    (csv_record('"o1"', '"c1"', '"1.50"'), O1),
+    (csv_record('"o,1"', '"say ""c"""'), ("o,1", 'say "c"', "1.50")),
+    (csv_record('""""', '",,"'), ('"', ",,", "1.50")),
+    (csv_record(amount="1e3"), ("o1", "c1", "1000.00")),
+    (csv_record("o1", "x" * 200_000), ("o1", "x" * 200_000, "1.50")),
+    (csv_record(""), None),
+    (csv_record(amount=""), None),
+    (csv_record(amount=" 1"), None),
+    (csv_record(amount='"1,50"'), None),
+    (csv_record(amount=MANY), None),
+    (csv_record(amount=f"{MANY}x"), None),
+    (csv_record(amount=f"1.5{ZEROS}"), None),
     # Quotes out of place.
-    (record('"x"y'), None),
-    (record('x"y'), None),
-    (record('x""y'), None),
-    (record('""x'), None),
-    (record('"x'), None),
-    (record('x"'), None),
-    (record('"x" '), None),
-    (record(' "x"'), None),
-    (record('"'), None),
-    (record('"x"\u2028'), None),
+    (csv_record('"x"y'), None),
+    (csv_record('x"y'), None),
+    (csv_record('x""y'), None),
+    (csv_record('""x'), None),
+    (csv_record('"x'), None),
+    (csv_record('x"'), None),
+    (csv_record('"x" '), None),
+    (csv_record(' "x"'), None),
+    (csv_record('"'), None),
+    (csv_record('"x"\u2028'), None),
     # Too many fields and too few.
-    (record() + b",", None),
-    (record() + b",x,y", None),
-    (b",".join(record().split(b",")[:4]), None),
+    (csv_record() + b",", None),
+    (csv_record() + b",x,y", None),
+    (b",".join(csv_record().split(b",")[:4]), None),
     (b"o1", None),
     (b",,,,", None),
     (b"," * 25_000, None),
-    (record().replace(b"c1", b"c\xff"), None),
+    (csv_record().replace(b"c1", b"c\xff"), None),
     (b"\xef\xbb", None),
 ]  # fmt: skip
 
 
-def table(count: int = 2, **columns: object) -> pa.Table:
+def orders_table(count: int = 2, **columns: object) -> pa.Table:
     """A table of orders, all strings unless a column is given."""
     cells = {name: [value] * count for name, value in GOOD.items()}
     cells["order_id"] = [f"p{n}" for n in range(count)]
@@ -208,52 +208,52 @@ NANOS = [1704189600123456789, -1]
 DAYS = [date(2024, 1, 2), date(1969, 12, 31)]
 
 
-def moments(kind: pa.DataType, values: list = MOMENTS) -> dict[str, pa.Array]:
+def moment_columns(kind: pa.DataType, values: list = MOMENTS) -> dict[str, pa.Array]:
     column = pa.array(values, kind)
     return {"order_ts": column, "ingestion_ts": column}
 
 
-def decimals(*values: str, precision: int = 38, scale: int = 4) -> pa.Array:
+def decimal_array(*values: str, precision: int = 38, scale: int = 4) -> pa.Array:
     return pa.array([Decimal(x) for x in values], pa.decimal128(precision, scale))
 
 
 # A Parquet file and the (order_id, customer_id, amount) of its accepted rows.
 PARQUET: dict[str, tuple[pa.Table, list[tuple[str, str | None, str]]]] = {
-    "strings": (table(), [("p0", "c1", "1.50"), ("p1", "c1", "1.50")]),
-    "no-rows": (table(0), []),
-    "decimal": (table(3, amount=decimals("12.3400", "12.3450", "-0.0000")), [("p0", "c1", "12.34"), ("p2", "c1", "0.00")]),
-    "decimal-limit": (table(amount=decimals("9999999999999999.99", "10000000000000000", scale=2)), [("p0", "c1", "9999999999999999.99")]),
-    "double": (table(5, amount=[12.34, 0.1 + 0.2, float("nan"), None, 1e15]), [("p0", "c1", "12.34"), ("p4", "c1", "1000000000000000.00")]),
-    "float": (table(amount=pa.array([12.34, float("inf")], pa.float32())), [("p0", "c1", "12.34")]),
-    "integers": (table(order_id=[1, 2], customer_id=pa.array([7, None], pa.uint64()), amount=pa.array([5, -5], pa.int8())), [("1", "7", "5.00"), ("2", None, "-5.00")]),
-    "ids-decimal": (table(order_id=decimals("1", "22", scale=0), customer_id=decimals("5", "6", scale=1)), []),
-    "id-decimal": (table(order_id=decimals("1", "22", scale=0)), [("1", "c1", "1.50"), ("22", "c1", "1.50")]),
-    "id-boolean": (table(order_id=[True, False]), []),
-    "id-binary": (table(order_id=[b"a", b"b"]), []),
+    "strings": (orders_table(), [("p0", "c1", "1.50"), ("p1", "c1", "1.50")]),
+    "no-rows": (orders_table(0), []),
+    "decimal": (orders_table(3, amount=decimal_array("12.3400", "12.3450", "-0.0000")), [("p0", "c1", "12.34"), ("p2", "c1", "0.00")]),
+    "decimal-limit": (orders_table(amount=decimal_array("9999999999999999.99", "10000000000000000", scale=2)), [("p0", "c1", "9999999999999999.99")]),
+    "double": (orders_table(5, amount=[12.34, 0.1 + 0.2, float("nan"), None, 1e15]), [("p0", "c1", "12.34"), ("p4", "c1", "1000000000000000.00")]),
+    "float": (orders_table(amount=pa.array([12.34, float("inf")], pa.float32())), [("p0", "c1", "12.34")]),
+    "integers": (orders_table(order_id=[1, 2], customer_id=pa.array([7, None], pa.uint64()), amount=pa.array([5, -5], pa.int8())), [("1", "7", "5.00"), ("2", None, "-5.00")]),
+    "ids-decimal": (orders_table(order_id=decimal_array("1", "22", scale=0), customer_id=decimal_array("5", "6", scale=1)), []),
+    "id-decimal": (orders_table(order_id=decimal_array("1", "22", scale=0)), [("1", "c1", "1.50"), ("22", "c1", "1.50")]),
+    "id-boolean": (orders_table(order_id=[True, False]), []),
+    "id-binary": (orders_table(order_id=[b"a", b"b"]), []),
     # As pandas writes a column of numbers and nulls; whole it was, but that is not what it says.
-    "customer-double": (table(customer_id=[1.0, None]), [("p1", None, "1.50")]),
-    "customer-null": (table(customer_id=pa.nulls(2)), [("p0", None, "1.50"), ("p1", None, "1.50")]),
-    "customer-nested": (table(customer_id=[{"id": "c"}, {"id": "d"}]), []),
-    "amount-boolean": (table(amount=[True, False]), []),
-    "dictionary": (table(customer_id=pa.array(["c", None]).dictionary_encode(), amount=pa.array(["2", "3"], pa.large_string())), [("p0", "c", "2.00"), ("p1", None, "3.00")]),
-    "micros-utc": (table(**moments(pa.timestamp("us", "UTC"))), [("p0", "c1", "1.50"), ("p1", "c1", "1.50")]),
-    "micros-tokyo": (table(**moments(pa.timestamp("us", "Asia/Tokyo"))), [("p0", "c1", "1.50"), ("p1", "c1", "1.50")]),
-    "micros-naive": (table(**moments(pa.timestamp("us"))), [("p0", "c1", "1.50"), ("p1", "c1", "1.50")]),
-    "millis": (table(**moments(pa.timestamp("ms"), [MOMENTS[1], datetime(1, 1, 1)])), [("p0", "c1", "1.50"), ("p1", "c1", "1.50")]),
-    "nanos-naive": (table(**moments(pa.timestamp("ns"), NANOS)), [("p0", "c1", "1.50"), ("p1", "c1", "1.50")]),
-    "nanos-utc": (table(3, **moments(pa.timestamp("ns", "UTC"), [*NANOS, None])), [("p0", "c1", "1.50"), ("p1", "c1", "1.50")]),
-    "int96": (table(**moments(pa.timestamp("ns"), [NANOS[0], 1704189600000000001])), [("p0", "c1", "1.50"), ("p1", "c1", "1.50")]),
-    "micros-too-late": (table(**moments(pa.timestamp("us"), [253402300800000000, 0])), [("p1", "c1", "1.50")]),
-    "dates": (table(**moments(pa.date32(), DAYS)), [("p0", "c1", "1.50"), ("p1", "c1", "1.50")]),
-    "timestamps-integer": (table(**moments(pa.int64(), NANOS)), []),
-    "timestamps-time": (table(**moments(pa.time64("us"), [0, 1])), []),
-    "no-customer": (table(customer_id=None), [("p0", None, "1.50"), ("p1", None, "1.50")]),
-    "no-amount": (table(amount=None), []),
+    "customer-double": (orders_table(customer_id=[1.0, None]), [("p1", None, "1.50")]),
+    "customer-null": (orders_table(customer_id=pa.nulls(2)), [("p0", None, "1.50"), ("p1", None, "1.50")]),
+    "customer-nested": (orders_table(customer_id=[{"id": "c"}, {"id": "d"}]), []),
+    "amount-boolean": (orders_table(amount=[True, False]), []),
+    "dictionary": (orders_table(customer_id=pa.array(["c", None]).dictionary_encode(), amount=pa.array(["2", "3"], pa.large_string())), [("p0", "c", "2.00"), ("p1", None, "3.00")]),
+    "micros-utc": (orders_table(**moment_columns(pa.timestamp("us", "UTC"))), [("p0", "c1", "1.50"), ("p1", "c1", "1.50")]),
+    "micros-tokyo": (orders_table(**moment_columns(pa.timestamp("us", "Asia/Tokyo"))), [("p0", "c1", "1.50"), ("p1", "c1", "1.50")]),
+    "micros-naive": (orders_table(**moment_columns(pa.timestamp("us"))), [("p0", "c1", "1.50"), ("p1", "c1", "1.50")]),
+    "millis": (orders_table(**moment_columns(pa.timestamp("ms"), [MOMENTS[1], datetime(1, 1, 1)])), [("p0", "c1", "1.50"), ("p1", "c1", "1.50")]),
+    "nanos-naive": (orders_table(**moment_columns(pa.timestamp("ns"), NANOS)), [("p0", "c1", "1.50"), ("p1", "c1", "1.50")]),
+    "nanos-utc": (orders_table(3, **moment_columns(pa.timestamp("ns", "UTC"), [*NANOS, None])), [("p0", "c1", "1.50"), ("p1", "c1", "1.50")]),
+    "int96": (orders_table(**moment_columns(pa.timestamp("ns"), [NANOS[0], 1704189600000000001])), [("p0", "c1", "1.50"), ("p1", "c1", "1.50")]),
+    "micros-too-late": (orders_table(**moment_columns(pa.timestamp("us"), [253402300800000000, 0])), [("p1", "c1", "1.50")]),
+    "dates": (orders_table(**moment_columns(pa.date32(), DAYS)), [("p0", "c1", "1.50"), ("p1", "c1", "1.50")]),
+    "timestamps-integer": (orders_table(**moment_columns(pa.int64(), NANOS)), []),
+    "timestamps-time": (orders_table(**moment_columns(pa.time64("us"), [0, 1])), []),
+    "no-customer": (orders_table(customer_id=None), [("p0", None, "1.50"), ("p1", None, "1.50")]),
+    "no-amount": (orders_table(amount=None), []),
     "other-columns": (pa.table({"x": [1, 2]}), []),
-    "other-case": (table(order_id=None, Order_ID=["a", "b"]), []),
+    "other-case": (orders_table(order_id=None, Order_ID=["a", "b"]), []),
     # Columns that are none of ours, some of which Spark cannot read at all.
     "extra": (
-        table(
+        orders_table(
             **{
                 "nested": [{"amount": 1}, None],
                 "list": [[1, 2], []],
@@ -298,7 +298,7 @@ NAMES = [
 ]
 
 
-def folder(landing: Path, arrival: date = DAY) -> Path:
+def make_folder(landing: Path, arrival: date = DAY) -> Path:
     path = landing / "orders" / f"arrival_date={arrival}"
     path.mkdir(parents=True, exist_ok=True)
     return path
@@ -308,25 +308,25 @@ def csv_file(
     landing: Path, name: str, *lines: bytes, end: bytes = b"\n", arrival: date = DAY
 ) -> None:
     data = end.join(lines) + end
-    (folder(landing, arrival) / name).write_bytes(
+    (make_folder(landing, arrival) / name).write_bytes(
         gzip.compress(data) if name.endswith(".gz") else data
     )
 
 
 def write_everything(landing: Path) -> None:
     """A landing in which every file can be read, and hardly one is plain."""
-    here = folder(landing)
-    (here / "lines.jsonl").write_bytes(b"\n".join(line for line, _ in JSON_LINES))
+    day_folder = make_folder(landing)
+    (day_folder / "lines.jsonl").write_bytes(b"\n".join(line for line, _ in JSON_LINES))
     csv_file(landing, "records.csv", HEADER, *(line for line, _ in RECORDS))
     for name, (content, _) in PARQUET.items():
         pq.write_table(
-            content, here / f"{name}.parquet", use_deprecated_int96_timestamps=name == "int96"
+            content, day_folder / f"{name}.parquet", use_deprecated_int96_timestamps=name == "int96"
         )
     for n, name in enumerate(NAMES):
-        (here / name).write_bytes(json_line(order_id=f"name-{n}"))
+        (day_folder / name).write_bytes(json_line(order_id=f"name-{n}"))
 
     # Line ends, blank lines, byte-order marks, no line end at the end.
-    (here / "ends.jsonl").write_bytes(
+    (day_folder / "ends.jsonl").write_bytes(
         MARK
         + json_line(order_id="e1")
         + b"\r\n\r\n \t\r\n\x0b\x0c\n"
@@ -341,65 +341,65 @@ def write_everything(landing: Path) -> None:
     )
     # Python would cut lines at these, Spark does not.
     odd = "\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029"
-    (here / "not-ends.json").write_bytes(
+    (day_folder / "not-ends.json").write_bytes(
         json_line(order_id="n1", note=odd[5:]) + b"\n" + odd.encode() + b"\n"
     )
-    (here / "empty.jsonl").write_bytes(b"")
-    (here / "empty.csv").write_bytes(b"")
-    (here / "empty.parquet").write_bytes(b"")
-    (here / "mark.jsonl").write_bytes(MARK)
-    (here / "mark.csv").write_bytes(MARK + b"\r\n")
-    (here / "blank.json").write_bytes(b"\n\r\n \n")
-    (here / "nothing.jsonl.gz").write_bytes(gzip.compress(b""))
-    (here / "nothing.csv.gz").write_bytes(gzip.compress(b""))
-    (here / "zipped.jsonl.gz").write_bytes(
+    (day_folder / "empty.jsonl").write_bytes(b"")
+    (day_folder / "empty.csv").write_bytes(b"")
+    (day_folder / "empty.parquet").write_bytes(b"")
+    (day_folder / "mark.jsonl").write_bytes(MARK)
+    (day_folder / "mark.csv").write_bytes(MARK + b"\r\n")
+    (day_folder / "blank.json").write_bytes(b"\n\r\n \n")
+    (day_folder / "nothing.jsonl.gz").write_bytes(gzip.compress(b""))
+    (day_folder / "nothing.csv.gz").write_bytes(gzip.compress(b""))
+    (day_folder / "zipped.jsonl.gz").write_bytes(
         gzip.compress(MARK + json_line(order_id="z1") + b"\nno\n")
     )
-    (here / "zipped.json.gz").write_bytes(
+    (day_folder / "zipped.json.gz").write_bytes(
         gzip.compress(json_line(order_id="z2") + b"\n") + gzip.compress(json_line(order_id="z3"))
     )
 
-    csv_file(landing, "zipped.csv.gz", MARK + HEADER, record("z4"), end=b"\r\n")
+    csv_file(landing, "zipped.csv.gz", MARK + HEADER, csv_record("z4"), end=b"\r\n")
     csv_file(landing, "header-only.csv", HEADER)
-    (here / "header-no-end.csv").write_bytes(HEADER)
-    csv_file(landing, "header-late.csv", b"", b" \t", MARK + HEADER, record("h1"), end=b"\r")
+    (day_folder / "header-no-end.csv").write_bytes(HEADER)
+    csv_file(landing, "header-late.csv", b"", b" \t", MARK + HEADER, csv_record("h1"), end=b"\r")
     csv_file(
         landing,
         "header-again.csv",
         MARK + HEADER,
-        record("h2"),
+        csv_record("h2"),
         HEADER,
         MARK + HEADER,
-        record("h3"),
+        csv_record("h3"),
     )
     csv_file(
         landing,
         "header-spaced.csv",
         b" order_id , customer_id,order_ts ,amount,\tingestion_ts",
-        record("h4"),
+        csv_record("h4"),
     )
     csv_file(
         landing,
         "header-quoted.csv",
         b'"order_id","customer_id","order_ts","amount","ingestion_ts"',
-        record("h5"),
+        csv_record("h5"),
     )
     csv_file(
         landing,
         "header-odd.csv",
         HEADER + b",a\x0bb\x0c\x1c\x1d\x1e\xc2\x85\xe2\x80\xa8",
-        record("h6") + b",x",
+        csv_record("h6") + b",x",
     )
     csv_file(
         landing,
         "header-latin.csv",
         HEADER + b",W\xe4hrung",
-        record("h7") + b",EUR",
+        csv_record("h7") + b",EUR",
         HEADER + b",W\xe4hrung",
-        record("h8") + b",\xa3",
+        csv_record("h8") + b",\xa3",
     )
-    csv_file(landing, "header-long.csv", HEADER + b",y" * 19_000, record(), b"," * 25_004)
-    csv_file(landing, "blank-then-header.csv", *[b" " * 99] * 700, HEADER, record("h9"))
+    csv_file(landing, "header-long.csv", HEADER + b",y" * 19_000, csv_record(), b"," * 25_004)
+    csv_file(landing, "blank-then-header.csv", *[b" " * 99] * 700, HEADER, csv_record("h9"))
     csv_file(
         landing,
         "order.csv",
@@ -423,22 +423,22 @@ def write_everything(landing: Path) -> None:
         (date(2024, 1, 5), "2024-01-05T15:00:00Z"),
         (date(2024, 1, 6), "2024-01-06T00:00:00Z"),
     ):
-        with (folder(landing, arrival) / "part-0.jsonl").open("ab") as file:
+        with (make_folder(landing, arrival) / "part-0.jsonl").open("ab") as file:
             file.write(json_line(order_ts=text, ingestion_ts=text) + b"\nrejected\n")
 
     # What is no order file.
-    (here / "_control.json").write_text('{"rows": "12", "amount": 3.50}')
-    (here / "_SUCCESS").write_bytes(b"")
-    (here / ".hidden.jsonl").write_bytes(json_line(order_id="hidden"))
-    (here / "_other.jsonl").write_bytes(json_line(order_id="hidden"))
+    (day_folder / "_control.json").write_text('{"rows": "12", "amount": 3.50}')
+    (day_folder / "_SUCCESS").write_bytes(b"")
+    (day_folder / ".hidden.jsonl").write_bytes(json_line(order_id="hidden"))
+    (day_folder / "_other.jsonl").write_bytes(json_line(order_id="hidden"))
     for name in ("a.jsonl.tmp", "b.csv.part", "c.jsonl.gz.tmp", "d.tmp"):
-        (here / name).write_bytes(json_line(order_id="hidden"))
-    (here / "_temporary").mkdir()
-    (here / "_temporary" / "a.jsonl").write_bytes(json_line(order_id="below"))
+        (day_folder / name).write_bytes(json_line(order_id="hidden"))
+    (day_folder / "_temporary").mkdir()
+    (day_folder / "_temporary" / "a.jsonl").write_bytes(json_line(order_id="below"))
     for name in ("notes.txt", "a.JSONL", "a.csv.zip", "a.parquet.gz", "jsonl", "a.csv\n", "b.xlsx"):
-        (here / name).write_bytes(json_line(order_id="unknown"))
-    (here / "sub.jsonl").mkdir()
-    (here / "sub.jsonl" / "a.jsonl").write_bytes(json_line(order_id="below"))
+        (day_folder / name).write_bytes(json_line(order_id="unknown"))
+    (day_folder / "sub.jsonl").mkdir()
+    (day_folder / "sub.jsonl" / "a.jsonl").write_bytes(json_line(order_id="below"))
 
 
 @pytest.fixture(scope="module")
@@ -446,32 +446,32 @@ def everything(spark, tmp_path_factory: pytest.TempPathFactory) -> dict:
     """The landing with everything in it, read by the pipeline's code and by the model."""
     landing = tmp_path_factory.mktemp("a landing %41+[x]")
     write_everything(landing)
-    found = probe_files(spark, str(landing), ORDER_LINES, WINDOW.widen_by(before=1))
-    read = read_versions(read_lines(spark, found, ORDER_LINES), ORDER_LINES, ZONE)
+    listed = probe_files(spark, str(landing), ORDER_LINES, WINDOW.widen_by(before=1))
+    read = read_versions(read_lines(spark, listed, ORDER_LINES), ORDER_LINES, ZONE)
     columns = read.selectExpr(
         "log_date", "arrival_date", "source_file", "_text text", "_reason reason", "order_id", "customer_id",
         "unix_micros(order_ts) order_ts", "amount", "unix_micros(ingestion_ts) ingestion_ts",
     )  # fmt: skip
     rows = [row.asDict() for row in columns.collect()]
     model = run_model(landing, start=WINDOW.start, end=WINDOW.end, window_days=7, timezone=ZONE)
-    return {"found": found, "rows": rows, "model": model}
+    return {"found": listed, "rows": rows, "model": model}
 
 
-def micros(moment: datetime) -> int:
+def to_micros(moment: datetime) -> int:
     return (moment - datetime(1970, 1, 1, tzinfo=timezone.utc)) // timedelta(microseconds=1)
 
 
-def per_day(found: LandingFiles, days: Iterable[date]) -> dict[date, int]:
+def lines_per_day(listed: LandingFiles, days: Iterable[date]) -> dict[date, int]:
     """Lines by arrival day, by the count that knows nothing of parsing."""
     return {
         day: sum(
-            n for name, n in found.line_counts.items() if name.startswith(f"arrival_date={day}/")
+            n for name, n in listed.line_counts.items() if name.startswith(f"arrival_date={day}/")
         )
         for day in days
     }
 
 
-def accepted(everything: dict, name: str) -> Counter:
+def accepted_rows(everything: dict, name: str) -> Counter:
     return Counter(
         (row["order_id"], row["customer_id"], str(row["amount"]))
         for row in everything["rows"]
@@ -479,7 +479,7 @@ def accepted(everything: dict, name: str) -> Counter:
     )
 
 
-def rejected(everything: dict, name: str) -> Counter:
+def rejected_rows(everything: dict, name: str) -> Counter:
     return Counter(
         row["text"]
         for row in everything["rows"]
@@ -489,78 +489,82 @@ def rejected(everything: dict, name: str) -> Counter:
 
 @pytest.mark.parametrize(("name", "lines"), [("lines.jsonl", JSON_LINES), ("records.csv", RECORDS)])
 def test_lines_by_hand(everything: dict, name: str, lines: list) -> None:
-    assert accepted(everything, name) == Counter(x for _, x in lines if x is not None)
-    assert rejected(everything, name) == Counter(
+    assert accepted_rows(everything, name) == Counter(x for _, x in lines if x is not None)
+    assert rejected_rows(everything, name) == Counter(
         line.decode(errors="replace") for line, x in lines if x is None
     )
 
 
 def test_parquet_by_hand(everything: dict) -> None:
-    found = {name: accepted(everything, f"{name}.parquet") for name in PARQUET}
-    assert found == {name: Counter(rows) for name, (_, rows) in PARQUET.items()}
-    left = {name: rejected(everything, f"{name}.parquet").total() for name in PARQUET}
-    assert left == {name: content.num_rows - len(rows) for name, (content, rows) in PARQUET.items()}
+    actual = {name: accepted_rows(everything, f"{name}.parquet") for name in PARQUET}
+    assert actual == {name: Counter(rows) for name, (_, rows) in PARQUET.items()}
+    rejected_counts = {
+        name: rejected_rows(everything, f"{name}.parquet").total() for name in PARQUET
+    }
+    assert rejected_counts == {
+        name: content.num_rows - len(rows) for name, (content, rows) in PARQUET.items()
+    }
 
 
 def test_a_rejected_parquet_row_is_kept_as_json(everything: dict) -> None:
-    texts = rejected(everything, "decimal.parquet")
+    texts = rejected_rows(everything, "decimal.parquet")
     assert [json.loads(text) for text in texts] == [{**GOOD, "order_id": "p1", "amount": "12.3450"}]
-    assert set(rejected(everything, "other-columns.parquet")) == {'{"x":"1"}', '{"x":"2"}'}
+    assert set(rejected_rows(everything, "other-columns.parquet")) == {'{"x":"1"}', '{"x":"2"}'}
 
 
 def test_timestamps_of_parquet_are_exact(everything: dict) -> None:
-    seen = {}
+    timestamps = {}
     for row in everything["rows"]:
         stem = row["source_file"].rpartition("/")[2].removesuffix(".parquet")
         if stem in PARQUET and row["reason"] is None:
-            seen.setdefault(stem, {})[row["order_id"]] = row["order_ts"]
+            timestamps.setdefault(stem, {})[row["order_id"]] = row["order_ts"]
     first = 1704189600123456
-    assert seen["micros-utc"] == seen["micros-tokyo"] == seen["micros-naive"]
-    assert seen["micros-utc"] == {"p0": first, "p1": 1704193200000000}
+    assert timestamps["micros-utc"] == timestamps["micros-tokyo"] == timestamps["micros-naive"]
+    assert timestamps["micros-utc"] == {"p0": first, "p1": 1704193200000000}
     # Digits beyond the microsecond are cut off, before 1970 too.
-    assert seen["nanos-naive"] == seen["nanos-utc"] == {"p0": first, "p1": -1}
-    assert seen["int96"] == {"p0": first, "p1": 1704189600000000}
-    assert seen["dates"] == {"p0": 1704153600000000, "p1": -86400000000}
+    assert timestamps["nanos-naive"] == timestamps["nanos-utc"] == {"p0": first, "p1": -1}
+    assert timestamps["int96"] == {"p0": first, "p1": 1704189600000000}
+    assert timestamps["dates"] == {"p0": 1704153600000000, "p1": -86400000000}
 
 
 def test_csv_headers_by_hand(everything: dict) -> None:
-    one = {"header-late.csv": "h1", "header-spaced.csv": "h4", "header-quoted.csv": "h5", "header-odd.csv": "h6", "blank-then-header.csv": "h9", "zipped.csv.gz": "z4"}  # fmt: skip
-    for name, order_id in one.items():
-        assert accepted(everything, name) == {(order_id, "c1", "1.50"): 1}, name
-        assert not rejected(everything, name), name
-    assert accepted(everything, "header-again.csv") == {
+    expected = {"header-late.csv": "h1", "header-spaced.csv": "h4", "header-quoted.csv": "h5", "header-odd.csv": "h6", "blank-then-header.csv": "h9", "zipped.csv.gz": "z4"}  # fmt: skip
+    for name, order_id in expected.items():
+        assert accepted_rows(everything, name) == {(order_id, "c1", "1.50"): 1}, name
+        assert not rejected_rows(everything, name), name
+    assert accepted_rows(everything, "header-again.csv") == {
         ("h2", "c1", "1.50"): 1,
         ("h3", "c1", "1.50"): 1,
     }
-    assert not rejected(everything, "header-again.csv")
-    assert accepted(everything, "header-latin.csv") == {("h7", "c1", "1.50"): 1}
-    assert len(rejected(everything, "header-latin.csv")) == 1
-    assert accepted(everything, "order.csv") == {("h10", "c9", "2.00"): 1}
-    assert accepted(everything, "no-customer.csv") == {("h11", None, "2.00"): 1}
+    assert not rejected_rows(everything, "header-again.csv")
+    assert accepted_rows(everything, "header-latin.csv") == {("h7", "c1", "1.50"): 1}
+    assert len(rejected_rows(everything, "header-latin.csv")) == 1
+    assert accepted_rows(everything, "order.csv") == {("h10", "c9", "2.00"): 1}
+    assert accepted_rows(everything, "no-customer.csv") == {("h11", None, "2.00"): 1}
     counts = {"header-long.csv": 2, "header-only.csv": 0, "header-no-end.csv": 0, "empty.csv": 0, "mark.csv": 0, "nothing.csv.gz": 0}  # fmt: skip
     for name, count in counts.items():
-        assert not accepted(everything, name), name
-        assert rejected(everything, name).total() == count, name
+        assert not accepted_rows(everything, name), name
+        assert rejected_rows(everything, name).total() == count, name
 
 
 def test_json_files_by_hand(everything: dict) -> None:
-    ids = {name: sorted(x[0] for x in accepted(everything, name)) for name in ("ends.jsonl", "not-ends.json", "zipped.jsonl.gz", "zipped.json.gz")}  # fmt: skip
+    ids = {name: sorted(x[0] for x in accepted_rows(everything, name)) for name in ("ends.jsonl", "not-ends.json", "zipped.jsonl.gz", "zipped.json.gz")}  # fmt: skip
     assert ids == {
         "ends.jsonl": ["e1", "e2", "e3", "e4"],
         "not-ends.json": ["n1"],
         "zipped.jsonl.gz": ["z1"],
         "zipped.json.gz": ["z2", "z3"],
     }
-    assert not rejected(everything, "ends.jsonl")
-    assert rejected(everything, "zipped.jsonl.gz") == {"no": 1}
-    assert rejected(everything, "not-ends.json").total() == 1
+    assert not rejected_rows(everything, "ends.jsonl")
+    assert rejected_rows(everything, "zipped.jsonl.gz") == {"no": 1}
+    assert rejected_rows(everything, "not-ends.json").total() == 1
     for n, name in enumerate(NAMES):
-        assert accepted(everything, name) == {(f"name-{n}", "c1", "1.50"): 1}, name
+        assert accepted_rows(everything, name) == {(f"name-{n}", "c1", "1.50"): 1}, name
 
 
 def test_everything_reads_as_in_the_model(everything: dict) -> None:
-    rows, model, found = everything["rows"], everything["model"], everything["found"]
-    assert found.broken == {}
+    rows, model, listed = everything["rows"], everything["model"], everything["found"]
+    assert listed.broken == {}
     raw = Counter(
         tuple(row[n] for n in ("log_date", "arrival_date", "source_file", *ORDER_LINES.fields))
         for row in rows
@@ -568,7 +572,7 @@ def test_everything_reads_as_in_the_model(everything: dict) -> None:
     )
     assert raw == Counter(
         (row["log_date"], row["arrival_date"], row["source_file"], row["order_id"], row["customer_id"],
-         micros(row["order_ts"]), row["amount"], micros(row["ingestion_ts"]))
+         to_micros(row["order_ts"]), row["amount"], to_micros(row["ingestion_ts"]))
         for row in model.raw
     )  # fmt: skip
     # A Parquet row has no text of its own.
@@ -581,7 +585,7 @@ def test_everything_reads_as_in_the_model(everything: dict) -> None:
         (row["source_file"], None if row["source_file"].endswith(".parquet") else row["text"])
         for row in model.rejected
     )
-    assert per_day(found, WINDOW) == model.landed
+    assert lines_per_day(listed, WINDOW) == model.landed
     early = Counter(
         row["arrival_date"]
         for row in rows
@@ -592,14 +596,14 @@ def test_everything_reads_as_in_the_model(everything: dict) -> None:
 
 def test_lines_are_conserved(everything: dict) -> None:
     """The count that knows nothing of parsing agrees with what parsing gives."""
-    seen = Counter(row["arrival_date"] for row in everything["rows"])
-    assert seen == per_day(everything["found"], seen)
+    counts = Counter(row["arrival_date"] for row in everything["rows"])
+    assert counts == lines_per_day(everything["found"], counts)
     assert all(row["text"] is not None for row in everything["rows"] if row["reason"])
 
 
 def test_what_is_no_order_file_is_left_alone(everything: dict) -> None:
-    found = everything["found"]
-    names = {name.rpartition("/")[2] for name in found.unknown[DAY]}
+    listed = everything["found"]
+    names = {name.rpartition("/")[2] for name in listed.unknown[DAY]}
     assert names == {
         "notes.txt",
         "a.JSONL",
@@ -610,20 +614,20 @@ def test_what_is_no_order_file_is_left_alone(everything: dict) -> None:
         "b.xlsx",
         "sub.jsonl",
     }
-    assert found.controls == {DAY: Control(12, Decimal("3.50"))}
-    assert found.bad_controls == {}
+    assert listed.controls == {DAY: Control(12, Decimal("3.50"))}
+    assert listed.bad_controls == {}
     assert not {"hidden", "unknown", "below"} & {row["order_id"] for row in everything["rows"]}
 
 
 def test_broken_files_are_named_and_hide_no_other(spark, tmp_path: Path) -> None:
-    here = folder(tmp_path)
+    day_folder = make_folder(tmp_path)
     good = json_line() + b"\n"
     many = b"".join(json_line(order_id=f"{n * 7919 % 99991}") + b"\n" for n in range(3000))
     whole = gzip.compress(many)
     flipped = bytearray(whole)
     flipped[len(whole) // 2] ^= 0xFF
-    pq.write_table(table(5000), here / "whole.parquet")
-    footer = (here / "whole.parquet").read_bytes()
+    pq.write_table(orders_table(5000), day_folder / "whole.parquet")
+    footer = (day_folder / "whole.parquet").read_bytes()
     broken = {
         "a.json.gz": whole[:-9],
         "b b+%41.jsonl.gz": b"not gzip at all",
@@ -635,39 +639,43 @@ def test_broken_files_are_named_and_hide_no_other(spark, tmp_path: Path) -> None
         "h.parquet": footer[:4] + b"\xff" * 200 + footer[204:],
     }
     for name, data in broken.items():
-        (here / name).write_bytes(data)
-    amounts = pa.table([*table(1).columns, pa.array(["1"])], [*table(1).column_names, "Amount"])
-    pq.write_table(amounts, here / "i.parquet")
+        (day_folder / name).write_bytes(data)
+    amounts = pa.table(
+        [*orders_table(1).columns, pa.array(["1"])], [*orders_table(1).column_names, "Amount"]
+    )
+    pq.write_table(amounts, day_folder / "i.parquet")
     # Their names begin as that of a broken file does, or the other way round.
     for name in ("a.json", "a.jsonl", "c.csv", "zz.jsonl"):
-        (here / name).write_bytes(HEADER + b"\n" + record() if name.endswith("csv") else good)
-    (folder(tmp_path, date(2024, 1, 3)) / "a.json.gz").write_bytes(gzip.compress(good))
+        (day_folder / name).write_bytes(
+            HEADER + b"\n" + csv_record() if name.endswith("csv") else good
+        )
+    (make_folder(tmp_path, date(2024, 1, 3)) / "a.json.gz").write_bytes(gzip.compress(good))
 
-    found = probe_files(spark, str(tmp_path), ORDER_LINES, WINDOW)
+    listed = probe_files(spark, str(tmp_path), ORDER_LINES, WINDOW)
 
-    assert sorted(file.name for file in found.broken) == [*broken, "i.parquet"]
-    assert all(file.arrival_date == DAY and why for file, why in found.broken.items())
-    said = found.broken_on(DAY)
+    assert sorted(file.name for file in listed.broken) == [*broken, "i.parquet"]
+    assert all(file.arrival_date == DAY and reason for file, reason in listed.broken.items())
+    messages = listed.broken_on(DAY)
     assert any(
         x.startswith(f"arrival_date={DAY}/a.json.gz (LandingError: broken gzip: it ends in")
-        for x in said
+        for x in messages
     )
-    assert any("i.parquet" in x and "more than one column is named amount" in x for x in said)
-    assert found.broken_on(date(2024, 1, 3)) == []
+    assert any("i.parquet" in x and "more than one column is named amount" in x for x in messages)
+    assert listed.broken_on(date(2024, 1, 3)) == []
     lines = Counter(
-        row[0] for row in read_lines(spark, found, ORDER_LINES).select("source_file").collect()
+        row[0] for row in read_lines(spark, listed, ORDER_LINES).select("source_file").collect()
     )
     rest = {"a.json": 1, "a.jsonl": 1, "c.csv": 1, "zz.jsonl": 1, "whole.parquet": 5000}
     assert lines == {
         **{f"arrival_date={DAY}/{name}": count for name, count in rest.items()},
         "arrival_date=2024-01-03/a.json.gz": 1,
     }
-    assert per_day(found, (DAY, date(2024, 1, 3))) == {DAY: 5004, date(2024, 1, 3): 1}
+    assert lines_per_day(listed, (DAY, date(2024, 1, 3))) == {DAY: 5004, date(2024, 1, 3): 1}
 
 
 def test_a_csv_file_without_the_header_of_orders_is_broken(spark, tmp_path: Path) -> None:
     """Its first line would be lost, and all others rejected for want of fields."""
-    lines = [record("first"), record("second")]
+    lines = [csv_record("first"), csv_record("second")]
     all_of_them = "its first line is not a header with order_id, order_ts, amount, ingestion_ts"
     broken = {
         "missing.csv": (lines, all_of_them),
@@ -682,7 +690,7 @@ def test_a_csv_file_without_the_header_of_orders_is_broken(spark, tmp_path: Path
             [HEADER.replace(b"order_id", b"id"), *lines],
             "its first line is not a header with order_id",
         ),
-        "quote.csv": ([record('"x'), *lines], "its first line is not a header: unexpected end"),
+        "quote.csv": ([csv_record('"x'), *lines], "its first line is not a header: unexpected end"),
         "quoted.csv": ([HEADER + b',"x', *lines], "its first line is not a header: unexpected end"),
         "long.csv": ([b"x" * 200_000, b"order"], "its first line is not a header: field larger"),
         "twice.csv": ([HEADER + b",amount", *lines], "more than one column is named amount"),
@@ -691,20 +699,20 @@ def test_a_csv_file_without_the_header_of_orders_is_broken(spark, tmp_path: Path
     for name, (content, _) in broken.items():
         csv_file(tmp_path, name, *content)
     csv_file(tmp_path, "whole.csv", HEADER, *lines)
-    found = probe_files(spark, str(tmp_path), ORDER_LINES, WINDOW)
-    assert {file.name for file in found.broken} == broken.keys()
-    for file, why in found.broken.items():
-        assert why.startswith(f"LandingError: {broken[file.name][1]}"), file.name
-        assert len(why) < 400
+    listed = probe_files(spark, str(tmp_path), ORDER_LINES, WINDOW)
+    assert {file.name for file in listed.broken} == broken.keys()
+    for file, reason in listed.broken.items():
+        assert reason.startswith(f"LandingError: {broken[file.name][1]}"), file.name
+        assert len(reason) < 400
     renamed, cut = ((HEADER.replace(b"order_id", b"id").decode()), "x" * 120)
-    said = {file.name: why for file, why in found.broken.items()}
-    assert said["renamed.csv"].endswith(f"with order_id: it is {renamed}")
-    assert f": it is {cut}" in said["long.csv"]
-    assert [file.name for file in found.files] == ["whole.csv"]
+    reasons = {file.name: reason for file, reason in listed.broken.items()}
+    assert reasons["renamed.csv"].endswith(f"with order_id: it is {renamed}")
+    assert f": it is {cut}" in reasons["long.csv"]
+    assert [file.name for file in listed.files] == ["whole.csv"]
     # The model, which knows of no width that is too much, says the same.
     for name in broken.keys() - {"wide.csv"}:
         alone = tmp_path / "alone" / name
-        (folder(alone) / name).write_bytes((folder(tmp_path) / name).read_bytes())
+        (make_folder(alone) / name).write_bytes((make_folder(tmp_path) / name).read_bytes())
         with pytest.raises(OSError, match="no header of orders"):
             run_model(alone, start=DAY, end=WINDOW.end, window_days=7, timezone=ZONE)
 
@@ -714,22 +722,22 @@ def test_a_folder_has_only_so_many_headers(spark, tmp_path: Path, monkeypatch) -
     monkeypatch.setattr(reading, "_MOST_KINDS", 3)
     for n in range(4):
         for name in (f"{n}.csv", f"{n}-again.csv"):
-            csv_file(tmp_path, name, HEADER + b",more%d" % n, record() + b",x")
-    pq.write_table(table(2), folder(tmp_path) / "z.parquet")
-    found = probe_files(spark, str(tmp_path), ORDER_LINES, WINDOW)
-    assert [file.name for file in found.broken] == ["3-again.csv", "3.csv", "z.parquet"]
-    assert {*found.broken.values()} == {"LandingError: its folder has more than 3 headers"}
-    assert sum(found.line_counts.values()) == len(found.files) == 6
+            csv_file(tmp_path, name, HEADER + b",more%d" % n, csv_record() + b",x")
+    pq.write_table(orders_table(2), make_folder(tmp_path) / "z.parquet")
+    listed = probe_files(spark, str(tmp_path), ORDER_LINES, WINDOW)
+    assert [file.name for file in listed.broken] == ["3-again.csv", "3.csv", "z.parquet"]
+    assert {*listed.broken.values()} == {"LandingError: its folder has more than 3 headers"}
+    assert sum(listed.line_counts.values()) == len(listed.files) == 6
 
 
 def test_a_file_name_that_is_no_text_is_a_broken_file(spark, tmp_path: Path) -> None:
-    odd = bytes(folder(tmp_path)) + b"/\xff.jsonl"
+    odd = bytes(make_folder(tmp_path)) + b"/\xff.jsonl"
     try:
         Path(odd.decode(errors="surrogateescape")).write_bytes(json_line())
     except OSError:
         pytest.skip("this file system takes no such name")
-    found = probe_files(spark, str(tmp_path), ORDER_LINES, WINDOW)
-    assert found.broken_on(DAY) == [
+    listed = probe_files(spark, str(tmp_path), ORDER_LINES, WINDOW)
+    assert listed.broken_on(DAY) == [
         f"arrival_date={DAY}/(a file whose name is not UTF-8) (rename it)"
     ]
 
@@ -745,10 +753,10 @@ def test_without_an_orders_folder_nothing_is_read(spark, tmp_path: Path) -> None
 
 def test_days_without_files_are_empty(spark, tmp_path: Path) -> None:
     (tmp_path / "orders").mkdir()
-    folder(tmp_path)
-    found = probe_files(spark, str(tmp_path), ORDER_LINES, WINDOW)
-    assert (found.files, found.line_counts, found.broken) == ([], {}, {})
-    lines = read_lines(spark, found, ORDER_LINES)
+    make_folder(tmp_path)
+    listed = probe_files(spark, str(tmp_path), ORDER_LINES, WINDOW)
+    assert (listed.files, listed.line_counts, listed.broken) == ([], {}, {})
+    lines = read_lines(spark, listed, ORDER_LINES)
     assert read_versions(lines, ORDER_LINES, "UTC").collect() == []
 
 
@@ -784,15 +792,15 @@ def test_days_without_files_are_empty(spark, tmp_path: Path) -> None:
     ],
 )
 def test_control_files(spark, tmp_path: Path, text: str, control: Control | None) -> None:
-    (folder(tmp_path) / "_control.json").write_bytes(text.encode(errors="surrogateescape"))
-    found = probe_files(spark, str(tmp_path), ORDER_LINES, WINDOW)
-    assert found.controls == ({} if control is None else {DAY: control})
-    assert list(found.control_problems) == ([DAY] if control is None else [])
-    assert len(str(found.control_problems)) < 1000
+    (make_folder(tmp_path) / "_control.json").write_bytes(text.encode(errors="surrogateescape"))
+    listed = probe_files(spark, str(tmp_path), ORDER_LINES, WINDOW)
+    assert listed.controls == ({} if control is None else {DAY: control})
+    assert list(listed.control_problems) == ([DAY] if control is None else [])
+    assert len(str(listed.control_problems)) < 1000
 
 
 def test_a_control_file_that_is_a_folder(spark, tmp_path: Path) -> None:
-    (folder(tmp_path) / "_control.json").mkdir()
+    (make_folder(tmp_path) / "_control.json").mkdir()
     assert (
         "_control.json"
         in probe_files(spark, str(tmp_path), ORDER_LINES, WINDOW).control_problems[DAY]
@@ -804,11 +812,11 @@ def test_a_control_file_that_is_a_folder(spark, tmp_path: Path) -> None:
 RAW_STEP = ["raw_orders", "raw_orders_rejected"]
 
 
-def keys(*days: int) -> set[str]:
+def day_keys(*days: int) -> set[str]:
     return {str(day(n)) for n in days}
 
 
-def conservation(
+def conservation_checks(
     result: dg.ExecuteInProcessResult, name: str = "raw_orders"
 ) -> dict[str, dg.AssetCheckEvaluation]:
     return {
@@ -830,14 +838,14 @@ def test_a_broken_file_fails_its_day_until_it_is_mended(pipeline: Pipeline) -> N
     name = f"arrival_date={day(3)}/part 1.jsonl.gz"
     assert name in pipeline.failure(result)
     for table_name in RAW_STEP:
-        assert pipeline.materialized(table_name) == keys(1, 2, 4, 5)
-    assert {str(row["log_date"]) for row in pipeline.rows("raw_orders")} == keys(1, 2, 4, 5)
-    assert {str(row["arrival_date"]) for row in pipeline.rows("raw_orders_rejected")} == keys(
+        assert pipeline.materialized(table_name) == day_keys(1, 2, 4, 5)
+    assert {str(row["log_date"]) for row in pipeline.rows("raw_orders")} == day_keys(1, 2, 4, 5)
+    assert {str(row["arrival_date"]) for row in pipeline.rows("raw_orders_rejected")} == day_keys(
         1, 2, 4, 5
     )
-    checks = conservation(result)
+    checks = conservation_checks(result)
     assert {k: (c.passed, c.severity.value) for k, c in checks.items()} == {
-        **dict.fromkeys(keys(1, 2, 5), (True, "ERROR")),
+        **dict.fromkeys(day_keys(1, 2, 5), (True, "ERROR")),
         str(day(3)): (False, "ERROR"),
         str(day(4)): (False, "WARN"),
     }
@@ -846,9 +854,9 @@ def test_a_broken_file_fails_its_day_until_it_is_mended(pipeline: Pipeline) -> N
 
     broken.write_bytes(whole)
     mended = pipeline.run(3, 4, RAW_STEP)
-    assert all(check.passed for check in conservation(mended).values())
+    assert all(check.passed for check in conservation_checks(mended).values())
     for table_name in RAW_STEP:
-        assert pipeline.materialized(table_name) == keys(1, 2, 3, 4, 5)
+        assert pipeline.materialized(table_name) == day_keys(1, 2, 3, 4, 5)
     # The line was early: it is logged on the day after its file's.
     logged = sorted((str(row["log_date"]), row["order_id"]) for row in pipeline.rows("raw_orders"))
     assert logged == sorted([*((str(day(n)), f"o{n}") for n in range(1, 6)), (str(day(4)), "late")])
@@ -871,17 +879,17 @@ def test_a_control_file_that_disagrees_blocks_its_day(pipeline: Pipeline) -> Non
 
     result = pipeline.run(1, 7, RAW_STEP, fails=True)
 
-    assert pipeline.materialized("raw_orders") == keys(1, 5, 6)
-    checks = conservation(result)
+    assert pipeline.materialized("raw_orders") == day_keys(1, 5, 6)
+    checks = conservation_checks(result)
     assert "says 2 orders, 1 were read" in checks[str(day(2))].description
     assert "says 10.01 in total, 10.00 was read" in checks[str(day(3))].description
     assert "control.json is not" in checks[str(day(4))].description
     assert "says 1 orders, 0 were read" in checks[str(day(7))].description
-    said = pipeline.failure(result)
-    assert all(str(day(n)) in said for n in (2, 3, 4, 7))
+    message = pipeline.failure(result)
+    assert all(str(day(n)) in message for n in (2, 3, 4, 7))
     # The source's totals are about orders: what was rejected is on record.
-    assert pipeline.materialized("raw_orders_rejected") == keys(1, 2, 3, 4, 5, 6, 7)
+    assert pipeline.materialized("raw_orders_rejected") == day_keys(1, 2, 3, 4, 5, 6, 7)
 
     (pipeline.folder(2) / "_control.json").write_text('{"rows": 1, "amount": 10}')
     pipeline.run(2, 2, RAW_STEP)
-    assert pipeline.materialized("raw_orders") == keys(1, 2, 5, 6)
+    assert pipeline.materialized("raw_orders") == day_keys(1, 2, 5, 6)

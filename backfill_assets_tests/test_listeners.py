@@ -57,8 +57,8 @@ def stranger(*user: int) -> Iterator[tuple[int, subprocess.Popen[str]]]:
 
 
 def test_who_listens():
-    with socket.create_server(("127.0.0.1", 0)) as own:
-        port = own.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
         assert port_users(port) == {os.geteuid()}
         raise_if_foreign_port(port)
         with socket.create_connection(("127.0.0.1", port)):  # is no listener of its own port
@@ -72,11 +72,11 @@ def test_who_listens():
 def test_who_listens_elsewhere(address):
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
-        own = socket.create_server((address, 0), family=family)
+        server = socket.create_server((address, 0), family=family)
     except OSError:
         pytest.skip("no such address here")
-    with own:
-        assert port_users(own.getsockname()[1]) == {os.geteuid()}
+    with server:
+        assert port_users(server.getsockname()[1]) == {os.geteuid()}
 
 
 def test_where_the_system_does_not_tell_nothing_is_refused(monkeypatch, tmp_path):
@@ -109,7 +109,7 @@ def test_a_stranger_at_the_engines_port_is_not_sent_the_token(monkeypatch):
             "from backfill_assets.settings import load_settings\n"
             "Engine.of(load_settings()).spark_session\n"
         )
-        done = subprocess.run(
+        result = subprocess.run(
             [sys.executable, "-W", "ignore", "-c", code],
             env={**os.environ, "SPARK_REMOTE": url},
             cwd=PROJECT,
@@ -117,7 +117,7 @@ def test_a_stranger_at_the_engines_port_is_not_sent_the_token(monkeypatch):
             text=True,
             check=False,
         )
-        assert f"user id {NOBODY}" in done.stderr.splitlines()[-1]
+        assert f"user id {NOBODY}" in result.stderr.splitlines()[-1]
         process.kill()
         assert "hush" not in process.stdout.read()
 

@@ -31,14 +31,14 @@ def orders(tmp_path: Path) -> Path:
     return folder
 
 
-def put(orders: Path, name: str, n: int = 1, text: str = "x") -> Path:
+def put_file(orders: Path, name: str, n: int = 1, text: str = "x") -> Path:
     path = orders / f"arrival_date={day(n)}" / name
     path.parent.mkdir(exist_ok=True)
     path.write_text(text)
     return path
 
 
-def found(orders: Path, **how) -> listing.Listing:
+def list_orders(orders: Path, **how) -> listing.Listing:
     return list_landing(str(orders.parent), ORDER_LINES, **how)
 
 
@@ -48,9 +48,9 @@ def test_without_its_folder_the_landing_is_a_wrong_setting(tmp_path):
 
 
 def test_nothing_has_landed(orders):
-    assert found(orders).folders == {}
-    assert found(orders, days=[day(1)]).folders == {}
-    assert found(orders, days=[day(1)]).requested_days == {day(1)}
+    assert list_orders(orders).folders == {}
+    assert list_orders(orders, days=[day(1)]).folders == {}
+    assert list_orders(orders, days=[day(1)]).requested_days == {day(1)}
 
 
 # --- names ----------------------------------------------------------------------------------------
@@ -73,8 +73,8 @@ def test_nothing_has_landed(orders):
     ],
 )
 def test_known_names(orders, name):
-    put(orders, name)
-    (folder,) = found(orders).folders.values()
+    put_file(orders, name)
+    (folder,) = list_orders(orders).folders.values()
     assert list(folder.files) == [f"{NAME}/{name}"]
     assert not folder.unknown_files
     (entry,) = folder.files.values()
@@ -98,8 +98,8 @@ def test_known_names(orders, name):
 )
 def test_hidden_and_unfinished_names(orders, name):
     """As if they were not there; the folder is."""
-    put(orders, name)
-    (folder,) = found(orders).folders.values()
+    put_file(orders, name)
+    (folder,) = list_orders(orders).folders.values()
     assert not folder.files
     assert not folder.unknown_files
 
@@ -109,8 +109,8 @@ def test_hidden_and_unfinished_names(orders, name):
     ["part-0.txt", "part-0.parquet.gz", "part-0.JSONL", "part-0", "jsonl", "part-0.jsonl.bak"],
 )
 def test_unknown_kinds_are_named(orders, name):
-    put(orders, name)
-    (folder,) = found(orders).folders.values()
+    put_file(orders, name)
+    (folder,) = list_orders(orders).folders.values()
     assert not folder.files
     assert folder.unknown_files == (f"{NAME}/{name}",)
 
@@ -120,30 +120,30 @@ def test_folders_within_are_no_files(orders):
     (orders / NAME / "more.jsonl" / "part-0.jsonl").write_text("x")
     (orders / NAME / "_hidden").mkdir()
     for how in ({}, {"days": [day(1)]}):
-        (folder,) = found(orders, **how).folders.values()
+        (folder,) = list_orders(orders, **how).folders.values()
         assert not folder.files
         assert folder.unknown_files == (f"{NAME}/more.jsonl",)
 
 
 def test_a_name_that_is_not_utf_8(orders):
-    put(orders, "part-0.jsonl")
-    put(orders, "part-0.jsonl", 2)
-    put(orders, os.fsdecode(b"\xff.jsonl"))
-    put(orders, os.fsdecode(b"\xfe.jsonl"))
-    assert refused(orders) == {UNDECODABLE_NAME: "rename it"}
-    assert list(found(orders).files_on(day(2))) == [f"arrival_date={day(2)}/part-0.jsonl"]
+    put_file(orders, "part-0.jsonl")
+    put_file(orders, "part-0.jsonl", 2)
+    put_file(orders, os.fsdecode(b"\xff.jsonl"))
+    put_file(orders, os.fsdecode(b"\xfe.jsonl"))
+    assert refused_files(orders) == {UNDECODABLE_NAME: "rename it"}
+    assert list(list_orders(orders).files_on(day(2))) == [f"arrival_date={day(2)}/part-0.jsonl"]
 
 
 # --- what is not opened ---------------------------------------------------------------------------
 
 
-def refused(orders: Path, n: int = 1) -> dict[str, str]:
+def refused_files(orders: Path, n: int = 1) -> dict[str, str]:
     """What is refused of a day, by one listing of all and by one of the day alike."""
-    seen = found(orders)
-    assert seen.folders == found(orders, days=seen.folders).folders
-    entries = seen.files_on(day(n)).values()
+    result = list_orders(orders)
+    assert result.folders == list_orders(orders, days=result.folders).folders
+    entries = result.files_on(day(n)).values()
     no = {entry for entry in entries if entry.refused}
-    assert all(not text for entry, text in seen.content_digests(entries).items() if entry in no)
+    assert all(not text for entry, text in result.content_digests(entries).items() if entry in no)
     return {entry.name: entry.refused for entry in no}
 
 
@@ -154,15 +154,15 @@ NOWHERE = "a link that leads nowhere: remove it, or land the file itself"
 def test_links_may_not_lead_out_of_the_landing(orders, tmp_path_factory):
     secret = tmp_path_factory.mktemp("outside") / "secret.jsonl"
     secret.write_text("secret")
-    here = put(orders, "a.jsonl").parent
+    day_folder = put_file(orders, "a.jsonl").parent
     other = orders.parent / "visits"
     other.mkdir()
     (other / "of-another-source.jsonl").write_text("xyz")
     # By way of a link within.
-    (here / "hop").symlink_to(secret.parent)
+    (day_folder / "hop").symlink_to(secret.parent)
     links = {
         "absolute.jsonl": secret,
-        "relative.jsonl": os.path.relpath(secret, here),
+        "relative.jsonl": os.path.relpath(secret, day_folder),
         "hop.jsonl": "hop/secret.jsonl",
         "_control.json": secret,
         "folder.jsonl": "/etc",
@@ -173,65 +173,67 @@ def test_links_may_not_lead_out_of_the_landing(orders, tmp_path_factory):
         "other.jsonl": "../../visits/of-another-source.jsonl",
     }
     for name, target in links.items():
-        (here / name).symlink_to(target)
-    assert refused(orders) == {
+        (day_folder / name).symlink_to(target)
+    assert refused_files(orders) == {
         **dict.fromkeys(["absolute.jsonl", "relative.jsonl", "hop.jsonl", "_control.json"], OUT),
         "folder.jsonl": OUT,
         **dict.fromkeys(["dangling.jsonl", "through-a-file.jsonl"], NOWHERE),
         "loop.jsonl": "a link that leads to itself: remove it",
     }
-    folder = found(orders).folders[day(1)]
+    folder = list_orders(orders).folders[day(1)]
     assert folder.files[f"{NAME}/other.jsonl"].size == 3
-    assert digests(orders)["fine.jsonl"] == digests(orders)["a.jsonl"]
+    assert file_digests(orders)["fine.jsonl"] == file_digests(orders)["a.jsonl"]
     assert folder.unknown_files == (f"{NAME}/hop",)
 
 
 def test_links_of_the_deployment_itself_are_fine(orders, tmp_path_factory):
     """The landing may be a link, and so may the folder of a source in it."""
-    put(orders, "a.jsonl")
+    put_file(orders, "a.jsonl")
     (orders / NAME / "link.jsonl").symlink_to("a.jsonl")
     place = tmp_path_factory.mktemp("elsewhere")
     (place / "landing").mkdir()
     (place / "landing" / "orders").symlink_to(orders)
     (place / "link").symlink_to("landing")
     for root in (place / "landing", place / "link"):
-        seen = list_landing(str(root), ORDER_LINES)
-        assert seen.folders == list_landing(str(root), ORDER_LINES, [day(1)]).folders
-        assert [entry.refused for entry in seen.files_on(day(1)).values()] == ["", ""]
+        result = list_landing(str(root), ORDER_LINES)
+        assert result.folders == list_landing(str(root), ORDER_LINES, [day(1)]).folders
+        assert [entry.refused for entry in result.files_on(day(1)).values()] == ["", ""]
 
 
 def test_folders_that_are_links(orders, tmp_path_factory):
     outside = tmp_path_factory.mktemp("outside")
     (outside / "a.jsonl").write_text("secret")
-    put(orders, "a.jsonl", 4)
+    put_file(orders, "a.jsonl", 4)
     for n, target in enumerate([outside, "nothing", f"arrival_date={day(4)}", "/etc/passwd"], 1):
         link = orders / f"arrival_date={day(n if n < 4 else 5)}"
         link.symlink_to(target)
-    assert refused(orders, 1) == {"": OUT}
-    assert refused(orders, 2) == {"": NOWHERE}
-    assert list(found(orders).files_on(day(3))) == [f"arrival_date={day(3)}/a.jsonl"]
-    assert refused(orders, 5) == {"": OUT}
+    assert refused_files(orders, 1) == {"": OUT}
+    assert refused_files(orders, 2) == {"": NOWHERE}
+    assert list(list_orders(orders).files_on(day(3))) == [f"arrival_date={day(3)}/a.jsonl"]
+    assert refused_files(orders, 5) == {"": OUT}
 
 
 def test_a_file_in_the_place_of_a_folder(orders):
     (orders / NAME).write_text("x")
-    put(orders, "a.jsonl", 2)
-    assert refused(orders) == {"": "NotADirectoryError: Not a directory"}
-    assert refused(orders, 2) == {}
+    put_file(orders, "a.jsonl", 2)
+    assert refused_files(orders) == {"": "NotADirectoryError: Not a directory"}
+    assert refused_files(orders, 2) == {}
 
 
 def test_pipes_and_sockets_are_not_opened(orders):
-    here = put(orders, "a.jsonl").parent
-    os.mkfifo(here / "pipe.jsonl")
-    os.mkfifo(here / "_control.json")
-    (here / "link.jsonl").symlink_to("pipe.jsonl")
+    day_folder = put_file(orders, "a.jsonl").parent
+    os.mkfifo(day_folder / "pipe.jsonl")
+    os.mkfifo(day_folder / "_control.json")
+    (day_folder / "link.jsonl").symlink_to("pipe.jsonl")
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(orders / "s"))
-        (orders / "s").rename(here / "socket.jsonl")
-    assert refused(orders) == {"_control.json": "not a file"}
+        (orders / "s").rename(day_folder / "socket.jsonl")
+    assert refused_files(orders) == {"_control.json": "not a file"}
     names = ("link.jsonl", "pipe.jsonl", "socket.jsonl")
-    assert found(orders).folders[day(1)].unknown_files == tuple(f"{NAME}/{name}" for name in names)
-    assert digests(orders).keys() == {"_control.json", "a.jsonl"}
+    assert list_orders(orders).folders[day(1)].unknown_files == tuple(
+        f"{NAME}/{name}" for name in names
+    )
+    assert file_digests(orders).keys() == {"_control.json", "a.jsonl"}
 
 
 def make_anything(path: Path, chance: random.Random, targets: Sequence[object]) -> None:
@@ -266,8 +268,8 @@ def test_whatever_lies_there(orders, tmp_path_factory, seed):
             file = chance.choice(stems) + chance.choice(ends)
             make_anything(orders / name / file, chance, targets)
     for n in range(1, 6):
-        refused(orders, n)
-        opened = [e for e in found(orders).files_on(day(n)).values() if not e.refused]
+        refused_files(orders, n)
+        opened = [e for e in list_orders(orders).files_on(day(n)).values() if not e.refused]
         assert all(Path(entry.path).resolve().is_relative_to(orders.parent) for entry in opened)
 
 
@@ -297,29 +299,29 @@ def open_to_all() -> Iterator[Path]:
 def test_a_folder_that_may_not_be_listed_is_its_days_problem(open_to_all):
     orders = open_to_all
     for n in (1, 2, 3):
-        put(orders, "a.jsonl", n)
+        put_file(orders, "a.jsonl", n)
     (orders / NAME).chmod(0)
     # Its names may be listed, but nothing else.
     (orders / f"arrival_date={day(2)}").chmod(0o444)
     try:
         with as_nobody():
-            assert refused(orders, 1) == {"": "PermissionError: Permission denied"}
-            assert refused(orders, 2) == {"a.jsonl": "PermissionError: Permission denied"}
-            assert refused(orders, 3) == {}
+            assert refused_files(orders, 1) == {"": "PermissionError: Permission denied"}
+            assert refused_files(orders, 2) == {"a.jsonl": "PermissionError: Permission denied"}
+            assert refused_files(orders, 3) == {}
     finally:
         for n in (1, 2):
             (orders / f"arrival_date={day(n)}").chmod(0o755)
 
 
 def test_a_landing_that_may_not_be_listed_says_so(open_to_all):
-    put(open_to_all, "a.jsonl")
+    put_file(open_to_all, "a.jsonl")
     open_to_all.chmod(0)
     try:
         with (
             as_nobody(),
             pytest.raises(LandingError, match=r"orders cannot be listed \(Permission"),
         ):
-            found(open_to_all)
+            list_orders(open_to_all)
     finally:
         open_to_all.chmod(0o755)
 
@@ -328,53 +330,53 @@ def test_a_landing_that_may_not_be_listed_says_so(open_to_all):
 
 
 def test_folders_by_arrival_day(orders):
-    put(orders, "a.jsonl")
+    put_file(orders, "a.jsonl")
     (orders / f"arrival_date={day(2)}").mkdir()
-    put(orders, "c.jsonl", 4)
-    seen = found(orders)
-    assert {d: list(folder.files) for d, folder in seen.folders.items()} == {
+    put_file(orders, "c.jsonl", 4)
+    result = list_orders(orders)
+    assert {d: list(folder.files) for d, folder in result.folders.items()} == {
         day(1): [f"{NAME}/a.jsonl"],
         day(2): [],
         day(4): [f"arrival_date={day(4)}/c.jsonl"],
     }
-    assert seen.files_on(day(3)) == {}
-    assert not seen.requested_days
+    assert result.files_on(day(3)) == {}
+    assert not result.requested_days
 
 
 def test_one_listing_of_all_says_what_one_of_each_day_does(orders):
     for n in (1, 2, 4):
-        put(orders, "a.jsonl", n)
-        put(orders, "b.txt", n)
-    asked = [day(n) for n in range(1, 6)]
-    seen = found(orders, days=asked)
-    assert seen.folders == found(orders).folders
-    assert seen.requested_days == {*asked}
-    assert found(orders, days=[day(2)]).folders.keys() == {day(2)}
+        put_file(orders, "a.jsonl", n)
+        put_file(orders, "b.txt", n)
+    requested_days = [day(n) for n in range(1, 6)]
+    result = list_orders(orders, days=requested_days)
+    assert result.folders == list_orders(orders).folders
+    assert result.requested_days == {*requested_days}
+    assert list_orders(orders, days=[day(2)]).folders.keys() == {day(2)}
 
 
 def test_a_store_that_is_no_local_folder_says_the_same(orders, monkeypatch):
     for n in (1, 2, 4):
-        put(orders, "a.jsonl", n)
-        put(orders, "b.txt", n)
+        put_file(orders, "a.jsonl", n)
+        put_file(orders, "b.txt", n)
     (orders / f"arrival_date={day(5)}").mkdir()
     (orders / NAME / "more.jsonl").mkdir()
-    put(orders, "_control.json", 2)
-    local = found(orders)
+    put_file(orders, "_control.json", 2)
+    local = list_orders(orders)
     root = orders.parent
     store = pafs.SubTreeFileSystem(str(root.parent), pafs.LocalFileSystem())
     monkeypatch.setattr(listing, "open_store", lambda _url: (store, root.name))
     for how in ({}, {"days": [day(n) for n in range(1, 7)]}):
-        other = found(orders, **how)
+        other = list_orders(orders, **how)
         assert [*other.folders] == [*local.folders]
         for n, folder in other.folders.items():
             assert folder.unknown_files == local.folders[n].unknown_files
-            mine = local.files_on(n).values()
-            assert [*map(known, folder.files.values())] == [*map(known, mine)]
+            local_files = local.files_on(n).values()
+            assert [*map(entry_fields, folder.files.values())] == [*map(entry_fields, local_files)]
             digests = other.content_digests(folder.files.values()).values()
-            assert {*digests} == {hashlib.sha256(b"x").hexdigest()[:32]} or not mine
+            assert {*digests} == {hashlib.sha256(b"x").hexdigest()[:32]} or not local_files
 
 
-def known(entry: listing.ListedFile) -> tuple:
+def entry_fields(entry: listing.ListedFile) -> tuple:
     return entry.source_file, entry.size, entry.mtime, entry.refused
 
 
@@ -396,8 +398,8 @@ def test_other_folders_are_no_arrival_days(orders, name):
     (orders / name).mkdir()
     (orders / name / "part-0.jsonl").write_text("x")
     (orders / "stray.jsonl").write_text("x")
-    assert found(orders).folders == {}
-    assert found(orders, days=[day(1)]).folders == {}
+    assert list_orders(orders).folders == {}
+    assert list_orders(orders, days=[day(1)]).folders == {}
 
 
 # --- folders of hours -----------------------------------------------------------------------------
@@ -405,7 +407,7 @@ def test_other_folders_are_no_arrival_days(orders, name):
 HOURLY = replace(ORDER_LINES, hourly=True)
 
 
-def by_hour(orders: Path, **how) -> listing.Listing:
+def list_by_hour(orders: Path, **how) -> listing.Listing:
     return list_landing(str(orders.parent), HOURLY, **how)
 
 
@@ -421,16 +423,16 @@ def put_hours(orders: Path) -> None:
     ]
     unknown = ["hour=07/_control.json", "hour=07/b.txt", "beside.jsonl", "b.txt"]
     for name in [*names, *unknown]:
-        put(orders, name)
+        put_file(orders, name)
     for name in ("hour=24", "hour=7", "hour=", "hours=03", "_hour=03", "hour=07/hour=08"):
         (orders / NAME / name).mkdir()
-        put(orders, f"{name}/part-0.jsonl")
+        put_file(orders, f"{name}/part-0.jsonl")
 
 
 def test_folders_of_hours(orders):
     put_hours(orders)
     for how in ({}, {"days": [day(1)]}):
-        (folder,) = by_hour(orders, **how).folders.values()
+        (folder,) = list_by_hour(orders, **how).folders.values()
         assert folder.hours == {"hour=00", "hour=07", "hour=23"}
         assert {e.name: e.refused for e in folder.files.values()} == {
             "_control.json": "",
@@ -449,7 +451,7 @@ def test_folders_of_hours(orders):
 def test_folders_of_hours_of_another_source_are_not_lost_in_silence(orders):
     put_hours(orders)
     for how in ({}, {"days": [day(1)]}):
-        (folder,) = found(orders, **how).folders.values()
+        (folder,) = list_orders(orders, **how).folders.values()
         assert {f"{NAME}/hour={hour}" for hour in ("00", "07", "23", "24")} <= {
             *folder.unknown_files
         }
@@ -459,7 +461,7 @@ def test_folders_of_hours_of_another_source_are_not_lost_in_silence(orders):
 def test_folders_of_hours_in_a_store(orders, monkeypatch):
     put_hours(orders)
     (orders / f"arrival_date={day(2)}").mkdir()
-    put(orders, "hour=05", 3)
+    put_file(orders, "hour=05", 3)
     root = orders.parent
     store = pafs.SubTreeFileSystem(str(root.parent), pafs.LocalFileSystem())
     for source in (HOURLY, ORDER_LINES):
@@ -473,10 +475,13 @@ def test_folders_of_hours_in_a_store(orders, monkeypatch):
                 # Of some days, it is looked for where one has no folder.
                 assert other.strays == ("orders.csv",)
                 for n in (day(1), day(2)):
-                    folder, mine = other.folders[n], local.folders[n]
-                    assert (folder.unknown_files, folder.hours) == (mine.unknown_files, mine.hours)
-                    assert [*map(known, folder.files.values())] == [
-                        *map(known, mine.files.values())
+                    folder, local_folder = other.folders[n], local.folders[n]
+                    assert (folder.unknown_files, folder.hours) == (
+                        local_folder.unknown_files,
+                        local_folder.hours,
+                    )
+                    assert [*map(entry_fields, folder.files.values())] == [
+                        *map(entry_fields, local_folder.files.values())
                     ]
                 refused = [e.refused for e in other.files_on(day(3)).values()]
                 assert refused == (["not a folder"] if source.hourly else [])
@@ -486,17 +491,17 @@ def test_links_and_folders_of_hours(orders, tmp_path_factory):
     outside = tmp_path_factory.mktemp("outside")
     (outside / "secret.jsonl").write_text("secret")
     put_hours(orders)
-    here = orders / NAME
-    put(orders, "hour=05", 1)
-    (here / "hour=01").symlink_to(outside)
-    (here / "hour=02").symlink_to("nothing")
-    (here / "hour=03").symlink_to("hour=07")
-    (here / "hour=04").symlink_to("..")
-    os.mkfifo(here / "hour=06")
-    (here / "hour=00" / "link.jsonl").symlink_to(outside / "secret.jsonl")
-    (here / "hour=00" / os.fsdecode(b"\xff.jsonl")).write_text("x")
+    day_folder = orders / NAME
+    put_file(orders, "hour=05", 1)
+    (day_folder / "hour=01").symlink_to(outside)
+    (day_folder / "hour=02").symlink_to("nothing")
+    (day_folder / "hour=03").symlink_to("hour=07")
+    (day_folder / "hour=04").symlink_to("..")
+    os.mkfifo(day_folder / "hour=06")
+    (day_folder / "hour=00" / "link.jsonl").symlink_to(outside / "secret.jsonl")
+    (day_folder / "hour=00" / os.fsdecode(b"\xff.jsonl")).write_text("x")
     for how in ({}, {"days": [day(1)]}):
-        folder = by_hour(orders, **how).folders[day(1)]
+        folder = list_by_hour(orders, **how).folders[day(1)]
         assert {e.name: e.refused for e in folder.files.values() if e.refused} == {
             "hour=01/": OUT,
             "hour=02/": NOWHERE,
@@ -513,41 +518,41 @@ def test_links_and_folders_of_hours(orders, tmp_path_factory):
 
 
 def test_what_is_known_of_a_file(orders):
-    path = put(orders, "a.jsonl", text="12345")
+    path = put_file(orders, "a.jsonl", text="12345")
     os.utime(path, ns=(1, 1_700_000_000_123_456_789))
-    (entry,) = found(orders).files_on(day(1)).values()
+    (entry,) = list_orders(orders).files_on(day(1)).values()
     assert (entry.size, entry.mtime) == (5, 1_700_000_000_123_456_789)
 
 
-def digests(orders: Path) -> dict[str, str]:
-    seen = found(orders)
+def file_digests(orders: Path) -> dict[str, str]:
+    result = list_orders(orders)
     return {
         entry.name: text
-        for entry, text in seen.content_digests(seen.files_on(day(1)).values()).items()
+        for entry, text in result.content_digests(result.files_on(day(1)).values()).items()
     }
 
 
 def test_digests_are_of_contents(orders):
-    put(orders, "a.jsonl", text="one")
-    put(orders, "b.jsonl", text="one")
-    put(orders, "c.jsonl", text="two")
-    put(orders, "d.jsonl.gz", text="one")
-    put(orders, "e.jsonl", text="")
-    seen = digests(orders)
-    assert seen["a.jsonl"] == seen["b.jsonl"] == hashlib.sha256(b"one").hexdigest()[:32]
-    assert seen["d.jsonl.gz"] == seen["a.jsonl"], "of the bytes as they lie there"
-    assert len({*seen.values()}) == 3
+    put_file(orders, "a.jsonl", text="one")
+    put_file(orders, "b.jsonl", text="one")
+    put_file(orders, "c.jsonl", text="two")
+    put_file(orders, "d.jsonl.gz", text="one")
+    put_file(orders, "e.jsonl", text="")
+    actual = file_digests(orders)
+    assert actual["a.jsonl"] == actual["b.jsonl"] == hashlib.sha256(b"one").hexdigest()[:32]
+    assert actual["d.jsonl.gz"] == actual["a.jsonl"], "of the bytes as they lie there"
+    assert len({*actual.values()}) == 3
 
 
 def test_digests_of_nothing(orders):
-    assert found(orders).content_digests([]) == {}
+    assert list_orders(orders).content_digests([]) == {}
 
 
 def test_large_files_are_read_whole(orders):
-    put(orders, "a.jsonl", text="x" * (2 << 20) + "1")
-    put(orders, "b.jsonl", text="x" * (2 << 20) + "2")
-    one, other = digests(orders).values()
-    assert one != other
+    put_file(orders, "a.jsonl", text="x" * (2 << 20) + "1")
+    put_file(orders, "b.jsonl", text="x" * (2 << 20) + "2")
+    first, second = file_digests(orders).values()
+    assert first != second
 
 
 def test_a_file_is_read_once_a_process(orders, monkeypatch):
@@ -559,35 +564,35 @@ def test_a_file_is_read_once_a_process(orders, monkeypatch):
         return original(filesystem, path)
 
     monkeypatch.setattr(listing, "_digest", digest)
-    path = put(orders, "a.jsonl", text="one")
-    first = digests(orders)
-    assert digests(orders) == first
+    path = put_file(orders, "a.jsonl", text="one")
+    first = file_digests(orders)
+    assert file_digests(orders) == first
     assert read == ["a.jsonl"]
     # It was changed since.
     path.write_text("another")
-    assert digests(orders) != first
+    assert file_digests(orders) != first
     # Another of the same length and another time.
     path.write_text("ANOTHER")
     os.utime(path, ns=(1, 1))
-    last = digests(orders)
+    last = file_digests(orders)
     assert last["a.jsonl"] == hashlib.sha256(b"ANOTHER").hexdigest()[:32]
     assert read == ["a.jsonl"] * 3
 
 
 def test_a_file_that_is_gone_since_the_listing_has_no_digest(orders):
-    path = put(orders, "a.jsonl", text="gone in between")
-    seen = found(orders)
+    path = put_file(orders, "a.jsonl", text="gone in between")
+    result = list_orders(orders)
     path.unlink()
-    entries = seen.files_on(day(1)).values()
-    assert [*seen.content_digests(entries).values()] == [""]
+    entries = result.files_on(day(1)).values()
+    assert [*result.content_digests(entries).values()] == [""]
     # That is not kept for the next time.
     path.write_text("gone in between")
     os.utime(path, ns=(1, next(iter(entries)).mtime))
-    assert all(seen.content_digests(entries).values())
+    assert all(result.content_digests(entries).values())
 
 
 def test_an_object_with_the_name_of_a_folder_is_a_stray(orders, monkeypatch):
-    put(orders, "a.json")
+    put_file(orders, "a.json")
     (orders / f"arrival_date={day(4)}").touch()
     root = orders.parent
     store = pafs.SubTreeFileSystem(str(root.parent), pafs.LocalFileSystem())
@@ -601,21 +606,21 @@ def test_an_object_with_the_name_of_a_folder_is_a_stray(orders, monkeypatch):
 
 @pytest.mark.parametrize("days", [None, [day(1)]])
 def test_what_is_of_no_arrival_day_is_named(orders, days):
-    put(orders, "a.json")
+    put_file(orders, "a.json")
     for name in ("arrival_date=20240102", "arrival_date=2024-01-02T00:00:00", "2024"):
         (orders / name / "x").mkdir(parents=True)
     for name in ("orders.csv", "_SUCCESS", ".DS_Store", "orders.tmp", f"{NAME}_$folder$"):
         (orders / name).touch()
     strays = ("2024", "arrival_date=2024-01-02T00:00:00", "arrival_date=20240102", "orders.csv")
-    assert found(orders, days=days).strays == strays
+    assert list_orders(orders, days=days).strays == strays
 
 
 def test_a_stray_is_told_on_the_days_that_it_may_be_meant_for(orders):
-    put(orders, "a.json")
-    put(orders, "a.json", 2)
+    put_file(orders, "a.json")
+    put_file(orders, "a.json", 2)
     for name in ("20240102", "dt=2024-01-03", "2024", "20240199", "9202401023"):
         (orders / name).mkdir()
-    listed = found(orders)
+    listed = list_orders(orders)
     undated = ["2024", "20240199", "9202401023"]
     assert listed.strays_of(day(1)) == []
     assert listed.strays_of(day(2)) == ["20240102"]

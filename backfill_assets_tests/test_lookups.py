@@ -45,7 +45,7 @@ class Rate(pa.DataFrameModel):
     source: T.StringType = Field(nullable=True, isin=["ours", "theirs"], description="Whose.")
 
 
-def lookup(**changes) -> Lookup:
+def make_lookup(**changes) -> Lookup:
     values = {
         "name": "rates",
         "model": Rate,
@@ -61,7 +61,7 @@ def lookup(**changes) -> Lookup:
     return Lookup(**values)
 
 
-RATES = lookup()
+RATES = make_lookup()
 
 
 def requests(count: int) -> list[tuple[date, str]]:
@@ -70,10 +70,10 @@ def requests(count: int) -> list[tuple[date, str]]:
 
 @pytest.fixture
 def server(monkeypatch):
-    with rate_server() as found:
-        monkeypatch.setenv("RATES_URL", found.url)
+    with rate_server() as rate_service:
+        monkeypatch.setenv("RATES_URL", rate_service.url)
         monkeypatch.setenv("RATES_KEY", SECRET)
-        yield found
+        yield rate_service
 
 
 @pytest.fixture(autouse=True)
@@ -92,20 +92,20 @@ class Kept(list):
         return {(row["day"], row["currency"]): row["in_euros"] for row in self}
 
 
-def asked(
-    folder: Path, of: Lookup, wanted, *, live: bool = False
+def ask_service(
+    folder: Path, spec: Lookup, keys, *, live: bool = False
 ) -> tuple[asking.BatchResult, Kept]:
-    keep, it = Kept(), Service(of)
-    quota = SharedQuota(folder, of.name, of.quotas, of.share(live=live))
+    keep, client = Kept(), Service(spec)
+    quota = SharedQuota(folder, spec.name, spec.quotas, spec.share(live=live))
     try:
-        return ask(of, wanted, it, quota, keep), keep
+        return ask(spec, keys, client, quota, keep), keep
     finally:
-        it.close()
+        client.close()
         quota.close()
 
 
-def rates(of) -> dict[tuple[date, str], Decimal]:
-    return {(day, currency): true_rate(str(day), currency) for day, currency in of}
+def expected_rates(keys) -> dict[tuple[date, str], Decimal]:
+    return {(day, currency): true_rate(str(day), currency) for day, currency in keys}
 
 
 # --- declarations ---------------------------------------------------------------------------------
@@ -127,15 +127,15 @@ def rates(of) -> dict[tuple[date, str], Decimal]:
 )
 def test_a_lookup_that_is_not_possible_is_refused(changes, said):
     with pytest.raises(DeclarationError) as error:
-        lookup(**changes)
+        make_lookup(**changes)
     assert said in str(error.value)
 
 
 def test_a_quota_says_how_long_calls_take():
-    of = lookup(quota=[Quota(100_000, "day"), Quota(10, "second")], reserve=0.2)
-    assert of.seconds_for(8) == 8 / 80_000 * 86400
-    assert of.seconds_for(80_000) == 86_400
-    assert of.seconds_for(100_000, live=True) == 86_400
+    spec = make_lookup(quota=[Quota(100_000, "day"), Quota(10, "second")], reserve=0.2)
+    assert spec.seconds_for(8) == 8 / 80_000 * 86400
+    assert spec.seconds_for(80_000) == 86_400
+    assert spec.seconds_for(100_000, live=True) == 86_400
 
 
 @pytest.mark.parametrize(
@@ -175,17 +175,17 @@ def test_whatever_shares_are_used_no_rate_of_a_quota_is_exceeded(tmp_path, monke
 GOOD = {"in_euros": "0.91"}
 
 
-def read(said: object) -> dict:
-    body = said if isinstance(said, bytes) else json.dumps(said).encode()
+def read_answer(answer: object) -> dict:
+    body = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
     return parse_answer(RATES, {"day": DAY, "currency": "USD"}, body)
 
 
 def test_an_answer_has_the_types_of_the_model():
     expected = {"in_euros": Decimal("0.910000"), "source": None}
-    assert read(GOOD) == expected
-    assert read(b'{"in_euros": 0.91, "more": [1]}') == expected
-    assert read({**GOOD, "day": "2024-01-05", "currency": "USD"}) == expected
-    assert read(b'{"in_euros": 1}')["in_euros"] == 1
+    assert read_answer(GOOD) == expected
+    assert read_answer(b'{"in_euros": 0.91, "more": [1]}') == expected
+    assert read_answer({**GOOD, "day": "2024-01-05", "currency": "USD"}) == expected
+    assert read_answer(b'{"in_euros": 1}')["in_euros"] == 1
 
 
 @pytest.mark.parametrize(
@@ -209,12 +209,12 @@ def test_an_answer_has_the_types_of_the_model():
 )
 def test_a_wrong_answer_is_told_from_a_right_one(said, problem):
     with pytest.raises(WrongAnswerError) as error:
-        read(said)
+        read_answer(said)
     assert problem in str(error.value)
 
 
 def test_a_service_may_answer_in_another_form():
-    of = lookup(read=lambda said: {"in_euros": said["rates"]["EUR"]})
+    of = make_lookup(read=lambda body: {"in_euros": body["rates"]["EUR"]})
     request = {"day": DAY, "currency": "USD"}
     assert parse_answer(of, request, b'{"rates": {"EUR": 0.5}}')["in_euros"] == Decimal("0.5")
     with pytest.raises(WrongAnswerError, match=r"in another form \(KeyError\)"):
@@ -240,7 +240,7 @@ def test_a_service_may_answer_in_another_form():
 )
 def test_what_is_no_answer_is_said_without_the_secret(server, how, problem):
     server.behave = lambda path, before: how
-    reply = Service(lookup(timeout=0.3)).request_answer({"day": DAY, "currency": "USD"})
+    reply = Service(make_lookup(timeout=0.3)).request_answer({"day": DAY, "currency": "USD"})
     assert reply.answer is None
     assert reply.problem.startswith(problem)
     assert SECRET not in reply.problem
@@ -287,20 +287,20 @@ def test_what_a_service_does_not_know_is_an_answer_too(server):
         code: T.StringType = Field(description="The code.")
         town: T.StringType = Field(nullable=True, description="The town; null if unknown.")
 
-    of = lookup(model=Place, request=["code"], path="/places/{code}", none_at=[404])
-    assert Service(of).request_answer({"code": "a/b ?"}).answer == {"town": None}
-    assert server.asked == ["/places/a%2Fb%20%3F"]
+    spec = make_lookup(model=Place, request=["code"], path="/places/{code}", none_at=[404])
+    assert Service(spec).request_answer({"code": "a/b ?"}).answer == {"town": None}
+    assert server.requested_paths == ["/places/a%2Fb%20%3F"]
 
 
 # --- many calls -----------------------------------------------------------------------------------
 
 
 def test_each_request_is_asked_once(server, tmp_path):
-    wanted = requests(250)
-    found, keep = asked(tmp_path, RATES, wanted)
-    assert keep.rates == rates(wanted)
-    assert (sum(found.calls.values()), found.unanswered) == (250, {})
-    assert len(server.asked) == len(set(server.asked)) == 250
+    keys = requests(250)
+    result, keep = ask_service(tmp_path, RATES, keys)
+    assert keep.rates == expected_rates(keys)
+    assert (sum(result.calls.values()), result.unanswered) == (250, {})
+    assert len(server.requested_paths) == len(set(server.requested_paths)) == 250
     assert 1 < server.most_open <= RATES.connections
 
 
@@ -320,30 +320,30 @@ def test_what_fails_now_and_then_is_tried_again(server, tmp_path):
         )
 
     server.behave = behave
-    wanted = requests(1000)
-    found, keep = asked(tmp_path, lookup(timeout=0.4, connections=16), wanted)
-    assert keep.rates == rates(wanted)
-    assert found.unanswered == {}
-    assert sum(found.calls.values()) == len(server.asked) > 1000
-    assert server.again["/rates/2024-01-05/C77"] == 2
+    keys = requests(1000)
+    result, keep = ask_service(tmp_path, make_lookup(timeout=0.4, connections=16), keys)
+    assert keep.rates == expected_rates(keys)
+    assert result.unanswered == {}
+    assert sum(result.calls.values()) == len(server.requested_paths) > 1000
+    assert server.attempts["/rates/2024-01-05/C77"] == 2
 
 
 def test_what_goes_on_failing_has_no_answer_and_the_rest_has(server, tmp_path):
     server.behave = lambda path, before: "status 503" if path.endswith("C03") else ""
-    wanted = requests(60)
-    found, keep = asked(tmp_path, RATES, wanted)
-    assert found.unanswered == {(DAY, "C03"): "HTTP 503 (tried 3 times)"}
-    assert keep.rates == rates(one for one in wanted if one[1] != "C03")
+    keys = requests(60)
+    result, keep = ask_service(tmp_path, RATES, keys)
+    assert result.unanswered == {(DAY, "C03"): "HTTP 503 (tried 3 times)"}
+    assert keep.rates == expected_rates(key for key in keys if key[1] != "C03")
 
 
 def test_an_outage_is_not_asked_a_million_times(server, tmp_path):
     server.behave = lambda path, before: "status 503"
-    found, keep = asked(tmp_path, RATES, requests(5000))
+    result, keep = ask_service(tmp_path, RATES, requests(5000))
     assert not keep
-    assert len(found.unanswered) == 5000
-    assert len(server.asked) <= 3 * (asking.MAX_FAILURES_IN_A_ROW + RATES.connections)
-    said = set(found.unanswered.values())
-    assert said >= {
+    assert len(result.unanswered) == 5000
+    assert len(server.requested_paths) <= 3 * (asking.MAX_FAILURES_IN_A_ROW + RATES.connections)
+    reasons = set(result.unanswered.values())
+    assert reasons >= {
         "HTTP 503 (tried 3 times)",
         "not asked: 20 requests in a row had no answer",
     }
@@ -351,28 +351,28 @@ def test_an_outage_is_not_asked_a_million_times(server, tmp_path):
 
 def test_a_wrong_secret_is_not_tried_again(server, tmp_path, monkeypatch):
     monkeypatch.setenv("RATES_KEY", "another")
-    found, _ = asked(tmp_path, RATES, requests(100))
-    assert len(server.asked) <= RATES.connections
-    assert "not asked: it takes no request of ours (HTTP 401)" in found.unanswered.values()
+    result, _ = ask_service(tmp_path, RATES, requests(100))
+    assert len(server.requested_paths) <= RATES.connections
+    assert "not asked: it takes no request of ours (HTTP 401)" in result.unanswered.values()
 
 
 def test_an_interrupted_run_keeps_what_it_had(server, tmp_path, monkeypatch):
     class EndedError(Exception):
         pass
 
-    def interrupted() -> None:
-        if len(server.asked) > 50:
+    def interrupt() -> None:
+        if len(server.requested_paths) > 50:
             raise EndedError
 
-    monkeypatch.setattr(asking, "raise_if_interrupted", interrupted)
+    monkeypatch.setattr(asking, "raise_if_interrupted", interrupt)
     server.behave = lambda path, before: "slow 0.01"
     keep, quota = Kept(), SharedQuota(tmp_path, "rates", RATES.quotas, 1.0)
     with pytest.raises(EndedError):
         ask(RATES, requests(500), Service(RATES), quota, keep)
-    count = len(server.asked)
+    count = len(server.requested_paths)
     assert len(keep) == len(keep.rates) == count < 100
     time.sleep(0.1)
-    assert len(server.asked) == count
+    assert len(server.requested_paths) == count
 
 
 # --- the quota ------------------------------------------------------------------------------------
@@ -382,9 +382,9 @@ def test_the_quota_is_held(tmp_path, monkeypatch):
     with rate_server(calls=20, seconds=1.0) as server:
         monkeypatch.setenv("RATES_URL", server.url)
         monkeypatch.setenv("RATES_KEY", SECRET)
-        of = lookup(quota=Quota(20, "second"), reserve=0.2)
+        spec = make_lookup(quota=Quota(20, "second"), reserve=0.2)
         began = time.monotonic()
-        _, keep = asked(tmp_path, of, requests(64))
+        _, keep = ask_service(tmp_path, spec, requests(64))
         # 16 a second, and the first of them at once.
         assert time.monotonic() - began >= 3.0
         assert len(keep) == 64
@@ -395,9 +395,9 @@ def test_429_and_retry_after_hold_all_processes(server, tmp_path):
     """The service allows less than was declared: what it says counts, for whoever shares it."""
     server.calls, server.seconds, server.retry_after = 10, 1.0, "1"
     began = time.monotonic()
-    found, keep = asked(tmp_path, RATES, requests(25))
+    result, keep = ask_service(tmp_path, RATES, requests(25))
     assert time.monotonic() - began >= 2.0
-    assert (len(keep), found.unanswered) == (25, {})
+    assert (len(keep), result.unanswered) == (25, {})
     # Only what was under way when it said so is refused.
     assert 0 < server.refused <= 2 * RATES.connections
     quota, other = (SharedQuota(tmp_path, "rates", RATES.quotas, 1.0) for _ in range(2))
@@ -407,38 +407,38 @@ def test_429_and_retry_after_hold_all_processes(server, tmp_path):
 
 
 def test_a_quota_that_is_used_up_for_long_ends_the_asking(server, tmp_path):
-    of = lookup(quota=Quota(5, "day"), patience=2.0)
-    found, keep = asked(tmp_path, of, requests(8), live=True)
+    spec = make_lookup(quota=Quota(5, "day"), patience=2.0)
+    result, keep = ask_service(tmp_path, spec, requests(8), live=True)
     assert len(keep) == 5
-    (said,) = set(found.unanswered.values())
-    assert said.startswith("not asked: the quota is used up until 20")
+    (reason,) = set(result.unanswered.values())
+    assert reason.startswith("not asked: the quota is used up until 20")
 
 
 def test_a_service_that_is_always_busy_ends_the_asking(server, tmp_path):
     server.behave = lambda path, before: "status 429"
-    found, keep = asked(tmp_path, lookup(patience=2.0), requests(3))
+    result, keep = ask_service(tmp_path, make_lookup(patience=2.0), requests(3))
     assert not keep
-    assert len(found.unanswered) == 3
-    assert all("quota is used up" in text for text in found.unanswered.values())
-    assert len(server.asked) <= 4 * RATES.connections
+    assert len(result.unanswered) == 3
+    assert all("quota is used up" in text for text in result.unanswered.values())
+    assert len(server.requested_paths) <= 4 * RATES.connections
 
 
 def test_a_thread_that_breaks_ends_the_asking(server, tmp_path, monkeypatch):
-    def broken(_: SharedQuota) -> float:
+    def raise_overflow(_: SharedQuota) -> float:
         raise OverflowError("date value out of range")
 
-    monkeypatch.setattr(SharedQuota, "take", broken)
+    monkeypatch.setattr(SharedQuota, "take", raise_overflow)
     with pytest.raises(OverflowError, match="out of range"):
-        asked(tmp_path, RATES, requests(3))
+        ask_service(tmp_path, RATES, requests(3))
 
 
 def test_backfills_leave_the_reserve_to_live_runs(server, tmp_path):
-    of = lookup(quota=Quota(10, "day"), reserve=0.3, patience=1.0)
-    _, keep = asked(tmp_path, of, requests(20))
+    spec = make_lookup(quota=Quota(10, "day"), reserve=0.3, patience=1.0)
+    _, keep = ask_service(tmp_path, spec, requests(20))
     assert len(keep) == 7
-    _, keep = asked(tmp_path, of, requests(20), live=True)
+    _, keep = ask_service(tmp_path, spec, requests(20), live=True)
     assert len(keep) == 3
-    assert len(server.asked) == 10
+    assert len(server.requested_paths) == 10
 
 
 _TAKE = """
@@ -466,12 +466,12 @@ def test_two_processes_share_a_quota(tmp_path):
     for process in both:  # started at the same time
         process.stdin.write("\n")
         process.stdin.flush()
-    taken = [[float(x) for x in process.communicate()[0].split()] for process in both]
+    call_times = [[float(x) for x in process.communicate()[0].split()] for process in both]
     assert all(process.returncode == 0 for process in both)
-    assert all(len(times) > 5 for times in taken)
+    assert all(len(times) > 5 for times in call_times)
     with closing(sqlite3.connect(tmp_path / "rates.sqlite")) as file:
         times = [at for (at,) in file.execute("SELECT item_timestamp FROM calls")]
-    assert len(times) == len(taken[0]) + len(taken[1]) >= 80
+    assert len(times) == len(call_times[0]) + len(call_times[1]) >= 80
     # In no second more than the quota.
     assert max(sum(at <= other <= at + 1000 for other in times) for at in times) == 30
 
@@ -479,7 +479,7 @@ def test_two_processes_share_a_quota(tmp_path):
 # --- what is kept ---------------------------------------------------------------------------------
 
 
-def row(n: int, rate: str = "0.5") -> dict:
+def answer_row(n: int, rate: str = "0.5") -> dict:
     (day, currency) = requests(n + 1)[n]
     at = datetime(2024, 2, 1, tzinfo=timezone.utc)
     values = {"day": day, "currency": currency, "in_euros": Decimal(rate)}
@@ -494,28 +494,28 @@ def test_a_request_is_kept_once_whoever_asks(tmp_path):
     url = str(tmp_path / "rates")
     create(RATES, url)
     create(RATES, url)
-    one, other = KeptAnswers(RATES, url), KeptAnswers(RATES, url)
-    one.add([row(0), row(1)], "run-1")
-    other.add([row(1, "9"), row(2)], "run-2")
-    one.add([row(2, "8"), row(3)], "run-1")
-    other.add([row(3, "7")], "run-2")
+    first, second = KeptAnswers(RATES, url), KeptAnswers(RATES, url)
+    first.add([answer_row(0), answer_row(1)], "run-1")
+    second.add([answer_row(1, "9"), answer_row(2)], "run-2")
+    first.add([answer_row(2, "8"), answer_row(3)], "run-1")
+    second.add([answer_row(3, "7")], "run-2")
     assert [str(r["in_euros"]) for r in held(url)] == ["0.500000"] * 4
-    assert one.version == other.version == 3
+    assert first.version == second.version == 3
 
 
 def test_two_that_keep_at_the_same_time_keep_each_request_once(tmp_path, monkeypatch):
     url = str(tmp_path / "rates")
     create(RATES, url)
-    one, other = KeptAnswers(RATES, url), KeptAnswers(RATES, url)
+    first, second = KeptAnswers(RATES, url), KeptAnswers(RATES, url)
     append = KeptAnswers._append
 
-    def late(self, log, rows, run_id):
-        if self is one and other.version == 0:
-            other.add([row(0, "0.7")], "run-2")
+    def append_late(self, log, rows, run_id):
+        if self is first and second.version == 0:
+            second.add([answer_row(0, "0.7")], "run-2")
         append(self, log, rows, run_id)
 
-    monkeypatch.setattr(KeptAnswers, "_append", late)
-    one.add([row(0), row(1)], "run-1")
+    monkeypatch.setattr(KeptAnswers, "_append", append_late)
+    first.add([answer_row(0), answer_row(1)], "run-1")
     assert [str(r["in_euros"]) for r in held(url)] == ["0.700000", "0.500000"]
 
 
@@ -527,10 +527,10 @@ def test_small_files_are_put_together(tmp_path, monkeypatch):
     before = read_unpartitioned(url, grows=True)
     other = KeptAnswers(RATES, url)
     for n in range(4):
-        answers.add([row(n)], "run")
+        answers.add([answer_row(n)], "run")
     assert len(DeltaTable(url).file_uris()) == 2
     assert len(held(url)) == 4
-    other.add([row(0), row(3), row(4)], "another run")
+    other.add([answer_row(0), answer_row(3), answer_row(4)], "another run")
     assert len(held(url)) == 5
     assert read_unpartitioned(url, grows=True).content == before.content
 
@@ -541,7 +541,7 @@ def test_what_is_forgotten_makes_another_input(tmp_path):
         forget_answers(RATES, url, "TRUE")
     nothing = read_unpartitioned(url, grows=True).content
     create(RATES, url)
-    KeptAnswers(RATES, url).add([row(n) for n in range(3)], "run")
+    KeptAnswers(RATES, url).add([answer_row(n) for n in range(3)], "run")
     before = read_unpartitioned(url, grows=True).content
     assert nothing != before
     assert forget_answers(RATES, url, "currency = 'ZZZ'") == 0
@@ -556,7 +556,7 @@ def test_what_is_forgotten_makes_another_input(tmp_path):
 def test_a_table_of_another_model_is_refused(tmp_path):
     url = str(tmp_path / "rates")
     create(RATES, url)
-    other = lookup(request=["day"], path="/rates/{day}", model=Fewer)
+    other = make_lookup(request=["day"], path="/rates/{day}", model=Fewer)
     with pytest.raises(AnswersError, match="is not the one of the model"):
         KeptAnswers(other, url)
 
@@ -590,23 +590,23 @@ def test_a_process_that_is_killed_has_kept_what_it_had(server, tmp_path):
     command = [sys.executable, "-c", _ASK, str(tmp_path)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     with subprocess.Popen(command, env=environment) as process:
-        while len(server.asked) < 120:
+        while len(server.requested_paths) < 120:
             assert process.poll() is None
             time.sleep(0.01)
         process.send_signal(signal.SIGKILL)
     before = len(held(str(tmp_path / "rates")))
-    calls = len(server.asked)
+    calls = len(server.requested_paths)
     assert 0 < before <= calls < 300
     subprocess.run(command, env=environment, check=True)
-    assert len(server.asked) == calls + 300 - before
-    found = held(str(tmp_path / "rates"))
-    assert {(r["day"], r["currency"]): r["in_euros"] for r in found} == rates(requests(300))
-    assert len(found) == 300
+    assert len(server.requested_paths) == calls + 300 - before
+    rows = held(str(tmp_path / "rates"))
+    assert {(r["day"], r["currency"]): r["in_euros"] for r in rows} == expected_rates(requests(300))
+    assert len(rows) == 300
 
 
 def test_the_service_of_the_example_wants_its_key_and_holds_its_quota():
     command = [sys.executable, "-m", "backfill_assets.examples.customers.rates"]
-    environment = {name: of for name, of in os.environ.items() if name != "RATES_KEY"}
+    environment = {name: value for name, value in os.environ.items() if name != "RATES_KEY"}
     refused = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert refused.returncode == 2
     assert "RATES_KEY is not set" in refused.stderr
@@ -619,24 +619,28 @@ def test_the_service_of_the_example_wants_its_key_and_holds_its_quota():
         try:
             assert service.stderr
             url = service.stderr.readline().split()[-1]
-            asked, key = f"{url}/rates/2024-01-05/USD", {"Authorization": "Bearer mine"}
+            rate_url, key = f"{url}/rates/2024-01-05/USD", {"Authorization": "Bearer mine"}
             assert url.startswith("http://127.0.0.1:")
-            assert web.get(asked, timeout=10).status_code == 401
-            said: dict[int, web.Response] = {}
-            while said.keys() != {200, 429}:
-                one = web.get(asked, headers=key, timeout=10)
-                said[one.status_code] = one
+            assert web.get(rate_url, timeout=10).status_code == 401
+            responses: dict[int, web.Response] = {}
+            while responses.keys() != {200, 429}:
+                response = web.get(rate_url, headers=key, timeout=10)
+                responses[response.status_code] = response
             rate = str(true_rate("2024-01-05", "USD"))
-            assert said[200].json() == {"day": "2024-01-05", "currency": "USD", "in_euros": rate}
-            assert said[429].headers["Retry-After"] == "1"
+            assert responses[200].json() == {
+                "day": "2024-01-05",
+                "currency": "USD",
+                "in_euros": rate,
+            }
+            assert responses[429].headers["Retry-After"] == "1"
             second = [*command, "--port", url.rpartition(":")[2]]
-            taken = subprocess.run(
+            conflict = subprocess.run(
                 second,
                 env={**environment, "RATES_KEY": "mine"},
                 capture_output=True,
                 text=True,
                 check=False,
             )
-            assert "is not free" in taken.stderr
+            assert "is not free" in conflict.stderr
         finally:
             service.terminate()

@@ -20,25 +20,27 @@ from backfill_assets.landing.manifests import (
     load_target,
     needs_reload,
 )
-from backfill_assets_tests.invented_listings import Made, file, landing
+from backfill_assets_tests.invented_listings import InventedListing, file_path, make_landing
 from backfill_assets_tests.pipeline import START, day
 
 
-def files(n: int, *names: str) -> set[str]:
-    return {file(n, name) for name in names}
+def file_names(n: int, *names: str) -> set[str]:
+    return {file_path(n, name) for name in names}
 
 
-def loaded(n: int, listing: Listing, before: LoadManifest | None = None, **how) -> LoadManifest:
+def loaded_manifest(
+    n: int, listing: Listing, before: LoadManifest | None = None, **how
+) -> LoadManifest:
     """What a day's record says after it was loaded."""
-    said = load_target(day(n), before, listing, **how).manifest.as_json
-    manifest = LoadManifest.from_record(json.loads(json.dumps(said)))
+    encoded = load_target(day(n), before, listing, **how).manifest.as_json
+    manifest = LoadManifest.from_record(json.loads(json.dumps(encoded)))
     assert manifest is not None
     return manifest
 
 
-def again(n: int, then: Listing, now: Listing, **how) -> tuple[LoadManifest, LoadTarget]:
+def reload_target(n: int, then: Listing, now: Listing, **how) -> tuple[LoadManifest, LoadTarget]:
     """A day as it was loaded, and what it is to be made of now."""
-    before = loaded(n, then)
+    before = loaded_manifest(n, then)
     return before, load_target(day(n), before, now, **how)
 
 
@@ -49,9 +51,11 @@ def again(n: int, then: Listing, now: Listing, **how) -> tuple[LoadManifest, Loa
     "manifest",
     [
         LoadManifest(),
-        LoadManifest({file(1, "a"): LoadedFile(3, 5, "d")}, frozenset({day(0), day(1)})),
+        LoadManifest({file_path(1, "a"): LoadedFile(3, 5, "d")}, frozenset({day(0), day(1)})),
         LoadManifest(present_days=frozenset({day(1)}), closed=True),
-        LoadManifest({file(1, "a"): LoadedFile(3, 0, "d")}, awaiting_approval={file(1, "a"): "e"}),
+        LoadManifest(
+            {file_path(1, "a"): LoadedFile(3, 0, "d")}, awaiting_approval={file_path(1, "a"): "e"}
+        ),
     ],
 )
 def test_a_manifest_comes_back_from_its_record(manifest):
@@ -71,7 +75,7 @@ def test_the_records_of_before_there_were_manifests(said):
 # --- the fingerprint ------------------------------------------------------------------------------
 
 HELD = LoadManifest(
-    {file(1, "a"): LoadedFile(3, 5, "d"), file(2, "b"): LoadedFile(4, 6, "e")},
+    {file_path(1, "a"): LoadedFile(3, 5, "d"), file_path(2, "b"): LoadedFile(4, 6, "e")},
     frozenset({day(1), day(2)}),
 )
 
@@ -79,8 +83,14 @@ HELD = LoadManifest(
 @pytest.mark.parametrize(
     "other",
     [
-        {file(1, "a"): LoadedFile(3, 99, "d"), file(2, "b"): LoadedFile(9, 6, "e")},  # copied
-        {file(1, "other"): LoadedFile(3, 5, "d"), file(2, "b"): LoadedFile(4, 6, "e")},  # renamed
+        {
+            file_path(1, "a"): LoadedFile(3, 99, "d"),
+            file_path(2, "b"): LoadedFile(9, 6, "e"),
+        },  # copied
+        {
+            file_path(1, "other"): LoadedFile(3, 5, "d"),
+            file_path(2, "b"): LoadedFile(4, 6, "e"),
+        },  # renamed
     ],
 )
 def test_the_fingerprint_is_one_of_contents(other):
@@ -90,16 +100,26 @@ def test_the_fingerprint_is_one_of_contents(other):
 @pytest.mark.parametrize(
     "other",
     [
-        {"files": {file(1, "a"): LoadedFile(3, 5, "d")}},
-        {"files": {file(1, "a"): LoadedFile(3, 5, "other"), file(2, "b"): LoadedFile(4, 6, "e")}},
+        {"files": {file_path(1, "a"): LoadedFile(3, 5, "d")}},
+        {
+            "files": {
+                file_path(1, "a"): LoadedFile(3, 5, "other"),
+                file_path(2, "b"): LoadedFile(4, 6, "e"),
+            }
+        },
         # The same two contents, in the other folder each.
-        {"files": {file(2, "a"): LoadedFile(3, 5, "d"), file(1, "b"): LoadedFile(4, 6, "e")}},
+        {
+            "files": {
+                file_path(2, "a"): LoadedFile(3, 5, "d"),
+                file_path(1, "b"): LoadedFile(4, 6, "e"),
+            }
+        },
         # A content that is there twice is read twice.
-        {"files": {**HELD.files, file(1, "copy"): LoadedFile(3, 5, "d")}},
+        {"files": {**HELD.files, file_path(1, "copy"): LoadedFile(3, 5, "d")}},
         {"there": frozenset({day(2)})},
         {"closed": True},
         # What the day waits for: when that changes, its windows may close.
-        {"held": {file(1, "a"): "x"}},
+        {"held": {file_path(1, "a"): "x"}},
     ],
 )
 def test_the_fingerprint_tells_apart_what_is_loaded(other):
@@ -118,7 +138,7 @@ def test_the_fingerprint_tells_apart_what_is_loaded(other):
         (3, (), {}, False),
         (3, (2,), {"closed": True}, True),
         (3, (), {"closed": True}, False),
-        (3, (2, 3), {"held": {file(3, "a"): "d"}}, False),
+        (3, (2, 3), {"held": {file_path(3, "a"): "d"}}, False),
         # Nothing is due before the first day of all.
         (1, (1,), {}, True),
         (1, (), {}, False),
@@ -134,15 +154,18 @@ def test_settled(n, there, more, settled):
 
 
 def test_a_day_is_made_of_its_folder_and_the_one_before_it():
-    found = load_target(day(2), None, landing("a=1", "b=22", "c=333"))
-    assert found.files_to_read.keys() == files(1, "a") | files(2, "b")
-    assert found.manifest.files == {
-        file(1, "a"): LoadedFile(1, 1, "digest of 1"),
-        file(2, "b"): LoadedFile(2, 1, "digest of 22"),
+    result = load_target(day(2), None, make_landing("a=1", "b=22", "c=333"))
+    assert result.files_to_read.keys() == file_names(1, "a") | file_names(2, "b")
+    assert result.manifest.files == {
+        file_path(1, "a"): LoadedFile(1, 1, "digest of 1"),
+        file_path(2, "b"): LoadedFile(2, 1, "digest of 22"),
     }
-    assert found.manifest.present_days == {day(1), day(2)}
+    assert result.manifest.present_days == {day(1), day(2)}
     assert not (
-        found.replaced or found.dropped or found.retained_files or found.manifest.awaiting_approval
+        result.replaced
+        or result.dropped
+        or result.retained_files
+        or result.manifest.awaiting_approval
     )
 
 
@@ -151,17 +174,17 @@ def test_a_day_is_made_of_its_folder_and_the_one_before_it():
     [(("a=1", "b=2"), (1, 2)), (("a=1", None), (1,)), ((None, ""), (2,)), ((None, None), ())],
 )
 def test_a_folder_without_files_has_been_there(folders, there):
-    assert load_target(day(2), None, landing(*folders)).manifest.present_days == set(
+    assert load_target(day(2), None, make_landing(*folders)).manifest.present_days == set(
         map(day, there)
     )
 
 
 def test_a_folder_that_is_gone_has_been_there():
-    _, found = again(2, landing("a=1", "b=2"), landing())
-    assert found.manifest.present_days == {day(1), day(2)}
+    _, result = reload_target(2, make_landing("a=1", "b=2"), make_landing())
+    assert result.manifest.present_days == {day(1), day(2)}
 
 
-SAME = landing("a=1", "b=22")
+SAME = make_landing("a=1", "b=22")
 
 
 @pytest.mark.parametrize(
@@ -170,23 +193,25 @@ SAME = landing("a=1", "b=22")
     ids=["untouched", "copied", "no times"],
 )
 def test_only_files_that_look_changed_are_opened(at, opened):
-    now = replace(landing("a=1", "b=22", at=at), opened=set())
-    before, found = again(2, SAME, now)
+    now = replace(make_landing("a=1", "b=22", at=at), opened=set())
+    before, result = reload_target(2, SAME, now)
     assert now.opened == opened
-    assert not needs_reload(before, found)
-    assert not found.replaced
+    assert not needs_reload(before, result)
+    assert not result.replaced
 
 
 def test_where_the_store_says_no_times_nothing_is_taken_on_trust():
     """Another content of the same length."""
-    before, found = again(2, landing("a=1", "b=22", at=0), landing("a=1", "b=xx", at=0))
-    assert found.replaced == files(2, "b")
-    assert needs_reload(before, found)
+    before, result = reload_target(
+        2, make_landing("a=1", "b=22", at=0), make_landing("a=1", "b=xx", at=0)
+    )
+    assert result.replaced == file_names(2, "b")
+    assert needs_reload(before, result)
 
 
 def test_an_untouched_file_keeps_the_digest_on_record():
-    _, found = again(2, SAME, landing("a=1", "b=22", "c=3"))
-    assert found.manifest.files == loaded(2, SAME).files
+    _, result = reload_target(2, SAME, make_landing("a=1", "b=22", "c=3"))
+    assert result.manifest.files == loaded_manifest(2, SAME).files
 
 
 @pytest.mark.parametrize(
@@ -199,36 +224,36 @@ def test_an_untouched_file_keeps_the_digest_on_record():
     ],
 )
 def test_what_was_loaded_from_files_that_are_gone_stays(now, kept, read):
-    before, found = again(2, SAME, landing(*now))
-    assert found.retained_files == {file(*of) for of in kept}
-    assert found.files_to_read.keys() == {file(*of) for of in read}
-    assert found.manifest.files == before.files
-    assert not needs_reload(before, found)
-    assert not found.dropped
+    before, result = reload_target(2, SAME, make_landing(*now))
+    assert result.retained_files == {file_path(*arguments) for arguments in kept}
+    assert result.files_to_read.keys() == {file_path(*arguments) for arguments in read}
+    assert result.manifest.files == before.files
+    assert not needs_reload(before, result)
+    assert not result.dropped
 
 
 def test_a_file_that_comes_back_is_read_again():
-    before, gone = again(2, SAME, landing("a=1", ""))
-    back = load_target(day(2), gone.manifest, SAME)
-    assert back.files_to_read.keys() == files(1, "a") | files(2, "b")
+    before, without_file = reload_target(2, SAME, make_landing("a=1", ""))
+    back = load_target(day(2), without_file.manifest, SAME)
+    assert back.files_to_read.keys() == file_names(1, "a") | file_names(2, "b")
     assert not (back.retained_files or back.replaced)
     assert not needs_reload(before, back)
 
 
 def test_new_files_leave_those_that_are_gone():
-    before, found = again(2, SAME, landing("a=1", "c=new"))
-    assert found.retained_files == files(2, "b")
-    assert found.manifest.files.keys() == files(1, "a") | files(2, "b", "c")
-    assert needs_reload(before, found)
-    assert describe_change(before, found) == "new files"
+    before, result = reload_target(2, SAME, make_landing("a=1", "c=new"))
+    assert result.retained_files == file_names(2, "b")
+    assert result.manifest.files.keys() == file_names(1, "a") | file_names(2, "b", "c")
+    assert needs_reload(before, result)
+    assert describe_change(before, result) == "new files"
 
 
 def test_a_renamed_file_takes_the_place_of_the_old_one():
-    before, found = again(2, SAME, landing("a=1", "other=22", at=2))
-    assert found.dropped == files(2, "b")
-    assert found.manifest.files.keys() == files(1, "a") | files(2, "other")
-    assert not (found.retained_files or found.replaced)
-    assert not needs_reload(before, found)
+    before, result = reload_target(2, SAME, make_landing("a=1", "other=22", at=2))
+    assert result.dropped == file_names(2, "b")
+    assert result.manifest.files.keys() == file_names(1, "a") | file_names(2, "other")
+    assert not (result.retained_files or result.replaced)
+    assert not needs_reload(before, result)
 
 
 @pytest.mark.parametrize(
@@ -244,224 +269,238 @@ def test_a_renamed_file_takes_the_place_of_the_old_one():
     ],
 )
 def test_renamed_or_gone(then, now, dropped, kept):
-    _, found = again(2, landing("", then), landing("", now))
-    assert (found.dropped, found.retained_files) == (files(2, *dropped), files(2, *kept))
+    _, result = reload_target(2, make_landing("", then), make_landing("", now))
+    assert (result.dropped, result.retained_files) == (
+        file_names(2, *dropped),
+        file_names(2, *kept),
+    )
 
 
 def test_a_file_that_moved_to_another_folder_is_another_file():
-    _, found = again(2, landing("a=1", "b=22"), landing("a=1 b=22", ""))
-    assert (found.retained_files, found.dropped) == (files(2, "b"), set())
-    assert found.files_to_read.keys() == files(1, "a", "b")
+    _, result = reload_target(2, make_landing("a=1", "b=22"), make_landing("a=1 b=22", ""))
+    assert (result.retained_files, result.dropped) == (file_names(2, "b"), set())
+    assert result.files_to_read.keys() == file_names(1, "a", "b")
 
 
 @pytest.mark.parametrize("name", ["b", "c"])
 def test_what_a_person_accepts_is_gone(name):
-    before, found = again(2, landing("", "b=1 c=2"), landing("", ""), accepted=files(2, name))
-    assert found.dropped == files(2, name)
-    assert found.retained_files == files(2, *({"b", "c"} - {name}))
-    assert found.manifest.files.keys() == found.retained_files
-    assert needs_reload(before, found)
-    assert describe_change(before, found) == "accepted files"
+    before, result = reload_target(
+        2, make_landing("", "b=1 c=2"), make_landing("", ""), accepted=file_names(2, name)
+    )
+    assert result.dropped == file_names(2, name)
+    assert result.retained_files == file_names(2, *({"b", "c"} - {name}))
+    assert result.manifest.files.keys() == result.retained_files
+    assert needs_reload(before, result)
+    assert describe_change(before, result) == "accepted files"
 
 
 # --- replaced files -------------------------------------------------------------------------------
 
 
 def test_a_replaced_file_is_read_and_named():
-    before, found = again(2, SAME, landing("a=1", "b=other"))
-    assert found.replaced == files(2, "b")
-    assert found.manifest.files[file(2, "b")].digest == "digest of other"
-    assert needs_reload(before, found)
-    assert describe_change(before, found) == "other content"
+    before, result = reload_target(2, SAME, make_landing("a=1", "b=other"))
+    assert result.replaced == file_names(2, "b")
+    assert result.manifest.files[file_path(2, "b")].digest == "digest of other"
+    assert needs_reload(before, result)
+    assert describe_change(before, result) == "other content"
 
 
 def test_an_accepted_file_may_take_away():
-    _, found = again(2, SAME, landing("a=1", "b=other"), accepted=files(2, "b"))
-    assert not found.replaced
-    assert found.files_to_read.keys() == files(1, "a") | files(2, "b")
+    _, result = reload_target(2, SAME, make_landing("a=1", "b=other"), accepted=file_names(2, "b"))
+    assert not result.replaced
+    assert result.files_to_read.keys() == file_names(1, "a") | file_names(2, "b")
 
 
 def test_what_sources_say_of_a_day_is_neither_replaced_nor_kept():
-    before, found = again(
-        2, landing("", f"b=1 {CONTROL_FILE}=x"), landing("", f"b=1 {CONTROL_FILE}=other")
+    before, result = reload_target(
+        2, make_landing("", f"b=1 {CONTROL_FILE}=x"), make_landing("", f"b=1 {CONTROL_FILE}=other")
     )
-    assert not found.replaced
-    assert needs_reload(before, found)
-    _, found = again(2, landing("", f"b=1 {CONTROL_FILE}=x"), landing("", ""))
-    assert found.retained_files == files(2, "b")
+    assert not result.replaced
+    assert needs_reload(before, result)
+    _, result = reload_target(2, make_landing("", f"b=1 {CONTROL_FILE}=x"), make_landing("", ""))
+    assert result.retained_files == file_names(2, "b")
 
 
-def held() -> tuple[LoadManifest, Listing]:
+def held_manifest() -> tuple[LoadManifest, Listing]:
     """What the record of day 2 says after file b was replaced and held back; what lies there."""
-    now = landing("a=1", "b=less")
-    before, wanted = again(2, SAME, now)
-    said = wanted.hold_back_files(files(2, "b"), before).manifest.as_json
-    record = LoadManifest.from_record(json.loads(json.dumps(said)))
+    now = make_landing("a=1", "b=less")
+    before, result = reload_target(2, SAME, now)
+    encoded = result.hold_back_files(file_names(2, "b"), before).manifest.as_json
+    record = LoadManifest.from_record(json.loads(json.dumps(encoded)))
     assert record is not None
     return record, now
 
 
 def test_holding_a_file_leaves_what_was_loaded():
-    before, wanted = again(2, SAME, landing("a=1", "b=less"))
-    found = wanted.hold_back_files(files(2, "b"), before)
-    assert found.files_to_read.keys() == files(1, "a")
-    assert found.retained_files == files(2, "b")
-    assert not found.replaced
-    assert found.manifest.files == before.files
-    assert found.manifest.awaiting_approval == {file(2, "b"): "digest of less"}
-    assert found.manifest.content_digest() != before.content_digest()
+    before, initial = reload_target(2, SAME, make_landing("a=1", "b=less"))
+    result = initial.hold_back_files(file_names(2, "b"), before)
+    assert result.files_to_read.keys() == file_names(1, "a")
+    assert result.retained_files == file_names(2, "b")
+    assert not result.replaced
+    assert result.manifest.files == before.files
+    assert result.manifest.awaiting_approval == {file_path(2, "b"): "digest of less"}
+    assert result.manifest.content_digest() != before.content_digest()
 
 
 def test_a_file_that_is_held_back_is_not_read_again():
-    record, now = held()
-    found = load_target(day(2), record, now)
-    assert not needs_reload(record, found)
-    assert (found.files_to_read.keys(), found.retained_files) == (files(1, "a"), files(2, "b"))
-    assert found.manifest.awaiting_approval == record.awaiting_approval
+    record, now = held_manifest()
+    result = load_target(day(2), record, now)
+    assert not needs_reload(record, result)
+    assert (result.files_to_read.keys(), result.retained_files) == (
+        file_names(1, "a"),
+        file_names(2, "b"),
+    )
+    assert result.manifest.awaiting_approval == record.awaiting_approval
 
 
 def test_a_file_that_is_held_back_is_read_when_a_person_accepts_it():
-    record, now = held()
-    found = load_target(day(2), record, now, accepted=files(2, "b"))
-    assert found.files_to_read.keys() == files(1, "a") | files(2, "b")
-    assert not (found.manifest.awaiting_approval or found.replaced or found.retained_files)
-    assert needs_reload(record, found)
-    assert describe_change(record, found) == "accepted files"
+    record, now = held_manifest()
+    result = load_target(day(2), record, now, accepted=file_names(2, "b"))
+    assert result.files_to_read.keys() == file_names(1, "a") | file_names(2, "b")
+    assert not (result.manifest.awaiting_approval or result.replaced or result.retained_files)
+    assert needs_reload(record, result)
+    assert describe_change(record, result) == "accepted files"
 
 
 def test_a_file_that_is_held_back_is_looked_at_again_when_it_changes():
-    record, _ = held()
-    found = load_target(day(2), record, landing("a=1", "b=other"))
-    assert found.replaced == files(2, "b")
-    assert not found.manifest.awaiting_approval
-    assert needs_reload(record, found)
-    assert describe_change(record, found) == "other content"
+    record, _ = held_manifest()
+    result = load_target(day(2), record, make_landing("a=1", "b=other"))
+    assert result.replaced == file_names(2, "b")
+    assert not result.manifest.awaiting_approval
+    assert needs_reload(record, result)
+    assert describe_change(record, result) == "other content"
 
 
 def test_the_old_file_put_back():
     """The day holds what it held, but waits no longer: a load says so, and its windows close."""
-    record, _ = held()
-    found = load_target(day(2), record, SAME)
-    assert not (found.manifest.awaiting_approval or found.replaced or found.retained_files)
-    assert found.manifest.is_complete(day(2), START)
-    assert needs_reload(record, found)
-    assert not needs_reload(found.manifest, load_target(day(2), found.manifest, SAME))
+    record, _ = held_manifest()
+    result = load_target(day(2), record, SAME)
+    assert not (result.manifest.awaiting_approval or result.replaced or result.retained_files)
+    assert result.manifest.is_complete(day(2), START)
+    assert needs_reload(record, result)
+    assert not needs_reload(result.manifest, load_target(day(2), result.manifest, SAME))
 
 
 def test_a_file_that_is_held_back_and_gone_is_gone():
-    record, _ = held()
-    found = load_target(day(2), record, landing("a=1", ""))
-    assert found.retained_files == files(2, "b")
-    assert not found.manifest.awaiting_approval
-    assert needs_reload(record, found)
+    record, _ = held_manifest()
+    result = load_target(day(2), record, make_landing("a=1", ""))
+    assert result.retained_files == file_names(2, "b")
+    assert not result.manifest.awaiting_approval
+    assert needs_reload(record, result)
 
 
 # --- without some of the files --------------------------------------------------------------------
 
 
-def without(now: Listing, names: Collection[str]) -> tuple[LoadManifest, LoadTarget, LoadTarget]:
-    before, wanted = again(2, SAME, now)
-    return before, wanted, wanted.without_files(names, before)
+def target_without(
+    now: Listing, names: Collection[str]
+) -> tuple[LoadManifest, LoadTarget, LoadTarget]:
+    before, initial = reload_target(2, SAME, now)
+    return before, initial, initial.without_files(names, before)
 
 
 def test_without_a_file_that_is_new():
-    before, _, found = without(landing("a=1", "b=22 c=new"), files(2, "c"))
-    assert found.manifest == before
-    assert found.files_to_read.keys() == files(1, "a") | files(2, "b")
-    assert not found.retained_files
+    before, _, result = target_without(make_landing("a=1", "b=22 c=new"), file_names(2, "c"))
+    assert result.manifest == before
+    assert result.files_to_read.keys() == file_names(1, "a") | file_names(2, "b")
+    assert not result.retained_files
 
 
 def test_without_a_file_that_was_loaded():
-    before, _, found = without(landing("a=1", "b=broken"), files(2, "b"))
-    assert found.manifest == before
-    assert found.files_to_read.keys() == files(1, "a")
-    assert found.retained_files == files(2, "b")
+    before, _, result = target_without(make_landing("a=1", "b=broken"), file_names(2, "b"))
+    assert result.manifest == before
+    assert result.files_to_read.keys() == file_names(1, "a")
+    assert result.retained_files == file_names(2, "b")
 
 
 def test_without_a_file_of_no_concern():
-    _, wanted, found = without(landing("a=1", "b=other"), files(3, "x"))
-    assert found is wanted
+    _, initial, result = target_without(make_landing("a=1", "b=other"), file_names(3, "x"))
+    assert result is initial
 
 
 def test_without_the_new_name_of_a_file_the_old_one_stays():
-    before, wanted, found = without(landing("a=1", "other=22"), files(2, "other"))
-    assert wanted.dropped == files(2, "b")
-    assert not found.dropped
-    assert found.retained_files == files(2, "b")
-    assert found.manifest == before
+    before, initial, result = target_without(
+        make_landing("a=1", "other=22"), file_names(2, "other")
+    )
+    assert initial.dropped == file_names(2, "b")
+    assert not result.dropped
+    assert result.retained_files == file_names(2, "b")
+    assert result.manifest == before
 
 
 def test_without_any_of_them_a_new_day_is_empty():
-    wanted = load_target(day(2), None, SAME)
-    found = wanted.without_files(wanted.files_to_read, None)
-    assert not (found.files_to_read or found.retained_files or found.manifest.files)
-    assert found.manifest.present_days == {day(1), day(2)}
+    initial = load_target(day(2), None, SAME)
+    result = initial.without_files(initial.files_to_read, None)
+    assert not (result.files_to_read or result.retained_files or result.manifest.files)
+    assert result.manifest.present_days == {day(1), day(2)}
 
 
 # --- nothing more is expected ---------------------------------------------------------------------
 
 
 def test_a_day_is_closed_if_it_has_no_folder():
-    assert load_target(day(2), None, landing("a=1"), close=True).manifest.closed
-    assert not load_target(day(2), None, landing("a=1", ""), close=True).manifest.closed
-    assert not load_target(day(2), None, landing("a=1")).manifest.closed
+    assert load_target(day(2), None, make_landing("a=1"), close=True).manifest.closed
+    assert not load_target(day(2), None, make_landing("a=1", ""), close=True).manifest.closed
+    assert not load_target(day(2), None, make_landing("a=1")).manifest.closed
 
 
 def test_closing_a_day_is_news_once():
-    before = loaded(2, landing("a=1"))
-    closed = load_target(day(2), before, landing("a=1"), close=True)
+    before = loaded_manifest(2, make_landing("a=1"))
+    closed = load_target(day(2), before, make_landing("a=1"), close=True)
     assert needs_reload(before, closed)
     assert describe_change(before, closed) == "nothing more is expected"
     # From then on it is so, whoever asks.
-    assert load_target(day(2), closed.manifest, landing("a=1")).manifest.closed
+    assert load_target(day(2), closed.manifest, make_landing("a=1")).manifest.closed
     assert not needs_reload(
-        closed.manifest, load_target(day(2), closed.manifest, landing("a=1"), close=True)
+        closed.manifest, load_target(day(2), closed.manifest, make_landing("a=1"), close=True)
     )
 
 
 def test_a_folder_that_comes_after_all():
-    closed = loaded(2, landing("a=1"), close=True)
-    found = load_target(day(2), closed, landing("a=1", "b=22"), close=True)
-    assert not found.manifest.closed
-    assert needs_reload(closed, found)
-    assert describe_change(closed, found) == "new files, its folder has come"
-    empty = load_target(day(2), closed, landing("a=1", ""))
+    closed = loaded_manifest(2, make_landing("a=1"), close=True)
+    result = load_target(day(2), closed, make_landing("a=1", "b=22"), close=True)
+    assert not result.manifest.closed
+    assert needs_reload(closed, result)
+    assert describe_change(closed, result) == "new files, its folder has come"
+    empty = load_target(day(2), closed, make_landing("a=1", ""))
     assert needs_reload(closed, empty)
     assert describe_change(closed, empty) == "its folder has come"
 
 
 def test_a_day_that_was_never_loaded_is_due():
-    found = load_target(day(2), None, landing())
-    assert needs_reload(None, found)
-    assert describe_change(None, found) == ""
-    assert found.manifest == LoadManifest()
+    result = load_target(day(2), None, make_landing())
+    assert needs_reload(None, result)
+    assert describe_change(None, result) == ""
+    assert result.manifest == LoadManifest()
 
 
 def test_a_renamed_file_is_no_news():
     """Nobody accepted that it is gone; it is not."""
-    before, found = again(2, SAME, landing("a=1", "other=22 c=new"))
-    assert found.dropped == files(2, "b")
-    assert describe_change(before, found) == "new files"
+    before, result = reload_target(2, SAME, make_landing("a=1", "other=22 c=new"))
+    assert result.dropped == file_names(2, "b")
+    assert describe_change(before, result) == "new files"
 
 
 def test_no_news_without_need():
-    assert describe_change(*again(2, SAME, SAME)) == ""
-    assert day(2) - DAY in loaded(2, SAME).present_days
+    assert describe_change(*reload_target(2, SAME, SAME)) == ""
+    assert day(2) - DAY in loaded_manifest(2, SAME).present_days
 
 
 def test_listings_of_dates_that_were_not_looked_for():
-    assert landing("a=1").files_on(date(1999, 1, 1)) == {}
+    assert make_landing("a=1").files_on(date(1999, 1, 1)) == {}
 
 
 # --- after an undo --------------------------------------------------------------------------------
 
 
-def undone(n: int, then: Made, now: Made, **how) -> tuple[LoadManifest, LoadTarget]:
+def undone_target(
+    n: int, then: InventedListing, now: InventedListing, **how
+) -> tuple[LoadManifest, LoadTarget]:
     """A day that was loaded twice, the second time undone, and what it would be made of now."""
-    before = loaded(n, then)
-    put_back = after_undo(before, loaded(n, now, before, **how))
-    told = LoadManifest.from_record(json.loads(json.dumps(put_back.as_json)))
-    assert told == put_back
+    before = loaded_manifest(n, then)
+    put_back = after_undo(before, loaded_manifest(n, now, before, **how))
+    decoded = LoadManifest.from_record(json.loads(json.dumps(put_back.as_json)))
+    assert decoded == put_back
     assert {**put_back.files} == {**before.files}
     return put_back, load_target(day(n), put_back, now)
 
@@ -471,85 +510,95 @@ def undone(n: int, then: Made, now: Made, **how) -> tuple[LoadManifest, LoadTarg
     [
         ("a=1", "a=2", ()),
         ("a=1", "a=1 b=2", ()),
-        ("a=1 b=2", "a=1", [file(1, "b")]),
-        ("a=1 b=2", "b=3 c=1", [file(1, "b")]),
-        ("a=1 b=1", "c=1", [file(1, "b")]),
-        ("a=1", "", [file(1, "a")]),
+        ("a=1 b=2", "a=1", [file_path(1, "b")]),
+        ("a=1 b=2", "b=3 c=1", [file_path(1, "b")]),
+        ("a=1 b=1", "c=1", [file_path(1, "b")]),
+        ("a=1", "", [file_path(1, "a")]),
         ("", "a=1", ()),
     ],
 )
 def test_what_was_undone_is_not_due_until_something_else_lands(then, now, accepted):
-    before, wanted = undone(1, landing(then), landing(now, at=2), accepted=accepted)
-    assert not needs_reload(before, wanted)
-    other = load_target(day(1), before, landing(f"{now} new=9", at=3))
+    before, result = undone_target(
+        1, make_landing(then), make_landing(now, at=2), accepted=accepted
+    )
+    assert not needs_reload(before, result)
+    other = load_target(day(1), before, make_landing(f"{now} new=9", at=3))
     assert needs_reload(before, other)
 
 
 def test_a_replaced_file_is_asked_about_again_after_its_undo():
-    before, wanted = undone(1, landing("a=1"), landing("a=2", at=2), accepted=[file(1, "a")])
-    assert wanted.replaced == files(1, "a")
-    held = wanted.hold_back_files(files(1, "a"), before)
-    assert {**held.manifest.files} == {**before.files}
+    before, result = undone_target(
+        1, make_landing("a=1"), make_landing("a=2", at=2), accepted=[file_path(1, "a")]
+    )
+    assert result.replaced == file_names(1, "a")
+    on_hold = result.hold_back_files(file_names(1, "a"), before)
+    assert {**on_hold.manifest.files} == {**before.files}
     # And a file that somebody had accepted as gone is kept again.
-    gone, wanted = undone(1, landing("a=1 b=2"), landing("a=1"), accepted=[file(1, "b")])
-    assert wanted.retained_files == files(1, "b")
-    assert gone.files.keys() == files(1, "a", "b")
+    reverted, result = undone_target(
+        1, make_landing("a=1 b=2"), make_landing("a=1"), accepted=[file_path(1, "b")]
+    )
+    assert result.retained_files == file_names(1, "b")
+    assert reverted.files.keys() == file_names(1, "a", "b")
 
 
 def test_a_file_that_was_held_before_is_held_again_after_the_undo():
-    first, shorter = landing("a=1"), landing("a=2", at=2)
-    before = loaded(1, first)
-    held = load_target(day(1), before, shorter).hold_back_files(files(1, "a"), before).manifest
-    accepted = loaded(1, shorter, held, accepted=[file(1, "a")])
+    first, shorter = make_landing("a=1"), make_landing("a=2", at=2)
+    before = loaded_manifest(1, first)
+    on_hold = (
+        load_target(day(1), before, shorter).hold_back_files(file_names(1, "a"), before).manifest
+    )
+    accepted = loaded_manifest(1, shorter, on_hold, accepted=[file_path(1, "a")])
     assert not accepted.awaiting_approval
-    back = after_undo(held, accepted)
-    wanted = load_target(day(1), back, shorter)
-    assert back.awaiting_approval == wanted.manifest.awaiting_approval != {}
-    assert not needs_reload(back, wanted)
+    back = after_undo(on_hold, accepted)
+    result = load_target(day(1), back, shorter)
+    assert back.awaiting_approval == result.manifest.awaiting_approval != {}
+    assert not needs_reload(back, result)
 
 
 def test_the_undo_of_a_first_load_leaves_nothing_that_was_loaded():
-    now = loaded(1, landing("a=1"))
+    now = loaded_manifest(1, make_landing("a=1"))
     back = after_undo(None, now)
     assert not back.files
-    assert not needs_reload(back, load_target(day(1), back, landing("a=1")))
-    assert needs_reload(back, load_target(day(1), back, landing("a=2", at=2)))
+    assert not needs_reload(back, load_target(day(1), back, make_landing("a=1")))
+    assert needs_reload(back, load_target(day(1), back, make_landing("a=2", at=2)))
 
 
 def test_undos_one_after_another_hold():
     """The latest is undone first, as an undo asks for."""
-    landed = landing("a=1 b=2 c=3")
-    one, two, three = (loaded(1, landing(of)) for of in ("a=1", "a=1 b=2", "a=1 b=2 c=3"))
-    back = after_undo(two, three)
-    back = after_undo(one, back)
+    landed = make_landing("a=1 b=2 c=3")
+    first, second, third = (
+        loaded_manifest(1, make_landing(text)) for text in ("a=1", "a=1 b=2", "a=1 b=2 c=3")
+    )
+    back = after_undo(second, third)
+    back = after_undo(first, back)
     assert not needs_reload(back, load_target(day(1), back, landed))
     back = after_undo(None, back)
     assert not needs_reload(back, load_target(day(1), back, landed))
     assert not back.files
-    assert needs_reload(back, load_target(day(1), back, landing("a=1 b=2 c=3 d=4")))
+    assert needs_reload(back, load_target(day(1), back, make_landing("a=1 b=2 c=3 d=4")))
 
 
 def test_the_undo_of_an_undo_holds():
-    now = landing("a=2", at=2)
-    first = loaded(1, landing("a=1"))
-    accepted = loaded(1, now, first, accepted=[file(1, "a")])
+    now = make_landing("a=2", at=2)
+    first = loaded_manifest(1, make_landing("a=1"))
+    accepted = loaded_manifest(1, now, first, accepted=[file_path(1, "a")])
     back = after_undo(accepted, after_undo(first, accepted))
     assert {**back.files} == {**accepted.files}
     assert not needs_reload(back, load_target(day(1), back, now))
 
 
 def test_the_undo_of_a_load_that_held_a_file_holds():
-    first, now = loaded(1, landing("a=1")), landing("a=2 b=3", at=2)
-    held = load_target(day(1), first, now).hold_back_files(files(1, "a"), first).manifest
-    back = after_undo(first, held)
+    first, now = loaded_manifest(1, make_landing("a=1")), make_landing("a=2 b=3", at=2)
+    on_hold = load_target(day(1), first, now).hold_back_files(file_names(1, "a"), first).manifest
+    back = after_undo(first, on_hold)
     assert not needs_reload(back, load_target(day(1), back, now))
 
 
 @pytest.mark.parametrize("purged", ["", "a=1", None])
 @pytest.mark.parametrize("then", ["a=1", None])
 def test_a_landing_that_is_purged_after_an_undo_is_no_news(then, purged):
-    before = None if then is None else loaded(1, landing(then))
-    back = after_undo(before, loaded(1, landing("a=1 b=2")))
-    wanted = load_target(day(1), back, landing(purged))
-    assert not needs_reload(back, wanted)
-    assert wanted.retained_files == (files(1, "a") if then and not purged else set())
+    before = None if then is None else loaded_manifest(1, make_landing(then))
+    back = after_undo(before, loaded_manifest(1, make_landing("a=1 b=2")))
+    result = load_target(day(1), back, make_landing(purged))
+    assert not needs_reload(back, result)
+    assert result.retained_files == (file_names(1, "a") if then and not purged else set())

@@ -36,7 +36,7 @@ from backfill_assets.publish.candidates import Candidate, ComputedDays, ComputeP
 from backfill_assets.tables.arguments import DeclarationError
 from backfill_assets.tables.schemas import added, files_match_schema, is_wider_type
 from backfill_assets.tables.table import SchemaError, Table
-from backfill_assets_tests.changing_columns import BEFORE, log_of, table_of, writer
+from backfill_assets_tests.changing_columns import BEFORE, load_log, make_table, make_writer
 from backfill_assets_tests.invented_logs import days
 from backfill_assets_tests.pipeline import Pipeline, copy_loaded, day
 from backfill_assets_tests.publishing import RECORD, window
@@ -51,15 +51,15 @@ def note_renamed_from(old: str) -> Any:
     )
 
 
-RENAMED = table_of(2, note=("remark", T.StringType, note_renamed_from("note")))
-WIDENED = table_of(
+RENAMED = make_table(2, note=("remark", T.StringType, note_renamed_from("note")))
+WIDENED = make_table(
     2,
     orders=(T.LongType, Field(ge=1, description="Orders.")),
     paid=(T.DecimalType(28, 4), Field(description="Paid.")),
     share=(T.DoubleType, Field(description="Share.")),
 )
-DROPPED = table_of(2, note=None)
-LOOSER = table_of(
+DROPPED = make_table(2, note=None)
+LOOSER = make_table(
     2,
     orders=(
         T.IntegerType,
@@ -71,8 +71,8 @@ LOOSER = table_of(
         ),
     ),
 )
-STRICTER = table_of(2, note=(T.StringType, Field(description="A note.")))
-GAP = table_of(2, channel=(T.StringType, added("shop", day(3), "Where from.")))
+STRICTER = make_table(2, note=(T.StringType, Field(description="A note.")))
+GAP = make_table(2, channel=(T.StringType, added("shop", day(3), "Where from.")))
 
 ROWS = [
     (day(1), "a", 1, Decimal("1.10"), 0.5, "x"),
@@ -82,22 +82,22 @@ ROWS = [
 ]
 
 
-def publish(pipeline: Pipeline, spark, table: Table, rows: list[tuple], made_of: str = "this"):
-    found = spark.createDataFrame(rows, table.struct_type)
+def publish_rows(pipeline: Pipeline, spark, table: Table, rows: list[tuple], made_of: str = "this"):
+    frame = spark.createDataFrame(rows, table.struct_type)
     dates = sorted({row[0] for row in rows})
-    plan = ComputePlan(dict.fromkeys(dates, made_of), lambda _: ComputedDays(found, {}))
+    plan = ComputePlan(dict.fromkeys(dates, made_of), lambda _: ComputedDays(frame, {}))
     over = window(dates[0].day, dates[-1].day)
-    done = pipeline.io_manager.publish(
+    results = pipeline.io_manager.publish(
         Candidate(table, lambda _: plan), over, {**RECORD, "run_id": made_of}
     )
-    return [one.outcome for one in done]
+    return [result.outcome for result in results]
 
 
 @pytest.fixture(scope="module")
 def original(engine, spark, tmp_path_factory) -> Path:
     """The table before its migration, to be copied."""
     pipeline = Pipeline(engine, tmp_path_factory.mktemp("original"))
-    assert publish(pipeline, spark, BEFORE, ROWS) == [Outcome.WRITTEN] * 3
+    assert publish_rows(pipeline, spark, BEFORE, ROWS) == [Outcome.WRITTEN] * 3
     return pipeline.root
 
 
@@ -112,9 +112,9 @@ def url(pipeline) -> str:
     return pipeline.io_manager.url(BEFORE)
 
 
-def seen(spark, url: str, version: int | None = None) -> list[dict]:
+def rows_in_all_readers(spark, url: str, version: int | None = None) -> list[dict]:
     """The rows as Spark, delta-rs and DuckDB have them, who must have the same."""
-    log = log_of(url, version)
+    log = load_log(url, version)
     reader = spark.read.format("delta")
     if version is not None:
         reader = reader.option("versionAsOf", version)
@@ -129,9 +129,9 @@ def seen(spark, url: str, version: int | None = None) -> list[dict]:
     return by_spark
 
 
-def texts(found: Migration | None) -> list[tuple[str, str]]:
-    assert found is not None
-    return [(change.text, change.cost) for change in found.changes]
+def change_texts(plan: Migration | None) -> list[tuple[str, str]]:
+    assert plan is not None
+    return [(change.text, change.cost) for change in plan.changes]
 
 
 def rows_with(change: Callable[[dict], dict]) -> list[dict]:
@@ -175,51 +175,51 @@ CHANGES = {
 @pytest.mark.parametrize("name", CHANGES)
 def test_readers_see_the_table_as_it_was_or_as_it_is(name, url, pipeline, spark, monkeypatch):
     table, change, rewritten = CHANGES[name]
-    before, version = seen(spark, url), log_of(url).version()
+    before, version = rows_in_all_readers(spark, url), load_log(url).version()
     assert approximately(before) == approximately(rows_with(same))
-    files = set(log_of(url).file_uris())
-    found = read_migration(url, table)
-    assert found is not None
-    assert found.refused == []
-    assert len(found.days) == rewritten
+    files = set(load_log(url).file_uris())
+    plan = read_migration(url, table)
+    assert plan is not None
+    assert plan.refused == []
+    assert len(plan.days) == rewritten
     # An ordinary run of the new code is refused until then.
     with pytest.raises(SchemaError, match="Run backfill-assets migrate"):
         raise_if_schema_differs(read_ledger(url, table), url)
 
     # Killed between the new files and the commit: readers have what they had, at each version.
-    def killed(*_: Any) -> None:
+    def raise_killed(*_: Any) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(migrating, "_commit_migration", killed)
-        list(migrate_table(writer(pipeline, table)))
-    assert seen(spark, url) == before
+        patched.setattr(migrating, "_commit_migration", raise_killed)
+        list(migrate_table(make_writer(pipeline, table)))
+    assert rows_in_all_readers(spark, url) == before
     # Killed after the commit, before the version of the schema is set.
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(migrating, "_finish_migration", killed)
-        list(migrate_table(writer(pipeline, table)))
-    after = seen(spark, url)
+        patched.setattr(migrating, "_finish_migration", raise_killed)
+        list(migrate_table(make_writer(pipeline, table)))
+    after = rows_in_all_readers(spark, url)
     assert approximately(after) == approximately(rows_with(change))
     for code in (BEFORE, table):
         if name in ("renamed", "widened") or code is table:
             with pytest.raises(SchemaError):
                 raise_if_schema_differs(read_ledger(url, code), url)
 
-    said = list(migrate_table(writer(pipeline, table)))
-    assert any("the schema has version 2, not 1" in text for text in said)
-    assert seen(spark, url) == after
-    assert log_of(url).metadata().configuration[SCHEMA_VERSION] == "2"
+    messages = list(migrate_table(make_writer(pipeline, table)))
+    assert any("the schema has version 2, not 1" in text for text in messages)
+    assert rows_in_all_readers(spark, url) == after
+    assert load_log(url).metadata().configuration[SCHEMA_VERSION] == "2"
     assert (read_migration(url, table) or Migration(read_ledger(url, table))).changes == []
     # Old versions are read as before; each version has one of the two.
-    assert seen(spark, url, version) == before
-    for at in range(version + 1, log_of(url).version()):
-        rows = log_of(url, at).to_pyarrow_table().to_pylist()
+    assert rows_in_all_readers(spark, url, version) == before
+    for at in range(version + 1, load_log(url).version()):
+        rows = load_log(url, at).to_pyarrow_table().to_pylist()
         assert sorted(rows, key=str) in (before, after)
-    kept = files & set(log_of(url).file_uris())
-    assert len(kept) == 3 - rewritten
+    unchanged_files = files & set(load_log(url).file_uris())
+    assert len(unchanged_files) == 3 - rewritten
 
     # The schema is as a table that is created now has it.
-    assert log_of(url).schema().to_json() == delta_schema(table).to_json()
+    assert load_log(url).schema().to_json() == delta_schema(table).to_json()
     # The days are on record, and another engine finds what the records say.
     ledger = read_ledger(url, table)
     assert ledger.published_days == days(1, 2, 3)
@@ -229,35 +229,35 @@ def test_readers_see_the_table_as_it_was_or_as_it_is(name, url, pipeline, spark,
     with pytest.raises(SchemaError, match=r"schema has version 2, and the code has 1.*Install the"):
         raise_if_schema_differs(read_ledger(url, BEFORE), url)
     with pytest.raises(SchemaError, match="Nothing was written"):
-        publish(pipeline, spark, BEFORE, ROWS)
+        publish_rows(pipeline, spark, BEFORE, ROWS)
 
 
 # --- what is to change, from the model and the log ------------------------------------------------
 
 
-def ledger_of(table: Table, there: Table, **properties: str) -> Ledger:
+def ledger_of(table: Table, stored_table: Table, **properties: str) -> Ledger:
     """A ledger of days 1 to 3 of a table that is there."""
-    struct = T.StructType.fromJson(json.loads(delta_schema(there).to_json()))
-    held = {day(n): StoredFiles(1, 100) for n in (1, 2, 3)}
-    metadata = TableMetadata(struct, (there.partition,), properties)
-    return Ledger(table, 7, stored=held, metadata=metadata)
+    struct = T.StructType.fromJson(json.loads(delta_schema(stored_table).to_json()))
+    files = {day(n): StoredFiles(1, 100) for n in (1, 2, 3)}
+    metadata = TableMetadata(struct, (stored_table.partition,), properties)
+    return Ledger(table, 7, stored=files, metadata=metadata)
 
 
 def test_nothing_is_to_change_in_a_table_without_a_version():
-    found = plan_migration(ledger_of(BEFORE, BEFORE), {})
-    assert (found.changes, found.refused) == ([], [])
+    plan = plan_migration(ledger_of(BEFORE, BEFORE), {})
+    assert (plan.changes, plan.refused) == ([], [])
     assert read_schema_version(TableMetadata(BEFORE.struct_type, ("run_date",))) == 1
 
 
 def test_the_plan_tells_which_days_are_rewritten():
-    both = table_of(
+    both = make_table(
         2,
         orders=(T.LongType, Field(ge=1, description="Orders.")),
         note=None,
         share=(T.FloatType, Field(description="The share.")),
         channel=(T.StringType, added("shop", day(2), "Where from.")),
     )
-    assert texts(plan_migration(ledger_of(both, BEFORE), {})) == [
+    assert change_texts(plan_migration(ledger_of(both, BEFORE), {})) == [
         ("column orders is widened from int to bigint", "3 days are rewritten"),
         ("column share has another description", "metadata only"),
         ("column channel is added; it is null where nobody fills it", "metadata only"),
@@ -273,38 +273,38 @@ def test_the_plan_tells_which_days_are_rewritten():
 
 REFUSED = {
     "narrower": (
-        table_of(2, orders=(T.ShortType, Field(ge=1, description="Orders."))),
+        make_table(2, orders=(T.ShortType, Field(ge=1, description="Orders."))),
         "column orders would change from int to smallint",
     ),
     "another kind": (
-        table_of(2, paid=(T.DoubleType, Field(description="Paid."))),
+        make_table(2, paid=(T.DoubleType, Field(description="Paid."))),
         r"column paid would change from decimal\(10,2\) to double",
     ),
     "new and required": (
-        table_of(2, city=(T.StringType, Field(description="City."))),
+        make_table(2, city=(T.StringType, Field(description="City."))),
         "column city is new and required",
     ),
     "renamed twice": (
-        table_of(
+        make_table(
             3,
             note=("text", T.StringType, note_renamed_from("remark")),
         ),
         "column text is renamed from remark, and the table has neither: migrate it with the code",
     ),
-    "no other version": (table_of(1, note=None), "give it 2"),
+    "no other version": (make_table(1, note=None), "give it 2"),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_refused(name):
-    table, said = REFUSED[name]
-    found = plan_migration(ledger_of(table, BEFORE), {})
-    with pytest.raises(SchemaError, match=f"cannot be migrated: .*{said}.*Nothing was written"):
-        migrating.raise_if_refused(found)
+    table, reason = REFUSED[name]
+    plan = plan_migration(ledger_of(table, BEFORE), {})
+    with pytest.raises(SchemaError, match=f"cannot be migrated: .*{reason}.*Nothing was written"):
+        migrating.raise_if_refused(plan)
 
 
 def test_a_default_that_rows_have_cannot_be_another():
-    other = table_of(3, channel=(T.StringType, added("web", day(3), "Where from.")))
+    other = make_table(3, channel=(T.StringType, added("web", day(3), "Where from.")))
     ledger = ledger_of(
         other, GAP, **{SCHEMA_VERSION: "2", COLUMN_GAPS: schema_properties(GAP)[COLUMN_GAPS]}
     )
@@ -314,14 +314,14 @@ def test_a_default_that_rows_have_cannot_be_another():
 
 def test_a_required_column_needs_a_log_without_nulls():
     ledger = ledger_of(STRICTER, BEFORE)
-    for nulls, said in (({day(2): 5}, "5 in all"), ({day(2): None}, "the log does not tell")):
-        found = plan_migration(ledger, {"note": nulls})
-        assert [text for text in found.refused if said in text and str(day(2)) in text]
+    for nulls, reason in (({day(2): 5}, "5 in all"), ({day(2): None}, "the log does not tell")):
+        plan = plan_migration(ledger, {"note": nulls})
+        assert [text for text in plan.refused if reason in text and str(day(2)) in text]
     assert plan_migration(ledger, {"note": {}}).refused == []
 
 
 def test_a_default_is_a_migration_even_if_the_column_may_be_null():
-    same = table_of(1, channel=(T.StringType, added("shop", day(2), "Where from.")))
+    same = make_table(1, channel=(T.StringType, added("shop", day(2), "Where from.")))
     ledger = ledger_of(same, BEFORE)
     assert ledger.metadata is not None
     assert schema_differences(same, ledger.metadata) == [
@@ -334,16 +334,16 @@ def test_a_default_is_a_migration_even_if_the_column_may_be_null():
         )
         == []
     )
-    none = table_of(1, channel=(T.StringType, added(None, day(2), "Where from.")))
+    none = make_table(1, channel=(T.StringType, added(None, day(2), "Where from.")))
     assert schema_differences(none, ledger.metadata) == []
 
 
 def test_code_of_an_older_version_changes_nothing():
-    found = plan_migration(ledger_of(BEFORE, BEFORE, **{SCHEMA_VERSION: "3"}), {})
-    assert found.refused == [
+    plan = plan_migration(ledger_of(BEFORE, BEFORE, **{SCHEMA_VERSION: "3"}), {})
+    assert plan.refused == [
         "the table's schema has version 3, and this code has 1: install the code that has it"
     ]
-    assert found.changes == []
+    assert plan.changes == []
 
 
 @pytest.mark.parametrize(
@@ -386,7 +386,7 @@ def test_files_from_before_are_taken_as_they_are_only_if_they_hold_the_rows_of_n
 )
 def test_what_a_model_says_wrongly(version, column, said):
     with pytest.raises(DeclarationError, match=said):
-        table_of(version, customer=(T.StringType, column))
+        make_table(version, customer=(T.StringType, column))
 
 
 # --- with Spark -----------------------------------------------------------------------------------
@@ -395,111 +395,126 @@ def test_what_a_model_says_wrongly(version, column, said):
 def test_a_name_that_was_dropped_does_not_bring_the_old_values_back(url, pipeline, spark):
     # A table of a release without schema versions.
     spark.sql(f"ALTER TABLE delta.`{url}` UNSET TBLPROPERTIES ('{SCHEMA_VERSION}')")
-    assert SCHEMA_VERSION not in log_of(url).metadata().configuration
+    assert SCHEMA_VERSION not in load_log(url).metadata().configuration
     raise_if_schema_differs(read_ledger(url, BEFORE), url)
-    list(migrate_table(writer(pipeline, DROPPED)))
-    assert log_of(url).metadata().configuration[SCHEMA_VERSION] == "2"
-    again = table_of(2)
+    list(migrate_table(make_writer(pipeline, DROPPED)))
+    assert load_log(url).metadata().configuration[SCHEMA_VERSION] == "2"
+    next_table = make_table(2)
     with pytest.raises(SchemaError, match="note was dropped, and its old values are in the data"):
-        raise_if_schema_differs(read_ledger(url, again), url)
-    assert publish(pipeline, spark, DROPPED, [(*row[:5],) for row in ROWS[3:]], "that")
-    third = table_of(3)
-    (first, *_) = texts(read_migration(url, third))
+        raise_if_schema_differs(read_ledger(url, next_table), url)
+    assert publish_rows(pipeline, spark, DROPPED, [(*row[:5],) for row in ROWS[3:]], "that")
+    third = make_table(3)
+    (first, *_) = change_texts(read_migration(url, third))
     text = "column note is there again, without its values from before it was dropped"
     assert first == (text, "3 days are rewritten")
-    list(migrate_table(writer(pipeline, third)))
-    assert {row["note"] for row in seen(spark, url)} == {None}
-    assert json.loads(log_of(url).metadata().configuration[DROPPED_PROPERTY]) == []
+    list(migrate_table(make_writer(pipeline, third)))
+    assert {row["note"] for row in rows_in_all_readers(spark, url)} == {None}
+    assert json.loads(load_log(url).metadata().configuration[DROPPED_PROPERTY]) == []
 
 
 def test_days_that_others_write_meanwhile_are_rewritten_again(url, pipeline, spark, monkeypatch):
     checked, ran = migrating._verify_rewrite, []
 
-    def slow(*given: Any) -> Any:
-        found = checked(*given)
+    def check_slowly(*arguments: Any) -> Any:
+        result = checked(*arguments)
         if not ran:
-            ran.append(publish(pipeline, spark, BEFORE, [(day(3), "d", 9, *ROWS[3][3:])], "that"))
-        return found
+            ran.append(
+                publish_rows(pipeline, spark, BEFORE, [(day(3), "d", 9, *ROWS[3][3:])], "that")
+            )
+        return result
 
-    monkeypatch.setattr(migrating, "_verify_rewrite", slow)
-    said = list(migrate_table(writer(pipeline, RENAMED)))
+    monkeypatch.setattr(migrating, "_verify_rewrite", check_slowly)
+    messages = list(migrate_table(make_writer(pipeline, RENAMED)))
     assert ran == [[Outcome.WRITTEN]]
-    assert sum("another run committed first" in text for text in said) == 1
-    rows = {(row["run_date"].day, row["customer"], row["remark"]) for row in seen(spark, url)}
+    assert sum("another run committed first" in text for text in messages) == 1
+    rows = {
+        (row["run_date"].day, row["customer"], row["remark"])
+        for row in rows_in_all_readers(spark, url)
+    }
     assert rows == {(1, "a", "x"), (1, "b", "y"), (2, "a", "z"), (3, "d", "w")}
     # No file is left of the first time.
     assert len([*Path(url).glob("run_date=*/*.parquet")]) == 3 + 1 + 3
 
 
 def test_files_that_hold_something_else_are_not_committed(url, pipeline, spark, monkeypatch):
-    before = seen(spark, url)
+    before = rows_in_all_readers(spark, url)
     honest = migrating.measure
-    asked = iter("ab")  # the new files and the old rows, one after the other
+    marks = iter("ab")  # the new files and the old rows, one after the other
 
-    def measured(frame: Any, table: Table) -> dict:
-        mark = next(asked)
-        found = honest(frame, table).items()
-        return {of: replace(one, digest=f"{mark}{one.digest}") for of, one in found}
+    def measure_with_mark(frame: Any, table: Table) -> dict:
+        mark = next(marks)
+        measured_days = honest(frame, table).items()
+        return {
+            measured_day: replace(figures, digest=f"{mark}{figures.digest}")
+            for measured_day, figures in measured_days
+        }
 
-    monkeypatch.setattr(migrating, "measure", measured)
+    monkeypatch.setattr(migrating, "measure", measure_with_mark)
     with pytest.raises(PublishError, match=r"the new data files hold .* columns and days are as"):
-        list(migrate_table(writer(pipeline, RENAMED)))
-    assert seen(spark, url) == before
+        list(migrate_table(make_writer(pipeline, RENAMED)))
+    assert rows_in_all_readers(spark, url) == before
 
 
 @pytest.mark.parametrize(
     ("lost", "table"),
     [
         ("measure", WIDENED),
-        ("add_constraints", table_of(2, share=(T.FloatType, Field(ge=0, description="Share.")))),
+        ("add_constraints", make_table(2, share=(T.FloatType, Field(ge=0, description="Share.")))),
     ],
     ids=["before", "after"],
 )
 def test_a_lost_engine_is_no_failed_migration(lost, table, url, pipeline, spark, monkeypatch):
-    def raises(*_: object, **__: object) -> None:
+    def refuse_connection(*_: object, **__: object) -> None:
         raise ConnectionRefusedError("nobody listens")
 
     with monkeypatch.context() as patch, pytest.raises(EngineError) as raised:
-        patch.setattr(migrating, lost, raises)
-        list(migrate_table(writer(pipeline, table)))
+        patch.setattr(migrating, lost, refuse_connection)
+        list(migrate_table(make_writer(pipeline, table)))
     assert "engine was lost while fact_daily_orders was migrated" in str(raised.value)
     assert "run `backfill-assets migrate fact_daily_orders` again" in str(raised.value)
     # No rule of the model was passed over: there is something left to do.
     assert read_migration(url, table).changes
-    list(migrate_table(writer(pipeline, table)))
-    there = {name.removeprefix(CONSTRAINT) for name in log_of(url).metadata().configuration}
-    assert {*declared_constraints(table)} <= there
+    list(migrate_table(make_writer(pipeline, table)))
+    rule_names = {name.removeprefix(CONSTRAINT) for name in load_log(url).metadata().configuration}
+    assert {*declared_constraints(table)} <= rule_names
 
 
 def test_the_record_keeps_what_the_days_were_made_of(url, pipeline, spark):
     before = read_ledger(url, BEFORE)
-    list(migrate_table(writer(pipeline, RENAMED)))
+    list(migrate_table(make_writer(pipeline, RENAMED)))
     ledger = read_ledger(url, RENAMED)
-    for of in (day(1), day(2), day(3)):
-        now, was = ledger.current_record(of), before.current_record(of)
-        assert now is not None
-        assert was is not None
-        assert (now.fingerprint, now.digest, now.rows) == (was.fingerprint, was.digest, was.rows)
-        assert ledger.latest[of].code_version == before.latest[of].code_version
+    for run_date in (day(1), day(2), day(3)):
+        current, previous = ledger.current_record(run_date), before.current_record(run_date)
+        assert current is not None
+        assert previous is not None
+        assert (current.fingerprint, current.digest, current.rows) == (
+            previous.fingerprint,
+            previous.digest,
+            previous.rows,
+        )
+        assert ledger.latest[run_date].code_version == before.latest[run_date].code_version
     version = ledger.version
     # What is made as it was is not even computed.
-    assert publish(pipeline, spark, RENAMED, ROWS) == [Outcome.IDENTICAL] * 3
+    assert publish_rows(pipeline, spark, RENAMED, ROWS) == [Outcome.IDENTICAL] * 3
     assert read_ledger(url, RENAMED).content_key(day(1)) == before.content_key(day(1))
-    assert log_of(url).version() == version
+    assert load_log(url).version() == version
 
 
 def test_a_day_of_a_gap_that_is_made_again_gets_the_default(url, pipeline, spark):
-    list(migrate_table(writer(pipeline, GAP)))
+    list(migrate_table(make_writer(pipeline, GAP)))
     rows = [
         (day(2), "a", 8, Decimal("3.30"), 0.75, "z", None),
         # A late version of an old row may have a value.
         (day(2), "b", 9, Decimal("3.30"), 0.75, "z", "web"),
         (day(3), *ROWS[3][1:], None),
     ]
-    publish(pipeline, spark, GAP, rows, "that")
-    seen_now = {(row["run_date"].day, row["orders"], row["channel"]) for row in seen(spark, url)}
+    publish_rows(pipeline, spark, GAP, rows, "that")
+    seen_now = {
+        (row["run_date"].day, row["orders"], row["channel"])
+        for row in rows_in_all_readers(spark, url)
+    }
     assert seen_now >= {(2, 8, "shop"), (2, 9, "web"), (3, 4, None)}
-    said = {column.name: column.description for column in GAP.column_schema.columns}
-    assert f"since {day(3)}; on the days before it is 'shop'" in said["channel"]
-    gaps = json.loads(log_of(url).metadata().configuration[COLUMN_GAPS])
+    descriptions = {column.name: column.description for column in GAP.column_schema.columns}
+    assert f"since {day(3)}; on the days before it is 'shop'" in descriptions["channel"]
+    gaps = json.loads(load_log(url).metadata().configuration[COLUMN_GAPS])
     assert gaps == {"channel": {"since": str(day(3)), "default": "shop"}}

@@ -386,7 +386,7 @@ def imported(tmp_path: Path, monkeypatch):
     """Import a module of some text as the tables of a deployment."""
     monkeypatch.syspath_prepend(tmp_path)
 
-    def of(text: str) -> None:
+    def import_tables(text: str) -> None:
         name = f"mistakes_{len(list(tmp_path.iterdir()))}_{tmp_path.name}".replace("-", "_")
         (tmp_path / f"{name}.py").write_text(text)
         importlib.invalidate_caches()
@@ -395,7 +395,7 @@ def imported(tmp_path: Path, monkeypatch):
         finally:
             sys.modules.pop(name, None)
 
-    return of
+    return import_tables
 
 
 @pytest.mark.parametrize(

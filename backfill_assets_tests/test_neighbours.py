@@ -41,14 +41,17 @@ def test_page_views_land_by_the_hour_and_count_by_day(spark, sample: Path) -> No
     listing = list_landing(str(sample / "landing"), PAGE_VIEWS)
     assert [*listing.folders] == [day(n) for n in range(1, 5)]
     assert all(not folder.unknown_files for folder in listing.folders.values())
-    missing = {of: {*HOUR_FOLDERS} - folder.hours for of, folder in listing.folders.items()}
+    missing = {
+        landing_day: {*HOUR_FOLDERS} - folder.hours
+        for landing_day, folder in listing.folders.items()
+    }
     assert {of: hours for of, hours in missing.items() if hours} == {day(2): {"hour=03"}}
-    found = probe_files(spark, str(sample / "landing"), PAGE_VIEWS, Window(day(1), day(5)))
-    lines = read_lines(spark, found, PAGE_VIEWS)
+    listed = probe_files(spark, str(sample / "landing"), PAGE_VIEWS, Window(day(1), day(5)))
+    lines = read_lines(spark, listed, PAGE_VIEWS)
     views = lines.selectExpr(
         "arrival_date AS for_day", "customer_id", "CAST(viewed_at AS TIMESTAMP) AS viewed_at"
     )
-    made = page_views_daily.conform_frame(page_views_daily(views)).collect()
+    rows = page_views_daily.conform_frame(page_views_daily(views)).collect()
     expected: Counter[tuple[date, str]] = Counter()
     within: dict[tuple[date, str], set[int]] = defaultdict(set)
     for row in views.collect():
@@ -56,8 +59,8 @@ def test_page_views_land_by_the_hour_and_count_by_day(spark, sample: Path) -> No
         expected[of] += 1
         within[of].add(row["viewed_at"].hour)
         assert row["viewed_at"].date() == row["for_day"]
-    assert {(r["run_date"], r["customer_id"]): r["views"] for r in made} == expected
-    assert {(r["run_date"], r["customer_id"]): {*range(r["hours"])} for r in made} == {
+    assert {(r["run_date"], r["customer_id"]): r["views"] for r in rows} == expected
+    assert {(r["run_date"], r["customer_id"]): {*range(r["hours"])} for r in rows} == {
         of: {*range(len(hours_of))} for of, hours_of in within.items()
     }
 
@@ -68,10 +71,10 @@ def test_revenue_by_market(spark, sample: Path) -> None:
     orders += [(day(2), "JP", "8.00"), (day(2), "XX", "16.00")]
     frame = spark.createDataFrame(orders, "for_day DATE, country STRING, amount STRING")
     frame = frame.withColumn("amount", frame["amount"].cast("decimal(18,2)"))
-    made = revenue_by_market(frame, spark.createDataFrame(countries))
+    revenue = revenue_by_market(frame, spark.createDataFrame(countries))
     assert {
         (r["run_date"], r["market"]): (r["orders"], r["revenue"])
-        for r in revenue_by_market.conform_frame(made).collect()
+        for r in revenue_by_market.conform_frame(revenue).collect()
     } == {
         (day(1), "Europe"): (2, Decimal("3.00")),
         (day(1), "unknown"): (1, Decimal("4.00")),

@@ -61,7 +61,7 @@ VISITS = Source(
 WEEK = Window(day(1), day(8))
 
 
-def visit(
+def visit_row(
     key: tuple[str, int],
     log_day: int,
     event_day: int,
@@ -89,23 +89,23 @@ def visit(
 A1, A2, B1 = ("a", 1), ("a", 2), ("b", 1)
 
 
-def log(spark, rows: Iterable[dict[str, Any]]) -> DataFrame:
+def log_frame(spark, rows: Iterable[dict[str, Any]]) -> DataFrame:
     return spark.createDataFrame(list(rows), VISITS.raw.struct_type)
 
 
-def dated(spark, rows: Iterable[dict[str, Any]], zone: str = "UTC") -> DataFrame:
-    return versions.with_event_day(log(spark, rows), VISITS, zone)
+def dated_frame(spark, rows: Iterable[dict[str, Any]], zone: str = "UTC") -> DataFrame:
+    return versions.with_event_day(log_frame(spark, rows), VISITS, zone)
 
 
-def staged(frame: DataFrame, window_days: int) -> list[tuple]:
+def staged_rows(frame: DataFrame, window_days: int) -> list[tuple]:
     """(event day, key, page, flag, log day) of each staged row."""
     ranked = versions.rank_in_window(frame, VISITS, WEEK, window_days)
     rows = versions.staged(ranked, VISITS)
     VISITS.staged.conform_frame(rows)
-    return sorted(map(_short, rows.collect()))
+    return sorted(map(_short_row, rows.collect()))
 
 
-def _short(row: Any) -> tuple:
+def _short_row(row: Any) -> tuple:
     key = row["site"], row["number"]
     return row["event_date"], key, row["page"], row["superseded"], row["log_date"]
 
@@ -117,48 +117,52 @@ def _short(row: Any) -> tuple:
     ("lesser", "greater"),
     [
         # The later of the two times decides, whichever it is.
-        (visit(A1, 1, 1, sent=10), visit(A1, 1, 1, sent=20)),
-        (visit(A1, 1, 1, sent=20), visit(A1, 1, 1, began=30)),
+        (visit_row(A1, 1, 1, sent=10), visit_row(A1, 1, 1, sent=20)),
+        (visit_row(A1, 1, 1, sent=20), visit_row(A1, 1, 1, began=30)),
         # Then the log day, and then the event time before the version time.
-        (visit(A1, 1, 1, "z", sent=9), visit(A1, 2, 1, "a", sent=9)),
-        (visit(A1, 1, 1, began=3, sent=9), visit(A1, 1, 1, began=4, sent=9)),
-        (visit(A1, 1, 1, began=9, sent=3), visit(A1, 1, 1, began=9, sent=4)),
+        (visit_row(A1, 1, 1, "z", sent=9), visit_row(A1, 2, 1, "a", sent=9)),
+        (visit_row(A1, 1, 1, began=3, sent=9), visit_row(A1, 1, 1, began=4, sent=9)),
+        (visit_row(A1, 1, 1, began=9, sent=3), visit_row(A1, 1, 1, began=9, sent=4)),
         # Then the other fields, the last one first; what is known before what is not.
-        (visit(A1, 1, 1, "z", False), visit(A1, 1, 1, "a", True)),
-        (visit(A1, 1, 1, "z", None), visit(A1, 1, 1, "a", False)),
-        (visit(A1, 1, 1, "a"), visit(A1, 1, 1, "b")),
-        (visit(A1, 1, 1, None), visit(A1, 1, 1, "a")),
+        (visit_row(A1, 1, 1, "z", False), visit_row(A1, 1, 1, "a", True)),
+        (visit_row(A1, 1, 1, "z", None), visit_row(A1, 1, 1, "a", False)),
+        (visit_row(A1, 1, 1, "a"), visit_row(A1, 1, 1, "b")),
+        (visit_row(A1, 1, 1, None), visit_row(A1, 1, 1, "a")),
     ],
 )
 def test_the_greatest_version_counts(spark, lesser, greater):
     for rows in ([lesser, greater], [greater, lesser]):
-        frame = dated(spark, rows)
-        (found,) = versions.staged(
+        frame = dated_frame(spark, rows)
+        (staged_row,) = versions.staged(
             versions.rank_in_window(frame, VISITS, WEEK, 7), VISITS
         ).collect()
         for name in ("began", "sent"):
-            assert found[name].replace(tzinfo=timezone.utc) == greater[name]
-        assert _short(found)[2:] == (greater["page"], greater["superseded"], greater["log_date"])
+            assert staged_row[name].replace(tzinfo=timezone.utc) == greater[name]
+        assert _short_row(staged_row)[2:] == (
+            greater["page"],
+            greater["superseded"],
+            greater["log_date"],
+        )
 
 
 def test_a_key_is_all_its_columns(spark):
-    frame = dated(
+    frame = dated_frame(
         spark,
         [
-            visit(A1, 1, 1, "old"),
-            visit(A1, 2, 1, "new", sent=5),
-            visit(A2, 1, 1, "other number"),
-            visit(B1, 1, 1, "other site"),
-            visit(B1, 2, 2, "moved", sent=5),
+            visit_row(A1, 1, 1, "old"),
+            visit_row(A1, 2, 1, "new", sent=5),
+            visit_row(A2, 1, 1, "other number"),
+            visit_row(B1, 1, 1, "other site"),
+            visit_row(B1, 2, 2, "moved", sent=5),
         ],
     )
-    assert staged(frame, 1) == [
+    assert staged_rows(frame, 1) == [
         (day(1), A1, "new", None, day(2)),
         (day(1), A2, "other number", None, day(1)),
         (day(2), B1, "moved", None, day(2)),
     ]
     # With no window, what came a day later is not known on the first day.
-    assert [row[:3] for row in staged(frame, 0)] == [
+    assert [row[:3] for row in staged_rows(frame, 0)] == [
         (day(1), A1, "old"),
         (day(1), A2, "other number"),
         (day(1), B1, "other site"),
@@ -167,15 +171,19 @@ def test_a_key_is_all_its_columns(spark):
 
 
 def test_the_event_day_is_that_of_the_event_time(spark):
-    frame = dated(spark, [visit(A1, 3, 1, began=23 * 60, sent=50 * 60)], "Asia/Tokyo")
+    frame = dated_frame(spark, [visit_row(A1, 3, 1, began=23 * 60, sent=50 * 60)], "Asia/Tokyo")
     assert [row["event_date"] for row in frame.collect()] == [day(2)]
 
 
 @pytest.mark.parametrize(("corrects", "page"), [(True, "late"), (False, "in time")])
 def test_what_is_known_of_a_key(spark, corrects, page):
-    rows = [visit(A1, 1, 1, "in time"), visit(A1, 5, 1, "late", sent=5), visit(A2, 1, 1)]
-    found = versions.rank_all(dated(spark, rows), VISITS, WEEK, 2, corrects=corrects)
-    counting = versions.staged(found, VISITS)
+    rows = [
+        visit_row(A1, 1, 1, "in time"),
+        visit_row(A1, 5, 1, "late", sent=5),
+        visit_row(A2, 1, 1),
+    ]
+    known_rows = versions.rank_all(dated_frame(spark, rows), VISITS, WEEK, 2, corrects=corrects)
+    counting = versions.staged(known_rows, VISITS)
     assert sorted(row["page"] for row in counting.collect()) == sorted(["p", page])
 
 
@@ -194,7 +202,9 @@ def test_what_is_known_of_a_key(spark, corrects, page):
     ],
 )
 def test_late_lines_have_no_worth_without_an_amount(spark, keep, severity, became):
-    frame = dated(spark, [visit(A1, 5, 1), visit(A2, 5, 2), visit(B1, 5, 5), visit(B1, 2, 2)])
+    frame = dated_frame(
+        spark, [visit_row(A1, 5, 1), visit_row(A2, 5, 2), visit_row(B1, 5, 5), visit_row(B1, 2, 2)]
+    )
     late = staging.late_lines(frame, VISITS, 2, keep=keep)
     VISITS.late.conform_frame(late)
     assert late.count() == (2 if keep else 0)
@@ -219,7 +229,9 @@ def test_late_lines_have_no_worth_without_an_amount(spark, keep, severity, becam
 
 
 def test_staged_books_count_for_themselves(spark):
-    frame = dated(spark, [visit(A1, 1, 1), visit(A1, 2, 1, sent=5), visit(A2, 1, 1)])
+    frame = dated_frame(
+        spark, [visit_row(A1, 1, 1), visit_row(A1, 2, 1, sent=5), visit_row(A2, 1, 1)]
+    )
     rows = versions.rank_in_window(frame, VISITS, WEEK, 1)
     expectation = staging.staged_expectations(frame, rows, WEEK, 1)[day(1)]
     assert (expectation.entries, expectation.rows) == ({"in time": 3, "superseded": 1}, 2)
@@ -229,21 +241,21 @@ def test_staged_books_count_for_themselves(spark):
 
 
 def test_lateness_without_money(spark):
-    frame = dated(
+    frame = dated_frame(
         spark,
         [
-            visit(A1, 2, 2),
-            visit(A1, 3, 2, sent=3 * 60),  # late, and of a key that was known
-            visit(A2, 3, 3),
-            visit(B1, 3, 1, sent=90),  # beyond a window of a day
-            visit(B1, 3, 1, sent=90),
+            visit_row(A1, 2, 2),
+            visit_row(A1, 3, 2, sent=3 * 60),  # late, and of a key that was known
+            visit_row(A2, 3, 3),
+            visit_row(B1, 3, 1, sent=90),  # beyond a window of a day
+            visit_row(B1, 3, 1, sent=90),
         ],
     )
     rejected = spark.createDataFrame([(day(3),)], "arrival_date DATE")
-    of = Window(day(3), day(4))
-    found = lateness.lateness_figures(frame, rejected, VISITS, of, 1)
-    VISITS.lateness.conform_frame(found)
-    (row,) = (row.asDict() for row in found.collect())
+    log_window = Window(day(3), day(4))
+    figures = lateness.lateness_figures(frame, rejected, VISITS, log_window, 1)
+    VISITS.lateness.conform_frame(figures)
+    (row,) = (row.asDict() for row in figures.collect())
     nothing = Decimal("0.00")
     minutes = {"p50": 90, "p95": 180, "max": 180}
     assert row == {
@@ -261,7 +273,7 @@ def test_lateness_without_money(spark):
     }
     assert lateness.day_figures(row)["beyond window amount"] == 0
     expectation = lateness.lateness_expectations(
-        {day(3): row}, frame, rejected, VISITS, of, 1, {day(2)}
+        {day(3): row}, frame, rejected, VISITS, log_window, 1, {day(2)}
     )[day(3)]
     assert expectation.entries == {"lines": 4, "late": 3, "beyond": 2, "rejected": 1}
     assert not expectation.problems
@@ -273,29 +285,35 @@ def test_lateness_without_money(spark):
 POLICY = Policy(START, None, window_days=2, lag_days=1, corrects=True, only_touched=True)
 
 
-def verdict(of: date, digest: str) -> Verdict:
+def make_verdict(log_day: date, digest: str) -> Verdict:
     return Verdict(
-        of, DayMetrics(1, {}, 0, {}, digest), Expectation(), [Finding("c", Severity.OK, "")]
+        log_day, DayMetrics(1, {}, 0, {}, digest), Expectation(), [Finding("c", Severity.OK, "")]
     )
 
 
-def change(
-    spark, was: list[dict[str, Any]], now: list[dict[str, Any]], changed: Collection[date]
+def impact_of_change(
+    spark, previous: list[dict[str, Any]], current: list[dict[str, Any]], changed: Collection[date]
 ) -> ChangeImpact:
     """What is touched when the rows of some log days are replaced, all being published."""
     known = ledger(VISITS.raw, record(1, WEEK))
-    before = Snapshot(known, by_day=False, read=lambda _: log(spark, was))
-    after = log(spark, (row for row in now if row["log_date"] in changed))
-    verdicts = [verdict(of, "another") for of in sorted(changed)]
+    before = Snapshot(known, by_day=False, read=lambda _: log_frame(spark, previous))
+    after = log_frame(spark, (row for row in current if row["log_date"] in changed))
+    verdicts = [make_verdict(log_day, "another") for log_day in sorted(changed)]
     return impact_of(VISITS, before, after, verdicts, POLICY, "UTC")
 
 
 def test_a_first_load_touches_what_it_brings(spark):
-    rows = [visit(A1, 1, 1), visit(A1, 3, 1), visit(A1, 2, 2), visit(A2, 3, 3), visit(B1, 4, 4)]
-    verdicts = [verdict(of, "first") for of in WEEK]
-    found = impact_of(VISITS, None, log(spark, rows), verdicts, POLICY, "UTC")
-    assert found.event_days == found.current_days == found.log_days == frozenset(WEEK)
-    assert found.spans == {
+    rows = [
+        visit_row(A1, 1, 1),
+        visit_row(A1, 3, 1),
+        visit_row(A1, 2, 2),
+        visit_row(A2, 3, 3),
+        visit_row(B1, 4, 4),
+    ]
+    verdicts = [make_verdict(log_day, "first") for log_day in WEEK]
+    impact = impact_of(VISITS, None, log_frame(spark, rows), verdicts, POLICY, "UTC")
+    assert impact.event_days == impact.current_days == impact.log_days == frozenset(WEEK)
+    assert impact.spans == {
         day(1): days(1, 2),
         day(2): days(1, 2),
         day(3): days(1, 2, 3),
@@ -304,30 +322,32 @@ def test_a_first_load_touches_what_it_brings(spark):
 
 
 def test_a_change_touches_the_days_of_its_key_alone(spark):
-    was = [visit(A1, 1, 1), visit(A2, 2, 2), visit(B1, 3, 3)]
-    moved = visit(A1, 3, 3, sent=5)
-    found = change(spark, was, [*was, moved], {day(3)})
-    assert found.event_days == found.current_days == days(1, 3)
-    assert found.spans == {day(1): days(1, 3), day(3): days(1, 3)}
-    assert found.log_days == days(3)
-    late = change(spark, was, [*was, visit(A2, 5, 2, "late", sent=5)], {day(5)})
+    previous = [visit_row(A1, 1, 1), visit_row(A2, 2, 2), visit_row(B1, 3, 3)]
+    moved = visit_row(A1, 3, 3, sent=5)
+    impact = impact_of_change(spark, previous, [*previous, moved], {day(3)})
+    assert impact.event_days == impact.current_days == days(1, 3)
+    assert impact.spans == {day(1): days(1, 3), day(3): days(1, 3)}
+    assert impact.log_days == days(3)
+    late = impact_of_change(
+        spark, previous, [*previous, visit_row(A2, 5, 2, "late", sent=5)], {day(5)}
+    )
     assert (late.event_days, late.current_days) == (frozenset(), days(2))
 
 
 def test_every_field_of_a_line_counts_but_not_its_file(spark):
-    was = [visit(A1, 1, 1), visit(A2, 2, 2)]
-    flagged = [was[0] | {"superseded": True}, was[1]]
-    assert change(spark, was, flagged, {day(1)}).event_days == days(1)
-    elsewhere = [was[0] | {"source_file": "another.jsonl"}, was[1]]
-    assert change(spark, was, elsewhere, {day(1)}) == ChangeImpact(log_days=days(1))
+    previous = [visit_row(A1, 1, 1), visit_row(A2, 2, 2)]
+    flagged = [previous[0] | {"superseded": True}, previous[1]]
+    assert impact_of_change(spark, previous, flagged, {day(1)}).event_days == days(1)
+    elsewhere = [previous[0] | {"source_file": "another.jsonl"}, previous[1]]
+    assert impact_of_change(spark, previous, elsewhere, {day(1)}) == ChangeImpact(log_days=days(1))
 
 
 def test_touched_days_are_those_whose_rows_differ(spark):
     chance = random.Random(7)
 
-    def lines(count: int) -> list[dict[str, Any]]:
+    def random_lines(count: int) -> list[dict[str, Any]]:
         return [
-            visit(
+            visit_row(
                 (chance.choice("ab"), chance.randint(1, 3)),
                 chance.randint(event_day, 7),
                 event_day,
@@ -338,21 +358,23 @@ def test_touched_days_are_those_whose_rows_differ(spark):
         ]
 
     def days_of(rows: list[dict[str, Any]]) -> tuple[set, set]:
-        frame = dated(spark, rows)
+        frame = dated_frame(spark, rows)
         in_time = versions.rank_in_window(frame, VISITS, WEEK, 2)
         known = versions.rank_all(frame, VISITS, WEEK, 2, corrects=True)
-        then, now = (set(versions.staged(of, VISITS).collect()) for of in (in_time, known))
+        then, now = (
+            set(versions.staged(frame_part, VISITS).collect()) for frame_part in (in_time, known)
+        )
         return then, now
 
     for _ in range(4):
-        was = lines(14)
+        previous = random_lines(14)
         changed = {day(n) for n in chance.sample(range(1, 8), 2)}
-        now = [row for row in was if row["log_date"] not in changed]
-        now += [row for row in lines(14) if row["log_date"] in changed]
-        found = change(spark, was, now, changed)
-        then, after = days_of(was), days_of(now)
-        assert found.event_days == {row["event_date"] for row in then[0] ^ after[0]}
-        assert found.current_days == {row["event_date"] for row in then[1] ^ after[1]}
+        current = [row for row in previous if row["log_date"] not in changed]
+        current += [row for row in random_lines(14) if row["log_date"] in changed]
+        impact = impact_of_change(spark, previous, current, changed)
+        then, after = days_of(previous), days_of(current)
+        assert impact.event_days == {row["event_date"] for row in then[0] ^ after[0]}
+        assert impact.current_days == {row["event_date"] for row in then[1] ^ after[1]}
 
 
 # --- as assets ------------------------------------------------------------------------------------
@@ -376,7 +398,11 @@ def test_the_assets_are_named_after_the_source():
         (metadata,) = asset.metadata_by_key.values()
         lineage = metadata["dagster/column_lineage"].deps_by_column
         assert set(lineage) == set(declared.columns)
-        assert {dep.asset_key.to_user_string() for of in lineage.values() for dep in of} == inputs
+        assert {
+            dep.asset_key.to_user_string()
+            for column_deps in lineage.values()
+            for dep in column_deps
+        } == inputs
     lineage = metadata["dagster/column_lineage"].deps_by_column
     assert {dep.column_name for dep in lineage["superseded_lines"]} == {
         "log_date",

@@ -82,11 +82,11 @@ LATER = day(20)
 
 
 def test_a_table_is_an_input_of_itself():
-    of, own = balance.inputs(POLICY)
-    assert (of.source, of.reach) == (STAGED, SAME_DAY)
-    assert own.source is balance
-    assert own.reach == PREVIOUS_DAY
-    assert own.launched is None, "Dagster is told the reach itself"
+    staged_input, self_input = balance.inputs(POLICY)
+    assert (staged_input.source, staged_input.reach) == (STAGED, SAME_DAY)
+    assert self_input.source is balance
+    assert self_input.reach == PREVIOUS_DAY
+    assert self_input.launched is None, "Dagster is told the reach itself"
     # What decides its rows is what decides the rows of the others.
     assert balance.decided_by == FACT.decided_by
     digests = config_digests(SETTINGS)
@@ -151,7 +151,7 @@ def test_the_page_declares_one():
 
 
 def test_a_table_does_not_come_before_itself():
-    assert list(tables_of(SETTINGS))[-4:] == [of.name for of in TABLES[-4:]]
+    assert list(tables_of(SETTINGS))[-4:] == [derived_table.name for derived_table in TABLES[-4:]]
     assert GRAPH.direct_inputs(balance.name) == [STAGED.name]
     assert GRAPH.upstream_tables(balance.name) == {STAGED.name, RAW.name}
     assert GRAPH.upstream_tables(after_balance.name) == {balance.name, STAGED.name, RAW.name}
@@ -184,16 +184,16 @@ def test_dagster_takes_the_days_before_for_a_dependency_of_the_asset_on_itself()
     assert graph.get(key).has_self_dependency
     mapping = graph.get_partition_mapping(key, key)
 
-    def reads(*of: date) -> set[str]:
-        subset = daily.subset_with_partition_keys(map(str, of))
-        found = mapping.get_upstream_mapped_partitions_result_for_partitions(subset, daily, daily)
-        return {*found.partitions_subset.get_partition_keys()}
+    def upstream_keys(*dates: date) -> set[str]:
+        subset = daily.subset_with_partition_keys(map(str, dates))
+        mapped = mapping.get_upstream_mapped_partitions_result_for_partitions(subset, daily, daily)
+        return {*mapped.partitions_subset.get_partition_keys()}
 
-    assert reads(day(5), day(6)) == {str(day(4)), str(day(5))}
-    assert reads(START) == set()
+    assert upstream_keys(day(5), day(6)) == {str(day(4)), str(day(5))}
+    assert upstream_keys(START) == set()
     # What a launch takes along of another table's days is the same days.
-    (of,) = yesterday.inputs(POLICY)
-    assert of.launched == SAME_DAY
+    (dependency,) = yesterday.inputs(POLICY)
+    assert dependency.launched == SAME_DAY
 
 
 # --- what a day is made of, and what is behind ----------------------------------------------------
@@ -201,32 +201,32 @@ def test_dagster_takes_the_days_before_for_a_dependency_of_the_asset_on_itself()
 
 def test_a_day_has_another_fingerprint_once_the_day_before_has_other_rows():
     staged = ledger(STAGED, record(0, days((1, 4)), inputs={RAW.name: 0}))
-    made = record(0, days((1, 3)), inputs={STAGED.name: 0})
-    again = record(1, days(2), inputs={STAGED.name: 0}, digest="other")
+    original = record(0, days((1, 3)), inputs={STAGED.name: 0})
+    replacement = record(1, days(2), inputs={STAGED.name: 0}, digest="other")
     then, now = (
         input_digests(
-            GRAPH.inputs[balance.name], ledgers(staged, ledger(balance, *of)), days((1, 4))
+            GRAPH.inputs[balance.name], ledgers(staged, ledger(balance, *records)), days((1, 4))
         )
-        for of in ([made], [made, again])
+        for records in ([original], [original, replacement])
     )
     assert {d for d in then if then[d] != now[d]} == days(3)
 
 
-def behind(*made) -> dict[date, set[str]]:
+def list_stale_inputs(*records) -> dict[date, set[str]]:
     staged = ledger(STAGED, record(0, days((1, 3)), inputs={RAW.name: 0}))
-    found = find_stale_days(ledgers(staged, ledger(balance, *made)), POLICY, LATER)
-    return {d: {*of.inputs} for d, of in found.open.get(balance.name, {}).items()}
+    result = find_stale_days(ledgers(staged, ledger(balance, *records)), POLICY, LATER)
+    return {d: {*entry.inputs} for d, entry in result.open.get(balance.name, {}).items()}
 
 
 def test_a_day_waits_for_the_day_before():
-    assert behind() == {day(1): {STAGED.name}}
+    assert list_stale_inputs() == {day(1): {STAGED.name}}
     first = record(0, days(1), inputs={STAGED.name: 0, balance.name: 0})
-    assert behind(first) == {day(2): {STAGED.name, balance.name}}
+    assert list_stale_inputs(first) == {day(2): {STAGED.name, balance.name}}
     second = record(1, days(2), inputs={STAGED.name: 0, balance.name: 0})
-    assert behind(first, second).keys() == days(3)
+    assert list_stale_inputs(first, second).keys() == days(3)
     # The first day with other rows: the second one was made of what it held before.
-    again = record(2, days(1), inputs={STAGED.name: 0, balance.name: 1})
-    assert behind(first, second, again) == {
+    replacement = record(2, days(1), inputs={STAGED.name: 0, balance.name: 1})
+    assert list_stale_inputs(first, second, replacement) == {
         day(2): {balance.name},
         day(3): {STAGED.name, balance.name},
     }
@@ -234,8 +234,8 @@ def test_a_day_waits_for_the_day_before():
 
 def test_a_day_of_the_day_before_of_another_table_waits_for_that_day():
     staged = ledger(STAGED, record(0, days(1, 2, 4), inputs={RAW.name: 0}))
-    found = find_stale_days(ledgers(staged, ledger(yesterday)), POLICY, LATER)
-    assert found.open[yesterday.name].keys() == days(2, 3, 5)
+    result = find_stale_days(ledgers(staged, ledger(yesterday)), POLICY, LATER)
+    assert result.open[yesterday.name].keys() == days(2, 3, 5)
 
 
 VISITS = Source(
@@ -257,13 +257,20 @@ def of_both(
 
 def test_the_first_day_of_a_table_needs_the_day_before_of_an_input_that_begins_earlier():
     def open_days(*staged: int) -> set[date]:
-        given = [
+        table_ledgers = [
             ledger(STAGED, record(0, days(*staged), inputs={RAW.name: 0})),
-            *map(ledger, [of for of in VISITS.tables if of is not VISITS.staged]),
+            *map(
+                ledger,
+                [
+                    visits_table
+                    for visits_table in VISITS.tables
+                    if visits_table is not VISITS.staged
+                ],
+            ),
             ledger(VISITS.staged, record(0, days(5, 6), inputs={VISITS.raw.name: 0})),
             ledger(of_both),
         ]
-        return {*find_stale_days(ledgers(*given), POLICY, LATER).open.get(of_both.name, ())}
+        return {*find_stale_days(ledgers(*table_ledgers), POLICY, LATER).open.get(of_both.name, ())}
 
     assert open_days(4, 5) == days(5, 6)
     assert open_days(5) == days(6)
@@ -272,43 +279,45 @@ def test_the_first_day_of_a_table_needs_the_day_before_of_an_input_that_begins_e
 # --- what is final --------------------------------------------------------------------------------
 
 
-def final(*made, last: int = 5, staged: Iterable[date] | None = None) -> frozenset[date]:
+def compute_final_days(
+    *records, last: int = 5, staged: Iterable[date] | None = None
+) -> frozenset[date]:
     """With a window of 2 days, the days of a log that is settled to the last are final but two."""
-    of = days((1, last))
-    raw = ledger(RAW, record(0, of, settled=of, event_days=of))
-    stg = ledger(STAGED, record(0, of if staged is None else staged, inputs={RAW.name: 0}))
-    found = final_days(ledgers(raw, stg, ledger(balance, *made)), POLICY)
-    return frozenset(found[balance.name])
+    log_days = days((1, last))
+    raw = ledger(RAW, record(0, log_days, settled=log_days, event_days=log_days))
+    stg = ledger(STAGED, record(0, log_days if staged is None else staged, inputs={RAW.name: 0}))
+    result = final_days(ledgers(raw, stg, ledger(balance, *records)), POLICY)
+    return frozenset(result[balance.name])
 
 
-def one_by_one(*of: int) -> list:
+def daily_records(*numbers: int) -> list:
     """A commit for each day, which has read what the commits before it published."""
     return [
         record(n, days(d), inputs={STAGED.name: 0, balance.name: max(n - 1, 0)})
-        for n, d in enumerate(of)
+        for n, d in enumerate(numbers)
     ]
 
 
 def test_a_day_is_final_once_the_day_before_is():
-    assert final(*one_by_one(1, 2, 3, 4, 5)) == days(1, 2, 3)
+    assert compute_final_days(*daily_records(1, 2, 3, 4, 5)) == days(1, 2, 3)
     # The first day of all has none before it; the third one has none that is published.
-    assert final(*one_by_one(1, 3, 4, 5)) == days(1)
-    assert final(*one_by_one(2, 3, 4, 5)) == frozenset()
+    assert compute_final_days(*daily_records(1, 3, 4, 5)) == days(1)
+    assert compute_final_days(*daily_records(2, 3, 4, 5)) == frozenset()
     # The second day came after the third had been made.
-    assert final(*one_by_one(1, 3, 2)) == days(1, 2)
+    assert compute_final_days(*daily_records(1, 3, 2)) == days(1, 2)
     # Staging lacks a day: those after it are not final either.
-    assert final(*one_by_one(1, 2, 3, 4, 5), staged=days(1, (3, 5))) == days(1)
+    assert compute_final_days(*daily_records(1, 2, 3, 4, 5), staged=days(1, (3, 5))) == days(1)
 
 
 def test_a_day_of_a_long_history_is_final_as_well():
     last = 1500
-    assert final(*one_by_one(*range(1, last + 1)), last=last) == days((1, last - 2))
+    assert compute_final_days(*daily_records(*range(1, last + 1)), last=last) == days((1, last - 2))
     # And so is none after a day that is not.
     gap = [n for n in range(1, last + 1) if n != 700]
-    assert final(*one_by_one(*gap), last=last) == days((1, 699))
+    assert compute_final_days(*daily_records(*gap), last=last) == days((1, 699))
     # Whichever day is asked for first: here it is the last one.
-    backwards = one_by_one(*range(last, 0, -1), *range(1, last + 1))
-    assert final(*backwards, last=last) == days((1, last - 2))
+    backwards = daily_records(*range(last, 0, -1), *range(1, last + 1))
+    assert compute_final_days(*backwards, last=last) == days((1, last - 2))
 
 
 def test_the_first_day_of_all_needs_no_day_before():
@@ -323,7 +332,7 @@ class _StartedError(Exception):
 class _Unread:
     """An input of which no row was read yet: whoever reads it starts the session."""
 
-    def days(self, of: Iterable[date]) -> DataFrame:
+    def days(self, dates: Iterable[date]) -> DataFrame:
         raise _StartedError
 
 

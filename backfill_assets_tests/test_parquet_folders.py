@@ -14,21 +14,21 @@ from backfill_assets.imports.manifests import ImportRefusedError
 from backfill_assets.imports.parquet_folders import list_parquet_files, read_files
 
 
-def write(folder: Path, name: str, **columns: pa.Array) -> None:
+def write_file(folder: Path, name: str, **columns: pa.Array) -> None:
     path = folder / name
     path.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(pa.table(columns), path)
 
 
-def rows(spark, folder: Path) -> list[dict[str, Any]]:
-    found = [
+def read_rows(spark, folder: Path) -> list[dict[str, Any]]:
+    records = [
         row.asDict()
         for row in read_files(spark, str(folder), list_parquet_files(str(folder))).collect()
     ]
-    return sorted(found, key=str)
+    return sorted(records, key=str)
 
 
-def refusal(spark, folder: Path) -> str:
+def read_error(spark, folder: Path) -> str:
     with pytest.raises(ImportRefusedError) as refused:
         read_files(spark, str(folder), list_parquet_files(str(folder)))
     message = str(refused.value)
@@ -39,9 +39,9 @@ def refusal(spark, folder: Path) -> str:
 def test_partitions_are_text(spark, tmp_path):
     """As numbers, 007 and 7 would be one shop."""
     for n, shop in enumerate(("007", "7", "012", "__HIVE_DEFAULT_PARTITION__", "a%2Fb")):
-        write(tmp_path, f"shop={shop}/part", n=pa.array([n]))
-    found = {row["n"]: row["shop"] for row in rows(spark, tmp_path)}
-    assert found == {0: "007", 1: "7", 2: "012", 3: None, 4: "a/b"}
+        write_file(tmp_path, f"shop={shop}/part", n=pa.array([n]))
+    shops = {row["n"]: row["shop"] for row in read_rows(spark, tmp_path)}
+    assert shops == {0: "007", 1: "7", 2: "012", 3: None, 4: "a/b"}
 
 
 def test_any_name_that_is_not_hidden_is_data(spark, tmp_path):
@@ -55,18 +55,18 @@ def test_any_name_that_is_not_hidden_is_data(spark, tmp_path):
 
 @pytest.mark.parametrize("column", ["_day", ".day"])
 def test_a_partition_whose_name_begins_as_a_hidden_one(spark, tmp_path, column):
-    write(tmp_path, f"{column}=1/x", n=pa.array([1]))
-    assert rows(spark, tmp_path) == [{"n": 1, column: "1"}]
+    write_file(tmp_path, f"{column}=1/x", n=pa.array([1]))
+    assert read_rows(spark, tmp_path) == [{"n": 1, column: "1"}]
 
 
 def test_files_without_a_suffix_are_read(spark, tmp_path):
-    write(tmp_path, "000000_0", n=pa.array([1]))
-    write(tmp_path, "part-1.parq", n=pa.array([2]))
-    assert [row["n"] for row in rows(spark, tmp_path)] == [1, 2]
+    write_file(tmp_path, "000000_0", n=pa.array([1]))
+    write_file(tmp_path, "part-1.parq", n=pa.array([2]))
+    assert [row["n"] for row in read_rows(spark, tmp_path)] == [1, 2]
 
 
 def test_a_column_of_several_types_has_one_that_holds_all(spark, tmp_path):
-    write(
+    write_file(
         tmp_path,
         "a",
         key=pa.array([1], pa.int32()),
@@ -75,26 +75,28 @@ def test_a_column_of_several_types_has_one_that_holds_all(spark, tmp_path):
         note=pa.array(["x"]),
     )
     big = 2**40
-    write(
+    write_file(
         tmp_path,
         "b",
         key=pa.array([big], pa.int64()),
         Amount=pa.array([Decimal("1.25")], pa.decimal128(5, 2)),
         rate=pa.array([0.1], pa.float64()),
     )
-    assert rows(spark, tmp_path) == [
+    assert read_rows(spark, tmp_path) == [
         {"key": 1, "amount": Decimal("7.00"), "rate": 0.5, "note": "x"},
         {"key": big, "amount": Decimal("1.25"), "rate": 0.1, "note": None},
     ]
 
 
 def test_structs_have_the_fields_of_all_files_and_nulls_any_type(spark, tmp_path):
-    write(tmp_path, "a", n=pa.array([{"x": 1, "l": [{"y": 1}]}]), note=pa.array([None], pa.null()))
-    write(
+    write_file(
+        tmp_path, "a", n=pa.array([{"x": 1, "l": [{"y": 1}]}]), note=pa.array([None], pa.null())
+    )
+    write_file(
         tmp_path, "b", n=pa.array([{"x": 2, "l": [{"z": "s"}], "new": 1.5}]), note=pa.array(["t"])
     )
-    found = [(row["n"].asDict(recursive=True), row["note"]) for row in rows(spark, tmp_path)]
-    assert found == [
+    values = [(row["n"].asDict(recursive=True), row["note"]) for row in read_rows(spark, tmp_path)]
+    assert values == [
         ({"x": 1, "l": [{"y": 1, "z": None}], "new": None}, None),
         ({"x": 2, "l": [{"y": None, "z": "s"}], "new": 1.5}, "t"),
     ]
@@ -113,23 +115,23 @@ def test_structs_have_the_fields_of_all_files_and_nulls_any_type(spark, tmp_path
     ids=["text and number", "whole and floating", "too many digits"],
 )
 def test_columns_that_no_type_holds_are_named_with_their_files(spark, tmp_path, one, other):
-    write(tmp_path, "a.parquet", n=one)
-    write(tmp_path, "b.parquet", n=other)
-    message = refusal(spark, tmp_path)
+    write_file(tmp_path, "a.parquet", n=one)
+    write_file(tmp_path, "b.parquet", n=other)
+    message = read_error(spark, tmp_path)
     assert "the column n is" in message
     assert "in b.parquet and" in message
     assert "in a.parquet, and no type holds both" in message
 
 
 def test_files_that_are_not_parquet_are_named(spark, tmp_path):
-    write(tmp_path, "a.parquet", n=pa.array([1]))
+    write_file(tmp_path, "a.parquet", n=pa.array([1]))
     (tmp_path / "b.parquet").touch()
     (tmp_path / "README").write_text("what this is")
-    message = refusal(spark, tmp_path)
+    message = read_error(spark, tmp_path)
     assert "2 file(s) are not Parquet files: README, b.parquet (empty)." in message
 
 
 def test_partitions_that_some_files_lack_are_refused(spark, tmp_path):
-    write(tmp_path, "a.parquet", n=pa.array([1]))
-    write(tmp_path, "shop=7/b.parquet", n=pa.array([1]))
-    assert "shop=7/b.parquet lies in folders of other partitions" in refusal(spark, tmp_path)
+    write_file(tmp_path, "a.parquet", n=pa.array([1]))
+    write_file(tmp_path, "shop=7/b.parquet", n=pa.array([1]))
+    assert "shop=7/b.parquet lies in folders of other partitions" in read_error(spark, tmp_path)

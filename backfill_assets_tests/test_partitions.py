@@ -22,31 +22,33 @@ from backfill_assets.settings import load_settings
 from backfill_assets_tests.pipeline import START, day
 
 
-def d(text: str) -> date:
+def parse_day(text: str) -> date:
     return date.fromisoformat(text)
 
 
-LEAP = Window(d("2024-02-28"), d("2024-03-02"))
+LEAP = Window(parse_day("2024-02-28"), parse_day("2024-03-02"))
 
 
 def test_a_window_is_half_open():
-    assert list(LEAP) == [d("2024-02-28"), d("2024-02-29"), d("2024-03-01")]
+    assert list(LEAP) == [parse_day("2024-02-28"), parse_day("2024-02-29"), parse_day("2024-03-01")]
     assert len(LEAP) == 3
     assert LEAP.start in LEAP
-    assert d("2024-03-01") in LEAP
+    assert parse_day("2024-03-01") in LEAP
     assert LEAP.end not in LEAP
-    assert d("2024-02-27") not in LEAP
+    assert parse_day("2024-02-27") not in LEAP
     assert None not in LEAP
     assert "2024-02-29" not in LEAP
 
 
 def test_a_window_reads_as_dagster_writes_ranges():
     assert str(LEAP) == "2024-02-28...2024-03-01"
-    assert str(Window(d("2024-02-29"), d("2024-03-01"))) == "2024-02-29"
+    assert str(Window(parse_day("2024-02-29"), parse_day("2024-03-01"))) == "2024-02-29"
 
 
 def test_widened():
-    assert LEAP.widen_by(before=1, after=2) == Window(d("2024-02-27"), d("2024-03-04"))
+    assert LEAP.widen_by(before=1, after=2) == Window(
+        parse_day("2024-02-27"), parse_day("2024-03-04")
+    )
     assert LEAP.widen_by() == LEAP
 
 
@@ -58,7 +60,7 @@ def test_predicate():
 
 
 def test_any_of():
-    other = Window(d("2024-05-01"), d("2024-05-02"))
+    other = Window(parse_day("2024-05-01"), parse_day("2024-05-02"))
     assert any_window_condition([LEAP, other], "x") == (
         "(`x` >= DATE'2024-02-28' AND `x` < DATE'2024-03-02') OR "
         "(`x` >= DATE'2024-05-01' AND `x` < DATE'2024-05-02')"
@@ -66,25 +68,27 @@ def test_any_of():
 
 
 def test_predicates_select_exactly_the_days(spark):
-    days = [d("2024-02-26") + n * DAY for n in range(8)]
+    days = [parse_day("2024-02-26") + n * DAY for n in range(8)]
     frame = spark.createDataFrame([(x,) for x in days], "`odd ``name` DATE")
-    other = Window(d("2024-02-26"), d("2024-02-27"))
-    found = {
+    other = Window(parse_day("2024-02-26"), parse_day("2024-02-27"))
+    selected = {
         row[0] for row in frame.where(any_window_condition([other, LEAP], "odd `name")).collect()
     }
-    assert found == {*other, *LEAP}
+    assert selected == {*other, *LEAP}
 
 
-@given(st.lists(st.dates(d("2024-01-01"), d("2024-02-15"))))
+@given(st.lists(st.dates(parse_day("2024-01-01"), parse_day("2024-02-15"))))
 def test_windows_hold_exactly_the_days_and_are_the_fewest(days):
-    found = to_windows(days)
-    assert [day for window in found for day in window] == sorted(set(days))
-    assert all(a.end < b.start for a, b in pairwise(found))
+    result = to_windows(days)
+    assert [day for window in result for day in window] == sorted(set(days))
+    assert all(a.end < b.start for a, b in pairwise(result))
 
 
 def test_one_range():
     assert Grain.DAILY.one_range(["2024-02-29", "2024-03-01", "2024-02-28"]) == LEAP
-    assert Grain.DAILY.one_range(["2024-02-29"]) == Window(d("2024-02-29"), d("2024-03-01"))
+    assert Grain.DAILY.one_range(["2024-02-29"]) == Window(
+        parse_day("2024-02-29"), parse_day("2024-03-01")
+    )
 
 
 @pytest.mark.parametrize(
@@ -105,23 +109,25 @@ def test_one_range_refuses_gaps(keys, said):
 
 
 def test_partitions_follow_the_settings():
-    found = Grain.DAILY.partitions_def(load_settings(start=d("2024-02-28"), end=d("2024-03-02")))
-    assert found.get_partition_keys() == [str(day) for day in LEAP]
-    assert found.timezone == "UTC"
+    definition = Grain.DAILY.partitions_def(
+        load_settings(start=parse_day("2024-02-28"), end=parse_day("2024-03-02"))
+    )
+    assert definition.get_partition_keys() == [str(day) for day in LEAP]
+    assert definition.timezone == "UTC"
 
 
 def test_without_an_end_there_are_partitions_up_to_yesterday():
-    found = Grain.DAILY.partitions_def(load_settings(start=d("2024-01-01")))
+    definition = Grain.DAILY.partitions_def(load_settings(start=parse_day("2024-01-01")))
     now = datetime(2024, 1, 4, 0, 0, 1, tzinfo=timezone.utc)
     with dg.partition_loading_context(effective_dt=now):
-        assert found.get_partition_keys() == ["2024-01-01", "2024-01-02", "2024-01-03"]
+        assert definition.get_partition_keys() == ["2024-01-01", "2024-01-02", "2024-01-03"]
 
 
 def test_days_are_days_of_the_business_zone():
-    found = Grain.DAILY.partitions_def(
-        load_settings(start=d("2024-03-09"), timezone="America/New_York")
+    definition = Grain.DAILY.partitions_def(
+        load_settings(start=parse_day("2024-03-09"), timezone="America/New_York")
     )
-    window = found.time_window_for_partition_key("2024-03-10")  # the clock goes forward
+    window = definition.time_window_for_partition_key("2024-03-10")  # the clock goes forward
     assert window.start.timestamp() == datetime(2024, 3, 10, 5, tzinfo=timezone.utc).timestamp()
     assert window.end.timestamp() == datetime(2024, 3, 11, 4, tzinfo=timezone.utc).timestamp()
 
@@ -134,12 +140,12 @@ def test_days_within_a_window(of):
 
 def test_days_with_gaps_stand_for_a_window():
     days = [day(1), day(2), day(5), day(9)]
-    found = DaySet.from_days(days)
-    assert list(found) == days and len(found) == 4
-    assert day(5) in found and day(3) not in found
-    assert (found.start, found.end) == (day(1), day(10))
-    assert str(found) == "2024-01-01...2024-01-02, 2024-01-05, 2024-01-09"
-    wide = found.widen_by(before=1, after=2)
+    selection = DaySet.from_days(days)
+    assert list(selection) == days and len(selection) == 4
+    assert day(5) in selection and day(3) not in selection
+    assert (selection.start, selection.end) == (day(1), day(10))
+    assert str(selection) == "2024-01-01...2024-01-02, 2024-01-05, 2024-01-09"
+    wide = selection.widen_by(before=1, after=2)
     assert list(wide) == [START + n * DAY for n in range(-1, 11)]
     assert type(wide) is type(DaySet.from_days([day(3)])) is Window
-    assert found.sql_condition("d").count("DATE'") == 6
+    assert selection.sql_condition("d").count("DATE'") == 6

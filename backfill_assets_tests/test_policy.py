@@ -17,16 +17,16 @@ from backfill_assets.calendar.reach import next_days
 from backfill_assets.settings import load_settings
 
 
-def d(text: str) -> date:
+def parse_day(text: str) -> date:
     return date.fromisoformat(text)
 
 
-def span(text: str) -> Window:
+def parse_window(text: str) -> Window:
     """`2024-01-01...2024-01-03`, or an empty window at the start of the calendar for nothing."""
     return Window.parse(text) if text else Window(START, START)
 
 
-START = d("2024-01-01")
+START = parse_day("2024-01-01")
 POLICY = Policy(START, None, window_days=7, lag_days=1, corrects=True, only_touched=True)
 
 
@@ -40,8 +40,8 @@ def test_policy_of_the_defaults():
 @pytest.mark.parametrize(
     ("setting", "value", "attribute", "expected"),
     [
-        ("start", d("2023-05-05"), "start", d("2023-05-05")),
-        ("end", d("2024-02-01"), "end", d("2024-02-01")),
+        ("start", parse_day("2023-05-05"), "start", parse_day("2023-05-05")),
+        ("end", parse_day("2024-02-01"), "end", parse_day("2024-02-01")),
         ("window_days", 0, "window_days", 0),
         ("lag_days", 3, "lag_days", 3),
         ("late_lines", "drop", "corrects", False),
@@ -86,12 +86,12 @@ def test_each_setting_decides_one_attribute(setting, value, attribute, expected)
     ],
 )
 def test_logged_and_due(lag, end, today, logged, due):
-    policy = replace(POLICY, lag_days=lag, end=end and d(end))
-    assert policy.loadable_days(d(today)) == span(logged)
-    assert policy.expected_days(d(today)) == span(due)
+    policy = replace(POLICY, lag_days=lag, end=end and parse_day(end))
+    assert policy.loadable_days(parse_day(today)) == parse_window(logged)
+    assert policy.expected_days(parse_day(today)) == parse_window(due)
 
 
-@given(st.dates(d("2023-12-01"), d("2025-12-31")), st.integers(1, 40))
+@given(st.dates(parse_day("2023-12-01"), parse_day("2025-12-31")), st.integers(1, 40))
 def test_a_day_is_due_from_the_day_that_the_lag_says(day, lag):
     policy = replace(POLICY, lag_days=lag)
     first = day + lag * DAY
@@ -116,7 +116,9 @@ def test_a_day_is_due_from_the_day_that_the_lag_says(day, lag):
     ],
 )
 def test_may_touch(log_day, window_days, touched):
-    assert replace(POLICY, window_days=window_days).affected_event_days(d(log_day)) == span(touched)
+    assert replace(POLICY, window_days=window_days).affected_event_days(
+        parse_day(log_day)
+    ) == parse_window(touched)
 
 
 @pytest.mark.parametrize(
@@ -133,10 +135,14 @@ def test_may_touch(log_day, window_days, touched):
     ],
 )
 def test_log_days(event_days, window_days, read):
-    assert next_days(window_days).input_days(span(event_days)) == span(read)
+    assert next_days(window_days).input_days(parse_window(event_days)) == parse_window(read)
 
 
-@given(st.dates(d("2023-12-01"), d("2024-03-31")), st.integers(-10, 20), st.integers(0, 9))
+@given(
+    st.dates(parse_day("2023-12-01"), parse_day("2024-03-31")),
+    st.integers(-10, 20),
+    st.integers(0, 9),
+)
 def test_a_day_reads_the_log_days_that_may_touch_it(event_day, delay, window_days):
     log_day = event_day + delay * DAY
     policy = replace(POLICY, window_days=window_days)
@@ -152,7 +158,7 @@ DAILY = dg.DailyPartitionsDefinition("2024-01-01", end_date="2024-02-01")
 NOW = datetime(2024, 1, 30, 12, tzinfo=timezone.utc)
 
 
-def upstream(keys: list[str], window_days: int, partitions=DAILY):
+def map_upstream(keys: list[str], window_days: int, partitions=DAILY):
     subset = partitions.subset_with_partition_keys(keys)
     with dg.partition_loading_context(effective_dt=NOW):
         return next_days(
@@ -162,54 +168,54 @@ def upstream(keys: list[str], window_days: int, partitions=DAILY):
         )
 
 
-def days(first: str, last: str) -> list[str]:
-    return [str(day) for day in span(f"{first}...{last}")]
+def list_keys(first: str, last: str) -> list[str]:
+    return [str(day) for day in parse_window(f"{first}...{last}")]
 
 
 @pytest.mark.parametrize(
     ("keys", "window_days", "log_days_read"),
     [
         (["2024-01-10"], 0, ["2024-01-10"]),
-        (["2024-01-10"], 2, days("2024-01-10", "2024-01-12")),
-        (["2024-01-10"], 7, days("2024-01-10", "2024-01-17")),
+        (["2024-01-10"], 2, list_keys("2024-01-10", "2024-01-12")),
+        (["2024-01-10"], 7, list_keys("2024-01-10", "2024-01-17")),
         # The first day of all reads nothing before it.
-        (["2024-01-01"], 7, days("2024-01-01", "2024-01-08")),
-        (days("2024-01-01", "2024-01-05"), 2, days("2024-01-01", "2024-01-07")),
+        (["2024-01-01"], 7, list_keys("2024-01-01", "2024-01-08")),
+        (list_keys("2024-01-01", "2024-01-05"), 2, list_keys("2024-01-01", "2024-01-07")),
         # The last days have log days that do not exist yet: open, not broken.
         (["2024-01-29"], 7, ["2024-01-29"]),
-        (days("2024-01-26", "2024-01-29"), 7, days("2024-01-26", "2024-01-29")),
-        (["2024-01-25"], 7, days("2024-01-25", "2024-01-29")),
+        (list_keys("2024-01-26", "2024-01-29"), 7, list_keys("2024-01-26", "2024-01-29")),
+        (["2024-01-25"], 7, list_keys("2024-01-25", "2024-01-29")),
         # Gaps stay gaps where the windows do not meet.
         (["2024-01-02", "2024-01-10"], 1, ["2024-01-02", "2024-01-03", "2024-01-10", "2024-01-11"]),
     ],
 )
 def test_mapping_as_dagster_resolves_it(keys, window_days, log_days_read):
-    found = upstream(keys, window_days)
-    assert isinstance(found.partitions_subset, TimeWindowPartitionsSubset)
+    mapped = map_upstream(keys, window_days)
+    assert isinstance(mapped.partitions_subset, TimeWindowPartitionsSubset)
     with dg.partition_loading_context(effective_dt=NOW):
-        assert sorted(found.partitions_subset.get_partition_keys()) == log_days_read
+        assert sorted(mapped.partitions_subset.get_partition_keys()) == log_days_read
     # With an invalid upstream partition Dagster would refuse the run.
-    assert not found.required_but_nonexistent_subset.get_partition_keys()
+    assert not mapped.required_but_nonexistent_subset.get_partition_keys()
 
 
 @pytest.mark.parametrize("window_days", [0, 1, 7])
 def test_mapping_is_the_rule_within_the_calendar(window_days):
-    for event_day in Window(d("2024-01-01"), d("2024-01-30")):
-        found = upstream([str(event_day)], window_days).partitions_subset
+    for event_day in Window(parse_day("2024-01-01"), parse_day("2024-01-30")):
+        mapped = map_upstream([str(event_day)], window_days).partitions_subset
         ruled = next_days(window_days).input_days(Window(event_day, event_day + DAY))
         with dg.partition_loading_context(effective_dt=NOW):
-            read = [d(key) for key in sorted(found.get_partition_keys())]
-        assert read == [day for day in ruled if day < d("2024-01-30")]
+            read = [parse_day(key) for key in sorted(mapped.get_partition_keys())]
+        assert read == [day for day in ruled if day < parse_day("2024-01-30")]
 
 
 def test_mapping_downstream_has_no_day_before():
     """A root backfilled in the UI drags in what reads it: that must not be days before START."""
     mapping = next_days(7).partition_mapping
     with dg.partition_loading_context(effective_dt=NOW):
-        found = mapping.get_downstream_partitions_for_partitions(
+        mapped = mapping.get_downstream_partitions_for_partitions(
             DAILY.subset_with_partition_keys(["2024-01-03"]), DAILY, DAILY
         )
-        assert sorted(found.get_partition_keys()) == days("2024-01-01", "2024-01-03")
+        assert sorted(mapped.get_partition_keys()) == list_keys("2024-01-01", "2024-01-03")
 
 
 def test_mapping_crosses_a_change_of_the_clock():
@@ -217,8 +223,8 @@ def test_mapping_crosses_a_change_of_the_clock():
         "2024-01-01", end_date="2024-06-01", timezone="Europe/Berlin"
     )
     subset = berlin.subset_with_partition_keys(["2024-03-29"])
-    found = next_days(7).partition_mapping.get_upstream_mapped_partitions_result_for_partitions(
+    mapped = next_days(7).partition_mapping.get_upstream_mapped_partitions_result_for_partitions(
         subset, berlin, berlin
     )
-    keys = sorted(found.partitions_subset.get_partition_keys())
-    assert keys == days("2024-03-29", "2024-04-05")  # summer time begins on the 31st
+    keys = sorted(mapped.partitions_subset.get_partition_keys())
+    assert keys == list_keys("2024-03-29", "2024-04-05")  # summer time begins on the 31st

@@ -24,7 +24,7 @@ MAKEFILE = (PROJECT / "Makefile").read_text()
 PROJECT_FILE = tomllib.loads((PROJECT / "pyproject.toml").read_text())
 
 
-def pins(requirements: list[str]) -> dict[str, str]:
+def read_pins(requirements: list[str]) -> dict[str, str]:
     return dict(re.sub(r"\[\w+\]", "", text).split("==") for text in requirements)
 
 
@@ -32,17 +32,17 @@ def test_the_lock_files_have_every_pin():
     extras = PROJECT_FILE["project"]["optional-dependencies"]
     groups = PROJECT_FILE["dependency-groups"]
     assert groups["build"] == PROJECT_FILE["build-system"]["requires"]
-    needed = pins(PROJECT_FILE["project"]["dependencies"])
-    wanted = {
-        "requirements-build.lock": pins(groups["build"]),
+    needed = read_pins(PROJECT_FILE["project"]["dependencies"])
+    required = {
+        "requirements-build.lock": read_pins(groups["build"]),
         "requirements.lock": needed,
-        "requirements-dev.lock": needed | pins([*extras["dev"], *groups["lock"]]),
-        "requirements-docs.lock": needed | pins(extras["docs"]),
+        "requirements-dev.lock": needed | read_pins([*extras["dev"], *groups["lock"]]),
+        "requirements-docs.lock": needed | read_pins(extras["docs"]),
     }
-    assert wanted.keys() == LOCKED.keys()
-    for file, of in wanted.items():
-        locked = {name: LOCKED[file].get(name, ("",))[0] for name in of}
-        assert locked == of, file
+    assert required.keys() == LOCKED.keys()
+    for file, requirements in required.items():
+        locked = {name: LOCKED[file].get(name, ("",))[0] for name in requirements}
+        assert locked == requirements, file
 
 
 def test_what_is_installed_is_known_by_its_digest():
@@ -56,10 +56,10 @@ def test_what_is_installed_is_known_by_its_digest():
 
 def test_pip_is_held_to_the_lock_files():
     installs = re.findall(r"\$\(PIP_INSTALL\)(.*)", MAKEFILE)
-    (own,) = (line for line in installs if line.endswith("-e ."))
-    assert "--no-deps --no-build-isolation" in own  # nothing comes with it
+    (project_install,) = (line for line in installs if line.endswith("-e ."))
+    assert "--no-deps --no-build-isolation" in project_install  # nothing comes with it
     assert "LOCKED := --require-hashes --no-deps --no-build-isolation -r\n" in MAKEFILE
-    assert all("$(LOCKED) requirements" in line for line in installs if line != own)
+    assert all("$(LOCKED) requirements" in line for line in installs if line != project_install)
     assert len(installs) == len(LOCKS) + 1
 
 

@@ -43,7 +43,7 @@ def _is_slow(mark: ast.expr) -> bool:
 
 def test_each_promise_is_held_by_tests_of_ci():
     names = [name for promise in PROMISES for name in promise["tests"]]
-    assert {name: why for name in names if (why := why_not_in_ci(name))} == {}
+    assert {name: reason for name in names if (reason := why_not_in_ci(name))} == {}
     texts = [promise["text"] for promise in PROMISES]
     assert len({*texts}) == len(texts) > 25
     assert all(promise["tests"] for promise in PROMISES)
@@ -62,8 +62,8 @@ def test_each_promise_is_held_by_tests_of_ci():
 )
 def test_a_test_that_ci_does_not_run_is_named(tmp_path, name, why):
     slow = "@pytest.mark.slow\ndef test_slow(): ...\n"
-    some = "@pytest.mark.parametrize('n', [pytest.param(1, marks=pytest.mark.slow), 2])\n"
-    text = f"def test_fast(): ...\n{slow}{some}def test_some(n): ...\n"
+    parametrized = "@pytest.mark.parametrize('n', [pytest.param(1, marks=pytest.mark.slow), 2])\n"
+    text = f"def test_fast(): ...\n{slow}{parametrized}def test_some(n): ...\n"
     (tmp_path / "test_a.py").write_text(text)
     (tmp_path / "test_b.py").write_text(f"pytestmark = [pytest.mark.slow, other]\n{text}")
     assert why_not_in_ci(name, tmp_path) == why

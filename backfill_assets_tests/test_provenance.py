@@ -10,7 +10,7 @@ from backfill_assets.provenance import time_zone_data
 # --- the engine ---
 
 
-def java(home, head: bytes) -> str:
+def make_java_home(home, head: bytes) -> str:
     (home / "lib").mkdir(parents=True)
     (home / "lib" / "tzdb.dat").write_bytes(head + b"\x02[\x00\x0eAfrica/Abidjan")
     return str(home)
@@ -18,7 +18,7 @@ def java(home, head: bytes) -> str:
 
 def test_the_time_zone_data_is_that_of_java(tmp_path, monkeypatch):
     head = b"\x01\x00\x04TZDB\x00\x01\x00\x052031c"
-    monkeypatch.setenv("JAVA_HOME", java(tmp_path / "jdk", head))
+    monkeypatch.setenv("JAVA_HOME", make_java_home(tmp_path / "jdk", head))
     assert time_zone_data() == "2031c"
 
 
@@ -29,5 +29,5 @@ def test_the_time_zone_data_of_the_java_on_the_path(monkeypatch):
 
 @pytest.mark.parametrize("head", [b"", b"\x01\x00\x04ABCD\x00\x01\x00\x052031c"])
 def test_without_those_the_time_zone_data_is_the_package_s(tmp_path, monkeypatch, head):
-    monkeypatch.setenv("JAVA_HOME", java(tmp_path / "jdk", head))
+    monkeypatch.setenv("JAVA_HOME", make_java_home(tmp_path / "jdk", head))
     assert time_zone_data() == version("tzdata")

@@ -180,26 +180,26 @@ TIMESTAMPS = {
 
 
 def read_money(spark, texts: Sequence[str]) -> list[Decimal | None]:
-    return _collected(spark, texts, lambda text: parse_decimal(text, T.DecimalType(18, 2)))
+    return _read_texts(spark, texts, lambda text: parse_decimal(text, T.DecimalType(18, 2)))
 
 
 def read_timestamps(spark, texts: Sequence[str]) -> list[datetime | None]:
     # As integers: a datetime would be moved to the zone of the machine that runs the test.
-    micros = _collected(spark, texts, lambda text: F.unix_micros(parse_timestamp(text)))
+    micros = _read_texts(spark, texts, lambda text: F.unix_micros(parse_timestamp(text)))
     epoch = datetime(1970, 1, 1, tzinfo=timezone.utc)
     return [None if n is None else epoch + timedelta(microseconds=n) for n in micros]
 
 
-def _collected(spark, texts: Sequence[str], read: Callable) -> list:
+def _read_texts(spark, texts: Sequence[str], read: Callable) -> list:
     frame = spark.createDataFrame(list(enumerate(texts)), "n INT, text STRING")
-    found = {
+    values = {
         row["n"]: row["value"]
         for row in frame.select("n", read(F.col("text")).alias("value")).collect()
     }
-    return [found[n] for n in range(len(texts))]
+    return [values[n] for n in range(len(texts))]
 
 
-def modelled(parse: Callable, text: str) -> Decimal | datetime | None:
+def parse_or_none(parse: Callable, text: str) -> Decimal | datetime | None:
     try:
         return parse(text)
     except model.Unreadable:
@@ -209,7 +209,7 @@ def modelled(parse: Callable, text: str) -> Decimal | datetime | None:
 def test_amounts(spark) -> None:
     read = dict(zip(AMOUNTS, read_money(spark, list(AMOUNTS)), strict=True))
     assert read == {t: None if x is None else Decimal(x) for t, x in AMOUNTS.items()}
-    assert read == {text: modelled(model.parse_amount, text) for text in AMOUNTS}
+    assert read == {text: parse_or_none(model.parse_amount, text) for text in AMOUNTS}
     assert not read["-0.00"].is_signed()
     assert {x.as_tuple().exponent for x in read.values() if x is not None} == {-2}
 
@@ -220,7 +220,7 @@ def test_timestamps(spark) -> None:
         text: None if x is None else datetime.fromisoformat(x).replace(tzinfo=timezone.utc)
         for text, x in TIMESTAMPS.items()
     }
-    assert read == {text: modelled(model.parse_timestamp, text) for text in TIMESTAMPS}
+    assert read == {text: parse_or_none(model.parse_timestamp, text) for text in TIMESTAMPS}
 
 
 _digits = st.text("0123456789", max_size=6) | st.sampled_from(["0" * 30, "9" * 16, "1" + "0" * 40])
@@ -278,14 +278,18 @@ _timestamps = st.builds(
 def test_any_amount_and_timestamp_reads_as_in_the_model(
     spark, amounts: list[str], moments: list[str]
 ) -> None:
-    assert _differing(amounts, read_money(spark, amounts), model.parse_amount) == {}
-    assert _differing(moments, read_timestamps(spark, moments), model.parse_timestamp) == {}
+    assert _list_differences(amounts, read_money(spark, amounts), model.parse_amount) == {}
+    assert _list_differences(moments, read_timestamps(spark, moments), model.parse_timestamp) == {}
 
 
-def _differing(texts: Sequence[str], read: Sequence, parse: Callable) -> dict:
-    expected = [modelled(parse, text) for text in texts]
-    both = zip(texts, read, expected, strict=True)
-    return {text: (found, due) for text, found, due in both if found != due}
+def _list_differences(texts: Sequence[str], read: Sequence, parse: Callable) -> dict:
+    expected = [parse_or_none(parse, text) for text in texts]
+    triples = zip(texts, read, expected, strict=True)
+    return {
+        text: (value, expected_value)
+        for text, value, expected_value in triples
+        if value != expected_value
+    }
 
 
 NOON = "2024-01-05T12:00:00Z"
@@ -368,7 +372,7 @@ _DDL = "arrival_date DATE, source_file STRING, _text STRING, _problem STRING, " 
 )
 
 
-def _landed(arrival: str, source: str, **fields: str | None) -> tuple:
+def _landed_row(arrival: str, source: str, **fields: str | None) -> tuple:
     return (
         date.fromisoformat(arrival),
         source,
@@ -381,23 +385,23 @@ def test_the_log_day_is_that_of_arrival_or_the_next(spark) -> None:
     frame = None
     for zone in sorted({case[0] for case in LOG_DAYS}):
         lines = [
-            _landed(arrival, str(n), order_ts=order_ts, ingestion_ts=ingestion_ts)
+            _landed_row(arrival, str(n), order_ts=order_ts, ingestion_ts=ingestion_ts)
             for n, (name, arrival, order_ts, ingestion_ts, _) in enumerate(LOG_DAYS)
             if name == zone
         ]
         read = read_versions(spark.createDataFrame(lines, _DDL), ORDER_LINES, zone)
         read = read.select("source_file", F.coalesce(F.col("log_date").cast("string"), "_reason"))
         frame = read if frame is None else frame.unionByName(read)
-    found = {int(n): outcome for n, outcome in frame.collect()}
-    assert [(*case[:4], found[n]) for n, case in enumerate(LOG_DAYS)] == LOG_DAYS
+    outcomes = {int(n): outcome for n, outcome in frame.collect()}
+    assert [(*case[:4], outcomes[n]) for n, case in enumerate(LOG_DAYS)] == LOG_DAYS
 
 
 def test_fields_and_reasons(spark) -> None:
-    lines = [_landed("2024-01-05", str(n), **change) for n, (change, _) in enumerate(LINES)]
+    lines = [_landed_row("2024-01-05", str(n), **change) for n, (change, _) in enumerate(LINES)]
     read = read_versions(spark.createDataFrame(lines, _DDL), ORDER_LINES, "UTC")
     # Rejected lines need no fields, accepted ones no text.
-    seen = read.withColumns({name: F.col(name).cast("string") for name in FIELDS}).collect()
-    for row in seen:
+    rows = read.withColumns({name: F.col(name).cast("string") for name in FIELDS}).collect()
+    for row in rows:
         change, expected = LINES[int(row["source_file"])]
         if isinstance(expected, str):
             assert (change, row["_reason"]) == (change, expected)
@@ -412,17 +416,17 @@ def test_fields_and_reasons(spark) -> None:
             change,
             {n: want[n] for n in FIELDS},
         )
-    assert len(seen) == len(LINES)
+    assert len(rows) == len(LINES)
 
 
 def test_every_line_is_either_accepted_or_rejected(spark) -> None:
-    lines = [_landed("2024-01-05", str(n), **change) for n, (change, _) in enumerate(LINES)]
+    lines = [_landed_row("2024-01-05", str(n), **change) for n, (change, _) in enumerate(LINES)]
     read = read_versions(spark.createDataFrame(lines, _DDL), ORDER_LINES, "UTC")
-    raw, left = accepted_rows(read, ORDER_LINES), rejected_rows(read, ORDER_LINES)
+    raw, rejects = accepted_rows(read, ORDER_LINES), rejected_rows(read, ORDER_LINES)
     assert raw.columns == list(RAW.columns)
-    assert left.columns == list(REJECTED.columns)
+    assert rejects.columns == list(REJECTED.columns)
     names = raw.select("source_file", F.lit("raw")).union(
-        left.select("source_file", F.lit("rejected"))
+        rejects.select("source_file", F.lit("rejected"))
     )
     assert {int(n): kind for n, kind in names.collect()} == {
         n: "rejected" if isinstance(expected, str) else "raw"
@@ -432,6 +436,6 @@ def test_every_line_is_either_accepted_or_rejected(spark) -> None:
 
 @pytest.mark.parametrize("zone", ["Mars/Olympus"])
 def test_an_unknown_zone_is_an_error_not_utc(spark, zone: str) -> None:
-    lines = spark.createDataFrame([_landed("2024-01-05", "a")], _DDL)
+    lines = spark.createDataFrame([_landed_row("2024-01-05", "a")], _DDL)
     with pytest.raises(Exception, match="Olympus"):
         read_versions(lines, ORDER_LINES, zone).collect()

@@ -49,57 +49,57 @@ from backfill_assets.delta.records import CommitRecord, ExternalCommit, Publishe
 from backfill_assets.orders.facts import CORRECTIONS, CURRENT, FACT
 from backfill_assets.orders.tables import LATE, LATENESS, RAW, REJECTED, STAGED, TABLES
 from backfill_assets.tables.table import Table
-from backfill_assets_tests.pages import documented
+from backfill_assets_tests.pages import code_blocks
 from backfill_assets_tests.pipeline import LAYERS, day, order
 
 EMPTY = sha256(b"").hexdigest()
-(PYTHON,) = documented("docs/reconciliation.md", "python")
-(SQL,) = documented("docs/reconciliation.md", "sql")
+(PYTHON,) = code_blocks("docs/reconciliation.md", "python")
+(SQL,) = code_blocks("docs/reconciliation.md", "sql")
 _python: dict[str, Any] = {}
 exec(PYTHON, _python)
 #: The SHA-256 of days without Spark, as the page has it: (url, version, days) -> by day.
 independent = _python["independent"]
 
 
-def by_duckdb(url: str, version: int, days: Iterable[date]) -> dict[date, tuple]:
+def measure_by_duckdb(url: str, version: int, days: Iterable[date]) -> dict[date, tuple]:
     """What the page's SQL says of days of `stg_orders`: rows, amount and SHA-256."""
-    wanted = [("event_date", "in", [str(d) for d in days])]
-    files = DeltaTable(url, version=version).file_uris(file_pruning_predicate=wanted)
+    filters = [("event_date", "in", [str(d) for d in days])]
+    files = DeltaTable(url, version=version).file_uris(file_pruning_predicate=filters)
     with duckdb.connect() as engine:
         for statement in SQL.split(";\n"):
-            given = {"files": files} if "$files" in statement else None
+            parameters = {"files": files} if "$files" in statement else None
             if statement.strip():
-                found = engine.execute(statement, given)
-        return {row[0]: row[1:] for row in found.fetchall()}
+                result = engine.execute(statement, parameters)
+        return {row[0]: row[1:] for row in result.fetchall()}
 
 
-def moments(table: Table, rows: list[tuple], spark) -> DataFrame:
+def make_frame(table: Table, rows: list[tuple], spark) -> DataFrame:
     """A frame of the table's type from rows whose times are microseconds since 1970."""
     kinds = {f.name: f.dataType for f in table.struct_type}
     times = [name for name, kind in kinds.items() if isinstance(kind, T.TimestampType)]
-    given = T.StructType(
+    microsecond_struct = T.StructType(
         [T.StructField(n, T.LongType() if n in times else k) for n, k in kinds.items()]
     )
-    frame = spark.createDataFrame(rows, given)
+    frame = spark.createDataFrame(rows, microsecond_struct)
     for name in times:
         frame = frame.withColumn(name, F.timestamp_micros(name))
     return frame
 
 
-def micros(*when: int) -> int:
+def to_microseconds(*when: int) -> int:
     since = datetime(*when, tzinfo=timezone.utc) - datetime(1970, 1, 1, tzinfo=timezone.utc)
     return since // timedelta(microseconds=1)
 
 
-def staged(n: int, order_id: str, customer: str | None = "c1", **changes: Any) -> tuple:
+def staged_row(n: int, order_id: str, customer: str | None = "c1", **changes: Any) -> tuple:
     """A row of `stg_orders` on the n-th day."""
     values = {
         "event_date": day(n),
         "order_id": order_id,
         "customer_id": customer,
-        "order_ts": micros(2024, 1, n, 10),
+        "order_ts": to_microseconds(2024, 1, n, 10),
         "amount": Decimal("10.00"),
-        "ingestion_ts": micros(2024, 1, n, 10),
+        "ingestion_ts": to_microseconds(2024, 1, n, 10),
         "log_date": day(n),
     }
     return tuple({**values, **changes}.values())
@@ -107,35 +107,35 @@ def staged(n: int, order_id: str, customer: str | None = "c1", **changes: Any) -
 
 #: Rows that one engine or another may spell or sort in its own way, over three days.
 NASTY = [
-    staged(1, "a\tb\nc\rd\\e", "\\N"),
-    staged(1, "null", None),
-    staged(1, "empty", ""),
-    staged(1, "space ", "  x "),
-    staged(1, "quote'\"", "100%_$1"),
-    staged(1, "ünï ∑ 中文 العربية", "👩‍🚀 e\u0301 \u00e9 \x00 \u2028"),
-    staged(1, "twice"),
-    staged(1, "twice"),
-    *[staged(1, f"many {n}") for n in range(600)],  # more than there are groups of hashes
+    staged_row(1, "a\tb\nc\rd\\e", "\\N"),
+    staged_row(1, "null", None),
+    staged_row(1, "empty", ""),
+    staged_row(1, "space ", "  x "),
+    staged_row(1, "quote'\"", "100%_$1"),
+    staged_row(1, "ünï ∑ 中文 العربية", "👩‍🚀 e\u0301 \u00e9 \x00 \u2028"),
+    staged_row(1, "twice"),
+    staged_row(1, "twice"),
+    *[staged_row(1, f"many {n}") for n in range(600)],  # more than there are groups of hashes
     *[
-        staged(2, f"o{n}", amount=Decimal(amount))
+        staged_row(2, f"o{n}", amount=Decimal(amount))
         for n, amount in enumerate(
             ["0.00", "-0.01", "0.10", "100.00", "-9999999999999999.99", "9999999999999999.99"]
         )
     ],
     *[
-        staged(3, f"o{n}", order_ts=at, log_date=seen)
-        for n, (at, seen) in enumerate(
+        staged_row(3, f"o{n}", order_ts=at, log_date=log_date)
+        for n, (at, log_date) in enumerate(
             [
                 (0, date(1970, 1, 1)),
                 (-1, date(1969, 12, 31)),
-                (micros(1, 1, 1), date(1, 1, 1)),
-                (micros(42, 3, 1, 12, 30, 1, 7), date(42, 3, 1)),
-                (micros(1582, 10, 10), date(1582, 10, 10)),
-                (micros(1883, 11, 18, 17, 0, 0, 999999), date(1883, 11, 18)),
-                (micros(1899, 12, 31, 23, 59, 59), date(1900, 2, 28)),
-                (micros(2024, 11, 3, 5, 30), date(2024, 2, 29)),
-                (micros(2024, 11, 3, 6, 30), date(2024, 2, 29)),
-                (micros(9999, 12, 31, 23, 59, 59, 999999), date(9999, 12, 31)),
+                (to_microseconds(1, 1, 1), date(1, 1, 1)),
+                (to_microseconds(42, 3, 1, 12, 30, 1, 7), date(42, 3, 1)),
+                (to_microseconds(1582, 10, 10), date(1582, 10, 10)),
+                (to_microseconds(1883, 11, 18, 17, 0, 0, 999999), date(1883, 11, 18)),
+                (to_microseconds(1899, 12, 31, 23, 59, 59), date(1900, 2, 28)),
+                (to_microseconds(2024, 11, 3, 5, 30), date(2024, 2, 29)),
+                (to_microseconds(2024, 11, 3, 6, 30), date(2024, 2, 29)),
+                (to_microseconds(9999, 12, 31, 23, 59, 59, 999999), date(9999, 12, 31)),
             ]
         )
     ],
@@ -150,21 +150,21 @@ def nasty(spark, tmp_path_factory) -> str:
     Version 0 has a file a day, version 1 the rows shuffled in many, with times as INT96.
     """
     url = str(tmp_path_factory.mktemp("nasty") / STAGED.name)
-    save(moments(STAGED, NASTY, spark).coalesce(1), STAGED, url)
-    with conf(spark, {"spark.sql.parquet.outputTimestampType": "INT96"}):
-        save(moments(STAGED, NASTY[::-1], spark).repartition(5), STAGED, url)
+    write_version(make_frame(STAGED, NASTY, spark).coalesce(1), STAGED, url)
+    with session_conf(spark, {"spark.sql.parquet.outputTimestampType": "INT96"}):
+        write_version(make_frame(STAGED, NASTY[::-1], spark).repartition(5), STAGED, url)
     files = [len(DeltaTable(url, version=version).file_uris()) for version in (0, 1)]
     assert files[0] == 3 < files[1]
     return url
 
 
-def save(frame: DataFrame, table: Table, url: str) -> None:
+def write_version(frame: DataFrame, table: Table, url: str) -> None:
     """Make a version of a table that has just these rows."""
     frame.write.format("delta").partitionBy(table.partition).mode("overwrite").save(url)
 
 
 @contextmanager
-def conf(spark, setting: Mapping[str, str]) -> Iterator[None]:
+def session_conf(spark, setting: Mapping[str, str]) -> Iterator[None]:
     """Settings of the session, for a while."""
     before = {name: spark.conf.get(name) for name in setting}
     try:
@@ -180,11 +180,12 @@ def test_other_engines_compute_the_same_sha256(spark, nasty):
     report = diff_table(spark, nasty, STAGED, dict.fromkeys(DAYS, (0, 1)))
     assert report.summary_line == "stg_orders: 3 identical"
     for version, side in ((0, "before"), (1, "after")):
-        held: dict[date, DayFigures] = {d.day: getattr(d, side) for d in report.days}
-        shas = {d: found.sha256 for d, found in held.items()}
+        measured: dict[date, DayFigures] = {d.day: getattr(d, side) for d in report.days}
+        shas = {d: fingerprint.sha256 for d, fingerprint in measured.items()}
         assert independent(nasty, version, DAYS) == shas
-        assert by_duckdb(nasty, version, DAYS) == {
-            d: (found.rows, found.totals["amount"], found.sha256) for d, found in held.items()
+        assert measure_by_duckdb(nasty, version, DAYS) == {
+            d: (fingerprint.rows, fingerprint.totals["amount"], fingerprint.sha256)
+            for d, fingerprint in measured.items()
         }
     assert [(d.after.rows, d.after.keys) for d in report.days] == [(608, 607), (6, 6), (10, 10)]
 
@@ -199,12 +200,12 @@ def test_other_engines_compute_the_same_sha256(spark, nasty):
 def test_the_session_has_no_influence(spark, nasty, setting):
     frame = spark.read.format("delta").load(nasty)
     expected = measure_days(frame, STAGED)
-    with conf(spark, setting):
+    with session_conf(spark, setting):
         assert measure_days(spark.read.format("delta").load(nasty), STAGED) == expected
 
 
 def test_the_canonical_text_is_as_specified(spark):
-    rows = [staged(1, "a\tb\\", None, amount=Decimal("-0.5")), staged(1, "b", order_ts=-1)]
+    rows = [staged_row(1, "a\tb\\", None, amount=Decimal("-0.5")), staged_row(1, "b", order_ts=-1)]
     lines = [
         "2024-01-01\ta\\tb\\\\\t\\N\t1704103200000000\t-0.50\t1704103200000000\t2024-01-01",
         "2024-01-01\tb\tc1\t-1\t10.00\t1704103200000000\t2024-01-01",
@@ -212,8 +213,8 @@ def test_the_canonical_text_is_as_specified(spark):
     hashes = [sha256(line.encode()).hexdigest() for line in lines]
     assert hashes[0][:2] != hashes[1][:2]
     groups = [sha256(line.encode()).hexdigest() for line in sorted(hashes)]
-    found = measure_days(moments(STAGED, rows, spark), STAGED)
-    assert found == {
+    result = measure_days(make_frame(STAGED, rows, spark), STAGED)
+    assert result == {
         day(1): DayFigures(
             2, 2, {"amount": Decimal("9.50")}, sha256("\n".join(groups).encode()).hexdigest()
         )
@@ -222,23 +223,23 @@ def test_the_canonical_text_is_as_specified(spark):
 
 def test_rows_that_look_alike_are_told_apart(spark):
     alike = [
-        [staged(1, "x", None)],
-        [staged(1, "x", "\\N")],
-        [staged(1, "x", "")],
-        [staged(1, "x", "null")],
-        [staged(1, "x\tc1", "c1")],
-        [staged(1, "x", "c1\tc1")],
-        [staged(1, "x\\tc1", "c1")],
-        [staged(1, "x", "c1")],
-        [staged(1, "x", "c1")] * 2,
-        [staged(1, "x", "c1")] * 3,
-        [staged(1, "x", "c1", order_ts=micros(2024, 1, 1, 10) + 1)],
+        [staged_row(1, "x", None)],
+        [staged_row(1, "x", "\\N")],
+        [staged_row(1, "x", "")],
+        [staged_row(1, "x", "null")],
+        [staged_row(1, "x\tc1", "c1")],
+        [staged_row(1, "x", "c1\tc1")],
+        [staged_row(1, "x\\tc1", "c1")],
+        [staged_row(1, "x", "c1")],
+        [staged_row(1, "x", "c1")] * 2,
+        [staged_row(1, "x", "c1")] * 3,
+        [staged_row(1, "x", "c1", order_ts=to_microseconds(2024, 1, 1, 10) + 1)],
     ]
     frames = [
-        moments(STAGED, rows, spark).withColumn("case", F.lit(n)) for n, rows in enumerate(alike)
+        make_frame(STAGED, rows, spark).withColumn("case", F.lit(n)) for n, rows in enumerate(alike)
     ]
-    found = _measure_groups(reduce(DataFrame.unionByName, frames), STAGED, "case")
-    assert len({held.sha256 for held in found.values()}) == len(alike)
+    result = _measure_groups(reduce(DataFrame.unionByName, frames), STAGED, "case")
+    assert len({fingerprint.sha256 for fingerprint in result.values()}) == len(alike)
 
 
 def test_arrays_and_other_tables(spark, tmp_path):
@@ -264,10 +265,12 @@ def test_arrays_and_other_tables(spark, tmp_path):
             for f, value in zip(table.struct_type, row, strict=True)
         )
         url = str(tmp_path / table.name)
-        frame = moments(table, [row, none], spark)
-        save(frame, table, url)
-        found = measure_days(frame, table)
-        assert {d: held.sha256 for d, held in found.items()} == independent(url, 0, [day(1)])
+        frame = make_frame(table, [row, none], spark)
+        write_version(frame, table, url)
+        result = measure_days(frame, table)
+        assert {d: fingerprint.sha256 for d, fingerprint in result.items()} == independent(
+            url, 0, [day(1)]
+        )
 
 
 class Answers(pa.DataFrameModel):
@@ -282,10 +285,12 @@ class Answers(pa.DataFrameModel):
 
 def test_booleans(spark, tmp_path):
     table, url = Table("answers", Answers), str(tmp_path / "answers")
-    frame = spark.createDataFrame([(day(1), of) for of in (True, False, None)], table.struct_type)
-    save(frame, table, url)
-    (found,) = measure_days(frame, table).values()
-    assert independent(url, 0, [day(1)]) == {day(1): found.sha256}
+    frame = spark.createDataFrame(
+        [(day(1), answer) for answer in (True, False, None)], table.struct_type
+    )
+    write_version(frame, table, url)
+    (fingerprint,) = measure_days(frame, table).values()
+    assert independent(url, 0, [day(1)]) == {day(1): fingerprint.sha256}
 
 
 def test_a_type_without_a_rule_is_refused(spark):
@@ -300,7 +305,7 @@ def test_a_type_without_a_rule_is_refused(spark):
         measure_days(spark.range(0), Table("measures", Measures))
 
 
-def fact(n: int, customer: str, orders: int = 1, revenue: str = "10.00") -> tuple:
+def fact_row(n: int, customer: str, orders: int = 1, revenue: str = "10.00") -> tuple:
     return (day(n), customer, orders, Decimal(revenue))
 
 
@@ -308,17 +313,22 @@ def fact(n: int, customer: str, orders: int = 1, revenue: str = "10.00") -> tupl
 def facts(spark, tmp_path_factory) -> str:
     """`fact_daily_orders` in two versions, of which version 0 has the days 1 to 5, 1 to 6."""
     url = str(tmp_path_factory.mktemp("facts") / FACT.name)
-    same = [fact(1, "a"), fact(2, "a"), fact(2, "b")]
-    first = [*same, *[fact(3, f"c{n}") for n in range(8)], fact(4, "gone"), fact(5, "a")]
+    same = [fact_row(1, "a"), fact_row(2, "a"), fact_row(2, "b")]
+    first = [
+        *same,
+        *[fact_row(3, f"c{n}") for n in range(8)],
+        fact_row(4, "gone"),
+        fact_row(5, "a"),
+    ]
     second = [
         *same,
-        *[fact(3, f"c{n}", 1 + n // 2) for n in range(1, 8)],
-        *[fact(3, f"new{n}", revenue="1000.00") for n in range(6)],
-        fact(5, "a", revenue="-10.50"),
-        fact(6, "a"),
+        *[fact_row(3, f"c{n}", 1 + n // 2) for n in range(1, 8)],
+        *[fact_row(3, f"new{n}", revenue="1000.00") for n in range(6)],
+        fact_row(5, "a", revenue="-10.50"),
+        fact_row(6, "a"),
     ]
     for rows in (first, second):
-        save(spark.createDataFrame(rows, FACT.struct_type), FACT, url)
+        write_version(spark.createDataFrame(rows, FACT.struct_type), FACT, url)
     return url
 
 
@@ -334,8 +344,8 @@ def report(spark, facts) -> TableDiff:
 
 
 def test_what_became_of_each_day(report):
-    found = {d.day.day: (d.status, d.difference) for d in report.days}
-    assert found == {
+    result = {d.day.day: (d.status, d.difference) for d in report.days}
+    assert result == {
         1: (DayChangeKind.IDENTICAL, ""),
         2: (DayChangeKind.IDENTICAL, ""),
         3: (DayChangeKind.CHANGED, "rows +5, orders +17, revenue +5,990.00"),
@@ -381,36 +391,36 @@ def test_rows_without_a_key_are_compared_as_a_whole(spark, tmp_path):
     line = dict(zip(table.columns, [day(1)] * 9, strict=True)) | {
         "order_id": "o",
         "customer_id": None,
-        "order_ts": micros(42, 3, 1, 12, 30, 1, 7),
+        "order_ts": to_microseconds(42, 3, 1, 12, 30, 1, 7),
         "amount": Decimal("1.00"),
-        "ingestion_ts": micros(2024, 1, 1),
+        "ingestion_ts": to_microseconds(2024, 1, 1),
         "source_file": "a\tb",
     }
     rows = [tuple(line.values()), tuple({**line, "customer_id": "c"}.values())]
-    save(moments(table, [*rows, rows[0]], spark), table, url)
-    save(moments(table, [rows[0]], spark), table, url)
-    found = diff_table(spark, url, table, {day(1): (0, 1)})
-    assert found.days[0].difference_text == "rows -2, amount -2.00"
-    assert found.days[0].before.keys is None
-    assert [(s.kind, s.before["customer_id"]) for s in found.samples] == [
+    write_version(make_frame(table, [*rows, rows[0]], spark), table, url)
+    write_version(make_frame(table, [rows[0]], spark), table, url)
+    result = diff_table(spark, url, table, {day(1): (0, 1)})
+    assert result.days[0].difference_text == "rows -2, amount -2.00"
+    assert result.days[0].before.keys is None
+    assert [(s.kind, s.before["customer_id"]) for s in result.samples] == [
         ("removed", None),
         ("removed", "c"),
     ]
-    assert found.samples[0].before["order_ts"] == "0042-03-01T12:30:01.000007Z"
-    assert found.samples[0].before["source_file"] == "a\\tb"
+    assert result.samples[0].before["order_ts"] == "0042-03-01T12:30:01.000007Z"
+    assert result.samples[0].before["source_file"] == "a\\tb"
 
 
 def test_only_the_files_of_the_days_are_read(spark, facts, tmp_path):
     url = str(tmp_path / "copy")
     shutil.copytree(facts, url)
     only = [("run_date", "=", "2024-01-02")]
-    kept = {
+    needed_files = {
         file
         for version in (0, 1)
         for file in DeltaTable(url, version=version).file_uris(file_pruning_predicate=only)
     }
     for file in Path(url).rglob("*.parquet"):
-        if str(file) not in kept:
+        if str(file) not in needed_files:
             file.unlink()
     assert diff_table(spark, url, FACT, {day(2): (0, 1)}).summary_line.endswith("1 identical")
     with pytest.raises(ReconciliationError) as error:
@@ -425,17 +435,19 @@ def test_many_commits_are_few_versions_to_read(spark, tmp_path):
     """A day is read at another version than was asked only if no commit wrote it in between."""
     url = str(tmp_path / FACT.name)
     for changed in (0, 1, 2):
-        rows = [fact(n, "a", 10 if n <= changed else 1) for n in (1, 2)]
-        save(spark.createDataFrame(rows, FACT.struct_type), FACT, url)
+        rows = [fact_row(n, "a", 10 if n <= changed else 1) for n in (1, 2)]
+        write_version(spark.createDataFrame(rows, FACT.struct_type), FACT, url)
     audits = dict.fromkeys(DAYS[:2], PublishedDay(1, "digest", "ok"))
     first = CommitRecord(0, "run", None, "person", "code", "config", {}, audits, frozenset(), {})
     second = msgspec.structs.replace(first, version=1, written=frozenset([day(1)]))
     ledger = Ledger(FACT, 2, [first, second], [ExternalCommit(2, "DELETE", frozenset([day(2)]))])
-    asked = {day(1): (0, 1), day(2): (1, 2)}
-    found = diff_table(spark, url, FACT, asked, ledger)
-    assert found.summary_line == "fact_daily_orders: 2 changed"
-    assert found == diff_table(spark, url, FACT, asked)
-    assert _choose_versions({(v, d) for d, pair in asked.items() for v in pair}, ledger) == {
+    version_pairs = {day(1): (0, 1), day(2): (1, 2)}
+    result = diff_table(spark, url, FACT, version_pairs, ledger)
+    assert result.summary_line == "fact_daily_orders: 2 changed"
+    assert result == diff_table(spark, url, FACT, version_pairs)
+    assert _choose_versions(
+        {(v, d) for d, pair in version_pairs.items() for v in pair}, ledger
+    ) == {
         (0, day(1)): (0, day(1)),
         (1, day(2)): (0, day(2)),
         (1, day(1)): (2, day(1)),
@@ -450,8 +462,8 @@ def test_many_commits_are_few_versions_to_read(spark, tmp_path):
 
 
 def test_a_day_that_was_never_published_needs_no_table(spark, tmp_path):
-    found = diff_table(spark, str(tmp_path / "none"), FACT, {day(1): (None, None)})
-    assert found.summary_line == "fact_daily_orders: 1 missing"
+    result = diff_table(spark, str(tmp_path / "none"), FACT, {day(1): (None, None)})
+    assert result.summary_line == "fact_daily_orders: 1 missing"
 
 
 @pytest.mark.parametrize(
@@ -469,18 +481,18 @@ def test_a_day_that_was_never_published_needs_no_table(spark, tmp_path):
     ],
 )
 def test_drift(spark, before, after, level):
-    found = drifted(spark, before, after)
-    assert found["orders"].level == level
-    assert found["revenue"].psi == pytest.approx(0)
-    assert (found["orders"].psi == 0) is (before == after)
-    assert (found["orders"].ks == 0) is (before == after)
-    assert found["orders"].ks <= 1
+    result = measure_drift(spark, before, after)
+    assert result["orders"].level == level
+    assert result["revenue"].psi == pytest.approx(0)
+    assert (result["orders"].psi == 0) is (before == after)
+    assert (result["orders"].ks == 0) is (before == after)
+    assert result["orders"].ks <= 1
 
 
-def drifted(spark, before: list, after: list) -> Mapping[str, ColumnDrift]:
+def measure_drift(spark, before: list, after: list) -> Mapping[str, ColumnDrift]:
     return _measure_drift(
         *[
-            spark.createDataFrame([fact(1, "c", x) for x in orders], FACT.struct_type)
+            spark.createDataFrame([fact_row(1, "c", x) for x in orders], FACT.struct_type)
             for orders in (before, after)
         ],
         FACT,
@@ -530,8 +542,8 @@ def test_the_report_for_a_person(report):
 
 
 def test_the_report_for_a_program(report):
-    found = json.loads(json.dumps(as_json([report])))["fact_daily_orders"]
-    assert found["days"]["2024-01-05"] == {
+    result = json.loads(json.dumps(as_json([report])))["fact_daily_orders"]
+    assert result["days"]["2024-01-05"] == {
         "status": "changed",
         "difference": "revenue -20.50",
         "before": {
@@ -549,55 +561,55 @@ def test_the_report_for_a_program(report):
             "sha256": report.days[4].after.sha256,
         },
     }
-    assert found["days"]["2024-01-08"] == {
+    assert result["days"]["2024-01-08"] == {
         "status": "missing",
         "difference": "",
         "before": None,
         "after": None,
     }
-    assert found["samples"][0]["after"]["customer_id"] == "new0"
-    assert found["drift"]["revenue"]["level"] == "large"
+    assert result["samples"][0]["after"]["customer_id"] == "new0"
+    assert result["drift"]["revenue"]["level"] == "large"
 
 
-def held(table: Table, rows: int, **totals: Any) -> TableDiff:
+def one_day_report(table: Table, rows: int, **totals: Any) -> TableDiff:
     """A report of one day, published with version 3."""
-    found = DayFigures(rows, None, {**table.zero_totals, **totals}, str(rows))
-    return TableDiff(table, [DayDiff(day(1), (None, 3), None, found)])
+    fingerprint = DayFigures(rows, None, {**table.zero_totals, **totals}, str(rows))
+    return TableDiff(table, [DayDiff(day(1), (None, 3), None, fingerprint)])
 
 
-def ledger(report: TableDiff, **entries: int | str) -> Ledger:
+def matching_ledger(report: TableDiff, **entries: int | str) -> Ledger:
     """A log whose version 2 says of the day what the report does."""
-    found = report.days[0].after
-    assert found
-    totals = {name: str(total) for name, total in found.totals.items()}
-    said = PublishedDay(found.rows, "digest", "ok", totals, entries=entries)
+    fingerprint = report.days[0].after
+    assert fingerprint
+    totals = {name: str(total) for name, total in fingerprint.totals.items()}
+    published = PublishedDay(fingerprint.rows, "digest", "ok", totals, entries=entries)
     record = CommitRecord(
-        2, "run", None, "person", "code", "config", {}, {day(1): said}, frozenset(), {}
+        2, "run", None, "person", "code", "config", {}, {day(1): published}, frozenset(), {}
     )
     return Ledger(report.table, 5, [record])
 
 
-STAGED_DAY = held(STAGED, 3, amount=Decimal("30.50"))
-FACT_DAY = held(FACT, 2, orders=3, revenue=Decimal("30.50"))
-RAW_DAY = held(RAW, 4, amount=Decimal("40.50"))
-REJECTED_DAY = held(REJECTED, 1)
-LATE_DAY = held(LATE, 1, amount=Decimal("10.00"))
-LATENESS_DAY = held(LATENESS, 1)
-CURRENT_DAY = held(CURRENT, 2, orders=4, revenue=Decimal("31.50"))
-CORRECTED_DAY = held(CORRECTIONS, 1, orders=1, revenue=Decimal("1.00"))
+STAGED_DAY = one_day_report(STAGED, 3, amount=Decimal("30.50"))
+FACT_DAY = one_day_report(FACT, 2, orders=3, revenue=Decimal("30.50"))
+RAW_DAY = one_day_report(RAW, 4, amount=Decimal("40.50"))
+REJECTED_DAY = one_day_report(REJECTED, 1)
+LATE_DAY = one_day_report(LATE, 1, amount=Decimal("10.00"))
+LATENESS_DAY = one_day_report(LATENESS, 1)
+CURRENT_DAY = one_day_report(CURRENT, 2, orders=4, revenue=Decimal("31.50"))
+CORRECTED_DAY = one_day_report(CORRECTIONS, 1, orders=1, revenue=Decimal("1.00"))
 ALL = [
     *(STAGED_DAY, FACT_DAY, RAW_DAY, REJECTED_DAY, LATE_DAY, LATENESS_DAY),
     *(CURRENT_DAY, CORRECTED_DAY),
 ]
 LEDGERS = {
-    STAGED.name: ledger(STAGED_DAY),
-    FACT.name: ledger(FACT_DAY),
-    RAW.name: ledger(RAW_DAY, landed=5, rejected=1),
-    REJECTED.name: ledger(REJECTED_DAY),
-    LATE.name: ledger(LATE_DAY, raw=4, late=1, **{"in time": 3, "late amount": "10.00"}),
-    LATENESS.name: ledger(LATENESS_DAY, lines=4, late=2, beyond=1, rejected=1),
-    CURRENT.name: ledger(CURRENT_DAY),
-    CORRECTIONS.name: ledger(
+    STAGED.name: matching_ledger(STAGED_DAY),
+    FACT.name: matching_ledger(FACT_DAY),
+    RAW.name: matching_ledger(RAW_DAY, landed=5, rejected=1),
+    REJECTED.name: matching_ledger(REJECTED_DAY),
+    LATE.name: matching_ledger(LATE_DAY, raw=4, late=1, **{"in time": 3, "late amount": "10.00"}),
+    LATENESS.name: matching_ledger(LATENESS_DAY, lines=4, late=2, beyond=1, rejected=1),
+    CURRENT.name: matching_ledger(CURRENT_DAY),
+    CORRECTIONS.name: matching_ledger(
         CORRECTED_DAY,
         orders=3,
         revenue="30.50",
@@ -615,7 +627,7 @@ def test_layers_that_agree():
     ("report", "entries", "said"),
     [
         (
-            held(FACT, 2, orders=4, revenue=Decimal("1234.50")),
+            one_day_report(FACT, 2, orders=4, revenue=Decimal("1234.50")),
             {},
             [
                 "stg_orders has 3 rows, but fact_daily_orders has 4 orders",
@@ -626,12 +638,12 @@ def test_layers_that_agree():
             ],
         ),
         (
-            held(CURRENT, 2, orders=5, revenue=Decimal("31.50")),
+            one_day_report(CURRENT, 2, orders=5, revenue=Decimal("31.50")),
             {},
             ["fact_daily_orders_current has 5 orders, but fact_order_corrections was made of 4"],
         ),
         (
-            held(RAW, 5),
+            one_day_report(RAW, 5),
             {"rejected": 1},
             [
                 "raw_orders has 5 rows, but late_orders was made of 4",
@@ -644,7 +656,7 @@ def test_layers_that_agree():
             [],
         ),
         (
-            held(REJECTED, 0),
+            one_day_report(REJECTED, 0),
             {},
             [
                 "raw_orders_rejected has 0 rows, but raw_orders was read with 1 rejected",
@@ -661,12 +673,14 @@ def test_layers_that_agree():
 def test_layers_that_do_not_agree(report, entries, said):
     name = report.table.name
     reports = [report if r.table.name == name else r for r in ALL]
-    found = cross_table_mismatches(reports, {**LEDGERS, name: ledger(report, **entries)})
-    assert found == sorted(f"2024-01-01: {text}" for text in said)
+    messages = cross_table_mismatches(
+        reports, {**LEDGERS, name: matching_ledger(report, **entries)}
+    )
+    assert messages == sorted(f"2024-01-01: {text}" for text in said)
 
 
 def test_a_day_is_held_against_its_own_commit():
-    changed = held(STAGED, 2, amount=Decimal("30.00"))
+    changed = one_day_report(STAGED, 2, amount=Decimal("30.00"))
     assert cross_table_mismatches([changed], LEDGERS) == [
         "2024-01-01: stg_orders has amount 30.00, but the commit that published it says 30.50",
         "2024-01-01: stg_orders has rows 2, but the commit that published it says 3",
@@ -687,15 +701,19 @@ def test_a_day_that_is_not_published_disagrees_with_nothing():
     assert cross_table_mismatches([STAGED_DAY, missing], LEDGERS) == []
 
 
-def built(
+def first_day_record(
     table: Table, version: int, *, inputs: Mapping[str, int], rows: int, **more: Any
 ) -> CommitRecord:
     """A commit of the first day, with totals; `entries` are what it recorded of its inputs."""
     entries = more.pop("entries", {})
     totals = {name: str(zero) for name, zero in table.zero_totals.items()} | more
-    of = {day(1): PublishedDay(rows, f"digest {version}", "ok", totals, entries=entries)}
+    published_days = {
+        day(1): PublishedDay(rows, f"digest {version}", "ok", totals, entries=entries)
+    }
     run = f"run {table.name} {version}"
-    return CommitRecord(version, run, None, "person", "code", "config", inputs, of, frozenset(), {})
+    return CommitRecord(
+        version, run, None, "person", "code", "config", inputs, published_days, frozenset(), {}
+    )
 
 
 @pytest.mark.parametrize(
@@ -715,11 +733,11 @@ def built(
 def test_days_are_compared_as_of_the_versions_that_they_were_made_of(named, said, looked_at):
     """Another run has staged the day again in between; the newest of all is no measure."""
     staged = [
-        built(STAGED, 2, inputs={}, rows=3, amount="30.50"),
-        built(STAGED, 4, inputs={}, rows=5, amount="50.00"),
+        first_day_record(STAGED, 2, inputs={}, rows=3, amount="30.50"),
+        first_day_record(STAGED, 4, inputs={}, rows=5, amount="50.00"),
     ]
-    of = {"inputs": {STAGED.name: named}, "rows": 2}
-    fact = built(FACT, 2, orders="3", revenue="30.50", **of)
+    arguments = {"inputs": {STAGED.name: named}, "rows": 2}
+    fact = first_day_record(FACT, 2, orders="3", revenue="30.50", **arguments)
     ledgers = {STAGED.name: Ledger(STAGED, 5, staged), FACT.name: Ledger(FACT, 3, [fact])}
     totals = {"amount": Decimal("50.00")}
     newest = TableDiff(STAGED, [DayDiff(day(1), (3, 5), None, DayFigures(5, None, totals, "x"))])
@@ -728,16 +746,21 @@ def test_days_are_compared_as_of_the_versions_that_they_were_made_of(named, said
 
 
 def test_tables_that_are_made_side_by_side_are_compared_if_made_of_the_same():
-    late = built(LATE, 2, inputs={RAW.name: 2}, rows=1, entries={"late": 1})
-    lateness = built(LATENESS, 2, inputs={RAW.name: 3}, rows=1, entries={"beyond": 2})
-    raw = [built(RAW, version, inputs={}, rows=4) for version in (2, 3)]
-    of = {name: Ledger(table) for name, table in TABLES.items()}
-    of |= {LATE.name: Ledger(LATE, 3, [late]), LATENESS.name: Ledger(LATENESS, 3, [lateness])}
-    reports = [held(LATE, 1), held(LATENESS, 1)]
-    assert cross_table_mismatches(reports, {**of, RAW.name: Ledger(RAW, 3, raw)}) == []
+    late = first_day_record(LATE, 2, inputs={RAW.name: 2}, rows=1, entries={"late": 1})
+    lateness = first_day_record(LATENESS, 2, inputs={RAW.name: 3}, rows=1, entries={"beyond": 2})
+    raw = [first_day_record(RAW, version, inputs={}, rows=4) for version in (2, 3)]
+    empty_ledgers = {name: Ledger(table) for name, table in TABLES.items()}
+    empty_ledgers |= {
+        LATE.name: Ledger(LATE, 3, [late]),
+        LATENESS.name: Ledger(LATENESS, 3, [lateness]),
+    }
+    reports = [one_day_report(LATE, 1), one_day_report(LATENESS, 1)]
+    assert cross_table_mismatches(reports, {**empty_ledgers, RAW.name: Ledger(RAW, 3, raw)}) == []
     # A commit of the log that did not write the day makes no other input of it.
-    (said,) = cross_table_mismatches(reports, {**of, RAW.name: Ledger(RAW, 3, raw[:1])})
-    assert said == "2024-01-01: late_orders found 1 late, but arrival_lateness found 2"
+    (message,) = cross_table_mismatches(
+        reports, {**empty_ledgers, RAW.name: Ledger(RAW, 3, raw[:1])}
+    )
+    assert message == "2024-01-01: late_orders found 1 late, but arrival_lateness found 2"
 
 
 def test_a_backfill(pipeline, spark):
@@ -766,7 +789,7 @@ def test_a_backfill(pipeline, spark):
     assert corrected.difference_text == "rows +1, amount -1.00"
     assert [s.after["order_id"] for s in reports[STAGED.name].samples] == ["d"]
     assert cross_table_mismatches(reports.values(), ledgers) == []
-    for name, found in reports.items():
-        shas = {d.day: d.after.sha256 for d in found.days}
+    for name, table_report in reports.items():
+        shas = {d.day: d.after.sha256 for d in table_report.days}
         url = pipeline.settings.table(name)
         assert independent(url, ledgers[name].version, list(shas)) == shas

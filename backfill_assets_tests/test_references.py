@@ -23,32 +23,32 @@ def mapped(spark, tmp_path: Path) -> Path:
     return url
 
 
-def content(url: Path) -> str | None:
+def read_content(url: Path) -> str | None:
     return read_unpartitioned(str(url)).content
 
 
 def test_columns_that_swap_names_are_other_rows(spark, mapped):
-    before = content(mapped)
+    before = read_content(mapped)
     for old, new in (("low", "other"), ("high", "low"), ("other", "high")):
         spark.sql(f"ALTER TABLE delta.`{mapped}` RENAME COLUMN {old} TO {new}")
     (row,) = spark.read.format("delta").load(str(mapped)).collect()
     assert (row["low"], row["high"]) == (2.0, 1.0)
-    swapped = content(mapped)
+    swapped = read_content(mapped)
     assert swapped != before
     # And back again they are the same rows.
     for old, new in (("low", "other"), ("high", "low"), ("other", "high")):
         spark.sql(f"ALTER TABLE delta.`{mapped}` RENAME COLUMN {old} TO {new}")
-    assert content(mapped) == before
+    assert read_content(mapped) == before
 
 
 def test_what_changes_no_row_of_a_table_with_mapped_columns(spark, mapped):
-    before = content(mapped)
+    before = read_content(mapped)
     spark.sql(f"ALTER TABLE delta.`{mapped}` ALTER COLUMN low COMMENT 'the lowest of a day'")
     spark.sql(f"ALTER TABLE delta.`{mapped}` SET TBLPROPERTIES ('delta.appendOnly' = 'false')")
     spark.sql(f"OPTIMIZE delta.`{mapped}`")
-    assert content(mapped) == before
+    assert read_content(mapped) == before
     spark.sql(f"INSERT INTO delta.`{mapped}` VALUES ('USD', 1.0, 2.0)")
-    assert content(mapped) != before
+    assert read_content(mapped) != before
 
 
 def test_of_a_table_without_mapped_columns_the_last_commit_of_rows_tells(tmp_path):
@@ -58,4 +58,4 @@ def test_of_a_table_without_mapped_columns_the_last_commit_of_rows_tells(tmp_pat
     DeltaTable(url).optimize.compact()
     log = DeltaTable(url)
     assert log.version() == 2
-    assert content(url) == f"version 1 of {log.metadata().id}"
+    assert read_content(url) == f"version 1 of {log.metadata().id}"

@@ -27,18 +27,18 @@ class FakeServer:
         delta: str | Exception = HERE["delta-spark"],
         **conf: str,
     ) -> None:
-        self.version, self.own, self.conf = spark, {**DELTA_CONF, **conf}, self
+        self.version, self.overrides, self.conf = spark, {**DELTA_CONF, **conf}, self
         self.delta = delta
         monkeypatch.setattr(module, "_await_server", lambda _: None)
-        monkeypatch.setattr(module, "_session_of", self._begin)
+        monkeypatch.setattr(module, "_session_of", self._open_session)
 
-    def _begin(self, _, config):
-        self.asked = config
+    def _open_session(self, _, config):
+        self.session_config = config
         return self
 
     @property
     def getAll(self):  # noqa: N802 - as Spark has it
-        return {**self.asked, **self.own}
+        return {**self.session_config, **self.overrides}
 
     def sql(self, text):
         assert "reflect('io.delta.package', 'VERSION')" in text
@@ -50,14 +50,14 @@ class FakeServer:
         return [(self.delta,)]
 
 
-def connect(**conf: str):
+def connect_engine(**conf: str):
     return Engine.from_settings(load_settings(spark_remote="sc://h:1/;token=hush", spark_conf=conf))
 
 
 def test_a_server_that_takes_the_settings_of_the_session(monkeypatch):
     server = FakeServer(monkeypatch, **{"spark.sql.shuffle.partitions": "7"})
-    assert connect().spark_session is server
-    assert server.asked["spark.sql.files.ignoreCorruptFiles"] == "false"
+    assert connect_engine().spark_session is server
+    assert server.session_config["spark.sql.files.ignoreCorruptFiles"] == "false"
 
 
 @pytest.mark.parametrize(
@@ -72,20 +72,20 @@ def test_a_server_that_takes_the_settings_of_the_session(monkeypatch):
 )
 def test_a_server_that_keeps_to_its_own_settings(monkeypatch, name, value):
     FakeServer(monkeypatch, **{name: value})
-    engine = connect(**{"spark.sql.own": "1"})
+    engine = connect_engine(**{"spark.sql.own": "1"})
     for _ in range(2):  # nor is it taken the second time
         with pytest.raises(EngineError) as caught:
             engine.spark_session  # noqa: B018
-        said = str(caught.value)
-        assert "\n" not in said
-        assert "SPARK_REMOTE=sc://h:1/;token=*** runs with other settings than it must" in said
-        assert f"{name} ({value} and not " in said
+        message = str(caught.value)
+        assert "\n" not in message
+        assert "SPARK_REMOTE=sc://h:1/;token=*** runs with other settings than it must" in message
+        assert f"{name} ({value} and not " in message
 
 
 def test_a_secret_that_the_server_has_otherwise_is_not_shown(monkeypatch):
     FakeServer(monkeypatch, **{"spark.sql.catalog.x.token": "theirs"})
     with pytest.raises(EngineError, match=r"spark\.sql\.catalog\.x\.token\. Set them") as caught:
-        connect(**{"spark.sql.catalog.x.token": "ours"}).spark_session  # noqa: B018
+        connect_engine(**{"spark.sql.catalog.x.token": "ours"}).spark_session  # noqa: B018
     assert "theirs" not in str(caught.value)
     assert "ours" not in str(caught.value)
 
@@ -93,11 +93,11 @@ def test_a_secret_that_the_server_has_otherwise_is_not_shown(monkeypatch):
 def test_a_server_of_another_spark(monkeypatch):
     FakeServer(monkeypatch, spark="3.5.7")
     with pytest.raises(EngineError, match=r"runs Spark 3\.5\.7, and pyspark here is 4\."):
-        connect().spark_session  # noqa: B018
+        connect_engine().spark_session  # noqa: B018
     minor = ".".join(version("pyspark").split(".")[:2])
-    assert connect().spark_config["spark.remote"]
+    assert connect_engine().spark_config["spark.remote"]
     FakeServer(monkeypatch, spark=f"{minor}.99")
-    connect().spark_session  # noqa: B018
+    connect_engine().spark_session  # noqa: B018
 
 
 NO_CLASS = "[DATATYPE_MISMATCH] due to data type mismatch: class io.delta.package not found."
@@ -118,26 +118,26 @@ EXTENSION, CATALOG = (f"{name}={value}" for name, value in DELTA_CONF.items())
 def test_a_server_without_delta_is_told_what_it_lacks(monkeypatch, delta, without, lacks):
     FakeServer(monkeypatch, delta=delta, **dict.fromkeys(without, ""))
     with pytest.raises(EngineError) as caught:
-        connect().spark_session  # noqa: B018
-    said = str(caught.value)
-    assert f"token=*** has no Delta Lake: it lacks {' and '.join(lacks)}. Start it with" in said
-    assert "\n" not in said
+        connect_engine().spark_session  # noqa: B018
+    message = str(caught.value)
+    assert f"token=*** has no Delta Lake: it lacks {' and '.join(lacks)}. Start it with" in message
+    assert "\n" not in message
 
 
 def test_a_catalog_that_wraps_deltas_will_do(monkeypatch):
     FakeServer(
         monkeypatch, **{"spark.sql.catalog.spark_catalog": "io.unitycatalog.UCSingleCatalog"}
     )
-    connect().spark_session  # noqa: B018
+    connect_engine().spark_session  # noqa: B018
 
 
 def test_a_server_of_another_delta(monkeypatch):
     FakeServer(monkeypatch, delta="4.3.1")
     with pytest.raises(EngineError, match=r"runs Delta Lake 4\.3\.1, and delta-spark here is 4\.4"):
-        connect().spark_session  # noqa: B018
+        connect_engine().spark_session  # noqa: B018
 
 
 def test_what_else_goes_wrong_there_is_not_taken_for_a_missing_delta(monkeypatch):
     FakeServer(monkeypatch, delta=AnalysisException("[PERMISSION_DENIED] reflect is not for you"))
     with pytest.raises(EngineError, match="PERMISSION_DENIED"):
-        connect().spark_session  # noqa: B018
+        connect_engine().spark_session  # noqa: B018

@@ -64,23 +64,23 @@ from backfill_assets.engine.jars import EngineError
 from backfill_assets.monitoring.look import disk_failures
 from backfill_assets.monitoring.outbox import Incident
 from backfill_assets.settings import load_settings
-from backfill_assets_tests.killing import kill
+from backfill_assets_tests.killing import kill_kinds
 from backfill_assets_tests.places import BIN, dagster_yaml
 
 HANDLE = "The handle ab67369f is invalid. "
 
 
-def raised(act: Callable[[], object]) -> Exception:
-    with pytest.raises(Exception) as found:
+def catch_error(act: Callable[[], object]) -> Exception:
+    with pytest.raises(Exception) as caught:
         act()
-    return found.value
+    return caught.value
 
 
-def wrapped(error: Exception, cause: Exception) -> Exception:
-    def act() -> None:
+def chain_errors(error: Exception, cause: Exception) -> Exception:
+    def raise_error() -> None:
         raise error from cause
 
-    return raised(act)
+    return catch_error(raise_error)
 
 
 def closed_port() -> int:
@@ -89,13 +89,13 @@ def closed_port() -> int:
         return probe.getsockname()[1]
 
 
-def nobody_there() -> Exception:
-    return raised(lambda: socket.create_connection(("127.0.0.1", closed_port())))
+def connection_refused_error() -> Exception:
+    return catch_error(lambda: socket.create_connection(("127.0.0.1", closed_port())))
 
 
-def unavailable() -> Exception:
+def unavailable_error() -> Exception:
     with closing(grpc.insecure_channel(f"127.0.0.1:{closed_port()}")) as channel:
-        return raised(lambda: channel.unary_unary("/x/y")(b"", timeout=20))
+        return catch_error(lambda: channel.unary_unary("/x/y")(b"", timeout=20))
 
 
 class Java(Py4JJavaError):
@@ -113,7 +113,7 @@ class Java(Py4JJavaError):
     "error",
     [
         Py4JNetworkError("Error while sending or receiving"),
-        wrapped(
+        chain_errors(
             PublishError("the commit failed"), Py4JNetworkError("Answer from Java side is empty")
         ),
         Py4JError("An error occurred while calling o51.save"),
@@ -154,16 +154,16 @@ LOST_TASK = (
         Java("org.apache.spark.SparkException: Failed to get broadcast_3_piece0 of broadcast_3"),
         Java("org.apache.spark.SparkException: Block rdd_12_0 was not found even though"),
         Java("MetadataFetchFailedException: Missing an output location for shuffle 3 partition 0"),
-        wrapped(PublishError("failed"), Java("java.io.IOException: No space left on device")),
+        chain_errors(PublishError("failed"), Java("java.io.IOException: No space left on device")),
     ],
     ids=str,
 )
 def test_a_disk_of_the_engine_that_failed(error):
     assert is_disk_failure(error)
     assert not is_engine_lost(error)
-    with pytest.raises(EngineError, match="no file is at fault") as told:
+    with pytest.raises(EngineError, match="no file is at fault") as caught:
         raise_if_engine_failed(error)
-    assert is_disk_failure(told.value)
+    assert is_disk_failure(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_a_disk_of_the_engine_that_failed(error):
         Java("[FAILED_READ_FILE.FILE_NOT_EXIST] /l/arrival_date=2024-01-01/blockmgr-1.json"),
         Java("[FAILED_READ_FILE] /l/blockmgr-e7a6f115-459a-4815-94ea-329b171cb2c7.json.gz"),
         Java("java.io.EOFException: Unexpected end of input stream"),
-        wrapped(dg.Failure("bad"), Java("java.io.IOException: No space left on device")),
+        chain_errors(dg.Failure("bad"), Java("java.io.IOException: No space left on device")),
     ],
     ids=str,
 )
@@ -184,9 +184,9 @@ def test_a_file_that_failed(error):
 
 
 def test_a_lost_engine_as_the_network_tells():
-    assert is_engine_lost(nobody_there())
-    assert is_engine_lost(wrapped(RuntimeError("it failed"), nobody_there()))
-    assert is_engine_lost(unavailable())
+    assert is_engine_lost(connection_refused_error())
+    assert is_engine_lost(chain_errors(RuntimeError("it failed"), connection_refused_error()))
+    assert is_engine_lost(unavailable_error())
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,9 @@ def test_a_lost_engine_as_the_network_tells():
             "An error occurred while calling o51.save.\n: java.lang.ArithmeticException\n\tat x.y"
         ),
         EngineError("Spark needs Java 17 or 21 and there is none on the PATH"),
-        wrapped(dg.Failure("not published"), Py4JNetworkError("Answer from Java side is empty")),
+        chain_errors(
+            dg.Failure("not published"), Py4JNetworkError("Answer from Java side is empty")
+        ),
         None,
     ],
     ids=str,
@@ -212,8 +214,8 @@ def test_what_would_fail_again(error):
 
 def test_a_failing_task_of_a_real_engine(spark):
     rows = spark.range(1).select(F.raise_error(F.lit("bad")))
-    assert not is_engine_lost(raised(rows.collect))
-    assert not is_engine_lost(raised(rows.write.format("noop").mode("overwrite").save))
+    assert not is_engine_lost(catch_error(rows.collect))
+    assert not is_engine_lost(catch_error(rows.write.format("noop").mode("overwrite").save))
 
 
 def test_a_server_that_does_not_answer(monkeypatch):
@@ -221,7 +223,7 @@ def test_a_server_that_does_not_answer(monkeypatch):
     engine = engines.Engine.from_settings(
         load_settings(spark_remote=f"sc://127.0.0.1:{closed_port()}")
     )
-    error = raised(lambda: engine.spark_session)
+    error = catch_error(lambda: engine.spark_session)
     assert isinstance(error, EngineError)
     assert is_engine_lost(error)
 
@@ -229,11 +231,11 @@ def test_a_server_that_does_not_answer(monkeypatch):
 @pytest.fixture
 def instance() -> Iterator[dg.DagsterInstance]:
     retries = {"enabled": True, "max_retries": 2, "retry_on_asset_or_op_failure": False}
-    with dg.instance_for_test(overrides={"run_retries": retries}) as found:
-        yield found
+    with dg.instance_for_test(overrides={"run_retries": retries}) as test_instance:
+        yield test_instance
 
 
-def run(
+def execute_failing_run(
     instance: dg.DagsterInstance, error: Exception | None, tags: dict | None = None
 ) -> dg.DagsterRun:
     """A run with one step that fails like this."""
@@ -254,170 +256,183 @@ def run(
         root_run_id=(tags or {}).get(ROOT_RUN_ID_TAG),
     )
     execute_run(InMemoryJob(work), created, instance)
-    found = instance.get_run_by_id(created.run_id)
-    assert found is not None
-    return found
+    finished_run = instance.get_run_by_id(created.run_id)
+    assert finished_run is not None
+    return finished_run
 
 
-def again(instance: dg.DagsterInstance, first: dg.DagsterRun, error: Exception) -> dg.DagsterRun:
+def execute_retry(
+    instance: dg.DagsterInstance, first: dg.DagsterRun, error: Exception
+) -> dg.DagsterRun:
     """The retry of a run, with the tags that Dagster gives it."""
     ids = {PARENT_RUN_ID_TAG: first.run_id, ROOT_RUN_ID_TAG: first.run_id}
-    kept = {k: v for k, v in first.tags.items() if k not in ("dagster/will_retry", PROCESS_TAG)}
-    return run(instance, error, {**kept, **ids})
+    inherited = {
+        k: v for k, v in first.tags.items() if k not in ("dagster/will_retry", PROCESS_TAG)
+    }
+    return execute_failing_run(instance, error, {**inherited, **ids})
 
 
 def test_only_a_run_that_lost_its_engine_is_retried(instance):
-    assert run(instance, None).status is DagsterRunStatus.SUCCESS
-    assert run(instance, ValueError("bad")).tags["dagster/will_retry"] == "false"
-    assert run(instance, dg.Failure("not published")).tags["dagster/will_retry"] == "false"
-    lost = run(instance, ConnectionRefusedError(111, "Connection refused"))
-    assert lost.tags["dagster/will_retry"] == "true"
-    assert lost.tags["dagster/retry_strategy"] == "ALL_STEPS"
+    assert execute_failing_run(instance, None).status is DagsterRunStatus.SUCCESS
+    assert execute_failing_run(instance, ValueError("bad")).tags["dagster/will_retry"] == "false"
+    assert (
+        execute_failing_run(instance, dg.Failure("not published")).tags["dagster/will_retry"]
+        == "false"
+    )
+    failed_run = execute_failing_run(instance, ConnectionRefusedError(111, "Connection refused"))
+    assert failed_run.tags["dagster/will_retry"] == "true"
+    assert failed_run.tags["dagster/retry_strategy"] == "ALL_STEPS"
 
 
 def test_a_retry_is_judged_by_its_own_failure(instance):
-    lost = run(instance, ConnectionRefusedError(111, "Connection refused"))
-    assert again(instance, lost, ValueError("bad")).tags["dagster/will_retry"] == "false"
-    lost_again = again(instance, lost, BrokenPipeError(32, "Broken pipe"))
-    assert lost_again.tags[ENGINE_LOST_TAG] == lost_again.run_id
+    failed_run = execute_failing_run(instance, ConnectionRefusedError(111, "Connection refused"))
+    assert (
+        execute_retry(instance, failed_run, ValueError("bad")).tags["dagster/will_retry"] == "false"
+    )
+    failed_retry = execute_retry(instance, failed_run, BrokenPipeError(32, "Broken pipe"))
+    assert failed_retry.tags[ENGINE_LOST_TAG] == failed_retry.run_id
 
 
 def test_a_failed_disk_is_retried_and_told_once_for_all_runs(instance):
-    def told(**since: float) -> list[Incident]:
+    def list_incidents(**since: float) -> list[Incident]:
         return disk_failures(instance, datetime.now(timezone.utc) - timedelta(**since))
 
-    run(instance, ValueError("bad"))
-    run(instance, ConnectionRefusedError(111, "Connection refused"))
-    assert told(hours=1) == []
+    execute_failing_run(instance, ValueError("bad"))
+    execute_failing_run(instance, ConnectionRefusedError(111, "Connection refused"))
+    assert list_incidents(hours=1) == []
     full = Java("java.io.IOException: No space left on device")
-    failed = run(instance, full)
+    failed = execute_failing_run(instance, full)
     assert failed.tags["dagster/will_retry"] == "true"
-    (incident,) = told(hours=1)
+    (incident,) = list_incidents(hours=1)
     assert failed.run_id[:8] in incident.detail
     assert "No file is at fault" in incident.detail
-    run(instance, full)
-    (other,) = told(hours=1)
+    execute_failing_run(instance, full)
+    (other,) = list_incidents(hours=1)
     assert other.key == incident.key
     # A retry that fails by its data is no such run, though it has the tags of the one before.
-    for of in instance.get_runs(dg.RunsFilter(tags={DISK_FAILED_TAG: "true"})):
-        instance.add_run_tags(of.run_id, {DISK_FAILED_TAG: "over"})
-    retry = again(instance, failed, ValueError("bad"))
+    for disk_run in instance.get_runs(dg.RunsFilter(tags={DISK_FAILED_TAG: "true"})):
+        instance.add_run_tags(disk_run.run_id, {DISK_FAILED_TAG: "over"})
+    retry = execute_retry(instance, failed, ValueError("bad"))
     assert retry.tags[DISK_FAILED_TAG] == "false"
-    assert told(hours=1) == []
-    assert told(hours=-1) == []
+    assert list_incidents(hours=1) == []
+    assert list_incidents(hours=-1) == []
 
 
 def test_a_retry_does_not_go_behind_the_whole_queue(instance):
     """It inherits the tags of the run before."""
-    lost = run(instance, ConnectionRefusedError(111, "Connection refused"))
-    assert lost.tags["dagster/priority"] == "1"
+    failed_run = execute_failing_run(instance, ConnectionRefusedError(111, "Connection refused"))
+    assert failed_run.tags["dagster/priority"] == "1"
     assert PRIORITY_TAG not in TAGS_TO_MAYBE_OMIT_ON_RETRY
-    nightly = run(instance, BrokenPipeError(32, "Broken pipe"), {"dagster/priority": "1"})
+    nightly = execute_failing_run(
+        instance, BrokenPipeError(32, "Broken pipe"), {"dagster/priority": "1"}
+    )
     assert nightly.tags["dagster/priority"] == "2"
-    odd = run(instance, BrokenPipeError(32, "Broken pipe"), {"dagster/priority": "high"})
+    odd = execute_failing_run(
+        instance, BrokenPipeError(32, "Broken pipe"), {"dagster/priority": "high"}
+    )
     assert odd.tags["dagster/priority"] == "1"
 
 
-def lost_run(instance: dg.DagsterInstance, **tags: str) -> dg.DagsterRun:
-    return run(instance, ConnectionRefusedError(111, "Connection refused"), tags)
+def create_lost_run(instance: dg.DagsterInstance, **tags: str) -> dg.DagsterRun:
+    return execute_failing_run(instance, ConnectionRefusedError(111, "Connection refused"), tags)
 
 
-def failures(instance: dg.DagsterInstance, of: dg.DagsterRun) -> int:
-    return len(instance.all_logs(of.run_id, of_type=dg.DagsterEventType.RUN_FAILURE))
+def count_failures(instance: dg.DagsterInstance, dagster_run: dg.DagsterRun) -> int:
+    return len(instance.all_logs(dagster_run.run_id, of_type=dg.DagsterEventType.RUN_FAILURE))
 
 
-def later() -> datetime:
+def after_patience() -> datetime:
     """When a retry has been waited for long enough."""
     return datetime.now(timezone.utc) + RETRY_PATIENCE + timedelta(minutes=5)
 
 
 @pytest.mark.parametrize("how", ["not looked at", "could not be launched"])
 def test_a_lost_retry_is_asked_for_again(instance, how):
-    found = lost_run(instance)
+    failed_run = create_lost_run(instance)
     if how == "could not be launched":
         # What Dagster does where the code server is down at that moment.
-        instance.add_run_tags(found.run_id, {WILL_RETRY_TAG: "false"})
+        instance.add_run_tags(failed_run.run_id, {WILL_RETRY_TAG: "false"})
     assert launch_lost_retries(instance, {}, datetime.now(timezone.utc)) == {}, "it has time"
-    attempts = launch_lost_retries(instance, {}, later())
-    assert attempts == {found.run_id: 1}
+    attempts = launch_lost_retries(instance, {}, after_patience())
+    assert attempts == {failed_run.run_id: 1}
     # The daemon follows these events, and the tag.
-    assert failures(instance, found) == 2
-    again = instance.get_run_by_id(found.run_id)
-    assert again.tags[WILL_RETRY_TAG] == "true"
-    assert again.is_complete_and_waiting_to_retry
+    assert count_failures(instance, failed_run) == 2
+    current_run = instance.get_run_by_id(failed_run.run_id)
+    assert current_run.tags[WILL_RETRY_TAG] == "true"
+    assert current_run.is_complete_and_waiting_to_retry
 
 
 def test_in_the_end_a_lost_retry_is_given_up(instance):
     """So that a backfill ends."""
-    found, attempts = lost_run(instance), {}
+    failed_run, attempts = create_lost_run(instance), {}
     for n in range(MAX_ATTEMPTS + 3):
-        attempts = launch_lost_retries(instance, attempts, later())
-        assert attempts == {found.run_id: n + 1}
-    assert failures(instance, found) == 1 + MAX_ATTEMPTS
-    assert not instance.get_run_by_id(found.run_id).is_complete_and_waiting_to_retry
+        attempts = launch_lost_retries(instance, attempts, after_patience())
+        assert attempts == {failed_run.run_id: n + 1}
+    assert count_failures(instance, failed_run) == 1 + MAX_ATTEMPTS
+    assert not instance.get_run_by_id(failed_run.run_id).is_complete_and_waiting_to_retry
 
 
 def test_a_retry_that_was_created_and_never_queued_ends(instance):
-    found = create_run_for_test(
+    created_run = create_run_for_test(
         instance, status=DagsterRunStatus.NOT_STARTED, tags={RETRY_NUMBER_TAG: "1"}
     )
     waiting = create_run_for_test(instance, status=DagsterRunStatus.NOT_STARTED)
-    assert launch_lost_retries(instance, {}, later()).keys() == {found.run_id}
-    assert instance.get_run_by_id(found.run_id).status is DagsterRunStatus.FAILURE
+    assert launch_lost_retries(instance, {}, after_patience()).keys() == {created_run.run_id}
+    assert instance.get_run_by_id(created_run.run_id).status is DagsterRunStatus.FAILURE
     assert instance.get_run_by_id(waiting.run_id).status is DagsterRunStatus.NOT_STARTED
 
 
 def test_what_is_retried_or_is_not_to_be_is_left_alone(instance):
-    run(instance, ValueError("bad"))
-    done = lost_run(instance)
-    instance.add_run_tags(done.run_id, {AUTO_RETRY_RUN_ID_TAG: "other"})
-    by_hand = lost_run(instance)
+    execute_failing_run(instance, ValueError("bad"))
+    retried_run = create_lost_run(instance)
+    instance.add_run_tags(retried_run.run_id, {AUTO_RETRY_RUN_ID_TAG: "other"})
+    by_hand = create_lost_run(instance)
     instance.add_run_tags(by_hand.run_id, {WILL_RETRY_TAG: "false"})
-    again(instance, by_hand, ValueError("bad"))
-    lost_run(instance, **{BACKFILL_ID_TAG: "gone"})
-    assert launch_lost_retries(instance, {}, later()) == {}
+    execute_retry(instance, by_hand, ValueError("bad"))
+    create_lost_run(instance, **{BACKFILL_ID_TAG: "gone"})
+    assert launch_lost_retries(instance, {}, after_patience()) == {}
 
 
 def test_the_daemon_takes_up_a_lost_retry(instance):
     """Its own look at runs, with a code server that is down the first time."""
-    found = lost_run(instance)
+    failed_run = create_lost_run(instance)
     tried = []
 
-    def look(works: bool) -> None:
-        cursor = look.cursor
+    def consume_failures(works: bool) -> None:
+        cursor = consume_failures.cursor
         events = instance.event_log_storage.get_logs_for_all_runs_by_log_id(
             after_cursor=cursor, dagster_event_type={dg.DagsterEventType.RUN_FAILURE}
         )
-        look.cursor = max(events, default=cursor)
+        consume_failures.cursor = max(events, default=cursor)
         ids = [event.run_id for event in events.values()]
         records = instance.get_run_records(dg.RunsFilter(run_ids=ids)) if ids else []
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(auto_run_reexecution, "retry_run", partial(retry, works))
+            patch.setattr(auto_run_reexecution, "retry_run", partial(note_retry, works))
             context = SimpleNamespace(instance=instance)
             consume = auto_run_reexecution.consume_new_runs_for_automatic_reexecution
             list(consume(context, records, logging.getLogger()))
 
-    def retry(works: bool, run: dg.DagsterRun, _context: object) -> None:
+    def note_retry(works: bool, run: dg.DagsterRun, _context: object) -> None:
         if not works:
             raise ConnectionRefusedError(111, "the code server is down")
         tried.append(run.run_id)
 
-    look.cursor = 0
-    look(works=False)
-    look(works=True)
+    consume_failures.cursor = 0
+    consume_failures(works=False)
+    consume_failures(works=True)
     assert tried == [], "Dagster itself looks once"
-    launch_lost_retries(instance, {}, later())
-    look(works=True)
-    assert tried == [found.run_id]
+    launch_lost_retries(instance, {}, after_patience())
+    consume_failures(works=True)
+    assert tried == [failed_run.run_id]
 
 
 def test_the_wish_of_a_person_stands(instance):
     wish = {RETRY_ON_FAILURE: "true", "dagster/retry_strategy": "FROM_FAILURE"}
-    found = run(instance, ValueError("bad"), wish)
-    assert found.tags["dagster/will_retry"] == "true"
-    assert found.tags["dagster/retry_strategy"] == "FROM_FAILURE"
-    retry_later(instance, found.run_id)
-    assert ENGINE_LOST_TAG not in instance.get_run_by_id(found.run_id).tags
+    failed_run = execute_failing_run(instance, ValueError("bad"), wish)
+    assert failed_run.tags["dagster/will_retry"] == "true"
+    assert failed_run.tags["dagster/retry_strategy"] == "FROM_FAILURE"
+    retry_later(instance, failed_run.run_id)
+    assert ENGINE_LOST_TAG not in instance.get_run_by_id(failed_run.run_id).tags
 
 
 ASSETS = '''
@@ -480,7 +495,7 @@ class Daemon:
         self.instance = dg.DagsterInstance.from_config(str(home))
 
     @contextmanager
-    def running(self) -> Iterator[None]:
+    def run_daemon(self) -> Iterator[None]:
         process = subprocess.Popen(
             [str(BIN / "dagster-daemon"), "run", "-f", str(self.code)],
             env={**os.environ, "DAGSTER_HOME": str(self.home)},
@@ -492,10 +507,10 @@ class Daemon:
         try:
             yield
         finally:
-            kill(self.home)
+            kill_kinds(self.home)
             process.wait()
 
-    def backfill(self, asset: str) -> str:
+    def launch_backfill(self, asset: str) -> str:
         """Ask for all days, as the UI does."""
         spec = importlib.util.spec_from_file_location("trivial", self.code)
         assert spec is not None and spec.loader is not None
@@ -517,30 +532,30 @@ class Daemon:
         self.instance.add_backfill(backfill)
         return backfill.backfill_id
 
-    def ended(self, backfill_id: str) -> BulkActionStatus:
+    def wait_for_end(self, backfill_id: str) -> BulkActionStatus:
         """How the backfill ended."""
 
-        def status() -> BulkActionStatus | None:
-            found = self.instance.get_backfill(backfill_id)
-            assert found is not None
-            return None if found.status is BulkActionStatus.REQUESTED else found.status
+        def end_status() -> BulkActionStatus | None:
+            stored = self.instance.get_backfill(backfill_id)
+            assert stored is not None
+            return None if stored.status is BulkActionStatus.REQUESTED else stored.status
 
-        return self.until(status)
+        return self.wait_until(end_status)
 
-    def runs(self, backfill_id: str) -> list[tuple[str, str]]:
+    def list_runs(self, backfill_id: str) -> list[tuple[str, str]]:
         """The backfill's runs as they were asked for: first day, status."""
         runs = self.instance.get_runs(
             dg.RunsFilter(tags={"dagster/backfill": backfill_id}), ascending=True
         )
         return [(r.tags["dagster/asset_partition_range_start"], r.status.value) for r in runs]
 
-    def until(self, look: Callable):
+    def wait_until(self, look: Callable):
         """What it finds, as soon as it finds something."""
         deadline = time.monotonic() + 420
-        while not (found := look()):
+        while not (result := look()):
             assert time.monotonic() < deadline, "nothing came of it"
             time.sleep(0.5)
-        return found
+        return result
 
 
 @pytest.mark.slow
@@ -550,21 +565,28 @@ def test_a_real_daemon_retries_what_is_worth_it(tmp_path, monkeypatch):
     home = tmp_path / "home"
     monkeypatch.setenv("DAGSTER_HOME", str(home))
     daemon = Daemon(home)
-    with daemon.instance, daemon.running():
-        transient, permanent = daemon.backfill("transient"), daemon.backfill("permanent")
-        assert daemon.ended(transient) is BulkActionStatus.COMPLETED_SUCCESS
-        assert daemon.runs(transient) == [("2024-01-01", "FAILURE"), ("2024-01-01", "SUCCESS")]
-        assert daemon.ended(permanent) is BulkActionStatus.COMPLETED_FAILED
-        assert daemon.runs(permanent) == [("2024-01-01", "FAILURE")]
+    with daemon.instance, daemon.run_daemon():
+        transient, permanent = (
+            daemon.launch_backfill("transient"),
+            daemon.launch_backfill("permanent"),
+        )
+        assert daemon.wait_for_end(transient) is BulkActionStatus.COMPLETED_SUCCESS
+        assert daemon.list_runs(transient) == [("2024-01-01", "FAILURE"), ("2024-01-01", "SUCCESS")]
+        assert daemon.wait_for_end(permanent) is BulkActionStatus.COMPLETED_FAILED
+        assert daemon.list_runs(permanent) == [("2024-01-01", "FAILURE")]
 
-        killed = daemon.backfill("killed")
-        pid = daemon.until(lambda: mark(home, "killed-2024-01-03"))
+        killed = daemon.launch_backfill("killed")
+        pid = daemon.wait_until(lambda: read_mark(home, "killed-2024-01-03"))
         # The chunks were asked for in the order of the days.
-        assert [day for day, _ in daemon.runs(killed)] == ["2024-01-01", "2024-01-03", "2024-01-05"]
+        assert [day for day, _ in daemon.list_runs(killed)] == [
+            "2024-01-01",
+            "2024-01-03",
+            "2024-01-05",
+        ]
         os.kill(int(pid), signal.SIGKILL)
-        kill(home, "api grpc")  # and who would have noticed
-        assert daemon.ended(killed) is BulkActionStatus.COMPLETED_SUCCESS
-        assert daemon.runs(killed) == [
+        kill_kinds(home, "api grpc")  # and who would have noticed
+        assert daemon.wait_for_end(killed) is BulkActionStatus.COMPLETED_SUCCESS
+        assert daemon.list_runs(killed) == [
             ("2024-01-01", "SUCCESS"),
             ("2024-01-03", "FAILURE"),
             ("2024-01-05", "SUCCESS"),
@@ -572,6 +594,6 @@ def test_a_real_daemon_retries_what_is_worth_it(tmp_path, monkeypatch):
         ]
 
 
-def mark(home: Path, name: str) -> str:
+def read_mark(home: Path, name: str) -> str:
     path = home / "failed" / name
     return path.read_text() if path.exists() else ""

@@ -12,7 +12,7 @@ import backfill_assets
 from backfill_assets.orders.tables import TABLES
 from backfill_assets.settings import load_settings
 from backfill_assets.tables.catalog import graph_for, lookups_of
-from backfill_assets_tests.pages import documented
+from backfill_assets_tests.pages import code_blocks
 
 PACKAGE = Path(backfill_assets.__file__).parent
 #: Where the pipelines are declared that come with the package.
@@ -31,7 +31,7 @@ MACHINERY = {name: text for name, text in MODULES.items() if not name.startswith
 LONGEST, LONGEST_FUNCTION = 600, 60
 
 
-def _declared(place: str) -> Iterator[str]:
+def _declared_names(place: str) -> Iterator[str]:
     """The names of tables, pages, sources and lookups."""
     settings = load_settings(tables=place)
     graph = graph_for(settings)
@@ -40,7 +40,7 @@ def _declared(place: str) -> Iterator[str]:
         yield from (source.name, source.page)
 
 
-DECLARED = {name for place in PLACES for name in _declared(place)}
+DECLARED = {name for place in PLACES for name in _declared_names(place)}
 #: Some are words of English, as `orders`: these are looked for as strings of the code.
 WORDS = {name for name in DECLARED if "_" not in name}
 NAMES = re.compile(
@@ -77,17 +77,17 @@ def test_no_module_of_the_machinery_names_a_table():
 
 
 def test_the_page_of_the_architecture_lists_all_modules_of_each_room():
-    shown = documented("docs/architecture.md", "text")
+    shown = code_blocks("docs/architecture.md", "text")
     (listed,) = (text for text in shown if text.startswith("backfill_assets/"))
-    room, found = "", set()
+    room, listed_modules = "", set()
     for indent, name, ending in re.findall(r"^( +)(\w+)(/|\.py) ", listed, re.M):
         if ending == "/":
             room = name
         else:
-            found.add(f"{room}/{name}.py" if len(indent) == 4 else f"{name}.py")
+            listed_modules.add(f"{room}/{name}.py" if len(indent) == 4 else f"{name}.py")
     # Of these, the list has the room alone.
     whole = ("orders/", "examples/", "sample/", "cli/", "assets/")
-    assert found == {
+    assert listed_modules == {
         name for name in MODULES if not name.startswith(whole) and not name.endswith("__init__.py")
     }
 
@@ -107,8 +107,8 @@ def test_no_room_imports_what_is_for_users_or_private_to_dagster():
 
 
 def test_what_users_import_is_there():
-    found = {name: getattr(backfill_assets, name) for name in backfill_assets.__all__}
-    assert found["FACT"] is TABLES["fact_daily_orders"]
+    exported = {name: getattr(backfill_assets, name) for name in backfill_assets.__all__}
+    assert exported["FACT"] is TABLES["fact_daily_orders"]
 
 
 def test_the_names_in_dagster_yaml_are_those_of_the_room():
@@ -120,7 +120,7 @@ def test_the_names_in_dagster_yaml_are_those_of_the_room():
         assert all(getattr(module, name) is getattr(inner, name) for name in module.__all__)
 
 
-def imported(path: Path) -> list[str]:
+def imported_names(path: Path) -> list[str]:
     return [
         f"{getattr(node, 'module', '')}.{alias.name}".lstrip(".")
         for node in ast.walk(ast.parse(path.read_text()))
@@ -132,9 +132,11 @@ def imported(path: Path) -> list[str]:
 def test_no_module_imports_from_a_test():
     """What several tests need is in a module that is none."""
     modules = list(Path(__file__).parent.rglob("*.py"))
-    found = [(path.name, name) for path in modules for name in imported(path)]
-    assert ("test_rooms.py", "backfill_assets_tests.pages.documented") in found
-    assert not [of for of in found if re.match(r"backfill_assets_tests\.(\w+\.)*test_", of[1])]
+    imports = [(path.name, name) for path in modules for name in imported_names(path)]
+    assert ("test_rooms.py", "backfill_assets_tests.pages.documented") in imports
+    assert not [
+        entry for entry in imports if re.match(r"backfill_assets_tests\.(\w+\.)*test_", entry[1])
+    ]
 
 
 def test_modules_and_functions_are_short():

@@ -63,10 +63,10 @@ def spans(orders: Annotated[DataFrame, Reads(STAGED)]) -> DataFrame:
     # A customer whose name says so gets what breaks the rule.
     turned = F.col("customer_id").startswith("turned")
     least, most = F.min("amount"), F.max("amount")
-    found = orders.groupBy(F.col("for_day").alias("run_date"), "customer_id").agg(
+    grouped = orders.groupBy(F.col("for_day").alias("run_date"), "customer_id").agg(
         least.alias("least"), most.alias("most")
     )
-    return found.select(
+    return grouped.select(
         "run_date",
         "customer_id",
         F.when(turned, F.col("most")).otherwise(F.col("least")).alias("least"),
@@ -91,22 +91,29 @@ def test_a_bad_day_is_held_back_and_the_finding_says_why(engine, tmp_path):
 
     properties = pipeline.log(spans.name).metadata().configuration
     assert properties["delta.constraints.in_order"] == "most >= least"
-    found = {
+    evaluations = {
         (e.check_name, e.partition): e
         for e in result.get_asset_check_evaluations()
         if e.asset_key == dg.AssetKey(spans.name)
     }
-    assert {of for of, e in found.items() if of[1] and not e.passed} == {
+    assert {
+        check_and_day
+        for check_and_day, e in evaluations.items()
+        if check_and_day[1] and not e.passed
+    } == {
         ("same_least", str(day(2))),
         ("beyond", str(day(2))),
         ("conservation", str(day(3))),
     }
-    same_, beyond_ = found["same_least", str(day(2))], found["beyond", str(day(2))]
+    same_, beyond_ = evaluations["same_least", str(day(2))], evaluations["beyond", str(day(2))]
     assert same_.description == "5 row(s) that may not be there: (c0), (c1), (c2), ..."
     assert same_.metadata["offending"].value == 5
     assert beyond_.description == "1 row(s) that may not be there: (far)"
-    assert "1 row(s) break the rule most >= least" in found["conservation", str(day(3))].description
-    assert found["beyond", str(day(1))].description == "no such row"
+    assert (
+        "1 row(s) break the rule most >= least"
+        in evaluations["conservation", str(day(3))].description
+    )
+    assert evaluations["beyond", str(day(1))].description == "no such row"
 
 
 def test_they_are_shown():
@@ -120,29 +127,29 @@ def test_they_are_shown():
     ]
     schema = spans.column_schema
     assert schema.constraints.other == ["most >= least: The greatest is not below the least."]
-    of = {column.name: column.constraints.other for column in schema.columns}
+    shown_rules = {column.name: column.constraints.other for column in schema.columns}
     # And not those of the column whose name begins so.
-    assert of["most"] == ["most >= -1000"]
-    assert of["most_orders"] == []
+    assert shown_rules["most"] == ["most >= -1000"]
+    assert shown_rules["most_orders"] == []
     assert current(spans, name="spans_now").forbidden == spans.forbidden
 
 
-def frame(spark, *rows: tuple) -> DataFrame:
-    given = [(day(d), name, Decimal(least), Decimal(most), None) for d, name, least, most in rows]
-    return spark.createDataFrame(given, spans.struct_type)
+def make_frame(spark, *rows: tuple) -> DataFrame:
+    values = [(day(d), name, Decimal(least), Decimal(most), None) for d, name, least, most in rows]
+    return spark.createDataFrame(values, spans.struct_type)
 
 
 def test_offences_of_several_days_and_checks(spark):
     rows = [(2, f"c{n}", "1.00", "2.00") for n in range(4)]
-    found = find_violations(
-        frame(spark, *rows, (1, "a", "1.00", "100.00"), (3, "b", "1.00", "2.00")), spans
+    result = find_violations(
+        make_frame(spark, *rows, (1, "a", "1.00", "100.00"), (3, "b", "1.00", "2.00")), spans
     )
-    assert found == {
+    assert result == {
         day(1): {"beyond": Violation(1, ("(a)",))},
         day(2): {"same_least": Violation(4, ("(c0)", "(c1)", "(c2)"))},
     }
-    assert find_violations(frame(spark), spans) == {}
-    assert find_violations(frame(spark, (1, "a", "1.00", "1.00")), STAGED) == {}
+    assert find_violations(make_frame(spark), spans) == {}
+    assert find_violations(make_frame(spark, (1, "a", "1.00", "1.00")), STAGED) == {}
 
 
 def test_a_check_that_finds_rows_of_no_day_of_the_frame_is_refused(spark):
@@ -150,11 +157,13 @@ def test_a_check_that_finds_rows_of_no_day_of_the_frame_is_refused(spark):
         [forbids("lost", lambda rows: rows.withColumn("run_date", F.date_add("run_date", 9)), "d")]
     )
     def build(days):
-        return ComputedDays(frame(spark, (1, "a", "1.00", "1.00")), {})
+        return ComputedDays(make_frame(spark, (1, "a", "1.00", "1.00")), {})
 
-    made, built = build
+    checked_table, built = build
     with pytest.raises(RefusedError, match=r"lost found rows of 2024-01-10, of which the frame"):
-        compute_days(made, ComputePlan({day(1): ""}, built), {day(1): ""}, ledger(made))
+        compute_days(
+            checked_table, ComputePlan({day(1): ""}, built), {day(1): ""}, ledger(checked_table)
+        )
 
 
 def table_of(checks):
@@ -194,43 +203,55 @@ def test_conditions_that_are_none_are_refused_by_name_before_anything_is_compute
                 "counts": {"half": "least >", "all": "true"},
             }
 
-    made = table(Wrong)(spans.transform)
+    wrong_table = table(Wrong)(spans.transform)
 
-    def computed(_):
+    def fail_if_computed(_):
         raise AssertionError
 
     def build(days):
-        rows = frame(spark, (1, "a", "1.00", "1.00")).mapInPandas(computed, spans.struct_type)
+        rows = make_frame(spark, (1, "a", "1.00", "1.00")).mapInPandas(
+            fail_if_computed, spans.struct_type
+        )
         return ComputedDays(rows, {})
 
     with pytest.raises(DeclarationError) as refused:
-        compute_days(made, ComputePlan({day(1): ""}, build), {day(1): ""}, ledger(made))
-    said = str(refused.value)
-    assert said.startswith("spans: the rule typo (mots >= least) is no condition on its columns: [")
-    assert "`mots` cannot be resolved. Did you mean one of the following? [`most`" in said
-    assert "the rule number (most - least) is no condition" in said
-    assert "the count 'half' (least >) is no condition on its columns: [PARSE_SYNTAX_ERROR]" in said
-    assert "fine" not in said
-    assert "'all'" not in said
-    assert "Nothing was computed, and the table is as it was." in said
-    assert "\n" not in said
+        compute_days(
+            wrong_table, ComputePlan({day(1): ""}, build), {day(1): ""}, ledger(wrong_table)
+        )
+    message = str(refused.value)
+    assert message.startswith(
+        "spans: the rule typo (mots >= least) is no condition on its columns: ["
+    )
+    assert "`mots` cannot be resolved. Did you mean one of the following? [`most`" in message
+    assert "the rule number (most - least) is no condition" in message
+    assert (
+        "the count 'half' (least >) is no condition on its columns: [PARSE_SYNTAX_ERROR]" in message
+    )
+    assert "fine" not in message
+    assert "'all'" not in message
+    assert "Nothing was computed, and the table is as it was." in message
+    assert "\n" not in message
 
 
 def test_what_is_carried_without_its_moments_is_a_leak(spark):
     rules = no_leaks("at", carries=["x", "y"], began="since", known="told")
     columns = "x INT, y INT, at INT, since INT, told INT"
 
-    def broken(*row: int | None) -> set[str]:
-        of = spark.createDataFrame([row], columns)
+    def list_broken_rules(*row: int | None) -> set[str]:
+        row_frame = spark.createDataFrame([row], columns)
         return {
             n
             for n, rule in rules.items()
-            if of.where(f"NOT coalesce({rule.condition}, false)").count()
+            if row_frame.where(f"NOT coalesce({rule.condition}, false)").count()
         }
 
-    assert broken(1, None, 5, 5, 5) == set()
-    assert broken(None, None, 5, None, None) == set()
-    assert broken(1, None, 5, 6, 5) == {"since_by_at"}
-    assert broken(1, None, 5, 5, 6) == {"told_by_at"}
-    assert broken(1, None, 5, 5, None) == broken(None, 1, 5, None, 5) == {"told_told"}
-    assert broken(None, None, None, 5, 5) == {"since_by_at", "told_by_at"}
+    assert list_broken_rules(1, None, 5, 5, 5) == set()
+    assert list_broken_rules(None, None, 5, None, None) == set()
+    assert list_broken_rules(1, None, 5, 6, 5) == {"since_by_at"}
+    assert list_broken_rules(1, None, 5, 5, 6) == {"told_by_at"}
+    assert (
+        list_broken_rules(1, None, 5, 5, None)
+        == list_broken_rules(None, 1, 5, None, 5)
+        == {"told_told"}
+    )
+    assert list_broken_rules(None, None, None, 5, 5) == {"since_by_at", "told_by_at"}

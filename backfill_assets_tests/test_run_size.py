@@ -13,10 +13,10 @@ from backfill_assets.assets.run_size import backfill_policy, report_long_range
 
 
 @contextmanager
-def called(command: str, **given: str | None) -> Iterator[None]:
+def within_command(command: str, **options: str | None) -> Iterator[None]:
     """Within a command of Dagster's with these options."""
     context = click.Context(click.Command(command), info_name=command)
-    context.params.update(given)
+    context.params.update(options)
     with context:
         yield
 
@@ -30,7 +30,7 @@ def called(command: str, **given: str | None) -> Iterator[None]:
     ],
 )
 def test_a_run_takes_so_many_days(command, given, capsys):
-    with called(command, **given):
+    with within_command(command, **given):
         assert backfill_policy(5) == dg.BackfillPolicy.multi_run(5)
         report_long_range(5)
     assert capsys.readouterr().err == ""
@@ -39,16 +39,16 @@ def test_a_run_takes_so_many_days(command, given, capsys):
 @pytest.mark.parametrize("command", ["materialize", "launch"])
 @pytest.mark.parametrize(("last", "warned"), [("2024-01-05", False), ("2024-01-06", True)])
 def test_a_range_of_a_command_is_one_run(command, last, warned, capsys):
-    with called(command, partition_range=f"2024-01-01...{last}"):
+    with within_command(command, partition_range=f"2024-01-01...{last}"):
         assert backfill_policy(5) == dg.BackfillPolicy.single_run()
         report_long_range(5)
-    said = capsys.readouterr().err
-    assert ("all 6 days of 2024-01-01...2024-01-06, more than the 5 of" in said) is warned
-    assert ("`backfill-assets backfill 2024-01-01...2024-01-06`" in said) is warned
+    output = capsys.readouterr().err
+    assert ("all 6 days of 2024-01-01...2024-01-06, more than the 5 of" in output) is warned
+    assert ("`backfill-assets backfill 2024-01-01...2024-01-06`" in output) is warned
 
 
 def test_what_is_no_range_is_left_to_dagster(capsys):
-    with called("materialize", partition_range="2024-01-06"):
+    with within_command("materialize", partition_range="2024-01-06"):
         report_long_range(5)
     assert capsys.readouterr().err == ""
 

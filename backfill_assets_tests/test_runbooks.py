@@ -12,7 +12,7 @@ from dagster._core.test_utils import create_run_for_test
 from backfill_assets.backfills import command_log, undertakings
 from backfill_assets.backfills.postmortems import BLANK, SECTIONS, unfilled_sections
 from backfill_assets.cli import main
-from backfill_assets_tests.commands import DAYS, JAN, kept, publish_facts, wrong
+from backfill_assets_tests.commands import DAYS, JAN, publish_facts, save_plan, usage_error
 
 
 @pytest.fixture
@@ -23,23 +23,23 @@ def instance(monkeypatch, tmp_path):
     monkeypatch.setenv("BACKFILL_ASSETS_LANDING", str(tmp_path / "landing"))
     monkeypatch.setenv("BACKFILL_ASSETS_WAREHOUSE", str(tmp_path / "warehouse"))
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "home"))
-    with dg.DagsterInstance.get() as found:
-        yield found
+    with dg.DagsterInstance.get() as test_instance:
+        yield test_instance
 
 
-def launched(instance, id_: str, reason: str):
+def complete_plan(instance, id_: str, reason: str):
     """A plan that was launched and is complete, as far as its own record says."""
-    it = kept(instance, id_)
-    asked = it.plan.parameters.model_copy(update={"reason": reason, "pilot_days": 1})
-    it.plan = it.plan.model_copy(update={"parameters": asked})
-    it.attempt, it.stage, it.began, it.took = 1, 1, time.time(), 61.0
-    it.ended, it.complete = "complete and reconciled", True
-    undertakings.save(instance, it)
-    return it
+    state = save_plan(instance, id_)
+    parameters = state.plan.parameters.model_copy(update={"reason": reason, "pilot_days": 1})
+    state.plan = state.plan.model_copy(update={"parameters": parameters})
+    state.attempt, state.stage, state.began, state.took = 1, 1, time.time(), 61.0
+    state.ended, state.complete = "complete and reconciled", True
+    undertakings.save(instance, state)
+    return state
 
 
 def test_the_pages_have_what_is_on_record(instance, tmp_path, capsys):
-    launched(instance, "aecrkdop", "bad amounts")
+    complete_plan(instance, "aecrkdop", "bad amounts")
     facts = dict.fromkeys(JAN[:3], "ok")
     publish_facts(tmp_path, facts, backfill_id="before-rest")
     publish_facts(tmp_path, facts, backfill_id="aecrkdop-rest", reason="bad amounts")
@@ -47,9 +47,9 @@ def test_the_pages_have_what_is_on_record(instance, tmp_path, capsys):
         instance, "aecrkdop-rest", "backfill-assets reconcile aecrkdop", "adds up"
     )
     assert main(["runbook", "aecrkdop"]) == 0
-    said = capsys.readouterr().out
-    assert said.startswith("# Post-mortem of aecrkdop\n\nReason on record: bad amounts\n")
-    post_mortem, _, runbook = said.partition("# Runbook, after aecrkdop\n")
+    output = capsys.readouterr().out
+    assert output.startswith("# Post-mortem of aecrkdop\n\nReason on record: bad amounts\n")
+    post_mortem, _, runbook = output.partition("# Runbook, after aecrkdop\n")
     (typed,) = re.findall(r"```text\n(.*?)```", post_mortem, re.S)
     assert typed.splitlines() == [
         f"backfill-assets plan {DAYS} --select fact_daily_orders --pilot-days 1 "
@@ -75,30 +75,30 @@ def test_the_pages_have_what_is_on_record(instance, tmp_path, capsys):
 
 
 def test_foreign_text_makes_no_markup(instance, tmp_path, capsys):
-    launched(instance, "aecrkdop", "a | b\n```\n# no <img src=x> `x` \x1b[31m")
+    complete_plan(instance, "aecrkdop", "a | b\n```\n# no <img src=x> `x` \x1b[31m")
     assert main(["runbook", "aecrkdop"]) == 0
-    said = capsys.readouterr().out
-    assert "\x1b" not in said
-    prose = re.sub(r"^```text\n.*?^```$", "", said, flags=re.MULTILINE | re.DOTALL)
+    output = capsys.readouterr().out
+    assert "\x1b" not in output
+    prose = re.sub(r"^```text\n.*?^```$", "", output, flags=re.MULTILINE | re.DOTALL)
     assert "<img" in prose
     assert "<img" not in prose.replace("\\<img", "")
-    assert said.count("\n```") == 2 * said.count("```text\n")
-    assert "\n# no" not in said
-    rows = [line for line in said.splitlines() if line.startswith("| reason |")]
+    assert output.count("\n```") == 2 * output.count("```text\n")
+    assert "\n# no" not in output
+    rows = [line for line in output.splitlines() if line.startswith("| reason |")]
     assert [len(re.findall(r"(?<!\\)\|", row)) for row in rows] == [3]
 
 
 def test_the_pages_of_a_plan_that_nobody_launched(instance, capsys):
-    kept(instance, "aecrkdop")
+    save_plan(instance, "aecrkdop")
     assert main(["runbook", "aecrkdop"]) == 0
-    said = capsys.readouterr().out
-    assert "No day of any table was written." in said
-    assert "- fact_daily_orders: 3 computed: 3 left alone." in said
-    assert "there is no backfill or run nothing" in wrong(capsys, "runbook", "nothing")
+    output = capsys.readouterr().out
+    assert "No day of any table was written." in output
+    assert "- fact_daily_orders: 3 computed: 3 left alone." in output
+    assert "there is no backfill or run nothing" in usage_error(capsys, "runbook", "nothing")
 
 
 def test_what_a_person_has_written_stays(instance, tmp_path, capsys):
-    kept(instance, "aecrkdop")
+    save_plan(instance, "aecrkdop")
     folder = tmp_path / "pages"
     paths = [folder / f"{kind}-aecrkdop.md" for kind in ("post-mortem", "runbook")]
     for _ in range(2):
@@ -106,7 +106,7 @@ def test_what_a_person_has_written_stays(instance, tmp_path, capsys):
         assert capsys.readouterr().out.splitlines() == [*map(str, paths)]
     before = paths[0].read_text()
     assert unfilled_sections(before) == [*SECTIONS]
-    launched(instance, "aecrkdop", "bad amounts")
+    complete_plan(instance, "aecrkdop", "bad amounts")
     assert main(["runbook", "aecrkdop", "--out", str(folder)]) == 0
     text = paths[0].read_text()
     assert text != before, "a page in which nobody has written is made anew"
@@ -137,9 +137,11 @@ def test_a_runbook_of_a_run_has_what_made_its_days(instance, tmp_path, capsys):
     publish_facts(tmp_path, dict.fromkeys(JAN[:3], "ok"), run_id=run.run_id)
     name = run.run_id[:8]
     command_log.record_command(instance, name, f"backfill-assets reconcile {name}", "adds up")
-    asked = {"ops": {"put_back": {"config": {"backfill": name, "days": "", "reason": "wrong"}}}}
+    run_config = {
+        "ops": {"put_back": {"config": {"backfill": name, "days": "", "reason": "wrong"}}}
+    }
     for status in (dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELED):
-        create_run_for_test(instance, job_name="undo", run_config=asked, status=status)
+        create_run_for_test(instance, job_name="undo", run_config=run_config, status=status)
     assert main(["runbook", name]) == 0
     post_mortem, _, runbook = capsys.readouterr().out.partition("# Runbook, after")
     blocks = re.findall(r"```text\n(.*?)\n```", runbook, re.S)
@@ -175,18 +177,18 @@ def test_a_section_is_filled_in_by_a_sentence(text, lacking):
 
 
 def test_commands_are_kept_in_their_order_and_forgotten_with_the_plan(instance):
-    kept(instance, "aecrkdop")
+    save_plan(instance, "aecrkdop")
     for n in range(60):
         command_log.record_command(instance, "aecrkdop-pilot", f"reconcile {n}", "x" * 2000)
-    found = command_log.list_commands(instance, "aecrkdop")
-    assert [command.text for command in found] == [f"reconcile {n}" for n in range(10, 60)]
-    assert {len(command.outcome) for command in found} == {1000}
+    commands = command_log.list_commands(instance, "aecrkdop")
+    assert [command.text for command in commands] == [f"reconcile {n}" for n in range(10, 60)]
+    assert {len(command.outcome) for command in commands} == {1000}
     assert undertakings.delete_older(instance, time.time() + 1) == ["aecrkdop"]
     assert command_log.list_commands(instance, "aecrkdop") == []
 
 
 def test_a_command_that_cannot_be_kept_is_answered(instance, monkeypatch, caplog):
-    def refuse(_: object) -> None:
+    def refuse_write(_: object) -> None:
         raise PermissionError("permission denied for table kvs\nHINT: none")
 
     key = "backfill_assets/commands/aecrkdop"
@@ -196,7 +198,7 @@ def test_a_command_that_cannot_be_kept_is_answered(instance, monkeypatch, caplog
         instance, "aecrkdop", "backfill-assets reconcile aecrkdop", "adds up"
     )
     (known,) = command_log.list_commands(instance, "aecrkdop")
-    monkeypatch.setattr(instance.daemon_cursor_storage, "set_cursor_values", refuse)
+    monkeypatch.setattr(instance.daemon_cursor_storage, "set_cursor_values", refuse_write)
     command_log.record_command(
         instance, "aecrkdop", "backfill-assets reconcile aecrkdop", "adds up"
     )

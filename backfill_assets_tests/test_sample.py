@@ -222,15 +222,15 @@ def test_every_trouble_occurs(sample: tuple[Path, dict]) -> None:
     for row in model.raw:
         versions.setdefault(row["order_id"], []).append(row)
 
-    def changed(*names: str) -> int:
+    def count_changed(*names: str) -> int:
         return sum(
             len({tuple(row[name] for name in names) for row in history}) > 1
             for history in versions.values()
         )
 
     orders = len(versions)
-    assert changed("amount") > 0
-    assert changed("customer_id") > 0
+    assert count_changed("amount") > 0
+    assert count_changed("customer_id") > 0
     moved = [
         history
         for history in versions.values()
@@ -371,14 +371,14 @@ def test_timestamps_refused(text: object) -> None:
         parse_timestamp(text)
 
 
-def land(landing: Path, arrival: str, name: str, data: str | bytes) -> None:
+def land_file(landing: Path, arrival: str, name: str, data: str | bytes) -> None:
     """Write one landing file by hand."""
     folder = landing / "orders" / f"arrival_date={arrival}"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / name).write_bytes(data.encode() if isinstance(data, str) else data)
 
 
-def line(
+def json_line(
     order_id: object, order_ts: str, ingestion_ts: str, amount: object = "1.00", **more: object
 ) -> str:
     """Return one JSON line."""
@@ -392,7 +392,9 @@ def line(
     return json.dumps(fields) + "\n"
 
 
-def run(landing: Path, start: str, end: str, *, window: int = 2, zone: str = "UTC") -> Model:
+def run_model_for(
+    landing: Path, start: str, end: str, *, window: int = 2, zone: str = "UTC"
+) -> Model:
     """Run the model over days given as text."""
     return run_model(
         landing,
@@ -405,19 +407,19 @@ def run(landing: Path, start: str, end: str, *, window: int = 2, zone: str = "UT
 
 def test_model_early_lines_are_logged_the_next_day(tmp_path: Path) -> None:
     """Folders named in UTC, business in Tokyo: after 15:00 UTC it is tomorrow."""
-    land(
+    land_file(
         tmp_path,
         "2024-01-01",
         "a.jsonl",
-        line("noon", "2024-01-01T03:00:00Z", "2024-01-01T03:01:00Z")
-        + line("evening", "2024-01-01T16:00:00Z", "2024-01-01T16:01:00Z")
-        + line("future", "2024-01-02T15:00:00Z", "2024-01-02T15:00:00Z"),
+        json_line("noon", "2024-01-01T03:00:00Z", "2024-01-01T03:01:00Z")
+        + json_line("evening", "2024-01-01T16:00:00Z", "2024-01-01T16:01:00Z")
+        + json_line("future", "2024-01-02T15:00:00Z", "2024-01-02T15:00:00Z"),
     )
-    first = run(tmp_path, "2024-01-01", "2024-01-02", zone="Asia/Tokyo")
+    first = run_model_for(tmp_path, "2024-01-01", "2024-01-02", zone="Asia/Tokyo")
     assert [row["order_id"] for row in first.raw] == ["noon"]
     assert len(first.rejected) == 1
     assert first.early == {date(2024, 1, 1): 1}
-    second = run(tmp_path, "2024-01-02", "2024-01-03", zone="Asia/Tokyo")
+    second = run_model_for(tmp_path, "2024-01-02", "2024-01-03", zone="Asia/Tokyo")
     assert [row["order_id"] for row in second.raw] == ["evening"]
     assert second.rejected == []  # that line is the first's, by its arrival day
     assert second.landed == {date(2024, 1, 2): 0}
@@ -426,10 +428,12 @@ def test_model_early_lines_are_logged_the_next_day(tmp_path: Path) -> None:
 
 def test_model_an_order_moves_and_late_versions_do_not_count(tmp_path: Path) -> None:
     """A correction in time moves the order; one after the window goes to late."""
-    land(tmp_path, "2024-01-02", "a.jsonl", line("a", "2024-01-02", "2024-01-02", "1.00") * 2)
-    land(tmp_path, "2024-01-03", "a.jsonl", line("a", "2024-01-01", "2024-01-03", "2.00"))
-    land(tmp_path, "2024-01-04", "a.jsonl", line("a", "2024-01-01", "2024-01-04", "3.00"))
-    model = run(tmp_path, "2024-01-01", "2024-01-05")
+    land_file(
+        tmp_path, "2024-01-02", "a.jsonl", json_line("a", "2024-01-02", "2024-01-02", "1.00") * 2
+    )
+    land_file(tmp_path, "2024-01-03", "a.jsonl", json_line("a", "2024-01-01", "2024-01-03", "2.00"))
+    land_file(tmp_path, "2024-01-04", "a.jsonl", json_line("a", "2024-01-01", "2024-01-04", "3.00"))
+    model = run_model_for(tmp_path, "2024-01-01", "2024-01-05")
     assert [(row["event_date"].day, str(row["amount"])) for row in model.staged] == [(1, "2.00")]
     assert [(row["log_date"].day, str(row["amount"])) for row in model.late] == [(4, "3.00")]
     assert model.superseded[date(2024, 1, 2)] == 2
@@ -439,31 +443,31 @@ def test_model_an_order_moves_and_late_versions_do_not_count(tmp_path: Path) -> 
 @pytest.mark.parametrize("versions", [("1.00", "1.00"), ("1.00", "2.00"), ("2.00", "-9.00")])
 def test_model_ties_are_broken_by_amount(tmp_path: Path, versions: tuple[str, str]) -> None:
     """Of identical rows one counts; of rows that tie in time the greater amount."""
-    lines = [line("a", "2024-01-02", "2024-01-02", amount) for amount in versions]
-    land(tmp_path, "2024-01-02", "a.jsonl", "".join(lines))
-    model = run(tmp_path, "2024-01-01", "2024-01-05")
+    lines = [json_line("a", "2024-01-02", "2024-01-02", amount) for amount in versions]
+    land_file(tmp_path, "2024-01-02", "a.jsonl", "".join(lines))
+    model = run_model_for(tmp_path, "2024-01-01", "2024-01-05")
     assert [row["amount"] for row in model.staged] == [max(map(Decimal, versions))]
 
 
 def test_model_of_equal_times_the_later_logged_wins(tmp_path: Path) -> None:
     """The log day comes before the amount, and a line sent again counts as the later one."""
-    land(tmp_path, "2024-01-02", "a.jsonl", line("a", "2024-01-02", "2024-01-02", "5.00"))
-    land(tmp_path, "2024-01-03", "a.jsonl", line("a", "2024-01-02", "2024-01-02", "1.00"))
-    land(tmp_path, "2024-01-04", "a.jsonl", line("a", "2024-01-02", "2024-01-02", "1.00"))
-    model = run(tmp_path, "2024-01-01", "2024-01-05")
+    land_file(tmp_path, "2024-01-02", "a.jsonl", json_line("a", "2024-01-02", "2024-01-02", "5.00"))
+    land_file(tmp_path, "2024-01-03", "a.jsonl", json_line("a", "2024-01-02", "2024-01-02", "1.00"))
+    land_file(tmp_path, "2024-01-04", "a.jsonl", json_line("a", "2024-01-02", "2024-01-02", "1.00"))
+    model = run_model_for(tmp_path, "2024-01-01", "2024-01-05")
     assert [(row["log_date"].day, str(row["amount"])) for row in model.staged] == [(4, "1.00")]
 
 
 def test_model_version_time_is_the_later_of_both(tmp_path: Path) -> None:
     """An order that claims to happen after its ingestion is logged on the day it happens."""
-    land(
+    land_file(
         tmp_path,
         "2024-01-01",
         "a.jsonl",
-        line("ahead", "2024-01-02T00:00:05Z", "2024-01-01T23:59:59Z")
-        + line("future", "2024-01-03", "2024-01-01T23:59:59Z"),
+        json_line("ahead", "2024-01-02T00:00:05Z", "2024-01-01T23:59:59Z")
+        + json_line("future", "2024-01-03", "2024-01-01T23:59:59Z"),
     )
-    model = run(tmp_path, "2024-01-01", "2024-01-05")
+    model = run_model_for(tmp_path, "2024-01-01", "2024-01-05")
     assert [(row["order_id"], row["log_date"].day) for row in model.raw] == [("ahead", 2)]
     assert [row["reason"] for row in model.rejected] == ["version time in the future"]
 
@@ -492,11 +496,11 @@ def test_model_json_lines(tmp_path: Path) -> None:
         "null",
     ]
     text = "\n \t\n".join(accepted + rejected)
-    land(tmp_path, "2024-01-01", "a.json", b"\xef\xbb\xbf" + text.encode() + b"\n\xff{}\n")
-    land(tmp_path, "2024-01-01", "_a.json", "not read")
-    land(tmp_path, "2024-01-01", ".a.json", "not read")
-    land(tmp_path, "2024-01-01", "a.txt", "not read")
-    model = run(tmp_path, "2024-01-01", "2024-01-02")
+    land_file(tmp_path, "2024-01-01", "a.json", b"\xef\xbb\xbf" + text.encode() + b"\n\xff{}\n")
+    land_file(tmp_path, "2024-01-01", "_a.json", "not read")
+    land_file(tmp_path, "2024-01-01", ".a.json", "not read")
+    land_file(tmp_path, "2024-01-01", "a.txt", "not read")
+    model = run_model_for(tmp_path, "2024-01-01", "2024-01-02")
     assert [(row["order_id"], row["customer_id"], str(row["amount"])) for row in model.raw] == [
         ("150", "-7", "12.50"),
         (" b", None, "10.00"),
@@ -522,8 +526,8 @@ def test_model_csv(tmp_path: Path) -> None:
             '4,2024-01-01,"",d,2024-01-01',
         ]
     )
-    land(tmp_path, "2024-01-01", "a.csv.gz", gzip.compress(text.encode()))
-    model = run(tmp_path, "2024-01-01", "2024-01-02")
+    land_file(tmp_path, "2024-01-01", "a.csv.gz", gzip.compress(text.encode()))
+    model = run_model_for(tmp_path, "2024-01-01", "2024-01-02")
     assert [(row["order_id"], row["customer_id"], str(row["amount"])) for row in model.raw] == [
         ("a", 'M "N", Ltd', "1.50"),
         ("b", None, "2.00"),
@@ -548,7 +552,7 @@ def test_model_parquet(tmp_path: Path) -> None:
     )
     pq.write_table(table, folder / "a.parquet")
     pq.write_table(table.drop_columns(["amount"]), folder / "b.parquet")
-    model = run(tmp_path, "2024-01-01", "2024-01-02")
+    model = run_model_for(tmp_path, "2024-01-01", "2024-01-02")
     assert [(row["order_id"], str(row["amount"])) for row in model.raw] == [("1", "12.34")]
     assert model.raw[0]["order_ts"] == naive.replace(tzinfo=timezone.utc)
     assert len(model.rejected) == 5

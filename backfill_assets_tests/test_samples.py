@@ -16,24 +16,24 @@ from backfill_assets.backfills.plan_samples import MAX_SAMPLED_FILES
 from backfill_assets.backfills.plans import plan_facts
 from backfill_assets.landing.listing import list_landing
 from backfill_assets.landing.samples import MOST_LINES, sample_values
-from backfill_assets_tests.pipeline import Pipeline, day, order, planned
+from backfill_assets_tests.pipeline import Pipeline, day, make_plan, order
 from backfill_assets_tests.skewed_tables import PURCHASES
 
 FIELDS = ["customer_id", "amount"]
 PLACE = "backfill_assets_tests.skewed_tables:LANDED"
 
 
-def put(landing: Path, name: str, content: bytes) -> None:
+def put_file(landing: Path, name: str, content: bytes) -> None:
     folder = landing / "orders" / f"arrival_date={day(1)}"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / name).write_bytes(content)
 
 
-def sampled(landing: Path) -> dict[str, list | str]:
+def read_samples(landing: Path) -> dict[str, list | str]:
     listing = list_landing(str(landing), PURCHASES, [day(1)])
     entries = [*listing.files_on(day(1)).values()]
-    found = sample_values(str(landing), PURCHASES, entries, FIELDS)
-    return {entry.name: of for entry, of in found.items()}
+    samples = sample_values(str(landing), PURCHASES, entries, FIELDS)
+    return {entry.name: values for entry, values in samples.items()}
 
 
 def test_the_values_of_lines_of_each_format(tmp_path):
@@ -48,21 +48,21 @@ def test_the_values_of_lines_of_each_format(tmp_path):
     ]
     expected = [("c1", "1.50"), ("7", "2"), (None, None), (None, "1")]
     text = b"\r\n".join(lines)
-    put(tmp_path, "a.json", text)
-    put(tmp_path, "b.jsonl.gz", gzip.compress(text))
+    put_file(tmp_path, "a.json", text)
+    put_file(tmp_path, "b.jsonl.gz", gzip.compress(text))
     header = "order_id,order_ts,amount,ingestion_ts,customer_id"
     records = f'{header}\n1,x,1.50,y,c1\n2,x,2,y,"7"\n3,x,,y,\n4,x\n{header}\n5,x,1,y,\n'
-    put(tmp_path, "c.csv", records.encode())
-    put(tmp_path, "d.csv.gz", gzip.compress(records.encode()))
+    put_file(tmp_path, "c.csv", records.encode())
+    put_file(tmp_path, "d.csv.gz", gzip.compress(records.encode()))
     rows = pa.table({"customer_id": ["c1", "7", "", None], "amount": ["1.50", "2", None, "1"]})
     target = tmp_path / "rows.parquet"
     pq.write_table(rows, target, row_group_size=2)
-    put(tmp_path, "e.parquet", target.read_bytes())
+    put_file(tmp_path, "e.parquet", target.read_bytes())
     pq.write_table(rows.drop_columns(FIELDS[:1]), target)
-    put(tmp_path, "f.parquet", target.read_bytes())
-    found = sampled(tmp_path)
+    put_file(tmp_path, "f.parquet", target.read_bytes())
+    result = read_samples(tmp_path)
     without = [(None, amount) for _, amount in expected]
-    assert found == {
+    assert result == {
         **dict.fromkeys(("a.json", "b.jsonl.gz", "c.csv", "d.csv.gz", "e.parquet"), expected),
         "f.parquet": without,
     }
@@ -70,18 +70,20 @@ def test_the_values_of_lines_of_each_format(tmp_path):
 
 def test_a_file_that_cannot_be_read_says_why_and_the_others_are_read(tmp_path):
     whole = b'{"customer_id": "c1", "amount": "1"}\n'
-    put(tmp_path, "a.json", whole)
-    put(tmp_path, "b.json.gz", b"no gzip")
-    put(tmp_path, "c.csv", b"no,header\n1,2\n")
-    put(tmp_path, "d.parquet", b"PAR1 no parquet PAR1")
+    put_file(tmp_path, "a.json", whole)
+    put_file(tmp_path, "b.json.gz", b"no gzip")
+    put_file(tmp_path, "c.csv", b"no,header\n1,2\n")
+    put_file(tmp_path, "d.parquet", b"PAR1 no parquet PAR1")
     target = tmp_path / "rows.parquet"
     pq.write_table(pa.table({"customer_id": ["c1"], "amount": ["1"]}), target)
-    put(tmp_path, "e.parquet", target.read_bytes())
-    found = sampled(tmp_path)
-    assert found["a.json"] == found["e.parquet"] == [("c1", "1")]
+    put_file(tmp_path, "e.parquet", target.read_bytes())
+    result = read_samples(tmp_path)
+    assert result["a.json"] == result["e.parquet"] == [("c1", "1")]
     for name in ("b.json.gz", "c.csv", "d.parquet"):
-        assert (isinstance(found[name], str) and "Error" in found[name]) or "Invalid" in found[name]
-    assert "order_id" in found["c.csv"]
+        assert (isinstance(result[name], str) and "Error" in result[name]) or "Invalid" in result[
+            name
+        ]
+    assert "order_id" in result["c.csv"]
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -89,67 +91,72 @@ def test_of_a_large_file_a_part_is_read(tmp_path, packed):
     """Of one that is not packed, from its beginning to its end."""
     lines = [json.dumps({"customer_id": f"c{n}", "amount": "1" * 90}) for n in range(20_000)]
     text = "\n".join(lines).encode()
-    put(tmp_path, "a.json.gz" if packed else "a.json", gzip.compress(text) if packed else text)
-    (found,) = sampled(tmp_path).values()
-    assert MOST_LINES // 2 < len(found) <= MOST_LINES
-    numbers = [int(customer[1:]) for customer, _ in found]
+    put_file(tmp_path, "a.json.gz" if packed else "a.json", gzip.compress(text) if packed else text)
+    (values,) = read_samples(tmp_path).values()
+    assert MOST_LINES // 2 < len(values) <= MOST_LINES
+    numbers = [int(customer[1:]) for customer, _ in values]
     assert numbers == sorted({*numbers})
     assert numbers[0] == 0
     assert numbers[-1] > 19_000 or (packed and numbers[-1] > 5_000)
 
 
-def lines(n: int, *customers: str | None) -> list[dict]:
-    return [order(f"o-{n}-{i}", n, "1.00", of) for i, of in enumerate(customers)]
+def order_lines(n: int, *customers: str | None) -> list[dict]:
+    return [order(f"o-{n}-{i}", n, "1.00", customer) for i, customer in enumerate(customers)]
 
 
 def test_a_plan_says_what_is_skewed_of_days_that_are_not_loaded(engine, spark, tmp_path):
     landed = Pipeline(engine, tmp_path, tables=PLACE)
-    landed.land(1, lines(1, *["c"] * 30, *[None] * 10, *(f"c{i}" for i in range(10))))
-    landed.land(2, lines(2, *(f"c{i}" for i in range(9))))
-    landed.land(3, lines(3, *["c"] * 2, *[None] * 7, "d"))
-    landed.land(3, lines(3, *["c"] * 10), name="part-1.jsonl").rename(landed.folder(3) / "x.tmp")
+    landed.land(1, order_lines(1, *["c"] * 30, *[None] * 10, *(f"c{i}" for i in range(10))))
+    landed.land(2, order_lines(2, *(f"c{i}" for i in range(9))))
+    landed.land(3, order_lines(3, *["c"] * 2, *[None] * 7, "d"))
+    landed.land(3, order_lines(3, *["c"] * 10), name="part-1.jsonl").rename(
+        landed.folder(3) / "x.tmp"
+    )
     (landed.folder(4) / "part-0.jsonl.gz").write_bytes(b"no gzip")
-    asked = {"tables": ("raw_orders", "raw_orders_rejected", "stg_orders")}
-    plan = planned(landed, f"{day(1)}...{day(5)}", **asked)
-    said = dict(plan_facts(plan))
-    assert said["skew"] == (
+    arguments = {"tables": ("raw_orders", "raw_orders_rejected", "stg_orders")}
+    plan = make_plan(landed, f"{day(1)}...{day(5)}", **arguments)
+    plan_numbers = dict(plan_facts(plan))
+    assert plan_numbers["skew"] == (
         f"stg_orders.customer_id: 20% of the lines that landed on {day(3)} have one key, 70% have "
         f"none in a sample of 10 lines; above 50% on 2 days: {day(1)}, {day(3)}"
     )
     page = Path(__file__).parents[1] / "docs" / "skew.md"
-    assert said["skew"] in page.read_text()
+    assert plan_numbers["skew"] in page.read_text()
     (broken,) = plan.unsampled
     assert broken.startswith(f"orders/arrival_date={day(4)}/part-0.jsonl.gz (")
-    assert said["not looked at for skew"] == broken
-    told = plan.model_dump(mode="json")
-    assert (told["skews"][0]["lines"], told["skews"][0]["days"]) == (10, [str(day(1)), str(day(3))])
+    assert plan_numbers["not looked at for skew"] == broken
+    plan_json = plan.model_dump(mode="json")
+    assert (plan_json["skews"][0]["lines"], plan_json["skews"][0]["days"]) == (
+        10,
+        [str(day(1)), str(day(3))],
+    )
 
     # Once it is loaded, the record of the staging tells.
     landed.run(1, 3, ["raw_orders", "raw_orders_rejected"])
-    again = planned(landed, f"{day(1)}...{day(3)}", **asked, rewrite=True)
-    assert again.skews == again.unsampled == ()
+    second_plan = make_plan(landed, f"{day(1)}...{day(3)}", **arguments, rewrite=True)
+    assert second_plan.skews == second_plan.unsampled == ()
 
 
 def test_of_many_days_some_are_looked_at(engine, tmp_path, monkeypatch):
     landed = Pipeline(engine, tmp_path, tables=PLACE)
     for n in range(1, 32):
         for part in ("a.json", "b.json", "c.json"):
-            landed.land(n, lines(n, "c"), name=part)
+            landed.land(n, order_lines(n, "c"), name=part)
     looked: list[tuple[date, str]] = []
     real = plan_samples.sample_values
 
-    def noted(landing, source, entries, fields):
+    def note_sample(landing, source, entries, fields):
         looked.extend((date.fromisoformat(e.source_file[13:23]), e.name) for e in entries)
         return real(landing, source, entries, fields)
 
-    monkeypatch.setattr(plan_samples, "sample_values", noted)
+    monkeypatch.setattr(plan_samples, "sample_values", note_sample)
     monkeypatch.setattr(plan_samples, "MAX_SAMPLED_FILES", 7)
-    asked = {"tables": ("raw_orders",)}
-    (skew,) = planned(landed, f"{day(1)}...{day(31)}", **asked).skews
+    arguments = {"tables": ("raw_orders",)}
+    (skew,) = make_plan(landed, f"{day(1)}...{day(31)}", **arguments).skews
     assert [at for at, _ in looked] == [day(n) for n in (1, 6, 11, 16, 21, 26, 31)]
     assert len(skew.days) == 7 and skew.lines == 1
     looked.clear()
-    planned(landed, f"{day(1)}...{day(3)}", **asked)
+    make_plan(landed, f"{day(1)}...{day(3)}", **arguments)
     assert [(at.day, name) for at, name in looked] == [
         (n, name) for n in (1, 2, 3) for name in ("a.json", "c.json")
     ]

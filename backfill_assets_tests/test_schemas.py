@@ -52,8 +52,8 @@ TYPES = {
 @pytest.mark.parametrize("name", TYPES)
 def test_spark_types(name):
     fields = TABLES[name].struct_type
-    seen = [f"{f.name}:{f.dataType.simpleString()}{'' if f.nullable else '!'}" for f in fields]
-    assert ", ".join(seen) == TYPES[name]
+    types = [f"{f.name}:{f.dataType.simpleString()}{'' if f.nullable else '!'}" for f in fields]
+    assert ", ".join(types) == TYPES[name]
 
 
 def test_there_are_no_other_tables():

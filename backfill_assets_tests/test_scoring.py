@@ -80,8 +80,8 @@ def test_no_score_is_below_nothing():
 
 @pytest.mark.parametrize("detected", [None, timedelta(seconds=90, microseconds=5)])
 def test_a_journal_keeps_what_was_observed(detected):
-    seen = replace(PERFECT, detected=detected)
-    assert Observed.from_json(seen.as_json()) == seen
+    observed = replace(PERFECT, detected=detected)
+    assert Observed.from_json(observed.as_json()) == observed
 
 
 @pytest.mark.parametrize(
@@ -106,13 +106,16 @@ def test_the_page_has_the_points_of_the_score():
     section = PAGES["docs/guide/incident-room.md"].partition("\n## The score\n")[2]
     rows = re.findall(r"^\| ([a-z ]+) \| (\d*) ?\| (.*?) ?\| (.*?) \|$", section, re.MULTILINE)
     assert {name: int(points) for name, points, *_ in rows if points} == POINTS
-    told = {
+    points_by_name = {
         name: [*map(int, re.findall(r"\d+", f"{most} {least}"))] for name, _, most, least in rows
     }
-    minutes = [[round(time.total_seconds() / 60) for time in of] for of in (DETECT, READ)]
-    assert [told["cause"], told["wrong answers to readers"]] == minutes
-    assert told["days wrongly touched"] == [POINTS["days wrongly touched"]]
-    assert (told["wrong diagnoses"], told["hints"]) == ([WRONG_DIAGNOSIS], [HINT])
+    minutes = [[round(time.total_seconds() / 60) for time in limits] for limits in (DETECT, READ)]
+    assert [points_by_name["cause"], points_by_name["wrong answers to readers"]] == minutes
+    assert points_by_name["days wrongly touched"] == [POINTS["days wrongly touched"]]
+    assert (points_by_name["wrong diagnoses"], points_by_name["hints"]) == (
+        [WRONG_DIAGNOSIS],
+        [HINT],
+    )
     causes = PAGES["docs/guide/incident-room.md"].partition("\n## The outages\n")[2]
     listed = re.findall(r"^\| `(\w+)` \| (.*) \|$", causes, re.MULTILINE)
     assert listed == [*playing.list_causes()]

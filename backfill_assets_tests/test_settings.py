@@ -176,14 +176,14 @@ def test_bad_values_are_named_with_variable_value_and_rule(monkeypatch, variable
     monkeypatch.setenv(variable, text)
     with pytest.raises(SettingsError) as caught:
         load_settings()
-    said = str(caught.value)
-    assert "\n" not in said
-    assert said.startswith(f"bad settings: {variable}=")
+    message = str(caught.value)
+    assert "\n" not in message
+    assert message.startswith(f"bad settings: {variable}=")
     # A "passwd" in a value is no reason to show it, nor are Spark's settings ever shown;
     # everything else is shown as it is.
     hidden = is_secret(text) or variable == "BACKFILL_ASSETS_SPARK_CONF"
-    assert (repr(text) in said) is not hidden
-    assert rule in said
+    assert (repr(text) in message) is not hidden
+    assert rule in message
 
 
 @pytest.mark.parametrize("text", ['["a"]', '"a"', "1"])
@@ -197,9 +197,9 @@ def test_spark_conf_names_the_entry(monkeypatch):
     monkeypatch.setenv("BACKFILL_ASSETS_SPARK_CONF", '{"spark.x": 1, "spark.y": "2"}')
     with pytest.raises(SettingsError) as caught:
         load_settings()
-    said = str(caught.value)
-    assert "BACKFILL_ASSETS_SPARK_CONF[spark.x]=(hidden): Input should be a valid string" in said
-    assert "spark.y" not in said
+    message = str(caught.value)
+    assert "BACKFILL_ASSETS_SPARK_CONF[spark.x]=(hidden): Input should be a valid string" in message
+    assert "spark.y" not in message
 
 
 def test_every_problem_is_named_at_once(monkeypatch):
@@ -237,9 +237,9 @@ def test_an_unknown_variable_is_refused(monkeypatch):
     monkeypatch.setenv("BACKFILL_ASSETS_WINDOWDAYS", "3")
     with pytest.raises(SettingsError) as caught:
         load_settings()
-    said = str(caught.value)
-    assert "BACKFILL_ASSETS_WINDOWDAYS: no such setting" in said
-    assert "(did you mean BACKFILL_ASSETS_WINDOW_DAYS?)" in said
+    message = str(caught.value)
+    assert "BACKFILL_ASSETS_WINDOWDAYS: no such setting" in message
+    assert "(did you mean BACKFILL_ASSETS_WINDOW_DAYS?)" in message
     assert "BACKFILL_ASSETS_WINDOW_DAYS" in str(caught.value)
     monkeypatch.setenv("BACKFILL_ASSETS_WINDOWDAYS", "")
     assert load_settings().window_days == 7
@@ -361,13 +361,13 @@ def test_the_engine_is_part_of_the_configuration(monkeypatch):
 
 
 def test_time_zone_data_matters_where_days_are_not_those_of_utc(monkeypatch):
-    def digests():
+    def zone_digests():
         return [load_settings(timezone=zone).digest for zone in ("UTC", "Europe/Berlin")]
 
     monkeypatch.setattr(module, "time_zone_data", lambda: "2025a")
-    before = digests()
+    before = zone_digests()
     monkeypatch.setattr(module, "time_zone_data", lambda: "2025b")
-    assert [a == b for a, b in zip(before, digests(), strict=True)] == [True, False]
+    assert [a == b for a, b in zip(before, zone_digests(), strict=True)] == [True, False]
 
 
 @pytest.mark.parametrize(

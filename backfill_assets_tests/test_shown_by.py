@@ -10,18 +10,18 @@ import pytest
 from backfill_assets.labs import running
 from backfill_assets_tests import claims
 from backfill_assets_tests.glossary import Row
-from backfill_assets_tests.pages import PAGES, anchor_of, sections
+from backfill_assets_tests.pages import PAGES, anchor_of, split_sections
 
 PAGE = "docs/guide/x.md"
 
 
-def wrong(last: str, before: str = "A sentence.") -> tuple[str, ...]:
-    (claim,) = claims.of_page(PAGE, f"# A page\n\n## A section\n\n{before}\n\n{last}\n")
+def list_problems(last: str, before: str = "A sentence.") -> tuple[str, ...]:
+    (claim,) = claims.claims_of_page(PAGE, f"# A page\n\n## A section\n\n{before}\n\n{last}\n")
     return claim.wrong
 
 
 def test_all_that_the_guide_claims_is_shown():
-    assert {claim.where: claim.wrong for claim in claims.claims() if claim.wrong} == {}
+    assert {claim.where: claim.wrong for claim in claims.list_claims() if claim.wrong} == {}
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_all_that_the_guide_claims_is_shown():
     ],
 )
 def test_evidence_that_is_there(evidence):
-    assert wrong(f"Shown by: {evidence}") == ()
+    assert list_problems(f"Shown by: {evidence}") == ()
 
 
 @pytest.mark.parametrize(
@@ -58,37 +58,37 @@ def test_evidence_that_is_there(evidence):
     ],
 )
 def test_evidence_that_is_not_there(evidence, why):
-    assert wrong(f"Shown by: {evidence}") == (why,)
+    assert list_problems(f"Shown by: {evidence}") == (why,)
 
 
 def test_a_page_of_the_guide_is_no_evidence():
     PAGES[PAGE] = "| a table |"
     try:
-        (why,) = wrong("Shown by: [x](x.md)")
+        (problem,) = list_problems("Shown by: [x](x.md)")
     finally:
         del PAGES[PAGE]
-    assert why == f"{PAGE} is a page of the guide: name what shows it there"
+    assert problem == f"{PAGE} is a page of the guide: name what shows it there"
 
 
 def test_a_section_must_end_with_it():
-    (why,) = wrong("Another sentence.")
-    assert "Shown by" in why
-    assert wrong("Another sentence.", "Shown by: lab `append`")
-    assert wrong("Shown by: lab `torn`", "Shown by: lab `x`") == ("there is no lab x",)
-    assert wrong("<!-- No claim: instructions. -->") == ()
-    assert wrong("<!-- No claim: links. -->") == ()
-    assert wrong("<!-- No claim: everybody knows. -->")
+    (problem,) = list_problems("Another sentence.")
+    assert "Shown by" in problem
+    assert list_problems("Another sentence.", "Shown by: lab `append`")
+    assert list_problems("Shown by: lab `torn`", "Shown by: lab `x`") == ("there is no lab x",)
+    assert list_problems("<!-- No claim: instructions. -->") == ()
+    assert list_problems("<!-- No claim: links. -->") == ()
+    assert list_problems("<!-- No claim: everybody knows. -->")
     page = "# A page\n\nNothing below it.\n"
-    assert [claim.wrong == () for claim in claims.of_page(PAGE, page)] == [False]
+    assert [claim.wrong == () for claim in claims.claims_of_page(PAGE, page)] == [False]
     shown = f"{page}Shown by: lab `append`.\n"
-    assert [claim.evidence for claim in claims.of_page(PAGE, shown)] == [("lab `append`",)]
+    assert [claim.evidence for claim in claims.claims_of_page(PAGE, shown)] == [("lab `append`",)]
 
 
 def test_a_section_has_its_subsections_and_its_blocks():
     page = "# A\n\n## B\n\n```bash\n## no heading\n```\n\n### C\n\nText.\n\n## D\n\nEnd.\n"
-    found = [(section.level, section.title) for section in sections(page)]
-    assert found == [(1, "A"), (2, "B"), (3, "C"), (2, "D")]
-    b = next(section.body for section in sections(page) if section.title == "B")
+    headings = [(section.level, section.title) for section in split_sections(page)]
+    assert headings == [(1, "A"), (2, "B"), (3, "C"), (2, "D")]
+    b = next(section.body for section in split_sections(page) if section.title == "B")
     assert "## no heading" in b
     assert b.endswith("Text.\n\n")
 
@@ -102,7 +102,7 @@ GUIDE = [text for page, text in PAGES.items() if page.startswith(claims.GUIDE)]
 
 def test_what_is_shown_of_a_lab_is_whole_paragraphs_and_the_lab_is_named():
     assert GUIDE
-    for section in (section for text in GUIDE for section in sections(text)):
+    for section in (section for text in GUIDE for section in split_sections(text)):
         for name, first, last in SNIPPET.findall(section.body):
             lines = ["", *running.read_page(name).splitlines(), ""]
             if first:
@@ -119,8 +119,12 @@ NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
 
 def test_a_figure_in_a_link_is_one_of_the_section_that_it_leads_to():
     for words, path, anchor in (link for text in GUIDE for link in FIGURES.findall(text)):
-        there = next(of for of in sections(PAGES[f"docs/{path}"]) if anchor_of(of.title) == anchor)
-        measured = NUMBER.findall(f"{there.title} {there.body}")
+        target = next(
+            section
+            for section in split_sections(PAGES[f"docs/{path}"])
+            if anchor_of(section.title) == anchor
+        )
+        measured = NUMBER.findall(f"{target.title} {target.body}")
         assert [figure for figure in NUMBER.findall(words) if figure not in measured] == [], words
 
 
@@ -136,23 +140,30 @@ def test_the_path_of_a_newcomer_takes_two_hours_and_has_every_lab_once():
     assert len(labs) >= 8
 
 
-def items(data: object) -> dict[str, tuple[str, ...]]:
-    return {claim.where: claim.wrong for claim in claims.of_data("docs/guide/x.json", data)}
+def list_item_problems(data: object) -> dict[str, tuple[str, ...]]:
+    return {claim.where: claim.wrong for claim in claims.claims_of_data("docs/guide/x.json", data)}
 
 
 def test_items_of_a_data_file():
     good = {"question": "x", "answers": [{"text": "y"}], "shown_by": "lab append"}
-    assert items([good, good]) == {"docs/guide/x.json: 1": (), "docs/guide/x.json: 2": ()}
+    assert list_item_problems([good, good]) == {
+        "docs/guide/x.json: 1": (),
+        "docs/guide/x.json: 2": (),
+    }
     grouped = {"lists": [{"title": "Before", "items": [good, good]}]}
-    assert list(items(grouped)) == [
+    assert list(list_item_problems(grouped)) == [
         "docs/guide/x.json: lists 1 items 1",
         "docs/guide/x.json: lists 1 items 2",
     ]
     bare = {key: value for key, value in good.items() if key != "shown_by"}
-    assert items([good, bare])["docs/guide/x.json: 2 answers 1"] == ("it has no field `shown_by`",)
-    assert items([{"text": "x"}])["docs/guide/x.json: 1"] == ("it has no field `shown_by`",)
-    assert items(["x"])["docs/guide/x.json: 1"]
-    assert items([{**good, "shown_by": "lab x"}])["docs/guide/x.json: 1"]
+    assert list_item_problems([good, bare])["docs/guide/x.json: 2 answers 1"] == (
+        "it has no field `shown_by`",
+    )
+    assert list_item_problems([{"text": "x"}])["docs/guide/x.json: 1"] == (
+        "it has no field `shown_by`",
+    )
+    assert list_item_problems(["x"])["docs/guide/x.json: 1"]
+    assert list_item_problems([{**good, "shown_by": "lab x"}])["docs/guide/x.json: 1"]
 
 
 def test_the_list_is_printed(capsys, monkeypatch, tmp_path):

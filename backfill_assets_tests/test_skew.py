@@ -25,7 +25,7 @@ from backfill_assets.tables.arguments import DeclarationError
 from backfill_assets.tables.skews import skews_of
 from backfill_assets.tables.table import Table
 from backfill_assets_tests.invented_logs import days, ledger, record
-from backfill_assets_tests.pipeline import Pipeline, day, order, planned
+from backfill_assets_tests.pipeline import Pipeline, day, make_plan, order
 
 
 class Visit(pa.DataFrameModel):
@@ -62,45 +62,45 @@ def test_the_rows_of_the_most_frequent_key_are_counted_by_day(spark):
     assert most_rows(frame, STAGED, [day(1)]) == {}, "nobody has asked for it"
 
 
-def counted(made: CommitRecord, most: int, nulls: int) -> CommitRecord:
+def with_key_counts(commit_record: CommitRecord, most: int, nulls: int) -> CommitRecord:
     """A commit that says so of each of its days."""
-    told = {
-        of: msgspec.structs.replace(
-            one, numbers={"most rows of one customer": most}, nulls={"customer": nulls}
+    counted_days = {
+        day_key: msgspec.structs.replace(
+            day_record, numbers={"most rows of one customer": most}, nulls={"customer": nulls}
         )
-        for of, one in made.days.items()
+        for day_key, day_record in commit_record.days.items()
     }
-    return msgspec.structs.replace(made, days=told)
+    return msgspec.structs.replace(commit_record, days=counted_days)
 
 
-def skewed(*commits: CommitRecord, external=(), read=(1, 9)) -> list[Skew]:
+def find_skew(*commits: CommitRecord, external=(), read=(1, 9)) -> list[Skew]:
     visits = ledger(VISITS, *commits, external=external)
     return [*find_skews([("visits", days(read)), ("visits", days(read))], {"visits": visits})]
 
 
 def test_a_plan_says_which_inputs_are_skewed():
-    even = counted(record(1, days((1, 4)), rows=100), 20, 20)
-    hot = counted(record(2, days(2), rows=100), 60, 20)
-    nulls = counted(record(3, days(4), rows=100), 1, 30)
-    assert skewed(even) == [], "a share that is not above is not told"
-    (one,) = skewed(even, hot)
-    assert f"{one.table}.{one.column}: {one}" == (
+    even = with_key_counts(record(1, days((1, 4)), rows=100), 20, 20)
+    hot = with_key_counts(record(2, days(2), rows=100), 60, 20)
+    nulls = with_key_counts(record(3, days(4), rows=100), 1, 30)
+    assert find_skew(even) == [], "a share that is not above is not told"
+    (skew,) = find_skew(even, hot)
+    assert f"{skew.table}.{skew.column}: {skew}" == (
         "visits.customer: 60% of the rows of 2024-01-02 have one key, 20% have none; above 20%"
     )
-    (both,) = skewed(even, hot, nulls)
+    (both,) = find_skew(even, hot, nulls)
     assert str(both) == (
         "60% of the rows of 2024-01-02 have one key, 20% have none; above 20% on 2 days: "
         "2024-01-02, 2024-01-04"
     )
-    assert skewed(even, hot, read=(3, 9)) == [], "of the days that it reads"
-    assert skewed(even, hot, record(4, days(2), rows=100)) == [], "nothing was recorded of it"
-    assert skewed(counted(record(1, days(1), rows=0), 0, 0)) == []
+    assert find_skew(even, hot, read=(3, 9)) == [], "of the days that it reads"
+    assert find_skew(even, hot, record(4, days(2), rows=100)) == [], "nothing was recorded of it"
+    assert find_skew(with_key_counts(record(1, days(1), rows=0), 0, 0)) == []
     other = ExternalCommit(3, "DELETE", days(2))
-    assert skewed(even, hot, external=[other]) == [], "another writer has changed the day"
+    assert find_skew(even, hot, external=[other]) == [], "another writer has changed the day"
 
 
 def test_a_plan_keeps_it():
-    skews = tuple(skewed(counted(record(2, days(2), rows=100), 60, 20)))
+    skews = tuple(find_skew(with_key_counts(record(2, days(2), rows=100), 60, 20)))
     plan = BackfillPlan(
         id="p",
         parameters=BackfillRequest(days=f"{day(1)}...{day(20)}"),
@@ -163,23 +163,23 @@ def test_the_staging_of_a_source_is_watched():
 def watched(engine, spark, tmp_path_factory) -> Pipeline:
     """Of 40 orders of the first day, 24 are of one customer and 8 of none; of the second, 1 is."""
     place = "backfill_assets_tests.skewed_tables:TABLES"
-    made = Pipeline(engine, tmp_path_factory.mktemp("watched"), tables=place)
+    pipeline = Pipeline(engine, tmp_path_factory.mktemp("watched"), tables=place)
     for n, hot in ((1, 24), (2, 1)):
-        of = ["c"] * hot + [None] * 8 + [f"c{i}" for i in range(32 - hot)]
-        made.land(n, [order(f"o-{n}-{i}", n, "1.00", to) for i, to in enumerate(of)])
-    made.run(1, 2, ["raw_orders", "raw_orders_rejected", "stg_orders", "taken"])
-    return made
+        customers = ["c"] * hot + [None] * 8 + [f"c{i}" for i in range(32 - hot)]
+        pipeline.land(n, [order(f"o-{n}-{i}", n, "1.00", to) for i, to in enumerate(customers)])
+    pipeline.run(1, 2, ["raw_orders", "raw_orders_rejected", "stg_orders", "taken"])
+    return pipeline
 
 
 def test_from_the_rows_to_the_plan(watched):
     published = read_ledgers(watched.settings)["taken"].latest
-    most = {of: record.days[of].numbers for of, record in published.items()}
+    most = {day_key: record.days[day_key].numbers for day_key, record in published.items()}
     assert most == {day(n): {"most rows of one customer_id": m} for n, m in ((1, 24), (2, 1))}
-    plan = planned(watched, f"{day(1)}...{day(2)}", tables=("order_counts",))
+    plan = make_plan(watched, f"{day(1)}...{day(2)}", tables=("order_counts",))
     assert dict(plan_facts(plan))["skew"] == (
         f"taken.customer_id: 60% of the rows of {day(1)} have one key, 20% have none; above 50%"
     )
-    only = planned(watched, str(day(2)), tables=("order_counts",))
+    only = make_plan(watched, str(day(2)), tables=("order_counts",))
     assert only.skews == ()
 
 
@@ -187,13 +187,13 @@ def task_times(pipeline: Pipeline, n: int, **tags: str) -> dict[str, Any]:
     """What Dagster is told of the tasks that compute a day."""
     pipeline.run(n, assets=["weighed"], tags=tags)
     (record,) = pipeline.instance.fetch_materializations(dg.AssetKey("weighed"), limit=1).records
-    told = record.asset_materialization
+    materialization = record.asset_materialization
     assert (
-        told
-        and told.partition == str(day(n))
-        and told.metadata["dagster/partition_row_count"].value > 8
+        materialization
+        and materialization.partition == str(day(n))
+        and materialization.metadata["dagster/partition_row_count"].value > 8
     )
-    return {name: of.value for name, of in told.metadata.items() if "task" in name}
+    return {name: value.value for name, value in materialization.metadata.items() if "task" in name}
 
 
 def test_a_run_over_skewed_rows_has_a_task_that_is_longer_than_the_others(watched, monkeypatch):

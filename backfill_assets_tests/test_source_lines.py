@@ -225,66 +225,66 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def everything(spark, folder: Path) -> dict:
     landing = str(folder.parent.parent)
-    found = probe_files(spark, landing, VISITS, Window(DAY, DAY + timedelta(days=1)))
-    read = read_versions(read_lines(spark, found, VISITS), VISITS, "UTC").persist()
+    files = probe_files(spark, landing, VISITS, Window(DAY, DAY + timedelta(days=1)))
+    read = read_versions(read_lines(spark, files, VISITS), VISITS, "UTC").persist()
     rows = read.drop("at", "seen_at").collect()
-    yield {"found": found, "read": read, "rows": [row.asDict() for row in rows]}
+    yield {"found": files, "read": read, "rows": [row.asDict() for row in rows]}
     read.unpersist()
 
 
-def outcome(row: dict) -> str | dict:
+def row_outcome(row: dict) -> str | dict:
     return row["_reason"] or {name: row[name] for name in READ}
 
 
 def by_file(everything: dict, name: str) -> list:
     rows = [row for row in everything["rows"] if row["source_file"].endswith(f"/{name}")]
-    return [outcome(row) for row in rows]
+    return [row_outcome(row) for row in rows]
 
 
-def expected(name: str, due: object) -> str | dict:
-    wrong = isinstance(due, str) and due.startswith(("bad ", "missing ", "half "))
-    return due if wrong else {**READ, name: due}
+def expected_row(name: str, value: object) -> str | dict:
+    wrong = isinstance(value, str) and value.startswith(("bad ", "missing ", "half "))
+    return value if wrong else {**READ, name: value}
 
 
 def test_json(everything: dict) -> None:
-    found = by_file(everything, "0.jsonl")
-    assert found == [expected(name, due) for name, _, due in JSON]
+    outcomes = by_file(everything, "0.jsonl")
+    assert outcomes == [expected_row(name, value) for name, _, value in JSON]
 
 
 def test_csv(everything: dict) -> None:
     # A cell of JSON is kept as it is written.
     good = {"properties": json.dumps(GOOD["properties"])}
-    due = [expected(name, due) for name, _, due in CSV]
+    expected = [expected_row(name, expected) for name, _, expected in CSV]
     assert by_file(everything, "1.csv") == [
         {**x, **(good if name != "properties" else {})} if isinstance(x, dict) else x
-        for x, (name, _, _) in zip(due, CSV, strict=True)
+        for x, (name, _, _) in zip(expected, CSV, strict=True)
     ]
 
 
 def test_parquet(everything: dict) -> None:
     good = {"properties": json.dumps(GOOD["properties"])}
     for n, (name, _, dues) in enumerate(PARQUET):
-        due = [expected("visit_id" if name == "at" else name, x) for x in dues]
+        expected = [expected_row("visit_id" if name == "at" else name, x) for x in dues]
         assert by_file(everything, f"p{n}.parquet") == [
             {**x, **(good if name != "properties" else {})} if isinstance(x, dict) else x
-            for x in due
+            for x in expected
         ], (name, n)
 
 
 def test_every_line_is_accepted_or_rejected(everything: dict) -> None:
-    read, found = everything["read"], everything["found"]
-    counts = count_lines_by_file(read, VISITS, found.counts)
+    read, files = everything["read"], everything["found"]
+    counts = count_lines_by_file(read, VISITS, files.counts)
     landed = {"0.jsonl": len(JSON), "1.csv": len(CSV)}
     landed |= {f"p{n}.parquet": 2 for n in range(len(PARQUET))}
     assert {name.partition("/")[2]: x.landed for name, x in counts.items()} == landed
     assert all(x.landed == x.accepted + x.rejected for x in counts.values())
     assert {x.amount for x in counts.values()} == {0}
-    good, left = accepted_rows(read, VISITS), rejected_rows(read, VISITS)
+    good, rejects = accepted_rows(read, VISITS), rejected_rows(read, VISITS)
     assert good.columns == list(VISITS.raw.columns)
     assert good.schema == VISITS.raw.conform_frame(good).schema
-    assert left.columns == list(VISITS.rejected.columns)
+    assert rejects.columns == list(VISITS.rejected.columns)
     assert good.count() == sum(x.accepted for x in counts.values())
-    assert left.where("text IS NOT NULL AND reason IS NOT NULL").count() == sum(
+    assert rejects.where("text IS NOT NULL AND reason IS NOT NULL").count() == sum(
         x.rejected for x in counts.values()
     )
 
@@ -293,7 +293,7 @@ def test_a_rejected_line_is_kept_as_it_landed(everything: dict) -> None:
     texts = Counter(
         row["_text"] for row in everything["rows"] if row["source_file"].endswith("0.jsonl")
     )
-    wrong = [(n, v) for n, v, due in JSON if isinstance(expected(n, due), str)]
+    wrong = [(n, v) for n, v, value in JSON if isinstance(expected_row(n, value), str)]
     assert texts - Counter({None: len(JSON)}) == Counter(json_line(n, v) for n, v in wrong)
 
 
@@ -325,10 +325,10 @@ def test_control_files_that_cannot_be_used(spark, tmp_path: Path, text: str, why
     path = tmp_path / "visits" / f"arrival_date={DAY}"
     path.mkdir(parents=True)
     (path / "_control.json").write_text(text)
-    found = probe_files(spark, str(tmp_path), VISITS, Window(DAY, DAY + timedelta(days=1)))
-    assert found.controls == {}
-    assert found.control_problems[DAY].startswith("_control.json is not {'rows': N} (")
-    assert why in found.control_problems[DAY]
+    files = probe_files(spark, str(tmp_path), VISITS, Window(DAY, DAY + timedelta(days=1)))
+    assert files.controls == {}
+    assert files.control_problems[DAY].startswith("_control.json is not {'rows': N} (")
+    assert why in files.control_problems[DAY]
 
 
 def test_the_folder_of_the_source_is_named(tmp_path: Path) -> None:
@@ -369,8 +369,8 @@ def test_fields_of_any_name_and_no_text_at_all(spark, tmp_path: Path) -> None:
     lines = [line, {**line, "text": "\u00e9"}, {**line, "field_text": None}]
     (path / "a.jsonl").write_text("\n".join(map(json.dumps, lines)))
     assert number_pattern(source) == ""
-    found = probe_files(spark, str(tmp_path), source, Window(DAY, DAY + timedelta(days=1)))
-    read = read_versions(read_lines(spark, found, source), source, "UTC")
+    files = probe_files(spark, str(tmp_path), source, Window(DAY, DAY + timedelta(days=1)))
+    read = read_versions(read_lines(spark, files, source), source, "UTC")
     good = accepted_rows(read, source).select("text", "field_text", F.col("reason").cast("string"))
     assert [tuple(row) for row in good.collect()] == [(1, 5, "2024-01-02 10:00:00")]
     reasons = {json.loads(row["text"])["text"]: row["reason"] for row in rejected_rows(read, source).collect()}  # fmt: skip

@@ -52,7 +52,7 @@ from backfill_assets.engine.jars import (
 from backfill_assets.engine.log_store import LOG_STORE_SOURCE
 from backfill_assets.engine.spark import Engine
 from backfill_assets.settings import load_settings
-from backfill_assets_tests.connect_server import of_server
+from backfill_assets_tests.connect_server import server_settings
 from backfill_assets_tests.pipeline import Pipeline, day, order
 
 
@@ -85,9 +85,9 @@ def fake_java(folder: Path, says: str, status: int = 0) -> None:
 def test_no_java(no_java):
     with pytest.raises(EngineError) as caught:
         check_java()
-    said = one_sentence(caught)
-    assert said.startswith("Spark needs Java 17 or 21 and there is none on the PATH")
-    assert "apt-get install openjdk-17-jre-headless" in said
+    message = one_sentence(caught)
+    assert message.startswith("Spark needs Java 17 or 21 and there is none on the PATH")
+    assert "apt-get install openjdk-17-jre-headless" in message
 
 
 def test_no_java_in_java_home(no_java, monkeypatch, tmp_path):
@@ -110,8 +110,8 @@ def test_a_java_that_spark_does_not_run_on(no_java, says, found):
     fake_java(no_java, says, status=0 if "version" in says else 1)
     with pytest.raises(EngineError) as caught:
         check_java()
-    said = one_sentence(caught)
-    assert f"Spark needs Java 17 or 21 and {no_java / 'java'} is {found}: set JAVA_HOME" in said
+    message = one_sentence(caught)
+    assert f"Spark needs Java 17 or 21 and {no_java / 'java'} is {found}: set JAVA_HOME" in message
 
 
 @pytest.mark.parametrize("says", ['openjdk version "17.0.9"', 'openjdk version "21" 2023-09-19'])
@@ -183,8 +183,8 @@ def test_jars_are_fetched_once(monkeypatch, tmp_path):
     assert [jar.name for jar in first] == [*NAMES]
     assert all(jar.read_bytes() == b"jar" for jar in first)
     assert fetch_delta_jars(cache) == delta_jars(cache) == first
-    one, other = submit.calls
-    assert delta_coordinate() in one and jars_module._LOCAL_FILES in other
+    delta_call, library_call = submit.calls
+    assert delta_coordinate() in delta_call and jars_module._LOCAL_FILES in library_call
     library = jars_module._jar_folder(cache, jars_module._LOCAL_FILES)
     assert [path.name for path in library.iterdir()] == [LOCAL_JAR]
     assert {*cache.iterdir()} == {first[0].parent, library}  # no leftovers
@@ -193,7 +193,7 @@ def test_jars_are_fetched_once(monkeypatch, tmp_path):
 @pytest.mark.usefixtures("_these_are_known")
 def test_a_session_is_told_of_the_library_for_local_files_if_it_has_it(tmp_path):
     """Jars may be copied from somewhere by hand, or be others: Delta's alone will do."""
-    told = "com.globalmentor.apache.hadoop.fs.NakedLocalFileSystem"
+    file_system = "com.globalmentor.apache.hadoop.fs.NakedLocalFileSystem"
     folder = jars_module._jar_folder(tmp_path, delta_coordinate())
     folder.mkdir()
     (folder / NAMES[0]).touch()
@@ -203,8 +203,10 @@ def test_a_session_is_told_of_the_library_for_local_files_if_it_has_it(tmp_path)
     (library / LOCAL_JAR).touch()
     config = spark_config(load_settings(jars=tmp_path))
     assert config["spark.jars"] == f"{folder / NAMES[0]},{library / LOCAL_JAR}"
-    assert config[LOCAL_FILES_SETTING] == told
-    assert of_server(load_settings(jars=tmp_path), tmp_path)[LOCAL_FILES_SETTING] == told
+    assert config[LOCAL_FILES_SETTING] == file_system
+    assert (
+        server_settings(load_settings(jars=tmp_path), tmp_path)[LOCAL_FILES_SETTING] == file_system
+    )
 
 
 @pytest.mark.usefixtures("_these_are_known")
@@ -213,12 +215,12 @@ def test_jars_of_the_deployment_are_added_to_ours(tmp_path):
     folder.mkdir()
     ours = folder / NAMES[0]
     ours.touch()
-    own = {"spark.jars": f"/opt/a.jar,{ours},/opt/b.jar", "spark.jars.packages": "org.x:y:1"}
-    settings = load_settings(jars=tmp_path, spark_conf=own)
+    conf = {"spark.jars": f"/opt/a.jar,{ours},/opt/b.jar", "spark.jars.packages": "org.x:y:1"}
+    settings = load_settings(jars=tmp_path, spark_conf=conf)
     config = spark_config(settings)
     assert config["spark.jars"] == f"{ours},/opt/a.jar,/opt/b.jar"
     assert config["spark.jars.packages"] == "org.x:y:1"
-    assert of_server(settings, tmp_path)["spark.jars"] == config["spark.jars"]
+    assert server_settings(settings, tmp_path)["spark.jars"] == config["spark.jars"]
     # Before ours are there, too: they are when the session starts.
     folder.rename(tmp_path / "away")
     assert spark_config(settings)["spark.jars"] == f"/opt/a.jar,{ours},/opt/b.jar"
@@ -230,13 +232,13 @@ def test_the_jars_of_s3_are_fetched_where_they_are_asked_for(monkeypatch, tmp_pa
     submit = FakeSubmit(monkeypatch, jars=(*names, "com.other_thing-1.jar"))
     monkeypatch.setattr(java_sources, "compiled", lambda *_: {"a.B": b"code"})
     assert s3_jars(tmp_path) == []
-    found = fetch_s3_jars(tmp_path)
-    assert [jar.name for jar in found] == [*names, "conditional-log-store.jar"]
-    assert fetch_s3_jars(tmp_path) == found
+    jars = fetch_s3_jars(tmp_path)
+    assert [jar.name for jar in jars] == [*names, "conditional-log-store.jar"]
+    assert fetch_s3_jars(tmp_path) == jars
     (call,) = submit.calls
     assert "software.amazon.awssdk:bundle," in call[call.index("--exclude-packages") + 1]
     on_s3 = load_settings(jars=tmp_path, warehouse="s3a://bucket/w")
-    assert spark_config(on_s3)["spark.jars"] == ",".join(map(str, found))
+    assert spark_config(on_s3)["spark.jars"] == ",".join(map(str, jars))
     assert spark_config(load_settings(jars=tmp_path))["spark.jars"] == ""
 
 
@@ -275,10 +277,10 @@ def test_two_that_fetch_at_once(monkeypatch, tmp_path):
 
 
 def test_the_jars_of_this_machine_are_the_published_ones():
-    found = [*delta_jars(load_settings().jars)]
-    assert len(found) == 5
-    assert known_jars.unknown_jars(found) == []
-    assert known_jars.unknown_jars([*found, Path(__file__)]) == [Path(__file__)]
+    jars = [*delta_jars(load_settings().jars)]
+    assert len(jars) == 5
+    assert known_jars.unknown_jars(jars) == []
+    assert known_jars.unknown_jars([*jars, Path(__file__)]) == [Path(__file__)]
 
 
 def test_a_jar_that_somebody_put_into_the_cache_is_not_loaded(monkeypatch, tmp_path):
@@ -286,10 +288,10 @@ def test_a_jar_that_somebody_put_into_the_cache_is_not_loaded(monkeypatch, tmp_p
     monkeypatch.delenv("SPARK_REMOTE", raising=False)
     cache = tmp_path / "cache"
     shutil.copytree(load_settings().jars, cache, ignore=shutil.ignore_patterns("classes-*"))
-    own = tmp_path / "own.jar"
-    own.write_bytes(b"the user's affair")
+    user_jar = tmp_path / "own.jar"
+    user_jar.write_bytes(b"the user's affair")
     raise_if_unknown_jars(spark_config(load_settings(jars=cache)), cache)
-    raise_if_unknown_jars({"spark.jars": f"{delta_jars(cache)[0]},{own}"}, cache)
+    raise_if_unknown_jars({"spark.jars": f"{delta_jars(cache)[0]},{user_jar}"}, cache)
     swapped, added = delta_jars(cache)[0], cache / delta_jars(cache)[0].parent / "agent.jar"
     swapped.write_bytes(swapped.read_bytes() + b"x")
     added.write_bytes(b"x")
@@ -300,9 +302,9 @@ def test_a_jar_that_somebody_put_into_the_cache_is_not_loaded(monkeypatch, tmp_p
     ):
         with pytest.raises(EngineError) as caught:
             start()
-        said = one_sentence(caught)
-        assert str(swapped) in said and str(added) in said
-        assert str(delta_jars(cache)[-1]) not in said
+        message = one_sentence(caught)
+        assert str(swapped) in message and str(added) in message
+        assert str(delta_jars(cache)[-1]) not in message
 
 
 def test_a_mirror_that_sends_other_jars(monkeypatch, tmp_path):
@@ -327,10 +329,10 @@ def test_jars_that_cannot_be_fetched(monkeypatch, tmp_path, stderr):
     FakeSubmit(monkeypatch, stderr=stderr)
     with pytest.raises(EngineError) as caught:
         fetch_delta_jars(tmp_path)
-    said = one_sentence(caught)
-    assert f"the Delta jars ({delta_coordinate()}) could not be downloaded" in said
-    assert "check that this machine reaches Maven Central" in said
-    assert ("unresolved dependency" in said) is bool(stderr)
+    message = one_sentence(caught)
+    assert f"the Delta jars ({delta_coordinate()}) could not be downloaded" in message
+    assert "check that this machine reaches Maven Central" in message
+    assert ("unresolved dependency" in message) is bool(stderr)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -368,16 +370,19 @@ def test_the_session_really_has_it(spark):
     assert "Delta" in spark.conf.get("spark.sql.extensions")
 
 
-def times(pipeline: Pipeline) -> dict[str, tuple[str, bool]]:
+def timestamp_encodings(pipeline: Pipeline) -> dict[str, tuple[str, bool]]:
     """By log day of `raw_orders`, how its files keep times, and whether with statistics."""
-    found = {}
+    encodings = {}
     for uri in pipeline.log("raw_orders").file_uris():
         columns = pq.ParquetFile(uri).metadata.row_group(0)
         by_name = {columns.column(n).path_in_schema: columns.column(n) for n in range(7)}
-        it = by_name["order_ts"]
-        told = it.statistics is not None and it.statistics.has_min_max
-        found[re.findall(r"log_date=([0-9-]+)", uri)[0]] = (it.physical_type, told)
-    return found
+        column = by_name["order_ts"]
+        has_statistics = column.statistics is not None and column.statistics.has_min_max
+        encodings[re.findall(r"log_date=([0-9-]+)", uri)[0]] = (
+            column.physical_type,
+            has_statistics,
+        )
+    return encodings
 
 
 def rewritten_as_before(spark, url: str, days: str) -> None:
@@ -396,10 +401,10 @@ def test_times_are_kept_with_statistics_and_old_files_stay_good(pipeline, spark)
         pipeline.land(n, [order(f"o{n}", n, f"{n}.00", at=f"0{n}:00"), order("moves", 1)])
     pipeline.run(1, 2)
     new = pipeline.digests()
-    assert set(times(pipeline).values()) == {("INT64", True)}
+    assert set(timestamp_encodings(pipeline).values()) == {("INT64", True)}
     rewritten_as_before(spark, str(pipeline.warehouse / "raw_orders"), "log_date = '2024-01-01'")
     pipeline.run(3)
-    assert times(pipeline) == {
+    assert timestamp_encodings(pipeline) == {
         str(day(1)): ("INT96", False),
         str(day(2)): ("INT64", True),
         str(day(3)): ("INT64", True),
@@ -409,11 +414,13 @@ def test_times_are_kept_with_statistics_and_old_files_stay_good(pipeline, spark)
         assert {d: old[name][d] for d in days} == days, name
     # Both kinds of files in one table, for an engine that is not Spark.
     log = pipeline.log("raw_orders")
-    seen = {(row["order_id"], row["order_ts"]) for row in log.to_pyarrow_table().to_pylist()}
-    assert seen == {("moves", moment(1, 10))} | {(f"o{n}", moment(n, n)) for n in (1, 2, 3)}
+    order_times = {(row["order_id"], row["order_ts"]) for row in log.to_pyarrow_table().to_pylist()}
+    assert order_times == {("moves", moment(1, 10))} | {(f"o{n}", moment(n, n)) for n in (1, 2, 3)}
     actions = pa.table(log.get_add_actions(flatten=True)).to_pylist()
-    said = {str(a["partition.log_date"]): (a["min.order_ts"], a["max.order_ts"]) for a in actions}
-    assert said[str(day(3))] == (moment(1, 10), moment(3, 3))
+    statistics = {
+        str(a["partition.log_date"]): (a["min.order_ts"], a["max.order_ts"]) for a in actions
+    }
+    assert statistics[str(day(3))] == (moment(1, 10), moment(3, 3))
     later = log.to_pyarrow_table(filters=[("order_ts", ">", moment(2, 1))])
     assert sorted(later["order_id"].to_pylist()) == ["o2", "o3"]
 
@@ -438,20 +445,20 @@ OPTIONS = "spark.driver.extraJavaOptions"
 def test_a_jvm_starts_with_an_archive_of_classes_where_there_is_one(tmp_path):
     archive = class_archive_path(tmp_path)
     assert archive is not None
-    given = {OPTIONS: "-Duser.timezone=UTC", "spark.driver.memory": "1g"}
-    assert with_class_archive(given, tmp_path) == given
+    conf = {OPTIONS: "-Duser.timezone=UTC", "spark.driver.memory": "1g"}
+    assert with_class_archive(conf, tmp_path) == conf
     archive.parent.mkdir()
     archive.write_text("no archive at all")
-    options = with_class_archive(given, tmp_path)[OPTIONS].split()
+    options = with_class_archive(conf, tmp_path)[OPTIONS].split()
     assert options[:2] == ["-Duser.timezone=UTC", f"-XX:SharedArchiveFile={archive}"]
     # What is no archive, or that of another Java, is passed over in silence.
-    said = subprocess.run(
+    output = subprocess.run(
         ["java", *options, "-version"], capture_output=True, text=True, check=True
     )
     plain = subprocess.run(["java", "-version"], capture_output=True, text=True, check=True)
-    assert said.stdout == ""
-    assert said.stderr.replace(", sharing", "") == plain.stderr.replace(", sharing", "")
-    of_server(load_settings(jars=tmp_path), tmp_path)
+    assert output.stdout == ""
+    assert output.stderr.replace(", sharing", "") == plain.stderr.replace(", sharing", "")
+    server_settings(load_settings(jars=tmp_path), tmp_path)
     assert str(archive) in (tmp_path / "java.options").read_text()
 
 
@@ -494,12 +501,12 @@ def test_the_server_listens_on_loopback_only(tmp_path):
     folder.mkdir()
     (folder / NAMES[0]).touch()
     settings = load_settings(jars=tmp_path, spark_conf={"spark.driver.memory": "9g"})
-    found = of_server(settings, tmp_path)
-    assert found["spark.connect.grpc.binding.address"] == "127.0.0.1"
-    assert found["spark.connect.grpc.binding.port"] == "15099"
-    assert found["spark.jars"] == str(folder / NAMES[0])
-    assert found["spark.master"] == "local[*]"
-    assert found["spark.driver.memory"] == "9g"
+    config = server_settings(settings, tmp_path)
+    assert config["spark.connect.grpc.binding.address"] == "127.0.0.1"
+    assert config["spark.connect.grpc.binding.port"] == "15099"
+    assert config["spark.jars"] == str(folder / NAMES[0])
+    assert config["spark.master"] == "local[*]"
+    assert config["spark.driver.memory"] == "9g"
 
 
 SECRETS = {
@@ -512,11 +519,13 @@ SECRETS = {
 def test_a_jvm_gets_its_settings_by_files_of_its_owner(tmp_path):
     before = os.umask(0)
     try:
-        found = of_server(load_settings(spark_conf=SECRETS, jars=tmp_path / "jars"), tmp_path)
+        config = server_settings(
+            load_settings(spark_conf=SECRETS, jars=tmp_path / "jars"), tmp_path
+        )
     finally:
         os.umask(before)
     options = tmp_path / "java.options"
-    assert found == {**found, **SECRETS, OPTIONS: f'"@{options}"'}
+    assert config == {**config, **SECRETS, OPTIONS: f'"@{options}"'}
     assert '"-Dtrust.Password=hush-2 \\"hush-3"' in options.read_text().splitlines()
     for file in (options, tmp_path / "spark.properties"):
         assert file.stat().st_mode & 0o777 == 0o600
@@ -547,9 +556,9 @@ def test_a_dead_server(monkeypatch, secret):
     with pytest.raises(EngineError) as caught:
         engine.spark_session  # noqa: B018
     assert time.monotonic() - began < 15
-    said = one_sentence(caught)
-    assert "the Spark Connect server at SPARK_REMOTE=sc://127.0.0.1:1" in said
-    assert "does not answer (no connection within 1 s): start it, or unset SPARK_REMOTE" in said
+    message = one_sentence(caught)
+    assert "the Spark Connect server at SPARK_REMOTE=sc://127.0.0.1:1" in message
+    assert "does not answer (no connection within 1 s): start it, or unset SPARK_REMOTE" in message
     everything = "".join(traceback.format_exception(caught.value)) + repr(engine)
     assert "hush" not in everything
 
@@ -577,15 +586,17 @@ def test_an_address_that_spark_refuses():
 
 
 def test_secrets_are_for_the_session_alone(monkeypatch):
-    seen = {}
+    session_config = {}
     monkeypatch.setattr(module, "start_driver", lambda config: None)
-    monkeypatch.setattr(module, "spark_session_from_config", lambda config: seen.update(config))
+    monkeypatch.setattr(
+        module, "spark_session_from_config", lambda config: session_config.update(config)
+    )
     settings = load_settings(spark_conf={"spark.hadoop.fs.s3a.secret.key": "hush", "spark.x": "y"})
     engine = Engine.from_settings(settings)
     assert "hush" not in repr(engine)
     engine._init_session()
-    assert seen["spark.hadoop.fs.s3a.secret.key"] == "hush"
-    assert seen["spark.x"] == "y"
+    assert session_config["spark.hadoop.fs.s3a.secret.key"] == "hush"
+    assert session_config["spark.x"] == "y"
 
 
 # A cluster that does not take the driver.
@@ -596,11 +607,11 @@ def test_secrets_are_for_the_session_alone(monkeypatch):
     [("spark://h:7077", "the Spark cluster at spark://h:7077 does not answer"), ("local[1]", "x")],
 )
 def test_a_cluster_that_does_not_take_the_driver(monkeypatch, master, said):
-    def stopped(_):
+    def raise_error(_):
         raise Py4JError("x")
 
     monkeypatch.setattr(module, "start_driver", lambda _: None)
-    monkeypatch.setattr(module, "spark_session_from_config", stopped)
+    monkeypatch.setattr(module, "spark_session_from_config", raise_error)
     with pytest.raises(Py4JError if master == "local[1]" else EngineError) as caught:
         Engine.from_settings(load_settings(spark_master=master))._init_session()
     assert one_sentence(caught).startswith(said)

@@ -30,15 +30,15 @@ RIGHT = st.lists(st.tuples(KEYS, st.sampled_from("vw")), max_size=6)
     0.05,
 )
 @settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_the_rows_are_those_of_the_plain_join(spark, left, right, how, hot):
-    rows = spark.createDataFrame([(id_, k, n, None) for id_, (k, n) in left], ROWS)
-    other = spark.createDataFrame([(k, n, v) for (k, n), v in right], OTHERS)
-    found = spread_join(rows, other, ["k", "n"], how, hot=hot, tasks=3)
+def test_the_rows_are_those_of_the_plain_join(spark, left_rows, right_rows, how, hot):
+    rows = spark.createDataFrame([(id_, k, n, None) for id_, (k, n) in left_rows], ROWS)
+    other = spark.createDataFrame([(k, n, v) for (k, n), v in right_rows], OTHERS)
+    spread = spread_join(rows, other, ["k", "n"], how, hot=hot, tasks=3)
     plain = rows.join(other, ["k", "n"], how)
-    assert found.columns == plain.columns
+    assert spread.columns == plain.columns
     # A map has no order and no hash.
-    asked = [frame.drop("tags").collect() for frame in (found, plain)]
-    assert Counter(map(tuple, asked[0])) == Counter(map(tuple, asked[1]))
+    collected = [frame.drop("tags").collect() for frame in (spread, plain)]
+    assert Counter(map(tuple, collected[0])) == Counter(map(tuple, collected[1]))
 
 
 def test_a_hot_key_and_rows_without_one_are_in_several_tasks(spark):
@@ -87,6 +87,6 @@ def test_a_hot_key_and_rows_without_one_are_in_several_tasks(spark):
 )
 def test_keys_whose_hashes_may_differ_are_refused(spark, rows, other, said):
     """Equal values of these need not have equal hashes."""
-    frames = (spark.createDataFrame([], of) for of in (rows, other))
+    frames = (spark.createDataFrame([], schema) for schema in (rows, other))
     with pytest.raises(ValueError, match=f"spread_join: {said}"):
         spread_join(*frames, "k")

@@ -24,17 +24,17 @@ def collect_when_there(spark: SparkSession, file: Path) -> list:
 
 
 def test_the_query_and_the_place_are_named(spark, tmp_path):
-    said: list[str] = []
+    reports: list[str] = []
 
-    def say(text: str) -> None:
+    def note_report(text: str) -> None:
         # On a loaded machine, what comes before the tasks may take as long.
         if "0 of 3 tasks have ended" in text:
-            said.append(text)
+            reports.append(text)
             (tmp_path / "there").touch()
 
-    with report_stalls(lambda: spark, 0.5, say):
+    with report_stalls(lambda: spark, 0.5, note_report):
         assert len(collect_when_there(spark, tmp_path / "there")) == 3
-    text = said[0]
+    text = reports[0]
     assert text.startswith("No task of Spark has ended for 0.5 seconds. stage ")
     assert "The step waits in collect_when_there (" in text
     assert "test_stalls.py, line" in text
@@ -42,19 +42,19 @@ def test_the_query_and_the_place_are_named(spark, tmp_path):
 
 def test_who_comes_further_is_left_alone():
     """One that does something else each time it is looked at."""
-    said, looks = [], []
+    reports, looks = [], []
 
     def session() -> None:
         looks.append(1)
 
     def go(rounds: int) -> None:
-        if rounds and not said:
+        if rounds and not reports:
             wait_for(lambda: len(looks) > 40 - rounds)
             go(rounds - 1)
 
-    with report_stalls(session, 0.2, said.append):
+    with report_stalls(session, 0.2, reports.append):
         go(40)
-    assert said == []
+    assert reports == []
 
 
 def test_none_is_looked_at_where_that_is_switched_off():

@@ -35,15 +35,15 @@ from backfill_assets_tests.invented_states import (
     ALL,
     POLICY,
     W,
-    appended,
-    built,
-    healthy,
-    lacking,
-    situation,
-    states,
+    append_externally,
+    make_backlog,
+    make_built_record,
+    make_healthy_ledgers,
+    make_situation,
+    states_by_day,
 )
 from backfill_assets_tests.pipeline import START, day
-from backfill_assets_tests.written_logs import change, commit_ours
+from backfill_assets_tests.written_logs import commit_with_record, run_operation
 
 #: Tables by event day; those of them whose days become final; those that go on changing.
 BY_EVENT_DAY = (STAGED, FACT, CURRENT, CORRECTIONS)
@@ -52,30 +52,34 @@ FREEZE, FOLLOW = (STAGED, FACT), (CURRENT, CORRECTIONS)
 each_table = pytest.mark.parametrize("table", TABLES.values(), ids=lambda table: table.name)
 
 
-def withdrawn(table: Table, *of: int) -> dict[str, Ledger]:
+def withdraw_days(table: Table, *numbers: int) -> dict[str, Ledger]:
     """Healthy tables; an undo has taken days of one back, and has not come to the others."""
-    found = healthy()
+    healthy_ledgers = make_healthy_ledgers()
     log = (
-        dict.fromkeys(("event_days", "current_days", "log_days"), days(*of)) if table is RAW else {}
+        dict.fromkeys(("event_days", "current_days", "log_days"), days(*numbers))
+        if table is RAW
+        else {}
     )
-    undo = msgspec.structs.replace(record(1, (), **log), withdrawn=days(*of))
-    return found | {table.name: without_rows(ledger(table, *found[table.name].records, undo))}
+    undo = msgspec.structs.replace(record(1, (), **log), withdrawn=days(*numbers))
+    return healthy_ledgers | {
+        table.name: without_rows(ledger(table, *healthy_ledgers[table.name].records, undo))
+    }
 
 
-def without_rows(found: Ledger) -> Ledger:
+def without_rows(original: Ledger) -> Ledger:
     """The ledger, where days that were withdrawn have no files."""
-    rows = {day: rows for day, rows in found.measured.items() if day in found.latest}
-    return replace(found, measured=rows)
+    rows = {day: rows for day, rows in original.measured.items() if day in original.latest}
+    return replace(original, measured=rows)
 
 
-def unlike(found: dict[int, DayState], usual: dict[int, DayState]) -> dict[int, DayState]:
-    return {n: state for n, state in found.items() if usual.get(n) is not state}
+def unusual_states(actual: dict[int, DayState], usual: dict[int, DayState]) -> dict[int, DayState]:
+    return {n: state for n, state in actual.items() if usual.get(n) is not state}
 
 
 # --- each state -----------------------------------------------------------------------------------
 
 
-def usual(table: Table) -> dict[int, DayState]:
+def usual_states(table: Table) -> dict[int, DayState]:
     """What the states of ten healthy days are: the last two are open."""
     if table in FREEZE:
         return {n: DayState.FINAL if n <= 8 else DayState.OPEN for n in range(1, 11)}
@@ -86,97 +90,109 @@ def usual(table: Table) -> dict[int, DayState]:
 
 @each_table
 def test_a_night_in_which_everything_went_well(table):
-    found = states(table, situation())
-    assert found == usual(table)
-    assert list(found) == sorted(found)
-    assert all(state.is_good for state in found.values())
+    result = states_by_day(table, make_situation())
+    assert result == usual_states(table)
+    assert list(result) == sorted(result)
+    assert all(state.is_good for state in result.values())
 
 
 @each_table
 def test_no_tables_at_all(table):
-    found = states(table, situation(ledgers()))
-    assert found == dict.fromkeys(range(1, 11), DayState.MISSING)
+    result = states_by_day(table, make_situation(ledgers()))
+    assert result == dict.fromkeys(range(1, 11), DayState.MISSING)
 
 
 @each_table
 def test_before_the_calendar_begins_nothing_is_due(table):
-    assert states(table, situation(ledgers(), today=START)) == {}
-    assert states(table, situation(ledgers(), today=START + DAY)) == {1: DayState.MISSING}
+    assert states_by_day(table, make_situation(ledgers(), today=START)) == {}
+    assert states_by_day(table, make_situation(ledgers(), today=START + DAY)) == {
+        1: DayState.MISSING
+    }
 
 
 @each_table
 def test_failed(table):
-    found = states(table, situation(failed={table.name: days(3)}))
-    assert unlike(found, usual(table)) == {3: DayState.CHECK_FAILED}
+    result = states_by_day(table, make_situation(failed={table.name: days(3)}))
+    assert unusual_states(result, usual_states(table)) == {3: DayState.CHECK_FAILED}
     other = next(name for name in TABLES if name != table.name)
-    assert states(table, situation(failed={other: days(3)})) == usual(table)
+    assert states_by_day(table, make_situation(failed={other: days(3)})) == usual_states(table)
 
 
 @each_table
 def test_missing(table):
-    without = healthy() | {table.name: healthy(ALL - days(3))[table.name]}
-    found = states(table, situation(without, behind=StaleDays()))
-    assert unlike(found, usual(table))[3] is DayState.MISSING
+    without = make_healthy_ledgers() | {table.name: make_healthy_ledgers(ALL - days(3))[table.name]}
+    result = states_by_day(table, make_situation(without, behind=StaleDays()))
+    assert unusual_states(result, usual_states(table))[3] is DayState.MISSING
 
 
 @each_table
 def test_a_day_published_as_empty_is_there(table):
-    old = healthy()[table.name]
+    old = make_healthy_ledgers()[table.name]
     commit = old.records[0]
     days = {d: msgspec.structs.replace(p, rows=0) for d, p in commit.days.items()}
     empty = msgspec.structs.replace(commit, days=days)
-    found = states(table, situation(healthy() | {table.name: ledger(table, empty)}))
-    assert found == usual(table)
+    result = states_by_day(
+        table, make_situation(make_healthy_ledgers() | {table.name: ledger(table, empty)})
+    )
+    assert result == usual_states(table)
 
 
 @each_table
 def test_input_newer(table):
-    found = states(table, situation(behind=lacking(day(3), table=table)))
-    assert unlike(found, usual(table)) == {3: DayState.INPUT_NEWER}
+    result = states_by_day(table, make_situation(behind=make_backlog(day(3), table=table)))
+    assert unusual_states(result, usual_states(table)) == {3: DayState.INPUT_NEWER}
 
 
 @pytest.mark.parametrize("table", FREEZE, ids=lambda table: table.name)
 def test_a_final_day_is_not_behind(table):
     """What came since is in the tables that follow; the day itself is what it is to be."""
-    found = states(table, situation(behind=lacking(day(3), table=table, final=True)))
-    assert found == usual(table)
-    assert found[3].is_good
+    result = states_by_day(
+        table, make_situation(behind=make_backlog(day(3), table=table, final=True))
+    )
+    assert result == usual_states(table)
+    assert result[3].is_good
 
 
 @each_table
 def test_files_added_to_a_loaded_day(table):
     """Day 3 as well as what takes its lines in, final or not, is not what it could be."""
-    found = unlike(states(table, situation(load=days(3))), usual(table))
+    result = unusual_states(states_by_day(table, make_situation(load=days(3))), usual_states(table))
     if table in (RAW, REJECTED):
-        assert found == {3: DayState.INPUT_NEWER}
+        assert result == {3: DayState.INPUT_NEWER}
     elif table in BY_EVENT_DAY:
-        assert found == dict.fromkeys((1, 2, 3), DayState.INPUT_MISSING)
+        assert result == dict.fromkeys((1, 2, 3), DayState.INPUT_MISSING)
     else:
-        assert found == {}
+        assert result == {}
 
 
 @each_table
 @pytest.mark.parametrize(("absent", "open_days"), [(10, (9, 10)), (9, (9,)), (8, ())])
 def test_a_log_day_without_a_folder(table, absent, open_days):
     """What is open still waits for it; what is final waits for nobody."""
-    found = unlike(states(table, situation(absent=days(absent))), usual(table))
+    result = unusual_states(
+        states_by_day(table, make_situation(absent=days(absent))), usual_states(table)
+    )
     expected = open_days if table in BY_EVENT_DAY else (absent,)
-    assert found == dict.fromkeys(expected, DayState.INPUT_MISSING)
+    assert result == dict.fromkeys(expected, DayState.INPUT_MISSING)
 
 
 @each_table
 def test_a_replaced_file_that_waits(table):
     """What was made of the loaded rows is as good as before."""
-    found = unlike(states(table, situation(held=days(4))), usual(table))
-    assert found == ({4: DayState.HELD} if table in (RAW, REJECTED) else {})
+    result = unusual_states(
+        states_by_day(table, make_situation(on_hold=days(4))), usual_states(table)
+    )
+    assert result == ({4: DayState.HELD} if table in (RAW, REJECTED) else {})
     assert not DayState.HELD.is_good
 
 
 @pytest.mark.parametrize("table", [RAW, REJECTED], ids=lambda table: table.name)
 def test_a_replaced_file_that_waits_says_more_than_a_missing_folder_and_less_than_new_files(table):
-    held = {"held": days(10), "absent": days(10)}
-    assert states(table, situation(**held))[10] is DayState.HELD
-    assert states(table, situation(**held, load=days(10)))[10] is DayState.INPUT_NEWER
+    changes = {"on_hold": days(10), "absent": days(10)}
+    assert states_by_day(table, make_situation(**changes))[10] is DayState.HELD
+    assert (
+        states_by_day(table, make_situation(**changes, load=days(10)))[10] is DayState.INPUT_NEWER
+    )
 
 
 @pytest.mark.parametrize(
@@ -185,15 +201,17 @@ def test_a_replaced_file_that_waits_says_more_than_a_missing_folder_and_less_tha
 def test_the_window_decides_who_waits(window_days, waiting):
     """Day 10 came without a folder and was loaded as empty: with it some days are final."""
     policy = replace(POLICY, window_days=window_days)
-    now = situation(healthy(final=days((1, 10 - window_days))), absent=days(10), policy=policy)
+    now = make_situation(
+        make_healthy_ledgers(final=days((1, 10 - window_days))), absent=days(10), policy=policy
+    )
     for table in BY_EVENT_DAY:
-        found = states(table, now)
-        assert {n for n, state in found.items() if state is DayState.INPUT_MISSING} == set(waiting)
+        result = states_by_day(table, now)
+        assert {n for n, state in result.items() if state is DayState.INPUT_MISSING} == set(waiting)
 
 
 def test_days_beyond_what_is_due_are_shown_if_they_are_there():
-    found = states(RAW, situation(healthy(days((1, 12))), today=day(11)))
-    assert list(found) == list(range(1, 13))
+    result = states_by_day(RAW, make_situation(make_healthy_ledgers(days((1, 12))), today=day(11)))
+    assert list(result) == list(range(1, 13))
 
 
 def test_a_folder_that_never_came_keeps_the_window_open():
@@ -201,13 +219,13 @@ def test_a_folder_that_never_came_keeps_the_window_open():
     raw = record(0, ALL, event_days=ALL, current_days=ALL, settled=ALL - days(9, 10))
     built = {RAW.name: 0, STAGED.name: 0}
     stg, facts = (record(0, ALL, inputs=built) for _ in range(2))
-    now = situation(
+    now = make_situation(
         ledgers(ledger(RAW, raw), ledger(STAGED, stg), ledger(FACT, facts)), absent=days(9)
     )
     for table in FREEZE:
-        found = states(table, now)
-        assert {n for n, state in found.items() if state is DayState.FINAL} == set(range(1, 7))
-        assert {n for n, state in found.items() if state is DayState.INPUT_MISSING} == {7, 8, 9}
+        result = states_by_day(table, now)
+        assert {n for n, state in result.items() if state is DayState.FINAL} == set(range(1, 7))
+        assert {n for n, state in result.items() if state is DayState.INPUT_MISSING} == {7, 8, 9}
 
 
 def test_a_day_whose_window_closed_quietly_is_final():
@@ -217,83 +235,93 @@ def test_a_day_whose_window_closed_quietly_is_final():
     ]
     stg = [record(n, days(n), inputs={RAW.name: n}) for n in range(1, 11)]
     facts = [record(n, days(n), inputs={STAGED.name: n}) for n in range(1, 11)]
-    now = situation(ledgers(ledger(RAW, *raw), ledger(STAGED, *stg), ledger(FACT, *facts)))
+    now = make_situation(ledgers(ledger(RAW, *raw), ledger(STAGED, *stg), ledger(FACT, *facts)))
     for table in (STAGED, FACT):
-        assert states(table, now) == usual(table)
+        assert states_by_day(table, now) == usual_states(table)
 
 
 @each_table
 def test_changed_by_another_writer(table):
     """A day that is still open too, which no check on final days looks at."""
-    found = states(table, situation(appended(table, 9)))
-    assert unlike(found, usual(table)) == {9: DayState.EXTERNAL}
+    result = states_by_day(table, make_situation(append_externally(table, 9)))
+    assert unusual_states(result, usual_states(table)) == {9: DayState.EXTERNAL}
     assert not DayState.EXTERNAL.is_good
 
 
 @each_table
 def test_made_under_other_settings(table):
     """Final days too; a day that was made again since is no longer among them."""
-    now = situation(settings="others")
-    assert set(states(table, now).values()) == {DayState.OTHER_SETTINGS}
+    now = make_situation(settings="others")
+    assert set(states_by_day(table, now).values()) == {DayState.OTHER_SETTINGS}
     assert not DayState.OTHER_SETTINGS.is_good
-    again = record(1, days((2, 3)), config_digest="others")
-    mended = healthy()[table.name]
-    found = healthy() | {table.name: ledger(table, *mended.records, again)}
-    unlike = {
+    later_record = record(1, days((2, 3)), config_digest="others")
+    mended = make_healthy_ledgers()[table.name]
+    changed_ledgers = make_healthy_ledgers() | {
+        table.name: ledger(table, *mended.records, later_record)
+    }
+    other_days = {
         n
-        for n, s in states(table, situation(found, behind=StaleDays(), settings="others")).items()
+        for n, s in states_by_day(
+            table, make_situation(changed_ledgers, behind=StaleDays(), settings="others")
+        ).items()
         if s is DayState.OTHER_SETTINGS
     }
-    assert unlike == {1, *range(4, 11)}
+    assert other_days == {1, *range(4, 11)}
 
 
 def test_only_the_tables_that_a_setting_decides_are_made_under_others():
     before, after = (config_digests(load_settings(window_days=w)) for w in (7, 8))
-    found = {
+    changed_ledgers = {
         name: ledger(
             TABLES[name],
-            *(msgspec.structs.replace(r, config_digest=before[name]) for r in one.records),
+            *(msgspec.structs.replace(r, config_digest=before[name]) for r in table_ledger.records),
         )
-        for name, one in healthy().items()
+        for name, table_ledger in make_healthy_ledgers().items()
     }
-    now = replace(situation(found), config_digests=after)
-    unlike = {name for name in TABLES if DayState.OTHER_SETTINGS in day_states(name, now).values()}
-    assert unlike == set(TABLES) - {RAW.name, REJECTED.name}
+    now = replace(make_situation(changed_ledgers), config_digests=after)
+    other_tables = {
+        name for name in TABLES if DayState.OTHER_SETTINGS in day_states(name, now).values()
+    }
+    assert other_tables == set(TABLES) - {RAW.name, REJECTED.name}
 
 
 def test_an_undo_puts_days_back_as_the_settings_of_then_made_them():
-    (one,) = healthy()[FACT.name].records
-    put_back = msgspec.structs.replace(one.days[day(4)], made_under="old")
-    undo = msgspec.structs.replace(one, version=1, days={day(4): put_back})
-    found = healthy() | {FACT.name: ledger(FACT, one, undo)}
-    now = states(FACT, situation(found, behind=StaleDays()))
-    assert unlike(now, usual(FACT)) == {4: DayState.OTHER_SETTINGS}
+    (original,) = make_healthy_ledgers()[FACT.name].records
+    put_back = msgspec.structs.replace(original.days[day(4)], made_under="old")
+    undo = msgspec.structs.replace(original, version=1, days={day(4): put_back})
+    changed_ledgers = make_healthy_ledgers() | {FACT.name: ledger(FACT, original, undo)}
+    now = states_by_day(FACT, make_situation(changed_ledgers, behind=StaleDays()))
+    assert unusual_states(now, usual_states(FACT)) == {4: DayState.OTHER_SETTINGS}
 
 
 def test_what_is_made_of_what_was_taken_back():
     """No table that was made of it is good, by way of others neither; and nothing else is bad."""
-    now = situation(withdrawn(RAW, 9))
+    now = make_situation(withdraw_days(RAW, 9))
     assert not DayState.INPUT_WITHDRAWN.is_good
     for table in (STAGED, FACT, CURRENT, LATE, LATENESS):
-        assert unlike(states(table, now), usual(table)) == {9: DayState.INPUT_WITHDRAWN}, table.name
-    assert states(RAW, now)[9] is DayState.MISSING
-    assert unlike(states(CORRECTIONS, now), usual(CORRECTIONS)) == {9: DayState.INPUT_WITHDRAWN}
+        assert unusual_states(states_by_day(table, now), usual_states(table)) == {
+            9: DayState.INPUT_WITHDRAWN
+        }, table.name
+    assert states_by_day(RAW, now)[9] is DayState.MISSING
+    assert unusual_states(states_by_day(CORRECTIONS, now), usual_states(CORRECTIONS)) == {
+        9: DayState.INPUT_WITHDRAWN
+    }
     # Until it has been taken back as well, or was made of what is there now.
     undone = now.ledgers[STAGED.name].records[-1]
     undone = msgspec.structs.replace(
         undone, version=1, days={}, inputs={RAW.name: 1}, withdrawn=days(9)
     )
     mended = without_rows(ledger(STAGED, *now.ledgers[STAGED.name].records, undone))
-    later = situation(now.ledgers | {STAGED.name: mended})
-    assert states(STAGED, later)[9] is DayState.MISSING
-    assert states(FACT, later)[9] is DayState.INPUT_WITHDRAWN
+    later = make_situation(now.ledgers | {STAGED.name: mended})
+    assert states_by_day(STAGED, later)[9] is DayState.MISSING
+    assert states_by_day(FACT, later)[9] is DayState.INPUT_WITHDRAWN
 
 
 def test_the_window_of_what_was_taken_back():
     """Also where all days of the window are rebuilt: the days before have newer input."""
     policy = replace(POLICY, only_touched=False)
-    found = states(STAGED, situation(withdrawn(RAW, 10), policy=policy))
-    assert [n for n, state in found.items() if not state.is_good] == [8, 9, 10]
+    result = states_by_day(STAGED, make_situation(withdraw_days(RAW, 10), policy=policy))
+    assert [n for n, state in result.items() if not state.is_good] == [8, 9, 10]
 
 
 # --- which one applies ----------------------------------------------------------------------------
@@ -303,17 +331,19 @@ CAUSES: dict[DayState, dict[str, Any]] = {
     DayState.CHECK_FAILED: {"failed": {FACT.name: days(9)}},
     # A day without rows may be on hold as well: then nobody misses it.
     DayState.MISSING: {
-        "found": healthy() | {FACT.name: healthy(ALL - days(9))[FACT.name]},
+        "table_ledgers": make_healthy_ledgers()
+        | {FACT.name: make_healthy_ledgers(ALL - days(9))[FACT.name]},
         "behind": StaleDays(),
     },
     DayState.UNRECORDED: {
-        "found": healthy() | {FACT.name: replace(healthy()[FACT.name], lost=[99])}
+        "table_ledgers": make_healthy_ledgers()
+        | {FACT.name: replace(make_healthy_ledgers()[FACT.name], lost=[99])}
     },
-    DayState.EXTERNAL: {"found": appended(FACT, 9)},
+    DayState.EXTERNAL: {"table_ledgers": append_externally(FACT, 9)},
     DayState.OTHER_SETTINGS: {"settings": "others"},
-    DayState.INPUT_WITHDRAWN: {"found": withdrawn(STAGED, 9)},
+    DayState.INPUT_WITHDRAWN: {"table_ledgers": withdraw_days(STAGED, 9)},
     DayState.ON_HOLD: {"behind": StaleDays(on_hold={FACT.name: {day(9)}})},
-    DayState.INPUT_NEWER: {"behind": lacking(day(9), table=FACT)},
+    DayState.INPUT_NEWER: {"behind": make_backlog(day(9), table=FACT)},
     DayState.INPUT_MISSING: {"absent": days(9)},
     DayState.OPEN: {},
 }
@@ -324,13 +354,17 @@ CAUSES: dict[DayState, dict[str, Any]] = {
 )
 def test_the_first_that_applies(first, second):
     causes = {"behind": StaleDays(), **CAUSES[second], **CAUSES[first]}
-    assert states(FACT, situation(**causes))[9] is first
+    assert states_by_day(FACT, make_situation(**causes))[9] is first
 
 
 def test_a_day_without_rows_may_be_on_hold():
-    found = healthy() | {FACT.name: healthy(ALL - days(9))[FACT.name]}
+    changed_ledgers = make_healthy_ledgers() | {
+        FACT.name: make_healthy_ledgers(ALL - days(9))[FACT.name]
+    }
     on_hold = StaleDays(on_hold={FACT.name: {day(9)}})
-    assert states(FACT, situation(found, behind=on_hold))[9] is DayState.ON_HOLD
+    assert (
+        states_by_day(FACT, make_situation(changed_ledgers, behind=on_hold))[9] is DayState.ON_HOLD
+    )
     assert not DayState.ON_HOLD.is_good
 
 
@@ -354,8 +388,8 @@ def test_the_order_is_that_of_the_declaration():
 @each_table
 def test_before_the_deadline_the_last_due_day_may_be_missing(table, lag, in_time, last):
     policy = replace(POLICY, lag_days=lag)
-    found = states(table, situation(ledgers(), policy=policy, in_time=in_time))
-    assert found == dict.fromkeys(range(1, last + 1), DayState.MISSING)
+    result = states_by_day(table, make_situation(ledgers(), policy=policy, in_time=in_time))
+    assert result == dict.fromkeys(range(1, last + 1), DayState.MISSING)
 
 
 @pytest.mark.parametrize("today", [11, 12, 40])
@@ -363,13 +397,13 @@ def test_the_end_of_the_calendar(today):
     """On the first morning after it, its last day may still be missing; then no more."""
     policy = replace(POLICY, end=day(11))
     for in_time, last in ((False, 10), (True, 9 if today == 11 else 10)):
-        now = situation(ledgers(), policy=policy, today=day(today), in_time=in_time)
-        assert list(states(RAW, now)) == list(range(1, last + 1))
+        now = make_situation(ledgers(), policy=policy, today=day(today), in_time=in_time)
+        assert list(states_by_day(RAW, now)) == list(range(1, last + 1))
 
 
 @each_table
 def test_before_the_deadline_a_day_that_is_there_has_its_state(table):
-    assert states(table, situation(in_time=True)) == usual(table)
+    assert states_by_day(table, make_situation(in_time=True)) == usual_states(table)
 
 
 @pytest.mark.parametrize(
@@ -386,30 +420,36 @@ def test_before_the_deadline_a_day_that_is_there_has_its_state(table):
 @pytest.mark.parametrize("table", BY_EVENT_DAY, ids=lambda table: table.name)
 def test_before_the_deadline_the_last_day_need_not_be_loaded(table, lag, arrived, n):
     """After midnight, a folder waits for the nightly run, or has not landed yet."""
-    before = healthy(days((1, n - 1)), final=days((1, n - 1 - W)))
+    before = make_healthy_ledgers(days((1, n - 1)), final=days((1, n - 1 - W)))
     policy, coming = replace(POLICY, lag_days=lag), {arrived: days(n)}
-    found = day_states(table.name, situation(before, policy=policy, in_time=True, **coming))
-    assert all(state.is_good for state in found.values())
+    result = day_states(table.name, make_situation(before, policy=policy, in_time=True, **coming))
+    assert all(state.is_good for state in result.values())
 
 
 @pytest.mark.parametrize(("lag", "n"), [(1, 9), (3, 7)])
 @pytest.mark.parametrize("arrived", ["load", "absent"])
 def test_before_the_deadline_the_day_before_must_be_loaded(lag, n, arrived):
     policy, missed = replace(POLICY, lag_days=lag, window_days=7), {arrived: days(n)}
-    now = situation(healthy(final=()), policy=policy, in_time=True, **missed)
-    assert states(STAGED, now)[n] is DayState.INPUT_MISSING
+    now = make_situation(make_healthy_ledgers(final=()), policy=policy, in_time=True, **missed)
+    assert states_by_day(STAGED, now)[n] is DayState.INPUT_MISSING
 
 
 def test_before_the_deadline_a_failed_check_is_told():
-    now = situation(healthy(days((1, 9))), failed={RAW.name: days(10)}, in_time=True)
-    assert states(RAW, now)[10] is DayState.CHECK_FAILED
+    now = make_situation(
+        make_healthy_ledgers(days((1, 9))), failed={RAW.name: days(10)}, in_time=True
+    )
+    assert states_by_day(RAW, now)[10] is DayState.CHECK_FAILED
 
 
 # --- in words and numbers -------------------------------------------------------------------------
 
 
-def by_day(**of: Any) -> dict[date, DayState]:
-    return {d: DayState[name.upper()] for name, found in of.items() for d in days(*found)}
+def expand_states(**numbers_by_state: Any) -> dict[date, DayState]:
+    return {
+        d: DayState[name.upper()]
+        for name, numbers in numbers_by_state.items()
+        for d in days(*numbers)
+    }
 
 
 @pytest.mark.parametrize(
@@ -426,24 +466,24 @@ def by_day(**of: Any) -> dict[date, DayState]:
     ],
 )
 def test_holes(found, missing_inside):
-    assert find_holes(by_day(**found)) == days(*missing_inside)
+    assert find_holes(expand_states(**found)) == days(*missing_inside)
 
 
 def test_in_words_names_what_somebody_should_see_to():
-    found = by_day(fresh=[1], open=[2], final=[3], missing=[(4, 6), 8], check_failed=[7])
-    assert describe_states(found).splitlines() == [
+    result = expand_states(fresh=[1], open=[2], final=[3], missing=[(4, 6), 8], check_failed=[7])
+    assert describe_states(result).splitlines() == [
         f"check failed: 2024-01-07 ({STATE_MEANINGS[DayState.CHECK_FAILED]})",
         f"missing: 2024-01-04...2024-01-06, 2024-01-08 ({STATE_MEANINGS[DayState.MISSING]})",
     ]
 
 
 def test_in_words_says_nothing_if_all_is_well():
-    assert describe_states(by_day(fresh=[1], open=[2], final=[3])) == ""
+    assert describe_states(expand_states(fresh=[1], open=[2], final=[3])) == ""
     assert describe_states({}) == ""
 
 
 def test_summary_counts_every_state():
-    assert count_states(by_day(fresh=[1, 2], missing=[3])) == {
+    assert count_states(expand_states(fresh=[1, 2], missing=[3])) == {
         "check failed": 0,
         "missing": 1,
         "unrecorded": 0,
@@ -468,81 +508,161 @@ def test_every_state_has_a_meaning():
 # --- final days that changed ----------------------------------------------------------------------
 
 
-def changed(*records: CommitRecord, external: Collection[ExternalCommit] = ()) -> dict[date, str]:
-    found = ledgers(ledger(FACT, *records, external=external))
-    return changed_final_days(FACT.name, situation(found))
+def list_changed_days(
+    *records: CommitRecord, external: Collection[ExternalCommit] = ()
+) -> dict[date, str]:
+    fact_ledgers = ledgers(ledger(FACT, *records, external=external))
+    return changed_final_days(FACT.name, make_situation(fact_ledgers))
 
 
 @pytest.mark.parametrize(
     ("history", "reported"),
     [
         ([], ()),
-        ([built(1, "a")], ()),
+        ([make_built_record(1, "a")], ()),
         # An open day may change as often as it likes, and once more to become final.
-        ([built(1, "a", final=False), built(2, "b", final=False), built(3, "c")], ()),
-        # From then on only a person may change it.
-        ([built(1, "a"), built(2, "b")], (1, 2)),
-        ([built(1, "a"), built(2, "b", final=False)], (1, 2)),
-        ([built(1, "a"), built(2, "b", by="sensor touched_days")], (1, 2)),
-        ([built(1, "a"), built(2, "b", of=(2,))], (2,)),
-        ([built(1, "a"), built(2, "a")], ()),
-        ([built(1, "a"), built(2, "b", by="person")], ()),
-        # What a person published is what counts from then on.
-        ([built(1, "a"), built(2, "b", by="person"), built(3, "b")], ()),
-        ([built(1, "a"), built(2, "b", by="person"), built(3, "a")], (1, 2)),
-        ([built(1, "a"), built(2, "b"), built(3, "b", by="person")], ()),
-        ([built(1, "a"), built(2, "b"), built(3, "a", by="person", of=(1,))], (2,)),
-        # It stays on record until a person has seen to it.
-        ([built(1, "a"), built(2, "b"), built(3, "b")], (1, 2)),
-        ([built(1, "a"), built(2, "b"), built(3, "c"), built(4, "c")], (1, 2)),
-        # A run by schedule may be the first to publish it, or a person.
-        ([built(1, "a", by="person"), built(2, "b")], (1, 2)),
-        ([built(1, "a", by="person", final=False), built(2, "b")], ()),
         (
-            [built(1, "a"), built(2, "b"), built(3, "a")],
+            [
+                make_built_record(1, "a", final=False),
+                make_built_record(2, "b", final=False),
+                make_built_record(3, "c"),
+            ],
+            (),
+        ),
+        # From then on only a person may change it.
+        ([make_built_record(1, "a"), make_built_record(2, "b")], (1, 2)),
+        ([make_built_record(1, "a"), make_built_record(2, "b", final=False)], (1, 2)),
+        (
+            [
+                make_built_record(1, "a"),
+                make_built_record(2, "b", launched_by="sensor touched_days"),
+            ],
+            (1, 2),
+        ),
+        ([make_built_record(1, "a"), make_built_record(2, "b", day_numbers=(2,))], (2,)),
+        ([make_built_record(1, "a"), make_built_record(2, "a")], ()),
+        ([make_built_record(1, "a"), make_built_record(2, "b", launched_by="person")], ()),
+        # What a person published is what counts from then on.
+        (
+            [
+                make_built_record(1, "a"),
+                make_built_record(2, "b", launched_by="person"),
+                make_built_record(3, "b"),
+            ],
             (),
         ),
         (
-            [built(1, "a"), built(2, "b", by="person", final=False), built(3, "c")],
+            [
+                make_built_record(1, "a"),
+                make_built_record(2, "b", launched_by="person"),
+                make_built_record(3, "a"),
+            ],
+            (1, 2),
+        ),
+        (
+            [
+                make_built_record(1, "a"),
+                make_built_record(2, "b"),
+                make_built_record(3, "b", launched_by="person"),
+            ],
+            (),
+        ),
+        (
+            [
+                make_built_record(1, "a"),
+                make_built_record(2, "b"),
+                make_built_record(3, "a", launched_by="person", day_numbers=(1,)),
+            ],
+            (2,),
+        ),
+        # It stays on record until a person has seen to it.
+        ([make_built_record(1, "a"), make_built_record(2, "b"), make_built_record(3, "b")], (1, 2)),
+        (
+            [
+                make_built_record(1, "a"),
+                make_built_record(2, "b"),
+                make_built_record(3, "c"),
+                make_built_record(4, "c"),
+            ],
+            (1, 2),
+        ),
+        # A run by schedule may be the first to publish it, or a person.
+        ([make_built_record(1, "a", launched_by="person"), make_built_record(2, "b")], (1, 2)),
+        (
+            [
+                make_built_record(1, "a", launched_by="person", final=False),
+                make_built_record(2, "b"),
+            ],
+            (),
+        ),
+        (
+            [make_built_record(1, "a"), make_built_record(2, "b"), make_built_record(3, "a")],
+            (),
+        ),
+        (
+            [
+                make_built_record(1, "a"),
+                make_built_record(2, "b", launched_by="person", final=False),
+                make_built_record(3, "c"),
+            ],
             (),
         ),
     ],
 )
 def test_changed_final_days(history, reported):
-    assert changed(*history).keys() == days(*reported)
+    assert list_changed_days(*history).keys() == days(*reported)
 
 
 def test_it_is_said_who_changed_it():
-    (text,) = changed(built(1, "a", of=(1,)), built(2, "b", of=(1,))).values()
+    (text,) = list_changed_days(
+        make_built_record(1, "a", day_numbers=(1,)), make_built_record(2, "b", day_numbers=(1,))
+    ).values()
     assert text == "changed by schedule nightly in run run 2"
 
 
-def other(version: int, *of: int, operation: str = "UPDATE") -> ExternalCommit:
-    return ExternalCommit(version, operation, days(*of))
+def other_commit(version: int, *numbers: int, operation: str = "UPDATE") -> ExternalCommit:
+    return ExternalCommit(version, operation, days(*numbers))
 
 
 @pytest.mark.parametrize(
     ("records", "external", "reported"),
     [
-        ([built(1, "a")], [other(2, 1)], (1,)),
-        ([built(1, "a")], [other(2, 1), other(3, 2)], (1, 2)),
-        ([built(1, "a")], [other(2, 3)], ()),
-        ([built(1, "a")], [other(2)], ()),
-        ([built(1, "a", final=False)], [other(2, 1)], ()),
-        ([built(1, "a"), record(2, days(3))], [other(3, 2, 3)], (2,)),
+        ([make_built_record(1, "a")], [other_commit(2, 1)], (1,)),
+        ([make_built_record(1, "a")], [other_commit(2, 1), other_commit(3, 2)], (1, 2)),
+        ([make_built_record(1, "a")], [other_commit(2, 3)], ()),
+        ([make_built_record(1, "a")], [other_commit(2)], ()),
+        ([make_built_record(1, "a", final=False)], [other_commit(2, 1)], ()),
+        ([make_built_record(1, "a"), record(2, days(3))], [other_commit(3, 2, 3)], (2,)),
         # What was published since is ours again.
-        ([built(1, "a", final=False), built(3, "b")], [other(2, 1)], ()),
-        ([built(1, "a"), built(3, "b", by="person")], [other(2, 1)], ()),
-        ([built(1, "a"), built(3, "a")], [other(2, 1)], ()),
-        ([built(1, "a"), built(3, "b", by="person", of=(1,))], [other(2, 1, 2)], (2,)),
+        (
+            [make_built_record(1, "a", final=False), make_built_record(3, "b")],
+            [other_commit(2, 1)],
+            (),
+        ),
+        (
+            [make_built_record(1, "a"), make_built_record(3, "b", launched_by="person")],
+            [other_commit(2, 1)],
+            (),
+        ),
+        ([make_built_record(1, "a"), make_built_record(3, "a")], [other_commit(2, 1)], ()),
+        (
+            [
+                make_built_record(1, "a"),
+                make_built_record(3, "b", launched_by="person", day_numbers=(1,)),
+            ],
+            [other_commit(2, 1, 2)],
+            (2,),
+        ),
     ],
 )
 def test_final_days_that_others_changed(records, external, reported):
-    assert changed(*records, external=external).keys() == days(*reported)
+    assert list_changed_days(*records, external=external).keys() == days(*reported)
 
 
 def test_it_is_said_how_others_changed_it():
-    (text,) = changed(built(1, "a"), external=[other(7, 1, operation="MERGE")]).values()
+    (text,) = list_changed_days(
+        make_built_record(1, "a"), external=[other_commit(7, 1, operation="MERGE")]
+    ).values()
     assert text == "changed by another writer (MERGE, version 7)"
 
 
@@ -553,8 +673,8 @@ def test_it_is_said_how_others_changed_it():
 def test_other_writers_on_a_real_table(tmp_path, operation, reported):
     """Days 1 and 2 are final, day 3 is open."""
     url = tmp_path / FACT.name
-    commit_ours(url, 1, 2, 3, final=["2024-01-01...2024-01-02"])
-    commit_ours(url, 2, final=["2024-01-02"], launched_by=NIGHTLY)
-    change(url, operation)
-    found = changed_final_days(FACT.name, situation(ledgers(read_ledger(str(url), FACT))))
-    assert found.keys() == (days(reported) if reported else set())
+    commit_with_record(url, 1, 2, 3, final=["2024-01-01...2024-01-02"])
+    commit_with_record(url, 2, final=["2024-01-02"], launched_by=NIGHTLY)
+    run_operation(url, operation)
+    result = changed_final_days(FACT.name, make_situation(ledgers(read_ledger(str(url), FACT))))
+    assert result.keys() == (days(reported) if reported else set())

@@ -15,7 +15,7 @@ from backfill_assets.engine.log_store import LOG_STORE, LOG_STORE_CLASS
 from backfill_assets.settings import load_settings
 from backfill_assets.tables.references import Unpartitioned
 from backfill_assets_tests.careless_s3 import careless_s3
-from backfill_assets_tests.connect_server import of_server
+from backfill_assets_tests.connect_server import server_settings
 
 
 @pytest.fixture
@@ -29,10 +29,10 @@ def no_aws(monkeypatch):
 def test_spark_and_delta_rs_are_told_where_s3_is(no_aws, monkeypatch, tmp_path, setting):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hush")
     settings = load_settings(jars=tmp_path, **{setting: "s3://bucket/x"})
-    for said in (spark_config(settings), of_server(settings, tmp_path)):
-        assert said[LOG_STORE] == LOG_STORE_CLASS
-        assert "spark.hadoop.fs.s3a.endpoint" not in said
-        assert "hush" not in str(said)
+    for config in (spark_config(settings), server_settings(settings, tmp_path)):
+        assert config[LOG_STORE] == LOG_STORE_CLASS
+        assert "spark.hadoop.fs.s3a.endpoint" not in config
+        assert "hush" not in str(config)
     assert storage_options("s3a://bucket/x/t")["allow_http"] == "False"
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://one:9000")
     assert spark_config(settings)["spark.hadoop.fs.s3a.endpoint"] == "http://one:9000"
@@ -51,12 +51,12 @@ def test_spark_and_delta_rs_are_told_where_s3_is(no_aws, monkeypatch, tmp_path, 
 
 def test_what_keeps_commits_apart_cannot_be_set_otherwise(no_aws, tmp_path):
     conditional = "spark.hadoop.fs.s3a.create.conditional.enabled"
-    own = {
+    conf = {
         LOG_STORE: "io.delta.storage.S3SingleDriverLogStore",
         conditional: "false",
         "spark.hadoop.fs.s3a.endpoint": "http://own",
     }
-    settings = load_settings(jars=tmp_path, warehouse="s3a://bucket/w", spark_conf=own)
+    settings = load_settings(jars=tmp_path, warehouse="s3a://bucket/w", spark_conf=conf)
     config = spark_config(settings)
     assert config[LOG_STORE] == LOG_STORE_CLASS
     assert config[conditional] == "true"

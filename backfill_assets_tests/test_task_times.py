@@ -21,13 +21,13 @@ from backfill_assets.publish.task_metadata import task_metadata
 from backfill_assets.settings import load_settings
 
 
-def work(engine, *milliseconds: int) -> TaskTimes | None:
+def run_tasks(engine, *milliseconds: int) -> TaskTimes | None:
     """A task for each of them, which takes as long; what comes after it is not looked at."""
     with watch_tasks() as tasks:
         session = engine.spark_session
         rows = session.range(len(milliseconds), numPartitions=len(milliseconds))
-        of = ", ".join(map(str, milliseconds))
-        slept = f"reflect('java.lang.Thread', 'sleep', bigint(array({of})[id])) AS done"
+        durations = ", ".join(map(str, milliseconds))
+        slept = f"reflect('java.lang.Thread', 'sleep', bigint(array({durations})[id])) AS done"
         rows.selectExpr(slept).collect()
     assert engine.spark_session is session
     session.range(1).selectExpr("reflect('java.lang.Thread', 'sleep', 300L)").collect()
@@ -35,23 +35,23 @@ def work(engine, *milliseconds: int) -> TaskTimes | None:
 
 
 def test_task_times_of_threads_at_the_same_time(engine, spark):
-    found: dict[str, TaskTimes | None] = {}
-    asked = {"even": (80, 80, 80), "one is long": (5, 5, 200)}
+    times_by_name: dict[str, TaskTimes | None] = {}
+    durations_by_name = {"even": (80, 80, 80), "one is long": (5, 5, 200)}
 
-    def ask(name: str) -> None:
-        found[name] = work(engine, *asked[name])
+    def measure_tasks(name: str) -> None:
+        times_by_name[name] = run_tasks(engine, *durations_by_name[name])
 
-    threads = [threading.Thread(target=ask, args=(name,)) for name in asked]
+    threads = [threading.Thread(target=measure_tasks, args=(name,)) for name in durations_by_name]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    for name, milliseconds in asked.items():
-        took = found[name]
+    for name, milliseconds in durations_by_name.items():
+        took = times_by_name[name]
         assert took is not None and took.tasks == len(took.seconds) == 3
         expected = sorted(milliseconds)
         assert all(s >= ms / 1000 for s, ms in zip(took.seconds, expected, strict=True))
-    even, uneven = found["even"], found["one is long"]
+    even, uneven = times_by_name["even"], times_by_name["one is long"]
     assert even and uneven
     assert (even.longest_seconds, uneven.median_seconds) == (even.seconds[2], uneven.seconds[1])
     assert uneven.median_seconds < 0.2 <= uneven.longest_seconds
@@ -68,7 +68,7 @@ def test_task_times_that_cannot_be_had(engine, spark, monkeypatch):
     monkeypatch.setattr(module, "TASK_TIMES_CLASS", "not.There")
     spark.conf.set(TASK_TIMES, "not.There")
     try:
-        assert work(engine, 1) is None
+        assert run_tasks(engine, 1) is None
     finally:
         spark.conf.set(TASK_TIMES, TASK_TIMES_CLASS)
 
@@ -97,9 +97,9 @@ def test_the_listener_comes_with_its_jar(tmp_path):
         "spark.extraListeners": f"org.x.Listener,{TASK_TIMES_CLASS}",
         TASK_TIMES: TASK_TIMES_CLASS,
     }
-    found = with_task_times(config, tmp_path)
-    assert found == expected
-    assert with_task_times(found, tmp_path) == found
+    result = with_task_times(config, tmp_path)
+    assert result == expected
+    assert with_task_times(result, tmp_path) == result
     assert TASK_TIMES not in spark_config(load_settings(jars=tmp_path)), "without Delta's jars"
 
 
@@ -113,10 +113,10 @@ def test_a_listener_that_is_compiled_otherwise_is_not_kept(tmp_path, monkeypatch
 
 def test_a_few_tasks_have_a_line_each():
     assert task_metadata(None) == {}
-    found = task_metadata(TaskTimes.from_text("4:225,311,379,6082"))
-    assert found["longest task seconds"] == 6.082
-    assert found["median task seconds"] == 0.345
-    assert found["task times"].value == (
+    metadata = task_metadata(TaskTimes.from_text("4:225,311,379,6082"))
+    assert metadata["longest task seconds"] == 6.082
+    assert metadata["median task seconds"] == 0.345
+    assert metadata["task times"].value == (
         "The stage with the longest task had 4 tasks.\n\n```text\n"
         "1.      6.082 s  ██████████████████████████████\n"
         "2.      0.379 s  ██\n"
@@ -127,8 +127,8 @@ def test_a_few_tasks_have_a_line_each():
 
 def test_of_many_tasks_some_have_a_line():
     percentiles = ",".join(str(10 * n) for n in range(101))
-    found = task_metadata(TaskTimes.from_text(f"5001:{percentiles}"))["task times"].value
-    lines = found.splitlines()[3:-1]
+    table = task_metadata(TaskTimes.from_text(f"5001:{percentiles}"))["task times"].value
+    lines = table.splitlines()[3:-1]
     assert [line.split(".")[0].strip() for line in lines][:3] == ["1", "451", "901"]
     assert lines[0].startswith("   1.      1.000 s  ███")
     assert lines[-1] == "5001.      0.000 s  █"
@@ -137,6 +137,6 @@ def test_of_many_tasks_some_have_a_line():
 
 @pytest.mark.parametrize(("told", "tasks"), [("", None), ("1:0", 1)])
 def test_what_the_listener_tells(told, tasks):
-    found = TaskTimes.from_text(told)
-    assert (found.tasks if found else None) == tasks
-    assert bool(task_metadata(found)) is bool(tasks)
+    result = TaskTimes.from_text(told)
+    assert (result.tasks if result else None) == tasks
+    assert bool(task_metadata(result)) is bool(tasks)

@@ -36,7 +36,7 @@ def test_new_files_run_first_and_then_the_longest(seconds):
 
 
 def test_seconds_of_a_run_are_kept_beside_those_of_other_files(seconds):
-    timing._record({"test_a.py": 4.6})
+    timing._record_seconds({"test_a.py": 4.6})
     assert json.loads(seconds.read_text()) == {"test_a.py": 5, "test_b.py": 9}
 
 

@@ -71,9 +71,9 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
         report.user_properties.append(("cpu_seconds", round(used, 1)))
         limit = item.config.getoption("--cpu-limit")
         in_system = item.get_closest_marker("system") is not None
-        own = used - item.config.stash.get(SESSION_CPU, 0.0)
+        test_seconds = used - item.config.stash.get(SESSION_CPU, 0.0)
         item.config.stash[SESSION_CPU] = 0.0
-        if limit and own > limit and report.passed and not in_system:
+        if limit and test_seconds > limit and report.passed and not in_system:
             report.outcome = "failed"
             report.longrepr = f"{item.nodeid} took {used:.0f} CPU seconds; the limit is {limit:.0f}"
     return report
@@ -101,10 +101,10 @@ def pytest_terminal_summary(
     for file, (seconds, used) in sorted(totals.items(), key=lambda item: -item[1][0]):
         terminalreporter.write_line(f"{seconds:8.1f} {used:8.1f} {len(files[file]):5}  {file}")
     if config.getoption("--record-seconds"):
-        _record({_file_of(file): used for file, (_, used) in totals.items()})
+        _record_seconds({_file_of(file): used for file, (_, used) in totals.items()})
 
 
-def _record(seconds: Mapping[str, float]) -> None:
+def _record_seconds(seconds: Mapping[str, float]) -> None:
     """Keep the seconds of some files beside those of the others that still exist."""
     tests = SECONDS_BY_FILE.parent
     known = {**json.loads(SECONDS_BY_FILE.read_text()), **seconds}

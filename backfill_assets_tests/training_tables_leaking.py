@@ -14,7 +14,7 @@ _HOME = tempfile.TemporaryDirectory()
 sys.path.append(_HOME.name)
 
 
-def _mutated(module: object, function: str, *changes: tuple[str, str]) -> object:
+def _mutated_table(module: object, function: str, *changes: tuple[str, str]) -> object:
     """The table of a function, with other code in its module."""
     text = Path(str(module.__file__)).read_text()  # type: ignore[attr-defined]
     for old, new in ((f"def {function}", f"def leaking_{function}"), *changes):
@@ -27,7 +27,7 @@ def _mutated(module: object, function: str, *changes: tuple[str, str]) -> object
 #: What is known now of the days, rather than what was known then.
 LEAKING_FEATURES = [
     *ORDERS,
-    _mutated(
+    _mutated_table(
         features,
         "features",
         ("Reads(RAW, last_days(30), as_known=True)", "Reads(STAGED, last_days(30))"),
@@ -37,5 +37,5 @@ LEAKING_FEATURES = [
 #: With the day itself among the days after it.
 LEAKING_LABELS_DAILY = [
     *ORDERS,
-    _mutated(labels, "labels_daily", ('"run_date > for_day"', '"run_date >= for_day"')),
+    _mutated_table(labels, "labels_daily", ('"run_date > for_day"', '"run_date >= for_day"')),
 ]

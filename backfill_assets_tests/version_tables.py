@@ -29,8 +29,8 @@ class Spent(pa.DataFrameModel):
 
 def spent(orders: Annotated[DataFrame, Reads(STAGED)]) -> DataFrame:
     """The orders of each customer."""
-    by = [F.col("for_day").alias("run_date"), "customer_id"]
-    return orders.groupBy(*by).agg(F.count("*").alias("orders"))
+    group_columns = [F.col("for_day").alias("run_date"), "customer_id"]
+    return orders.groupBy(*group_columns).agg(F.count("*").alias("orders"))
 
 
 def logged(lines: Annotated[DataFrame, Reads(RAW)]) -> DataFrame:

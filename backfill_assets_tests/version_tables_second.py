@@ -33,15 +33,15 @@ def most(of: DataFrame) -> DataFrame:
     return of.withColumn("run_date", F.col("for_day")).drop("for_day")
 
 
-def _reading(function: Any, name: str, of: Derived) -> FunctionType:
+def _reading_function(function: Any, name: str, upstream: Derived) -> FunctionType:
     """A function of this module under another name, with a table as its input."""
-    made = FunctionType(function.__code__, function.__globals__, name)
-    made.__annotations__ = {"of": Annotated[DataFrame, Reads(of)]}
-    made.__module__, made.__qualname__ = __name__, name
-    return made
+    new_function = FunctionType(function.__code__, function.__globals__, name)
+    new_function.__annotations__ = {"of": Annotated[DataFrame, Reads(upstream)]}
+    new_function.__module__, new_function.__qualname__ = __name__, name
+    return new_function
 
 
-def both(
+def build_versions(
     retired: date | None = None, reader: date | None = None, *, moved: bool = False
 ) -> list[Table]:
     """Two versions of two tables, and a reader of each version of the first one.
@@ -54,20 +54,22 @@ def both(
     spent = table(
         first.Spent, checks=[conserves("orders", None, "orders")], group="spent", retired=retired
     )(first.spent)
-    again = version_of(spent, 2, checks=[])(spent_v2)
+    second_spent = version_of(spent, 2, checks=[])(spent_v2)
     logged = table(first.Spent, retired=retired)(first.logged)
-    most_1 = table(first.Spent, retired=reader)(_reading(most, "most", again if moved else spent))
-    most_2 = table(first.Spent)(_reading(most, "most_v2", again))
-    return [*ORDERS, spent, again, logged, version_of(logged, 2)(logged_v2), most_1, most_2]
+    most_1 = table(first.Spent, retired=reader)(
+        _reading_function(most, "most", second_spent if moved else spent)
+    )
+    most_2 = table(first.Spent)(_reading_function(most, "most_v2", second_spent))
+    return [*ORDERS, spent, second_spent, logged, version_of(logged, 2)(logged_v2), most_1, most_2]
 
 
-TABLES = both()
-RETIRED = both(RETIRES, RETIRES)
+TABLES = build_versions()
+RETIRED = build_versions(RETIRES, RETIRES)
 #: Refused: a table that is read.
-READ = both(RETIRES)
+READ = build_versions(RETIRES)
 #: Refused as well: it is read for longer.
-READ_LONGER = both(RETIRES, date(2024, 1, 11))
-MOVED = both(RETIRES, moved=True)
+READ_LONGER = build_versions(RETIRES, date(2024, 1, 11))
+MOVED = build_versions(RETIRES, moved=True)
 
 
 def spent_too(orders: Annotated[DataFrame, Reads(STAGED)]) -> DataFrame:
@@ -76,4 +78,4 @@ def spent_too(orders: Annotated[DataFrame, Reads(STAGED)]) -> DataFrame:
 
 
 #: Refused: two tables are the second version.
-TWICE = [*both(), version_of(TABLES[len(ORDERS)], 2, checks=[])(spent_too)]
+TWICE = [*build_versions(), version_of(TABLES[len(ORDERS)], 2, checks=[])(spent_too)]

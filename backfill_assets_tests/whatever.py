@@ -22,15 +22,15 @@ from backfill_assets_tests.arriving import Sums, Truth
 _NOTHING = (0, Decimal(0))
 
 
-def differences(settings: Settings, truth: Truth) -> dict[str, str]:
+def list_differences(settings: Settings, truth: Truth) -> dict[str, str]:
     """Where the tables differ from the truth, as of a night after which nothing is left to do."""
     ledgers, policy = read_ledgers(settings), Policy.from_settings(settings)
     landed = list_landing(settings.landing, ORDER_LINES)
-    found = find_unloaded_days(
+    new_arrivals = find_unloaded_days(
         ledgers[RAW.name], landed, policy, truth.today, ledgers[REJECTED.name]
     )
     facts, current, corrections = (
-        sums(_rows(settings, table.name)) for table in (FACT, CURRENT, CORRECTIONS)
+        sum_facts(_read_rows(settings, table.name)) for table in (FACT, CURRENT, CORRECTIONS)
     )
     # Renamed files keep the name under which they were loaded.
     logged = ("log_date", "arrival_date", "order_id", "customer_id", "amount")
@@ -41,49 +41,55 @@ def differences(settings: Settings, truth: Truth) -> dict[str, str]:
         if now != then
     }
     pairs = {
-        "to load": (sorted(found.days_to_load), []),
-        "held": ({name for of in found.files_on_hold.values() for name in of}, truth.held),
+        "to load": (sorted(new_arrivals.days_to_load), []),
+        "held": (
+            {name for names in new_arrivals.files_on_hold.values() for name in names},
+            truth.on_hold,
+        ),
         "to build": (
             {t: set(d) for t, d in find_stale_days(ledgers, policy, truth.today).open.items()},
             {},
         ),
-        "raw": (_lines(_rows(settings, RAW.name), *logged), _lines(truth.model.raw, *logged)),
-        "rejected": (
-            _lines(_rows(settings, REJECTED.name), "arrival_date", "text"),
-            _lines(truth.model.rejected, "arrival_date", "text"),
+        "raw": (
+            _count_lines(_read_rows(settings, RAW.name), *logged),
+            _count_lines(truth.model.raw, *logged),
         ),
-        "current": (current, truth.current()),
-        "facts": (facts, truth.facts()),
+        "rejected": (
+            _count_lines(_read_rows(settings, REJECTED.name), "arrival_date", "text"),
+            _count_lines(truth.model.rejected, "arrival_date", "text"),
+        ),
+        "current": (current, truth.expected_current()),
+        "facts": (facts, truth.expected_facts()),
         "final": (final_days(ledgers, policy)[FACT.name], set(truth.final)),
         "corrections": (corrections, less),
     }
     return {
-        name: f"{_beyond(is_, due)} instead of {_beyond(due, is_)}"
-        for name, (is_, due) in pairs.items()
-        if is_ != due
+        name: f"{_describe_surplus(is_, expected)} instead of {_describe_surplus(expected, is_)}"
+        for name, (is_, expected) in pairs.items()
+        if is_ != expected
     }
 
 
-def _beyond(one: object, other: object) -> str:
+def _describe_surplus(value: object, other: object) -> str:
     """What one has and the other has not."""
-    if isinstance(one, Counter) and isinstance(other, Counter):
-        return str(dict(one - other))
-    if isinstance(one, Mapping) and isinstance(other, Mapping):
-        return str({key: x for key, x in one.items() if other.get(key) != x})
-    if isinstance(one, (set, frozenset)) and isinstance(other, (set, frozenset)):
-        return str(sorted(map(str, one - other)))
-    return str(one)
+    if isinstance(value, Counter) and isinstance(other, Counter):
+        return str(dict(value - other))
+    if isinstance(value, Mapping) and isinstance(other, Mapping):
+        return str({key: x for key, x in value.items() if other.get(key) != x})
+    if isinstance(value, (set, frozenset)) and isinstance(other, (set, frozenset)):
+        return str(sorted(map(str, value - other)))
+    return str(value)
 
 
-def _rows(settings: Settings, name: str) -> list[dict]:
+def _read_rows(settings: Settings, name: str) -> list[dict]:
     log = load_log(settings.table(name))
     return log.to_pyarrow_table().to_pylist() if log else []
 
 
-def sums(rows: Iterable[Mapping]) -> Sums:
+def sum_facts(rows: Iterable[Mapping]) -> Sums:
     """Orders and revenue by day and customer."""
     return {(r["run_date"], r["customer_id"]): (r["orders"], r["revenue"]) for r in rows}
 
 
-def _lines(rows: Iterable[Mapping], *columns: str) -> Counter:
+def _count_lines(rows: Iterable[Mapping], *columns: str) -> Counter:
     return Counter(tuple(str(row[column]) for column in columns) for row in rows)

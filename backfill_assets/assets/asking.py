@@ -24,7 +24,13 @@ from backfill_assets.lookups.service import Service, ServiceError
 from backfill_assets.publish.run_tags import CALLS_TAG, launched_by
 from backfill_assets.quality.audit import Expectation
 from backfill_assets.tables.derived import FOR_DAY
-from backfill_assets.tables.lookups import ANSWERED_AT, Answers, Lookup, calls_figure, requests_figure
+from backfill_assets.tables.lookups import (
+    ANSWERED_AT,
+    Answers,
+    Lookup,
+    calls_figure,
+    requests_figure,
+)
 from backfill_assets.tables.table import SchemaError
 
 #: Of the reasons why requests have no answer, a message has so many.
@@ -133,7 +139,9 @@ class ServiceCaller:
             raise dg.Failure(f"{error}. Nothing was written.", allow_retries=False) from error
         rows = _read_answers(spark, url, answer_cache.version)
         missing = _days_by_request(lookup, requests.join(rows, [*lookup.request], "left_anti"))
-        call_results = self._call_service(lookup, [*missing], answer_cache) if missing else BatchResult()
+        call_results = (
+            self._call_service(lookup, [*missing], answer_cache) if missing else BatchResult()
+        )
         calls: Counter[date] = Counter()
         unanswered: dict[date, dict[Request, str]] = defaultdict(dict)
         for request, request_days in missing.items():

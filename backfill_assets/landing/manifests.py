@@ -139,7 +139,9 @@ class LoadTarget:
         return replace(
             self,
             manifest=replace(self.manifest, files=files),
-            files_to_read={name: entry for name, entry in self.files_to_read.items() if name not in names},
+            files_to_read={
+                name: entry for name, entry in self.files_to_read.items() if name not in names
+            },
             replaced=self.replaced - set(names),
             dropped=self.dropped - restored,
             retained_files=self.retained_files | retained.keys(),
@@ -151,7 +153,8 @@ class LoadTarget:
         on_hold = {name: files[name].digest for name in names if name in files}
         remaining = self.without_files(names, previous)
         manifest = replace(
-            remaining.manifest, awaiting_approval={**remaining.manifest.awaiting_approval, **on_hold}
+            remaining.manifest,
+            awaiting_approval={**remaining.manifest.awaiting_approval, **on_hold},
         )
         return replace(remaining, manifest=manifest)
 

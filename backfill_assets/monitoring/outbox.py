@@ -125,7 +125,9 @@ class Outbox:
         """With the runs that failed since a while before the last look."""
         fresh = self.looked is None
         new = {run: at for run, at in failed.items() if not fresh and run not in self.seen_runs}
-        return replace(self, looked=now, seen_runs=frozenset(failed), waiting={**self.waiting, **new})
+        return replace(
+            self, looked=now, seen_runs=frozenset(failed), waiting={**self.waiting, **new}
+        )
 
     def with_incidents(self, incidents: Sequence[Incident] | None) -> Outbox:
         """With what was found in the tables; none if they could not be looked at."""

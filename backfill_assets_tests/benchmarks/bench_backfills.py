@@ -26,8 +26,8 @@ from backfill_assets.publish.run_tags import REWRITE_TAG
 from backfill_assets_tests.benchmarks.bench_jobs import (
     Deployed,
     instance_at,
-    result,
-    timed,
+    print_result,
+    time_work,
     write_landing,
 )
 from backfill_assets_tests.connect_server import connect_server
@@ -47,7 +47,7 @@ def day_range(first: int, count: int) -> Window:
 # --- one engine or many ---------------------------------------------------------------------------
 
 
-def phases(
+def run_phases(
     instance: dg.DagsterInstance, run_id: str, began: float, ended: float
 ) -> tuple[float, float, float]:
     """Where the seconds of a run went: before its steps, in them, and after them.
@@ -84,88 +84,88 @@ class Shell:
             **environment,
         }
 
-    def run(self, days: Window) -> float:
+    def run_days(self, days: Window) -> float:
         """Seconds from the start of the process to its end."""
         select = ["--select", " or ".join(f"key:{name}" for name in self.tables)]
         range_ = ["--partition-range", f"{days.start}...{days.end - DAY}"]
         command = [BIN / "dagster", "asset", "materialize"]
         began = perf_counter()
-        done = subprocess.run(
+        process = subprocess.run(
             [*map(str, command), "-m", "backfill_assets.definitions", *select, *range_],
             env=self.environment,
             check=False,
             capture_output=True,
             text=True,
         )
-        assert done.returncode == 0, f"{days}: {done.stderr[-4000:]}"
+        assert process.returncode == 0, f"{days}: {process.stderr[-4000:]}"
         return perf_counter() - began
 
-    def day_by_day(self, runs: int) -> list[tuple[float, float, float, float]]:
+    def run_day_by_day(self, runs: int) -> list[tuple[float, float, float, float]]:
         """Of each of so many one-day runs: the seconds in all, and those of its phases.
 
         Before the steps: Python, the imports and the definitions.
         """
-        taken = []
+        run_seconds = []
         os.environ["DAGSTER_HOME"] = str(self.home)
         for n in range(runs):
             began = time()
-            whole = self.run(day_range(n, 1))
+            whole = self.run_days(day_range(n, 1))
             ended = time()
             with dg.DagsterInstance.get() as instance:
                 (run,) = instance.get_runs(limit=1)
-                taken.append((whole, *phases(instance, run.run_id, began, ended)))
-        return taken
+                run_seconds.append((whole, *run_phases(instance, run.run_id, began, ended)))
+        return run_seconds
 
 
-def engines(engine: Engine, root: Path, runs: int, orders: int) -> None:
+def measure_engines(engine: Engine, root: Path, runs: int, orders: int) -> None:
     """One-day runs on a warm shared engine, with an engine each, and one run for all days."""
     landing = root / "landing"
     write_landing(engine.spark_session, landing, runs, orders)
     with connect_server(root, {}) as url:
         warm = Shell(root / "warm", landing, {"SPARK_REMOTE": url})
-        warm.run(day_range(0, 1))
+        warm.run_days(day_range(0, 1))
         shutil.rmtree(root / "warm" / "warehouse")
-        days = warm.day_by_day(runs)
-    taken = [whole for whole, *_ in days]
-    print(f"  warm shared engine: {median(taken):.1f} s a one-day run (median of {runs})")
+        days = warm.run_day_by_day(runs)
+    totals = [whole for whole, *_ in days]
+    print(f"  warm shared engine: {median(totals):.1f} s a one-day run (median of {runs})")
     before, within, after = (median(column) for column in [*zip(*days, strict=True)][1:])
     print(f"    before its steps {before:.1f} s, in them {within:.1f} s, after them {after:.1f} s")
     cold = Shell(root / "cold", landing, {})
-    each = [cold.run(day_range(n, 1)) for n in range(runs)]
+    each = [cold.run_days(day_range(n, 1)) for n in range(runs)]
     print(f"  an engine each: {median(each):.1f} s a one-day run (median of {runs})")
-    whole = Shell(root / "whole", landing, {}).run(day_range(0, runs))
+    whole = Shell(root / "whole", landing, {}).run_days(day_range(0, runs))
     print(f"  one run of {runs} days: {whole:.1f} s")
     print(
         f"\n(a) {runs} one-day runs on a warm engine : with an engine each : one run = "
-        f"{sum(taken) / whole:.1f} : {sum(each) / whole:.1f} : 1\n"
+        f"{sum(totals) / whole:.1f} : {sum(each) / whole:.1f} : 1\n"
         f"(e) one-day run on the warm engine, process and all : its steps = "
         f"{median(whole / within for whole, _, within, _ in days):.2f}",
         flush=True,
     )
 
 
-def caps(engine: Engine, root: Path, chunks: int, orders: int) -> None:
+def measure_caps(engine: Engine, root: Path, chunks: int, orders: int) -> None:
     """Throughput on one warm engine with so many runs at a time."""
     landing, size = root / "landing", 4
     write_landing(engine.spark_session, landing, chunks * size, orders)
     speeds = {}
     with connect_server(root, {}) as url:
-        Shell(root / "first", landing, {"SPARK_REMOTE": url}).run(day_range(0, size))
+        Shell(root / "first", landing, {"SPARK_REMOTE": url}).run_days(day_range(0, size))
         for cap in (1, 2, 4, 8):
             shell = Shell(root / f"cap-{cap}", landing, {"SPARK_REMOTE": url})
             began = perf_counter()
             with ThreadPoolExecutor(cap) as pool:
-                list(pool.map(shell.run, day_range(0, chunks * size).split_by_length(size)))
+                list(pool.map(shell.run_days, day_range(0, chunks * size).split_by_length(size)))
             speeds[cap] = 60 * chunks * size / (perf_counter() - began)
             print(f"  cap {cap}: {speeds[cap]:.0f} days a minute", flush=True)
-    said = " : ".join(f"{speed / speeds[1]:.2f}" for speed in speeds.values())
-    print(f"\n(g) throughput with 1, 2, 4 and 8 runs at a time = {said}", flush=True)
+    ratios_text = " : ".join(f"{speed / speeds[1]:.2f}" for speed in speeds.values())
+    print(f"\n(g) throughput with 1, 2, 4 and 8 runs at a time = {ratios_text}", flush=True)
 
 
 # --- history ----------------------------------------------------------------------
 
 
-def history(engine: Engine, root: Path, lengths: tuple[int, ...], orders: int) -> None:
+def measure_history(engine: Engine, root: Path, lengths: tuple[int, ...], orders: int) -> None:
     """Seconds of a one-day run when so many days are in the tables already."""
     two = [CORRECTIONS.name, CURRENT.name]
     parts = {
@@ -173,29 +173,29 @@ def history(engine: Engine, root: Path, lengths: tuple[int, ...], orders: int) -
         " and ".join(two): two,
         "the others": [name for name in EVERYTHING if name not in (*LAYERS, *two)],
     }
-    taken: dict[str, dict[int, float]] = {what: {} for what in parts}
+    seconds_by_part: dict[str, dict[int, float]] = {what: {} for what in parts}
     for length in lengths:
         ours = Deployed(engine, root / str(length), end=START + (length + 30) * DAY)
         write_landing(engine.spark_session, ours.landing, length, orders)
         last = START + (length - 1) * DAY
-        timed(f"{length} days loaded", partial(ours.run, START, last, EVERYTHING))
+        time_work(f"{length} days loaded", partial(ours.run, START, last, EVERYTHING))
         day = START + (length // 2) * DAY
         for what, tables in parts.items():
             run = partial(ours.run, day, None, tables, tags=REWRITE)
             run()  # warms up
-            taken[what][length] = median(
-                timed(f"one day of {length}: {what}", run) for _ in range(5)
+            seconds_by_part[what][length] = median(
+                time_work(f"one day of {length}: {what}", run) for _ in range(5)
             )
-    for what, seconds in taken.items():
-        said = " : ".join(f"{x / seconds[lengths[0]]:.2f}" for x in seconds.values())
+    for what, seconds in seconds_by_part.items():
+        ratios_text = " : ".join(f"{x / seconds[lengths[0]]:.2f}" for x in seconds.values())
         days = " : ".join(f"{length:,}" for length in lengths)
-        result(f"one day, {what}, with {days} days loaded", said, _FLAT.get(what, "-"))
+        print_result(f"one day, {what}, with {days} days loaded", ratios_text, _FLAT.get(what, "-"))
 
 
 # --- merge ----------------------------------------------------------------------------------------
 
 
-def merging(engine: Engine, root: Path, rows: int) -> None:
+def measure_merge(engine: Engine, root: Path, rows: int) -> None:
     """Merge against overwrite of one day, by the share of its rows that changed."""
     spark = engine.spark_session
     pipeline = Deployed(engine, root)
@@ -213,7 +213,7 @@ def merging(engine: Engine, root: Path, rows: int) -> None:
     day = to_windows([START])[0]
     rounds = iter(range(1, 1000))
 
-    def publish(share: float, *, merge: bool) -> Callable[[], object]:
+    def prepare_publish(share: float, *, merge: bool) -> Callable[[], object]:
         changed = F.when(n % 1000 < share * 1000, next(rounds)).otherwise(0)
         amount = (F.col("amount") + changed).cast("decimal(18,2)")
         numbered = base.withColumn("id", F.substring("order_id", 3, 9).cast("long"))
@@ -222,14 +222,16 @@ def merging(engine: Engine, root: Path, rows: int) -> None:
         proposed = Candidate(STAGED, lambda _: plan)
         return lambda: pipeline.io_manager.publish(proposed, day, record, merge=merge)
 
-    publish(1, merge=False)()
+    prepare_publish(1, merge=False)()
     ratios = {}
     for share in (0.001, 0.1, 1.0):
         pairs = []
         for _ in range(3):
-            merged = timed(f"merge, {share:.1%} changed", publish(share, merge=True))
-            replaced = timed(f"overwrite, {share:.1%} changed", publish(share, merge=False))
+            merged = time_work(f"merge, {share:.1%} changed", prepare_publish(share, merge=True))
+            replaced = time_work(
+                f"overwrite, {share:.1%} changed", prepare_publish(share, merge=False)
+            )
             pairs.append(merged / replaced)
         ratios[share] = median(pairs)
-    said = ", ".join(f"{ratio:.2f} ({share:.1%} changed)" for share, ratio in ratios.items())
-    print(f"\n(f) merge : overwrite of a day of {rows:,} rows = {said}", flush=True)
+    ratios_text = ", ".join(f"{ratio:.2f} ({share:.1%} changed)" for share, ratio in ratios.items())
+    print(f"\n(f) merge : overwrite of a day of {rows:,} rows = {ratios_text}", flush=True)

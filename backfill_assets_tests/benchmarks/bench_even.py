@@ -8,14 +8,14 @@ from statistics import mean
 
 from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.engine.spark import Engine
-from backfill_assets_tests.benchmarks.bench_jobs import result, timed
-from backfill_assets_tests.pipeline import START, Pipeline, order, planned
+from backfill_assets_tests.benchmarks.bench_jobs import print_result, time_work
+from backfill_assets_tests.pipeline import START, Pipeline, make_plan, order
 
 #: How many times the lines of another day the large one has, and the most days of a run.
 _TIMES, _MOST = 20, 7
 
 
-def even(engine: Engine, root: Path, days: int, lines: int) -> None:
+def measure_even_stages(engine: Engine, root: Path, days: int, lines: int) -> None:
     """Runs of equal numbers of days against those of `--chunk-days auto`, one after another.
 
     Args:
@@ -33,24 +33,35 @@ def even(engine: Engine, root: Path, days: int, lines: int) -> None:
         warm.land(n, [order(f"o{n}-{k}", n, customer=f"c{k}") for k in range(count)])
     stages = {
         "equal": window.split_by_length(_MOST),
-        "auto": [of for _, of in planned(warm, str(window)).stages],
+        "auto": [run_window for _, run_window in make_plan(warm, str(window)).stages],
     }
     warm.run(window.start, window.start + DAY)
     for name, windows in stages.items():
-        print(f"    {name}: {', '.join(str(len(of)) for of in windows)} days", flush=True)
+        print(
+            f"    {name}: {', '.join(str(len(run_window)) for run_window in windows)} days",
+            flush=True,
+        )
         at = Pipeline(engine, root / name, land=False, landing=str(warm.landing), **settings)
-        _told(name, _runs(at, [run for stage in windows for run in stage.split_by_length(_MOST)]))
+        _print_spread(
+            name, _time_runs(at, [run for stage in windows for run in stage.split_by_length(_MOST)])
+        )
 
 
-def _runs(pipeline: Pipeline, runs: Sequence[Window]) -> list[float]:
+def _time_runs(pipeline: Pipeline, runs: Sequence[Window]) -> list[float]:
     """The seconds of each run."""
-    return [timed(f"{of}", lambda of=of: pipeline.run(of.start, of.end - DAY)) for of in runs]
+    return [
+        time_work(
+            f"{run_days}",
+            lambda run_days=run_days: pipeline.run(run_days.start, run_days.end - DAY),
+        )
+        for run_days in runs
+    ]
 
 
-def _told(name: str, seconds: Sequence[float]) -> None:
+def _print_spread(name: str, seconds: Sequence[float]) -> None:
     usual = mean(seconds)
-    apart = max(abs(of / usual - 1) for of in seconds)
-    result(
+    apart = max(abs(run_seconds / usual - 1) for run_seconds in seconds)
+    print_result(
         f"{len(seconds)} runs, {name}",
         f"{min(seconds):.1f} to {max(seconds):.1f} s, within {apart:.0%} of their mean; "
         f"{sum(seconds):.0f} s in all",

@@ -13,35 +13,37 @@ import dagster as dg
 import yaml
 
 from backfill_assets_tests import postgres
-from backfill_assets_tests.benchmarks.bench_jobs import result
-from backfill_assets_tests.events import planned_and_told
+from backfill_assets_tests.benchmarks.bench_jobs import print_result
+from backfill_assets_tests.events import make_run_events
 from backfill_assets_tests.places import PROJECT
 
 #: Seconds for each figure.
 _SECONDS = 3.0
 
 
-def events(root: Path) -> None:
+def measure_events(root: Path) -> None:
     """A run's events of days and checks, one by one and as runs store them, in each storage."""
     ours = {path: yaml.safe_load((PROJECT / path).read_text())["storage"] for path in _CONFIGS}
     local, pooled = ours.values()
     where = pooled["custom"]["config"]["postgres_db"]
     storages: dict[str, Any] = {"SQLite, Dagster's": None, "SQLite, ours": local}
-    if lacking := postgres.lacking():
+    if lacking := postgres.missing_server_reason():
         print(f"  Postgres: {lacking}")
-        _measure(root, storages)
+        _measure_storages(root, storages)
         return
     driver = {"scheme": "postgresql+psycopg2"}
     storages["Postgres, Dagster's"] = {"postgres": {"postgres_db": {**where, **driver}}}
     storages["Postgres, ours"] = pooled
-    with postgres.server(durable=True) as server:
-        _measure(root, storages, server)
+    with postgres.run_server(durable=True) as server:
+        _measure_storages(root, storages, server)
 
 
 _CONFIGS = ("dagster.yaml", "backfill_assets/deploy/dagster.postgres.yaml")
 
 
-def _measure(root: Path, storages: dict[str, Any], server: postgres.Server | None = None) -> None:
+def _measure_storages(
+    root: Path, storages: dict[str, Any], server: postgres.Server | None = None
+) -> None:
     for name, storage in storages.items():
         home = root / name
         home.mkdir(parents=True)
@@ -53,21 +55,21 @@ def _measure(root: Path, storages: dict[str, Any], server: postgres.Server | Non
         with dg.DagsterInstance.from_config(str(home)) as instance:
             log = instance.event_log_storage
             takes = getattr(log, "batches_take_checks", False)
-            single = _a_second(log.store_event, one_by_one=True)
-            batch = _a_second(log.store_event_batch) if takes else None
-        said = f"{single:,.0f} one by one" + (f", {batch:,.0f} in batches" if batch else "")
-        result(f"events a second, {name}", said, "-")
+            single = _events_per_second(log.store_event, one_by_one=True)
+            batch = _events_per_second(log.store_event_batch) if takes else None
+        text = f"{single:,.0f} one by one" + (f", {batch:,.0f} in batches" if batch else "")
+        print_result(f"events a second, {name}", text, "-")
 
 
-def _a_second(store: Callable[[Any], None], *, one_by_one: bool = False) -> float:
+def _events_per_second(store: Callable[[Any], None], *, one_by_one: bool = False) -> float:
     """Materializations and evaluations of checks a second."""
     stored, began = 0, perf_counter()
     while perf_counter() - began < _SECONDS:
         # A run of its own: of a check and a day, a run has one.
-        _, told, said = planned_and_told()
+        _, asset_events, check_events = make_run_events()
         run_id = str(uuid4())
-        some = [each._replace(run_id=run_id) for each in [*told, *said] * 60]
-        for each in some if one_by_one else [some]:
+        events = [each._replace(run_id=run_id) for each in [*asset_events, *check_events] * 60]
+        for each in events if one_by_one else [events]:
             store(each)
-        stored += len(some)
+        stored += len(events)
     return stored / (perf_counter() - began)

@@ -32,21 +32,23 @@ RECENT, AGAIN = 60, 30
 BACKFILL = "benchone"
 
 
-def long_history(engine: Engine, root: Path, histories: tuple[int, ...], rounds: int = 3) -> None:
+def measure_long_history(
+    engine: Engine, root: Path, histories: tuple[int, ...], rounds: int = 3
+) -> None:
     """Seconds of what a person asks about 30 days, with few and many days before; upkeep."""
-    taken: dict[int, dict[str, float]] = {}
+    seconds_by_days: dict[int, dict[str, float]] = {}
     for days in histories:
-        pipeline = _aged(engine, root / str(days), days)
+        pipeline = _make_aged_pipeline(engine, root / str(days), days)
         answers = Deployment(root / str(days), pipeline.settings)
-        taken[days] = dict(_answers(pipeline, answers, rounds))
-    for what, seconds in taken[histories[-1]].items():
-        said = " : ".join(f"{taken[days][what]:.1f}" for days in histories)
-        ratio = seconds / taken[histories[0]][what]
-        print(f"  {what:44} {said} s = {ratio:.2f}", flush=True)
+        seconds_by_days[days] = dict(_time_commands(pipeline, answers, rounds))
+    for what, seconds in seconds_by_days[histories[-1]].items():
+        text = " : ".join(f"{seconds_by_days[days][what]:.1f}" for days in histories)
+        ratio = seconds / seconds_by_days[histories[0]][what]
+        print(f"  {what:44} {text} s = {ratio:.2f}", flush=True)
     print(f"({AGAIN} days, with {' and '.join(f'{d:,}' for d in histories)} days in the tables)")
 
 
-def _aged(engine: Engine, root: Path, days: int) -> Pipeline:
+def _make_aged_pipeline(engine: Engine, root: Path, days: int) -> Pipeline:
     """Layers with so many days, of which the last ones are there."""
     start = START - (days - RECENT) * DAY
     pipeline = Pipeline(engine, root, start=start, end=START + RECENT * DAY)
@@ -68,28 +70,28 @@ def add_nights(table: Path, partition: str, nights: list[date], offsets: dict[st
     actions = [json.loads(line) for line in (log / f"{version:020d}.json").open()]
     info = next(a["commitInfo"] for a in actions if "commitInfo" in a)
     add = next((a["add"] for a in actions if "add" in a), None)
-    said = json.loads(info["userMetadata"])
-    (audit,) = said["audit"].values()
+    metadata = json.loads(info["userMetadata"])
+    (audit,) = metadata["audit"].values()
     for n, night in enumerate(nights, 1):
         text = str(night)
-        mine = said | {
+        night_metadata = metadata | {
             "run_id": str(uuid4()),
             "commit_id": uuid4().hex,
             "since": version + n - 1,
             "launched_by": "schedule nightly",
-            "inputs": {name: offsets[name] + n for name in said["inputs"]},
+            "inputs": {name: offsets[name] + n for name in metadata["inputs"]},
             "audit": {text: audit | {"digest": f"{n}-{n:x}-{n:x}"}},
             "days": [text],
         }
-        if "landing" in said["said"]:
-            (landing,) = said["said"]["landing"].values()
+        if "landing" in metadata["said"]:
+            (landing,) = metadata["said"]["landing"].values()
             about = ("event_days", "current_days", "log_days", "settled")
-            mine["said"] = {
+            night_metadata["said"] = {
                 "landing": {text: landing},
                 **{name: [text] for name in about},
                 "spans": {text: [text]},
             }
-        new: list[Any] = [{"commitInfo": info | {"userMetadata": json.dumps(mine)}}]
+        new: list[Any] = [{"commitInfo": info | {"userMetadata": json.dumps(night_metadata)}}]
         if add:
             path = f"{partition}={text}/part-00000-{uuid4()}.c000.snappy.parquet"
             (table / path).parent.mkdir()
@@ -100,50 +102,54 @@ def add_nights(table: Path, partition: str, nights: list[date], offsets: dict[st
     DeltaTable(table).create_checkpoint()
 
 
-def _answers(pipeline: Pipeline, answers: Deployment, rounds: int) -> Iterator[tuple[str, float]]:
+def _time_commands(
+    pipeline: Pipeline, answers: Deployment, rounds: int
+) -> Iterator[tuple[str, float]]:
     """Seconds of each command, as a process of its own: the median of some rounds."""
-    again = (START + (RECENT - AGAIN) * DAY, START + (RECENT - 1) * DAY)
+    rebuilt_days = (START + (RECENT - AGAIN) * DAY, START + (RECENT - 1) * DAY)
     for n in range(RECENT - AGAIN + 1, RECENT + 1):
         pipeline.land(n, [order(f"more-{n}", n)], "more.jsonl")
     tables = [part for name in LAYERS for part in ("--table", name)]
-    plan = ["plan", f"{again[0]}...{again[1]}", *tables]
-    yield "plan", _median(rounds, lambda: _run(answers, *plan))
-    pipeline.run(*again, tags={"dagster/backfill": BACKFILL})
+    plan = ["plan", f"{rebuilt_days[0]}...{rebuilt_days[1]}", *tables]
+    yield "plan", _median_seconds(rounds, lambda: _run_command(answers, *plan))
+    pipeline.run(*rebuilt_days, tags={"dagster/backfill": BACKFILL})
     wrote = [r for r in read_ledgers(pipeline.settings)[FACT.name].records if r.backfill_id]
     assert [len(r.rewritten_days) for r in wrote] == [AGAIN]
-    yield "reconcile", _median(rounds, lambda: _run(answers, "reconcile", BACKFILL))
-    life = ["history", FACT.name, str(again[0])]
-    yield "history of a day", _median(rounds, lambda: _run(answers, *life))
+    yield "reconcile", _median_seconds(rounds, lambda: _run_command(answers, "reconcile", BACKFILL))
+    life = ["history", FACT.name, str(rebuilt_days[0])]
+    yield "history of a day", _median_seconds(rounds, lambda: _run_command(answers, *life))
     undone = [BACKFILL]
 
-    def undo() -> None:
-        found = re.search(r"by run (\w+)", _run(answers, "undo", undone[-1]))
-        assert found
-        undone.append(found[1])
+    def undo_last() -> None:
+        match = re.search(r"by run (\w+)", _run_command(answers, "undo", undone[-1]))
+        assert match
+        undone.append(match[1])
 
-    yield "undo, and undo of the undo", _median(rounds, undo)
-    files = [_files(pipeline)]
-    yield "maintain", _median(1, lambda: _run(answers, "maintain"))
-    files.append(_files(pipeline))
+    yield "undo, and undo of the undo", _median_seconds(rounds, undo_last)
+    files = [_most_files_per_day(pipeline)]
+    yield "maintain", _median_seconds(1, lambda: _run_command(answers, "maintain"))
+    files.append(_most_files_per_day(pipeline))
     print(f"  files before and after maintain: {'; '.join(files)}", flush=True)
 
 
-def _files(pipeline: Pipeline) -> str:
+def _most_files_per_day(pipeline: Pipeline) -> str:
     """How many a day of each table has at most."""
-    found = {name: TableFiles.from_log(pipeline.log(name), TABLES[name]).by_day for name in LAYERS}
-    return ", ".join(f"{name} {max(days.values())} a day" for name, days in found.items())
+    files_by_table = {
+        name: TableFiles.from_log(pipeline.log(name), TABLES[name]).by_day for name in LAYERS
+    }
+    return ", ".join(f"{name} {max(days.values())} a day" for name, days in files_by_table.items())
 
 
-def _run(answers: Deployment, *command: str) -> str:
-    done = answers.run(*command)
-    assert done.returncode == 0, f"{command}: {done.stdout}\n{done.stderr[-4000:]}"
-    return done.stdout
+def _run_command(answers: Deployment, *command: str) -> str:
+    process = answers.run(*command)
+    assert process.returncode == 0, f"{command}: {process.stdout}\n{process.stderr[-4000:]}"
+    return process.stdout
 
 
-def _median(rounds: int, work: Callable[[], object]) -> float:
-    taken = []
+def _median_seconds(rounds: int, work: Callable[[], object]) -> float:
+    seconds = []
     for _ in range(rounds):
         began = perf_counter()
         work()
-        taken.append(perf_counter() - began)
-    return median(taken)
+        seconds.append(perf_counter() - began)
+    return median(seconds)

@@ -23,7 +23,7 @@ from backfill_assets_tests.places import PROJECT
 _results: list[tuple[str, str, str]] = []
 
 
-def result(work: str, measured: str, target: str) -> None:
+def print_result(work: str, measured: str, target: str) -> None:
     """A row of the table that `make bench` ends with, printed now as well."""
     _results.append((work, measured, target))
     print(f"\n{work}: {measured} (target: {target})", flush=True)
@@ -61,7 +61,7 @@ def write_landing(spark: SparkSession, landing: Path, days: int, orders: int) ->
     stamp = F.timestamp_seconds(
         F.unix_timestamp(F.lit(str(START)), "yyyy-MM-dd") + order_day * 86400 + (n * 7919 % 86400)
     )
-    taken = F.timestamp_seconds(
+    ingested = F.timestamp_seconds(
         F.unix_timestamp(F.lit(str(START)), "yyyy-MM-dd") + line_day * 86400 + 86399
     )
     iso = "yyyy-MM-dd'T'HH:mm:ss'Z'"
@@ -72,7 +72,7 @@ def write_landing(spark: SparkSession, landing: Path, days: int, orders: int) ->
         F.when(n % 97 != 0, F.format_string("c-%06d", n * n % 20011)).alias("customer_id"),
         F.date_format(stamp, iso).alias("order_ts"),
         ((n * 31 % 20000 + 1) / 100).cast("decimal(18,2)").cast("string").alias("amount"),
-        F.date_format(taken, iso).alias("ingestion_ts"),
+        F.date_format(ingested, iso).alias("ingestion_ts"),
     )
     text = F.when(n % 9973 == 0, F.lit('{"order_id": broken')).otherwise(F.to_json(fields))
     lines = spark.range(days * orders).select(
@@ -85,7 +85,7 @@ def write_landing(spark: SparkSession, landing: Path, days: int, orders: int) ->
         path.rename(path.with_suffix(".jsonl"))
 
 
-def by_hand(
+def run_plain_job(
     spark: SparkSession,
     landing: Path,
     warehouse: Path,
@@ -96,7 +96,7 @@ def by_hand(
     """What an engineer would write in an afternoon: the same tables, no audit, one commit each."""
     end = start + timedelta(days=days)
 
-    def save(frame: DataFrame, name: str, column: str) -> None:
+    def save_table(frame: DataFrame, name: str, column: str) -> None:
         if name not in tables:
             return
         frame.write.format("delta").partitionBy(column).mode("overwrite").option(
@@ -137,14 +137,14 @@ def by_hand(
     )
     inside = (F.col("log_date") >= F.lit(start)) & (F.col("log_date") < F.lit(end))
     order_columns = ["order_id", "customer_id", "order_ts", "amount", "ingestion_ts"]
-    save(
+    save_table(
         lines.where("good")
         .where(inside)
         .select("log_date", "arrival_date", *order_columns, "source_file"),
         "raw_orders",
         "log_date",
     )
-    save(
+    save_table(
         lines.where(
             ~F.coalesce("good", F.lit(False)) & (F.col("arrival_date") >= F.lit(start))
         ).select("arrival_date", "source_file", "text", F.lit("bad line").alias("reason")),
@@ -165,8 +165,8 @@ def by_hand(
         .where(timely & (F.col("event_date") >= F.lit(start)) & (F.col("event_date") < F.lit(end)))
         .select("event_date", *order_columns, "log_date")
     )
-    save(staged, "stg_orders", "event_date")
-    save(logged.where(~timely), "late_orders", "log_date")
+    save_table(staged, "stg_orders", "event_date")
+    save_table(logged.where(~timely), "late_orders", "log_date")
     staged = spark.read.format("delta").load(str(warehouse / "stg_orders"))
     sums = (
         staged.where((F.col("event_date") >= F.lit(start)) & (F.col("event_date") < F.lit(end)))
@@ -176,16 +176,16 @@ def by_hand(
         )
         .agg(F.count("*").alias("orders"), F.sum("amount").alias("revenue"))
     )
-    save(sums, "fact_daily_orders", "run_date")
+    save_table(sums, "fact_daily_orders", "run_date")
 
 
-def steps(result: object) -> str:
+def format_step_seconds(result: object) -> str:
     """Where the seconds of a run went, by step."""
-    done = [e for e in result.all_events if e.event_type_value == "STEP_SUCCESS"]
-    return ", ".join(f"{e.step_key} {e.event_specific_data.duration_ms / 1000:.1f}" for e in done)
+    events = [e for e in result.all_events if e.event_type_value == "STEP_SUCCESS"]
+    return ", ".join(f"{e.step_key} {e.event_specific_data.duration_ms / 1000:.1f}" for e in events)
 
 
-def timed(label: str, work: Callable[[], object]) -> float:
+def time_work(label: str, work: Callable[[], object]) -> float:
     """Seconds that the work takes, printed."""
     began = perf_counter()
     work()

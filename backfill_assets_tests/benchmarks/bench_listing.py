@@ -19,25 +19,27 @@ from backfill_assets.landing.manifests import LoadManifest
 from backfill_assets.orders.lines import ORDER_LINES
 from backfill_assets.settings import load_settings
 from backfill_assets.staleness.arrivals import load_targets
-from backfill_assets_tests.benchmarks.bench_jobs import result
+from backfill_assets_tests.benchmarks.bench_jobs import print_result
 from backfill_assets_tests.pipeline import START, order
 
 T = TypeVar("T")
 DAYS = Window(START, START + timedelta(days=100))
 
 
-def many_files(root: Path, counts: tuple[int, ...]) -> None:
+def measure_many_files(root: Path, counts: tuple[int, ...]) -> None:
     """Seconds of a first look at so many CSV files of 100 days, and of the next one."""
-    taken = {count: _seconds(root / str(count), count) for count in counts}
-    for what in taken[counts[0]]:
-        said = " : ".join(f"{taken[count][what]:.2f}" for count in counts)
-        print(f"  {what:44} {said} s", flush=True)
-    first, last = (sum(taken[count].values()) / count for count in (counts[-2], counts[-1]))
+    seconds_by_count = {count: _measure_listing(root / str(count), count) for count in counts}
+    for what in seconds_by_count[counts[0]]:
+        text = " : ".join(f"{seconds_by_count[count][what]:.2f}" for count in counts)
+        print(f"  {what:44} {text} s", flush=True)
+    first, last = (
+        sum(seconds_by_count[count].values()) / count for count in (counts[-2], counts[-1])
+    )
     what = f"a file among {counts[-1]:,} : one among {counts[-2]:,}, listed and looked into"
-    result(what, f"{last / first:.2f}", "1.2")
+    print_result(what, f"{last / first:.2f}", "1.2")
 
 
-def _seconds(root: Path, count: int) -> dict[str, float]:
+def _measure_listing(root: Path, count: int) -> dict[str, float]:
     header = ",".join(order("o", 1)) + "\n"
     days = list(DAYS)
     for day in days:
@@ -46,31 +48,34 @@ def _seconds(root: Path, count: int) -> dict[str, float]:
         folder = root / "orders" / f"arrival_date={days[n % len(days)]}"
         line = ",".join(order(f"o-{n}", n % len(days) + 1).values())
         (folder / f"part-{n:06}.csv").write_text(header + line + "\n")
-    taken: dict[str, float] = {}
+    seconds: dict[str, float] = {}
 
-    def timed(what: str, work: Callable[[], T]) -> T:
+    def time_step(what: str, work: Callable[[], T]) -> T:
         began = perf_counter()
-        found = work()
-        taken[what] = perf_counter() - began
-        return found
+        result = work()
+        seconds[what] = perf_counter() - began
+        return result
 
     policy = Policy.from_settings(load_settings(start=DAYS.start))
-    listing = timed("list all folders", lambda: list_landing(str(root), ORDER_LINES))
-    timed("list them day by day", lambda: list_landing(str(root), ORDER_LINES, days))
-    wanted = timed(
+    listing = time_step("list all folders", lambda: list_landing(str(root), ORDER_LINES))
+    time_step("list them day by day", lambda: list_landing(str(root), ORDER_LINES, days))
+    load_targets = time_step(
         "digests, what each day is to be made of", lambda: load_targets({}, listing, days, policy)
     )
-    recorded = {day: LoadManifest.from_record(one.manifest.as_json) for day, one in wanted.items()}
-    timed("the same, nothing changed", lambda: load_targets(recorded, listing, days, policy))
-    found = timed(
+    recorded = {
+        day: LoadManifest.from_record(load_target.manifest.as_json)
+        for day, load_target in load_targets.items()
+    }
+    time_step("the same, nothing changed", lambda: load_targets(recorded, listing, days, policy))
+    surveyed = time_step(
         "headers and caps",
         lambda: _probe_all(str(root), ORDER_LINES, DAYS, listing, SizeLimits.default_limits()),
     )
-    timed("by header", lambda: _files_by_header(found))
-    return taken
+    time_step("by header", lambda: _files_by_header(surveyed))
+    return seconds
 
 
-def looking_through(root: Path, days: int, orders: int) -> None:
+def measure_file_survey(root: Path, days: int, orders: int) -> None:
     """Seconds of looking through compressed files, and how many bytes they expand to."""
     lines = [
         json.dumps(order(f"o-{n * 7919 % 1_000_003:07}", 1, f"{n % 977}.{n % 97:02}"))
@@ -83,9 +88,9 @@ def looking_through(root: Path, days: int, orders: int) -> None:
         (folder / "part-0.jsonl.gz").write_bytes(packed)
     listing = list_landing(str(root), ORDER_LINES)
     began = perf_counter()
-    found = _probe_all(str(root), ORDER_LINES, DAYS, listing, SizeLimits.default_limits())
+    surveyed = _probe_all(str(root), ORDER_LINES, DAYS, listing, SizeLimits.default_limits())
     seconds = perf_counter() - began
-    assert len(found.files) == days
+    assert len(surveyed.files) == days
     size = days * sum(len(line) + 1 for line in lines) / 1e6
     print(
         f"  {days} gz files of {orders:,} lines ({size:,.0f} MB) looked through in {seconds:.2f} s"

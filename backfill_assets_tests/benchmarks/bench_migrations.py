@@ -12,13 +12,13 @@ from backfill_assets.delta.migrating import migrate_table
 from backfill_assets.delta.reading import read_ledger
 from backfill_assets.engine.spark import Engine
 from backfill_assets.publish.candidates import Candidate, ComputedDays, ComputePlan
-from backfill_assets_tests.benchmarks.bench_jobs import result, timed
-from backfill_assets_tests.changing_columns import BEFORE, log_of, table_of, writer
+from backfill_assets_tests.benchmarks.bench_jobs import print_result, time_work
+from backfill_assets_tests.changing_columns import BEFORE, load_log, make_table, make_writer
 from backfill_assets_tests.pipeline import Pipeline, day
 from backfill_assets_tests.publishing import RECORD, window
 
 
-def migrations(engine: Engine, root: Path, days: int) -> None:
+def measure_migrations(engine: Engine, root: Path, days: int) -> None:
     """Seconds of a dropped column and of a widened one, of days of one row each.
 
     Args:
@@ -30,20 +30,22 @@ def migrations(engine: Engine, root: Path, days: int) -> None:
     pipeline = Pipeline(engine, root)
     url = pipeline.io_manager.url(BEFORE)
     all_days = [day(n) for n in range(1, days + 1)]
-    rows = [(of, "a", n, Decimal(n), 0.5, f"note {n}") for n, of in enumerate(all_days, start=1)]
+    rows = [
+        (date_, "a", n, Decimal(n), 0.5, f"note {n}") for n, date_ in enumerate(all_days, start=1)
+    ]
     frame = engine.spark_session.createDataFrame(rows, BEFORE.struct_type)
     plan = ComputePlan(dict.fromkeys(all_days, "this"), lambda _: ComputedDays(frame, {}))
     pipeline.io_manager.publish(Candidate(BEFORE, lambda _: plan), window(1, days), RECORD)
-    files = set(log_of(url).file_uris())
-    fewer = table_of(2, note=None)
-    took = timed("a column dropped", lambda: list(migrate_table(writer(pipeline, fewer))))
-    result(f"a column dropped, {days:,} days", f"{took:.1f} s", "")
-    assert set(log_of(url).file_uris()) == files, "no data file is touched"
-    wider = table_of(3, note=None, orders=(T.LongType, Field(ge=1, description="Orders.")))
-    version = log_of(url).version()
-    took = timed("a column widened", lambda: list(migrate_table(writer(pipeline, wider))))
-    result(f"a column widened, {days:,} days", f"{took:.1f} s", "")
-    assert log_of(url).version() == version + 2, "the change, and the version of the schema"
-    found = log_of(url).to_pyarrow_table()["orders"].to_pylist()
-    assert sorted(found) == list(range(1, days + 1))
+    files = set(load_log(url).file_uris())
+    fewer = make_table(2, note=None)
+    took = time_work("a column dropped", lambda: list(migrate_table(make_writer(pipeline, fewer))))
+    print_result(f"a column dropped, {days:,} days", f"{took:.1f} s", "")
+    assert set(load_log(url).file_uris()) == files, "no data file is touched"
+    wider = make_table(3, note=None, orders=(T.LongType, Field(ge=1, description="Orders.")))
+    version = load_log(url).version()
+    took = time_work("a column widened", lambda: list(migrate_table(make_writer(pipeline, wider))))
+    print_result(f"a column widened, {days:,} days", f"{took:.1f} s", "")
+    assert load_log(url).version() == version + 2, "the change, and the version of the schema"
+    orders = load_log(url).to_pyarrow_table()["orders"].to_pylist()
+    assert sorted(orders) == list(range(1, days + 1))
     assert len(read_ledger(url, wider).published_days) == days

@@ -26,9 +26,9 @@ from backfill_assets.settings import load_settings
 from backfill_assets_tests.benchmarks.bench_backfills import REWRITE, Shell, day_range
 from backfill_assets_tests.benchmarks.bench_jobs import (
     Deployed,
-    by_hand,
-    result,
-    steps,
+    format_step_seconds,
+    print_result,
+    run_plain_job,
     write_landing,
 )
 from backfill_assets_tests.pipeline import EVERYTHING, LAYERS, START, Pipeline
@@ -52,47 +52,47 @@ class Clock:
     def __init__(self) -> None:
         self._seconds: Counter[str] = Counter()
         for part, owner, name in _TIMED:
-            setattr(owner, name, self._timed(part, getattr(owner, name)))
+            setattr(owner, name, self._wrap_function(part, getattr(owner, name)))
 
-    def _timed(self, part: str, function: Any) -> Any:
+    def _wrap_function(self, part: str, function: Any) -> Any:
         @functools.wraps(function)
-        def timed(*args: Any, **named: Any) -> Any:
+        def run_timed(*args: Any, **named: Any) -> Any:
             began = perf_counter()
             try:
                 return function(*args, **named)
             finally:
                 self._seconds[part] += perf_counter() - began
 
-        return timed
+        return run_timed
 
-    def read(self, total: float, in_steps: float) -> dict[str, float]:
+    def read_parts(self, total: float, in_steps: float) -> dict[str, float]:
         """By part, the seconds of a run that took so many, so many of them in its steps."""
-        of, self._seconds = self._seconds, Counter()
+        seconds, self._seconds = self._seconds, Counter()
         return {
-            "plan": of["plan"],
-            "compute": of["compute"] - of["audit"],
-            "audit": of["audit"],
-            "write": of["write"],
-            "commit": of["commit"],
-            "events": in_steps - of["events"],
+            "plan": seconds["plan"],
+            "compute": seconds["compute"] - seconds["audit"],
+            "audit": seconds["audit"],
+            "write": seconds["write"],
+            "commit": seconds["commit"],
+            "events": in_steps - seconds["events"],
             "around the steps": total - in_steps,
         }
 
 
-def _run(clock: Clock, pipeline: Pipeline, days: int, **how: Any) -> None:
+def _run_and_print(clock: Clock, pipeline: Pipeline, days: int, **how: Any) -> None:
     began = perf_counter()
     result = pipeline.run(START, START + timedelta(days=days - 1), EVERYTHING, **how)
     took = perf_counter() - began
-    done = [e for e in result.all_events if e.event_type_value == "STEP_SUCCESS"]
-    in_steps = sum(e.event_specific_data.duration_ms for e in done) / 1000
-    parts = clock.read(took, in_steps)
+    events = [e for e in result.all_events if e.event_type_value == "STEP_SUCCESS"]
+    in_steps = sum(e.event_specific_data.duration_ms for e in events) / 1000
+    parts = clock.read_parts(took, in_steps)
     print(
         f"    {took:6.1f} s: " + ", ".join(f"{name} {x:.1f}" for name, x in parts.items()),
         flush=True,
     )
 
 
-def ours(root: Path, days: int) -> None:
+def profile_own_runs(root: Path, days: int) -> None:
     """A first load of all tables in this process, then one-day runs."""
     clock = Clock()
     began = perf_counter()
@@ -102,86 +102,88 @@ def ours(root: Path, days: int) -> None:
     print(f"    {session:6.1f} s: session", flush=True)
     end = START + timedelta(days=days)
     pipeline = Deployed(engine, root / "ours", land=False, landing=str(root), end=end)
-    _run(clock, pipeline, days)
+    _run_and_print(clock, pipeline, days)
     jobs = engine.spark_session.sparkContext._jsc.sc().dagScheduler
     for _ in range(3):
         before = jobs().numTotalJobs()
-        _run(clock, pipeline, 1, tags=REWRITE)
+        _run_and_print(clock, pipeline, 1, tags=REWRITE)
         print(f"             {jobs().numTotalJobs() - before} Spark jobs")
 
 
-def hand(root: Path, days: int) -> None:
+def profile_plain_job(root: Path, days: int) -> None:
     """The plain job in this process: with our settings of Spark, and with Java's own defaults."""
     config = {**spark_config(load_settings()), "spark.driver.extraJavaOptions": ""}
     spark = spark_session_from_config(config)
-    by_hand(spark, root, root / "hand", START, days, _THREE)
+    run_plain_job(spark, root, root / "hand", START, days, _THREE)
 
 
-def profile(root: Path, days: int, orders: int, rounds: int) -> None:
+def measure_cold_runs(root: Path, days: int, orders: int, rounds: int) -> None:
     """Cold runs in processes of their own, as the command line starts them, beside a plain job."""
     print(f"{days} days x {orders:,} orders, each in a new process")
-    _child("landing", root, days, orders)
+    _run_child("landing", root, days, orders)
     hands: list[float] = []
     audited: dict[str, list[float]] = {"five": [], "eight": []}
     for n in range(rounds):
         began = perf_counter()
-        _child("hand", root, days, orders)
+        _run_child("hand", root, days, orders)
         hands.append(perf_counter() - began)
         print(f"  {hands[-1]:6.1f} s: three tables by hand", flush=True)
         for kind, tables in (("five", LAYERS), ("eight", EVERYTHING)):
             place = root / f"{kind}-{n}"
-            audited[kind].append(Shell(place, root, {}, tables).run(day_range(0, days)))
+            audited[kind].append(Shell(place, root, {}, tables).run_days(day_range(0, days)))
             print(f"  {audited[kind][-1]:6.1f} s: {kind} tables, audited", flush=True)
             shutil.rmtree(place)
-    for kind, taken in audited.items():
-        ratio = median(taken) / median(hands)
+    for kind, seconds in audited.items():
+        ratio = median(seconds) / median(hands)
         what = f"{days} days x {orders:,} orders, new process, {kind} audited tables"
-        result(f"{what} : three by hand", f"{ratio:.2f}", _COLD[kind])
+        print_result(f"{what} : three by hand", f"{ratio:.2f}", _COLD[kind])
     print("\nby part, the steps one after another:")
-    print(_child("eight", root, days, orders), flush=True)
+    print(_run_child("eight", root, days, orders), flush=True)
 
 
-def _child(kind: str, place: Path, days: int, orders: int) -> str:
+def _run_child(kind: str, place: Path, days: int, orders: int) -> str:
     """What it prints."""
     arguments = (kind, str(place), str(days), str(orders))
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", __name__, *arguments],
         check=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
     )
-    return done.stdout
+    return process.stdout
 
 
-def small_days(engine: Engine, root: Path, days: int, lines: int) -> None:
+def measure_small_days(engine: Engine, root: Path, days: int, lines: int) -> None:
     """Many nearly empty days of all tables in one run, in a new process; and the same again."""
     write_landing(engine.spark_session, root, days, lines)
     shell = Shell(root / "small", root, {}, EVERYTHING)
-    first, again = (shell.run(day_range(0, days)) for _ in range(2))
+    first, second = (shell.run_days(day_range(0, days)) for _ in range(2))
     each = 1000 * first / days / len(EVERYTHING)
     what = f"{days} days x {lines} lines, all tables, new process"
-    result(what, f"{first:.0f} s, {each:.1f} ms a day and table", "80 s, 8 ms of 1,096 days")
-    result(f"{what}, nothing changed", f"{again:.0f} s", "10 s")
+    print_result(what, f"{first:.0f} s, {each:.1f} ms a day and table", "80 s, 8 ms of 1,096 days")
+    print_result(f"{what}, nothing changed", f"{second:.0f} s", "10 s")
 
 
-def heavy_days(root: Path, days: int, orders: int) -> None:
+def measure_heavy_days(root: Path, days: int, orders: int) -> None:
     """Days of millions of lines in one run, a new process with the engine's default memory."""
-    _child("landing", root, days, orders)
-    said = _child("heavy", root, days, orders).splitlines()[-1]
-    result(f"{days} days x {orders:,} orders, all tables, one run", said, "completes with 3 GB")
+    _run_child("landing", root, days, orders)
+    summary = _run_child("heavy", root, days, orders).splitlines()[-1]
+    print_result(
+        f"{days} days x {orders:,} orders, all tables, one run", summary, "completes with 3 GB"
+    )
 
 
-def heavy(root: Path, days: int, orders: int) -> None:
+def profile_heavy_days(root: Path, days: int, orders: int) -> None:
     """All tables in this process; what Spark had to put on disk, and what its process took."""
     engine = Engine.from_settings(load_settings())
     context = engine.spark_session.sparkContext
     end = START + timedelta(days=days)
     pipeline = Deployed(engine, root / "heavy", land=False, landing=str(root), end=end)
     began = perf_counter()
-    done = pipeline.run(START, end - timedelta(days=1), EVERYTHING)
+    run_result = pipeline.run(START, end - timedelta(days=1), EVERYTHING)
     took = perf_counter() - began
-    print(steps(done))
+    print(format_step_seconds(run_result))
     store = context._jsc.sc().statusStore()
     none = context._gateway.new_array(context._jvm.double, 0)
     stages = store.stageList(None, False, False, none, None)
@@ -210,11 +212,11 @@ def main(kind: str, place: str, days: str, orders: str) -> None:
             Engine.from_settings(load_settings()).spark_session, root, int(days), int(orders)
         )
     elif kind == "heavy":
-        heavy(root, int(days), int(orders))
+        profile_heavy_days(root, int(days), int(orders))
     elif kind == "hand":
-        hand(root, int(days))
+        profile_plain_job(root, int(days))
     else:
-        ours(root, int(days))
+        profile_own_runs(root, int(days))
 
 
 if __name__ == "__main__":

@@ -35,8 +35,8 @@ from backfill_assets.monitoring.look import read_situation
 from backfill_assets.monitoring.states import day_states
 from backfill_assets.staleness.backlog import find_stale_days
 from backfill_assets_tests.benchmarks.bench_history import add_nights
-from backfill_assets_tests.benchmarks.bench_jobs import Deployed, result
-from backfill_assets_tests.pipeline import START, Pipeline, order, planned
+from backfill_assets_tests.benchmarks.bench_jobs import Deployed, print_result
+from backfill_assets_tests.pipeline import START, Pipeline, make_plan, order
 
 DAY = timedelta(days=1)
 TABLES = "backfill_assets_tests.benchmarks.twenty_tables:TABLES"
@@ -45,34 +45,34 @@ RECENT = 3
 EVENTS_AT_ONCE = 1000
 
 
-def scale(engine: Engine, root: Path, days: int) -> None:
+def measure_scale(engine: Engine, root: Path, days: int) -> None:
     """Seconds, memory and bytes of each look at so many days of twenty tables."""
-    pipeline = aged(engine, root, days)
-    names = [*reading_all(pipeline)]
+    pipeline = make_aged_deployment(engine, root, days)
+    names = [*all_table_names(pipeline)]
     print(f"\n{days:,} days x {len(names)} tables", flush=True)
-    of_files(pipeline, names)
-    of_ledgers(pipeline)
-    of_dagster(pipeline, names)
-    of_ticks(pipeline)
-    of_plans(pipeline, names, days)
+    measure_files(pipeline, names)
+    measure_ledgers(pipeline)
+    measure_dagster(pipeline, names)
+    measure_ticks(pipeline)
+    measure_plans(pipeline, names, days)
     last = START + RECENT * DAY
     pipeline.now = datetime.combine(last + DAY, time(3), tzinfo=pipeline.settings.zone)
     for n in (RECENT - 1, RECENT):
-        measured(f"a run of one day, all tables ({n})", lambda n=n: pipeline.run(n, n, names))
-    measured("a look at all days after it", lambda: look(pipeline))
+        measure_work(f"a run of one day, all tables ({n})", lambda n=n: pipeline.run(n, n, names))
+    measure_work("a look at all days after it", lambda: look_for_incidents(pipeline))
 
 
-def reading_all(pipeline: Pipeline) -> Iterable[str]:
+def all_table_names(pipeline: Pipeline) -> Iterable[str]:
     """The names of all tables."""
-    return [key.to_user_string() for key in _tables(pipeline)]
+    return [key.to_user_string() for key in _table_keys(pipeline)]
 
 
-def _tables(pipeline: Pipeline) -> list[dg.AssetKey]:
+def _table_keys(pipeline: Pipeline) -> list[dg.AssetKey]:
     graph = pipeline.repository.asset_graph
     return [key for key in graph.toposorted_asset_keys if graph.get(key).partitions_def]
 
 
-def aged(engine: Engine, root: Path, days: int) -> Pipeline:
+def make_aged_deployment(engine: Engine, root: Path, days: int) -> Pipeline:
     """A deployment with so many days, of which the first is really there."""
     start = START - (days - RECENT) * DAY
     pipeline = Deployed(
@@ -86,19 +86,19 @@ def aged(engine: Engine, root: Path, days: int) -> Pipeline:
     first = (start - START).days + 1
     for n in (first, *range(1, RECENT + 1)):
         pipeline.land(n, [order(f"o-{n}-{i}", n, customer=f"c{i % 50}") for i in range(200)])
-    names = [*reading_all(pipeline)]
-    made = pipeline.run(start, start, names)
+    names = [*all_table_names(pipeline)]
+    first_run = pipeline.run(start, start, names)
     nights = [start + n * DAY for n in range(1, days - RECENT)]
     ledgers = read_ledgers(pipeline.settings)
     offsets = {name: ledgers[name].version or 0 for name in names}
     for name in names:
         partition = ledgers[name].table.partition
         add_nights(Path(pipeline.settings.table(name)), partition, nights, offsets)
-    tell_of_nights(pipeline.instance, made.run_id, str(start), nights)
+    store_night_events(pipeline.instance, first_run.run_id, str(start), nights)
     return pipeline
 
 
-def tell_of_nights(
+def store_night_events(
     instance: dg.DagsterInstance, run_id: str, first: str, nights: Iterable[date]
 ) -> None:
     """Materializations like those of a run of one day."""
@@ -111,26 +111,26 @@ def tell_of_nights(
     step = EVENTS_AT_ONCE // len(like)
     for n in range(0, len(spelled), step):
         run = str(uuid4())
-        said = (
+        texts = (
             text.replace(run_id, run).replace(first, night)
             for night in spelled[n : n + step]
             for text in like
         )
-        entries = [deserialize_value(text, dg.EventLogEntry) for text in said]
+        entries = [deserialize_value(text, dg.EventLogEntry) for text in texts]
         instance.event_log_storage.store_event_batch(entries)
 
 
-def measured(what: str, work: Callable[[], Any]) -> Any:
+def measure_work(what: str, work: Callable[[], Any]) -> Any:
     """Seconds of work, those of a core, and the memory of this process, as a row of the results."""
     began, at_work = perf_counter(), process_time()
-    made = work()
+    outcome = work()
     took, of_core = perf_counter() - began, process_time() - at_work
     pages = int(re.findall(r"VmRSS:\s+(\d+)", Path("/proc/self/status").read_text())[0])
-    result(what, f"{took:.2f} s, {of_core:.2f} s of a core, {pages / 1024:,.0f} MB", "")
-    return made
+    print_result(what, f"{took:.2f} s, {of_core:.2f} s of a core, {pages / 1024:,.0f} MB", "")
+    return outcome
 
 
-def of_files(pipeline: Pipeline, names: Iterable[str]) -> None:
+def measure_files(pipeline: Pipeline, names: Iterable[str]) -> None:
     """What lies on disk."""
     kinds = {
         "commits": "*/_delta_log/*.json",
@@ -139,86 +139,88 @@ def of_files(pipeline: Pipeline, names: Iterable[str]) -> None:
     }
     read_ledgers(pipeline.settings)  # makes the copies
     for what, pattern in kinds.items():
-        _sizes(what, pipeline.warehouse.glob(pattern))
-    _sizes("Dagster's event index", (pipeline.root / "home").glob("**/index.db*"))
+        _print_sizes(what, pipeline.warehouse.glob(pattern))
+    _print_sizes("Dagster's event index", (pipeline.root / "home").glob("**/index.db*"))
 
 
-def _sizes(what: str, files: Iterable[Path]) -> None:
+def _print_sizes(what: str, files: Iterable[Path]) -> None:
     sizes = [file.stat().st_size for file in files]
-    result(f"on disk: {what}", f"{len(sizes):,} files, {sum(sizes) / 1e6:,.1f} MB", "")
+    print_result(f"on disk: {what}", f"{len(sizes):,} files, {sum(sizes) / 1e6:,.1f} MB", "")
 
 
-def of_ledgers(pipeline: Pipeline) -> None:
+def measure_ledgers(pipeline: Pipeline) -> None:
     """Reading all that the tables say, and what follows from it."""
     settings = pipeline.settings
     for copy in pipeline.warehouse.glob("*/_backfill_assets/*"):
         copy.unlink()
     reading._cached_ledgers.clear()
-    measured("all ledgers, new process, no copy of the records", lambda: read_ledgers(settings))
+    measure_work("all ledgers, new process, no copy of the records", lambda: read_ledgers(settings))
     reading._cached_ledgers.clear()
-    measured("all ledgers, new process", lambda: read_ledgers(settings))
-    ledgers = measured("all ledgers, nothing new", lambda: read_ledgers(settings))
+    measure_work("all ledgers, new process", lambda: read_ledgers(settings))
+    ledgers = measure_work("all ledgers, nothing new", lambda: read_ledgers(settings))
     policy, today = Policy.from_settings(settings), pipeline.now.date()
-    measured("backlog", lambda: find_stale_days(ledgers, policy, today))
-    measured("backlog, nothing new", lambda: find_stale_days(ledgers, policy, today))
-    now = measured("situation", lambda: read_situation(settings, pipeline.instance, pipeline.now))
-    measured(
+    measure_work("backlog", lambda: find_stale_days(ledgers, policy, today))
+    measure_work("backlog, nothing new", lambda: find_stale_days(ledgers, policy, today))
+    now = measure_work(
+        "situation", lambda: read_situation(settings, pipeline.instance, pipeline.now)
+    )
+    measure_work(
         "situation, once more", lambda: read_situation(settings, pipeline.instance, pipeline.now)
     )
-    measured("states of all days", lambda: {name: day_states(name, now) for name in ledgers})
-    found = measured("incidents", lambda: find_incidents(now))
-    print(f"    {len(found)} incidents", flush=True)
+    measure_work("states of all days", lambda: {name: day_states(name, now) for name in ledgers})
+    open_incidents = measure_work("incidents", lambda: find_incidents(now))
+    print(f"    {len(open_incidents)} incidents", flush=True)
 
 
-def look(pipeline: Pipeline) -> None:
+def look_for_incidents(pipeline: Pipeline) -> None:
     """What the sensor of alerts does."""
     find_incidents(read_situation(pipeline.settings, pipeline.instance, pipeline.now))
 
 
-def of_dagster(pipeline: Pipeline, names: Iterable[str]) -> None:
+def measure_dagster(pipeline: Pipeline, names: Iterable[str]) -> None:
     """Dagster's own: definitions, partitions, statuses."""
-    measured("definitions", lambda: build_defs(pipeline.settings).get_repository_def())
+    measure_work("definitions", lambda: build_defs(pipeline.settings).get_repository_def())
     partitions = Grain.DAILY.partitions_def(pipeline.settings)
-    measured("partition keys", partitions.get_partition_keys)
+    measure_work("partition keys", partitions.get_partition_keys)
 
-    def statuses() -> None:
+    def read_statuses() -> None:
         for name in names:
             get_and_update_asset_status_cache_value(
                 pipeline.instance, dg.AssetKey(name), partitions
             )
 
-    measured("status of all partitions of all assets", statuses)
-    measured("status of all partitions of all assets, once more", statuses)
-    measured(
+    measure_work("status of all partitions of all assets", read_statuses)
+    measure_work("status of all partitions of all assets, once more", read_statuses)
+    measure_work(
         "materialized partitions of one asset",
         lambda: pipeline.instance.get_materialized_partitions(dg.AssetKey("fact_daily_orders")),
     )
 
 
-def of_ticks(pipeline: Pipeline) -> None:
+def measure_ticks(pipeline: Pipeline) -> None:
     """Ticks of the sensors, the second of two: the code server has ticked before."""
     for sensor in ("planned_backfills", "touched_days", "landed_files", "watch_days"):
         pipeline.tick(sensor)
-        measured(f"tick of {sensor}", lambda sensor=sensor: pipeline.tick(sensor))
-    measured("tick of the schedule", pipeline.tick_schedule)
-    measured("look of alerts", lambda: look(pipeline))
+        measure_work(f"tick of {sensor}", lambda sensor=sensor: pipeline.tick(sensor))
+    measure_work("tick of the schedule", pipeline.tick_schedule)
+    measure_work("look of alerts", lambda: look_for_incidents(pipeline))
 
 
-def of_plans(pipeline: Pipeline, names: Iterable[str], days: int) -> None:
+def measure_plans(pipeline: Pipeline, names: Iterable[str], days: int) -> None:
     """Plans of few days and of all; handing a stage of all days to Dagster."""
     graph = pipeline.repository.asset_graph
     first, last = pipeline.settings.start, START - DAY
-    some, all_ = f"{last - 29 * DAY}...{last}", f"{first}...{last}"
+    recent_days, all_ = f"{last - 29 * DAY}...{last}", f"{first}...{last}"
     tables = tuple(names)
-    measured("plan of 30 days", lambda: planned(pipeline, some, tables=tables))
-    plan = measured(f"plan of {days:,} days", lambda: planned(pipeline, all_, tables=tables))
+    measure_work("plan of 30 days", lambda: make_plan(pipeline, recent_days, tables=tables))
+    plan = measure_work(f"plan of {days:,} days", lambda: make_plan(pipeline, all_, tables=tables))
     whole = Window(first, last + DAY)
-    measured("the days that follow from them", lambda: days_by_table(graph, tables, whole))
-    measured(
+    measure_work("the days that follow from them", lambda: days_by_table(graph, tables, whole))
+    measure_work(
         "handing them to Dagster as one backfill",
         lambda: backfills.launch_stage(pipeline.instance, graph, plan.id, plan),
     )
-    measured("tick of planned_backfills with it", lambda: pipeline.tick("planned_backfills"))
-    kept = undertakings.load(pipeline.instance, plan.id)
-    result("the plan as it is kept", f"{len(kept.model_dump_json()) / 1e3:,.0f} kB", "")
+    measure_work("tick of planned_backfills with it", lambda: pipeline.tick("planned_backfills"))
+    state = undertakings.load(pipeline.instance, plan.id)
+    print_result("the plan as it is kept", f"{len(state.model_dump_json()) / 1e3:,.0f} kB", "")
     pipeline.instance.delete_dynamic_partition(undertakings.ACTIVE, plan.id)

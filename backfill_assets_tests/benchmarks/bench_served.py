@@ -18,14 +18,19 @@ from backfill_assets.backfills.stages import RECONCILES_TAG
 from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.engine.spark import Engine
 from backfill_assets.settings import load_settings
-from backfill_assets_tests.benchmarks.bench_backfills import day_range, phases
-from backfill_assets_tests.benchmarks.bench_jobs import by_hand, result, timed, write_landing
+from backfill_assets_tests.benchmarks.bench_backfills import day_range, run_phases
+from backfill_assets_tests.benchmarks.bench_jobs import (
+    print_result,
+    run_plain_job,
+    time_work,
+    write_landing,
+)
 from backfill_assets_tests.deployed import Deployment
 from backfill_assets_tests.pipeline import EVERYTHING, LAYERS, START
 
 
 @contextmanager
-def _served(engine: Engine, root: Path, days: int, orders: int) -> Iterator[Deployment]:
+def _serve_deployment(engine: Engine, root: Path, days: int, orders: int) -> Iterator[Deployment]:
     """A deployment as `make ui` starts it, with landed files of so many days."""
     write_landing(engine.spark_session, root / "landing", days, orders)
     settings = load_settings(
@@ -45,7 +50,7 @@ def _served(engine: Engine, root: Path, days: int, orders: int) -> Iterator[Depl
         deployment.stop()
 
 
-def _at_work(runs: Sequence[dg.RunRecord]) -> float:
+def _busy_seconds(runs: Sequence[dg.RunRecord]) -> float:
     """Seconds in which at least one of the runs was at work."""
     spans = sorted((run.start_time or 0, run.end_time or 0) for run in runs)
     seconds = until = 0.0
@@ -55,29 +60,33 @@ def _at_work(runs: Sequence[dg.RunRecord]) -> float:
     return seconds
 
 
-def planned(engine: Engine, root: Path, days: int, orders: int, rounds: int) -> None:
+def measure_planned_backfills(
+    engine: Engine, root: Path, days: int, orders: int, rounds: int
+) -> None:
     """Planned backfills of some days: from launch to the end, and while a run was at work."""
     ratios = []
-    with _served(engine, root, days * (rounds + 1), orders) as deployment:
+    with _serve_deployment(engine, root, days * (rounds + 1), orders) as deployment:
         for n in range(rounds + 1):
-            of = day_range(n * days, days)
-            done = deployment.run("backfill", f"{of.start}...{of.end - DAY}", "--yes")
-            assert done.returncode == 0, f"{done.stdout}\n{done.stderr[-4000:]}"
+            window = day_range(n * days, days)
+            process = deployment.run("backfill", f"{window.start}...{window.end - DAY}", "--yes")
+            assert process.returncode == 0, f"{process.stdout}\n{process.stderr[-4000:]}"
             with deployment.instance() as instance:
-                it = undertakings.load(instance, undertakings.list_ids(instance)[-1])
+                state = undertakings.load(instance, undertakings.list_ids(instance)[-1])
                 runs = [
                     run
                     for tag in ("dagster/backfill", RECONCILES_TAG)
-                    for run in instance.get_run_records(dg.RunsFilter(tags={tag: it.backfill_id}))
+                    for run in instance.get_run_records(
+                        dg.RunsFilter(tags={tag: state.backfill_id})
+                    )
                 ]
-            work = _at_work(runs)
-            print(f"  {it.took:6.1f} s, {len(runs)} runs at work for {work:.1f} s", flush=True)
-            ratios.append(it.took / work)
+            work = _busy_seconds(runs)
+            print(f"  {state.took:6.1f} s, {len(runs)} runs at work for {work:.1f} s", flush=True)
+            ratios.append(state.took / work)
     what = f"a planned backfill of {days} days, wall clock : the time its runs work"
-    result(what, f"{median(ratios[1:]):.2f}", "1.5")
+    print_result(what, f"{median(ratios[1:]):.2f}", "1.5")
 
 
-def _backfilled(deployment: Deployment, days: Window) -> None:
+def _run_backfill(deployment: Deployment, days: Window) -> None:
     """One of Dagster's backfills of the layers, launched as the UI does, to its end."""
     launched = deployment.launch([str(day) for day in days], LAYERS)
     with deployment.instance() as instance:
@@ -90,10 +99,13 @@ def _backfilled(deployment: Deployment, days: Window) -> None:
             time.sleep(0.2)
 
 
-def one_day(engine: Engine, root: Path, orders: int, runs: int = 20) -> None:
+def measure_one_day(engine: Engine, root: Path, orders: int, runs: int = 20) -> None:
     """One-day runs of all tables on the warm engine: from launch by the daemon to the end."""
-    taken = []
-    with _served(engine, root, runs, orders) as deployment, deployment.instance() as instance:
+    run_seconds = []
+    with (
+        _serve_deployment(engine, root, runs, orders) as deployment,
+        deployment.instance() as instance,
+    ):
         client = DagsterGraphQLClient("127.0.0.1", port_number=deployment.port)
         for day in day_range(0, runs):
             run_id = client.submit_job_execution(
@@ -102,37 +114,45 @@ def one_day(engine: Engine, root: Path, orders: int, runs: int = 20) -> None:
                 tags={"dagster/partition": str(day)},
                 asset_selection=[AssetKey(name) for name in EVERYTHING],
             )
-            while not (found := instance.get_run_by_id(run_id)) or not found.is_finished:
+            while (
+                not (dagster_run := instance.get_run_by_id(run_id)) or not dagster_run.is_finished
+            ):
                 time.sleep(0.2)
             run = instance.get_run_stats(run_id)
             launched, ended = run.launch_time or 0, run.end_time or 0
-            taken.append((ended - launched, *phases(instance, run_id, launched, ended)))
-    whole, before, within, after = (median(column) for column in zip(*taken[-5:], strict=True))
-    first = ", ".join(f"{seconds:.1f}" for seconds, *_ in taken[:3])
+            run_seconds.append((ended - launched, *run_phases(instance, run_id, launched, ended)))
+    whole, before, within, after = (
+        median(column) for column in zip(*run_seconds[-5:], strict=True)
+    )
+    first = ", ".join(f"{seconds:.1f}" for seconds, *_ in run_seconds[:3])
     print(f"  before the steps {before:.1f} s, after them {after:.1f}; the first runs took {first}")
     what = f"one day x {orders:,} orders, all tables, warm engine, from launch to end"
-    result(what, f"{whole:.1f} s, {within:.1f} in steps (last 5 of {runs})", "5 s, 2.5 in steps")
+    print_result(
+        what, f"{whole:.1f} s, {within:.1f} in steps (last 5 of {runs})", "5 s, 2.5 in steps"
+    )
 
 
-def chunked(engine: Engine, root: Path, days: int, orders: int) -> None:
+def measure_chunks(engine: Engine, root: Path, days: int, orders: int) -> None:
     """A year in chunks through daemon and queue, and by hand; then again, with no change."""
     spark, size = engine.spark_session, 31
     year = day_range(size, days)
-    with _served(engine, root, size + days, orders) as deployment:
-        _backfilled(deployment, day_range(0, size))  # warms up
-        load = partial(_backfilled, deployment, year)
-        mine = timed(f"ours: {days} days in runs of {size}", load)
-        again = timed("ours: the same again, nothing changed", load)
-    hand = partial(by_hand, spark, root / "landing")
+    with _serve_deployment(engine, root, size + days, orders) as deployment:
+        _run_backfill(deployment, day_range(0, size))  # warms up
+        load = partial(_run_backfill, deployment, year)
+        own_seconds = time_work(f"ours: {days} days in runs of {size}", load)
+        second_seconds = time_work("ours: the same again, nothing changed", load)
+    hand = partial(run_plain_job, spark, root / "landing")
     hand(root / "loop", START, size)  # warms up
 
-    def loop() -> None:
+    def run_loop() -> None:
         for chunk in year.split_by_length(size):
             hand(root / "loop", chunk.start, len(chunk))
 
-    by_loop = timed("by hand: the same chunks in a loop", loop)
-    whole = timed("by hand: one job", lambda: hand(root / "whole", year.start, days))
+    by_loop = time_work("by hand: the same chunks in a loop", run_loop)
+    whole = time_work("by hand: one job", lambda: hand(root / "whole", year.start, days))
     what = f"{days} days in runs of {size} through daemon and queue"
-    result(f"{what} : a loop by hand", f"{mine / by_loop:.2f}", "1.3")
-    result(f"{what} : one job by hand", f"{mine / whole:.2f}", "-")
-    result(f"{what}, nothing changed : first load", f"{again / mine:.3f}", "0.08")
+    print_result(f"{what} : a loop by hand", f"{own_seconds / by_loop:.2f}", "1.3")
+    print_result(f"{what} : one job by hand", f"{own_seconds / whole:.2f}", "-")
+    print_result(
+        f"{what}, nothing changed : first load", f"{second_seconds / own_seconds:.3f}", "0.08"
+    )

@@ -18,7 +18,7 @@ from pyspark.sql import functions as F
 
 from backfill_assets import as_of, spread_join
 from backfill_assets.engine.spark import Engine
-from backfill_assets_tests.benchmarks.bench_jobs import result, timed
+from backfill_assets_tests.benchmarks.bench_jobs import print_result, time_work
 
 _CUSTOMERS, _VERSIONS = 100_000, 4
 _OFF = {"spark.sql.adaptive.enabled": "false", "spark.sql.shuffle.partitions": "16"}
@@ -30,7 +30,7 @@ _ON = {"at": "order_ts", "valid_from": "since", "known": "since", "cutoff": "ord
 Form = Callable[[DataFrame], DataFrame]
 
 
-class Taken(NamedTuple):
+class QueryTimes(NamedTuple):
     """What a query took: seconds, and CPU seconds of the tasks of the stage with the longest."""
 
     wall: float
@@ -38,7 +38,7 @@ class Taken(NamedTuple):
     median: float
 
 
-def skewed(engine: Engine, root: Path, rows: int) -> None:
+def measure_skew(engine: Engine, root: Path, rows: int) -> None:
     """Forms of groupings and joins on skewed rows, against rows that are spread evenly.
 
     Args:
@@ -51,9 +51,9 @@ def skewed(engine: Engine, root: Path, rows: int) -> None:
     number = F.pmod(F.xxhash64("id"), F.lit(_CUSTOMERS)).cast("string")
     share = F.pmod(F.xxhash64("id", F.lit(1)), F.lit(100))
     hot = F.when(share < 60, "0").when(share >= 80, number)
-    even = _orders(spark, root / "even", rows, number)
-    skew = _orders(spark, root / "skew", rows, hot)
-    versions = _kept(
+    even = _write_orders(spark, root / "even", rows, number)
+    skew = _write_orders(spark, root / "skew", rows, hot)
+    versions = _write_parquet(
         spark.range(_CUSTOMERS * _VERSIONS).select(
             F.pmod("id", F.lit(_CUSTOMERS)).cast("string").alias("customer_id"),
             F.timestamp_seconds(_START - F.floor(F.col("id") / _CUSTOMERS) * 86400).alias("since"),
@@ -62,8 +62,8 @@ def skewed(engine: Engine, root: Path, rows: int) -> None:
         root / "versions",
     )
     now = versions.where(F.col("since") == F.timestamp_seconds(F.lit(_START)))
-    _compare(spark, even, skew, "sums by customer", _sums)
-    _compare(
+    _compare_forms(spark, even, skew, "sums by customer", _sum_by_customer)
+    _compare_forms(
         spark,
         even,
         skew,
@@ -71,7 +71,7 @@ def skewed(engine: Engine, root: Path, rows: int) -> None:
         lambda rows: rows.join(now, "customer_id", "left"),
         lambda rows: spread_join(rows, now, "customer_id"),
     )
-    _compare(
+    _compare_forms(
         spark,
         even,
         skew,
@@ -81,7 +81,7 @@ def skewed(engine: Engine, root: Path, rows: int) -> None:
     )
 
 
-def _compare(
+def _compare_forms(
     spark: SparkSession,
     even: DataFrame,
     skew: DataFrame,
@@ -90,14 +90,14 @@ def _compare(
     spread: Form | None = None,
 ) -> None:
     """Print what the forms of a query take on skewed rows, against the plain one on even rows."""
-    timed(f"{name}: warm-up", lambda: _write(plain(skew)))
+    time_work(f"{name}: warm-up", lambda: _execute_frame(plain(skew)))
     for adaptive, conf in {"off": {**_OFF, **_NO_BROADCAST}, "on": _NO_BROADCAST}.items():
-        base = _taken(spark, plain(even), conf)
+        base = _measure_query(spark, plain(even), conf)
         for way, form in {"plain": plain, "spread": spread}.items():
             if form is None:
                 continue
-            took = _taken(spark, form(skew), conf)
-            result(
+            took = _measure_query(spark, form(skew), conf)
+            print_result(
                 f"{name}, {way}, adaptive execution {adaptive}, skewed : even",
                 f"{took.wall / base.wall:.2f} ({took.wall:.1f} s : {base.wall:.1f} s); longest : "
                 f"median task {took.longest:.2f} s : {took.median:.2f} s",
@@ -105,10 +105,10 @@ def _compare(
             )
 
 
-def _orders(spark: SparkSession, folder: Path, rows: int, customer: Column) -> DataFrame:
+def _write_orders(spark: SparkSession, folder: Path, rows: int, customer: Column) -> DataFrame:
     """Rows of a day, on disk: each form reads them anew."""
     second = F.pmod(F.xxhash64("id", F.lit(2)), F.lit(86400))
-    return _kept(
+    return _write_parquet(
         spark.range(0, rows, 1, 8).select(
             F.concat(F.lit("o-"), "id").alias("order_id"),
             customer.alias("customer_id"),
@@ -121,28 +121,28 @@ def _orders(spark: SparkSession, folder: Path, rows: int, customer: Column) -> D
     )
 
 
-def _kept(frame: DataFrame, folder: Path) -> DataFrame:
+def _write_parquet(frame: DataFrame, folder: Path) -> DataFrame:
     frame.write.parquet(str(folder))
     return frame.sparkSession.read.parquet(str(folder))
 
 
-def _sums(rows: DataFrame) -> DataFrame:
+def _sum_by_customer(rows: DataFrame) -> DataFrame:
     return rows.groupBy("customer_id").agg(F.count(F.lit(1)), F.sum("amount"))
 
 
-def _write(frame: DataFrame) -> None:
+def _execute_frame(frame: DataFrame) -> None:
     frame.write.format("noop").mode("overwrite").save()
 
 
-def _taken(spark: SparkSession, frame: DataFrame, conf: Mapping[str, str]) -> Taken:
+def _measure_query(spark: SparkSession, frame: DataFrame, conf: Mapping[str, str]) -> QueryTimes:
     """What a frame takes, under settings that hold for it alone."""
     before = {name: spark.conf.get(name) for name in conf}
-    since = max((stage.stageId() for stage in _stages(spark)), default=-1)
+    since = max((stage.stageId() for stage in _list_stages(spark)), default=-1)
     try:
         for name, value in conf.items():
             spark.conf.set(name, value)
         began = perf_counter()
-        _write(frame)
+        _execute_frame(frame)
         wall = perf_counter() - began
     finally:
         for name, value in before.items():
@@ -150,30 +150,30 @@ def _taken(spark: SparkSession, frame: DataFrame, conf: Mapping[str, str]) -> Ta
     time.sleep(0.5)  # Spark's own listener tells its store of the last tasks
     worst = max(
         (
-            _seconds(spark, stage)
-            for stage in _stages(spark)
+            _task_seconds(spark, stage)
+            for stage in _list_stages(spark)
             if stage.stageId() > since and str(stage.status()) == "COMPLETE"
         ),
         key=max,
     )
-    return Taken(wall, max(worst), median(worst))
+    return QueryTimes(wall, max(worst), median(worst))
 
 
-def _stages(spark: SparkSession) -> list[Any]:
+def _list_stages(spark: SparkSession) -> list[Any]:
     """The stages in Spark's status store."""
     jvm, gateway = spark.sparkContext._jvm, spark.sparkContext._gateway
     none = jvm.java.util.ArrayList()
     quantiles = gateway.new_array(jvm.double, 0)
-    found = _store(spark).stageList(none, False, False, quantiles, none)
-    return [found.apply(n) for n in range(found.size())]
+    stages = _status_store(spark).stageList(none, False, False, quantiles, none)
+    return [stages.apply(n) for n in range(stages.size())]
 
 
-def _seconds(spark: SparkSession, stage: Any) -> list[float]:
+def _task_seconds(spark: SparkSession, stage: Any) -> list[float]:
     """The CPU seconds of the tasks of a stage: other work on the machine is not in them."""
-    tasks = _store(spark).taskList(stage.stageId(), stage.attemptId(), 100_000)
+    tasks = _status_store(spark).taskList(stage.stageId(), stage.attemptId(), 100_000)
     metrics = (tasks.apply(n).taskMetrics().get() for n in range(tasks.size()))
-    return [one.executorCpuTime() / 1e9 for one in metrics]
+    return [task_metrics.executorCpuTime() / 1e9 for task_metrics in metrics]
 
 
-def _store(spark: SparkSession) -> Any:
+def _status_store(spark: SparkSession) -> Any:
     return spark.sparkContext._jsc.sc().statusStore()

@@ -12,16 +12,18 @@ from backfill_assets.backfills.switching import switch_over
 from backfill_assets.calendar.partitions import DAY
 from backfill_assets.delta.targets import load_target
 from backfill_assets.engine.spark import Engine
-from backfill_assets_tests.benchmarks.bench_jobs import result, timed
+from backfill_assets_tests.benchmarks.bench_jobs import print_result, time_work
 from backfill_assets_tests.pipeline import Pipeline, day, io_manager_of, order
 
-_BEFORE, _AFTER = (f"backfill_assets_tests.target_tables{of}:TABLES" for of in ("", "_after"))
+_BEFORE, _AFTER = (
+    f"backfill_assets_tests.target_tables{suffix}:TABLES" for suffix in ("", "_after")
+)
 #: Days of production, lines of each, and days that a small change is about.
 _LINES, _FEW = 7, 5
 _NAME = "v2"
 
 
-def shadows(engine: Engine, root: Path, days: int) -> None:
+def measure_shadows(engine: Engine, root: Path, days: int) -> None:
     """Bytes that a shadow backfill writes, and seconds of a switch-over and of its undo.
 
     Args:
@@ -35,42 +37,46 @@ def shadows(engine: Engine, root: Path, days: int) -> None:
     production = Pipeline(engine, root, tables=_BEFORE, **places)
     for n in range(1 - days, 1):
         production.land(n, [order(f"o-{n}-{i}", n, "1.00", f"c{i}") for i in range(_LINES)])
-    tables = [name for name in production.io_manager.code_versions if name in _names(production)]
-    timed("production loaded", lambda: production.run(first, last, tables))
+    tables = [
+        name for name in production.io_manager.code_versions if name in _table_names(production)
+    ]
+    time_work("production loaded", lambda: production.run(first, last, tables))
     after = Pipeline(engine, root, tables=_AFTER, **places)
-    whole = _size(production.warehouse)
-    _build(after, "few", last - (_FEW - 1) * DAY, last, ("scores",))
-    written = _size(production.warehouse) - whole
-    forks = _size(production.warehouse / "_targets")
-    result(
+    whole = _folder_size(production.warehouse)
+    _build_target(after, "few", last - (_FEW - 1) * DAY, last, ("scores",))
+    written = _folder_size(production.warehouse) - whole
+    forks = _folder_size(production.warehouse / "_targets")
+    print_result(
         f"shadow of {_FEW} days of {days:,}",
         f"{written:,} bytes written, of which logs {forks:,}; the tables have {whole:,}",
         "",
     )
-    timed("all days built", lambda: _build(after, _NAME, first, last, ()))
-    seconds = timed("switched over", lambda: _switch(after))
-    made = len(load_target(after.settings, _NAME).tables)
-    result(f"switch-over of {made} tables x {days:,} days", f"{seconds:.1f} s", "")
+    time_work("all days built", lambda: _build_target(after, _NAME, first, last, ()))
+    seconds = time_work("switched over", lambda: _switch_target(after))
+    table_count = len(load_target(after.settings, _NAME).tables)
+    print_result(f"switch-over of {table_count} tables x {days:,} days", f"{seconds:.1f} s", "")
 
 
-def _names(pipeline: Pipeline) -> Iterable[str]:
+def _table_names(pipeline: Pipeline) -> Iterable[str]:
     return {key.to_user_string() for key in pipeline.repository.asset_graph.get_all_asset_keys()}
 
 
-def _build(pipeline: Pipeline, name: str, first: date, last: date, tables: tuple[str, ...]) -> None:
-    asked = BackfillRequest(days=f"{first}...{last}", tables=tables)
+def _build_target(
+    pipeline: Pipeline, name: str, first: date, last: date, tables: tuple[str, ...]
+) -> None:
+    request = BackfillRequest(days=f"{first}...{last}", tables=tables)
     io, assets = io_manager_of(pipeline.defs), list(pipeline.defs.assets)
-    target = prepare_target(io, pipeline.settings, name, asked)
-    for stage in build_stages(io, pipeline.settings, assets, target, asked):
+    target = prepare_target(io, pipeline.settings, name, request)
+    for stage in build_stages(io, pipeline.settings, assets, target, request):
         assert not stage.failure, stage.failure
 
 
-def _switch(pipeline: Pipeline) -> None:
+def _switch_target(pipeline: Pipeline) -> None:
     graph, io = pipeline.repository.asset_graph, io_manager_of(pipeline.defs)
-    done = switch_over(io, pipeline.settings, graph, pipeline.code, _NAME, "bench", {})
-    for table, days in done:
+    switched = switch_over(io, pipeline.settings, graph, pipeline.code, _NAME, "bench", {})
+    for table, days in switched:
         print(f"    {table.name}: {len(days):,} days", flush=True)
 
 
-def _size(folder: Path) -> int:
+def _folder_size(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

@@ -25,7 +25,7 @@ def shape(value: Any, key: str = "") -> Any:
     if isinstance(value, Mapping):
         return _object_shape(value)
     if isinstance(value, list):
-        item = _merged(shape(item, key) for item in value)
+        item = _merge_shapes(shape(item, key) for item in value)
         return [] if item is None else [item]
     if key in _WORDS and value is not None:
         return value
@@ -37,7 +37,7 @@ def _object_shape(value: Mapping[str, Any]) -> dict[str, Any]:
     for key, item in value.items():
         name = _key_pattern(key)
         by_key[name].append(shape(item, name))
-    return {key: _merged(shapes) for key, shapes in sorted(by_key.items())}
+    return {key: _merge_shapes(shapes) for key, shapes in sorted(by_key.items())}
 
 
 def _key_pattern(key: str) -> str:
@@ -58,7 +58,7 @@ def _scalar_type(value: Any) -> str:
     return "<days>" if re.fullmatch(rf"{_DAY}\.\.\.{_DAY}", value) else "string"
 
 
-def _merged(shapes: Iterable[Any]) -> Any:
+def _merge_shapes(shapes: Iterable[Any]) -> Any:
     """One shape for all: of objects, the keys of each; of other shapes, each one once.
 
     None without a shape.
@@ -69,7 +69,7 @@ def _merged(shapes: Iterable[Any]) -> Any:
         if isinstance(candidate, dict) and objects:
             (known,) = objects
             different[different.index(known)] = {
-                key: _merged([each[key] for each in (known, candidate) if key in each])
+                key: _merge_shapes([each[key] for each in (known, candidate) if key in each])
                 for key in sorted({*known, *candidate})
             }
         elif candidate not in different:

@@ -15,7 +15,7 @@ from backfill_assets.backfills.accounts import CodeProvenance, ReconcileResult
 from backfill_assets.cli import launching, main, outcomes, output
 from backfill_assets.monitoring.states import DayState
 from backfill_assets.orders.facts import FACT
-from backfill_assets_tests.commands import DAYS, JAN, kept
+from backfill_assets_tests.commands import DAYS, JAN, save_plan
 from backfill_assets_tests.contracts.deployments import all_commands, make_deployment
 from backfill_assets_tests.contracts.snapshot_files import TextFile
 
@@ -140,7 +140,7 @@ def end_looks(end: Run, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
 def end_plans(end: Run, monkeypatch: pytest.MonkeyPatch, instance: dg.DagsterInstance) -> None:
     end("no plan", "plans")
     end("plan", "plan", "2024-01-02", "--select", FACT.name)
-    final = kept(instance, "finaldays", final=(DAYS,))
+    final = save_plan(instance, "finaldays", final=(DAYS,))
     end("final days, and nobody to ask", "backfill", "finaldays")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sys.stdin.isatty", lambda: True, raising=False)

@@ -33,10 +33,10 @@ from backfill_assets.orders.facts import FACT
 from backfill_assets.orders.lines import ORDER_LINES
 from backfill_assets.tables.catalog import tables_of
 from backfill_assets.tables.code_version import Code
-from backfill_assets_tests.beside import compared, shadow, switch
+from backfill_assets_tests.beside import build_shadow, compare_shadow, run_switch_over
 from backfill_assets_tests.contracts.commit_tables import RETIRES
 from backfill_assets_tests.contracts.shapes import shape
-from backfill_assets_tests.pipeline import EVERYTHING, LAYERS, Pipeline, day, order, undo
+from backfill_assets_tests.pipeline import EVERYTHING, LAYERS, Pipeline, day, order, run_undo
 
 pytestmark = pytest.mark.system
 PLACE = "backfill_assets_tests.contracts.commit_tables:"
@@ -102,7 +102,7 @@ def _import_rows(life: Life, first: Pipeline, spark: Any) -> None:
     life.note_file("import", manifest.read_bytes())
 
 
-def _load(life: Life, spark: Any) -> Pipeline:
+def _load_days(life: Life, spark: Any) -> Pipeline:
     first = life.deploy("FIRST", day(4))
     first.land(1, [order("1", 1), order("no-customer", 1, "2.00", "c2"), "no JSON"])
     _import_rows(life, first, spark)
@@ -114,7 +114,7 @@ def _load(life: Life, spark: Any) -> Pipeline:
     backfill = {"dagster/backfill": "b1", "backfill_assets/reason": "more days"}
     first.run(1, 3, tables, tags=backfill)
     life.note_commits("range", first.warehouse, tables)
-    undo(first, "b1")
+    run_undo(first, "b1")
     life.note_commits("undo", first.warehouse, tables)
     first.run(1, 3, tables, tags={"backfill_assets/write_mode": "merge"})
     life.note_commit("merge", first.warehouse / FACT.name)
@@ -126,23 +126,23 @@ def _load(life: Life, spark: Any) -> Pipeline:
 
 def _switch_over(life: Life, first: Pipeline, spark: Any) -> None:
     second = life.deploy("SECOND", day(5))
-    asked = str(Window(day(1), day(3)))
-    target, stages = shadow(second, asked, reason="other points")
+    days = str(Window(day(1), day(3)))
+    target, stages = build_shadow(second, days, reason="other points")
     assert [stage.failure for stage in stages] == [""]
     life.note_commit("target build", Path(target.table_url(second.settings, SCORES)))
     # What production publishes meanwhile: the target begins anew there, with the days it has made.
     first.land(4, [order("4", 4)])
     first.run(4, None, (*LAYERS, SCORES))
-    target, stages = shadow(second, asked)
+    target, stages = build_shadow(second, days)
     assert [stage.failure for stage in stages] == [""]
     life.note_commit("adopt", Path(target.table_url(second.settings, SCORES)), "target v2")
-    compared(second, spark, ComparisonLimits(most_rows=0.5))
-    switch(second, days=str(day(2)), reason="one day first")
+    compare_shadow(second, spark, ComparisonLimits(most_rows=0.5))
+    run_switch_over(second, days=str(day(2)), reason="one day first")
     life.note_commit("canary", second.warehouse / SCORES)
-    switch(second)
+    run_switch_over(second)
     life.note_commit("switch-over", second.warehouse / SCORES)
     life.note_file("target", targets.load_target(second.settings, "v2").model_dump_json())
-    undo(second, "v2-2")
+    run_undo(second, "v2-2")
     life.note_commit("undo of a switch-over", second.warehouse / SCORES)
     target_forks.drop_target(second.settings, "v2")
 
@@ -164,7 +164,7 @@ def _migrate_and_retire(life: Life, spark: Any) -> None:
 @pytest.fixture(scope="module")
 def life(engine, spark, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Life]:
     life = Life(engine, tmp_path_factory.mktemp("life"))
-    first = _load(life, spark)
+    first = _load_days(life, spark)
     to = life.root / "exported"
     export_days(first.settings, spark, FACT.name, Window(day(1), day(3)), to)
     life.note_file("export", (to / MANIFEST).read_bytes())

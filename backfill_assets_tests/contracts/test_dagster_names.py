@@ -35,7 +35,7 @@ from backfill_assets.quality.audit import (
 )
 from backfill_assets.settings import load_settings
 from backfill_assets_tests.contracts.snapshot_files import TextFile
-from backfill_assets_tests.invented_states import situation
+from backfill_assets_tests.invented_states import make_situation
 from backfill_assets_tests.pipeline import io_manager_of
 
 PACKAGE = Path(backfill_assets.__file__).parent
@@ -180,11 +180,11 @@ def test_events(snapshot):
     """What an event of each kind has as metadata and as tags."""
     defs = build_defs(load_settings(**SETTINGS), clock=read_clock)
     took = task_metadata(TaskTimes(1, (1.0,)))
-    io_manager, done = io_manager_of(defs), [*make_done_days()]
+    io_manager, day_results = io_manager_of(defs), [*make_done_days()]
     with dg.DagsterInstance.ephemeral() as instance:
-        lists = io_manager.events(instance, FACT, done, took)
+        lists = io_manager.events(instance, FACT, day_results, took)
         events = [event for events in lists for event in events]
-    events += day_checks._evaluate_checks(situation())
+    events += day_checks._evaluate_checks(make_situation())
     lines = {line for event in events for line in event_lines(event)}
     lines.add(f"comparison: metadata {join_names(comparison_metrics(TableDiff(FACT, [])))}")
     lines.add(f"lateness page: metadata {join_names(key_figures([make_log_day()], 7))}")

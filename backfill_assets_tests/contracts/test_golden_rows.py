@@ -75,7 +75,9 @@ def landing_digest() -> str:
 # --- comparison -----------------------------------------------------------------------------------
 
 
-def refusals(saved: Golden, current: Golden, *, renews: bool, file: str = "the file") -> list[str]:
+def refusal_messages(
+    saved: Golden, current: Golden, *, renews: bool, file: str = "the file"
+) -> list[str]:
     """Why rows may not be as they are now, whether or not the snapshot is being renewed.
 
     Args:
@@ -127,7 +129,7 @@ def compare_with_snapshot(current: Golden, snapshot: SnapshotAssertion, renews: 
     """
     file = _snapshot_file(snapshot)
     saved = json.loads(file.read_text()) if file.exists() else {}
-    if messages := refusals(saved, current, renews=renews, file=file.name):
+    if messages := refusal_messages(saved, current, renews=renews, file=file.name):
         pytest.fail("\n".join(messages), pytrace=False)
     assert current == snapshot.use_extension(JSONSnapshotExtension)
 
@@ -193,11 +195,15 @@ def test_orders_in_another_time_zone(
     assert_published(pipeline, names, {*Window(START, day(DAYS + 1))})
     golden = golden_rows(pipeline.settings)
     # Commits say what readers find.
-    found = {
-        name: {text: of["digest"] for text, of in table["days"].items() if of["rows"]}
+    published_digests = {
+        name: {
+            text: day_figures["digest"]
+            for text, day_figures in table["days"].items()
+            if day_figures["rows"]
+        }
         for name, table in golden["tables"].items()
     }
-    assert pipeline.digests() == found
+    assert pipeline.digests() == published_digests
     compare_with_snapshot(golden, snapshot, renews)
 
 
@@ -207,35 +213,37 @@ _DAY = {"2024-01-01": {"rows": 1, "digest": "1-2-3"}}
 _OTHER_DAY = {"2024-01-01": {"rows": 1, "digest": "1-2-4"}}
 
 
-def invented(days: Mapping[str, Any], number: int = 1, **tables: Any) -> Golden:
+def make_golden(days: Mapping[str, Any], number: int = 1, **tables: Any) -> Golden:
     features = {"rows_version": f"derived-{number}", "days": days}
     return {"landing": "l", "tables": {"features": features, **tables}}
 
 
 @pytest.mark.parametrize("renews", [False, True])
 def test_other_rows_of_the_same_version_are_refused(renews: bool) -> None:
-    (message,) = refusals(invented(_DAY), invented(_OTHER_DAY), renews=renews)
+    (message,) = refusal_messages(make_golden(_DAY), make_golden(_OTHER_DAY), renews=renews)
     assert message.startswith("features has other rows on 2024-01-01")
     assert "raise the number of its kind in ROWS_VERSION in backfill_assets/tables/" in message
     assert "add a line to CHANGELOG.md and run make snapshots" in message
-    (message,) = refusals(invented(_DAY), invented({}), renews=renews)
+    (message,) = refusal_messages(make_golden(_DAY), make_golden({}), renews=renews)
     assert message.startswith("features has other rows on 2024-01-01")
 
 
 def test_other_rows_of_another_version_are_renewed() -> None:
-    (message,) = refusals(invented(_DAY), invented(_OTHER_DAY, 2), renews=False)
+    (message,) = refusal_messages(make_golden(_DAY), make_golden(_OTHER_DAY, 2), renews=False)
     assert "was raised from derived-1 to derived-2: run make snapshots" in message
-    assert refusals(invented(_DAY), invented(_OTHER_DAY, 2), renews=True) == []
+    assert refusal_messages(make_golden(_DAY), make_golden(_OTHER_DAY, 2), renews=True) == []
 
 
 @pytest.mark.parametrize("renews", [False, True])
 def test_a_table_that_is_new_and_the_same_rows_are_fine(renews: bool) -> None:
     new = {"rows_version": "derived-1", "days": _DAY}
-    assert refusals(invented(_DAY), invented(_DAY, labels=new), renews=renews) == []
-    assert refusals({}, invented(_DAY), renews=renews) == []
+    assert refusal_messages(make_golden(_DAY), make_golden(_DAY, labels=new), renews=renews) == []
+    assert refusal_messages({}, make_golden(_DAY), renews=renews) == []
 
 
 @pytest.mark.parametrize("renews", [False, True])
 def test_another_landing_is_no_reason_for_other_rows(renews: bool) -> None:
-    (message,) = refusals(invented(_DAY), {**invented(_OTHER_DAY), "landing": "m"}, renews=renews)
+    (message,) = refusal_messages(
+        make_golden(_DAY), {**make_golden(_OTHER_DAY), "landing": "m"}, renews=renews
+    )
     assert "golden_landing.py has changed" in message

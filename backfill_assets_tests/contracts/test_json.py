@@ -53,7 +53,7 @@ from backfill_assets.monitoring.states import DayState
 from backfill_assets.orders.facts import FACT
 from backfill_assets.orders.tables import TABLES
 from backfill_assets.settings import load_settings
-from backfill_assets_tests.commands import DAYS, JAN, kept, publish_facts
+from backfill_assets_tests.commands import DAYS, JAN, publish_facts, save_plan
 from backfill_assets_tests.contracts.deployments import all_commands, make_deployment
 from backfill_assets_tests.contracts.snapshot_files import Shape, TextFile
 
@@ -134,7 +134,7 @@ def take_tables(shapes: Shapes, folder: Path, monkeypatch: pytest.MonkeyPatch) -
         git_dirty=False,
         reason="why",
     )
-    publish_facts(folder, {JAN[3]: "ok"}, said={"undoes": "aecrkdop"})
+    publish_facts(folder, {JAN[3]: "ok"}, fields={"undoes": "aecrkdop"})
     DeltaTable(folder / "warehouse" / FACT.name).delete("run_date = '2024-01-02'")
     shapes.take("show", "show")
     states = {state.value: "<state>" for state in DayState}
@@ -188,27 +188,27 @@ def filled_plan(**fields: Any) -> BackfillPlan:
         "skews": (skew,),
         "unsampled": ("c.jsonl: why",),
     }
-    made = BackfillPlan.model_validate(filled | fields)
+    plan = BackfillPlan.model_validate(filled | fields)
     for name in BackfillPlan.model_fields:
-        assert fields or getattr(made, name), f"{name} is empty"
-    return made
+        assert fields or getattr(plan, name), f"{name} is empty"
+    return plan
 
 
 def take_plans(shapes: Shapes, _folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        for made in (
+        for plan in (
             filled_plan(),
             filled_plan(seconds=None, parameters=BackfillRequest(days=DAYS)),
             filled_plan(parameters=BackfillRequest(days=DAYS, chunk_days=None)),
         ):
-            patch.setattr(plan_commands, "plan_anew", lambda *_, made=made: made)
+            patch.setattr(plan_commands, "plan_anew", lambda *_, plan=plan: plan)
             shapes.take("plan", "plan", DAYS)
     # As it is made from the tables' logs.
     shapes.take("plan", "plan", DAYS, "--select", FACT.name)
     with dg.DagsterInstance.get() as instance:
-        kept(instance, "aaaaaaaa")
+        save_plan(instance, "aaaaaaaa")
         key = undertakings._PLAN_KEY.format("bbbbbbbb")
-        kept(instance, "bbbbbbbb")
+        save_plan(instance, "bbbbbbbb")
         instance.daemon_cursor_storage.set_cursor_values({key: "{}"})
     shapes.take("plans", "plans")
 

@@ -38,19 +38,19 @@ def constant_text(value: Any) -> str:
 
 def member_lines(cls: type) -> Iterator[str]:
     """The public names of a class, also those of its bases of this package."""
-    seen = set()
+    yielded_names = set()
     if dataclasses.is_dataclass(cls):
         for field in dataclasses.fields(cls):
             if not field.name.startswith("_"):
-                seen.add(field.name)
+                yielded_names.add(field.name)
                 yield f"{field.name}: {field.type}"
     for base in cls.__mro__:
         if not base.__module__.startswith("backfill_assets"):
             continue
         for name, member in vars(base).items():
-            if name.startswith("_") or name in seen:
+            if name.startswith("_") or name in yielded_names:
                 continue
-            seen.add(name)
+            yielded_names.add(name)
             yield member_line(cls, name, member)
 
 

@@ -24,10 +24,10 @@ def test_types(value: dict[str, Any], expected: str) -> None:
 
 
 def test_days_and_versions_in_keys_are_any_day_and_number() -> None:
-    one = {"2024-01-01": {"rows": 1}, "arrival_date=2024-01-01/a-0123456789ab-0.csv": 1, "17": []}
+    first = {"2024-01-01": {"rows": 1}, "arrival_date=2024-01-01/a-0123456789ab-0.csv": 1, "17": []}
     other = {"2024-02-03": {"rows": 9}, "arrival_date=2024-02-03/a-ba9876543210-0.csv": 2, "4": []}
-    assert shape(one) == shape(other) == shape({**one, **other})
-    assert set(shape(one)) == {"<day>", "arrival_date=<day>/a-<digest>-0.csv", "<number>"}
+    assert shape(first) == shape(other) == shape({**first, **other})
+    assert set(shape(first)) == {"<day>", "arrival_date=<day>/a-<digest>-0.csv", "<number>"}
 
 
 def test_days_have_the_keys_of_each_of_them() -> None:

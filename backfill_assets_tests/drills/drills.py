@@ -74,11 +74,11 @@ class Drill:
     def __enter__(self) -> Drill:
         """With the calendar's days published."""
         try:
-            self.run("sample", "--days", str(len(self.days)))
-            land(self, BAD, "source.jsonl", WRONG)
+            self.run_command("sample", "--days", str(len(self.days)))
+            land_orders(self, BAD, "source.jsonl", WRONG)
             self.deployment.wait_for_daemons()
-            self.say("the deployment is up")
-            self.backfill(self.plan(self.days, "first load"))
+            self.print_text("the deployment is up")
+            self.run_backfill(self.create_plan(self.days, "first load"))
         except BaseException:
             self.deployment.stop()
             raise
@@ -87,68 +87,72 @@ class Drill:
     def __exit__(self, *_: object) -> None:
         self.deployment.stop()
 
-    def say(self, text: str) -> None:
+    def print_text(self, text: str) -> None:
         """A line of the timeline."""
         seconds = round(time.monotonic() - self.began)
         print(f"{seconds // 60:3d}:{seconds % 60:02d}  {text}", flush=True)
 
-    def run(self, *command: str, fails: bool = False) -> str:
+    def run_command(self, *command: str, fails: bool = False) -> str:
         """One of the project's commands; what it prints."""
-        done = self.deployment.run(*command)
-        said = f"{done.stdout}\n{done.stderr[-4000:]}"
-        assert (done.returncode != 0) is fails, f"{command}, status {done.returncode}: {said}"
+        process = self.deployment.run(*command)
+        output = f"{process.stdout}\n{process.stderr[-4000:]}"
+        assert (process.returncode != 0) is fails, (
+            f"{command}, status {process.returncode}: {output}"
+        )
         quoted = (f'"{part}"' if " " in part else part for part in command)
-        self.say(f"$ backfill-assets {' '.join(quoted)}{'    (status 1)' if fails else ''}")
-        return done.stdout
+        self.print_text(f"$ backfill-assets {' '.join(quoted)}{'    (status 1)' if fails else ''}")
+        return process.stdout
 
-    def note(self, text: str) -> None:
+    def print_note(self, text: str) -> None:
         """A line beside the timeline."""
         print(f"         {text}", flush=True)
 
-    def shown(self, said: str, *having: str) -> None:
+    def note_lines(self, output: str, *having: str) -> None:
         """The lines of an output that tell, each once."""
-        lines = [line.rstrip() for line in said.splitlines() if any(h in line for h in having)]
+        lines = [line.rstrip() for line in output.splitlines() if any(h in line for h in having)]
         lines = list(dict.fromkeys(lines))
         more = len(lines) - _MOST
         for line in lines[:_MOST] + [f"... and {more} lines like these"] * (more > 0):
-            self.note(line)
+            self.print_note(line)
 
-    def until(self, condition: Callable[[], object]) -> None:
+    def wait_until(self, condition: Callable[[], object]) -> None:
         """Wait for something to come about."""
         deadline = time.monotonic() + PATIENCE
         while not condition():
             assert time.monotonic() < deadline, "it did not come about"
             time.sleep(0.5)
 
-    def backfill(self, id_: str) -> None:
+    def run_backfill(self, id_: str) -> None:
         """Launch a plan, final days included, and see it through."""
-        said = self.run("backfill", id_, "--yes")
-        self.shown(said, "did not pass", "complete", "Took")
+        output = self.run_command("backfill", id_, "--yes")
+        self.note_lines(output, "did not pass", "complete", "Took")
 
-    def plan(self, days: Window, reason: str, pilot: int = 0) -> str:
+    def create_plan(self, days: Window, reason: str, pilot: int = 0) -> str:
         """Plan days; the plan's id."""
         pilots = ["--pilot-days", str(pilot)] if pilot else []
-        said = self.run("plan", str(days), *pilots, "--reason", reason, *self._tables)
-        self.shown(said, " computed ", " depends on ")
-        found = re.search(r"backfill-assets backfill (\w+)", said)
-        assert found, said
-        return found[1]
+        output = self.run_command(
+            "plan", str(days), *pilots, "--reason", reason, *self._table_options
+        )
+        self.note_lines(output, " computed ", " depends on ")
+        match = re.search(r"backfill-assets backfill (\w+)", output)
+        assert match, output
+        return match[1]
 
     @property
-    def _tables(self) -> list[str]:
+    def _table_options(self) -> list[str]:
         return [part for name in self.tables for part in ("--table", name)]
 
-    def verify(self, days: Window, *, fails: bool = False) -> str:
+    def run_verify(self, days: Window, *, fails: bool = False) -> str:
         """Days computed again and compared."""
-        return self.run("verify", str(days), *self._tables, fails=fails)
+        return self.run_command("verify", str(days), *self._table_options, fails=fails)
 
-    def reconcile(self, id_: str) -> str:
+    def run_reconcile(self, id_: str) -> str:
         """The account of a backfill."""
-        said = self.run("reconcile", id_)
-        self.shown(said, *(f"{name}: " for name in TABLES), "verdict")
-        return said
+        output = self.run_command("reconcile", id_)
+        self.note_lines(output, *(f"{name}: " for name in TABLES), "verdict")
+        return output
 
-    def facts(self) -> Facts:
+    def read_facts(self) -> Facts:
         """Orders and revenue by day, as a reader sees them now, without Spark."""
         return read_facts(self.settings.table(FACT.name))
 
@@ -158,7 +162,7 @@ class Drill:
         rows = DeltaTable(self.settings.table(FACT.name)).to_pyarrow_table(columns=key)
         return rows.num_rows - rows.group_by(key).aggregate([]).num_rows
 
-    def digests(self) -> dict[tuple[str, date], str]:
+    def read_digests(self) -> dict[tuple[str, date], str]:
         """What each published day of each table of the drill holds."""
         ledgers = read_ledgers(self.settings)
         return {
@@ -178,38 +182,38 @@ class Drill:
         return record.event.dagster_event.asset_check_evaluation_data.description or ""
 
     @contextmanager
-    def reader(self) -> Iterator[list[Facts]]:
+    def watch_facts(self) -> Iterator[list[Facts]]:
         """Somebody who reads the facts all the time: all that was seen."""
-        seen: list[Facts] = []
+        snapshots: list[Facts] = []
         enough = Event()
 
-        def read() -> None:
+        def poll_facts() -> None:
             while not enough.is_set():
-                now = self.facts()
-                if not seen or seen[-1] != now:
-                    seen.append(now)
+                now = self.read_facts()
+                if not snapshots or snapshots[-1] != now:
+                    snapshots.append(now)
                 enough.wait(0.05)
 
-        thread = Thread(target=read)
+        thread = Thread(target=poll_facts)
         thread.start()
         try:
-            yield seen
+            yield snapshots
         finally:
             enough.set()
             thread.join()
 
 
-def revenue(facts: Facts, days: Window) -> Decimal:
+def total_revenue(facts: Facts, days: Window) -> Decimal:
     """The revenue of some days."""
     return sum((facts[d][1] for d in days), Decimal(0))
 
 
-def land(drill: Drill, days: Window, name: str, amount: Decimal) -> None:
+def land_orders(drill: Drill, days: Window, name: str, amount: Decimal) -> None:
     """One more order a day, in a file of its own, with the source's control totals to match."""
     send_orders(Path(drill.settings.landing), days, name, amount)
 
 
-def balance(drill: Drill) -> tuple[str, int]:
+def read_balance(drill: Drill) -> tuple[str, int]:
     """What the source says it sent against the orders of the facts, and how many are too many."""
     expectations = {}
     for table in (RAW, REJECTED, STAGED, LATE):
@@ -223,7 +227,7 @@ def balance(drill: Drill) -> tuple[str, int]:
     landed, rejected = expectations[RAW.name]["landed"], expectations[REJECTED.name]["rejected"]
     superseded, late = expectations[STAGED.name]["superseded"], expectations[LATE.name]["late"]
     right = landed - rejected - superseded - late
-    orders = sum(count for count, _ in drill.facts().values())
+    orders = sum(count for count, _ in drill.read_facts().values())
     text = (
         f"the source's control totals: {landed:,} lines; {rejected} rejected, {superseded} "
         f"superseded, {late} late: {right:,} orders. {FACT.name} has {orders:,}"
@@ -233,107 +237,107 @@ def balance(drill: Drill) -> tuple[str, int]:
 
 def targeted(drill: Drill) -> None:
     """The source sent a bad amount on each of five days; they are built again before a reader."""
-    bad = drill.facts()
-    drill.say(f"INCIDENT: an order of {WRONG:,} on each day of {BAD}; {RIGHT} is right")
-    land(drill, BAD, "source.jsonl", RIGHT)
-    drill.say("the source has sent these days again")
-    id_ = drill.plan(BAD, "bad amounts in the source", 0 if drill.short else 1)
-    with drill.reader() as seen:
-        drill.backfill(id_)
-    good = drill.facts()
+    bad = drill.read_facts()
+    drill.print_text(f"INCIDENT: an order of {WRONG:,} on each day of {BAD}; {RIGHT} is right")
+    land_orders(drill, BAD, "source.jsonl", RIGHT)
+    drill.print_text("the source has sent these days again")
+    id_ = drill.create_plan(BAD, "bad amounts in the source", 0 if drill.short else 1)
+    with drill.watch_facts() as snapshots:
+        drill.run_backfill(id_)
+    good = drill.read_facts()
     for day in drill.days:
         less = WRONG - RIGHT if day in BAD else Decimal(0)
         assert (good[day][0], good[day][1] + less) == bad[day], day
-        assert {state.get(day) for state in seen} <= {bad[day], good[day]}, day
-    drill.say(
-        f"REPAIRED: the revenue of {BAD} is {revenue(good, BAD):,}, was {revenue(bad, BAD):,}; a "
-        f"reader saw {len(seen)} states of the table, in each of them every day as it was or right"
+        assert {state.get(day) for state in snapshots} <= {bad[day], good[day]}, day
+    drill.print_text(
+        f"REPAIRED: the revenue of {BAD} is {total_revenue(good, BAD):,}, was {total_revenue(bad, BAD):,}; a "
+        f"reader saw {len(snapshots)} states of the table, in each of them every day as it was or right"
     )
-    drill.reconcile(id_)
-    drill.verify(BAD)
+    drill.run_reconcile(id_)
+    drill.run_verify(BAD)
 
 
 def doubled(drill: Drill) -> None:
     """An old append-style job doubles days of the facts behind the pipeline's back."""
-    right = drill.facts()
+    right = drill.read_facts()
     hit = Window(DOUBLED.start, min(DOUBLED.end, drill.days.end))
-    drill.note(balance(drill)[0])
+    drill.print_note(read_balance(drill)[0])
     append_again(drill.settings.table(FACT.name), FACT.partition, hit)
-    drill.say(f"INCIDENT: an old job has appended {hit} of {FACT.name} once more")
+    drill.print_text(f"INCIDENT: an old job has appended {hit} of {FACT.name} once more")
     happened = time.monotonic()
-    now = drill.facts()
-    drill.say(
-        f"readers see {revenue(now, hit):,} of revenue, where {revenue(right, hit):,} is right"
+    now = drill.read_facts()
+    drill.print_text(
+        f"readers see {total_revenue(now, hit):,} of revenue, where {total_revenue(right, hit):,} is right"
     )
-    found = f"{DayState.EXTERNAL.value}: {hit}"
-    drill.until(lambda: found in drill.days_check())
-    drill.say(
+    state_text = f"{DayState.EXTERNAL.value}: {hit}"
+    drill.wait_until(lambda: state_text in drill.days_check())
+    drill.print_text(
         f"DETECTED after {time.monotonic() - happened:.0f} seconds, by the check `days`, which "
         "would have been so after the first of these days:"
     )
-    drill.shown(drill.days_check().replace(" (", "\n"), found)
-    text, too_many = balance(drill)
-    drill.note(f"{text}: {too_many:,} too many")
+    drill.note_lines(drill.days_check().replace(" (", "\n"), state_text)
+    text, too_many = read_balance(drill)
+    drill.print_note(f"{text}: {too_many:,} too many")
     assert too_many == sum(right[day][0] for day in hit)
     twice = drill.keys_twice()
-    drill.note(
+    drill.print_note(
         f"{twice:,} rows have a key that is there already; through the pipeline, `unique_key` and "
         "`conservation` would not have let one of these days be published"
     )
     assert twice > 0
-    said = drill.run("history", FACT.name)
-    drill.shown(said, "another writer")
-    assert str(hit) in said
-    said = drill.verify(hit, fails=True)
-    drill.shown(said, f"{FACT.name}[")
-    id_ = drill.plan(drill.days, "doubled by an old job", 1)
-    drill.backfill(id_)
-    drill.reconcile(id_)
+    output = drill.run_command("history", FACT.name)
+    drill.note_lines(output, "another writer")
+    assert str(hit) in output
+    output = drill.run_verify(hit, fails=True)
+    drill.note_lines(output, f"{FACT.name}[")
+    id_ = drill.create_plan(drill.days, "doubled by an old job", 1)
+    drill.run_backfill(id_)
+    drill.run_reconcile(id_)
     wrote = [
         r
         for r in read_ledgers(drill.settings)[FACT.name].records
         if (r.backfill_id or "").startswith(id_)
     ]
     assert {d for r in wrote for d in r.rewritten_days} == {*hit}
-    drill.verify(hit)
-    assert drill.facts() == right
-    assert balance(drill)[1] == drill.keys_twice() == 0
-    drill.note(balance(drill)[0])
-    drill.until(lambda: DayState.EXTERNAL.value not in drill.days_check())
-    drill.say(
-        f"REPAIRED: revenue of {hit} is {revenue(right, hit):,}; no other day was written, and "
+    drill.run_verify(hit)
+    assert drill.read_facts() == right
+    assert read_balance(drill)[1] == drill.keys_twice() == 0
+    drill.print_note(read_balance(drill)[0])
+    drill.wait_until(lambda: DayState.EXTERNAL.value not in drill.days_check())
+    drill.print_text(
+        f"REPAIRED: revenue of {hit} is {total_revenue(right, hit):,}; no other day was written, and "
         "the check `days` finds no other writer any more"
     )
 
 
 def refill(drill: Drill) -> None:
     """All layers of all days are built again from a wrong delivery, and taken back."""
-    before, right = drill.digests(), drill.facts()
-    land(drill, drill.days, "delivery.jsonl", Decimal("77777.00"))
-    drill.say("one more order landed for every day, which will turn out wrong")
-    id_ = drill.plan(drill.days, "new delivery", 0 if drill.short else 2)
-    drill.backfill(id_)
-    drill.reconcile(id_)
-    wrong = revenue(drill.facts(), drill.days) - revenue(right, drill.days)
+    before, right = drill.read_digests(), drill.read_facts()
+    land_orders(drill, drill.days, "delivery.jsonl", Decimal("77777.00"))
+    drill.print_text("one more order landed for every day, which will turn out wrong")
+    id_ = drill.create_plan(drill.days, "new delivery", 0 if drill.short else 2)
+    drill.run_backfill(id_)
+    drill.run_reconcile(id_)
+    wrong = total_revenue(drill.read_facts(), drill.days) - total_revenue(right, drill.days)
     assert wrong == len(drill.days) * 77777
-    drill.say(
+    drill.print_text(
         f"INCIDENT: the delivery was wrong by {wrong:,}; all of it is to go, and nothing else"
     )
-    with drill.reader() as seen:
-        drill.run("undo", id_, "--reason", "wrong delivery")
-    assert drill.digests() == before
-    assert drill.facts() == right
-    assert all(state.keys() == right.keys() for state in seen)
-    drill.say(
+    with drill.watch_facts() as snapshots:
+        drill.run_command("undo", id_, "--reason", "wrong delivery")
+    assert drill.read_digests() == before
+    assert drill.read_facts() == right
+    assert all(state.keys() == right.keys() for state in snapshots)
+    drill.print_text(
         f"TAKEN BACK: {len(before)} days of {len(drill.tables)} tables are what they were, "
-        f"digest by digest; a reader saw {len(seen)} states of the facts, each of them whole"
+        f"digest by digest; a reader saw {len(snapshots)} states of the facts, each of them whole"
     )
 
 
 DRILLS = {drill.__name__: drill for drill in (targeted, doubled, refill)}
 
 
-def run(names: Sequence[str], root: Path, calendar: Window, *, short: bool = False) -> None:
+def run_drills(names: Sequence[str], root: Path, calendar: Window, *, short: bool = False) -> None:
     """Some drills, one after another, on one deployment."""
     with Drill(root, calendar, short=short) as drill:
         for name in names:
@@ -349,7 +353,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if unknown := set(names) - DRILLS.keys():
         parser.error(f"no such drill: {', '.join(unknown)}")
     with tempfile.TemporaryDirectory(prefix="drill-") as root:
-        run(names or list(DRILLS), Path(root), CALENDAR)
+        run_drills(names or list(DRILLS), Path(root), CALENDAR)
     return 0
 
 

@@ -35,8 +35,8 @@ from backfill_assets.staleness.arrivals import find_unloaded_days
 from backfill_assets.staleness.backlog import find_stale_days
 from backfill_assets_tests.arriving import DAY, Source, Truth
 from backfill_assets_tests.deployed import Deployment
-from backfill_assets_tests.killing import KINDS, kill_one
-from backfill_assets_tests.whatever import differences
+from backfill_assets_tests.killing import KINDS, kill_random_process
+from backfill_assets_tests.whatever import list_differences
 
 #: A day that is not done after so many seconds is a finding.
 _PATIENCE = 1800
@@ -50,7 +50,7 @@ _COMES_BACK = 120
 Kills = dict[float, str]
 
 
-def soak(
+def run_soak(
     root: Path,
     days: int,
     kills: float,
@@ -101,26 +101,26 @@ def soak(
     killed: Kills = {}
     try:
         for n in range(days):
-            source.day(start + n * DAY)
+            source.simulate_day(start + n * DAY)
             today = start + (n + 1) * DAY
             clock.write_text(f"{today}T02:00:00+00:00")
             began = time.monotonic()
             victim = chance.choice(kinds) if chance.random() < kills else None
-            _settle(deployment, settings, today, victim, chance, killed)
+            _settle_deployment(deployment, settings, today, victim, chance, killed)
             if n % by_hand == by_hand - 1:
                 what = _switch_over if n % (2 * by_hand) == by_hand - 1 else _undo_and_build
                 print(f"{today}: {what(deployment, settings, chance)}", flush=True)
-                _settle(deployment, settings, today, None, chance, killed)
-            truth.load(today)
-            wrong = differences(settings, truth)
+                _settle_deployment(deployment, settings, today, None, chance, killed)
+            truth.load_landing(today)
+            wrong = list_differences(settings, truth)
             assert not wrong, f"{today}: {wrong}"
             print(f"{today}: as the model says, {time.monotonic() - began:.0f} s", flush=True)
-        _report(deployment, killed)
+        _report_runs(deployment, killed)
     finally:
         deployment.stop()
 
 
-def _settle(
+def _settle_deployment(
     deployment: Deployment,
     settings: Settings,
     today: date,
@@ -135,27 +135,27 @@ def _settle(
         if (
             victim
             and time.monotonic() - began > strike
-            and kill_one(deployment.home, victim, chance)
+            and kill_random_process(deployment.home, victim, chance)
         ):
             killed[time.time()] = victim
             victim = None
-        quiet = 0 if _left(deployment, settings, today) else quiet + 1
+        quiet = 0 if _open_work(deployment, settings, today) else quiet + 1
         if time.monotonic() - began > _PATIENCE:
-            raise AssertionError(f"{today}: not done: {_left(deployment, settings, today)}")
+            raise AssertionError(f"{today}: not done: {_open_work(deployment, settings, today)}")
         time.sleep(1)
 
 
 def _undo_and_build(deployment: Deployment, settings: Settings, chance: random.Random) -> str:
     """Undo one of the newest runs, and build the days on hold again as a person does."""
     ledgers = read_ledgers(settings)
-    newest = max(ledgers.values(), key=lambda ledger: _made(ledger.records[-1]))
+    newest = max(ledgers.values(), key=lambda ledger: _commit_time(ledger.records[-1]))
     record = chance.choice([newest, newest, ledgers[FACT.name]]).records[-1]
-    done = deployment.run("undo", record.run_id[:8], "--reason", "soak")
-    if done.returncode:
-        return f"an undo of {record.run_id[:8]} was refused: {done.stderr.strip()[-200:]}"
+    process = deployment.run("undo", record.run_id[:8], "--reason", "soak")
+    if process.returncode:
+        return f"an undo of {record.run_id[:8]} was refused: {process.stderr.strip()[-200:]}"
     on_hold = {name: ledger.on_hold for name, ledger in read_ledgers(settings).items()}
     tables = [name for name, days in on_hold.items() if days]
-    days = sorted({str(day) for held in on_hold.values() for day in held})
+    days = sorted({str(day) for held_days in on_hold.values() for day in held_days})
     if tables:
         backfill = deployment.launch(days, tables)
         while (status := deployment.status(backfill)) in _UNDER_WAY:
@@ -164,7 +164,7 @@ def _undo_and_build(deployment: Deployment, settings: Settings, chance: random.R
     return f"undid {record.run_id[:8]} and built {len(days)} days of {tables} again"
 
 
-def _made(record: CommitRecord) -> datetime:
+def _commit_time(record: CommitRecord) -> datetime:
     """When a commit was made; one that does not say is old."""
     return record.at or datetime.min.replace(tzinfo=timezone.utc)
 
@@ -174,8 +174,8 @@ def _switch_over(deployment: Deployment, settings: Settings, chance: random.Rand
     days = sorted(read_ledgers(settings)[FACT.name].latest)[-10:]
     first, last = sorted(chance.choices(days, k=2))
     words = ["--target", "soak", "--select", FACT.name]
-    done = deployment.run("backfill", f"{first}...{last}", *words, "--yes")
-    assert done.returncode == 0, done.stderr[-2000:]
+    process = deployment.run("backfill", f"{first}...{last}", *words, "--yes")
+    assert process.returncode == 0, process.stderr[-2000:]
     switched = deployment.run("switch", "soak", "--reason", "soak")
     dropped = deployment.run("drop", "soak")
     assert dropped.returncode == 0, dropped.stderr[-2000:]
@@ -184,22 +184,22 @@ def _switch_over(deployment: Deployment, settings: Settings, chance: random.Rand
     return f"switched {first}...{last} over"
 
 
-def _left(deployment: Deployment, settings: Settings, today: date) -> list[str]:
+def _open_work(deployment: Deployment, settings: Settings, today: date) -> list[str]:
     """What is still to be done."""
     with deployment.instance() as instance:
         runs = instance.get_runs(dg.RunsFilter(statuses=UNFINISHED_STATUSES))
     ledgers, policy = read_ledgers(settings), Policy.from_settings(settings)
     landed = list_landing(settings.landing, ORDER_LINES)
-    found = find_unloaded_days(ledgers[RAW.name], landed, policy, today, ledgers[REJECTED.name])
+    unloaded = find_unloaded_days(ledgers[RAW.name], landed, policy, today, ledgers[REJECTED.name])
     behind = find_stale_days(ledgers, policy, today).open
     return [
         *(f"run {run.run_id} {run.status.value}" for run in runs),
-        *(f"load {day}" for day in found.days_to_load),
+        *(f"load {day}" for day in unloaded.days_to_load),
         *(f"build {table} {sorted(days)}" for table, days in behind.items() if days),
     ]
 
 
-def _report(deployment: Deployment, killed: Kills) -> None:
+def _report_runs(deployment: Deployment, killed: Kills) -> None:
     """Say how the runs ended; a run may fail only because its process or the engine was lost.
 
     So a process was killed in its time, and nobody judged the data.
@@ -207,24 +207,29 @@ def _report(deployment: Deployment, killed: Kills) -> None:
     with deployment.instance() as instance:
         ended = Counter(run.status.value for run in instance.get_runs())
         failed = instance.get_run_records(dg.RunsFilter(statuses=[dg.DagsterRunStatus.FAILURE]))
-        errors = {one.dagster_run.run_id: _errors(instance, one.dagster_run) for one in failed}
+        errors = {
+            record.dagster_run.run_id: _error_chains(instance, record.dagster_run)
+            for record in failed
+        }
     print(f"runs: {dict(ended)}; killed: {dict(Counter(killed.values()))}")
     unexplained = []
-    for one in failed:
-        run_id = one.dagster_run.run_id
-        first, last = one.create_timestamp.timestamp(), one.end_time or time.time()
+    for record in failed:
+        run_id = record.dagster_run.run_id
+        first, last = record.create_timestamp.timestamp(), record.end_time or time.time()
         if any(_REFUSED.intersection(names) for names in errors[run_id].values()):
             continue  # of what a person has asked for
-        lost = [kind for at, kind in killed.items() if first - _COMES_BACK < at < last]
-        if not lost or any(dg.Failure.__name__ in names for names in errors[run_id].values()):
+        killed_kinds = [kind for at, kind in killed.items() if first - _COMES_BACK < at < last]
+        if not killed_kinds or any(
+            dg.Failure.__name__ in names for names in errors[run_id].values()
+        ):
             unexplained.append(run_id)
-        print(f"{run_id}: {lost} killed; {errors[run_id]}")
+        print(f"{run_id}: {killed_kinds} killed; {errors[run_id]}")
     assert not unexplained, f"failed without losing a process: {unexplained}"
 
 
-def _errors(instance: dg.DagsterInstance, run: dg.DagsterRun) -> dict[str, list[str]]:
+def _error_chains(instance: dg.DagsterInstance, run: dg.DagsterRun) -> dict[str, list[str]]:
     """What the events of a failed run say of failures, with the errors' classes from the outer."""
-    found = {}
+    errors_by_message = {}
     for entry in instance.all_logs(run.run_id):
         event = entry.get_dagster_event() if entry.is_dagster_event else None
         error = getattr(event.event_specific_data, "error", None) if event else None
@@ -233,8 +238,8 @@ def _errors(instance: dg.DagsterInstance, run: dg.DagsterRun) -> dict[str, list[
             while error:
                 chain.append(error.cls_name or error.message.strip())
                 error = error.cause or error.context
-            found[str(event.message).strip()[:200]] = chain
-    return found
+            errors_by_message[str(event.message).strip()[:200]] = chain
+    return errors_by_message
 
 
 def main() -> None:
@@ -248,23 +253,23 @@ def main() -> None:
     parser.add_argument("--by-hand", type=int, default=6, help="days between undos, switch-overs")
     parser.add_argument("--root", type=Path, help="keep everything in this (new) folder")
     parser.add_argument("--kind", choices=sorted(KINDS), action="append", help="kill only these")
-    asked = parser.parse_args()
-    kinds = asked.kind or sorted(KINDS)
+    arguments = parser.parse_args()
+    kinds = arguments.kind or sorted(KINDS)
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as scratch:
-        root = asked.root or Path(scratch)
+        root = arguments.root or Path(scratch)
         root.mkdir(parents=True, exist_ok=True)
-        soak(
+        run_soak(
             root,
-            asked.days,
-            asked.kills,
-            asked.seed,
-            asked.window_days,
-            asked.late_lines,
+            arguments.days,
+            arguments.kills,
+            arguments.seed,
+            arguments.window_days,
+            arguments.late_lines,
             kinds,
-            asked.by_hand,
+            arguments.by_hand,
         )
-    print(f"{asked.days} days in {timedelta(seconds=round(time.monotonic() - began))}")
+    print(f"{arguments.days} days in {timedelta(seconds=round(time.monotonic() - began))}")
 
 
 if __name__ == "__main__":

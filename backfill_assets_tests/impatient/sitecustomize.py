@@ -26,12 +26,12 @@ class _Clocked(importlib.abc.MetaPathFinder):
             build = module.build
 
             def clocked(settings, _clock=None):
-                found = build(settings, _now)
-                for sensor in found.sensors:
+                automation = build(settings, _now)
+                for sensor in automation.sensors:
                     sensor._min_interval = 2
                     if sensor.name == "landed_files":
                         sensor._default_status = module.dg.DefaultSensorStatus.RUNNING
-                return found
+                return automation
 
             module.build = clocked
 

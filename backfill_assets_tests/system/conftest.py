@@ -9,7 +9,7 @@ import pytest
 from selenium.webdriver import Chrome
 
 from backfill_assets_tests.built_site import site_in
-from backfill_assets_tests.ui.browser import CHROMIUM, DRIVER, chromium, served
+from backfill_assets_tests.ui.browser import CHROMIUM, DRIVER, open_chromium, serve_folder
 
 
 @pytest.fixture(scope="session")
@@ -17,7 +17,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of the documentation, served on loopback."""
     if importlib.util.find_spec("mkdocs") is None:
         pytest.skip("mkdocs is not installed: `make docs` installs it")
-    with served(site_in(tmp_path_factory.mktemp("site"))) as address:
+    with serve_folder(site_in(tmp_path_factory.mktemp("site"))) as address:
         yield address
 
 
@@ -26,5 +26,5 @@ def browser() -> Iterator[Chrome]:
     """A headless Chromium."""
     if not (CHROMIUM.exists() and DRIVER.exists()):
         pytest.skip("Chromium is not there: apt-get install chromium chromium-driver")
-    with chromium() as browser:
+    with open_chromium() as browser:
         yield browser

@@ -15,7 +15,7 @@ from backfill_assets.delta.reading import read_ledger, read_ledgers
 from backfill_assets.delta.records import ACCEPTED_CODE
 from backfill_assets.orders.facts import FACT
 from backfill_assets.tables import code_version
-from backfill_assets_tests.pipeline import LAYERS, Pipeline, day, order, planned, undo
+from backfill_assets_tests.pipeline import LAYERS, Pipeline, day, make_plan, order, run_undo
 
 RAISED = {kind: number + 1 for kind, number in code_version.ROWS_VERSION.items()}
 
@@ -30,14 +30,14 @@ def upgraded(engine, spark, tmp_path_factory):
         for n in (1, 2, 3):
             before.land(n, [order(f"o{n}", n, f"{n}.00"), order(f"p{n}", n, "7.50", "c2")])
         before.run(1, 2, tags={"dagster/backfill": "underway"})
-        plan = planned(before, f"{day(1)}...{day(3)}")
+        plan = make_plan(before, f"{day(1)}...{day(3)}")
     after = Pipeline(engine, root, land=False, window_days=0)
     after.instance = before.instance
     return after, plan
 
 
 def plan_outcomes(pipeline: Pipeline, days: str) -> dict[str, tuple[tuple[str, str], ...]]:
-    plan = planned(pipeline, days)
+    plan = make_plan(pipeline, days)
     return {
         name: tuple((outcome.value, reason) for outcome, reason, _ in forecast.days_by_reason())
         for name, forecast in plan.tables.items()
@@ -75,8 +75,10 @@ def test_days_by_other_code_are_accepted_and_a_running_backfill_goes_on(upgraded
         {name: pipeline.code.table_version(name) for name in LAYERS},
     )
     # Once is enough.
-    again = accept_code(settings, pipeline.defs, pipeline.code, FACT.name, None, "an upgrade", 5)
-    assert (again.days, again.version) == ((), None)
+    second_result = accept_code(
+        settings, pipeline.defs, pipeline.code, FACT.name, None, "an upgrade", 5
+    )
+    assert (second_result.days, second_result.version) == ((), None)
 
     texts = [*format_day_history(settings, FACT.name, day(1)).columns[1].cells]
     accepted = "accepted as made by the present code; its rows are as they were"
@@ -91,7 +93,7 @@ def test_days_by_other_code_are_accepted_and_a_running_backfill_goes_on(upgraded
     rows = pipeline.digests()
 
     # It is undone as a backfill is: the days do not count as made by the present code any more.
-    undo(pipeline, results[-1].run_id)
+    run_undo(pipeline, results[-1].run_id)
     assert pipeline.digests() == rows
     outcomes = plan_outcomes(pipeline, days)
     assert outcomes.pop(FACT.name) == (("computed", "other code"),)

@@ -37,7 +37,9 @@ LINE = T.StructType(
 )
 
 
-def line(log_day: int, event_day: int, order_id: str, amount="1.00", *, seconds: float = 0) -> dict:
+def make_line(
+    log_day: int, event_day: int, order_id: str, amount="1.00", *, seconds: float = 0
+) -> dict:
     """A raw line, taken so many seconds after it happened."""
     happened = datetime.combine(day(event_day), datetime.min.time(), timezone.utc)
     return {
@@ -50,7 +52,7 @@ def line(log_day: int, event_day: int, order_id: str, amount="1.00", *, seconds:
     }
 
 
-def generated() -> list[dict]:
+def generate_lines() -> list[dict]:
     chosen = random.Random(5)
     lines = []
     for _ in range(150):
@@ -61,11 +63,11 @@ def generated() -> list[dict]:
         amount = f"{chosen.randint(-500, 500)}.{chosen.randint(10, 99)}"
         seconds = chosen.choice([-100, 0, 59, 60, 86_399.999999, chosen.randint(0, 10**6)])
         order_id = f"o{chosen.randint(1, 30)}"
-        lines.append(line(log_day, log_day - delay, order_id, amount, seconds=seconds))
+        lines.append(make_line(log_day, log_day - delay, order_id, amount, seconds=seconds))
     return lines
 
 
-def expected(
+def expected_row(
     lines: list[dict],
     rejected: list[date],
     log_day: date,
@@ -73,26 +75,26 @@ def expected(
     arrives_after: int = 0,
 ) -> dict:
     """One row of the table, worked out line by line; the window is in log days."""
-    own = [x for x in lines if x["log_date"] == log_day]
-    delays = [(x["log_date"] - x["event_date"]).days for x in own]
-    late = [x for x, delay in zip(own, delays, strict=True) if delay > arrives_after]
-    beyond = [x for x, delay in zip(own, delays, strict=True) if delay > window_days]
+    day_lines = [x for x in lines if x["log_date"] == log_day]
+    delays = [(x["log_date"] - x["event_date"]).days for x in day_lines]
+    late = [x for x, delay in zip(day_lines, delays, strict=True) if delay > arrives_after]
+    beyond = [x for x, delay in zip(day_lines, delays, strict=True) if delay > window_days]
     before = Window(log_day - window_days * DAY, log_day)
     known = {x["order_id"] for x in lines if x["log_date"] in before}
     superseded = 0
-    for x in own:
+    for x in day_lines:
         superseded += x["order_id"] in known
         known.add(x["order_id"])
     row = {
         "log_date": log_day,
-        "lines": len(own),
+        "lines": len(day_lines),
         "late_lines": len(late),
         "late_amount": sum((x["amount"] for x in late), Decimal("0.00")),
         "beyond_lines": len(beyond),
         "beyond_amount": sum((x["amount"] for x in beyond), Decimal("0.00")),
         "superseded_lines": superseded,
         "rejected_lines": Counter(rejected)[log_day],
-        **by_delay((x["amount"], delay) for x, delay in zip(own, delays, strict=True)),
+        **by_delay((x["amount"], delay) for x, delay in zip(day_lines, delays, strict=True)),
     }
     days = sorted(delay - arrives_after for delay in delays if delay > arrives_after)
     minutes = sorted(
@@ -106,7 +108,7 @@ def expected(
     return row
 
 
-def frames(spark, lines: list[dict], rejected: list[date]):
+def make_frames(spark, lines: list[dict], rejected: list[date]):
     ddl = "arrival_date date"
     return (
         spark.createDataFrame(lines, LINE),
@@ -114,13 +116,13 @@ def frames(spark, lines: list[dict], rejected: list[date]):
     )
 
 
-def measured(
+def lateness_rows(
     spark, lines, rejected, window: Window, window_days: int, source=ORDER_LINES
 ) -> list[dict]:
     """What the transform makes of the days that a run over this window reads."""
     read = window.widen_by(before=window_days)
-    found = lateness.lateness_figures(
-        *frames(
+    frame = lateness.lateness_figures(
+        *make_frames(
             spark,
             [x for x in lines if x["log_date"] in read],
             [d for d in rejected if d in window],
@@ -129,21 +131,21 @@ def measured(
         window,
         window_days,
     )
-    LATENESS.conform_frame(found)
-    return sorted((row.asDict() for row in found.collect()), key=lambda row: row["log_date"])
+    LATENESS.conform_frame(frame)
+    return sorted((row.asDict() for row in frame.collect()), key=lambda row: row["log_date"])
 
 
 def test_lines_as_a_reader_would_count_them(spark):
     lines = [
-        line(9, 9, "a"),  # known by the day before
-        line(10, 10, "a", "5.00"),  # supersedes it
-        line(10, 10, "b", "7.00"),
-        line(10, 9, "c", "1.50", seconds=119),  # late by one day, taken after a minute
-        line(10, 9, "c", "1.50", seconds=119),  # the same line again
-        line(10, 7, "d", "-2.25", seconds=3 * 86_400 + 59.9),  # beyond a window of two days
-        line(10, 4, "e", "100.00", seconds=-60),  # taken before it happened
+        make_line(9, 9, "a"),  # known by the day before
+        make_line(10, 10, "a", "5.00"),  # supersedes it
+        make_line(10, 10, "b", "7.00"),
+        make_line(10, 9, "c", "1.50", seconds=119),  # late by one day, taken after a minute
+        make_line(10, 9, "c", "1.50", seconds=119),  # the same line again
+        make_line(10, 7, "d", "-2.25", seconds=3 * 86_400 + 59.9),  # beyond a window of two days
+        make_line(10, 4, "e", "100.00", seconds=-60),  # taken before it happened
     ]
-    (row,) = measured(spark, lines, [day(10), day(10)], Window(day(10), day(11)), 2)
+    (row,) = lateness_rows(spark, lines, [day(10), day(10)], Window(day(10), day(11)), 2)
     assert row == {
         "log_date": day(10),
         "lines": 6,
@@ -169,33 +171,33 @@ def test_lines_as_a_reader_would_count_them(spark):
     ("window_days", "arrives_after"), [(0, 0), (2, 0), (7, 0), (20, 0), (1, 1), (5, 2)]
 )
 def test_every_day_is_what_plain_python_says(spark, window_days, arrives_after):
-    lines, source = generated(), replace(ORDER_LINES, arrives_after=arrives_after)
+    lines, source = generate_lines(), replace(ORDER_LINES, arrives_after=arrives_after)
     rejected = [day(11), day(11), day(13), day(20)]
-    found = measured(spark, lines, rejected, WEEK, window_days, source)
-    assert found == [expected(lines, rejected, d, window_days, arrives_after) for d in WEEK]
-    assert sum(row["superseded_lines"] for row in found) > 0
+    rows = lateness_rows(spark, lines, rejected, WEEK, window_days, source)
+    assert rows == [expected_row(lines, rejected, d, window_days, arrives_after) for d in WEEK]
+    assert sum(row["superseded_lines"] for row in rows) > 0
 
 
 def test_a_range_is_its_days_one_by_one(spark):
-    lines, rejected = generated(), [day(12)]
-    alone = [measured(spark, lines, rejected, Window(d, d + DAY), 2)[0] for d in WEEK]
-    assert measured(spark, lines, rejected, WEEK, 2) == alone
+    lines, rejected = generate_lines(), [day(12)]
+    alone = [lateness_rows(spark, lines, rejected, Window(d, d + DAY), 2)[0] for d in WEEK]
+    assert lateness_rows(spark, lines, rejected, WEEK, 2) == alone
 
 
 def test_order_days_before_all_days_count_like_others(spark):
     happened = datetime(1, 1, 2, tzinfo=timezone.utc)
-    old = line(10, 10, "a") | {"event_date": happened.date(), "order_ts": happened}
-    (row,) = measured(spark, [old], [], Window(day(10), day(11)), 7)
-    assert row == expected([old], [], day(10), 7)
+    old = make_line(10, 10, "a") | {"event_date": happened.date(), "order_ts": happened}
+    (row,) = lateness_rows(spark, [old], [], Window(day(10), day(11)), 7)
+    assert row == expected_row([old], [], day(10), 7)
     assert row["delay_days_max"] > 700_000
 
 
 def test_a_day_without_lines_has_its_row(spark):
-    (row,) = measured(spark, [], [], Window(day(10), day(11)), 7)
-    assert row == expected([], [], day(10), 7)
+    (row,) = lateness_rows(spark, [], [], Window(day(10), day(11)), 7)
+    assert row == expected_row([], [], day(10), 7)
     assert row["delay_days_p50"] is None
-    said = lateness.day_figures(row)
-    assert set(said) == {
+    numbers = lateness.day_figures(row)
+    assert set(numbers) == {
         "late lines",
         "beyond window lines",
         "beyond window amount",
@@ -205,28 +207,28 @@ def test_a_day_without_lines_has_its_row(spark):
 
 
 def test_numbers_are_what_the_ui_plots(spark):
-    row = expected(generated(), [], day(12), 2)
-    said = lateness.day_figures(row)
-    assert {type(value) for value in said.values()} == {int, float}
-    assert said["late share"] == row["late_lines"] / row["lines"]
-    assert said["beyond window share"] == row["beyond_lines"] / row["lines"]
-    assert said["caught by W=0"] == pytest.approx(1 - said["late share"])
-    assert said["caught by W=14"] <= 1
+    row = expected_row(generate_lines(), [], day(12), 2)
+    numbers = lateness.day_figures(row)
+    assert {type(value) for value in numbers.values()} == {int, float}
+    assert numbers["late share"] == row["late_lines"] / row["lines"]
+    assert numbers["beyond window share"] == row["beyond_lines"] / row["lines"]
+    assert numbers["caught by W=0"] == pytest.approx(1 - numbers["late share"])
+    assert numbers["caught by W=14"] <= 1
     assert {f"delay {unit} {name}" for unit in ("days", "minutes") for name in ("p50", "p95")} < (
-        set(said)
+        set(numbers)
     )
 
 
 def test_expectations_count_for_themselves(spark):
-    lines, window = generated(), Window(day(10), day(12))
+    lines, window = generate_lines(), Window(day(10), day(12))
     rejected = [day(10)]
-    raw_frame, rejected_frame = frames(spark, lines, rejected)
-    rows = {d: expected(lines, rejected, d, 2) for d in window}
+    raw_frame, rejected_frame = make_frames(spark, lines, rejected)
+    rows = {d: expected_row(lines, rejected, d, 2) for d in window}
     rows[day(11)]["lines"] += 1
-    found = lateness.lateness_expectations(
+    expectations = lateness.lateness_expectations(
         rows, raw_frame, rejected_frame, ORDER_LINES, window, 2, {day(8)}
     )
-    good, bad = found[day(10)], found[day(11)]
+    good, bad = expectations[day(10)], expectations[day(11)]
     assert (good.rows, bad.rows) == (1, 1)
     assert not good.problems
     assert good.entries == {
@@ -244,14 +246,14 @@ def test_expectations_count_for_themselves(spark):
     frame = lateness.lateness_figures(
         raw_frame, rejected_frame, ORDER_LINES, Window(day(10), day(11)), 2
     )
-    verdicts = judge_days(LATENESS, window, measure(frame, LATENESS), found, {})
+    verdicts = judge_days(LATENESS, window, measure(frame, LATENESS), expectations, {})
     assert [verdict.worst_severity for verdict in verdicts] == [Severity.WARN, Severity.ERROR]
 
 
 MEASURED = ("raw_orders", "raw_orders_rejected", LATENESS.name, ORDER_LINES.page)
 
 
-def events(pipeline: Pipeline, name: str) -> list[dg.AssetMaterialization]:
+def asset_events(pipeline: Pipeline, name: str) -> list[dg.AssetMaterialization]:
     records = pipeline.instance.fetch_materializations(dg.AssetKey(name), limit=100).records
     return [record.asset_materialization for record in records]
 
@@ -268,25 +270,25 @@ def test_assets_from_landing_to_page(pipeline):
     assert [rows[day(n)]["late_lines"] for n in range(1, 5)] == [0, 1, 1, 1]
     assert [rows[day(n)]["delay_days_max"] for n in range(1, 5)] == [None, 1, 2, 3]
     assert [rows[day(n)]["rejected_lines"] for n in range(1, 5)] == [1, 1, 1, 1]
-    by_day = {e.partition: e.metadata for e in events(pipeline, LATENESS.name)}
+    by_day = {e.partition: e.metadata for e in asset_events(pipeline, LATENESS.name)}
     assert sorted(by_day) == [str(day(n)) for n in range(1, 5)]
     assert by_day[str(day(4))]["late share"] == dg.FloatMetadataValue(0.5)
     assert by_day[str(day(4))]["delay days p95"] == dg.IntMetadataValue(3)
     assert "superseded_lines may be too low: 1 of the 7" in by_day[str(day(4))]["warnings"].value
 
-    pages = events(pipeline, ORDER_LINES.page)
+    pages = asset_events(pipeline, ORDER_LINES.page)
     assert [page.partition for page in pages] == [None, None, None]  # one a run, of no day
-    said = {name: value.value for name, value in pages[0].metadata.items()}
+    metadata = {name: value.value for name, value in pages[0].metadata.items()}
     folder = pipeline.warehouse / ORDER_LINES.page
     assert [path.name for path in folder.iterdir()] == ["index.html"]
-    assert said["path"] == str(folder / "index.html")
-    assert (said["days"], said["lines"], said["late share"]) == (4, 8, 3 / 8)
-    assert (said["event days compared"], said["smallest W that catches 99 %"]) == (
+    assert metadata["path"] == str(folder / "index.html")
+    assert (metadata["days"], metadata["lines"], metadata["late share"]) == (4, 8, 3 / 8)
+    assert (metadata["event days compared"], metadata["smallest W that catches 99 %"]) == (
         0,
         "not known yet",
     )
     version = pipeline.log(LATENESS.name).version()
-    assert said[f"delta version {LATENESS.name}"] == version
+    assert metadata[f"delta version {LATENESS.name}"] == version
     table = pipeline.log(LATENESS.name).to_pyarrow_table()
     text = (folder / "index.html").read_text()
     assert text == dashboard.render_page(table, ORDER_LINES, pipeline.settings, version)
@@ -302,7 +304,7 @@ def test_without_a_table_there_is_no_page(pipeline):
 
 def test_a_table_of_an_earlier_release_is_named_with_the_way(pipeline):
     without = [name for name in LATENESS.columns if "delays" not in name]
-    rows = pa.Table.from_pylist([expected([], [], day(1), 7)]).select(without)
+    rows = pa.Table.from_pylist([expected_row([], [], day(1), 7)]).select(without)
     write_deltalake(str(pipeline.warehouse / LATENESS.name), rows)
     result = pipeline.run(1, assets=[ORDER_LINES.page], fails=True)
     assert "was made by an earlier release and has no delays. The page is as it was." in (

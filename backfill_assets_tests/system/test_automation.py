@@ -33,7 +33,7 @@ def days_of(request: dg.RunRequest) -> tuple[str, str]:
     return tags[first], tags[last]
 
 
-def at(pipeline: Pipeline, n: int, hour: int = 2) -> Pipeline:
+def set_clock(pipeline: Pipeline, n: int, hour: int = 2) -> Pipeline:
     pipeline.now = datetime(2024, 1, n, hour, tzinfo=timezone.utc)
     return pipeline
 
@@ -58,47 +58,51 @@ def waiting(engine, tmp_path) -> Pipeline:
 
 
 def test_the_night_asks_for_all_that_is_over_as_one_run(waiting):
-    (request,) = at(waiting, 5).tick_schedule()
+    (request,) = set_clock(waiting, 5).tick_schedule()
     # The third day has no folder: its time has passed, so it is an empty day.
     assert days_of(request) == ("2024-01-01", "2024-01-04")
     assert {key.to_user_string() for key in request.asset_selection} == LOADING
     assert request.run_key.startswith("2024-01-05:raw_orders+")
     assert request.tags["dagster/schedule_name"] == "nightly"
-    (again,) = at(waiting, 5).tick_schedule()
-    assert again.run_key == request.run_key, "asked for twice in one night, it is run once"
-    (next_night,) = at(waiting, 6).tick_schedule()
+    (second_request,) = set_clock(waiting, 5).tick_schedule()
+    assert second_request.run_key == request.run_key, "asked for twice in one night, it is run once"
+    (next_night,) = set_clock(waiting, 6).tick_schedule()
     assert next_night.run_key != request.run_key
 
 
 def test_a_day_is_not_loaded_before_it_is_over(waiting):
-    (request,) = at(waiting, 2, 0).tick_schedule()
+    (request,) = set_clock(waiting, 2, 0).tick_schedule()
     assert days_of(request) == ("2024-01-01", "2024-01-01")
-    assert at(waiting, 1).tick_schedule() == []
+    assert set_clock(waiting, 1).tick_schedule() == []
 
 
 def test_with_a_lag_a_day_without_files_is_waited_for(engine, waiting):
     patient = Pipeline(engine, waiting.root, lag_days=3)
-    assert [days_of(r) for r in at(patient, 5).tick_schedule()] == [
+    assert [days_of(r) for r in set_clock(patient, 5).tick_schedule()] == [
         ("2024-01-01", "2024-01-02"),
         ("2024-01-04", "2024-01-04"),
     ]
-    assert [days_of(r) for r in at(patient, 6).tick_schedule()] == [("2024-01-01", "2024-01-04")]
+    assert [days_of(r) for r in set_clock(patient, 6).tick_schedule()] == [
+        ("2024-01-01", "2024-01-04")
+    ]
 
 
 def test_long_ranges_are_cut(engine, waiting):
     chunks = Pipeline(engine, waiting.root, partitions_per_run=3)
-    assert [days_of(r) for r in at(chunks, 5).tick_schedule()] == [
+    assert [days_of(r) for r in set_clock(chunks, 5).tick_schedule()] == [
         ("2024-01-01", "2024-01-03"),
         ("2024-01-04", "2024-01-04"),
     ]
 
 
 def test_the_sensor_asks_once_for_the_same_files(waiting):
-    at(waiting, 3)
+    set_clock(waiting, 3)
     (request,) = waiting.tick("landed_files").run_requests
     assert days_of(request) == ("2024-01-01", "2024-01-02")
-    (again,) = waiting.tick("landed_files").run_requests
-    assert again.run_key == request.run_key, "a key is launched once, whoever has died meanwhile"
+    (second_request,) = waiting.tick("landed_files").run_requests
+    assert second_request.run_key == request.run_key, (
+        "a key is launched once, whoever has died meanwhile"
+    )
     run = create_run_for_test(
         waiting.instance,
         tags={**request.tags, "dagster/run_key": request.run_key},
@@ -112,18 +116,18 @@ def test_the_sensor_asks_once_for_the_same_files(waiting):
 
 
 def test_without_tables_there_is_nothing_to_rebuild(waiting):
-    assert not at(waiting, 5).tick("touched_days").run_requests
+    assert not set_clock(waiting, 5).tick("touched_days").run_requests
 
 
 # --- what is under way ----------------------------------------------------------------------------
 
 
 def test_a_run_that_builds_what_follows_is_left_to_it(engine, spark, tmp_path):
-    pipeline = at(Pipeline(engine, tmp_path), 3)
+    pipeline = set_clock(Pipeline(engine, tmp_path), 3)
     pipeline.land(1, [order("a", 1)])
     run = pipeline.run(1, 1, (RAW.name, "raw_orders_rejected")).dagster_run
-    asked = {r.run_key.split(":")[1] for r in pipeline.tick("touched_days").run_requests}
-    assert CHAIN in asked
+    requested_tables = {r.run_key.split(":")[1] for r in pipeline.tick("touched_days").run_requests}
+    assert CHAIN in requested_tables
     pipeline.cursors.clear()
     # The same, while the run that loaded the day goes on to build late_orders.
     going_on = run.with_status(dg.DagsterRunStatus.STARTED)._replace(
@@ -134,21 +138,21 @@ def test_a_run_that_builds_what_follows_is_left_to_it(engine, spark, tmp_path):
     assert tables_in_progress(pipeline.instance, TABLES) == {
         run.run_id: frozenset({RAW.name, LATE.name})
     }
-    left = {r.run_key.split(":")[1] for r in pipeline.tick("touched_days").run_requests}
-    assert not any(LATE.name in tables for tables in left)
-    assert CHAIN in left
+    remaining_tables = {r.run_key.split(":")[1] for r in pipeline.tick("touched_days").run_requests}
+    assert not any(LATE.name in tables for tables in remaining_tables)
+    assert CHAIN in remaining_tables
 
 
 # --- states and checks ----------------------------------------------------------------------------
 
 
-def situation(pipeline: Pipeline):
+def current_situation(pipeline: Pipeline):
     look = Monitor(pipeline.settings, lambda: pipeline.now)
     return look.read_situation(pipeline.instance)
 
 
-def kinds(pipeline: Pipeline) -> set[tuple[str, str, str]]:
-    return {(i.kind, i.subject, i.item) for i in find_incidents(situation(pipeline))}
+def incident_kinds(pipeline: Pipeline) -> set[tuple[str, str, str]]:
+    return {(i.kind, i.subject, i.item) for i in find_incidents(current_situation(pipeline))}
 
 
 def test_final_days(engine, spark, tmp_path):
@@ -159,10 +163,10 @@ def test_final_days(engine, spark, tmp_path):
     pipeline.night(day(3))
     pipeline.tick("watch_days")
     assert late_evaluation(pipeline, FACT.name, "final_days").passed
-    said = late_evaluation(pipeline, FACT.name, "days")
-    assert said.passed
-    assert said.metadata["final"].value == 2
-    assert kinds(pipeline) == set()
+    evaluation = late_evaluation(pipeline, FACT.name, "days")
+    assert evaluation.passed
+    assert evaluation.metadata["final"].value == 2
+    assert incident_kinds(pipeline) == set()
 
     # New lines in an old folder: the log takes them in, the final day does not by itself.
     pipeline.land(1, [order("added", 1, "5.00")], "part-1.jsonl")
@@ -172,7 +176,7 @@ def test_final_days(engine, spark, tmp_path):
     assert after[RAW.name]["2024-01-01"] != before[RAW.name]["2024-01-01"]
     assert after[STAGED.name] == before[STAGED.name]
     assert after[FACT.name] == before[FACT.name]
-    assert kinds(pipeline) == {("new input for final days", STAGED.name, "2024-01-01")}
+    assert incident_kinds(pipeline) == {("new input for final days", STAGED.name, "2024-01-01")}
     pipeline.tick("watch_days")
     # It is what it is to be; what is known since is in the tables that follow.
     assert late_evaluation(pipeline, STAGED.name, "days").passed
@@ -182,15 +186,15 @@ def test_final_days(engine, spark, tmp_path):
     pipeline.run(1, 1, (STAGED.name, FACT.name, CURRENT.name, CORRECTIONS.name))
     assert len(pipeline.rows(STAGED.name)) == 5
     assert pipeline.rows(CORRECTIONS.name) == []
-    assert kinds(pipeline) == set()
+    assert incident_kinds(pipeline) == set()
 
     # Another writer changes a final day behind our back.
     url = f"delta.`{pipeline.warehouse / FACT.name}`"
     spark.sql(f"UPDATE {url} SET revenue = revenue * 2 WHERE run_date = DATE'2024-01-02'")
     pipeline.tick("watch_days")
-    said = late_evaluation(pipeline, FACT.name, "final_days")
-    assert not said.passed
-    assert said.description == "2024-01-02 changed by another writer (UPDATE, version 4)"
+    evaluation = late_evaluation(pipeline, FACT.name, "final_days")
+    assert not evaluation.passed
+    assert evaluation.description == "2024-01-02 changed by another writer (UPDATE, version 4)"
     pipeline.run(2, 2, (FACT.name, CORRECTIONS.name))
     pipeline.tick("watch_days")
     assert late_evaluation(pipeline, FACT.name, "final_days").passed
@@ -198,7 +202,7 @@ def test_final_days(engine, spark, tmp_path):
     # Landing files that were loaded and are gone are nobody's business.
     shutil.rmtree(pipeline.folder(2))
     assert pipeline.night(day(3)) == []
-    assert kinds(pipeline) == set()
+    assert incident_kinds(pipeline) == set()
 
 
 def test_dropped_lines_leave_a_trace_that_cannot_be_overlooked(engine, spark, tmp_path):
@@ -207,21 +211,23 @@ def test_dropped_lines_leave_a_trace_that_cannot_be_overlooked(engine, spark, tm
     stamp = "2024-01-02T10:00:00Z"
     pipeline.land(2, [order("b", 1, "7.25", ingested=stamp), order("c", 1, "1", ingested=stamp)])
     pipeline.night(day(3))
-    said = late_evaluation(pipeline, LATE.name, "late_lines")
-    assert (said.passed, said.severity, said.blocking, said.partition) == (
+    evaluation = late_evaluation(pipeline, LATE.name, "late_lines")
+    assert (evaluation.passed, evaluation.severity, evaluation.blocking, evaluation.partition) == (
         False,
         dg.AssetCheckSeverity.ERROR,
         False,
         "2024-01-02",
     )
-    assert said.description.startswith("2 line(s) worth 8.25 came after the window of their day")
-    assert "DROPPED" in said.description
+    assert evaluation.description.startswith(
+        "2 line(s) worth 8.25 came after the window of their day"
+    )
+    assert "DROPPED" in evaluation.description
     assert pipeline.rows(LATE.name) == pipeline.rows("fact_order_corrections") == []
     assert pipeline.materialized(LATE.name) == {"2024-01-01", "2024-01-02"}
     assert [r["orders"] for r in pipeline.rows(CURRENT.name)] == [1]
-    (found,) = find_incidents(situation(pipeline))
-    assert (found.kind, found.item) == ("late money", "2024-01-02")
-    assert "2 line(s) worth 8.25" in found.detail
+    (incident,) = find_incidents(current_situation(pipeline))
+    assert (incident.kind, incident.item) == ("late money", "2024-01-02")
+    assert "2 line(s) worth 8.25" in incident.detail
 
 
 def test_holes_stale_days_and_failed_days_are_named(engine, spark, tmp_path, monkeypatch):
@@ -230,26 +236,28 @@ def test_holes_stale_days_and_failed_days_are_named(engine, spark, tmp_path, mon
         pipeline.land(n, [order(f"o{n}", n)])
     pipeline.run(1, 2, LAYERS)
     pipeline.run(4, 4, LAYERS)
-    at(pipeline, 6, 12)
-    found = {(k, s, i) for k, s, i in kinds(pipeline) if s in LAYERS}
-    assert found == {
+    set_clock(pipeline, 6, 12)
+    layer_incidents = {(k, s, i) for k, s, i in incident_kinds(pipeline) if s in LAYERS}
+    assert layer_incidents == {
         # One incident each, where it begins.
         ("hole", "raw_orders", "2024-01-03"),
         ("stale", "raw_orders", "2024-01-05"),
     }
     pipeline.tick("watch_days")
-    said = late_evaluation(pipeline, FACT.name, "days")
-    assert not said.passed
-    assert said.description.startswith("missing: 2024-01-03, 2024-01-05 (")
-    assert said.metadata["missing"].value == 2
+    evaluation = late_evaluation(pipeline, FACT.name, "days")
+    assert not evaluation.passed
+    assert evaluation.description.startswith("missing: 2024-01-03, 2024-01-05 (")
+    assert evaluation.metadata["missing"].value == 2
     # Before the deadline, the newest day may still be on its way.
-    assert not {i for k, s, i in kinds(at(pipeline, 6, 5)) if k == "stale" and s in LAYERS}
+    assert not {
+        i for k, s, i in incident_kinds(set_clock(pipeline, 6, 5)) if k == "stale" and s in LAYERS
+    }
     # Filling the last day in does not hide the hole.
     pipeline.run(5, 5, LAYERS)
-    at(pipeline, 6, 12)
-    assert ("hole", "raw_orders", "2024-01-03") in kinds(pipeline)
+    set_clock(pipeline, 6, 12)
+    assert ("hole", "raw_orders", "2024-01-03") in incident_kinds(pipeline)
     # A day that fails its audit is named, at the table where it failed.
     (pipeline.folder(3) / "_control.json").write_text('{"rows": 9, "amount": "1.00"}')
     pipeline.run(3, 3, LAYERS, fails=True)
-    assert ("check failed", "raw_orders", "2024-01-03") in kinds(pipeline)
-    assert ("hole", "stg_orders", "2024-01-03") not in kinds(pipeline)
+    assert ("check failed", "raw_orders", "2024-01-03") in incident_kinds(pipeline)
+    assert ("hole", "stg_orders", "2024-01-03") not in incident_kinds(pipeline)

@@ -16,7 +16,7 @@ import pytest
 
 from backfill_assets.orders.tables import TABLES
 from backfill_assets_tests.deployed import Deployment
-from backfill_assets_tests.killing import KINDS, kill_one
+from backfill_assets_tests.killing import KINDS, kill_random_process
 from backfill_assets_tests.pipeline import LAYERS, Pipeline, day, order
 
 DAYS = int(os.environ.get("BACKFILL_TEST_KILL_DAYS", "4"))
@@ -24,26 +24,26 @@ KILLS = int(os.environ.get("BACKFILL_TEST_KILLS", "2"))
 CHUNK = max(2, DAYS // 12)
 
 
-def missing(deployment: Deployment, days: list[str]) -> list[str]:
+def list_missing_days(deployment: Deployment, days: list[str]) -> list[str]:
     """The days that some table lacks, as Dagster knows them."""
     with deployment.instance() as instance:
-        done = [instance.get_materialized_partitions(dg.AssetKey(name)) for name in LAYERS]
-    return [d for d in days if any(d not in found for found in done)]
+        published = [instance.get_materialized_partitions(dg.AssetKey(name)) for name in LAYERS]
+    return [d for d in days if any(d not in partitions for partitions in published)]
 
 
-def commits(pipeline: Pipeline) -> int:
+def count_commits(pipeline: Pipeline) -> int:
     """The commits of all tables."""
     return sum(len(pipeline.io_manager.ledger(TABLES[name]).records) for name in LAYERS)
 
 
 def committed_twice(pipeline: Pipeline) -> list[tuple[str, str]]:
     """Days that were committed more than once from the same input."""
-    found = []
+    repeated = []
     for name in LAYERS:
         records = pipeline.io_manager.ledger(TABLES[name]).records
         times = Counter((d, record.days[d].fingerprint) for record in records for d in record.days)
-        found += [(name, str(d)) for (d, _), count in times.items() if count > 1]
-    return found
+        repeated += [(name, str(d)) for (d, _), count in times.items() if count > 1]
+    return repeated
 
 
 @pytest.mark.slow
@@ -66,24 +66,24 @@ def test_killed_again_and_again(engine, spark, tmp_path):
         chance.shuffle(order_of_kills)
         while (status := deployment.status(backfill)) != "COMPLETED_SUCCESS":
             if status in ("COMPLETED_FAILED", "COMPLETED", "FAILED"):
-                left = missing(deployment, days)
-                if not left:
+                missing_days = list_missing_days(deployment, days)
+                if not missing_days:
                     break
-                assert launches < 2, f"more than one click: {left}"
+                assert launches < 2, f"more than one click: {missing_days}"
                 launches += 1
-                backfill = deployment.launch(left, LAYERS)
+                backfill = deployment.launch(missing_days, LAYERS)
             # Spread over the whole backfill, and at any moment of what it does.
-            due = KILLS * commits(pipeline) / (len(LAYERS) * -(-DAYS // CHUNK))
+            due_kills = KILLS * count_commits(pipeline) / (len(LAYERS) * -(-DAYS // CHUNK))
             time.sleep(chance.uniform(0.5, 3))
-            wanted = order_of_kills and sum(killed.values()) <= due
-            if wanted and kill_one(deployment.home, order_of_kills[-1], chance):
+            kill_now = order_of_kills and sum(killed.values()) <= due_kills
+            if kill_now and kill_random_process(deployment.home, order_of_kills[-1], chance):
                 killed[order_of_kills.pop()] += 1
     finally:
         deployment.stop()
     assert sum(killed.values()) == KILLS, f"the backfill was over after {killed}"
-    assert missing(deployment, days) == []
+    assert list_missing_days(deployment, days) == []
     assert committed_twice(pipeline) == []
-    found, expected = pipeline.digests(), clean.digests()
-    assert {name: found[name] for name in LAYERS} == expected
+    digests, expected = pipeline.digests(), clean.digests()
+    assert {name: digests[name] for name in LAYERS} == expected
     print(f"{DAYS} days, chunks of {CHUNK}, killed {dict(killed)}, {launches} launch(es)")
-    print(f"{commits(pipeline)} commits, none of them twice")
+    print(f"{count_commits(pipeline)} commits, none of them twice")

@@ -39,10 +39,10 @@ from backfill_assets_tests.pipeline import (
     LAYERS,
     Pipeline,
     day,
+    make_plan,
     order,
-    planned,
-    tick,
-    undo,
+    run_undo,
+    tick_planned_backfills,
 )
 
 
@@ -59,28 +59,28 @@ def pipeline(engine, tmp_path):
     return pipeline
 
 
-def graph(pipeline):
+def graph_of(pipeline):
     return pipeline.repository.asset_graph
 
 
-def code(pipeline):
+def code_of(pipeline):
     return pipeline.code
 
 
-def launch(pipeline, id_):
+def launch_plan(pipeline, id_):
     return jobs.launch_plan(
-        pipeline.settings, graph(pipeline), pipeline.instance, code(pipeline), id_
+        pipeline.settings, graph_of(pipeline), pipeline.instance, code_of(pipeline), id_
     )
 
 
-def serve(pipeline, *, fails=False):
+def run_stage(pipeline, *, fails=False):
     """What the daemon does with the backfill that is under way: the runs, wave after wave."""
     (id_,) = undertakings.active_ids(pipeline.instance)
-    it = undertakings.load(pipeline.instance, id_)
-    backfill = pipeline.instance.get_backfill(it.backfill_id)
+    state = undertakings.load(pipeline.instance, id_)
+    backfill = pipeline.instance.get_backfill(state.backfill_id)
     tags = {**backfill.tags, "dagster/backfill": backfill.backfill_id}
-    of = backfill.asset_backfill_data.target_subset.partitions_subsets_by_asset_key
-    days = {key.to_user_string(): sorted(s.get_partition_keys()) for key, s in of.items()}
+    subsets = backfill.asset_backfill_data.target_subset.partitions_subsets_by_asset_key
+    days = {key.to_user_string(): sorted(s.get_partition_keys()) for key, s in subsets.items()}
     raw = [name for name in days if name.startswith("raw")]
     for wave in (raw, [name for name in LAYERS if name in days and name not in raw]):
         spans = {(days[name][0], days[name][-1]) for name in wave}
@@ -93,72 +93,78 @@ def serve(pipeline, *, fails=False):
 
 
 def test_stages_one_after_another(pipeline):
-    plan = planned(pipeline, "2024-01-01...2024-01-04", pilot_days=1, chunk_days=2, reason="first")
+    plan = make_plan(
+        pipeline, "2024-01-01...2024-01-04", pilot_days=1, chunk_days=2, reason="first"
+    )
     assert [(name, str(w)) for name, w in plan.stages] == [
         ("pilot", "2024-01-01"),
         ("001", "2024-01-02...2024-01-03"),
         ("002", "2024-01-04"),
     ]
-    launch(pipeline, plan.id)
+    launch_plan(pipeline, plan.id)
     with pytest.raises(BackfillRefusedError, match="is under way"):
-        launch(pipeline, plan.id)
-    said = []
+        launch_plan(pipeline, plan.id)
+    backfill_ids = []
     for _ in range(20):
         if not undertakings.active_ids(pipeline.instance):
             break
-        if "under way" in (text := tick(pipeline)):
-            said.append(serve(pipeline))
-    assert said == [f"{plan.id}-pilot", f"{plan.id}-001", f"{plan.id}-002"]
-    it = undertakings.load(pipeline.instance, plan.id)
-    assert (it.complete, it.ended) == (True, "complete and reconciled"), text
+        if "under way" in (text := tick_planned_backfills(pipeline)):
+            backfill_ids.append(run_stage(pipeline))
+    assert backfill_ids == [f"{plan.id}-pilot", f"{plan.id}-001", f"{plan.id}-002"]
+    state = undertakings.load(pipeline.instance, plan.id)
+    assert (state.complete, state.ended) == (True, "complete and reconciled"), text
     record = read_ledgers(pipeline.settings)[FACT.name].latest[day(4)]
     assert (record.backfill_id, record.reason) == (f"{plan.id}-002", "first")
     spark = pipeline.io_manager.engine.spark_session
-    found = jobs.reconcile_backfill(
-        pipeline.settings, graph(pipeline), pipeline.instance, spark, plan.id
+    result = jobs.reconcile_backfill(
+        pipeline.settings, graph_of(pipeline), pipeline.instance, spark, plan.id
     )
-    assert found.problems == []
-    assert {report.table.name for report in found.reports} == set(LAYERS)
-    the_pages_say_what_was_done(pipeline, plan)
+    assert result.problems == []
+    assert {report.table.name for report in result.reports} == set(LAYERS)
+    check_history_pages(pipeline, plan)
 
 
-def the_pages_say_what_was_done(pipeline, plan):
+def check_history_pages(pipeline, plan):
     """From the records of Dagster and of the tables, an undo of one stage among them."""
     before = {name: ledger.version for name, ledger in read_ledgers(pipeline.settings).items()}
-    undo(pipeline, f"{plan.id}-002")
+    run_undo(pipeline, f"{plan.id}-002")
     ledgers = read_ledgers(pipeline.settings)
-    found = read_history(pipeline.instance, ledgers, plan.id)
+    history = read_history(pipeline.instance, ledgers, plan.id)
     stages = [f"{plan.id}-{name}" for name, _ in plan.stages]
-    whats = [step.action.partition(":")[0] for step in found.events]
+    whats = [step.action.partition(":")[0] for step in history.events]
     assert whats[:2] == ["plan", "launch"]
     assert whats[2:-1] == [w for s in stages for w in (f"stage {s}", f"reconciliation of {s}")]
     assert whats[-1].startswith("undo by run ")
-    assert [step.timestamp for step in found.events] == sorted(
-        step.timestamp for step in found.events
+    assert [step.timestamp for step in history.events] == sorted(
+        step.timestamp for step in history.events
     )
-    assert [step.command for step in found.events if step.command] == [
+    assert [step.command for step in history.events if step.command] == [
         f"backfill-assets plan 2024-01-01...2024-01-04 --select {','.join(LAYERS)} "
         "--pilot-days 1 --chunk-days 2 --reason first",
         f"backfill-assets backfill {plan.id}",
         f"backfill-assets undo {plan.id}-002 --reason 'a drill'",
     ]
-    assert {s.outcome for s in found.events if s.action.startswith("reconciliation")} == {"passed"}
-    assert found.events[-1].outcome == "put back"
-    assert (found.reason, found.outcome) == ("first", "complete and reconciled")
-    touched = {of.table: of for of in found.table_changes}
+    assert {s.outcome for s in history.events if s.action.startswith("reconciliation")} == {
+        "passed"
+    }
+    assert history.events[-1].outcome == "put back"
+    assert (history.reason, history.outcome) == ("first", "complete and reconciled")
+    touched = {entry.table: entry for entry in history.table_changes}
     fact = touched[FACT.name]
     first = ledgers[FACT.name].records[0].version
     assert (fact.version_before, fact.version_after) == (first - 1, before[FACT.name])
     assert [*map(str, fact.days)] == [f"2024-01-0{n}" for n in range(1, 5)]
     assert [*fact.reverted_days] == [day(4)]
-    page = postmortems.render_postmortem(found)
+    page = postmortems.render_postmortem(history)
     row = f"| 2024-01-01...2024-01-04 | {fact.version_before} | {fact.version_after} | 2024-01-04 |"
     assert f"\n| {FACT.name} {row}" in page
     assert "never published" in fact.reasons
-    assert "first" in runbooks.render_runbook(found)
+    assert "first" in runbooks.render_runbook(history)
     # Of one stage, and of the run of the undo.
     last = read_history(pipeline.instance, ledgers, stages[-1])
-    assert {str(of.days[0]) for of in last.table_changes if of.table == FACT.name} == {"2024-01-04"}
+    assert {str(entry.days[0]) for entry in last.table_changes if entry.table == FACT.name} == {
+        "2024-01-04"
+    }
     undid = ledgers[FACT.name].records[-1].run_id[:8]
     (step,) = read_history(pipeline.instance, ledgers, undid).events
     assert step.command == f"backfill-assets undo {plan.id}-002 --reason 'a drill'"
@@ -167,18 +173,18 @@ def the_pages_say_what_was_done(pipeline, plan):
 def test_the_account_of_what_was_not_planned(pipeline):
     """All of it is there and adds up, in all tables; a day that failed is not there."""
     spark = pipeline.io_manager.engine.spark_session
-    given = pipeline.settings, graph(pipeline), pipeline.instance, spark
+    arguments = pipeline.settings, graph_of(pipeline), pipeline.instance, spark
     pipeline.run(1, 3, EVERYTHING, tags={"dagster/backfill": "goodgood"})
-    assert jobs.reconcile_backfill(*given, "goodgood").problems == []
+    assert jobs.reconcile_backfill(*arguments, "goodgood").problems == []
     pipeline.folder(2).joinpath("part-1.jsonl.gz").write_bytes(b"broken")
     pipeline.land(3, [order("x3", 3)], "part-1.jsonl")
     run = pipeline.run(2, 3, EVERYTHING, tags={"dagster/backfill": "badbadba"}, fails=True)
     for name in ("badbadba", run.run_id[:8]):
-        said = jobs.reconcile_backfill(*given, name).problems
-        (failed,) = [text for text in said if text.startswith("raw_orders [2024-01-02]")]
+        problems = jobs.reconcile_backfill(*arguments, name).problems
+        (failed,) = [text for text in problems if text.startswith("raw_orders [2024-01-02]")]
         assert "was asked for and not published" in failed
         assert "part-1.jsonl.gz" in failed
-        assert not [text for text in said if "has" in text and "but" in text]
+        assert not [text for text in problems if "has" in text and "but" in text]
 
 
 @pytest.mark.slow
@@ -189,92 +195,94 @@ def test_black_friday_is_cut_into_runs_of_even_work(engine, tmp_path, monkeypatc
     pipeline = Pipeline(engine, tmp_path, window_days=0, partitions_per_run=14)
     for n in range(1, 31):
         pipeline.land(n, [order(f"o{n}-{k}", n) for k in range(200 if n == 15 else 15)])
-    asked = f"{day(1)}...{day(30)}"
-    whole = planned(pipeline, asked, chunk_days=None)
-    assert [str(window) for _, window in whole.stages] == [asked]
-    plan = planned(pipeline, asked)
-    assert [window for _, window in plan.stages] != Window.parse(asked).split_by_length(14)
-    launch(pipeline, plan.id)
+    all_days = f"{day(1)}...{day(30)}"
+    whole = make_plan(pipeline, all_days, chunk_days=None)
+    assert [str(window) for _, window in whole.stages] == [all_days]
+    plan = make_plan(pipeline, all_days)
+    assert [window for _, window in plan.stages] != Window.parse(all_days).split_by_length(14)
+    launch_plan(pipeline, plan.id)
     # The cut is kept with the plan: plans that are made since would have another.
     monkeypatch.setattr(planning, "even_stages", lambda days, **_: [days])
     stages = []
     while undertakings.active_ids(pipeline.instance):
-        if "under way" in tick(pipeline):
-            stages.append(serve(pipeline))
+        if "under way" in tick_planned_backfills(pipeline):
+            stages.append(run_stage(pipeline))
     assert undertakings.load(pipeline.instance, plan.id).complete
     assert stages == [f"{plan.id}-{name}" for name, _ in plan.stages]
     records = {
         name: read_ledgers(pipeline.settings)[name].records for name in (RAW.name, STAGED.name)
     }
-    for of in records.values():
-        assert [record.backfill_id for record in of] == stages
-        rows = [sum(day.rows for day in record.days.values()) for record in of]
-        assert all(abs(found / mean(rows) - 1) <= 0.3 for found in rows), rows
+    for stage_records in records.values():
+        assert [record.backfill_id for record in stage_records] == stages
+        rows = [sum(day.rows for day in record.days.values()) for record in stage_records]
+        assert all(abs(count / mean(rows) - 1) <= 0.3 for count in rows), rows
 
 
 def test_a_failing_pilot_leaves_the_rest_unlaunched(pipeline):
     pipeline.land(1, ["{not json"], "_control.json")
     pipeline.folder(1).joinpath("part-1.jsonl.gz").write_bytes(b"broken")
-    plan = planned(pipeline, "2024-01-01...2024-01-04", pilot_days=1)
-    launch(pipeline, plan.id)
-    serve(pipeline, fails=True)
-    tick(pipeline)
-    assert "did not pass" in tick(pipeline)
-    it = undertakings.load(pipeline.instance, plan.id)
-    assert not it.complete
-    assert it.ended.endswith("not launched: 2024-01-02...2024-01-04")
+    plan = make_plan(pipeline, "2024-01-01...2024-01-04", pilot_days=1)
+    launch_plan(pipeline, plan.id)
+    run_stage(pipeline, fails=True)
+    tick_planned_backfills(pipeline)
+    assert "did not pass" in tick_planned_backfills(pipeline)
+    state = undertakings.load(pipeline.instance, plan.id)
+    assert not state.complete
+    assert state.ended.endswith("not launched: 2024-01-02...2024-01-04")
     assert pipeline.instance.get_backfill(f"{plan.id}-rest") is None
     (run,) = pipeline.instance.get_runs(dg.RunsFilter(job_name="reconcile"))
     steps = [e.dagster_event for e in pipeline.instance.all_logs(run.run_id) if e.dagster_event]
     (failed,) = [event.step_failure_data for event in steps if event.is_step_failure]
-    why = failed.user_failure_data.description
-    assert "raw_orders [2024-01-01] is not published as it should be now" in why
-    assert re.search(r"run \w{8} failed: check_days: .*[^/]*part-1.jsonl.gz", why, re.DOTALL), why
+    description = failed.user_failure_data.description
+    assert "raw_orders [2024-01-01] is not published as it should be now" in description
+    assert re.search(
+        r"run \w{8} failed: check_days: .*[^/]*part-1.jsonl.gz", description, re.DOTALL
+    ), description
     # Mended, the same backfill goes on from the stage that failed.
     pipeline.folder(1).joinpath("part-1.jsonl.gz").unlink()
     pipeline.folder(1).joinpath("_control.json").unlink()
-    launch(pipeline, plan.id)
-    assert serve(pipeline) == f"{plan.id}-pilot-2"
-    tick(pipeline)
-    tick(pipeline)
-    assert serve(pipeline) == f"{plan.id}-rest"
-    tick(pipeline)
-    tick(pipeline)
+    launch_plan(pipeline, plan.id)
+    assert run_stage(pipeline) == f"{plan.id}-pilot-2"
+    tick_planned_backfills(pipeline)
+    tick_planned_backfills(pipeline)
+    assert run_stage(pipeline) == f"{plan.id}-rest"
+    tick_planned_backfills(pipeline)
+    tick_planned_backfills(pipeline)
     assert undertakings.load(pipeline.instance, plan.id).complete
 
 
 def test_a_backfill_does_not_go_on_from_stages_that_were_undone(pipeline):
     pipeline.folder(3).joinpath("part-1.jsonl.gz").write_bytes(b"broken")
-    plan = planned(pipeline, "2024-01-01...2024-01-04", pilot_days=2, tables=["raw_orders"])
-    launch(pipeline, plan.id)
-    pilot = serve(pipeline)
-    tick(pipeline)
-    tick(pipeline)
+    plan = make_plan(pipeline, "2024-01-01...2024-01-04", pilot_days=2, tables=["raw_orders"])
+    launch_plan(pipeline, plan.id)
+    pilot = run_stage(pipeline)
+    tick_planned_backfills(pipeline)
+    tick_planned_backfills(pipeline)
     run_id = read_ledgers(pipeline.settings)["raw_orders"].records[-1].run_id
-    undo(pipeline, run_id[:8], fails=True)  # the rest is under way
-    rest = serve(pipeline, fails=True)
-    tick(pipeline)
-    tick(pipeline)
+    run_undo(pipeline, run_id[:8], fails=True)  # the rest is under way
+    rest = run_stage(pipeline, fails=True)
+    tick_planned_backfills(pipeline)
+    tick_planned_backfills(pipeline)
     pipeline.folder(3).joinpath("part-1.jsonl.gz").unlink()
-    undo(pipeline, rest)  # of the stage that is launched again, this may be
-    undo(pipeline, pilot, "2024-01-02")
+    run_undo(pipeline, rest)  # of the stage that is launched again, this may be
+    run_undo(pipeline, pilot, "2024-01-02")
     with pytest.raises(BackfillRefusedError, match=r"\[2024-01-02\], which the stages before"):
-        launch(pipeline, plan.id)
+        launch_plan(pipeline, plan.id)
     assert undertakings.active_ids(pipeline.instance) == []
 
 
 def test_what_has_moved_since_the_plan_is_named(pipeline, monkeypatch):
     pipeline.run(1, 2)
-    plan = planned(pipeline, "2024-01-01...2024-01-03")
+    plan = make_plan(pipeline, "2024-01-01...2024-01-03")
     pipeline.land(2, [order("more", 2)], "more.jsonl")
     pipeline.run(2, assets=["raw_orders"])
     with pytest.raises(BackfillRefusedError) as refused:
-        launch(pipeline, plan.id)
-    said = str(refused.value)
+        launch_plan(pipeline, plan.id)
+    message = str(refused.value)
     version = pipeline.log("raw_orders").version()
-    assert f"raw_orders was at version {version - 1} and is at {version}" in said
-    assert "files have landed (or gone)" in said
-    assert "stg_orders" not in said
+    assert f"raw_orders was at version {version - 1} and is at {version}" in message
+    assert "files have landed (or gone)" in message
+    assert "stg_orders" not in message
     assert undertakings.active_ids(pipeline.instance) == []
 
 
@@ -288,14 +296,14 @@ def redeployed(pipeline, engine, monkeypatch):
 
 
 def test_other_code_does_not_finish_a_backfill(pipeline, redeployed):
-    plan = planned(pipeline, "2024-01-01...2024-01-02", pilot_days=1)
-    launch(pipeline, plan.id)
-    serve(redeployed, fails=True)
+    plan = make_plan(pipeline, "2024-01-01...2024-01-02", pilot_days=1)
+    launch_plan(pipeline, plan.id)
+    run_stage(redeployed, fails=True)
     assert all(ledger.records == () for ledger in read_ledgers(pipeline.settings).values())
-    tick(redeployed)
-    assert "did not pass" in tick(redeployed)
+    tick_planned_backfills(redeployed)
+    assert "did not pass" in tick_planned_backfills(redeployed)
     with pytest.raises(BackfillRefusedError, match=r"the code was .* and is deployed-meanwhile"):
-        launch(redeployed, plan.id)
+        launch_plan(redeployed, plan.id)
 
 
 def test_without_a_plan_other_code_is_refused_as_well(pipeline, redeployed):
@@ -311,7 +319,7 @@ def test_without_a_plan_other_code_is_refused_as_well(pipeline, redeployed):
 
 def test_the_days_that_follow(pipeline):
     """A table that follows two others has the days of both; Dagster's own search may lose some."""
-    days = days_by_table(graph(pipeline), list(TABLES), Window(day(4), day(6)))
+    days = days_by_table(graph_of(pipeline), list(TABLES), Window(day(4), day(6)))
     assert [*days] == [*TABLES]
     for name in TABLES:
         follows = (
@@ -321,43 +329,43 @@ def test_the_days_that_follow(pipeline):
             ).by_event_day
         )
         assert days[name] == [day(n) for n in ((2, 3, 4, 5) if follows else (4, 5))], name
-    assert days_by_table(graph(pipeline), ["fact_daily_orders"], Window(day(4), day(6))) == {
+    assert days_by_table(graph_of(pipeline), ["fact_daily_orders"], Window(day(4), day(6))) == {
         "fact_daily_orders": [day(4), day(5)]
     }
 
 
 def test_a_stage_with_nothing_to_do_passes(pipeline):
     pipeline.run(1, 3)
-    plan = planned(pipeline, "2024-01-01...2024-01-04", chunk_days=2)
-    launch(pipeline, plan.id)
-    serve(pipeline)
-    tick(pipeline)
-    assert "002 is launched" in tick(pipeline)
+    plan = make_plan(pipeline, "2024-01-01...2024-01-04", chunk_days=2)
+    launch_plan(pipeline, plan.id)
+    run_stage(pipeline)
+    tick_planned_backfills(pipeline)
+    assert "002 is launched" in tick_planned_backfills(pipeline)
 
 
 def test_what_dagster_calls_failed_does_not_pass(pipeline):
     pipeline.run(1, 4)
-    plan = planned(pipeline, "2024-01-01...2024-01-04", rewrite=True)
-    launch(pipeline, plan.id)
+    plan = make_plan(pipeline, "2024-01-01...2024-01-04", rewrite=True)
+    launch_plan(pipeline, plan.id)
     backfill = pipeline.instance.get_backfill(f"{plan.id}-rest")
     pipeline.instance.update_backfill(backfill.with_status(BulkActionStatus.CANCELED))
-    tick(pipeline)
-    assert "ended as canceled in Dagster" in tick(pipeline)
+    tick_planned_backfills(pipeline)
+    assert "ended as canceled in Dagster" in tick_planned_backfills(pipeline)
     assert not undertakings.load(pipeline.instance, plan.id).complete
 
 
 def test_days_whose_input_is_not_there(pipeline):
     """Those that only follow are left out; those that were asked for are refused, by name."""
-    plan = planned(pipeline, "2024-01-05...2024-01-06")
+    plan = make_plan(pipeline, "2024-01-05...2024-01-06")
     assert plan.tables["stg_orders"].lacking == ("2024-01-03...2024-01-04",)
-    launch(pipeline, plan.id)
-    serve(pipeline)
-    tick(pipeline)
-    tick(pipeline)
+    launch_plan(pipeline, plan.id)
+    run_stage(pipeline)
+    tick_planned_backfills(pipeline)
+    tick_planned_backfills(pipeline)
     assert undertakings.load(pipeline.instance, plan.id).complete
-    alone = planned(pipeline, "2024-01-02...2024-01-05", tables=["stg_orders"])
+    alone = make_plan(pipeline, "2024-01-02...2024-01-05", tables=["stg_orders"])
     with pytest.raises(BackfillRefusedError, match=r"stg_orders \[2024-01-02...2024-01-04\]"):
-        launch(pipeline, alone.id)
+        launch_plan(pipeline, alone.id)
 
 
 def run_job(pipeline, *, root=None):
@@ -384,9 +392,9 @@ def test_a_launch_that_is_retried_launches_no_second_backfill(pipeline):
     run_job(pipeline, root=first.run_id)
     assert undertakings.active_ids(pipeline.instance) == [id_]
     assert len(pipeline.instance.get_backfills()) == 1
-    serve(pipeline)
-    tick(pipeline)
-    tick(pipeline)
+    run_stage(pipeline)
+    tick_planned_backfills(pipeline)
+    tick_planned_backfills(pipeline)
     assert undertakings.load(pipeline.instance, id_).complete
     # One that a person runs again is another.
     assert not run_job(pipeline).run_id.startswith(id_)
@@ -394,22 +402,22 @@ def test_a_launch_that_is_retried_launches_no_second_backfill(pipeline):
 
 
 def test_a_plan_that_cannot_be_read_does_not_stop_the_others(pipeline):
-    lost, plan = (planned(pipeline, days) for days in ("2024-01-01", "2024-01-02"))
-    launch(pipeline, lost.id)
-    launch(pipeline, plan.id)
-    kept = {f"backfill_assets/plan/{lost.id}": "{}"}
-    pipeline.instance.daemon_cursor_storage.set_cursor_values(kept)
-    said = tick(pipeline)
-    assert f"plan {lost.id} was kept by another version" in said
-    assert "(plan: Field required)" in said
-    assert "Dagster works at its last stage" in said
-    assert f"{plan.id}-rest is under way" in said
+    unreadable, plan = (make_plan(pipeline, days) for days in ("2024-01-01", "2024-01-02"))
+    launch_plan(pipeline, unreadable.id)
+    launch_plan(pipeline, plan.id)
+    cursor_values = {f"backfill_assets/plan/{unreadable.id}": "{}"}
+    pipeline.instance.daemon_cursor_storage.set_cursor_values(cursor_values)
+    message = tick_planned_backfills(pipeline)
+    assert f"plan {unreadable.id} was kept by another version" in message
+    assert "(plan: Field required)" in message
+    assert "Dagster works at its last stage" in message
+    assert f"{plan.id}-rest is under way" in message
     # Its stage ends: it is closed, and can be undone.
-    stage = pipeline.instance.get_backfill(f"{lost.id}-rest")
+    stage = pipeline.instance.get_backfill(f"{unreadable.id}-rest")
     pipeline.instance.update_backfill(stage.with_status(BulkActionStatus.CANCELED))
-    assert "; closed" in tick(pipeline)
+    assert "; closed" in tick_planned_backfills(pipeline)
     assert undertakings.active_ids(pipeline.instance) == [plan.id]
-    undertakings.refuse_active(pipeline.instance, lost.id)
+    undertakings.refuse_active(pipeline.instance, unreadable.id)
     # Its day is still due.
     assert any(
         day(1) in request.window for request in RunPlanner(pipeline.settings).plan_loads(day(9))
@@ -417,36 +425,36 @@ def test_a_plan_that_cannot_be_read_does_not_stop_the_others(pipeline):
 
 
 def test_a_plan_of_a_table_that_is_no_more_is_closed(pipeline):
-    lost, plan = (planned(pipeline, days) for days in ("2024-01-01", "2024-01-02"))
-    for one in (lost, plan):
-        launch(pipeline, one.id)
-    it = undertakings.load(pipeline.instance, lost.id)
-    asked = it.plan.parameters.model_copy(update={"tables": ("gone",)})
-    it.plan = it.plan.model_copy(update={"parameters": asked})
-    undertakings.save(pipeline.instance, it)
-    said = tick(pipeline)
-    assert f"no table gone; {lost.id}-rest and what follows it is not built" in said
-    assert f"{plan.id}-rest is under way" in said
+    orphaned, plan = (make_plan(pipeline, days) for days in ("2024-01-01", "2024-01-02"))
+    for launched in (orphaned, plan):
+        launch_plan(pipeline, launched.id)
+    state = undertakings.load(pipeline.instance, orphaned.id)
+    parameters = state.plan.parameters.model_copy(update={"tables": ("gone",)})
+    state.plan = state.plan.model_copy(update={"parameters": parameters})
+    undertakings.save(pipeline.instance, state)
+    message = tick_planned_backfills(pipeline)
+    assert f"no table gone; {orphaned.id}-rest and what follows it is not built" in message
+    assert f"{plan.id}-rest is under way" in message
     assert undertakings.active_ids(pipeline.instance) == [plan.id]
-    assert "no table gone" in undertakings.load(pipeline.instance, lost.id).ended
+    assert "no table gone" in undertakings.load(pipeline.instance, orphaned.id).ended
 
 
 def test_a_stage_that_somebody_else_has_just_added(pipeline, monkeypatch):
     """The sensor and a person come to it at once; Dagster takes each id but once."""
-    plan = planned(pipeline, "2024-01-01")
-    it = launch(pipeline, plan.id)
+    plan = make_plan(pipeline, "2024-01-01")
+    state = launch_plan(pipeline, plan.id)
     get, answers = pipeline.instance.get_backfill, [None]
     monkeypatch.setattr(
         pipeline.instance, "get_backfill", lambda id_: answers.pop() if answers else get(id_)
     )
-    backfills.advance(pipeline.instance, graph(pipeline), it)
+    backfills.advance(pipeline.instance, graph_of(pipeline), state)
     assert answers == []
     assert len(pipeline.instance.get_backfills()) == 1
 
 
 def test_what_is_under_way_is_not_undone(pipeline):
-    plan = planned(pipeline, "2024-01-01...2024-01-02")
-    launch(pipeline, plan.id)
+    plan = make_plan(pipeline, "2024-01-01...2024-01-02")
+    launch_plan(pipeline, plan.id)
     for name in (plan.id, f"{plan.id}-rest"):
         with pytest.raises(BackfillRefusedError, match="is under way"):
             undertakings.refuse_active(pipeline.instance, name)
@@ -475,7 +483,7 @@ def test_the_expected_duration(past, runs, days, seconds):
 )
 def test_days_of_no_calendar(pipeline, days):
     with pytest.raises(ValueError, match=r"the calendar, which is 2024-01-01\.\.\.2024-01-31"):
-        planned(pipeline, days)
+        make_plan(pipeline, days)
 
 
 def test_days_of_different_settings_do_not_meet(pipeline, engine):
@@ -493,14 +501,14 @@ def test_days_of_different_settings_do_not_meet(pipeline, engine):
         ) in failed
     assert {name: pipeline.log(name).version() for name in LAYERS} == before
     # The plan says so beforehand, and is not launched.
-    plan = planned(other, "2024-01-03...2024-01-05", tables=["fact_daily_orders"])
+    plan = make_plan(other, "2024-01-03...2024-01-05", tables=["fact_daily_orders"])
     assert plan.tables["fact_daily_orders"].other_settings == ("2024-01-03...2024-01-05",)
     with pytest.raises(
         BackfillRefusedError, match=r"fact_daily_orders \[2024-01-03...2024-01-05\]"
     ):
-        launch(other, plan.id)
+        launch_plan(other, plan.id)
     # With the input they can be built. The raw log is the same under any window.
-    whole = planned(other, "2024-01-03...2024-01-05")
+    whole = make_plan(other, "2024-01-03...2024-01-05")
     assert whole.tables["raw_orders"].identical == ("2024-01-03...2024-01-05",)
     assert whole.tables["fact_daily_orders"].other_settings == ()
     tags = {"dagster/backfill": "again123"}
@@ -510,11 +518,14 @@ def test_days_of_different_settings_do_not_meet(pipeline, engine):
     for name in ("raw_orders", "stg_orders", "fact_daily_orders"):
         assert {r.config_digest for r in ledgers[name].latest.values()} == {digests[name]}
     # What is put back says that the settings of then made it: the one day that differs.
-    undo(other, "again123")
+    run_undo(other, "again123")
     for name in ("stg_orders", "fact_daily_orders"):
-        held = read_ledgers(other.settings)[name]
-        assert held.under_other_settings(digests[name]) == {day(3)}
-        assert held.latest[day(3)].made_under(day(3)) == pipeline.io_manager.config_digests[name]
+        table_ledger = read_ledgers(other.settings)[name]
+        assert table_ledger.under_other_settings(digests[name]) == {day(3)}
+        assert (
+            table_ledger.latest[day(3)].made_under(day(3))
+            == pipeline.io_manager.config_digests[name]
+        )
 
 
 def test_a_plan_sees_the_settings_of_all_days_that_are_read(tmp_path):
@@ -528,14 +539,16 @@ def test_a_plan_sees_the_settings_of_all_days_that_are_read(tmp_path):
         record(1, days(5, 6), config_digest="old"),
     )
 
-    def plan(tables, window):
-        asked = BackfillRequest(days=str(window), tables=tables)
-        wanted = {name: list(window) for name in tables}
-        return plan_backfill(settings, asked, wanted, ledgers(raw), Code("c"), "id").tables
+    def plan_tables(tables, window):
+        parameters = BackfillRequest(days=str(window), tables=tables)
+        days_by_table = {name: list(window) for name in tables}
+        return plan_backfill(
+            settings, parameters, days_by_table, ledgers(raw), Code("c"), "id"
+        ).tables
 
-    staged = plan([STAGED.name], Window(day(1), day(8)))[STAGED.name]
+    staged = plan_tables([STAGED.name], Window(day(1), day(8)))[STAGED.name]
     assert staged.other_settings == ("2024-01-03...2024-01-06",)
     assert staged.computed == ("2024-01-01...2024-01-02", "2024-01-07")
     # Those that the plan itself rebuilds first are no hindrance, and only those.
-    both = plan([RAW.name, STAGED.name], Window(day(1), day(6)))[STAGED.name]
+    both = plan_tables([RAW.name, STAGED.name], Window(day(1), day(6)))[STAGED.name]
     assert both.other_settings == ("2024-01-04...2024-01-05",)

@@ -22,11 +22,11 @@ FIRST, LAST = date(1997, 1, 1), date(1998, 6, 30)
 def files_by_day(pipeline: Pipeline, name: str) -> dict[str, set[str]]:
     """The data files of each day: a day that is not rewritten keeps its files."""
     actions = pipeline.log(name).get_add_actions(flatten=True)
-    found: dict[str, set[str]] = defaultdict(set)
+    files: dict[str, set[str]] = defaultdict(set)
     column = f"partition.{TABLES[name].partition}"
     for path, day in zip(actions["path"].to_pylist(), actions[column].to_pylist(), strict=True):
-        found[str(day)].add(path)
-    return found
+        files[str(day)].add(path)
+    return files
 
 
 @pytest.mark.slow
@@ -40,11 +40,11 @@ def test_the_whole_history_in_one_run_and_three_late_lines(engine, spark, tmp_pa
     assert staged.num_rows == 69_659
     for name in ("fact_daily_orders", "fact_daily_orders_current"):
         fact = pipeline.log(name).to_pyarrow_table()
-        found = duckdb.from_arrow(fact).aggregate(
+        totals = duckdb.from_arrow(fact).aggregate(
             "count(*), count(DISTINCT run_date), count(DISTINCT customer_id), "
             "sum(orders), sum(revenue)"
         )
-        assert found.fetchall() == [(67_591, 546, 23_570, 69_659, Decimal("2500315.63"))]
+        assert totals.fetchall() == [(67_591, 546, 23_570, 69_659, Decimal("2500315.63"))]
     assert len(pipeline.materialized("fact_daily_orders")) == 546
     before = pipeline.digests()
     pipeline.run(date(1997, 2, 20), date(1997, 3, 1))
@@ -52,13 +52,13 @@ def test_the_whole_history_in_one_run_and_three_late_lines(engine, spark, tmp_pa
 
     # On the day after, three lines tell of three of the 546 days, and one of its own.
     arrival = LAST + DAY
-    told = [date(1998, 6, 25), date(1998, 6, 27), date(1998, 6, 29), arrival]
+    event_days = [date(1998, 6, 25), date(1998, 6, 27), date(1998, 6, 29), arrival]
     folder = pipeline.landing / "orders" / f"arrival_date={arrival}"
     folder.mkdir()
     lines = [
         {"order_id": f"late-{n}", "customer_id": "1", "amount": "1.00"}
         | {"order_ts": f"{d}T12:00:00Z", "ingestion_ts": f"{arrival}T12:00:00Z"}
-        for n, d in enumerate(told)
+        for n, d in enumerate(event_days)
     ]
     (folder / "late.jsonl").write_text("\n".join(map(json.dumps, lines)))
     names = ("stg_orders", "fact_daily_orders")
@@ -66,5 +66,5 @@ def test_the_whole_history_in_one_run_and_three_late_lines(engine, spark, tmp_pa
     pipeline.night(arrival + DAY)
     for name in names:
         after = files_by_day(pipeline, name)
-        assert {d for d in after if after[d] != files[name].get(d)} == set(map(str, told))
+        assert {d for d in after if after[d] != files[name].get(d)} == set(map(str, event_days))
     assert not pipeline.night(arrival + DAY), "all is done, and nothing is done twice"

@@ -16,15 +16,15 @@ from backfill_assets.engine.jars import spark_home
 
 @pytest.mark.slow
 def test_the_next_jvm_takes_its_classes_from_the_archive(tmp_path):
-    gone = tmp_path / "classes-of-a-spark-that-is-gone"
-    gone.mkdir()
-    (gone / "spark_home").write_text(str(tmp_path / "nothing-here"))
+    stale_folder = tmp_path / "classes-of-a-spark-that-is-gone"
+    stale_folder.mkdir()
+    (stale_folder / "spark_home").write_text(str(tmp_path / "nothing-here"))
     assert make_class_archive(tmp_path)
     archive = class_archive_path(tmp_path)
     assert [*tmp_path.iterdir()] == [archive.parent], "nothing else stays"
-    made = archive.stat().st_mtime_ns
+    modified = archive.stat().st_mtime_ns
     assert make_class_archive(tmp_path)
-    assert archive.stat().st_mtime_ns == made, "it is made once"
+    assert archive.stat().st_mtime_ns == modified, "it is made once"
     options = with_class_archive({}, tmp_path)["spark.driver.extraJavaOptions"].split()
     loaded = subprocess.run(
         [

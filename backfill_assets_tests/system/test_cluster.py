@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from backfill_assets_tests.cluster import MASTER, SMALL, Cluster, cluster, kill
+from backfill_assets_tests.cluster import MASTER, SMALL, Cluster, kill_process, run_cluster
 from backfill_assets_tests.connect_server import connect_server
 from backfill_assets_tests.killing import wait_for
 from backfill_assets_tests.pipeline import END, EVERYTHING, START, Pipeline, day, order
@@ -37,15 +37,15 @@ DAYS, ORDERS = 3, 3000
 
 @pytest.fixture(scope="module")
 def machines(tmp_path_factory) -> Iterator[Cluster]:
-    with cluster(tmp_path_factory.mktemp("cluster"), **ELSEWHERE) as made:
-        yield made
+    with run_cluster(tmp_path_factory.mktemp("cluster"), **ELSEWHERE) as spark_cluster:
+        yield spark_cluster
 
 
-def passes(tmp_path: Path, **environment: str) -> None:
+def run_core_tests(tmp_path: Path, **environment: str) -> None:
     """Run the suite's core in a process of its own, with Dagster's storage in Postgres."""
     command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", "-k", CHOICE]
     tests = [str(Path(__file__).with_name(name)) for name in CORE]
-    done = subprocess.run(
+    result = subprocess.run(
         [*command, f"--basetemp={tmp_path / 'inner'}", "--durations=5", *option(), *tests],
         env={**os.environ, **NO_PYTHON, **environment},
         capture_output=True,
@@ -53,19 +53,19 @@ def passes(tmp_path: Path, **environment: str) -> None:
         cwd=PROJECT,
         check=False,
     )
-    assert done.returncode == 0, done.stdout[-4000:]
-    assert " passed" in done.stdout
+    assert result.returncode == 0, result.stdout[-4000:]
+    assert " passed" in result.stdout
 
 
 def test_the_core_of_the_suite_passes_by_master_url(machines, tmp_path):
-    passes(tmp_path, **{MASTER: machines.master})
+    run_core_tests(tmp_path, **{MASTER: machines.master})
     assert "Registered app backfill_assets" in machines.log("master")
 
 
 def test_the_core_of_the_suite_passes_by_a_connect_server(machines, tmp_path):
     before = machines.log("master").count("Registered app backfill_assets")
     with connect_server(tmp_path, SMALL, spark_master=machines.master) as url:
-        passes(tmp_path, SPARK_REMOTE=url)
+        run_core_tests(tmp_path, SPARK_REMOTE=url)
     assert machines.log("master").count("Registered app backfill_assets") == before + 1
 
 
@@ -84,7 +84,7 @@ for row in spark.range(0, 8, 1, 8).select(zone, environment, folder).distinct().
 """
 
 
-def in_process(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Python in a process of its own: this one may have a session already."""
     return subprocess.run(
         [sys.executable, "-c", code],
@@ -97,18 +97,18 @@ def in_process(code: str, **environment: str) -> subprocess.CompletedProcess[str
 
 def test_executors_elsewhere_keep_utc(machines):
     conf = {**SMALL, "spark.executor.extraJavaOptions": "-Xss4m"}
-    done = in_process(
+    result = run_python(
         START_SESSION + ZONES,
         BACKFILL_ASSETS_SPARK_MASTER=machines.master,
         BACKFILL_ASSETS_SPARK_CONF=json.dumps(conf),
     )
-    assert done.returncode == 0, done.stderr[-4000:]
-    told = [line.split() for line in done.stdout.splitlines()]
-    assert {(zone, environment) for zone, environment, _ in told} == {("UTC", "UTC")}
-    assert all(Path(folder).is_relative_to(machines.folder) for *_, folder in told)
+    assert result.returncode == 0, result.stderr[-4000:]
+    rows = [line.split() for line in result.stdout.splitlines()]
+    assert {(zone, environment) for zone, environment, _ in rows} == {("UTC", "UTC")}
+    assert all(Path(folder).is_relative_to(machines.folder) for *_, folder in rows)
 
 
-def launched(pipeline: Pipeline, master: str) -> subprocess.Popen:
+def launch_run(pipeline: Pipeline, master: str) -> subprocess.Popen:
     """A run in a process of its own, as the command line starts it, on a cluster."""
     environment = {
         **os.environ,
@@ -130,7 +130,7 @@ def launched(pipeline: Pipeline, master: str) -> subprocess.Popen:
         )
 
 
-def writing(pipeline: Pipeline, name: str) -> Callable[[], bool]:
+def writing_probe(pipeline: Pipeline, name: str) -> Callable[[], bool]:
     """Whether a task writes files of a table that are not committed yet."""
     return lambda: any((pipeline.warehouse / name).glob("writing-*/_temporary/0/_temporary/*"))
 
@@ -140,21 +140,21 @@ def test_an_executor_and_a_worker_are_killed_while_they_write(pipeline, tmp_path
         lines = [order(f"o-{n}-{i}", n, f"{i}.{n:02d}", f"c{i % 50}") for i in range(ORDERS)]
         for part in range(4):
             pipeline.land(n, lines[part::4], f"part-{part}.jsonl")
-    with cluster(tmp_path_factory.mktemp("killed")) as machines:
-        run = launched(pipeline, machines.master)
+    with run_cluster(tmp_path_factory.mktemp("killed")) as machines:
+        run = launch_run(pipeline, machines.master)
         try:
-            wait_for(lambda: writing(pipeline, "raw_orders")() or run.poll() is not None)
+            wait_for(lambda: writing_probe(pipeline, "raw_orders")() or run.poll() is not None)
             (first, *_) = machines.executors()
-            kill(first)
-            wait_for(lambda: writing(pipeline, "stg_orders")() or run.poll() is not None)
+            kill_process(first)
+            wait_for(lambda: writing_probe(pipeline, "stg_orders")() or run.poll() is not None)
             machines.workers[0].kill_command()
             assert run.wait() == 0, (pipeline.root / "run.log").read_text()[-4000:]
         finally:
             run.kill()
-        said = machines.log("master")
-    assert "Removing worker" in said
+        master_log = machines.read_log("master")
+    assert "Removing worker" in master_log
     # The one that was killed got a successor.
-    assert said.count("Launching executor") >= 3
+    assert master_log.count("Launching executor") >= 3
     clean = Pipeline(
         pipeline.io_manager.engine,
         pipeline.root / "clean",
@@ -168,8 +168,8 @@ def test_an_executor_and_a_worker_are_killed_while_they_write(pipeline, tmp_path
 
 def test_a_server_without_delta_is_refused_by_name(tmp_path):
     with connect_server(tmp_path, {}, jars=tmp_path / "none") as url:
-        done = in_process(START_SESSION, SPARK_REMOTE=url)
-    assert done.returncode
-    said = done.stderr.splitlines()[-1]
-    assert "has no Delta Lake: it lacks Delta's jars (spark.jars.packages=" in said
-    assert "token=***" in said
+        result = run_python(START_SESSION, SPARK_REMOTE=url)
+    assert result.returncode
+    message = result.stderr.splitlines()[-1]
+    assert "has no Delta Lake: it lacks Delta's jars (spark.jars.packages=" in message
+    assert "token=***" in message

@@ -18,7 +18,7 @@ import pytest
 from backfill_assets.dagster_ext.postgres import PooledEventLog
 from backfill_assets_tests import pipeline as pipelines
 from backfill_assets_tests import s3_server
-from backfill_assets_tests.cluster import MASTER, cluster
+from backfill_assets_tests.cluster import MASTER, run_cluster
 from backfill_assets_tests.conformance import Digests, conformance_life
 from backfill_assets_tests.conftest import SHORT, SMALL
 from backfill_assets_tests.connect_server import SESSION_ID, connect_server, run_attached
@@ -50,7 +50,7 @@ def run_life(folder: Path, base: Path, **environment: str) -> dict[str, Digests]
     """
     result = folder / "digests.json"
     words = ["-p", "no:cacheprovider", f"--basetemp={base}", f"{__file__}::test_a_life"]
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-m", "pytest", *words],
         env={**os.environ, **environment, SHORT: "yes", RESULT: str(result)},
         capture_output=True,
@@ -58,7 +58,7 @@ def run_life(folder: Path, base: Path, **environment: str) -> dict[str, Digests]
         cwd=PROJECT,
         check=False,
     )
-    assert done.returncode == 0, done.stdout[-6000:]
+    assert completed.returncode == 0, completed.stdout[-6000:]
     digests: dict[str, Digests] = json.loads(result.read_text())
     return digests
 
@@ -76,11 +76,11 @@ def test_a_life_with_dagsters_storage_in_postgres(
     opened: list[dg.DagsterInstance] = []
     open_instance = pipelines.instance_in
 
-    def recorded(root: Path) -> dg.DagsterInstance:
+    def record_instance(root: Path) -> dg.DagsterInstance:
         opened.append(open_instance(root))
         return opened[-1]
 
-    monkeypatch.setattr(pipelines, "instance_in", recorded)
+    monkeypatch.setattr(pipelines, "instance_in", record_instance)
     assert conformance_life(engine, tmp_path) == expected
     (instance,) = opened
     assert isinstance(instance.event_log_storage, PooledEventLog)
@@ -114,8 +114,8 @@ def test_a_life_on_a_connect_server(expected, tmp_path):
 @pytest.mark.slow
 def test_a_life_on_a_cluster(expected, tmp_path):
     (tmp_path / "cluster").mkdir()
-    with cluster(tmp_path / "cluster") as machines:
+    with run_cluster(tmp_path / "cluster") as machines:
         # UDFs need a Python with their packages on the executors.
-        own = {MASTER: machines.master, "PYSPARK_PYTHON": sys.executable}
-        assert run_life(tmp_path, tmp_path / "inner", **own) == expected
-        assert "Registered app backfill_assets" in machines.log("master")
+        variables = {MASTER: machines.master, "PYSPARK_PYTHON": sys.executable}
+        assert run_life(tmp_path, tmp_path / "inner", **variables) == expected
+        assert "Registered app backfill_assets" in machines.read_log("master")

@@ -34,18 +34,18 @@ def server(tmp_path):
 @pytest.mark.slow
 @pytest.mark.skipif("SPARK_REMOTE" in os.environ, reason="this is the run on Connect")
 def test_the_core_of_the_suite_passes_on_connect(server, tmp_path):
-    here = Path(__file__).parents[1]
+    folder = Path(__file__).parents[1]
     command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", "-k", CHOICE]
-    done = subprocess.run(
-        [*command, f"--basetemp={tmp_path / 'inner'}", *(str(here / name) for name in CORE)],
+    result = subprocess.run(
+        [*command, f"--basetemp={tmp_path / 'inner'}", *(str(folder / name) for name in CORE)],
         env={**os.environ, "SPARK_REMOTE": server},
         capture_output=True,
         text=True,
-        cwd=here.parent,
+        cwd=folder.parent,
         check=False,
     )
-    assert done.returncode == 0, done.stdout[-4000:]
-    assert " passed" in done.stdout
+    assert result.returncode == 0, result.stdout[-4000:]
+    assert " passed" in result.stdout
 
 
 MERGING = """
@@ -106,12 +106,12 @@ def test_processes_that_share_a_session(server, tmp_path):
         assert run_attached(server, count) == [str(10 * n), first]
 
     # What a commit says of itself nobody else sees.
-    own, partitions, rows, after, untouched = run_attached(server, MERGING)
-    assert own != first == after
+    session_id, partitions, rows, after, untouched = run_attached(server, MERGING)
+    assert session_id != first == after
     assert (partitions, rows) == ("77", "3") and untouched != "77"
 
-    (own,) = run_attached(server, UNFINISHED)
-    url = re.sub("(?<=session_id=)[^;]+", own, server)
+    (session_id,) = run_attached(server, UNFINISHED)
+    url = re.sub("(?<=session_id=)[^;]+", session_id, server)
     assert run_attached(server, "import os\n" + CLOSED, CLOSED=url) == ["True"]
 
     # What nobody waits for any more does not go on.

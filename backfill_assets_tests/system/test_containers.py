@@ -30,7 +30,7 @@ from backfill_assets.dagster_ext.coordinator import PromptRunCoordinator
 from backfill_assets.settings import load_settings
 from backfill_assets_tests import conftest
 from backfill_assets_tests.graphql import ask
-from backfill_assets_tests.killing import kill, processes
+from backfill_assets_tests.killing import find_processes, kill_kinds
 from backfill_assets_tests.places import BIN, PROJECT, free_port
 from backfill_assets_tests.postgres import Database
 
@@ -41,7 +41,7 @@ SERVICES = yaml.safe_load(COMPOSE)["services"]
 OURS = ("engine", "code", "daemon", "webserver")
 
 
-def merged(service: dict[str, Any]) -> dict[str, str]:
+def merge_environment(service: dict[str, Any]) -> dict[str, str]:
     """A service's environment; YAML's merge key takes a list of maps."""
     return {name: str(value) for name, value in service["environment"].items()}
 
@@ -77,18 +77,18 @@ def test_the_image_is_made_of_what_there_is():
             assert list(PROJECT.glob(source)), source
     # The lines that it takes out of the lock file are those of the extra, with their digests.
     (program,) = re.findall(r"awk '([^']+)'", text)
-    taken = subprocess.run(
+    requirements = subprocess.run(
         ["awk", program, PROJECT / "requirements-dev.lock"], capture_output=True, check=True
     ).stdout.decode()
     extra = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
     pins = extra["optional-dependencies"]["postgres"]
-    assert re.findall(r"^([\w.-]+==[\w.]+)", taken, re.MULTILINE) == pins
-    assert taken.count("--hash=sha256:") >= len(pins)
+    assert re.findall(r"^([\w.-]+==[\w.]+)", requirements, re.MULTILINE) == pins
+    assert requirements.count("--hash=sha256:") >= len(pins)
     users = re.findall(r"^USER (\w+)$", text, re.MULTILINE)
     assert users == ["dagster"]
     folders = {volume.split(":")[1] for name in OURS for volume in SERVICES[name]["volumes"]}
-    (made,) = re.findall(r"mkdir -p (.+?) \\", text)
-    assert set(made.split()) == folders
+    (created,) = re.findall(r"mkdir -p (.+?) \\", text)
+    assert set(created.split()) == folders
 
 
 def test_the_values_for_kubernetes_make_the_same_instance(monkeypatch, tmp_path):
@@ -106,13 +106,13 @@ def test_the_values_for_kubernetes_make_the_same_instance(monkeypatch, tmp_path)
     assert values["scheduler"]["config"]["customScheduler"] == local["scheduler"]
     assert values["runLauncher"]["type"] == "K8sRunLauncher"
     daemon = values["dagsterDaemon"]
-    given = daemon["runCoordinator"]["config"]["customRunCoordinator"]
-    assert given == local["run_coordinator"]
+    coordinator = daemon["runCoordinator"]["config"]["customRunCoordinator"]
+    assert coordinator == local["run_coordinator"]
     # The chart writes these only where they are enabled, and two of a kind are an error.
     assert not daemon["runMonitoring"]["enabled"] and not daemon["runRetries"]["enabled"]
     assert values["postgresql"]["postgresqlScheme"] == "postgresql+psycopg2"
     (tmp_path / "dagster.yaml").write_text(
-        yaml.safe_dump({"run_coordinator": given, "telemetry": values["telemetry"], **ours})
+        yaml.safe_dump({"run_coordinator": coordinator, "telemetry": values["telemetry"], **ours})
     )
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
     with dg.DagsterInstance.get() as instance:
@@ -124,7 +124,7 @@ def test_the_values_for_kubernetes_make_the_same_instance(monkeypatch, tmp_path)
 
 
 @dataclass
-class Here:
+class LocalServices:
     """Where on this machine is what the files have in containers."""
 
     root: Path
@@ -143,19 +143,19 @@ class Here:
             "/data": str(self.root / "data"),
         }
 
-    def local(self, text: str) -> str:
+    def localize(self, text: str) -> str:
         """A value or a word of a command, as it is here."""
-        for there, here in self.paths.items():
-            text = text.replace(there, here)
-        for there, here in self.ports.items():
-            text = re.sub(rf"\b{there}\b", here, text)
+        for original, replacement in self.paths.items():
+            text = text.replace(original, replacement)
+        for original, replacement in self.ports.items():
+            text = re.sub(rf"\b{original}\b", replacement, text)
         for name in GIVEN:
             text = re.sub(rf"\$\{{{name}:\?[^}}]*\}}", GIVEN[name], text)
         return text
 
-    def environment(self, name: str) -> dict[str, str]:
+    def environment_of(self, name: str) -> dict[str, str]:
         """What the service has of its file, and of the image."""
-        values = {k: self.local(v) for k, v in merged(SERVICES[name]).items()}
+        values = {k: self.localize(v) for k, v in merge_environment(SERVICES[name]).items()}
         assert values["CODE_HOST"] in SERVICES
         return {
             **values,
@@ -172,12 +172,12 @@ class Here:
 
     def start(self, name: str) -> None:
         """Start a service, and wait until its health check passes."""
-        command = [self.local(word) for word in SERVICES[name]["command"]]
+        command = [self.localize(word) for word in SERVICES[name]["command"]]
         log = (self.root / f"{name}.log").open("wb")
         self.started[name] = subprocess.Popen(
             command,
             executable=shutil.which(command[0], path=str(BIN)),
-            env=self.environment(name),
+            env=self.environment_of(name),
             cwd=self.root,
             stdout=log,
             stderr=log,
@@ -185,40 +185,40 @@ class Here:
         )
         while not self.healthy(name):
             status = self.started[name].poll()
-            said = (self.root / f"{name}.log").read_text()[-3000:]
-            assert status is None, f"{name} ended with {status}: {said}"
+            tail = (self.root / f"{name}.log").read_text()[-3000:]
+            assert status is None, f"{name} ended with {status}: {tail}"
             time.sleep(1)
 
     def healthy(self, name: str) -> bool:
         """What the health check of the file says."""
-        kind, *command = (self.local(word) for word in SERVICES[name]["healthcheck"]["test"])
+        kind, *command = (self.localize(word) for word in SERVICES[name]["healthcheck"]["test"])
         assert kind == "CMD"
-        done = subprocess.run(
+        result = subprocess.run(
             command,
             executable=shutil.which(command[0], path=f"{BIN}:/usr/bin:/bin"),
-            env=self.environment(name),
+            env=self.environment_of(name),
             cwd=self.root,
             capture_output=True,
             check=False,
         )
-        return done.returncode == 0
+        return result.returncode == 0
 
 
 @pytest.fixture
-def here(tmp_path, database) -> Iterator[Here]:
-    found = Here(tmp_path, database)
+def here(tmp_path, database) -> Iterator[LocalServices]:
+    services = LocalServices(tmp_path, database)
     (tmp_path / "data").mkdir()
-    yield found
-    for process in found.started.values():
+    yield services
+    for process in services.started.values():
         process.terminate()
-    for process in found.started.values():
+    for process in services.started.values():
         try:
             process.wait(timeout=60)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-    kill(found.home)
-    assert not processes(found.home)
+    kill_kinds(services.home)
+    assert not find_processes(services.home)
 
 
 LAUNCH = """
@@ -230,7 +230,7 @@ mutation($days: [String!]!, $tables: [AssetKeyInput!]!) {
 """
 
 
-def status(url: str, **headers: str) -> int:
+def fetch_status(url: str, **headers: str) -> int:
     try:
         with urllib.request.urlopen(urllib.request.Request(url, headers=headers)) as answer:
             return answer.status
@@ -239,23 +239,23 @@ def status(url: str, **headers: str) -> int:
 
 
 @contextmanager
-def proxied(here: Here) -> Iterator[str]:
+def start_proxy(services: LocalServices) -> Iterator[str]:
     """The proxy of the file, if there is one on this machine."""
     program = shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin")
     if program is None:
-        yield f"http://127.0.0.1:{here.ports['3000']}"
+        yield f"http://127.0.0.1:{services.ports['3000']}"
         return
     text = (DEPLOY / "nginx.conf").read_text().replace("webserver:3000", "127.0.0.1:3000")
-    text = text.replace("/tmp/", f"{here.root}/")
-    config = here.root / "nginx.conf"
-    config.write_text(here.local(text))
-    command = [program, "-c", str(config), "-p", str(here.root)]
+    text = text.replace("/tmp/", f"{services.root}/")
+    config = services.root / "nginx.conf"
+    config.write_text(services.localize(text))
+    command = [program, "-c", str(config), "-p", str(services.root)]
     subprocess.run([*command, "-t"], check=True, capture_output=True)
-    here.started["proxy"] = subprocess.Popen([*command, "-g", "daemon off;"])
-    url = f"http://127.0.0.1:{here.ports['8080']}"
+    services.started["proxy"] = subprocess.Popen([*command, "-g", "daemon off;"])
+    url = f"http://127.0.0.1:{services.ports['8080']}"
     while True:
         try:
-            status(url)
+            fetch_status(url)
             break
         except urllib.error.URLError:
             time.sleep(0.1)
@@ -273,18 +273,18 @@ def test_the_services_come_up_and_load_a_day(here):
     (landing / "part.jsonl").write_text(json.dumps(line))
     for name in ("engine", "code", "webserver", "daemon"):
         here.start(name)
-    with proxied(here) as url:
-        assert status(f"{url}/server_info", Host="ui.example.org") == 200
-        assert status(f"{url}/server_info", Host="foreign.example.org") == 403
+    with start_proxy(here) as url:
+        assert fetch_status(f"{url}/server_info", Host="ui.example.org") == 200
+        assert fetch_status(f"{url}/server_info", Host="foreign.example.org") == 403
         tables = [{"path": ["raw_orders"]}, {"path": ["raw_orders_rejected"]}]
-        asked = ask(url, LAUNCH, days=["2024-01-01"], tables=tables)
-        assert asked["__typename"] == "LaunchBackfillSuccess", asked
+        response = ask(url, LAUNCH, days=["2024-01-01"], tables=tables)
+        assert response["__typename"] == "LaunchBackfillSuccess", response
 
-        def ended() -> str:
+        def final_status() -> str:
             rows = here.database.ask("SELECT status FROM runs")
             return rows[0][0] if rows and rows[0][0] in ("SUCCESS", "FAILURE") else ""
 
-        while not (how := ended()):
+        while not (how := final_status()):
             time.sleep(1)
         assert how == "SUCCESS", (here.root / "code.log").read_text()[-3000:]
     assert (here.root / "data/warehouse/raw_orders/_delta_log").is_dir()
@@ -298,7 +298,7 @@ def test_the_services_come_up_and_load_a_day(here):
 
 
 def test_the_engine_alone_asks_for_a_token(tmp_path):
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", "backfill_assets.cli", "engine"],
         env={"PATH": os.environ["PATH"], "HOME": str(tmp_path), "PYTHONPATH": str(PROJECT)},
         cwd=tmp_path,
@@ -306,6 +306,6 @@ def test_the_engine_alone_asks_for_a_token(tmp_path):
         text=True,
         check=False,
     )
-    assert done.returncode == 3
-    assert "SPARK_CONNECT_AUTHENTICATE_TOKEN is not set" in done.stderr
-    assert done.stderr.count("\n") == 1
+    assert result.returncode == 3
+    assert "SPARK_CONNECT_AUTHENTICATE_TOKEN is not set" in result.stderr
+    assert result.stderr.count("\n") == 1

@@ -22,11 +22,11 @@ from backfill_assets.examples.customers.orders import (
 from backfill_assets.examples.customers.sample import Batch, create_batches, land_batch
 from backfill_assets_tests.customers_model import (
     Version,
-    as_known,
-    change,
-    dimension,
-    moment,
-    versions,
+    expected_versions,
+    parse_change,
+    parse_moment,
+    parse_versions,
+    version_as_known,
 )
 from backfill_assets_tests.pipeline import LAYERS, START, Pipeline, day
 
@@ -46,36 +46,50 @@ MADE = [dim_customers, fact_orders_enriched, fact_orders_settled]
 TABLES = [*ORDERS, CUSTOMER_CHANGES, *MADE, orders_leaking]
 PLACE = f"{__name__}:TABLES"
 SOURCES = [CUSTOMER_CHANGES.raw.name, CUSTOMER_CHANGES.rejected.name, *LAYERS]
-NAMES = [*SOURCES, *(of.name for of in MADE)]
+NAMES = [*SOURCES, *(customer_table.name for customer_table in MADE)]
 
 
-def lines(given: Iterable[Batch], source: str) -> list[tuple[date, Mapping[str, Any]]]:
-    return [(of, line) for batch in given for of, all_ in batch[source].items() for line in all_]
+def lines_of_source(
+    source_batches: Iterable[Batch], source: str
+) -> list[tuple[date, Mapping[str, Any]]]:
+    return [
+        (arrival_day, line)
+        for batch in source_batches
+        for arrival_day, all_ in batch[source].items()
+        for line in all_
+    ]
 
 
-def published(pipeline: Pipeline, of: date) -> set[Version]:
-    return versions(row for row in pipeline.rows(dim_customers.name) if row["log_date"] == of)
+def published_versions(pipeline: Pipeline, log_day: date) -> set[Version]:
+    return parse_versions(
+        row for row in pipeline.rows(dim_customers.name) if row["log_date"] == log_day
+    )
 
 
-def carried(pipeline: Pipeline, name: str) -> dict[str, str | None]:
+def change_ids(pipeline: Pipeline, name: str) -> dict[str, str | None]:
     return {row["order_id"]: row["change_id"] for row in pipeline.rows(name)}
 
 
-def contents(pipeline: Pipeline) -> dict[str, dict[date, str | None]]:
+def digests_by_table(pipeline: Pipeline) -> dict[str, dict[date, str | None]]:
     """The digest of each published day."""
-    found = read_ledgers(pipeline.settings)
+    ledgers = read_ledgers(pipeline.settings)
     return {
-        of.name: {d: found[of.name].content_key(d) for d in found[of.name].published_days}
-        for of in MADE
+        customer_table.name: {
+            d: ledgers[customer_table.name].content_key(d)
+            for d in ledgers[customer_table.name].published_days
+        }
+        for customer_table in MADE
     }
 
 
 def test_three_batches_by_night_and_at_once(engine, tmp_path):
-    made = create_batches(start=START, days=DAYS, customers=5, orders_per_day=8, seed=11)
-    changes = [change(*one) for one in lines(made, "customer_changes")]
+    all_batches = create_batches(start=START, days=DAYS, customers=5, orders_per_day=8, seed=11)
+    changes = [
+        parse_change(*dated_line) for dated_line in lines_of_source(all_batches, "customer_changes")
+    ]
     pipeline = Pipeline(engine, tmp_path / "nightly", land=False, tables=PLACE)
     for batch, (first, last) in zip(
-        made, [(1, DAYS - 2), (DAYS - 1,) * 2, (DAYS,) * 2], strict=True
+        all_batches, [(1, DAYS - 2), (DAYS - 1,) * 2, (DAYS,) * 2], strict=True
     ):
         land_batch(pipeline.landing, batch)
         pipeline.run(first, last, NAMES)
@@ -83,47 +97,47 @@ def test_three_batches_by_night_and_at_once(engine, tmp_path):
     pipeline.run(1, DAYS, NAMES)
 
     for n in range(1, DAYS + 1):
-        assert published(pipeline, day(n)) == dimension(changes, day(n))
-    orders = {o["order_id"]: o for _, o in lines(made, "orders")}
+        assert published_versions(pipeline, day(n)) == expected_versions(changes, day(n))
+    orders = {o["order_id"]: o for _, o in lines_of_source(all_batches, "orders")}
     then = {
-        id_: as_known(
-            dimension(changes, moment(o["order_ts"]).date()),
+        id_: version_as_known(
+            expected_versions(changes, parse_moment(o["order_ts"]).date()),
             o["customer_id"],
-            moment(o["order_ts"]),
-            moment(o["order_ts"]),
+            parse_moment(o["order_ts"]),
+            parse_moment(o["order_ts"]),
         )
         for id_, o in orders.items()
     }
-    assert carried(pipeline, fact_orders_enriched.name) == {
+    assert change_ids(pipeline, fact_orders_enriched.name) == {
         i: v and v.change_id for i, v in then.items()
     }
     end = datetime(2025, 1, 1, tzinfo=timezone.utc)
-    newest = dimension(changes, day(DAYS))
+    newest = expected_versions(changes, day(DAYS))
     later = {
-        id_: as_known(newest, o["customer_id"], moment(o["order_ts"]), end)
+        id_: version_as_known(newest, o["customer_id"], parse_moment(o["order_ts"]), end)
         for id_, o in orders.items()
     }
-    settled = carried(pipeline, fact_orders_settled.name)
+    settled = change_ids(pipeline, fact_orders_settled.name)
     assert settled == {i: v and v.change_id for i, v in later.items()}
-    assert settled != carried(pipeline, fact_orders_enriched.name)
-    there = pipeline.log(fact_orders_enriched.name).metadata().configuration
+    assert settled != change_ids(pipeline, fact_orders_enriched.name)
+    configuration = pipeline.log(fact_orders_enriched.name).metadata().configuration
     assert (
-        there["delta.constraints.known_at_by_order_ts"]
+        configuration["delta.constraints.known_at_by_order_ts"]
         == "known_at IS NULL OR known_at <= order_ts"
     )
 
     # All of it at once, on another warehouse: the same days.
     clean = Pipeline(engine, tmp_path / "clean", land=False, tables=PLACE)
-    for batch in made:
+    for batch in all_batches:
         land_batch(clean.landing, batch)
     clean.run(1, DAYS, NAMES)
-    assert contents(clean) == contents(pipeline)
+    assert digests_by_table(clean) == digests_by_table(pipeline)
 
     # A late change: the days before stay as they were, the last one has another history.
-    before = contents(pipeline)
+    before = digests_by_table(pipeline)
     first = min(changes, key=lambda c: (c.changed_at, c.change_id))
     at = f"{first.changed_at:%Y-%m-%d}T23:59:59Z"
-    came = {
+    late_change = {
         "change_id": "late",
         "customer_id": first.customer_id,
         "op": "update",
@@ -135,25 +149,32 @@ def test_three_batches_by_night_and_at_once(engine, tmp_path):
     }
     land_batch(
         pipeline.landing,
-        {"customer_changes": {day(DAYS): [*made[2]["customer_changes"][day(DAYS)], came]}},
+        {
+            "customer_changes": {
+                day(DAYS): [*all_batches[2]["customer_changes"][day(DAYS)], late_change]
+            }
+        },
     )
     pipeline.run(1, DAYS, NAMES)
-    assert published(pipeline, day(DAYS)) == dimension(
-        [*changes, change(day(DAYS), came)], day(DAYS)
+    assert published_versions(pipeline, day(DAYS)) == expected_versions(
+        [*changes, parse_change(day(DAYS), late_change)], day(DAYS)
     )
-    after = contents(pipeline)
-    changed = {name: {d for d in of if of[d] != before[name][d]} for name, of in after.items()}
+    after = digests_by_table(pipeline)
+    changed = {
+        name: {d for d in digests if digests[d] != before[name][d]}
+        for name, digests in after.items()
+    }
     assert changed[dim_customers.name] == {day(DAYS)}
     assert changed[fact_orders_enriched.name] == set()
 
     # A join that leaks is held back, day by day, and readers see nothing of it.
     result = pipeline.run(1, DAYS, [orders_leaking.name], fails=True)
-    said = pipeline.failure(result)
+    message = pipeline.failure(result)
     leaks = {
         day(n)
         for n in range(1, DAYS + 1)
-        if f"{orders_leaking.name}[{day(n)}]  conservation:" in said
+        if f"{orders_leaking.name}[{day(n)}]  conservation:" in message
     }
     assert leaks
-    assert "break the rule known_at IS NULL OR known_at <= order_ts" in said
+    assert "break the rule known_at IS NULL OR known_at <= order_ts" in message
     assert not {row["event_date"] for row in pipeline.rows(orders_leaking.name)} & leaks

@@ -21,7 +21,7 @@ from backfill_assets.orders.tables import RAW, TABLES
 from backfill_assets.staleness.arrivals import find_unloaded_days
 from backfill_assets.staleness.backlog import find_stale_days
 from backfill_assets_tests import conftest
-from backfill_assets_tests.killing import kill, processes
+from backfill_assets_tests.killing import find_processes, kill_kinds
 from backfill_assets_tests.pipeline import EVERYTHING, Pipeline, day, order
 from backfill_assets_tests.places import BIN, dagster_yaml
 
@@ -30,7 +30,7 @@ KILLS = 6
 
 
 @contextmanager
-def daemon(pipeline: Pipeline, home: Path) -> Iterator[subprocess.Popen]:
+def run_daemon(pipeline: Pipeline, home: Path) -> Iterator[subprocess.Popen]:
     environment = {
         **os.environ,
         "DAGSTER_HOME": str(home),
@@ -60,7 +60,7 @@ def daemon(pipeline: Pipeline, home: Path) -> Iterator[subprocess.Popen]:
         yield process
     finally:
         # Run workers live on, as they do when a deployment replaces daemon and code server.
-        kill(home, "dagster-daemon", "api grpc")
+        kill_kinds(home, "dagster-daemon", "api grpc")
         process.wait()
 
 
@@ -88,7 +88,7 @@ def test_killed_during_ticks(engine, spark, tmp_path):
     moments = random.Random(3)
     try:
         for n in range(KILLS):
-            with daemon(pipeline, home):
+            with run_daemon(pipeline, home):
                 # A tick comes within seconds of the start; the kill before, in or after it.
                 time.sleep(moments.uniform(4, 25))
             if n == 1:  # late lines, and a file in an older folder, while things are killed
@@ -96,14 +96,14 @@ def test_killed_during_ticks(engine, spark, tmp_path):
                 pipeline.land(DAYS, [order("o-2-0", 3, "7.00", ingested=stamp)], "late.jsonl")
                 pipeline.land(2, [order("added", 2, "9.00")], "added.jsonl")
         deadline = time.monotonic() + 420
-        with daemon(pipeline, home):
+        with run_daemon(pipeline, home):
             while not is_done(pipeline):
                 assert time.monotonic() < deadline, "the daemon did not finish the work"
                 time.sleep(1)
-            while any("execute_run" in command for command in processes(home).values()):
+            while any("execute_run" in command for command in find_processes(home).values()):
                 time.sleep(1)
     finally:
-        kill(home)
+        kill_kinds(home)
     clean = Pipeline(
         engine,
         pipeline.root / "clean",

@@ -26,9 +26,9 @@ from backfill_assets.engine.scratch import ScratchDir
 from backfill_assets.engine.servers import Server, SparkServer
 from backfill_assets.settings import load_settings
 from backfill_assets_tests import conftest
-from backfill_assets_tests.commands import refused
+from backfill_assets_tests.commands import refusal_message
 from backfill_assets_tests.graphql import ask
-from backfill_assets_tests.killing import alive, kill, processes, wait_for
+from backfill_assets_tests.killing import find_processes, is_alive, kill_kinds, wait_for
 from backfill_assets_tests.places import BIN, PROJECT, dagster_yaml
 
 TOKEN = "SPARK_CONNECT_AUTHENTICATE_TOKEN"
@@ -87,12 +87,12 @@ def diary(monkeypatch, tmp_path) -> Path:
     return path
 
 
-def noted(diary: Path, word: str) -> list[list[str]]:
+def diary_entries(diary: Path, word: str) -> list[list[str]]:
     lines = [line.split() for line in diary.read_text().splitlines()]
     return [line[1:] for line in lines if line[0] == word]
 
 
-def fake(code: str, *arguments: object) -> list[str]:
+def fake_command(code: str, *arguments: object) -> list[str]:
     return [sys.executable, "-c", BEGINNING + code, *map(str, arguments)]
 
 
@@ -102,32 +102,36 @@ class Fake(SparkServer):
     def __init__(
         self, tmp_path: Path, code: str = "serve()", scratch: ScratchDir | None = None
     ) -> None:
-        self.said: list[str] = []
+        self.messages: list[str] = []
         self.log = tmp_path / "home" / "server.log"
         self.log.parent.mkdir()
         folder = scratch.folder if scratch else ""
 
         def command(port: int) -> list[str]:
-            return fake(SERVE + code, port, folder)
+            return fake_command(SERVE + code, port, folder)
 
         super().__init__(command, os.environ, self.log, self.say, scratch)
 
     def say(self, text: str) -> None:
-        self.said.append(text)
+        self.messages.append(text)
         with Path(os.environ["DIARY"]).open("a") as diary:
             diary.write(f"said {text}\n")
 
 
 def run(ui: str, server: SparkServer | None) -> int:
-    own = server.client_environment if server else {}
+    variables = server.client_environment if server else {}
     say = server.say if server else print
-    parts = [DagsterProcess("UI", fake(ui))]
-    return supervise(parts, {**os.environ, **own}, [server] if server else [], say)
+    parts = [DagsterProcess("UI", fake_command(ui))]
+    return supervise(parts, {**os.environ, **variables}, [server] if server else [], say)
 
 
 def all_gone(diary: Path) -> bool:
-    people = [*noted(diary, "serving"), *noted(diary, "ui"), *noted(diary, "child")]
-    return not any(alive(person[0]) for person in people)
+    people = [
+        *diary_entries(diary, "serving"),
+        *diary_entries(diary, "ui"),
+        *diary_entries(diary, "child"),
+    ]
+    return not any(is_alive(person[0]) for person in people)
 
 
 # What it starts.
@@ -141,12 +145,12 @@ def test_the_ui_starts_when_the_server_answers_and_knows_where_it_is(diary, tmp_
     server = Fake(tmp_path)
     ui = f"note('found', os.environ['SPARK_REMOTE'], os.environ[{TOKEN!r}])"
     assert run(ui + "; note('before', *noted('serving')[0])", server) == 0
-    assert noted(diary, "found") == [[server.url, server.token]]
-    pid, port, token = noted(diary, "serving")[0]
-    assert noted(diary, "before") == [[pid, port, token]]
+    assert diary_entries(diary, "found") == [[server.url, server.token]]
+    pid, port, token = diary_entries(diary, "serving")[0]
+    assert diary_entries(diary, "before") == [[pid, port, token]]
     assert re.fullmatch(rf"sc://localhost:{port}/;session_id=[0-9a-f-]{{36}}", server.url)
     assert token == server.token
-    assert server.said == [
+    assert server.messages == [
         f"Starting the Spark engine, its log is {server.log} ...",
         "The Spark engine is ready.",
         "The UI ended with status 0: ending the deployment ...",
@@ -157,7 +161,7 @@ def test_the_ui_starts_when_the_server_answers_and_knows_where_it_is(diary, tmp_
 @pytest.mark.parametrize(("ends", "status"), [("sys.exit(3)", 3), ("os.kill(os.getpid(), 9)", 137)])
 def test_the_exit_status_of_the_ui(diary, tmp_path, ends, status):
     assert run(FAMILY + ends, Fake(tmp_path)) == status
-    assert noted(diary, "server-told") == [[]]
+    assert diary_entries(diary, "server-told") == [[]]
     assert all_gone(diary)
 
 
@@ -165,12 +169,12 @@ def test_the_parts_of_dagster_end_together(diary):
     """Where one has ended, the other would go on without schedules, or unseen."""
     ends = "\nwhile not noted('child'): time.sleep(0.02)\nsys.exit(5)"
     parts = [
-        DagsterProcess("web server", fake(FAMILY + "time.sleep(600)")),
-        DagsterProcess("daemon", fake(ends)),
+        DagsterProcess("web server", fake_command(FAMILY + "time.sleep(600)")),
+        DagsterProcess("daemon", fake_command(ends)),
     ]
-    said: list[str] = []
-    assert supervise(parts, os.environ, [], said.append) == 5
-    assert said == ["The daemon ended with status 5: ending the deployment ..."]
+    messages: list[str] = []
+    assert supervise(parts, os.environ, [], messages.append) == 5
+    assert messages == ["The daemon ended with status 5: ending the deployment ..."]
     assert all_gone(diary)
 
 
@@ -192,8 +196,8 @@ def test_a_server_that_is_not_there_yet_is_waited_for(diary, tmp_path, monkeypat
     monkeypatch.setattr(servers, "_PROBE_EVERY", 600)  # once there, on a busy machine it is slow
     server = Fake(tmp_path, "note('serving', os.getpid()); time.sleep(2); serve()")
     assert run("note('ui', os.getpid())", server) == 0
-    assert len(noted(diary, "serving")) == 2  # from one process
-    assert server.said[1:-1] == ["The Spark engine is ready."]
+    assert len(diary_entries(diary, "serving")) == 2  # from one process
+    assert server.messages[1:-1] == ["The Spark engine is ready."]
 
 
 def test_servers_at_a_port_and_at_a_socket(diary, tmp_path, monkeypatch):
@@ -202,17 +206,24 @@ def test_servers_at_a_port_and_at_a_socket(diary, tmp_path, monkeypatch):
     monkeypatch.setattr(process_groups, "_END", ((signal.SIGINT, 1.0), (signal.SIGTERM, 20.0)))
     engine, at = Fake(tmp_path), str(tmp_path / "code.sock")
     family = FAMILY.replace('"ui"', '"code"')
-    code = Server("code server", fake(SERVE + family + "serve()", at), at, os.environ, engine.say)
+    code = Server(
+        "code server", fake_command(SERVE + family + "serve()", at), at, os.environ, engine.say
+    )
     ui = """
 os.kill(int(noted("code")[0][0]), signal.SIGKILL)
 while len(noted("serving")) < 3: time.sleep(0.02)
 os.kill(int(noted("child")[0][0]), 0)
 note("ui", os.getpid())
 """
-    assert supervise([DagsterProcess("UI", fake(ui))], os.environ, [engine, code], engine.say) == 0
-    assert len(noted(diary, "ui")) == 1
-    assert "The code server ended with status -9: restarting it ..." in engine.said
-    assert sorted(row[1] for row in noted(diary, "serving")) == sorted([port_of(engine), at, at])
+    assert (
+        supervise([DagsterProcess("UI", fake_command(ui))], os.environ, [engine, code], engine.say)
+        == 0
+    )
+    assert len(diary_entries(diary, "ui")) == 1
+    assert "The code server ended with status -9: restarting it ..." in engine.messages
+    assert sorted(row[1] for row in diary_entries(diary, "serving")) == sorted(
+        [port_of(engine), at, at]
+    )
     assert all_gone(diary)
 
 
@@ -226,10 +237,10 @@ os.kill(int(noted("serving")[0][0]), signal.SIGKILL)
 while len(noted("serving")) < 2: time.sleep(0.02)
 """
     assert run(ui, server) == 0
-    first, second = noted(diary, "serving")
+    first, second = diary_entries(diary, "serving")
     assert first[0] != second[0]
     assert first[1:] == second[1:]  # port and token
-    assert "The Spark engine ended with status -9: restarting it ..." in server.said
+    assert "The Spark engine ended with status -9: restarting it ..." in server.messages
     assert all_gone(diary)
 
 
@@ -242,7 +253,7 @@ os.kill(int(noted("serving")[0][0]), signal.SIGSTOP)
 while len(noted("serving")) < 2: time.sleep(0.02)
 """
     assert run(ui, server) == 0
-    assert "The Spark engine does not answer any more: restarting it ..." in server.said
+    assert "The Spark engine does not answer any more: restarting it ..." in server.messages
     assert all_gone(diary)
 
 
@@ -258,18 +269,18 @@ for _ in range(3):
     time.sleep(0.4)
 """
     assert run(ui, server) == 0
-    assert len(noted(diary, "serving")) == 1
+    assert len(diary_entries(diary, "serving")) == 1
 
 
 def test_a_server_that_dies_at_once_ends_it(diary, tmp_path):
     server = Fake(tmp_path, "note('tried'); print('no heap'); sys.exit(7)")
     with pytest.raises(EngineError) as caught:
         run(FAMILY, server)
-    assert len(noted(diary, "tried")) == 3
+    assert len(diary_entries(diary, "tried")) == 3
     assert server.log.read_text() == "no heap\n" * 3
     assert str(server.log) in str(caught.value)
     assert "ended with status 7" in str(caught.value)
-    assert noted(diary, "ui") == []
+    assert diary_entries(diary, "ui") == []
 
 
 @pytest.mark.parametrize(("steady", "deaths"), [(60.0, 3), (0.0, 6)])
@@ -291,17 +302,17 @@ for n in range(6):
     else:
         with pytest.raises(EngineError, match="3 times in a row"):
             run(ui, server)
-    assert len(noted(diary, "serving")) == (7 if deaths == 6 else 3)
+    assert len(diary_entries(diary, "serving")) == (7 if deaths == 6 else 3)
     assert all_gone(diary)
 
 
 def test_a_server_that_computes_nothing_is_restarted(diary, tmp_path, monkeypatch):
-    said = iter([True, False])
-    monkeypatch.setattr(servers.HealthProbe, "is_good", lambda _: next(said, True))
+    health_answers = iter([True, False])
+    monkeypatch.setattr(servers.HealthProbe, "is_good", lambda _: next(health_answers, True))
     server = Fake(tmp_path)
     assert run("\nwhile len(noted('serving')) < 2: time.sleep(0.02)", server) == 0
-    told = "The Spark engine takes connections and does not compute any more: restarting it ..."
-    assert told in server.said
+    message = "The Spark engine takes connections and does not compute any more: restarting it ..."
+    assert message in server.messages
     assert all_gone(diary)
 
 
@@ -315,8 +326,8 @@ shutil.rmtree({str(scratch.folder / "blockmgr-1")!r})
 while len(noted("serving")) < 2: time.sleep(0.02)
 """
     assert run(ui, server) == 0
-    told = f"lost files on its disk (somebody cleared {scratch.folder}): restarting it ..."
-    assert f"The Spark engine {told}" in server.said
+    reason = f"lost files on its disk (somebody cleared {scratch.folder}): restarting it ..."
+    assert f"The Spark engine {reason}" in server.messages
     assert all_gone(diary)
 
 
@@ -392,7 +403,7 @@ run(FAMILY + "time.sleep(600)", Fake(Path({str(tmp_path)!r})))
 """
     command = ["bash", "-c", 'trap "" INT; exec "$@"', "-", sys.executable, "-c", code]
     process = subprocess.Popen(command, cwd=PROJECT)
-    wait_for(lambda: noted(diary, "child") or process.poll() is not None)
+    wait_for(lambda: diary_entries(diary, "child") or process.poll() is not None)
     assert not all_gone(diary)
     process.send_signal(number)
     assert process.wait() == (-9 if number == signal.SIGKILL else 0)
@@ -405,14 +416,14 @@ run(FAMILY + "time.sleep(600)", Fake(Path({str(tmp_path)!r})))
 @pytest.fixture
 def supervised(monkeypatch, tmp_path) -> list[tuple]:
     """What would be run, without Java and jars."""
-    found: list[tuple] = []
+    calls: list[tuple] = []
 
     def supervise(parts, environment, servers, _):
         (workspace,) = {
             word for part in parts for word in part.command if word.endswith("workspace.yaml")
         }
         read = yaml.safe_load(Path(workspace).read_text())
-        found.append((parts, environment, servers, read))
+        calls.append((parts, environment, servers, read))
         return 0
 
     monkeypatch.setattr(deployment, "supervise", supervise)
@@ -420,13 +431,13 @@ def supervised(monkeypatch, tmp_path) -> list[tuple]:
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
     monkeypatch.delenv("no_grpc_proxy", raising=False)
     monkeypatch.delenv("SPARK_REMOTE", raising=False)
-    return found
+    return calls
 
 
 @pytest.fixture
 def listening() -> Iterator[list[socket.socket]]:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        yield [found]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield [listener]
 
 
 def test_dagster_gets_an_engine_and_a_code_server(supervised, listening, monkeypatch):
@@ -454,7 +465,7 @@ def test_dagster_gets_an_engine_and_a_code_server(supervised, listening, monkeyp
     assert engine.token not in " ".join([*commands, engine.url])
 
 
-def ui(listening) -> list[str]:
+def ui_command(listening) -> list[str]:
     """The command on a port that is free until then."""
     port = listening[0].getsockname()[1]
     listening[0].close()
@@ -463,7 +474,7 @@ def ui(listening) -> list[str]:
 
 def test_the_users_engine_is_used(supervised, listening, monkeypatch):
     monkeypatch.setenv("SPARK_REMOTE", "sc://cluster:15002")
-    command = ui(listening)
+    command = ui_command(listening)
     assert main(command) == 0
     ((_, environment, (code,), _),) = supervised
     assert code._environment == environment
@@ -474,8 +485,8 @@ def test_the_users_engine_is_used(supervised, listening, monkeypatch):
 def test_without_a_home_nothing_starts(supervised, listening, monkeypatch, capsys):
     monkeypatch.delenv("DAGSTER_HOME")
     monkeypatch.setattr("backfill_assets.cli.deployment._fetch_jars", pytest.fail)
-    assert main(ui(listening)) == 3
-    assert "DAGSTER_HOME is not set" in refused(capsys, "ui")
+    assert main(ui_command(listening)) == 3
+    assert "DAGSTER_HOME is not set" in refusal_message(capsys, "ui")
     assert supervised == []
 
 
@@ -484,10 +495,10 @@ def test_without_java(listening, monkeypatch, capsys, tmp_path):
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.delenv("SPARK_REMOTE", raising=False)
-    assert main(ui(listening)) == 3
-    said = capsys.readouterr().err
-    assert said.startswith("backfill-assets ui: Spark needs Java 17 or 21 and there is none")
-    assert said.count("\n") == 1
+    assert main(ui_command(listening)) == 3
+    message = capsys.readouterr().err
+    assert message.startswith("backfill-assets ui: Spark needs Java 17 or 21 and there is none")
+    assert message.count("\n") == 1
 
 
 def test_a_port_that_cannot_be_had(supervised, listening, monkeypatch, capsys):
@@ -496,9 +507,11 @@ def test_a_port_that_cannot_be_had(supervised, listening, monkeypatch, capsys):
     monkeypatch.setattr("backfill_assets.cli.deployment._fetch_jars", pytest.fail)
     port = listening[0].getsockname()[1]
     assert main(["ui", "--port", str(port)]) == 3
-    said = capsys.readouterr().err
-    assert said.startswith(f"backfill-assets ui: port {port} of 127.0.0.1 cannot be had (Address")
-    assert said.endswith("give another with --port. Nothing was started.\n")
+    message = capsys.readouterr().err
+    assert message.startswith(
+        f"backfill-assets ui: port {port} of 127.0.0.1 cannot be had (Address"
+    )
+    assert message.endswith("give another with --port. Nothing was started.\n")
     for wrong in ("0", "65536", "x"):
         assert main(["ui", "--port", wrong]) == 2
     assert supervised == []
@@ -508,16 +521,16 @@ def test_a_home_that_has_a_deployment(supervised, listening, monkeypatch, capsys
     monkeypatch.setenv("SPARK_REMOTE", "sc://cluster:15002")
     monkeypatch.setattr("backfill_assets.cli.deployment._fetch_jars", pytest.fail)
     with lock_home(tmp_path, 3017):
-        assert main(ui(listening)) == 3
-    said = refused(capsys, "ui")
-    assert f"is that of another deployment: process {os.getpid()}, its UI at http://127" in said
+        assert main(ui_command(listening)) == 3
+    message = refusal_message(capsys, "ui")
+    assert f"is that of another deployment: process {os.getpid()}, its UI at http://127" in message
     assert supervised == []
 
 
 def test_a_home_is_closed_to_the_other_users(supervised, listening, monkeypatch, capsys, tmp_path):
     monkeypatch.setenv("SPARK_REMOTE", "sc://cluster:15002")
     tmp_path.chmod(0o755)
-    assert main(ui(listening)) == 0
+    assert main(ui_command(listening)) == 0
     assert f"DAGSTER_HOME={tmp_path} was open to other users" in capsys.readouterr().out
     assert tmp_path.stat().st_mode & 0o777 == 0o700
 
@@ -527,24 +540,24 @@ def test_a_home_is_closed_to_the_other_users(supervised, listening, monkeypatch,
 def test_a_home_that_dagster_would_not_take(supervised, monkeypatch, capsys, command, given):
     monkeypatch.setenv("DAGSTER_HOME", given)
     assert main(command) == 3
-    said = capsys.readouterr()
-    assert said.err.startswith(f"backfill-assets {command[0]}: DAGSTER_HOME={given} is ")
-    assert said.err.count("\n") == 1
+    output = capsys.readouterr()
+    assert output.err.startswith(f"backfill-assets {command[0]}: DAGSTER_HOME={given} is ")
+    assert output.err.count("\n") == 1
     assert supervised == []
 
 
 def test_a_deployment_that_ends_badly(supervised, listening, monkeypatch, capsys):
     monkeypatch.setenv("SPARK_REMOTE", "sc://cluster:15002")
     monkeypatch.setattr(deployment, "supervise", lambda *_: 1)
-    assert main(ui(listening)) == 3
+    assert main(ui_command(listening)) == 3
     assert "a part of it ended with status 1" in capsys.readouterr().err
 
 
 def test_passwords_that_cannot_be_read_end_it_at_once(supervised, listening, monkeypatch, capsys):
     monkeypatch.setenv("BACKFILL_ASSETS_UI_PASSWORDS", "/no/such/file")
     monkeypatch.setenv("SPARK_REMOTE", "sc://cluster:15002")
-    assert main(ui(listening)) == 3
-    assert "UI_PASSWORDS=/no/such/file cannot be read" in refused(capsys, "ui")
+    assert main(ui_command(listening)) == 3
+    assert "UI_PASSWORDS=/no/such/file cannot be read" in refusal_message(capsys, "ui")
     assert supervised == []
 
 
@@ -568,13 +581,13 @@ def home(tmp_path) -> Iterator[Path]:
     path.mkdir()
     shutil.copy(dagster_yaml(), path / "dagster.yaml")
     yield path
-    kill(path)
+    kill_kinds(path)
 
 
-def one(home: Path, command: str) -> int:
+def find_process(home: Path, command: str) -> int:
     """The process with this command; what it was started by and what guards it are not it."""
-    found = [pid for pid, words in processes(home).items() if command in words]
-    return next(pid for pid in found if "os.fork" not in processes(home)[pid])
+    pids = [pid for pid, words in find_processes(home).items() if command in words]
+    return next(pid for pid in pids if "os.fork" not in find_processes(home)[pid])
 
 
 @pytest.mark.slow
@@ -582,28 +595,30 @@ def one(home: Path, command: str) -> int:
 def test_the_real_thing(home, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    said = tmp_path / "said"
-    own = {name: value for name, value in os.environ.items() if name != "SPARK_REMOTE"}
+    log_file = tmp_path / "said"
+    inherited = {name: value for name, value in os.environ.items() if name != "SPARK_REMOTE"}
     small = json.dumps({**conftest.SMALL, "spark.master": "local[2]"})
-    with said.open("wb") as out:
+    with log_file.open("wb") as out:
         supervisor = subprocess.Popen(
             [str(BIN / "backfill-assets"), "ui", "--port", str(port)],
-            env={**own, "DAGSTER_HOME": str(home), "BACKFILL_ASSETS_SPARK_CONF": small},
+            env={**inherited, "DAGSTER_HOME": str(home), "BACKFILL_ASSETS_SPARK_CONF": small},
             cwd=tmp_path,
             stdout=out,
             stderr=out,
         )
     try:
         wait_for(
-            lambda: b"Dagster's UI is at" in said.read_bytes() or supervisor.poll() is not None
+            lambda: b"Dagster's UI is at" in log_file.read_bytes() or supervisor.poll() is not None
         )
-        assert supervisor.poll() is None, said.read_text()
-        variables = Path(f"/proc/{one(home, 'dagster._daemon')}/environ").read_bytes().split(b"\0")
+        assert supervisor.poll() is None, log_file.read_text()
+        variables = (
+            Path(f"/proc/{find_process(home, 'dagster._daemon')}/environ").read_bytes().split(b"\0")
+        )
         environment = dict(text.decode().split("=", 1) for text in variables if text)
         token = environment[TOKEN]
 
-        def client(**changed: str) -> str:
-            done = subprocess.run(
+        def run_client(**changed: str) -> str:
+            result = subprocess.run(
                 [sys.executable, "-W", "ignore", "-c", CLIENT],
                 env={**environment, **changed},
                 cwd=PROJECT,
@@ -611,38 +626,38 @@ def test_the_real_thing(home, tmp_path):
                 text=True,
                 check=True,
             )
-            return done.stdout
+            return result.stdout
 
         right = "4 io.delta.sql.DeltaSparkSessionExtension\n"
-        assert client() == right
-        assert client(
+        assert run_client() == right
+        assert run_client(
             **{TOKEN: "", "SPARK_REMOTE": f"{environment['SPARK_REMOTE']}/;token={token}"}
         )
-        assert "Invalid authentication token" in client(**{TOKEN: "wrong"})
+        assert "Invalid authentication token" in run_client(**{TOKEN: "wrong"})
         del environment[TOKEN]
-        assert "No authentication token provided" in client()
+        assert "No authentication token provided" in run_client()
         environment[TOKEN] = token
 
-        os.kill(one(home, "SparkConnectServer"), signal.SIGKILL)
-        wait_for(lambda: said.read_text().count("The Spark engine is ready.") == 2)
-        assert "The Spark engine ended with status -9: restarting it ..." in said.read_text()
-        assert client() == right
+        os.kill(find_process(home, "SparkConnectServer"), signal.SIGKILL)
+        wait_for(lambda: log_file.read_text().count("The Spark engine is ready.") == 2)
+        assert "The Spark engine ended with status -9: restarting it ..." in log_file.read_text()
+        assert run_client() == right
 
-        os.kill(one(home, "backfill_assets.code_server"), signal.SIGKILL)
-        wait_for(lambda: said.read_text().count("The code server is ready.") == 2)
+        os.kill(find_process(home, "backfill_assets.code_server"), signal.SIGKILL)
+        wait_for(lambda: log_file.read_text().count("The code server is ready.") == 2)
         query = "{ repositoriesOrError { ... on RepositoryConnection { nodes { name } } } }"
 
-        def known() -> bool:
+        def location_is_loaded() -> bool:
             return bool(ask(f"http://127.0.0.1:{port}", query).get("nodes"))
 
-        wait_for(known)
+        wait_for(location_is_loaded)
 
-        assert not any(token in command for command in processes(home).values())
-        assert token not in said.read_text()
+        assert not any(token in command for command in find_processes(home).values())
+        assert token not in log_file.read_text()
         files = [path for path in home.rglob("*") if path.is_file()]
         assert home / "spark-connect.log" in files
         assert not [path for path in files if token.encode() in path.read_bytes()]
     finally:
         supervisor.kill()
         supervisor.wait()
-    wait_for(lambda: not processes(home))
+    wait_for(lambda: not find_processes(home))

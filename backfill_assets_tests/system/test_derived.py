@@ -27,7 +27,15 @@ from backfill_assets.tables.code_version import running_code
 from backfill_assets.tables.graph import Graph
 from backfill_assets_tests.invented_logs import days, ledger, ledgers, record
 from backfill_assets_tests.own_tables import my_tables
-from backfill_assets_tests.pipeline import EVERYTHING, START, Pipeline, day, order, undo, verify
+from backfill_assets_tests.pipeline import (
+    EVERYTHING,
+    START,
+    Pipeline,
+    day,
+    order,
+    run_undo,
+    run_verify,
+)
 
 PLACE = "my_tables:TABLES"
 SPEND, CustomerSpend = my_tables.customer_spend_7d, my_tables.CustomerSpend
@@ -39,35 +47,35 @@ def pipeline(engine, tmp_path):
     return Pipeline(engine, tmp_path, tables=PLACE, window_days=2)
 
 
-def expected(pipeline: Pipeline, last: int) -> dict[tuple[str, str], tuple[int, Decimal]]:
+def expected_spend(pipeline: Pipeline, last: int) -> dict[tuple[str, str], tuple[int, Decimal]]:
     """Of the staged orders as they are: what each customer spent on seven days, in plain Python."""
-    found: dict[tuple[str, str], tuple[int, Decimal]] = defaultdict(lambda: (0, Decimal("0.00")))
+    totals: dict[tuple[str, str], tuple[int, Decimal]] = defaultdict(lambda: (0, Decimal("0.00")))
     for row in pipeline.rows(STAGED.name):
         for n in range(7):
             day_ = row["event_date"] + timedelta(days=n)
             if START <= day_ <= day(last):
                 key = str(day_), row["customer_id"] or "unknown"
-                orders, spend = found[key]
-                found[key] = orders + 1, spend + row["amount"]
-    return dict(found)
+                orders, spend = totals[key]
+                totals[key] = orders + 1, spend + row["amount"]
+    return dict(totals)
 
 
-def published(pipeline: Pipeline) -> dict[tuple[str, str], tuple[int, Decimal]]:
+def published_spend(pipeline: Pipeline) -> dict[tuple[str, str], tuple[int, Decimal]]:
     return {
         (str(row["run_date"]), row["customer_id"]): (row["orders"], row["spend"])
         for row in pipeline.rows(SPEND.name)
     }
 
 
-def states(pipeline: Pipeline) -> dict[DayState, set[int]]:
-    found: dict[DayState, set[int]] = defaultdict(set)
+def numbers_by_state(pipeline: Pipeline) -> dict[DayState, set[int]]:
+    numbers: dict[DayState, set[int]] = defaultdict(set)
     look = Monitor(pipeline.settings, lambda: pipeline.now)
     for day_, state in day_states(SPEND.name, look.read_situation(pipeline.instance)).items():
-        found[state].add((day_ - START).days + 1)
-    return found
+        numbers[state].add((day_ - START).days + 1)
+    return numbers
 
 
-def digests(pipeline: Pipeline) -> dict[int, str]:
+def digests_by_number(pipeline: Pipeline) -> dict[int, str]:
     ledger = read_ledgers(pipeline.settings)[SPEND.name]
     return {(d - START).days + 1: ledger.content_key(d) for d in ledger.published_days}
 
@@ -78,37 +86,37 @@ def test_nights_late_lines_plan_verify_and_undo(pipeline, engine):
         customers = ("c1", "c2") if n % 3 else ("c1", None)
         pipeline.land(n, [order(f"o{n}-{c}", n, f"{n}.50", c) for c in customers])
     pipeline.night(day(12))
-    assert published(pipeline) == expected(pipeline, 11) != {}
-    assert states(pipeline) == {DayState.FINAL: {*range(1, 10)}, DayState.OPEN: {10, 11}}
+    assert published_spend(pipeline) == expected_spend(pipeline, 11) != {}
+    assert numbers_by_state(pipeline) == {DayState.FINAL: {*range(1, 10)}, DayState.OPEN: {10, 11}}
 
     # A line of a day that is open: that day and those after it, no other, and none that is final.
-    before = digests(pipeline)
+    before = digests_by_number(pipeline)
     pipeline.land(12, [order("late", 10, "7.00", "c9", ingested=f"{day(12)}T08:00:00Z")])
     pipeline.night(day(13))
-    assert published(pipeline) == expected(pipeline, 12)
-    after = digests(pipeline)
+    assert published_spend(pipeline) == expected_spend(pipeline, 12)
+    after = digests_by_number(pipeline)
     assert {n for n in before if before[n] != after[n]} == {10, 11}
-    assert states(pipeline) == {DayState.FINAL: {*range(1, 11)}, DayState.OPEN: {11, 12}}
+    assert numbers_by_state(pipeline) == {DayState.FINAL: {*range(1, 11)}, DayState.OPEN: {11, 12}}
 
     # Asked for again, nothing changes; computed anew, it is the same.
     commits = pipeline.log(SPEND.name).version()
     pipeline.run(1, 12, ALL)
     assert pipeline.log(SPEND.name).version() == commits
-    found = verify(
+    results = run_verify(
         pipeline.settings,
         engine,
         Window(day(1), day(13)),
         [SPEND.name],
     )
-    assert {one.outcome for one in found} == {VerifyOutcome.MATCHES}
+    assert {result.outcome for result in results} == {VerifyOutcome.MATCHES}
 
     # What was loaded wrongly is undone in this table as well.
-    good = published(pipeline)
+    good = published_spend(pipeline)
     pipeline.land(12, [order("wrong", 12, "999.00", "c1")], "wrong.jsonl")
     loaded = pipeline.run(12, 12, ALL)
-    assert published(pipeline) == expected(pipeline, 12) != good
-    undo(pipeline, loaded.run_id[:8])
-    assert published(pipeline) == good
+    assert published_spend(pipeline) == expected_spend(pipeline, 12) != good
+    run_undo(pipeline, loaded.run_id[:8])
+    assert published_spend(pipeline) == good
 
 
 def test_an_input_day_that_fails_fails_its_own_day_and_not_those_after_it(pipeline):
@@ -117,7 +125,7 @@ def test_an_input_day_that_fails_fails_its_own_day_and_not_those_after_it(pipeli
     pipeline.run(1, 4, ALL)
     pipeline.land(3, ['{"rows": 5, "amount": "1.00"}'], "_control.json")
     pipeline.run(1, 4, ALL, fails=True)
-    assert published(pipeline) == expected(pipeline, 4)
+    assert published_spend(pipeline) == expected_spend(pipeline, 4)
     ledger = read_ledgers(pipeline.settings)[SPEND.name]
     assert ledger.published_days == {*Window(day(1), day(5))}
 
@@ -127,9 +135,9 @@ def test_a_day_whose_totals_are_not_those_of_its_inputs_is_not_published(engine,
     pipeline.land(1, [order("a", 1), order("b", 1, customer=None)])
     pipeline.land(2, [order("c", 2)])
     result = pipeline.run(1, 2, (*EVERYTHING, losing.name), fails=True)
-    said = pipeline.failure(result)
-    assert f"losing[{day(1)}]" in said
-    assert "spend" in said
+    message = pipeline.failure(result)
+    assert f"losing[{day(1)}]" in message
+    assert "spend" in message
     assert read_ledgers(pipeline.settings)["losing"].version is None
 
 
@@ -148,16 +156,16 @@ def test_what_follows_from_a_declaration():
     settings = load_settings(tables=PLACE)
     tables = tables_of(settings)
     graph = Graph.from_tables(tables.values(), Policy.from_settings(settings))
-    assert list(tables) == [*(one.name for one in ORDERS), SPEND.name]
+    assert list(tables) == [*(order_table.name for order_table in ORDERS), SPEND.name]
     assert graph.direct_inputs(SPEND.name) == [STAGED.name]
     assert SPEND.name in graph.closing_tables
     assert SPEND.name in graph.by_event_day
-    (of,) = SPEND.inputs(Policy.from_settings(settings))
-    assert of.reach == last_days(7)
+    (spend_input,) = SPEND.inputs(Policy.from_settings(settings))
+    assert spend_input.reach == last_days(7)
 
 
 def test_its_code_is_that_of_its_module():
-    orders, more = (running_code(load_settings(**given)) for given in ({}, {"tables": PLACE}))
+    orders, more = (running_code(load_settings(**options)) for options in ({}, {"tables": PLACE}))
     assert orders.tables == {name: more.table_version(name) for name in orders.tables}
     assert more.table_version(SPEND.name) not in orders.tables.values()
     assert orders.version != more.version
@@ -166,7 +174,9 @@ def test_its_code_is_that_of_its_module():
 def unannotated(orders): ...
 
 
-def twice(one: Annotated[DataFrame, Reads(STAGED)], other: Annotated[DataFrame, Reads(STAGED)]): ...
+def twice(
+    orders: Annotated[DataFrame, Reads(STAGED)], other: Annotated[DataFrame, Reads(STAGED)]
+): ...
 
 
 def fine(orders: Annotated[DataFrame, Reads(FACT)]): ...
@@ -177,7 +187,7 @@ def without_days(customers: Annotated[DataFrame, Unpartitioned("customers")]): .
 
 def both(
     orders: Annotated[DataFrame, Reads(FACT)],
-    again: Annotated[DataFrame, Unpartitioned("fact_daily_orders")],
+    all_orders: Annotated[DataFrame, Unpartitioned("fact_daily_orders")],
 ): ...
 
 
@@ -240,17 +250,23 @@ def test_a_day_is_final_once_all_days_that_it_is_made_of_are():
     policy = Policy.from_settings(load_settings(start=START, window_days=2))
     raw = ledger(RAW, record(0, days((1, 5)), settled=days((1, 5)), event_days=days((1, 5))))
 
-    def final(*staged: CommitRecord, spend: CommitRecord) -> set[int]:
-        found = ledgers(raw, ledger(STAGED, *staged), ledger(SPEND, spend))
-        return {(d - START).days + 1 for d in final_days(found, policy)[SPEND.name]}
+    def final_numbers(*staged: CommitRecord, spend: CommitRecord) -> set[int]:
+        current_ledgers = ledgers(raw, ledger(STAGED, *staged), ledger(SPEND, spend))
+        return {(d - START).days + 1 for d in final_days(current_ledgers, policy)[SPEND.name]}
 
-    one = record(0, days((1, 5)), inputs={RAW.name: 0})
-    made = record(0, days((1, 5)), inputs={STAGED.name: 0})
-    assert final(one, spend=made) == {1, 2, 3}
+    staged_record = record(0, days((1, 5)), inputs={RAW.name: 0})
+    spend_record = record(0, days((1, 5)), inputs={STAGED.name: 0})
+    assert final_numbers(staged_record, spend=spend_record) == {1, 2, 3}
     # Day 2 is not there: no day of which it is one of the seven is final.
-    assert final(record(0, days(1, (3, 5)), inputs={RAW.name: 0}), spend=made) == {1}
+    assert final_numbers(record(0, days(1, (3, 5)), inputs={RAW.name: 0}), spend=spend_record) == {
+        1
+    }
     # Day 2 came later than the rows that were read; the same rows again would be no news.
     late = record(1, days(2), inputs={RAW.name: 0}, digest="other")
     early = record(0, days(1, (3, 5)), inputs={RAW.name: 0})
-    assert final(early, late, spend=made) == {1}
-    assert final(early, late, spend=record(0, days((1, 5)), inputs={STAGED.name: 1})) == {1, 2, 3}
+    assert final_numbers(early, late, spend=spend_record) == {1}
+    assert final_numbers(early, late, spend=record(0, days((1, 5)), inputs={STAGED.name: 1})) == {
+        1,
+        2,
+        3,
+    }

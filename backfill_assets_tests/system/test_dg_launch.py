@@ -21,7 +21,7 @@ def test_a_range_that_is_longer_than_a_run_elsewhere(engine, tmp_path):
     home.mkdir()
     (home / "dagster.yaml").write_text(dagster_yaml().read_text())
     settings = pipeline.settings
-    done = subprocess.run(
+    result = subprocess.run(
         [
             *(BIN / "dg", "launch", "-m", "backfill_assets.definitions"),
             *("--assets", ",".join(LAYERS), "--partition-range", f"{day(1)}...{day(3)}"),
@@ -42,9 +42,9 @@ def test_a_range_that_is_longer_than_a_run_elsewhere(engine, tmp_path):
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert f"One run makes all 3 days of {day(1)}...{day(3)}, more than the 2 of" in done.stderr
-    assert done.stderr.count("One run makes") == 1
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert f"One run makes all 3 days of {day(1)}...{day(3)}, more than the 2 of" in result.stderr
+    assert result.stderr.count("One run makes") == 1
     ledger = read_ledgers(settings)[FACT.name]
     assert ledger.published_days == {day(n) for n in (1, 2, 3)}
     assert {record.launched_by for record in ledger.records} == {"person"}

@@ -20,8 +20,10 @@ pytestmark = [
     ids="-".join,
 )
 def test_the_drills(tmp_path, capsys, names):
-    drills.run(names, tmp_path, Window.parse("2025-01-09...2025-01-16"), short=True)
-    said = capsys.readouterr().out
-    ends = [line.split()[1] for line in said.splitlines() if " REPAIRED" in line or "TAKEN" in line]
+    drills.run_drills(names, tmp_path, Window.parse("2025-01-09...2025-01-16"), short=True)
+    output = capsys.readouterr().out
+    ends = [
+        line.split()[1] for line in output.splitlines() if " REPAIRED" in line or "TAKEN" in line
+    ]
     assert ends == [{"refill": "TAKEN"}.get(name, "REPAIRED:") for name in names]
-    assert ("DETECTED after" in said) is ("doubled" in names)
+    assert ("DETECTED after" in output) is ("doubled" in names)

@@ -21,7 +21,7 @@ from backfill_assets.drills.scoring import Score
 from backfill_assets.drills.strikes import EUROS, READERS
 from backfill_assets.engine.spark import Engine
 from backfill_assets.publish.run_tags import REWRITE_TAG
-from backfill_assets_tests.pages import documented
+from backfill_assets_tests.pages import code_blocks
 from backfill_assets_tests.playing import Player
 
 DAYS = 12
@@ -46,11 +46,11 @@ def begun(tmp_path) -> Iterator[Callable[[str], Path]]:
     """Folders for drills, which end with the test: a service ends with its drill."""
     folders = []
 
-    def made(name: str) -> Path:
+    def make_folder(name: str) -> Path:
         folders.append(tmp_path / name)
         return folders[-1]
 
-    yield made
+    yield make_folder
     for folder in folders:
         if folder.exists():
             Drill(folder).give_up()
@@ -94,7 +94,7 @@ def a_call_for_one_day(drill: Drill, engine: Engine) -> None:
     drill.deployment.run(engine, drill.days, [EUROS])
 
 
-def nothing(drill: Drill, _engine: Engine) -> None:
+def do_nothing(drill: Drill, _engine: Engine) -> None:
     """It is looked at, and ended."""
     drill.next_hint()
 
@@ -106,24 +106,24 @@ WRONG: dict[str, tuple[Callable[[Drill, Engine], None], str]] = {
     "skewed": (the_file_alone, STILL_WRONG),
     "amounts": (nothing_is_asked, STILL_WRONG),
     "crashed": (from_the_beginning, STILL_WRONG),
-    "timezone": (nothing, STILL_WRONG),
+    "timezone": (do_nothing, STILL_WRONG),
     "quota": (a_call_for_one_day, STILL_WRONG),
 }
 
 
-def lost(scored: Score) -> set[str]:
+def missed_points(scored: Score) -> set[str]:
     """What did not give all of its points, of what gives some."""
     return {part.name for part in scored.parts if part.points < part.most}
 
 
-def wrongly(name: str, folder: Path, engine: Engine) -> None:
+def check_wrong_solution(name: str, folder: Path, engine: Engine) -> None:
     """A wrong solution scores worse, and the command tells it."""
     other = Drill(folder)
     do, less = WRONG[name]
     do(other, engine)
     scored = other.end()
     assert scored.total < 60
-    assert {"cause", "days named", "report", less} <= lost(scored), scored
+    assert {"cause", "days named", "report", less} <= missed_points(scored), scored
     assert scored.repaired is (less == TOUCHED), scored
     assert main(["drill", "end", str(other.folder)]) == int(not scored.repaired)
 
@@ -144,10 +144,10 @@ def test_a_drill_is_solved_by_its_solution(name, right, engine, player, begun, t
     assert (solved.total, solved.repaired) == (100, True), solved
     # All tables are what they were, or would have been.
     assert drill.deployment.published_contents() == drill.right_contents
-    wrongly(name, tmp_path / "other", engine)
+    check_wrong_solution(name, tmp_path / "other", engine)
 
 
-def told(text: str) -> list[str]:
+def transcript_lines(text: str) -> list[str]:
     """The lines of a transcript, without what is another each time."""
     for pattern, same in (
         (r"\d{4}-\d\d-\d\d \d\d:\d\d(:\d\d)?", "TIME"),
@@ -169,7 +169,7 @@ def test_the_page_shows_a_drill_that_was_played(
     """What it prints is what is printed, and what is typed is the solution."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(playing, "prepared", lambda *_: right)
-    page = "".join(text for text in documented(PAGE, "text") if text.startswith("$ "))
+    page = "".join(text for text in code_blocks(PAGE, "text") if text.startswith("$ "))
     printed = ""
     for command in re.findall(r"^\$ (.*)$", page, re.MULTILINE):
         if printed:  # it has begun
@@ -179,16 +179,16 @@ def test_the_page_shows_a_drill_that_was_played(
         printed += f"$ {command}\n{capsys.readouterr().out}"
         if " start " in command:
             shutil.copytree("incident", "other")
-    assert told(printed) == told(page)
-    excerpt = next(text for text in documented(PAGE, "text") if text.startswith("| at (UTC)"))
+    assert transcript_lines(printed) == transcript_lines(page)
+    excerpt = next(text for text in code_blocks(PAGE, "text") if text.startswith("| at (UTC)"))
     (post_mortem,) = Path("incident").glob("post-mortem-*.md")
-    assert {*told(excerpt)} <= {*told(post_mortem.read_text())}
+    assert {*transcript_lines(excerpt)} <= {*transcript_lines(post_mortem.read_text())}
     drill = Drill(tmp_path / "incident")
     solution = "\n".join(drill.solution()).replace(str(drill.folder), "incident")
     typed = "\n".join(re.findall(r"^\$ (.*)$", printed, re.MULTILINE))
     assert solution in typed
     assert drill.end().total == 100
-    wrongly("doubled", tmp_path / "other", engine)
+    check_wrong_solution("doubled", tmp_path / "other", engine)
 
 
 def test_all_outages_are_played():

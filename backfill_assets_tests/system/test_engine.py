@@ -68,7 +68,7 @@ print(sum(row["orders"] for row in pipeline.rows("fact_daily_orders")))
 MUCH = "spark.range(1).selectExpr('length(repeat(string(id), 1900000000))').collect()"
 
 
-class Real:
+class RealEngine:
     """An engine on a small machine, and what it says; its scratch space is a disk of its own."""
 
     def __init__(self, home: Path) -> None:
@@ -105,15 +105,15 @@ class Real:
 
     def asked(self) -> bool:
         """Whether it answers the small query."""
-        own = {**self.environment, "SPARK_REMOTE": self.server.url.partition("/;")[0]}
+        variables = {**self.environment, "SPARK_REMOTE": self.server.url.partition("/;")[0]}
         command = [sys.executable, "-m", health.__name__, "120"]
-        return subprocess.run(command, env=own, cwd=PROJECT, check=False).returncode == 0
+        return subprocess.run(command, env=variables, cwd=PROJECT, check=False).returncode == 0
 
     def listening(self) -> list[int]:
         """The ports on which it listens."""
         assert self.server._group is not None
-        own = Path(f"/proc/{self.server._group._process.pid}/fd")
-        sockets = {str(file.readlink()) for file in own.iterdir() if file.is_symlink()}
+        descriptors = Path(f"/proc/{self.server._group._process.pid}/fd")
+        sockets = {str(file.readlink()) for file in descriptors.iterdir() if file.is_symlink()}
         lines = "".join(Path(f"/proc/net/{name}").read_text() for name in ("tcp", "tcp6"))
         rows = [line.split() for line in lines.splitlines()]
         return [
@@ -124,7 +124,7 @@ class Real:
 
 
 @pytest.fixture(scope="module")
-def real(tmp_path_factory) -> Iterator[Real]:
+def real(tmp_path_factory) -> Iterator[RealEngine]:
     if os.geteuid() != 0 or not shutil.which("mount"):
         pytest.skip("only root can give an engine a small disk of its own")
     home = tmp_path_factory.mktemp("home")
@@ -133,12 +133,12 @@ def real(tmp_path_factory) -> Iterator[Real]:
     mount = ["mount", "-t", "tmpfs", "-o", "size=64m", "none", str(disk)]
     if subprocess.run(mount, check=False, capture_output=True).returncode:
         pytest.skip("nothing can be mounted here")
-    found = Real(home)
+    running = RealEngine(home)
     try:
-        found.wait(1)
-        yield found
+        running.wait(1)
+        yield running
     finally:
-        found.server.stop()
+        running.server.stop()
         subprocess.run(["umount", "-l", str(disk)], check=False)
 
 
@@ -166,9 +166,9 @@ def test_a_full_disk_condemns_no_file(real, landing):
                 out.flush()
     except OSError as error:
         assert "No space left" in str(error)
-    said = real.says(SURVEY, landing)
-    assert NOT_THE_FILES in said
-    assert "no file is at fault" in said
+    message = real.says(SURVEY, landing)
+    assert NOT_THE_FILES in message
+    assert "no file is at fault" in message
     filler.unlink()
     assert real.says(SURVEY, landing) == FINE  # it has recovered by itself
 
@@ -233,5 +233,5 @@ def test_out_of_memory_it_ends_and_is_restarted(real):
 def test_many_lines_of_a_megabyte_are_not_too_many(tmp_path):
     """A reader takes few rows at once: long ones end no engine when they are read back."""
     command = [sys.executable, "-W", "ignore", "-c", LONG_LINES, str(tmp_path)]
-    found = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=False)
-    assert found.stdout.strip().endswith("400"), found.stderr[-2000:]
+    result = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=False)
+    assert result.stdout.strip().endswith("400"), result.stderr[-2000:]

@@ -33,16 +33,16 @@ from backfill_assets.staleness.backlog import find_stale_days
 from backfill_assets.tables.arguments import DeclarationError
 from backfill_assets.tables.catalog import tables_of
 from backfill_assets.tables.known import current
-from backfill_assets_tests.pages import documented
+from backfill_assets_tests.pages import code_blocks
 from backfill_assets_tests.pipeline import (
     EVERYTHING,
     Pipeline,
     copy_loaded,
     day,
+    make_plan,
     order,
-    planned,
-    undo,
-    verify,
+    run_undo,
+    run_verify,
 )
 from backfill_assets_tests.rate_server import SECRET, rate_server, true_rate
 
@@ -112,13 +112,13 @@ FIVE = Window(day(1), day(6))
 @pytest.fixture
 def server(monkeypatch):
     monkeypatch.setattr(asking, "_PAUSE", 0.01)
-    with rate_server() as found:
-        monkeypatch.setenv("RATES_URL", found.url)
+    with rate_server() as rates_server:
+        monkeypatch.setenv("RATES_URL", rates_server.url)
         monkeypatch.setenv("RATES_KEY", SECRET)
-        yield found
+        yield rates_server
 
 
-def made(engine, root: Path) -> Pipeline:
+def make_pipeline(engine, root: Path) -> Pipeline:
     place = "backfill_assets_tests.system.test_enrichment:TABLES"
     return Pipeline(engine, root, tables=place, window_days=2)
 
@@ -126,7 +126,7 @@ def made(engine, root: Path) -> Pipeline:
 @pytest.fixture(scope="module")
 def loaded(engine, spark, tmp_path_factory) -> Path:
     """Five days of orders, to be copied: nobody has asked the service yet."""
-    pipeline = made(engine, tmp_path_factory.mktemp("loaded"))
+    pipeline = make_pipeline(engine, tmp_path_factory.mktemp("loaded"))
     for n in range(1, 6):
         pipeline.land(n, [order(f"o{n}{c}", n, f"{n}.50", c) for c in ("c1", "c2", "c3")])
     pipeline.run(1, 5, EVERYTHING)
@@ -136,14 +136,14 @@ def loaded(engine, spark, tmp_path_factory) -> Path:
 @pytest.fixture
 def pipeline(engine, loaded, tmp_path, server) -> Pipeline:
     copy_loaded(loaded, tmp_path)
-    return made(engine, tmp_path)
+    return make_pipeline(engine, tmp_path)
 
 
-def amounts(pipeline: Pipeline) -> dict[str, Decimal]:
+def amounts_by_order(pipeline: Pipeline) -> dict[str, Decimal]:
     return {row["order_id"]: row["amount_eur"] for row in pipeline.rows(EUR)}
 
 
-def expected(*numbers: int) -> dict[str, Decimal]:
+def expected_amounts(*numbers: int) -> dict[str, Decimal]:
     return {
         f"o{n}{c}": (Decimal(f"{n}.50") * true_rate(str(day(n)), "USD")).quantize(
             Decimal("0.01"), "ROUND_HALF_UP"
@@ -157,110 +157,112 @@ def record_of(pipeline: Pipeline, name: str, n: int):
     return read_ledgers(pipeline.settings)[name].latest[day(n)].days[day(n)]
 
 
-def behind(pipeline: Pipeline):
+def read_backlog(pipeline: Pipeline):
     ledgers = read_ledgers(pipeline.settings)
     return find_stale_days(ledgers, Policy.from_settings(pipeline.settings), pipeline.now.date())
 
 
 def test_a_replay_makes_no_call_and_verify_proves_it(pipeline, server):
     pipeline.run(1, 5, [EUR])
-    assert amounts(pipeline) == expected(1, 2, 3, 4, 5)
-    assert sorted(server.asked) == [f"/rates/{day(n)}/USD" for n in range(1, 6)]
-    said = record_of(pipeline, EUR, 3)
+    assert amounts_by_order(pipeline) == expected_amounts(1, 2, 3, 4, 5)
+    assert sorted(server.requested_paths) == [f"/rates/{day(n)}/USD" for n in range(1, 6)]
+    record = record_of(pipeline, EUR, 3)
     numbers = {"requests to exchange_rates": 1, "calls of exchange_rates": 1}
-    assert said.numbers == numbers
+    assert record.numbers == numbers
     event = pipeline.instance.get_latest_materialization_event(dg.AssetKey(EUR))
     shown = event.asset_materialization.metadata
     assert {name: shown[name].value for name in numbers} == numbers
 
-    server.asked.clear()
+    server.requested_paths.clear()
     commits = pipeline.log(EUR).version()
     pipeline.run(1, 5, [EUR])
     assert pipeline.log(EUR).version() == commits
     pipeline.run(1, 5, [EUR], tags={"backfill_assets/rewrite": "true"})
-    found = verify(pipeline.settings, pipeline.io_manager.engine, FIVE, [EUR])
-    assert [one.outcome for one in found] == [VerifyOutcome.MATCHES] * 5
-    assert server.asked == []
+    results = run_verify(pipeline.settings, pipeline.io_manager.engine, FIVE, [EUR])
+    assert [result.outcome for result in results] == [VerifyOutcome.MATCHES] * 5
+    assert server.requested_paths == []
     assert record_of(pipeline, EUR, 3).numbers == numbers | {"calls of exchange_rates": 0}
-    assert record_of(pipeline, EUR, 3).digest == said.digest
+    assert record_of(pipeline, EUR, 3).digest == record.digest
 
     # What lands for a day asks for what is new of it alone, and makes no other day due.
     pipeline.land(5, [order("o5c4", 5, "5.50", "c4")], "part-1.jsonl")
     pipeline.run(5, 5, EVERYTHING)
-    assert set(behind(pipeline).all_days(EUR)) == {day(5)}
+    assert set(read_backlog(pipeline).all_days(EUR)) == {day(5)}
     pipeline.run(1, 5, [EUR])
-    assert (server.asked, len(amounts(pipeline))) == ([], 16)
+    assert (server.requested_paths, len(amounts_by_order(pipeline))) == ([], 16)
 
 
 def test_verify_makes_no_call_also_where_answers_are_lacking(pipeline, server):
     pipeline.run(1, 5, [EUR])
-    server.asked.clear()
+    server.requested_paths.clear()
     url = RATES.place(str(pipeline.warehouse))
     assert forget_answers(RATES, url, f"day = '{day(2)}'") == 1
-    found = verify(pipeline.settings, pipeline.io_manager.engine, FIVE, [EUR])
-    assert [one.outcome is VerifyOutcome.MATCHES for one in found] == [
+    results = run_verify(pipeline.settings, pipeline.io_manager.engine, FIVE, [EUR])
+    assert [result.outcome is VerifyOutcome.MATCHES for result in results] == [
         True,
         False,
         True,
         True,
         True,
     ]
-    assert "no answer is kept, and this run makes no call" in str(found[1])
-    assert server.asked == []
+    assert "no answer is kept, and this run makes no call" in str(results[1])
+    assert server.requested_paths == []
 
 
 def test_what_is_forgotten_is_asked_again(pipeline, server):
     pipeline.run(1, 5, [EUR])
-    server.asked.clear()
-    assert not behind(pipeline).all_days(EUR)
+    server.requested_paths.clear()
+    assert not read_backlog(pipeline).all_days(EUR)
     forget_answers(RATES, RATES.place(str(pipeline.warehouse)), f"day = '{day(2)}'")
-    assert set(behind(pipeline).all_days(EUR)) == {day(n) for n in range(1, 6)}
-    said = planned(pipeline, f"{day(1)}...{day(5)}", tables=[EUR]).tables[EUR]
-    assert [*said.days_by_reason()] == [
+    assert set(read_backlog(pipeline).all_days(EUR)) == {day(n) for n in range(1, 6)}
+    table_plan = make_plan(pipeline, f"{day(1)}...{day(5)}", tables=[EUR]).tables[EUR]
+    assert [*table_plan.days_by_reason()] == [
         (DayOutcome.COMPUTED, "new input: exchange_rates", [day(n) for n in range(1, 6)])
     ]
     server.behave = lambda path, before: 'with {"in_euros": "2"}'
     pipeline.run(1, 5, [EUR])
-    assert server.asked == [f"/rates/{day(2)}/USD"]
-    assert not behind(pipeline).all_days(EUR)
-    found = amounts(pipeline)
-    assert found == expected(1, 3, 4, 5) | {f"o2{c}": Decimal("5.00") for c in ("c1", "c2", "c3")}
+    assert server.requested_paths == [f"/rates/{day(2)}/USD"]
+    assert not read_backlog(pipeline).all_days(EUR)
+    eur_amounts = amounts_by_order(pipeline)
+    assert eur_amounts == expected_amounts(1, 3, 4, 5) | {
+        f"o2{c}": Decimal("5.00") for c in ("c1", "c2", "c3")
+    }
 
 
 def test_an_outage_leaves_days_unpublished_and_the_rest_published(pipeline, server):
     server.behave = lambda path, before: "status 503" if str(day(3)) in path else ""
-    said = pipeline.failure(pipeline.run(1, 5, [EUR], fails=True))
-    assert "fact_orders_eur[2024-01-03]" in said
-    assert "exchange_rates: 1 of 1 request has no answer: HTTP 503 (tried 5 times)" in said
-    assert amounts(pipeline) == expected(1, 2, 4, 5)
+    message = pipeline.failure(pipeline.run(1, 5, [EUR], fails=True))
+    assert "fact_orders_eur[2024-01-03]" in message
+    assert "exchange_rates: 1 of 1 request has no answer: HTTP 503 (tried 5 times)" in message
+    assert amounts_by_order(pipeline) == expected_amounts(1, 2, 4, 5)
     ledger = read_ledgers(pipeline.settings)[EUR]
     assert day(3) not in ledger.published_days
-    assert f"e.g. USD {day(3)}" in said
-    server.asked.clear()
+    assert f"e.g. USD {day(3)}" in message
+    server.requested_paths.clear()
     server.behave = lambda path, before: ""
     pipeline.run(1, 5, [EUR])
-    assert server.asked == [f"/rates/{day(3)}/USD"]
-    assert amounts(pipeline) == expected(1, 2, 3, 4, 5)
+    assert server.requested_paths == [f"/rates/{day(3)}/USD"]
+    assert amounts_by_order(pipeline) == expected_amounts(1, 2, 3, 4, 5)
 
 
 def test_a_service_that_nobody_has_named_is_a_reason(pipeline, server, monkeypatch):
     pipeline.run(1, 2, [EUR])
     monkeypatch.delenv("RATES_KEY")
-    said = pipeline.failure(pipeline.run(1, 5, [EUR], fails=True))
-    assert "the variable RATES_KEY is not the service's secret" in said
-    assert amounts(pipeline) == expected(1, 2)
-    assert len(server.asked) == 2
+    message = pipeline.failure(pipeline.run(1, 5, [EUR], fails=True))
+    assert "the variable RATES_KEY is not the service's secret" in message
+    assert amounts_by_order(pipeline) == expected_amounts(1, 2)
+    assert len(server.requested_paths) == 2
 
 
 def test_a_wrong_answer_is_never_kept(pipeline, server):
     server.behave = lambda path, before: (
         'with {"in_euros": "91.5"}' if str(day(4)) in path else "truncated" * (before == 0)
     )
-    said = pipeline.failure(pipeline.run(1, 5, [EUR], fails=True))
-    assert "in_euros is 91.5, which is not < 10 (tried 5 times)" in said
-    assert amounts(pipeline) == expected(1, 2, 3, 5)
-    kept = pipeline.rows(RATES.name)
-    assert {row["day"]: row["in_euros"] for row in kept} == {
+    message = pipeline.failure(pipeline.run(1, 5, [EUR], fails=True))
+    assert "in_euros is 91.5, which is not < 10 (tried 5 times)" in message
+    assert amounts_by_order(pipeline) == expected_amounts(1, 2, 3, 5)
+    answers = pipeline.rows(RATES.name)
+    assert {row["day"]: row["in_euros"] for row in answers} == {
         day(n): true_rate(str(day(n)), "USD") for n in (1, 2, 3, 5)
     }
 
@@ -268,8 +270,8 @@ def test_a_wrong_answer_is_never_kept(pipeline, server):
 def test_a_day_and_a_range_ask_the_same_and_are_the_same(pipeline, server, engine, tmp_path):
     pipeline.run(1, 5, [EUR])
     digests = {n: record_of(pipeline, EUR, n).digest for n in range(1, 6)}
-    asked = sorted(server.asked)
-    server.asked.clear()
+    requests = sorted(server.requested_paths)
+    server.requested_paths.clear()
     other = Pipeline(
         engine,
         tmp_path / "other",
@@ -282,21 +284,23 @@ def test_a_day_and_a_range_ask_the_same_and_are_the_same(pipeline, server, engin
     for n in (4, 2, 5, 1, 3):
         other.run(n, n, [EUR])
     assert {n: record_of(other, EUR, n).digest for n in range(1, 6)} == digests
-    assert sorted(server.asked) == asked
+    assert sorted(server.requested_paths) == requests
 
 
 def test_live_runs_have_the_reserve_and_backfills_leave_it(pipeline, server):
     """Twenty calls a day, half of them for the schedule and the sensors."""
-    said = pipeline.failure(pipeline.run(1, 5, [SCORED], fails=True))
+    message = pipeline.failure(pipeline.run(1, 5, [SCORED], fails=True))
     published = {row["run_date"] for row in pipeline.rows(SCORED)}
-    assert len(server.asked) == 10
+    assert len(server.requested_paths) == 10
     # In the order of the requests, but for those that are under way at once: of ten, nine are of
     # the first three days, unless one of the fourth day overtakes them.
     assert {day(1), day(2)} <= published <= {day(1), day(2), day(3)}
-    assert "scores: 3 of 3 requests have no answer: not asked: the quota is used up until" in said
+    assert (
+        "scores: 3 of 3 requests have no answer: not asked: the quota is used up until" in message
+    )
     pipeline.run(1, 5, [SCORED], tags={"dagster/sensor_name": "touched_days"})
     assert {row["run_date"] for row in pipeline.rows(SCORED)} == set(FIVE)
-    assert len(server.asked) == len(set(server.asked)) == 15
+    assert len(server.requested_paths) == len(set(server.requested_paths)) == 15
 
 
 def test_steps_that_ask_are_in_a_pool(pipeline):
@@ -307,29 +311,29 @@ def test_steps_that_ask_are_in_a_pool(pipeline):
 
 
 def test_the_plan_says_how_many_calls_and_how_long(pipeline, server):
-    asked = f"{day(1)}...{day(5)}"
-    said = dict(plan_facts(planned(pipeline, asked, tables=[EUR, SCORED])))
-    assert said["calls of scores"] == (
+    days = f"{day(1)}...{day(5)}"
+    numbers = dict(plan_facts(make_plan(pipeline, days, tables=[EUR, SCORED])))
+    assert numbers["calls of scores"] == (
         "at most 15 (one for each row that is read): at most 1 day, 12:00:00, at 20 a day less a "
         "reserve of 50%"
     )
     pipeline.run(1, 3, [SCORED])
-    plan = planned(pipeline, asked, tables=[SCORED])
+    plan = make_plan(pipeline, days, tables=[SCORED])
     assert plan.calls["scores"].at_most == plan.calls["scores"].expected == 6
-    assert len(server.asked) == 9
-    assert planned(pipeline, asked, tables=["stg_orders"]).calls == {}
-    again = planned(pipeline, f"{day(1)}...{day(3)}", tables=[SCORED], rewrite=True)
-    assert again.calls["scores"].at_most == 0
+    assert len(server.requested_paths) == 9
+    assert make_plan(pipeline, days, tables=["stg_orders"]).calls == {}
+    rewrite_plan = make_plan(pipeline, f"{day(1)}...{day(3)}", tables=[SCORED], rewrite=True)
+    assert rewrite_plan.calls["scores"].at_most == 0
 
 
 def test_an_undo_takes_back_days_and_keeps_answers(pipeline, server):
     pipeline.run(1, 2, [EUR])
     run = pipeline.run(3, 5, [EUR])
-    undo(pipeline, run.run_id[:8])
-    assert amounts(pipeline) == expected(1, 2)
-    server.asked.clear()
+    run_undo(pipeline, run.run_id[:8])
+    assert amounts_by_order(pipeline) == expected_amounts(1, 2)
+    server.requested_paths.clear()
     pipeline.run(3, 5, [EUR])
-    assert (amounts(pipeline), server.asked) == (expected(1, 2, 3, 4, 5), [])
+    assert (amounts_by_order(pipeline), server.requested_paths) == (expected_amounts(1, 2, 3, 4, 5), [])
 
 
 def test_the_secret_is_nowhere(pipeline, server, caplog, capfd):
@@ -338,7 +342,7 @@ def test_the_secret_is_nowhere(pipeline, server, caplog, capfd):
         int(path[15:17]), ""
     )
     result = pipeline.run(1, 5, [EUR], fails=True)
-    planned(pipeline, f"{day(1)}...{day(5)}", tables=[EUR])
+    make_plan(pipeline, f"{day(1)}...{day(5)}", tables=[EUR])
     records = [str(entry) for entry in pipeline.instance.all_logs(result.run_id)]
     run = pipeline.instance.get_run_by_id(result.run_id)
     out = capfd.readouterr()
@@ -359,12 +363,12 @@ def test_the_secret_is_nowhere(pipeline, server, caplog, capfd):
 def test_a_night_asks_again_what_an_outage_has_left(pipeline, server):
     server.behave = lambda path, before: "status 503" if int(path[15:17]) > 3 else ""
     pipeline.night(day(6))
-    assert amounts(pipeline) == expected(1, 2, 3)
+    assert amounts_by_order(pipeline) == expected_amounts(1, 2, 3)
     server.behave = lambda path, before: ""
-    server.asked.clear()
+    server.requested_paths.clear()
     pipeline.night(day(7))
-    assert amounts(pipeline) == expected(1, 2, 3, 4, 5)
-    assert sorted(set(server.asked)) == [f"/rates/{day(n)}/USD" for n in (4, 5)]
+    assert amounts_by_order(pipeline) == expected_amounts(1, 2, 3, 4, 5)
+    assert sorted(set(server.requested_paths)) == [f"/rates/{day(n)}/USD" for n in (4, 5)]
 
 
 def test_a_person_forgets_answers_by_a_command(pipeline, server, monkeypatch, capsys):
@@ -377,13 +381,13 @@ def test_a_person_forgets_answers_by_a_command(pipeline, server, monkeypatch, ca
     assert main(["forget", RATES.name, f"day = '{day(3)}'"]) == 1
     assert main(["forget", RATES.name, "nonsense"]) == 3
     assert main(["forget", "another", "TRUE"]) == 3
-    said = capsys.readouterr().err
-    assert "no lookup is named another; there are ['exchange_rates', 'scores']" in said
+    message = capsys.readouterr().err
+    assert "no lookup is named another; there are ['exchange_rates', 'scores']" in message
 
 
 def test_the_page_shows_the_module():
     module = Path(enrichment.__file__).read_text()
-    assert documented("docs/enrichment.md", "python") == [module]
+    assert code_blocks("docs/enrichment.md", "python") == [module]
 
 
 @table(OrderScore)
@@ -407,18 +411,19 @@ def test_what_is_not_possible_is_refused():
     with pytest.raises(DeclarationError, match="asks a service"):
         current(fact_orders_eur)
 
-    def of(nothing: DataFrame) -> DataFrame:
+    def lookup_requests(nothing: DataFrame) -> DataFrame:
         return nothing
 
     def function(
-        orders: Annotated[DataFrame, Reads(STAGED)], rates: Annotated[DataFrame, Answers(RATES, of)]
+        orders: Annotated[DataFrame, Reads(STAGED)],
+        rates: Annotated[DataFrame, Answers(RATES, lookup_requests)],
     ) -> DataFrame:
         return orders
 
     function.__qualname__ = "function"
     function.__annotations__ = {
         "orders": Annotated[DataFrame, Reads(STAGED)],
-        "rates": Annotated[DataFrame, Answers(RATES, of)],
+        "rates": Annotated[DataFrame, Answers(RATES, lookup_requests)],
     }
     with pytest.raises(DeclarationError, match=r"the requests of rates are made of \['nothing'\]"):
         table(OrderScore)(function)

@@ -69,7 +69,7 @@ def test_a_run_and_names_beyond_ascii(hostile, tmp_path):
     }
     select = 'key:"raw_orders" or key:"stg_orders" or key:"fact_daily_orders"'
     command = [BIN / "dagster", "asset", "materialize", "-m", "backfill_assets.definitions"]
-    done = subprocess.run(
+    result = subprocess.run(
         [*map(str, command), "--select", select, "--partition", str(day(1))],
         env=environment,
         capture_output=True,
@@ -77,7 +77,7 @@ def test_a_run_and_names_beyond_ascii(hostile, tmp_path):
         cwd=tmp_path,
         check=False,
     )
-    assert done.returncode == 0, done.stderr[-4000:]
+    assert result.returncode == 0, result.stderr[-4000:]
     assert {path.name for path in tmp_path.iterdir()} >= {"lager-ö", "Eingänge"}
     assert not [path for path in tmp_path.iterdir() if path.name.startswith("lager-?")]
     (fact,) = DeltaTable(str(warehouse / "fact_daily_orders")).to_pyarrow_table().to_pylist()
@@ -90,7 +90,7 @@ def test_python_workers_of_a_session_of_ones_own(hostile):
         "from backfill_assets.settings import load_settings\n"
         "spark = Engine.of(load_settings()).spark_session\n"
     )
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", code + UDF],
         env={**os.environ, **hostile, "BACKFILL_ASSETS_SPARK_CONF": json.dumps(SMALL)},
         capture_output=True,
@@ -98,8 +98,8 @@ def test_python_workers_of_a_session_of_ones_own(hostile):
         cwd=PROJECT,
         check=False,
     )
-    assert done.returncode == 0, done.stderr[-4000:]
-    assert done.stdout.split() == [sys.executable]
+    assert result.returncode == 0, result.stderr[-4000:]
+    assert result.stdout.split() == [sys.executable]
 
 
 def test_python_workers_of_a_server_of_ours(hostile, tmp_path, monkeypatch):
@@ -120,7 +120,7 @@ def test_a_java_that_ends_at_its_start(tmp_path):
         "except EngineError as error:\n"
         "    print(error)\n"
     )
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, "BACKFILL_ASSETS_SPARK_CONF": json.dumps(conf)},
         capture_output=True,
@@ -129,6 +129,6 @@ def test_a_java_that_ends_at_its_start(tmp_path):
         check=False,
     )
     # Java's own words come first.
-    said = done.stdout.splitlines()[-1]
-    assert said.startswith("Java ended before Spark had started"), done.stderr[-4000:]
-    assert "BACKFILL_ASSETS_SPARK_CONF" in said
+    message = result.stdout.splitlines()[-1]
+    assert message.startswith("Java ended before Spark had started"), result.stderr[-4000:]
+    assert "BACKFILL_ASSETS_SPARK_CONF" in message

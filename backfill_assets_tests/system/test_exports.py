@@ -22,7 +22,7 @@ from backfill_assets.definitions import build_defs
 from backfill_assets.engine.spark import Engine
 from backfill_assets.orders.facts import FACT
 from backfill_assets.orders.tables import STAGED
-from backfill_assets_tests.commands import refused
+from backfill_assets_tests.commands import refusal_message
 from backfill_assets_tests.pipeline import Pipeline, copy_loaded, day, order
 
 DAYS = Window(day(1), day(5))
@@ -31,13 +31,13 @@ DAYS = Window(day(1), day(5))
 @pytest.fixture(scope="module")
 def original(engine, spark, tmp_path_factory):
     """Four days by two runs, to be copied."""
-    made = Pipeline(engine, tmp_path_factory.mktemp("original"), window_days=2)
+    loaded = Pipeline(engine, tmp_path_factory.mktemp("original"), window_days=2)
     for n in (1, 2, 4):
-        made.land(n, [order(f"o{n}-{k}", n, customer="é" if k else None) for k in range(3)])
-    made.land(3, [])
-    made.run(1, 2)
-    made.run(3, 4)
-    return made.root
+        loaded.land(n, [order(f"o{n}-{k}", n, customer="é" if k else None) for k in range(3)])
+    loaded.land(3, [])
+    loaded.run(1, 2)
+    loaded.run(3, 4)
+    return loaded.root
 
 
 @pytest.fixture
@@ -46,96 +46,100 @@ def pipeline(engine, original, tmp_path):
     return Pipeline(engine, tmp_path, window_days=2)
 
 
-def exported(pipeline: Pipeline, name: str, to: Path) -> bool:
+def write_export(pipeline: Pipeline, name: str, to: Path) -> bool:
     spark = pipeline.io_manager.engine.spark_session
     return export_days(pipeline.settings, spark, name, DAYS, to)[1]
 
 
-def found(pipeline: Pipeline, folder: Path) -> list[str]:
+def find_problems(pipeline: Pipeline, folder: Path) -> list[str]:
     spark = pipeline.io_manager.engine.spark_session
     return [*find_export_problems(pipeline.settings, spark, folder, read_manifest(folder))]
 
 
-def anew(pipeline: Pipeline, folder: Path) -> list[str]:
+def rebuild_export(pipeline: Pipeline, folder: Path) -> list[str]:
     defs = build_defs(pipeline.settings, resources={"engine": pipeline.io_manager.engine})
     return [*find_rebuild_problems(pipeline.settings, defs, read_manifest(folder))]
 
 
-def content(folder: Path) -> dict[str, bytes]:
+def read_files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 def test_an_export_is_frozen_and_can_be_rebuilt_from_what_it_was_made_of(pipeline, tmp_path):
-    one, other = tmp_path / "one", tmp_path / "deeper" / "other"
-    assert exported(pipeline, FACT.name, one)
-    assert exported(pipeline, FACT.name, other)
-    assert content(one) == content(other)
-    assert not exported(pipeline, FACT.name, one)  # it is there already
+    folder, other = tmp_path / "one", tmp_path / "deeper" / "other"
+    assert write_export(pipeline, FACT.name, folder)
+    assert write_export(pipeline, FACT.name, other)
+    assert read_files(folder) == read_files(other)
+    assert not write_export(pipeline, FACT.name, folder)  # it is there already
     assert {path.name for path in tmp_path.iterdir()} >= {"one"}
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 
-    manifest = read_manifest(one)
+    manifest = read_manifest(folder)
     assert (manifest.table, manifest.days, manifest.rows) == (FACT.name, str(DAYS), 6)
     assert [str(file.day) for file in manifest.files] == [str(day(n)) for n in (1, 2, 4)]
     assert set(manifest.digests) == {*DAYS}
-    assert [of.days for of in manifest.made_by] == [
+    assert [commit.days for commit in manifest.made_by] == [
         [str(Window(day(1), day(3)))],
         [str(Window(day(3), day(5)))],
     ]
     staged = pipeline.log(STAGED.name).version()
-    assert [of.inputs for of in manifest.made_by] == [
+    assert [commit.inputs for commit in manifest.made_by] == [
         {STAGED.name: staged - 1},
         {STAGED.name: staged},
     ]
-    rows = [row for file in manifest.files for row in pq.read_table(one / file.path).to_pylist()]
+    rows = [row for file in manifest.files for row in pq.read_table(folder / file.path).to_pylist()]
     assert sorted(map(str, rows)) == sorted(map(str, pipeline.rows(FACT.name)))
-    assert found(pipeline, one) == anew(pipeline, one) == []
+    assert find_problems(pipeline, folder) == rebuild_export(pipeline, folder) == []
 
     # A late line changes the table: not the export, and not what it can be made of again.
     pipeline.land(4, [order("late", 2, ingested=f"{day(4)}T08:00:00Z")], "late.jsonl")
     pipeline.run(2, 4)
     with pytest.raises(ExportError, match="holds another export; it is as it was"):
-        exported(pipeline, FACT.name, one)
-    assert content(one) == content(other)
-    assert found(pipeline, one) == anew(pipeline, one) == []
-    assert exported(pipeline, FACT.name, tmp_path / "newer")
-    assert content(tmp_path / "newer") != content(one)
-    assert found(pipeline, tmp_path / "newer") == anew(pipeline, tmp_path / "newer") == []
+        write_export(pipeline, FACT.name, folder)
+    assert read_files(folder) == read_files(other)
+    assert find_problems(pipeline, folder) == rebuild_export(pipeline, folder) == []
+    assert write_export(pipeline, FACT.name, tmp_path / "newer")
+    assert read_files(tmp_path / "newer") != read_files(folder)
+    assert (
+        find_problems(pipeline, tmp_path / "newer")
+        == rebuild_export(pipeline, tmp_path / "newer")
+        == []
+    )
 
 
 def test_times_and_text_come_through(pipeline, tmp_path):
-    assert exported(pipeline, STAGED.name, tmp_path / "staged")
-    assert found(pipeline, tmp_path / "staged") == []
+    assert write_export(pipeline, STAGED.name, tmp_path / "staged")
+    assert find_problems(pipeline, tmp_path / "staged") == []
     rows = [pq.read_table(path) for path in sorted((tmp_path / "staged").glob("*.parquet"))]
     assert pa.concat_tables(rows).num_rows == 9
 
 
 def test_what_was_changed_is_found(pipeline, tmp_path):
     folder = tmp_path / "export"
-    exported(pipeline, FACT.name, folder)
+    write_export(pipeline, FACT.name, folder)
     first, second, third = (folder / file.path for file in read_manifest(folder).files)
     pq.write_table(pq.read_table(first).slice(1), first)
     second.unlink()
     third.write_bytes(b"no Parquet")
     (folder / "more.parquet").write_bytes(b"")
-    said = "\n".join(found(pipeline, folder))
-    assert "the manifest does not know more.parquet" in said
-    assert f"{first.name} was changed" in said
-    assert f"{day(1)}: the rows have digest" in said
-    assert f"{second.name} is gone" in said
-    assert f"{third.name} cannot be read" in said
+    message = "\n".join(find_problems(pipeline, folder))
+    assert "the manifest does not know more.parquet" in message
+    assert f"{first.name} was changed" in message
+    assert f"{day(1)}: the rows have digest" in message
+    assert f"{second.name} is gone" in message
+    assert f"{third.name} cannot be read" in message
     with pytest.raises(ExportError, match="holds something else"):
-        exported(pipeline, FACT.name, folder)
+        write_export(pipeline, FACT.name, folder)
     (folder / "more.parquet").unlink()
     second.write_bytes(b"")
     with pytest.raises(ExportError, match="holds this export with other files"):
-        exported(pipeline, FACT.name, folder)
+        write_export(pipeline, FACT.name, folder)
 
     # A manifest that was changed along with the files does not agree with the log.
     text = json.loads((folder / MANIFEST).read_text())
     text["digests"][str(day(3))] = "1-2-3"
     (folder / MANIFEST).write_text(json.dumps(text))
-    assert f"{day(3)}: the log says 0-0-0 of version" in "\n".join(found(pipeline, folder))
+    assert f"{day(3)}: the log says 0-0-0 of version" in "\n".join(find_problems(pipeline, folder))
     (folder / MANIFEST).write_text("{}")
     with pytest.raises(ExportError, match="cannot be read"):
         read_manifest(folder)
@@ -161,9 +165,9 @@ def test_the_commands(pipeline, engine, tmp_path, monkeypatch, capsys):
     folder = str(tmp_path / "out")
     run = ["export", FACT.name, f"{day(1)}...{day(4)}", "--to", folder]
     assert cli.main(run) == 0
-    said = capsys.readouterr().out
-    assert "6 in 3 file(s)" in said
-    assert f"verify-export {folder} --rebuild" in said
+    output = capsys.readouterr().out
+    assert "6 in 3 file(s)" in output
+    assert f"verify-export {folder} --rebuild" in output
     assert cli.main(run) == 0
     assert "holds this export already" in capsys.readouterr().out
     assert cli.main(["verify-export", folder, "--rebuild"]) == 0
@@ -172,6 +176,6 @@ def test_the_commands(pipeline, engine, tmp_path, monkeypatch, capsys):
     assert cli.main(["verify-export", folder, "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["problems"] == ["the manifest does not know x"]
     assert cli.main(run) == 3
-    assert "holds something else" in refused(capsys, "export")
+    assert "holds something else" in refusal_message(capsys, "export")
     assert cli.main(["verify-export", str(tmp_path / "warehouse")]) == 3
-    assert "holds no export" in refused(capsys, "verify-export")
+    assert "holds no export" in refusal_message(capsys, "verify-export")

@@ -29,10 +29,10 @@ def failures(engine, spark, tmp_path_factory) -> list[str]:
     for n in (1, 2):
         pipeline.land(n, [order(f"{n}", n)])
     pipeline.run(1, 2, LAYERS)
-    said = pipeline.failure(pipeline.run(1, 2, [*FAILURES], fails=True))
+    message = pipeline.failure(pipeline.run(1, 2, [*FAILURES], fails=True))
     ledgers = read_ledgers(pipeline.settings)
     assert [name for name in FAILURES if ledgers[name].version is not None] == []
-    return said.splitlines()
+    return message.splitlines()
 
 
 @pytest.mark.parametrize("name", FAILURES)

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from backfill_assets_tests import forked
-from backfill_assets_tests.killing import alive, wait_for
+from backfill_assets_tests.killing import is_alive, wait_for
 from backfill_assets_tests.places import PROJECT
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks on Linux alone")
-Told = dict[str, dict[str, Any]]
+Reports = dict[str, dict[str, Any]]
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def server(tmp_path) -> Iterator[subprocess.Popen]:
 
 
 @pytest.fixture
-def told(server, tmp_path) -> Told:
+def told(server, tmp_path) -> Reports:
     """What the two say of themselves, by name."""
     wait_for(lambda: all((tmp_path / name).exists() for name in "ab"))
     return {name: json.loads((tmp_path / name).read_text()) for name in "ab"}
@@ -62,16 +62,16 @@ def test_they_end_as_processes_do(told, tmp_path):
 def test_without_the_fork_server_they_are_given_up_and_end(told, tmp_path):
     os.kill(told["a"]["parent"], signal.SIGKILL)
     wait_for((tmp_path / "all ended").exists)  # as the code server has it
-    wait_for(lambda: not alive(told["a"]["pid"]) and not alive(told["b"]["pid"]))
+    wait_for(lambda: not is_alive(told["a"]["pid"]) and not is_alive(told["b"]["pid"]))
 
 
 def test_without_the_code_server_they_go_on(server, told, tmp_path):
     server.kill()
     server.wait()
-    assert alive(told["a"]["parent"])
+    assert is_alive(told["a"]["parent"])
     os.kill(told["a"]["parent"], signal.SIGKILL)
     time.sleep(2)  # in which they look at who is there
-    assert alive(told["a"]["pid"])
-    assert alive(told["b"]["pid"])
+    assert is_alive(told["a"]["pid"])
+    assert is_alive(told["b"]["pid"])
     (tmp_path / "end").touch()
     wait_for(lambda: (tmp_path / "a.ended").exists() and (tmp_path / "b.ended").exists())

@@ -20,7 +20,7 @@ from backfill_assets.dagster_ext.claims import lock_home
 from backfill_assets.dagster_ext.passwords import write_password
 from backfill_assets.settings import load_settings
 from backfill_assets_tests.deployed import Deployment
-from backfill_assets_tests.killing import alive, processes, wait_for
+from backfill_assets_tests.killing import find_processes, is_alive, wait_for
 
 ANNA = {"Authorization": "Basic " + base64.b64encode(b"anna:secret").decode()}
 MUTATION = "mutation{__typename}"
@@ -29,18 +29,20 @@ _LISTENS = "0A"  # as the kernel writes it
 
 @pytest.fixture
 def deployment(tmp_path) -> Iterator[Deployment]:
-    found = Deployment(tmp_path, load_settings(landing=str(tmp_path), warehouse=str(tmp_path)))
+    deployed = Deployment(tmp_path, load_settings(landing=str(tmp_path), warehouse=str(tmp_path)))
     write_password(tmp_path / "people", "anna", "secret")
-    found.environment |= {
+    deployed.environment |= {
         "SPARK_REMOTE": "sc://127.0.0.1:9",  # none is needed
         "BACKFILL_ASSETS_UI_PASSWORDS": str(tmp_path / "people"),
     }
-    found.environment.pop("BACKFILL_ASSETS_END")
-    yield found
-    found.stop()
+    deployed.environment.pop("BACKFILL_ASSETS_END")
+    yield deployed
+    deployed.stop()
 
 
-def asked(deployment: Deployment, path: str, body: bytes | None = None, **headers: str) -> int:
+def request_status(
+    deployment: Deployment, path: str, body: bytes | None = None, **headers: str
+) -> int:
     """The status of an answer; 0 if nobody answers."""
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     request = Request(f"http://127.0.0.1:{deployment.port}{path}", body, named)
@@ -53,7 +55,7 @@ def asked(deployment: Deployment, path: str, body: bytes | None = None, **header
         return 0
 
 
-def listening(pids: list[int]) -> set[tuple[str, int]]:
+def listening_addresses(pids: list[int]) -> set[tuple[str, int]]:
     """The addresses, as the kernel writes them, and ports that processes listen at."""
     inodes = set()
     for pid in pids:
@@ -61,35 +63,40 @@ def listening(pids: list[int]) -> set[tuple[str, int]]:
             # It may close what it had open when it was listed.
             with suppress(FileNotFoundError):
                 inodes |= set(re.findall(r"socket:\[(\d+)\]", str(entry.readlink())))
-    found = set()
+    addresses = set()
     for table in ("tcp", "tcp6"):
         for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
             fields = line.split()
             if fields[3] == _LISTENS and fields[9] in inodes:
                 address, port = fields[1].split(":")
-                found.add((address, int(port, 16)))
-    return found
+                addresses.add((address, int(port, 16)))
+    return addresses
 
 
 def test_the_door_is_the_only_way_in(deployment):
     deployment.tend()
-    wait_for(lambda: asked(deployment, "/server_info", **ANNA) == 200)
+    wait_for(lambda: request_status(deployment, "/server_info", **ANNA) == 200)
     query = json.dumps({"query": MUTATION}).encode()
     typed = {"Content_Type": "application/json"}
-    assert asked(deployment, "/graphql", query, **typed, **ANNA) == 200
-    assert asked(deployment, "/graphql", query, **typed) == 401
+    assert request_status(deployment, "/graphql", query, **typed, **ANNA) == 200
+    assert request_status(deployment, "/graphql", query, **typed) == 401
     assert (
-        asked(deployment, "/graphql", query, **typed, **ANNA, Origin="http://evil.example") == 403
+        request_status(deployment, "/graphql", query, **typed, **ANNA, Origin="http://evil.example")
+        == 403
     )
-    assert asked(deployment, f"/graphql?query={MUTATION}", **ANNA) == 405
-    assert asked(deployment, "/", **ANNA, Host="evil.example") == 403
+    assert request_status(deployment, f"/graphql?query={MUTATION}", **ANNA) == 405
+    assert request_status(deployment, "/", **ANNA, Host="evil.example") == 403
 
     # Nothing of the deployment listens elsewhere: neither on another port nor to other machines.
-    wait_for(lambda: any("dagster._daemon" in said for said in processes(deployment.home).values()))
-    ours = [*processes(deployment.home), deployment.process.pid]
-    here = {"0100007F", "00000000000000000000000001000000"}
-    assert {port for _, port in listening(ours)} == {deployment.port}
-    assert {address for address, _ in listening(ours)} <= here
+    wait_for(
+        lambda: any(
+            "dagster._daemon" in command for command in find_processes(deployment.home).values()
+        )
+    )
+    ours = [*find_processes(deployment.home), deployment.process.pid]
+    loopback = {"0100007F", "00000000000000000000000001000000"}
+    assert {port for _, port in listening_addresses(ours)} == {deployment.port}
+    assert {address for address, _ in listening_addresses(ours)} <= loopback
     assert deployment.home.stat().st_mode & 0o777 == 0o700
     assert "secret" not in (deployment.home / "deployment.log").read_text()
 
@@ -97,30 +104,30 @@ def test_the_door_is_the_only_way_in(deployment):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         other = str(free.getsockname()[1])
-    done = deployment.run("ui", "--port", other)
-    assert done.returncode == 3
+    result = deployment.run("ui", "--port", other)
+    assert result.returncode == 3
     assert f"process {deployment.process.pid}, its UI at http://127.0.0.1:{deployment.port}" in (
-        done.stderr
+        result.stderr
     )
-    assert asked(deployment, "/server_info", **ANNA) == 200
+    assert request_status(deployment, "/server_info", **ANNA) == 200
 
     # All end together, and say which of them was the first.
-    said = processes(deployment.home)
+    commands = find_processes(deployment.home)
     server = next(
         pid
-        for pid, words in said.items()
+        for pid, words in commands.items()
         if "backfill_assets.webserver" in words and "os.fork" not in words
     )
     os.kill(server, signal.SIGKILL)
     assert deployment.process.wait(timeout=120) == 3
     log = (deployment.home / "deployment.log").read_text()
     assert "The web server ended with status -9: ending the deployment ..." in log
-    assert not any(alive(pid) for pid in said)
+    assert not any(is_alive(pid) for pid in commands)
 
     # A home whose deployment was killed is free.
     deployment.tend()
-    wait_for(lambda: asked(deployment, "/server_info", **ANNA) == 200)
+    wait_for(lambda: request_status(deployment, "/server_info", **ANNA) == 200)
     deployment.process.kill()
     deployment.process.wait()
     with lock_home(deployment.home, 3000):
-        wait_for(lambda: not processes(deployment.home))
+        wait_for(lambda: not find_processes(deployment.home))

@@ -48,7 +48,7 @@ def found(browser: Chrome, site: str) -> dict[str, list[str]]:
     return dict(zip(queries, browser.execute_async_script(script, queries), strict=True))
 
 
-def _pages(row: Row) -> Iterator[str]:
+def _expected_pages(row: Row) -> Iterator[str]:
     """The glossary, and the pages that a row leads to."""
     yield "glossary.html"
     for link in re.findall(r"\]\(([\w/-]+)\.md", f"{row.meaning} {row.where}"):
@@ -57,13 +57,13 @@ def _pages(row: Row) -> Iterator[str]:
 
 def test_every_word_leads_to_the_glossary_or_to_its_page(found: dict[str, list[str]]) -> None:
     assert len(found) > 100
-    lost = {
+    missing = {
         term: found[term][:FIRST]
         for row in ROWS
         for term in row.terms
-        if not set(found[term][:FIRST]) & set(_pages(row))
+        if not set(found[term][:FIRST]) & set(_expected_pages(row))
     }
-    assert lost == {}
+    assert missing == {}
 
 
 def test_a_word_that_nobody_uses_is_not_found(found: dict[str, list[str]]) -> None:

@@ -19,11 +19,11 @@ from backfill_assets_tests.pages import PAGES
 from backfill_assets_tests.places import PROJECT
 from backfill_assets_tests.ui.guide_pages import (
     Keyboard,
-    called,
-    fresh,
-    leading_nowhere,
+    call_module,
+    find_broken_links,
     links_of,
-    there,
+    open_fresh_page,
+    wait_for_element,
 )
 
 QUESTIONS = json.loads((PROJECT / "docs/guide/quiz.json").read_text())
@@ -49,21 +49,24 @@ LISTS = {
 
 
 def test_thirty_questions() -> None:
-    assert len(QUESTIONS) == len({of["id"] for of in QUESTIONS}) == 30
-    assert len({of["question"] for of in QUESTIONS}) == 30
-    assert {of["topic"] for of in QUESTIONS} == TOPICS
+    assert len(QUESTIONS) == len({question["id"] for question in QUESTIONS}) == 30
+    assert len({question["question"] for question in QUESTIONS}) == 30
+    assert {question["topic"] for question in QUESTIONS} == TOPICS
 
 
-@pytest.mark.parametrize("question", QUESTIONS, ids=lambda of: of["id"])
+@pytest.mark.parametrize("question", QUESTIONS, ids=lambda question: question["id"])
 def test_a_question_has_one_right_answer_and_a_reason_for_each(question: dict[str, Any]) -> None:
     assert question.keys() == {"id", "topic", "question", "answers", "shown_by"}
     answers = question["answers"]
-    assert sum(of["right"] is True for of in answers) == 1
-    assert sum(of["right"] is False for of in answers) == 3
+    assert sum(answer["right"] is True for answer in answers) == 1
+    assert sum(answer["right"] is False for answer in answers) == 3
     for name in ("text", "reason"):
-        assert len({of[name].strip() for of in answers} - {""}) == 4
+        assert len({answer[name].strip() for answer in answers} - {""}) == 4
     # Code between backticks is closed.
-    texts = [question["question"], *(of[name] for of in answers for name in ("text", "reason"))]
+    texts = [
+        question["question"],
+        *(answer[name] for answer in answers for name in ("text", "reason")),
+    ]
     assert all(text.count("`") % 2 == 0 for text in texts)
     assert all(SHOWN.fullmatch(part.strip()) for part in question["shown_by"].split(";"))
 
@@ -71,13 +74,13 @@ def test_a_question_has_one_right_answer_and_a_reason_for_each(question: dict[st
 @pytest.mark.slow
 def test_links_of_the_quiz_lead_somewhere(browser: Chrome, site: str) -> None:
     browser.get(f"{site}/guide/quiz.html")
-    shown = [of["shown_by"] for of in QUESTIONS]
+    shown = [question["shown_by"] for question in QUESTIONS]
     # Who was wrong has something to read.
-    assert all("](" in of or "lab `" in of for of in shown)
+    assert all("](" in shown_by or "lab `" in shown_by for shown_by in shown)
     # The links of labs are looked at with the sketch.
     links = [link for link in links_of(browser, shown) if "/labs.html#" not in link]
     assert len({*links}) > 15
-    assert leading_nowhere(browser, links) == []
+    assert find_broken_links(browser, links) == []
 
 
 @pytest.fixture(scope="module")
@@ -85,9 +88,9 @@ def orders(browser: Chrome, site: str) -> list[list[int]]:
     """For each question, the places of its answers in the file, in the order of the page."""
     browser.get(f"{site}/guide/quiz.html")
     code = "return g[0].map((question) => m.order(question))"
-    found = called(browser, "quiz-rules.js", code, QUESTIONS)
-    assert found == called(browser, "quiz-rules.js", code, QUESTIONS)
-    return cast("list[list[int]]", found)
+    places = call_module(browser, "quiz-rules.js", code, QUESTIONS)
+    assert places == call_module(browser, "quiz-rules.js", code, QUESTIONS)
+    return cast("list[list[int]]", places)
 
 
 def test_answers_are_shuffled_and_always_the_same_way(orders: list[list[int]]) -> None:
@@ -103,7 +106,8 @@ def test_answers_are_shuffled_and_always_the_same_way(orders: list[list[int]]) -
 def test_the_score(browser: Chrome, site: str) -> None:
     browser.get(f"{site}/guide/quiz.html")
     right = {
-        of["id"]: [answer["right"] for answer in of["answers"]].index(True) for of in QUESTIONS
+        question["id"]: [answer["right"] for answer in question["answers"]].index(True)
+        for question in QUESTIONS
     }
     first, second = QUESTIONS[0]["id"], QUESTIONS[1]["id"]
     wrong = {**right, second: (right[second] + 1) % 4}
@@ -111,28 +115,33 @@ def test_the_score(browser: Chrome, site: str) -> None:
         "return g[1].map((given) => { const { answered, right, wrong } = m.score(g[0], given);"
         " return [answered, right, wrong.map(({ id }) => id)]; })"
     )
-    given = [{}, {first: right[first]}, right, wrong]
-    found = called(browser, "quiz-rules.js", code, QUESTIONS, given)
-    assert found == [[0, 0, []], [1, 1, []], [30, 30, []], [30, 29, [second]]]
+    answer_sets = [{}, {first: right[first]}, right, wrong]
+    scores = call_module(browser, "quiz-rules.js", code, QUESTIONS, answer_sets)
+    assert scores == [[0, 0, []], [1, 1, []], [30, 30, []], [30, 29, [second]]]
     code = (
         "return [[-1, {}], [-1, g[1]], [29, {}], [0, g[2]]]"
         ".map(([at, given]) => m.next(g[0], given, at))"
     )
-    some = {of["id"]: 0 for of in QUESTIONS[:5]}
-    assert called(browser, "quiz-rules.js", code, QUESTIONS, right, some) == [0, 0, 0, 5]
+    first_answers = {question["id"]: 0 for question in QUESTIONS[:5]}
+    assert call_module(browser, "quiz-rules.js", code, QUESTIONS, right, first_answers) == [
+        0,
+        0,
+        0,
+        5,
+    ]
     # What was kept by another version of the page is let go.
     code = "return m.known(g[0], g[1])"
-    kept = {first: 1, second: 7, "other": 0}
-    assert called(browser, "quiz-rules.js", code, QUESTIONS, kept) == {first: 1}
+    stored = {first: 1, second: 7, "other": 0}
+    assert call_module(browser, "quiz-rules.js", code, QUESTIONS, stored) == {first: 1}
 
 
-def said(page: Chrome) -> str:
+def status_text(page: Chrome) -> str:
     return page.find_element(By.CSS_SELECTOR, "[role=status]").text
 
 
 @pytest.mark.slow
 def test_the_quiz_by_keyboard_alone(browser: Chrome, site: str, orders: list[list[int]]) -> None:
-    page = fresh(browser, f"{site}/guide/quiz.html", "#quiz-page form")
+    page = open_fresh_page(browser, f"{site}/guide/quiz.html", "#quiz-page form")
     keyboard = Keyboard(page)
     wrong = {3, 17}
     for number, (question, order) in enumerate(zip(QUESTIONS, orders, strict=True)):
@@ -140,29 +149,29 @@ def test_the_quiz_by_keyboard_alone(browser: Chrome, site: str, orders: list[lis
             place = next(n for n in range(4) if not question["answers"][order[n]]["right"])
         else:
             place = next(n for n in range(4) if question["answers"][order[n]]["right"])
-        keyboard.reach("at.name === 'answer'")
-        keyboard.send(Keys.SPACE, *[Keys.ARROW_DOWN] * place, Keys.ENTER)
-        answer = there(page, "#quiz-page [tabindex='-1']")
+        keyboard.tab_to("at.name === 'answer'")
+        keyboard.press_keys(Keys.SPACE, *[Keys.ARROW_DOWN] * place, Keys.ENTER)
+        answer = wait_for_element(page, "#quiz-page [tabindex='-1']")
         assert answer == page.switch_to.active_element
         assert answer.text == ("That is wrong." if number in wrong else "That is right.")
-        reasons = there(page, "#quiz-page ol").text
-        assert all(of["reason"].replace("`", "") in reasons for of in question["answers"])
+        reasons = wait_for_element(page, "#quiz-page ol").text
+        assert all(choice["reason"].replace("`", "") in reasons for choice in question["answers"])
         if number == 4:
-            assert said(page) == "That is right. 5 of 30 answered, 4 right."
+            assert status_text(page) == "That is right. 5 of 30 answered, 4 right."
         if number < len(QUESTIONS) - 1:
-            keyboard.press("Next")
-    assert said(page).endswith("30 of 30 answered, 28 right.")
+            keyboard.press_button("Next")
+    assert status_text(page).endswith("30 of 30 answered, 28 right.")
     page.refresh()
-    there(page, "#quiz-page h3")
-    assert said(page) == "30 of 30 answered, 28 right."
+    wait_for_element(page, "#quiz-page h3")
+    assert status_text(page) == "30 of 30 answered, 28 right."
     read = page.find_elements(By.CSS_SELECTOR, "#quiz-page section li")
     assert len(read) == len(wrong)
     for item, number in zip(read, sorted(wrong), strict=True):
         assert QUESTIONS[number]["question"].replace("`", "") in item.text
         assert item.find_elements(By.CSS_SELECTOR, ".shown a")
     keyboard = Keyboard(page)
-    keyboard.press("Forget all answers")
-    assert said(page) == "0 of 30 answered, 0 right."
+    keyboard.press_button("Forget all answers")
+    assert status_text(page) == "0 of 30 answered, 0 right."
     assert not page.find_elements(By.CSS_SELECTOR, "#quiz-page section li")
 
 
@@ -186,20 +195,20 @@ def forgetful(browser: Chrome) -> Iterator[Chrome]:
 @pytest.mark.slow
 def test_without_storage_the_pages_work(forgetful: Chrome, site: str) -> None:
     forgetful.get(f"{site}/guide/quiz.html")
-    there(forgetful, "#quiz-page input").click()
-    there(forgetful, "#quiz-page [type=submit]").click()
-    assert "1 of 30 answered" in said(forgetful)
+    wait_for_element(forgetful, "#quiz-page input").click()
+    wait_for_element(forgetful, "#quiz-page [type=submit]").click()
+    assert "1 of 30 answered" in status_text(forgetful)
     forgetful.get(f"{site}/guide/checklists.html")
-    there(forgetful, ".checked input").click()
-    assert said(forgetful).startswith("1 of ")
+    wait_for_element(forgetful, ".checked input").click()
+    assert status_text(forgetful).startswith("1 of ")
     forgetful.get(f"{site}/guide/sketch.html")
-    there(forgetful, "#sketch [data-add=raw]").click()
-    assert there(forgetful, "#sketch [data-kind=raw]")
+    wait_for_element(forgetful, "#sketch [data-add=raw]").click()
+    assert wait_for_element(forgetful, "#sketch [data-kind=raw]")
 
 
 def test_each_item_of_a_checklist_names_a_command_and_what_shows_it() -> None:
     assert len(LISTS) == 5
-    items = [item for of in LISTS.values() for item in of]
+    items = [item for checklist in LISTS.values() for item in checklist]
     assert len(items) > 40
     assert CHECKLISTS.count("\n- ") == len(items)
     for item in items:
@@ -216,38 +225,38 @@ def test_each_item_of_a_checklist_names_a_command_and_what_shows_it() -> None:
             assert name != "backfill" or not words or "-" in words[0] or words[1:] == [], item
         (shown,) = re.findall(r"^Shown by: (.+)$", item, re.MULTILINE)
         assert all(SHOWN.fullmatch(part.strip()) for part in shown.split(";")), item
-    titles = [re.split(r"\*\*", item)[1] for of in LISTS.values() for item in of]
+    titles = [re.split(r"\*\*", item)[1] for checklist in LISTS.values() for item in checklist]
     assert len({*titles}) == len(titles)
 
 
 @pytest.mark.slow
 def test_checklists_keep_their_state(browser: Chrome, site: str) -> None:
-    page = fresh(browser, f"{site}/guide/checklists.html", ".checked input")
+    page = open_fresh_page(browser, f"{site}/guide/checklists.html", ".checked input")
     keyboard = Keyboard(page)
 
-    def counts() -> list[str]:
-        return [one.text for one in page.find_elements(By.CSS_SELECTOR, "[role=status]")]
+    def status_texts() -> list[str]:
+        return [element.text for element in page.find_elements(By.CSS_SELECTOR, "[role=status]")]
 
     sizes = [len(items) for items in LISTS.values()]
-    assert counts() == [f"0 of {size} done." for size in sizes]
-    keyboard.reach("at.type === 'checkbox' && at.closest('.checked')")
-    keyboard.send(Keys.SPACE)
+    assert status_texts() == [f"0 of {size} done." for size in sizes]
+    keyboard.tab_to("at.type === 'checkbox' && at.closest('.checked')")
+    keyboard.press_keys(Keys.SPACE)
     # Its words are a part of the box.
     page.find_elements(By.CSS_SELECTOR, ".checked label strong")[sizes[0] + 1].click()
     expected = [f"1 of {sizes[0]} done.", f"1 of {sizes[1]} done."]
-    assert counts()[:2] == expected
+    assert status_texts()[:2] == expected
     page.refresh()
-    there(page, ".checked input")
-    assert counts()[:2] == expected
+    wait_for_element(page, ".checked input")
+    assert status_texts()[:2] == expected
     boxes = page.find_elements(By.CSS_SELECTOR, ".checked input")
     assert [n for n, box in enumerate(boxes) if box.is_selected()] == [0, sizes[0] + 1]
     (first, *_) = LISTS
     keyboard = Keyboard(page)
-    keyboard.press(f'Clear "{first}"')
-    assert counts()[:2] == [f"0 of {sizes[0]} done.", expected[1]]
+    keyboard.press_button(f'Clear "{first}"')
+    assert status_texts()[:2] == [f"0 of {sizes[0]} done.", expected[1]]
     page.refresh()
-    there(page, ".checked input")
-    assert counts()[:2] == [f"0 of {sizes[0]} done.", expected[1]]
+    wait_for_element(page, ".checked input")
+    assert status_texts()[:2] == [f"0 of {sizes[0]} done.", expected[1]]
 
 
 @pytest.mark.slow
@@ -256,7 +265,7 @@ def test_checklists_can_be_read_without_javascript(browser: Chrome, site: str) -
     try:
         browser.get(f"{site}/guide/checklists.html")
         items = browser.find_elements(By.CSS_SELECTOR, "article li strong")
-        assert len([one for one in items if one.text]) == sum(map(len, LISTS.values()))
+        assert len([item for item in items if item.text]) == sum(map(len, LISTS.values()))
         assert not browser.find_elements(By.CSS_SELECTOR, "article input")
     finally:
         browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})

@@ -28,12 +28,12 @@ from backfill_assets.settings import load_settings
 from backfill_assets.staleness.finality import window_closed_at
 from backfill_assets.tables.graph import Graph
 from backfill_assets_tests.invented_logs import ledger
-from backfill_assets_tests.invented_logs import loaded as commit
-from backfill_assets_tests.lab_pages import figures
-from backfill_assets_tests.model import known_now, run_model, version_key
+from backfill_assets_tests.invented_logs import make_raw_record as commit
+from backfill_assets_tests.lab_pages import read_figures
+from backfill_assets_tests.model import current_facts, run_model, version_key
 from backfill_assets_tests.pages import PAGES
 from backfill_assets_tests.pipeline import START, day
-from backfill_assets_tests.ui.guide_pages import called
+from backfill_assets_tests.ui.guide_pages import call_module
 from backfill_assets_tests.ui.simulators import Simulator
 
 
@@ -44,11 +44,11 @@ def guide(browser: Chrome, site: str) -> Chrome:
     return browser
 
 
-def seen(lab: str, *names: str) -> list[list[list[object]]]:
+def reader_figures(lab: str, *names: str) -> list[list[list[object]]]:
     """By step of a lab, the figures of these names that readers saw."""
     return [
-        [[told[name] for name in names] for _, told in looks if names[0] in told]
-        for _, looks in figures(lab)
+        [[values[name] for name in names] for _, values in looks if names[0] in values]
+        for _, looks in read_figures(lab)
     ]
 
 
@@ -136,18 +136,18 @@ _PLAYED = {
     ],
 )
 def test_append_or_replace_agrees_with_the_labs(guide, lab, names):
-    assert called(guide, APPEND, _PLAYED[lab]) == seen(lab, *names)
+    assert call_module(guide, APPEND, _PLAYED[lab]) == reader_figures(lab, *names)
 
 
 @pytest.mark.slow
 def test_append_or_replace_agrees_with_the_lab_that_crashes(guide):
-    first, *others = called(guide, APPEND, _PLAYED["crash"])
+    first, *others = call_module(guide, APPEND, _PLAYED["crash"])
     assert first["seen"] == [0, 0, 0, 0]
-    assert figures("crash")[0][1] == [("reader", {"text": "there is no table"})]
-    steps = [dict(looks) for _, looks in figures("crash")[1:]]
-    assert [of["seen"] for of in others] == [
-        [*(of["reader"][name] for name in ("days", "rows", "amount")), *of["history"].values()]
-        for of in steps
+    assert read_figures("crash")[0][1] == [("reader", {"text": "there is no table"})]
+    steps = [dict(looks) for _, looks in read_figures("crash")[1:]]
+    assert [state["seen"] for state in others] == [
+        [*(step["reader"][name] for name in ("days", "rows", "amount")), *step["history"].values()]
+        for step in steps
     ]
     by_day, gone_on, ours = others[2], others[3], others[4]
     assert by_day["ended"] == steps[2]["jobs"]["ended"]
@@ -159,34 +159,38 @@ def test_append_or_replace_agrees_with_the_lab_that_crashes(guide):
 def test_append_or_replace_by_keyboard(browser, site):
     page = Simulator(browser, f"{site}/guide/append-or-replace.html")
     right = "right: 18 rows, total 180.00."
-    assert page.said == f"Readers see 0 rows, total 0.00; {right} Wrong days: 6, of them empty: 6."
+    assert (
+        page.status_text
+        == f"Readers see 0 rows, total 0.00; {right} Wrong days: 6, of them empty: 6."
+    )
     page.press_at("Run")
     assert (
-        page.said == f"Readers see 18 rows, total 180.00; {right} Wrong days: 0, of them empty: 0."
+        page.status_text
+        == f"Readers see 18 rows, total 180.00; {right} Wrong days: 0, of them empty: 0."
     )
     page.press_at("Run", Keys.ENTER)
-    assert page.said.startswith("Readers see 36 rows, total 360.00;")
-    assert "An append counts each run." in page.text
-    page.choose("Way of writing", "delete, then insert")
-    page.choose("Jobs", "one for each day")
-    page.choose(
+    assert page.status_text.startswith("Readers see 36 rows, total 360.00;")
+    assert "An append counts each run." in page.visible_text
+    page.choose_option("Way of writing", "delete, then insert")
+    page.choose_option("Jobs", "one for each day")
+    page.choose_option(
         "Crash of the job (of each day: the third)", "in the middle (between delete and insert)"
     )
     page.press_at("Run")
-    assert page.said.endswith("Wrong days: 4, of them empty: 1.")
-    page.choose("Crash of the job (of each day: the third)", "nowhere")
+    assert page.status_text.endswith("Wrong days: 4, of them empty: 1.")
+    page.choose_option("Crash of the job (of each day: the third)", "nowhere")
     page.press_at("Go on with the failed job")
-    assert page.said.endswith("Wrong days: 0, of them empty: 0.")
-    page.choose("Way of writing", "merge by key")
+    assert page.status_text.endswith("Wrong days: 0, of them empty: 0.")
+    page.choose_option("Way of writing", "merge by key")
     page.press_at("Row without a key on day 4")
     page.press_at("Row of shop b on day 3 is taken away")
     page.press_at("Run")
     page.press_at("Run")
-    assert "Wrong days: 2, of them empty: 0." in page.said
-    assert "A null key matches nothing: each MERGE inserts its row again." in page.text
+    assert "Wrong days: 2, of them empty: 0." in page.status_text
+    assert "A null key matches nothing: each MERGE inserts its row again." in page.visible_text
     page.press_at("Reset")
-    assert page.said.startswith("Readers see 0 rows")
-    assert "An append" not in page.text
+    assert page.status_text.startswith("Readers see 0 rows")
+    assert "An append" not in page.visible_text
 
 
 # --- event day and arrival day --------------------------------------------------------------------
@@ -201,7 +205,7 @@ const lines = [[1, 1], [2, 2], [1, 3]].map(([event, logged], at) =>
 
 @pytest.mark.slow
 def test_the_window_agrees_with_the_lab_of_the_event_time(guide):
-    played = called(
+    played = call_module(
         guide,
         WINDOW,
         f"""{_OF_THE_LAB}
@@ -213,20 +217,20 @@ def test_the_window_agrees_with_the_lab_of_the_event_time(guide):
           [0, 1, 2, 7].map((window) => [monday(window).orders, monday(window).revenue]), clock];
         """,
     )
-    by_arrival, by_event, windows, clock = (looks for _, looks in figures("event-time"))
+    by_arrival, by_event, windows, clock = (looks for _, looks in read_figures("event-time"))
     assert [who for who, _ in windows] == [f"{n} days" for n in (0, 1, 2, 7)]
     assert played == [
-        [told["revenue"] for _, told in by_arrival],
-        [told["revenue"] for _, told in by_event],
-        [[told["orders"], told["revenue"]] for _, told in windows],
-        [told["orders"] for _, told in clock],
+        [values["revenue"] for _, values in by_arrival],
+        [values["revenue"] for _, values in by_event],
+        [[values["orders"], values["revenue"]] for _, values in windows],
+        [values["orders"] for _, values in clock],
     ]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("corrects", "first"), [(True, 0), (False, 2)])
 def test_the_window_agrees_with_the_lab_of_late_lines(guide, corrects, first):
-    played = called(
+    played = call_module(
         guide,
         WINDOW,
         """
@@ -242,8 +246,8 @@ def test_the_window_agrees_with_the_lab_of_late_lines(guide, corrects, first):
         """,
         corrects,
     )
-    for told, (_, looks) in zip(played, figures("late")[first : first + 2], strict=True):
-        *tables, check = told
+    for outcome, (_, looks) in zip(played, read_figures("late")[first : first + 2], strict=True):
+        *tables, check = outcome
         shown = dict(looks)
         assert tables == [
             *(
@@ -265,7 +269,7 @@ def test_the_window_has_one_order_as_its_page_has_it(guide):
     ]
     rows = re.findall(r"^\| 2024-01-(\d+) \|((?: (?:[\d.]+|none) \|){5})$", text, re.M)
     assert len(lines) == len(rows) == 3
-    found = called(
+    results = call_module(
         guide,
         WINDOW,
         """
@@ -284,7 +288,7 @@ def test_the_window_has_one_order_as_its_page_has_it(guide):
         lines,
         [day for day, _ in rows],
     )
-    assert found == [re.findall(r"[\d.]+|none", row) for _, row in rows]
+    assert results == [re.findall(r"[\d.]+|none", row) for _, row in rows]
 
 
 @dataclass
@@ -302,28 +306,28 @@ class Case:
     today: int
 
 
-def _cases(count: int) -> Iterable[Case]:
+def _invent_cases(count: int) -> Iterable[Case]:
     invent = random.Random(21)
     for _ in range(count):
         lines = []
         for _ in range(invent.randint(1, 14)):
             event = invent.randint(1, 9)
             arrival = event + invent.choice([0, 0, 0, 1, 2, 3, 5, 9])
-            happened, told = (invent.choice(["00", "09", "23"]) for _ in range(2))
+            event_hour, logged_hour = (invent.choice(["00", "09", "23"]) for _ in range(2))
             line = {
                 "order_id": invent.choice("abcd"),
                 "customer_id": invent.choice(["c-1", None]),
-                "order_ts": f"{day(event)}T{happened}:00:00Z",
+                "order_ts": f"{day(event)}T{event_hour}:00:00Z",
                 "amount": invent.choice(["10.00", "12.50", "-3.25"]),
                 # A folder may have lines of the first hours of the next day.
-                "ingestion_ts": f"{day(arrival + invent.choice([0, 0, 1]))}T{told}:30:00Z",
+                "ingestion_ts": f"{day(arrival + invent.choice([0, 0, 1]))}T{logged_hour}:30:00Z",
             }
             # Some lines are there twice.
             lines += [(arrival, line)] * invent.choice([1, 1, 1, 2])
         yield Case(lines, invent.choice([0, 1, 2, 3, 7]), invent.randint(3, 20))
 
 
-def _landed(landing: Path, case: Case) -> Path:
+def _land_case(landing: Path, case: Case) -> Path:
     for number, (arrival, line) in enumerate(case.lines):
         folder = landing / "orders" / f"arrival_date={day(arrival)}"
         folder.mkdir(parents=True, exist_ok=True)
@@ -331,40 +335,40 @@ def _landed(landing: Path, case: Case) -> Path:
     return landing
 
 
-def _number(of: date) -> int:
-    return (of - START).days + 1
+def _day_number(calendar_day: date) -> int:
+    return (calendar_day - START).days + 1
 
 
-def _sums(found: dict[tuple[date, str], tuple[int, Decimal]]) -> dict[str, list[float]]:
+def _sums_by_day(facts: dict[tuple[date, str], tuple[int, Decimal]]) -> dict[str, list[float]]:
     """Orders and revenue by the number of the day."""
-    of_days: dict[str, list[float]] = {}
-    for (of, _), (orders, revenue) in found.items():
-        sums = of_days.setdefault(str(_number(of)), [0, 0])
+    sums_by_day: dict[str, list[float]] = {}
+    for (event_day, _), (orders, revenue) in facts.items():
+        sums = sums_by_day.setdefault(str(_day_number(event_day)), [0, 0])
         sums[0] += orders
         sums[1] += float(revenue)
-    return of_days
+    return sums_by_day
 
 
 @pytest.mark.slow
 def test_the_window_agrees_with_the_model_and_the_policy(guide, tmp_path):
     """The tables of invented lines, as a second reading of the design has them."""
-    given, expected = [], []
-    for number, case in enumerate(_cases(60)):
-        landing = _landed(tmp_path / str(number), case)
+    inputs, expected = [], []
+    for number, case in enumerate(_invent_cases(60)):
+        landing = _land_case(tmp_path / str(number), case)
         model = run_model(
             landing, start=START, end=day(40), window_days=case.window, timezone="UTC"
         )
-        given.append(
+        inputs.append(
             {
                 "window": case.window,
                 "today": case.today,
                 "lines": [
                     {
                         "id": row["order_id"],
-                        "event": _number(row["order_ts"].date()),
-                        "logged": _number(row["log_date"]),
+                        "event": _day_number(row["order_ts"].date()),
+                        "logged": _day_number(row["log_date"]),
                         "amount": float(row["amount"]),
-                        "version": _comparable(row),
+                        "version": _comparison_key(row),
                     }
                     for row in model.raw
                 ],
@@ -374,17 +378,17 @@ def test_the_window_agrees_with_the_model_and_the_policy(guide, tmp_path):
         known = run_model(landing, window_days=case.window, **calendar)
         expected.append(
             {
-                "facts": _sums(known.fact),
+                "facts": _sums_by_day(known.fact),
                 "late": len(known.late),
                 **{
-                    name: _sums(
-                        known_now(known.raw, window_days=case.window, drop=drop, **calendar)
+                    name: _sums_by_day(
+                        current_facts(known.raw, window_days=case.window, drop=drop, **calendar)
                     )
                     for name, drop in (("corrected", False), ("dropped", True))
                 },
             }
         )
-    found = called(
+    results = call_module(
         guide,
         WINDOW,
         """
@@ -405,41 +409,44 @@ def test_the_window_agrees_with_the_model_and_the_policy(guide, tmp_path):
             corrected: listed(kept.current), dropped: listed(dropped.current) };
         });
         """,
-        given,
+        inputs,
     )
-    assert found == expected
-    assert sum(of["late"] for of in expected) > 50
-    assert sum(of["corrected"] != of["facts"] for of in expected) > 20
-    assert any(of["dropped"] != of["facts"] for of in expected)
+    assert results == expected
+    assert sum(result["late"] for result in expected) > 50
+    assert sum(result["corrected"] != result["facts"] for result in expected) > 20
+    assert any(result["dropped"] != result["facts"] for result in expected)
 
 
-def _comparable(row: dict[str, Any]) -> list[float]:
+def _comparison_key(row: dict[str, Any]) -> list[float]:
     """What versions are compared by, as numbers."""
     version_time, log_date, order_ts, ingestion_ts, amount, (known, _) = version_key(row)
     times = [moment.timestamp() for moment in (version_time, order_ts, ingestion_ts)]
-    return [times[0], _number(log_date), *times[1:], float(amount), known]
+    return [times[0], _day_number(log_date), *times[1:], float(amount), known]
 
 
 @pytest.mark.slow
 def test_a_day_of_the_window_is_final_when_the_code_says_so(guide):
     """Also where the folder of an arrival day has not come."""
-    given, expected = [], []
+    inputs, expected = [], []
     for window, today, missing in product(range(8), range(1, 20), (0, 3, 11)):
         policy = Policy(START, None, window, lag_days=1, corrects=True, only_touched=True)
         logged = policy.loadable_days(day(today))
-        raw = ledger(RAW, *(commit(n, [of]) for of in logged if (n := _number(of)) != missing))
-        final = {of for of in window_closed_at(raw, policy) if of >= START}
-        states = {of: "final" if of in final else "open" for of in logged}
+        raw = ledger(
+            RAW,
+            *(commit(n, [log_day]) for log_day in logged if (n := _day_number(log_day)) != missing),
+        )
+        final = {final_day for final_day in window_closed_at(raw, policy) if final_day >= START}
+        states = {log_day: "final" if log_day in final else "open" for log_day in logged}
         touched, read = policy.affected_event_days(day(today)), policy.log_days(day(today))
-        given.append([window, today, missing])
+        inputs.append([window, today, missing])
         expected.append(
             [
                 [states.get(day(n), "to come") for n in range(1, 22)],
-                [_number(of.start) for of in (touched, read)],
-                [_number(of.end - DAY) for of in (touched, read)],
+                [_day_number(span.start) for span in (touched, read)],
+                [_day_number(span.end - DAY) for span in (touched, read)],
             ]
         )
-    found = called(
+    results = call_module(
         guide,
         WINDOW,
         """return g[0].map(([window, today, missing]) => {
@@ -448,41 +455,44 @@ def test_a_day_of_the_window_is_final_when_the_code_says_so(guide):
           const states = days.map((day) => m.state(day, window, today, missing));
           return [states, spans.map(([first]) => first), spans.map(([, last]) => last)];
         });""",
-        given,
+        inputs,
     )
-    assert found == expected
+    assert results == expected
 
 
 @pytest.mark.slow
 def test_the_window_by_keyboard(browser, site):
     page = Simulator(browser, f"{site}/guide/window.html")
-    assert page.said.startswith(
+    assert page.status_text.startswith(
         "Window of 7 day(s), today is day 12. Final days: 1 to 4. Open days: 5 to 8. Lines: 5 "
         "staged, 2 superseded, 1 late, 0 not loaded yet. Check late_lines: WARN: 1 line(s)"
     )
-    assert "E ✎" in page.text
+    assert "E ✎" in page.visible_text
     page.press_at("Window (days)", *[Keys.ARROW_LEFT] * 7)
-    assert "Window of 0 day(s)" in page.said
-    assert "Lines: 4 staged, 0 superseded, 4 late" in page.said
-    page.choose("Late lines", "they are dropped")
-    assert "ERROR: 4 line(s) worth 45.00" in page.said
+    assert "Window of 0 day(s)" in page.status_text
+    assert "Lines: 4 staged, 0 superseded, 4 late" in page.status_text
+    page.choose_option("Late lines", "they are dropped")
+    assert "ERROR: 4 line(s) worth 45.00" in page.status_text
     page.press_at("Today is day", *[Keys.ARROW_LEFT] * 9)
-    assert "today is day 3. Final days: 1 to 2. Open days: none." in page.said
+    assert "today is day 3. Final days: 1 to 2. Open days: none." in page.status_text
     run = "The run of day 2, run today (day {}): by the day of the run it takes 2 line(s). By "
-    assert run.format(3) + "CURRENT_DATE it takes 1." in page.text
+    assert run.format(3) + "CURRENT_DATE it takes 1." in page.visible_text
     page.press_at("Today is day", Keys.END)
-    assert run.format(18) + "CURRENT_DATE it takes 0." in page.text
+    assert run.format(18) + "CURRENT_DATE it takes 0." in page.visible_text
     page.press_at("Reset", Keys.ENTER)
-    page.choose("Late lines", "they become corrections")
+    page.choose_option("Late lines", "they become corrections")
     page.press_at("Arrival day that has not landed (0: none)", *[Keys.ARROW_UP] * 3)
-    assert "Final days: 4. Open days: 1 to 3, 5 to 8. Lines: 4 staged, 1 superseded" in page.said
+    assert (
+        "Final days: 4. Open days: 1 to 3, 5 to 8. Lines: 4 staged, 1 superseded"
+        in page.status_text
+    )
     page.press_at("Reset", Keys.ENTER)
     page.press_at("Arrival day", Keys.ARROW_DOWN, Keys.ARROW_DOWN, Keys.ARROW_DOWN)
     page.press_at("Add")
-    assert page.said.startswith("This line was not added:")
+    assert page.status_text.startswith("This line was not added:")
     page.press_at("Arrival day", Keys.ARROW_UP)
     page.press_at("Add")
-    assert "Lines: 6 staged" in page.said
+    assert "Lines: 6 staged" in page.status_text
 
 
 # --- workers under skew ---------------------------------------------------------------------------
@@ -513,7 +523,7 @@ def test_rows_go_to_the_tasks_that_sparks_hash_says(guide):
     assert len(shown) == 2
     assert [
         str(n)
-        for n in called(
+        for n in call_module(
             guide,
             SKEW,
             """const first = m.hashOfText("ABC");
@@ -524,7 +534,7 @@ def test_rows_go_to_the_tasks_that_sparks_hash_says(guide):
 
 @pytest.mark.slow
 def test_workers_under_skew_follow_the_rules_of_the_page_on_skew(guide):
-    told = called(
+    results = call_module(
         guide,
         SKEW,
         f"""{_STAGES}
@@ -533,9 +543,9 @@ def test_workers_under_skew_follow_the_rules_of_the_page_on_skew(guide):
         return [forms(rows(60, 20), 8, 4), forms(rows(0, 0), 8, 4), forms(rows(60, 20), 8, 16)];
         """,
     )
-    skewed, even, more = told
-    orders = {form: of for form, of in skewed.items() if form != "sums"}
-    assert {of["rows"] for of in orders.values()} == {40_000}
+    skewed, even, more = results
+    orders = {form: numbers for form, numbers in skewed.items() if form != "sums"}
+    assert {numbers["rows"] for numbers in orders.values()} == {40_000}
     # All rows of a key come into one task, and all without one: more workers do not help.
     assert skewed["plain"]["hot"] == skewed["plain"]["nulls"] == 1
     assert skewed["plain"]["largest"] >= 24_000
@@ -550,29 +560,29 @@ def test_workers_under_skew_follow_the_rules_of_the_page_on_skew(guide):
     assert skewed["salted"]["hot"] > 3
     assert skewed["salted"]["nulls"] > 3
     assert skewed["salted"]["largest"] < skewed["plain"]["largest"] / 2
-    assert [skewed[of]["scans"] for of in ("plain", "nulls", "salted")] == [1, 2, 2]
+    assert [skewed[form]["scans"] for form in ("plain", "nulls", "salted")] == [1, 2, 2]
     assert skewed["salted"]["copies"] == 15
     # Sums cost nothing: each file has one row of a key. And without skew all forms are even.
     assert skewed["sums"]["largest"] < 1.3 * skewed["sums"]["rows"] / 8
-    assert all(of["time"] < 1.3 * of["even"] for of in even.values())
-    assert all(even[of]["copies"] == 0 for of in ("adaptive", "salted"))
+    assert all(numbers["time"] < 1.3 * numbers["even"] for numbers in even.values())
+    assert all(even[form]["copies"] == 0 for form in ("adaptive", "salted"))
 
 
-def _hashed(number: int, seed: int = 42) -> int:
+def _xxhash64(number: int, seed: int = 42) -> int:
     """Spark's `xxhash64` of a whole number, by which the lab spreads its orders over customers."""
     whole = 2**64 - 1
     first, second, third = 0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9
 
-    def rotated(value: int, by: int) -> int:
-        return ((value << by) | (value >> (64 - by))) & whole
+    def rotate_left(value: int, bits: int) -> int:
+        return ((value << bits) | (value >> (64 - bits))) & whole
 
-    found = (seed + 0x27D4EB2F165667C5 + 8) & whole
-    found ^= rotated(number * second & whole, 31) * first & whole
-    found = (rotated(found, 27) * first + 0x85EBCA77C2B2AE63) & whole
-    found = (found ^ (found >> 33)) * second & whole
-    found = (found ^ (found >> 29)) * third & whole
-    found ^= found >> 32
-    return found - 2**64 if found >= 2**63 else found
+    digest = (seed + 0x27D4EB2F165667C5 + 8) & whole
+    digest ^= rotate_left(number * second & whole, 31) * first & whole
+    digest = (rotate_left(digest, 27) * first + 0x85EBCA77C2B2AE63) & whole
+    digest = (digest ^ (digest >> 33)) * second & whole
+    digest = (digest ^ (digest >> 29)) * third & whole
+    digest ^= digest >> 32
+    return digest - 2**64 if digest >= 2**63 else digest
 
 
 def _orders_of_the_lab() -> Iterable[list[tuple[str | None, int]]]:
@@ -581,8 +591,8 @@ def _orders_of_the_lab() -> Iterable[list[tuple[str | None, int]]]:
         rows: Counter[str | None] = Counter()
         for number in range(file * 5000, file * 5000 + 5000):
             share = number % 10
-            some = f"c-{_hashed(number) % 1000}" if share < 8 else None
-            rows["c-0" if share < 6 else some] += 1
+            customer = f"c-{_xxhash64(number) % 1000}" if share < 8 else None
+            rows["c-0" if share < 6 else customer] += 1
         yield [*rows.items()]
 
 
@@ -590,7 +600,7 @@ def _orders_of_the_lab() -> Iterable[list[tuple[str | None, int]]]:
 def test_workers_under_skew_agree_with_the_lab(guide):
     """Rows, tasks and scans are equal. Which number a salted row gets, the rules do not know."""
     files = [*_orders_of_the_lab()]
-    found = called(
+    results = call_module(
         guide,
         SKEW,
         f"""{_STAGES}
@@ -607,34 +617,37 @@ def test_workers_under_skew_agree_with_the_lab(guide):
         ["rows"],
     )
     expected = [
-        [[told[name] for name in of] for of, (_, told) in zip(names, looks, strict=True)]
-        for _, looks in figures("skew")
+        [
+            [values[name] for name in columns]
+            for columns, (_, values) in zip(names, looks, strict=True)
+        ]
+        for _, looks in read_figures("skew")
     ]
-    (_, largest), (_, salted) = found[-1][0], expected[-1][0]
+    (_, largest), (_, salted) = results[-1][0], expected[-1][0]
     assert largest == pytest.approx(salted, rel=0.02)
-    found[-1][0][1] = salted
-    assert found == expected
+    results[-1][0][1] = salted
+    assert results == expected
 
 
 @pytest.mark.slow
 def test_workers_under_skew_by_keyboard(browser, site):
     page = Simulator(browser, f"{site}/guide/skew-sim.html")
-    assert page.said.startswith("join, plain: the longest of 4 worker(s) takes ")
-    assert "2.5 times the even share." in page.said
+    assert page.status_text.startswith("join, plain: the longest of 4 worker(s) takes ")
+    assert "2.5 times the even share." in page.status_text
     page.press_at("Workers", *[Keys.ARROW_RIGHT] * 4)
-    assert "the longest of 8 worker(s)" in page.said
-    assert "4.9 times the even share." in page.said
-    page.choose("Query", "as_of, salted")
-    assert "Orders are read 2 time(s), 15 row(s) of customers are copied." in page.said
+    assert "the longest of 8 worker(s)" in page.status_text
+    assert "4.9 times the even share." in page.status_text
+    page.choose_option("Query", "as_of, salted")
+    assert "Orders are read 2 time(s), 15 row(s) of customers are copied." in page.status_text
     page.press_at("Rows of one customer (%)", Keys.END)
     page.press_at("Rows of no customer (%)", Keys.HOME)
-    assert "worker 1" in page.text
+    assert "worker 1" in page.visible_text
     # Both shares make at most the whole.
     page.press_at("Rows of no customer (%)", Keys.END)
     page.go_to("Rows of one customer (%)")
     assert browser.execute_script("return document.activeElement.value") == "10"
     page.press_at("Reset")
-    assert "2.5 times the even share." in page.said
+    assert "2.5 times the even share." in page.status_text
 
 
 # --- the grid of a backfill -----------------------------------------------------------------------
@@ -643,70 +656,85 @@ GRID = "backfill-grid-rules.js"
 CALENDAR = Window(START, day(17))
 
 
-def _numbers(of: Iterable[date]) -> list[int]:
-    return sorted(_number(one) for one in of if one in CALENDAR)
+def _day_numbers(days: Iterable[date]) -> list[int]:
+    return sorted(_day_number(calendar_day) for calendar_day in days if calendar_day in CALENDAR)
 
 
 @pytest.mark.slow
 def test_what_follows_in_the_grid_is_what_the_graph_says(guide, tmp_path):
     settings = load_settings(start=START, end=CALENDAR.end, warehouse=str(tmp_path))
-    tables = dict(called(guide, GRID, "return Object.entries(m.TABLES)"))
+    tables = dict(call_module(guide, GRID, "return Object.entries(m.TABLES)"))
     graph = Graph.from_tables(TABLES.values(), Policy.from_settings(settings))
     reaches = {}
-    for name, of in tables.items():
+    for name, entry in tables.items():
         inputs = graph.inputs[name]
-        assert [one.source.name for one in inputs] == ([of["of"]] if of else [])
-        for one in inputs:
-            assert (one.reach.before, one.reach.after) == (of["before"], of["after"])
-            reaches[name] = one.reach
+        assert [table_input.source.name for table_input in inputs] == (
+            [entry["of"]] if entry else []
+        )
+        for table_input in inputs:
+            assert (table_input.reach.before, table_input.reach.after) == (
+                entry["before"],
+                entry["after"],
+            )
+            reaches[name] = table_input.reach
     # Whatever is asked for, gaps included.
     invent = random.Random(4)
-    asked, expected = [], []
+    requests, expected = [], []
     for _ in range(200):
         first = invent.choice([*tables])
         days = {day(n) for n in range(1, 17) if invent.random() < 0.2} or {day(16)}
-        found = {first: days}
+        days_by_table = {first: days}
         for name in [*tables][[*tables].index(first) + 1 :]:
-            changed = reaches[name].changed(found[tables[name]["of"]], ledger(RAW))
-            found[name] = {of for of in changed if of in CALENDAR}
-            of_input = DaySet.from_days(found[tables[name]["of"]])
-            assert found[name] == {of for of in reaches[name].touched(of_input) if of in CALENDAR}
-        asked.append([first, _numbers(days)])
-        expected.append({name: _numbers(of) for name, of in found.items()})
+            changed = reaches[name].changed(days_by_table[tables[name]["of"]], ledger(RAW))
+            days_by_table[name] = {
+                changed_day for changed_day in changed if changed_day in CALENDAR
+            }
+            input_days = DaySet.from_days(days_by_table[tables[name]["of"]])
+            assert days_by_table[name] == {
+                touched_day
+                for touched_day in reaches[name].touched(input_days)
+                if touched_day in CALENDAR
+            }
+        requests.append([first, _day_numbers(days)])
+        expected.append(
+            {name: _day_numbers(table_days) for name, table_days in days_by_table.items()}
+        )
     follows = "return g[0].map(([first, days]) => m.follows(first, days))"
-    assert called(guide, GRID, follows, asked) == expected
+    assert call_module(guide, GRID, follows, requests) == expected
     # And as a plan of ours has it: the days that Dagster is asked for.
     assets = build_defs(settings).get_repository_def().asset_graph
-    asked, expected = [], []
+    requests, expected = [], []
     for first in tables:
         names = [*tables][[*tables].index(first) :]
         for start, length in ((1, 1), (4, 1), (9, 3), (16, 1), (1, 16)):
             window = Window(day(start), day(start + length))
-            asked.append([first, _numbers(window)])
+            requests.append([first, _day_numbers(window)])
             planned = days_by_table(assets, names, window)
-            expected.append({name: _numbers(of) for name, of in planned.items()})
-    assert called(guide, GRID, follows, asked) == expected
+            expected.append(
+                {name: _day_numbers(table_days) for name, table_days in planned.items()}
+            )
+    assert call_module(guide, GRID, follows, requests) == expected
 
 
 @pytest.mark.slow
 def test_a_range_of_the_grid_is_cut_as_ours_are(guide):
-    asked = [(n, most) for n in (1, 7, 16) for most in (0, 1, 3, 7)]
-    assert called(
+    requests = [(n, most) for n in (1, 7, 16) for most in (0, 1, 3, 7)]
+    assert call_module(
         guide,
         GRID,
         """return g[0].map(([last, most]) =>
           m.chunks(Array.from({ length: last }, (_, at) => at + 1), most));""",
-        asked,
+        requests,
     ) == [
-        [_numbers(part) for part in Window(START, day(n + 1)).split_by_length(most or 16)]
-        for n, most in asked
+        [_day_numbers(part) for part in Window(START, day(n + 1)).split_by_length(most or 16)]
+        for n, most in requests
     ]
 
 
 @pytest.mark.slow
 def test_what_the_grid_is_asked_for_makes_days_right(guide):
     """Of many situations: all days, in runs of any size, wherever a run fails and goes on."""
-    told = called(
+    results = call_module(
         guide,
         GRID,
         """
@@ -734,43 +762,43 @@ def test_what_the_grid_is_asked_for_makes_days_right(guide):
         });
         """,
     )
-    for of in told:
-        assert of["left"] == of["needless"] == of["again"] == 0, of
-        assert of["wrong"] == of["built"] >= 1, of
-        assert of["kept"] <= of["wrong"]
-        assert of["script"] == 3 * 16
+    for result in results:
+        assert result["left"] == result["needless"] == result["again"] == 0, result
+        assert result["wrong"] == result["built"] >= 1, result
+        assert result["kept"] <= result["wrong"]
+        assert result["script"] == 3 * 16
         # Facts alone help only where the facts alone are wrong.
-        assert (of["facts"] == 0) is (of["name"] == "code"), of
+        assert (result["facts"] == 0) is (result["name"] == "code"), result
 
 
 @pytest.mark.slow
 def test_the_grid_by_keyboard(browser, site):
     page = Simulator(browser, f"{site}/guide/backfill-grid.html")
-    assert page.said == "7 days are wrong, late or empty."
+    assert page.status_text == "7 days are wrong, late or empty."
     page.press_at("raw_orders day 1: filled, asked for", *[Keys.ARROW_RIGHT] * 8, Keys.SPACE)
-    assert page.said == (
+    assert page.status_text == (
         "Asked for: raw_orders, day 9. What follows: stg_orders, days 2 to 9; fact_daily_orders, "
         "days 2 to 9. 7 day(s) computed, 10 identical in 2 run(s)."
     )
-    page.send(Keys.ARROW_RIGHT, Keys.ENTER)
-    assert page.said.startswith("Asked for: raw_orders, days 9 to 10.")
-    page.choose("Days in a run", "3")
+    page.press_keys(Keys.ARROW_RIGHT, Keys.ENTER)
+    assert page.status_text.startswith("Asked for: raw_orders, days 9 to 10.")
+    page.choose_option("Days in a run", "3")
     page.press_at("Run that fails (0: none)", Keys.ARROW_UP, Keys.ARROW_UP)
     page.press_at("Launch")
     score = "Built needlessly: 0. Left wrong, late or empty:"
-    assert page.said == f"Run 2 failed: 1 day(s) computed, 1 identical. {score} 6."
+    assert page.status_text == f"Run 2 failed: 1 day(s) computed, 1 identical. {score} 6."
     page.press_at("Go on with the failed run", Keys.ENTER)
-    assert page.said == f"Success: 6 day(s) computed, 12 identical. {score} 0."
+    assert page.status_text == f"Success: 6 day(s) computed, 12 identical. {score} 0."
     page.press_at("Build identical days too")
     page.press_at("Launch")
-    assert "Built needlessly: 20." in page.said
-    page.choose("What happened", "three days that were not loaded")
-    page.choose("Begin with", "fact_daily_orders")
+    assert "Built needlessly: 20." in page.status_text
+    page.choose_option("What happened", "three days that were not loaded")
+    page.choose_option("Begin with", "fact_daily_orders")
     page.press_at("Last day", Keys.DELETE, "16")
     page.press_at("Launch")
-    assert "3 without their input" in page.said
-    assert "A day cannot be built without its own day of the input." in page.text
+    assert "3 without their input" in page.status_text
+    assert "A day cannot be built without its own day of the input." in page.visible_text
     page.press_at("Another situation")
-    assert "Several things happened at once." in page.text
+    assert "Several things happened at once." in page.visible_text
     page.press_at("Reset")
-    assert "Launch 1" not in page.text
+    assert "Launch 1" not in page.visible_text

@@ -17,7 +17,7 @@ from backfill_assets_tests.pipeline import Pipeline, day, order
 FINE = (1, 2, 7)
 
 
-def spoil(pipeline: Pipeline, secret: Path) -> None:
+def spoil_days(pipeline: Pipeline, secret: Path) -> None:
     """A day of each kind between days that are fine."""
     for n in range(1, 8):
         if n != 5:
@@ -29,7 +29,7 @@ def spoil(pipeline: Pipeline, secret: Path) -> None:
     # Day 6 may not be listed: see `close_folder`.
 
 
-def mend(pipeline: Pipeline) -> None:
+def fix_days(pipeline: Pipeline) -> None:
     (pipeline.folder(3) / "bomb.jsonl.gz").unlink()
     (pipeline.folder(4) / "link.jsonl").unlink()
     (pipeline.landing / "orders" / f"arrival_date={day(5)}").unlink()
@@ -39,8 +39,8 @@ def mend(pipeline: Pipeline) -> None:
 def test_one_bad_day_is_no_other_days_problem(pipeline: Pipeline, tmp_path: Path) -> None:
     secret = tmp_path / "secret.jsonl"
     secret.write_text("secret")
-    spoil(pipeline, secret)
-    why = {
+    spoil_days(pipeline, secret)
+    reasons_by_day = {
         3: f"arrival_date={day(3)}/bomb.jsonl.gz (LandingError: a line is longer than",
         4: f"arrival_date={day(4)}/link.jsonl (a link that leads out of the landing",
         5: f"arrival_date={day(5)}/ (NotADirectoryError",
@@ -49,38 +49,40 @@ def test_one_bad_day_is_no_other_days_problem(pipeline: Pipeline, tmp_path: Path
     with pytest.MonkeyPatch.context() as patch:
         close_folder(patch, pipeline.folder(6))
         pipeline.night(day(8))
-        now = situation(pipeline)
+        now = read_situation(pipeline)
         states = day_states("raw_orders", now)
-        told = {i.item: i for i in find_incidents(now) if i.subject == "raw_orders"}
+        day_incidents = {i.item: i for i in find_incidents(now) if i.subject == "raw_orders"}
     assert pipeline.materialized("raw_orders") == {str(day(n)) for n in FINE}
-    assert {n for n in why if states[day(n)] is DayState.CHECK_FAILED} == {*why}
-    assert {told[str(day(n))].kind for n in why} == {"check failed"}
-    said = reasons(pipeline)
-    for n, text in why.items():
-        assert any(f"cannot be read: {text}" in reason for reason in said[str(day(n))])
-        assert secret.read_text() not in str(said)
+    assert {n for n in reasons_by_day if states[day(n)] is DayState.CHECK_FAILED} == {
+        *reasons_by_day
+    }
+    assert {day_incidents[str(day(n))].kind for n in reasons_by_day} == {"check failed"}
+    messages = check_messages(pipeline)
+    for n, text in reasons_by_day.items():
+        assert any(f"cannot be read: {text}" in reason for reason in messages[str(day(n))])
+        assert secret.read_text() not in str(messages)
 
-    mend(pipeline)
+    fix_days(pipeline)
     pipeline.night(day(9))
     assert pipeline.materialized("raw_orders") >= {str(day(n)) for n in range(1, 8)}
     assert {row["order_id"] for row in pipeline.rows("raw_orders")} == {
         f"o{n}" for n in range(1, 8)
     }
-    assert DayState.CHECK_FAILED not in day_states("raw_orders", situation(pipeline)).values()
+    assert DayState.CHECK_FAILED not in day_states("raw_orders", read_situation(pipeline)).values()
 
 
-def situation(pipeline: Pipeline) -> Situation:
+def read_situation(pipeline: Pipeline) -> Situation:
     return Monitor(pipeline.settings, lambda: pipeline.now).read_situation(pipeline.instance)
 
 
-def reasons(pipeline: Pipeline) -> dict[str, list[str]]:
+def check_messages(pipeline: Pipeline) -> dict[str, list[str]]:
     """By day, what the checks of the raw log said."""
-    found: dict[str, list[str]] = {}
+    messages: dict[str, list[str]] = {}
     for run in pipeline.instance.get_runs():
         for entry in pipeline.instance.all_logs(
             run.run_id, of_type=dg.DagsterEventType.ASSET_CHECK_EVALUATION
         ):
-            said = entry.get_dagster_event().asset_check_evaluation_data
-            if said.partition and not said.passed:
-                found.setdefault(said.partition, []).append(str(said.description))
-    return found
+            evaluation = entry.get_dagster_event().asset_check_evaluation_data
+            if evaluation.partition and not evaluation.passed:
+                messages.setdefault(evaluation.partition, []).append(str(evaluation.description))
+    return messages

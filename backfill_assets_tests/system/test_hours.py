@@ -15,9 +15,9 @@ from backfill_assets.calendar.partitions import Window
 from backfill_assets.landing.listing import list_landing
 from backfill_assets.publish.run_tags import ACCEPT_TAG
 from backfill_assets_tests.neighbours import TAPS, Taps, taps_by_hour
-from backfill_assets_tests.pipeline import Pipeline, day, planned, undo, verify
+from backfill_assets_tests.pipeline import Pipeline, day, make_plan, run_undo, run_verify
 
-NAMES = tuple(one.name for one in (*TAPS.tables, taps_by_hour))
+NAMES = tuple(declared.name for declared in (*TAPS.tables, taps_by_hour))
 
 
 @pytest.fixture
@@ -26,15 +26,15 @@ def taps(engine, spark, tmp_path: Path) -> Taps:
     return Taps(engine, tmp_path, land=False, tables="backfill_assets_tests.neighbours:HOURS")
 
 
-def said(result: dg.ExecuteInProcessResult, n: int, name: str = TAPS.raw.name) -> str:
+def audit_message(result: dg.ExecuteInProcessResult, n: int, name: str = TAPS.raw.name) -> str:
     """What the audit says of a day of the log."""
-    (found,) = (
+    (evaluation,) = (
         e
         for e in result.get_asset_check_evaluations()
         if (e.asset_key, e.check_name, e.partition)
         == (dg.AssetKey(name), "conservation", str(day(n)))
     )
-    return found.description or ""
+    return evaluation.description or ""
 
 
 def test_hours_are_read_and_a_late_one_makes_its_day_again(taps: Taps) -> None:
@@ -46,37 +46,37 @@ def test_hours_are_read_and_a_late_one_makes_its_day_again(taps: Taps) -> None:
     assert taps.made(1) == taps.made(2) == dict.fromkeys(range(24), 1)
     assert taps.made(3) == dict.fromkeys({*range(24)} - {4, 5, 23}, 1)
     assert taps.files(2) == {f"arrival_date={day(2)}/hour={h:02}/part-0.jsonl" for h in range(24)}
-    assert "no folder" not in said(result, 1)
-    assert f"2 hour(s) of arrival_date={day(3)} have no folder: 04, 23" in said(result, 3)
+    assert "no folder" not in audit_message(result, 1)
+    assert f"2 hour(s) of arrival_date={day(3)} have no folder: 04, 23" in audit_message(result, 3)
     # The hours of a day come after it was loaded; nobody has to say so.
     taps.tap(3, 23, ["a", "b"])
-    asked = taps.night(day(4))
-    assert {r.tags["dagster/asset_partition_range_start"] for r in asked} == {str(day(3))}
+    requests = taps.night(day(4))
+    assert {r.tags["dagster/asset_partition_range_start"] for r in requests} == {str(day(3))}
     assert taps.made(3)[23] == 2
-    plan = planned(taps, str(day(3)), tables=NAMES)
+    plan = make_plan(taps, str(day(3)), tables=NAMES)
     assert plan.tables[taps_by_hour.name].identical
     # The last of them: the warning ends.
     taps.tap(3, 4, ["c"])
-    plan = planned(taps, str(day(3)), tables=NAMES)
+    plan = make_plan(taps, str(day(3)), tables=NAMES)
     assert not plan.tables[TAPS.raw.name].identical
-    assert "no folder" not in said(taps.run(3, 3, NAMES), 3)
+    assert "no folder" not in audit_message(taps.run(3, 3, NAMES), 3)
     assert taps.made(3)[4] == 1
-    matches = verify(taps.settings, taps.io_manager.engine, Window(day(1), day(4)))
-    assert {one.outcome for one in matches} == {VerifyOutcome.MATCHES}
+    matches = run_verify(taps.settings, taps.io_manager.engine, Window(day(1), day(4)))
+    assert {day_match.outcome for day_match in matches} == {VerifyOutcome.MATCHES}
 
 
 @pytest.mark.slow
 def test_a_purged_landing_of_hours_takes_nothing_away(taps: Taps) -> None:
     taps.whole_day(1, without=[9])
     before = taps.run(1, 1, NAMES)
-    assert "no folder: 09" in said(before, 1)
-    made = taps.made(1)
+    assert "no folder: 09" in audit_message(before, 1)
+    hours = taps.made(1)
     for hour in range(12):
         shutil.rmtree(taps.landing / "taps" / f"arrival_date={day(1)}" / f"hour={hour:02}", True)
     taps.tap(1, 20, ["more"], "part-1.jsonl")
     # What was loaded has come: the hour that never came alone is missing.
-    assert "no folder: 09." in said(taps.run(1, 1, NAMES), 1)
-    assert taps.made(1) == made | {20: 2}
+    assert "no folder: 09." in audit_message(taps.run(1, 1, NAMES), 1)
+    assert taps.made(1) == hours | {20: 2}
 
 
 @pytest.mark.slow
@@ -86,11 +86,11 @@ def test_a_replaced_file_of_an_hour_waits_for_a_person(taps: Taps) -> None:
     taps.run(1, 1, NAMES)
     path = taps.tap(1, 3, ["x"])
     name = f"arrival_date={day(1)}/hour=03/{path.name}"
-    assert f"{name} was replaced and lacks taps" in said(taps.run(1, 1, NAMES), 1)
+    assert f"{name} was replaced and lacks taps" in audit_message(taps.run(1, 1, NAMES), 1)
     assert taps.made(1)[3] == 2
     accepted = taps.run(1, 1, NAMES, tags={ACCEPT_TAG: name})
     assert taps.made(1)[3] == 1
-    undo(taps, accepted.run_id)
+    run_undo(taps, accepted.run_id)
     assert taps.made(1)[3] == 2
 
 
@@ -100,16 +100,18 @@ def test_what_lies_beside_the_hours_is_told(taps: Taps) -> None:
     shutil.copy(folder / "hour=03" / "part-0.jsonl", folder / "beside.jsonl")
     shutil.copytree(folder / "hour=03", folder / "hour=24")
     (folder / "_control.json").write_text('{"rows": 24}')
-    text = said(taps.run(1, 1, NAMES), 1)
+    text = audit_message(taps.run(1, 1, NAMES), 1)
     for name in ("beside.jsonl", "hour=24"):
         assert f"unknown kind of file: arrival_date={day(1)}/{name}" in text
     # A control file counts all hours; one that is wrong holds the day back.
     (folder / "_control.json").write_text('{"rows": 25}')
-    assert "_control.json says 25 taps, 24 were read" in said(taps.run(1, 1, NAMES, fails=True), 1)
+    assert "_control.json says 25 taps, 24 were read" in audit_message(
+        taps.run(1, 1, NAMES, fails=True), 1
+    )
     (folder / "_control.json").unlink()
     # A broken file of an hour holds the day back, by its name.
     (folder / "hour=05" / "broken.json.gz").write_bytes(b"no gzip")
-    text = said(taps.run(1, 1, NAMES, fails=True), 1)
+    text = audit_message(taps.run(1, 1, NAMES, fails=True), 1)
     assert f"cannot be read: arrival_date={day(1)}/hour=05/broken.json.gz" in text
 
 
@@ -133,10 +135,10 @@ def test_hours_of_a_source_by_day_are_told(engine, spark, tmp_path: Path) -> Non
     (pipeline.folder(1) / "hour=03").mkdir()
     (pipeline.folder(1) / "hour=03" / "part-0.jsonl").write_text("{}\n")
     result = pipeline.run(1, 1, ["raw_orders", "raw_orders_rejected"])
-    text = said(result, 1, "raw_orders")
+    text = audit_message(result, 1, "raw_orders")
     assert f"1 folder(s) of hours are not read, such as arrival_date={day(1)}/hour=03" in text
     assert "hourly=True" in text
 
 
 def test_a_day_that_has_not_come_has_no_missing_hours(taps: Taps) -> None:
-    assert "no folder" not in said(taps.run(1, 1, NAMES), 1)
+    assert "no folder" not in audit_message(taps.run(1, 1, NAMES), 1)

@@ -24,65 +24,65 @@ from backfill_assets.orders.lines import ORDER_LINES
 from backfill_assets.orders.tables import RAW, TABLES
 from backfill_assets.publish.run_tags import ACCEPT_TAG, REWRITE_TAG
 from backfill_assets.staleness.arrivals import find_unloaded_days, loaded_manifests
-from backfill_assets_tests.invented_listings import file
-from backfill_assets_tests.pipeline import Pipeline, day, order, outcomes
+from backfill_assets_tests.invented_listings import file_path
+from backfill_assets_tests.pipeline import Pipeline, count_outcomes, day, order
 
 RAW_STEP = ("raw_orders", "raw_orders_rejected")
 REWRITE = {REWRITE_TAG: "true"}
 
 
-def accepts(*names: str) -> dict[str, str]:
+def accept_tags(*names: str) -> dict[str, str]:
     return {ACCEPT_TAG: ", ".join(names)}
 
 
-def early(order_id: str, n: int, **changes: str) -> dict:
+def early_order(order_id: str, n: int, **changes: str) -> dict:
     """An order of a day's folder that is logged on the day after."""
     return order(order_id, n, ingested=f"{day(n + 1)}T01:00:00Z", **changes)
 
 
-def many(count: int, n: int, prefix: str = "o") -> list[dict | str]:
+def many_orders(count: int, n: int, prefix: str = "o") -> list[dict | str]:
     return [order(f"{prefix}-{n}-{i}", n) for i in range(count)]
 
 
-def ids(pipeline: Pipeline, n: int) -> list[str]:
+def order_ids(pipeline: Pipeline, n: int) -> list[str]:
     """The orders that are logged on a day."""
     return sorted(r["order_id"] for r in pipeline.rows("raw_orders") if r["log_date"] == day(n))
 
 
-def rejected(pipeline: Pipeline) -> list[tuple[date, str]]:
+def rejected_lines(pipeline: Pipeline) -> list[tuple[date, str]]:
     return sorted((r["arrival_date"], r["text"]) for r in pipeline.rows("raw_orders_rejected"))
 
 
-def said(
+def check_evaluation(
     result: dg.ExecuteInProcessResult, n: int, check: str = "conservation"
 ) -> dg.AssetCheckEvaluation:
     """What a check of the raw log says of a day; its severity matters only if it did not pass."""
-    (found,) = (
+    (evaluation,) = (
         e
         for e in result.get_asset_check_evaluations()
         if (e.asset_key, e.check_name, e.partition) == (dg.AssetKey(RAW.name), check, str(day(n)))
     )
-    return found
+    return evaluation
 
 
-def to_load(pipeline: Pipeline, today: int) -> set[date]:
+def days_to_load(pipeline: Pipeline, today: int) -> set[date]:
     """The log days that a night would load."""
-    found = find_unloaded_days(
+    arrived = find_unloaded_days(
         pipeline.io_manager.ledger(RAW),
         list_landing(str(pipeline.landing), ORDER_LINES),
         Policy.from_settings(pipeline.settings),
         day(today),
         pipeline.io_manager.ledger(TABLES["raw_orders_rejected"]),
     )
-    return set(found.days_to_load)
+    return set(arrived.days_to_load)
 
 
-def situation(pipeline: Pipeline, today: int) -> Situation:
+def read_situation(pipeline: Pipeline, today: int) -> Situation:
     pipeline.now = pipeline.now.replace(month=1, day=today, hour=3)
     return Monitor(pipeline.settings, lambda: pipeline.now).read_situation(pipeline.instance)
 
 
-def told(now: Situation, kind: str) -> dict[str, str]:
+def incident_details(now: Situation, kind: str) -> dict[str, str]:
     """What a person is told of the raw log, by day."""
     return {
         i.item: i.detail for i in find_incidents(now) if (i.kind, i.subject) == (kind, RAW.name)
@@ -93,24 +93,24 @@ def told(now: Situation, kind: str) -> dict[str, str]:
 
 
 def test_days_are_rebuilt_from_the_log_when_their_landing_is_purged(pipeline: Pipeline) -> None:
-    pipeline.land(1, [order("a", 1), order("b", 1), early("e", 1), "rejected"])
+    pipeline.land(1, [order("a", 1), order("b", 1), early_order("e", 1), "rejected"])
     pipeline.land(2, [order("c", 2, "7.00"), order("a", 1, "1.00", ingested=f"{day(2)}T09:00:00Z")])
     (pipeline.folder(2) / "_control.json").write_text('{"rows": 2, "amount": "8.00"}')
     pipeline.land(3, [order("d", 3), "rejected too"])
     names = tuple(TABLES)
     pipeline.run(1, 3, names)
-    before, refused = pipeline.digests(), rejected(pipeline)
+    before, refused = pipeline.digests(), rejected_lines(pipeline)
     empty = {name for name in names if not before[name]}
     assert empty == {"late_orders", "fact_order_corrections"}
 
     for n in (1, 3):
         shutil.rmtree(pipeline.folder(n))
     (pipeline.folder(2) / "part-0.jsonl").unlink()  # the control file stays, alone
-    assert to_load(pipeline, 4) == set()
+    assert days_to_load(pipeline, 4) == set()
     result = pipeline.run(1, 3, names, tags=REWRITE)
     assert pipeline.digests() == before
-    assert rejected(pipeline) == refused
-    assert [n for n in (1, 2, 3) if not said(result, n).passed] == []
+    assert rejected_lines(pipeline) == refused
+    assert [n for n in (1, 2, 3) if not check_evaluation(result, n).passed] == []
 
     # And once more: what was kept is kept again.
     pipeline.run(1, 3, RAW_STEP, tags=REWRITE)
@@ -118,10 +118,10 @@ def test_days_are_rebuilt_from_the_log_when_their_landing_is_purged(pipeline: Pi
 
     # What lands later comes on top of it.
     pipeline.land(1, [order("new", 1), "rejected later"], "part-1.jsonl")
-    assert to_load(pipeline, 4) == {day(1), day(2)}
+    assert days_to_load(pipeline, 4) == {day(1), day(2)}
     pipeline.run(1, 2, RAW_STEP)
-    assert (ids(pipeline, 1), ids(pipeline, 2)) == (["a", "b", "new"], ["a", "c", "e"])
-    assert rejected(pipeline) == sorted([*refused, (day(1), "rejected later")])
+    assert (order_ids(pipeline, 1), order_ids(pipeline, 2)) == (["a", "b", "new"], ["a", "c", "e"])
+    assert rejected_lines(pipeline) == sorted([*refused, (day(1), "rejected later")])
 
 
 def test_days_of_a_time_without_manifests_keep_their_rows(
@@ -132,21 +132,21 @@ def test_days_of_a_time_without_manifests_keep_their_rows(
     pipeline.land(1, ["all of it rejected"], "part-1.jsonl")
     honest = landed.RawLoader.remarks
 
-    def remarks(*given):
-        found = honest(*given)
-        return replace(found, details=msgspec.structs.replace(found.details, landing={}))
+    def remarks(*arguments):
+        result = honest(*arguments)
+        return replace(result, details=msgspec.structs.replace(result.details, landing={}))
 
     monkeypatch.setattr(landed.RawLoader, "remarks", remarks)
     pipeline.run(1, 1, RAW_STEP)
     monkeypatch.undo()
-    refused = rejected(pipeline)
+    refused = rejected_lines(pipeline)
     assert loaded_manifests(pipeline.io_manager.ledger(RAW)) == {}
     shutil.rmtree(pipeline.folder(1))
     pipeline.land(2, [order("c", 2)])
     for _ in range(2):
         pipeline.run(1, 2, RAW_STEP, tags=REWRITE)
-        assert (ids(pipeline, 1), ids(pipeline, 2)) == (["a", "b"], ["c"])
-        assert rejected(pipeline) == refused
+        assert (order_ids(pipeline, 1), order_ids(pipeline, 2)) == (["a", "b"], ["c"])
+        assert rejected_lines(pipeline) == refused
 
 
 def test_rows_of_a_purged_file_that_another_time_zone_would_move(pipeline: Pipeline) -> None:
@@ -168,46 +168,48 @@ def test_rows_of_a_purged_file_that_another_time_zone_would_move(pipeline: Pipel
 
 
 def test_a_replaced_file_that_takes_orders_away_waits_for_a_person(pipeline: Pipeline) -> None:
-    pipeline.land(1, [order("a", 1), order("b", 1), early("e", 1), early("f", 1), "rejected"])
+    pipeline.land(
+        1, [order("a", 1), order("b", 1), early_order("e", 1), early_order("f", 1), "rejected"]
+    )
     pipeline.land(2, [order("c", 2)])
     pipeline.run(1, 2, RAW_STEP)
 
-    pipeline.land(1, [order("b", 1, "11.00"), early("f", 1)])
-    assert to_load(pipeline, 3) == {day(1), day(2)}
+    pipeline.land(1, [order("b", 1, "11.00"), early_order("f", 1)])
+    assert days_to_load(pipeline, 3) == {day(1), day(2)}
     result = pipeline.run(1, 2, RAW_STEP)
     for n in (1, 2):
-        check = said(result, n)
+        check = check_evaluation(result, n)
         assert (check.passed, check.severity) == (False, dg.AssetCheckSeverity.WARN)
-        assert file(1) in check.description
+        assert file_path(1) in check.description
         assert ACCEPT_TAG in check.description
-    assert (ids(pipeline, 1), ids(pipeline, 2)) == (["a", "b"], ["c", "e", "f"])
-    assert rejected(pipeline) == [(day(1), "rejected")]
+    assert (order_ids(pipeline, 1), order_ids(pipeline, 2)) == (["a", "b"], ["c", "e", "f"])
+    assert rejected_lines(pipeline) == [(day(1), "rejected")]
 
     # It waits, and says so; nothing else has to wait for it.
-    assert to_load(pipeline, 3) == set()
-    now = situation(pipeline, 3)
+    assert days_to_load(pipeline, 3) == set()
+    now = read_situation(pipeline, 3)
     assert day_states(RAW.name, now) == dict.fromkeys((day(1), day(2)), DayState.HELD)
-    waits = told(now, "replaced file waits")
+    waits = incident_details(now, "replaced file waits")
     assert set(waits) == {str(day(1)), str(day(2))}
-    assert all(file(1) in detail for detail in waits.values())
-    pipeline.land(1, [order("new", 1), early("g", 1)], "part-1.jsonl")
+    assert all(file_path(1) in detail for detail in waits.values())
+    pipeline.land(1, [order("new", 1), early_order("g", 1)], "part-1.jsonl")
     pipeline.land(2, [order("new-2", 2)], "part-1.jsonl")
     pipeline.run(1, 2, RAW_STEP)
-    assert ids(pipeline, 1) == ["a", "b", "new"]
-    assert ids(pipeline, 2) == ["c", "e", "f", "g", "new-2"]
+    assert order_ids(pipeline, 1) == ["a", "b", "new"]
+    assert order_ids(pipeline, 2) == ["c", "e", "f", "g", "new-2"]
 
     # Accepted by name, it is loaded.
-    result = pipeline.run(1, 2, RAW_STEP, tags=accepts(file(1)))
-    assert all(said(result, n).passed for n in (1, 2))
-    assert ids(pipeline, 1) == ["b", "new"]
-    assert ids(pipeline, 2) == ["c", "f", "g", "new-2"]
+    result = pipeline.run(1, 2, RAW_STEP, tags=accept_tags(file_path(1)))
+    assert all(check_evaluation(result, n).passed for n in (1, 2))
+    assert order_ids(pipeline, 1) == ["b", "new"]
+    assert order_ids(pipeline, 2) == ["c", "f", "g", "new-2"]
     amounts = {r["order_id"]: str(r["amount"]) for r in pipeline.rows("raw_orders")}
     assert amounts["b"] == "11.00"
-    assert rejected(pipeline) == []
-    now = situation(pipeline, 3)
-    assert to_load(pipeline, 3) == set()
+    assert rejected_lines(pipeline) == []
+    now = read_situation(pipeline, 3)
+    assert days_to_load(pipeline, 3) == set()
     assert set(day_states(RAW.name, now).values()) == {DayState.FRESH}
-    assert told(now, "replaced file waits") == {}
+    assert incident_details(now, "replaced file waits") == {}
 
 
 def test_a_replaced_file_with_all_its_orders_is_a_correction(pipeline: Pipeline) -> None:
@@ -215,25 +217,25 @@ def test_a_replaced_file_with_all_its_orders_is_a_correction(pipeline: Pipeline)
     pipeline.run(1, 1, RAW_STEP)
     pipeline.land(1, [order("b", 1, "11.00"), order("c", 1), order("a", 1)])
     result = pipeline.run(1, 1, RAW_STEP)
-    check = said(result, 1)
+    check = check_evaluation(result, 1)
     assert (check.passed, check.severity) == (False, dg.AssetCheckSeverity.WARN)
-    assert f"have all orders that were loaded from them: {file(1)}" in check.description
-    assert ids(pipeline, 1) == ["a", "b", "c"]
-    assert day_states(RAW.name, situation(pipeline, 2)) == {day(1): DayState.FRESH}
+    assert f"have all orders that were loaded from them: {file_path(1)}" in check.description
+    assert order_ids(pipeline, 1) == ["a", "b", "c"]
+    assert day_states(RAW.name, read_situation(pipeline, 2)) == {day(1): DayState.FRESH}
 
     # Now it takes one away; the old one is put back. All is as it was, and the day can close.
     whole = path.read_text()
     pipeline.land(1, [order("a", 1)])
     pipeline.run(1, 1, RAW_STEP)
-    assert day_states(RAW.name, situation(pipeline, 2)) == {day(1): DayState.HELD}
+    assert day_states(RAW.name, read_situation(pipeline, 2)) == {day(1): DayState.HELD}
     path.write_text(whole)
     # Nothing to read, but the record no longer says that something waits.
-    assert to_load(pipeline, 2) == {day(1)}
+    assert days_to_load(pipeline, 2) == {day(1)}
     pipeline.run(1, 1, RAW_STEP)
-    assert to_load(pipeline, 2) == set()
+    assert days_to_load(pipeline, 2) == set()
     pipeline.land(2, [order("d", 2)])
     pipeline.run(2, 2, RAW_STEP)
-    now = situation(pipeline, 3)
+    now = read_situation(pipeline, 3)
     assert set(day_states(RAW.name, now).values()) == {DayState.FRESH}
     assert day(1) in landed.settled_days(now.ledgers[RAW.name])
 
@@ -241,9 +243,9 @@ def test_a_replaced_file_with_all_its_orders_is_a_correction(pipeline: Pipeline)
 def test_whatever_becomes_of_a_file_its_rows_stay(pipeline: Pipeline) -> None:
     """Gone while another came, cut to nothing, called unfinished, another name: each on its day."""
     for n in range(1, 5):
-        pipeline.land(n, [*many(2, n), f"rejected {n}"])
+        pipeline.land(n, [*many_orders(2, n), f"rejected {n}"])
     pipeline.run(1, 4, RAW_STEP)
-    refused = rejected(pipeline)
+    refused = rejected_lines(pipeline)
 
     path = [pipeline.folder(n) / "part-0.jsonl" for n in range(1, 5)]
     path[0].unlink()
@@ -251,17 +253,17 @@ def test_whatever_becomes_of_a_file_its_rows_stay(pipeline: Pipeline) -> None:
     path[1].write_bytes(b"")
     path[2].rename(path[2].with_name("part-0.jsonl.tmp"))
     path[3].rename(path[3].with_name("other.jsonl"))
-    assert to_load(pipeline, 5) == {day(1), day(2), day(3)}
+    assert days_to_load(pipeline, 5) == {day(1), day(2), day(3)}
     pipeline.run(1, 4, RAW_STEP, tags=REWRITE)
-    assert ids(pipeline, 1) == ["new", "o-1-0", "o-1-1"]
+    assert order_ids(pipeline, 1) == ["new", "o-1-0", "o-1-1"]
     for n in (2, 3, 4):
-        assert ids(pipeline, n) == [f"o-{n}-0", f"o-{n}-1"]
-    assert rejected(pipeline) == sorted([*refused, (day(1), "rejected later")])
+        assert order_ids(pipeline, n) == [f"o-{n}-0", f"o-{n}-1"]
+    assert rejected_lines(pipeline) == sorted([*refused, (day(1), "rejected later")])
     assert {r["source_file"] for r in pipeline.rows("raw_orders") if r["log_date"] == day(4)} == {
-        file(4, "other.jsonl")
+        file_path(4, "other.jsonl")
     }
-    now = situation(pipeline, 5)
-    assert told(now, "replaced file waits").keys() == {str(day(2)), str(day(3))}
+    now = read_situation(pipeline, 5)
+    assert incident_details(now, "replaced file waits").keys() == {str(day(2)), str(day(3))}
 
     # A renamed file beside one that is gone: its lines count once, rejected ones too.
     pipeline.land(4, [order("more", 4), "rejected more"], "more.jsonl")
@@ -269,8 +271,8 @@ def test_whatever_becomes_of_a_file_its_rows_stay(pipeline: Pipeline) -> None:
     (pipeline.folder(4) / "more.jsonl").unlink()
     (pipeline.folder(4) / "other.jsonl").rename(pipeline.folder(4) / "third.jsonl")
     pipeline.run(4, 4, RAW_STEP, tags=REWRITE)
-    assert ids(pipeline, 4) == ["more", "o-4-0", "o-4-1"]
-    assert [text for d, text in rejected(pipeline) if d == day(4)] == [
+    assert order_ids(pipeline, 4) == ["more", "o-4-0", "o-4-1"]
+    assert [text for d, text in rejected_lines(pipeline) if d == day(4)] == [
         "rejected 4",
         "rejected more",
     ]
@@ -280,18 +282,18 @@ def test_what_was_renamed_and_then_moves_again_keeps_its_rows(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Renamed twice, the second time while it is read: no run finds the file under a name."""
-    path = pipeline.land(1, many(2, 1))
+    path = pipeline.land(1, many_orders(2, 1))
     pipeline.run(1, 1, RAW_STEP)
     second, third = path.with_name("second.jsonl"), path.with_name("third.jsonl")
     path.rename(second)
     pipeline.land(1, [order("new", 1)], "part-1.jsonl")
-    at_reading(monkeypatch, lambda: second.rename(third))
+    run_at_reading(monkeypatch, lambda: second.rename(third))
     pipeline.run(1, 1, RAW_STEP)
-    assert ids(pipeline, 1) == ["new", "o-1-0", "o-1-1"]
+    assert order_ids(pipeline, 1) == ["new", "o-1-0", "o-1-1"]
     monkeypatch.undo()
     third.unlink()
     pipeline.run(1, 1, RAW_STEP, tags=REWRITE)
-    assert ids(pipeline, 1) == ["new", "o-1-0", "o-1-1"]
+    assert order_ids(pipeline, 1) == ["new", "o-1-0", "o-1-1"]
 
 
 def test_files_that_are_gone_may_be_accepted_too(pipeline: Pipeline) -> None:
@@ -301,9 +303,9 @@ def test_files_that_are_gone_may_be_accepted_too(pipeline: Pipeline) -> None:
     pipeline.run(1, 1, RAW_STEP)
     for name in ("part-0.jsonl", "part-1.jsonl"):
         (pipeline.folder(1) / name).unlink()
-    pipeline.run(1, 1, RAW_STEP, tags={**REWRITE, **accepts(file(1))})
-    assert ids(pipeline, 1) == ["b", "c"]
-    assert rejected(pipeline) == [(day(1), "rejected too")]
+    pipeline.run(1, 1, RAW_STEP, tags={**REWRITE, **accept_tags(file_path(1))})
+    assert order_ids(pipeline, 1) == ["b", "c"]
+    assert rejected_lines(pipeline) == [(day(1), "rejected too")]
 
 
 # --- identity by content --------------------------------------------------------------------------
@@ -311,32 +313,32 @@ def test_files_that_are_gone_may_be_accepted_too(pipeline: Pipeline) -> None:
 
 def test_a_copied_landing_is_the_same_landing(pipeline: Pipeline) -> None:
     for n in (1, 2):
-        pipeline.land(n, [*many(2, n), early(f"e-{n}", n), "rejected"])
+        pipeline.land(n, [*many_orders(2, n), early_order(f"e-{n}", n), "rejected"])
     pipeline.run(1, 3, RAW_STEP)
     for path in Path(pipeline.landing).rglob("*.jsonl"):
         os.utime(path, ns=(1, 1))
-    assert to_load(pipeline, 4) == set()
+    assert days_to_load(pipeline, 4) == set()
     result = pipeline.run(1, 3, RAW_STEP)
-    assert outcomes(result).keys() == {"identical"}
+    assert count_outcomes(result).keys() == {"identical"}
 
     # The same size, but not the same content.
     path = pipeline.folder(1) / "part-0.jsonl"
     path.write_text(path.read_text().replace("10.00", "20.00"))
     os.utime(path, ns=(1, 1_000_000_001))
-    assert to_load(pipeline, 4) == {day(1), day(2)}
+    assert days_to_load(pipeline, 4) == {day(1), day(2)}
 
 
 # --- files that are still being written -----------------------------------------------------------
 
 
-def at_reading(monkeypatch: pytest.MonkeyPatch, act) -> None:
+def run_at_reading(monkeypatch: pytest.MonkeyPatch, act) -> None:
     """Do something once, after the landing was listed and before its lines are read."""
     honest, pending = landed.read_lines, [act]
 
-    def read_lines(*given):
+    def read_lines(*arguments):
         while pending:
             pending.pop()()
-        return honest(*given)
+        return honest(*arguments)
 
     monkeypatch.setattr(landed, "read_lines", read_lines)
 
@@ -347,32 +349,32 @@ def test_a_file_that_is_not_at_rest_is_not_loaded(
     """On days 1 and 3 it is new, on days 5 and 7 it was loaded before; it grows, or goes."""
     paths = {}
     for n in (1, 3, 5, 7):
-        paths[n] = pipeline.land(n, [order("a", n), early("e", n), "rejected"])
+        paths[n] = pipeline.land(n, [order("a", n), early_order("e", n), "rejected"])
         pipeline.land(n, [order("b", n), "rejected as well"], "part-1.jsonl")
     pipeline.run(5, 8, RAW_STEP)
 
-    def write(n: int, suffix: str) -> None:
+    def write_file(n: int, suffix: str) -> None:
         with paths[n].open("a") as file:
-            for line in (order(f"a{suffix}", n), early(f"e{suffix}", n)):
+            for line in (order(f"a{suffix}", n), early_order(f"e{suffix}", n)):
                 file.write(json.dumps(line) + "\n")
 
     def act() -> None:
         for n in (1, 5):
-            write(n, "-while-reading")
+            write_file(n, "-while-reading")
         for n in (3, 7):
             paths[n].unlink()
 
     for n in (5, 7):
-        write(n, "-before")
-    at_reading(monkeypatch, act)
+        write_file(n, "-before")
+    run_at_reading(monkeypatch, act)
     result = pipeline.run(1, 8, RAW_STEP)
     monkeypatch.undo()
     for n in range(1, 9):
-        check = said(result, n)
+        check = check_evaluation(result, n)
         assert (check.passed, check.severity) == (False, dg.AssetCheckSeverity.WARN)
-        assert f"not loaded by this run: {file(n - 1 + n % 2)}" in check.description
-    found = {n: ids(pipeline, n) for n in range(1, 9)}
-    assert found == {
+        assert f"not loaded by this run: {file_path(n - 1 + n % 2)}" in check.description
+    ids_by_day = {n: order_ids(pipeline, n) for n in range(1, 9)}
+    assert ids_by_day == {
         1: ["b"],
         2: [],
         3: ["b"],
@@ -384,10 +386,10 @@ def test_a_file_that_is_not_at_rest_is_not_loaded(
     }
 
     # At rest, they are taken; of those that are gone, there is nothing to take.
-    assert to_load(pipeline, 9) == {day(n) for n in (1, 2, 5, 6)}
+    assert days_to_load(pipeline, 9) == {day(n) for n in (1, 2, 5, 6)}
     pipeline.run(1, 8, RAW_STEP)
-    assert to_load(pipeline, 9) == set()
-    assert {n: ids(pipeline, n) for n in range(1, 9)} == found | {
+    assert days_to_load(pipeline, 9) == set()
+    assert {n: order_ids(pipeline, n) for n in range(1, 9)} == ids_by_day | {
         1: ["a", "a-while-reading", "b"],
         2: ["e", "e-while-reading"],
         5: ["a", "a-before", "a-while-reading", "b"],
@@ -399,44 +401,44 @@ def test_a_file_that_is_not_at_rest_is_not_loaded(
 
 
 def test_a_delivery_of_which_most_is_rejected_is_held_back(pipeline: Pipeline) -> None:
-    pipeline.land(1, [*many(21, 1), *(["rejected"] * 79)])
-    pipeline.land(2, [*many(75, 2), *(["rejected"] * 25)])
+    pipeline.land(1, [*many_orders(21, 1), *(["rejected"] * 79)])
+    pipeline.land(2, [*many_orders(75, 2), *(["rejected"] * 25)])
     pipeline.land(3, ["rejected"] * 19)  # too few to tell
     result = pipeline.run(1, 3, RAW_STEP, fails=True)
     text = pipeline.failure(result)
     assert "raw_orders[2024-01-01]  rejected_lines: 79 of 100 lines are rejected (79.0%)" in text
     assert f"{ACCEPT_TAG} = rejected" in text
     assert pipeline.materialized("raw_orders") == {str(day(2)), str(day(3))}
-    checks = {n: said(result, n, "rejected_lines") for n in (1, 2, 3)}
+    checks = {n: check_evaluation(result, n, "rejected_lines") for n in (1, 2, 3)}
     assert {n: (c.passed, c.severity.value) for n, c in checks.items()} == {
         1: (False, "ERROR"),
         2: (False, "ERROR"),
         3: (True, "ERROR"),
     }
-    now = situation(pipeline, 4)
+    now = read_situation(pipeline, 4)
     assert day_states(RAW.name, now)[day(1)] is DayState.CHECK_FAILED
-    assert told(now, "check failed").keys() == {str(day(1))}
-    lines = told(now, "lines rejected")
+    assert incident_details(now, "check failed").keys() == {str(day(1))}
+    lines = incident_details(now, "lines rejected")
     assert lines.keys() == {str(day(2))}
     assert "25 of 100 lines are rejected (25.0%)" in lines[str(day(2))]
 
-    pipeline.run(1, 1, RAW_STEP, tags=accepts("rejected"))
-    assert len(ids(pipeline, 1)) == 21
-    now = situation(pipeline, 4)
-    assert told(now, "check failed") == {}
-    assert told(now, "lines rejected").keys() == {str(day(1)), str(day(2))}
+    pipeline.run(1, 1, RAW_STEP, tags=accept_tags("rejected"))
+    assert len(order_ids(pipeline, 1)) == 21
+    now = read_situation(pipeline, 4)
+    assert incident_details(now, "check failed") == {}
+    assert incident_details(now, "lines rejected").keys() == {str(day(1)), str(day(2))}
 
 
 def test_more_rejected_lines_than_on_the_days_before(pipeline: Pipeline) -> None:
     for n in (1, 2, 3):
-        pipeline.land(n, [*many(24, n), "rejected"])
-    pipeline.land(4, [*many(22, 4), *(["rejected"] * 3)])
+        pipeline.land(n, [*many_orders(24, n), "rejected"])
+    pipeline.land(4, [*many_orders(22, 4), *(["rejected"] * 3)])
     pipeline.run(1, 3, RAW_STEP)
     result = pipeline.run(4, 4, RAW_STEP)
-    assert said(result, 4, "rejected_lines").description == (
+    assert check_evaluation(result, 4, "rejected_lines").description == (
         "3 of 25 lines are rejected (12.0%), on the days before 4.0% (median)"
     )
-    assert told(situation(pipeline, 5), "lines rejected").keys() == {str(day(4))}
+    assert incident_details(read_situation(pipeline, 5), "lines rejected").keys() == {str(day(4))}
 
 
 def test_a_day_with_far_fewer_rows_than_it_had_is_held_back(pipeline: Pipeline) -> None:
@@ -449,13 +451,16 @@ def test_a_day_with_far_fewer_rows_than_it_had_is_held_back(pipeline: Pipeline) 
     text = pipeline.failure(pipeline.run(1, 2, RAW_STEP, fails=True))
     assert "raw_orders[2024-01-01]  conservation: 14 rows where the published version" in text
     assert f"{ACCEPT_TAG} = rows" in text
-    assert {len(ids(pipeline, n)) for n in (1, 2)} == {30}
-    assert told(situation(pipeline, 3), "check failed").keys() == {str(day(1)), str(day(2))}
+    assert {len(order_ids(pipeline, n)) for n in (1, 2)} == {30}
+    assert incident_details(read_situation(pipeline, 3), "check failed").keys() == {
+        str(day(1)),
+        str(day(2)),
+    }
     # A file by its name counts for its days alone.
-    pipeline.run(1, 2, RAW_STEP, tags=accepts(file(2)), fails=True)
-    assert {n: len(ids(pipeline, n)) for n in (1, 2)} == {1: 30, 2: 14}
-    pipeline.run(1, 2, RAW_STEP, tags=accepts("rows"))
-    assert {len(ids(pipeline, n)) for n in (1, 2)} == {14}
+    pipeline.run(1, 2, RAW_STEP, tags=accept_tags(file_path(2)), fails=True)
+    assert {n: len(order_ids(pipeline, n)) for n in (1, 2)} == {1: 30, 2: 14}
+    pipeline.run(1, 2, RAW_STEP, tags=accept_tags("rows"))
+    assert {len(order_ids(pipeline, n)) for n in (1, 2)} == {14}
 
 
 def test_a_csv_file_without_its_header_loses_nothing_in_silence(pipeline: Pipeline) -> None:
@@ -466,11 +471,11 @@ def test_a_csv_file_without_its_header_loses_nothing_in_silence(pipeline: Pipeli
     for first in ([], [header.replace("order_id", "id")]):
         path.write_text("\n".join([*first, *lines]))
         text = pipeline.failure(pipeline.run(1, 2, RAW_STEP, fails=True))
-        assert f"{file(1, 'part.csv')} (LandingError: its first line is not a header" in text
+        assert f"{file_path(1, 'part.csv')} (LandingError: its first line is not a header" in text
         assert pipeline.materialized("raw_orders") == {str(day(2))}
     path.write_text("\n".join([header, *lines]))
     pipeline.run(1, 2, RAW_STEP)
-    assert ids(pipeline, 1) == ["o0", "o1", "o2"]
+    assert order_ids(pipeline, 1) == ["o0", "o1", "o2"]
 
 
 def test_lines_of_days_before_the_first_are_counted(pipeline: Pipeline) -> None:
@@ -496,7 +501,10 @@ def test_a_folder_that_went_before_the_next_day_was_loaded(pipeline: Pipeline) -
     path.parent.rmdir()
     pipeline.land(2, [order("b", 2)])
     result = pipeline.run(2, 2, RAW_STEP)
-    assert "1 early line(s) that arrival_date=2024-01-01 had" in said(result, 2).description
+    assert (
+        "1 early line(s) that arrival_date=2024-01-01 had"
+        in check_evaluation(result, 2).description
+    )
     log = pipeline.io_manager.ledger(RAW)
     assert landed.settled_days(log) == {day(1), day(2)}
-    assert to_load(pipeline, 3) == set()
+    assert days_to_load(pipeline, 3) == set()

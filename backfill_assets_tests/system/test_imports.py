@@ -44,7 +44,7 @@ SCHEMA = pa.schema(
 
 
 def row(
-    key: str | None, event: int | None, taken: int | None = None, amount: str = "10.00"
+    key: str | None, event: int | None, ingested: int | None = None, amount: str = "10.00"
 ) -> dict[str, Any]:
     """A row of the old table: an order of a day, taken on that day or a later one."""
 
@@ -56,7 +56,7 @@ def row(
         "customer_id": "c1",
         "order_ts": at(event, 10),
         "amount": Decimal(amount),
-        "ingestion_ts": at(taken or event, 11),
+        "ingestion_ts": at(ingested or event, 11),
         "job": "nightly",
     }
 
@@ -73,15 +73,15 @@ DAYS = [
 ]
 
 
-def append(old: Path, rows: Iterable[Mapping[str, Any]], *, mode: Any = "append") -> None:
+def append_rows(old: Path, rows: Iterable[Mapping[str, Any]], *, mode: Any = "append") -> None:
     write_deltalake(old, pa.Table.from_pylist([*rows], schema=SCHEMA), mode=mode)
 
 
-def work(pipeline: Pipeline, spark, old: Path, **more: Any) -> ImportRequest:
+def import_work(pipeline: Pipeline, spark, old: Path, **more: Any) -> ImportRequest:
     return ImportRequest(pipeline.settings, spark, ORDER_LINES, str(old), **more)
 
 
-def landing(pipeline: Pipeline) -> dict[str, tuple[bytes, int]]:
+def landing_files(pipeline: Pipeline) -> dict[str, tuple[bytes, int]]:
     """What lies in the landing: contents and times."""
     return {
         str(path.relative_to(pipeline.landing)): (path.read_bytes(), path.stat().st_mtime_ns)
@@ -90,7 +90,7 @@ def landing(pipeline: Pipeline) -> dict[str, tuple[bytes, int]]:
     }
 
 
-def everything(folder: Path) -> dict[str, bytes]:
+def read_files(folder: Path) -> dict[str, bytes]:
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in sorted(folder.rglob("*"))
@@ -98,28 +98,28 @@ def everything(folder: Path) -> dict[str, bytes]:
     }
 
 
-def counted(pipeline: Pipeline, spark):
+def check_counts(pipeline: Pipeline, spark):
     imports = load_imports(pipeline.settings, "orders").values()
     return check_import(pipeline.settings, spark, ORDER_LINES, imports)
 
 
 def staged_by_model(rows: Iterable[Mapping[str, Any]], window: int = 7) -> dict[date, Decimal]:
     """By event day the amount that counts: of each key the last version that came in time."""
-    found: dict[str, Mapping[str, Any]] = {}
-    for one in sorted(rows, key=lambda one: str(one["ingestion_ts"])):
-        key, event, taken = (one[name] for name in ("order_id", "order_ts", "ingestion_ts"))
-        if key and event and taken and taken.date() - event.date() <= timedelta(days=window):
-            found[key] = one
+    latest: dict[str, Mapping[str, Any]] = {}
+    for record in sorted(rows, key=lambda record: str(record["ingestion_ts"])):
+        key, event, ingested = (record[name] for name in ("order_id", "order_ts", "ingestion_ts"))
+        if key and event and ingested and ingested.date() - event.date() <= timedelta(days=window):
+            latest[key] = record
     sums: Counter[date] = Counter()
-    for one in found.values():
-        sums[one["order_ts"].date()] += one["amount"]
+    for record in latest.values():
+        sums[record["order_ts"].date()] += record["amount"]
     return dict(sums)
 
 
-def staged(pipeline: Pipeline) -> dict[date, Decimal]:
+def staged_amounts(pipeline: Pipeline) -> dict[date, Decimal]:
     sums: Counter[date] = Counter()
-    for one in pipeline.rows("stg_orders"):
-        sums[one["event_date"]] += one["amount"]
+    for record in pipeline.rows("stg_orders"):
+        sums[record["event_date"]] += record["amount"]
     return dict(sums)
 
 
@@ -132,57 +132,57 @@ def test_a_table_that_was_appended_twice_is_imported_and_followed(
     pipeline: Pipeline, spark, tmp_path: Path
 ) -> None:
     old = tmp_path / "old"
-    append(old, DAYS)
-    append(old, [*DAYS, row("f", None)])
+    append_rows(old, DAYS)
+    append_rows(old, [*DAYS, row("f", None)])
     rows = [*DAYS, *DAYS, row("f", None)]
-    before = everything(old)
+    before = read_files(old)
 
     with (
         lock_import(pipeline.settings, "orders", str(old)),
         pytest.raises(ImportRefusedError, match="is being imported into orders by process"),
     ):
-        run_import(work(pipeline, spark, old))
-    assert not landing(pipeline)
+        run_import(import_work(pipeline, spark, old))
+    assert not landing_files(pipeline)
 
     # The plan: how many duplicates, by which key, on which day.
-    found = plan_import(work(pipeline, spark, old))
-    assert (found.new_data.version, found.new_data.since) == (1, None)
-    assert found.new_data.size == sum(path.stat().st_size for path in old.glob("*.parquet"))
-    assert found.by_day == {
+    proposal = plan_import(import_work(pipeline, spark, old))
+    assert (proposal.new_data.version, proposal.new_data.since) == (1, None)
+    assert proposal.new_data.size == sum(path.stat().st_size for path in old.glob("*.parquet"))
+    assert proposal.by_day == {
         day(1): RowCounts(rows=4, repeated=2),
         day(2): RowCounts(rows=6, repeated=3, no_key=2),
         day(3): RowCounts(rows=2, repeated=1),
         day(12): RowCounts(rows=2, repeated=1, late=2),
     }
-    assert found.stray == RowCounts(rows=1)
-    assert found.total.rows == len(rows)
+    assert proposal.stray == RowCounts(rows=1)
+    assert proposal.total.rows == len(rows)
     # a, b, c, d, e and f; a in two versions.
-    assert (found.keys, found.versions, found.max_repeats) == (6, 7, 2)
-    assert (found.absent, found.unused) == ([], ["job"])
-    assert not landing(pipeline)
+    assert (proposal.keys, proposal.versions, proposal.max_repeats) == (6, 7, 2)
+    assert (proposal.absent, proposal.unused) == ([], ["job"])
+    assert not landing_files(pipeline)
     assert not load_imports(pipeline.settings, "orders")
 
     # A row without a day is a person's to decide about.
     with pytest.raises(ImportRefusedError, match=r"1 row\(s\) .* tell no day of the calendar"):
-        run_import(work(pipeline, spark, old))
-    assert not landing(pipeline)
+        run_import(import_work(pipeline, spark, old))
+    assert not landing_files(pipeline)
 
     how = ImportMapping(stray=day(3))
-    run_import(work(pipeline, spark, old, how=how))
-    landed = landing(pipeline)
+    run_import(import_work(pipeline, spark, old, how=how))
+    landed = landing_files(pipeline)
     assert Counter(name.split("/")[1][13:] for name in landed) == Counter(
         [str(day(n)) for n in (1, 2, 3, 12)]
     )
-    assert "not loaded yet" in counted(pipeline, spark).problems[0]
+    assert "not loaded yet" in check_counts(pipeline, spark).problems[0]
     pipeline.run(1, 12)
-    counts = counted(pipeline, spark)
+    counts = check_counts(pipeline, spark)
     assert counts.problems == []
     assert (counts.read, counts.landed) == (len(rows), len(rows))
     # Rejected: two without a key, one without a day.
     assert (counts.raw, counts.rejected) == (12, 3)
     assert (counts.staged, counts.superseded, counts.late, counts.early) == (4, 6, 2, 0)
     assert (
-        staged(pipeline)
+        staged_amounts(pipeline)
         == staged_by_model(rows)
         == {
             day(1): Decimal("13.10"),
@@ -193,119 +193,119 @@ def test_a_table_that_was_appended_twice_is_imported_and_followed(
     assert len(pipeline.rows("late_orders")) == 2
 
     # The same again changes nothing.
-    run_import(work(pipeline, spark, old))
-    assert landing(pipeline) == landed
-    assert everything(old) == before
+    run_import(import_work(pipeline, spark, old))
+    assert landing_files(pipeline) == landed
+    assert read_files(old) == before
 
     # Its owner goes on: new rows, one late, one repeated; and compacts the table.
     more = [row("g", 13), row("h", 4, 13, "3.00"), row("c", 2)]
-    append(old, more)
+    append_rows(old, more)
     DeltaTable(old).optimize.compact()
-    before = everything(old)
-    assert plan_import(work(pipeline, spark, old)).by_day == {
+    before = read_files(old)
+    assert plan_import(import_work(pipeline, spark, old)).by_day == {
         day(2): RowCounts(rows=1),
         day(13): RowCounts(rows=2, late=1),
     }
-    run_import(work(pipeline, spark, old))
-    new = landing(pipeline).keys() - landed.keys()
+    run_import(import_work(pipeline, spark, old))
+    new = landing_files(pipeline).keys() - landed.keys()
     assert sorted(name.split("/")[1] for name in new) == [f"arrival_date={day(n)}" for n in (2, 13)]
-    assert {name: landing(pipeline)[name] for name in landed} == landed
+    assert {name: landing_files(pipeline)[name] for name in landed} == landed
     pipeline.run(1, 13)
-    counts = counted(pipeline, spark)
+    counts = check_counts(pipeline, spark)
     assert counts.problems == []
     assert (counts.read, counts.raw, counts.rejected) == (len(rows) + 3, 15, 3)
-    assert staged(pipeline) == staged_by_model([*rows, *more])
+    assert staged_amounts(pipeline) == staged_by_model([*rows, *more])
 
     # Compacting alone is no news, and what has been looked at is not looked at again.
     DeltaTable(old).optimize.compact()
-    landed, before = landing(pipeline), everything(old)
-    found_again = run_import(work(pipeline, spark, old))
+    landed, before = landing_files(pipeline), read_files(old)
+    found_again = run_import(import_work(pipeline, spark, old))
     assert found_again.version == DeltaTable(old).version()
-    assert landing(pipeline) == landed
-    assert everything(old) == before
+    assert landing_files(pipeline) == landed
+    assert read_files(old) == before
 
     # What takes rows away is refused, unless a person passes over it.
     DeltaTable(old).delete("order_id = 'b'")
     version = DeltaTable(old).version()
-    append(old, [row("i", 14)])
+    append_rows(old, [row("i", 14)])
     with pytest.raises(ImportRefusedError, match=rf"version {version} \(DELETE\) took rows away"):
-        run_import(work(pipeline, spark, old))
-    assert landing(pipeline) == landed
-    run_import(work(pipeline, spark, old, skip=(version,)))
-    (name,) = landing(pipeline).keys() - landed.keys()
+        run_import(import_work(pipeline, spark, old))
+    assert landing_files(pipeline) == landed
+    run_import(import_work(pipeline, spark, old, skip=(version,)))
+    (name,) = landing_files(pipeline).keys() - landed.keys()
     assert pq.read_table(pipeline.landing / name)["order_id"].to_pylist() == ["i"]
-    append(old, [row("z", 1)], mode="overwrite")
+    append_rows(old, [row("z", 1)], mode="overwrite")
     with pytest.raises(ImportRefusedError, match="took rows away"):
-        run_import(work(pipeline, spark, old))
-    assert "not loaded yet" in counted(pipeline, spark).problems[0]
+        run_import(import_work(pipeline, spark, old))
+    assert "not loaded yet" in check_counts(pipeline, spark).problems[0]
 
 
 def test_a_killed_import_goes_on_with_the_same_rows(
     pipeline: Pipeline, spark, tmp_path: Path, monkeypatch
 ) -> None:
     old = tmp_path / "old"
-    append(old, DAYS)
+    append_rows(old, DAYS)
     whole = Pipeline(pipeline.io_manager.engine, tmp_path / "whole")
-    run_import(work(whole, spark, old))
-    expected = {name: content for name, (content, _) in landing(whole).items()}
+    run_import(import_work(whole, spark, old))
+    expected = {name: content for name, (content, _) in landing_files(whole).items()}
 
     land, times = files_module.land_files, []
 
-    def killed(*given: Any) -> dict[str, int]:
+    def killed_land(*arguments: Any) -> dict[str, int]:
         times.append(1)
-        done = land(*given)
+        result = land(*arguments)
         if len(times) == 2:
             raise KeyboardInterrupt  # its files have landed, and nobody has written it down
-        return done
+        return result
 
-    monkeypatch.setattr(importing, "land_files", killed)
+    monkeypatch.setattr(importing, "land_files", killed_land)
     with pytest.raises(KeyboardInterrupt):
-        run_import(work(pipeline, spark, old, chunk_rows=1))
+        run_import(import_work(pipeline, spark, old, chunk_rows=1))
     monkeypatch.setattr(importing, "land_files", land)
-    (one,) = load_imports(pipeline.settings, "orders").values()
-    assert one.unfinished_step
-    assert len(one.landed_files) == 1
-    assert len(landing(pipeline)) == 2
+    (progress,) = load_imports(pipeline.settings, "orders").values()
+    assert progress.unfinished_step
+    assert len(progress.landed_files) == 1
+    assert len(landing_files(pipeline)) == 2
     with pytest.raises(ImportRefusedError, match="ended before its end: 2 of 7 rows"):
-        plan_import(work(pipeline, spark, old))
-    assert "import again" in counted(pipeline, spark).problems[0]
+        plan_import(import_work(pipeline, spark, old))
+    assert "import again" in check_counts(pipeline, spark).problems[0]
     # Meanwhile the owner has appended: that lands as a step of its own.
-    append(old, [row("g", 13)])
-    run_import(work(pipeline, spark, old))
-    now = {name: content for name, (content, _) in landing(pipeline).items()}
+    append_rows(old, [row("g", 13)])
+    run_import(import_work(pipeline, spark, old))
+    now = {name: content for name, (content, _) in landing_files(pipeline).items()}
     assert {name: content for name, content in now.items() if name in expected} == expected
     (name,) = now.keys() - expected.keys()
     assert name.startswith(f"orders/arrival_date={day(13)}/")
-    (one,) = load_imports(pipeline.settings, "orders").values()
-    assert [step.row_count for step in one.steps] == [7, 1]
-    assert one.unfinished_step is None
+    (progress,) = load_imports(pipeline.settings, "orders").values()
+    assert [step.row_count for step in progress.steps] == [7, 1]
+    assert progress.unfinished_step is None
 
 
 def test_a_folder_of_parquet_files(pipeline: Pipeline, spark, tmp_path: Path) -> None:
     old = tmp_path / "old [1]"
 
-    def write(name: str, rows: list[dict[str, Any]]) -> None:
+    def write_file(name: str, rows: list[dict[str, Any]]) -> None:
         path = old / name
         path.parent.mkdir(parents=True, exist_ok=True)
         pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), path)
 
-    write("year=2024/first.parquet", DAYS[:4])
-    write("_temporary/half.parquet", DAYS)
-    run_import(work(pipeline, spark, old))
-    landed = landing(pipeline)
-    run_import(work(pipeline, spark, old))
-    assert landing(pipeline) == landed
-    write("year=2024/second.parquet", [row("x", 2), row("a", 1)])
-    run_import(work(pipeline, spark, old))
-    new = landing(pipeline).keys() - landed.keys()
+    write_file("year=2024/first.parquet", DAYS[:4])
+    write_file("_temporary/half.parquet", DAYS)
+    run_import(import_work(pipeline, spark, old))
+    landed = landing_files(pipeline)
+    run_import(import_work(pipeline, spark, old))
+    assert landing_files(pipeline) == landed
+    write_file("year=2024/second.parquet", [row("x", 2), row("a", 1)])
+    run_import(import_work(pipeline, spark, old))
+    new = landing_files(pipeline).keys() - landed.keys()
     assert sorted(name.split("/")[1][13:] for name in new) == [str(day(1)), str(day(2))]
     pipeline.run(1, 2)
-    counts = counted(pipeline, spark)
+    counts = check_counts(pipeline, spark)
     assert counts.problems == []
     assert (counts.read, counts.raw, counts.staged, counts.superseded) == (6, 6, 4, 2)
-    write("year=2024/first.parquet", DAYS[:3])
+    write_file("year=2024/first.parquet", DAYS[:3])
     with pytest.raises(ImportRefusedError, match=r"1 file\(s\) .* gone or changed"):
-        run_import(work(pipeline, spark, old))
+        run_import(import_work(pipeline, spark, old))
 
 
 @pytest.mark.parametrize(
@@ -338,24 +338,24 @@ def test_a_partitioned_table_of_spark(
         f"PARTITIONED BY (order_day) {properties}"
     )
 
-    def add(rows: Iterable[Mapping[str, Any]]) -> None:
-        frame = spark.createDataFrame([tuple(one.values()) for one in rows], columns)
+    def add_rows(rows: Iterable[Mapping[str, Any]]) -> None:
+        frame = spark.createDataFrame([tuple(record.values()) for record in rows], columns)
         of_day = frame.selectExpr("*", "CAST(order_ts AS DATE) AS order_day")
         of_day.createOrReplaceTempView("new_rows")
         spark.sql(f"INSERT INTO delta.`{old}` SELECT * FROM new_rows")
 
-    add(row(f"o-{n}", 1 + n % 3) for n in range(9))
-    add(row(f"o-{n}", 1 + n % 3) for n in range(9, 12))
+    add_rows(row(f"o-{n}", 1 + n % 3) for n in range(9))
+    add_rows(row(f"o-{n}", 1 + n % 3) for n in range(9, 12))
     spark.sql(change.format(f"delta.`{old}`"))
-    run_import(work(pipeline, spark, old))
-    add(row(f"o-{n}", 2) for n in range(12, 14))
-    run_import(work(pipeline, spark, old))
+    run_import(import_work(pipeline, spark, old))
+    add_rows(row(f"o-{n}", 2) for n in range(12, 14))
+    run_import(import_work(pipeline, spark, old))
     pipeline.run(1, 3)
-    counts = counted(pipeline, spark)
+    counts = check_counts(pipeline, spark)
     assert counts.problems == []
     deleted = change.startswith("DELETE")
     expected = {f"o-{n}" for n in range(deleted, 14)}
-    assert {one["order_id"] for one in pipeline.rows("stg_orders")} == expected
+    assert {record["order_id"] for record in pipeline.rows("stg_orders")} == expected
     assert (counts.read, counts.staged) == (len(expected), len(expected))
 
 
@@ -371,7 +371,7 @@ def test_columns_that_do_not_fit_are_refused_by_name(
     )
     write_deltalake(old, table)
     with pytest.raises(ImportRefusedError) as refused:
-        plan_import(work(pipeline, spark, old))
+        plan_import(import_work(pipeline, spark, old))
     for text in (
         "order_id: the table has no such column",
         "amount: the table has no such column",
@@ -387,31 +387,39 @@ def test_columns_that_do_not_fit_are_refused_by_name(
         "ingestion_ts": "try_to_timestamp(order_ts)",
         "amount": "revenue",
     }
-    for other, why in (
+    for other, message in (
         ({"nothing": "1"}, "has no field nothing"),
         (fields | {"amount": "no_such"}, "amount: no_such cannot be computed"),
         (fields | {"amount": "1 +"}, r"amount: 1 \+ cannot be computed"),
     ):
-        with pytest.raises(ImportRefusedError, match=why):
-            run_import(work(pipeline, spark, old, how=ImportMapping(fields=other)))
+        with pytest.raises(ImportRefusedError, match=message):
+            run_import(import_work(pipeline, spark, old, how=ImportMapping(fields=other)))
     with pytest.raises(ImportRefusedError, match="arrival day id: it is bigint"):
-        run_import(work(pipeline, spark, old, how=ImportMapping(fields=fields, arrived="id")))
+        run_import(
+            import_work(pipeline, spark, old, how=ImportMapping(fields=fields, arrived="id"))
+        )
     with pytest.raises(ImportRefusedError, match="holds no Delta table and no Parquet files"):
-        run_import(work(pipeline, spark, tmp_path / "nowhere"))
-    assert not landing(pipeline)
+        run_import(import_work(pipeline, spark, tmp_path / "nowhere"))
+    assert not landing_files(pipeline)
     assert not load_imports(pipeline.settings, "orders")
 
     run_import(
-        work(pipeline, spark, old, how=ImportMapping(fields=fields, arrived="DATE'2024-01-03'"))
+        import_work(
+            pipeline, spark, old, how=ImportMapping(fields=fields, arrived="DATE'2024-01-03'")
+        )
     )
     with pytest.raises(ImportRefusedError, match="already, with other expressions"):
-        run_import(work(pipeline, spark, old, how=ImportMapping(fields={"order_id": "id"})))
+        run_import(import_work(pipeline, spark, old, how=ImportMapping(fields={"order_id": "id"})))
     pipeline.run(1, 3)
-    assert [one["log_date"] for one in pipeline.rows("raw_orders")] == [day(3)]
-    (found,) = pipeline.rows("stg_orders")
-    assert (found["order_id"], found["customer_id"], found["amount"]) == ("7", "1", Decimal("1.50"))
+    assert [record["log_date"] for record in pipeline.rows("raw_orders")] == [day(3)]
+    (staged_row,) = pipeline.rows("stg_orders")
+    assert (staged_row["order_id"], staged_row["customer_id"], staged_row["amount"]) == (
+        "7",
+        "1",
+        Decimal("1.50"),
+    )
     # 2.255 is no amount with two decimals: said, and not rounded.
-    counts = counted(pipeline, spark)
+    counts = check_counts(pipeline, spark)
     assert (counts.problems, counts.raw, counts.rejected) == ([], 1, 1)
 
 
@@ -419,34 +427,36 @@ def test_the_command(
     pipeline: Pipeline, engine, spark, tmp_path: Path, monkeypatch, capsys
 ) -> None:
     old = tmp_path / "old"
-    append(old, DAYS)
+    append_rows(old, DAYS)
     for name in ("landing", "warehouse", "start", "end"):
         value = str(getattr(pipeline.settings, name))
         monkeypatch.setenv(f"BACKFILL_ASSETS_{name.upper()}", value)
     monkeypatch.setattr(importing.Engine, "from_settings", lambda _: engine)
 
-    def said(*command: str, status: int = 0) -> str:
+    def run_import(*command: str, status: int = 0) -> str:
         assert main(["import", "orders", *command]) == status
-        told = capsys.readouterr()
-        return told.out + told.err
+        output = capsys.readouterr()
+        return output.out + output.err
 
-    assert "give the table" in said(status=3)
-    assert "did you mean orders?" in _wrong(capsys, "order", str(old))
-    assert "is not NAME=EXPRESSION" in _wrong(capsys, "orders", str(old), "--field", "amount")
-    told = said(str(old), "--plan")
-    assert "7 in " in told
-    assert "2024-01-12" in told
-    (plan,) = json.loads(said(str(old), "--plan", "--json"))
+    assert "give the table" in run_import(status=3)
+    assert "did you mean orders?" in _import_error(capsys, "order", str(old))
+    assert "is not NAME=EXPRESSION" in _import_error(
+        capsys, "orders", str(old), "--field", "amount"
+    )
+    output = run_import(str(old), "--plan")
+    assert "7 in " in output
+    assert "2024-01-12" in output
+    (plan,) = json.loads(run_import(str(old), "--plan", "--json"))
     assert plan["days"]["2024-01-12"]["late"] == 1
-    assert "7 rows in 4 file(s)" in said(str(old))
-    assert "no new rows" in said()
-    assert "not loaded yet: 4 file(s)" in said("--check", status=1)
+    assert "7 rows in 4 file(s)" in run_import(str(old))
+    assert "no new rows" in run_import()
+    assert "not loaded yet: 4 file(s)" in run_import("--check", status=1)
     pipeline.run(1, 12, LAYERS)
-    assert "6 raw + 1 rejected" in said("--check")
-    assert json.loads(said("--check", "--json"))["staged"] == 4
+    assert "6 raw + 1 rejected" in run_import("--check")
+    assert json.loads(run_import("--check", "--json"))["staged"] == 4
 
 
-def _wrong(capsys, *command: str) -> str:
+def _import_error(capsys, *command: str) -> str:
     assert main(["import", *command]) == 2
     return capsys.readouterr().err
 
@@ -462,9 +472,9 @@ def test_a_day_of_many_rows_has_several_files(
 ) -> None:
     monkeypatch.setattr(files_module, "ROWS_PER_FILE", 20)
     old = tmp_path / "old"
-    append(old, [row(f"k{n}", 1) for n in range(70)])
-    one = run_import(work(pipeline, spark, old))
-    assert len(one.landed_files) == 4
-    assert sum(one.landed_files.values()) == 70
+    append_rows(old, [row(f"k{n}", 1) for n in range(70)])
+    result = run_import(import_work(pipeline, spark, old))
+    assert len(result.landed_files) == 4
+    assert sum(result.landed_files.values()) == 70
     names = pq.read_table(pipeline.landing / "orders" / f"arrival_date={day(1)}")["order_id"]
     assert sorted(names.to_pylist()) == sorted(f"k{n}" for n in range(70))

@@ -22,7 +22,7 @@ from backfill_assets.publish.independence import (
 )
 from backfill_assets_tests.dependent_tables import by_day
 from backfill_assets_tests.invented_logs import record
-from backfill_assets_tests.pipeline import LAYERS, Pipeline, day, order, verify
+from backfill_assets_tests.pipeline import LAYERS, Pipeline, day, order, run_verify
 
 TABLES = "backfill_assets_tests.dependent_tables:TABLES"
 GOOD = "by_day"
@@ -37,7 +37,7 @@ def pipeline(engine, spark, tmp_path_factory) -> Pipeline:
     return pipeline
 
 
-def ledger(pipeline: Pipeline, name: str) -> Ledger:
+def ledger_of(pipeline: Pipeline, name: str) -> Ledger:
     return read_ledgers(pipeline.settings)[name]
 
 
@@ -50,7 +50,7 @@ def test_a_function_that_mixes_days_publishes_nothing(pipeline, name, n):
     assert f"{name} [{day(1)}...{day(3)}]: refused, the table is as it was" in text
     assert f"gives other rows for {day(n)} alone (4 row(s)) than within" in text
     assert "Does it group, join and order by for_day?" in text
-    assert ledger(pipeline, name).version is None
+    assert ledger_of(pipeline, name).version is None
 
 
 def test_a_day_by_itself_is_what_it_is(pipeline):
@@ -61,10 +61,10 @@ def test_a_day_by_itself_is_what_it_is(pipeline):
 
 def test_known_code_is_not_looked_at_again(pipeline, monkeypatch):
     pipeline.run(1, 3, [GOOD])
-    found = ledger(pipeline, GOOD)
-    (record,) = found.records
-    assert has_computed_ranges(found, record.code_version)
-    assert not has_computed_ranges(found, "other")
+    good_ledger = ledger_of(pipeline, GOOD)
+    (record,) = good_ledger.records
+    assert has_computed_ranges(good_ledger, record.code_version)
+    assert not has_computed_ranges(good_ledger, "other")
     monkeypatch.setattr(
         "backfill_assets.publish.computing.refuse_dependent_days",
         lambda *_: pytest.fail("it is known"),
@@ -75,7 +75,7 @@ def test_known_code_is_not_looked_at_again(pipeline, monkeypatch):
 def test_it_can_be_switched_off(engine, pipeline):
     lax = Pipeline(engine, pipeline.root, tables=TABLES, check_independence=False)
     lax.run(1, 3, ["since_the_day_before"])
-    assert ledger(lax, "since_the_day_before").published_days
+    assert ledger_of(lax, "since_the_day_before").published_days
 
 
 def test_a_range_of_which_one_day_passed_is_looked_at(spark):
@@ -97,8 +97,8 @@ def test_a_range_of_which_one_day_passed_is_looked_at(spark):
 def test_verification_compares_each_day_alone(pipeline, engine):
     pipeline.run(1, 1, ["spend_so_far"])
     pipeline.run(2, 2, ["by_range"])
-    found = verify(pipeline.settings, engine, Window(day(1), day(4)), ["by_range"])
-    assert {one.day: one.outcome for one in found if one.day == day(2)} == {
+    results = run_verify(pipeline.settings, engine, Window(day(1), day(4)), ["by_range"])
+    assert {result.day: result.outcome for result in results if result.day == day(2)} == {
         day(2): VerifyOutcome.MATCHES
     }
 

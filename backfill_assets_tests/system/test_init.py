@@ -17,18 +17,18 @@ from backfill_assets_tests.conftest import SMALL
 from backfill_assets_tests.places import BIN, PROJECT
 
 
-def make(folder: Path, target: str) -> str:
-    """What `make` says, in an environment that has no settings of this process."""
-    own = {
+def run_make(folder: Path, target: str) -> str:
+    """What `run_make` says, in an environment that has no settings of this process."""
+    environment = {
         k: v for k, v in os.environ.items() if not k.startswith(("BACKFILL_ASSETS_", "DAGSTER_"))
     }
     if jars := os.environ.get("BACKFILL_ASSETS_JARS"):
-        own["BACKFILL_ASSETS_JARS"] = jars
-    own["BACKFILL_ASSETS_SPARK_CONF"] = json.dumps(SMALL)
+        environment["BACKFILL_ASSETS_JARS"] = jars
+    environment["BACKFILL_ASSETS_SPARK_CONF"] = json.dumps(SMALL)
     command = ["make", "-C", str(folder), target, f"BIN={BIN}"]
-    done = subprocess.run(command, capture_output=True, text=True, env=own, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    result = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
 
 
 @pytest.fixture(scope="module")
@@ -42,11 +42,11 @@ def test_the_demo_and_the_test_of_a_new_project_pass(project):
     (text,) = re.findall(r"_END=(.*)\n", (project / ".env").read_text())
     end = date.fromisoformat(text)
     assert timedelta(0) <= datetime.now(timezone.utc).date() - end <= timedelta(days=1)
-    shown = make(project, "demo")
+    shown = run_make(project, "demo")
     for table in ("raw_payments", "stg_payments", "account_totals_7d"):
         (cells,) = [cells for line in shown.splitlines() if (cells := line.split())[:1] == [table]]
         assert cells[1:3] == ["14", f"{end - timedelta(days=14)}...{end - timedelta(days=1)}"]
-    assert "1 passed" in make(project, "test")
+    assert "1 passed" in run_make(project, "test")
 
 
 def test_dagster_shows_the_names_of_the_project(project):

@@ -28,7 +28,7 @@ from backfill_assets.monitoring.look import Monitor
 from backfill_assets.monitoring.states import day_states
 from backfill_assets.publish.run_tags import REWRITE_TAG
 from backfill_assets.tables.catalog import tables_of
-from backfill_assets_tests.beside import shadow
+from backfill_assets_tests.beside import build_shadow
 from backfill_assets_tests.lived import RULES, WINDOW, false_claims
 from backfill_assets_tests.pipeline import START, Pipeline, day, order
 
@@ -74,37 +74,37 @@ class Life:
         self.history: list[str] = []
         self.serial = 0
         self.countdown = 0.0
-        self._patch(monkeypatch)
+        self._patch_commit(monkeypatch)
         (first.landing / "visits").mkdir(parents=True, exist_ok=True)
 
-    def _patch(self, monkeypatch) -> None:
+    def _patch_commit(self, monkeypatch) -> None:
         commit = Writer.commit
 
-        def killed(writer, *given, **more):
+        def commit_or_die(writer, *arguments, **more):
             self.countdown -= 1
             if self.countdown == 0:
                 raise KilledError("before a commit")
-            done = commit(writer, *given, **more)
+            version = commit(writer, *arguments, **more)
             if self.countdown == 0.5:
                 raise KilledError("after a commit")
-            return done
+            return version
 
-        monkeypatch.setattr(Writer, "commit", killed)
+        monkeypatch.setattr(Writer, "commit", commit_or_die)
 
-    def begin(self) -> None:
+    def load_first_days(self) -> None:
         """Some days that are loaded."""
         self.today = START + 4 * timedelta(days=1)
         for n in range(1, 5):
-            self.history.append(f"{', '.join(self._line(n) for _ in range(5))} land on {n}")
+            self.history.append(f"{', '.join(self._write_line(n) for _ in range(5))} land on {n}")
         for source in ("orders", "visits"):
             for n in range(1, 5):
-                self._folder(source, n)
-        self._now()
+                self._make_folder(source, n)
+        self._set_clocks()
         self.production.run(1, 4, ALL, tags={"dagster/backfill": "loadedit"})
         self.undoable.append("loadedit")
-        self.check()
+        self.check_claims()
 
-    def _folder(self, source: str, n: int) -> Path:
+    def _make_folder(self, source: str, n: int) -> Path:
         folder = self.production.landing / source / f"arrival_date={day(n)}"
         folder.mkdir(parents=True, exist_ok=True)
         return folder
@@ -125,17 +125,17 @@ class Life:
         first = self.some_day()
         return first, self.chance.randint(first, max(self.last, first))
 
-    def maybe_killed(self) -> None:
+    def maybe_kill(self) -> None:
         self.countdown = self.chance.choice([0, 0, 0, 1, 2, 3, 1.5, 2.5])
 
     # What happens to the landing.
 
-    def lands(self) -> str:
+    def land_lines(self) -> str:
         """Lines of both sources: in time, late, moved, or a greater version."""
         n = self.some_day()
-        return f"lands on {n}: {', '.join(self._line(n) for _ in range(self.chance.randint(1, 4)))}"
+        return f"lands on {n}: {', '.join(self._write_line(n) for _ in range(self.chance.randint(1, 4)))}"
 
-    def _line(self, n: int) -> str:
+    def _write_line(self, n: int) -> str:
         chance = self.chance
         event = max(1, n - chance.choice([0, 0, 0, 1, 1, 2]))
         sent = datetime.combine(day(n), time(12), timezone.utc) + timedelta(seconds=self.serial)
@@ -151,10 +151,12 @@ class Life:
                 "began_at": f"{day(event)}T10:00:00Z",
                 "sent_at": f"{sent:%FT%TZ}",
             }
-        (self._folder(source, n) / f"part-{self.serial}.jsonl").write_text(json.dumps(line) + "\n")
+        (self._make_folder(source, n) / f"part-{self.serial}.jsonl").write_text(
+            json.dumps(line) + "\n"
+        )
         return f"{key} of {event}"
 
-    def replaced(self) -> str:
+    def replace_line(self) -> str:
         files = sorted(self.production.landing.glob("*/*/*.jsonl"))
         if not files:
             return "nothing to replace"
@@ -165,7 +167,7 @@ class Life:
         file.write_text(json.dumps(line) + "\n")
         return f"replaced {file.parent.name}/{file.name}"
 
-    def purged(self) -> str:
+    def purge_file(self) -> str:
         files = sorted(self.production.landing.glob("*/*/*.jsonl"))
         file = self.chance.choice(files) if files else None
         if file:
@@ -174,14 +176,14 @@ class Life:
 
     # What runs.
 
-    def night(self) -> str:
+    def run_night(self) -> str:
         self.today += timedelta(days=1)
         for source in ("orders", "visits"):
-            self._folder(source, self.last)
-        self.history.append(self.lands())
-        self.maybe_killed()
+            self._make_folder(source, self.last)
+        self.history.append(self.land_lines())
+        self.maybe_kill()
         how = self.chance.choice(["whole", "whole", "schedule alone", "one look"])
-        self._now()
+        self._set_clocks()
         if how == "whole":
             self.production.night(self.today)
         else:
@@ -190,58 +192,58 @@ class Life:
                 self.production.launch(self.production.tick("touched_days").run_requests or [])
         return f"night {self.today}, {how}"
 
-    def _now(self) -> None:
+    def _set_clocks(self) -> None:
         for pipeline in self.codes.values():
             pipeline.now = datetime.combine(self.today, time(2), tzinfo=timezone.utc)
 
-    def backfill(self) -> str:
+    def run_backfill(self) -> str:
         """A backfill of some days and tables, mostly after something has landed there."""
         first, last = self.some_days()
         if self.chance.random() < 0.8:
-            self.history.append(f"{self._line(first)} lands on {first}")
+            self.history.append(f"{self._write_line(first)} lands on {first}")
         assets = self.chance.choice([ALL, ALL, RAW, ALL[len(RAW) :], DERIVED])
         name = f"backfill{len(self.history):02}"
         tags = {"dagster/backfill": name}
         if self.chance.random() < 0.3:
             tags[REWRITE_TAG] = "true"
-        self.maybe_killed()
-        done = self.production.run(first, last, assets, fails=None, tags=tags)
+        self.maybe_kill()
+        result = self.production.run(first, last, assets, fails=None, tags=tags)
         self.undoable.append(name)
         tables = {ALL: "all", RAW: "raw", DERIVED: "derived"}.get(assets, "staged and derived")
-        return f"{name} of {first}...{last}, {tables}: {done.success}"
+        return f"{name} of {first}...{last}, {tables}: {result.success}"
 
-    def mistake(self) -> str:
+    def make_mistake(self) -> str:
         """A backfill that is undone soon after, mostly with lines that are pending by then."""
         first, last = self.some_days()
         tables = self.chance.choice([ALL, ALL[len(RAW) :], ALL[len(RAW) :]])
         name = f"mistake{len(self.history):02}"
-        self._loaded(first, "lands before it")
+        self._load_line(first, "lands before it")
         self.production.run(first, last, tables, fails=None, tags={"dagster/backfill": name})
         self.history.append(f"{name} of {first}...{last}, {len(tables)} tables")
         if self.chance.random() < 0.7:
             # The sensors have not come round: staging is behind.
-            self._loaded(self.chance.randint(first, last), "is pending")
+            self._load_line(self.chance.randint(first, last), "is pending")
         if self.chance.random() < 0.3:
-            self.history.append(self.lands())
-        self.check()
-        return self._undo(name)
+            self.history.append(self.land_lines())
+        self.check_claims()
+        return self._undo_backfill(name)
 
-    def _loaded(self, n: int, why: str) -> None:
+    def _load_line(self, n: int, reason: str) -> None:
         """Load a line into the raw log alone."""
-        self.history.append(f"{self._line(n)} of {n} {why}")
+        self.history.append(f"{self._write_line(n)} of {n} {reason}")
         self.production.run(n, n, RAW, fails=None)
 
-    def undo(self) -> str:
+    def undo_some_backfill(self) -> str:
         # What came last is undone most often, as by whoever has just made a mistake.
-        return self._undo(self.chance.choice(self.undoable[-3:]))
+        return self._undo_backfill(self.chance.choice(self.undoable[-3:]))
 
-    def _undo(self, name: str) -> str:
+    def _undo_backfill(self, name: str) -> str:
         first, last = self.some_days()
         days = f"{day(first)}...{day(last)}" if self.chance.random() < 0.2 else ""
-        self.maybe_killed()
+        self.maybe_kill()
         if self.chance.random() < 0.2:
-            self._landing_meanwhile()
-        result = self._job(
+            self._load_before_commit()
+        result = self._run_job(
             "undo", "put_back", {"backfill": name, "days": days, "reason": "a drill"}
         )
         if result.success:
@@ -251,7 +253,7 @@ class Life:
         message = "" if result.success else self.production.failure(result).splitlines()[-1]
         return f"undo of {name} {days}: {result.success} {message[:200]}"
 
-    def _job(
+    def _run_job(
         self, job: str, op: str, config: dict[str, str], pipeline: Pipeline | None = None
     ) -> dg.ExecuteInProcessResult:
         pipeline = pipeline or self.production
@@ -261,60 +263,66 @@ class Life:
             raise_on_error=False,
         )
 
-    def _landing_meanwhile(self) -> None:
+    def _load_before_commit(self) -> None:
         """Before the next commit, a line lands and is loaded."""
         commit, n = Writer.commit, self.some_day()
 
-        def after_a_load(writer, *given, **more):
+        def load_then_commit(writer, *arguments, **more):
             Writer.commit = commit
             countdown, self.countdown = self.countdown, 0
-            self._line(n)
+            self._write_line(n)
             self.production.run(n, n, RAW, fails=None)
             self.history.append(f"meanwhile a line of {n} was loaded")
             self.countdown = countdown
-            return commit(writer, *given, **more)
+            return commit(writer, *arguments, **more)
 
-        Writer.commit = after_a_load
+        Writer.commit = load_then_commit
 
     # What a person does besides.
 
-    def target(self) -> str:
+    def change_target(self) -> str:
         """Something about the one target that there may be."""
         names = [target.name for target in targets.readable_targets(self.production.settings)]
         if not names:
-            self.history.append(self._build(f"t{len(self.history)}"))
-            return self._switch(self.history[-1].split()[-1]) if self.chance.random() < 0.5 else ""
+            self.history.append(self._build_target(f"t{len(self.history)}"))
+            return (
+                self._switch_target(self.history[-1].split()[-1])
+                if self.chance.random() < 0.5
+                else ""
+            )
         what = self.chance.choice(["build", "switch", "switch", "canary", "drop"])
         if what == "build":
-            return self._build(names[0])
+            return self._build_target(names[0])
         if what == "drop":
             target_forks.drop_target(self.production.settings, names[0])
             return "dropped the target"
         first, last = self.some_days()
-        return self._switch(names[0], f"{day(first)}...{day(last)}" if what == "canary" else "")
+        return self._switch_target(
+            names[0], f"{day(first)}...{day(last)}" if what == "canary" else ""
+        )
 
-    def _switch(self, name: str, days: str = "") -> str:
-        pipeline = self._of_target()
-        self.maybe_killed()
-        asked = {"target": name, "days": days, "reason": "a drill"}
-        result = self._job("switch_over", "adopt_days", asked, pipeline)
+    def _switch_target(self, name: str, days: str = "") -> str:
+        pipeline = self._target_pipeline()
+        self.maybe_kill()
+        config = {"target": name, "days": days, "reason": "a drill"}
+        result = self._run_job("switch_over", "adopt_days", config, pipeline)
         self.undoable.append(name)
         if result.success and not days and self.code == "":
             self.code = "_after"  # the code of a target is deployed with it
         return f"switch {days}: {result.success} {pipeline.failure(result)[-200:]}"
 
-    def _of_target(self) -> Pipeline:
+    def _target_pipeline(self) -> Pipeline:
         return self.codes[self.code or "_after"]
 
-    def _build(self, name: str) -> str:
+    def _build_target(self, name: str) -> str:
         first, last = self.some_days()
         chunk = self.chance.choice([None, 1, 2])
         days = f"{day(first)}...{day(last)}"
-        self.maybe_killed()
-        shadow(self._of_target(), days, name, tables=("activity",), chunk_days=chunk)
+        self.maybe_kill()
+        build_shadow(self._target_pipeline(), days, name, tables=("activity",), chunk_days=chunk)
         return f"built {days} of target {name}"
 
-    def other_code(self) -> str:
+    def deploy_other_code(self) -> str:
         if self.code == "":
             self.code = self.chance.choice(["_after", "_after", "_third"])
         elif self.code == "_after":
@@ -323,7 +331,7 @@ class Life:
             production = self.production
             table = tables_of(production.settings)["activity"]
             url, spark = production.settings.table("activity"), self.engine.spark_session
-            self.maybe_killed()
+            self.maybe_kill()
             for _ in range(2):
                 try:
                     list(migrate_table(Writer(lambda: spark, url, table)))
@@ -331,62 +339,66 @@ class Life:
                     self.countdown = 0
         return f"code {self.code or 'of before'}"
 
-    def other_writer(self) -> str:
+    def append_by_other_writer(self) -> str:
         name, n = self.chance.choice(["activity", "peaks"]), self.some_day()
         url = self.production.settings.table(name)
         row = {"run_date": [day(n)], "customer_id": ["theirs"], "score": [5]}
         write_deltalake(url, pa.table(row), mode="append", schema_mode="merge")
         return f"another writer appends to {name} of {n}"
 
-    def maintained(self) -> str:
-        for one in run_maintenance(
+    def maintain_tables(self) -> str:
+        for result in run_maintenance(
             self.engine.spark_session, self.production.settings, today=self.today
         ):
-            assert not one.problems
+            assert not result.problems
         return "maintenance"
 
     # What must hold.
 
-    def step(self) -> None:
+    def take_step(self) -> None:
         steps: list[tuple[int, Callable[[], str]]] = [
-            (4, self.lands),
-            (4, self.night),
-            (4, self.backfill),
-            (5, self.mistake),
-            (3, self.undo),
-            (4, self.target),
-            (1, self.replaced),
-            (1, self.purged),
-            (1, self.other_code),
-            (1, self.other_writer),
-            (1, self.maintained),
+            (4, self.land_lines),
+            (4, self.run_night),
+            (4, self.run_backfill),
+            (5, self.make_mistake),
+            (3, self.undo_some_backfill),
+            (4, self.change_target),
+            (1, self.replace_line),
+            (1, self.purge_file),
+            (1, self.deploy_other_code),
+            (1, self.append_by_other_writer),
+            (1, self.maintain_tables),
         ]
         weights, happenings = zip(*steps, strict=True)
         (happening,) = self.chance.choices(happenings, weights)
         try:
-            said = happening()
+            outcome = happening()
         except (KilledError, TargetError, PublishError) as error:
-            said = f"{happening.__name__}: {type(error).__name__}: {error}"
+            outcome = f"{happening.__name__}: {type(error).__name__}: {error}"
         self.countdown = 0
-        self.history.append(said)
+        self.history.append(outcome)
 
-    def check(self) -> None:
+    def check_claims(self) -> None:
         claims = list(map(str, false_claims(self.production, self.points)))
         assert not claims, "\n".join([*self.history, "", *claims])
 
-    def settle(self) -> None:
+    def finish_all(self) -> None:
         """What is half done is finished, nights pass, and a person builds what waits for one."""
         settings = self.production.settings
         for target in targets.readable_targets(settings):
             if target.undoing:
-                self._job("undo", "put_back", {"backfill": target.undoing, "reason": "half done"})
+                self._run_job(
+                    "undo", "put_back", {"backfill": target.undoing, "reason": "half done"}
+                )
             elif target.switching:
-                self._job("switch_over", "adopt_days", {"target": target.name}, self._of_target())
+                self._run_job(
+                    "switch_over", "adopt_days", {"target": target.name}, self._target_pipeline()
+                )
         self.history.append("settles")
         self.production.run_keys.clear()
-        self._now()
+        self._set_clocks()
         self.production.night(self.today)
-        self.check()
+        self.check_claims()
         self.production.run(1, self.last, ALL, fails=None)
         self.production.night(self.today)
 
@@ -399,8 +411,8 @@ class Life:
         states = {name: day_states(name, situation) for name in RULES}
         return {
             name: bad
-            for name, found in states.items()
-            if (bad := {d: state.value for d, state in found.items() if not state.is_good})
+            for name, states_by_day in states.items()
+            if (bad := {d: state.value for d, state in states_by_day.items() if not state.is_good})
         }
 
 
@@ -409,10 +421,10 @@ class Life:
 )
 def test_no_record_and_no_state_claims_what_is_not_so(engine, spark, tmp_path, monkeypatch, seed):
     life = Life(engine, tmp_path, seed, monkeypatch)
-    life.begin()
+    life.load_first_days()
     for _ in range(STEPS):
-        life.step()
-        life.check()
-    life.settle()
-    life.check()
+        life.take_step()
+        life.check_claims()
+    life.finish_all()
+    life.check_claims()
     assert not life.bad_days(), "\n".join(life.history)

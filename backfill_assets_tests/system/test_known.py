@@ -26,16 +26,16 @@ from backfill_assets.tables.code_version import running_code
 from backfill_assets.tables.graph import Graph
 from backfill_assets.tables.table import RECORDED
 from backfill_assets_tests.own_tables import my_known
-from backfill_assets_tests.pipeline import EVERYTHING, Pipeline, day, order, verify
+from backfill_assets_tests.pipeline import EVERYTHING, Pipeline, day, order, run_verify
 
 PLACE = "my_known:TABLES"
 SPEND, NOW, MORE = my_known.TABLES[-3:]
 
 
-def spent(pipeline: Pipeline, of) -> dict[tuple[int, str], tuple[int, str]]:
+def spend_by_customer(pipeline: Pipeline, spend_table) -> dict[tuple[int, str], tuple[int, str]]:
     return {
         (row["run_date"].day, row["customer_id"]): (row["orders"], str(row["spend"]))
-        for row in pipeline.rows(of.name)
+        for row in pipeline.rows(spend_table.name)
     }
 
 
@@ -45,9 +45,9 @@ def test_late_lines_change_what_is_known_and_no_final_day(engine, tmp_path, late
     for n in range(1, 5):
         pipeline.land(n, [order(f"o{n}", n, "10.00"), order(f"p{n}", n, "1.00", None)])
     pipeline.night(day(5))
-    facts = spent(pipeline, SPEND)
+    facts = spend_by_customer(pipeline, SPEND)
     expected = {(n, who): (1, much) for n in range(1, 5) for who, much in KNOWN_BY.items()}
-    assert facts == spent(pipeline, NOW) == expected
+    assert facts == spend_by_customer(pipeline, NOW) == expected
     assert pipeline.rows(MORE.name) == []
 
     # One order of a final day costs less, one moves there from an open day, and one is new.
@@ -62,28 +62,28 @@ def test_late_lines_change_what_is_known_and_no_final_day(engine, tmp_path, late
     )
     pipeline.night(day(6))
     del expected[4, "c1"]
-    assert spent(pipeline, SPEND) == expected
+    assert spend_by_customer(pipeline, SPEND) == expected
     corrected = late_lines == "correct"
     more = {(1, "c1"): (1, "7.50"), (1, "c2"): (1, "5.00")} if corrected else {}
-    assert spent(pipeline, MORE) == more
+    assert spend_by_customer(pipeline, MORE) == more
     if corrected:
         expected |= {(1, "c1"): (2, "17.50"), (1, "c2"): (1, "5.00")}
-    assert spent(pipeline, NOW) == expected
+    assert spend_by_customer(pipeline, NOW) == expected
 
     ledgers = read_ledgers(pipeline.settings)
     assert ledgers[SPEND.name].final_days == {day(n) for n in range(1, 5)}
     assert not ledgers[NOW.name].final_days | ledgers[MORE.name].final_days
-    said = ledgers[MORE.name].latest[day(1)].days[day(1)].entries
-    assert said["orders"] == 2
-    assert said["current orders"] == (4 if corrected else 2)
-    names = [one.name for one in (SPEND, NOW, MORE)]
-    found = verify(
+    entries = ledgers[MORE.name].latest[day(1)].days[day(1)].entries
+    assert entries["orders"] == 2
+    assert entries["current orders"] == (4 if corrected else 2)
+    names = [spend_table.name for spend_table in (SPEND, NOW, MORE)]
+    results = run_verify(
         pipeline.settings,
         engine,
         Window(day(1), day(6)),
         names,
     )
-    assert {one.outcome for one in found} == {VerifyOutcome.MATCHES}
+    assert {result.outcome for result in results} == {VerifyOutcome.MATCHES}
 
 
 KNOWN_BY = {"c1": "10.00", "unknown": "1.00"}
@@ -93,9 +93,11 @@ def test_a_day_whose_sums_are_not_those_of_the_counted_lines_is_not_published(en
     pipeline = Pipeline(engine, tmp_path, tables="backfill_assets_tests.system.test_known:LOSING")
     pipeline.land(1, [order("a", 1), order("b", 1, customer=None)])
     result = pipeline.run(1, 1, (*EVERYTHING, losing.name, LOSING[-1].name), fails=True)
-    said = pipeline.failure(result)
-    assert f"{losing.name}[{day(1)}]" in said
-    assert f"{LOSING[-1].name}[{day(1)}]  conservation: orders adds up to 1 where 2 is due" in said
+    message = pipeline.failure(result)
+    assert f"{losing.name}[{day(1)}]" in message
+    assert (
+        f"{LOSING[-1].name}[{day(1)}]  conservation: orders adds up to 1 where 2 is due" in message
+    )
     assert read_ledgers(pipeline.settings)[LOSING[-1].name].version is None
 
 
@@ -129,11 +131,11 @@ def test_differences_have_the_types_of_the_facts_and_no_bounds(spark):
     more = corrections(facts_table, current(facts_table))
     shape = "at DATE, few INT, money DECIMAL(10,2)"
 
-    def frame(*rows: tuple[int, int, str]) -> DataFrame:
+    def make_frame(*rows: tuple[int, int, str]) -> DataFrame:
         return spark.createDataFrame([(day(n), few, Decimal(sum_)) for n, few, sum_ in rows], shape)
 
-    facts = frame((1, 3, "1.50"), (2, 1, "1.00"), (3, 1, "1.00"))
-    now = frame((1, 2, "1.50"), (2, 1, "1.00"), (4, 1, "9.99"))
+    facts = make_frame((1, 3, "1.50"), (2, 1, "1.00"), (3, 1, "1.00"))
+    now = make_frame((1, 2, "1.50"), (2, 1, "1.00"), (4, 1, "9.99"))
     rows = more.conform_frame(correction_rows(more, facts, now))
     assert sorted(map(tuple, rows.collect())) == [
         (day(1), -1, Decimal("0.00")),
@@ -158,14 +160,18 @@ def test_what_follows_from_the_declarations():
     settings = load_settings(tables=PLACE)
     policy = Policy.from_settings(settings)
     graph = Graph.from_tables(tables_of(settings).values(), policy)
-    assert [one.name for one in (SPEND, NOW, MORE)] == [
+    assert [spend_table.name for spend_table in (SPEND, NOW, MORE)] == [
         "daily_spend",
         "daily_spend_current",
         "daily_spend_corrections",
     ]
-    (of,) = NOW.inputs(policy)
-    assert (of.source, of.reach, of.launched) == (RAW, RecordedReach(), policy.reach)
-    assert [of.source for of in MORE.inputs(policy)] == [SPEND, NOW]
+    (now_input,) = NOW.inputs(policy)
+    assert (now_input.source, now_input.reach, now_input.launched) == (
+        RAW,
+        RecordedReach(),
+        policy.reach,
+    )
+    assert [table_input.source for table_input in MORE.inputs(policy)] == [SPEND, NOW]
     assert SPEND.name in graph.closing_tables
     assert not {NOW.name, MORE.name} & {*graph.closing_tables}
     assert {NOW.name, MORE.name} <= {*graph.by_event_day}
@@ -178,15 +184,15 @@ def test_what_follows_from_the_declarations():
         "What each customer spent on a day, with everything that is known now."
     )
     code = running_code(settings)
-    assert len({code.table_version(one.name) for one in (SPEND, NOW, FACT)}) == 3
+    assert len({code.table_version(spend_table.name) for spend_table in (SPEND, NOW, FACT)}) == 3
 
 
 def test_the_numbers_that_corrections_share_with_what_they_are_made_of():
-    seen = [
+    shared_numbers = [
         (earlier.table.name, earlier.name, earlier.text, later.name)
         for earlier, later in MORE.equations
     ]
-    assert seen == [
+    assert shared_numbers == [
         (SPEND.name, "orders", "has {} orders", RECORDED + "orders"),
         (SPEND.name, "spend", "has spend {}", RECORDED + "spend"),
         (NOW.name, "orders", "has {} orders", RECORDED + "current orders"),

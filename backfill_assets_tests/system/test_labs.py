@@ -8,7 +8,7 @@ import pytest
 
 from backfill_assets.cli import main
 from backfill_assets.labs import running
-from backfill_assets_tests.lab_pages import figures
+from backfill_assets_tests.lab_pages import read_figures
 from backfill_assets_tests.places import PROJECT
 
 #: Of a few rows; they write as careless jobs do, and as the package does.
@@ -22,15 +22,15 @@ CHEAP = ("torn", "merge")
 def test_a_lab_comes_out_as_its_page_says(engine, spark, name):
     assert running.page_diff(name, running.run_lab(name, engine)) == ""
     assert f'--8<-- "{name}.txt"' in (PROJECT / "docs" / "labs.md").read_text()
-    assert all(seen for _, seen in figures(name)), "after each step somebody looks"
+    assert all(looks for _, looks in read_figures(name)), "after each step somebody looks"
 
 
 def test_the_figures_of_a_page_are_read():
-    first, *_ = figures("append")
-    seen = {"days": 1096, "rows": 3288, "revenue": Decimal("32880.00")}
-    assert first == ("A job appends the three years.", [("reader", seen)])
-    assert ("reader", {"text": "there is no table"}) in figures("crash")[0][1]
-    assert ("reader", {"customer": "c", "email": "bounced"}) in figures("leak")[0][1]
+    first, *_ = read_figures("append")
+    totals = {"days": 1096, "rows": 3288, "revenue": Decimal("32880.00")}
+    assert first == ("A job appends the three years.", [("reader", totals)])
+    assert ("reader", {"text": "there is no table"}) in read_figures("crash")[0][1]
+    assert ("reader", {"customer": "c", "email": "bounced"}) in read_figures("leak")[0][1]
 
 
 def test_what_is_otherwise_is_told(monkeypatch, capsys):
@@ -45,10 +45,10 @@ def test_what_is_otherwise_is_told(monkeypatch, capsys):
     assert capsys.readouterr().out.count("# ") == 2
     monkeypatch.setattr(running, "run_lab", lambda name, _: running.read_page(name) + "more\n")
     assert main(["lab", "all"]) == 1
-    said = capsys.readouterr()
-    assert "torn does not come out as its page says:" in said.err
-    assert "+more" in said.err
-    assert "leak does not come out" in said.err
+    output = capsys.readouterr()
+    assert "torn does not come out as its page says:" in output.err
+    assert "+more" in output.err
+    assert "leak does not come out" in output.err
     assert main(["lab", "nothing"]) == 3
     assert "no lab is named nothing; there are torn, leak" in capsys.readouterr().err
     assert main(["lab", "list"]) == 0

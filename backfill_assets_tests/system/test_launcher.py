@@ -81,25 +81,25 @@ def instance(tmp_path, monkeypatch) -> Iterator[dg.DagsterInstance]:
     impatient = text.replace(launcher, f"{launcher}  config:\n    grace_seconds: 0\n")
     (home / "dagster.yaml").write_text(impatient)
     monkeypatch.setenv("DAGSTER_HOME", str(home))
-    with dg.DagsterInstance.get() as found:
-        yield found
+    with dg.DagsterInstance.get() as dagster_instance:
+        yield dagster_instance
 
 
-def started(instance: dg.DagsterInstance, **tags: str) -> str:
+def start_run(instance: dg.DagsterInstance, **tags: str) -> str:
     return create_run_for_test(instance, status=DagsterRunStatus.STARTED, tags=tags).run_id
 
 
-def run_of(instance: dg.DagsterInstance, run_id: str) -> dg.DagsterRun:
+def read_run(instance: dg.DagsterInstance, run_id: str) -> dg.DagsterRun:
     run = instance.get_run_by_id(run_id)
     assert run is not None
     return run
 
 
-def health(instance: dg.DagsterInstance, run_id: str) -> WorkerStatus:
-    return instance.run_launcher.check_run_worker_health(run_of(instance, run_id)).status
+def worker_health(instance: dg.DagsterInstance, run_id: str) -> WorkerStatus:
+    return instance.run_launcher.check_run_worker_health(read_run(instance, run_id)).status
 
 
-def monitor(instance: dg.DagsterInstance) -> None:
+def monitor_runs(instance: dg.DagsterInstance) -> None:
     """One look of the daemon's run monitoring."""
     context = SimpleNamespace(instance=instance, create_request_context=lambda: None)
     errors = execute_run_monitoring_iteration(context, get_dagster_logger())  # type: ignore
@@ -107,7 +107,9 @@ def monitor(instance: dg.DagsterInstance) -> None:
 
 
 @contextmanager
-def worker(instance: dg.DagsterInstance, run_id: str, more: str = "") -> Iterator[subprocess.Popen]:
+def start_worker(
+    instance: dg.DagsterInstance, run_id: str, more: str = ""
+) -> Iterator[subprocess.Popen]:
     process = subprocess.Popen(
         [sys.executable, "-c", WORKER.format(more=more), instance.root_directory, run_id],
         stdin=subprocess.PIPE,
@@ -127,96 +129,96 @@ def worker(instance: dg.DagsterInstance, run_id: str, more: str = "") -> Iterato
 
 
 def test_a_killed_process_is_noticed_and_its_run_is_retried(instance):
-    run_id, other = started(instance), started(instance)
-    with worker(instance, run_id, CHILDREN) as process:
-        assert health(instance, run_id) is WorkerStatus.RUNNING
-        monitor(instance)
-        assert run_of(instance, run_id).status is DagsterRunStatus.STARTED
+    run_id, other = start_run(instance), start_run(instance)
+    with start_worker(instance, run_id, CHILDREN) as process:
+        assert worker_health(instance, run_id) is WorkerStatus.RUNNING
+        monitor_runs(instance)
+        assert read_run(instance, run_id).status is DagsterRunStatus.STARTED
         process.kill()
         process.wait()
         # What it started lives on, and must not pass for it.
-        assert health(instance, run_id) is WorkerStatus.NOT_FOUND
-        monitor(instance)
-    run = run_of(instance, run_id)
+        assert worker_health(instance, run_id) is WorkerStatus.NOT_FOUND
+        monitor_runs(instance)
+    run = read_run(instance, run_id)
     assert run.status is DagsterRunStatus.FAILURE
     assert run.tags["dagster/will_retry"] == "true"
-    assert run_of(instance, other).status is DagsterRunStatus.STARTED
+    assert read_run(instance, other).status is DagsterRunStatus.STARTED
 
 
 def test_a_run_of_another_code_server_can_be_ended(instance):
     """What started it is gone, and nobody else knows the process."""
-    run_id, dead = started(instance), started(instance)
-    with worker(instance, run_id) as process:
+    run_id, dead = start_run(instance), start_run(instance)
+    with start_worker(instance, run_id) as process:
         assert instance.run_launcher.terminate(run_id)
         assert process.wait() != 0  # KeyboardInterrupt
-    assert run_of(instance, run_id).status is DagsterRunStatus.CANCELING
-    with worker(instance, dead) as process:
+    assert read_run(instance, run_id).status is DagsterRunStatus.CANCELING
+    with start_worker(instance, dead) as process:
         process.kill()
         process.wait()
         assert not instance.run_launcher.terminate(dead)
 
 
 def test_a_run_that_ends_while_it_is_looked_at_stays_as_it_ended(instance):
-    run_id = started(instance)
-    with worker(instance, run_id) as process:
-        (seen,) = instance.get_run_records()
+    run_id = start_run(instance)
+    with start_worker(instance, run_id) as process:
+        (record,) = instance.get_run_records()
         instance.report_dagster_event(
-            dg.DagsterEvent(dg.DagsterEventType.RUN_SUCCESS.value, seen.dagster_run.job_name),
+            dg.DagsterEvent(dg.DagsterEventType.RUN_SUCCESS.value, record.dagster_run.job_name),
             run_id,
         )
         process.stdin.close()
         process.wait()
-    assert health(instance, run_id) is WorkerStatus.NOT_FOUND
-    monitor_started_run(instance, None, seen, get_dagster_logger())  # type: ignore
-    assert run_of(instance, run_id).status is DagsterRunStatus.SUCCESS
+    assert worker_health(instance, run_id) is WorkerStatus.NOT_FOUND
+    monitor_started_run(instance, None, record, get_dagster_logger())  # type: ignore
+    assert read_run(instance, run_id).status is DagsterRunStatus.SUCCESS
 
 
 def test_a_process_that_signs_on_after_a_killed_one_is_not_taken_for_it(instance):
     """Whatever its process id: what counts is which run it works on."""
-    first, second = started(instance), started(instance)
-    with worker(instance, first):
+    first, second = start_run(instance), start_run(instance)
+    with start_worker(instance, first):
         pass
-    with worker(instance, second):
-        assert health(instance, first) is WorkerStatus.NOT_FOUND
-        assert health(instance, second) is WorkerStatus.RUNNING
+    with start_worker(instance, second):
+        assert worker_health(instance, first) is WorkerStatus.NOT_FOUND
+        assert worker_health(instance, second) is WorkerStatus.RUNNING
 
 
 def test_in_doubt_a_run_is_alive(instance, tmp_path):
-    run_id = started(instance)
-    with worker(instance, run_id):
+    run_id = start_run(instance)
+    with start_worker(instance, run_id):
         pass
-    tag = run_of(instance, run_id).tags[PROCESS_TAG]
-    assert is_alive(instance, run_of(instance, run_id)) is False
+    tag = read_run(instance, run_id).tags[PROCESS_TAG]
+    assert is_alive(instance, read_run(instance, run_id)) is False
     # A run of other code, and a retry that has the tags of the run before and not begun yet.
-    for run in (started(instance), started(instance, **{PROCESS_TAG: tag})):
-        assert is_alive(instance, run_of(instance, run)) is None
-        assert health(instance, run) is WorkerStatus.RUNNING
+    for run in (start_run(instance), start_run(instance, **{PROCESS_TAG: tag})):
+        assert is_alive(instance, read_run(instance, run)) is None
+        assert worker_health(instance, run) is WorkerStatus.RUNNING
     # Another machine, whose runs are in the same database: it has a file of its own.
     other = SimpleNamespace(root_directory=str(tmp_path))
-    assert is_alive(other, run_of(instance, run_id)) is None  # type: ignore
+    assert is_alive(other, read_run(instance, run_id)) is None  # type: ignore
 
 
 def test_runs_of_this_process_are_alive(instance):
-    run_id = started(instance)
+    run_id = start_run(instance)
     instance.add_run_tags(run_id, hold_run_lock(instance, run_id))
-    assert health(instance, run_id) is WorkerStatus.RUNNING
+    assert worker_health(instance, run_id) is WorkerStatus.RUNNING
 
 
 def test_a_run_goes_on_where_nothing_can_be_locked(instance, caplog):
     Path(instance.root_directory, RUN_LOCK_FILE).mkdir()
-    run_id = started(instance)
+    run_id = start_run(instance)
     assert hold_run_lock(instance, run_id) == {}
     assert "nobody will notice" in caplog.text
-    assert health(instance, run_id) is WorkerStatus.RUNNING
+    assert worker_health(instance, run_id) is WorkerStatus.RUNNING
 
 
 def test_a_run_is_given_up_only_after_a_while(instance):
-    run_id = started(instance)
-    with worker(instance, run_id):
+    run_id = start_run(instance)
+    with start_worker(instance, run_id):
         pass
     patient = WatchingRunLauncher()
     patient.register_instance(instance)
-    looks = [patient.check_run_worker_health(run_of(instance, run_id)).status for _ in range(2)]
+    looks = [patient.check_run_worker_health(read_run(instance, run_id)).status for _ in range(2)]
     assert looks == [WorkerStatus.RUNNING] * 2
 
 

@@ -32,7 +32,7 @@ from backfill_assets_tests.fixtures.write_life import (
     serve_stage,
     tick_until_launched,
 )
-from backfill_assets_tests.pipeline import START, Pipeline, day, planned, undo
+from backfill_assets_tests.pipeline import START, Pipeline, day, make_plan, run_undo
 from backfill_assets_tests.places import PROJECT
 
 FIXTURE = PROJECT / "backfill_assets_tests" / "fixtures" / "life-before-code-versions.tar.gz"
@@ -57,14 +57,14 @@ def test_nothing_is_due_and_the_plan_under_way_ends_and_the_backfill_is_undone(
     situation = Monitor(life.settings, lambda: life.now).read_situation(life.instance)
     states = {name: day_states(name, situation) for name in ledgers}
     assert [
-        (name, of, state)
+        (name, run_day, state)
         for name, days in states.items()
-        for of, state in days.items()
+        for run_day, state in days.items()
         if not state.is_good
     ] == []
 
     # No day is computed or accepted without a word.
-    assert expectations(life) == {name: {DayOutcome.COMPUTED} for name in NAMES}
+    assert expected_outcomes(life) == {name: {DayOutcome.COMPUTED} for name in NAMES}
     accepted = [
         accept_code(life.settings, life.defs, life.code, name, None, "upgrade", sample)
         for name, sample in {**dict.fromkeys(NAMES, 0), "two_day_spend": 1, "stg_orders": 1}.items()
@@ -73,7 +73,7 @@ def test_nothing_is_due_and_the_plan_under_way_ends_and_the_backfill_is_undone(
     assert sum(len(result.verified) for result in accepted) == 2
     plans = repin_plans(life.instance, read_ledgers(life.settings), accepted, life.code)
     assert plans == undertakings.active_ids(life.instance)
-    assert expectations(life) == {name: {DayOutcome.IDENTICAL} for name in NAMES}
+    assert expected_outcomes(life) == {name: {DayOutcome.IDENTICAL} for name in NAMES}
 
     # What was under way goes on with its second stage, and ends well.
     (plan_id,) = undertakings.active_ids(life.instance)
@@ -92,14 +92,14 @@ def test_nothing_is_due_and_the_plan_under_way_ends_and_the_backfill_is_undone(
 
     # The late lines go as they came.
     assert orders_of_c1(life, day(4)) == 3
-    undo(life, LATE)
+    run_undo(life, LATE)
     assert orders_of_c1(life, day(4)) == 2
     assert life.rows("late_orders") == []
 
 
-def expectations(life: Pipeline) -> dict[str, set[DayOutcome]]:
+def expected_outcomes(life: Pipeline) -> dict[str, set[DayOutcome]]:
     """What a plan of all days expects of them, by table."""
-    plan = planned(life, f"{day(1)}...{day(DAYS)}", tables=NAMES)
+    plan = make_plan(life, f"{day(1)}...{day(DAYS)}", tables=NAMES)
     return {
         name: {expected for expected, _ in outlook.days_by_outcome()}
         for name, outlook in plan.tables.items()

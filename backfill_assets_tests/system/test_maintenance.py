@@ -31,7 +31,7 @@ DAYS = 86400
 FILES = 3
 
 
-def facts(spark, days: range, customer: str):
+def fact_rows(spark, days: range, customer: str):
     """Rows of some days in `FILES` files each."""
     rows = [
         (day(n), f"{customer}{i}", i + 1, Decimal(i + 1)) for n in days for i in range(4 * FILES)
@@ -39,43 +39,43 @@ def facts(spark, days: range, customer: str):
     return spark.createDataFrame(rows, FACT.struct_type).repartition(FILES, "orders")
 
 
-def publish(pipeline: Pipeline, days: range, customer: str) -> list[DayResult]:
+def publish_days(pipeline: Pipeline, days: range, customer: str) -> list[DayResult]:
     """Publish days of rows that the name stands for."""
-    rows = facts(pipeline.io_manager.engine.spark_session, days, customer)
+    rows = fact_rows(pipeline.io_manager.engine.spark_session, days, customer)
     window = Window(day(days.start), day(days.stop))
 
-    def build(of: Window) -> ComputedDays:
-        return ComputedDays(rows.where(of.sql_condition(FACT.partition)), {})
+    def build(part: Window) -> ComputedDays:
+        return ComputedDays(rows.where(part.sql_condition(FACT.partition)), {})
 
     plan = ComputePlan(dict.fromkeys(window, customer), build)
     return pipeline.io_manager.publish(Candidate(FACT, lambda _: plan), window, RECORD)
 
 
-def url(pipeline: Pipeline) -> Path:
+def table_path(pipeline: Pipeline) -> Path:
     return pipeline.warehouse / FACT.name
 
 
-def maintained(pipeline: Pipeline, **how: bool) -> MaintenanceResult:
+def run_maintenance(pipeline: Pipeline, **how: bool) -> MaintenanceResult:
     spark = pipeline.io_manager.engine.spark_session
-    (one,) = run_maintenance(spark, pipeline.settings, **how)
-    return one
+    (result,) = run_maintenance(spark, pipeline.settings, **how)
+    return result
 
 
-def operations(pipeline: Pipeline, since: int) -> list[str]:
+def list_operations(pipeline: Pipeline, since: int) -> list[str]:
     history = pipeline.log(FACT.name).history()
     return [entry["operation"] for entry in reversed(history) if entry["version"] > since]
 
 
-def customers(pipeline: Pipeline, n: int, version: int | None = None) -> set[str]:
+def customers_of_day(pipeline: Pipeline, n: int, version: int | None = None) -> set[str]:
     """The customers of a day, by their first letter, as Spark reads it."""
     reader = pipeline.io_manager.engine.spark_session.read.format("delta")
     if version is not None:
         reader = reader.option("versionAsOf", version)
-    rows = reader.load(str(url(pipeline))).where(f"run_date = DATE'{day(n)}'").collect()
+    rows = reader.load(str(table_path(pipeline))).where(f"run_date = DATE'{day(n)}'").collect()
     return {row["customer_id"][0] for row in rows}
 
 
-def later(pipeline: Pipeline, days: int, root: Path, **overrides: object) -> Pipeline:
+def age_pipeline(pipeline: Pipeline, days: int, root: Path, **overrides: object) -> Pipeline:
     """The same tables as they will be so many days from now, if nobody does anything.
 
     At another place, as Spark keeps what it has read of a log.
@@ -102,8 +102,8 @@ def later(pipeline: Pipeline, days: int, root: Path, **overrides: object) -> Pip
 def original(engine, spark, tmp_path_factory) -> Pipeline:
     """Days 1 to 3 in several files each, then day 2 replaced."""
     pipeline = Pipeline(engine, tmp_path_factory.mktemp("original"))
-    publish(pipeline, range(1, 4), "a")
-    publish(pipeline, range(2, 3), "b")
+    publish_days(pipeline, range(1, 4), "a")
+    publish_days(pipeline, range(2, 3), "b")
     return pipeline
 
 
@@ -116,103 +116,105 @@ def scattered(original, tmp_path) -> Pipeline:
 
 def test_files_become_fewer_and_nothing_else_changes(scattered):
     before, digests = scattered.log(FACT.name).version(), scattered.digests()
-    one = maintained(scattered)
-    assert (one.table, one.problems, one.notes, one.removed) == (FACT.name, [], [], 0)
-    assert one.compacted == [day(1), day(2), day(3)]
-    assert one.before.by_day == dict.fromkeys(one.compacted, FILES)
-    assert one.after.by_day == dict.fromkeys(one.compacted, 1)
-    assert one.after.bytes_by_day.total() < one.before.bytes_by_day.total()
-    assert (one.before.version, one.after.version) == (before, before + 1)
-    assert operations(scattered, before) == ["OPTIMIZE"]
+    result = run_maintenance(scattered)
+    assert (result.table, result.problems, result.notes, result.removed) == (FACT.name, [], [], 0)
+    assert result.compacted == [day(1), day(2), day(3)]
+    assert result.before.by_day == dict.fromkeys(result.compacted, FILES)
+    assert result.after.by_day == dict.fromkeys(result.compacted, 1)
+    assert result.after.bytes_by_day.total() < result.before.bytes_by_day.total()
+    assert (result.before.version, result.after.version) == (before, before + 1)
+    assert list_operations(scattered, before) == ["OPTIMIZE"]
     assert scattered.digests() == digests
     # What was replaced can still be had.
-    assert customers(scattered, 2, before - 1) == {"a"}
+    assert customers_of_day(scattered, 2, before - 1) == {"a"}
     ledger = scattered.io_manager.ledger(FACT)
     assert ledger.external == []
     assert all(ledger.current_record(day(n)) for n in (1, 2, 3))
     # A second time there is nothing to do, and no commit says so.
-    again = maintained(scattered)
-    assert (again.compacted, again.removed) == ([], 0)
-    assert again.before == again.after == one.after
+    repeated = run_maintenance(scattered)
+    assert (repeated.compacted, repeated.removed) == ([], 0)
+    assert repeated.before == repeated.after == result.after
 
 
 def test_runs_go_on_as_before(scattered):
-    publish(scattered, range(1, 4), "a")
-    maintained(scattered)
+    publish_days(scattered, range(1, 4), "a")
+    run_maintenance(scattered)
     version = scattered.log(FACT.name).version()
-    done = publish(scattered, range(1, 4), "a")
-    assert [one.outcome.value for one in done] == ["identical"] * 3
+    results = publish_days(scattered, range(1, 4), "a")
+    assert [result.outcome.value for result in results] == ["identical"] * 3
     assert scattered.log(FACT.name).version() == version
-    publish(scattered, range(3, 4), "c")
+    publish_days(scattered, range(3, 4), "c")
     assert scattered.log(FACT.name).version() == version + 1
-    assert customers(scattered, 3) == {"c"}
+    assert customers_of_day(scattered, 3) == {"c"}
 
 
 def test_only_the_days_that_are_worth_it(scattered):
-    maintained(scattered)
-    publish(scattered, range(3, 4), "c")
-    one = maintained(scattered)
-    assert one.compacted == [day(3)]
-    assert one.before.by_day == {day(1): 1, day(2): 1, day(3): FILES}
-    full = TableFiles(1, one.before.by_day, Counter({day(1): 1, day(2): 1, day(3): FILES << 30}))
+    run_maintenance(scattered)
+    publish_days(scattered, range(3, 4), "c")
+    result = run_maintenance(scattered)
+    assert result.compacted == [day(3)]
+    assert result.before.by_day == {day(1): 1, day(2): 1, day(3): FILES}
+    full = TableFiles(1, result.before.by_day, Counter({day(1): 1, day(2): 1, day(3): FILES << 30}))
     assert full.fragmented_days == [], "as many files as Delta would make of so many bytes"
 
 
 def test_a_dry_run_tells_what_would_be_done(scattered, tmp_path):
-    old = later(scattered, 40, tmp_path / "later")
+    old = age_pipeline(scattered, 40, tmp_path / "later")
     before = sorted((p, p.stat().st_mtime) for p in old.root.rglob("*"))
-    one = maintained(old, dry_run=True)
-    assert (one.compacted, one.removed) == ([day(1), day(2), day(3)], FILES)
-    assert one.before == one.after
+    result = run_maintenance(old, dry_run=True)
+    assert (result.compacted, result.removed) == ([day(1), day(2), day(3)], FILES)
+    assert result.before == result.after
     assert sorted((p, p.stat().st_mtime) for p in old.root.rglob("*")) == before
 
 
 def test_files_past_the_time_to_undo_are_gone_and_all_others_stay(scattered, tmp_path):
-    first, second = (done.version for done in scattered.io_manager.ledger(FACT).records)
-    old = later(scattered, 40, tmp_path / "later")
-    (killed := url(old) / f"run_date={day(1)}" / "part-of-a-killed-run.parquet").touch()
+    first, second = (record.version for record in scattered.io_manager.ledger(FACT).records)
+    old = age_pipeline(scattered, 40, tmp_path / "later")
+    (killed := table_path(old) / f"run_date={day(1)}" / "part-of-a-killed-run.parquet").touch()
     os.utime(killed, (0, 0))
-    (notes := url(old) / "_notes" / "of somebody").mkdir(parents=True)
+    (notes := table_path(old) / "_notes" / "of somebody").mkdir(parents=True)
     (notes / "x").touch()
     os.utime(notes / "x", (0, 0))
-    publish(old, range(3, 4), "c")
+    publish_days(old, range(3, 4), "c")
     version, digests = old.log(FACT.name).version(), old.digests()
-    commits_before = set((url(old) / "_delta_log").glob("*.json"))
+    commits_before = set((table_path(old) / "_delta_log").glob("*.json"))
 
-    one = maintained(old)
-    assert one.problems == []
+    result = run_maintenance(old)
+    assert result.problems == []
     # Those of day 2, which was replaced 40 days ago, and the killed run's.
-    assert one.removed == FILES + 1
-    assert operations(old, version) == ["OPTIMIZE", "VACUUM START", "VACUUM END"]
+    assert result.removed == FILES + 1
+    assert list_operations(old, version) == ["OPTIMIZE", "VACUUM START", "VACUUM END"]
     assert not killed.exists()
     assert (notes / "x").exists()
     with pytest.raises(Exception, match=r"(?i)file.*(not exist|not found|missing)"):
-        customers(old, 2, first)
+        customers_of_day(old, 2, first)
     # Written 40 days ago, but replaced only now.
-    assert customers(old, 3, second) == {"a"}
+    assert customers_of_day(old, 3, second) == {"a"}
     assert old.digests() == digests
-    assert commits_before <= set((url(old) / "_delta_log").glob("*.json"))
+    assert commits_before <= set((table_path(old) / "_delta_log").glob("*.json"))
     ledger = old.io_manager.ledger(FACT)
     assert [record.version for record in ledger.records] == [first, second, version]
     assert ledger.external_commits == []
     after = old.log(FACT.name).version()
-    assert {one.outcome.value for one in publish(old, range(3, 4), "c")} == {"identical"}
+    assert {published.outcome.value for published in publish_days(old, range(3, 4), "c")} == {
+        "identical"
+    }
     assert old.log(FACT.name).version() == after
 
 
 def test_files_of_versions_that_readers_are_told_stay(scattered, tmp_path):
-    first, _ = (done.version for done in scattered.io_manager.ledger(FACT).records)
-    old = later(scattered, 40, tmp_path / "later")
+    first, _ = (record.version for record in scattered.io_manager.ledger(FACT).records)
+    old = age_pipeline(scattered, 40, tmp_path / "later")
     (old.warehouse / VERSIONS_FILE).write_text(json.dumps({"tables": {FACT.name: first}}))
-    one = maintained(old)
-    assert (one.removed, one.problems) == (0, [])
-    assert f"{VERSIONS_FILE} names version {first}" in one.notes[0]
-    assert customers(old, 2, first) == {"a"}
+    result = run_maintenance(old)
+    assert (result.removed, result.problems) == (0, [])
+    assert f"{VERSIONS_FILE} names version {first}" in result.notes[0]
+    assert customers_of_day(old, 2, first) == {"a"}
     # Once newer ones belong together, they go.
     (old.warehouse / VERSIONS_FILE).write_text(
-        json.dumps({"tables": {FACT.name: one.after.version}})
+        json.dumps({"tables": {FACT.name: result.after.version}})
     )
-    assert maintained(old).removed == FILES
+    assert run_maintenance(old).removed == FILES
 
 
 def test_the_time_to_undo_is_the_tables_own_from_its_creation(scattered):
@@ -223,43 +225,43 @@ def test_the_time_to_undo_is_the_tables_own_from_its_creation(scattered):
 
 def test_another_time_to_undo_holds_at_once_and_takes_away_the_next_time(scattered, tmp_path):
     """A shell that lacks the deployment's settings must not cost it what it wanted to keep."""
-    soon = later(scattered, 10, tmp_path / "later", undo_days=5)
+    soon = age_pipeline(scattered, 10, tmp_path / "later", undo_days=5)
     version = soon.log(FACT.name).version()
-    told = maintained(soon, dry_run=True)
-    assert (told.removed, soon.log(FACT.name).version()) == (None, version)
-    one = maintained(soon)
-    assert (one.removed, one.problems) == (None, [])
-    assert one.notes == told.notes
-    assert "5 days from now on (BACKFILL_ASSETS_UNDO_DAYS" in one.notes[0]
-    assert "was interval 30 days" in one.notes[0]
-    assert operations(soon, version) == ["SET TBLPROPERTIES", "OPTIMIZE"]
-    again = maintained(soon)
-    assert (again.removed, again.notes) == (FILES, [])
+    dry_result = run_maintenance(soon, dry_run=True)
+    assert (dry_result.removed, soon.log(FACT.name).version()) == (None, version)
+    result = run_maintenance(soon)
+    assert (result.removed, result.problems) == (None, [])
+    assert result.notes == dry_result.notes
+    assert "5 days from now on (BACKFILL_ASSETS_UNDO_DAYS" in result.notes[0]
+    assert "was interval 30 days" in result.notes[0]
+    assert list_operations(soon, version) == ["SET TBLPROPERTIES", "OPTIMIZE"]
+    repeated = run_maintenance(soon)
+    assert (repeated.removed, repeated.notes) == (FILES, [])
     assert soon.io_manager.ledger(FACT).external_commits == []
 
 
 def test_a_run_at_the_same_time_commits_all_the_same(scattered, monkeypatch):
     """It began to write before the files were put together, and ends after that."""
-    begun, done, attempts = threading.Event(), threading.Event(), []
+    write_begun, maintenance_ended, attempts = threading.Event(), threading.Event(), []
     commit = commits.Writer.commit
 
-    def slow(self, files, days, said, since) -> int | None:
+    def slow_commit(self, files, days, metadata, since) -> int | None:
         attempts.append(since.version)
         if len(attempts) == 1:
-            begun.set()
-            done.wait()
-        return commit(self, files, days, said, since)
+            write_begun.set()
+            maintenance_ended.wait()
+        return commit(self, files, days, metadata, since)
 
-    monkeypatch.setattr(commits.Writer, "commit", slow)
-    run = threading.Thread(target=publish, args=(scattered, range(2, 3), "c"))
+    monkeypatch.setattr(commits.Writer, "commit", slow_commit)
+    run = threading.Thread(target=publish_days, args=(scattered, range(2, 3), "c"))
     run.start()
-    begun.wait()
-    one = maintained(scattered)
-    done.set()
+    write_begun.wait()
+    result = run_maintenance(scattered)
+    maintenance_ended.set()
     run.join()
-    assert (one.compacted, one.problems, one.notes) == ([day(1), day(2), day(3)], [], [])
+    assert (result.compacted, result.problems, result.notes) == ([day(1), day(2), day(3)], [], [])
     assert len(attempts) == 2, "the two did not meet"
-    assert customers(scattered, 2) == {"c"}
+    assert customers_of_day(scattered, 2) == {"c"}
     assert (
         scattered.io_manager.ledger(FACT).current_record(day(2)).digest
         == (scattered.digests()[FACT.name][str(day(2))])
@@ -286,10 +288,10 @@ def test_a_run_that_goes_first_is_told_in_a_sentence(scattered, spark):
     target = f"delta.`{scattered.warehouse / CORRECTIONS.name}`"
     spark.sql(f"CREATE TABLE {target} (run_date DATE) USING DELTA")
 
-    def overtaken():
+    def raise_overtaken():
         raise PySparkException("[DELTA_CONCURRENT_DELETE_READ] a concurrent WRITE deleted data")
 
-    first, second = run_maintenance(Session(spark, overtaken), scattered.settings)
+    first, second = run_maintenance(Session(spark, raise_overtaken), scattered.settings)
     assert first.problems == []
     assert first.notes == [
         f"{FACT.name}: a run published at the same time and went first; what is left to do is done "
@@ -300,71 +302,83 @@ def test_a_run_that_goes_first_is_told_in_a_sentence(scattered, spark):
 
 
 def test_any_other_failure_is_a_problem(scattered, spark):
-    def full():
+    def raise_disk_full():
         raise PySparkException("No space left on device")
 
-    (one,) = run_maintenance(Session(spark, full), scattered.settings)
-    assert one.removed is None
-    (problem,) = one.problems
+    (result,) = run_maintenance(Session(spark, raise_disk_full), scattered.settings)
+    assert result.removed is None
+    (problem,) = result.problems
     assert "No space left on device" in problem
     assert "all days hold what they held" in problem
 
 
 def test_a_compaction_that_loses_rows_is_named_by_its_days(scattered, spark):
     """A commit that calls itself a compaction, and keeps one file of the three of day 2."""
-    log = url(scattered) / "_delta_log"
+    log = table_path(scattered) / "_delta_log"
     version = scattered.log(FACT.name).version()
 
-    def loses():
+    def lose_rows():
         commit = log / f"{version:020d}.json"
         actions = [json.loads(line) for line in commit.read_text().splitlines()]
         adds = [action["add"] for action in actions if "add" in action]
-        kept = {**adds[0], "path": adds[0]["path"].replace("part-", "all-"), "dataChange": False}
-        shutil.copy(url(scattered) / adds[0]["path"], url(scattered) / kept["path"])
-        gone = [
+        new_file = {
+            **adds[0],
+            "path": adds[0]["path"].replace("part-", "all-"),
+            "dataChange": False,
+        }
+        shutil.copy(
+            table_path(scattered) / adds[0]["path"], table_path(scattered) / new_file["path"]
+        )
+        removals = [
             {"remove": {**{k: add[k] for k in ("path", "partitionValues", "size")},
                         "dataChange": False, "deletionTimestamp": int(time.time() * 1000),
                         "extendedFileMetadata": True}}
             for add in adds
         ]  # fmt: skip
         info = {"commitInfo": {"operation": "OPTIMIZE", "timestamp": int(time.time() * 1000)}}
-        made = log / f"{version + 1:020d}.json"
-        made.write_text("".join(json.dumps(x) + "\n" for x in (info, {"add": kept}, *gone)))
+        commit_path = log / f"{version + 1:020d}.json"
+        commit_path.write_text(
+            "".join(json.dumps(x) + "\n" for x in (info, {"add": new_file}, *removals))
+        )
         return spark.sql("SELECT 1")
 
-    (one,) = run_maintenance(Session(spark, loses), scattered.settings)
-    (problem,) = one.problems
+    (result,) = run_maintenance(Session(spark, lose_rows), scattered.settings)
+    (problem,) = result.problems
     assert problem.startswith(f"{FACT.name} [2024-01-02]: the compaction of version {version + 1}")
     assert f"Version {version} has the rows as they were" in problem
-    assert (one.removed, one.compacted) == (None, [day(2)])
+    assert (result.removed, result.compacted) == (None, [day(2)])
 
 
 def test_rows_changed_behind_the_log_are_not_taken_for_the_compactions_doing(scattered, spark):
     """Day 2's record, as of which it holds other rows than it says."""
-    commit = url(scattered) / "_delta_log" / f"{scattered.log(FACT.name).version():020d}.json"
+    commit = (
+        table_path(scattered) / "_delta_log" / f"{scattered.log(FACT.name).version():020d}.json"
+    )
     actions = [json.loads(line) for line in commit.read_text().splitlines()]
-    said = json.loads(actions[0]["commitInfo"]["userMetadata"])
-    said["audit"][str(day(2))]["digest"] = "12-0-0"
-    actions[0]["commitInfo"]["userMetadata"] = json.dumps(said)
+    metadata = json.loads(actions[0]["commitInfo"]["userMetadata"])
+    metadata["audit"][str(day(2))]["digest"] = "12-0-0"
+    actions[0]["commitInfo"]["userMetadata"] = json.dumps(metadata)
     commit.write_text("".join(json.dumps(action) + "\n" for action in actions))
-    one = maintained(scattered)
-    (problem,) = one.problems
+    result = run_maintenance(scattered)
+    (problem,) = result.problems
     assert problem.startswith(f"{FACT.name} [2024-01-02]: these days hold other rows than their")
 
 
 def test_what_killed_runs_left_goes_when_its_time_is_over(scattered, tmp_path):
-    old = url(scattered) / "writing-old" / "_temporary" / "0" / "part-0.parquet"
+    old = table_path(scattered) / "writing-old" / "_temporary" / "0" / "part-0.parquet"
     old.parent.mkdir(parents=True)
     old.write_bytes(b"half of a file")
-    soon, late = (later(scattered, days, tmp_path / str(days), undo_days=30) for days in (1, 40))
-    new = url(late) / "writing-new" / "part-0.parquet"
+    soon, late = (
+        age_pipeline(scattered, days, tmp_path / str(days), undo_days=30) for days in (1, 40)
+    )
+    new = table_path(late) / "writing-new" / "part-0.parquet"
     new.parent.mkdir()
     new.write_bytes(b"half of a file")
-    for one in (soon, late):
-        maintained(one)
-        assert maintained(one, dry_run=True).problems == []
-    assert (url(soon) / "writing-old").exists()
-    assert not (url(late) / "writing-old").exists()
+    for aged in (soon, late):
+        run_maintenance(aged)
+        assert run_maintenance(aged, dry_run=True).problems == []
+    assert (table_path(soon) / "writing-old").exists()
+    assert not (table_path(late) / "writing-old").exists()
     assert new.exists()
 
 
@@ -381,17 +395,17 @@ def test_the_command(scattered, monkeypatch, capsys):
     monkeypatch.setattr(Engine, "from_settings", lambda _: scattered.io_manager.engine)
     version = scattered.log(FACT.name).version()
     assert main(["maintain", "--dry-run"]) == 0
-    said = capsys.readouterr().out
-    assert "a dry run: nothing was done" in said
+    output = capsys.readouterr().out
+    assert "a dry run: nothing was done" in output
     assert scattered.log(FACT.name).version() == version
     assert main(["maintain", FACT.name]) == 0
-    heading, row, told = capsys.readouterr().out.splitlines()
+    heading, row, summary = capsys.readouterr().out.splitlines()
     assert heading.split() == ["table", "versions", "files", "size", "days", "compacted", "removed"]
     assert row.split()[:7] == [
         FACT.name, str(version), "→", str(version + 1), str(3 * FILES), "→", "3"
     ]  # fmt: skip
     assert row.split()[-2:] == ["3", "0"]
-    assert told == "3 day(s) were compacted and hold what they held, by their digests"
+    assert summary == "3 day(s) were compacted and hold what they held, by their digests"
 
 
 def test_the_command_ends_with_1_where_there_is_a_problem(scattered, monkeypatch, capsys):
@@ -421,9 +435,9 @@ def test_the_job(scattered):
     result = run_job(scattered, dry_run=True)
     assert result.success
     (event,) = [e for e in result.all_events if e.event_type_value == "STEP_OUTPUT"]
-    said = event.step_output_data.metadata
-    assert f"\n| {FACT.name} | " in said["maintenance"].value
-    assert said["notes"].value == "- a dry run: nothing was done"
+    metadata = event.step_output_data.metadata
+    assert f"\n| {FACT.name} | " in metadata["maintenance"].value
+    assert metadata["notes"].value == "- a dry run: nothing was done"
 
 
 def test_the_job_fails_with_the_problems(scattered, monkeypatch):

@@ -34,7 +34,7 @@ DAYS = 6
 MOST = DAYS + 1
 
 #: What a reader sees: the columns with their types, and the rows.
-Seen = tuple[list[tuple[str, str]], list[dict[str, Any]]]
+TableState = tuple[list[tuple[str, str]], list[dict[str, Any]]]
 
 
 class Reader(threading.Thread):
@@ -48,29 +48,29 @@ class Reader(threading.Thread):
     def __init__(self, url: str) -> None:
         super().__init__()
         self.url, self.over, self.count = url, threading.Event(), 0
-        self.looks: list[Seen] = [self.look()]
+        self.looks: list[TableState] = [self.read_state()]
 
     def run(self) -> None:
         while not self.over.is_set():
-            if (seen := self.look()) != self.looks[-1]:
-                self.looks.append(seen)
+            if (state := self.read_state()) != self.looks[-1]:
+                self.looks.append(state)
             self.count += 1
 
-    def look(self) -> Seen:
+    def read_state(self) -> TableState:
         log = DeltaTable(self.url)
         arrow = log.to_pyarrow_table()
         with duckdb.connect() as engine:
             rows = engine.register("t", log.to_pyarrow_dataset()).sql("SELECT * FROM t")
             named = [dict(zip(rows.columns, row, strict=True)) for row in rows.fetchall()]
-        found = sorted(arrow.to_pylist(), key=str)
-        assert sorted(named, key=str) == found
-        return [(of.name, str(of.type)) for of in arrow.schema], found
+        records = sorted(arrow.to_pylist(), key=str)
+        assert sorted(named, key=str) == records
+        return [(field.name, str(field.type)) for field in arrow.schema], records
 
 
-def migrated(row: dict[str, Any]) -> dict[str, Any]:
+def migrate_row(row: dict[str, Any]) -> dict[str, Any]:
     """A row under the changes of `migrating_tables_after`."""
-    kept = {name: value for name, value in row.items() if name not in ("note", "share")}
-    return {**kept, "remark": row["note"]}
+    values = {name: value for name, value in row.items() if name not in ("note", "share")}
+    return {**values, "remark": row["note"]}
 
 
 @pytest.mark.slow
@@ -102,7 +102,7 @@ def test_killed_until_it_is_done(engine, spark, tmp_path: Path, seed, kills, con
     server = connect_server(tmp_path / "server", SMALL) if connect else nullcontext("")
     chance, hit = random.Random(seed), []
 
-    def files() -> int:
+    def count_files() -> int:
         # Folders may go while they are listed, which `os.walk` passes over.
         names = (name for _, _, names in os.walk(url) for name in names)
         return sum(name.endswith((".json", ".parquet")) for name in names)
@@ -111,7 +111,7 @@ def test_killed_until_it_is_done(engine, spark, tmp_path: Path, seed, kills, con
         if remote:
             environment["SPARK_REMOTE"] = remote
 
-        def begun() -> subprocess.Popen:
+        def start_migration() -> subprocess.Popen:
             words = [COMMAND, "migrate", "notes"]
             return subprocess.Popen(words, env=environment, cwd=PROJECT, stdout=subprocess.DEVNULL)
 
@@ -119,16 +119,16 @@ def test_killed_until_it_is_done(engine, spark, tmp_path: Path, seed, kills, con
         reader.start()
         try:
             for _ in range(kills):
-                enough, process = files() + chance.randint(1, MOST), begun()
+                enough, process = count_files() + chance.randint(1, MOST), start_migration()
                 wait_for(
                     lambda enough=enough, process=process: (
-                        files() >= enough or process.poll() is not None
+                        count_files() >= enough or process.poll() is not None
                     )
                 )
                 time.sleep(chance.uniform(0, 0.05))
                 process.kill()
                 hit.append(process.wait())
-            assert begun().wait() == 0
+            assert start_migration().wait() == 0
             at = reader.count
             wait_for(lambda: reader.count > at + 1 or not reader.is_alive())
         finally:
@@ -138,7 +138,7 @@ def test_killed_until_it_is_done(engine, spark, tmp_path: Path, seed, kills, con
     # Whole and of one schema at every look, and no way back.
     (columns, before), (_, after) = reader.looks
     assert ("orders", "int32") in columns
-    assert after == sorted(map(migrated, before), key=str)
+    assert after == sorted(map(migrate_row, before), key=str)
     names = dict(reader.looks[-1][0])
     assert (names["orders"], *names) == ("int64", "run_date", "customer_id", "orders", "remark")
     table = tables_of(Pipeline(engine, tmp_path, tables=AFTER).settings)["notes"]

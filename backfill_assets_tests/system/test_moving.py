@@ -13,7 +13,7 @@ import dagster as dg
 from backfill_assets.dagster_ext.eventlog import LocalEventLog
 from backfill_assets.dagster_ext.postgres import PooledEventLog
 from backfill_assets.orders.tables import TABLES
-from backfill_assets_tests.pipeline import EVERYTHING, Pipeline, day, order, planned
+from backfill_assets_tests.pipeline import EVERYTHING, Pipeline, day, make_plan, order
 from backfill_assets_tests.places import PROJECT
 
 DAYS = 3
@@ -30,7 +30,7 @@ def moved_to(pipeline: Pipeline, config: str) -> Iterator[dg.DagsterInstance]:
         yield instance
 
 
-def versions(pipeline: Pipeline) -> dict[str, int]:
+def table_versions(pipeline: Pipeline) -> dict[str, int]:
     return {name: pipeline.log(name).version() for name in TABLES}
 
 
@@ -40,16 +40,16 @@ def test_the_tables_need_no_history_and_a_replay_tells_dagster_of_them(pipeline,
     with moved_to(pipeline, "dagster.yaml") as instance:
         assert isinstance(instance.event_log_storage, LocalEventLog)
         pipeline.run(1, DAYS, EVERYTHING)
-    before, digests = versions(pipeline), pipeline.digests()
+    before, digests = table_versions(pipeline), pipeline.digests()
     with moved_to(pipeline, "backfill_assets/deploy/dagster.postgres.yaml") as instance:
         assert isinstance(instance.event_log_storage, PooledEventLog)
         assert pipeline.materialized("fact_daily_orders") == set()
         # What is behind is asked of the tables' logs, not of Dagster.
-        plan = planned(pipeline, f"{day(1)}...{day(DAYS)}")
+        plan = make_plan(pipeline, f"{day(1)}...{day(DAYS)}")
         assert not any(table.computed or table.lacking for table in plan.tables.values())
         # Every day is told of once more, and none is computed.
         pipeline.run(1, DAYS, EVERYTHING)
-        assert versions(pipeline) == before
+        assert table_versions(pipeline) == before
         days = {str(day(n)) for n in range(1, DAYS + 1)}
         assert all(pipeline.materialized(name) == days for name in TABLES)
         checks = database.ask(

@@ -17,15 +17,15 @@ from backfill_assets_tests.pipeline import LAYERS, day, order
 from backfill_assets_tests.places import BIN, PROJECT
 
 
-def options(*names: str) -> list[str]:
+def table_options(*names: str) -> list[str]:
     """The tables of a backfill, as options of its command."""
     return [word for name in names for word in ("--table", name)]
 
 
 PLACE = "backfill_assets_tests.neighbours:TABLES"
 WEEKLY, HOURS, BY_COUNTRY, STATIC = "weekly", "taps_by_hour", "country_spend", "customers"
-WEEKS = options(*LAYERS, WEEKLY, "weekly_again", BY_COUNTRY)
-HOURLY = options(*(table.name for table in TAPS.tables), HOURS)
+WEEKS = table_options(*LAYERS, WEEKLY, "weekly_again", BY_COUNTRY)
+HOURLY = table_options(*(table.name for table in TAPS.tables), HOURS)
 PARTITIONS = """
 query($key: AssetKeyInput!) {
   assetNodeOrError(assetKey: $key) {
@@ -41,11 +41,11 @@ query($key: AssetKeyInput!) {
 """
 
 
-def node(deployment: Deployment, name: str) -> dict[str, Any]:
+def asset_page(deployment: Deployment, name: str) -> dict[str, Any]:
     """What the page of an asset in the UI asks for."""
     url = f"http://127.0.0.1:{deployment.port}"
-    found: dict[str, Any] = ask(url, PARTITIONS, key={"path": [name]})
-    return found
+    page: dict[str, Any] = ask(url, PARTITIONS, key={"path": [name]})
+    return page
 
 
 @pytest.mark.slow
@@ -63,28 +63,28 @@ def test_a_staged_backfill_of_days_and_weeks_and_a_week_by_command(
     try:
         deployment.wait_for_daemons()
         # No stage ends with a week: each week comes with the stage of its last day.
-        asked = f"{day(1)}...{day(14)}"
-        done = deployment.run("backfill", asked, *WEEKS, "--chunk-days", "4", "--yes")
-        assert done.returncode == 0, done.stdout + done.stderr
+        days = f"{day(1)}...{day(14)}"
+        result = deployment.run("backfill", days, *WEEKS, "--chunk-days", "4", "--yes")
+        assert result.returncode == 0, result.stdout + result.stderr
         assert {row["week"]: int(row["revenue"]) for row in pipeline.rows(WEEKLY)} == {
             day(1): sum(range(1, 8)),
             day(8): sum(range(8, 15)),
         }
         # Of the tables by week alone, some stages have nothing to do.
         weeks = ["--table", WEEKLY, "--chunk-days", "4", "--rewrite", "--yes"]
-        done = deployment.run("backfill", asked, *weeks)
-        assert done.returncode == 0, done.stdout + done.stderr
+        result = deployment.run("backfill", days, *weeks)
+        assert result.returncode == 0, result.stdout + result.stderr
         # A part of a week is built without the week, which follows when it is whole.
-        done = deployment.run("backfill", f"{day(15)}...{day(17)}", *WEEKS, "--yes")
-        assert done.returncode == 0, done.stdout + done.stderr
+        result = deployment.run("backfill", f"{day(15)}...{day(17)}", *WEEKS, "--yes")
+        assert result.returncode == 0, result.stdout + result.stderr
         assert sorted(row["week"] for row in pipeline.rows(WEEKLY)) == [day(1), day(8)]
-        done = deployment.run("backfill", f"{day(1)}...{day(2)}", *HOURLY, "--yes")
-        assert done.returncode == 0, done.stdout + done.stderr
+        result = deployment.run("backfill", f"{day(1)}...{day(2)}", *HOURLY, "--yes")
+        assert result.returncode == 0, result.stdout + result.stderr
         assert {row["hour"] for row in pipeline.rows(HOURS)} == {3, 4}
         assert {row["country"] for row in pipeline.rows(BY_COUNTRY)} == {"FR"}
-        pages = {name: node(deployment, name) for name in (WEEKLY, HOURS, BY_COUNTRY, STATIC)}
-        told = {name: page["partitionStats"] for name, page in pages.items()}
-        assert told == {
+        pages = {name: asset_page(deployment, name) for name in (WEEKLY, HOURS, BY_COUNTRY, STATIC)}
+        stats = {name: page["partitionStats"] for name, page in pages.items()}
+        assert stats == {
             WEEKLY: {"numPartitions": 4, "numMaterialized": 2, "numFailed": 0},
             HOURS: {"numPartitions": 31, "numMaterialized": 2, "numFailed": 0},
             BY_COUNTRY: {"numPartitions": 31, "numMaterialized": 17, "numFailed": 0},

@@ -27,7 +27,7 @@ def meters(engine, spark, tmp_path) -> Pipeline:
     return Pipeline(engine, tmp_path, land=False, tables=TABLES)
 
 
-def send(meters: Pipeline, folder_n: int, event_n: int, meter_ids: str) -> None:
+def send_readings(meters: Pipeline, folder_n: int, event_n: int, meter_ids: str) -> None:
     """Readings of a day in the folder of another."""
     folder = meters.landing / "readings" / f"arrival_date={day(folder_n)}"
     folder.mkdir(exist_ok=True)
@@ -44,7 +44,7 @@ def send(meters: Pipeline, folder_n: int, event_n: int, meter_ids: str) -> None:
     path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
 
 
-def published(meters: Pipeline) -> dict[date, int]:
+def published_meters(meters: Pipeline) -> dict[date, int]:
     """By day, from how many meters there are readings in the table that readers use."""
     if not (meters.warehouse / consumption.name).exists():
         return {}
@@ -55,14 +55,14 @@ def published(meters: Pipeline) -> dict[date, int]:
 def test_each_night_publishes_the_day_that_has_arrived(meters):
     for n in range(1, 6):
         if n > 1:
-            send(meters, n, n - 1, "abc")
+            send_readings(meters, n, n - 1, "abc")
         else:
             (meters.landing / "readings" / f"arrival_date={day(1)}").mkdir()
         # At midnight, before the folder of the day is loaded, nothing is published.
         meters.now = datetime.combine(day(n) + DAY, time(0, 1), tzinfo=meters.settings.zone)
         assert meters.launch(meters.tick("touched_days").run_requests or []) == []
         meters.night(day(n) + DAY)
-        assert published(meters) == {day(d): 3 for d in range(1, n)}
+        assert published_meters(meters) == {day(d): 3 for d in range(1, n)}
         situation = Monitor(meters.settings, lambda: meters.now).read_situation(meters.instance)
         bad = {
             name: states
@@ -79,11 +79,11 @@ def test_each_night_publishes_the_day_that_has_arrived(meters):
     assert [(row["lines"], row["late_lines"]) for row in lateness] == [(0, 0)] + [(3, 0)] * 4
 
     # A line in the window, which begins when lines usually arrive, and one beyond it.
-    send(meters, 6, 5, "abc")
-    send(meters, 6, 4, "d")
-    send(meters, 6, 3, "d")
+    send_readings(meters, 6, 5, "abc")
+    send_readings(meters, 6, 4, "d")
+    send_readings(meters, 6, 3, "d")
     meters.night(day(7))
-    assert published(meters) == {day(1): 3, day(2): 3, day(3): 3, day(4): 4, day(5): 3}
+    assert published_meters(meters) == {day(1): 3, day(2): 3, day(3): 3, day(4): 4, day(5): 3}
     assert [row["event_date"] for row in meters.rows(READINGS.late.name)] == [day(3)]
     (row,) = (row for row in meters.rows(READINGS.lateness.name) if row["log_date"] == day(6))
     assert (row["late_lines"], row["beyond_lines"]) == (2, 1)

@@ -37,12 +37,12 @@ from backfill_assets.staleness.backlog import StaleDay, StaleDays
 from backfill_assets.staleness.fingerprints import input_digests
 from backfill_assets.tables.code_version import Code
 from backfill_assets_tests import conftest
-from backfill_assets_tests.invented_logs import days, ledger, ledgers, loaded, record
+from backfill_assets_tests.invented_logs import days, ledger, ledgers, make_raw_record, record
 from backfill_assets_tests.pipeline import START, Pipeline, day, order
 from backfill_assets_tests.places import PROJECT
 
 
-def assets(command: str) -> list[str]:
+def selected_assets(command: str) -> list[str]:
     words = shlex.split(command)
     return words[words.index("--select") + 1].split(",")
 
@@ -50,7 +50,7 @@ def assets(command: str) -> list[str]:
 # --- under way ------------------------------------------------------------------------------------
 
 
-def run(instance: dg.DagsterInstance, status: DagsterRunStatus, **tags: str) -> str:
+def add_run(instance: dg.DagsterInstance, status: DagsterRunStatus, **tags: str) -> str:
     tags = {key.replace("__", "/"): value for key, value in tags.items()}
     return create_run_for_test(instance, status=status, tags=tags).run_id
 
@@ -58,15 +58,15 @@ def run(instance: dg.DagsterInstance, status: DagsterRunStatus, **tags: str) -> 
 def test_rebuilds_wait_for_the_wave_before(engine, tmp_path):
     pipeline = Pipeline(engine, tmp_path)
     instance = pipeline.instance
-    run(instance, DagsterRunStatus.STARTED)  # somebody else's
-    run(instance, DagsterRunStatus.SUCCESS, backfill_assets__wave=LOAD)
-    run(instance, DagsterRunStatus.FAILURE, backfill_assets__wave=LOAD)
+    add_run(instance, DagsterRunStatus.STARTED)  # somebody else's
+    add_run(instance, DagsterRunStatus.SUCCESS, backfill_assets__wave=LOAD)
+    add_run(instance, DagsterRunStatus.FAILURE, backfill_assets__wave=LOAD)
     assert unfinished_batch_runs(instance) == []
     going = {
-        run(instance, DagsterRunStatus.NOT_STARTED, backfill_assets__wave=LOAD),
-        run(instance, DagsterRunStatus.STARTED, backfill_assets__wave=REBUILD),
+        add_run(instance, DagsterRunStatus.NOT_STARTED, backfill_assets__wave=LOAD),
+        add_run(instance, DagsterRunStatus.STARTED, backfill_assets__wave=REBUILD),
         # It will be retried.
-        run(
+        add_run(
             instance,
             DagsterRunStatus.FAILURE,
             backfill_assets__wave=LOAD,
@@ -81,8 +81,8 @@ def test_rebuilds_wait_for_the_wave_before(engine, tmp_path):
 
 def test_without_a_daemon_nobody_works_on_what_is_queued():
     with dg.DagsterInstance.ephemeral() as instance:
-        queued = run(instance, DagsterRunStatus.NOT_STARTED)
-        started = run(instance, DagsterRunStatus.STARTED)
+        queued = add_run(instance, DagsterRunStatus.NOT_STARTED)
+        started = add_run(instance, DagsterRunStatus.STARTED)
         assert tables_in_progress(instance, TABLES).keys() == {queued, started}
         assert tables_in_progress(instance, TABLES, daemon=False).keys() == {started}
 
@@ -102,31 +102,41 @@ def test_the_night_of_a_moment(hour, expected):
 def test_days_that_a_run_may_take_in():
     """Published ones with nothing new; a final one only if it would not be computed."""
     policy = Policy(START, day(9), window_days=1, lag_days=1, corrects=True, only_touched=True)
-    raw = ledger(RAW, loaded(0, days((1, 3))))
+    raw = ledger(RAW, make_raw_record(0, days((1, 3))))
     staged = ledger(
         STAGED,
         record(0, days((1, 3)), inputs={RAW.name: 0}, final=days((1, 2))),
     )
-    found = ledgers(raw, staged)
-    fingerprints = input_digests(STAGED.inputs(policy), found, days((1, 3)))
+    table_ledgers = ledgers(raw, staged)
+    fingerprints = input_digests(STAGED.inputs(policy), table_ledgers, days((1, 3)))
     (old,) = staged.records
-    made = {d: msgspec.structs.replace(p, fingerprint=fingerprints[d]) for d, p in old.days.items()}
+    day_records = {
+        d: msgspec.structs.replace(p, fingerprint=fingerprints[d]) for d, p in old.days.items()
+    }
 
-    def may(code: str, config: str, behind: set = frozenset(), **changed) -> set[int]:
-        again = msgspec.structs.replace(old, days={**made, **changed.get("made", {})})
-        now = ledgers(raw, ledger(STAGED, again))
+    def days_to_bridge(code: str, config: str, behind: set = frozenset(), **changed) -> set[int]:
+        changed_record = msgspec.structs.replace(
+            old, days={**day_records, **changed.get("made", {})}
+        )
+        now = ledgers(raw, ledger(STAGED, changed_record))
         waiting = StaleDays({STAGED.name: dict.fromkeys(behind, StaleDay({}))})
         ask = make_gap_rule(now, waiting, policy, Code(code), dict.fromkeys(TABLES, config))
         return {n for n in range(1, 8) if ask(STAGED.name, day(n))}
 
-    by = (old.code_version, old.config_digest)
-    assert may(*by) == {1, 2, 3}
-    assert may(*by, behind=days(2)) == {1, 3}
-    assert may("other code", by[1]) == {3}, "final days would be computed by it"
-    assert may(by[0], "other settings") == set()
+    same_versions = (old.code_version, old.config_digest)
+    assert days_to_bridge(*same_versions) == {1, 2, 3}
+    assert days_to_bridge(*same_versions, behind=days(2)) == {1, 3}
+    assert days_to_bridge("other code", same_versions[1]) == {3}, (
+        "final days would be computed by it"
+    )
+    assert days_to_bridge(same_versions[0], "other settings") == set()
     # Made of something else though not behind: lines that touch other days of its window.
-    odd = {d: msgspec.structs.replace(p, fingerprint="x") for d, p in made.items() if d != day(1)}
-    assert may(*by, made=odd) == {1, 3}
+    odd = {
+        d: msgspec.structs.replace(p, fingerprint="x")
+        for d, p in day_records.items()
+        if d != day(1)
+    }
+    assert days_to_bridge(*same_versions, made=odd) == {1, 3}
 
 
 # --- the command ----------------------------------------------------------------------------------
@@ -149,11 +159,11 @@ def test_it_prints_what_the_schedule_asks_for(landed, capsys):
     landed.now = datetime(2024, 1, 15, 2, tzinfo=timezone.utc)
     (request,) = landed.tick_schedule()
     assert main(["night", "--as-of", "2024-01-15"]) == 0
-    said, command = capsys.readouterr().out.splitlines()
-    assert said.startswith("# As of 2024-01-15: load")
+    comment, command = capsys.readouterr().out.splitlines()
+    assert comment.startswith("# As of 2024-01-15: load")
     assert command.startswith("dagster asset materialize -m backfill_assets.definitions --select ")
     assert command.endswith(" --partition-range 2024-01-01...2024-01-14")
-    assert assets(command) == [key.to_user_string() for key in request.asset_selection]
+    assert selected_assets(command) == [key.to_user_string() for key in request.asset_selection]
     assert main(["night", "--as-of", "2024-01-01"]) == 0
     assert capsys.readouterr().out.startswith("# As of 2024-01-01 all that has landed is loaded")
 
@@ -162,9 +172,9 @@ def test_a_clock_that_is_years_ahead_asks_for_few_days(landed, monkeypatch, caps
     monkeypatch.delenv("BACKFILL_ASSETS_END")
     monkeypatch.setenv("BACKFILL_ASSETS_ABSENT_DAYS", "3")
     assert main(["night", "--as-of", "2030-01-01"]) == 0
-    silent, said, command = capsys.readouterr().out.splitlines()
+    silent, comment, command = capsys.readouterr().out.splitlines()
     assert silent.startswith("# raw_orders: nothing has landed since 2024-01-14, for more than 3 ")
-    assert said.startswith("# As of 2030-01-01: load")
+    assert comment.startswith("# As of 2030-01-01: load")
     assert command.endswith(" --partition-range 2024-01-01...2024-01-17")
 
 
@@ -189,35 +199,35 @@ def test_it_is_cut_as_the_schedule_is(landed, monkeypatch, capsys):
 def test_waves_until_it_rests(engine, spark, landed):
     """The same runs as the daemon's, a handful, and again after the warehouse was wiped."""
     settings = landed.settings
-    asked: list[tuple[str, str, str]] = []
+    requests: list[tuple[str, str, str]] = []
 
     def launch(kind, request):
-        asked.append((kind, request.tables[0], str(request.window)))
+        requests.append((kind, request.tables[0], str(request.window)))
         landed.run(request.window.start, request.window.end - timedelta(days=1), request.tables)
         return True
 
-    def live(n: int):
-        asked.clear()
+    def run_night_of(n: int):
+        requests.clear()
         look = dict[str, frozenset[str]]
         return run_night(RunPlanner(settings), day(n), look, launch)
 
-    result = live(15)
+    result = run_night_of(15)
     assert not result.failed and not result.waiting
-    assert [kind for kind, *_ in asked] == [LOAD, *[REBUILD] * (len(asked) - 1)]
-    assert len(asked) <= 1 + BATCH_SIZE, asked
+    assert [kind for kind, *_ in requests] == [LOAD, *[REBUILD] * (len(requests) - 1)]
+    assert len(requests) <= 1 + BATCH_SIZE, requests
     ledgers = read_ledgers(settings)
     assert all(len(ledgers[name].published_days) == 14 for name in TABLES)
-    assert live(15).succeeded == []
+    assert run_night_of(15).succeeded == []
 
     # Late lines for scattered days: one run, which leaves the days between as they are.
     stamp = f"{day(14)}T20:00:00Z"
     late = [order(f"late{n}", n, ingested=stamp) for n in (8, 10, 14)]
     landed.land(14, late, "late.jsonl")
-    live(15)
-    assert asked[0][::2] == (LOAD, "2024-01-14")
-    staged = [window for _, table, window in asked if table == STAGED.name]
-    assert len(staged) == 1, asked
-    assert len(asked) <= 1 + BATCH_SIZE
+    run_night_of(15)
+    assert requests[0][::2] == (LOAD, "2024-01-14")
+    staged = [window for _, table, window in requests if table == STAGED.name]
+    assert len(staged) == 1, requests
+    assert len(requests) <= 1 + BATCH_SIZE
     assert {r["order_id"] for r in landed.rows(STAGED.name)} >= {"late8", "late10", "late14"}
 
 
@@ -255,9 +265,9 @@ def test_the_command_runs_them_without_a_home(landed, tmp_path):
         "BACKFILL_ASSETS_SPARK_CONF": json.dumps({**conftest.SMALL, "spark.master": "local[2]"}),
     }
 
-    def night(today: date) -> subprocess.CompletedProcess:
+    def run_command(today: date) -> subprocess.CompletedProcess:
         command = [sys.executable, "-m", "backfill_assets.cli", "night", "--run", "--as-of"]
-        done = subprocess.run(
+        result = subprocess.run(
             [*command, str(today)],
             env=environment,
             cwd=PROJECT,
@@ -265,23 +275,23 @@ def test_the_command_runs_them_without_a_home(landed, tmp_path):
             text=True,
             check=False,
         )
-        print(done.stdout, done.stderr)
-        return done
+        print(result.stdout, result.stderr)
+        return result
 
-    bad = night(day(4))
+    bad = run_command(day(4))
     assert bad.returncode == 1
     assert "_control.json says 9 orders, 1 were read" in bad.stdout
     assert "FAILED   raw_orders" in bad.stdout
     (landed.folder(2) / "_control.json").unlink()
-    good = night(day(4))
+    good = run_command(day(4))
     assert good.returncode == 0, good.stdout
     assert "nothing is left to do" in good.stdout
     assert [r["run_date"] for r in sorted(landed.rows(FACT.name), key=lambda r: r["run_date"])] == [
         day(n) for n in (1, 2, 3)
     ]
     ledgers = read_ledgers(landed.settings)
-    by = {record.launched_by for ledger in ledgers.values() for record in ledger.records}
-    assert by == {"command night"}
+    launchers = {record.launched_by for ledger in ledgers.values() for record in ledger.records}
+    assert launchers == {"command night"}
     versions = versions_that_belong_together(landed.settings.warehouse)
     assert versions == {name: ledger.version for name, ledger in ledgers.items()}
-    assert night(day(4)).stdout == f"Night    {day(4)}: 0 run(s), nothing is left to do\n"
+    assert run_command(day(4)).stdout == f"Night    {day(4)}: 0 run(s), nothing is left to do\n"

@@ -34,7 +34,7 @@ DAY = timedelta(days=1)
 W, DAYS = 1, 4
 
 
-def rewritten(pipeline: Pipeline, name: str, since: int | None) -> Counter[date]:
+def count_rewrites(pipeline: Pipeline, name: str, since: int | None) -> Counter[date]:
     """How often the files of each day were written after a version.
 
     A run may also compute a day that lies between two others, and find the rows that are there.
@@ -47,10 +47,10 @@ def staged_by_day(pipeline: Pipeline, end: date) -> dict[date, list[tuple]]:
     """What the model says is staged with everything logged before a day."""
     zone, window = pipeline.settings.timezone, pipeline.settings.window_days
     model = run_model(pipeline.landing, start=START, end=end, window_days=window, timezone=zone)
-    found: dict[date, list[tuple]] = defaultdict(list)
+    rows_by_day: dict[date, list[tuple]] = defaultdict(list)
     for row in model.staged:
-        found[row["event_date"]].append(tuple(map(str, row.values())))
-    return {d: sorted(rows) for d, rows in found.items()}
+        rows_by_day[row["event_date"]].append(tuple(map(str, row.values())))
+    return {d: sorted(rows) for d, rows in rows_by_day.items()}
 
 
 class Life:
@@ -70,24 +70,29 @@ class Life:
             for arrival, texts in by_day.items():
                 self.pipeline.land(arrival, texts, f"night-{n}.jsonl")
             if n not in down:
-                self.night(day(n + 1))
+                self.run_night(day(n + 1))
 
-    def night(self, today: date) -> None:
+    def run_night(self, today: date) -> None:
         before = read_ledgers(self.pipeline.settings)
         self.pipeline.night(today)
         staged = staged_by_day(self.pipeline, today)
         final = final_days(before, Policy.from_settings(self.pipeline.settings))[STAGED.name]
         known = {START + n * DAY for n in range((today - START).days)}
-        due = {d for d in known if d not in self.loaded or staged.get(d) != self.staged.get(d)}
-        done = rewritten(self.pipeline, STAGED.name, before[STAGED.name].version)
-        assert not final & done.keys(), "a final day was rebuilt"
+        expected_days = {
+            d for d in known if d not in self.loaded or staged.get(d) != self.staged.get(d)
+        }
+        rewritten_days = count_rewrites(self.pipeline, STAGED.name, before[STAGED.name].version)
+        assert not final & rewritten_days.keys(), "a final day was rebuilt"
         if self.pipeline.settings.reprocess == "touched":
             # Files for a final day leave the model ahead of the table, until a person rebuilds it.
-            assert set(done) - final == due - final
-            assert set(done.values()) <= {1}
-            assert rewritten(self.pipeline, FACT.name, before[FACT.name].version) == done
+            assert set(rewritten_days) - final == expected_days - final
+            assert set(rewritten_days.values()) <= {1}
+            assert (
+                count_rewrites(self.pipeline, FACT.name, before[FACT.name].version)
+                == rewritten_days
+            )
         else:
-            assert set(done) >= due - final
+            assert set(rewritten_days) >= expected_days - final
         self.loaded, self.staged = known, staged
 
     def rebuild_final_days(self) -> set[date]:
@@ -96,7 +101,7 @@ class Life:
         waiting = find_stale_days(
             read_ledgers(p.settings), Policy.from_settings(p.settings), day(DAYS + 1)
         ).final
-        days = {d for found in waiting.values() for d in found}
+        days = {d for table_days in waiting.values() for d in table_days}
         for d in sorted(days):
             p.run(d, d, (STAGED.name, FACT.name, CORRECTIONS.name))
         return days
@@ -124,11 +129,11 @@ def test_nightly_operation_ends_as_one_clean_load(engine, spark, tmp_path, seed)
             read_ledgers(p.settings), Policy.from_settings(p.settings), day(DAYS + 1)
         ).final
         late = {str(d) for days in waiting.values() for d in days}
-        found = p.digests()
+        digests = p.digests()
         # With everything known, whatever came for days that are final.
-        assert found[CURRENT.name] == expected[CURRENT.name]
+        assert digests[CURRENT.name] == expected[CURRENT.name]
         for name in (STAGED.name, FACT.name):
-            assert _without(found[name], late) == _without(expected[name], late)
+            assert _drop_days(digests[name], late) == _drop_days(expected[name], late)
         life.rebuild_final_days()
         assert p.digests() == expected
     # With everything known, by an endless window.
@@ -142,7 +147,7 @@ def test_nightly_operation_ends_as_one_clean_load(engine, spark, tmp_path, seed)
     assert current == model.fact
 
 
-def _without(digests: dict[str, str], days: set[str]) -> dict[str, str]:
+def _drop_days(digests: dict[str, str], days: set[str]) -> dict[str, str]:
     return {d: digest for d, digest in digests.items() if d not in days}
 
 
@@ -154,7 +159,7 @@ CDNOW_WINDOW = 7 if NIGHTS > 20 else 2
 FIRST = date(1997, 1, 1)
 
 
-def delay(landing: Path, share: float, seed: int) -> dict[date, Counter[date]]:
+def delay_lines(landing: Path, share: float, seed: int) -> dict[date, Counter[date]]:
     """Move a share of the lines to the folder of 1 to 12 days later; event days by arrival day."""
     chance = random.Random(seed)
     moved: dict[date, list[str]] = defaultdict(list)
@@ -179,7 +184,7 @@ def test_cdnow_night_by_night_with_late_lines(engine, spark, tmp_path):
     end = FIRST + NIGHTS * DAY
     p = Pipeline(engine, tmp_path, land=False, start=FIRST, end=end, window_days=CDNOW_WINDOW)
     write_cdnow_landing(CDNOW, p.landing)
-    days = delay(p.landing, 0.02, seed=1)
+    days = delay_lines(p.landing, 0.02, seed=1)
     window = p.settings.window_days
     for today in (FIRST + n * DAY for n in range(1, NIGHTS + 1)):
         before = read_ledgers(p.settings)
@@ -187,9 +192,12 @@ def test_cdnow_night_by_night_with_late_lines(engine, spark, tmp_path):
         logged = today - DAY
         touched = {logged} | {d for d in days[logged] if (logged - d).days <= window}
         for name in (STAGED.name, FACT.name):
-            done = rewritten(p, name, before[name].version)
-            assert done == Counter(touched), (today, name)
-            assert not done.keys() & final_days(before, Policy.from_settings(p.settings))[name]
+            rewritten_days = count_rewrites(p, name, before[name].version)
+            assert rewritten_days == Counter(touched), (today, name)
+            assert (
+                not rewritten_days.keys()
+                & final_days(before, Policy.from_settings(p.settings))[name]
+            )
     raw, staged, late = (p.log(t.name).to_pyarrow_table() for t in (RAW, STAGED, LATE))
     arrived = sum(sum(days[FIRST + n * DAY].values()) for n in range(NIGHTS))
     assert staged.num_rows + late.num_rows == raw.num_rows == arrived
@@ -213,12 +221,12 @@ def test_cdnow_night_by_night_with_late_lines(engine, spark, tmp_path):
     assert sums == [known]
     assert late.num_rows, "nothing came after its window: the test shows too little"
     assert duckdb.from_arrow(frozen).aggregate("sum(revenue)").fetchall() < [(known[1],)]
-    _same_as_the_source(p, end, arrived)
+    _check_totals(p, end, arrived)
     late_money = sum(p.log(CORRECTIONS.name).to_pyarrow_table()["revenue"].to_pylist(), Decimal(0))
     assert late_money == sum(late["amount"].to_pylist(), Decimal(0))
 
 
-def _same_as_the_source(p: Pipeline, end: date, arrived: int) -> None:
+def _check_totals(p: Pipeline, end: date, arrived: int) -> None:
     """Once all that was bought in the range has arrived, the totals are those of CDNOW itself."""
     text = CDNOW.read_text().splitlines()[1:]
     bought = [line.split() for line in text if line.strip()]
@@ -237,5 +245,5 @@ def _same_as_the_source(p: Pipeline, end: date, arrived: int) -> None:
     tables = (RAW.name, STAGED.name, FACT.name, CORRECTIONS.name, CURRENT.name)
     rest.run(FIRST, end + 11 * DAY, tables)
     rows = duckdb.from_arrow(rest.log(CURRENT.name).to_pyarrow_table())
-    found = rows.filter(f"run_date < DATE '{end}'").aggregate("sum(orders), sum(revenue)")
-    assert found.fetchall() == [(len(inside), sum(Decimal(r[3]) for r in inside))]
+    totals = rows.filter(f"run_date < DATE '{end}'").aggregate("sum(orders), sum(revenue)")
+    assert totals.fetchall() == [(len(inside), sum(Decimal(r[3]) for r in inside))]

@@ -85,7 +85,7 @@ def run_on(server: S3Server, choice: str, *names: str, **more: str) -> str:
         "",
     ]
     words = [name if name.startswith("-") else str(HERE / name) for name in names]
-    done = subprocess.run(
+    result = subprocess.run(
         [*command, f"--basetemp={server.bucket / 'inner'}", *words],
         env={**os.environ, **server.environment, "BACKFILL_TEST_RACES": "1", **more},
         capture_output=True,
@@ -93,9 +93,9 @@ def run_on(server: S3Server, choice: str, *names: str, **more: str) -> str:
         cwd=HERE.parent,
         check=False,
     )
-    assert done.returncode == 0, done.stdout[-6000:]
+    assert result.returncode == 0, result.stdout[-6000:]
     assert server.requests("inner")["PutObject"]
-    return done.stdout
+    return result.stdout
 
 
 @pytest.mark.slow
@@ -115,8 +115,8 @@ def test_a_connect_server_has_the_totals_of_cdnow_on_s3(server, tmp_path, monkey
         monkeypatch.setenv(name, value)
     fetch_s3_jars(load_settings().jars)
     with connect_server(tmp_path, LASTING, warehouse=f"s3a://{BUCKET}/w") as url:
-        said = run_on(server, "whole", *option(), "system/test_cdnow.py", SPARK_REMOTE=url)
-        assert "1 passed" in said
+        output = run_on(server, "whole", *option(), "system/test_cdnow.py", SPARK_REMOTE=url)
+        assert "1 passed" in output
         log = (tmp_path / "connect-server.log").read_text()
     assert server.environment["AWS_SECRET_ACCESS_KEY"] not in log
 
@@ -130,16 +130,16 @@ def test_a_landing_of_three_years_costs_what_is_asked_of_it(server, monkeypatch)
         folder.mkdir(parents=True)
         (folder / "part-0.jsonl").write_text("{}\n")
 
-    def requests(of: list[date] | None) -> int:
+    def count_requests(requested_days: list[date] | None) -> int:
         before = server.requests().total()
-        found = list_landing(f"s3a://{BUCKET}/landing", ORDER_LINES, of)
-        assert {*found.folders} == {*(of or days)}
-        assert all(len(folder.files) == 1 for folder in found.folders.values())
+        listing = list_landing(f"s3a://{BUCKET}/landing", ORDER_LINES, requested_days)
+        assert {*listing.folders} == {*(requested_days or days)}
+        assert all(len(folder.files) == 1 for folder in listing.folders.values())
         return server.requests().total() - before
 
-    assert requests(None) <= 2 + 1095 // 1000 + 1
-    assert requests(days[-1:]) <= 3
-    assert requests(days[-9:]) <= 11
+    assert count_requests(None) <= 2 + 1095 // 1000 + 1
+    assert count_requests(days[-1:]) <= 3
+    assert count_requests(days[-9:]) <= 11
 
 
 def test_folders_of_hours_are_listed_with_their_day(server, monkeypatch):
@@ -151,20 +151,22 @@ def test_folders_of_hours_are_listed_with_their_day(server, monkeypatch):
             folder = server.bucket / "by-hour" / "orders" / folder_name(d) / hour
             folder.mkdir(parents=True)
             (folder / "part-0.jsonl").write_text("{}\n")
-    for of in (None, days):
+    for requested_days in (None, days):
         before = server.requests().total()
-        found = list_landing(f"s3a://{BUCKET}/by-hour", replace(ORDER_LINES, hourly=True), of)
+        listing = list_landing(
+            f"s3a://{BUCKET}/by-hour", replace(ORDER_LINES, hourly=True), requested_days
+        )
         assert server.requests().total() - before <= 4, "not one for each hour"
-        for d, folder in found.folders.items():
+        for d, folder in listing.folders.items():
             assert [*folder.files] == [
                 f"{folder_name(d)}/{hour}/part-0.jsonl" for hour in HOUR_FOLDERS
             ]
             assert folder.hours == {*HOUR_FOLDERS}
             assert folder.unknown_files == (f"{folder_name(d)}/hour=24",)
         # Of a source by day, they are told as well.
-        found = list_landing(f"s3a://{BUCKET}/by-hour", ORDER_LINES, of)
-        assert [*found.folders] == days
-        for folder in found.folders.values():
+        listing = list_landing(f"s3a://{BUCKET}/by-hour", ORDER_LINES, requested_days)
+        assert [*listing.folders] == days
+        for folder in listing.folders.values():
             assert not folder.files
             assert len(folder.unknown_files) == 25
 
@@ -181,15 +183,15 @@ def test_a_sample_of_files_reads_a_part_of_them(server, monkeypatch):
     (folder / "b.jsonl.gz").write_bytes(gzip.compress(lines))
     pq.write_table(pa.table({"customer_id": keys}), folder / "c.parquet")
 
-    def sampled(landing: str) -> list:
+    def read_samples(landing: str) -> list:
         entries = list_landing(landing, ORDER_LINES, [d]).files_on(d).values()
         return [*sample_values(landing, ORDER_LINES, [*entries], ["customer_id"]).values()]
 
     before = server.requests().total()
-    found = sampled(f"s3a://{BUCKET}/sampled")
+    samples = read_samples(f"s3a://{BUCKET}/sampled")
     assert server.requests().total() - before < 40
-    assert found == sampled(str(server.bucket / "sampled"))
-    assert [len(of) > 500 for of in found] == [True] * 3
+    assert samples == read_samples(str(server.bucket / "sampled"))
+    assert [len(customer_ids) > 500 for customer_ids in samples] == [True] * 3
 
 
 def test_a_server_that_would_lose_commits_is_refused(tmp_path):
@@ -201,17 +203,19 @@ def test_a_server_that_would_lose_commits_is_refused(tmp_path):
     )
     with connect_server(tmp_path, SMALL) as url:
         # In a process of its own: a session of Connect would stay this one's.
-        done = subprocess.run(
+        result = subprocess.run(
             [sys.executable, "-c", code],
             env={**os.environ, "SPARK_REMOTE": url},
             capture_output=True,
             text=True,
             check=False,
         )
-    said = done.stderr.splitlines()[-1]
-    assert f"{LOG_STORE} must be" in said
-    assert said.startswith("backfill_assets.engine.jars.EngineError: the Spark Connect server at")
-    assert said.endswith("nothing was written.")
+    message = result.stderr.splitlines()[-1]
+    assert f"{LOG_STORE} must be" in message
+    assert message.startswith(
+        "backfill_assets.engine.jars.EngineError: the Spark Connect server at"
+    )
+    assert message.endswith("nothing was written.")
 
 
 #: Writes a commit where one may be, and prints how that ended.
@@ -241,19 +245,19 @@ def test_spark_overwrites_no_commit_that_it_has_not_looked_for(server, monkeypat
     for name, value in server.environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("BACKFILL_ASSETS_SPARK_CONF", json.dumps(SMALL))
-    said = []
+    answers = []
     for line in ("first", "second"):
-        done = subprocess.run(
+        result = subprocess.run(
             [sys.executable, "-c", COMMIT, f"s3a://{BUCKET}/w", line],
             stdout=subprocess.PIPE,
             text=True,
             check=True,
         )
-        said += done.stdout.split()
+        answers += result.stdout.split()
         if line == "first":
             assert (server.bucket / "w/_delta_log/1.json").read_text() == "first\n"
     refused = "java.nio.file.FileAlreadyExistsException"
-    assert said == ["written", refused, "written", refused, refused, "written"]
+    assert answers == ["written", refused, "written", refused, refused, "written"]
     assert (server.bucket / "w/_delta_log/1.json").read_text() == "second\n"
 
 
@@ -302,20 +306,20 @@ def test_no_commit_of_several_drivers_is_lost(server, monkeypatch):
     for driver in drivers:
         driver.stdin.write("go\n")
         driver.stdin.flush()
-    told = ["first"]
+    answers = ["first"]
 
-    def follow(driver: subprocess.Popen) -> None:
+    def follow_driver(driver: subprocess.Popen) -> None:
         """After each commit of a driver, one by delta-rs, while the drivers make their next."""
         for line in driver.stdout:
             row = f"c-{uuid4().hex}"
             write(pa.table({"row": [row]}))
-            told.extend([line.strip(), row])
+            answers.extend([line.strip(), row])
 
     with ThreadPoolExecutor() as pool:
-        list(pool.map(follow, drivers))
+        list(pool.map(follow_driver, drivers))
     assert [driver.wait() for driver in drivers] == [0, 0]
-    there = delta_log(url).load()
-    rows = there.to_pyarrow_table(filesystem=folder_filesystem(url))["row"].to_pylist()
-    assert sorted(rows) == sorted(row for row in told if row != "refused")
+    table = delta_log(url).load()
+    rows = table.to_pyarrow_table(filesystem=folder_filesystem(url))["row"].to_pylist()
+    assert sorted(rows) == sorted(row for row in answers if row != "refused")
     assert {row[:1] for row in rows} == {"f", "a", "b", "c"}
-    assert there.version() == len(rows) - 1
+    assert table.version() == len(rows) - 1

@@ -16,7 +16,7 @@ from backfill_assets.delta.evolution import schema_differences
 from backfill_assets.delta.reading import read_ledgers
 from backfill_assets.monitoring.look import Monitor
 from backfill_assets.monitoring.states import DayState, day_states
-from backfill_assets_tests.pipeline import EVERYTHING, START, Pipeline, day, undo
+from backfill_assets_tests.pipeline import EVERYTHING, START, Pipeline, day, run_undo
 from backfill_assets_tests.places import PROJECT
 
 FIXTURE = PROJECT / "backfill_assets_tests" / "fixtures" / "warehouse-before-sources.tar.gz"
@@ -40,14 +40,16 @@ def test_it_is_read_replayed_with_the_same_rows_and_undone(old):
     situation = Monitor(old.settings, lambda: old.now).read_situation(old.instance)
     states = {name: {*day_states(name, situation).values()} for name in ledgers}
     # The second run took in lines of earlier days, whose current was not built again.
-    behind = {name for name, found in states.items() if DayState.INPUT_NEWER in found}
+    behind = {name for name, table_states in states.items() if DayState.INPUT_NEWER in table_states}
     assert behind == {"fact_daily_orders_current"}
     assert all(
-        state.is_good for found in states.values() for state in found - {DayState.INPUT_NEWER}
+        state.is_good
+        for table_states in states.values()
+        for state in table_states - {DayState.INPUT_NEWER}
     )
 
     before = old.digests()
-    undo(old, "old5")
+    run_undo(old, "old5")
     assert read_ledgers(old.settings)["fact_daily_orders"].published_days == {
         *Window(START, day(5))
     }

@@ -16,7 +16,7 @@ from backfill_assets.landing.lines import probe_files, read_lines
 from backfill_assets.orders.lines import ORDER_LINES
 from backfill_assets.orders.tables import TABLES
 from backfill_assets.tables.versions import with_event_day
-from backfill_assets_tests.pages import PAGES, documented
+from backfill_assets_tests.pages import PAGES, code_blocks
 from backfill_assets_tests.pipeline import Pipeline, day
 
 PAGE = "docs/one-order.md"
@@ -24,27 +24,27 @@ ORDERED = date(2024, 1, 5)
 FACTS = ("fact_daily_orders", "fact_daily_orders_current")
 
 
-def landed() -> list[tuple[str, str]]:
+def page_files() -> list[tuple[str, str]]:
     """The page's files: path, and the one line of each."""
-    (block,) = documented(PAGE, "text")
+    (block,) = code_blocks(PAGE, "text")
     lines = block.splitlines()
     return list(zip(lines[::2], lines[1::2], strict=True))
 
 
-def table(heading: str) -> list[list[str]]:
+def page_table(heading: str) -> list[list[str]]:
     """The cells of the table under a heading of the page."""
     section = PAGES[PAGE].partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
     rows = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("|")]
     return rows[2:]
 
 
-def land(pipeline: Pipeline, path: str, line: str) -> None:
+def land_file(pipeline: Pipeline, path: str, line: str) -> None:
     file = pipeline.landing / "orders" / path
     file.parent.mkdir(parents=True)
     file.write_text(f"{line}\n")
 
 
-def dates(log: DataFrame, zone: str) -> Iterator[list[str]]:
+def date_cells(log: DataFrame, zone: str) -> Iterator[list[str]]:
     """A row of the page for each line: amount, arrival, log and event day, days late."""
     late = F.datediff("log_date", "event_date")
     rows = (
@@ -58,28 +58,28 @@ def dates(log: DataFrame, zone: str) -> Iterator[list[str]]:
 
 @pytest.mark.parametrize("zone", ["UTC", "Asia/Tokyo"])
 def test_the_dates_of_each_line(pipeline, spark, zone):
-    for path, line in landed():
-        land(pipeline, path, line)
-    found = probe_files(spark, str(pipeline.landing), ORDER_LINES, Window(day(1), day(31)))
-    lines = read_lines(spark, found, ORDER_LINES)
+    for path, line in page_files():
+        land_file(pipeline, path, line)
+    listing = probe_files(spark, str(pipeline.landing), ORDER_LINES, Window(day(1), day(31)))
+    lines = read_lines(spark, listing, ORDER_LINES)
     log = accepted_rows(read_versions(lines, ORDER_LINES, zone), ORDER_LINES)
     if zone == "UTC":
-        told = table("The dates of each line")
-        assert all(cells[3] == cells[4] for cells in told)
-        told = [[*cells[:4], cells[5]] for cells in told]
+        expected = page_table("The dates of each line")
+        assert all(cells[3] == cells[4] for cells in expected)
+        expected = [[*cells[:4], cells[5]] for cells in expected]
     else:
-        told = table("In another time zone")
-    assert list(dates(log, zone)) == told
+        expected = page_table("In another time zone")
+    assert list(date_cells(log, zone)) == expected
 
 
 @pytest.mark.slow
 def test_what_the_tables_say(pipeline):
-    told = table("What the tables say of January 5")
-    for (path, line), (log_day, *cells) in zip(landed(), told, strict=True):
-        land(pipeline, path, line)
+    expected = page_table("What the tables say of January 5")
+    for (path, line), (log_day, *cells) in zip(page_files(), expected, strict=True):
+        land_file(pipeline, path, line)
         pipeline.run(1, date.fromisoformat(log_day), assets=list(TABLES))
-        found = [pipeline.rows("stg_orders"), *map(pipeline.rows, FACTS)]
-        (staged,), *facts = found
+        tables = [pipeline.rows("stg_orders"), *map(pipeline.rows, FACTS)]
+        (staged,), *facts = tables
         assert staged["event_date"] == ORDERED
         assert [row["run_date"] for (row,) in facts] == [ORDERED, ORDERED]
         amounts = [staged["amount"], *(row["revenue"] for (row,) in facts)]

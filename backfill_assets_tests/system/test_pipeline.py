@@ -28,9 +28,9 @@ from backfill_assets_tests.pipeline import (
     LAYERS,
     START,
     Pipeline,
+    count_outcomes,
     day,
     order,
-    outcomes,
 )
 
 ALL_DAYS = [str(day(n)) for n in range(1, 32)]
@@ -50,7 +50,7 @@ def sample_digests(sample) -> dict[str, dict[str, str]]:
     return sample.digests()
 
 
-def plain(rows, columns) -> list[tuple]:
+def plain_rows(rows, columns) -> list[tuple]:
     return sorted(tuple(str(row[c]) for c in columns) for row in rows)
 
 
@@ -61,9 +61,13 @@ def test_every_row_is_what_the_independent_model_says(sample):
         ("stg_orders", model.staged),
         ("late_orders", model.late),
     ):
-        assert plain(sample.rows(name), TABLES[name].columns) == plain(rows, TABLES[name].columns)
+        assert plain_rows(sample.rows(name), TABLES[name].columns) == plain_rows(
+            rows, TABLES[name].columns
+        )
     rejected = ("arrival_date", "source_file")
-    assert plain(sample.rows("raw_orders_rejected"), rejected) == plain(model.rejected, rejected)
+    assert plain_rows(sample.rows("raw_orders_rejected"), rejected) == plain_rows(
+        model.rejected, rejected
+    )
     fact = sample.rows("fact_daily_orders")
     assert {(r["run_date"], r["customer_id"]): (r["orders"], r["revenue"]) for r in fact} == (
         model.fact
@@ -73,29 +77,29 @@ def test_every_row_is_what_the_independent_model_says(sample):
 
 def test_one_commit_a_table(sample):
     for name in TABLES:
-        said = [e for e in sample.log(name).history() if "userMetadata" in e]
-        assert len(said) == 1, name
+        commits = [e for e in sample.log(name).history() if "userMetadata" in e]
+        assert len(commits) == 1, name
 
 
-def events(pipeline: Pipeline, name: str) -> list[dg.AssetMaterialization]:
+def materialization_events(pipeline: Pipeline, name: str) -> list[dg.AssetMaterialization]:
     records = pipeline.instance.fetch_materializations(dg.AssetKey(name), limit=1000).records
     return [record.asset_materialization for record in records]
 
 
 @pytest.mark.parametrize("name", TABLES)
 def test_each_day_has_its_own_materialization(sample, sample_digests, name):
-    found = events(sample, name)
-    assert sorted(e.partition for e in found) == ALL_DAYS
+    materializations = materialization_events(sample, name)
+    assert sorted(e.partition for e in materializations) == ALL_DAYS
     rows = [str(r[TABLES[name].partition]) for r in sample.rows(name)]
     digests = sample_digests[name]
-    for event in found:
+    for event in materializations:
         expected = rows.count(event.partition)
         assert event.metadata["dagster/partition_row_count"].value == expected
         digest = digests.get(event.partition, "0-0-0")
         assert event.tags["dagster/data_version"] == event.metadata["digest"].value == digest
 
 
-def evaluations(pipeline: Pipeline, name: str, check: str) -> dict[str, str]:
+def check_statuses(pipeline: Pipeline, name: str, check: str) -> dict[str, str]:
     """Status of a check by partition, as Dagster's storage has it."""
     key = AssetCheckKey(dg.AssetKey(name), check)
     history = pipeline.instance.event_log_storage.get_asset_check_execution_history(key, limit=500)
@@ -105,14 +109,14 @@ def evaluations(pipeline: Pipeline, name: str, check: str) -> dict[str, str]:
 @pytest.mark.parametrize("name", TABLES)
 def test_each_day_has_its_own_evaluation_of_each_check(sample, name):
     for check in TABLES[name].check_descriptions:
-        statuses = evaluations(sample, name, check)
+        statuses = check_statuses(sample, name, check)
         assert sorted(statuses) == ALL_DAYS
         assert set(statuses.values()) <= {"SUCCEEDED", "FAILED"}, "a planned check stayed planned"
 
 
 def test_late_lines_warn_and_do_not_block(sample):
     late = {str(r["log_date"]) for r in sample.rows("late_orders")}
-    statuses = evaluations(sample, "late_orders", "late_lines")
+    statuses = check_statuses(sample, "late_orders", "late_lines")
     assert late
     assert {d for d, status in statuses.items() if status == "FAILED"} == late
     assert sample.materialized("late_orders") == set(ALL_DAYS)
@@ -148,7 +152,7 @@ def test_one_bad_day_of_thirty(pipeline, monkeypatch):
     pipeline.run(1, 30, ["raw_orders"])
     honest = staging.staged
     corrupt = CORRUPT["unique_key"]
-    monkeypatch.setattr(staging, "staged", lambda *of: corrupt(honest(*of)))
+    monkeypatch.setattr(staging, "staged", lambda *arguments: corrupt(honest(*arguments)))
     result = pipeline.run(1, 30, ["stg_orders", "fact_daily_orders"], fails=True)
 
     text = pipeline.failure(result)
@@ -162,7 +166,7 @@ def test_one_bad_day_of_thirty(pipeline, monkeypatch):
         assert {str(r[column]) for r in pipeline.rows(name)} == set(ALL_DAYS[:30]) - bad
     count = 0
     for check in STAGED.check_descriptions:
-        statuses = evaluations(pipeline, "stg_orders", check)
+        statuses = check_statuses(pipeline, "stg_orders", check)
         assert sorted(statuses) == ALL_DAYS[:30]
         failed = {d for d, status in statuses.items() if status == "FAILED"}
         assert failed == (bad if check in ("unique_key", "conservation") else set())
@@ -215,7 +219,7 @@ def test_a_file_that_makes_spark_itself_fail_fails_its_own_day_alone(pipeline, m
     monkeypatch.undo()
     pipeline.now = datetime(2024, 1, days + 1, 3, tzinfo=timezone.utc)
 
-    def asked() -> set[date]:
+    def requested_days() -> set[date]:
         return {
             d
             for request in pipeline.tick_schedule()
@@ -223,10 +227,10 @@ def test_a_file_that_makes_spark_itself_fail_fails_its_own_day_alone(pipeline, m
             for d in days_of_run(request.tags) or ()
         }
 
-    assert asked() == {day(bad)} | ({day(bad + 1)} if bad < days else set())
+    assert requested_days() == {day(bad)} | ({day(bad + 1)} if bad < days else set())
     pipeline.run(1, days)
     assert len(pipeline.rows("fact_daily_orders")) == days
-    assert asked() == set()
+    assert requested_days() == set()
 
 
 @pytest.mark.parametrize("check", ["nulls", pytest.param("conservation", marks=pytest.mark.slow)])
@@ -237,7 +241,7 @@ def test_a_bad_day_keeps_its_old_version(pipeline, monkeypatch, check):
     before = pipeline.digests()["stg_orders"]
     pipeline.land(15, [order("q-15", 15)], "part-1.jsonl")
     honest, corrupt = staging.staged, CORRUPT[check]
-    monkeypatch.setattr(staging, "staged", lambda *of: corrupt(honest(*of)))
+    monkeypatch.setattr(staging, "staged", lambda *arguments: corrupt(honest(*arguments)))
     text = pipeline.failure(pipeline.run(14, 16, ["raw_orders", "stg_orders"], fails=True))
     assert f"stg_orders[2024-01-15]  {check}" in text
     assert pipeline.digests()["stg_orders"] == before
@@ -322,8 +326,8 @@ def test_the_planned_checks_carry_their_partitions(pipeline):
     logs = pipeline.instance.all_logs(
         result.run_id, of_type=DagsterEventType.ASSET_CHECK_EVALUATION
     )
-    said = [log.dagster_event.asset_check_evaluation_data for log in logs]
-    assert sorted((e.check_name, e.partition) for e in said if e.partition) == sorted(
+    check_results = [log.dagster_event.asset_check_evaluation_data for log in logs]
+    assert sorted((e.check_name, e.partition) for e in check_results if e.partition) == sorted(
         (check, str(day(n))) for check in RAW.check_descriptions for n in (1, 2)
     )
 
@@ -331,17 +335,17 @@ def test_the_planned_checks_carry_their_partitions(pipeline):
 # --- nothing twice --------------------------------------------------------------------------------
 
 
-def files(pipeline: Pipeline, name: str) -> dict[str, set[str]]:
+def data_files(pipeline: Pipeline, name: str) -> dict[str, set[str]]:
     """The data files of each day."""
     actions = pipeline.log(name).get_add_actions(flatten=True)
     days = actions.column(f"partition.{TABLES[name].partition}").to_pylist()
-    found: dict[str, set[str]] = {}
+    files_by_day: dict[str, set[str]] = {}
     for when, path in zip(days, actions.column("path").to_pylist(), strict=True):
-        found.setdefault(str(when), set()).add(path)
-    return found
+        files_by_day.setdefault(str(when), set()).add(path)
+    return files_by_day
 
 
-def rewritten(before: dict[str, set[str]], after: dict[str, set[str]]) -> set[int]:
+def changed_days(before: dict[str, set[str]], after: dict[str, set[str]]) -> set[int]:
     return {int(d[-2:]) for d in before.keys() | after.keys() if before.get(d) != after.get(d)}
 
 
@@ -355,7 +359,7 @@ def test_only_what_changed_is_written_again(pipeline):
     # Nothing has changed: nothing is committed, and Dagster is told so.
     result = pipeline.run(1, 10, names)
     assert {name: pipeline.log(name).version() for name in names} == versions
-    assert outcomes(result) == {"identical": 10 * len(names)}
+    assert count_outcomes(result) == {"identical": 10 * len(names)}
     checks = [check for check in result.get_asset_check_evaluations() if check.partition]
     assert {check.partition for check in checks} == {str(day(n)) for n in range(1, 11)}
     assert all(check.passed for check in checks)
@@ -363,10 +367,12 @@ def test_only_what_changed_is_written_again(pipeline):
     # Two log days change: one for its own day alone, one for an earlier day as well.
     pipeline.land(3, [order("new", 3)], "part-1.jsonl")
     pipeline.land(7, [order("late", 5, ingested=f"{day(7)}T10:00:00Z")], "part-1.jsonl")
-    before = {name: files(pipeline, name) for name in names}
+    before = {name: data_files(pipeline, name) for name in names}
     pipeline.run(1, 10, names)
-    found = {name: rewritten(before[name], files(pipeline, name)) for name in names}
-    assert found == {
+    rewritten_days = {
+        name: changed_days(before[name], data_files(pipeline, name)) for name in names
+    }
+    assert rewritten_days == {
         "raw_orders": {3, 7},
         "raw_orders_rejected": set(),
         "stg_orders": {3, 5},
@@ -390,10 +396,10 @@ def test_a_run_that_died_between_commit_and_events_is_recognized(pipeline, monke
     for n in range(1, 4):
         pipeline.land(n, [order(f"o-{n}", n), order(f"p-{n}", n, customer=None)])
 
-    def died(*_):
+    def raise_error(*_):
         raise OSError("killed here")
 
-    monkeypatch.setattr(DeltaIOManager, "events", died)
+    monkeypatch.setattr(DeltaIOManager, "events", raise_error)
     pipeline.run(1, 3, ["raw_orders"], fails=True)
     version = pipeline.log("raw_orders").version()
     assert pipeline.rows("raw_orders")
@@ -402,7 +408,7 @@ def test_a_run_that_died_between_commit_and_events_is_recognized(pipeline, monke
 
     pipeline.run(1, 3, ["raw_orders"])
     assert pipeline.log("raw_orders").version() == version, "committed twice"
-    restored = events(pipeline, "raw_orders")
+    restored = materialization_events(pipeline, "raw_orders")
     clean = Pipeline(
         pipeline.io_manager.engine,
         pipeline.root / "clean",
@@ -410,20 +416,32 @@ def test_a_run_that_died_between_commit_and_events_is_recognized(pipeline, monke
         landing=pipeline.settings.landing,
     )
     clean.run(1, 3, ["raw_orders"])
-    told = events(clean, "raw_orders")
+    expected = materialization_events(clean, "raw_orders")
 
-    def plain_events(found: list) -> list[tuple]:
+    def plain_events(materializations: list) -> list[tuple]:
         # Only a run that has computed the days knows how long its tasks took.
-        own = {"outcome", "dagster/uri", PLOT, "longest task seconds", "median task seconds"}
+        variable_keys = {
+            "outcome",
+            "dagster/uri",
+            PLOT,
+            "longest task seconds",
+            "median task seconds",
+        }
         return sorted(
-            (e.partition, e.tags, {k: v.value for k, v in e.metadata.items() if k not in own})
-            for e in found
+            (
+                e.partition,
+                e.tags,
+                {k: v.value for k, v in e.metadata.items() if k not in variable_keys},
+            )
+            for e in materializations
         )
 
-    assert plain_events(restored) == plain_events(told)
+    assert plain_events(restored) == plain_events(expected)
     assert {e.metadata["outcome"].value for e in restored} == {"identical"}
     for check in RAW.check_descriptions:
-        assert evaluations(pipeline, "raw_orders", check) == evaluations(clean, "raw_orders", check)
+        assert check_statuses(pipeline, "raw_orders", check) == check_statuses(
+            clean, "raw_orders", check
+        )
 
 
 def test_a_day_that_dagster_takes_for_failed_is_told_again(pipeline, monkeypatch):
@@ -431,23 +449,25 @@ def test_a_day_that_dagster_takes_for_failed_is_told_again(pipeline, monkeypatch
     pipeline.land(1, [order("a", 1)])
     pipeline.run(1, 1, ["raw_orders"])
 
-    def died(*_, **__):
+    def raise_error(*_, **__):
         raise OSError("no space left on this device")
 
-    monkeypatch.setattr(DeltaIOManager, "publish", died)
+    monkeypatch.setattr(DeltaIOManager, "publish", raise_error)
     pipeline.run(1, 1, ["raw_orders"], fails=True)
     key, partitions = dg.AssetKey("raw_orders"), [str(day(1))]
     node = pipeline.repository.asset_graph.get(key)
 
-    def status():
-        found = pipeline.instance.get_status_by_partition(key, partitions, node.partitions_def)
-        return found[partitions[0]]
+    def read_status():
+        statuses = pipeline.instance.get_status_by_partition(key, partitions, node.partitions_def)
+        return statuses[partitions[0]]
 
-    assert status() is AssetPartitionStatus.FAILED
+    assert read_status() is AssetPartitionStatus.FAILED
     monkeypatch.undo()
     pipeline.run(1, 1, ["raw_orders"])
-    assert status() is AssetPartitionStatus.MATERIALIZED
-    assert [e.metadata["outcome"].value for e in events(pipeline, "raw_orders")] == [
+    assert read_status() is AssetPartitionStatus.MATERIALIZED
+    assert [
+        e.metadata["outcome"].value for e in materialization_events(pipeline, "raw_orders")
+    ] == [
         "identical",
         "written",
     ]
@@ -467,9 +487,9 @@ def repeat_from_failure(pipeline: Pipeline, failed: dg.DagsterRun, steps: list[s
         execution_plan=create_execution_plan(job, step_keys_to_execute=steps),
     )
     execute_run(InMemoryJob(job), run, pipeline.instance)
-    found = pipeline.instance.get_run_by_id(run.run_id)
-    assert found is not None
-    return found.status.value
+    repeated_run = pipeline.instance.get_run_by_id(run.run_id)
+    assert repeated_run is not None
+    return repeated_run.status.value
 
 
 def test_repeating_only_the_last_step_does_not_make_a_failed_day_good(
@@ -483,9 +503,9 @@ def test_repeating_only_the_last_step_does_not_make_a_failed_day_good(
             n, [order(f"o-{n}", n), order(f"late-{n}", 1, ingested=f"{day(n)}T09:00:00Z")]
         )
     honest = staging.staged
-    monkeypatch.setattr(staging, "staged", lambda *of: CORRUPT["nulls"](honest(*of)))
+    monkeypatch.setattr(staging, "staged", lambda *arguments: CORRUPT["nulls"](honest(*arguments)))
     failed = pipeline.run(14, 15, layers, fails=True).dagster_run
-    assert "FAILED" in evaluations(pipeline, "late_orders", "late_lines").values()
+    assert "FAILED" in check_statuses(pipeline, "late_orders", "late_lines").values()
     monkeypatch.undo()
     # Whatever Dagster makes of the days meanwhile: another run over them is only queued.
     tags = {k: v for k, v in failed.tags.items() if k.startswith("dagster/asset_partition")}
@@ -502,9 +522,9 @@ def test_a_file_that_lands_after_the_listing_is_never_taken_for_read(pipeline, m
     pipeline.land(1, [order("a", 1)])
     honest = landed.probe_files
 
-    def survey(*given):
+    def survey(*arguments):
         pipeline.land(1, [order("b", 1)], "part-1.jsonl")
-        return honest(*given)
+        return honest(*arguments)
 
     monkeypatch.setattr(landed, "probe_files", survey)
     pipeline.run(1, 1, ["raw_orders"])
@@ -515,7 +535,9 @@ def test_a_file_that_lands_after_the_listing_is_never_taken_for_read(pipeline, m
     ]
     pipeline.run(1, 1, ["raw_orders"])
     assert sorted(r["order_id"] for r in pipeline.rows("raw_orders")) == ["a", "b"]
-    assert [e.metadata["outcome"].value for e in events(pipeline, "raw_orders")] == [
+    assert [
+        e.metadata["outcome"].value for e in materialization_events(pipeline, "raw_orders")
+    ] == [
         "written",
         "written",
     ]

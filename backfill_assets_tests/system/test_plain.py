@@ -147,23 +147,27 @@ def plain(engine, tmp_path):
     return Plain(engine, settings)
 
 
-def failure(result) -> str:
+def failure_message(result) -> str:
     (event,) = (e for e in result.all_events if e.is_step_failure)
-    said = event.step_failure_data
-    return str(said.user_failure_data.description if said.user_failure_data else said.error)
+    failure_data = event.step_failure_data
+    return str(
+        failure_data.user_failure_data.description
+        if failure_data.user_failure_data
+        else failure_data.error
+    )
 
 
 def test_29_of_30_days_are_published_with_a_verdict_each(plain):
     BAD[day(17)] = "twice"
     result = plain.run("page_visits", 1, 30, fails=True)
-    said = failure(result)
-    assert f"page_visits[{day(17)}]  unique_key" in said
+    message = failure_message(result)
+    assert f"page_visits[{day(17)}]  unique_key" in message
     rows = DeltaTable(plain.settings.table("page_visits")).to_pyarrow_table().to_pylist()
     assert {row["visited"] for row in rows} == {day(n) for n in range(1, 31)} - {day(17)}
-    told = plain.materializations("page_visits")
-    assert len(told) == 29, "one for each day, and none of Dagster's own"
-    assert {m.metadata["outcome"].value for m in told} == {"written"}
-    assert all(m.tags["dagster/data_version"] for m in told)
+    materializations = plain.materializations("page_visits")
+    assert len(materializations) == 29, "one for each day, and none of Dagster's own"
+    assert {m.metadata["outcome"].value for m in materializations} == {"written"}
+    assert all(m.tags["dagster/data_version"] for m in materializations)
     events = (e for e in result.all_events if e.event_type_value == "ASSET_CHECK_EVALUATION")
     judged = [e.asset_check_evaluation_data for e in events]
     assert {e.partition for e in judged} == set(DAYS.get_partition_keys())
@@ -192,17 +196,17 @@ def test_days_are_computed_each_time_and_written_where_they_differ(plain):
 
 def test_rows_outside_of_the_run_are_refused(plain):
     BAD[day(2)] = "stray"
-    assert "RefusedError" in failure(plain.run("page_visits", 1, 3, fails=True))
+    assert "RefusedError" in failure_message(plain.run("page_visits", 1, 3, fails=True))
     assert plain.ledger("page_visits", Visits).version is None
 
 
 def test_an_asset_that_the_io_manager_does_not_know_is_refused_with_the_way(plain):
-    said = failure(plain.run("forgotten", 1, 1, fails=True))
-    assert "forgotten: the IO manager does not know this asset. Nothing was written" in said
-    assert "delta_io_manager(settings, [forgotten, ...])" in said
+    message = failure_message(plain.run("forgotten", 1, 1, fails=True))
+    assert "forgotten: the IO manager does not know this asset. Nothing was written" in message
+    assert "delta_io_manager(settings, [forgotten, ...])" in message
 
 
-def declared(partitions: dg.PartitionsDefinition | None, model=Visits) -> dg.AssetsDefinition:
+def declare_asset(partitions: dg.PartitionsDefinition | None, model=Visits) -> dg.AssetsDefinition:
     @dg.asset(partitions_def=partitions, metadata={MODEL: model} if model else {})
     def visits_of_shops() -> DataFrame: ...
 
@@ -224,14 +228,14 @@ REGIONS = dg.StaticPartitionsDefinition(["eu", "us"])
         dg.DailyPartitionsDefinition("01.01.2024", fmt="%d.%m.%Y"),
         None,
     ],
-    ids=lambda of: type(of).__name__,
+    ids=lambda partitions: type(partitions).__name__,
 )
 def test_other_partitions_than_days_are_refused_when_the_definitions_load(partitions):
-    of = declared(partitions)
+    assets_def = declare_asset(partitions)
     kind = type(partitions).__name__ if partitions else "no partitions"
-    for given in (of, *of.specs):
+    for definition in (assets_def, *assets_def.specs):
         with pytest.raises(DeclarationError) as refused:
-            delta_io_manager(load_settings(), [given])
+            delta_io_manager(load_settings(), [definition])
         text = str(refused.value)
         assert f"visits_of_shops: the asset has {kind}" in text
         assert "one commit replaces a day of a table, for all regions" in text
@@ -240,7 +244,7 @@ def test_other_partitions_than_days_are_refused_when_the_definitions_load(partit
 
 def test_an_asset_without_a_model_is_refused_when_the_definitions_load():
     with pytest.raises(DeclarationError, match="visits_of_shops: the asset has no pandera model"):
-        delta_io_manager(load_settings(), [declared(DAYS, None)])
+        delta_io_manager(load_settings(), [declare_asset(DAYS, None)])
 
 
 @pytest.mark.parametrize(
@@ -260,7 +264,7 @@ def test_a_model_of_two_dimensions_is_refused_when_it_is_declared(partition, sai
     with pytest.raises(DeclarationError, match=f"home: .*{said}"):
         Table("home", Other)
     with pytest.raises(DeclarationError, match=f"visits_of_shops: .*{said}"):
-        delta_io_manager(load_settings(), [declared(DAYS, Other)])
+        delta_io_manager(load_settings(), [declare_asset(DAYS, Other)])
 
     def by_region(orders: Annotated[DataFrame, Reads(FACT)]) -> DataFrame: ...
 
@@ -276,7 +280,7 @@ def test_bounds_of_columns():
         class Config(Visits.Config): ...
 
     assert {*Table("home", Bounded).check_constraints.values()} == {
-        f"visits {of}" for of in (">= 0", "> -1", "< 10", "<= 9")
+        f"visits {bound}" for bound in (">= 0", "> -1", "< 10", "<= 9")
     }
 
 
@@ -295,7 +299,7 @@ def test_what_cannot_be_watched_is_refused(wrong, said):
             metadata: ClassVar = {**Visits.Config.metadata, **wrong}
 
     with pytest.raises(DeclarationError, match=f"visits_of_shops: .*{said}"):
-        delta_io_manager(load_settings(), [declared(DAYS, Watched)])
+        delta_io_manager(load_settings(), [declare_asset(DAYS, Watched)])
 
 
 def test_a_day_that_lacks_its_input_is_not_published(engine, tmp_path):
@@ -304,8 +308,10 @@ def test_a_day_that_lacks_its_input_is_not_published(engine, tmp_path):
         pipeline.land(n, [order(f"o{n}", n), order(f"p{n}", n, customer="c2")])
     pipeline.run(1, 3)
     plain = Plain(engine, pipeline.settings)
-    said = failure(plain.run("customers_a_day", 1, 4, fails=True))
-    assert f"customers_a_day[{day(4)}]  conservation: fact_daily_orders[{day(4)}] has never" in said
+    message = failure_message(plain.run("customers_a_day", 1, 4, fails=True))
+    assert (
+        f"customers_a_day[{day(4)}]  conservation: fact_daily_orders[{day(4)}] has never" in message
+    )
     rows = DeltaTable(plain.settings.table("customers_a_day")).to_pyarrow_table().to_pylist()
     assert {row["run_date"]: row["customers"] for row in rows} == dict.fromkeys(
         (day(1), day(2), day(3)), 2
@@ -323,5 +329,5 @@ def test_one_backfill_builds_an_asset_and_the_one_that_reads_it(plain):
 
 def test_the_times_of_tasks_are_those_of_the_audit_as_well(plain):
     plain.run("slow_visits", 1, 1)
-    (told,) = plain.materializations("slow_visits")
-    assert told.metadata["longest task seconds"].value >= 0.7
+    (materialization,) = plain.materializations("slow_visits")
+    assert materialization.metadata["longest task seconds"].value >= 0.7

@@ -24,8 +24,8 @@ from backfill_assets.calendar.partitions import Window
 from backfill_assets.dagster_ext.internals import max_tag_bytes
 from backfill_assets.dagster_ext.postgres import PooledEventLog, PostgresStorage
 from backfill_assets_tests.drills import drills
-from backfill_assets_tests.events import DAYS, OF_EVENTS, asset_event, planned_and_told
-from backfill_assets_tests.killing import kill_one, wait_for
+from backfill_assets_tests.events import DAYS, OF_EVENTS, asset_event, make_run_events
+from backfill_assets_tests.killing import kill_random_process, wait_for
 from backfill_assets_tests.places import PROJECT, dagster_yaml
 from backfill_assets_tests.postgres import Database, Server
 
@@ -38,15 +38,17 @@ def test_the_two_instances_differ_in_their_storage_alone():
     assert ours == local
     comments = [path.read_text().split("\n\n", 2)[2] for path in (CONFIG, PROJECT / "dagster.yaml")]
     assert comments[0] == comments[1]
-    given = storage["custom"]["config"]["postgres_db"]
-    assert all(value.keys() == {"env"} for value in given.values()), "no credentials in the file"
+    connection = storage["custom"]["config"]["postgres_db"]
+    assert all(value.keys() == {"env"} for value in connection.values()), (
+        "no credentials in the file"
+    )
 
 
 @contextmanager
-def stored(kind: type, database: Database) -> Iterator[DagsterPostgresStorage]:
+def open_storage(kind: type, database: Database) -> Iterator[DagsterPostgresStorage]:
     """A storage on a database, without an instance."""
     config = {name[11:].lower(): value for name, value in database.environment.items()}
-    given = {
+    connection = {
         "hostname": config["host"],
         "port": int(config["port"]),
         "db_name": config["db"],
@@ -55,16 +57,16 @@ def stored(kind: type, database: Database) -> Iterator[DagsterPostgresStorage]:
     }
     # To Dagster's own, `postgresql` is a driver that it does not bring along.
     scheme = {} if kind is PostgresStorage else {"scheme": "postgresql+psycopg2"}
-    found = kind.from_config_value(None, {"postgres_db": {**given, **scheme}})
+    storage = kind.from_config_value(None, {"postgres_db": {**connection, **scheme}})
     try:
-        yield found
+        yield storage
     finally:
-        found.event_log_storage.dispose()
+        storage.event_log_storage.dispose()
 
 
 def all_rows(database: Database) -> dict[str, list[str]]:
     """Every row of the event log, without when it was stored."""
-    found = {}
+    rows_by_table = {}
     for name in OF_EVENTS:
         rows = database.ask(
             "SELECT column_name FROM information_schema.columns WHERE table_name = %s ORDER BY 1",
@@ -73,36 +75,36 @@ def all_rows(database: Database) -> dict[str, list[str]]:
         # An id of an asset is used up by each event that finds the asset there.
         left_out = {"create_timestamp", "id" if name == "asset_keys" else ""}
         columns = ", ".join(f'"{column}"' for (column,) in rows if column not in left_out)
-        found[name] = sorted(map(str, database.ask(f"SELECT {columns} FROM {name}")))
-    return found
+        rows_by_table[name] = sorted(map(str, database.ask(f"SELECT {columns} FROM {name}")))
+    return rows_by_table
 
 
 def test_a_batch_leaves_what_its_events_leave_one_by_one(postgres_server: Server):
-    left = []
+    stored_rows = []
     for kind in (DagsterPostgresStorage, PostgresStorage):
         database = postgres_server.database()
-        with stored(kind, database) as storage:
+        with open_storage(kind, database) as storage:
             log = storage.event_log_storage
-            for events in planned_and_told():
+            for events in make_run_events():
                 if kind is PostgresStorage:
                     log.store_event_batch(events)
                 else:
                     for event in events:
                         log.store_event(event)
-        left.append(all_rows(database))
-    theirs, ours = left
+        stored_rows.append(all_rows(database))
+    theirs, ours = stored_rows
     assert theirs == ours
     assert len(ours["asset_check_executions"]) == 7
 
 
 def test_a_batch_that_fails_leaves_nothing(database):
-    with stored(PostgresStorage, database) as storage:
-        planned, _, said = planned_and_told()
+    with open_storage(PostgresStorage, database) as storage:
+        planned, _, events = make_run_events()
         storage.event_log_storage.store_event_batch(planned)
         before = all_rows(database)
         bad = asset_event(DagsterEventType.ASSET_OBSERVATION, None)
         with pytest.raises(AttributeError):
-            storage.event_log_storage.store_event_batch([*said, bad])
+            storage.event_log_storage.store_event_batch([*events, bad])
         assert all_rows(database) == before
 
 
@@ -111,12 +113,12 @@ def instance(database, tmp_path, monkeypatch) -> Iterator[dg.DagsterInstance]:
     """The project's instance on Postgres."""
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
     (tmp_path / "dagster.yaml").write_text(dagster_yaml().read_text())
-    with dg.DagsterInstance.get() as found:
-        assert isinstance(found.event_log_storage, PooledEventLog)
-        yield found
+    with dg.DagsterInstance.get() as instance:
+        assert isinstance(instance.event_log_storage, PooledEventLog)
+        yield instance
 
 
-def connections(database: Database) -> int:
+def count_connections(database: Database) -> int:
     """How many the server has for this database, but for this one."""
     ((count,),) = database.ask(
         "SELECT count(*) FROM pg_stat_activity WHERE datname = %s AND pid <> pg_backend_pid()",
@@ -130,22 +132,24 @@ def test_a_process_keeps_one_connection(instance, database):
         instance.report_runless_asset_event(dg.AssetMaterialization("numbers", partition=key))
         instance.get_runs()
         instance.all_instigator_state()
-    assert connections(database) == 1
+    assert count_connections(database) == 1
     instance.dispose()
-    assert connections(database) == 0
+    assert count_connections(database) == 0
 
 
 def test_threads_and_instances_side_by_side_lose_nothing(instance):
     keys = DAYS.get_partition_keys()
     with dg.DagsterInstance.from_ref(instance.get_ref()) as two:
 
-        def work(of: dg.DagsterInstance, some: list[str]) -> None:
-            for key in some:
-                of.report_runless_asset_event(dg.AssetMaterialization("numbers", partition=key))
+        def report_keys(dagster_instance: dg.DagsterInstance, partition_keys: list[str]) -> None:
+            for key in partition_keys:
+                dagster_instance.report_runless_asset_event(
+                    dg.AssetMaterialization("numbers", partition=key)
+                )
 
         threads = [
-            threading.Thread(target=work, args=(of, keys[n::4]))
-            for n, of in enumerate((instance, instance, two, two))
+            threading.Thread(target=report_keys, args=(writer, keys[n::4]))
+            for n, writer in enumerate((instance, instance, two, two))
         ]
         for thread in threads:
             thread.start()
@@ -202,18 +206,20 @@ def test_pools_are_held_and_freed(instance):
 def test_a_deployment(database, tmp_path):
     """Daemons, queue, planned backfills; a run whose process is killed; nothing left in files."""
     with drills.Drill(tmp_path, Window.parse("2025-01-09...2025-01-14"), short=True) as drill:
-        drills.land(drill, drill.days, "more.jsonl", drills.RIGHT)
-        before = drills.revenue(drill.facts(), drill.days)
-        id_ = drill.plan(drill.days, "more orders")
+        drills.land_orders(drill, drill.days, "more.jsonl", drills.RIGHT)
+        before = drills.total_revenue(drill.read_facts(), drill.days)
+        id_ = drill.create_plan(drill.days, "more orders")
         home = drill.deployment.home
         with ThreadPoolExecutor(1) as beside:
-            done = beside.submit(drill.backfill, id_)
-            wait_for(lambda: kill_one(home, "run worker", random.Random(0)) or done.done())
-            done.result()
-        more = drills.revenue(drill.facts(), drill.days) - before
+            future = beside.submit(drill.run_backfill, id_)
+            wait_for(
+                lambda: kill_random_process(home, "run worker", random.Random(0)) or future.done()
+            )
+            future.result()
+        more = drills.total_revenue(drill.read_facts(), drill.days) - before
         assert more == len(drill.days) * drills.RIGHT
-        drill.reconcile(id_)
-        drill.verify(drill.days)
+        drill.run_reconcile(id_)
+        drill.run_verify(drill.days)
         with drill.deployment.instance() as instance:
             assert isinstance(instance.event_log_storage, PooledEventLog)
             retried = [run for run in instance.get_runs() if "dagster/retry_number" in run.tags]

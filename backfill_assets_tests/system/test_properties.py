@@ -25,10 +25,10 @@ from backfill_assets.orders.tables import LATE, RAW, STAGED
 from backfill_assets.staleness import touched
 from backfill_assets.tables import versions
 from backfill_assets_tests.landings import DAYS, batches
-from backfill_assets_tests.model import known_now, run_model
+from backfill_assets_tests.model import current_facts, run_model
 from backfill_assets_tests.pipeline import LAYERS, START, Pipeline, day
 from backfill_assets_tests.places import PROJECT
-from backfill_assets_tests.whatever import sums
+from backfill_assets_tests.whatever import sum_facts
 
 CALENDAR = Window(day(1), day(DAYS + 1))
 SLOW = partial(
@@ -42,7 +42,7 @@ SLOW = partial(
 )
 
 
-def land(pipeline: Pipeline, batch, name: str) -> None:
+def land_batch(pipeline: Pipeline, batch, name: str) -> None:
     by_day = defaultdict(list)
     for arrival, text in batch:
         by_day[arrival].append(text)
@@ -54,7 +54,7 @@ def facts_of(staged: DataFrame) -> DataFrame:
     return FACT(for_days(staged, STAGED.partition, SAME_DAY, CALENDAR))
 
 
-def plain(rows, columns) -> list[tuple]:
+def rows_as_text(rows, columns) -> list[tuple]:
     """Rows as text: Spark hands out UTC timestamps without saying so, the model with."""
     return sorted(tuple(str(row[c]).removesuffix("+00:00") for c in columns) for row in rows)
 
@@ -68,25 +68,29 @@ def plain(rows, columns) -> list[tuple]:
 def test_the_transforms_agree_with_the_model_on_every_row(engine, spark, batch, window_days, zone):
     with tempfile.TemporaryDirectory() as root:
         pipeline = Pipeline(engine, Path(root))
-        land(pipeline, batch, "part")
+        land_batch(pipeline, batch, "part")
         model = run_model(
             pipeline.landing, start=START, end=CALENDAR.end, window_days=window_days, timezone=zone
         )
-        found = probe_files(spark, str(pipeline.landing), ORDER_LINES, CALENDAR.widen_by(before=1))
-        landed = read_lines(spark, found, ORDER_LINES)
+        listing = probe_files(
+            spark, str(pipeline.landing), ORDER_LINES, CALENDAR.widen_by(before=1)
+        )
+        landed = read_lines(spark, listing, ORDER_LINES)
         read = lines.read_versions(landed, ORDER_LINES, zone).persist()
         log = lines.accepted_rows(read, ORDER_LINES).where(CALENDAR.sql_condition("log_date"))
         dated = staging.with_event_day(log, ORDER_LINES, zone).persist()
         ranked = staging.rank_in_window(dated, ORDER_LINES, CALENDAR, window_days)
         staged = staging.staged(ranked, ORDER_LINES).persist()
-        assert plain(log.collect(), RAW.columns) == plain(model.raw, RAW.columns)
+        assert rows_as_text(log.collect(), RAW.columns) == rows_as_text(model.raw, RAW.columns)
         assert lines.rejected_rows(read, ORDER_LINES).where(
             CALENDAR.sql_condition("arrival_date")
         ).count() == len(model.rejected)
-        assert plain(staged.collect(), STAGED.columns) == plain(model.staged, STAGED.columns)
+        assert rows_as_text(staged.collect(), STAGED.columns) == rows_as_text(
+            model.staged, STAGED.columns
+        )
         late = staging.late_lines(dated, ORDER_LINES, window_days)
-        assert plain(late.collect(), LATE.columns) == plain(model.late, LATE.columns)
-        assert sums(facts_of(staged).collect()) == model.fact
+        assert rows_as_text(late.collect(), LATE.columns) == rows_as_text(model.late, LATE.columns)
+        assert sum_facts(facts_of(staged).collect()) == model.fact
         for frame in (read, dated, staged):
             frame.unpersist()
 
@@ -96,22 +100,26 @@ def test_the_transforms_agree_with_the_model_on_every_row(engine, spark, batch, 
 def test_a_range_decides_each_day_as_that_day_alone(engine, spark, batch, window_days):
     with tempfile.TemporaryDirectory() as root:
         pipeline = Pipeline(engine, Path(root))
-        land(pipeline, batch, "part")
-        found = probe_files(spark, str(pipeline.landing), ORDER_LINES, CALENDAR.widen_by(before=1))
-        landed = read_lines(spark, found, ORDER_LINES)
+        land_batch(pipeline, batch, "part")
+        listing = probe_files(
+            spark, str(pipeline.landing), ORDER_LINES, CALENDAR.widen_by(before=1)
+        )
+        landed = read_lines(spark, listing, ORDER_LINES)
         log = lines.accepted_rows(lines.read_versions(landed, ORDER_LINES, "UTC"), ORDER_LINES)
         dated = staging.with_event_day(log, ORDER_LINES, "UTC").persist()
 
-        def staged(window: Window):
+        def stage_window(window: Window):
             logged = dated.where(window.widen_by(after=window_days).sql_condition("log_date"))
             rows = staging.rank_in_window(logged, ORDER_LINES, window, window_days)
             return staging.staged(rows, ORDER_LINES)
 
-        alone = staged(Window(day(1), day(2)))
+        alone = stage_window(Window(day(1), day(2)))
         for n in range(2, DAYS + 1):
-            alone = alone.unionByName(staged(Window(day(n), day(n + 1))))
-        together = staged(CALENDAR)
-        assert plain(together.collect(), STAGED.columns) == plain(alone.collect(), STAGED.columns)
+            alone = alone.unionByName(stage_window(Window(day(n), day(n + 1))))
+        together = stage_window(CALENDAR)
+        assert rows_as_text(together.collect(), STAGED.columns) == rows_as_text(
+            alone.collect(), STAGED.columns
+        )
         dated.unpersist()
 
 
@@ -121,11 +129,11 @@ def test_current_is_what_an_endless_window_gives(engine, spark, batch, window_da
     """However orders move between closed and open days; for the range as for its days alone."""
     with tempfile.TemporaryDirectory() as root:
         pipeline = Pipeline(engine, Path(root))
-        land(pipeline, batch, "part")
+        land_batch(pipeline, batch, "part")
         model = run_model(
             pipeline.landing, start=START, end=CALENDAR.end, window_days=window_days, timezone="UTC"
         )
-        expected = known_now(
+        expected = current_facts(
             model.raw,
             start=START,
             end=CALENDAR.end,
@@ -133,23 +141,25 @@ def test_current_is_what_an_endless_window_gives(engine, spark, batch, window_da
             timezone="UTC",
             drop=not corrects,
         )
-        found = probe_files(spark, str(pipeline.landing), ORDER_LINES, CALENDAR.widen_by(before=1))
-        landed = read_lines(spark, found, ORDER_LINES)
+        listing = probe_files(
+            spark, str(pipeline.landing), ORDER_LINES, CALENDAR.widen_by(before=1)
+        )
+        landed = read_lines(spark, listing, ORDER_LINES)
         log = lines.accepted_rows(lines.read_versions(landed, ORDER_LINES, "UTC"), ORDER_LINES)
         log = log.where(CALENDAR.sql_condition("log_date"))
         log = staging.with_event_day(log, ORDER_LINES, "UTC").persist()
 
-        def current(window: Window):
+        def compute_current(window: Window):
             rows = versions.rank_all(log, ORDER_LINES, window, window_days, corrects=corrects)
             return known.current_rows(CURRENT, rows, window, {})
 
-        whole = current(CALENDAR).persist()
-        assert sums(whole.collect()) == expected
-        alone = [row for d in CALENDAR for row in current(Window(d, d + DAY)).collect()]
-        assert sums(alone) == expected
+        whole = compute_current(CALENDAR).persist()
+        assert sum_facts(whole.collect()) == expected
+        alone = [row for d in CALENDAR for row in compute_current(Window(d, d + DAY)).collect()]
+        assert sum_facts(alone) == expected
         ranked = staging.rank_in_window(log, ORDER_LINES, CALENDAR, window_days)
         facts = facts_of(staging.staged(ranked, ORDER_LINES))
-        changes = sums(known.correction_rows(CORRECTIONS, facts, whole).collect())
+        changes = sum_facts(known.correction_rows(CORRECTIONS, facts, whole).collect())
         frozen = model.fact
         nothing = (0, Decimal(0))
         assert changes == {
@@ -166,19 +176,19 @@ def test_spans_hold_the_days_of_all_lines_of_an_order(spark):
     """Of orders with one line to five, which need not be on the days of the first and the last."""
     chance, lines, expected = random.Random(3), [], defaultdict(set)
     for n in range(60):
-        of = [
+        order_days = [
             (day(chance.randint(1, 300)), day(chance.randint(1, 300)))
             for _ in range(chance.randint(1, 5))
         ]
-        lines += [(f"o-{n}", log_day, event_day) for log_day, event_day in of]
-        for log_day, _ in of:
-            expected[log_day].update(event_day for _, event_day in of)
+        lines += [(f"o-{n}", log_day, event_day) for log_day, event_day in order_days]
+        for log_day, _ in order_days:
+            expected[log_day].update(event_day for _, event_day in order_days)
     for take in (lines, lines[:5], []):
         frame = spark.createDataFrame(take, "order_id STRING, log_date DATE, event_date DATE")
-        found = touched._event_days_by_log_day(ORDER_LINES, frame)
+        spans = touched._event_days_by_log_day(ORDER_LINES, frame)
         if take is lines:
-            assert found == expected
-        assert found.keys() == {log_day for _, log_day, _ in take}
+            assert spans == expected
+        assert spans.keys() == {log_day for _, log_day, _ in take}
 
 
 ranges = st.tuples(st.integers(1, DAYS), st.integers(1, DAYS)).map(lambda r: (min(r), max(r)))
@@ -197,7 +207,7 @@ def test_runs_in_any_order_end_as_one_clean_load(engine, spark, history, final):
     with tempfile.TemporaryDirectory() as root:
         lived = Pipeline(engine, Path(root, "lived"), window_days=2)
         for n, (batch, runs) in enumerate(history):
-            land(lived, batch, f"part-{n}")
+            land_batch(lived, batch, f"part-{n}")
             for first, last in runs:
                 lived.run(first, last)
         # Raw first: a chunk of staging reads the log days of the chunks after it.

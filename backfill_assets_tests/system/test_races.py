@@ -19,7 +19,7 @@ RACES = int(os.environ.get("BACKFILL_TEST_RACES", "2"))
 DAYS = 2
 
 
-def builds(records: list[CommitRecord]) -> Iterator[tuple[date, list[CommitRecord]]]:
+def commits_by_day(records: list[CommitRecord]) -> Iterator[tuple[date, list[CommitRecord]]]:
     """By day, the commits that speak of it, in order."""
     for d in sorted({d for record in records for d in record.days}):
         yield d, [record for record in records if d in record.days]
@@ -36,7 +36,7 @@ def test_nightly_against_backfill(engine, spark, tmp_path):
             nightly.land(n, [order(f"o-{name}", n)], f"{name}.jsonl")
         errors: list[BaseException] = []
 
-        def run(pipeline: Pipeline, wait: float, errors=errors) -> None:
+        def run_later(pipeline: Pipeline, wait: float, errors=errors) -> None:
             threading.Event().wait(wait)
             try:
                 pipeline.run(1, DAYS)
@@ -44,7 +44,7 @@ def test_nightly_against_backfill(engine, spark, tmp_path):
                 errors.append(error)
 
         both = [
-            threading.Thread(target=run, args=(pipeline, chance.uniform(0, 1.5)))
+            threading.Thread(target=run_later, args=(pipeline, chance.uniform(0, 1.5)))
             for pipeline in (nightly, backfill)
         ]
         for thread in both:
@@ -55,25 +55,25 @@ def test_nightly_against_backfill(engine, spark, tmp_path):
         for thread in both:
             thread.join()
         assert errors == [], f"race {race}: a conflict surfaced"
-    check(nightly, RACES)
+    check_commits(nightly, RACES)
 
 
-def check(nightly: Pipeline, races: int) -> None:
+def check_commits(nightly: Pipeline, races: int) -> None:
     """That no commit was made twice or from older input, and no update lost."""
     for name in LAYERS:
         records = list(nightly.io_manager.ledger(TABLES[name]).records)
-        for d, found in builds(records):
+        for d, day_records in commits_by_day(records):
             # What files came in between has no fingerprint on record, and is made again.
             fingerprints = [
-                record.days[d].fingerprint or repr(record.details.landing) for record in found
+                record.days[d].fingerprint or repr(record.details.landing) for record in day_records
             ]
             assert len(fingerprints) == len(set(fingerprints)), f"{name}[{d}] was committed twice"
-            for source in {s for record in found for s in record.inputs}:
-                versions = [record.inputs[source] for record in found]
+            for source in {s for record in day_records for s in record.inputs}:
+                versions = [record.inputs[source] for record in day_records]
                 assert versions == sorted(versions), f"{name}[{d}]: older {source} on newer"
             if name == RAW.name:
                 # Files are only added: what was read later has more of them.
-                files = [set(record.details.landing[d].get("files", ())) for record in found]
+                files = [set(record.details.landing[d].get("files", ())) for record in day_records]
                 newer = pairwise(files)
                 assert all(a <= b for a, b in newer), f"{name}[{d}]: an older listing on a newer"
     nightly.run(1, DAYS)

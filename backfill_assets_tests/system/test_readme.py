@@ -26,7 +26,7 @@ from backfill_assets.quality.audit import Severity
 from backfill_assets.settings import PREFIX, Settings, load_settings
 from backfill_assets_tests import conftest
 from backfill_assets_tests.built_site import site_in
-from backfill_assets_tests.pages import BLOCK, PAGES, anchor_of, documented, sections
+from backfill_assets_tests.pages import BLOCK, PAGES, anchor_of, code_blocks, split_sections
 from backfill_assets_tests.places import BIN, PROJECT
 
 ALL = "\n".join(PAGES.values())
@@ -44,19 +44,19 @@ RUN_ELSEWHERE = {
 }
 
 
-def blocks(language: str) -> list[str]:
+def tested_blocks(language: str) -> list[str]:
     """Those that this test is about, of all pages."""
     return [
         body
         for page in PAGES
         if (page, language) not in RUN_ELSEWHERE
-        for body in documented(page, language)
+        for body in code_blocks(page, language)
     ]
 
 
-def commands() -> Iterator[str]:
+def bash_commands() -> Iterator[str]:
     """The commands of the bash blocks, in order; a backslash at the end continues one."""
-    for block in blocks("bash"):
+    for block in tested_blocks("bash"):
         for line in block.replace("\\\n", " ").splitlines():
             command = re.sub(r"\s+# .*$", "", line).strip()
             if command and not command.startswith("#"):
@@ -68,18 +68,18 @@ class Place:
     """A working directory like a fresh clone, without settings of anybody's own."""
 
     root: Path
-    said: dict[str, str] = field(default_factory=dict)
+    outputs: dict[str, str] = field(default_factory=dict)
 
     @property
     def environment(self) -> dict[str, str]:
-        kept = {
+        inherited = {
             name: value
             for name, value in os.environ.items()
             if not name.startswith(PREFIX) and name not in ("SPARK_REMOTE", "DAGSTER_HOME")
         }
         small = {**conftest.SMALL, "spark.master": "local[2]"}
         return {
-            **kept,
+            **inherited,
             "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
             "DAGSTER_HOME": str(self.root / "dagster_home"),
             # Jars are not downloaded for a test, and the machine is shared with the suite's Spark.
@@ -93,8 +93,8 @@ class Place:
 
     def run(self, command: str, **variables: str) -> str:
         """Run a command to its end, once, and return what it printed."""
-        if command not in self.said:
-            done = subprocess.run(
+        if command not in self.outputs:
+            result = subprocess.run(
                 ["bash", "-euo", "pipefail", "-c", command],
                 cwd=self.root,
                 env={**self.environment, **variables},
@@ -104,9 +104,9 @@ class Place:
                 timeout=500,
                 check=False,
             )
-            assert done.returncode == 0, f"$ {command}\n{done.stdout[-4000:]}"
-            self.said[command] = done.stdout
-        return self.said[command]
+            assert result.returncode == 0, f"$ {command}\n{result.stdout[-4000:]}"
+            self.outputs[command] = result.stdout
+        return self.outputs[command]
 
 
 @pytest.fixture(scope="module")
@@ -120,35 +120,35 @@ def place(tmp_path_factory) -> Place:
     return Place(root)
 
 
-def runs(place: Place, command: str) -> None:
+def run_command(place: Place, command: str) -> None:
     place.run(command)
 
 
-def elsewhere(place: Place, command: str) -> None:
+def run_elsewhere(place: Place, command: str) -> None:
     """With a landing of its own, as the one of the other commands is there already."""
     place.run(command, BACKFILL_ASSETS_LANDING=str(place.root / "elsewhere"))
 
 
-def targets(place: Place) -> set[str]:
+def make_targets(place: Place) -> set[str]:
     help_text = place.run(f"make -C {PROJECT} --no-print-directory help")
     return set(re.findall(r"^  make ([\w-]+) ", help_text, re.MULTILINE))
 
 
-def recipe(place: Place, command: str) -> None:
+def check_recipe(place: Place, command: str) -> None:
     """`make TARGET`: the target is there, and what it would do can be worked out."""
     _, target, *_ = command.split()
-    assert target in targets(place)
+    assert target in make_targets(place)
     place.run(f"make -C {PROJECT} -n {command.removeprefix('make ')}")
 
 
-def activates(place: Place, command: str) -> None:
-    said = place.run(f"{command} && command -v dagster backfill-assets")
-    assert [Path(line).resolve() for line in said.splitlines()] == [
+def check_activation(place: Place, command: str) -> None:
+    output = place.run(f"{command} && command -v dagster backfill-assets")
+    assert [Path(line).resolve() for line in output.splitlines()] == [
         (BIN / name).resolve() for name in ("dagster", "backfill-assets")
     ]
 
 
-def sets(place: Place, command: str) -> None:
+def check_settings(place: Place, command: str) -> None:
     """`export NAME=VALUE ...`: settings that exist, with values that are allowed."""
     code = "import json, os; print(json.dumps(dict(os.environ)))"
     exported = json.loads(place.run(f"{command}; python -c '{code}'"))
@@ -161,7 +161,7 @@ def sets(place: Place, command: str) -> None:
             assert load_settings() != changed
 
 
-def lets_in(place: Place, command: str) -> None:
+def check_password(place: Place, command: str) -> None:
     """`backfill-assets password NAME` asks for the password."""
     people = place.root / "people"
     place.run(f"echo secret | {command}", BACKFILL_ASSETS_UI_PASSWORDS=str(people))
@@ -169,25 +169,25 @@ def lets_in(place: Place, command: str) -> None:
 
 
 KNOWN = {
-    r"make (demo|test|test-system|test-all|snapshots|ui|install|check|docs|lock)": recipe,
-    r"make lock ARGS=--upgrade": recipe,
-    r"make test (ARGS|MARKERS)='[^']*'": recipe,
-    r"\. \.venv/bin/activate": activates,
-    r"backfill-assets (jars|sample|show|history .*|plan .*|accept-code .*)": runs,
-    r"backfill-assets (verify-)?export .*": runs,
-    r"backfill-assets (sample --days .*|init shop)": elsewhere,
-    r"dagster asset materialize .*": runs,
-    r"dagster definitions validate .*": runs,
-    r"backfill-assets (doctor|jars --s3)": runs,
-    r"backfill-assets password \w+": lets_in,
-    r"dagster job execute .*": runs,
+    r"make (demo|test|test-system|test-all|snapshots|ui|install|check|docs|lock)": check_recipe,
+    r"make lock ARGS=--upgrade": check_recipe,
+    r"make test (ARGS|MARKERS)='[^']*'": check_recipe,
+    r"\. \.venv/bin/activate": check_activation,
+    r"backfill-assets (jars|sample|show|history .*|plan .*|accept-code .*)": run_command,
+    r"backfill-assets (verify-)?export .*": run_command,
+    r"backfill-assets (sample --days .*|init shop)": run_elsewhere,
+    r"dagster asset materialize .*": run_command,
+    r"dagster definitions validate .*": run_command,
+    r"backfill-assets (doctor|jars --s3)": run_command,
+    r"backfill-assets password \w+": check_password,
+    r"dagster job execute .*": run_command,
     # Not ours: for Amazon's clients, for a proxy, for Dagster's storage.
-    r"export (AWS|DAGSTER)_\w+=\S.*": runs,
-    r"export (SPARK_REMOTE|BACKFILL_ASSETS_\w+)=\S.*": sets,
+    r"export (AWS|DAGSTER)_\w+=\S.*": run_command,
+    r"export (SPARK_REMOTE|BACKFILL_ASSETS_\w+)=\S.*": check_settings,
 }
 
 
-@pytest.mark.parametrize("command", list(dict.fromkeys(commands())))
+@pytest.mark.parametrize("command", list(dict.fromkeys(bash_commands())))
 def test_commands(place, command):
     how = [check for pattern, check in KNOWN.items() if re.fullmatch(pattern, command)]
     assert len(how) == 1, f"no test knows how to run this command: {command}"
@@ -195,7 +195,7 @@ def test_commands(place, command):
 
 
 def test_the_two_commands_come_first():
-    assert list(commands())[:2] == ["make demo", "make test"]
+    assert list(bash_commands())[:2] == ["make demo", "make test"]
 
 
 def test_the_readme_is_short():
@@ -219,8 +219,8 @@ def test_the_words_that_people_search_for_are_in_the_glossary(word):
 
 
 def test_there_is_no_other_kind_of_block():
-    found = {(page, kind) for page, text in PAGES.items() for kind, _ in BLOCK.findall(text)}
-    assert {kind for page, kind in found if (page, kind) not in RUN_ELSEWHERE} == {
+    page_kinds = {(page, kind) for page, text in PAGES.items() for kind, _ in BLOCK.findall(text)}
+    assert {kind for page, kind in page_kinds if (page, kind) not in RUN_ELSEWHERE} == {
         "bash",
         "python",
         "text",
@@ -232,7 +232,7 @@ def test_there_is_no_other_kind_of_block():
 
 def test_the_other_blocks_are_run_by_the_module_that_is_named():
     for (page, language), module in RUN_ELSEWHERE.items():
-        assert documented(page, language)
+        assert code_blocks(page, language)
         assert (
             f'documented("{page}", "{language}")'
             in (PROJECT / "backfill_assets_tests" / module).read_text()
@@ -247,7 +247,7 @@ def test_commands_in_the_text_exist(place):
         for span in re.findall(r"`([^`\n]+)`", BLOCK.sub("", text)):
             words = re.sub(r"^(\w+=\S+ )+", "", span).split()
             if len(words) > 1 and words[0] == "make":
-                assert words[1] in targets(place), (page, span)
+                assert words[1] in make_targets(place), (page, span)
             if len(words) > 1 and words[0] == "backfill-assets":
                 assert words[1] in known | {"--help"}, (page, span)
 
@@ -256,67 +256,69 @@ def test_commands_in_the_text_exist(place):
 def published(place) -> Place:
     """After the commands of the CI section, which the tests above have run already."""
     for word in ("backfill-assets jars", "backfill-assets sample", "dagster asset materialize"):
-        place.run(next(command for command in commands() if command.startswith(word)))
+        place.run(next(command for command in bash_commands() if command.startswith(word)))
     return place
 
 
-def expected(place: Place) -> dict:
+def read_expected(place: Place) -> dict:
     """What the generator of the sample says is right."""
     return json.loads((place.root / "data/landing/expected.json").read_text())
 
 
 def test_the_demo_prints_what_the_readme_says(published):
     """The numbers under `make demo` are those of the same range, loaded by the CI section."""
-    (block,) = (text for text in blocks("text") if text.startswith("Materializing"))
-    told, _, table = block.partition("Published\n")
+    (block,) = (text for text in tested_blocks("text") if text.startswith("Materializing"))
+    run_text, _, table = block.partition("Published\n")
     shown = published.run("backfill-assets show")
     rows = [line.rstrip() for line in shown.splitlines()][1 : 2 + len(TABLES)]
     assert table.splitlines() == rows
-    log = next(said for command, said in published.said.items() if "materialize" in command)
+    log = next(output for command, output in published.said.items() if "materialize" in command)
     (published.root / "run.log").write_text(log)
     progress = published.run("backfill-assets progress < run.log")
     # Steps that run at the same time end in any order.
-    assert sorted(told.splitlines()[1:]) == sorted(progress.splitlines())
+    assert sorted(run_text.splitlines()[1:]) == sorted(progress.splitlines())
     makefile = (PROJECT / "Makefile").read_text()
     days = re.search(r"^DEMO_DAYS := (\S+)$", makefile, re.MULTILINE)
     assert days is not None
-    assert f"Materializing all assets for {days[1]} in one run ..." == told.splitlines()[0]
-    assert any(command.endswith(days[1]) for command in commands())
+    assert f"Materializing all assets for {days[1]} in one run ..." == run_text.splitlines()[0]
+    assert any(command.endswith(days[1]) for command in bash_commands())
     assert f"demo: export BACKFILL_ASSETS_END ?= {SAMPLE_END}\n" in makefile
 
 
-def said_by_python(place: Place, page: str) -> list[str]:
+def run_python_blocks(place: Place, page: str) -> list[str]:
     """What the blocks of a page print."""
-    said = []
-    for block in documented(page, "python"):
-        name = f"block_{blocks('python').index(block)}.py"
+    outputs = []
+    for block in code_blocks(page, "python"):
+        name = f"block_{tested_blocks('python').index(block)}.py"
         (place.root / name).write_text(block)
-        said.append(place.run(f"python {name}"))
-    return said
+        outputs.append(place.run(f"python {name}"))
+    return outputs
 
 
 @pytest.fixture(scope="module")
 def python_blocks(published) -> list[str]:
-    return said_by_python(published, "docs/tables.md")
+    return run_python_blocks(published, "docs/tables.md")
 
 
 def test_python_blocks_are_on_two_pages(python_blocks):
     assert len(python_blocks) == 2
-    assert blocks("python") == [
-        *documented("docs/guide/lead.md", "python"),
-        *documented("docs/tables.md", "python"),
+    assert tested_blocks("python") == [
+        *code_blocks("docs/guide/lead.md", "python"),
+        *code_blocks("docs/tables.md", "python"),
     ]
 
 
 def test_the_share_that_a_window_takes_in(published):
-    (said,) = said_by_python(published, "docs/guide/lead.md")
-    rows = [line.split() for line in said.splitlines()[2:]]
-    shares = [[float(share) for share in of] for _, *of in rows]
+    (output,) = run_python_blocks(published, "docs/guide/lead.md")
+    rows = [line.split() for line in output.splitlines()[2:]]
+    shares = [[float(share) for share in values] for _, *values in rows]
     assert [int(delay) for delay, *_ in rows] == sorted({int(delay) for delay, *_ in rows})
     assert shares == sorted(shares)
     assert shares[-1] == [1.0, 1.0]
     # The sample has lines beyond the window of seven days, and few of them.
-    assert all(0.9 < share < 1 for delay, *of in rows if delay == "7" for share in map(float, of))
+    assert all(
+        0.9 < share < 1 for delay, *values in rows if delay == "7" for share in map(float, values)
+    )
     assert len(rows) > 8
 
 
@@ -343,7 +345,9 @@ def test_reading_one_day_and_the_verdicts(published, python_blocks):
 
 def test_closed_days_are_what_the_sample_says(published, python_blocks):
     """The days whose window is loaded are final: the generator knows their rows."""
-    staged = {day: told["staged"] for day, told in expected(published)["event_days"].items()}
+    staged = {
+        day: counts["staged"] for day, counts in read_expected(published)["event_days"].items()
+    }
     rows = {line.split()[0]: line.split()[1] for line in python_blocks[1].splitlines()[1:]}
     closed = [day for day in rows if day <= "2024-01-14"]
     assert len(closed) == 14
@@ -400,13 +404,13 @@ def test_every_table_and_column_is_explained():
     sections = re.split(
         r"^### ", PAGES["docs/tables.md"].partition("## The columns")[2], flags=re.M
     )
-    told = {
+    columns_by_table = {
         section.partition("\n")[0].strip("`"): re.findall(
             r"^\| `(\w+)` \| (\S+) \| (yes|no) \| (.+) \|$", section, re.MULTILINE
         )
         for section in sections[1:]
     }
-    assert told == {
+    assert columns_by_table == {
         table.name: [
             (
                 name,
@@ -420,11 +424,11 @@ def test_every_table_and_column_is_explained():
     }
 
 
-def anchors(page: str) -> set[str]:
-    return {anchor_of(section.title) for section in sections(PAGES[page])}
+def page_anchors(page: str) -> set[str]:
+    return {anchor_of(section.title) for section in split_sections(PAGES[page])}
 
 
-def links(page: str) -> Iterator[tuple[str, str]]:
+def page_links(page: str) -> Iterator[tuple[str, str]]:
     """The path and the anchor of each link within the project."""
     for target in re.findall(r"\]\(([^)]+)\)", BLOCK.sub("", PAGES[page])):
         if "://" not in target:
@@ -434,30 +438,39 @@ def links(page: str) -> Iterator[tuple[str, str]]:
 
 def test_every_link_leads_somewhere():
     """Those between pages in docs/ are checked by the strict build."""
-    outside = {page: [*links(page)] for page in PAGES if not page.startswith("docs/")}
+    outside = {page: [*page_links(page)] for page in PAGES if not page.startswith("docs/")}
     assert all(outside.values())
     for page, targets in outside.items():
         for path, anchor in targets:
             file = (PROJECT / page).parent / path if path else PROJECT / page
             assert file.is_file(), (page, path)
             if anchor:
-                assert anchor in anchors(str(file.resolve().relative_to(PROJECT))), (page, path)
+                assert anchor in page_anchors(str(file.resolve().relative_to(PROJECT))), (
+                    page,
+                    path,
+                )
 
 
 def test_anchors_are_spelled_alike_by_github_and_mkdocs():
     """They are, unless two hyphens meet."""
-    assert [(page, anchor) for page in PAGES for _, anchor in links(page) if "--" in anchor] == []
+    assert [
+        (page, anchor) for page in PAGES for _, anchor in page_links(page) if "--" in anchor
+    ] == []
 
 
 def test_every_picture_has_words():
-    pictures = [found for text in PAGES.values() for found in re.findall(r"!\[(.*?)\]\(", text)]
+    pictures = [
+        alt_text for text in PAGES.values() for alt_text in re.findall(r"!\[(.*?)\]\(", text)
+    ]
     assert pictures
     assert all(pictures)
 
 
 def test_every_page_is_in_the_navigation():
-    told = re.findall(r": ([\w/-]+\.md)$", (PROJECT / "mkdocs.yml").read_text(), re.MULTILINE)
-    assert sorted(f"docs/{name}" for name in told) == sorted(
+    linked_pages = re.findall(
+        r": ([\w/-]+\.md)$", (PROJECT / "mkdocs.yml").read_text(), re.MULTILINE
+    )
+    assert sorted(f"docs/{name}" for name in linked_pages) == sorted(
         page for page in PAGES if page.startswith("docs/")
     )
 

@@ -19,45 +19,50 @@ from backfill_assets.orders.tables import LATENESS, RAW, REJECTED, STAGED
 from backfill_assets.publish.reasons import recompute_reason
 from backfill_assets.publish.run_tags import REWRITE_TAG
 from backfill_assets.tables.code_version import Code
-from backfill_assets_tests.invented_logs import days, ledger, record, said_of
-from backfill_assets_tests.pipeline import LAYERS, Pipeline, day, order, planned, undo
-from backfill_assets_tests.written_logs import commit, read
+from backfill_assets_tests.invented_logs import commit_metadata, days, ledger, record
+from backfill_assets_tests.pipeline import LAYERS, Pipeline, day, make_plan, order, run_undo
+from backfill_assets_tests.written_logs import commit_days, read_facts
 
 NOW = ("fingerprint", "code", "config")
 
 
-def made(published: CommitRecord, fingerprint: str = "fingerprint", **changed) -> CommitRecord:
+def set_fingerprint(
+    published: CommitRecord, fingerprint: str = "fingerprint", **changed
+) -> CommitRecord:
     """A record of days that were made of this."""
-    told = {
+    day_details = {
         d: msgspec.structs.replace(x, fingerprint=fingerprint) for d, x in published.days.items()
     }
-    return msgspec.structs.replace(published, days=told, **changed)
+    return msgspec.structs.replace(published, days=day_details, **changed)
 
 
-def external(version: int, *of: int) -> ExternalCommit:
-    return ExternalCommit(version, "DELETE", days(*of))
+def external_commit(version: int, *numbers: int) -> ExternalCommit:
+    return ExternalCommit(version, "DELETE", days(*numbers))
 
 
 #: The ledger of `fact_daily_orders`, or its one record, by why its first day is computed.
 LEDGERS: Mapping[str | None, Ledger] = {
-    None: ledger(FACT, made(record(3, days(1)))),
-    "never published": ledger(FACT, made(record(3, days(2)))),
-    "external commit": ledger(FACT, made(record(3, days(1))), external=[external(4, 1)]),
-    "new input: stg_orders": ledger(FACT, made(record(3, days(1)), "another")),
-    "input not on record": ledger(FACT, made(record(3, days(1)), "")),
-    "other code": ledger(FACT, made(record(3, days(1)), code_version="old")),
-    "other settings": ledger(FACT, made(record(3, days(1)), config_digest="old")),
+    None: ledger(FACT, set_fingerprint(record(3, days(1)))),
+    "never published": ledger(FACT, set_fingerprint(record(3, days(2)))),
+    "external commit": ledger(
+        FACT, set_fingerprint(record(3, days(1))), external=[external_commit(4, 1)]
+    ),
+    "new input: stg_orders": ledger(FACT, set_fingerprint(record(3, days(1)), "another")),
+    "input not on record": ledger(FACT, set_fingerprint(record(3, days(1)), "")),
+    "other code": ledger(FACT, set_fingerprint(record(3, days(1)), code_version="old")),
+    "other settings": ledger(FACT, set_fingerprint(record(3, days(1)), config_digest="old")),
     "new input: stg_orders; other code; other settings": ledger(
-        FACT, made(record(3, days(1)), "another", code_version="old", config_digest="old")
+        FACT,
+        set_fingerprint(record(3, days(1)), "another", code_version="old", config_digest="old"),
     ),
 }
-STAGING = ledger(STAGED, made(record(1, days(1))))
+STAGING = ledger(STAGED, set_fingerprint(record(1, days(1))))
 
 
 @pytest.mark.parametrize("reason", LEDGERS)
 def test_the_reason(reason):
-    of = LEDGERS[reason]
-    assert recompute_reason(of, day(1), *NOW, inputs=[STAGING]) == reason
+    fact_ledger = LEDGERS[reason]
+    assert recompute_reason(fact_ledger, day(1), *NOW, inputs=[STAGING]) == reason
 
 
 @pytest.mark.parametrize("reason", LEDGERS)
@@ -68,31 +73,39 @@ def test_who_asks_for_a_day_is_the_reason_only_without_another(reason):
 
 
 def test_rows_that_nobody_recorded():
-    of = ledger(FACT, made(record(3, days(1))))
+    fact_ledger = ledger(FACT, set_fingerprint(record(3, days(1))))
     assert (
-        recompute_reason(Ledger(FACT, 3, (), (), of.measured), day(1), *NOW)
+        recompute_reason(Ledger(FACT, 3, (), (), fact_ledger.measured), day(1), *NOW)
         == "rows without a record"
     )
 
 
 def test_a_day_that_was_taken_back_counts_as_never_published():
-    taken = msgspec.structs.replace(record(4, ()), withdrawn=days(1))
-    of = Ledger(FACT, 4, [made(record(3, days(1))), taken])
-    assert recompute_reason(of, day(1), *NOW) == "never published"
+    undo_record = msgspec.structs.replace(record(4, ()), withdrawn=days(1))
+    fact_ledger = Ledger(FACT, 4, [set_fingerprint(record(3, days(1))), undo_record])
+    assert recompute_reason(fact_ledger, day(1), *NOW) == "never published"
 
 
 def test_the_input_that_is_new_is_named():
-    seen = made(record(3, days(1), inputs={RAW.name: 5, REJECTED.name: 2}), "another")
+    lateness_record = set_fingerprint(
+        record(3, days(1), inputs={RAW.name: 5, REJECTED.name: 2}), "another"
+    )
     rejected = ledger(REJECTED, record(2, days(1)))
     #: A commit that found the rows that were there, and one that did not.
     same, new = record(6, days(1), digest="digest 5"), record(7, days(1))
     for raw, names in (
         (ledger(RAW, record(5, days(1)), same), "new input"),
         (ledger(RAW, record(5, days(1)), same, new), "new input: raw_orders"),
-        (ledger(RAW, record(5, days(1)), external=[external(6, 1)]), "new input: raw_orders"),
+        (
+            ledger(RAW, record(5, days(1)), external=[external_commit(6, 1)]),
+            "new input: raw_orders",
+        ),
     ):
         assert (
-            recompute_reason(ledger(LATENESS, seen), day(1), *NOW, inputs=[rejected, raw]) == names
+            recompute_reason(
+                ledger(LATENESS, lateness_record), day(1), *NOW, inputs=[rejected, raw]
+            )
+            == names
         )
 
 
@@ -109,10 +122,10 @@ def test_who_knows_better_what_is_new_is_heard():
 
 
 def test_the_record_says_it_by_ranges_and_old_commits_say_nothing(tmp_path):
-    because = {"never published": ["2024-01-01...2024-01-02", "2024-01-05"], "other code": []}
-    commit(tmp_path / "t", days(1), said_of(days(1)), "append")
-    commit(tmp_path / "t", days(1), said_of(days(1), because=because), "overwrite")
-    old, new = read(tmp_path / "t").records
+    day_reasons = {"never published": ["2024-01-01...2024-01-02", "2024-01-05"], "other code": []}
+    commit_days(tmp_path / "t", days(1), commit_metadata(days(1)), "append")
+    commit_days(tmp_path / "t", days(1), commit_metadata(days(1), because=day_reasons), "overwrite")
+    old, new = read_facts(tmp_path / "t").records
     assert old.reason_for_day(day(1)) == ""
     assert [new.reason_for_day(day(n)) for n in (1, 2, 3, 5)] == [
         "never published",
@@ -141,25 +154,25 @@ def test_a_plan_shows_the_days_of_each_reason():
         ("of these, 1 final", "", "2024-01-01"),
     ]
     # As an earlier release kept it.
-    kept = TableForecast.model_validate_json('{"computed": ["2024-01-01"]}')
-    assert [line[1:] for line in day_rows(BackfillPlan.model_construct(tables={"x": kept}))] == [
-        ("1 computed", "", "2024-01-01")
-    ]
+    old_outlook = TableForecast.model_validate_json('{"computed": ["2024-01-01"]}')
+    assert [
+        line[1:] for line in day_rows(BackfillPlan.model_construct(tables={"x": old_outlook}))
+    ] == [("1 computed", "", "2024-01-01")]
 
 
 # --- and all the way ------------------------------------------------------------------------------
 
 
-def reasons(plan: BackfillPlan, *names: str) -> dict[str, dict[str, tuple[str, ...]]]:
+def reasons_by_table(plan: BackfillPlan, *names: str) -> dict[str, dict[str, tuple[str, ...]]]:
     return {name: dict(plan.tables[name].why) for name in names}
 
 
-def told(pipeline: Pipeline, name: str, of: date) -> str | None:
+def latest_reason(pipeline: Pipeline, name: str, partition_day: date) -> str | None:
     """What Dagster's latest materialization of a day says."""
-    wanted = dg.AssetRecordsFilter(dg.AssetKey(name), asset_partitions=[str(of)])
-    (found,) = pipeline.instance.fetch_materializations(wanted, limit=1).records
-    said = found.asset_materialization.metadata.get("computed because")
-    return said and said.value
+    records_filter = dg.AssetRecordsFilter(dg.AssetKey(name), asset_partitions=[str(partition_day)])
+    (materialization,) = pipeline.instance.fetch_materializations(records_filter, limit=1).records
+    reason = materialization.asset_materialization.metadata.get("computed because")
+    return reason and reason.value
 
 
 def test_from_the_plan_to_the_record(engine, spark, tmp_path, monkeypatch):
@@ -167,18 +180,20 @@ def test_from_the_plan_to_the_record(engine, spark, tmp_path, monkeypatch):
     for n in (1, 2, 3):
         pipeline.land(n, [order(f"o{n}", n)])
     month = "2024-01-01...2024-01-03"
-    first = planned(pipeline, month)
-    assert reasons(first, *LAYERS) == {name: {"never published": (month,)} for name in LAYERS}
+    first = make_plan(pipeline, month)
+    assert reasons_by_table(first, *LAYERS) == {
+        name: {"never published": (month,)} for name in LAYERS
+    }
     assert first.tables[RAW.name].computed == (month,)
     pipeline.run(1, 3)
-    assert {told(pipeline, name, day(2)) for name in LAYERS} == {"never published"}
-    assert reasons(planned(pipeline, month), *LAYERS) == {name: {} for name in LAYERS}
+    assert {latest_reason(pipeline, name, day(2)) for name in LAYERS} == {"never published"}
+    assert reasons_by_table(make_plan(pipeline, month), *LAYERS) == {name: {} for name in LAYERS}
 
     # New files: computed where they landed, and perhaps in what is made of it.
     pipeline.land(3, [order("more", 3)], "more.jsonl")
     layers = (RAW.name, STAGED.name, FACT.name)
-    plan = planned(pipeline, month)
-    assert reasons(plan, *layers) == {
+    plan = make_plan(pipeline, month)
+    assert reasons_by_table(plan, *layers) == {
         RAW.name: {"new files": ("2024-01-03",)},
         STAGED.name: {"new input: raw_orders": ("2024-01-02...2024-01-03",)},
         FACT.name: {"new input: stg_orders": ("2024-01-02...2024-01-03",)},
@@ -186,20 +201,20 @@ def test_from_the_plan_to_the_record(engine, spark, tmp_path, monkeypatch):
     assert plan.tables[RAW.name].computed == ("2024-01-03",)
     assert plan.tables[FACT.name].depends == ("2024-01-02...2024-01-03",)
     pipeline.run(1, 3)
-    assert told(pipeline, RAW.name, day(3)) == "new files"
-    assert told(pipeline, STAGED.name, day(3)) == "new input: raw_orders"
-    assert told(pipeline, FACT.name, day(3)) == "new input: stg_orders"
+    assert latest_reason(pipeline, RAW.name, day(3)) == "new files"
+    assert latest_reason(pipeline, STAGED.name, day(3)) == "new input: raw_orders"
+    assert latest_reason(pipeline, FACT.name, day(3)) == "new input: stg_orders"
     ledgers = read_ledgers(pipeline.settings)
     assert ledgers[FACT.name].latest[day(3)].reason_for_day(day(3)) == "new input: stg_orders"
     assert ledgers[FACT.name].latest[day(1)].reason_for_day(day(1)) == "never published"
     # A day that a backfill found as it was is told with why it was computed when it was.
     pipeline.run(1, tags={"dagster/backfill": "byhand12"})
-    assert told(pipeline, FACT.name, day(1)) == "never published"
+    assert latest_reason(pipeline, FACT.name, day(1)) == "never published"
 
     spark.sql(f"DELETE FROM delta.`{pipeline.warehouse / FACT.name}` WHERE run_date = '{day(2)}'")
-    plan = planned(pipeline, month)
-    assert reasons(plan, FACT.name) == {FACT.name: {"external commit": ("2024-01-02",)}}
-    assert reasons(planned(pipeline, month, rewrite=True), FACT.name) == {
+    plan = make_plan(pipeline, month)
+    assert reasons_by_table(plan, FACT.name) == {FACT.name: {"external commit": ("2024-01-02",)}}
+    assert reasons_by_table(make_plan(pipeline, month, rewrite=True), FACT.name) == {
         FACT.name: {
             "asked for": ("2024-01-01", "2024-01-03"),
             "external commit": ("2024-01-02",),
@@ -207,8 +222,11 @@ def test_from_the_plan_to_the_record(engine, spark, tmp_path, monkeypatch):
     }
     tags = {REWRITE_TAG: "true", "dagster/backfill": "byhand13"}
     pipeline.run(1, 2, [FACT.name], tags=tags)
-    assert [told(pipeline, FACT.name, day(n)) for n in (1, 2)] == ["asked for", "external commit"]
-    undo(pipeline, "byhand13", "2024-01-01")
+    assert [latest_reason(pipeline, FACT.name, day(n)) for n in (1, 2)] == [
+        "asked for",
+        "external commit",
+    ]
+    run_undo(pipeline, "byhand13", "2024-01-01")
     record = read_ledgers(pipeline.settings)[FACT.name].latest[day(1)]
     assert record.reason_for_day(day(1)) == "undo of byhand13"
 
@@ -216,9 +234,12 @@ def test_from_the_plan_to_the_record(engine, spark, tmp_path, monkeypatch):
     other = Pipeline(engine, tmp_path, window_days=1, timezone="Europe/London")
     other.instance = pipeline.instance
     both = {"other code; other settings": (month,)}
-    assert reasons(planned(other, month), RAW.name, FACT.name) == {RAW.name: both, FACT.name: both}
+    assert reasons_by_table(make_plan(other, month), RAW.name, FACT.name) == {
+        RAW.name: both,
+        FACT.name: both,
+    }
     other.run(1, 1, [RAW.name])
-    assert told(other, RAW.name, day(1)) == "other code; other settings"
+    assert latest_reason(other, RAW.name, day(1)) == "other code; other settings"
 
 
 def test_what_is_known_of_a_day_may_change_with_any_log_day_after_it(pipeline):
@@ -227,7 +248,7 @@ def test_what_is_known_of_a_day_may_change_with_any_log_day_after_it(pipeline):
     pipeline.land(1, [order("o1", 1)])
     pipeline.run(1, 2, tables)
     pipeline.land(2, [order("o2", 1)])
-    plan = planned(pipeline, "2024-01-02", tables=tables)
+    plan = make_plan(pipeline, "2024-01-02", tables=tables)
     assert plan.tables[CURRENT.name].why == {
         "new input: raw_orders": ("2024-01-01...2024-01-02",),
     }

@@ -24,14 +24,14 @@ DAYS = 4
 LAUNCHES = 3
 
 
-def rows(warehouse: Path, name: str) -> list[dict]:
+def read_rows(warehouse: Path, name: str) -> list[dict]:
     try:
         return DeltaTable(str(warehouse / name)).to_pyarrow_table().to_pylist()
     except TableNotFoundError:
         return []
 
 
-def launch(pipeline: Pipeline) -> subprocess.Popen:
+def launch_run(pipeline: Pipeline) -> subprocess.Popen:
     """A run in a process of its own, as the command line starts it."""
     environment = {
         **os.environ,
@@ -55,14 +55,14 @@ def launch(pipeline: Pipeline) -> subprocess.Popen:
     )
 
 
-def amounts(warehouse: Path, name: str) -> list[tuple[str, set[str]]]:
+def amounts_by_day(warehouse: Path, name: str) -> list[tuple[str, set[str]]]:
     """By day, the distinct amounts per order that a reader sees."""
     by_day: dict[str, list[str]] = {}
     column = TABLES[name].partition
-    for row in rows(warehouse, name):
+    for row in read_rows(warehouse, name):
         amount = row.get("amount") or row["revenue"] / row["orders"]
         by_day.setdefault(str(row[column]), []).append(f"{amount:.2f}")
-    return [(d, set(found), len(found)) for d, found in sorted(by_day.items())]
+    return [(d, set(day_amounts), len(day_amounts)) for d, day_amounts in sorted(by_day.items())]
 
 
 @pytest.mark.skipif("SPARK_REMOTE" in os.environ, reason="kills engines of its own")
@@ -80,7 +80,7 @@ def test_killed_at_random_moments(pipeline):
             pipeline.run(1, DAYS)
             continue
         before = pipeline.log("raw_orders").version()
-        run = launch(pipeline)
+        run = launch_run(pipeline)
         if n == LAUNCHES:
             assert run.wait(timeout=300) == 0
             break
@@ -93,11 +93,11 @@ def test_killed_at_random_moments(pipeline):
         os.killpg(run.pid, signal.SIGKILL)
         run.wait()
         for name in ("stg_orders", "fact_daily_orders"):
-            for d, values, count in amounts(pipeline.warehouse, name):
+            for d, values, count in amounts_by_day(pipeline.warehouse, name):
                 assert len(values) == 1, (name, d, values)
                 assert count == 20, (name, d, count)
     for name in ("stg_orders", "fact_daily_orders"):
-        assert amounts(pipeline.warehouse, name) == [
+        assert amounts_by_day(pipeline.warehouse, name) == [
             (str(day(n)), {price[LAUNCHES]}, 20) for n in range(1, DAYS + 1)
         ]
     clean = Pipeline(

@@ -16,7 +16,7 @@ from backfill_assets.calendar.policy import Policy
 from backfill_assets.delta.reading import read_ledgers
 from backfill_assets.staleness.backlog import StaleDays, find_stale_days
 from backfill_assets_tests.own_tables import my_countries
-from backfill_assets_tests.pipeline import EVERYTHING, Pipeline, day, order, planned, undo
+from backfill_assets_tests.pipeline import EVERYTHING, Pipeline, day, make_plan, order, run_undo
 
 SPEND = my_countries.country_spend
 NOW = current(SPEND)
@@ -55,62 +55,66 @@ def customers(pipeline):
     return customers
 
 
-def expected(pipeline: Pipeline, **countries: str) -> dict[tuple[str, str], Decimal]:
-    found: dict[tuple[str, str], Decimal] = defaultdict(Decimal)
+def expected_spend(pipeline: Pipeline, **countries: str) -> dict[tuple[str, str], Decimal]:
+    totals: dict[tuple[str, str], Decimal] = defaultdict(Decimal)
     for row in pipeline.rows(STAGED.name):
-        found[str(row["event_date"]), countries.get(row["customer_id"], "unknown")] += row["amount"]
-    return dict(found)
+        totals[str(row["event_date"]), countries.get(row["customer_id"], "unknown")] += row[
+            "amount"
+        ]
+    return dict(totals)
 
 
-def published(pipeline: Pipeline, name: str = SPEND.name) -> dict[tuple[str, str], Decimal]:
+def published_spend(pipeline: Pipeline, name: str = SPEND.name) -> dict[tuple[str, str], Decimal]:
     rows = pipeline.rows(name)
     return {(str(row["run_date"]), row["country"]): row["spend"] for row in rows}
 
 
-def behind(pipeline: Pipeline) -> StaleDays:
+def find_backlog(pipeline: Pipeline) -> StaleDays:
     ledgers = read_ledgers(pipeline.settings)
     return find_stale_days(ledgers, Policy.from_settings(pipeline.settings), pipeline.now.date())
 
 
-def on(found: dict[tuple[str, str], Decimal], *numbers: int) -> dict[tuple[str, str], Decimal]:
-    wanted = {str(day(n)) for n in numbers}
-    return {key: spend for key, spend in found.items() if key[0] in wanted}
+def spend_on_days(
+    totals: dict[tuple[str, str], Decimal], *numbers: int
+) -> dict[tuple[str, str], Decimal]:
+    day_keys = {str(day(n)) for n in numbers}
+    return {key: spend for key, spend in totals.items() if key[0] in day_keys}
 
 
 def test_other_rows_make_open_days_due_and_final_ones_wait_for_a_person(pipeline, customers):
-    first = expected(pipeline, c1="FR")
-    assert published(pipeline) == published(pipeline, NOW.name) == first != {}
+    first = expected_spend(pipeline, c1="FR")
+    assert published_spend(pipeline) == published_spend(pipeline, NOW.name) == first != {}
 
     customers.write("append", c2="DE")
-    now = expected(pipeline, c1="FR", c2="DE")
-    found = behind(pipeline)
-    assert set(found.open[SPEND.name]) == {day(n) for n in OPEN}
-    assert set(found.final[SPEND.name]) == {day(n) for n in range(1, 5)}
+    now = expected_spend(pipeline, c1="FR", c2="DE")
+    stale = find_backlog(pipeline)
+    assert set(stale.open[SPEND.name]) == {day(n) for n in OPEN}
+    assert set(stale.final[SPEND.name]) == {day(n) for n in range(1, 5)}
     assert pipeline.night(day(7))
-    assert on(published(pipeline), 5, 6) == on(now, 5, 6)
-    assert on(published(pipeline), 1, 2, 3, 4) == on(first, 1, 2, 3, 4)
+    assert spend_on_days(published_spend(pipeline), 5, 6) == spend_on_days(now, 5, 6)
+    assert spend_on_days(published_spend(pipeline), 1, 2, 3, 4) == spend_on_days(first, 1, 2, 3, 4)
     # What is known now has no final days.
-    assert published(pipeline, NOW.name) == now
+    assert published_spend(pipeline, NOW.name) == now
     assert pipeline.night(day(7)) == []
 
-    said = planned(pipeline, SIX, tables=[SPEND.name]).tables[SPEND.name]
-    assert [*said.days_by_reason()] == [
+    outlook = make_plan(pipeline, SIX, tables=[SPEND.name]).tables[SPEND.name]
+    assert [*outlook.days_by_reason()] == [
         (DayOutcome.IDENTICAL, "", [day(5), day(6)]),
         (DayOutcome.COMPUTED, "new input: customers", [day(n) for n in range(1, 5)]),
     ]
     pipeline.run(1, 6, [SPEND.name])
-    assert published(pipeline) == now
-    assert behind(pipeline) == StaleDays()
+    assert published_spend(pipeline) == now
+    assert find_backlog(pipeline) == StaleDays()
     record = read_ledgers(pipeline.settings)[SPEND.name].records[-1]
     assert record.days[day(1)].numbers == {"input version customers": 1}
     # What Dagster shows of it.
     key = dg.AssetKey("customers")
-    (seen,) = pipeline.instance.fetch_observations(key, limit=1).records
-    metadata = seen.asset_observation.metadata
+    (observation,) = pipeline.instance.fetch_observations(key, limit=1).records
+    metadata = observation.asset_observation.metadata
     assert metadata["delta version"].value == 1
     assert metadata["dagster/uri"].value == customers.url
     columns = metadata["dagster/column_schema"].value.columns
-    assert [(of.name, of.type) for of in columns] == [
+    assert [(column.name, column.type) for column in columns] == [
         ("customer_id", "string"),
         ("country", "string"),
     ]
@@ -121,12 +125,12 @@ def test_what_changes_no_row_makes_nothing_due(pipeline, customers):
     pipeline.run(1, 6, ALL)
     commits = pipeline.log(SPEND.name).version()
     for name in ("compact", "vacuum"):
-        there = DeltaTable(customers.url)
+        delta_table = DeltaTable(customers.url)
         if name == "compact":
-            assert there.optimize.compact()["numFilesRemoved"] == 2
+            assert delta_table.optimize.compact()["numFilesRemoved"] == 2
         else:
-            there.vacuum(dry_run=False)
-        assert behind(pipeline) == StaleDays()
+            delta_table.vacuum(dry_run=False)
+        assert find_backlog(pipeline) == StaleDays()
     pipeline.run(1, 6, ALL)
     assert pipeline.log(SPEND.name).version() == commits
 
@@ -137,25 +141,27 @@ def test_a_table_that_was_made_anew_is_another_one(pipeline, customers):
     (pipeline.warehouse / "customers").rename(pipeline.root / "old")
     (pipeline.root / "elsewhere").rename(pipeline.warehouse / "customers")
     pipeline.run(1, 6, ALL)
-    assert published(pipeline) == expected(pipeline, c1="IT")
+    assert published_spend(pipeline) == expected_spend(pipeline, c1="IT")
 
 
 def test_an_undo_holds_although_the_rows_of_now_are_others(pipeline, customers):
-    first = published(pipeline)
+    first = published_spend(pipeline)
     customers.write(c1="GB")
     wrong = pipeline.run(1, 6, [SPEND.name])
-    assert published(pipeline) == expected(pipeline, c1="GB")
-    undo(pipeline, wrong.run_id[:8])
-    assert published(pipeline) == first
-    assert not behind(pipeline).all_days(SPEND.name)
+    assert published_spend(pipeline) == expected_spend(pipeline, c1="GB")
+    run_undo(pipeline, wrong.run_id[:8])
+    assert published_spend(pipeline) == first
+    assert not find_backlog(pipeline).all_days(SPEND.name)
 
 
 def test_without_the_table_no_day_can_be_made(pipeline, customers):
-    before = published(pipeline)
+    before = published_spend(pipeline)
     (pipeline.warehouse / "customers").rename(pipeline.root / "gone")
-    assert not behind(pipeline).all_days(SPEND.name)
-    assert planned(pipeline, SIX, tables=[SPEND.name]).tables[SPEND.name].lacking
-    said = pipeline.failure(pipeline.run(1, 6, [SPEND.name], fails=True))
-    assert "country_spend [2024-01-01...2024-01-06] cannot be made: there is no Delta table" in said
-    assert f"customers at {pipeline.warehouse}/customers" in said
-    assert published(pipeline) == before
+    assert not find_backlog(pipeline).all_days(SPEND.name)
+    assert make_plan(pipeline, SIX, tables=[SPEND.name]).tables[SPEND.name].lacking
+    message = pipeline.failure(pipeline.run(1, 6, [SPEND.name], fails=True))
+    assert (
+        "country_spend [2024-01-01...2024-01-06] cannot be made: there is no Delta table" in message
+    )
+    assert f"customers at {pipeline.warehouse}/customers" in message
+    assert published_spend(pipeline) == before

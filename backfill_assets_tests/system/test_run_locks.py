@@ -55,28 +55,28 @@ def instance(tmp_path, monkeypatch) -> Iterator[dg.DagsterInstance]:
     home.mkdir()
     shutil.copy(dagster_yaml(), home / "dagster.yaml")
     monkeypatch.setenv("DAGSTER_HOME", str(home))
-    with dg.DagsterInstance.get() as found:
-        yield found
+    with dg.DagsterInstance.get() as instance:
+        yield instance
 
 
-def started(instance: dg.DagsterInstance, **tags: str) -> str:
+def start_run(instance: dg.DagsterInstance, **tags: str) -> str:
     return create_run_for_test(instance, status=DagsterRunStatus.STARTED, tags=tags).run_id
 
 
-def alive(instance: dg.DagsterInstance, run_id: str) -> bool | None:
+def check_alive(instance: dg.DagsterInstance, run_id: str) -> bool | None:
     run = instance.get_run_by_id(run_id)
     assert run is not None
     return is_alive(instance, run)
 
 
 @contextmanager
-def process(
-    instance: dg.DagsterInstance, body: str, *given: str, under: tuple[str, ...] = ()
+def start_process(
+    instance: dg.DagsterInstance, body: str, *arguments: str, under: tuple[str, ...] = ()
 ) -> Iterator[subprocess.Popen[str]]:
     """A process that runs a script's body; what it says first has been said."""
     script = SCRIPT.replace("{body}", body)
     started = subprocess.Popen(
-        [*under, sys.executable, "-c", script, instance.root_directory, *given],
+        [*under, sys.executable, "-c", script, instance.root_directory, *arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -90,7 +90,7 @@ def process(
         started.communicate()
 
 
-def said(process: subprocess.Popen[str]) -> str:
+def read_output(process: subprocess.Popen[str]) -> str:
     assert process.stdout is not None
     return process.stdout.readline().strip()
 
@@ -111,13 +111,13 @@ THREADS = """
 
 
 def test_threads_that_sign_on_at_once_all_hold_their_locks(instance):
-    runs = [started(instance) for _ in range(12)]
-    with process(instance, THREADS, *runs) as worker:
-        assert said(worker) == "signed on"
+    runs = [start_run(instance) for _ in range(12)]
+    with start_process(instance, THREADS, *runs) as worker:
+        assert read_output(worker) == "signed on"
         names = {instance.get_run_by_id(run).tags[PROCESS_TAG].split()[-1] for run in runs}
         assert len(names) == 1
-        assert [alive(instance, run) for run in runs] == [True] * len(runs)
-    assert [alive(instance, run) for run in runs] == [False] * len(runs)
+        assert [check_alive(instance, run) for run in runs] == [True] * len(runs)
+    assert [check_alive(instance, run) for run in runs] == [False] * len(runs)
 
 
 LOOKING = """
@@ -133,22 +133,24 @@ LOOKING = """
 
 def test_those_that_look_at_the_same_time_do_not_see_one_another(instance):
     """A look that takes the lock passes for the run's process to another look."""
-    dead, living = started(instance), started(instance)
-    with process(instance, SIGN_ON, dead) as worker:
-        said(worker)
-    with process(instance, SIGN_ON, living) as worker:
-        said(worker)
+    dead, living = start_run(instance), start_run(instance)
+    with start_process(instance, SIGN_ON, dead) as worker:
+        read_output(worker)
+    with start_process(instance, SIGN_ON, living) as worker:
+        read_output(worker)
         with (
-            process(instance, LOOKING, dead, living) as one,
-            process(instance, LOOKING, dead, living) as two,
+            start_process(instance, LOOKING, dead, living) as first,
+            start_process(instance, LOOKING, dead, living) as second,
         ):
-            for each in (one, two):
-                assert said(each) == "ready"
-            for each in (one, two):
+            for each in (first, second):
+                assert read_output(each) == "ready"
+            for each in (first, second):
                 assert each.stdin is not None
                 each.stdin.write("\n")
                 each.stdin.flush()
-            assert [json.loads(said(each)) for each in (one, two)] == [[[False, True]]] * 2
+            assert [json.loads(read_output(each)) for each in (first, second)] == [
+                [[False, True]]
+            ] * 2
 
 
 def open_files() -> int:
@@ -157,16 +159,16 @@ def open_files() -> int:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux lists them there")
 def test_looks_leave_no_files_open(instance):
-    run = started(instance)
-    with process(instance, SIGN_ON, run) as worker:
-        said(worker)
-    alive(instance, run)
+    run = start_run(instance)
+    with start_process(instance, SIGN_ON, run) as worker:
+        read_output(worker)
+    check_alive(instance, run)
     before = open_files()
     lock = Path(instance.root_directory, RUN_LOCK_FILE)
     for _ in range(20):  # as if the home were restored again and again
         lock.unlink()
         with ThreadPoolExecutor(4) as pool:
-            assert set(pool.map(lambda _: alive(instance, run), range(8))) == {None}
+            assert set(pool.map(lambda _: check_alive(instance, run), range(8))) == {None}
     assert open_files() == before
 
 
@@ -183,51 +185,51 @@ FORK = """
 
 
 def test_what_is_forked_from_a_run_is_not_the_run(instance):
-    run = started(instance)
-    with process(instance, FORK, run) as worker:
-        assert said(worker) == "false"
+    run = start_run(instance)
+    with start_process(instance, FORK, run) as worker:
+        assert read_output(worker) == "false"
 
 
 def test_a_home_that_was_wiped_is_a_new_one(instance):
     """Its runs are noticed, and those of the old file are in doubt, not dead."""
-    old, new = started(instance), started(instance)
+    old, new = start_run(instance), start_run(instance)
     lock = Path(instance.root_directory, RUN_LOCK_FILE)
-    with process(instance, SIGN_ON, old) as worker:
-        said(worker)
-        assert alive(instance, old) is True
+    with start_process(instance, SIGN_ON, old) as worker:
+        read_output(worker)
+        assert check_alive(instance, old) is True
         copy = lock.with_name("backup")
         shutil.copy(lock, copy)
         lock.unlink()
-        assert alive(instance, old) is None
-        with process(instance, SIGN_ON, new) as other:
-            said(other)
-            assert alive(instance, new) is True
-        assert alive(instance, new) is False
+        assert check_alive(instance, old) is None
+        with start_process(instance, SIGN_ON, new) as other:
+            read_output(other)
+            assert check_alive(instance, new) is True
+        assert check_alive(instance, new) is False
         # A backup has the same content, and no locks.
         copy.replace(lock)
-        assert alive(instance, old) is None
+        assert check_alive(instance, old) is None
 
 
 def test_this_process_keeps_its_lock_when_the_file_is_replaced(instance):
-    mine = started(instance)
-    instance.add_run_tags(mine, hold_run_lock(instance, mine))
+    run_id = start_run(instance)
+    instance.add_run_tags(run_id, hold_run_lock(instance, run_id))
     first = Path(instance.root_directory, RUN_LOCK_FILE)
-    kept = first.with_name("kept")
-    os.link(first, kept)
+    lock_copy = first.with_name("kept")
+    os.link(first, lock_copy)
     first.unlink()
-    assert alive(instance, mine) is True
-    assert alive(instance, started(instance)) is None  # opens the new one
-    kept.replace(first)
-    with process(
-        instance, "    print(json.dumps(is_alive(instance, run(given[0]))))", mine
+    assert check_alive(instance, run_id) is True
+    assert check_alive(instance, start_run(instance)) is None  # opens the new one
+    lock_copy.replace(first)
+    with start_process(
+        instance, "    print(json.dumps(is_alive(instance, run(given[0]))))", run_id
     ) as look:
-        assert said(look) == "true"
+        assert read_output(look) == "true"
 
 
 # --- ending runs ----------------------------------------------------------------------------------
 
 
-def namespaces() -> tuple[str, ...]:
+def namespace_command() -> tuple[str, ...]:
     """A command that runs another with process ids of its own, as a container does."""
     command = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
     if shutil.which(command[0]) is None:
@@ -238,9 +240,9 @@ def namespaces() -> tuple[str, ...]:
 
 
 def test_the_process_in_a_container_is_ended_and_not_the_one_with_its_number(instance, monkeypatch):
-    run = started(instance)
-    with process(instance, SIGN_ON, run, under=namespaces()) as worker:
-        inner = int(said(worker))
+    run = start_run(instance)
+    with start_process(instance, SIGN_ON, run, under=namespace_command()) as worker:
+        inner = int(read_output(worker))
         assert inner < 10
         sent: list[int] = []
         monkeypatch.setattr(os, "kill", lambda pid, _: sent.append(pid))
@@ -253,22 +255,22 @@ def test_a_process_outside_the_container_is_left_alone_and_the_run_says_so(insta
     end = """
     print(json.dumps(instance.run_launcher.terminate(given[0])), flush=True)
 """
-    run = started(instance)
-    with process(instance, SIGN_ON, run) as worker:
-        said(worker)
-        with process(instance, end, run, under=namespaces()) as other:
-            assert said(other) == "false"
+    run = start_run(instance)
+    with start_process(instance, SIGN_ON, run) as worker:
+        read_output(worker)
+        with start_process(instance, end, run, under=namespace_command()) as other:
+            assert read_output(other) == "false"
         assert worker.poll() is None
-        assert alive(instance, run) is True
+        assert check_alive(instance, run) is True
     messages = [log.message for log in instance.all_logs(run)]
     assert any("cannot be told to end from here" in message for message in messages), messages
 
 
 def test_a_process_of_another_machine_is_left_alone(instance, monkeypatch):
     """As a file system of a network tells its number."""
-    run = started(instance)
-    with process(instance, SIGN_ON, run) as worker:
-        said(worker)
+    run = start_run(instance)
+    with start_process(instance, SIGN_ON, run) as worker:
+        read_output(worker)
         with monkeypatch.context() as elsewhere:
             elsewhere.setattr("backfill_assets.dagster_ext.run_locks._machine", lambda: "another")
             assert not instance.run_launcher.terminate(run)
@@ -279,16 +281,16 @@ def test_a_process_of_another_machine_is_left_alone(instance, monkeypatch):
 
 def test_a_run_whose_code_server_is_gone_can_be_ended(instance, tmp_path):
     """Dagster's own launcher fails at the address of the code server that started the run."""
-    gone = {"host": "localhost", "socket": str(tmp_path / "gone.sock")}
-    run = started(instance, **{GRPC_INFO_TAG: json.dumps(gone)})
-    with process(instance, SIGN_ON, run) as worker:
-        said(worker)
+    address = {"host": "localhost", "socket": str(tmp_path / "gone.sock")}
+    run = start_run(instance, **{GRPC_INFO_TAG: json.dumps(address)})
+    with start_process(instance, SIGN_ON, run) as worker:
+        read_output(worker)
         assert instance.run_launcher.terminate(run)
         assert worker.wait() != 0
 
 
 def test_a_process_that_ended_meanwhile_is_no_error(instance):
-    run = started(instance)
-    with process(instance, SIGN_ON, run) as worker:
-        said(worker)
+    run = start_run(instance)
+    with start_process(instance, SIGN_ON, run) as worker:
+        read_output(worker)
     assert not instance.run_launcher.terminate(run)

@@ -9,12 +9,12 @@ from backfill_assets.delta.migrating import migrate_table
 from backfill_assets.engine.spark import Engine
 from backfill_assets.settings import PREFIX
 from backfill_assets.tables.catalog import tables_of
-from backfill_assets_tests.beside import shadow
-from backfill_assets_tests.pages import documented, follow
-from backfill_assets_tests.pipeline import Pipeline, day, order, undo
+from backfill_assets_tests.beside import build_shadow
+from backfill_assets_tests.pages import code_blocks, run_step
+from backfill_assets_tests.pipeline import Pipeline, day, order, run_undo
 from backfill_assets_tests.places import PROJECT
 
-STEPS = [text for text in documented("docs/schema-changes.md", "text") if text.startswith("$ ")]
+STEPS = [text for text in code_blocks("docs/schema-changes.md", "text") if text.startswith("$ ")]
 BEFORE = "backfill_assets_tests.migrating_tables:TABLES"
 AFTER = "backfill_assets_tests.migrating_tables_after:TABLES"
 THIRD = "backfill_assets_tests.migrating_tables_third:TABLES"
@@ -32,7 +32,7 @@ def test_no_undo_goes_back_over_two_schema_changes(engine, spark, tmp_path):
         table = tables_of(after.settings)["notes"]
         assert [*migrate_table(after.io_manager.writer(table))]
     rows = after.rows("notes")
-    refused = after.failure(undo(after, "second", fails=True))
+    refused = after.failure(run_undo(after, "second", fails=True))
     assert f"notes [{day(1)}] had the columns of schema 1 in version" in refused
     assert "has those of schema 3" in refused
     assert after.rows("notes") == rows
@@ -40,37 +40,37 @@ def test_no_undo_goes_back_over_two_schema_changes(engine, spark, tmp_path):
 
 @pytest.fixture
 def production(engine, spark, tmp_path, monkeypatch) -> Pipeline:
-    found = Pipeline(engine, tmp_path, tables=BEFORE, window_days=1)
+    pipeline = Pipeline(engine, tmp_path, tables=BEFORE, window_days=1)
     for n in range(1, 4):
-        found.land(n, [order(f"{n}-{k}", n) for k in range(n)])
-    found.run(1, 3, LAYERS, tags={"dagster/backfill": "first"})
-    found.land(2, [order("2-9", 2, customer="late")], "part-1.jsonl")
-    found.run(1, 3, LAYERS, tags={"dagster/backfill": "second"})
+        pipeline.land(n, [order(f"{n}-{k}", n) for k in range(n)])
+    pipeline.run(1, 3, LAYERS, tags={"dagster/backfill": "first"})
+    pipeline.land(2, [order("2-9", 2, customer="late")], "part-1.jsonl")
+    pipeline.run(1, 3, LAYERS, tags={"dagster/backfill": "second"})
     (tmp_path / "home").mkdir()
     (tmp_path / "home/dagster.yaml").write_text("telemetry: {enabled: false}\n")
     monkeypatch.chdir(PROJECT)
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "home"))
     for name in ("landing", "warehouse", "start", "end", "window_days"):
-        monkeypatch.setenv(f"{PREFIX}{name.upper()}", str(getattr(found.settings, name)))
+        monkeypatch.setenv(f"{PREFIX}{name.upper()}", str(getattr(pipeline.settings, name)))
     monkeypatch.setenv(f"{PREFIX}TABLES", AFTER)
     monkeypatch.delenv("SPARK_REMOTE", raising=False)
     monkeypatch.setattr(Engine, "from_settings", lambda _: engine)
-    return found
+    return pipeline
 
 
 def test_the_steps_do_what_the_page_says(production, engine, tmp_path, capsys):
     after = Pipeline(engine, tmp_path, land=False, tables=AFTER, window_days=1)
     after.instance = production.instance
-    shadow(production, f"{day(1)}...{day(3)}", tables=("notes",))
+    build_shadow(production, f"{day(1)}...{day(3)}", tables=("notes",))
     refused = after.run(1, 3, ["notes"], fails=True)
     assert "backfill-assets migrate notes --plan" in after.failure(refused)
     versions = []
     for step in STEPS:
-        follow(step, capsys)
+        run_step(step, capsys)
         versions.append(after.log("notes").version())
     assert versions[0] < versions[1]
     rows = {(row["run_date"], row["orders"], row["remark"]) for row in after.rows("notes")}
-    assert {of for of, *_ in rows} == {day(n) for n in (1, 2, 3)}
+    assert {run_date for run_date, *_ in rows} == {day(n) for n in (1, 2, 3)}
     assert all(remark.startswith("note of ") for *_, remark in rows)
     assert main(["migrate"]) == 0
     assert "nothing to migrate" in capsys.readouterr().out
@@ -82,14 +82,16 @@ def test_the_steps_do_what_the_page_says(production, engine, tmp_path, capsys):
         ["backfill", f"{day(1)}...{day(3)}", "--target", "v2"],
     ):
         assert main(words) != 0
-        told = " ".join("".join(capsys.readouterr()).split())
-        assert "notes (its schema has version 2, and the fork's 1): the columns were" in told
-        assert "Drop the target (`backfill-assets drop v2`), and build the days into a new" in told
+        message = " ".join("".join(capsys.readouterr()).split())
+        assert "notes (its schema has version 2, and the fork's 1): the columns were" in message
+        assert (
+            "Drop the target (`backfill-assets drop v2`), and build the days into a new" in message
+        )
     assert main(["drop", "v2"]) == 0
     assert after.rows("notes") == before
     # A backfill from before is undone with what was made of it: the old rows, in the new columns.
     assert "late" in {row["customer_id"] for row in after.rows("notes")}
-    undo(after, "second")
+    run_undo(after, "second")
     undone = after.rows("notes")
     assert {row["run_date"] for row in undone} == {day(1), day(2), day(3)}
     assert "late" not in {row["customer_id"] for row in undone}

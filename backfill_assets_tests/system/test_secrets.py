@@ -30,15 +30,15 @@ input()
 """
 
 
-def arguments() -> str:
+def process_arguments() -> str:
     """Those of all processes on the machine."""
-    found = []
+    command_lines = []
     for file in Path("/proc").glob("[0-9]*/cmdline"):
         try:
-            found.append(file.read_bytes().decode(errors="replace"))
+            command_lines.append(file.read_bytes().decode(errors="replace"))
         except OSError:  # it has ended
             continue
-    return "\n".join(found)
+    return "\n".join(command_lines)
 
 
 @pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="there is no /proc here")
@@ -46,16 +46,16 @@ def arguments() -> str:
 def test_the_value_of_a_setting_is_no_argument_of_a_process(where, tmp_path):
     environment = {**os.environ, "BACKFILL_ASSETS_SPARK_CONF": json.dumps(CONF)}
     if where == "embedded":
-        told = asked(environment)
+        output = ask_settings(environment)
     else:
         with connect_server(tmp_path, CONF) as url:
-            told = asked({**environment, "SPARK_REMOTE": url})
-    assert told == str(
+            output = ask_settings({**environment, "SPARK_REMOTE": url})
+    assert output == str(
         [CONF["spark.hadoop.fs.azure.sas.box.account"], CONF["spark.url"], "hush hush"]
     )
 
 
-def asked(environment: dict[str, str]) -> str:
+def ask_settings(environment: dict[str, str]) -> str:
     with subprocess.Popen(
         [sys.executable, "-c", ASK],
         env=environment,
@@ -63,9 +63,9 @@ def asked(environment: dict[str, str]) -> str:
         stdout=subprocess.PIPE,
         text=True,
     ) as process:
-        told = process.stdout.readline().strip()
-        seen = arguments()
+        output = process.stdout.readline().strip()
+        command_lines = process_arguments()
         process.communicate("\n")
-    assert "SparkSubmit" in seen  # or this looks in the wrong place
-    assert "hush" not in seen
-    return told
+    assert "SparkSubmit" in command_lines  # or this looks in the wrong place
+    assert "hush" not in command_lines
+    return output

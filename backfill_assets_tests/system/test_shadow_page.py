@@ -19,8 +19,8 @@ from backfill_assets.delta.versions import save_versions
 from backfill_assets.engine.spark import Engine
 from backfill_assets.settings import PREFIX
 from backfill_assets_tests.beside import AFTER, ALL, BEFORE, SCORES
-from backfill_assets_tests.looking import CHANGED, reading
-from backfill_assets_tests.pages import documented, follow
+from backfill_assets_tests.looking import CHANGED, run_reader
+from backfill_assets_tests.pages import code_blocks, run_step
 from backfill_assets_tests.pipeline import Pipeline, day, order
 from backfill_assets_tests.places import PROJECT, dagster_yaml
 
@@ -30,7 +30,7 @@ KINDS = [
     "switch-over of target v2 by person",
     "undo of target v2 by person",
 ]
-STEPS = [text for text in documented("docs/shadow.md", "text") if text.startswith("$ ")]
+STEPS = [text for text in code_blocks("docs/shadow.md", "text") if text.startswith("$ ")]
 #: What readers of production see after each of them.
 STATES = ["old"] * 4 + ["canary", "new", "old", "old"]
 #: By the number of a day, its orders: on the days of the page, and on the first five of them.
@@ -54,18 +54,20 @@ def home(engine, spark, tmp_path: Path, monkeypatch) -> Path:
     return tmp_path
 
 
-def produced(engine: Engine, root: Path, orders: Mapping[int, int], monkeypatch) -> Pipeline:
+def build_production(
+    engine: Engine, root: Path, orders: Mapping[int, int], monkeypatch
+) -> Pipeline:
     """Tables by the code of before, with so many orders of one customer on each day."""
     first, end = min(orders), day(max(orders) + 1)
-    found = Pipeline(
+    pipeline = Pipeline(
         engine, root, tables=BEFORE, window_days=1, start=day(first), end=end, today=end
     )
     for n, count in orders.items():
-        found.land(n, [order(f"{n}-{k}", n) for k in range(count)])
-    found.run(first, max(orders), ALL)
+        pipeline.land(n, [order(f"{n}-{k}", n) for k in range(count)])
+    pipeline.run(first, max(orders), ALL)
     for name in ("landing", "warehouse", "start", "end", "window_days"):
-        monkeypatch.setenv(f"{PREFIX}{name.upper()}", str(getattr(found.settings, name)))
-    return found
+        monkeypatch.setenv(f"{PREFIX}{name.upper()}", str(getattr(pipeline.settings, name)))
+    return pipeline
 
 
 @pytest.mark.slow
@@ -76,26 +78,26 @@ def produced(engine: Engine, root: Path, orders: Mapping[int, int], monkeypatch)
 )
 def test_the_steps_do_what_the_page_says(home, engine, orders, capsys, monkeypatch):
     """How long each takes: `pytest -m slow -s -k three_years` prints it."""
-    production = produced(engine, home, orders, monkeypatch)
+    production = build_production(engine, home, orders, monkeypatch)
     # Who reads these versions sees the old definition all the time.
     save_versions(production.settings.warehouse, read_ledgers(production.settings))
     before = production.digests()
-    with reading(production, orders, rests=0.5) as reader:
+    with run_reader(production, orders, rests=0.5) as reader:
         for step, then in zip(STEPS, STATES, strict=True):
-            for said, shorter in SHORTER.items() if orders is FEW else ():
-                step = step.replace(said, shorter)
+            for original, shorter in SHORTER.items() if orders is FEW else ():
+                step = step.replace(original, shorter)
             looked, began = reader.looks, time.monotonic()
-            follow(step, capsys)
+            run_step(step, capsys)
             took, looked = time.monotonic() - began, reader.looks - looked
             with capsys.disabled():
                 if orders is YEARS:
                     print(f"{took:6.1f} s, {looked:3} looks  {step.splitlines()[0]}", flush=True)
-            assert reader.points() == [getattr(reader, then)] * 3
+            assert reader.read_points() == [getattr(reader, then)] * 3
     assert not reader.wrong
     assert reader.looks > len(STEPS)
     assert main(["history", SCORES]) == 0
-    told = capsys.readouterr().out
-    kinds = re.findall("(canary of .*|switch-over of .*|undo of .*)", told)
+    output = capsys.readouterr().out
+    kinds = re.findall("(canary of .*|switch-over of .*|undo of .*)", output)
     assert [kind.strip() for kind in kinds] == KINDS
     assert production.digests() == before
     for name in CHANGED:
@@ -104,9 +106,9 @@ def test_the_steps_do_what_the_page_says(home, engine, orders, capsys, monkeypat
 
 
 def test_what_the_commands_refuse(home, engine, capsys, monkeypatch):
-    produced(engine, home, {FIRST: 1}, monkeypatch)
+    build_production(engine, home, {FIRST: 1}, monkeypatch)
     days = str(day(FIRST))
-    for words, status, said in (
+    for words, status, message in (
         (["backfill", days, "--target", "v2", "--rewrite"], 2, "--rewrite cannot be given"),
         (["backfill", days, "--target", "V2"], 3, "'V2' is no name for a target"),
         (["compare", "v3"], 2, "there is no target v3"),
@@ -115,8 +117,8 @@ def test_what_the_commands_refuse(home, engine, capsys, monkeypatch):
         (["plan", days, "--target", "v2", "--write-mode", "merge"], 2, "--write-mode cannot"),
     ):
         assert main(words) == status
-        told = capsys.readouterr()
-        assert said in told.err
-        assert "Traceback" not in told.err
+        captured = capsys.readouterr()
+        assert message in captured.err
+        assert "Traceback" not in captured.err
     assert main(["targets"]) == 0
     assert capsys.readouterr().out.startswith("there is no target; make one with")

@@ -20,17 +20,17 @@ MOST = 500_000
 WIDTH = 420
 
 
-def _asked(browser: Chrome) -> dict[str, int]:
+def _request_sizes(browser: Chrome) -> dict[str, int]:
     """What was asked of the network since the last look, with the bytes that came."""
     urls: dict[str, str] = {}
     sizes: dict[str, int] = {}
     for entry in browser.get_log("performance"):
         event = json.loads(entry["message"])["message"]
-        told = event["params"]
+        params = event["params"]
         if event["method"] == "Network.requestWillBeSent":
-            urls[told["requestId"]] = told["request"]["url"]
+            urls[params["requestId"]] = params["request"]["url"]
         elif event["method"] == "Network.loadingFinished":
-            sizes[told["requestId"]] = int(told["encodedDataLength"])
+            sizes[params["requestId"]] = int(params["encodedDataLength"])
     return {url: sizes.get(request, 0) for request, url in urls.items()}
 
 
@@ -55,12 +55,14 @@ def test_a_page_is_small_local_and_fits_a_phone(narrow: Chrome, site: str, page:
     narrow.get_log("performance")
     narrow.get_log("browser")
     narrow.get(f"{site}/{page}.html")
-    asked = {url: size for url, size in _asked(narrow).items() if not url.startswith("data:")}
-    assert {urlsplit(url).netloc for url in asked} == {urlsplit(site).netloc}
-    assert sum(asked.values()) <= MOST, asked
+    requests = {
+        url: size for url, size in _request_sizes(narrow).items() if not url.startswith("data:")
+    }
+    assert {urlsplit(url).netloc for url in requests} == {urlsplit(site).netloc}
+    assert sum(requests.values()) <= MOST, requests
     assert narrow.execute_script("return document.documentElement.scrollWidth") <= WIDTH
     shade = narrow.execute_script("return getComputedStyle(document.body).backgroundColor")
     red, green, blue = map(int, shade.removeprefix("rgb(").rstrip(")").split(",")[:3])
     assert max(red, green, blue) < 100, f"the page is light in the dark: {shade}"
-    told = [entry["message"] for entry in narrow.get_log("browser") if entry["level"] == "SEVERE"]
-    assert told == []
+    errors = [entry["message"] for entry in narrow.get_log("browser") if entry["level"] == "SEVERE"]
+    assert errors == []

@@ -11,66 +11,66 @@ import pytest
 
 from backfill_assets.engine.spark import SPARK_ERRORS
 from backfill_assets_tests import postgres
-from backfill_assets_tests.pages import BLOCK, PAGES, documented
+from backfill_assets_tests.pages import BLOCK, PAGES, code_blocks
 
 PAGE = "docs/guide/sql.md"
 #: Runs a block: the names of the columns of its last statement, and its rows.
 Run = Callable[[str], tuple[Sequence[str], Sequence[tuple]]]
 
 
-def steps(language: str) -> Iterator[tuple[str, str | None]]:
+def page_steps(language: str) -> Iterator[tuple[str, str | None]]:
     """The blocks in a language, each with the result that the page shows, if it shows one."""
-    found = BLOCK.findall(PAGES[PAGE])
-    assert {kind for kind, _ in found} == {"sql", "postgresql", "text"}
-    for number, (kind, body) in enumerate(found):
+    blocks = BLOCK.findall(PAGES[PAGE])
+    assert {kind for kind, _ in blocks} == {"sql", "postgresql", "text"}
+    for number, (kind, body) in enumerate(blocks):
         if kind == language:
-            after = found[number + 1] if number + 1 < len(found) else ("", "")
+            after = blocks[number + 1] if number + 1 < len(blocks) else ("", "")
             yield body, after[1] if after[0] == "text" else None
 
 
-def shown(columns: Sequence[str], rows: Sequence[tuple]) -> str:
+def format_result(columns: Sequence[str], rows: Sequence[tuple]) -> str:
     """A result as the page shows it."""
-    table = [list(columns), *([text(value) for value in row] for row in rows)]
+    table = [list(columns), *([format_value(value) for value in row] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in table]
     return "".join(f"{line}\n" for line in lines)
 
 
-def text(value: object) -> str:
+def format_value(value: object) -> str:
     return "null" if value is None else str(value)
 
 
-def outcome(run: Run, block: str, errors: tuple[type[Exception], ...]) -> str:
+def run_block(run: Run, block: str, errors: tuple[type[Exception], ...]) -> str:
     """What a block gives: its result, or the first words of why it is refused."""
     try:
-        return shown(*run(block))
+        return format_result(*run(block))
     except errors as error:
-        found = re.search(r"\[([A-Z_.]+)\]|^(.+)$", str(error), re.MULTILINE)
-        assert found is not None
-        return f"refused: {found[1] or found[2]}\n"
+        match = re.search(r"\[([A-Z_.]+)\]|^(.+)$", str(error), re.MULTILINE)
+        assert match is not None
+        return f"refused: {match[1] or match[2]}\n"
 
 
-def compare(language: str, run: Run, errors: tuple[type[Exception], ...]) -> None:
-    for block, told in steps(language):
-        if told is None:
+def compare_blocks(language: str, run: Run, errors: tuple[type[Exception], ...]) -> None:
+    for block, expected in page_steps(language):
+        if expected is None:
             run(block)
         else:
-            assert outcome(run, block, errors) == told, block
+            assert run_block(run, block, errors) == expected, block
 
 
 def test_spark_says_what_the_page_shows(spark, tmp_path):
-    assert documented("docs/guide/sql.md", "sql")
+    assert code_blocks("docs/guide/sql.md", "sql")
     views = ("delivered", "versions", "orders", "customers")
 
-    def run(block: str) -> tuple[Sequence[str], Sequence[tuple]]:
+    def run_sql(block: str) -> tuple[Sequence[str], Sequence[tuple]]:
         # A script has statements that are indented.
-        frames = [spark.sql(of) for of in re.split(r";\n(?! |END|$)", block)]
+        frames = [spark.sql(statement) for statement in re.split(r";\n(?! |END|$)", block)]
         return frames[-1].columns, [tuple(row) for row in frames[-1].collect()]
 
     spark.sql(f"CREATE DATABASE sql_page LOCATION '{tmp_path}/sql_page'")
     spark.sql("USE sql_page")
     try:
-        compare("sql", run, SPARK_ERRORS)
+        compare_blocks("sql", run_sql, SPARK_ERRORS)
     finally:
         spark.sql("RESET spark.sql.sources.partitionOverwriteMode")
         for view in views:
@@ -88,21 +88,21 @@ def sales(postgres_server: postgres.Server) -> Iterator[psycopg2.extensions.conn
 
 
 def test_postgres_says_what_the_page_shows(sales):
-    assert documented("docs/guide/sql.md", "postgresql")
+    assert code_blocks("docs/guide/sql.md", "postgresql")
 
-    def run(block: str) -> tuple[Sequence[str], Sequence[tuple]]:
+    def run_sql(block: str) -> tuple[Sequence[str], Sequence[tuple]]:
         with sales.cursor() as cursor:
             cursor.execute(block)
             if cursor.description is None:
                 return (), ()
             return [column.name for column in cursor.description], cursor.fetchall()
 
-    compare("postgresql", run, (psycopg2.Error,))
+    compare_blocks("postgresql", run_sql, (psycopg2.Error,))
 
 
 def test_a_reader_of_postgres_sees_the_old_day_until_the_commit(postgres_server):
     database = postgres_server.database()
-    (load, _), (replace, _), *_ = steps("postgresql")
+    (load, _), (replace, _), *_ = page_steps("postgresql")
     database.ask(load)
     before = database.ask("SELECT * FROM sales ORDER BY day, shop")
     half, commit, _ = replace.partition("COMMIT;")

@@ -24,7 +24,7 @@ CURRENT, LTV = "fact_daily_orders_current", "customer_lifetime_value"
 FACTS, FROZEN = ("stg_orders", "fact_daily_orders"), "frozen_value"
 
 
-def landed(pipeline: Pipeline) -> set[tuple[Any, ...]]:
+def land_orders(pipeline: Pipeline) -> set[tuple[Any, ...]]:
     """Orders of three customers a day land; what each is worth, by a plain loop."""
     orders = {}
     for n in range(1, DAYS + 1):
@@ -36,7 +36,7 @@ def landed(pipeline: Pipeline) -> set[tuple[Any, ...]]:
     return lifetime_values(orders, [day(n) for n in range(1, DAYS + 1)])
 
 
-def of(first: int, last: int) -> str:
+def day_range(first: int, last: int) -> str:
     return f"{day(first)}...{day(last)}"
 
 
@@ -48,9 +48,13 @@ def runs_in_order(deployment: Deployment, table: str) -> list[Window]:
         while any(not record.dagster_run.is_finished for record in records):
             time.sleep(0.5)
             records = instance.get_run_records(ascending=True)
-    runs = [one for one in records if key in (one.dagster_run.asset_selection or ())]
-    assert all(one.end_time <= other.start_time for one, other in pairwise(runs))
-    return [window for one in runs if (window := days_of_run(one.dagster_run.tags))]
+    runs = [
+        run_record
+        for run_record in records
+        if key in (run_record.dagster_run.asset_selection or ())
+    ]
+    assert all(run_record.end_time <= other.start_time for run_record, other in pairwise(runs))
+    return [window for run_record in runs if (window := days_of_run(run_record.dagster_run.tags))]
 
 
 @pytest.mark.slow
@@ -58,7 +62,7 @@ def test_its_days_are_built_in_order_by_a_launch_in_the_ui_and_by_stages(
     engine, spark, tmp_path: Path
 ) -> None:
     pipeline = Pipeline(engine, tmp_path, tables=TABLES)
-    expected = landed(pipeline)
+    expected = land_orders(pipeline)
     clean = Pipeline(
         engine, tmp_path / "clean", land=False, landing=str(pipeline.landing), tables=TABLES
     )
@@ -75,17 +79,17 @@ def test_its_days_are_built_in_order_by_a_launch_in_the_ui_and_by_stages(
             time.sleep(0.5)
         assert status == "COMPLETED_SUCCESS"
         # How many days a run takes goes by how far its input is.
-        found = runs_in_order(deployment, LTV)
-        assert [str(d) for window in found for d in window] == days
-        assert len(found) >= 3
-        assert all(len(window) <= PER_RUN for window in found)
+        windows = runs_in_order(deployment, LTV)
+        assert [str(d) for window in windows for d in window] == days
+        assert len(windows) >= 3
+        assert all(len(window) <= PER_RUN for window in windows)
         # From nothing, in stages that take two runs each.
         pipeline.run(1, DAYS, FACTS)
         chosen = ["--table", FROZEN, "--chunk-days", "6"]
-        done = deployment.run("backfill", of(1, DAYS), *chosen)
-        assert done.returncode == 0, done.stdout + done.stderr
-        found = [str(window) for window in runs_in_order(deployment, FROZEN)]
-        assert found == [of(1, 4), of(5, 6), of(7, 10), of(11, 12)]
+        result = deployment.run("backfill", day_range(1, DAYS), *chosen)
+        assert result.returncode == 0, result.stdout + result.stderr
+        windows = [str(window) for window in runs_in_order(deployment, FROZEN)]
+        assert windows == [day_range(1, 4), day_range(5, 6), day_range(7, 10), day_range(11, 12)]
     finally:
         deployment.stop()
     ledgers, others = read_ledgers(pipeline.settings), read_ledgers(clean.settings)

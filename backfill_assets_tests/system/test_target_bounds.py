@@ -17,13 +17,13 @@ from backfill_assets_tests.beside import (
     ALL,
     BEFORE,
     SCORES,
-    compared,
-    landed,
-    seen,
-    shadow,
-    switch,
+    build_shadow,
+    compare_shadow,
+    land_orders,
+    read_scores,
+    run_switch_over,
 )
-from backfill_assets_tests.pipeline import Pipeline, copy_loaded, day, order, undo
+from backfill_assets_tests.pipeline import Pipeline, copy_loaded, day, order, run_undo
 
 New = Callable[..., Pipeline]
 WHOLE = f"{day(1)}...{day(6)}"
@@ -36,7 +36,7 @@ ANY, LITTLE = ComparisonLimits(most_rows=0), ComparisonLimits(most_drift=0.25)
 @pytest.fixture(scope="module")
 def loaded(engine, spark, tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("loaded")
-    landed(Pipeline(engine, root, tables=BEFORE, window_days=1))
+    land_orders(Pipeline(engine, root, tables=BEFORE, window_days=1))
     return root
 
 
@@ -51,103 +51,107 @@ def after(production, engine, tmp_path: Path) -> Pipeline:
     return Pipeline(engine, tmp_path, tables=AFTER, window_days=1)
 
 
-def required(pipeline: Pipeline, bounds: ComparisonLimits | None) -> ShadowTarget:
+def require_bounds(pipeline: Pipeline, bounds: ComparisonLimits | None) -> ShadowTarget:
     return require_comparison(
         pipeline.settings, targets.load_target(pipeline.settings, "v2"), bounds
     )
 
 
-def refused(pipeline: Pipeline) -> str:
-    said = pipeline.failure(switch(pipeline, fails=True))
-    assert "Nothing was written" in said
+def switch_refusal(pipeline: Pipeline) -> str:
+    message = pipeline.failure(run_switch_over(pipeline, fails=True))
+    assert "Nothing was written" in message
     assert not targets.load_target(pipeline.settings, "v2").switching
-    return said
+    return message
 
 
 def test_nothing_is_switched_over_without_a_passed_comparison(production, after, spark):
-    shadow(after, WHOLE)
-    required(after, LITTLE)
-    said = refused(after)
-    assert "must pass a comparison with --most-drift 0.25 first: there was none" in said
+    build_shadow(after, WHOLE)
+    require_bounds(after, LITTLE)
+    message = switch_refusal(after)
+    assert "must pass a comparison with --most-drift 0.25 first: there was none" in message
     # One with other bounds is another one.
-    assert compared(after, spark, ANY).problems == []
-    assert "the last one had other bounds" in refused(after)
-    (problem,) = [of for of in compared(after, spark).problems if of.startswith(f"{SCORES}.")]
+    assert compare_shadow(after, spark, ANY).problems == []
+    assert "the last one had other bounds" in switch_refusal(after)
+    (problem,) = [
+        text for text in compare_shadow(after, spark).problems if text.startswith(f"{SCORES}.")
+    ]
     assert "scores.score has drifted by" in problem
-    assert problem in refused(after)
-    assert seen(production) == OLD
+    assert problem in switch_refusal(after)
+    assert read_scores(production) == OLD
     # Other bounds, which it keeps; and those of a canary hold for the rest.
-    required(after, ANY)
-    assert compared(after, spark).problems == []
-    switch(after, days=str(day(6)))
-    switch(after)
-    assert seen(production) == TENFOLD
-    undo(after, "v2")
-    switch(after)
-    assert seen(production) == TENFOLD
+    require_bounds(after, ANY)
+    assert compare_shadow(after, spark).problems == []
+    run_switch_over(after, days=str(day(6)))
+    run_switch_over(after)
+    assert read_scores(production) == TENFOLD
+    run_undo(after, "v2")
+    run_switch_over(after)
+    assert read_scores(production) == TENFOLD
 
 
 @pytest.mark.slow
 def test_a_comparison_of_something_else_does_not_count(production, after, spark):
-    shadow(after, f"{day(2)}...{day(6)}")
-    required(after, ANY)
-    assert compared(after, spark).problems == []
+    build_shadow(after, f"{day(2)}...{day(6)}")
+    require_bounds(after, ANY)
+    assert compare_shadow(after, spark).problems == []
     # The target was built on.
-    shadow(after, WHOLE)
-    assert "the target was built on since the last one" in refused(after)
-    assert compared(after, spark).problems == []
+    build_shadow(after, WHOLE)
+    assert "the target was built on since the last one" in switch_refusal(after)
+    assert compare_shadow(after, spark).problems == []
     # Production has other rows of a day that the target made, and the target has caught up.
     production.land(6, [order("6-late", 6, "1.00", at="11:00")], "late.jsonl")
     production.run(6, 6, ALL)
-    assert "not as it would be made now" in refused(after)
-    shadow(after, WHOLE)
-    assert "the target was built on since the last one" in refused(after)
-    assert compared(after, spark).problems == []
-    switch(after)
-    assert seen(production) == {**TENFOLD, 6: 70}
+    assert "not as it would be made now" in switch_refusal(after)
+    build_shadow(after, WHOLE)
+    assert "the target was built on since the last one" in switch_refusal(after)
+    assert compare_shadow(after, spark).problems == []
+    run_switch_over(after)
+    assert read_scores(production) == {**TENFOLD, 6: 70}
 
 
 @pytest.mark.slow
 def test_a_day_that_production_has_published_since_is_compared_again(production, after, spark):
-    shadow(after, WHOLE)
-    required(after, ANY)
-    assert compared(after, spark).problems == []
+    build_shadow(after, WHOLE)
+    require_bounds(after, ANY)
+    assert compare_shadow(after, spark).problems == []
     # By another code than that of before: the rows that were compared are no more.
     production.run(3, 3, (SCORES,), tags={"backfill_assets/rewrite": "true"})
-    assert f"production has published {SCORES} [{day(3)}] since the last one" in refused(after)
-    shadow(after, WHOLE)
-    assert compared(after, spark).problems == []
-    switch(after)
-    assert seen(production) == TENFOLD
+    assert f"production has published {SCORES} [{day(3)}] since the last one" in switch_refusal(
+        after
+    )
+    build_shadow(after, WHOLE)
+    assert compare_shadow(after, spark).problems == []
+    run_switch_over(after)
+    assert read_scores(production) == TENFOLD
 
 
 def test_none_is_required_any_more(production, after):
-    shadow(after, WHOLE)
-    required(after, LITTLE)
-    refused(after)
-    required(after, None)
-    switch(after)
-    assert seen(production) == TENFOLD
+    build_shadow(after, WHOLE)
+    require_bounds(after, LITTLE)
+    switch_refusal(after)
+    require_bounds(after, None)
+    run_switch_over(after)
+    assert read_scores(production) == TENFOLD
 
 
 @pytest.mark.slow
 def test_more_rows_than_a_bound_allows(production, after, spark):
     # The day has one customer by the code of both, and lines of another since.
-    shadow(after, WHOLE)
-    assert compared(after, spark, ComparisonLimits(most_rows=0)).problems == []
+    build_shadow(after, WHOLE)
+    assert compare_shadow(after, spark, ComparisonLimits(most_rows=0)).problems == []
     production.land(2, [order("2-more", 2, customer="c2", at="11:00")], "more.jsonl")
     production.run(2, 2, ("raw_orders", "raw_orders_rejected", "stg_orders", "late_orders"))
-    shadow(after, WHOLE)
-    problems = compared(after, spark, ComparisonLimits(most_rows=0.1)).problems
+    build_shadow(after, WHOLE)
+    problems = compare_shadow(after, spark, ComparisonLimits(most_rows=0.1)).problems
     assert "scores has +16.7% rows, more than 10.0% either way" in problems
-    assert compared(after, spark, ComparisonLimits(most_rows=5)).problems == []
+    assert compare_shadow(after, spark, ComparisonLimits(most_rows=5)).problems == []
 
 
 @pytest.mark.slow
 def test_the_job_takes_bounds(after, spark):
-    shadow(after, WHOLE)
+    build_shadow(after, WHOLE)
 
-    def job(**config: object) -> str:
+    def run_comparison(**config: object) -> str:
         result = after.repository.get_job("compare_target").execute_in_process(
             instance=after.instance,
             run_config={"ops": {"compare_tables": {"config": {"target": "v2", **config}}}},
@@ -155,11 +159,11 @@ def test_the_job_takes_bounds(after, spark):
         )
         return "" if result.success else after.failure(result)
 
-    assert "scores.score has drifted by" in job(most_drift=0.25, require=True)
+    assert "scores.score has drifted by" in run_comparison(most_drift=0.25, require=True)
     assert targets.load_target(after.settings, "v2").required == LITTLE
-    refused(after)
-    assert "scores.score has drifted by" in job()
-    assert job(most_drift=100, require=True) == ""
+    switch_refusal(after)
+    assert "scores.score has drifted by" in run_comparison()
+    assert run_comparison(most_drift=100, require=True) == ""
     # Its numbers are plotted, of an asset of their own: production's have no event.
     key = dg.AssetKey(["comparisons", SCORES])
     plotted = after.instance.fetch_observations(key, limit=9).records
@@ -171,4 +175,4 @@ def test_the_job_takes_bounds(after, spark):
     assert numbers["changed days"].value == numbers["days"].value == 6
     assert numbers["largest PSI"].value > 0.25
     assert not after.instance.fetch_observations(dg.AssetKey(SCORES), limit=9).records
-    switch(after)
+    run_switch_over(after)

@@ -22,11 +22,11 @@ from backfill_assets_tests.beside import (
     RANKS,
     SCORES,
     STATE,
-    landed,
-    shadow,
-    switch,
+    build_shadow,
+    land_orders,
+    run_switch_over,
 )
-from backfill_assets_tests.pipeline import LAYERS, Pipeline, day, order, undo
+from backfill_assets_tests.pipeline import LAYERS, Pipeline, day, order, run_undo
 
 CHANGED = (SCORES, RANKS, STATE)
 #: In the first, a day comes between the build and the switch-over.
@@ -37,7 +37,7 @@ New = Callable[[str, str], Pipeline]
 @pytest.fixture(scope="module")
 def loaded(engine, spark, tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("loaded")
-    landed(Pipeline(engine, root, tables=BEFORE, window_days=1))
+    land_orders(Pipeline(engine, root, tables=BEFORE, window_days=1))
     return root
 
 
@@ -45,37 +45,37 @@ def loaded(engine, spark, tmp_path_factory) -> Path:
 def new(engine, loaded, tmp_path: Path) -> New:
     """A deployment by the code of before or of after; all of a folder have the same tables."""
 
-    def made(folder: str, tables: str) -> Pipeline:
+    def make_pipeline(folder: str, tables: str) -> Pipeline:
         for name in ("landing", "warehouse"):
             if not (tmp_path / folder / name).exists():
                 shutil.copytree(loaded / name, tmp_path / folder / name)
         return Pipeline(engine, tmp_path / folder, tables=tables, window_days=1)
 
-    return made
+    return make_pipeline
 
 
-def digests(pipeline: Pipeline) -> dict[str, dict[str, str]]:
-    found = pipeline.digests()
-    return {name: found[name] for name in CHANGED}
+def changed_digests(pipeline: Pipeline) -> dict[str, dict[str, str]]:
+    all_digests = pipeline.digests()
+    return {name: all_digests[name] for name in CHANGED}
 
 
-def meanwhile(chance: random.Random) -> Callable[[Pipeline], None]:
+def draw_change(chance: random.Random) -> Callable[[Pipeline], None]:
     """What happens to production between the build and the switch-over."""
     n = chance.randint(1, 6)
     late = [order(f"late-{k}", n, "1.00", at="11:00") for k in range(chance.randint(1, 3))]
 
-    def lands(pipeline: Pipeline) -> None:
+    def land_late(pipeline: Pipeline) -> None:
         # Production's own code makes the days that follow.
         pipeline.land(n, late, "late.jsonl")
         pipeline.run(n, n, LAYERS)
         pipeline.run(n, n, (SCORES,))
         pipeline.run(n, 6, CHANGED[1:])
 
-    def tomorrow(pipeline: Pipeline) -> None:
+    def land_next_day(pipeline: Pipeline) -> None:
         pipeline.land(7, [order("7-0", 7)])
         pipeline.run(7, 7, ALL)
 
-    return chance.choice([lands, tomorrow, lambda _: None])
+    return chance.choice([land_late, land_next_day, lambda _: None])
 
 
 @pytest.mark.slow
@@ -85,32 +85,32 @@ def test_as_in_place_and_back(new, seed):
     first = chance.randint(1, 6)
     last = chance.randint(first, 6)
     days, chunk = f"{day(first)}...{day(last)}", chance.choice([None, 1, 2, 3])
-    happens = meanwhile(chance)
+    happens = draw_change(chance)
     before, after = new("here", BEFORE), new("here", AFTER)
-    started = digests(before)
-    shadow(after, days, chunk_days=chunk)
-    assert digests(before) == started
+    started = changed_digests(before)
+    build_shadow(after, days, chunk_days=chunk)
+    assert changed_digests(before) == started
     if chance.random() < 0.5:
-        switch(after, days=str(day(chance.randint(first, last))))
-        undo(after, "v2-1")
-        assert digests(before) == started
+        run_switch_over(after, days=str(day(chance.randint(first, last))))
+        run_undo(after, "v2-1")
+        assert changed_digests(before) == started
     happens(before)
     elsewhere = new("elsewhere", BEFORE)
     happens(elsewhere)
-    held = digests(before)
-    assert held == digests(elsewhere)
+    production_digests = changed_digests(before)
+    assert production_digests == changed_digests(elsewhere)
     # What has landed since is caught up; a target that ended with the newest day goes on to end so.
-    newest = max(int(key[-2:]) for key in held[SCORES])
+    newest = max(int(key[-2:]) for key in production_digests[SCORES])
     last = newest if last == 6 else last
-    shadow(after, f"{day(first)}...{day(last)}", chunk_days=chunk)
-    switch(after)
+    build_shadow(after, f"{day(first)}...{day(last)}", chunk_days=chunk)
+    run_switch_over(after)
     in_place = new("elsewhere", AFTER)
     in_place.run(first, last, (SCORES,))
     in_place.run(first, min(last + 2, newest), (RANKS,))
     in_place.run(first, newest, (STATE,))
-    assert digests(after) == digests(in_place) != held
-    undo(after, "v2")
-    assert digests(before) == held
+    assert changed_digests(after) == changed_digests(in_place) != production_digests
+    run_undo(after, "v2")
+    assert changed_digests(before) == production_digests
 
 
 @pytest.mark.slow
@@ -120,29 +120,29 @@ def test_what_others_commit_survives_or_it_is_refused(new, seed):
     first = chance.randint(1, 5)
     last = chance.randint(first, 6)
     before, after = new("here", BEFORE), new("here", AFTER)
-    shadow(after, f"{day(first)}...{day(last)}")
+    build_shadow(after, f"{day(first)}...{day(last)}")
     name, n = chance.choice(CHANGED), chance.randint(1, 6)
     row = {"run_date": [day(n)], "customer_id": ["theirs"], "score": [5]}
     write_deltalake(str(before.warehouse / name), pa.table(row), mode="append")
-    held = digests(before)
-    mine = {
+    production_digests = changed_digests(before)
+    target_days = {
         SCORES: range(first, last + 1),
         RANKS: range(first, min(last + 2, 6) + 1),
         STATE: range(first, 7),
     }
-    in_the_way = n in mine[name]
+    in_the_way = n in target_days[name]
     result = after.repository.get_job("switch_over").execute_in_process(
         instance=after.instance,
         run_config={"ops": {"adopt_days": {"config": {"target": "v2"}}}},
         raise_on_error=False,
     )
-    now = digests(before)
+    now = changed_digests(before)
     if not result.success:
         assert "Nothing was written" in after.failure(result)
-        assert now == held
+        assert now == production_digests
     else:
         assert not in_the_way
-        assert now != held
+        assert now != production_digests
     assert result.success or in_the_way or "is not switched over" in after.failure(result)
-    assert now[name][str(day(n))] == held[name][str(day(n))]
+    assert now[name][str(day(n))] == production_digests[name][str(day(n))]
     assert any(row["customer_id"] == "theirs" for row in before.rows(name))

@@ -40,15 +40,15 @@ from backfill_assets_tests.beside import (
     RANKS,
     SCORES,
     STATE,
-    compared,
-    landed,
-    seen,
-    shadow,
-    switch,
+    build_shadow,
+    compare_shadow,
+    land_orders,
+    read_scores,
+    run_switch_over,
 )
 from backfill_assets_tests.commands import publish_facts
-from backfill_assets_tests.pipeline import LAYERS, Pipeline, copy_loaded, day, order, undo
-from backfill_assets_tests.publishing import together
+from backfill_assets_tests.pipeline import LAYERS, Pipeline, copy_loaded, day, order, run_undo
+from backfill_assets_tests.publishing import run_together
 
 New = Callable[..., Pipeline]
 
@@ -61,17 +61,17 @@ class KilledError(Exception):
 def new(engine, spark, tmp_path: Path) -> New:
     """A deployment with the code of before, or of after; all of a folder have the same tables."""
 
-    def made(tables: str = AFTER, folder: str = "here", **more: object) -> Pipeline:
+    def make_pipeline(tables: str = AFTER, folder: str = "here", **more: object) -> Pipeline:
         return Pipeline(engine, tmp_path / folder, tables=tables, window_days=1, **more)
 
-    return made
+    return make_pipeline
 
 
 @pytest.fixture(scope="module")
 def loaded(engine, spark, tmp_path_factory) -> Path:
     """A landing and tables by the code of before, to be copied."""
     root = tmp_path_factory.mktemp("loaded")
-    landed(Pipeline(engine, root, tables=BEFORE, window_days=1))
+    land_orders(Pipeline(engine, root, tables=BEFORE, window_days=1))
     return root
 
 
@@ -81,35 +81,35 @@ def production(new, loaded, tmp_path: Path) -> Pipeline:
     return new(BEFORE)
 
 
-def versions(pipeline: Pipeline) -> dict[str, int]:
+def log_versions(pipeline: Pipeline) -> dict[str, int]:
     return {name: pipeline.log(name).version() for name in ALL}
 
 
-def late(pipeline: Pipeline) -> dict[str, set[date]]:
+def stale_by_table(pipeline: Pipeline) -> dict[str, set[date]]:
     """By table, the days that are behind their inputs."""
-    found = find_stale_days(
+    stale = find_stale_days(
         read_ledgers(pipeline.settings), Policy.from_settings(pipeline.settings), day(7)
     )
-    return {name: {*of} for name, of in found.open.items() if of}
+    return {name: {*days} for name, days in stale.open.items() if days}
 
 
-def files(pipeline: Pipeline, name: str = SCORES) -> int:
+def count_files(pipeline: Pipeline, name: str = SCORES) -> int:
     return len([*(pipeline.warehouse / name).glob("run_date=*/*.parquet")])
 
 
 def test_a_target_from_end_to_end(production, new, spark):
-    after, before, at = new(), production.digests(), versions(production)
-    target, stages = shadow(after)
+    after, before, at = new(), production.digests(), log_versions(production)
+    target, stages = build_shadow(after)
     assert [stage.failure for stage in stages] == [""]
     assert target.tables == (SCORES, RANKS, STATE)
     # Nobody who reads production notices: no version, no row, no event.
-    assert versions(production) == at
+    assert log_versions(production) == at
     assert production.digests() == before
     assert not after.materialized(SCORES)
     # Of what was not asked for, the days are built that read a day that was.
-    found = compared(after, spark)
-    assert not found.problems
-    assert {r.table.name: r.summary_line for r in found.reports} == {
+    comparison = compare_shadow(after, spark)
+    assert not comparison.problems
+    assert {r.table.name: r.summary_line for r in comparison.reports} == {
         SCORES: "scores: 3 changed",
         RANKS: "ranks: 5 changed",
         STATE: "sums: 5 changed",
@@ -117,19 +117,19 @@ def test_a_target_from_end_to_end(production, new, spark):
     # Any reader of Delta's reads the fork; it has all days.
     rows = spark.read.format("delta").load(target.table_url(after.settings, SCORES))
     assert sorted(row.score for row in rows.collect()) == [1, 5, 6, 20, 30, 40]
-    switch(after)
+    run_switch_over(after)
     assert after.materialized(SCORES) == {str(day(n)) for n in (2, 3, 4)}
-    assert seen(production) == {1: 1, 2: 20, 3: 30, 4: 40, 5: 5, 6: 6}
-    assert seen(production, RANKS) == {1: 1, 2: 20, 3: 30, 4: 40, 5: 40, 6: 40}
-    assert seen(production, STATE) == {1: 1, 2: 21, 3: 51, 4: 91, 5: 96, 6: 102}
+    assert read_scores(production) == {1: 1, 2: 20, 3: 30, 4: 40, 5: 5, 6: 6}
+    assert read_scores(production, RANKS) == {1: 1, 2: 20, 3: 30, 4: 40, 5: 40, 6: 40}
+    assert read_scores(production, STATE) == {1: 1, 2: 21, 3: 51, 4: 91, 5: 96, 6: 102}
     changed = {SCORES, RANKS, STATE}
-    assert versions(production) == {name: n + (name in changed) for name, n in at.items()}
+    assert log_versions(production) == {name: n + (name in changed) for name, n in at.items()}
     # Nothing is due, neither by what the days are made of nor by the new code.
     assert not stale_days(after.settings, after.repository.asset_graph, target, after.code)
-    assert not {SCORES, RANKS, STATE} & late(after).keys()
+    assert not {SCORES, RANKS, STATE} & stale_by_table(after).keys()
     assert state_of(after, "v2") == "switched over: v2-1"
-    undo(after, "v2")
-    assert seen(production) == {n: n for n in range(1, 7)}
+    run_undo(after, "v2")
+    assert read_scores(production) == {n: n for n in range(1, 7)}
     assert production.digests() == before
     assert state_of(after, "v2") == "switched over: v2-1, and production has no day of it now"
 
@@ -151,7 +151,7 @@ def test_a_day_that_does_not_pass_ends_the_build(production, new, spark):
     production.land(8, [order("8-0", 8)])
     production.run(7, 8)
     after = new()
-    _, stages = shadow(after, f"{day(5)}...{day(8)}", chunk_days=3)
+    _, stages = build_shadow(after, f"{day(5)}...{day(8)}", chunk_days=3)
     # The last stage is not begun.
     assert [(stage.name, bool(stage.failure)) for stage in stages] == [("001", True)]
     assert stages[0].counts[SCORES] == {Outcome.WRITTEN: 2, Outcome.FAILED: 1}
@@ -159,16 +159,16 @@ def test_a_day_that_does_not_pass_ends_the_build(production, new, spark):
     assert "build the same into the target again" in stages[0].failure
     # A comparison of what is not whole does not pass.
     missing = f"{SCORES} [{day(7)}...{day(8)}] is not built (never published)"
-    assert missing in compared(after, spark).problems
-    told = after.failure(switch(after, fails=True))
-    assert "target v2 is not switched over" in told
+    assert missing in compare_shadow(after, spark).problems
+    message = after.failure(run_switch_over(after, fails=True))
+    assert "target v2 is not switched over" in message
     production.land(7, [order("7-0", 7, ingested=f"{day(7)}T11:00:00Z")])
     production.run(7, 7)
-    _, stages = shadow(after, f"{day(5)}...{day(8)}", chunk_days=3)
+    _, stages = build_shadow(after, f"{day(5)}...{day(8)}", chunk_days=3)
     assert [stage.failure for stage in stages] == ["", ""]
-    assert not compared(after, spark).problems
-    switch(after)
-    assert seen(production) == {1: 1, 2: 2, 3: 3, 4: 4, 5: 50, 6: 60, 7: 10, 8: 10}
+    assert not compare_shadow(after, spark).problems
+    run_switch_over(after)
+    assert read_scores(production) == {1: 1, 2: 2, 3: 3, 4: 4, 5: 50, 6: 60, 7: 10, 8: 10}
 
 
 def test_the_same_as_the_backfill_in_place(production, new, loaded, tmp_path):
@@ -181,69 +181,73 @@ def test_the_same_as_the_backfill_in_place(production, new, loaded, tmp_path):
     with_new_code.run(first, 6, (RANKS,))
     with_new_code.run(first, 6, (STATE,))
     after = new()
-    shadow(after, f"{day(first)}...{day(last)}", chunk_days=2)
-    switch(after)
+    build_shadow(after, f"{day(first)}...{day(last)}", chunk_days=2)
+    run_switch_over(after)
     assert after.digests() == with_new_code.digests()
 
 
 def test_a_plan_tells_what_would_be_built(production, new):
     after = new()
-    target = target_forks.describe_target(after.settings, "v2", (SCORES,), _window(DAYS))
-    found = stale_days(after.settings, after.repository.asset_graph, target, after.code)
-    assert {name: sorted(of) for name, of in found.items()} == {SCORES: [day(2), day(3), day(4)]}
-    assert {fate.reason for fate in found[SCORES].values()} == {"other code"}
+    target = target_forks.describe_target(after.settings, "v2", (SCORES,), _parse_window(DAYS))
+    stale = stale_days(after.settings, after.repository.asset_graph, target, after.code)
+    assert {name: sorted(table_days) for name, table_days in stale.items()} == {
+        SCORES: [day(2), day(3), day(4)]
+    }
+    assert {fate.reason for fate in stale[SCORES].values()} == {"other code"}
     assert targets.list_targets(after.settings) == []
 
 
-def _window(text: str):
+def _parse_window(text: str):
     return BackfillRequest(days=text).window
 
 
 def test_an_unchanged_day_costs_no_file(production, new):
-    at = files(production)
+    at = count_files(production)
     same = new(BEFORE)
-    target, _ = shadow(same)
-    assert files(production) == at
+    target, _ = build_shadow(same)
+    assert count_files(production) == at
     assert not (Path(target.table_url(same.settings, SCORES)) / "run_date=2024-01-02").exists()
-    shadow(new(), name="other")
-    assert files(production) == at + 3
+    build_shadow(new(), name="other")
+    assert count_files(production) == at + 3
     assert target_forks.drop_target(same.settings, "other") == 3 + 5 + 5
-    assert files(production) == at
+    assert count_files(production) == at
     assert targets.list_targets(same.settings) == ["v2"]
 
 
 def test_dropping_leaves_what_was_switched_over(production, new, monkeypatch):
     after = new()
-    shadow(after)
-    switch(after, days=f"{day(2)}...{day(2)}")
-    at = files(production)
+    build_shadow(after)
+    run_switch_over(after, days=f"{day(2)}...{day(2)}")
+    at = count_files(production)
     # Only the target knows that its undo is half done.
     targets.update_target(
-        after.settings, "v2", lambda of: of.model_copy(update={"undoing": "v2-1"})
+        after.settings, "v2", lambda current: current.model_copy(update={"undoing": "v2-1"})
     )
     with pytest.raises(TargetError, match="v2-1 is half undone: `backfill-assets undo v2-1` fin"):
         target_forks.drop_target(after.settings, "v2")
     assert targets.list_targets(after.settings) == ["v2"]
-    targets.update_target(after.settings, "v2", lambda of: of.model_copy(update={"undoing": ""}))
+    targets.update_target(
+        after.settings, "v2", lambda current: current.model_copy(update={"undoing": ""})
+    )
     with monkeypatch.context() as patch, pytest.raises(KilledError):
-        patch.setattr(target_forks, "delete_target", _raise)
+        patch.setattr(target_forks, "delete_target", _raise_killed)
         target_forks.drop_target(after.settings, "v2")
     # Nobody takes up what is half gone, and the same again does the rest.
     with pytest.raises(TargetError, match="v2 is being dropped: `backfill-assets drop v2` ends"):
-        shadow(after)
-    assert "target v2 is being dropped" in after.failure(switch(after, fails=True))
+        build_shadow(after)
+    assert "target v2 is being dropped" in after.failure(run_switch_over(after, fails=True))
     target_forks.drop_target(after.settings, "v2")
-    assert files(production) == at - 2
-    assert seen(production) == {1: 1, 2: 20, 3: 3, 4: 4, 5: 5, 6: 6}
+    assert count_files(production) == at - 2
+    assert read_scores(production) == {1: 1, 2: 20, 3: 3, 4: 4, 5: 5, 6: 6}
     with pytest.raises(TargetError, match="there is no target v2"):
         targets.load_target(after.settings, "v2")
 
 
 def test_a_canary_goes_first_and_comes_back(production, new):
     after, before = new(), production.digests()
-    shadow(after, f"{day(2)}...{day(6)}")
-    switch(after, days=str(day(6)))
-    assert seen(production) == {1: 1, 2: 2, 3: 3, 4: 4, 5: 5, 6: 60}
+    build_shadow(after, f"{day(2)}...{day(6)}")
+    run_switch_over(after, days=str(day(6)))
+    assert read_scores(production) == {1: 1, 2: 2, 3: 3, 4: 4, 5: 5, 6: 60}
     assert is_mixed(after.settings)
     # It was made of days that production has otherwise, and a person wants it so.
     policy = Policy.from_settings(after.settings)
@@ -253,92 +257,92 @@ def test_a_canary_goes_first_and_comes_back(production, new):
     inputs = ledgers[STATE].latest[day(6)].inputs
     assert inputs[SCORES] == ledgers[SCORES].version
     assert STATE not in inputs
-    undo(after, "v2-1")
+    run_undo(after, "v2-1")
     assert not is_mixed(after.settings)
     assert production.digests() == before
-    switch(after, days=str(day(6)))
-    switch(after)
-    assert seen(production) == {1: 1, **{n: 10 * n for n in range(2, 7)}}
-    undo(after, "v2")
+    run_switch_over(after, days=str(day(6)))
+    run_switch_over(after)
+    assert read_scores(production) == {1: 1, **{n: 10 * n for n in range(2, 7)}}
+    run_undo(after, "v2")
     assert production.digests() == before
 
 
 def test_what_lands_meanwhile_is_caught_up_or_the_target_is_refused(production, new, spark):
     after = new()
-    shadow(after, f"{day(1)}...{day(6)}")
+    build_shadow(after, f"{day(1)}...{day(6)}")
     # A late line of day 6, and a new day, which the code of production loads.
     production.land(7, [order("7-0", 7), order("late", 6, "1.00", at="11:00")])
     production.run(7, 7, ALL)
     production.run(6, 6, (*LAYERS, SCORES, RANKS, STATE))
-    assert seen(production)[6] == 7
-    told = after.failure(switch(after, fails=True))
-    assert "target v2 is not switched over" in told
-    assert f"scores [{day(6)}] (new input: stg_orders)" in told
-    assert seen(production)[1] == 1
-    shadow(after, f"{day(1)}...{day(7)}")
-    assert not compared(after, spark).problems
-    switch(after)
-    assert seen(production) == {1: 10, 2: 20, 3: 30, 4: 40, 5: 50, 6: 70, 7: 10}
+    assert read_scores(production)[6] == 7
+    message = after.failure(run_switch_over(after, fails=True))
+    assert "target v2 is not switched over" in message
+    assert f"scores [{day(6)}] (new input: stg_orders)" in message
+    assert read_scores(production)[1] == 1
+    build_shadow(after, f"{day(1)}...{day(7)}")
+    assert not compare_shadow(after, spark).problems
+    run_switch_over(after)
+    assert read_scores(production) == {1: 10, 2: 20, 3: 30, 4: 40, 5: 50, 6: 70, 7: 10}
 
 
 def test_a_day_that_production_has_rebuilt_beside_a_target_counts(production, new):
     """A follower of the target reads day 5, which it has as it was."""
     after = new()
-    shadow(after)
+    build_shadow(after)
     lines = [order(f"more-{n}", 5, "1.00", ingested=f"{day(6)}T10:00:00Z") for n in range(50)]
     production.land(6, lines, "late.jsonl")
     production.run(6, 6, LAYERS)
     production.run(5, 6, (*LAYERS, SCORES, RANKS, STATE))
-    assert seen(production)[5] == 55
-    refused = after.failure(switch(after, fails=True))
+    assert read_scores(production)[5] == 55
+    refused = after.failure(run_switch_over(after, fails=True))
     assert f"ranks [{day(5)}...{day(6)}] (new input)" in refused
-    shadow(after)
-    switch(after)
-    assert seen(production, RANKS) == {1: 1, 2: 20, 3: 30, 4: 40, 5: 55, 6: 55}
-    assert seen(production, STATE) == {1: 1, 2: 21, 3: 51, 4: 91, 5: 146, 6: 152}
-    assert not {SCORES, RANKS, STATE} & late(after).keys()
+    build_shadow(after)
+    run_switch_over(after)
+    assert read_scores(production, RANKS) == {1: 1, 2: 20, 3: 30, 4: 40, 5: 55, 6: 55}
+    assert read_scores(production, STATE) == {1: 1, 2: 21, 3: 51, 4: 91, 5: 146, 6: 152}
+    assert not {SCORES, RANKS, STATE} & stale_by_table(after).keys()
 
 
 def test_a_day_that_is_rebuilt_during_a_switch_over_is_behind(production, new, monkeypatch):
     """Between the commits of two tables; a later night makes it right."""
     after = new()
-    shadow(after)
+    build_shadow(after)
     lines = [order(f"more-{n}", 5, "1.00", ingested=f"{day(6)}T10:00:00Z") for n in range(50)]
     commit, waiting = commits.Writer.commit, [lines]
 
-    def commit_after_a_night(writer, *given):
+    def commit_after_a_night(writer, *arguments):
         if writer.table.name == RANKS and waiting and "_targets" not in writer.url:
             production.land(6, waiting.pop(), "late.jsonl")
             production.run(6, 6, LAYERS)
             production.run(5, 6, (*LAYERS, SCORES))
             return None  # as where another commit of the table came first
-        return commit(writer, *given)
+        return commit(writer, *arguments)
 
     monkeypatch.setattr(commits.Writer, "commit", commit_after_a_night)
-    switch(after)
-    assert seen(production)[5] == 55
-    found = find_stale_days(
+    run_switch_over(after)
+    assert read_scores(production)[5] == 55
+    stale = find_stale_days(
         read_ledgers(after.settings), Policy.from_settings(after.settings), day(7)
     )
-    assert found.all_days(RANKS) == {day(5), day(6)}
-    assert day(6) in found.open[RANKS], "day 5 is final"
+    assert stale.all_days(RANKS) == {day(5), day(6)}
+    assert day(6) in stale.open[RANKS], "day 5 is final"
     assert not (after.warehouse / "_versions.json").exists()
 
 
 def test_a_switch_over_of_several_builds_is_one_commit_a_table(production, new, monkeypatch):
-    after, at = new(), versions(production)
-    shadow(after, f"{day(2)}...{day(3)}")
+    after, at = new(), log_versions(production)
+    build_shadow(after, f"{day(2)}...{day(3)}")
     record = DeltaIOManager.run_metadata
 
-    def record_of_other_code(io: DeltaIOManager, *given: object) -> dict:
-        return {**record(io, *given), "release": "other", "git_commit": "0ther"}
+    def record_of_other_code(manager: DeltaIOManager, *arguments: object) -> dict:
+        return {**record(manager, *arguments), "release": "other", "git_commit": "0ther"}
 
     monkeypatch.setattr(DeltaIOManager, "run_metadata", record_of_other_code)
-    shadow(after, f"{day(4)}...{day(6)}")
+    build_shadow(after, f"{day(4)}...{day(6)}")
     monkeypatch.undo()
-    switch(after)
+    run_switch_over(after)
     changed = {SCORES, RANKS, STATE}
-    assert versions(production) == {name: n + (name in changed) for name, n in at.items()}
+    assert log_versions(production) == {name: n + (name in changed) for name, n in at.items()}
     ledger = read_ledgers(after.settings)[SCORES]
     assert {n: ledger.latest[day(n)].git_commit == "0ther" for n in (2, 3, 4, 6)} == {
         **dict.fromkeys((2, 3), False),
@@ -348,56 +352,56 @@ def test_a_switch_over_of_several_builds_is_one_commit_a_table(production, new, 
 
 def test_what_others_wrote_is_not_replaced(production, new):
     after = new()
-    shadow(after)
+    build_shadow(after)
     # Another day of theirs stays; one that the target has made is in the way.
     row = {"run_date": [day(5)], "customer_id": ["theirs"], "score": [5]}
     write_deltalake(str(production.warehouse / RANKS), pa.table(row), mode="append")
     row["run_date"] = [day(1)]
     write_deltalake(str(production.warehouse / SCORES), pa.table(row), mode="append")
-    told = after.failure(switch(after, fails=True))
-    assert f"others have changed ranks [{day(5)}] in production" in told
-    assert seen(production)[2] == 2
+    message = after.failure(run_switch_over(after, fails=True))
+    assert f"others have changed ranks [{day(5)}] in production" in message
+    assert read_scores(production)[2] == 2
     with pytest.raises(TargetError, match="others have changed"):
-        shadow(after)
+        build_shadow(after)
     # As they say, production publishes the day again.
     production.run(5, 5, (RANKS,))
-    shadow(after)
-    switch(after)
-    assert seen(production, RANKS)[5] == 40
+    build_shadow(after)
+    run_switch_over(after)
+    assert read_scores(production, RANKS)[5] == 40
 
 
 def test_a_switch_over_that_is_killed_is_finished(production, new, monkeypatch):
     after = new()
-    shadow(after)
+    build_shadow(after)
     real, count = commits.Writer.commit, iter(range(9))
     refused: list[str] = []
 
-    def killed(self, *given):
+    def commit_or_die(self, *arguments):
         if next(count) == 1:
             # While its run is at work, nothing of it is put back.
-            refused.append(after.failure(undo(after, "v2", fails=True)))
+            refused.append(after.failure(run_undo(after, "v2", fails=True)))
             raise KilledError
-        return real(self, *given)
+        return real(self, *arguments)
 
-    monkeypatch.setattr(commits.Writer, "commit", killed)
-    assert switch(after, reason="more points", fails=True)
+    monkeypatch.setattr(commits.Writer, "commit", commit_or_die)
+    assert run_switch_over(after, reason="more points", fails=True)
     (text,) = refused
     assert "v2 was not undone, as run " in text
     assert "of the job switch_over is at work. Nothing was written. Let it end" in text
-    assert seen(production)[2] == 20
-    assert seen(production, RANKS)[2] == 2
+    assert read_scores(production)[2] == 20
+    assert read_scores(production, RANKS)[2] == 2
     # Dagster is told when all tables are whole.
     assert not after.materialized(SCORES)
     monkeypatch.setattr(commits.Writer, "commit", real)
     # Nobody may build upon a half, and the sensor asks for the rest, once.
     with pytest.raises(TargetError, match="is being switched over"):
-        shadow(after)
+        build_shadow(after)
     with pytest.raises(TargetError, match="is being switched over"):
         target_forks.drop_target(after.settings, "v2")
     (request,) = after.tick("switch_overs").run_requests
     at = production.log(SCORES).version()
 
-    def finish(*, fails: bool = False) -> None:
+    def finish_switch(*, fails: bool = False) -> None:
         result = after.repository.get_job("switch_over").execute_in_process(
             instance=after.instance,
             run_config=request.run_config,
@@ -408,38 +412,38 @@ def test_a_switch_over_that_is_killed_is_finished(production, new, monkeypatch):
 
     # Nor is it finished while Dagster is not told of all tables.
     with monkeypatch.context() as patch:
-        patch.setattr(DeltaIOManager, "events", _raise)
-        finish(fails=True)
-    assert seen(production, RANKS)[2] == 20
+        patch.setattr(DeltaIOManager, "events", _raise_killed)
+        finish_switch(fails=True)
+    assert read_scores(production, RANKS)[2] == 20
     assert not after.materialized(SCORES)
     (request,) = after.tick("switch_overs").run_requests
-    finish()
+    finish_switch()
     assert production.log(SCORES).version() == at
-    assert seen(production, RANKS) == {1: 1, 2: 20, 3: 30, 4: 40, 5: 40, 6: 40}
+    assert read_scores(production, RANKS) == {1: 1, 2: 20, 3: 30, 4: 40, 5: 40, 6: 40}
     assert not after.tick("switch_overs").run_requests
     assert after.materialized(SCORES) == {str(day(n)) for n in (2, 3, 4)}
     assert after.materialized(RANKS) == {str(day(n)) for n in range(2, 7)}
     # It is for the reason that whoever began it gave.
     ledgers = read_ledgers(after.settings)
     last = [ledgers[name].records[-1] for name in (SCORES, RANKS, STATE)]
-    assert [(of.backfill_id, of.reason) for of in last] == [("v2-1", "more points")] * 3
+    assert [(record.backfill_id, record.reason) for record in last] == [("v2-1", "more points")] * 3
 
 
 @pytest.mark.slow
 def test_a_killed_switch_over_that_is_undone_rests(production, new, monkeypatch):
     after, before = new(), production.digests()
-    shadow(after)
+    build_shadow(after)
     with monkeypatch.context() as patch:
         real, count = commits.Writer.commit, iter(range(9))
 
-        def killed(self, *given):
+        def commit_or_die(self, *arguments):
             if next(count) == 1:
                 raise KilledError
-            return real(self, *given)
+            return real(self, *arguments)
 
-        patch.setattr(commits.Writer, "commit", killed)
-        switch(after, fails=True)
-    undo(after, "v2-1")
+        patch.setattr(commits.Writer, "commit", commit_or_die)
+        run_switch_over(after, fails=True)
+    run_undo(after, "v2-1")
     assert production.digests() == before
     assert not after.tick("switch_overs").run_requests
 
@@ -449,54 +453,54 @@ def test_a_build_that_is_killed_goes_on(production, new, monkeypatch):
     with monkeypatch.context() as patch:
         real, count = commits.Writer.commit, iter(range(9))
 
-        def killed(self, *given):
+        def commit_or_die(self, *arguments):
             if next(count) == 2:
                 raise KilledError
-            return real(self, *given)
+            return real(self, *arguments)
 
-        patch.setattr(commits.Writer, "commit", killed)
-        _, stages = shadow(after, chunk_days=1)
+        patch.setattr(commits.Writer, "commit", commit_or_die)
+        _, stages = build_shadow(after, chunk_days=1)
     assert "KilledError" in stages[-1].failure
     assert len(stages) == 1
-    _, stages = shadow(after, chunk_days=1)
+    _, stages = build_shadow(after, chunk_days=1)
     assert [stage.failure for stage in stages] == ["", "", ""]
-    switch(after)
-    assert seen(production, STATE) == {1: 1, 2: 21, 3: 51, 4: 91, 5: 96, 6: 102}
+    run_switch_over(after)
+    assert read_scores(production, STATE) == {1: 1, 2: 21, 3: 51, 4: 91, 5: 96, 6: 102}
 
 
 def test_a_fork_that_is_killed_is_none(production, new, monkeypatch):
     after = new()
     with monkeypatch.context() as patch:
-        patch.setattr(target_forks, "shallow_clone", _raise)
+        patch.setattr(target_forks, "shallow_clone", _raise_killed)
         with pytest.raises(KilledError):
-            shadow(after)
+            build_shadow(after)
     assert targets.list_targets(after.settings) == []
-    shadow(after)
+    build_shadow(after)
     assert targets.list_targets(after.settings) == ["v2"]
 
 
-def _raise(*_: object) -> None:
+def _raise_killed(*_: object) -> None:
     raise KilledError
 
 
 def test_files_of_a_target_outlive_maintenance(production, new, spark):
     after = new(undo_days=1)
-    shadow(after)
-    (found,) = run_maintenance(spark, after.settings, [SCORES])
+    build_shadow(after)
+    (result,) = run_maintenance(spark, after.settings, [SCORES])
     # Retention had another value, which is mended first.
-    (found,) = run_maintenance(spark, after.settings, [SCORES])
-    assert "target(s) v2 may still need it" in found.notes[-1]
-    switch(after)
-    assert seen(production)[2] == 20
+    (result,) = run_maintenance(spark, after.settings, [SCORES])
+    assert "target(s) v2 may still need it" in result.notes[-1]
+    run_switch_over(after)
+    assert read_scores(production)[2] == 20
 
 
 def test_of_two_who_change_a_target_one_is_refused(new, tmp_path):
     url = str(tmp_path / "known")
-    found = []
-    assert not together(
-        *(lambda n=n: found.append(target_log.write_document(url, n, -1)) for n in "ab")
+    result = []
+    assert not run_together(
+        *(lambda n=n: result.append(target_log.write_document(url, n, -1)) for n in "ab")
     )
-    assert sorted(found, key=str) == [0, None]
+    assert sorted(result, key=str) == [0, None]
     first = target_log.read_document(url)
     assert (first.revision, first.text in ("a", "b")) == (0, True)
     assert target_log.write_document(url, "c", 0) == 1
@@ -510,9 +514,11 @@ def test_of_two_who_change_a_target_one_is_refused(new, tmp_path):
     targets.save_target(settings, target.model_copy(update={"reason": "first"}))
     with pytest.raises(TargetError, match="another command has changed target v9 meanwhile"):
         targets.save_target(settings, target.model_copy(update={"reason": "second"}))
-    targets.update_target(settings, "v9", lambda of: of.model_copy(update={"canary": True}))
-    found = targets.load_target(settings, "v9")
-    assert (found.reason, found.canary, found.revision) == ("first", True, 2)
+    targets.update_target(
+        settings, "v9", lambda current: current.model_copy(update={"canary": True})
+    )
+    result = targets.load_target(settings, "v9")
+    assert (result.reason, result.canary, result.revision) == ("first", True, 2)
 
 
 def test_a_target_of_a_table_that_is_retired_is_no_mix(tmp_path):
@@ -530,18 +536,18 @@ def test_a_name_that_is_none(new):
     after = new()
     for name in ("V2", "a b", "../x", "", "x" * 40):
         with pytest.raises(TargetError, match="is no name for a target"):
-            shadow(after, name=name)
+            build_shadow(after, name=name)
 
 
 def test_what_cannot_be_asked_of_a_target(production, new):
     after = new()
     with pytest.raises(TargetError, match="raw_orders is what has landed"):
-        shadow(after, tables=("raw_orders",))
+        build_shadow(after, tables=("raw_orders",))
     with pytest.raises(TargetError, match="no such table: nope"):
-        shadow(after, tables=("nope",))
-    shadow(after)
+        build_shadow(after, tables=("nope",))
+    build_shadow(after)
     with pytest.raises(TargetError, match="target v2 has the tables scores, ranks, sums, and not"):
-        shadow(after, tables=(RANKS,))
+        build_shadow(after, tables=(RANKS,))
 
 
 def test_a_target_of_a_later_package_is_left_alone(production, new):
@@ -557,146 +563,146 @@ def test_a_log_that_was_cut_is_not_forked(production, new):
     production.log(SCORES).create_checkpoint()
     (production.warehouse / SCORES / "_delta_log" / f"{0:020d}.json").unlink()
     with pytest.raises(CloneError, match="the commit of version 0 is gone"):
-        shadow(new())
+        build_shadow(new())
 
 
 def test_a_warehouse_with_a_space_in_its_name(new):
-    production = landed(new(BEFORE, "a b"), 3)
+    production = land_orders(new(BEFORE, "a b"), 3)
     after = new(AFTER, "a b")
-    shadow(after, f"{day(1)}...{day(3)}")
-    switch(after)
-    assert seen(production) == {1: 10, 2: 20, 3: 30}
+    build_shadow(after, f"{day(1)}...{day(3)}")
+    run_switch_over(after)
+    assert read_scores(production) == {1: 10, 2: 20, 3: 30}
     assert forks.resolve_path("/x", "file:///a%20b/c") == "/a b/c"
 
 
 def test_an_undo_writes_no_file(production, new):
     after = new()
-    shadow(after)
-    switch(after)
-    at = [files(production, name) for name in (SCORES, RANKS, STATE)]
-    undo(after, "v2")
-    assert [files(production, name) for name in (SCORES, RANKS, STATE)] == at
+    build_shadow(after)
+    run_switch_over(after)
+    at = [count_files(production, name) for name in (SCORES, RANKS, STATE)]
+    run_undo(after, "v2")
+    assert [count_files(production, name) for name in (SCORES, RANKS, STATE)] == at
     # And it can be undone: the files of the target are there still.
     (run,) = {record.run_id for record in read_ledgers(after.settings)[SCORES].records[-1:]}
-    undo(after, run)
-    assert seen(production) == {1: 1, 2: 20, 3: 30, 4: 40, 5: 5, 6: 6}
-    assert [files(production, name) for name in (SCORES, RANKS, STATE)] == at
+    run_undo(after, run)
+    assert read_scores(production) == {1: 1, 2: 20, 3: 30, 4: 40, 5: 5, 6: 6}
+    assert [count_files(production, name) for name in (SCORES, RANKS, STATE)] == at
 
 
 def test_a_fork_that_somebody_else_wrote_to_is_refused(production, new):
     after = new()
-    target, _ = shadow(after)
+    target, _ = build_shadow(after)
     row = {"run_date": [day(2)], "customer_id": ["theirs"], "score": [5]}
     write_deltalake(target.table_url(after.settings, SCORES), pa.table(row), mode="append")
-    told = after.failure(switch(after, fails=True))
-    assert f"scores [{day(2)}]" in told
-    assert seen(production)[2] == 2
+    message = after.failure(run_switch_over(after, fails=True))
+    assert f"scores [{day(2)}]" in message
+    assert read_scores(production)[2] == 2
 
 
 def test_a_column_more_comes_with_the_switch_over(production, new):
-    def read(columns: str) -> list[tuple]:
+    def read_columns(columns: str) -> list[tuple]:
         with duckdb.connect() as connection:
             connection.register("seen", production.log(SCORES).to_pyarrow_table())
             return connection.sql(f"SELECT {columns} FROM seen ORDER BY run_date").fetchall()
 
     wider = new("backfill_assets_tests.target_tables_wider:TABLES")
     old = [(n,) for n in range(1, 7)]
-    shadow(wider)
-    assert read("score") == old
+    build_shadow(wider)
+    assert read_columns("score") == old
     assert "bonus" not in production.log(SCORES).to_pyarrow_table().column_names
-    switch(wider)
-    assert read("score") == old
-    assert read("bonus") == [(None,), (4,), (6,), (8,), (None,), (None,)]
-    undo(wider, "v2")
-    assert read("bonus") == [(None,)] * 6
-    assert read("score") == old
+    run_switch_over(wider)
+    assert read_columns("score") == old
+    assert read_columns("bonus") == [(None,), (4,), (6,), (8,), (None,), (None,)]
+    run_undo(wider, "v2")
+    assert read_columns("bonus") == [(None,)] * 6
+    assert read_columns("score") == old
 
 
 def test_tables_that_there_were_none_of(new):
-    production = landed(new(BEFORE), 9)
+    production = land_orders(new(BEFORE), 9)
     after = new(AFTER.replace("TABLES", "MORE"))
     write_deltalake(str(production.warehouse / "weights"), pa.table({"weight": [2]}))
-    _, stages = shadow(after, f"{day(1)}...{day(9)}")
+    _, stages = build_shadow(after, f"{day(1)}...{day(9)}")
     assert [stage.failure for stage in stages] == [""]
     assert not (production.warehouse / "weighed/_delta_log").exists()
-    switch(after)
-    assert seen(production, "weighed") == {n: 20 * n for n in range(1, 10)}
-    assert seen(production, "weekly")[1] == 20 * sum(range(1, 8))
-    undo(after, "v2")
-    assert seen(production, "weighed") == {}
+    run_switch_over(after)
+    assert read_scores(production, "weighed") == {n: 20 * n for n in range(1, 10)}
+    assert read_scores(production, "weekly")[1] == 20 * sum(range(1, 8))
+    run_undo(after, "v2")
+    assert read_scores(production, "weighed") == {}
     # A table without days has changed: the target is behind.
     write_deltalake(
         str(production.warehouse / "weights"), pa.table({"weight": [3]}), mode="overwrite"
     )
-    told = after.failure(switch(after, fails=True))
-    assert "weighed [2024-01-01...2024-01-09] (new input: weights)" in told
-    shadow(after, f"{day(1)}...{day(9)}")
-    switch(after)
-    assert seen(production, "weighed") == {n: 30 * n for n in range(1, 10)}
+    message = after.failure(run_switch_over(after, fails=True))
+    assert "weighed [2024-01-01...2024-01-09] (new input: weights)" in message
+    build_shadow(after, f"{day(1)}...{day(9)}")
+    run_switch_over(after)
+    assert read_scores(production, "weighed") == {n: 30 * n for n in range(1, 10)}
 
 
 def test_a_name_is_used_but_once(production, new):
     after = new()
-    shadow(after)
-    switch(after)
-    undo(after, "v2")
+    build_shadow(after)
+    run_switch_over(after)
+    run_undo(after, "v2")
     target_forks.drop_target(after.settings, "v2")
     # Its commits are those of v2-1 still: days of them would be taken for switched over.
     with pytest.raises(TargetError, match="v2 is the name of a backfill or of a target that is"):
-        shadow(after)
-    shadow(after, name="v3")
-    switch(after, "v3")
-    assert seen(production)[2] == 20
+        build_shadow(after)
+    build_shadow(after, name="v3")
+    run_switch_over(after, "v3")
+    assert read_scores(production)[2] == 20
 
 
 def test_files_that_are_gone_are_not_named(production, new):
-    after, at = new(), versions(production)
-    target, _ = shadow(after)
+    after, at = new(), log_versions(production)
+    target, _ = build_shadow(after)
     for place in forks.added_files(target.table_url(after.settings, STATE), target.pins[STATE]):
         Path(place).unlink()
-    told = after.failure(switch(after, fails=True))
-    assert f"{STATE} [{day(2)}...{day(6)}]: data files that" in told
-    assert versions(production) == at
+    message = after.failure(run_switch_over(after, fails=True))
+    assert f"{STATE} [{day(2)}...{day(6)}]: data files that" in message
+    assert log_versions(production) == at
     assert not targets.interrupted_switches(after.settings)
 
 
 def test_a_copy_of_the_warehouse_drops_files_of_its_own(production, new, tmp_path):
-    shadow(new())
+    build_shadow(new())
     shutil.copytree(tmp_path / "here", tmp_path / "copy")
-    copy, at = new(AFTER, "copy"), files(production)
+    copy, at = new(AFTER, "copy"), count_files(production)
     assert target_forks.drop_target(copy.settings, "v2") == 0
-    assert files(production) == at
-    assert seen(production)[2] == 2
+    assert count_files(production) == at
+    assert read_scores(production)[2] == 2
 
 
 def test_where_commits_are_gone_no_file_is_removed(production, new):
     after = new()
-    shadow(after)
+    build_shadow(after)
     production.log(SCORES).create_checkpoint()
     for n in range(3):
         (production.warehouse / SCORES / "_delta_log" / f"{n:020d}.json").unlink()
-    at = files(production)
+    at = count_files(production)
     target_forks.drop_target(after.settings, "v2")
-    assert files(production) == at
-    assert seen(production) == {n: n for n in range(1, 7)}
+    assert count_files(production) == at
+    assert read_scores(production) == {n: n for n in range(1, 7)}
 
 
 @pytest.mark.slow
 def test_a_switch_over_is_finished_as_it_was_begun(production, new, monkeypatch):
     after = new()
-    shadow(after)
+    build_shadow(after)
     with monkeypatch.context() as patch:
         real, count = commits.Writer.commit, iter(range(9))
 
-        def killed(self, *given):
+        def commit_or_die(self, *arguments):
             if next(count) == 1:
                 raise KilledError
-            return real(self, *given)
+            return real(self, *arguments)
 
-        patch.setattr(commits.Writer, "commit", killed)
-        switch(after, fails=True)
+        patch.setattr(commits.Writer, "commit", commit_or_die)
+        run_switch_over(after, fails=True)
     with pytest.raises(AssertionError, match="some days of it cannot be undone"):
-        undo(after, "v2-1", days=str(day(2)))
+        run_undo(after, "v2-1", days=str(day(2)))
     # By the code of before, which would switch over other days, or know other tables.
     (request,) = production.tick("switch_overs").run_requests
     finished = production.repository.get_job("switch_over").execute_in_process(
@@ -705,39 +711,41 @@ def test_a_switch_over_is_finished_as_it_was_begun(production, new, monkeypatch)
         tags={**request.tags, "dagster/sensor_name": "switch_overs"},
     )
     assert finished.success
-    assert seen(production, RANKS) == {1: 1, 2: 20, 3: 30, 4: 40, 5: 40, 6: 40}
+    assert read_scores(production, RANKS) == {1: 1, 2: 20, 3: 30, 4: 40, 5: 40, 6: 40}
     record = read_ledgers(after.settings)[RANKS].latest[day(2)]
     assert (record.backfill_id, record.by_person) == ("v2-1", True)
 
 
 def test_a_switch_over_is_not_finished_by_code_without_its_tables(new, monkeypatch):
-    production = landed(new(BEFORE), 2)
+    production = land_orders(new(BEFORE), 2)
     after = new(AFTER.replace("TABLES", "MORE"))
     write_deltalake(str(production.warehouse / "weights"), pa.table({"weight": [2]}))
-    shadow(after, f"{day(1)}...{day(2)}")
+    build_shadow(after, f"{day(1)}...{day(2)}")
     with monkeypatch.context() as patch:
-        patch.setattr(commits.Writer, "commit", _raise)
-        switch(after, fails=True)
-    told = production.failure(switch(production, fails=True))
-    assert "this code cannot finish it (there is no table weighed; there is no table week" in told
-    switch(after)
-    assert seen(production, "weighed") == {1: 20, 2: 40}
+        patch.setattr(commits.Writer, "commit", _raise_killed)
+        run_switch_over(after, fails=True)
+    message = production.failure(run_switch_over(production, fails=True))
+    assert (
+        "this code cannot finish it (there is no table weighed; there is no table week" in message
+    )
+    run_switch_over(after)
+    assert read_scores(production, "weighed") == {1: 20, 2: 40}
 
 
 def test_versions_are_not_kept_in_the_middle_of_a_backfill(production):
-    def kept() -> dict[str, int]:
+    def kept_versions() -> dict[str, int]:
         production.tick("watch_days")
         return versions_that_belong_together(production.settings.warehouse)
 
     production.run(1, 6, ("fact_daily_orders_current", "fact_order_corrections"))
     production.run(1, 6, ("arrival_lateness",))
-    before = kept()
-    assert before[SCORES] == versions(production)[SCORES]
+    before = kept_versions()
+    assert before[SCORES] == log_versions(production)[SCORES]
     production.run(6, 6, LAYERS[:1], tags={"backfill_assets/rewrite": "true"})
     production.instance.add_dynamic_partitions(undertakings.ACTIVE, ["one"])
-    assert kept() == before
+    assert kept_versions() == before
     production.instance.delete_dynamic_partition(undertakings.ACTIVE, "one")
-    after = kept()
+    after = kept_versions()
     assert after["raw_orders"] == before["raw_orders"] + 1
 
 
@@ -745,8 +753,8 @@ def test_versions_are_kept_when_a_switch_over_or_its_undo_has_ended(production, 
     after, folder = new(), production.settings.warehouse
     production.run(1, 6, ("fact_daily_orders_current", "fact_order_corrections"))
     production.run(1, 6, ("arrival_lateness",))
-    shadow(after, f"{day(1)}...{day(6)}")
-    for end in (switch, lambda pipeline: undo(pipeline, "v2")):
+    build_shadow(after, f"{day(1)}...{day(6)}")
+    for end in (run_switch_over, lambda pipeline: run_undo(pipeline, "v2")):
         end(after)
         ledgers = read_ledgers(production.settings)
         now = {name: ledger.version for name, ledger in ledgers.items()}
@@ -755,21 +763,21 @@ def test_versions_are_kept_when_a_switch_over_or_its_undo_has_ended(production, 
 
 @pytest.mark.slow
 def test_versions_are_not_kept_of_a_part_of_a_target(production, new):
-    def kept() -> dict[str, int]:
+    def kept_versions() -> dict[str, int]:
         after.tick("watch_days")
         return versions_that_belong_together(production.settings.warehouse)
 
     after = new()
     production.run(1, 6, ("fact_daily_orders_current", "fact_order_corrections"))
     production.run(1, 6, ("arrival_lateness",))
-    shadow(after, f"{day(1)}...{day(6)}")
-    switch(after)
-    whole = kept()
+    build_shadow(after, f"{day(1)}...{day(6)}")
+    run_switch_over(after)
+    whole = kept_versions()
     assert whole[SCORES] == production.log(SCORES).version()
-    undo(after, "v2", days=str(day(6)))
-    assert seen(production) == {**{n: 10 * n for n in range(1, 6)}, 6: 6}
-    assert kept() == whole
+    run_undo(after, "v2", days=str(day(6)))
+    assert read_scores(production) == {**{n: 10 * n for n in range(1, 6)}, 6: 6}
+    assert kept_versions() == whole
     # Runs of the new code make the rest as the target has it: it is one state again.
     after.run(6, 6, (SCORES, RANKS, STATE))
     assert not is_mixed(after.settings)
-    assert kept()[SCORES] == production.log(SCORES).version() > whole[SCORES]
+    assert kept_versions()[SCORES] == production.log(SCORES).version() > whole[SCORES]

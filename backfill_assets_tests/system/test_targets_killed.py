@@ -13,24 +13,24 @@ from deltalake import DeltaTable
 
 from backfill_assets.delta import targets
 from backfill_assets.settings import PREFIX
-from backfill_assets_tests.beside import AFTER, BEFORE, landed, shadow
+from backfill_assets_tests.beside import AFTER, BEFORE, build_shadow, land_orders
 from backfill_assets_tests.deployed import COMMAND
 from backfill_assets_tests.killing import wait_for
-from backfill_assets_tests.looking import CHANGED, reading
-from backfill_assets_tests.pipeline import Pipeline, day, undo
+from backfill_assets_tests.looking import CHANGED, run_reader
+from backfill_assets_tests.pipeline import Pipeline, day, run_undo
 from backfill_assets_tests.places import PROJECT, dagster_yaml
 
 #: So many orders of one customer on each day.
 ORDERS = {n: n for n in range(1, 7)}
 
 
-def version(pipeline: Pipeline, name: str) -> int:
+def table_version(pipeline: Pipeline, name: str) -> int:
     return DeltaTable(pipeline.settings.table(name)).version()
 
 
-def deployed(engine, root: Path) -> tuple[Pipeline, Pipeline, dict[str, str]]:
+def deploy_pipelines(engine, root: Path) -> tuple[Pipeline, Pipeline, dict[str, str]]:
     """Production by the code of before, the code of after, and what commands of that are told."""
-    production = landed(Pipeline(engine, root, tables=BEFORE, window_days=1))
+    production = land_orders(Pipeline(engine, root, tables=BEFORE, window_days=1))
     # All that is left to build, so that the versions belong together.
     production.run(1, 6, ("fact_daily_orders_current", "fact_order_corrections"))
     production.run(1, 6, ("arrival_lateness",))
@@ -53,26 +53,26 @@ def deployed(engine, root: Path) -> tuple[Pipeline, Pipeline, dict[str, str]]:
 
 @pytest.mark.slow
 def test_killed_between_any_two_tables(engine, spark, tmp_path: Path) -> None:
-    production, after, environment = deployed(engine, tmp_path)
+    production, after, environment = deploy_pipelines(engine, tmp_path)
     settings = after.settings
-    shadow(after, f"{day(1)}...{day(6)}")
+    build_shadow(after, f"{day(1)}...{day(6)}")
     switch = [COMMAND, "switch", "v2"]
 
-    def begun() -> subprocess.Popen:
+    def start_switch() -> subprocess.Popen:
         return subprocess.Popen(switch, env=environment, cwd=PROJECT, stdout=subprocess.DEVNULL)
 
     chance = random.Random(11)
-    with reading(production, ORDERS) as reader:
+    with run_reader(production, ORDERS) as reader:
         for killed_after in chance.sample(CHANGED, 2):
-            at = version(production, killed_after)
-            process = begun()
-            wait_for(lambda name=killed_after, at=at: version(production, name) > at)
+            at = table_version(production, killed_after)
+            process = start_switch()
+            wait_for(lambda name=killed_after, at=at: table_version(production, name) > at)
             process.kill()
             process.wait()
-            assert begun().wait() == 0
+            assert start_switch().wait() == 0
             assert not targets.interrupted_switches(settings)
-            assert reader.points() == [reader.new] * 3
-            undo(after, "v2")
+            assert reader.read_points() == [reader.new] * 3
+            run_undo(after, "v2")
             production.tick("watch_days")
     assert not reader.wrong
     assert reader.looks > 5
@@ -92,36 +92,36 @@ STEPS = (
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(1, 6))
 def test_each_step_killed_at_a_random_moment(engine, spark, tmp_path: Path, seed: int) -> None:
-    production, after, environment = deployed(engine, tmp_path)
+    production, after, environment = deploy_pipelines(engine, tmp_path)
     settings, chance = after.settings, random.Random(seed)
     before = production.digests()
 
-    def begun(words: str) -> subprocess.Popen:
+    def start_command(words: str) -> subprocess.Popen:
         return subprocess.Popen(
             [COMMAND, *words.split()], env=environment, cwd=PROJECT, stdout=subprocess.DEVNULL
         )
 
-    def files() -> int:
+    def count_files() -> int:
         return sum(path.suffix in (".json", ".parquet") for path in after.warehouse.rglob("*"))
 
-    with reading(production, ORDERS) as reader:
+    with run_reader(production, ORDERS) as reader:
         for words, most, then in STEPS:
-            at, count = files(), chance.randint(1, most)
-            process = begun(words)
+            at, count = count_files(), chance.randint(1, most)
+            process = start_command(words)
             wait_for(
                 lambda at=at, count=count, process=process: (
-                    files() >= at + count or process.poll() is not None
+                    count_files() >= at + count or process.poll() is not None
                 ),
             )
             time.sleep(chance.uniform(0, 0.05))
             process.kill()
             # A kill that came too late is none.
             killed = process.wait() != 0
-            repeated = begun(words).wait()
-            there = targets.load_target(settings, "v2")
-            assert not (there.switching or there.undoing), there
+            repeated = start_command(words).wait()
+            target = targets.load_target(settings, "v2")
+            assert not (target.switching or target.undoing), target
             assert repeated == 0 or (killed and words.startswith("undo")), words
-            assert reader.points() == [getattr(reader, then)] * 3, (words, count)
+            assert reader.read_points() == [getattr(reader, then)] * 3, (words, count)
             look = reader.looks
             wait_for(lambda look=look: reader.looks > look)
     assert not reader.wrong

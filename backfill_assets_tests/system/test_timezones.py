@@ -31,15 +31,15 @@ CHANGES = {
 YEAR = Window(date(2024, 1, 1), date(2025, 1, 1))
 
 
-def moments(zone: str) -> list[tuple[date, datetime]]:
+def boundary_moments(zone: str) -> list[tuple[date, datetime]]:
     """(business day, moment): the first and the last millisecond of each day, and noon."""
-    found = []
+    moments = []
     for middle in (LEAP_DAY, *CHANGES[zone]):
         for day in (middle - DAY, middle, middle + DAY):
             midnight = datetime(day.year, day.month, day.day, tzinfo=ZoneInfo(zone))
             last = midnight.replace(hour=23, minute=59, second=59, microsecond=999000)
-            found += [(day, midnight), (day, midnight.replace(hour=12)), (day, last)]
-    return found
+            moments += [(day, midnight), (day, midnight.replace(hour=12)), (day, last)]
+    return moments
 
 
 @pytest.fixture(params=CHANGES)
@@ -50,7 +50,7 @@ def zone(request) -> str:
 @pytest.mark.parametrize("offset", [True, False], ids=["with offset", "as UTC"])
 def test_every_moment_is_on_its_business_day(spark, tmp_path, zone, offset):
     expected = {}
-    for n, (day, moment) in enumerate(moments(zone)):
+    for n, (day, moment) in enumerate(boundary_moments(zone)):
         stamp = moment.isoformat(timespec="milliseconds")
         if not offset:
             utc = moment.astimezone(timezone.utc)
@@ -60,8 +60,8 @@ def test_every_moment_is_on_its_business_day(spark, tmp_path, zone, offset):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"{n}.jsonl").write_text(json.dumps(line) + "\n")
         expected[f"o{n}"] = day
-    found = probe_files(spark, str(tmp_path), ORDER_LINES, YEAR.widen_by(before=1))
-    read = lines.read_versions(read_lines(spark, found, ORDER_LINES), ORDER_LINES, zone)
+    listing = probe_files(spark, str(tmp_path), ORDER_LINES, YEAR.widen_by(before=1))
+    read = lines.read_versions(read_lines(spark, listing, ORDER_LINES), ORDER_LINES, zone)
     log = versions.with_event_day(lines.accepted_rows(read, ORDER_LINES), ORDER_LINES, zone)
     ranked = versions.rank_in_window(log, ORDER_LINES, YEAR, 0)
     staged = versions.staged(ranked, ORDER_LINES).collect()

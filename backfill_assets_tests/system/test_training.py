@@ -30,10 +30,10 @@ from backfill_assets_tests.pipeline import (
     Pipeline,
     copy_loaded,
     day,
+    make_plan,
     order,
-    planned,
-    tick,
-    verify,
+    run_verify,
+    tick_planned_backfills,
 )
 
 PLACE = "backfill_assets_tests.training_tables:TABLES"
@@ -65,43 +65,45 @@ def loaded(engine, loaded_root, tmp_path):
     return Pipeline(engine, tmp_path, tables=PLACE, window_days=2, end=END)
 
 
-def landed(seed: int, days: int) -> list[tuple[int, dict]]:
+def draw_lines(seed: int, days: int) -> list[tuple[int, dict]]:
     """(arrival day number, line): orders of a few customers, some late, corrected or moved."""
     chance = random.Random(seed)
-    found = []
+    lines = []
     for n in range(1, days + 1):
         for k in range(chance.choice([0, 1, 2, 3])):
             customer = chance.choice(["c1", "c2", "c3", "c4", None])
             name, arrival = f"o{n}-{k}", min(days, n + chance.choice([0, 0, 0, 1, 2, 5]))
             amount = f"{chance.randint(100, 9999) / 100:.2f}"
-            found.append(
+            lines.append(
                 (arrival, order(name, n, amount, customer, ingested=f"{day(arrival)}T20:00:00Z"))
             )
-            again = arrival + chance.choice([1, 4])
-            if chance.random() < 0.3 and again <= days:
+            correction_day = arrival + chance.choice([1, 4])
+            if chance.random() < 0.3 and correction_day <= days:
                 moved = max(1, n - chance.choice([0, 0, 1]))
-                line = order(name, moved, "1.00", customer, ingested=f"{day(again)}T21:00:00Z")
-                found.append((again, line))
-    return found
+                line = order(
+                    name, moved, "1.00", customer, ingested=f"{day(correction_day)}T21:00:00Z"
+                )
+                lines.append((correction_day, line))
+    return lines
 
 
-def land(pipeline: Pipeline, lines: list[tuple[int, dict]], of: range) -> None:
+def land_lines(pipeline: Pipeline, lines: list[tuple[int, dict]], days: range) -> None:
     by_day = defaultdict(list)
     for arrival, line in lines:
         by_day[arrival].append(line)
-    for n in of:
+    for n in days:
         pipeline.land(n, by_day[n])
 
 
-def behind(pipeline: Pipeline, name: str, today: int) -> set[int]:
+def stale_days(pipeline: Pipeline, name: str, today: int) -> set[int]:
     """The day numbers of a table that are behind their inputs."""
-    found = find_stale_days(
+    stale = find_stale_days(
         read_ledgers(pipeline.settings), Policy.from_settings(pipeline.settings), day(today)
     )
-    return {(d - START).days + 1 for d in found.all_days(name)}
+    return {(d - START).days + 1 for d in stale.all_days(name)}
 
 
-def states(pipeline: Pipeline) -> dict[int, str]:
+def label_states(pipeline: Pipeline) -> dict[int, str]:
     """The label state of each day that has labels, by day number."""
     rows = pipeline.rows("labels_daily")
     return {(row["dt"] - START).days + 1: row["label_state"] for row in rows}
@@ -110,34 +112,36 @@ def states(pipeline: Pipeline) -> dict[int, str]:
 # --- plain Python ---------------------------------------------------------------------------------
 
 
-def held(pipeline: Pipeline, name: str) -> list[tuple]:
+def table_rows(pipeline: Pipeline, name: str) -> list[tuple]:
     return sorted(tuple(row.values()) for row in pipeline.rows(name))
 
 
-def modelled(pipeline: Pipeline, days: int) -> tuple[list[tuple], list[tuple]]:
+def model_tables(pipeline: Pipeline, days: int) -> tuple[list[tuple], list[tuple]]:
     """The features and the labels of what has landed."""
     model = run_model(
         pipeline.landing, start=START, end=day(days + 1), window_days=2, timezone="UTC"
     )
-    features = memory_model.features(model.raw, [day(n) for n in range(1, days + 1)])
-    return features, memory_model.labels(model.fact, day(days))
+    features = memory_model.compute_features(model.raw, [day(n) for n in range(1, days + 1)])
+    return features, memory_model.compute_labels(model.fact, day(days))
 
 
-def agrees(pipeline: Pipeline, days: int) -> None:
-    features, labels = modelled(pipeline, days)
-    assert held(pipeline, "features") == features != []
-    assert held(pipeline, "labels_daily") == labels != []
-    assert held(pipeline, "training_daily") == memory_model.training(features, labels)
+def check_agreement(pipeline: Pipeline, days: int) -> None:
+    features, labels = model_tables(pipeline, days)
+    assert table_rows(pipeline, "features") == features != []
+    assert table_rows(pipeline, "labels_daily") == labels != []
+    assert table_rows(pipeline, "training_daily") == memory_model.join_training_rows(
+        features, labels
+    )
 
 
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_plain_python_agrees_and_days_one_by_one_equal_a_range(engine, tmp_path, seed):
     days = 40
-    lines = landed(seed, days)
+    lines = draw_lines(seed, days)
     whole = Pipeline(engine, tmp_path / "whole", tables=PLACE, window_days=2, end=END)
-    land(whole, lines, range(1, days + 1))
+    land_lines(whole, lines, range(1, days + 1))
     whole.run(1, days, ALL)
-    agrees(whole, days)
+    check_agreement(whole, days)
     assert len(whole.rows("training_daily")) > 5
     copy_loaded(whole.root, tmp_path / "parts")
     parts = Pipeline(engine, tmp_path / "parts", tables=PLACE, window_days=2, end=END)
@@ -146,9 +150,9 @@ def test_plain_python_agrees_and_days_one_by_one_equal_a_range(engine, tmp_path,
     for first, last in [(1, 9), (10, 10), (11, 40)]:
         parts.run(first, last, TABLES)
     for name in TABLES:
-        assert held(parts, name) == held(whole, name)
-    found = verify(whole.settings, engine, Window(day(30), day(41)), TABLES)
-    assert {one.outcome for one in found} == {VerifyOutcome.MATCHES}
+        assert table_rows(parts, name) == table_rows(whole, name)
+    results = run_verify(whole.settings, engine, Window(day(30), day(41)), TABLES)
+    assert {result.outcome for result in results} == {VerifyOutcome.MATCHES}
 
 
 # --- labels ---------------------------------------------------------------------------------------
@@ -160,7 +164,7 @@ def test_a_new_day_makes_exactly_the_days_due_that_it_may_change(pipeline):
         # No order comes on day 31: it is published all the same, with no row.
         pipeline.land(n, [order(f"o{n}", n, customer=f"c{n % 3}")] if n != 31 else [])
     pipeline.run(1, 30, ALL)
-    assert {*states(pipeline).values()} == {"open"}
+    assert {*label_states(pipeline).values()} == {"open"}
     assert pipeline.rows("training_daily") == []
     commits = pipeline.log("labels_daily").version()
     pipeline.run(1, 30, ALL)
@@ -168,12 +172,12 @@ def test_a_new_day_makes_exactly_the_days_due_that_it_may_change(pipeline):
 
     for n, first in ((31, 1), (32, 2)):
         pipeline.run(n, n, EVERYTHING)
-        assert behind(pipeline, "labels_daily", n + 1) == {*range(first, n + 1)}
+        assert stale_days(pipeline, "labels_daily", n + 1) == {*range(first, n + 1)}
         pipeline.now += DAY
         while pipeline.launch(pipeline.tick("touched_days").run_requests or []):
             pass
-        assert behind(pipeline, "labels_daily", n + 1) == set()
-        final = {m for m, state in states(pipeline).items() if state == "final"}
+        assert stale_days(pipeline, "labels_daily", n + 1) == set()
+        final = {m for m, state in label_states(pipeline).items() if state == "final"}
         assert final == {*range(1, first + 1)}
         assert {row["dt"] for row in pipeline.rows("training_daily")} == {day(m) for m in final}
     # Who came back is known before that, and stays open: or the early ones alone were learned from.
@@ -188,24 +192,24 @@ def test_a_late_order_turns_a_label(pipeline):
         pipeline.land(n, [order("o1", 1)] if n == 1 else [order(f"x{n}", n, customer="other")])
     pipeline.run(1, 31, ALL)
 
-    def label() -> tuple[bool, str]:
+    def read_label() -> tuple[bool, str]:
         (row,) = (r for r in pipeline.rows("labels_daily") if r["user_id"] == "c1")
         return row["churned_30d"], row["label_state"]
 
-    assert label() == (True, "final")
+    assert read_label() == (True, "final")
     (trained,) = (r for r in pipeline.rows("training_daily") if r["user_id"] == "c1")
     assert trained["churned_30d"]
     late = order("late", 31, ingested=f"{day(32)}T08:00:00Z")
     pipeline.land(32, [late], "late.jsonl")
     pipeline.run(32, 32, EVERYTHING)
     pipeline.run(31, 32, EVERYTHING)
-    assert behind(pipeline, "labels_daily", 33) == {*range(1, 33)}
+    assert stale_days(pipeline, "labels_daily", 33) == {*range(1, 33)}
     pipeline.run(1, 32, ALL)
     (row,) = (r for r in pipeline.rows("labels_daily") if (r["dt"], r["user_id"]) == (day(1), "c1"))
     assert (row["churned_30d"], row["label_state"]) == (False, "final")
     # What was known of the features is as it was, though the order now counts for staging.
-    found = [r for r in pipeline.rows("features") if r["event_date"] == day(31)]
-    assert "c1" not in {r["user_id"] for r in found}
+    rows = [r for r in pipeline.rows("features") if r["event_date"] == day(31)]
+    assert "c1" not in {r["user_id"] for r in rows}
 
 
 # --- what is caught -------------------------------------------------------------------------------
@@ -214,7 +218,7 @@ def test_a_late_order_turns_a_label(pipeline):
 def test_rows_that_an_old_job_doubled_are_caught(loaded):
     pipeline = loaded
     pipeline.run(1, 34, ("training_daily",))
-    before = {name: held(pipeline, name) for name in TABLES}
+    before = {name: table_rows(pipeline, name) for name in TABLES}
     for name, column, doubled in (
         ("stg_orders", "event_date", day(3)),
         ("features", "event_date", day(4)),
@@ -222,16 +226,16 @@ def test_rows_that_an_old_job_doubled_are_caught(loaded):
         rows = pipeline.log(name).to_pyarrow_dataset().to_table(filter=pc.field(column) == doubled)
         write_deltalake(str(pipeline.warehouse / name), rows, mode="append")
     failed = pipeline.run(1, 34, ("fact_daily_orders",), fails=True)
-    said = pipeline.failure(failed)
-    assert f"stg_orders[{day(3)}] has 2 row(s) that repeat a (order_id)" in said
-    assert "rebuild it first" in said
+    message = pipeline.failure(failed)
+    assert f"stg_orders[{day(3)}] has 2 row(s) that repeat a (order_id)" in message
+    assert "rebuild it first" in message
     failed = pipeline.run(1, 34, ("training_daily",), fails=True)
-    said = pipeline.failure(failed)
-    assert f"training_daily[{day(4)}]" in said
-    assert f"features[{day(4)}] has 2 row(s) that repeat a (user_id)" in said
-    assert "unique_key" in said  # the rows of the day itself
+    message = pipeline.failure(failed)
+    assert f"training_daily[{day(4)}]" in message
+    assert f"features[{day(4)}] has 2 row(s) that repeat a (user_id)" in message
+    assert "unique_key" in message  # the rows of the day itself
     pipeline.run(1, 34, ALL)
-    assert {name: held(pipeline, name) for name in TABLES} == before
+    assert {name: table_rows(pipeline, name) for name in TABLES} == before
 
 
 @pytest.mark.parametrize(
@@ -258,29 +262,29 @@ def test_what_leaks_is_not_published(engine, tmp_path, leaking, rule):
 
 
 def test_a_score_is_added_to_the_last_days_of_history_by_a_backfill_of_one_table(engine, tmp_path):
-    lines = landed(3, 12)
-    given = {"window_days": 2, "end": END}
+    lines = draw_lines(3, 12)
+    options = {"window_days": 2, "end": END}
     then = Pipeline(
-        engine, tmp_path, tables="backfill_assets_tests.training_tables_before:TABLES", **given
+        engine, tmp_path, tables="backfill_assets_tests.training_tables_before:TABLES", **options
     )
-    land(then, lines, range(1, 13))
+    land_lines(then, lines, range(1, 13))
     then.run(1, 12, (*EVERYTHING, "features"))
-    before = held(then, "features")
-    modelled_then, _ = modelled(then, 12)
+    before = table_rows(then, "features")
+    modelled_then, _ = model_tables(then, 12)
     assert before == [row[:6] for row in modelled_then]
 
-    now = Pipeline(engine, tmp_path, tables=PLACE, **given)
-    wanted = Window(day(7), day(13))
-    plan = planned(now, str(wanted), tables=("features",))
+    now = Pipeline(engine, tmp_path, tables=PLACE, **options)
+    window = Window(day(7), day(13))
+    plan = make_plan(now, str(window), tables=("features",))
     assert set(plan.tables) == {"features"}
-    assert plan.tables["features"].why == {"other code": (str(wanted),)}
+    assert plan.tables["features"].why == {"other code": (str(window),)}
     untouched = now.log("stg_orders").version()
     now.run(7, 12, ("features",))
-    rows = held(now, "features")
+    rows = table_rows(now, "features")
     assert [row[:6] for row in rows] == before
     scores = {row[:2]: row[6] for row in modelled_then}
     assert [row[6] for row in rows] == [
-        scores[row[:2]] if row[0] in wanted else None for row in before
+        scores[row[:2]] if row[0] in window else None for row in before
     ]
     ledger = read_ledgers(now.settings)["features"]
     assert {str(day(n)): ledger.latest[day(n)].version for n in (1, 6)} == {
@@ -291,37 +295,37 @@ def test_a_score_is_added_to_the_last_days_of_history_by_a_backfill_of_one_table
 
 def test_rows_are_merged_by_their_key_where_that_is_asked_for(pipeline):
     lines = [(n, order(f"o{n}", n, customer=f"c{n}")) for n in (1, 2, 3)]
-    land(pipeline, lines, range(1, 4))
+    land_lines(pipeline, lines, range(1, 4))
     pipeline.run(1, 3, ALL)
     more = order("more", 3, "5.00", customer="c1", ingested=f"{day(3)}T20:00:00Z")
     pipeline.land(3, [more], "more.jsonl")
     pipeline.run(3, 3, EVERYTHING)
     pipeline.run(3, 3, ("features",), tags={"backfill_assets/write_mode": "merge"})
-    assert held(pipeline, "features") == modelled(pipeline, 3)[0]
+    assert table_rows(pipeline, "features") == model_tables(pipeline, 3)[0]
     assert read_ledgers(pipeline.settings)["features"].latest[day(3)].is_merge
 
 
 def test_drift_is_warned_of_and_shown_with_its_numbers(pipeline):
-    def orders(n: int, amount: str) -> list[dict]:
+    def make_orders(n: int, amount: str) -> list[dict]:
         return [order(f"o{n}-{k}", n, amount, f"c{k}") for k in range(120)]
 
     for n in (1, 2):
-        pipeline.land(n, orders(n, "10.00"))
+        pipeline.land(n, make_orders(n, "10.00"))
     pipeline.land(3, [])
     pipeline.run(1, 3, ALL)
 
-    def shown(n: int) -> tuple[bool, float]:
+    def read_drift(n: int) -> tuple[bool, float]:
         records = pipeline.instance.fetch_materializations(
             dg.AssetRecordsFilter(dg.AssetKey("features"), asset_partitions=[str(day(n))]), limit=1
         ).records
         metadata = records[0].asset_materialization.metadata
         return "warnings" in metadata, metadata["drift of revenue_30d"].value
 
-    assert shown(3) == (False, 0)  # as on the day before: nothing came
-    pipeline.land(3, orders(3, "900.00"), "wrong.jsonl")
+    assert read_drift(3) == (False, 0)  # as on the day before: nothing came
+    pipeline.land(3, make_orders(3, "900.00"), "wrong.jsonl")
     pipeline.run(3, 3, EVERYTHING)
     result = pipeline.run(3, 3, ("features",))
-    warned, index = shown(3)
+    warned, index = read_drift(3)
     assert (warned, index > 1) == (True, True)
     (check,) = (e for e in result.get_asset_check_evaluations() if e.check_name == "drift")
     assert (check.passed, check.severity) == (False, dg.AssetCheckSeverity.WARN)
@@ -333,14 +337,14 @@ def test_drift_is_warned_of_and_shown_with_its_numbers(pipeline):
 # --- training sets in chunks ----------------------------------------------------------------------
 
 
-def stage(pipeline: Pipeline, *, fails: bool = False) -> str:
+def run_stage(pipeline: Pipeline, *, fails: bool = False) -> str:
     """The daemon's part in the stage that is under way: its run, and then the gate."""
-    while not (told := tick(pipeline)).endswith("under way"):
-        assert undertakings.active_ids(pipeline.instance), told
+    while not (message := tick_planned_backfills(pipeline)).endswith("under way"):
+        assert undertakings.active_ids(pipeline.instance), message
     (id_,) = undertakings.active_ids(pipeline.instance)
     backfill = pipeline.instance.get_backfill(undertakings.load(pipeline.instance, id_).backfill_id)
-    of = backfill.asset_backfill_data.target_subset.partitions_subsets_by_asset_key
-    days = sorted({key for subset in of.values() for key in subset.get_partition_keys()})
+    subsets = backfill.asset_backfill_data.target_subset.partitions_subsets_by_asset_key
+    days = sorted({key for subset in subsets.values() for key in subset.get_partition_keys()})
     tags = {**backfill.tags, "dagster/backfill": backfill.backfill_id}
     first, last = map(date.fromisoformat, (days[0], days[-1]))
     pipeline.run(first, last, ("training_daily",), tags=tags, fails=fails)
@@ -350,8 +354,8 @@ def stage(pipeline: Pipeline, *, fails: bool = False) -> str:
 
 
 def test_ninety_days_in_chunks_of_seven_with_a_gate_after_each():
-    asked = BackfillRequest(days="2024-01-01...2024-03-30", chunk_days=7)
-    names = [name for name, _ in asked.split_stages()]
+    parameters = BackfillRequest(days="2024-01-01...2024-03-30", chunk_days=7)
+    names = [name for name, _ in parameters.split_stages()]
     assert names == [f"{n:03d}" for n in range(1, 14)]
 
 
@@ -362,14 +366,14 @@ def test_a_training_set_is_rebuilt_in_chunks_and_stops_at_the_first_bad_one(load
     rows = pipeline.log("features").to_pyarrow_dataset()
     rows = rows.to_table(filter=pc.field("event_date") == day(5))
     write_deltalake(str(pipeline.warehouse / "features"), rows, mode="append")
-    asked = {"tables": ("training_daily",), "chunk_days": 4, "reason": "new set"}
-    plan = planned(pipeline, f"{day(1)}...{day(12)}", **asked)
+    options = {"tables": ("training_daily",), "chunk_days": 4, "reason": "new set"}
+    plan = make_plan(pipeline, f"{day(1)}...{day(12)}", **options)
     graph = pipeline.repository.asset_graph
     jobs.launch_plan(pipeline.settings, graph, pipeline.instance, pipeline.code, plan.id)
-    assert stage(pipeline) == f"{plan.id}-001"
-    assert stage(pipeline, fails=True) == f"{plan.id}-002"
-    tick(pipeline)
-    assert "did not pass" in tick(pipeline)
+    assert run_stage(pipeline) == f"{plan.id}-001"
+    assert run_stage(pipeline, fails=True) == f"{plan.id}-002"
+    tick_planned_backfills(pipeline)
+    assert "did not pass" in tick_planned_backfills(pipeline)
     assert not undertakings.active_ids(pipeline.instance)
     ledger = read_ledgers(pipeline.settings)["training_daily"]
     assert ledger.published_days == {*Window(day(1), day(9))} - {day(5)}
@@ -386,33 +390,35 @@ def test_thirteen_stages_through_the_daemon_with_a_bad_one_in_the_middle(engine,
     try:
         deployment.wait_for_daemons()
         deployment.stop_rebuilding()
-        land(pipeline, landed(5, last), range(1, last + 1))
+        land_lines(pipeline, draw_lines(5, last), range(1, last + 1))
         pipeline.run(1, last, (*EVERYTHING, "features", "labels_daily"))
         # What a job of somebody's own appended to a day of the seventh chunk.
         rows = pipeline.log("features").to_pyarrow_dataset()
         rows = rows.to_table(filter=pc.field("event_date") == day(bad))
         write_deltalake(str(pipeline.warehouse / "features"), rows, mode="append")
-        asked = (f"{day(1)}...{day(days)}", "--table", "training_daily", "--chunk-days", "7")
-        done = deployment.run("backfill", *asked)
-        print(done.stdout)
-        assert done.returncode == 1, done.stderr
-        (plan,) = re.findall(r"^Plan (\w+)", done.stdout)
-        left = [str(w) for w in Window(day(50), day(days + 1)).split_by_length(7)]
-        assert f"{plan}-007 did not pass" in done.stdout
-        assert f"; not launched: {', '.join(left)}\n" in done.stdout
-        made = read_ledgers(pipeline.settings)["training_daily"]
-        assert made.published_days == {*Window(day(1), day(50))} - {day(bad)}
+        arguments = (f"{day(1)}...{day(days)}", "--table", "training_daily", "--chunk-days", "7")
+        result = deployment.run("backfill", *arguments)
+        print(result.stdout)
+        assert result.returncode == 1, result.stderr
+        (plan,) = re.findall(r"^Plan (\w+)", result.stdout)
+        remaining = [str(w) for w in Window(day(50), day(days + 1)).split_by_length(7)]
+        assert f"{plan}-007 did not pass" in result.stdout
+        assert f"; not launched: {', '.join(remaining)}\n" in result.stdout
+        stopped_ledger = read_ledgers(pipeline.settings)["training_daily"]
+        assert stopped_ledger.published_days == {*Window(day(1), day(50))} - {day(bad)}
         # The day is built again, and the same backfill goes on with the stage that failed.
         pipeline.run(bad, bad, ("features",))
-        done = deployment.run("backfill", plan)
-        print(done.stdout)
-        assert done.returncode == 0, done.stderr
+        result = deployment.run("backfill", plan)
+        print(result.stdout)
+        assert result.returncode == 0, result.stderr
     finally:
         deployment.stop()
     ledger = read_ledgers(pipeline.settings)["training_daily"]
-    assert {of: ledger.latest[of].backfill_id for of in ledger.published_days} == {
+    assert {d: ledger.latest[d].backfill_id for d in ledger.published_days} == {
         day(n): f"{plan}-{(n + 6) // 7:03d}{'-2' * (n == bad)}" for n in range(1, days + 1)
     }
-    features, labels = modelled(pipeline, last)
-    expected = memory_model.training(features, labels)
-    assert held(pipeline, "training_daily") == [r for r in expected if r[0] <= day(days)] != []
+    features, labels = model_tables(pipeline, last)
+    expected = memory_model.join_training_rows(features, labels)
+    assert (
+        table_rows(pipeline, "training_daily") == [r for r in expected if r[0] <= day(days)] != []
+    )

@@ -34,21 +34,21 @@ from backfill_assets_tests.pipeline import (
     copy_loaded,
     day,
     order,
-    undo,
+    run_undo,
 )
 
 
-def published(pipeline):
+def published_digests(pipeline):
     """By table and day, the digest that the ledger says; it is that of the files."""
-    held = pipeline.digests()
-    found = {}
+    file_digests = pipeline.digests()
+    digests = {}
     for name, ledger in read_ledgers(pipeline.settings).items():
-        assert {str(d) for d in ledger.published_days} >= held.get(name, {}).keys()
+        assert {str(d) for d in ledger.published_days} >= file_digests.get(name, {}).keys()
         for d in ledger.latest:
             digest = ledger.current_record(d).digest
-            assert digest == held.get(name, {}).get(str(d), "0-0-0"), (name, d)
-            found[name, d] = digest
-    return found
+            assert digest == file_digests.get(name, {}).get(str(d), "0-0-0"), (name, d)
+            digests[name, d] = digest
+    return digests
 
 
 @pytest.fixture(scope="module")
@@ -69,11 +69,11 @@ def loaded(engine, original, tmp_path):
 
 def test_exactly_its_days_go_back(loaded):
     loaded.run(1, 4, EVERYTHING)
-    before = published(loaded)
+    before = published_digests(loaded)
     loaded.land(2, [order("late", 1, "100.00")], "more.jsonl")
     loaded.land(3, [order("x3", 3, "99.00")], "more.jsonl")
     loaded.run(1, 4, EVERYTHING, tags={"dagster/backfill": "wrongone"})
-    after = published(loaded)
+    after = published_digests(loaded)
     assert {
         d for (name, d) in after if after[name, d] != before[name, d] and name == FACT.name
     } == {
@@ -83,10 +83,10 @@ def test_exactly_its_days_go_back(loaded):
     # Another day, written by somebody else since, stays.
     loaded.land(4, [order("x4", 4, "1.00")], "more.jsonl")
     loaded.run(4, assets=EVERYTHING)
-    later = published(loaded)
+    later = published_digests(loaded)
     versions = {name: loaded.log(name).version() for name in TABLES}
-    undo(loaded, "wrongone")
-    now = published(loaded)
+    run_undo(loaded, "wrongone")
+    now = published_digests(loaded)
     assert now == {key: later[key] if key[1] == day(4) else before[key] for key in later}
     commits = {name: loaded.log(name).version() - versions[name] for name in TABLES}
     assert set(commits.values()) <= {0, 1}
@@ -96,22 +96,22 @@ def test_exactly_its_days_go_back(loaded):
 
 
 def test_an_undo_can_be_undone(loaded):
-    first = published(loaded)
+    first = published_digests(loaded)
     loaded.land(2, [order("x2", 2, "50.00")], "more.jsonl")
     loaded.run(2, assets=LAYERS, tags={"dagster/backfill": "wrongone"})
-    wrong = published(loaded)
-    found, problems = undoing.preview_undo(loaded.settings, "wrongone")
+    wrong = published_digests(loaded)
+    extents, problems = undoing.preview_undo(loaded.settings, "wrongone")
     assert problems == []
     changed = {key for key, content in wrong.items() if content != first.get(key)}
-    assert {(name, d) for name, extent in found.items() for d in extent.changes} == changed
-    done = undo(loaded, "wrongone")
-    assert published(loaded) == first
-    put_back = undoing.days_written_by_run(loaded.settings, done.run_id)
+    assert {(name, d) for name, extent in extents.items() for d in extent.changes} == changed
+    result = run_undo(loaded, "wrongone")
+    assert published_digests(loaded) == first
+    put_back = undoing.days_written_by_run(loaded.settings, result.run_id)
     assert changed <= {(name, d) for name, days in put_back.items() for d in days}
-    again = undo(loaded, "wrongone", fails=True)
-    assert "wrongone is undone already" in loaded.failure(again)
-    undo(loaded, done.run_id[:8])
-    assert published(loaded) == wrong
+    second_undo = run_undo(loaded, "wrongone", fails=True)
+    assert "wrongone is undone already" in loaded.failure(second_undo)
+    run_undo(loaded, result.run_id[:8])
+    assert published_digests(loaded) == wrong
 
 
 def test_what_was_written_since_is_left_alone(loaded):
@@ -120,58 +120,58 @@ def test_what_was_written_since_is_left_alone(loaded):
     loaded.run(2, 3, tags={"dagster/backfill": "wrongone"})
     loaded.land(3, [order("y3", 3, "60.00")], "right.jsonl")
     right = loaded.run(3)
-    held = published(loaded)
+    digests = published_digests(loaded)
     versions = {name: loaded.log(name).version() for name in LAYERS}
     _, problems = undoing.preview_undo(loaded.settings, "wrongone")
-    refused = loaded.failure(undo(loaded, "wrongone", fails=True))
+    refused = loaded.failure(run_undo(loaded, "wrongone", fails=True))
     assert problems and all(problem in refused for problem in problems)
     for name in ("raw_orders", "stg_orders", "fact_daily_orders"):
         assert f"{name} [2024-01-03] has been written since, by run {right.run_id[:8]}" in refused
     assert "2024-01-02" not in refused
-    assert (published(loaded), versions) == (
-        held,
+    assert (published_digests(loaded), versions) == (
+        digests,
         {name: loaded.log(name).version() for name in LAYERS},
     )
     # The day that nobody wrote since can go back by itself.
-    undo(loaded, "wrongone", "2024-01-02")
-    now = published(loaded)
-    assert {d for (_, d) in now if any(now[n, d] != held[n, d] for n in LAYERS)} == {day(2)}
+    run_undo(loaded, "wrongone", "2024-01-02")
+    now = published_digests(loaded)
+    assert {d for (_, d) in now if any(now[n, d] != digests[n, d] for n in LAYERS)} == {day(2)}
 
 
 def test_the_advice_of_a_refused_undo_is_enough(loaded):
-    first = published(loaded)
+    first = published_digests(loaded)
     logs = ("raw_orders", "raw_orders_rejected")
     loaded.land(2, [order("x2", 2, "50.00")], "wrong.jsonl")
     loaded.run(2, assets=logs, tags={"dagster/backfill": "wrongone"})
     loaded.run(2, assets=LAYERS[2:])
-    held = published(loaded)
+    digests = published_digests(loaded)
     loaded.land(2, [order("y2", 2, "60.00")], "since.jsonl")
     since = loaded.run(2)
-    refused = loaded.failure(undo(loaded, "wrongone", fails=True))
+    refused = loaded.failure(run_undo(loaded, "wrongone", fails=True))
     assert f"has been written since, by run {since.run_id[:8]}" in refused
     assert "undo that first" in refused
-    undo(loaded, since.run_id[:8])
-    assert published(loaded) == held
+    run_undo(loaded, since.run_id[:8])
+    assert published_digests(loaded) == digests
     # The run has no part any more in what was made of the wrong load.
-    undo(loaded, "wrongone")
-    assert published(loaded) == first
+    run_undo(loaded, "wrongone")
+    assert published_digests(loaded) == first
 
 
 def test_a_first_load_is_taken_back(loaded):
     loaded.land(5, [order("o5", 5)])
-    before = published(loaded)
+    before = published_digests(loaded)
     loaded.run(5, tags={"dagster/backfill": "wrongone"})
-    done = undo(loaded, "wrongone")
-    assert published(loaded) == before
+    result = run_undo(loaded, "wrongone")
+    assert published_digests(loaded) == before
     assert day(5) not in read_ledgers(loaded.settings)[FACT.name].published_days
-    said = [
+    messages = [
         e.event_specific_data.description
-        for e in done.all_events
+        for e in result.all_events
         if e.event_type is dg.DagsterEventType.ASSET_CHECK_EVALUATION
         and e.event_specific_data.check_name == "conservation"
     ]
-    assert len(said) == len(LAYERS)
-    assert all("it counts as never published" in text for text in said)
+    assert len(messages) == len(LAYERS)
+    assert all("it counts as never published" in text for text in messages)
     # And can be loaded again.
     loaded.run(5)
     assert day(5) in read_ledgers(loaded.settings)[FACT.name].published_days
@@ -179,33 +179,36 @@ def test_a_first_load_is_taken_back(loaded):
 
 def test_what_was_made_of_a_load_goes_with_it(loaded):
     """Other runs have made it, as the sensor does; and the days before have changed as well."""
-    before = published(loaded)
+    before = published_digests(loaded)
     loaded.land(5, [order("o5", 5), order("late", 4, "99.00")])
     load = loaded.run(5, assets=["raw_orders", "raw_orders_rejected"])
     loaded.run(4, 5, ["stg_orders", "fact_daily_orders"])
-    assert published(loaded).keys() - before.keys() >= {(STAGED.name, day(5)), (FACT.name, day(5))}
-    undo(loaded, load.run_id[:8])
-    assert published(loaded) == before
+    assert published_digests(loaded).keys() - before.keys() >= {
+        (STAGED.name, day(5)),
+        (FACT.name, day(5)),
+    }
+    run_undo(loaded, load.run_id[:8])
+    assert published_digests(loaded) == before
     # What was put back is in order, and nobody is asked to do anything.
-    found = day_states(STAGED.name, situation(loaded, day(5)))
-    assert {found[day(n)] for n in range(1, 5)} <= {
+    states = day_states(STAGED.name, current_situation(loaded, day(5)))
+    assert {states[day(n)] for n in range(1, 5)} <= {
         DayState.OPEN,
         DayState.FINAL,
         DayState.INPUT_MISSING,
     }
-    assert behind(loaded, STAGED) == set()
-    again = loaded.failure(undo(loaded, load.run_id[:8], fails=True))
-    assert "is undone already" in again
+    assert stale_days(loaded, STAGED) == set()
+    message = loaded.failure(run_undo(loaded, load.run_id[:8], fails=True))
+    assert "is undone already" in message
 
 
 def test_old_files_are_not_named_again_when_the_time_to_undo_is_over(loaded, monkeypatch):
     """A VACUUM that has begun may be about to remove them: the rows are written again."""
-    before, old = published(loaded), files_of(loaded, 2)
+    before, old = published_digests(loaded), files_of(loaded, 2)
     loaded.land(2, [order("x2", 2, "50.00")], "more.jsonl")
     loaded.run(2, assets=LAYERS, tags={"dagster/backfill": "wrongone"})
     monkeypatch.setattr(undoing, "_MARGIN", timedelta(days=400))
-    undo(loaded, "wrongone")
-    assert published(loaded) == before
+    run_undo(loaded, "wrongone")
+    assert published_digests(loaded) == before
     assert old.isdisjoint(files_of(loaded, 2))
 
 
@@ -213,7 +216,7 @@ def test_in_time_old_files_are_named_again(loaded):
     old = files_of(loaded, 2)
     loaded.land(2, [order("x2", 2, "50.00")], "more.jsonl")
     loaded.run(2, assets=LAYERS, tags={"dagster/backfill": "wrongone"})
-    undo(loaded, "wrongone")
+    run_undo(loaded, "wrongone")
     assert files_of(loaded, 2) == old
 
 
@@ -225,13 +228,13 @@ def files_of(pipeline, n):
 
 def test_launched_again_after_an_undo(loaded):
     """It is the second launch that is undone then, as often as one likes."""
-    before = published(loaded)
+    before = published_digests(loaded)
     loaded.land(2, [order("x2", 2, "50.00")], "more.jsonl")
     for _ in range(2):
         loaded.run(2, tags={"dagster/backfill": "wrongone"})
-        assert published(loaded) != before
-        undo(loaded, "wrongone")
-        assert published(loaded) == before
+        assert published_digests(loaded) != before
+        run_undo(loaded, "wrongone")
+        assert published_digests(loaded) == before
 
 
 def test_what_vacuum_has_taken_cannot_come_back(loaded):
@@ -244,7 +247,7 @@ def test_what_vacuum_has_taken_cannot_come_back(loaded):
     for path in list_data_files(url, STAGED, [day(2)], change.version_before)["path"].to_pylist():
         (loaded.warehouse / STAGED.name / path).unlink()
     versions = {name: loaded.log(name).version() for name in LAYERS}
-    refused = loaded.failure(undo(loaded, "wrongone", fails=True))
+    refused = loaded.failure(run_undo(loaded, "wrongone", fails=True))
     assert (
         f"the files that stg_orders [2024-01-02] had in version {change.version_before} are gone"
         in refused
@@ -253,23 +256,23 @@ def test_what_vacuum_has_taken_cannot_come_back(loaded):
 
 
 def test_one_that_was_killed_halfway_is_finished(loaded, monkeypatch):
-    before = published(loaded)
+    before = published_digests(loaded)
     loaded.land(2, [order("x2", 2, "50.00")], "more.jsonl")
     loaded.run(2, tags={"dagster/backfill": "wrongone"})
     whole = type(loaded.io_manager).publish
 
-    def killed(io, candidate, *given, **more):
+    def publish_or_die(publisher, candidate, *arguments, **more):
         if candidate.table is FACT:
             raise KeyboardInterrupt
-        return whole(io, candidate, *given, **more)
+        return whole(publisher, candidate, *arguments, **more)
 
-    monkeypatch.setattr(type(loaded.io_manager), "publish", killed)
-    undo(loaded, "wrongone", fails=True)
+    monkeypatch.setattr(type(loaded.io_manager), "publish", publish_or_die)
+    run_undo(loaded, "wrongone", fails=True)
     monkeypatch.undo()
     version = loaded.log(RAW.name).version()
-    assert published(loaded) != before
-    undo(loaded, "wrongone")
-    assert published(loaded) == before
+    assert published_digests(loaded) != before
+    run_undo(loaded, "wrongone")
+    assert published_digests(loaded) == before
     assert loaded.log(RAW.name).version() == version
 
 
@@ -279,32 +282,32 @@ def test_an_undo_holds(loaded):
     loaded.land(2, [order("x2", 2, "50.00")], "more.jsonl")
     loaded.run(2, assets=EVERYTHING, tags={"dagster/backfill": "wrongone"})
     loaded.night(day(5))
-    undo(loaded, "wrongone")
-    held = published(loaded)
+    run_undo(loaded, "wrongone")
+    digests = published_digests(loaded)
     # Nor has it to look at what the backfill had found unchanged: the undo speaks of that too.
     assert loaded.night(day(5)) == []
-    assert published(loaded) == held
+    assert published_digests(loaded) == digests
     # Until something else lands.
     loaded.land(2, [order("y2", 2, "1.00")], "other.jsonl")
     loaded.night(day(5))
-    assert published(loaded) != held
+    assert published_digests(loaded) != digests
 
 
 def test_an_accepted_file_is_asked_about_again_after_the_undo(loaded):
     """The orders that it lacks are there again, and only a person may take them away again."""
     loaded.night(day(5))
-    before = published(loaded)
+    before = published_digests(loaded)
     name, load = "arrival_date=2024-01-02/part-0.jsonl", ["raw_orders", "raw_orders_rejected"]
     loaded.land(2, [order("o2", 2, "2.00")])
     accepted = {"dagster/backfill": "wrongone", ACCEPT_TAG: name}
     loaded.run(2, 3, load, tags=accepted)
-    assert published(loaded)["raw_orders", day(2)] != before["raw_orders", day(2)]
-    undo(loaded, "wrongone")
-    assert published(loaded) == before
+    assert published_digests(loaded)["raw_orders", day(2)] != before["raw_orders", day(2)]
+    run_undo(loaded, "wrongone")
+    assert published_digests(loaded) == before
     assert loaded.night(day(5)) == []
 
     loaded.run(2, 3, load)
-    assert published(loaded) == before
+    assert published_digests(loaded) == before
     assert loaded_manifests(loaded.io_manager.ledger(RAW))[day(2)].awaiting_approval.keys() == {
         name
     }
@@ -317,18 +320,18 @@ def test_a_day_that_was_taken_back_stays_so(loaded):
     loaded.land(5, [order("o5", 5)])
     loaded.run(5, assets=["raw_orders", "raw_orders_rejected"])
     loaded.run(5, assets=["stg_orders", "fact_daily_orders"], tags={"dagster/backfill": "tooearly"})
-    undo(loaded, "tooearly")
+    run_undo(loaded, "tooearly")
     loaded.night(day(6))
-    assert (STAGED.name, day(5)) not in published(loaded)
+    assert (STAGED.name, day(5)) not in published_digests(loaded)
     loaded.land(5, [order("p5", 5)], "more.jsonl")
     loaded.night(day(6))
-    assert {(STAGED.name, day(5)), (FACT.name, day(5))} <= published(loaded).keys()
+    assert {(STAGED.name, day(5)), (FACT.name, day(5))} <= published_digests(loaded).keys()
 
 
 LOG = ["raw_orders", "raw_orders_rejected"]
 
 
-def behind(pipeline, table):
+def stale_days(pipeline, table):
     policy = Policy.from_settings(pipeline.settings)
     return find_stale_days(read_ledgers(pipeline.settings), policy, pipeline.now.date()).all_days(
         table.name
@@ -346,48 +349,48 @@ def test_a_line_that_is_not_built_yet_is_built_after_an_undo(loaded, monkeypatch
     loaded.run(2, assets=EVERYTHING, tags={"dagster/backfill": "wrongone"})
     loaded.land(3, [order("late", 2, ingested=f"{day(3)}T20:00:00Z")], "late.jsonl")
 
-    def load():
+    def load_day():
         loaded.run(3, assets=LOG)
-        assert day(2) in behind(loaded, STAGED)
+        assert day(2) in stale_days(loaded, STAGED)
 
     if when == "before the undo":
-        load()
+        load_day()
     else:
-        publish, waiting = type(loaded.io_manager).publish, [load]
+        publish, waiting = type(loaded.io_manager).publish, [load_day]
 
-        def publish_after_load(io, candidate, *given, **more):
+        def publish_after_load(publisher, candidate, *arguments, **more):
             if candidate.table is STAGED and waiting:
                 waiting.pop()()
-            return publish(io, candidate, *given, **more)
+            return publish(publisher, candidate, *arguments, **more)
 
         monkeypatch.setattr(type(loaded.io_manager), "publish", publish_after_load)
-    undo(loaded, "wrongone")
+    run_undo(loaded, "wrongone")
     monkeypatch.undo()
-    assert day(2) in behind(loaded, STAGED)
+    assert day(2) in stale_days(loaded, STAGED)
     loaded.night(day(5))
     assert order_ids(loaded) == {*(f"{x}{n}" for n in range(1, 5) for x in "op"), "late"}
     revenue = [row["revenue"] for row in loaded.rows(FACT.name) if row["run_date"] == day(2)]
     assert sum(revenue) == Decimal("19.50")
-    assert behind(loaded, STAGED) == behind(loaded, FACT) == set()
+    assert stale_days(loaded, STAGED) == stale_days(loaded, FACT) == set()
 
 
 def test_rows_are_not_put_back_where_their_input_was_undone_since(loaded):
     """The line was loaded, and built by another run; what is made of it cannot outlive it."""
-    before = published(loaded)
+    before = published_digests(loaded)
     loaded.land(3, [order("x3", 3)], "more.jsonl")
     load = loaded.run(3, assets=LOG)
     build = loaded.run(3, assets=["stg_orders", "fact_daily_orders"])
-    undo_of_build = undo(loaded, build.run_id[:8])
-    undo_of_load = undo(loaded, load.run_id[:8])
-    assert published(loaded) == before
-    refused = loaded.failure(undo(loaded, undo_of_build.run_id[:8], fails=True))
+    undo_of_build = run_undo(loaded, build.run_id[:8])
+    undo_of_load = run_undo(loaded, load.run_id[:8])
+    assert published_digests(loaded) == before
+    refused = loaded.failure(run_undo(loaded, undo_of_build.run_id[:8], fails=True))
     assert "stg_orders [2024-01-03] was made of version" in refused
     assert "of raw_orders before, which has been undone since" in refused
-    assert published(loaded) == before
+    assert published_digests(loaded) == before
     # In the order of the advice, it can.
-    undo(loaded, undo_of_load.run_id[:8])
-    assert day(3) not in behind(loaded, STAGED), "an undo of its rows stands"
-    undo(loaded, undo_of_build.run_id[:8])
+    run_undo(loaded, undo_of_load.run_id[:8])
+    assert day(3) not in stale_days(loaded, STAGED), "an undo of its rows stands"
+    run_undo(loaded, undo_of_build.run_id[:8])
     assert "x3" in order_ids(loaded)
 
 
@@ -396,33 +399,33 @@ def test_an_undone_load_of_another_day_stands_in_no_ones_way(loaded):
     loaded.land(5, [order("o5", 5)])
     load = loaded.run(5, assets=LOG)
     loaded.run(4, 5, assets=LAYERS[2:])
-    undo(loaded, load.run_id[:8])
-    before = published(loaded)
+    run_undo(loaded, load.run_id[:8])
+    before = published_digests(loaded)
     loaded.run(4, assets=LAYERS[2:], tags={"dagster/backfill": "again", REWRITE_TAG: "true"})
-    undo(loaded, "again")
-    assert published(loaded) == before
+    run_undo(loaded, "again")
+    assert published_digests(loaded) == before
 
 
 def test_a_day_on_hold_is_shown_and_no_schedule_builds_it(loaded):
     loaded.land(5, [order("o5", 5)])
     loaded.run(5, assets=LOG)
     loaded.run(5, assets=["stg_orders", "fact_daily_orders"], tags={"dagster/backfill": "tooearly"})
-    undo(loaded, "tooearly")
-    states = day_states(STAGED.name, situation(loaded, day(6)))
+    run_undo(loaded, "tooearly")
+    states = day_states(STAGED.name, current_situation(loaded, day(6)))
     assert states[day(5)] is DayState.ON_HOLD
     scheduled = {"dagster/schedule_name": "nightly"}
     loaded.run(4, 5, assets=["stg_orders"], tags=scheduled)
-    assert (STAGED.name, day(5)) not in published(loaded)
+    assert (STAGED.name, day(5)) not in published_digests(loaded)
     loaded.run(5, assets=["stg_orders"])
-    assert (STAGED.name, day(5)) in published(loaded)
+    assert (STAGED.name, day(5)) in published_digests(loaded)
 
 
 def test_what_is_put_back_keeps_its_record(loaded):
-    before = {name: ledger.latest[day(2)] for name, ledger in layers(loaded).items()}
+    before = {name: ledger.latest[day(2)] for name, ledger in layer_ledgers(loaded).items()}
     loaded.land(2, [order("x2", 2, "50.00")], "more.jsonl")
     loaded.run(2, tags={"dagster/backfill": "wrongone"})
-    undo(loaded, "wrongone")
-    for name, ledger in layers(loaded).items():
+    run_undo(loaded, "wrongone")
+    for name, ledger in layer_ledgers(loaded).items():
         record = ledger.latest[day(2)]
         assert record.version > before[name].version
         assert record.code_version == before[name].code_version, name
@@ -431,12 +434,12 @@ def test_what_is_put_back_keeps_its_record(loaded):
         assert record.days[day(2)].fingerprint == before[name].days[day(2)].fingerprint, name
 
 
-def situation(pipeline, today):
+def current_situation(pipeline, today):
     pipeline.now = datetime.combine(today, time(3), tzinfo=pipeline.settings.zone)
     return Monitor(pipeline.settings, lambda: pipeline.now).read_situation(pipeline.instance)
 
 
-def layers(pipeline):
+def layer_ledgers(pipeline):
     ledgers = read_ledgers(pipeline.settings)
     return {name: ledgers[name] for name in (STAGED.name, FACT.name)}
 
@@ -448,11 +451,11 @@ SEEDS = int(os.environ.get("BACKFILL_TEST_UNDO_SEEDS", "1"))
 DAYS = 6
 
 
-def planned(pipeline, window):
-    asked = BackfillRequest(days=str(window), tables=LAYERS)
+def make_plan(pipeline, window):
+    parameters = BackfillRequest(days=str(window), tables=LAYERS)
     code = pipeline.code
     graph = pipeline.repository.asset_graph
-    return jobs.create_plan(pipeline.settings, graph, pipeline.instance, code, asked)
+    return jobs.create_plan(pipeline.settings, graph, pipeline.instance, code, parameters)
 
 
 def span_of(plan, name):
@@ -461,7 +464,7 @@ def span_of(plan, name):
     return min(days), max(days)
 
 
-def spoken_of(pipeline, name):
+def days_of_backfill(pipeline, name):
     """By table, the days that the commits of a backfill speak of."""
     return {
         table: {d for r in ledger.records if is_commit_of(r, name) for d in r.days}
@@ -487,25 +490,34 @@ def test_random_histories_of_backfills_and_undos(engine, tmp_path, seed):
             pipeline.land(n, [line], f"{step}-{rnd.random()}.jsonl")
         first = day(rnd.randint(1, DAYS))
         window = Window(first, min(first + rnd.randint(1, 4) * DAY, day(DAYS + 1)))
-        plan = planned(pipeline, window)
-        before[plan.id] = published(pipeline)
+        plan = make_plan(pipeline, window)
+        before[plan.id] = published_digests(pipeline)
         for wave in (("raw_orders", "raw_orders_rejected"), LAYERS[2:]):
             spans = {span_of(plan, n) for n in wave}
             for span in sorted(spans):
-                of = [n for n in wave if span_of(plan, n) == span]
-                lacking = any(plan.tables[n].lacking for n in of)
-                pipeline.run(*span, of, tags={"dagster/backfill": plan.id}, fails=lacking)
-        spoken = spoken_of(pipeline, plan.id)
+                names = [n for n in wave if span_of(plan, n) == span]
+                lacking = any(plan.tables[n].lacking for n in names)
+                pipeline.run(*span, names, tags={"dagster/backfill": plan.id}, fails=lacking)
+        covered_days = days_of_backfill(pipeline, plan.id)
         for name, outlook in plan.tables.items():
-            said = dict(outlook.days_by_outcome())
-            assert not spoken[name] & {*said.get(DayOutcome.IDENTICAL, ())}, (name, "identical")
-            assert spoken[name] >= {*said.get(DayOutcome.COMPUTED, ())}, (name, "computed")
-            assert not spoken[name] & {*said.get(DayOutcome.LACKING, ())}, (name, "lacking")
+            expectations = dict(outlook.days_by_outcome())
+            assert not covered_days[name] & {*expectations.get(DayOutcome.IDENTICAL, ())}, (
+                name,
+                "identical",
+            )
+            assert covered_days[name] >= {*expectations.get(DayOutcome.COMPUTED, ())}, (
+                name,
+                "computed",
+            )
+            assert not covered_days[name] & {*expectations.get(DayOutcome.LACKING, ())}, (
+                name,
+                "lacking",
+            )
         wrote.append(plan.id)
         for name in rnd.sample(wrote, min(2, len(wrote))):
-            held = published(pipeline)
+            digests = published_digests(pipeline)
             versions = {t: pipeline.log(t).version() for t in LAYERS}
-            mine = {
+            own_days = {
                 (table, d)
                 for table, ledger in read_ledgers(pipeline.settings).items()
                 for d in changed_days(ledger, commits_of(name))
@@ -516,9 +528,9 @@ def test_random_histories_of_backfills_and_undos(engine, tmp_path, seed):
                 raise_on_error=False,
             )
             if result.success:
-                wanted = {key: digest for key, digest in held.items() if key not in mine}
-                wanted |= {key: digest for key, digest in before[name].items() if key in mine}
-                assert published(pipeline) == wanted
+                expected = {key: digest for key, digest in digests.items() if key not in own_days}
+                expected |= {key: digest for key, digest in before[name].items() if key in own_days}
+                assert published_digests(pipeline) == expected
                 wrote.remove(name)
             else:
                 assert "nothing was written" in pipeline.failure(result)

@@ -31,7 +31,7 @@ from backfill_assets.settings import Settings
 from backfill_assets.tables.code_version import Code
 from backfill_assets_tests.conftest import SMALL
 from backfill_assets_tests.invented_logs import days, ledger, record
-from backfill_assets_tests.pipeline import Pipeline, day, order, verify
+from backfill_assets_tests.pipeline import Pipeline, day, order, run_verify
 
 #: Over the end of a month; a double could not hold the sum of the amounts.
 LOADED = Window(day(30), day(34))
@@ -72,17 +72,17 @@ def copy(pipeline, tmp_path_factory) -> Copy:
     return make
 
 
-def files(*folders: Path) -> dict[Path, tuple[int, int]]:
+def file_stats(*folders: Path) -> dict[Path, tuple[int, int]]:
     """All that lies in some folders, with size and time of change."""
-    found = [path for folder in folders for path in folder.rglob("*")]
-    return {path: (path.stat().st_size, path.stat().st_mtime_ns) for path in found}
+    paths = [path for folder in folders for path in folder.rglob("*")]
+    return {path: (path.stat().st_size, path.stat().st_mtime_ns) for path in paths}
 
 
-Found = dict[tuple[str, date], VerifiedDay]
+DayResults = dict[tuple[str, date], VerifiedDay]
 
 
-def by_day(found: Sequence[VerifiedDay]) -> Found:
-    return {(one.table, one.day): one for one in found}
+def by_day(results: Sequence[VerifiedDay]) -> DayResults:
+    return {(result.table, result.day): result for result in results}
 
 
 # days that match
@@ -90,14 +90,19 @@ def by_day(found: Sequence[VerifiedDay]) -> Found:
 
 def test_all_days_match_and_nothing_is_written(pipeline, engine, tmp_path, monkeypatch):
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
-    before, runs = files(pipeline.root), pipeline.instance.get_runs_count()
-    found = verify(pipeline.settings, engine, LOADED)
-    assert [(one.table, one.day) for one in found] == [(n, d) for n in TABLES for d in LOADED]
-    assert {(one.outcome, one.why) for one in found} == {(VerifyOutcome.MATCHES, "")}
-    assert all(one.published == one.held == one.now for one in found)
-    one = by_day(found)[FACT.name, day(30)]
-    assert (one.now.rows, one.now.totals) == (3, {"orders": "3", "revenue": "9007199254740993.31"})
-    assert files(pipeline.root) == before
+    before, runs = file_stats(pipeline.root), pipeline.instance.get_runs_count()
+    results = run_verify(pipeline.settings, engine, LOADED)
+    assert [(result.table, result.day) for result in results] == [
+        (n, d) for n in TABLES for d in LOADED
+    ]
+    assert {(result.outcome, result.why) for result in results} == {(VerifyOutcome.MATCHES, "")}
+    assert all(result.published == result.held == result.now for result in results)
+    result = by_day(results)[FACT.name, day(30)]
+    assert (result.now.rows, result.now.totals) == (
+        3,
+        {"orders": "3", "revenue": "9007199254740993.31"},
+    )
+    assert file_stats(pipeline.root) == before
     assert list(tmp_path.iterdir()) == []
     assert pipeline.instance.get_runs_count() == runs
 
@@ -105,9 +110,9 @@ def test_all_days_match_and_nothing_is_written(pipeline, engine, tmp_path, monke
 def test_what_has_changed_without_changing_a_row(pipeline, engine, monkeypatch):
     monkeypatch.setattr(definitions, "running_code", lambda *_: Code("other"))
     settings = pipeline.settings.model_copy(update={"late_lines": "drop"})
-    (found,) = verify(settings, engine, Window(day(30), day(31)), [LATE.name])
-    assert found.outcome is VerifyOutcome.MATCHES
-    code, configuration = found.why.split(" and ")
+    (result,) = run_verify(settings, engine, Window(day(30), day(31)), [LATE.name])
+    assert result.outcome is VerifyOutcome.MATCHES
+    code, configuration = result.why.split(" and ")
     assert code == "although it was computed by other code: this (commit c0de)"
     assert configuration.startswith("it was computed under another configuration: ")
 
@@ -129,18 +134,21 @@ def damaged(copy) -> Settings:
 
 
 @pytest.fixture(scope="module")
-def found(damaged, engine) -> Found:
+def found(damaged, engine) -> DayResults:
     tables = [table.name for table in (CORRECTIONS, FACT, STAGED, REJECTED, RAW)]
-    return by_day(verify(damaged, engine, Window(day(30), day(35)), tables))
+    return by_day(run_verify(damaged, engine, Window(day(30), day(35)), tables))
 
 
 def test_a_landing_that_has_changed(found):
-    one = found[RAW.name, day(31)]
-    assert one.outcome is VerifyOutcome.DIFFERS
-    assert one.why == "the landing has changed since"
-    assert one.published == one.held
-    assert (one.published.rows, one.published.totals) == (3, {"amount": "9007199254740993.31"})
-    assert (one.now.rows, one.now.totals) == (4, {"amount": "9007199254740994.31"})
+    result = found[RAW.name, day(31)]
+    assert result.outcome is VerifyOutcome.DIFFERS
+    assert result.why == "the landing has changed since"
+    assert result.published == result.held
+    assert (result.published.rows, result.published.totals) == (
+        3,
+        {"amount": "9007199254740993.31"},
+    )
+    assert (result.now.rows, result.now.totals) == (4, {"amount": "9007199254740994.31"})
     for same in ((REJECTED.name, day(31)), (RAW.name, day(32))):
         assert found[same].outcome is VerifyOutcome.MATCHES
         assert found[same].why == "although the landing has changed since"
@@ -151,20 +159,20 @@ def test_a_landing_that_has_changed(found):
 
 def test_a_file_that_cannot_be_read(found):
     for table in (RAW, REJECTED):
-        one = found[table.name, day(33)]
-        assert one.outcome is VerifyOutcome.WOULD_FAIL
-        assert f"arrival_date={day(33)}/bad.jsonl.gz" in str(one)
-        assert one.published == one.held
+        result = found[table.name, day(33)]
+        assert result.outcome is VerifyOutcome.WOULD_FAIL
+        assert f"arrival_date={day(33)}/bad.jsonl.gz" in str(result)
+        assert result.published == result.held
     assert found[STAGED.name, day(33)].outcome is VerifyOutcome.MATCHES
 
 
 def test_another_writer(found, damaged):
-    one = found[FACT.name, day(30)]
-    assert one.outcome is VerifyOutcome.DIFFERS
-    assert one.now == one.published
-    assert (one.published.rows, one.held.rows) == (3, 2)
+    result = found[FACT.name, day(30)]
+    assert result.outcome is VerifyOutcome.DIFFERS
+    assert result.now == result.published
+    assert (result.published.rows, result.held.rows) == (3, 2)
     version = DeltaTable(damaged.table(FACT.name)).version()
-    assert one.why == (
+    assert result.why == (
         f"another writer changed it in version {version} (DELETE); "
         "computed anew it is as it was published"
     )
@@ -195,11 +203,11 @@ def gutted(copy) -> Settings:
 
 def test_a_file_that_is_gone_hides_no_other_day(gutted, engine):
     settings = gutted.model_copy(update={"partitions_per_run": 3})
-    found = verify(settings, engine, LOADED, [STAGED.name, FACT.name])
-    assert [(one.table, one.day) for one in found] == [
+    results = run_verify(settings, engine, LOADED, [STAGED.name, FACT.name])
+    assert [(result.table, result.day) for result in results] == [
         (name, d) for name in (STAGED.name, FACT.name) for d in LOADED
     ]
-    staged, facts = by_day(found)[STAGED.name, day(31)], by_day(found)[FACT.name, day(31)]
+    staged, facts = by_day(results)[STAGED.name, day(31)], by_day(results)[FACT.name, day(31)]
     assert (staged.outcome, staged.held) == (VerifyOutcome.DIFFERS, None)
     assert staged.why.startswith("its files cannot be read (")
     assert "[PATH_NOT_FOUND" in staged.why
@@ -207,40 +215,40 @@ def test_a_file_that_is_gone_hides_no_other_day(gutted, engine):
     assert (facts.outcome, facts.now) == (VerifyOutcome.WOULD_FAIL, None)
     assert "[PATH_NOT_FOUND" in facts.why
     assert facts.held == facts.published
-    rest = [one.outcome for one in found if one.day != day(31)]
+    rest = [result.outcome for result in results if result.day != day(31)]
     assert set(rest) == {VerifyOutcome.MATCHES}
 
 
 def test_a_computation_that_is_not_what_it_was(pipeline, engine, monkeypatch):
     honest = FACT.transform
 
-    def strange(stg_orders: DataFrame) -> DataFrame:
+    def change_rows(stg_orders: DataFrame) -> DataFrame:
         return honest(stg_orders).withColumn("customer_id", F.concat("customer_id", F.lit("?")))
 
-    monkeypatch.setitem(vars(FACT), "transform", strange)
-    (found,) = verify(
+    monkeypatch.setitem(vars(FACT), "transform", change_rows)
+    (result,) = run_verify(
         pipeline.settings,
         engine,
         Window(day(30), day(31)),
         [FACT.name],
     )
-    assert found.outcome is VerifyOutcome.DIFFERS
-    assert found.why.startswith("nothing that it is made of has changed since")
-    assert found.published.totals == found.now.totals
-    assert "; now as many rows with the same totals, but other values: nothing" in str(found)
+    assert result.outcome is VerifyOutcome.DIFFERS
+    assert result.why.startswith("nothing that it is made of has changed since")
+    assert result.published.totals == result.now.totals
+    assert "; now as many rows with the same totals, but other values: nothing" in str(result)
 
 
 def test_days_that_are_in_no_calendar(pipeline, tmp_path, engine):
-    for spelled, said in (
+    for spelled, message in (
         ("2024-02-08...2024-02-10", "is not in the calendar, which is 2024-01-01...2024-02-09"),
         ("2023-12-31", "is not in the calendar"),
         ("2024-01-05...2024-01-01", "is not in the calendar"),
     ):
-        with pytest.raises(ValueError, match=said):
-            verify(pipeline.settings, engine, Window.parse(spelled))
+        with pytest.raises(ValueError, match=message):
+            run_verify(pipeline.settings, engine, Window.parse(spelled))
     empty = pipeline.settings.model_copy(update={"warehouse": str(tmp_path)})
     with pytest.raises(ValueError, match="nothing has been published at"):
-        verify(empty, engine, LOADED)
+        run_verify(empty, engine, LOADED)
 
 
 # why, from numbers alone
@@ -248,31 +256,31 @@ def test_days_that_are_in_no_calendar(pipeline, tmp_path, engine):
 OLD, NEW, ODD = DaySummary(1, {}, "digest 1"), DaySummary(2, {}, "new"), DaySummary(1, {}, "odd")
 
 
-def compared(expectation, *, now=OLD, held=OLD, failing="", unreadable="", moved=()) -> tuple:
-    one = compare_day(
+def judge_day(expectation, *, now=OLD, stored=OLD, failing="", unreadable="", moved=()) -> tuple:
+    result = compare_day(
         expectation,
         day(1),
         recomputed=now,
-        stored=held,
+        stored=stored,
         audit_failure=failing,
         read_error=unreadable,
         changed_since_publish=moved,
     )
-    return one.outcome, one.why
+    return result.outcome, result.why
 
 
 def test_why_a_day_differs():
     expectation = ledger(RAW, record(1, days(1)))
     unknown = "nothing that it is made of has changed since"
     behind = "its files are not what version 1 says: changed behind the log"
-    again = "computed anew it is as it was published"
-    assert compared(expectation) == (VerifyOutcome.MATCHES, "")
-    assert compared(expectation, moved=["a", "b"]) == (VerifyOutcome.MATCHES, "although a and b")
-    assert compared(expectation, now=NEW, moved=["a", "b"]) == (VerifyOutcome.DIFFERS, "a and b")
-    assert unknown in compared(expectation, now=NEW)[1]
-    assert compared(expectation, held=ODD) == (VerifyOutcome.DIFFERS, f"{behind}; {again}")
-    assert compared(expectation, held=ODD, now=NEW) == (VerifyOutcome.DIFFERS, behind)
-    assert compared(expectation, held=ODD, now=None, failing="x") == (
+    same_rows = "computed anew it is as it was published"
+    assert judge_day(expectation) == (VerifyOutcome.MATCHES, "")
+    assert judge_day(expectation, moved=["a", "b"]) == (VerifyOutcome.MATCHES, "although a and b")
+    assert judge_day(expectation, now=NEW, moved=["a", "b"]) == (VerifyOutcome.DIFFERS, "a and b")
+    assert unknown in judge_day(expectation, now=NEW)[1]
+    assert judge_day(expectation, stored=ODD) == (VerifyOutcome.DIFFERS, f"{behind}; {same_rows}")
+    assert judge_day(expectation, stored=ODD, now=NEW) == (VerifyOutcome.DIFFERS, behind)
+    assert judge_day(expectation, stored=ODD, now=None, failing="x") == (
         VerifyOutcome.WOULD_FAIL,
         f"x; {behind}",
     )
@@ -280,54 +288,54 @@ def test_why_a_day_differs():
 
 def test_who_wrote_a_day():
     theirs = ExternalCommit(2, "WRITE", days(1))
-    again = "computed anew it is as it was published"
-    assert compared(ledger(RAW, record(1, days(1)), external=[theirs]), held=ODD) == (
+    same_rows = "computed anew it is as it was published"
+    assert judge_day(ledger(RAW, record(1, days(1)), external=[theirs]), stored=ODD) == (
         VerifyOutcome.DIFFERS,
-        f"another writer changed it in version 2 (WRITE); {again}",
+        f"another writer changed it in version 2 (WRITE); {same_rows}",
     )
     # The same rows again are no difference.
-    assert compared(ledger(RAW, record(1, days(1)), external=[theirs])) == (
+    assert judge_day(ledger(RAW, record(1, days(1)), external=[theirs])) == (
         VerifyOutcome.MATCHES,
         "",
     )
     # Written over by us since: what that one did is not what is there now.
     over = ledger(RAW, record(1, days(1)), record(3, days(1), digest="digest 1"), external=[theirs])
-    assert "version 3 says: changed behind the log" in compared(over, held=ODD)[1]
+    assert "version 3 says: changed behind the log" in judge_day(over, stored=ODD)[1]
 
 
 def test_one_bad_day_hides_no_other():
-    asked = []
+    batch_sizes = []
 
-    def look(some: Sequence[date]) -> dict[date, int]:
-        asked.append(len(some))
-        if day(3) in some:
+    def compute_days(batch: Sequence[date]) -> dict[date, int]:
+        batch_sizes.append(len(batch))
+        if day(3) in batch:
             raise PySparkException("[BROKEN] no\nat line")
-        return {d: d.day for d in some}
+        return {d: d.day for d in batch}
 
     eight = list(Window(day(1), day(9)))
-    found, failed = _bisect_days(eight, look)
-    assert found == {d: d.day for d in eight if d != day(3)}
+    results, failed = _bisect_days(eight, compute_days)
+    assert results == {d: d.day for d in eight if d != day(3)}
     assert failed == {day(3): "[BROKEN] no"}
-    assert len(asked) == 7
-    assert _bisect_days([], look) == ({}, {})
+    assert len(batch_sizes) == 7
+    assert _bisect_days([], compute_days) == ({}, {})
 
 
 def test_a_refused_frame_is_refused_for_all_days():
-    def look(_: Sequence[date]) -> dict[date, int]:
+    def compute_days(_: Sequence[date]) -> dict[date, int]:
         raise RefusedError("wrong frame")
 
-    assert _bisect_days([day(1), day(2)], look) == (
+    assert _bisect_days([day(1), day(2)], compute_days) == (
         {},
         {day(1): "wrong frame", day(2): "wrong frame"},
     )
 
 
 def test_a_lost_engine_is_no_finding():
-    def look(_: Sequence[date]) -> dict[date, int]:
+    def compute_days(_: Sequence[date]) -> dict[date, int]:
         raise PySparkException("Cannot call methods on a stopped SparkContext")
 
     with pytest.raises(PySparkException, match="stopped SparkContext"):
-        _bisect_days([day(1), day(2)], look)
+        _bisect_days([day(1), day(2)], compute_days)
 
 
 # the output
@@ -358,9 +366,9 @@ def test_as_grid(capsys):
 
 def test_as_json():
     reads = [ReadCheck("t", 3), ReadCheck("u", None, ["no table"])]
-    said = json.loads(json.dumps(as_json(SAID, reads), default=str))
-    assert said["good"] is False
-    assert said["days"][-2] == {
+    result = json.loads(json.dumps(as_json(SAID, reads), default=str))
+    assert result["good"] is False
+    assert result["days"][-2] == {
         "table": "t",
         "day": "2024-02-03",
         "outcome": "differs",
@@ -370,7 +378,7 @@ def test_as_json():
         "now": {"rows": 2, "totals": {}, "digest": "new"},
         "same_inputs": False,
     }
-    assert said["reads"][1] == {"table": "u", "version": None, "problems": ["no table"]}
+    assert result["reads"][1] == {"table": "u", "version": None, "problems": ["no table"]}
 
 
 def test_good():
@@ -403,10 +411,10 @@ def test_another_engine_finds_a_row_missing(damaged):
 
 
 def test_another_engine_finds_a_file_gone(gutted):
-    (said,) = check_read(gutted, STAGED, LOADED).problems
-    assert said.startswith(f"{STAGED.name}[{day(31)}]: cannot be read: ")
-    assert f"event_date={day(31)}/" in said
-    assert "\n" not in said
+    (problem,) = check_read(gutted, STAGED, LOADED).problems
+    assert problem.startswith(f"{STAGED.name}[{day(31)}]: cannot be read: ")
+    assert f"event_date={day(31)}/" in problem
+    assert "\n" not in problem
     # Only the files of the days in question are opened.
     assert check_read(gutted, STAGED, [d for d in LOADED if d != day(31)]).problems == []
 
@@ -415,8 +423,8 @@ def test_another_engine_finds_a_file_spoilt(copy):
     settings = copy()
     (file,) = Path(settings.table(STAGED.name), f"event_date={day(31)}").glob("*.parquet")
     file.write_bytes(file.read_bytes()[:-100])
-    (said,) = check_read(settings, STAGED, LOADED).problems
-    assert said.startswith(f"{STAGED.name}[{day(31)}]: cannot be read: ")
+    (problem,) = check_read(settings, STAGED, LOADED).problems
+    assert problem.startswith(f"{STAGED.name}[{day(31)}]: cannot be read: ")
 
 
 def test_another_engine_cannot_open_a_table(pipeline, tmp_path):
@@ -426,9 +434,9 @@ def test_another_engine_cannot_open_a_table(pipeline, tmp_path):
     log = tmp_path / FACT.name / "_delta_log" / f"{0:020d}.json"
     log.parent.mkdir(parents=True)
     log.write_text("nonsense")
-    (said,) = check_read(settings, FACT, LOADED).problems
-    assert said.startswith("it cannot be opened: ")
-    assert "\n" not in said
+    (problem,) = check_read(settings, FACT, LOADED).problems
+    assert problem.startswith("it cannot be opened: ")
+    assert "\n" not in problem
 
 
 def test_another_engine_misses_a_column(pipeline, tmp_path):
@@ -467,15 +475,15 @@ def test_the_command_when_all_is_well(pipeline, deployed, capsys):
 def test_the_command_when_it_is_not(damaged, deployed, capsys):
     deployed(damaged)
     assert main(["verify", str(day(30)), "--table", FACT.name, "--json"]) == 1
-    said = json.loads(capsys.readouterr().out)
-    assert [one["outcome"] for one in said["days"]] == ["differs"]
-    assert len(said["reads"][0]["problems"]) == 3
+    result = json.loads(capsys.readouterr().out)
+    assert [day_result["outcome"] for day_result in result["days"]] == ["differs"]
+    assert len(result["reads"][0]["problems"]) == 3
 
 
 def test_the_command_refuses(pipeline, deployed, capsys):
     deployed(pipeline.settings)
-    for asked in (str(LOADED.start - 60 * DAY), "x", "2024-01-05...2024-01-01"):
-        assert main(["verify", asked]) == 2
-        assert f"{asked!r} is not in the calendar, which is 2024-01-01" in capsys.readouterr().err
+    for text in (str(LOADED.start - 60 * DAY), "x", "2024-01-05...2024-01-01"):
+        assert main(["verify", text]) == 2
+        assert f"{text!r} is not in the calendar, which is 2024-01-01" in capsys.readouterr().err
     assert main(["verify", str(day(1)), "--table", "x"]) == 2
     assert "there is no table x" in capsys.readouterr().err

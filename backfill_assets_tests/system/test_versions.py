@@ -36,7 +36,7 @@ from backfill_assets.tables.catalog import buildable_tables, tables_of
 from backfill_assets.tables.code_version import SourceFiles
 from backfill_assets_tests import version_tables as first
 from backfill_assets_tests import version_tables_second as second
-from backfill_assets_tests.pipeline import LAYERS, Pipeline, day, order, planned, undo
+from backfill_assets_tests.pipeline import LAYERS, Pipeline, day, make_plan, order, run_undo
 from backfill_assets_tests.version_tables_second import RETIRES
 
 #: A day on which nothing of before can be undone any more.
@@ -63,7 +63,7 @@ def deployed(engine, spark, tmp_path):
     return deploy
 
 
-def seen(pipeline: Pipeline, name: str) -> dict[date, int]:
+def orders_by_day(pipeline: Pipeline, name: str) -> dict[date, int]:
     return {row["run_date"]: row["orders"] for row in pipeline.rows(name)}
 
 
@@ -73,50 +73,55 @@ def test_both_are_fed_and_read_until_one_is_retired(deployed):
     before.land(2, [order("2", 2)])
     before.night(day(3))
     for n, name in enumerate(MADE):
-        assert seen(before, name) == dict.fromkeys((day(1), day(2)), 1 + n % 2), name
+        assert orders_by_day(before, name) == dict.fromkeys((day(1), day(2)), 1 + n % 2), name
     # On the day before it retires, the table is still fed.
     still = deployed("RETIRED", day(9))
     for n in range(3, 9):
         still.land(n, [order(str(n), n)])
     still.night(day(9))
-    assert {len(seen(still, name)) for name in MADE} == {8}
+    assert {len(orders_by_day(still, name)) for name in MADE} == {8}
     after = deployed("RETIRED", day(10))
     after.land(9, [order("9", 9), order("late", 8, customer="c1")])
     launched = after.night(day(10))
-    asked = {key.to_user_string() for of in launched for key in of.asset_selection}
-    assert asked >= {*SECOND, "fact_daily_orders"}
-    assert asked.isdisjoint(FIRST)
-    assert {name: len(seen(after, name)) for name in FIRST} == dict.fromkeys(FIRST, 8)
-    assert {name: len(seen(after, name)) for name in SECOND} == dict.fromkeys(SECOND, 9)
-    assert (seen(after, "spent")[day(8)], seen(after, "spent_v2")[day(8)]) == (1, 4)
+    requested_tables = {
+        key.to_user_string() for request in launched for key in request.asset_selection
+    }
+    assert requested_tables >= {*SECOND, "fact_daily_orders"}
+    assert requested_tables.isdisjoint(FIRST)
+    assert {name: len(orders_by_day(after, name)) for name in FIRST} == dict.fromkeys(FIRST, 8)
+    assert {name: len(orders_by_day(after, name)) for name in SECOND} == dict.fromkeys(SECOND, 9)
+    assert (orders_by_day(after, "spent")[day(8)], orders_by_day(after, "spent_v2")[day(8)]) == (
+        1,
+        4,
+    )
     now = read_situation(after.settings, after.instance, after.now)
     for name in FIRST:
         assert set(day_states(name, now).values()) == {DayState.RETIRED}
-    told = {incident.table for incident in find_incidents(now)}
-    assert told.isdisjoint(FIRST)
+    incident_tables = {incident.table for incident in find_incidents(now)}
+    assert incident_tables.isdisjoint(FIRST)
     # Without the date, what was missed is due again.
     back = deployed("TABLES", day(10))
     back.night(day(10))
-    assert {len(seen(back, name)) for name in MADE} == {9}
-    assert seen(back, "spent")[day(8)] == 2
+    assert {len(orders_by_day(back, name)) for name in MADE} == {9}
+    assert orders_by_day(back, "spent")[day(8)] == 2
 
 
-def maintained(pipeline: Pipeline, today: date, **how) -> dict[str, MaintenanceResult]:
+def maintain_tables(pipeline: Pipeline, today: date, **how) -> dict[str, MaintenanceResult]:
     spark = pipeline.io_manager.engine.spark_session
-    found = run_maintenance(spark, pipeline.settings, FIRST, today=today, **how)
-    return {one.table: one for one in found}
+    results = run_maintenance(spark, pipeline.settings, FIRST, today=today, **how)
+    return {result.table: result for result in results}
 
 
-def data(pipeline: Pipeline, name: str) -> list[Path]:
-    found = (pipeline.warehouse / name).rglob("*.parquet")
-    return sorted(file for file in found if "_delta_log" not in file.parts)
+def data_files(pipeline: Pipeline, name: str) -> list[Path]:
+    paths = (pipeline.warehouse / name).rglob("*.parquet")
+    return sorted(file for file in paths if "_delta_log" not in file.parts)
 
 
-def life_of(pipeline: Pipeline, name: str, of: date | None = None) -> str:
+def render_history(pipeline: Pipeline, name: str, partition_day: date | None = None) -> str:
     console = Console(width=200, file=StringIO())
     grid = (
-        format_day_history(pipeline.settings, name, of)
-        if of
+        format_day_history(pipeline.settings, name, partition_day)
+        if partition_day
         else format_history(pipeline.settings, name)
     )
     console.print(grid)
@@ -132,28 +137,28 @@ def test_the_files_of_a_retired_table_leave_when_the_time_to_undo_is_over(deploy
     after = deployed("RETIRED", second.RETIRES)
     undo_days = after.settings.undo_days
     last = second.RETIRES + (undo_days - 1) * DAY
-    there = data(after, "spent")
-    maintained(after, last)
-    assert data(after, "spent") == there
+    files = data_files(after, "spent")
+    maintain_tables(after, last)
+    assert data_files(after, "spent") == files
     # What was made before can be undone until then.
-    undo(after, run)
-    assert seen(after, "spent") == {day(1): 1, day(2): 1}
-    said = maintained(after, last + DAY, dry_run=True)
-    assert len(data(after, "spent")) == said["spent"].removed >= 2
-    assert seen(after, "spent") == {day(1): 1, day(2): 1}
-    told = maintained(after, last + DAY)
-    assert "given up, as the table is retired" in life_of(after, "spent", day(1))
-    assert "taken back" in life_of(after, "spent")
-    assert "retirement by maintenance" in life_of(after, "spent")
-    assert told["spent"].removed == said["spent"].removed
-    assert "retired since 2024-01-10; its days 2024-01-01...2024-01-02" in told["spent"].notes[0]
+    run_undo(after, run)
+    assert orders_by_day(after, "spent") == {day(1): 1, day(2): 1}
+    preview = maintain_tables(after, last + DAY, dry_run=True)
+    assert len(data_files(after, "spent")) == preview["spent"].removed >= 2
+    assert orders_by_day(after, "spent") == {day(1): 1, day(2): 1}
+    results = maintain_tables(after, last + DAY)
+    assert "given up, as the table is retired" in render_history(after, "spent", day(1))
+    assert "taken back" in render_history(after, "spent")
+    assert "retirement by maintenance" in render_history(after, "spent")
+    assert results["spent"].removed == preview["spent"].removed
+    assert "retired since 2024-01-10; its days 2024-01-01...2024-01-02" in results["spent"].notes[0]
     for name in FIRST:
-        assert data(after, name) == []
+        assert data_files(after, name) == []
         assert [*(after.warehouse / name).glob("run_date=*")] == []
         assert after.rows(name) == []
-    assert {len(seen(after, name)) for name in SECOND} == {2}
-    again = maintained(after, last + 2 * DAY)["spent"]
-    assert (again.removed, again.notes, again.problems) == (0, [], [])
+    assert {len(orders_by_day(after, name)) for name in SECOND} == {2}
+    next_result = maintain_tables(after, last + 2 * DAY)["spent"]
+    assert (next_result.removed, next_result.notes, next_result.problems) == (0, [], [])
 
 
 def test_what_is_gone_is_not_made_again_by_chance(deployed):
@@ -161,15 +166,15 @@ def test_what_is_gone_is_not_made_again_by_chance(deployed):
     before.land(1, [order("1", 1)])
     before.run(1, 1, [*LAYERS, *MADE])
     after = deployed("RETIRED", GONE)
-    maintained(after, GONE)
+    maintain_tables(after, GONE)
     # The declaration is put back as it was: the table is not what it was.
     back = deployed("TABLES", day(3))
-    said = back.failure(back.run(1, 1, ["spent"], fails=True))
-    assert "spent [2024-01-01]: the table is retired, and maintenance has taken its rows" in said
-    assert "Nothing was written" in said
+    message = back.failure(back.run(1, 1, ["spent"], fails=True))
+    assert "spent [2024-01-01]: the table is retired, and maintenance has taken its rows" in message
+    assert "Nothing was written" in message
     shutil.rmtree(back.warehouse / "spent")
     back.run(1, 1, ["spent"])
-    assert seen(back, "spent") == {day(1): 1}
+    assert orders_by_day(back, "spent") == {day(1): 1}
 
 
 def test_files_that_a_target_may_need_stay(deployed, monkeypatch):
@@ -181,18 +186,18 @@ def test_files_that_a_target_may_need_stay(deployed, monkeypatch):
     )
     target_forks.make_target(before.settings, described)
     after = deployed("RETIRED", GONE)
-    (note,) = maintained(after, GONE)["spent"].notes
+    (note,) = maintain_tables(after, GONE)["spent"].notes
     assert "no file was taken away, as the target(s) v9 may still need it" in note
-    assert seen(after, "spent") == {day(1): 1}
+    assert orders_by_day(after, "spent") == {day(1): 1}
     target_forks.drop_target(after.settings, "v9")
     # Killed between the commit that leaves no row and the files: the next one removes them.
     with monkeypatch.context() as patch, pytest.raises(KilledError):
         patch.setattr(retirement, "delete_data_files", _raise)
-        maintained(after, GONE)
+        maintain_tables(after, GONE)
     assert after.rows("spent") == []
-    version, left = after.log("spent").version(), len(data(after, "spent"))
-    assert maintained(after, GONE)["spent"].removed == left == 1
-    assert data(after, "spent") == []
+    version, file_count = after.log("spent").version(), len(data_files(after, "spent"))
+    assert maintain_tables(after, GONE)["spent"].removed == file_count == 1
+    assert data_files(after, "spent") == []
     assert after.log("spent").version() == version
 
 
@@ -204,29 +209,29 @@ def test_a_table_with_memory_and_one_by_week_retire(engine, spark, tmp_path):
         before.land(n, [order(str(n), n)])
     before.run(1, 8, [*LAYERS, "spent", "so_far"])
     before.run(1, 1, ["by_week"])
-    rows = [seen(before, name) for name in retired]
+    rows = [orders_by_day(before, name) for name in retired]
     assert rows == [{day(n): n for n in range(1, 9)}, {day(1): 7}]
     after = deploy(today=RETIRES)
     # A day more, and a late line, which all days of the state since would have.
     after.land(9, [order("9", 9), order("late", 8)])
     after.night(RETIRES)
-    assert seen(after, "spent") == {**dict.fromkeys(map(day, range(1, 10)), 1), day(8): 2}
-    assert [seen(after, name) for name in retired] == rows
+    assert orders_by_day(after, "spent") == {**dict.fromkeys(map(day, range(1, 10)), 1), day(8): 2}
+    assert [orders_by_day(after, name) for name in retired] == rows
     now = read_situation(after.settings, after.instance, after.now)
     assert {state for name in retired for state in day_states(name, now).values()} == {
         DayState.RETIRED
     }
     assert {incident.table for incident in find_incidents(now)}.isdisjoint(retired)
     session = after.io_manager.engine.spark_session
-    for one in run_maintenance(session, after.settings, retired, today=GONE):
-        assert (one.removed or 0) >= 1
-        assert after.rows(one.table) == data(after, one.table) == []
+    for result in run_maintenance(session, after.settings, retired, today=GONE):
+        assert (result.removed or 0) >= 1
+        assert after.rows(result.table) == data_files(after, result.table) == []
 
 
 def test_a_kept_plan_of_a_table_that_is_retired_since_is_not_launched(deployed, monkeypatch):
     before = deployed("TABLES", day(3))
     before.land(1, [order("1", 1)])
-    plan = planned(before, str(day(1)), tables=("spent", "spent_v2"))
+    plan = make_plan(before, str(day(1)), tables=("spent", "spent_v2"))
     after = deployed("RETIRED", RETIRES)
     monkeypatch.setattr(stages, "missing_daemons", lambda _: [])
     graph = after.repository.asset_graph
@@ -237,7 +242,7 @@ def test_a_kept_plan_of_a_table_that_is_retired_since_is_not_launched(deployed, 
 
 
 def test_dagster_shows_versions_and_retired_assets(engine):
-    def assets(today: date) -> BaseAssetGraph:
+    def asset_graph(today: date) -> BaseAssetGraph:
         settings = load_settings(tables=f"{PLACE}RETIRED", warehouse="/w", landing="/l", **DATES)
         clock = partial(datetime.combine, today, time(12), tzinfo=timezone.utc)
         defs = build_defs(settings, resources={"engine": engine}, clock=clock)
@@ -247,7 +252,7 @@ def test_dagster_shows_versions_and_retired_assets(engine):
         assert selected >= {*SECOND}
         return defs.resolve_asset_graph()
 
-    before, after = assets(second.RETIRES - DAY), assets(second.RETIRES)
+    before, after = asset_graph(second.RETIRES - DAY), asset_graph(second.RETIRES)
     for name in MADE:
         key = dg.AssetKey(name)
         assert before.get(key).is_materializable
@@ -265,9 +270,9 @@ def test_dagster_shows_versions_and_retired_assets(engine):
 def test_what_is_retired_is_neither_planned_nor_verified(engine):
     settings = load_settings(tables=f"{PLACE}RETIRED", warehouse="/w", landing="/l", **DATES)
     defs = build_defs(settings, resources={"engine": engine})
-    asked = BackfillRequest(days="2024-01-01", tables=("spent",))
+    parameters = BackfillRequest(days="2024-01-01", tables=("spent",))
     for ask in (
-        lambda: refuse_invalid_request(settings, asked),
+        lambda: refuse_invalid_request(settings, parameters),
         lambda: verify_days(settings, defs, Window(day(1), day(2)), ["spent"]),
         lambda: target_tables(settings, ["spent"]),
     ):
@@ -304,8 +309,8 @@ def test_two_tables_are_not_the_same_version():
 def test_a_reader_may_have_moved_to_the_second_version():
     settings = load_settings(tables=f"{PLACE}MOVED")
     assert buildable_tables(settings, (), second.RETIRES - DAY) == (*tables_of(settings),)
-    left = {*tables_of(settings)} - {*buildable_tables(settings, (), second.RETIRES)}
-    assert left == {"spent", "logged"}
+    retired_tables = {*tables_of(settings)} - {*buildable_tables(settings, (), second.RETIRES)}
+    assert retired_tables == {"spent", "logged"}
     with pytest.raises(ValueError, match="spent is retired since 2024-01-10: no day of it is"):
         buildable_tables(settings, ["spent", "most"], second.RETIRES)
 
@@ -319,15 +324,15 @@ def test_the_code_of_a_version_is_its_own(tmp_path, monkeypatch):
         (package / f"{name}.py").write_text("import two_versions.first\n")
     monkeypatch.syspath_prepend(str(tmp_path))
 
-    def digests() -> list[str]:
+    def code_digests() -> list[str]:
         return [
             SourceFiles().modules_digest([f"two_versions.{name}"]) for name in ("first", "second")
         ]
 
-    versions = [digests()]
+    versions = [code_digests()]
     for changed in ("second", "first"):
         with (package / f"{changed}.py").open("a") as file:
             file.write("CHANGED = True\n")
-        versions.append(digests())
+        versions.append(code_digests())
     same = [[a == b for a, b in zip(*pair, strict=True)] for pair in itertools.pairwise(versions)]
     assert same == [[True, False], [False, False]]

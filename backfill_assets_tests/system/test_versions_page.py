@@ -11,67 +11,69 @@ import pytest
 from backfill_assets.cli import main
 from backfill_assets.engine.spark import Engine
 from backfill_assets.settings import PREFIX
-from backfill_assets_tests.pages import documented
+from backfill_assets_tests.pages import code_blocks
 from backfill_assets_tests.pipeline import LAYERS, Pipeline, order
 from backfill_assets_tests.places import PROJECT
 
 BOTH = "backfill_assets.examples.customers.two_versions:TABLES"
 RETIRED = "backfill_assets_tests.retired_features:TABLES"
-STEPS = [text for text in documented("docs/versions.md", "text") if text.startswith("$ ")]
-(QUERY,) = (of for of in documented("docs/versions.md", "text") if of.startswith("SELECT"))
+STEPS = [text for text in code_blocks("docs/versions.md", "text") if text.startswith("$ ")]
+(QUERY,) = (
+    query for query in code_blocks("docs/versions.md", "text") if query.startswith("SELECT")
+)
 MADE = ("features", "features_v2", "labels_daily", "training_daily", "training_daily_v2")
 
 
 @pytest.fixture
 def production(engine, spark, tmp_path: Path, monkeypatch) -> Pipeline:
-    found = Pipeline(engine, tmp_path, tables=BOTH, window_days=1)
+    pipeline = Pipeline(engine, tmp_path, tables=BOTH, window_days=1)
     for n in range(1, 4):
-        found.land(n, [order(f"{n}-{k}", n, customer=f"c{k}") for k in range(n)])
-    found.run(1, 3, [*LAYERS, "features", "labels_daily", "training_daily"])
+        pipeline.land(n, [order(f"{n}-{k}", n, customer=f"c{k}") for k in range(n)])
+    pipeline.run(1, 3, [*LAYERS, "features", "labels_daily", "training_daily"])
     (tmp_path / "home").mkdir()
     (tmp_path / "home/dagster.yaml").write_text("telemetry: {enabled: false}\n")
     monkeypatch.chdir(PROJECT)
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "home"))
     for name in ("landing", "warehouse", "start", "end", "window_days"):
-        monkeypatch.setenv(f"{PREFIX}{name.upper()}", str(getattr(found.settings, name)))
+        monkeypatch.setenv(f"{PREFIX}{name.upper()}", str(getattr(pipeline.settings, name)))
     monkeypatch.delenv("SPARK_REMOTE", raising=False)
     monkeypatch.setattr(Engine, "from_settings", lambda _: engine)
-    return found
+    return pipeline
 
 
-def score(pipeline: Pipeline, name: str) -> dict[tuple[str, str], str]:
+def read_scores(pipeline: Pipeline, name: str) -> dict[tuple[str, str], str]:
     return {
         (str(row["event_date"]), row["user_id"]): str(row["engagement_score"])
         for row in pipeline.rows(name)
     }
 
 
-def follow(step: str, capsys) -> None:
+def follow_step(step: str, capsys) -> None:
     """Do what a step of the page says, and see that what it shows is what is printed."""
     command, *shown = step.splitlines()
     name, *words = shlex.split(command.removeprefix("$ "))
     assert name == "backfill-assets"
     refused = any("is retired since" in line for line in shown)
     assert (main(words) != 0) == refused, capsys.readouterr()
-    told = capsys.readouterr()
-    said = [line.rstrip() for line in (told.err if refused else told.out).splitlines()]
+    captured = capsys.readouterr()
+    lines = [line.rstrip() for line in (captured.err if refused else captured.out).splitlines()]
     for line in shown:
         pattern = re.escape(line).replace(re.escape("..."), ".*").replace("\\ ", " +")
-        assert any(re.fullmatch(f" *{pattern}", of) for of in said), (line, said)
+        assert any(re.fullmatch(f" *{pattern}", printed) for printed in lines), (line, lines)
 
 
 def test_the_steps_do_what_the_page_says(production, capsys, monkeypatch):
     monkeypatch.setenv(f"{PREFIX}TABLES", BOTH)
     before, *after = STEPS
-    follow(before, capsys)
-    first = score(production, "features")
+    follow_step(before, capsys)
+    first = read_scores(production, "features")
     production.run(1, 3, MADE)
     # The first version is as it was; the second one counts seven days, not thirty.
-    assert score(production, "features") == first
+    assert read_scores(production, "features") == first
     user = ("2024-01-03", "c0")
-    scores = [score(production, name)[user] for name in ("features", "features_v2")]
+    scores = [read_scores(production, name)[user] for name in ("features", "features_v2")]
     assert scores == ["10.00", "42.86"]
-    assert len(score(production, "features_v2")) == len(first) == 6
+    assert len(read_scores(production, "features_v2")) == len(first) == 6
     session = production.io_manager.engine.spark_session
     compared = session.sql(QUERY.replace("<warehouse>", production.settings.warehouse)).collect()
     assert {str(row["event_date"]): (row["users"], row["other"]) for row in compared} == {
@@ -79,6 +81,6 @@ def test_the_steps_do_what_the_page_says(production, capsys, monkeypatch):
     }
     monkeypatch.setenv(f"{PREFIX}TABLES", RETIRED)
     for step in after:
-        follow(step, capsys)
+        follow_step(step, capsys)
     assert production.rows("features") == []
-    assert len(score(production, "features_v2")) == 6
+    assert len(read_scores(production, "features_v2")) == 6

@@ -25,8 +25,8 @@ from backfill_assets.monitoring.look import Monitor
 from backfill_assets.monitoring.states import DayState, day_states
 from backfill_assets.orders.facts import FACT
 from backfill_assets.orders.tables import ORDERS
-from backfill_assets_tests.pages import documented
-from backfill_assets_tests.pipeline import START, Pipeline, day, order, undo, verify
+from backfill_assets_tests.pages import code_blocks
+from backfill_assets_tests.pipeline import START, Pipeline, day, order, run_undo, run_verify
 
 PLACE = "backfill_assets.examples.web_events:TABLES"
 TABLES = [*VISITS.tables, active_users_7d]
@@ -71,9 +71,9 @@ class Visit:
         return self.line | {"properties": self.properties}
 
 
-def made(seed: int) -> list[Visit]:
+def make_visits(seed: int) -> list[Visit]:
     """Visits of twelve days: some late by up to six days, some in a second version."""
-    random, found = Random(seed), []
+    random, visits = Random(seed), []
     for n in range(1, LAST + 1):
         for k in range(12):
             arrival = day(n)
@@ -91,30 +91,36 @@ def made(seed: int) -> list[Visit]:
                 datetime.combine(arrival, datetime.min.time()) + timedelta(hours=23),
                 arrival,
             )
-            found.append(visit)
+            visits.append(visit)
             if k % 5 == 0 and n + 2 <= LAST:
-                again = visit.sent_at + 2 * DAY
-                more = replace(visit, clicks=visit.clicks + 10, sent_at=again, arrival=again.date())
-                found.append(more)
-    return found
+                resent_at = visit.sent_at + 2 * DAY
+                more = replace(
+                    visit, clicks=visit.clicks + 10, sent_at=resent_at, arrival=resent_at.date()
+                )
+                visits.append(more)
+    return visits
 
 
-def land(pipeline: Pipeline, visits: list[Visit], wrong: dict[int, list[str]]) -> None:
+def land_visits(pipeline: Pipeline, visits: list[Visit], wrong: dict[int, list[str]]) -> None:
     """Each arrival day in one of three formats, and beside it lines that are none."""
     by_day: dict[date, list[Visit]] = defaultdict(list)
     for visit in visits:
         by_day[visit.arrival].append(visit)
-    for arrival, of in by_day.items():
+    for arrival, day_visits in by_day.items():
         folder = pipeline.landing / "visits" / f"arrival_date={arrival}"
         folder.mkdir(parents=True, exist_ok=True)
         n = (arrival - START).days + 1
         if n % 3 == 0:
-            rows = pa.Table.from_pylist([{**v.flat, "began_at": v.began_at} for v in of])
+            rows = pa.Table.from_pylist([{**v.flat, "began_at": v.began_at} for v in day_visits])
             pa.parquet.write_table(rows, folder / "part.parquet")
         elif n % 3 == 1:
-            (folder / "part.jsonl").write_text("".join(f"{json.dumps(v.line)}\n" for v in of))
+            (folder / "part.jsonl").write_text(
+                "".join(f"{json.dumps(v.line)}\n" for v in day_visits)
+            )
         else:
-            pa.csv.write_csv(pa.Table.from_pylist([v.flat for v in of]), folder / "part.csv")
+            pa.csv.write_csv(
+                pa.Table.from_pylist([v.flat for v in day_visits]), folder / "part.csv"
+            )
         if n in wrong:
             (folder / "wrong.jsonl").write_text("".join(f"{line}\n" for line in wrong[n]))
 
@@ -124,35 +130,37 @@ def one_visit(name: str, event: date, arrival: date) -> Visit:
     return Visit(name, "new", began, "/", 7, True, None, sent, arrival)
 
 
-def staged(visits: list[Visit], last: int) -> dict[date, dict[str, Visit]]:
+def expected_staged(visits: list[Visit], last: int) -> dict[date, dict[str, Visit]]:
     """The model: by event day, each visit in the greatest version that was logged in time."""
     newest: dict[str, list[Visit]] = defaultdict(list)
     for visit in visits:
         newest[visit.visit_id].append(visit)
-    found: dict[date, dict[str, Visit]] = defaultdict(dict)
+    newest_by_day: dict[date, dict[str, Visit]] = defaultdict(dict)
     for name, versions in newest.items():
         by_event = defaultdict(list)
-        for one in versions:
-            if one.arrival <= day(last) and (one.arrival - one.event).days <= W:
-                by_event[one.event].append(one)
-        for event, of in by_event.items():
-            found[event][name] = max(of, key=lambda one: one.sent_at)
-    return found
+        for version in versions:
+            if version.arrival <= day(last) and (version.arrival - version.event).days <= W:
+                by_event[version.event].append(version)
+        for event, candidates in by_event.items():
+            newest_by_day[event][name] = max(candidates, key=lambda version: version.sent_at)
+    return newest_by_day
 
 
-def active(of: dict[date, dict[str, Visit]], last: int) -> dict[date, tuple[int, int, int]]:
+def expected_active(
+    visits_by_day: dict[date, dict[str, Visit]], last: int
+) -> dict[date, tuple[int, int, int]]:
     """The model: users, visits and clicks of seven days."""
-    found = {}
+    numbers = {}
     for run_date in Window(START, day(last) + DAY):
         days = [run_date - n * DAY for n in range(7)]
-        visits = [one for d in days for one in of.get(d, {}).values()]
-        users = {one.user_id for one in visits} - {None}
+        visits = [visit for d in days for visit in visits_by_day.get(d, {}).values()]
+        users = {visit.user_id for visit in visits} - {None}
         if visits:
-            found[run_date] = (len(users), len(visits), sum(one.clicks for one in visits))
-    return found
+            numbers[run_date] = (len(users), len(visits), sum(visit.clicks for visit in visits))
+    return numbers
 
 
-def published(pipeline: Pipeline) -> dict[date, tuple[int, int, int]]:
+def published_activity(pipeline: Pipeline) -> dict[date, tuple[int, int, int]]:
     return {
         row["run_date"]: (row["users"], row["visits"], row["clicks"])
         for row in pipeline.rows(active_users_7d.name)
@@ -175,20 +183,20 @@ WRONG = {
 
 def test_backfill_nights_plan_verify_and_undo(engine, tmp_path):
     pipeline = Pipeline(engine, tmp_path, land=False, tables=PLACE)
-    visits = made(1)
-    land(pipeline, visits, WRONG)
+    visits = make_visits(1)
+    land_visits(pipeline, visits, WRONG)
     pipeline.run(1, LAST, ALL)
 
-    model = staged(visits, LAST)
+    model = expected_staged(visits, LAST)
     assert {
         (row["event_date"], row["visit_id"]): (row["clicks"], row["user_id"], row["properties"])
         for row in pipeline.rows(VISITS.staged.name)
     } == {
-        (event, name): (one.clicks, one.user_id, one.properties)
-        for event, of in model.items()
-        for name, one in of.items()
+        (event, name): (visit.clicks, visit.user_id, visit.properties)
+        for event, day_visits in model.items()
+        for name, visit in day_visits.items()
     }
-    assert published(pipeline) == active(model, LAST)
+    assert published_activity(pipeline) == expected_active(model, LAST)
     late = [v for v in visits if (v.arrival - v.event).days > W]
     assert len(pipeline.rows(VISITS.late.name)) == len(late) > 0
     assert sorted(row["reason"] for row in pipeline.rows(VISITS.rejected.name)) == [
@@ -201,10 +209,10 @@ def test_backfill_nights_plan_verify_and_undo(engine, tmp_path):
     # A line that comes late, but in time: its day, and the days that count it; no other.
     before = read_ledgers(pipeline.settings)[active_users_7d.name]
     came = one_visit("late", day(11), day(13))
-    land(pipeline, [came], {})
+    land_visits(pipeline, [came], {})
     pipeline.night(day(14))
     visits.append(came)
-    assert published(pipeline) == active(staged(visits, 13), 13)
+    assert published_activity(pipeline) == expected_active(expected_staged(visits, 13), 13)
     after = read_ledgers(pipeline.settings)[active_users_7d.name]
     changed = {d for d in before.published_days if before.content_key(d) != after.content_key(d)}
     assert changed == {day(11), day(12)}
@@ -218,7 +226,7 @@ def test_backfill_nights_plan_verify_and_undo(engine, tmp_path):
 
     # Asked for again nothing changes; a plan says so, and computed anew it is the same.
     pipeline.run(1, 13, ALL)
-    assert published(pipeline) == active(staged(visits, 13), 13)
+    assert published_activity(pipeline) == expected_active(expected_staged(visits, 13), 13)
     graph = pipeline.repository.asset_graph
     plan = make_plan(
         pipeline.settings,
@@ -231,46 +239,46 @@ def test_backfill_nights_plan_verify_and_undo(engine, tmp_path):
     assert {
         name: outlook.why for name, outlook in plan.tables.items() if outlook.days_to_compute
     } == {}
-    found = verify(
+    results = run_verify(
         pipeline.settings,
         engine,
         Window(day(1), day(14)),
         [active_users_7d.name],
     )
-    assert {one.outcome for one in found} == {VerifyOutcome.MATCHES}
+    assert {one.outcome for one in results} == {VerifyOutcome.MATCHES}
 
     # What was loaded wrongly is undone, in all tables.
-    good = published(pipeline)
+    good = published_activity(pipeline)
     more = pipeline.landing / "visits" / f"arrival_date={day(12)}" / "more.jsonl"
     more.write_text(f"{json.dumps(one_visit('more', day(12), day(12)).line)}\n")
     loaded = pipeline.run(12, 12, ALL)
-    assert published(pipeline) != good
-    undo(pipeline, loaded.run_id[:8])
-    assert published(pipeline) == good
+    assert published_activity(pipeline) != good
+    run_undo(pipeline, loaded.run_id[:8])
+    assert published_activity(pipeline) == good
 
 
 def test_the_page_shows_the_module():
     module = Path(web_events.__file__).read_text()
-    assert documented("docs/own-sources.md", "python") == [module]
+    assert code_blocks("docs/own-sources.md", "python") == [module]
 
 
 @pytest.mark.slow
 def test_two_sources_in_one_deployment(engine, tmp_path):
     """Each with its own landing, window and runs; what lands for one leaves the other alone."""
     pipeline = Pipeline(engine, tmp_path, tables=f"{__name__}:BOTH")
-    visits = [visit for visit in made(2) if visit.arrival <= day(3)]
-    land(pipeline, visits, {})
+    visits = [visit for visit in make_visits(2) if visit.arrival <= day(3)]
+    land_visits(pipeline, visits, {})
     for n in range(1, 4):
         pipeline.land(n, [order(f"o{n}", n)])
     pipeline.night(day(4))
-    assert published(pipeline) == active(staged(visits, 3), 3)
+    assert published_activity(pipeline) == expected_active(expected_staged(visits, 3), 3)
     assert len(pipeline.rows(FACT.name)) == 3
 
     before = pipeline.digests()
     came = one_visit("o1", day(3), day(4))
-    land(pipeline, [came], {})
+    land_visits(pipeline, [came], {})
     pipeline.night(day(5))
-    assert published(pipeline) == active(staged([*visits, came], 4), 4)
+    assert published_activity(pipeline) == expected_active(expected_staged([*visits, came], 4), 4)
     # Of the orders there is a day without a line more, and nothing is computed anew.
     after = pipeline.digests()
-    assert {name: of | after[name] for name, of in before.items()} == after
+    assert {name: digests | after[name] for name, digests in before.items()} == after

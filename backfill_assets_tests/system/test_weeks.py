@@ -32,10 +32,10 @@ from backfill_assets_tests.pipeline import (
     START,
     Pipeline,
     day,
+    make_plan,
     order,
-    planned,
-    undo,
-    verify,
+    run_undo,
+    run_verify,
 )
 
 WEEKLY = Grain.WEEKLY
@@ -49,26 +49,26 @@ def weeks(engine, spark, tmp_path: Path) -> Pipeline:
     return Pipeline(engine, tmp_path, tables="backfill_assets_tests.neighbours:WEEKS")
 
 
-def land(pipeline: Pipeline, first: int, last: int) -> None:
+def land_days(pipeline: Pipeline, first: int, last: int) -> None:
     for n in range(first, last + 1):
         pipeline.land(n, [order(str(n), n, f"{n}.00")])
 
 
-def rows(pipeline: Pipeline, name: str = weekly.name) -> dict[date, tuple[int, Decimal]]:
+def read_rows(pipeline: Pipeline, name: str = weekly.name) -> dict[date, tuple[int, Decimal]]:
     return {row["week"]: (row["orders"], row["revenue"]) for row in pipeline.rows(name)}
 
 
-def expected(days: Iterable[int], more: Mapping[int, str] | None = None) -> dict[date, Any]:
+def expected_weeks(days: Iterable[int], more: Mapping[int, str] | None = None) -> dict[date, Any]:
     """By Monday, orders and revenue: a plain loop over an order a day, and some more."""
-    found: dict[date, tuple[int, Decimal]] = defaultdict(lambda: (0, Decimal(0)))
+    totals: dict[date, tuple[int, Decimal]] = defaultdict(lambda: (0, Decimal(0)))
     amounts = [(n, Decimal(n)) for n in days]
     for n, amount in [*amounts, *((n, Decimal(text)) for n, text in (more or {}).items())]:
-        of = day(n)
-        while of.weekday():
-            of -= timedelta(days=1)
-        orders, revenue = found[of]
-        found[of] = orders + 1, revenue + amount
-    return dict(found)
+        monday = day(n)
+        while monday.weekday():
+            monday -= timedelta(days=1)
+        orders, revenue = totals[monday]
+        totals[monday] = orders + 1, revenue + amount
+    return dict(totals)
 
 
 dates = st.dates(date(2019, 1, 1), date(2026, 1, 1))
@@ -79,10 +79,10 @@ def test_the_policy_and_dagster_know_the_same_weeks(start: date, length: int, ah
     settings = load_settings(start=start, end=start + (length + 1) * DAY)
     policy = Policy.from_settings(settings)
     weekly_policy = Policy(**{**vars(policy), "cadence": WEEKLY})
-    found = [*map(str, weekly_policy.partitions_until(settings.end))]
+    mondays = [*map(str, weekly_policy.partitions_until(settings.end))]
     # Of a calendar that ends before its first week, Dagster names that week nevertheless.
-    assert WEEKLY.partitions_def(settings).get_partition_keys()[: len(found) or None] == (
-        found or [str(WEEKLY.partitions_of([start + 6 * DAY])[0])]
+    assert WEEKLY.partitions_def(settings).get_partition_keys()[: len(mondays) or None] == (
+        mondays or [str(WEEKLY.partitions_of([start + 6 * DAY])[0])]
     )
     assert WEEKLY.from_partitions_def(WEEKLY.partitions_def(settings)) is WEEKLY
     assert WEEKLY.from_partitions_def(Grain.DAILY.partitions_def(settings)) is Grain.DAILY
@@ -95,9 +95,9 @@ def test_the_policy_and_dagster_know_the_same_weeks(start: date, length: int, ah
 @given(days=st.sets(dates, min_size=1, max_size=9))
 def test_a_day_lies_in_one_week(days: set[date]) -> None:
     assert WEEK.changed_days(days, None) == WEEKLY.partitions_of(days)  # type: ignore[arg-type]
-    for of in days:
-        (monday,) = WEEK.affected_days(Window(of, of + DAY))
-        assert of in WEEK.required_days(monday)
+    for d in days:
+        (monday,) = WEEK.affected_days(Window(d, d + DAY))
+        assert d in WEEK.required_days(monday)
         assert [*WEEK.input_days(Window(monday, monday + DAY))] == [*WEEK.required_days(monday)]
 
 
@@ -110,39 +110,39 @@ def test_the_weeks_of_a_run_have_no_gap() -> None:
 def test_a_range_of_weeks_has_what_weeks_have_and_a_repeat_writes_nothing(
     weeks: Pipeline, engine, tmp_path: Path
 ) -> None:
-    land(weeks, 1, 21)
+    land_days(weeks, 1, 21)
     weeks.run(1, 21)
     weeks.run(1, 15, WEEKS)
-    assert rows(weeks) == expected(range(1, 22)) == rows(weeks, weekly_again.name)
+    assert read_rows(weeks) == expected_weeks(range(1, 22)) == read_rows(weeks, weekly_again.name)
     assert weeks.materialized(weekly.name) == {str(day(n)) for n in (1, 8, 15)}
     versions = [weeks.log(name).version() for name in WEEKS]
     weeks.run(1, 15, WEEKS)
     assert [weeks.log(name).version() for name in WEEKS] == versions
     other = Pipeline(engine, tmp_path / "one", tables=weeks.settings.tables)
-    land(other, 1, 21)
+    land_days(other, 1, 21)
     other.run(1, 21)
     for n in (15, 1, 8):
         other.run(n, n, WEEKS)
-    ledgers = [of.io_manager.ledger(weekly) for of in (weeks, other)]
+    ledgers = [pipeline.io_manager.ledger(weekly) for pipeline in (weeks, other)]
     assert ledgers[0].published_days == ledgers[1].published_days
-    for of in ledgers[0].published_days:
-        assert ledgers[0].content_key(of) == ledgers[1].content_key(of)
+    for monday in ledgers[0].published_days:
+        assert ledgers[0].content_key(monday) == ledgers[1].content_key(monday)
 
 
 def test_a_week_that_lacks_a_day_is_not_published_and_says_which(weeks: Pipeline) -> None:
-    land(weeks, 1, 14)
+    land_days(weeks, 1, 14)
     weeks.run(1, 3)
     weeks.run(5, 14)
     result = weeks.run(1, 8, [weekly.name], fails=True)
-    said = " ".join(str(e.message) for e in result.all_events if e.is_failure)
-    assert f"{FACT.name}[{day(4)}] has never been published" in said or any(
+    message = " ".join(str(e.message) for e in result.all_events if e.is_failure)
+    assert f"{FACT.name}[{day(4)}] has never been published" in message or any(
         f"{FACT.name}[{day(4)}] has never been published" in (e.description or "")
         for e in result.get_asset_check_evaluations()
     )
-    assert rows(weeks) == expected(range(8, 15))
+    assert read_rows(weeks) == expected_weeks(range(8, 15))
     weeks.run(4, 4)
     weeks.run(1, 8, [weekly.name])
-    assert rows(weeks) == expected(range(1, 15))
+    assert read_rows(weeks) == expected_weeks(range(1, 15))
 
 
 def test_nights_publish_a_week_when_it_is_over_and_again_when_a_late_line_comes(
@@ -150,53 +150,59 @@ def test_nights_publish_a_week_when_it_is_over_and_again_when_a_late_line_comes(
 ) -> None:
     # The nights before and after the end of each week.
     for first, n in ((1, 6), (7, 7), (8, 13), (14, 14)):
-        land(weeks, first, n)
+        land_days(weeks, first, n)
         weeks.night(day(n + 1))
         over = n // 7 * 7
-        there = weeks.warehouse / weekly.name
-        assert (rows(weeks) if there.exists() else {}) == expected(range(1, over + 1)), n
+        path = weeks.warehouse / weekly.name
+        assert (read_rows(weeks) if path.exists() else {}) == expected_weeks(range(1, over + 1)), n
     for name in WEEKS:
         states = day_states(name, read_situation(weeks.settings, weeks.instance, weeks.now))
         assert {*states} == {day(1), day(8)}
         assert {*states.values()} <= {DayState.OPEN, DayState.FINAL}
     weeks.land(15, [order("late", 13, "100.00", ingested=f"{day(15)}T12:00:00Z")])
-    done = weeks.night(day(16))
-    again = [
+    requests = weeks.night(day(16))
+    starts = [
         request.tags["dagster/asset_partition_range_start"]
-        for request in done
+        for request in requests
         if dg.AssetKey(weekly.name) in (request.asset_selection or ())
     ]
-    assert again == [str(day(8))]
-    assert rows(weeks) == expected(range(1, 15), {13: "100.00"}) == rows(weeks, WEEKS[1])
+    assert starts == [str(day(8))]
+    assert (
+        read_rows(weeks)
+        == expected_weeks(range(1, 15), {13: "100.00"})
+        == read_rows(weeks, WEEKS[1])
+    )
     # No run has a table by day and one by week.
-    for request in done:
+    for request in requests:
         names = {key.path[-1] for key in request.asset_selection or ()}
         assert names <= {*WEEKS} or names.isdisjoint(WEEKS)
 
 
 def test_weeks_are_planned_verified_and_undone(weeks: Pipeline, engine) -> None:
-    land(weeks, 1, 21)
-    plan = planned(weeks, f"{day(3)}...{day(17)}", tables=(*LAYERS, *WEEKS))
+    land_days(weeks, 1, 21)
+    plan = make_plan(weeks, f"{day(3)}...{day(17)}", tables=(*LAYERS, *WEEKS))
     assert plan.tables[FACT.name].depends or plan.tables[FACT.name].computed
     # Of the last week, days lie outside: what is asked for does not make them.
     assert {*plan.tables} >= {*WEEKS}
     weeks.run(1, 21)
     weeks.run(1, 15, WEEKS)
-    plan = planned(weeks, f"{day(3)}...{day(10)}", tables=(*LAYERS, *WEEKS))
+    plan = make_plan(weeks, f"{day(3)}...{day(10)}", tables=(*LAYERS, *WEEKS))
     assert plan.tables[weekly.name].identical == (str(day(1)), str(day(8)))
     window = Window(day(9), day(17))
-    everything = verify(weeks.settings, engine, window)
-    assert {one.outcome for one in everything} == {VerifyOutcome.MATCHES}
-    assert {one.day for one in everything if one.table == FACT.name} == {*window}
-    found = [one for one in everything if one.table in WEEKS]
-    assert {(one.table, one.day) for one in found} == {(n, day(d)) for n in WEEKS for d in (8, 15)}
+    everything = run_verify(weeks.settings, engine, window)
+    assert {result.outcome for result in everything} == {VerifyOutcome.MATCHES}
+    assert {result.day for result in everything if result.table == FACT.name} == {*window}
+    week_results = [result for result in everything if result.table in WEEKS]
+    assert {(result.table, result.day) for result in week_results} == {
+        (n, day(d)) for n in WEEKS for d in (8, 15)
+    }
     weeks.land(21, [order("more", 20, "5.00", ingested=f"{day(21)}T12:00:00Z")], "more.jsonl")
     weeks.run(21, 21, ["raw_orders", "raw_orders_rejected"])
     weeks.run(20, 20, ["stg_orders", "fact_daily_orders"])
     run = weeks.run(1, 15, [weekly.name])
-    assert rows(weeks) == expected(range(1, 22), {20: "5.00"})
-    undo(weeks, run.run_id)
-    assert rows(weeks) == expected(range(1, 22))
+    assert read_rows(weeks) == expected_weeks(range(1, 22), {20: "5.00"})
+    run_undo(weeks, run.run_id)
+    assert read_rows(weeks) == expected_weeks(range(1, 22))
 
 
 def test_what_no_week_can_be_made_of_is_refused() -> None:
@@ -231,14 +237,14 @@ def test_what_no_week_can_be_made_of_is_refused() -> None:
 
 def test_the_weeks_in_dagster(weeks: Pipeline) -> None:
     graph = weeks.repository.asset_graph
-    of = graph.get(dg.AssetKey(weekly.name)).partitions_def
-    assert of is not None
-    keys = of.get_partition_keys()
+    partitions = graph.get(dg.AssetKey(weekly.name)).partitions_def
+    assert partitions is not None
+    keys = partitions.get_partition_keys()
     assert keys == [str(START + n * 7 * DAY) for n in range(4)]
     mapping = graph.get_partition_mapping(dg.AssetKey(weekly.name), dg.AssetKey(FACT.name))
     days = graph.get(dg.AssetKey(FACT.name)).partitions_def
     assert days is not None
     read = mapping.get_upstream_mapped_partitions_result_for_partitions(
-        of.subset_with_partition_keys(["2024-01-08"]), of, days
+        partitions.subset_with_partition_keys(["2024-01-08"]), partitions, days
     ).partitions_subset
     assert {*read.get_partition_keys()} == {str(day(n)) for n in range(8, 15)}

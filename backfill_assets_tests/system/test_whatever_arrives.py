@@ -20,7 +20,7 @@ from backfill_assets.orders.tables import RAW, REJECTED, TABLES
 from backfill_assets.publish import publisher
 from backfill_assets_tests.arriving import DAY, Source, Truth
 from backfill_assets_tests.pipeline import EVERYTHING, START, Pipeline, day, order
-from backfill_assets_tests.whatever import differences
+from backfill_assets_tests.whatever import list_differences
 
 pytestmark = pytest.mark.timeout(14400)
 DAYS = int(os.environ.get("BACKFILL_TEST_ARRIVAL_DAYS", "6"))
@@ -51,18 +51,18 @@ def test_whatever_arrives(engine, spark, tmp_path, monkeypatch, seed):
     countdown = [0]
     commit = Writer.commit
 
-    def killed(self, *given, **more):
+    def commit_or_die(self, *arguments, **more):
         countdown[0] -= 1
         if countdown[0] == 0:
             raise Killed("before a commit")
-        done = commit(self, *given, **more)
+        result = commit(self, *arguments, **more)
         if countdown[0] == 0.5:
             raise Killed("after a commit")
-        return done
+        return result
 
-    monkeypatch.setattr(Writer, "commit", killed)
+    monkeypatch.setattr(Writer, "commit", commit_or_die)
     for n in range(DAYS):
-        source.day(START + n * DAY)
+        source.simulate_day(START + n * DAY)
         today = START + (n + 1) * DAY
         if chance.random() < 0.4:  # some log day, loaded by hand before its turn
             day = START + chance.randint(0, n) * DAY
@@ -73,8 +73,8 @@ def test_whatever_arrives(engine, spark, tmp_path, monkeypatch, seed):
         # What a killed run left is asked for again, as by Dagster's retries.
         while p.run_keys.clear() or p.night(today):
             pass
-        truth.load(today)
-        assert not differences(p.settings, truth), today
+        truth.load_landing(today)
+        assert not list_differences(p.settings, truth), today
 
 
 def test_only_the_days_that_changed_are_computed(pipeline, monkeypatch):
@@ -85,14 +85,14 @@ def test_only_the_days_that_changed_are_computed(pipeline, monkeypatch):
     built: dict[str, list[Window]] = {}
     compute = publisher.compute_days
 
-    def seen(table, plan, wanted, *more, **known):
-        def build(days: Window):
+    def compute_recorded(table, plan, window, *more, **known):
+        def record_build(days: Window):
             built.setdefault(table.name, []).append(days)
             return plan.build(days)
 
-        return compute(table, replace(plan, build=build), wanted, *more, **known)
+        return compute(table, replace(plan, build=record_build), window, *more, **known)
 
-    monkeypatch.setattr(publisher, "compute_days", seen)
+    monkeypatch.setattr(publisher, "compute_days", compute_recorded)
     pipeline.land(1, [order("new", 1)], "more.jsonl")
     pipeline.land(5, [order("newest", 5)], "more.jsonl")
     pipeline.run(1, 6, EVERYTHING)
@@ -112,8 +112,8 @@ def test_a_start_that_moves_earlier(engine, spark, tmp_path):
     late.land(4, [order("late", 1, "5.00", ingested=f"{day(4)}T09:00:00Z"), order("o4", 4)])
     late.night(day(5))
     assert {r["run_date"] for r in late.rows("fact_daily_orders_current")} == {day(3), day(4)}
-    told = late.io_manager.ledger(TABLES["late_orders"]).latest[day(4)].days[day(4)]
-    assert "1 line(s) tell of days before 2024-01-03" in told.findings["conservation"][1]
+    details = late.io_manager.ledger(TABLES["late_orders"]).latest[day(4)].days[day(4)]
+    assert "1 line(s) tell of days before 2024-01-03" in details.findings["conservation"][1]
     moved = Pipeline(engine, tmp_path, start=day(1), window_days=1)
     moved.instance = late.instance
     moved.night(day(5))

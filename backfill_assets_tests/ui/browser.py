@@ -24,7 +24,7 @@ _FLAGS = (
 
 
 @contextmanager
-def chromium() -> Iterator[webdriver.Chrome]:
+def open_chromium() -> Iterator[webdriver.Chrome]:
     """A browser, closed in the end.
 
     It keeps what a page asked of the network, and what a page wrote to the console:
@@ -65,7 +65,7 @@ class _Compressed(SimpleHTTPRequestHandler):
 
 
 @contextmanager
-def served(folder: Path) -> Iterator[str]:
+def serve_folder(folder: Path) -> Iterator[str]:
     """The address of a folder's files, served on loopback by a thread until the end."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Compressed, directory=str(folder)))
     thread = threading.Thread(target=server.serve_forever, daemon=True)

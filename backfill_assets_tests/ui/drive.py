@@ -33,7 +33,7 @@ from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import WebDriverWait
 
 from backfill_assets_tests.graphql import RefusedQueryError, ask
-from backfill_assets_tests.ui.browser import chromium
+from backfill_assets_tests.ui.browser import open_chromium
 
 ALL = ("raw_orders", "raw_orders_rejected", "stg_orders", "late_orders", "fact_daily_orders")
 LOCATION = "backfill_assets.definitions"
@@ -92,25 +92,25 @@ class Server:
 
     url: str
 
-    def ask(self, query: str, **variables: Any) -> Any:
+    def run_query(self, query: str, **variables: Any) -> Any:
         """The one field that a query asks for."""
         return ask(self.url, query, **variables)
 
-    def runs(self, backfill: str) -> set[str]:
+    def list_run_ids(self, backfill: str) -> set[str]:
         """The ids of a backfill's runs."""
-        return {run["runId"] for run in self.ask(_BACKFILL, id=backfill)["runs"]}
+        return {run["runId"] for run in self.run_query(_BACKFILL, id=backfill)["runs"]}
 
-    def materialized(self, asset: str, backfill: str) -> int:
+    def count_materialized(self, asset: str, backfill: str) -> int:
         """How many days of an asset a backfill has built so far."""
-        runs = self.runs(backfill)
-        events = self.ask(_MATERIALIZED, asset={"path": [asset]})["assetMaterializations"]
+        runs = self.list_run_ids(backfill)
+        events = self.run_query(_MATERIALIZED, asset={"path": [asset]})["assetMaterializations"]
         return len({event["partition"] for event in events if event["runId"] in runs})
 
-    def job_runs(self, job: str) -> dict[str, str]:
+    def run_statuses(self, job: str) -> dict[str, str]:
         """The status of a job's runs, by id."""
-        return {r["runId"]: r["status"] for r in self.ask(_JOB_RUNS, job=job)["results"]}
+        return {r["runId"]: r["status"] for r in self.run_query(_JOB_RUNS, job=job)["results"]}
 
-    def until_succeeded(self, job: str, before: Container[str], minutes: float) -> str:
+    def wait_for_job_run(self, job: str, before: Container[str], minutes: float) -> str:
         """Wait for a run of a job that was not there before to succeed; its id.
 
         Raises:
@@ -118,7 +118,7 @@ class Server:
         """
         deadline = time.monotonic() + minutes * 60
         while time.monotonic() < deadline:
-            for run, status in self.job_runs(job).items():
+            for run, status in self.run_statuses(job).items():
                 if run not in before and status == "SUCCESS":
                     return run
                 if run not in before and status in ("FAILURE", "CANCELED"):
@@ -126,7 +126,7 @@ class Server:
             time.sleep(2)
         raise WrongError(f"No run of {job} has succeeded after {minutes:g} minutes.")
 
-    def until_done(self, backfill: str, minutes: float) -> None:
+    def wait_for_backfill(self, backfill: str, minutes: float) -> None:
         """Wait for a backfill to end.
 
         Raises:
@@ -134,12 +134,12 @@ class Server:
         """
         deadline = time.monotonic() + minutes * 60
         while time.monotonic() < deadline:
-            found = self.ask(_BACKFILL, id=backfill)
-            if found["status"] == "COMPLETED_SUCCESS":
+            result = self.run_query(_BACKFILL, id=backfill)
+            if result["status"] == "COMPLETED_SUCCESS":
                 return
-            if found["status"] not in ("REQUESTED", "COMPLETING"):
-                reason = (found["error"] or {}).get("message", "see its runs")
-                raise WrongError(f"Backfill {backfill} ended as {found['status']}: {reason}.")
+            if result["status"] not in ("REQUESTED", "COMPLETING"):
+                reason = (result["error"] or {}).get("message", "see its runs")
+                raise WrongError(f"Backfill {backfill} ended as {result['status']}: {reason}.")
             time.sleep(2)
         raise WrongError(f"Backfill {backfill} has not ended after {minutes:g} minutes.")
 
@@ -152,160 +152,171 @@ class Pages:
     server: Server
     shots: Path
 
-    def open(self, path: str) -> None:
+    def open_page(self, path: str) -> None:
         """Go to a page."""
         self.browser.get(f"{self.server.url}{path}")
 
-    def see(self, xpath: str, count: int = 1) -> WebElement:
+    def wait_for_element(self, xpath: str, count: int = 1) -> WebElement:
         """Wait until an element is visible (if `count` is given, that many); the first of them.
 
         Raises:
             WrongError: it does not appear.
         """
 
-        def visible(browser: webdriver.Chrome) -> list[WebElement]:
-            found = [e for e in browser.find_elements(By.XPATH, xpath) if e.is_displayed()]
-            return found if len(found) >= count else []
+        def visible_elements(browser: webdriver.Chrome) -> list[WebElement]:
+            elements = [e for e in browser.find_elements(By.XPATH, xpath) if e.is_displayed()]
+            return elements if len(elements) >= count else []
 
         # Pages are redrawn while they are looked at, so that an element can be gone again.
         wait = WebDriverWait(self.browser, PATIENCE, ignored_exceptions=[WebDriverException])
         try:
-            return wait.until(visible)[0]
+            return wait.until(visible_elements)[0]
         except TimeoutException:
             raise WrongError(f"{self.browser.current_url} does not show {xpath}.") from None
 
-    def text(self, words: str, count: int = 1) -> WebElement:
+    def wait_for_text(self, words: str, count: int = 1) -> WebElement:
         """Wait for an element with exactly this text."""
-        return self.see(f"//*[normalize-space(text())='{words}']", count)
+        return self.wait_for_element(f"//*[normalize-space(text())='{words}']", count)
 
-    def scroll(self, words: str) -> None:
+    def scroll_to_text(self, words: str) -> None:
         """Bring the last element with this text to the top."""
-        self.text(words)
-        found = self.browser.find_elements(By.XPATH, f"//*[normalize-space(text())='{words}']")
-        self.browser.execute_script("arguments[0].scrollIntoView(true)", found[-1])
+        self.wait_for_text(words)
+        elements = self.browser.find_elements(By.XPATH, f"//*[normalize-space(text())='{words}']")
+        self.browser.execute_script("arguments[0].scrollIntoView(true)", elements[-1])
 
-    def click(self, xpath: str) -> None:
-        """Click what `see` finds, once it can be clicked."""
+    def click_element(self, xpath: str) -> None:
+        """Click what `wait_for_element` finds, once it can be clicked."""
         wait = WebDriverWait(self.browser, PATIENCE, ignored_exceptions=[WebDriverException])
-        wait.until(lambda _: self.see(xpath).is_enabled() and self.see(xpath).click() is None)
+        wait.until(
+            lambda _: (
+                self.wait_for_element(xpath).is_enabled()
+                and self.wait_for_element(xpath).click() is None
+            )
+        )
 
-    def shoot(self, name: str) -> None:
+    def take_picture(self, name: str) -> None:
         """Keep a picture, after a moment in which transitions end and numbers arrive."""
         time.sleep(3)
         self.browser.save_screenshot(str(self.shots / f"{name}.png"))
 
-    def launch(self, assets: Sequence[str], days: Days, picture: str | None = None) -> str:
+    def launch_backfill(self, assets: Sequence[str], days: Days, picture: str | None = None) -> str:
         """Launch a backfill from the asset graph; its id."""
-        self.open(f"/asset-groups~/{','.join(assets)}")
-        self.click(f"//button[contains(., 'Materialize selected ({len(assets)})')]")
-        self.text(f"Launch runs to materialize {len(assets)} assets")
-        field = self.see("//input[starts-with(@placeholder, 'ex: ')]")
+        self.open_page(f"/asset-groups~/{','.join(assets)}")
+        self.click_element(f"//button[contains(., 'Materialize selected ({len(assets)})')]")
+        self.wait_for_text(f"Launch runs to materialize {len(assets)} assets")
+        field = self.wait_for_element("//input[starts-with(@placeholder, 'ex: ')]")
         field.send_keys(Keys.CONTROL, "a")
         field.send_keys(f"[{days}]", Keys.TAB)
-        self.text(f"{len(days)} partitions")
+        self.wait_for_text(f"{len(days)} partitions")
         if picture:
-            self.shoot(picture)
-        self.click("//button[normalize-space()='Launch backfill']")
-        said = self.see("//*[starts-with(normalize-space(text()), 'Created backfill')]").text
-        return re.findall(r"Created backfill\W+(\w+)", said)[0]
+            self.take_picture(picture)
+        self.click_element("//button[normalize-space()='Launch backfill']")
+        message = self.wait_for_element(
+            "//*[starts-with(normalize-space(text()), 'Created backfill')]"
+        ).text
+        return re.findall(r"Created backfill\W+(\w+)", message)[0]
 
-    def watch(self, backfill: str, assets: Sequence[str], minutes: float, picture: str) -> None:
+    def watch_backfill(
+        self, backfill: str, assets: Sequence[str], minutes: float, picture: str
+    ) -> None:
         """Wait, on its page, for a backfill to be green."""
-        self.open(f"/runs/b/{backfill}")
-        self.server.until_done(backfill, minutes)
-        self.text("Succeeded", 2)  # the tag, and the head of the column
-        self.text("100% completed", len(assets))
-        self.shoot(picture)
+        self.open_page(f"/runs/b/{backfill}")
+        self.server.wait_for_backfill(backfill, minutes)
+        self.wait_for_text("Succeeded", 2)  # the tag, and the head of the column
+        self.wait_for_text("100% completed", len(assets))
+        self.take_picture(picture)
 
-    def follow(self, backfill: str, days: Days, minutes: float) -> None:
+    def follow_backfill(self, backfill: str, days: Days, minutes: float) -> None:
         """Pictures of a backfill of many runs, on its way and in the end."""
-        self.open(f"/runs/b/{backfill}")
-        while self.server.materialized(ALL[0], backfill) < len(days) / 2:
+        self.open_page(f"/runs/b/{backfill}")
+        while self.server.count_materialized(ALL[0], backfill) < len(days) / 2:
             time.sleep(1)
-        self.shoot("long-backfill-running")
-        self.open(f"/runs/b/{backfill}?tab=runs")
-        self.see("//*[contains(text(), 'Started')]")
-        self.shoot("long-backfill-runs")
-        self.watch(backfill, ALL, minutes, "long-backfill-complete")
+        self.take_picture("long-backfill-running")
+        self.open_page(f"/runs/b/{backfill}?tab=runs")
+        self.wait_for_element("//*[contains(text(), 'Started')]")
+        self.take_picture("long-backfill-runs")
+        self.watch_backfill(backfill, ALL, minutes, "long-backfill-complete")
 
-    def tour(self, backfill: str, days: Days) -> None:
+    def picture_backfill(self, backfill: str, days: Days) -> None:
         """Pictures of a day's materialization, of a day's checks, and of a run."""
         # The later days are still open in staging (log days to come), which shows as "Unsynced".
         day = str(days.first)
-        self.open(f"/assets/stg_orders?view=partitions&partition={day}")
-        self.see("//*[contains(text(), 'Materialized (')]")
-        self.text("dagster/partition_row_count")
-        self.shoot("partitions")
+        self.open_page(f"/assets/stg_orders?view=partitions&partition={day}")
+        self.wait_for_element("//*[contains(text(), 'Materialized (')]")
+        self.wait_for_text("dagster/partition_row_count")
+        self.take_picture("partitions")
 
-        self.open("/assets/stg_orders?view=checks&checkDetail=conservation")
-        self.click(
+        self.open_page("/assets/stg_orders?view=checks&checkDetail=conservation")
+        self.click_element(
             "//*[@role='tab'][normalize-space()='Execution history']"
             "/following-sibling::*[@role='tab'][normalize-space()='Partitions']"
         )
         field = "//input[starts-with(@placeholder, 'Filter by partition')]"
-        self.see(field).send_keys(day)
-        self.click(f"{field}/following::*[text()='{day}']")
-        self.text("Latest execution")
-        self.shoot("checks")
+        self.wait_for_element(field).send_keys(day)
+        self.click_element(f"{field}/following::*[text()='{day}']")
+        self.wait_for_text("Latest execution")
+        self.take_picture("checks")
 
-        self.open(f"/runs/{min(self.server.runs(backfill))}")
-        self.text("RUN_SUCCESS")
-        self.shoot("run")
+        self.open_page(f"/runs/{min(self.server.list_run_ids(backfill))}")
+        self.wait_for_text("RUN_SUCCESS")
+        self.take_picture("run")
 
-    def job(
+    def run_job(
         self, name: str, config: Mapping[str, Any], minutes: float, picture: str | None = None
     ) -> str:
         """Launch a run of a job from its launchpad, and wait for it; its id."""
-        before = self.server.job_runs(name).keys()
+        before = self.server.run_statuses(name).keys()
         # YAML takes JSON.
-        said = quote(json.dumps({"ops": config}, indent=1))
-        self.open(f"/locations/{LOCATION}/jobs/{name}/playground/setup?config={said}")
+        run_config = quote(json.dumps({"ops": config}, indent=1))
+        self.open_page(f"/locations/{LOCATION}/jobs/{name}/playground/setup?config={run_config}")
         launch = "//button[normalize-space()='Launch Run']"
-        self.see(launch)
+        self.wait_for_element(launch)
         if picture:
-            self.shoot(picture)
-        self.click(launch)
-        return self.server.until_succeeded(name, before, minutes)
+            self.take_picture(picture)
+        self.click_element(launch)
+        return self.server.wait_for_job_run(name, before, minutes)
 
-    def planned(self, days: Days, minutes: float) -> None:
+    def run_planned_backfill(self, days: Days, minutes: float) -> None:
         """A planned backfill by the jobs alone: launched, reconciled, and undone."""
-        reconciled = self.server.job_runs("reconcile").keys()
-        asked = {"days": str(days), "pilot_days": 1, "rewrite": True, "reason": "a walk"}
-        run = self.job("backfill", {"launch_stages": {"config": asked}}, minutes, "job-backfill")
-        self.account(run, "days", "job-backfill-run")
-        pilot = self.server.until_succeeded("reconcile", reconciled, minutes)
-        rest = self.server.until_succeeded("reconcile", {*reconciled, pilot}, minutes)
-        self.account(rest, "account", "job-reconcile-run")
+        reconciled = self.server.run_statuses("reconcile").keys()
+        config = {"days": str(days), "pilot_days": 1, "rewrite": True, "reason": "a walk"}
+        run = self.run_job(
+            "backfill", {"launch_stages": {"config": config}}, minutes, "job-backfill"
+        )
+        self.picture_account(run, "days", "job-backfill-run")
+        pilot = self.server.wait_for_job_run("reconcile", reconciled, minutes)
+        rest = self.server.wait_for_job_run("reconcile", {*reconciled, pilot}, minutes)
+        self.picture_account(rest, "account", "job-reconcile-run")
         undone = {"backfill": run[:8], "reason": "only a walk"}
-        self.job("undo", {"put_back": {"config": undone}}, minutes)
+        self.run_job("undo", {"put_back": {"config": undone}}, minutes)
 
-    def account(self, run: str, heading: str, picture: str) -> None:
+    def picture_account(self, run: str, heading: str, picture: str) -> None:
         """A picture of a table in which a run of a job tells of its work."""
-        self.open(f"/runs/{run}")
-        self.text("RUN_SUCCESS")
+        self.open_page(f"/runs/{run}")
+        self.wait_for_text("RUN_SUCCESS")
         shown = f"//*[normalize-space(text())='{heading}']"
-        self.click(f"{shown}/following::*[normalize-space(text())='[Show Markdown]'][1]")
-        self.see("//table//td")
-        self.shoot(picture)
+        self.click_element(f"{shown}/following::*[normalize-space(text())='[Show Markdown]'][1]")
+        self.wait_for_element("//table//td")
+        self.take_picture(picture)
 
-    def late(self) -> None:
+    def picture_late_data(self) -> None:
         """Pictures of what shows late data: schedule and sensors, states, figures."""
-        self.open("/automation")
+        self.open_page("/automation")
         for name in ("nightly", "touched_days", "watch_days", "alerts", "lost_retries"):
-            self.text(name)
-        self.shoot("automation")
+            self.wait_for_text(name)
+        self.take_picture("automation")
 
-        self.open("/assets/fact_daily_orders?view=checks&checkDetail=days")
-        self.text("newest day")
-        self.shoot("days-check")
+        self.open_page("/assets/fact_daily_orders?view=checks&checkDetail=days")
+        self.wait_for_text("newest day")
+        self.take_picture("days-check")
 
         self.browser.set_window_size(1600, 1900)
-        self.open("/asset-groups~/arrival_lateness")  # the sidebar has the plots
-        self.scroll("Metadata plots")
-        self.scroll("caught by W=7")
-        self.shoot("lateness-plots")
+        self.open_page("/asset-groups~/arrival_lateness")  # the sidebar has the plots
+        self.scroll_to_text("Metadata plots")
+        self.scroll_to_text("caught by W=7")
+        self.take_picture("lateness-plots")
 
-    def lateness(self, page: Path) -> None:
+    def picture_lateness_page(self, page: Path) -> None:
         """Pictures of the lateness page: wide and light, and as a phone has it in the dark.
 
         Raises:
@@ -317,62 +328,66 @@ class Pages:
             ("lateness-dashboard-narrow", "dark", (width, 1800)),
         ):
             shape = {"width": size[0], "height": size[1], "deviceScaleFactor": 1, "mobile": False}
-            asked = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+            media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
             self.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", shape)
-            self.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", asked)
+            self.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
             self.browser.get(page.resolve().as_uri())
-            self.see("//figure", 5)
-            self.shoot(name)
+            self.wait_for_element("//figure", 5)
+            self.take_picture(name)
         needed = self.browser.execute_script("return document.documentElement.scrollWidth")
         if needed > width:
             raise WrongError(f"The lateness page needs {needed} pixels where there are {width}.")
 
 
 @contextmanager
-def browsing(server: Server, shots: Path) -> Iterator[Pages]:
+def open_pages(server: Server, shots: Path) -> Iterator[Pages]:
     """The server's pages in a browser, closed in the end."""
-    with chromium() as browser:
+    with open_chromium() as browser:
         yield Pages(browser, server, shots)
 
 
-def verify(server: Server, backfill: str, assets: Sequence[str], days: Days) -> str:
+def verify_backfill(server: Server, backfill: str, assets: Sequence[str], days: Days) -> str:
     """Check that a backfill built exactly these days, each with all its checks; a summary.
 
     Raises:
         WrongError: a day is missing, there twice or not asked for, or one of its checks is not
             evaluated, failed, or not shown as evaluated.
     """
-    runs, asked, checked = server.runs(backfill), Counter(days), 0
+    runs, expected, checked = server.list_run_ids(backfill), Counter(days), 0
     for asset in assets:
         key = {"path": [asset]}
-        events = server.ask(_MATERIALIZED, asset=key)["assetMaterializations"]
+        events = server.run_query(_MATERIALIZED, asset=key)["assetMaterializations"]
         built = Counter(event["partition"] for event in events if event["runId"] in runs)
-        if built != asked:
+        if built != expected:
             raise WrongError(f"{backfill} built {asset} for {_spans(built)} and not for {days}.")
-        for check in server.ask(_CHECKS, asset=key)["assetChecksOrError"]["checks"]:
+        for check in server.run_query(_CHECKS, asset=key)["assetChecksOrError"]["checks"]:
             if check["name"] in ABOUT_TABLES:
                 continue
             where = f"The check {check['name']} of {asset}"
-            found = server.ask(_EVALUATED, asset=key, check=check["name"])
-            found = [one for one in found if one["runId"] in runs]
-            if Counter(one["partition"] for one in found) != asked:
-                seen = _spans(Counter(one["partition"] for one in found))
-                raise WrongError(f"{where} has entries for {seen} and not for {days}.")
-            for one in found:
-                told = one["evaluation"]
-                if told is None or not (told["success"] or told["severity"] == "WARN"):
-                    said = told["description"] if told else "still planned"
-                    raise WrongError(f"{where} has not passed on {one['partition']}: {said}.")
+            evaluations = server.run_query(_EVALUATED, asset=key, check=check["name"])
+            evaluations = [evaluation for evaluation in evaluations if evaluation["runId"] in runs]
+            if Counter(evaluation["partition"] for evaluation in evaluations) != expected:
+                evaluated_days = _spans(
+                    Counter(evaluation["partition"] for evaluation in evaluations)
+                )
+                raise WrongError(f"{where} has entries for {evaluated_days} and not for {days}.")
+            for evaluation in evaluations:
+                outcome = evaluation["evaluation"]
+                if outcome is None or not (outcome["success"] or outcome["severity"] == "WARN"):
+                    description = outcome["description"] if outcome else "still planned"
+                    raise WrongError(
+                        f"{where} has not passed on {evaluation['partition']}: {description}."
+                    )
             shown = {
                 day
                 for span in check["partitionStatuses"]["ranges"]
                 if span["status"] in ("SUCCEEDED", "FAILED")  # FAILED is also a warning
                 for day in Days.parse(f"{span['startKey']}...{span['endKey']}")
             }
-            if not shown.issuperset(asked):
-                missing = len(asked.keys() - shown)
+            if not shown.issuperset(expected):
+                missing = len(expected.keys() - shown)
                 raise WrongError(f"{where} is evaluated, but shown as missing on {missing} day(s).")
-            checked += len(found)
+            checked += len(evaluations)
     return (
         f"backfill {backfill}: {len(runs)} run(s), {len(assets)} asset(s), each for exactly the "
         f"{len(days)} day(s) {days}; {checked} check evaluations"
@@ -413,34 +428,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="only the jobs: launch a backfill of these days, see it reconciled, and undo it",
     )
     parser.add_argument("--minutes", type=float, default=30, help="patience with one backfill")
-    given = parser.parse_args(arguments)
-    given.shots.mkdir(parents=True, exist_ok=True)
-    server = Server(given.url.rstrip("/"))
+    options = parser.parse_args(arguments)
+    options.shots.mkdir(parents=True, exist_ok=True)
+    server = Server(options.url.rstrip("/"))
     try:
-        server.ask("mutation { setNuxSeen }")  # no invitation to a newsletter over the pages
-        if given.page:
-            with browsing(server, given.shots) as pages:
-                pages.late()
-                pages.lateness(given.page)
+        server.run_query("mutation { setNuxSeen }")  # no invitation to a newsletter over the pages
+        if options.page:
+            with open_pages(server, options.shots) as pages:
+                pages.picture_late_data()
+                pages.picture_lateness_page(options.page)
             return 0
-        if given.planned:
-            with browsing(server, given.shots) as pages:
-                pages.planned(given.planned, given.minutes)
+        if options.planned:
+            with open_pages(server, options.shots) as pages:
+                pages.run_planned_backfill(options.planned, options.minutes)
             return 0
-        if given.long:
-            with browsing(server, given.shots) as pages:
-                backfill = pages.launch(ALL, given.long)
-                pages.follow(backfill, given.long, given.minutes)
-            print(verify(server, backfill, ALL, given.long))
+        if options.long:
+            with open_pages(server, options.shots) as pages:
+                backfill = pages.launch_backfill(ALL, options.long)
+                pages.follow_backfill(backfill, options.long, options.minutes)
+            print(verify_backfill(server, backfill, ALL, options.long))
             return 0
-        with browsing(server, given.shots) as pages:
-            whole = pages.launch(ALL, given.days, "launch-dialog")
-            pages.watch(whole, ALL, given.minutes, "backfill-complete")
-            pages.tour(whole, given.days)
-            part = pages.launch(STAGED_ON, given.again)
-            pages.watch(part, STAGED_ON, given.minutes, "staging-fact-only")
-        print(verify(server, whole, ALL, given.days))
-        print(verify(server, part, STAGED_ON, given.again))
+        with open_pages(server, options.shots) as pages:
+            whole = pages.launch_backfill(ALL, options.days, "launch-dialog")
+            pages.watch_backfill(whole, ALL, options.minutes, "backfill-complete")
+            pages.picture_backfill(whole, options.days)
+            part = pages.launch_backfill(STAGED_ON, options.again)
+            pages.watch_backfill(part, STAGED_ON, options.minutes, "staging-fact-only")
+        print(verify_backfill(server, whole, ALL, options.days))
+        print(verify_backfill(server, part, STAGED_ON, options.again))
     except (WrongError, RefusedQueryError, OSError, WebDriverException) as error:
         print(str(error).strip().splitlines()[0], file=sys.stderr)
         return 1

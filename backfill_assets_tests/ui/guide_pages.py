@@ -14,53 +14,53 @@ from selenium.webdriver.support.wait import WebDriverWait
 MOST = 150
 
 
-def called(browser: Chrome, module: str, body: str, *given: object) -> Any:
+def call_module(browser: Chrome, module: str, body: str, *arguments: object) -> Any:
     """What a module of the guide says.
 
     Args:
         browser: looks at a page of the guide.
         module: the module.
         body: of a function in JavaScript, of `m`, the module, and `g`, the list of what is given.
-        given: what JSON can say.
+        arguments: what JSON can say.
 
     Raises:
         AssertionError: the code raises an error, or the module is not there.
     """
-    told = browser.execute_async_script(
+    answer = browser.execute_async_script(
         "const [module, g, done] = arguments;"
         f"const ask = (m) => {{ {body} }};"
         "import(new URL(module, location)).then((m) => done({ value: ask(m) }))"
         ".catch((error) => done({ error: String(error.stack) }));",
         f"./{module}",
-        given,
+        arguments,
     )
-    assert "error" not in told, told["error"]
-    return told["value"]
+    assert "error" not in answer, answer["error"]
+    return answer["value"]
 
 
-def there(page: Chrome, selector: str) -> WebElement:
+def wait_for_element(page: Chrome, selector: str) -> WebElement:
     """The first element that a selector of CSS finds, as soon as it is there."""
     return WebDriverWait(page, 10).until(
         lambda _: next(iter(page.find_elements(By.CSS_SELECTOR, selector)), None)
     )
 
 
-def fresh(browser: Chrome, address: str, selector: str) -> Chrome:
+def open_fresh_page(browser: Chrome, address: str, selector: str) -> Chrome:
     """A page of which the browser has kept nothing, once an element is there."""
     browser.get(address)
     browser.execute_script("localStorage.clear()")
     browser.get(address)
-    there(browser, selector)
+    wait_for_element(browser, selector)
     return browser
 
 
 def links_of(browser: Chrome, shown: Iterable[str]) -> list[str]:
     """The addresses that texts of `Shown by:` lead to, as the pages have them."""
     code = "return g.flatMap((by) => [...m.shown(by).querySelectorAll('a')].map((a) => a.href))"
-    return cast("list[str]", called(browser, "shown.js", code, *shown))
+    return cast("list[str]", call_module(browser, "shown.js", code, *shown))
 
 
-def leading_nowhere(browser: Chrome, links: Iterable[str]) -> list[str]:
+def find_broken_links(browser: Chrome, links: Iterable[str]) -> list[str]:
     """Those of some addresses whose page is not there, or has no element of that name."""
     script = """
         const [links, done] = arguments;
@@ -85,17 +85,17 @@ class Keyboard:
 
     def __init__(self, page: Chrome) -> None:
         self.page = page
-        self.begin()
+        self.focus_title()
 
-    def begin(self) -> None:
+    def focus_title(self) -> None:
         """Go to the title."""
         self.page.execute_script("document.querySelector('h1 .headerlink').focus()")
 
-    def send(self, *keys: str) -> None:
+    def press_keys(self, *keys: str) -> None:
         """Press keys where the focus is."""
         ActionChains(self.page, duration=0).send_keys(*keys).perform()
 
-    def reach(self, what: str) -> None:
+    def tab_to(self, what: str) -> None:
         """TAB to an element of which this JavaScript is true, with `at` for it.
 
         Raises:
@@ -103,12 +103,12 @@ class Keyboard:
         """
         script = f"const at = document.activeElement; return Boolean({what});"
         for _ in range(MOST):
-            self.send(Keys.TAB)
+            self.press_keys(Keys.TAB)
             if self.page.execute_script(script):
                 return
         raise AssertionError(f"TAB does not come to {what}")
 
-    def press(self, text: str) -> None:
+    def press_button(self, text: str) -> None:
         """TAB to the button with this text, and press it."""
-        self.reach(f"at.tagName === 'BUTTON' && at.textContent === '{text}'")
-        self.send(Keys.ENTER)
+        self.tab_to(f"at.tagName === 'BUTTON' && at.textContent === '{text}'")
+        self.press_keys(Keys.ENTER)

@@ -24,15 +24,15 @@ class Simulator(Keyboard):
         Raises:
             AssertionError: TAB does not stop there.
         """
-        self.begin()
-        self.reach(f"{_NAME} === {name!r}")
+        self.focus_title()
+        self.tab_to(f"{_NAME} === {name!r}")
 
     def press_at(self, name: str, *keys: str) -> None:
         """Go to a control, and press keys there; SPACE, if none are given."""
         self.go_to(name)
-        self.send(*(keys or (Keys.SPACE,)))
+        self.press_keys(*(keys or (Keys.SPACE,)))
 
-    def choose(self, name: str, option: str) -> None:
+    def choose_option(self, name: str, option: str) -> None:
         """Go to a list, and choose an option of it.
 
         Raises:
@@ -45,20 +45,20 @@ class Simulator(Keyboard):
             )
             if chosen == option:
                 return
-            self.send(Keys.ARROW_DOWN)
+            self.press_keys(Keys.ARROW_DOWN)
         raise AssertionError(f"{name} has no option {option}")
 
     @property
-    def said(self) -> str:
+    def status_text(self) -> str:
         """What a screen reader was told last."""
-        return self._read("[role=status]")
+        return self._inner_text("[role=status]")
 
     @property
-    def text(self) -> str:
+    def visible_text(self) -> str:
         """All that the simulator shows."""
-        return self._read("#simulator")
+        return self._inner_text("#simulator")
 
-    def _read(self, selector: str) -> str:
+    def _inner_text(self, selector: str) -> str:
         return self.page.execute_script(
             "return document.querySelector(arguments[0]).innerText", selector
         )
