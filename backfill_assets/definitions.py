@@ -77,11 +77,11 @@ def build_defs(
         asset.map_asset_specs(partial(_with_freshness_and_tags, settings)) for asset in assets
     ]
     manual_jobs, stage_sensor = jobs.build_backfill_jobs(settings, assets, code)
-    shadow_jobs, switch_sensor = target_jobs.build_shadow_jobs(settings, assets, code)
+    target_job_definitions, switch_sensor = target_jobs.build_shadow_jobs(settings, assets, code)
     return dg.Definitions(
         assets=[*assets, *target_jobs.comparison_assets(settings)],
         asset_checks=automation_defs.checks,
-        jobs=[*automation_defs.jobs, *manual_jobs, *shadow_jobs],
+        jobs=[*automation_defs.jobs, *manual_jobs, *target_job_definitions],
         schedules=[*automation_defs.schedules, housekeeping.build_housekeeping(settings)],
         sensors=[*automation_defs.sensors, stage_sensor, switch_sensor],
         resources={

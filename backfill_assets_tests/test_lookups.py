@@ -139,7 +139,7 @@ def test_a_quota_says_how_long_calls_take():
 
 
 @pytest.mark.parametrize(
-    ("quotas", "rates"),
+    ("declared_quotas", "rates"),
     [
         # The library takes no rate that allows more in the same time than a shorter one.
         ([Quota(7, "second"), Quota(420, "minute")], [(5, 1_000), (300, 60_000)]),
@@ -148,8 +148,8 @@ def test_a_quota_says_how_long_calls_take():
         ([Quota(200, "second"), Quota(100, "hour")], [(80, 3_600_000)]),
     ],
 )
-def test_a_share_of_a_quota_holds_each_of_its_rates(quotas, rates):
-    assert [(rate.limit, rate.interval) for rate in rates_of(quotas, 0.8)] == rates
+def test_a_share_of_a_quota_holds_each_of_its_rates(declared_quotas, rates):
+    assert [(rate.limit, rate.interval) for rate in rates_of(declared_quotas, 0.8)] == rates
 
 
 def test_whatever_shares_are_used_no_rate_of_a_quota_is_exceeded(tmp_path, monkeypatch):

@@ -90,7 +90,8 @@ def _basic_checks(port: int, start: bool) -> Iterator[Check]:
 
 
 def _settings_checks(settings: Settings, start: bool) -> Iterator[Check]:
-    from backfill_assets.doctor import data, engine, home, machine
+    from backfill_assets.doctor import data, home, machine
+    from backfill_assets.doctor.engine import check_engine
     from backfill_assets.doctor.examination import Check
 
     def check_disks() -> Iterator[CheckResult]:
@@ -104,7 +105,7 @@ def _settings_checks(settings: Settings, start: bool) -> Iterator[Check]:
     yield Check("disk", check_disks)
     yield from data.data_checks(settings)
     needs = [] if settings.spark_remote else ["java"]
-    run_engine_check = partial(engine.check_engine, settings, start=start)
+    run_engine_check = partial(check_engine, settings, start=start)
     yield Check("engine", run_engine_check, needs, seconds=_ENGINE_SECONDS)
 
 

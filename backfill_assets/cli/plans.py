@@ -141,18 +141,18 @@ def show_plan(out: Output, backfill_plan: BackfillPlan) -> None:
     """Print what becomes of each day, and what it costs."""
     from rich.table import Table as Grid
 
-    from backfill_assets.backfills import plans
+    from backfill_assets.backfills.plans import day_rows, plan_facts
 
     grid = Grid(
         title=f"Plan {backfill_plan.id}", title_justify="left", box=None, padding=(0, 2, 0, 0)
     )
     for heading in ("table", "what becomes of them", "why", "days"):
         grid.add_column(heading, no_wrap=True)
-    rows = list(plans.day_rows(backfill_plan))
+    rows = list(day_rows(backfill_plan))
     for row in rows:
         grid.add_row(*row)
     out.print_grid(grid)
-    out.print_facts(plans.plan_facts(backfill_plan))
+    out.print_facts(plan_facts(backfill_plan))
     if any("other code" in reason for _, _, reason, _ in rows):
         out.print_note("If the other code makes the same rows: `backfill-assets accept-code`")
 

@@ -28,16 +28,18 @@ def runbook(out: Output, backfill: str, folder: Path | None) -> None:
     From its plan, the tables' history and the commands that were given. BACKFILL is the id of a
     backfill or of a stage of it, or the first 8 characters of a run's. Nothing is computed.
     """
-    from backfill_assets.backfills import chronicles, postmortems, runbooks
+    from backfill_assets.backfills.chronicles import read_history
+    from backfill_assets.backfills.postmortems import render_postmortem
+    from backfill_assets.backfills.runbooks import render_runbook
     from backfill_assets.delta.reading import read_ledgers
 
     settings = load_settings()
     with open_instance() as dagster:
         refuse_unknown(settings, dagster, backfill)
-        history = chronicles.read_history(dagster, read_ledgers(settings), backfill)
+        backfill_history = read_history(dagster, read_ledgers(settings), backfill)
     pages = {
-        "post-mortem": postmortems.render_postmortem(history),
-        "runbook": runbooks.render_runbook(history),
+        "post-mortem": render_postmortem(backfill_history),
+        "runbook": render_runbook(backfill_history),
     }
     if folder is None:
         click.echo("\n".join(pages.values()))

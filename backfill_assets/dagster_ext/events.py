@@ -17,13 +17,6 @@ from dagster._core.events import (
 )
 from dagster._core.execution.context.system import StepExecutionContext
 
-__all__ = [
-    "SYSTEM_METADATA_KEY_SOURCE_ASSET_OBSERVATION",
-    "AssetCheckEvaluationTargetMaterializationData",
-    "AssetEvent",
-    "DagsterEvent",
-    "stored_events",
-]
 
 AssetEvent = dg.AssetMaterialization | dg.AssetCheckEvaluation
 

@@ -40,6 +40,11 @@ from dagster._daemon.controller import get_daemon_statuses
 from dagster._daemon.daemon import BackfillDaemon, SensorDaemon
 
 __all__ = [
+    "SYSTEM_METADATA_KEY_SOURCE_ASSET_OBSERVATION",
+    "AssetCheckEvaluationTargetMaterializationData",
+    "AssetEvent",
+    "DagsterEvent",
+    "stored_events",
     "ASSET_PARTITION_RANGE_END_TAG",
     "ASSET_PARTITION_RANGE_START_TAG",
     "AUTO_RETRY_RUN_ID_TAG",

@@ -209,18 +209,18 @@ def load_target(settings: Settings, name: str) -> ShadowTarget:
     Raises:
         TargetError: there is none, or it was made by another version of this package.
     """
-    document = _read_state(settings, name) if NAME_PATTERN.fullmatch(name) else None
-    if document is None:
+    state_document = _read_state(settings, name) if NAME_PATTERN.fullmatch(name) else None
+    if state_document is None:
         existing = ", ".join(list_targets(settings)) or "none"
         raise TargetError(f"there is no target {name}; there are: {existing}")
     try:
-        target = ShadowTarget.model_validate_json(document.text)
+        target = ShadowTarget.model_validate_json(state_document.text)
     except ValidationError as error:
         raise TargetError(
             f"target {name} was made by another version of backfill_assets: use that one to "
             "switch it over or to drop it. Nothing was done."
         ) from error
-    return target.model_copy(update={"revision": document.revision})
+    return target.model_copy(update={"revision": state_document.revision})
 
 
 def _read_state(settings: Settings, name: str) -> target_log.Document | None:

@@ -23,7 +23,6 @@ _ARCHIVE_PREFIX = "classes-"
 _SPARK_HOME_FILE = "spark_home"
 #: Seconds; it is a matter of 20.
 _ARCHIVE_TIMEOUT = 300
-_JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 # An archive that does not fit (other jars on the class path) is passed over, and that is all.
 _SHARING_OPTIONS = "-Xshare:auto -Xlog:cds=off -Xlog:cds+dynamic=off -Xlog:class+path=off"
 

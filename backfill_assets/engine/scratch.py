@@ -15,7 +15,6 @@ from typing import Any
 from uuid import uuid4
 
 _LOCAL_DIR = "spark.local.dir"
-_JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 _TMPDIR_OPTION = "-Djava.io.tmpdir="
 
 

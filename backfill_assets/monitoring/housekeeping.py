@@ -1,6 +1,5 @@
 """Housekeeping: the job and its schedule, off by default, that keep what grows from growing."""
 
-import time
 from datetime import datetime, timedelta, timezone
 
 import dagster as dg
@@ -39,7 +38,7 @@ def build_housekeeping(settings: Settings) -> dg.ScheduleDefinition:
     def forget_old_plans(context: dg.OpExecutionContext) -> None:
         days = max(settings.keep_plans_days, settings.undo_days)
         deleted_plans = undertakings.delete_older(
-            context.instance, time.time() - days * _DAY_SECONDS
+            context.instance, datetime.now(timezone.utc).timestamp() - days * _DAY_SECONDS
         )
         context.log.info(f"{days} days: {len(deleted_plans)} plan(s) were taken away")
         context.add_output_metadata({"plans": ", ".join(deleted_plans) or "none"})

@@ -157,8 +157,8 @@ def time_three_late_lines(engine: Engine, root: Path, days: int) -> float:
     for n in range(3):  # the first one warms up
         late_days = [days - 4, days - 2, days]
         at = f"{last + timedelta(days=1)}T10:00:00Z"
-        lines = [order(f"late-{n}-{d}", d, ingested=at) for d in late_days]
-        pipeline.land(days + 1, lines, f"late-{n}.jsonl")
+        late_lines = [order(f"late-{n}-{d}", d, ingested=at) for d in late_days]
+        pipeline.land(days + 1, late_lines, f"late-{n}.jsonl")
         run = partial(pipeline.run, days + 1, days + 1, (RAW.name, REJECTED.name))
         loading = time_work(f"{days} days: load three late lines, find what they touch", run)
         pipeline.now = datetime.combine(last + timedelta(days=2), time(3), tzinfo=timezone.utc)

@@ -59,12 +59,12 @@ def _measure_listing(root: Path, count: int) -> dict[str, float]:
     policy = Policy.from_settings(load_settings(start=DAYS.start))
     listing = time_step("list all folders", lambda: list_landing(str(root), ORDER_LINES))
     time_step("list them day by day", lambda: list_landing(str(root), ORDER_LINES, days))
-    load_targets = time_step(
+    targets = time_step(
         "digests, what each day is to be made of", lambda: load_targets({}, listing, days, policy)
     )
     recorded = {
         day: LoadManifest.from_record(load_target.manifest.as_json)
-        for day, load_target in load_targets.items()
+        for day, load_target in targets.items()
     }
     time_step("the same, nothing changed", lambda: load_targets(recorded, listing, days, policy))
     surveyed = time_step(

@@ -129,37 +129,40 @@ def check_history_pages(pipeline, plan):
     before = {name: ledger.version for name, ledger in read_ledgers(pipeline.settings).items()}
     run_undo(pipeline, f"{plan.id}-002")
     ledgers = read_ledgers(pipeline.settings)
-    history = read_history(pipeline.instance, ledgers, plan.id)
+    backfill_history = read_history(pipeline.instance, ledgers, plan.id)
     stages = [f"{plan.id}-{name}" for name, _ in plan.stages]
-    whats = [step.action.partition(":")[0] for step in history.events]
+    whats = [step.action.partition(":")[0] for step in backfill_history.events]
     assert whats[:2] == ["plan", "launch"]
     assert whats[2:-1] == [w for s in stages for w in (f"stage {s}", f"reconciliation of {s}")]
     assert whats[-1].startswith("undo by run ")
-    assert [step.timestamp for step in history.events] == sorted(
-        step.timestamp for step in history.events
+    assert [step.timestamp for step in backfill_history.events] == sorted(
+        step.timestamp for step in backfill_history.events
     )
-    assert [step.command for step in history.events if step.command] == [
+    assert [step.command for step in backfill_history.events if step.command] == [
         f"backfill-assets plan 2024-01-01...2024-01-04 --select {','.join(LAYERS)} "
         "--pilot-days 1 --chunk-days 2 --reason first",
         f"backfill-assets backfill {plan.id}",
         f"backfill-assets undo {plan.id}-002 --reason 'a drill'",
     ]
-    assert {s.outcome for s in history.events if s.action.startswith("reconciliation")} == {
-        "passed"
-    }
-    assert history.events[-1].outcome == "put back"
-    assert (history.reason, history.outcome) == ("first", "complete and reconciled")
-    touched = {entry.table: entry for entry in history.table_changes}
+    assert {
+        s.outcome for s in backfill_history.events if s.action.startswith("reconciliation")
+    } == {"passed"}
+    assert backfill_history.events[-1].outcome == "put back"
+    assert (backfill_history.reason, backfill_history.outcome) == (
+        "first",
+        "complete and reconciled",
+    )
+    touched = {entry.table: entry for entry in backfill_history.table_changes}
     fact = touched[FACT.name]
     first = ledgers[FACT.name].records[0].version
     assert (fact.version_before, fact.version_after) == (first - 1, before[FACT.name])
     assert [*map(str, fact.days)] == [f"2024-01-0{n}" for n in range(1, 5)]
     assert [*fact.reverted_days] == [day(4)]
-    page = postmortems.render_postmortem(history)
+    page = postmortems.render_postmortem(backfill_history)
     row = f"| 2024-01-01...2024-01-04 | {fact.version_before} | {fact.version_after} | 2024-01-04 |"
     assert f"\n| {FACT.name} {row}" in page
     assert "never published" in fact.reasons
-    assert "first" in runbooks.render_runbook(history)
+    assert "first" in runbooks.render_runbook(backfill_history)
     # Of one stage, and of the run of the undo.
     last = read_history(pipeline.instance, ledgers, stages[-1])
     assert {str(entry.days[0]) for entry in last.table_changes if entry.table == FACT.name} == {

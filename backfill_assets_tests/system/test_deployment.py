@@ -599,7 +599,7 @@ def test_the_real_thing(home, tmp_path):
     inherited = {name: value for name, value in os.environ.items() if name != "SPARK_REMOTE"}
     small = json.dumps({**conftest.SMALL, "spark.master": "local[2]"})
     with log_file.open("wb") as out:
-        supervisor = subprocess.Popen(
+        deployment_process = subprocess.Popen(
             [str(BIN / "backfill-assets"), "ui", "--port", str(port)],
             env={**inherited, "DAGSTER_HOME": str(home), "BACKFILL_ASSETS_SPARK_CONF": small},
             cwd=tmp_path,
@@ -608,9 +608,12 @@ def test_the_real_thing(home, tmp_path):
         )
     try:
         wait_for(
-            lambda: b"Dagster's UI is at" in log_file.read_bytes() or supervisor.poll() is not None
+            lambda: (
+                b"Dagster's UI is at" in log_file.read_bytes()
+                or deployment_process.poll() is not None
+            )
         )
-        assert supervisor.poll() is None, log_file.read_text()
+        assert deployment_process.poll() is None, log_file.read_text()
         variables = (
             Path(f"/proc/{find_process(home, 'dagster._daemon')}/environ").read_bytes().split(b"\0")
         )
@@ -658,6 +661,6 @@ def test_the_real_thing(home, tmp_path):
         assert home / "spark-connect.log" in files
         assert not [path for path in files if token.encode() in path.read_bytes()]
     finally:
-        supervisor.kill()
-        supervisor.wait()
+        deployment_process.kill()
+        deployment_process.wait()
     wait_for(lambda: not find_processes(home))

@@ -333,7 +333,10 @@ def test_an_undo_takes_back_days_and_keeps_answers(pipeline, server):
     assert amounts_by_order(pipeline) == expected_amounts(1, 2)
     server.requested_paths.clear()
     pipeline.run(3, 5, [EUR])
-    assert (amounts_by_order(pipeline), server.requested_paths) == (expected_amounts(1, 2, 3, 4, 5), [])
+    assert (amounts_by_order(pipeline), server.requested_paths) == (
+        expected_amounts(1, 2, 3, 4, 5),
+        [],
+    )
 
 
 def test_the_secret_is_nowhere(pipeline, server, caplog, capfd):

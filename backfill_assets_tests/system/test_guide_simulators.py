@@ -683,21 +683,21 @@ def test_what_follows_in_the_grid_is_what_the_graph_says(guide, tmp_path):
     for _ in range(200):
         first = invent.choice([*tables])
         days = {day(n) for n in range(1, 17) if invent.random() < 0.2} or {day(16)}
-        days_by_table = {first: days}
+        simulated_days = {first: days}
         for name in [*tables][[*tables].index(first) + 1 :]:
-            changed = reaches[name].changed(days_by_table[tables[name]["of"]], ledger(RAW))
-            days_by_table[name] = {
+            changed = reaches[name].changed(simulated_days[tables[name]["of"]], ledger(RAW))
+            simulated_days[name] = {
                 changed_day for changed_day in changed if changed_day in CALENDAR
             }
-            input_days = DaySet.from_days(days_by_table[tables[name]["of"]])
-            assert days_by_table[name] == {
+            input_days = DaySet.from_days(simulated_days[tables[name]["of"]])
+            assert simulated_days[name] == {
                 touched_day
                 for touched_day in reaches[name].touched(input_days)
                 if touched_day in CALENDAR
             }
         requests.append([first, _day_numbers(days)])
         expected.append(
-            {name: _day_numbers(table_days) for name, table_days in days_by_table.items()}
+            {name: _day_numbers(table_days) for name, table_days in simulated_days.items()}
         )
     follows = "return g[0].map(([first, days]) => m.follows(first, days))"
     assert call_module(guide, GRID, follows, requests) == expected

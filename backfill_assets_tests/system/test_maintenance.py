@@ -55,7 +55,7 @@ def table_path(pipeline: Pipeline) -> Path:
     return pipeline.warehouse / FACT.name
 
 
-def run_maintenance(pipeline: Pipeline, **how: bool) -> MaintenanceResult:
+def maintain_facts(pipeline: Pipeline, **how: bool) -> MaintenanceResult:
     spark = pipeline.io_manager.engine.spark_session
     (result,) = run_maintenance(spark, pipeline.settings, **how)
     return result
@@ -116,7 +116,7 @@ def scattered(original, tmp_path) -> Pipeline:
 
 def test_files_become_fewer_and_nothing_else_changes(scattered):
     before, digests = scattered.log(FACT.name).version(), scattered.digests()
-    result = run_maintenance(scattered)
+    result = maintain_facts(scattered)
     assert (result.table, result.problems, result.notes, result.removed) == (FACT.name, [], [], 0)
     assert result.compacted == [day(1), day(2), day(3)]
     assert result.before.by_day == dict.fromkeys(result.compacted, FILES)
@@ -131,14 +131,14 @@ def test_files_become_fewer_and_nothing_else_changes(scattered):
     assert ledger.external == []
     assert all(ledger.current_record(day(n)) for n in (1, 2, 3))
     # A second time there is nothing to do, and no commit says so.
-    repeated = run_maintenance(scattered)
+    repeated = maintain_facts(scattered)
     assert (repeated.compacted, repeated.removed) == ([], 0)
     assert repeated.before == repeated.after == result.after
 
 
 def test_runs_go_on_as_before(scattered):
     publish_days(scattered, range(1, 4), "a")
-    run_maintenance(scattered)
+    maintain_facts(scattered)
     version = scattered.log(FACT.name).version()
     results = publish_days(scattered, range(1, 4), "a")
     assert [result.outcome.value for result in results] == ["identical"] * 3
@@ -149,9 +149,9 @@ def test_runs_go_on_as_before(scattered):
 
 
 def test_only_the_days_that_are_worth_it(scattered):
-    run_maintenance(scattered)
+    maintain_facts(scattered)
     publish_days(scattered, range(3, 4), "c")
-    result = run_maintenance(scattered)
+    result = maintain_facts(scattered)
     assert result.compacted == [day(3)]
     assert result.before.by_day == {day(1): 1, day(2): 1, day(3): FILES}
     full = TableFiles(1, result.before.by_day, Counter({day(1): 1, day(2): 1, day(3): FILES << 30}))
@@ -161,7 +161,7 @@ def test_only_the_days_that_are_worth_it(scattered):
 def test_a_dry_run_tells_what_would_be_done(scattered, tmp_path):
     old = age_pipeline(scattered, 40, tmp_path / "later")
     before = sorted((p, p.stat().st_mtime) for p in old.root.rglob("*"))
-    result = run_maintenance(old, dry_run=True)
+    result = maintain_facts(old, dry_run=True)
     assert (result.compacted, result.removed) == ([day(1), day(2), day(3)], FILES)
     assert result.before == result.after
     assert sorted((p, p.stat().st_mtime) for p in old.root.rglob("*")) == before
@@ -179,7 +179,7 @@ def test_files_past_the_time_to_undo_are_gone_and_all_others_stay(scattered, tmp
     version, digests = old.log(FACT.name).version(), old.digests()
     commits_before = set((table_path(old) / "_delta_log").glob("*.json"))
 
-    result = run_maintenance(old)
+    result = maintain_facts(old)
     assert result.problems == []
     # Those of day 2, which was replaced 40 days ago, and the killed run's.
     assert result.removed == FILES + 1
@@ -206,7 +206,7 @@ def test_files_of_versions_that_readers_are_told_stay(scattered, tmp_path):
     first, _ = (record.version for record in scattered.io_manager.ledger(FACT).records)
     old = age_pipeline(scattered, 40, tmp_path / "later")
     (old.warehouse / VERSIONS_FILE).write_text(json.dumps({"tables": {FACT.name: first}}))
-    result = run_maintenance(old)
+    result = maintain_facts(old)
     assert (result.removed, result.problems) == (0, [])
     assert f"{VERSIONS_FILE} names version {first}" in result.notes[0]
     assert customers_of_day(old, 2, first) == {"a"}
@@ -214,7 +214,7 @@ def test_files_of_versions_that_readers_are_told_stay(scattered, tmp_path):
     (old.warehouse / VERSIONS_FILE).write_text(
         json.dumps({"tables": {FACT.name: result.after.version}})
     )
-    assert run_maintenance(old).removed == FILES
+    assert maintain_facts(old).removed == FILES
 
 
 def test_the_time_to_undo_is_the_tables_own_from_its_creation(scattered):
@@ -227,15 +227,15 @@ def test_another_time_to_undo_holds_at_once_and_takes_away_the_next_time(scatter
     """A shell that lacks the deployment's settings must not cost it what it wanted to keep."""
     soon = age_pipeline(scattered, 10, tmp_path / "later", undo_days=5)
     version = soon.log(FACT.name).version()
-    dry_result = run_maintenance(soon, dry_run=True)
+    dry_result = maintain_facts(soon, dry_run=True)
     assert (dry_result.removed, soon.log(FACT.name).version()) == (None, version)
-    result = run_maintenance(soon)
+    result = maintain_facts(soon)
     assert (result.removed, result.problems) == (None, [])
     assert result.notes == dry_result.notes
     assert "5 days from now on (BACKFILL_ASSETS_UNDO_DAYS" in result.notes[0]
     assert "was interval 30 days" in result.notes[0]
     assert list_operations(soon, version) == ["SET TBLPROPERTIES", "OPTIMIZE"]
-    repeated = run_maintenance(soon)
+    repeated = maintain_facts(soon)
     assert (repeated.removed, repeated.notes) == (FILES, [])
     assert soon.io_manager.ledger(FACT).external_commits == []
 
@@ -256,7 +256,7 @@ def test_a_run_at_the_same_time_commits_all_the_same(scattered, monkeypatch):
     run = threading.Thread(target=publish_days, args=(scattered, range(2, 3), "c"))
     run.start()
     write_begun.wait()
-    result = run_maintenance(scattered)
+    result = maintain_facts(scattered)
     maintenance_ended.set()
     run.join()
     assert (result.compacted, result.problems, result.notes) == ([day(1), day(2), day(3)], [], [])
@@ -359,7 +359,7 @@ def test_rows_changed_behind_the_log_are_not_taken_for_the_compactions_doing(sca
     metadata["audit"][str(day(2))]["digest"] = "12-0-0"
     actions[0]["commitInfo"]["userMetadata"] = json.dumps(metadata)
     commit.write_text("".join(json.dumps(action) + "\n" for action in actions))
-    result = run_maintenance(scattered)
+    result = maintain_facts(scattered)
     (problem,) = result.problems
     assert problem.startswith(f"{FACT.name} [2024-01-02]: these days hold other rows than their")
 
@@ -375,8 +375,8 @@ def test_what_killed_runs_left_goes_when_its_time_is_over(scattered, tmp_path):
     new.parent.mkdir()
     new.write_bytes(b"half of a file")
     for aged in (soon, late):
-        run_maintenance(aged)
-        assert run_maintenance(aged, dry_run=True).problems == []
+        maintain_facts(aged)
+        assert maintain_facts(aged, dry_run=True).problems == []
     assert (table_path(soon) / "writing-old").exists()
     assert not (table_path(late) / "writing-old").exists()
     assert new.exists()

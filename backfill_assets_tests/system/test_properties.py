@@ -174,19 +174,19 @@ def test_current_is_what_an_endless_window_gives(engine, spark, batch, window_da
 
 def test_spans_hold_the_days_of_all_lines_of_an_order(spark):
     """Of orders with one line to five, which need not be on the days of the first and the last."""
-    chance, lines, expected = random.Random(3), [], defaultdict(set)
+    chance, order_lines, expected = random.Random(3), [], defaultdict(set)
     for n in range(60):
         order_days = [
             (day(chance.randint(1, 300)), day(chance.randint(1, 300)))
             for _ in range(chance.randint(1, 5))
         ]
-        lines += [(f"o-{n}", log_day, event_day) for log_day, event_day in order_days]
+        order_lines += [(f"o-{n}", log_day, event_day) for log_day, event_day in order_days]
         for log_day, _ in order_days:
             expected[log_day].update(event_day for _, event_day in order_days)
-    for take in (lines, lines[:5], []):
+    for take in (order_lines, order_lines[:5], []):
         frame = spark.createDataFrame(take, "order_id STRING, log_date DATE, event_date DATE")
         spans = touched._event_days_by_log_day(ORDER_LINES, frame)
-        if take is lines:
+        if take is order_lines:
             assert spans == expected
         assert spans.keys() == {log_day for _, log_day, _ in take}
 

@@ -246,8 +246,8 @@ def test_dagster_shows_versions_and_retired_assets(engine):
         settings = load_settings(tables=f"{PLACE}RETIRED", warehouse="/w", landing="/l", **DATES)
         clock = partial(datetime.combine, today, time(12), tzinfo=timezone.utc)
         defs = build_defs(settings, resources={"engine": engine}, clock=clock)
-        jobs = defs.get_repository_def().get_job("daily").asset_layer.executable_asset_keys
-        selected = {key.to_user_string() for key in jobs}
+        asset_keys = defs.get_repository_def().get_job("daily").asset_layer.executable_asset_keys
+        selected = {key.to_user_string() for key in asset_keys}
         assert selected.isdisjoint(FIRST) == (today >= second.RETIRES)
         assert selected >= {*SECOND}
         return defs.resolve_asset_graph()
