@@ -5,8 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from backfill_assets.engine.environment import choose_pyspark_api
-from backfill_assets.engine.garbage import tune_gc
+from backfill_assets.spark.environment import choose_pyspark_api
+from backfill_assets.spark.processes import tune_gc
 
 if TYPE_CHECKING:
     from backfill_assets.calendar.reach import (
@@ -22,17 +22,15 @@ if TYPE_CHECKING:
     from backfill_assets.orders.tables import LATE, ORDERS, RAW, REJECTED, STAGED
     from backfill_assets.settings import load_settings
     from backfill_assets.tables.columns import json_text, nullable
-    from backfill_assets.tables.declaring import table, version_of
+    from backfill_assets.tables.current import corrections, current
     from backfill_assets.tables.derived import SELF, Published, Reads, conserves
-    from backfill_assets.tables.histories import History
-    from backfill_assets.tables.joins import as_of
-    from backfill_assets.tables.known import corrections, current
-    from backfill_assets.tables.lookups import Answers, Lookup, Quota
-    from backfill_assets.tables.references import Unpartitioned
     from backfill_assets.tables.rules import forbids, no_leaks
-    from backfill_assets.tables.schemas import added
+    from backfill_assets.tables.schema_history import added
     from backfill_assets.tables.sources import Source
-    from backfill_assets.tables.spreading import spread_join
+    from backfill_assets.tables.table_function import table, version_of
+    from backfill_assets.tables.unpartitioned import Answers, Lookup, Quota, Unpartitioned
+    from backfill_assets.transforms.joins import as_of, spread_join
+    from backfill_assets.transforms.scd2 import History
 
 #: By name, the module that has it. Nothing is imported before it is asked for: the package's own
 #: modules are imported by way of this one, and some of them need no Spark.
@@ -44,14 +42,14 @@ _MODULES = {
     "Reads": "tables.derived",
     "SELF": "tables.derived",
     "conserves": "tables.derived",
-    "table": "tables.declaring",
-    "History": "tables.histories",
-    "version_of": "tables.declaring",
-    "as_of": "tables.joins",
+    "table": "tables.table_function",
+    "History": "transforms.scd2",
+    "version_of": "tables.table_function",
+    "as_of": "transforms.joins",
     "forbids": "tables.rules",
     "no_leaks": "tables.rules",
-    "corrections": "tables.known",
-    "current": "tables.known",
+    "corrections": "tables.current",
+    "current": "tables.current",
     "PREVIOUS_DAY": "calendar.reach",
     "SAME_DAY": "calendar.reach",
     "WEEK": "calendar.reach",
@@ -66,14 +64,14 @@ _MODULES = {
     "STAGED": "orders.tables",
     "load_settings": "settings",
     "Source": "tables.sources",
-    "spread_join": "tables.spreading",
-    "Answers": "tables.lookups",
-    "Lookup": "tables.lookups",
-    "Quota": "tables.lookups",
-    "Unpartitioned": "tables.references",
+    "spread_join": "transforms.joins",
+    "Answers": "tables.unpartitioned",
+    "Lookup": "tables.unpartitioned",
+    "Quota": "tables.unpartitioned",
+    "Unpartitioned": "tables.unpartitioned",
     "json_text": "tables.columns",
     "nullable": "tables.columns",
-    "added": "tables.schemas",
+    "added": "tables.schema_history",
 }
 __all__ = [
     "CURRENT",

@@ -9,20 +9,27 @@ from typing import Any
 
 import dagster as dg
 
-from backfill_assets.assets import dashboard, derived, known, lateness, raw, staging
-from backfill_assets.assets.run_size import report_long_range
-from backfill_assets.backfills import jobs, target_jobs
-from backfill_assets.calendar.policy import Policy
+from backfill_assets.assets import (
+    backfill_jobs,
+    current,
+    derived,
+    lateness,
+    raw_load,
+    shadow_jobs,
+    staging,
+)
+from backfill_assets.assets.table_asset import report_long_range
+from backfill_assets.calendar.late_data import Policy
 from backfill_assets.dagster_ext.executor import one_process_executor
-from backfill_assets.engine.spark import Engine
-from backfill_assets.monitoring import automation, housekeeping
-from backfill_assets.monitoring.look import Clock
-from backfill_assets.publish.plain import Asset, DataFrameIOManager
+from backfill_assets.monitoring import automation
+from backfill_assets.monitoring.monitor import Clock
+from backfill_assets.publish.io_manager import Asset, DataFrameIOManager
 from backfill_assets.settings import Settings, load_settings
+from backfill_assets.spark.session import Engine
 from backfill_assets.tables.catalog import config_digests, graph_for, tables_of
 from backfill_assets.tables.code_version import Code, running_code
+from backfill_assets.tables.current import Corrections, Current
 from backfill_assets.tables.derived import Derived, versions_in
-from backfill_assets.tables.known import Corrections, Current
 from backfill_assets.tables.table import Table
 
 #: Tags of assets: name of the first version of a table that has several, which version an asset is,
@@ -62,10 +69,10 @@ def build_defs(
             asset
             for source in sources
             for asset in (
-                raw.build_raw_assets(settings, code, source),
+                raw_load.build_raw_assets(settings, code, source),
                 *staging.build_staging_assets(settings, code, source),
                 lateness.build_lateness_asset(settings, code, source),
-                dashboard.build_lateness_page(settings, source),
+                lateness.build_lateness_page(settings, source),
             )
         ),
         *(
@@ -76,13 +83,13 @@ def build_defs(
     assets = [
         asset.map_asset_specs(partial(_with_freshness_and_tags, settings)) for asset in assets
     ]
-    manual_jobs, stage_sensor = jobs.build_backfill_jobs(settings, assets, code)
-    target_job_definitions, switch_sensor = target_jobs.build_shadow_jobs(settings, assets, code)
+    manual_jobs, stage_sensor = backfill_jobs.build_backfill_jobs(settings, assets, code)
+    target_job_definitions, switch_sensor = shadow_jobs.build_shadow_jobs(settings, assets, code)
     return dg.Definitions(
-        assets=[*assets, *target_jobs.comparison_assets(settings)],
+        assets=[*assets, *shadow_jobs.comparison_assets(settings)],
         asset_checks=automation_defs.checks,
         jobs=[*automation_defs.jobs, *manual_jobs, *target_job_definitions],
-        schedules=[*automation_defs.schedules, housekeeping.build_housekeeping(settings)],
+        schedules=[*automation_defs.schedules, automation.build_housekeeping(settings)],
         sensors=[*automation_defs.sensors, stage_sensor, switch_sensor],
         resources={
             "io_manager": fixed_resource(make_io_manager(settings, engine, code)),
@@ -131,9 +138,9 @@ def _declared_assets(settings: Settings, code: Code) -> Iterator[tuple[Table, dg
         if isinstance(table, Derived):
             yield table, derived.build_derived_asset(settings, code, table)
         elif isinstance(table, Current):
-            yield table, known.build_current_asset(settings, code, table)
+            yield table, current.build_current_asset(settings, code, table)
         elif isinstance(table, Corrections):
-            yield table, known.build_corrections_asset(settings, code, table)
+            yield table, current.build_corrections_asset(settings, code, table)
 
 
 def fixed_resource(resource: object) -> dg.ResourceDefinition:

@@ -30,7 +30,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from pydantic_settings import SettingsError as PydanticSettingsError
 
 from backfill_assets.env_file import origin_note
-from backfill_assets.provenance import engine_versions, time_zone_data
+from backfill_assets.runtime_versions import engine_versions, time_zone_data
 from backfill_assets.spark_rules import check_spark_conf, is_secret, may_decide_rows
 
 PREFIX = "BACKFILL_ASSETS_"

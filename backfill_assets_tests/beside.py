@@ -5,11 +5,11 @@ from __future__ import annotations
 import dagster as dg
 from pyspark.sql import SparkSession
 
-from backfill_assets.backfills.comparing import Comparison, compare_target
-from backfill_assets.backfills.plans import BackfillRequest
-from backfill_assets.backfills.shadow import StageResult, build_stages, prepare_target
+from backfill_assets.backfills.backfill_plan import BackfillRequest
 from backfill_assets.delta import targets
 from backfill_assets.delta.targets import ComparisonLimits, ShadowTarget
+from backfill_assets.shadow.build import StageResult, build_stages, prepare_target
+from backfill_assets.shadow.compare import Comparison, compare_target
 from backfill_assets_tests.pipeline import LAYERS, Pipeline, day, io_manager_of, order
 
 BEFORE, AFTER = (f"backfill_assets_tests.target_tables{which}:TABLES" for which in ("", "_after"))

@@ -11,7 +11,7 @@ from deltalake import DeltaTable
 from pandera.pyspark import Field
 
 from backfill_assets.delta.commits import Writer
-from backfill_assets.delta.logs import delta_log
+from backfill_assets.delta.delta_rs import delta_log
 from backfill_assets.orders.facts import FACT
 from backfill_assets.tables.columns import nullable
 from backfill_assets.tables.table import Table

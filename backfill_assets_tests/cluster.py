@@ -10,8 +10,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from backfill_assets.engine.jars import spark_home
-from backfill_assets.engine.process_groups import ProcessGroup
+from backfill_assets.spark.jars import spark_home
+from backfill_assets.spark.processes import ProcessGroup
 from backfill_assets_tests.killing import is_alive, wait_for
 from backfill_assets_tests.places import PROJECT
 

@@ -12,9 +12,9 @@ import dagster as dg
 import pyarrow as pa
 from deltalake import CommitProperties, write_deltalake
 
-from backfill_assets.backfills import undertakings
-from backfill_assets.backfills.plans import BackfillPlan, BackfillRequest, TableForecast
-from backfill_assets.backfills.undertakings import BackfillState
+from backfill_assets.backfills import state_store
+from backfill_assets.backfills.backfill_plan import BackfillPlan, BackfillRequest, TableForecast
+from backfill_assets.backfills.state_store import BackfillState
 from backfill_assets.cli import main
 from backfill_assets.orders.facts import FACT
 
@@ -83,5 +83,5 @@ def save_plan(instance: dg.DagsterInstance, id_: str, **more: object) -> Backfil
         seconds=None,
     )
     state = BackfillState(plan=plan, made=time.time())
-    undertakings.save(instance, state)
+    state_store.save(instance, state)
     return state

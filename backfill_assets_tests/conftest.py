@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings as hypothesis
 
-from backfill_assets.engine.spark import Engine
 from backfill_assets.settings import load_settings
+from backfill_assets.spark.session import Engine
 from backfill_assets_tests import cluster, postgres
 from backfill_assets_tests.pipeline import Pipeline
 from backfill_assets_tests.s3_server import url_of

@@ -12,11 +12,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from backfill_assets.engine.configuration import connect_server_command, master_url
-from backfill_assets.engine.environment import jvm_environment
-from backfill_assets.engine.servers import SparkServer
-from backfill_assets.engine.task_times import build_task_times
 from backfill_assets.settings import Settings, load_settings
+from backfill_assets.spark.configuration import connect_server_command, master_url
+from backfill_assets.spark.environment import jvm_environment
+from backfill_assets.spark.servers import SparkServer
+from backfill_assets.spark.tasks import build_task_times
 
 
 @contextmanager
@@ -48,7 +48,7 @@ SESSION_ID = "print(spark.session_id)\n"
 def run_attached(server: str, code: str, **environment: str) -> list[str]:
     """The words that a process prints which has a session of the server, as `spark`."""
     start = (
-        "from backfill_assets.engine.spark import Engine\n"
+        "from backfill_assets.spark.session import Engine\n"
         "from backfill_assets.settings import load_settings\n"
         "spark = Engine.of(load_settings()).spark_session\n"
     )

@@ -11,19 +11,19 @@ from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
-from backfill_assets.dagster_ext.forking import PRELOAD_MODULE, ForkContext
+from backfill_assets.dagster_ext.code_server import PRELOAD_MODULE, ForkContext
 
 
 def work(folder: Path, name: str) -> None:
     """Tell of this process; end when told."""
     from backfill_assets import definitions
-    from backfill_assets.engine import sharing
+    from backfill_assets.spark import session
 
     atexit.register((folder / f"{name}.ended").touch)
     facts: dict[str, Any] = {
         "pid": os.getpid(),
         "parent": os.getppid(),
-        "tag": sharing._process_tag(),
+        "tag": session._process_tag(),
         "definitions": len(definitions._defs_by_settings),
         "threads of the parent": [
             task.read_text().strip() for task in Path(f"/proc/{os.getppid()}/task").glob("*/comm")

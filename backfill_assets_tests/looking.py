@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import duckdb
 from deltalake import DeltaTable
 
-from backfill_assets.delta.versions import versions_that_belong_together
+from backfill_assets.delta.ledger_reader import versions_that_belong_together
 from backfill_assets_tests.beside import RANKS, SCORES, STATE
 from backfill_assets_tests.pipeline import Pipeline, day
 

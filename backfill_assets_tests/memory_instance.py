@@ -18,7 +18,7 @@ from sqlalchemy import create_engine
 from sqlalchemy.engine import Connection
 from sqlalchemy.pool import StaticPool
 
-from backfill_assets.dagster_ext.batches import BatchedEventLog
+from backfill_assets.dagster_ext.eventlog import BatchedEventLog
 
 
 class MemoryEventLog(BatchedEventLog, InMemoryEventLogStorage):

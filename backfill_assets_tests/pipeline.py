@@ -16,16 +16,17 @@ import pyarrow as pa
 from dagster._core.definitions.sensor_definition import SensorExecutionData
 from deltalake import DeltaTable
 
-from backfill_assets.backfills import jobs, verification
-from backfill_assets.backfills.comparison import VerifiedDay
-from backfill_assets.backfills.plans import BackfillPlan, BackfillRequest
+from backfill_assets.assets import backfill_jobs
+from backfill_assets.audit.verdicts import measure
+from backfill_assets.backfills import verify
+from backfill_assets.backfills.backfill_plan import BackfillPlan, BackfillRequest
+from backfill_assets.backfills.verify import VerifiedDay
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.definitions import build_defs
-from backfill_assets.engine.spark import Engine
 from backfill_assets.orders.tables import TABLES
-from backfill_assets.publish.plain import DataFrameIOManager
-from backfill_assets.quality.audit import measure
+from backfill_assets.publish.io_manager import DataFrameIOManager
 from backfill_assets.settings import Settings, load_settings
+from backfill_assets.spark.session import Engine
 from backfill_assets.tables.catalog import tables_of
 from backfill_assets.tables.code_version import Code
 from backfill_assets.tables.table import Table
@@ -271,7 +272,7 @@ def run_verify(
 ) -> list[VerifiedDay]:
     """What `verification` finds when the days are computed on this engine."""
     defs = build_defs(settings, resources={"engine": engine})
-    return verification.verify_days(settings, defs, window, tables)
+    return verify.verify_days(settings, defs, window, tables)
 
 
 def count_outcomes(result: dg.ExecuteInProcessResult) -> Counter[str]:
@@ -314,4 +315,6 @@ def make_plan(pipeline: Pipeline, days: str, **more: Any) -> BackfillPlan:
     """A plan as of now, which is kept; of the layers unless other tables are given."""
     request = BackfillRequest(days=days, **{"tables": LAYERS, **more})
     graph = pipeline.repository.asset_graph
-    return jobs.create_plan(pipeline.settings, graph, pipeline.instance, pipeline.code, request)
+    return backfill_jobs.create_plan(
+        pipeline.settings, graph, pipeline.instance, pipeline.code, request
+    )

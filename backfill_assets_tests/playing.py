@@ -11,11 +11,11 @@ import pytest
 from click.testing import CliRunner
 from dagster._cli import cli as dagster_cli
 
-from backfill_assets.backfills.postmortems import BLANK, SECTIONS
+from backfill_assets.backfills.history import BLANK, SECTIONS
 from backfill_assets.cli import main
 from backfill_assets.drills.deployment import Deployment
 from backfill_assets.drills.playing import Drill
-from backfill_assets.engine.spark import Engine
+from backfill_assets.spark.session import Engine
 
 
 class Player:

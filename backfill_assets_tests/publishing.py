@@ -12,10 +12,10 @@ from uuid import uuid4
 import pyspark.sql.types as T
 from pandera.pyspark import Field
 
+from backfill_assets.audit.verdicts import Expectation
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.orders.facts import FACT, DailyOrders
-from backfill_assets.publish.candidates import Candidate, ComputedDays, ComputePlan, DayResult
-from backfill_assets.quality.audit import Expectation
+from backfill_assets.publish.types import Candidate, ComputedDays, ComputePlan, DayResult
 from backfill_assets_tests.pipeline import Pipeline, day
 
 RECORD = {"run_id": "r1", "asset": FACT.name, "code_version": "c", "config_digest": "d"}

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from datetime import date
 
-from backfill_assets.backfills.accounts import (
+from backfill_assets.backfills.backfill_plan import BackfillPlan, TableForecast
+from backfill_assets.backfills.reconcile import (
     code_provenance,
     find_mixed_backfills,
     find_unfinished_days,
 )
-from backfill_assets.backfills.plans import BackfillPlan, TableForecast
+from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import to_ranges
-from backfill_assets.calendar.policy import Policy
 from backfill_assets.delta.records import CommitRecord
 from backfill_assets.orders.facts import CORRECTIONS, CURRENT, FACT
 from backfill_assets.orders.tables import RAW, STAGED

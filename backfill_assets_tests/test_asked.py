@@ -10,7 +10,7 @@ import pytest
 from dagster._core.events import AssetObservationData, DagsterEvent
 from dagster._core.test_utils import create_run_for_test
 
-from backfill_assets.backfills.asked import requested_days
+from backfill_assets.backfills.reconcile import requested_days
 from backfill_assets.orders.facts import FACT
 from backfill_assets.orders.tables import RAW, STAGED
 from backfill_assets_tests.invented_logs import days, ledger, ledgers, record

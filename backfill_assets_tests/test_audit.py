@@ -8,10 +8,7 @@ from decimal import Decimal
 
 import pytest
 
-from backfill_assets.calendar.partitions import Window
-from backfill_assets.orders.facts import FACT
-from backfill_assets.orders.tables import STAGED
-from backfill_assets.quality.audit import (
+from backfill_assets.audit.verdicts import (
     DayMetrics,
     Expectation,
     RefusedError,
@@ -22,6 +19,9 @@ from backfill_assets.quality.audit import (
     measure,
     row_hash,
 )
+from backfill_assets.calendar.partitions import Window
+from backfill_assets.orders.facts import FACT
+from backfill_assets.orders.tables import STAGED
 from backfill_assets_tests.pipeline import day
 
 ONE_DAY = Window(day(10), day(11))

@@ -8,15 +8,15 @@ from datetime import timedelta
 import msgspec
 import pytest
 
-from backfill_assets.backfills.calls import estimate_api_calls
-from backfill_assets.backfills.fates import DayForecast
-from backfill_assets.backfills.plans import (
+from backfill_assets.backfills.backfill_plan import (
     ApiCallEstimate,
     BackfillPlan,
     BackfillRequest,
     DayOutcome,
     plan_facts,
 )
+from backfill_assets.backfills.cost import estimate_api_calls
+from backfill_assets.backfills.forecast import DayForecast
 from backfill_assets.delta.records import CommitRecord
 from backfill_assets.examples.customers.enrichment import RATES, fact_orders_eur
 from backfill_assets.orders.tables import STAGED

@@ -16,11 +16,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backfill_assets.landing import caps
-from backfill_assets.landing.caps import SizeLimits
+from backfill_assets.landing import size_limits
 from backfill_assets.landing.files import LandingFile
-from backfill_assets.landing.lines import _probe_file
 from backfill_assets.landing.listing import LandingError, ListedFile
+from backfill_assets.landing.read import _probe_file
+from backfill_assets.landing.size_limits import SizeLimits
 from backfill_assets.orders.lines import ORDER_LINES
 from backfill_assets_tests.pipeline import START
 
@@ -48,7 +48,7 @@ def longest_line(data: bytes) -> int:
 @pytest.mark.parametrize("last", [False, True])
 def test_the_longest_line(tmp_path, monkeypatch, end, before, last):
     """Wherever it lies: of as many bytes as there may be it is fine, with a byte more it is not."""
-    monkeypatch.setattr(caps, "_TAIL", 64)
+    monkeypatch.setattr(size_limits, "_TAIL", 64)
     lines = (b"x" * 70 + end) * (before // 70)
     after = b"" if last else end + b"y" * 2000 + end + b"z" * 2000
     for name, packed in (("a.jsonl", bytes), ("a.jsonl.gz", gzip.compress)):
@@ -71,8 +71,8 @@ def test_lines_of_any_lengths(tmp_path_factory, parts, line, tail, piece):
     folder = tmp_path_factory.mktemp("any")
     for name, packed in (("a.csv", bytes), ("a.csv.gz", gzip.compress)):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(caps, "_TAIL", tail)
-            patch.setattr(caps, "_PIECE", piece)
+            patch.setattr(size_limits, "_TAIL", tail)
+            patch.setattr(size_limits, "_PIECE", piece)
             if longest_line(data) > line:
                 with pytest.raises(LandingError, match="a line is longer"):
                     check_text(folder / name, packed(data), limits)
@@ -186,10 +186,10 @@ def test_parquet_files(tmp_path, texts, why):
 
 def test_a_parquet_footer(tmp_path, monkeypatch):
     file_entry = write_parquet(tmp_path / "a.parquet", ["x"] * 1000)
-    monkeypatch.setattr(caps, "_MOST_COLUMNS", 0)
+    monkeypatch.setattr(size_limits, "_MOST_COLUMNS", 0)
     with pytest.raises(LandingError, match="it has 1 columns, more than 0"):
         SMALL.read_footer(STORE, file_entry)
-    monkeypatch.setattr(caps, "_MOST_FOOTER", 100)
+    monkeypatch.setattr(size_limits, "_MOST_FOOTER", 100)
     with pytest.raises(LandingError, match=r"its footer has \d+ bytes, more than 100"):
         SMALL.read_footer(STORE, file_entry)
 

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from backfill_assets.backfills.chunks import TOLERANCE, even_stages, median_stage_work
-from backfill_assets.backfills.plans import BackfillRequest
-from backfill_assets.backfills.workloads import WorkEstimate
+from backfill_assets.backfills.backfill_plan import BackfillRequest
+from backfill_assets.backfills.cost import TOLERANCE, WorkEstimate, even_stages, median_stage_work
 from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets_tests.pipeline import START
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from backfill_assets.dagster_ext.claims import (
+from backfill_assets.dagster_ext.instance_access import (
     TakenError,
     listen_on_port,
     lock_home,
@@ -23,7 +23,7 @@ from backfill_assets_tests.places import PROJECT
 HOLD = """
 import sys, time
 from pathlib import Path
-from backfill_assets.dagster_ext.claims import claimed_home
+from backfill_assets.dagster_ext.instance_access import claimed_home
 with claimed_home(Path(sys.argv[1]), 3017):
     print("held", flush=True)
     time.sleep(600)

@@ -15,18 +15,17 @@ import click
 import pytest
 from deltalake import DeltaTable
 
-from backfill_assets.calendar.cadences import Grain
-from backfill_assets.calendar.days import calendar_bounds, parse_calendar_days
-from backfill_assets.calendar.partitions import Window
+from backfill_assets.calendar.grain import Grain
+from backfill_assets.calendar.partitions import Window, calendar_bounds, parse_calendar_days
 from backfill_assets.cli import cli, main
 from backfill_assets.cli.output import Output
-from backfill_assets.engine import jars as jars_module
-from backfill_assets.engine.class_archive import class_archive_path
-from backfill_assets.engine.jars import delta_coordinate
-from backfill_assets.engine.spark import Engine
 from backfill_assets.monitoring.states import DayState
 from backfill_assets.orders.tables import TABLES
 from backfill_assets.settings import load_settings
+from backfill_assets.spark import jars as jars_module
+from backfill_assets.spark.jars import delta_coordinate
+from backfill_assets.spark.jvm_launch import class_archive_path
+from backfill_assets.spark.session import Engine
 from backfill_assets_tests.commands import JAN, publish_facts, refusal_message, usage_error
 from backfill_assets_tests.places import BIN
 
@@ -791,7 +790,7 @@ def test_progress_shows_one_sentence_of_an_error_of_ours(monkeypatch, capsys):
         "*read_orders - STEP_FAILURE - Execution failed.",
         "dagster._core.errors.DagsterExecutionStepExecutionError: Error occurred:",
         "",
-        "backfill_assets.engine.jars.EngineError: no server at :100:",
+        "backfill_assets.spark.jars.EngineError: no server at :100:",
         "",
         "Stack Trace:",
         "  File x",
@@ -800,7 +799,7 @@ def test_progress_shows_one_sentence_of_an_error_of_ours(monkeypatch, capsys):
     assert status == 1
     assert output.splitlines() == [
         "  read_orders ... FAILED; published nothing; 0 checks evaluated",
-        "    backfill_assets.engine.jars.EngineError: no server at :100:",
+        "    backfill_assets.spark.jars.EngineError: no server at :100:",
     ]
 
 

@@ -13,16 +13,17 @@ import dagster as dg
 import pytest
 from dagster._daemon.types import DaemonHeartbeat
 
-from backfill_assets.backfills import jobs, undertakings, undo
+from backfill_assets.assets import backfill_jobs
 from backfill_assets.backfills import stages as backfills
-from backfill_assets.backfills.accounts import CodeProvenance, ReconcileResult
-from backfill_assets.backfills.reports import TableDiff
-from backfill_assets.cli import launching, main, outcomes
-from backfill_assets.dagster_ext.claims import lock_home
-from backfill_assets.engine.spark import Engine
+from backfill_assets.backfills import state_store, undo
+from backfill_assets.backfills.diff import TableDiff
+from backfill_assets.backfills.reconcile import CodeProvenance, ReconcileResult
+from backfill_assets.cli import backfill, main, outcomes
+from backfill_assets.dagster_ext.instance_access import lock_home
 from backfill_assets.orders.facts import FACT
 from backfill_assets.orders.tables import STAGED, TABLES
 from backfill_assets.settings import PREFIX
+from backfill_assets.spark.session import Engine
 from backfill_assets_tests.commands import (
     DAYS,
     JAN,
@@ -43,7 +44,7 @@ def _deployment(monkeypatch, tmp_path):
     monkeypatch.setenv("BACKFILL_ASSETS_END", "2024-01-29")
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "home"))
     monkeypatch.delenv("SPARK_REMOTE", raising=False)
-    monkeypatch.setattr(launching, "_LOOK_EVERY", 0)
+    monkeypatch.setattr(backfill, "_LOOK_EVERY", 0)
 
 
 @pytest.fixture
@@ -60,12 +61,12 @@ def test_plan(instance, capsys):
     output = capsys.readouterr().out
     (id_,) = re.findall(r"^Launch   backfill-assets backfill (\w+)$", output, re.M)
     assert output.startswith(f"Plan {id_}")
-    assert undertakings.load(instance, id_).plan.parameters.pilot_days == 1
+    assert state_store.load(instance, id_).plan.parameters.pilot_days == 1
     assert main(["plan", "2024-01-02", "--json"]) == 0
     plan = json.loads(capsys.readouterr().out)
     assert plan["parameters"]["days"] == "2024-01-02"
     assert list(plan["tables"]) == list(TABLES)
-    assert undertakings.list_ids(instance) == [id_, plan["id"]]
+    assert state_store.list_ids(instance) == [id_, plan["id"]]
 
 
 def test_a_plan_is_cut_as_is_asked(instance, capsys):
@@ -96,7 +97,7 @@ def test_what_cannot_be_planned(instance, capsys, command):
         (["--write-mode", "append"], "'append' is not one of 'overwrite', 'merge'"),
     ):
         assert message in usage_error(capsys, command, DAYS, *options)
-    assert undertakings.list_ids(instance) == []
+    assert state_store.list_ids(instance) == []
 
 
 def test_plans(instance, monkeypatch, capsys):
@@ -105,7 +106,7 @@ def test_plans(instance, monkeypatch, capsys):
     save_plan(instance, "aaaaaaaa")
     complete_state = save_plan(instance, "bbbbbbbb")
     complete_state.ended, complete_state.complete = "complete and reconciled", True
-    undertakings.save(instance, complete_state)
+    state_store.save(instance, complete_state)
     assert main(["plans"]) == 0
     heading, first, second = capsys.readouterr().out.splitlines()
     assert heading.split() == ["plan", "made", "days", "tables", "state", "reason"]
@@ -136,7 +137,7 @@ def test_plans(instance, monkeypatch, capsys):
 
 def test_plans_of_another_version(instance, capsys):
     save_plan(instance, "aaaaaaaa")
-    key = undertakings._PLAN_KEY.format("aaaaaaaa")
+    key = state_store._PLAN_KEY.format("aaaaaaaa")
     instance.daemon_cursor_storage.set_cursor_values({key: "{}"})
     assert main(["plans"]) == 0
     assert "was kept by another version" in capsys.readouterr().out
@@ -160,10 +161,10 @@ def test_a_plan_in_whatever_form_is_a_sentence(instance, said, why):
         form["stage"] = said.get("stage", 0)
         form["plan"]["parameters"] |= said.get("plan", {}).get("parameters", {})
         said = json.dumps(form)
-    key = undertakings._PLAN_KEY.format("aaaaaaaa")
+    key = state_store._PLAN_KEY.format("aaaaaaaa")
     instance.daemon_cursor_storage.set_cursor_values({key: said})
-    with pytest.raises(undertakings.PlanUnreadableError, match=re.escape(why)):
-        undertakings.load(instance, "aaaaaaaa")
+    with pytest.raises(state_store.PlanUnreadableError, match=re.escape(why)):
+        state_store.load(instance, "aaaaaaaa")
 
 
 # backfill
@@ -197,11 +198,11 @@ def launches(monkeypatch) -> list[str]:
 
     def launch(_settings, _graph, dagster, _code, id_):
         plan_ids.append(id_)
-        state = undertakings.load(dagster, id_)
+        state = state_store.load(dagster, id_)
         state.ended, state.complete, state.took = "complete and reconciled", True, 61
         return state
 
-    monkeypatch.setattr(jobs, "launch_plan", launch)
+    monkeypatch.setattr(backfill_jobs, "launch_plan", launch)
     return plan_ids
 
 
@@ -245,7 +246,7 @@ def test_a_person_is_asked_about_final_days(
     )
     questions: list[str] = []
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
-    monkeypatch.setattr(launching.click, "confirm", lambda text: questions.append(text) or answer)
+    monkeypatch.setattr(backfill.click, "confirm", lambda text: questions.append(text) or answer)
     assert main(["backfill", "aaaaaaaa"]) == status
     assert questions == [
         "Plan aaaaaaaa rewrites final days, which readers count on: "
@@ -286,11 +287,11 @@ def test_a_dead_daemon(instance, capsys):
 @pytest.mark.parametrize(("complete", "status"), [(True, 0), (False, 1)])
 def test_a_launch_is_watched(instance, monkeypatch, capsys, complete, status):
     state = save_plan(instance, "aaaaaaaa")
-    monkeypatch.setattr(jobs, "launch_plan", lambda *_: state)
+    monkeypatch.setattr(backfill_jobs, "launch_plan", lambda *_: state)
     monkeypatch.setattr(backfills, "missing_daemons", lambda _: [])
     ended = state.model_copy(update={"ended": "it is over", "complete": complete})
     looks = iter([state, state, state, ended])
-    monkeypatch.setattr(undertakings, "load", lambda *_: next(looks))
+    monkeypatch.setattr(state_store, "load", lambda *_: next(looks))
     assert main(["backfill", "aaaaaaaa"]) == status
     output = capsys.readouterr().out
     assert output.count("stage 1 of 1 (aaaaaaaa-rest): about to be launched") == 1
@@ -303,7 +304,7 @@ def test_a_launch_that_nobody_watches_to_its_end(instance, monkeypatch, capsys):
         raise KeyboardInterrupt
 
     state = save_plan(instance, "aaaaaaaa")
-    monkeypatch.setattr(jobs, "launch_plan", lambda *_: state)
+    monkeypatch.setattr(backfill_jobs, "launch_plan", lambda *_: state)
     monkeypatch.setattr(backfills, "describe_progress", raise_interrupt)
     assert main(["backfill", "aaaaaaaa"]) == 130
     assert "It goes on, and `backfill-assets plans` tells how far" in capsys.readouterr().out
@@ -311,17 +312,17 @@ def test_a_launch_that_nobody_watches_to_its_end(instance, monkeypatch, capsys):
 
 def test_a_quiet_launch_tells_its_end_alone(instance, monkeypatch, capsys):
     state = save_plan(instance, "aaaaaaaa")
-    monkeypatch.setattr(jobs, "launch_plan", lambda *_: state)
+    monkeypatch.setattr(backfill_jobs, "launch_plan", lambda *_: state)
     monkeypatch.setattr(backfills, "missing_daemons", lambda _: [])
     looks = iter([state, state, state.model_copy(update={"ended": "it is over"})])
-    monkeypatch.setattr(undertakings, "load", lambda *_: next(looks))
+    monkeypatch.setattr(state_store, "load", lambda *_: next(looks))
     assert main(["-q", "backfill", "aaaaaaaa"]) == 1
     assert re.fullmatch(r"\d\d:\d\d:\d\d  it is over\n", capsys.readouterr().out)
 
 
 def test_a_daemon_that_dies_meanwhile(instance, monkeypatch, capsys):
     state = save_plan(instance, "aaaaaaaa")
-    monkeypatch.setattr(jobs, "launch_plan", lambda *_: state)
+    monkeypatch.setattr(backfill_jobs, "launch_plan", lambda *_: state)
     assert main(["backfill", "aaaaaaaa"]) == 3
     message = refusal_message(capsys, "backfill")
     assert "daemon fell silent, so backfill aaaaaaaa stands at: stage 1 of 1" in message

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from backfill_assets import provenance
+from backfill_assets import runtime_versions
 from backfill_assets.examples.web_events import TABLES as WEB_EVENTS
 from backfill_assets.orders.tables import TABLES
 from backfill_assets.settings import SettingsError, load_settings
@@ -81,7 +81,7 @@ def spend(orders: Annotated[DataFrame, Reads(STAGED, last_days(3))]) -> DataFram
 from pathlib import Path
 
 from backfill_assets.orders.tables import STAGED
-from backfill_assets.tables.declaring import table
+from backfill_assets.tables.table_function import table
 from backfill_assets.tables.derived import Reads
 from shop import doubled
 
@@ -155,7 +155,7 @@ CHANGES = {
     "module for type checkers": ("shop/unused.py", "pass", "x = 1", ""),
     "module of this package": (
         "shop/refunds.py",
-        "from backfill_assets.tables.declaring import table",
+        "from backfill_assets.tables.table_function import table",
         "from backfill_assets import table",
         "",
     ),
@@ -231,7 +231,7 @@ def test_every_kind_of_table_has_a_rows_version(project):
 
 def test_the_release_and_the_source_of_this_package_count_for_nothing(project, monkeypatch):
     before = table_code()
-    monkeypatch.setattr(provenance, "package_version", lambda: "99.0")
+    monkeypatch.setattr(runtime_versions, "package_version", lambda: "99.0")
     assert table_code() == before
     files = SourceFiles()
     for table in [*TABLES.values(), *WEB_EVENTS[0].tables, WEB_EVENTS[1]]:

@@ -14,9 +14,9 @@ from pandera.pyspark import Field
 from pyspark.sql import functions as F
 
 from backfill_assets import Source, nullable
-from backfill_assets.assets.lines import read_versions
-from backfill_assets.landing.text import lines_schema
-from backfill_assets.tables.column_checks import sql_conditions
+from backfill_assets.assets.raw_rows import read_versions
+from backfill_assets.landing.formats import lines_schema
+from backfill_assets.tables.columns import sql_conditions
 from backfill_assets.tables.table import Table
 
 #: By check: the type of the column, what is declared, values that pass, values that do not.

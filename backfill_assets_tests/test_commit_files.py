@@ -19,13 +19,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from backfill_assets.calendar.partitions import to_ranges
-from backfill_assets.delta import commit_files, reading
-from backfill_assets.delta.commit_files import CachedCommitLog
+from backfill_assets.delta import commit_log, ledger_reader
+from backfill_assets.delta.commit_log import CachedCommitLog
+from backfill_assets.delta.ledger_reader import read_ledger
 from backfill_assets.delta.ledgers import Ledger
-from backfill_assets.delta.reading import read_ledger
 from backfill_assets.delta.records import ExternalCommit
-from backfill_assets.engine import stores
 from backfill_assets.orders.facts import FACT
+from backfill_assets.spark import filesystems
 from backfill_assets_tests.invented_logs import commit_metadata, days
 from backfill_assets_tests.pipeline import day
 from backfill_assets_tests.written_logs import (
@@ -47,7 +47,7 @@ ENOUGH = 4
 
 @pytest.fixture(autouse=True)
 def _enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(commit_files, "_MIN_READS_TO_CACHE", ENOUGH)
+    monkeypatch.setattr(commit_log, "_MIN_READS_TO_CACHE", ENOUGH)
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def url(tmp_path: Path) -> Path:
 
 
 def read_plainly(url: Path) -> Ledger:
-    with patch.object(CachedCommitLog, "_read_cache", lambda *_: commit_files._CacheContent()):  # noqa: SIM117
+    with patch.object(CachedCommitLog, "_read_cache", lambda *_: commit_log._CacheContent()):  # noqa: SIM117
         with patch.object(CachedCommitLog, "_write_cache", lambda *_: None):
             return read_by_another_process(url)
 
@@ -112,7 +112,7 @@ class ReadCounter:
 def test_a_table_as_it_was_is_not_read_again(url, monkeypatch):
     append_our_commit(url, 1)
     ledger = read_facts(url)
-    monkeypatch.delattr(reading, "load_log")
+    monkeypatch.delattr(ledger_reader, "load_log")
     assert read_facts(url) is ledger
     assert ReadCounter.count_reads(lambda: read_facts(url)) == [1, 2]
 
@@ -271,7 +271,7 @@ def test_a_torn_copy(copied, size):
 def test_a_copy_that_is_something_else(copied, text):
     log_copy_file(copied).write_text(text)
     same_by_all_ways(copied)
-    with commit_files.open_store(str(copied))[0].open_output_stream(
+    with commit_log.open_store(str(copied))[0].open_output_stream(
         str(log_copy_file(copied))
     ) as stream:
         stream.write(text.encode())
@@ -280,7 +280,7 @@ def test_a_copy_that_is_something_else(copied, text):
 
 def test_a_copy_by_code_that_tells_something_else(copied, monkeypatch):
     before = log_copy_file(copied).read_bytes()
-    with patch.object(reading, "encoding_id", lambda _: "another"):
+    with patch.object(ledger_reader, "encoding_id", lambda _: "another"):
         same_by_all_ways(copied)
     assert log_copy_file(copied).read_bytes() != before
     same_by_all_ways(copied)
@@ -312,8 +312,8 @@ def test_a_writer_that_was_killed(copied):
     for n in range(1, 2 + ENOUGH):
         append_our_commit(copied, n)
     before = log_copy_file(copied).read_bytes()
-    killed = KilledWhileWriting(stores.open_store(str(copied))[0])
-    with patch.object(stores, "open_store", lambda url: (killed, url)):  # noqa: SIM117
+    killed = KilledWhileWriting(filesystems.open_store(str(copied))[0])
+    with patch.object(filesystems, "open_store", lambda url: (killed, url)):  # noqa: SIM117
         with pytest.raises(KeyboardInterrupt):
             read_by_another_process(copied)
     assert log_copy_file(copied).read_bytes() == before

@@ -6,13 +6,13 @@ import re
 
 import pytest
 
-from backfill_assets.engine.configuration import (
+from backfill_assets.settings import SettingsError, load_settings
+from backfill_assets.spark.configuration import (
     connect_server_command,
     is_local,
     spark_config,
     static_config,
 )
-from backfill_assets.settings import SettingsError, load_settings
 
 CLUSTER = "spark://spark.example.org:7077"
 ON_DRIVER, ON_EXECUTOR = "spark.driver.extraJavaOptions", "spark.executor.extraJavaOptions"

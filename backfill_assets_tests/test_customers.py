@@ -16,6 +16,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from backfill_assets import STAGED
+from backfill_assets.audit.verdicts import DayMetrics, find_violations, judge_days, measure
 from backfill_assets.examples.customers.changes import CUSTOMER_CHANGES
 from backfill_assets.examples.customers.dimension import dim_customers
 from backfill_assets.examples.customers.orders import (
@@ -25,8 +26,6 @@ from backfill_assets.examples.customers.orders import (
     fact_orders_settled,
 )
 from backfill_assets.examples.customers.sample import create_batches
-from backfill_assets.quality.audit import DayMetrics, judge_days, measure
-from backfill_assets.quality.forbidden import find_violations
 from backfill_assets.tables.derived import Derived
 from backfill_assets_tests.customers_model import (
     Change,

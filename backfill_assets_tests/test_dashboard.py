@@ -16,13 +16,13 @@ from random import Random
 import pyarrow as pa
 import pytest
 
-from backfill_assets.calendar.delays import total_within
+from backfill_assets.calendar.late_data import total_within
 from backfill_assets.calendar.partitions import DAY
-from backfill_assets.engine.stores import replace_file
 from backfill_assets.examples.web_events import VISITS
-from backfill_assets.monitoring import advice, dashboard
+from backfill_assets.monitoring import lateness_page
 from backfill_assets.orders.lines import ORDER_LINES
 from backfill_assets.settings import load_settings
+from backfill_assets.spark.filesystems import replace_file
 from backfill_assets_tests.model import by_delay
 from backfill_assets_tests.pipeline import day
 from backfill_assets_tests.places import PROJECT
@@ -91,7 +91,7 @@ class Reader(HTMLParser):
 def render_page(rows: pa.Table, window_days: int = 7, version: int = 2, **overrides) -> str:
     """The page of a deployment with these settings."""
     settings = load_settings(window_days=window_days, **{"ui_url": UI} | overrides)
-    return dashboard.render_page(rows, ORDER_LINES, settings, version)
+    return lateness_page.render_page(rows, ORDER_LINES, settings, version)
 
 
 def test_the_page_needs_nothing_from_elsewhere():
@@ -273,7 +273,7 @@ def test_the_pictures_by_log_day_have_the_numbers_of_their_tables():
 def test_the_picture_of_windows_has_the_numbers_of_its_table():
     rows = delayed_days(30, older=True)
     picture = read_pictures(render_page(pa.Table.from_pylist(rows)))["windows"]
-    known = advice.lateness_figures(rows, 7)
+    known = lateness_page.lateness_figures(rows, 7)
     assert picture.keys == [str(w) for w in range(15)]
     for head, weights, look in (
         ("lines", known.lines, "dot blue"),
@@ -315,7 +315,7 @@ def test_light_and_dark_have_contrast():
 def test_a_source_without_amounts_has_no_money():
     settings = load_settings(window_days=7, ui_url=UI)
     rows = lateness_table(24, amount_by_delay=[Decimal(0)] * 4)
-    text = Reader(dashboard.render_page(rows, VISITS, settings, 2)).text
+    text = Reader(lateness_page.render_page(rows, VISITS, settings, 2)).text
     assert "amounts that add up" not in text
     assert "money" not in text.lower()
     assert "How late do the lines of visits arrive?" in text
@@ -326,7 +326,9 @@ def test_lateness_counts_from_when_lines_usually_arrive():
     next_day = [record | {"delays": [delay + 1 for delay in record["delays"]]} for record in rows]
     source = replace(ORDER_LINES, arrives_after=1)
     settings = load_settings(window_days=7, ui_url=UI)
-    text = Reader(dashboard.render_page(pa.Table.from_pylist(next_day), source, settings, 2)).text
+    text = Reader(
+        lateness_page.render_page(pa.Table.from_pylist(next_day), source, settings, 2)
+    ).text
     default_text = Reader(render_page(pa.Table.from_pylist(rows))).text
     assert "later than 1 day after its event day, when lines of this source usually arrive" in text
     shares = "The configured window of 7 days catches 99.10 % of the lines"
@@ -385,15 +387,15 @@ def delayed_days(history: int, *, older: bool) -> list[dict]:
 @pytest.mark.parametrize("history", [15, 16, 30, 40])
 def test_the_advice_is_the_true_window_from_the_first_day_that_can_tell(history, older):
     rows = delayed_days(history, older=older)
-    known = advice.lateness_figures(rows, 7)
+    known = lateness_page.lateness_figures(rows, 7)
     assert known.days == list(map(day, range(1, history - 13)))
     assert known.lines == {d: n * len(known.days) for d, n in Counter(DELAYS).items()}
-    assert advice.smallest_window(known.lines, 990) == 7
-    assert advice.smallest_window(known.lines, 999) == 12
+    assert lateness_page.smallest_window(known.lines, 990) == 7
+    assert lateness_page.smallest_window(known.lines, 999) == 12
     # Money comes later than lines, as late lines have the greater amounts.
-    assert advice.smallest_window(known.cents, 990) == 9
-    assert advice.smallest_window(known.cents, 999) == 12
-    figures = advice.key_figures(rows, 7)
+    assert lateness_page.smallest_window(known.cents, 990) == 9
+    assert lateness_page.smallest_window(known.cents, 999) == 12
+    figures = lateness_page.key_figures(rows, 7)
     assert [value for name, value in figures.items() if "smallest W" in name] == [7, 12, 9, 12]
 
 
@@ -401,13 +403,13 @@ def test_counting_every_log_day_would_advise_too_short_a_window():
     every = Counter()
     for record in delayed_days(30, older=False):
         every += Counter(dict(zip(record["delays"], record["lines_by_delay"], strict=True)))
-    assert [advice.smallest_window(every, n) for n in (990, 999)] == [5, 11]
+    assert [lateness_page.smallest_window(every, n) for n in (990, 999)] == [5, 11]
 
 
 @pytest.mark.parametrize("history", [0, 1, 14])
 def test_a_history_too_short_gives_no_advice(history):
     rows = delayed_days(history, older=True)
-    figures = advice.key_figures(rows, 7)
+    figures = lateness_page.key_figures(rows, 7)
     assert figures["event days compared"] == 0
     assert {value for name, value in figures.items() if "smallest W" in name} == {"not known yet"}
     if rows:
@@ -419,19 +421,19 @@ def test_a_history_too_short_gives_no_advice(history):
 
 def test_a_day_that_is_not_measured_hides_those_whose_late_lines_it_may_hold():
     rows = [row for row in delayed_days(40, older=False) if row["log_date"] != day(20)]
-    known = advice.lateness_figures(rows, 7)
+    known = lateness_page.lateness_figures(rows, 7)
     assert known.days == [*map(day, range(1, 6)), *map(day, range(21, 27))]
-    assert advice.smallest_window(known.lines, 999) == 12
+    assert lateness_page.smallest_window(known.lines, 999) == 12
 
 
 def test_a_configured_window_longer_than_those_compared_needs_a_longer_history():
-    known = advice.lateness_figures(delayed_days(40, older=False), 30)
+    known = lateness_page.lateness_figures(delayed_days(40, older=False), 30)
     assert known.days == list(map(day, range(1, 11)))
 
 
 def test_lines_of_long_ago_are_of_no_order_day_that_counts():
     rows = [lateness_row(day(n), [0, 9_999, 800_000]) for n in range(1, 16)]
-    assert advice.lateness_figures(rows, 7).lines == {0: 1}
+    assert lateness_page.lateness_figures(rows, 7).lines == {0: 1}
 
 
 @pytest.mark.parametrize(
@@ -487,11 +489,11 @@ def test_the_page_of_any_table(rows, window_days, said):
 
 
 def test_a_share_is_never_rounded_to_what_it_is_not():
-    assert advice.smallest_window({0: 998_999, 1: 1_001}, 999) == 1
-    assert advice.smallest_window({0: 999, 1: 1}, 999) == 0
-    assert advice.smallest_window({0: 1, 20: 1}, 999) is None
+    assert lateness_page.smallest_window({0: 998_999, 1: 1_001}, 999) == 1
+    assert lateness_page.smallest_window({0: 999, 1: 1}, 999) == 0
+    assert lateness_page.smallest_window({0: 1, 20: 1}, 999) is None
     # Beyond all windows that are compared, but of event days that count.
-    figures = advice.key_figures(lateness_table(40, (0, 20)).to_pylist(), 7)
+    figures = lateness_page.key_figures(lateness_table(40, (0, 20)).to_pylist(), 7)
     assert figures["smallest W that catches 99 %"] == "more than 14"
 
 

@@ -34,10 +34,10 @@ from deltalake import CommitProperties, DeltaTable, write_deltalake
 
 from backfill_assets.cli import deployment, main
 from backfill_assets.delta.commits import LOG_RETENTION
-from backfill_assets.doctor import data, home, machine
-from backfill_assets.doctor.examination import Level
-from backfill_assets.engine import known_jars, spark
-from backfill_assets.engine.jars import delta_coordinate
+from backfill_assets.doctor import data, machine
+from backfill_assets.doctor.checks import Level
+from backfill_assets.spark import known_jars, session
+from backfill_assets.spark.jars import delta_coordinate
 from backfill_assets_tests.commands import JAN
 from backfill_assets_tests.places import PROJECT, free_port
 
@@ -117,7 +117,7 @@ class Place:
 def place(tmp_path, monkeypatch) -> Place:
     monkeypatch.setattr(machine, "_SOME", 0)  # whatever disk the tests run on
     monkeypatch.setattr(machine, "_ANSWERS", 0.2)
-    monkeypatch.setattr(spark, "_PATIENCE", 0.5)
+    monkeypatch.setattr(session, "_PATIENCE", 0.5)
     return Place(tmp_path, monkeypatch)
 
 
@@ -509,7 +509,7 @@ def test_schedules_that_wait_for_a_time_that_was_wrong(place):
     with dg.DagsterInstance.get() as instance:
         state = InstigatorState(origin, kind, InstigatorStatus.RUNNING, schedule_data)
         instance.add_instigator_state(state)
-        (fine,) = home.check_ticks()
+        (fine,) = machine.check_ticks()
         tick = TickData(
             state.instigator_origin_id,
             "nightly",
@@ -520,11 +520,11 @@ def test_schedules_that_wait_for_a_time_that_was_wrong(place):
             selector_id=state.selector_id,
         )
         instance.create_tick(tick)
-    (result,) = home.check_ticks()
+    (result,) = machine.check_ticks()
     assert (fine.level, result.level) == (Level.OK, Level.WRONG)
     assert result.message.startswith(f"nightly ticked at {ahead:%Y-%m-%d}")
     # What the line says helps.
     assert f"move {place.home}/schedules away" in result.fix
     shutil.rmtree(place.home / "schedules")
-    (fine,) = home.check_ticks()
+    (fine,) = machine.check_ticks()
     assert fine.level is Level.OK

@@ -18,10 +18,9 @@ from dagster_webserver.app import create_app_from_workspace_process_context
 from starlette.applications import Starlette
 
 from backfill_assets.cli import main
-from backfill_assets.dagster_ext import passwords
-from backfill_assets.dagster_ext.door import RequestGuard
-from backfill_assets.dagster_ext.passwords import PasswordFile, write_password
-from backfill_assets.dagster_ext.webserver import guard_app
+from backfill_assets.dagster_ext import instance_access
+from backfill_assets.dagster_ext.instance_access import PasswordFile, write_password
+from backfill_assets.dagster_ext.webserver import RequestGuard, guard_app
 from backfill_assets.settings import SettingsError, load_settings
 from backfill_assets_tests.commands import refusal_message
 from backfill_assets_tests.killing import wait_for
@@ -207,7 +206,7 @@ def basic_header(credentials: str) -> dict[str, str]:
 
 @pytest.fixture
 def file(tmp_path, monkeypatch) -> Path:
-    monkeypatch.setattr(passwords, "_COST", {"n": 2, "r": 8, "p": 1})
+    monkeypatch.setattr(instance_access, "_COST", {"n": 2, "r": 8, "p": 1})
     path = tmp_path / "of the user" / "people"
     monkeypatch.setenv("BACKFILL_ASSETS_UI_PASSWORDS", str(path))
     return path
@@ -241,7 +240,10 @@ def test_a_password_is_slow_to_guess_and_is_not_kept(tmp_path):
     text = (tmp_path / "people").read_text()
     assert "hunter2" not in text
     assert (tmp_path / "people").stat().st_mode & 0o777 == 0o600
-    assert passwords._COST["n"] * passwords._COST["p"] * passwords._COST["r"] >= 2**19
+    assert (
+        instance_access._COST["n"] * instance_access._COST["p"] * instance_access._COST["r"]
+        >= 2**19
+    )
     assert PasswordFile.read_file(tmp_path / "people").is_valid(
         basic_header("anna:hunter2")["Authorization"]
     )

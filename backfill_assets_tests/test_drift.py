@@ -13,14 +13,14 @@ from pandera.pyspark import Field
 from pyspark.sql import DataFrame
 
 from backfill_assets import STAGED, Reads, nullable, table
-from backfill_assets.quality.audit import Severity
-from backfill_assets.quality.drift import (
+from backfill_assets.audit.profile import (
     Baseline,
     histogram_rows,
     judge_drift,
     measure_histograms,
     stability_index,
 )
+from backfill_assets.audit.verdicts import Severity
 from backfill_assets.tables.arguments import DeclarationError
 from backfill_assets.tables.table import Table
 from backfill_assets_tests.pipeline import day

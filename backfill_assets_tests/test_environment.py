@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from backfill_assets.engine.environment import (
+from backfill_assets.spark.environment import (
     TOKEN_VARIABLE,
     environment_problem,
     ignored_variables,
@@ -18,7 +18,7 @@ from backfill_assets.engine.environment import (
     spark_home,
     use_jvm_environment,
 )
-from backfill_assets.engine.jars import EngineError, check_java
+from backfill_assets.spark.jars import EngineError, check_java
 
 ELSEWHERE = {
     "SPARK_HOME": "/opt/other-spark",

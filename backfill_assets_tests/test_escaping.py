@@ -12,14 +12,14 @@ from rich.console import Group
 from rich.markdown import Markdown
 from rich.table import Table as Grid
 
-from backfill_assets.backfills import jobs
+from backfill_assets.assets import backfill_jobs
+from backfill_assets.audit.checks import check_evaluations, day_metadata
+from backfill_assets.audit.verdicts import DayMetrics, Expectation, Finding, Severity, Verdict
 from backfill_assets.cli import main
 from backfill_assets.cli.output import Output
 from backfill_assets.escaping import escape_chat, escape_line, escape_markdown, escape_terminal
-from backfill_assets.monitoring.webhook import post_text
+from backfill_assets.monitoring.alerts import post_text
 from backfill_assets.orders.tables import TABLES
-from backfill_assets.quality.audit import DayMetrics, Expectation, Finding, Severity, Verdict
-from backfill_assets.quality.checks import check_evaluations, day_metadata
 
 #: What a file may be called, and how a person is to see it in one line.
 HOSTILE = [
@@ -120,7 +120,9 @@ def test_in_markdown(name, seen):
 
 @NAMES
 def test_in_the_tables_of_the_jobs_and_the_warnings_of_a_day(name, seen):
-    shown = jobs._markdown_table([("stg_orders", name), ("next", "")], "table", "why").value
+    shown = backfill_jobs._markdown_table(
+        [("stg_orders", name), ("next", "")], "table", "why"
+    ).value
     assert shown.count("\n") == 3
     assert markdown_texts(shown) == [
         "table",

@@ -14,21 +14,21 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from pandera.pyspark import Field
 
-from backfill_assets.delta.evolution import (
+from backfill_assets.audit.verdicts import DayMetrics
+from backfill_assets.delta.delta_rs import load_log, read_metadata
+from backfill_assets.delta.ledger_reader import read_ledger
+from backfill_assets.delta.ledgers import TableMetadata
+from backfill_assets.delta.maintenance import run_maintenance
+from backfill_assets.delta.read_check import check_read
+from backfill_assets.delta.table_schema import (
     missing_columns,
     raise_if_schema_differs,
     schema_differences,
 )
-from backfill_assets.delta.ledgers import TableMetadata
-from backfill_assets.delta.logs import load_log, read_metadata
-from backfill_assets.delta.maintenance import run_maintenance
-from backfill_assets.delta.other_engine import check_read
-from backfill_assets.delta.reading import read_ledger
 from backfill_assets.monitoring.incidents import find_incidents
 from backfill_assets.orders.facts import CORRECTIONS, CURRENT, FACT, DailyOrders
-from backfill_assets.publish.candidates import Candidate, ComputedDays, ComputePlan, Outcome
-from backfill_assets.quality.audit import DayMetrics
-from backfill_assets.staleness.backlog import StaleDays
+from backfill_assets.publish.types import Candidate, ComputedDays, ComputePlan, Outcome
+from backfill_assets.staleness.stale import StaleDays
 from backfill_assets.tables.table import SchemaError, Table
 from backfill_assets_tests.invented_logs import days
 from backfill_assets_tests.invented_states import make_healthy_ledgers, make_situation

@@ -2,7 +2,7 @@
 
 import pytest
 
-from backfill_assets.backfills.footprints import (
+from backfill_assets.backfills.changes import (
     backfill_ids_of,
     changed_days,
     commits_of,

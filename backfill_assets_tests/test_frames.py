@@ -8,8 +8,8 @@ from decimal import Decimal
 import pytest
 from pyspark.sql import types as T
 
-from backfill_assets.engine.frames import create_frame
 from backfill_assets.orders.tables import TABLES
+from backfill_assets.spark.frames import create_frame
 
 STRUCT = T.StructType().add("day", T.DateType()).add("amount", T.DecimalType(18, 2))
 

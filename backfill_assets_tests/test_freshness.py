@@ -13,7 +13,7 @@ from dagster._core.definitions.freshness_evaluator import CronFreshnessPolicyEva
 from dagster._core.loader import LoadingContext
 from dagster._core.test_utils import freeze_time
 
-from backfill_assets.calendar.policy import Policy
+from backfill_assets.calendar.late_data import Policy
 from backfill_assets.monitoring.automation import freshness_policy
 from backfill_assets.settings import Settings, load_settings
 

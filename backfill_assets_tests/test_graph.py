@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import DAY, DaySet, Window, to_ranges
-from backfill_assets.calendar.policy import Policy
 from backfill_assets.calendar.reach import (
     PREVIOUS_DAY,
     SAME_DAY,

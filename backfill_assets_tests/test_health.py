@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from backfill_assets.engine import health
-from backfill_assets.engine.health import HealthProbe
+from backfill_assets.spark import servers
+from backfill_assets.spark.servers import HealthProbe
 
 ANSWERED, REFUSED, HANGS = "", "raise SystemExit(1)", "import time; time.sleep(60)"
 
@@ -25,17 +25,17 @@ def working() -> float:
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch) -> None:
-    monkeypatch.setattr(health, "_EVERY", 0.0)
-    monkeypatch.setattr(health, "_DEADLINE", 0.3)
+    monkeypatch.setattr(servers, "_EVERY", 0.0)
+    monkeypatch.setattr(servers, "_DEADLINE", 0.3)
 
 
 def check_engine(monkeypatch, queries: list[str], used: Callable[[], float]) -> bool:
     """What is said of an engine once these queries have been asked."""
     looks, count = HealthProbe({}, used), 0
-    monkeypatch.setattr(health, "_DEADLINE", 20.0 if HANGS not in queries else 0.3)
+    monkeypatch.setattr(servers, "_DEADLINE", 20.0 if HANGS not in queries else 0.3)
     try:
         for query in queries:
-            monkeypatch.setattr(health, "_QUERY", ("-c", query))
+            monkeypatch.setattr(servers, "_QUERY", ("-c", query))
             assert looks.is_good()
             process = looks._process
             assert process is not None

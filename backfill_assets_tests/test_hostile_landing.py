@@ -10,14 +10,14 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from backfill_assets.engine.jars import EngineError
 from backfill_assets.landing.files import LandingFile, LandingFiles
-from backfill_assets.landing.lines import retry_without_bad_files
-from backfill_assets.landing.text import text_lines
-from backfill_assets.monitoring import look, night
-from backfill_assets.monitoring.look import Monitor
+from backfill_assets.landing.formats import text_lines
+from backfill_assets.landing.read import retry_without_bad_files
+from backfill_assets.monitoring import monitor, next_runs
+from backfill_assets.monitoring.monitor import Monitor
 from backfill_assets.monitoring.states import DayState, day_states
 from backfill_assets.orders.lines import ORDER_LINES
+from backfill_assets.spark.jars import EngineError
 from backfill_assets_tests.invented_listings import close_folder
 from backfill_assets_tests.pipeline import Pipeline, day, order
 from backfill_assets_tests.places import PROJECT
@@ -148,7 +148,7 @@ def test_a_longer_line_that_was_put_in_afterwards_is_not_held_in_memory(spark, t
 
 def test_of_looks_that_hang_one_is_in_flight(pipeline: Pipeline, monkeypatch) -> None:
     """Dagster gives up a tick after a minute; its thread stays where it is."""
-    monkeypatch.setattr(look, "TURN_SECONDS", 0.05)
+    monkeypatch.setattr(monitor, "TURN_SECONDS", 0.05)
     hangs, mended = threading.Event(), threading.Event()
 
     def hanging_listing(*arguments):
@@ -156,8 +156,8 @@ def test_of_looks_that_hang_one_is_in_flight(pipeline: Pipeline, monkeypatch) ->
         mended.wait(60)
         return real(*arguments)
 
-    real = night.list_landing
-    monkeypatch.setattr(night, "list_landing", hanging_listing)
+    real = next_runs.list_landing
+    monkeypatch.setattr(next_runs, "list_landing", hanging_listing)
     with ThreadPoolExecutor(8) as ticks:
         stuck = ticks.submit(pipeline.tick, "landed_files")
         assert hangs.wait(60)

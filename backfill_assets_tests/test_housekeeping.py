@@ -12,9 +12,9 @@ import dagster as dg
 import pytest
 import sqlalchemy
 
-from backfill_assets.backfills import undertakings
-from backfill_assets.dagster_ext.forgetting import prune_runs
-from backfill_assets.monitoring.housekeeping import build_housekeeping
+from backfill_assets.backfills import state_store
+from backfill_assets.dagster_ext.prune import prune_runs
+from backfill_assets.monitoring.automation import build_housekeeping
 from backfill_assets.settings import load_settings
 from backfill_assets_tests.places import dagster_yaml
 
@@ -221,7 +221,7 @@ def test_the_job_takes_old_runs_and_tells(home, instance, monkeypatch):
     assert housekeeping.default_status is dg.DefaultScheduleStatus.STOPPED
     calls = []
     monkeypatch.setattr(
-        "backfill_assets.monitoring.housekeeping.forget",
+        "backfill_assets.monitoring.automation.forget",
         lambda _, before, spared: calls.append((before, list(spared))),
     )
     engine = dg.ResourceDefinition.none_resource()
@@ -240,7 +240,7 @@ def test_the_job_takes_old_runs_and_tells(home, instance, monkeypatch):
 def test_what_can_be_undone_is_kept_as_long(keep, undo, days, instance, monkeypatch):
     calls = []
     monkeypatch.setattr(
-        "backfill_assets.monitoring.housekeeping.forget",
+        "backfill_assets.monitoring.automation.forget",
         lambda _, before, spared: calls.append(before),
     )
     settings = load_settings(keep_runs_days=keep, undo_days=undo, keep_plans_days=keep)
@@ -277,13 +277,13 @@ class _Plan:
 def test_old_plans(plan, gone, under_way, instance, monkeypatch):
     instance.add_dynamic_partitions("backfill_assets_plans", ["abc"])
     if under_way:
-        instance.add_dynamic_partitions(undertakings.ACTIVE, ["abc"])
+        instance.add_dynamic_partitions(state_store.ACTIVE, ["abc"])
     store = instance.daemon_cursor_storage
     store.set_cursor_values({"backfill_assets/plan/abc": "a plan"})
     with monkeypatch.context() as patched:
-        patched.setattr(undertakings, "load", lambda *_: plan)
-        assert undertakings.delete_older(instance, 100) == ["abc"] * (gone and not under_way)
-    assert undertakings.list_ids(instance) == ["abc"] * (under_way or not gone)
+        patched.setattr(state_store, "load", lambda *_: plan)
+        assert state_store.delete_older(instance, 100) == ["abc"] * (gone and not under_way)
+    assert state_store.list_ids(instance) == ["abc"] * (under_way or not gone)
     if gone and not under_way:
-        with pytest.raises(undertakings.BackfillRefusedError, match="there is no plan abc"):
-            undertakings.load(instance, "abc")
+        with pytest.raises(state_store.BackfillRefusedError, match="there is no plan abc"):
+            state_store.load(instance, "abc")

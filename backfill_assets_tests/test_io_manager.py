@@ -18,26 +18,20 @@ from deltalake import DeltaTable
 from pandera.pyspark import Field
 from pyspark.sql import functions as F
 
-from backfill_assets.calendar.cadences import Grain, NotContiguousError
+from backfill_assets.audit.verdicts import RefusedError
+from backfill_assets.calendar.grain import Grain, NotContiguousError
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.calendar.reach import next_days
-from backfill_assets.delta import creation, data_files
+from backfill_assets.delta import data_files, table_schema
 from backfill_assets.delta.commits import PublishError, Writer
 from backfill_assets.delta.data_files import write_files
 from backfill_assets.delta.records import CommitRecord
-from backfill_assets.engine.spark import SPARK_ERRORS
 from backfill_assets.orders.facts import FACT
 from backfill_assets.orders.tables import RAW, STAGED
-from backfill_assets.publish.candidates import (
-    Candidate,
-    ComputedDays,
-    ComputePlan,
-    Outcome,
-    Snapshot,
-)
-from backfill_assets.publish.refusals import missing_inputs, refuse_other_code
-from backfill_assets.quality.audit import RefusedError
+from backfill_assets.publish.assess import missing_inputs, refuse_other_code
+from backfill_assets.publish.types import Candidate, ComputedDays, ComputePlan, Outcome, Snapshot
 from backfill_assets.settings import load_settings
+from backfill_assets.spark.session import SPARK_ERRORS
 from backfill_assets.tables.catalog import config_digests
 from backfill_assets.tables.columns import nullable
 from backfill_assets.tables.table import SchemaError, Table
@@ -182,7 +176,7 @@ def test_a_creation_that_was_killed_before_its_constraints_gets_them(pipeline, s
     def raise_killed(*_, **__):
         raise Killed
 
-    monkeypatch.setattr(creation, "add_constraints", raise_killed)
+    monkeypatch.setattr(table_schema, "add_constraints", raise_killed)
     with pytest.raises(Killed):
         publish_frame(pipeline, fact_rows(spark, [(1, "a", 1)]), window(1, 1))
     monkeypatch.undo()
@@ -210,11 +204,11 @@ class Ruled(pa.DataFrameModel):
 
 def test_rules_stand_in_the_table_in_words_that_spark_takes_as_they_are_meant(pipeline, spark):
     table, url = Table(name="ruled", model=Ruled), str(pipeline.warehouse / "ruled")
-    creation.create_table(lambda: spark, url, table, {})
+    table_schema.create_table(lambda: spark, url, table, {})
     properties = DeltaTable(url).metadata().configuration
-    assert {n: rule for n, rule in properties.items() if n.startswith(creation.CONSTRAINT)} == {
-        f"{creation.CONSTRAINT}{name}": rule
-        for name, rule in creation.all_constraints(table, None).items()
+    assert {n: rule for n, rule in properties.items() if n.startswith(table_schema.CONSTRAINT)} == {
+        f"{table_schema.CONSTRAINT}{name}": rule
+        for name, rule in table_schema.all_constraints(table, None).items()
     }
     spark.sql(f"INSERT INTO delta.`{url}` VALUES (DATE'2024-01-01', -1, NULL, 0.5, 2)")
     for bad in ("-2, NULL, 0.5, 2", "0, NULL, 0.49, 2", "0, NULL, 0.5, 1"):

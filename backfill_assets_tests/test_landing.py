@@ -18,12 +18,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from backfill_assets.assets.lines import read_versions
+from backfill_assets.assets.raw_rows import read_versions
 from backfill_assets.calendar.partitions import Window
-from backfill_assets.landing import lines as reading
+from backfill_assets.landing import read as reading
 from backfill_assets.landing.files import Control, LandingFiles
-from backfill_assets.landing.lines import probe_files, read_lines
 from backfill_assets.landing.listing import LandingError
+from backfill_assets.landing.read import probe_files, read_lines
 from backfill_assets.orders.lines import ORDER_LINES
 from backfill_assets_tests.model import run_model
 from backfill_assets_tests.pipeline import Pipeline, day, order

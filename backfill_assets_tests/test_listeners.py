@@ -11,9 +11,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from backfill_assets.engine import listeners
-from backfill_assets.engine.jars import EngineError
-from backfill_assets.engine.listeners import (
+from backfill_assets.spark import server_checks
+from backfill_assets.spark.jars import EngineError
+from backfill_assets.spark.server_checks import (
     ENGINE_VARIABLE,
     channel_builder,
     port_users,
@@ -80,7 +80,7 @@ def test_who_listens_elsewhere(address):
 
 
 def test_where_the_system_does_not_tell_nothing_is_refused(monkeypatch, tmp_path):
-    monkeypatch.setattr(listeners, "_SOCKETS", (tmp_path / "tcp",))
+    monkeypatch.setattr(server_checks, "_SOCKETS", (tmp_path / "tcp",))
     assert port_users(1) is None
     raise_if_foreign_port(1)
 
@@ -105,7 +105,7 @@ def test_a_stranger_at_the_engines_port_is_not_sent_the_token(monkeypatch):
                     next(iter(answer))
         # And as a run attaches: in a process of its own, as this one may have a session.
         code = (
-            "from backfill_assets.engine.spark import Engine\n"
+            "from backfill_assets.spark.session import Engine\n"
             "from backfill_assets.settings import load_settings\n"
             "Engine.of(load_settings()).spark_session\n"
         )

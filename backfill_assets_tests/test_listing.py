@@ -16,8 +16,7 @@ import pyarrow.fs as pafs
 import pytest
 
 from backfill_assets.landing import listing
-from backfill_assets.landing.folders import UNDECODABLE_NAME
-from backfill_assets.landing.listing import LandingError, list_landing
+from backfill_assets.landing.listing import UNDECODABLE_NAME, LandingError, list_landing
 from backfill_assets.orders.lines import ORDER_LINES
 from backfill_assets_tests.pipeline import day
 

@@ -23,13 +23,11 @@ from deltalake import DeltaTable
 from pandera.pyspark import Field
 
 from backfill_assets import Lookup, Quota
-from backfill_assets.delta.references import read_unpartitioned
-from backfill_assets.lookups import asking, kept, quotas, service
-from backfill_assets.lookups.asking import ask
-from backfill_assets.lookups.kept import AnswersError, KeptAnswers, create, forget_answers
-from backfill_assets.lookups.quotas import SharedQuota, rates_of
-from backfill_assets.lookups.reading import WrongAnswerError, parse_answer
-from backfill_assets.lookups.service import Service, ServiceError
+from backfill_assets.delta.ledger_reader import read_unpartitioned
+from backfill_assets.lookups import answer_cache, batch, service
+from backfill_assets.lookups.answer_cache import AnswersError, KeptAnswers, create, forget_answers
+from backfill_assets.lookups.batch import SharedQuota, ask, rates_of
+from backfill_assets.lookups.service import Service, ServiceError, WrongAnswerError, parse_answer
 from backfill_assets.tables.arguments import DeclarationError
 from backfill_assets_tests.rate_server import SECRET, rate_server, true_rate
 
@@ -78,7 +76,7 @@ def server(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def _in_a_hurry(monkeypatch):
-    monkeypatch.setattr(asking, "_PAUSE", 0.01)
+    monkeypatch.setattr(batch, "_PAUSE", 0.01)
 
 
 class Kept(list):
@@ -94,7 +92,7 @@ class Kept(list):
 
 def ask_service(
     folder: Path, spec: Lookup, keys, *, live: bool = False
-) -> tuple[asking.BatchResult, Kept]:
+) -> tuple[batch.BatchResult, Kept]:
     keep, client = Kept(), Service(spec)
     quota = SharedQuota(folder, spec.name, spec.quotas, spec.share(live=live))
     try:
@@ -156,8 +154,8 @@ def test_whatever_shares_are_used_no_rate_of_a_quota_is_exceeded(tmp_path, monke
     allowed = [Quota(2, "second"), Quota(100, "minute")]
     live, backfill = (SharedQuota(tmp_path, "rates", allowed, share) for share in (1.0, 0.8))
     now, calls = 1_700_000_000_000, []
-    monkeypatch.setattr(quotas.time, "time_ns", lambda: now * 1_000_000)
-    monkeypatch.setattr(quotas, "_CLEAN_EVERY", -1.0)  # each call looks for what may be deleted
+    monkeypatch.setattr(batch.time, "time_ns", lambda: now * 1_000_000)
+    monkeypatch.setattr(batch, "_CLEAN_EVERY", -1.0)  # each call looks for what may be deleted
     for step in range(4 * 180):
         now += 250
         # For a minute both ask, then backfills alone, then both again.
@@ -341,7 +339,7 @@ def test_an_outage_is_not_asked_a_million_times(server, tmp_path):
     result, keep = ask_service(tmp_path, RATES, requests(5000))
     assert not keep
     assert len(result.unanswered) == 5000
-    assert len(server.requested_paths) <= 3 * (asking.MAX_FAILURES_IN_A_ROW + RATES.connections)
+    assert len(server.requested_paths) <= 3 * (batch.MAX_FAILURES_IN_A_ROW + RATES.connections)
     reasons = set(result.unanswered.values())
     assert reasons >= {
         "HTTP 503 (tried 3 times)",
@@ -364,7 +362,7 @@ def test_an_interrupted_run_keeps_what_it_had(server, tmp_path, monkeypatch):
         if len(server.requested_paths) > 50:
             raise EndedError
 
-    monkeypatch.setattr(asking, "raise_if_interrupted", interrupt)
+    monkeypatch.setattr(batch, "raise_if_interrupted", interrupt)
     server.behave = lambda path, before: "slow 0.01"
     keep, quota = Kept(), SharedQuota(tmp_path, "rates", RATES.quotas, 1.0)
     with pytest.raises(EndedError):
@@ -444,7 +442,7 @@ def test_backfills_leave_the_reserve_to_live_runs(server, tmp_path):
 _TAKE = """
 import sys, time
 from pathlib import Path
-from backfill_assets.lookups.quotas import SharedQuota
+from backfill_assets.lookups.batch import SharedQuota
 from backfill_assets import Quota
 quota = SharedQuota(Path(sys.argv[1]), "rates", [Quota(30, "second")], 1.0)
 quota._cleaned = time.monotonic()
@@ -520,7 +518,7 @@ def test_two_that_keep_at_the_same_time_keep_each_request_once(tmp_path, monkeyp
 
 
 def test_small_files_are_put_together(tmp_path, monkeypatch):
-    monkeypatch.setattr(kept, "_FILES", 3)
+    monkeypatch.setattr(answer_cache, "_FILES", 3)
     url = str(tmp_path / "rates")
     create(RATES, url)
     answers = KeptAnswers(RATES, url)

@@ -11,7 +11,7 @@ import pytest
 
 from backfill_assets.calendar.partitions import DAY
 from backfill_assets.landing.listing import CONTROL_FILE, Listing
-from backfill_assets.landing.manifests import (
+from backfill_assets.landing.load_manifest import (
     LoadedFile,
     LoadManifest,
     LoadTarget,

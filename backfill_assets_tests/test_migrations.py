@@ -14,27 +14,29 @@ import pyspark.sql.types as T
 import pytest
 from pandera.pyspark import Field
 
-from backfill_assets.delta import migrating
+from backfill_assets.delta import migrate
 from backfill_assets.delta.commits import PublishError
-from backfill_assets.delta.creation import CONSTRAINT, declared_constraints, delta_schema
-from backfill_assets.delta.evolution import (
+from backfill_assets.delta.ledger_reader import read_ledger
+from backfill_assets.delta.ledgers import Ledger, StoredFiles, TableMetadata
+from backfill_assets.delta.migrate import migrate_table, read_migration
+from backfill_assets.delta.migration_plan import Migration, plan_migration
+from backfill_assets.delta.read_check import check_read
+from backfill_assets.delta.table_schema import (
     COLUMN_GAPS,
+    CONSTRAINT,
     SCHEMA_VERSION,
+    declared_constraints,
+    delta_schema,
     raise_if_schema_differs,
     read_schema_version,
     schema_differences,
     schema_properties,
 )
-from backfill_assets.delta.evolution import DROPPED_COLUMNS as DROPPED_PROPERTY
-from backfill_assets.delta.ledgers import Ledger, StoredFiles, TableMetadata
-from backfill_assets.delta.migrating import migrate_table, read_migration
-from backfill_assets.delta.other_engine import check_read
-from backfill_assets.delta.reading import read_ledger
-from backfill_assets.delta.schema_changes import Migration, plan_migration
-from backfill_assets.engine.jars import EngineError
-from backfill_assets.publish.candidates import Candidate, ComputedDays, ComputePlan, Outcome
+from backfill_assets.delta.table_schema import DROPPED_COLUMNS as DROPPED_PROPERTY
+from backfill_assets.publish.types import Candidate, ComputedDays, ComputePlan, Outcome
+from backfill_assets.spark.jars import EngineError
 from backfill_assets.tables.arguments import DeclarationError
-from backfill_assets.tables.schemas import added, files_match_schema, is_wider_type
+from backfill_assets.tables.schema_history import added, files_match_schema, is_wider_type
 from backfill_assets.tables.table import SchemaError, Table
 from backfill_assets_tests.changing_columns import BEFORE, load_log, make_table, make_writer
 from backfill_assets_tests.invented_logs import days
@@ -191,12 +193,12 @@ def test_readers_see_the_table_as_it_was_or_as_it_is(name, url, pipeline, spark,
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(migrating, "_commit_migration", raise_killed)
+        patched.setattr(migrate, "_commit_migration", raise_killed)
         list(migrate_table(make_writer(pipeline, table)))
     assert rows_in_all_readers(spark, url) == before
     # Killed after the commit, before the version of the schema is set.
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(migrating, "_finish_migration", raise_killed)
+        patched.setattr(migrate, "_finish_migration", raise_killed)
         list(migrate_table(make_writer(pipeline, table)))
     after = rows_in_all_readers(spark, url)
     assert approximately(after) == approximately(rows_with(change))
@@ -300,7 +302,7 @@ def test_what_is_refused(name):
     table, reason = REFUSED[name]
     plan = plan_migration(ledger_of(table, BEFORE), {})
     with pytest.raises(SchemaError, match=f"cannot be migrated: .*{reason}.*Nothing was written"):
-        migrating.raise_if_refused(plan)
+        migrate.raise_if_refused(plan)
 
 
 def test_a_default_that_rows_have_cannot_be_another():
@@ -413,7 +415,7 @@ def test_a_name_that_was_dropped_does_not_bring_the_old_values_back(url, pipelin
 
 
 def test_days_that_others_write_meanwhile_are_rewritten_again(url, pipeline, spark, monkeypatch):
-    checked, ran = migrating._verify_rewrite, []
+    checked, ran = migrate._verify_rewrite, []
 
     def check_slowly(*arguments: Any) -> Any:
         result = checked(*arguments)
@@ -423,7 +425,7 @@ def test_days_that_others_write_meanwhile_are_rewritten_again(url, pipeline, spa
             )
         return result
 
-    monkeypatch.setattr(migrating, "_verify_rewrite", check_slowly)
+    monkeypatch.setattr(migrate, "_verify_rewrite", check_slowly)
     messages = list(migrate_table(make_writer(pipeline, RENAMED)))
     assert ran == [[Outcome.WRITTEN]]
     assert sum("another run committed first" in text for text in messages) == 1
@@ -438,7 +440,7 @@ def test_days_that_others_write_meanwhile_are_rewritten_again(url, pipeline, spa
 
 def test_files_that_hold_something_else_are_not_committed(url, pipeline, spark, monkeypatch):
     before = rows_in_all_readers(spark, url)
-    honest = migrating.measure
+    honest = migrate.measure
     marks = iter("ab")  # the new files and the old rows, one after the other
 
     def measure_with_mark(frame: Any, table: Table) -> dict:
@@ -449,7 +451,7 @@ def test_files_that_hold_something_else_are_not_committed(url, pipeline, spark, 
             for measured_day, figures in measured_days
         }
 
-    monkeypatch.setattr(migrating, "measure", measure_with_mark)
+    monkeypatch.setattr(migrate, "measure", measure_with_mark)
     with pytest.raises(PublishError, match=r"the new data files hold .* columns and days are as"):
         list(migrate_table(make_writer(pipeline, RENAMED)))
     assert rows_in_all_readers(spark, url) == before
@@ -468,7 +470,7 @@ def test_a_lost_engine_is_no_failed_migration(lost, table, url, pipeline, spark,
         raise ConnectionRefusedError("nobody listens")
 
     with monkeypatch.context() as patch, pytest.raises(EngineError) as raised:
-        patch.setattr(migrating, lost, refuse_connection)
+        patch.setattr(migrate, lost, refuse_connection)
         list(migrate_table(make_writer(pipeline, table)))
     assert "engine was lost while fact_daily_orders was migrated" in str(raised.value)
     assert "run `backfill-assets migrate fact_daily_orders` again" in str(raised.value)

@@ -17,8 +17,8 @@ from backfill_assets.definitions import build_defs
 from backfill_assets.examples.customers.markets import revenue_by_market
 from backfill_assets.examples.customers.page_views import PAGE_VIEWS, page_views_daily
 from backfill_assets.examples.customers.sample import main
-from backfill_assets.landing.lines import probe_files, read_lines
 from backfill_assets.landing.listing import HOUR_FOLDERS, list_landing
+from backfill_assets.landing.read import probe_files, read_lines
 from backfill_assets.settings import load_settings
 from backfill_assets_tests.pipeline import START, day
 

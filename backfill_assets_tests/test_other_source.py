@@ -19,21 +19,21 @@ from pandera.pyspark import Field
 from pyspark.sql import DataFrame
 
 from backfill_assets.assets import lateness, staging
+from backfill_assets.audit.verdicts import DayMetrics, Expectation, Finding, Severity, Verdict
+from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import Window
-from backfill_assets.calendar.policy import Policy
 from backfill_assets.orders.lines import ORDER_LINES
 from backfill_assets.orders.tables import RAW, STAGED
-from backfill_assets.publish.candidates import Snapshot
-from backfill_assets.quality.audit import DayMetrics, Expectation, Finding, Severity, Verdict
+from backfill_assets.publish.types import Snapshot
 from backfill_assets.settings import load_settings
-from backfill_assets.staleness.touched import ChangeImpact, impact_of
-from backfill_assets.tables import versions
+from backfill_assets.staleness.impact import ChangeImpact, impact_of
 from backfill_assets.tables.code_version import Code
 from backfill_assets.tables.columns import nullable
-from backfill_assets.tables.declaring import table
 from backfill_assets.tables.derived import Reads
 from backfill_assets.tables.graph import Graph
 from backfill_assets.tables.sources import Role, Source
+from backfill_assets.tables.table_function import table
+from backfill_assets.transforms import dedup
 from backfill_assets_tests.invented_logs import days, ledger, record
 from backfill_assets_tests.model import by_delay
 from backfill_assets_tests.pipeline import START, day
@@ -94,13 +94,13 @@ def log_frame(spark, rows: Iterable[dict[str, Any]]) -> DataFrame:
 
 
 def dated_frame(spark, rows: Iterable[dict[str, Any]], zone: str = "UTC") -> DataFrame:
-    return versions.with_event_day(log_frame(spark, rows), VISITS, zone)
+    return dedup.with_event_day(log_frame(spark, rows), VISITS, zone)
 
 
 def staged_rows(frame: DataFrame, window_days: int) -> list[tuple]:
     """(event day, key, page, flag, log day) of each staged row."""
-    ranked = versions.rank_in_window(frame, VISITS, WEEK, window_days)
-    rows = versions.staged(ranked, VISITS)
+    ranked = dedup.rank_in_window(frame, VISITS, WEEK, window_days)
+    rows = dedup.staged(ranked, VISITS)
     VISITS.staged.conform_frame(rows)
     return sorted(map(_short_row, rows.collect()))
 
@@ -133,9 +133,7 @@ def _short_row(row: Any) -> tuple:
 def test_the_greatest_version_counts(spark, lesser, greater):
     for rows in ([lesser, greater], [greater, lesser]):
         frame = dated_frame(spark, rows)
-        (staged_row,) = versions.staged(
-            versions.rank_in_window(frame, VISITS, WEEK, 7), VISITS
-        ).collect()
+        (staged_row,) = dedup.staged(dedup.rank_in_window(frame, VISITS, WEEK, 7), VISITS).collect()
         for name in ("began", "sent"):
             assert staged_row[name].replace(tzinfo=timezone.utc) == greater[name]
         assert _short_row(staged_row)[2:] == (
@@ -182,8 +180,8 @@ def test_what_is_known_of_a_key(spark, corrects, page):
         visit_row(A1, 5, 1, "late", sent=5),
         visit_row(A2, 1, 1),
     ]
-    known_rows = versions.rank_all(dated_frame(spark, rows), VISITS, WEEK, 2, corrects=corrects)
-    counting = versions.staged(known_rows, VISITS)
+    known_rows = dedup.rank_all(dated_frame(spark, rows), VISITS, WEEK, 2, corrects=corrects)
+    counting = dedup.staged(known_rows, VISITS)
     assert sorted(row["page"] for row in counting.collect()) == sorted(["p", page])
 
 
@@ -232,7 +230,7 @@ def test_staged_books_count_for_themselves(spark):
     frame = dated_frame(
         spark, [visit_row(A1, 1, 1), visit_row(A1, 2, 1, sent=5), visit_row(A2, 1, 1)]
     )
-    rows = versions.rank_in_window(frame, VISITS, WEEK, 1)
+    rows = dedup.rank_in_window(frame, VISITS, WEEK, 1)
     expectation = staging.staged_expectations(frame, rows, WEEK, 1)[day(1)]
     assert (expectation.entries, expectation.rows) == ({"in time": 3, "superseded": 1}, 2)
 
@@ -359,10 +357,10 @@ def test_touched_days_are_those_whose_rows_differ(spark):
 
     def days_of(rows: list[dict[str, Any]]) -> tuple[set, set]:
         frame = dated_frame(spark, rows)
-        in_time = versions.rank_in_window(frame, VISITS, WEEK, 2)
-        known = versions.rank_all(frame, VISITS, WEEK, 2, corrects=True)
+        in_time = dedup.rank_in_window(frame, VISITS, WEEK, 2)
+        known = dedup.rank_all(frame, VISITS, WEEK, 2, corrects=True)
         then, now = (
-            set(versions.staged(frame_part, VISITS).collect()) for frame_part in (in_time, known)
+            set(dedup.staged(frame_part, VISITS).collect()) for frame_part in (in_time, known)
         )
         return then, now
 

@@ -12,15 +12,15 @@ import pytest
 from deltalake import DeltaTable
 
 from backfill_assets.calendar.partitions import Window, to_ranges
-from backfill_assets.delta import commit_files, reading
+from backfill_assets.delta import commit_log, ledger_reader
 from backfill_assets.delta.commits import LOG_RETENTION, Writer
-from backfill_assets.delta.logs import APPLICATION
+from backfill_assets.delta.delta_rs import APPLICATION
 from backfill_assets.delta.records import ExternalCommit
 from backfill_assets.monitoring.incidents import find_incidents
 from backfill_assets.monitoring.states import DayState
 from backfill_assets.orders.facts import FACT
-from backfill_assets.publish.candidates import Candidate, ComputedDays, ComputePlan, Outcome
-from backfill_assets.staleness.backlog import StaleDays
+from backfill_assets.publish.types import Candidate, ComputedDays, ComputePlan, Outcome
+from backfill_assets.staleness.stale import StaleDays
 from backfill_assets_tests.invented_logs import commit_metadata, days
 from backfill_assets_tests.invented_states import (
     make_healthy_ledgers,
@@ -305,7 +305,7 @@ def test_others_are_others_from_the_first_commit_that_is_left(history):
 
 
 def test_an_older_record_does_not_stand_for_what_came_in_lost_commits(history, monkeypatch):
-    monkeypatch.setattr(commit_files, "_MIN_READS_TO_CACHE", 4)
+    monkeypatch.setattr(commit_log, "_MIN_READS_TO_CACHE", 4)
     read_by_another_process(history)
     # Day 1 anew, with as many rows; nobody has copied this.
     (old,) = [
@@ -336,7 +336,7 @@ def test_a_cut_below_what_was_read_is_noticed(history):
 
 
 def test_commits_that_were_put_back_are_read(history, tmp_path, monkeypatch):
-    monkeypatch.setattr(commit_files, "_MIN_READS_TO_CACHE", 4)
+    monkeypatch.setattr(commit_log, "_MIN_READS_TO_CACHE", 4)
     shutil.copytree(history / "_delta_log", tmp_path / "backup")
     cut_log(history, *range(4))
     assert (
@@ -357,7 +357,7 @@ def test_commits_that_were_put_back_are_read(history, tmp_path, monkeypatch):
 
 @pytest.fixture
 def copied(history: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(commit_files, "_MIN_READS_TO_CACHE", 4)
+    monkeypatch.setattr(commit_log, "_MIN_READS_TO_CACHE", 4)
     read_by_another_process(history)
     assert log_copy_file(history).exists()
     return history
@@ -382,7 +382,7 @@ def test_a_copy_in_an_older_form_tells_of_commits_that_are_gone(copied, monkeypa
     cut_log(copied, *range(6))
     text = log_copy_file(copied).read_bytes()
     log_copy_file(copied).write_bytes(b"")
-    with commit_files.open_store(str(copied))[0].open_output_stream(
+    with commit_log.open_store(str(copied))[0].open_output_stream(
         str(log_copy_file(copied))
     ) as stream:
         *lines, about = decompress_zstd(text).splitlines()
@@ -500,7 +500,7 @@ def test_a_table_whose_log_was_cut_is_written_again(pipeline, spark):
         )
     url = Path(pipeline.io_manager.url(FACT))
     cut_log(url, *range(latest_version(url)))
-    reading._cached_ledgers.clear()
+    ledger_reader._cached_ledgers.clear()
     before = pipeline.io_manager.ledger(FACT)
     assert before.unrecorded == days(1, 2)
     # What is on record is not computed again; what is not, is.

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from backfill_assets.imports.manifests import ImportRefusedError
-from backfill_assets.imports.parquet_folders import list_parquet_files, read_files
+from backfill_assets.imports.external_table import list_parquet_files, read_files
+from backfill_assets.imports.import_state import ImportRefusedError
 
 
 def write_file(folder: Path, name: str, **columns: pa.Array) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backfill_assets.calendar.cadences import Grain, NotContiguousError
+from backfill_assets.calendar.grain import Grain, NotContiguousError
 from backfill_assets.calendar.partitions import (
     DAY,
     DaySet,

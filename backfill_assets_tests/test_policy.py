@@ -11,8 +11,8 @@ from dagster._core.definitions.partitions.subset import TimeWindowPartitionsSubs
 from hypothesis import given
 from hypothesis import strategies as st
 
+from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import DAY, Window
-from backfill_assets.calendar.policy import Policy
 from backfill_assets.calendar.reach import next_days
 from backfill_assets.settings import load_settings
 

@@ -5,7 +5,7 @@ from importlib.metadata import version
 
 import pytest
 
-from backfill_assets.provenance import time_zone_data
+from backfill_assets.runtime_versions import time_zone_data
 
 # --- the engine ---
 

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import functions as F
 
-from backfill_assets.assets.lines import (
+from backfill_assets.assets.raw_rows import (
     accepted_rows,
     parse_decimal,
     parse_timestamp,

@@ -25,16 +25,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from rich.console import Console
 
-from backfill_assets.backfills.layers import cross_table_mismatches
-from backfill_assets.backfills.reconciliation import (
-    ReconciliationError,
-    _choose_versions,
-    _measure_drift,
-    _measure_groups,
-    diff_table,
-    measure_days,
-)
-from backfill_assets.backfills.reports import (
+from backfill_assets.backfills.cross_table import cross_table_mismatches
+from backfill_assets.backfills.diff import (
     ColumnDrift,
     DayChangeKind,
     DayDiff,
@@ -43,6 +35,14 @@ from backfill_assets.backfills.reports import (
     as_grid,
     as_json,
     as_markdown,
+)
+from backfill_assets.backfills.diff_query import (
+    ReconciliationError,
+    _choose_versions,
+    _measure_drift,
+    _measure_groups,
+    diff_table,
+    measure_days,
 )
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.records import CommitRecord, ExternalCommit, PublishedDay

@@ -17,9 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backfill_assets.calendar.partitions import DAY, Window, from_ranges, to_ranges, to_windows
-from backfill_assets.delta import reading
+from backfill_assets.delta import ledger_reader
+from backfill_assets.delta.delta_rs import load_log
 from backfill_assets.delta.ledgers import Ledger
-from backfill_assets.delta.logs import load_log
 from backfill_assets.delta.records import CommitDetails, CommitRecord, ExternalCommit, PublishedDay
 from backfill_assets.orders.facts import FACT
 from backfill_assets.publish.run_tags import NIGHT_VARIABLE, launched_by
@@ -191,7 +191,7 @@ def test_a_commit_between_the_loading_of_the_log_and_its_reading(url, monkeypatc
             commit_with_record(url, 3)
         return log
 
-    monkeypatch.setattr(reading, "load_log", load_then_commit)
+    monkeypatch.setattr(ledger_reader, "load_log", load_then_commit)
     result = read_facts(url)
     assert result.version == 2
     assert {r.version: set(r.days) for r in result.records} == {n - 1: days(n) for n in (1, 2, 3)}

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from backfill_assets.delta.references import read_unpartitioned
+from backfill_assets.delta.ledger_reader import read_unpartitioned
 
 
 @pytest.fixture

@@ -14,13 +14,13 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import DAY, Window, from_ranges, to_windows
-from backfill_assets.calendar.policy import Policy
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.records import CommitRecord, ExternalCommit
 from backfill_assets.landing.listing import Listing
-from backfill_assets.landing.manifests import load_target
-from backfill_assets.monitoring.run_requests import (
+from backfill_assets.landing.load_manifest import load_target
+from backfill_assets.monitoring.next_runs import (
     BATCH_SIZE,
     Request,
     first_batch,
@@ -29,10 +29,10 @@ from backfill_assets.monitoring.run_requests import (
 )
 from backfill_assets.orders.facts import CORRECTIONS, CURRENT, FACT
 from backfill_assets.orders.tables import LATE, LATENESS, RAW, REJECTED, STAGED, TABLES
-from backfill_assets.staleness.arrivals import UnloadedDays, find_unloaded_days, loaded_manifests
-from backfill_assets.staleness.backlog import StaleDay, StaleDays, find_stale_days
 from backfill_assets.staleness.finality import final_days as all_final
 from backfill_assets.staleness.finality import settled_days, window_closed_at
+from backfill_assets.staleness.stale import StaleDay, StaleDays, find_stale_days
+from backfill_assets.staleness.unloaded import UnloadedDays, find_unloaded_days, loaded_manifests
 from backfill_assets.tables.graph import Graph
 from backfill_assets.tables.table import Table
 from backfill_assets_tests.invented_listings import file_path, make_landing

@@ -7,11 +7,11 @@ from importlib.metadata import version
 import pytest
 from pyspark.errors import AnalysisException
 
-from backfill_assets.engine import spark as module
-from backfill_assets.engine.configuration import DELTA_CONF
-from backfill_assets.engine.jars import EngineError, delta_coordinate
-from backfill_assets.engine.spark import Engine
 from backfill_assets.settings import load_settings
+from backfill_assets.spark import session as module
+from backfill_assets.spark.configuration import DELTA_CONF
+from backfill_assets.spark.jars import EngineError, delta_coordinate
+from backfill_assets.spark.session import Engine
 
 HERE = {name: version(name) for name in ("pyspark", "delta-spark")}
 

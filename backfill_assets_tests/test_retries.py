@@ -42,28 +42,26 @@ from pyspark.errors import AnalysisException, PySparkRuntimeError, PySparkValueE
 from pyspark.errors.exceptions.connect import SparkConnectGrpcException
 from pyspark.sql import functions as F
 
-from backfill_assets.dagster_ext.engine_failures import (
-    is_disk_failure,
-    is_engine_lost,
-    raise_if_engine_failed,
-)
 from backfill_assets.dagster_ext.executor import one_process_executor
-from backfill_assets.dagster_ext.retries import (
+from backfill_assets.dagster_ext.failures import (
     DISK_FAILED_TAG,
     ENGINE_LOST_TAG,
     MAX_ATTEMPTS,
     RETRY_ON_FAILURE,
     RETRY_PATIENCE,
+    is_disk_failure,
+    is_engine_lost,
     launch_lost_retries,
+    raise_if_engine_failed,
     retry_later,
 )
-from backfill_assets.dagster_ext.run_locks import PROCESS_TAG
+from backfill_assets.dagster_ext.launcher import PROCESS_TAG
 from backfill_assets.delta.commits import PublishError
-from backfill_assets.engine import spark as engines
-from backfill_assets.engine.jars import EngineError
-from backfill_assets.monitoring.look import disk_failures
+from backfill_assets.monitoring.monitor import disk_failures
 from backfill_assets.monitoring.outbox import Incident
 from backfill_assets.settings import load_settings
+from backfill_assets.spark import session as engines
+from backfill_assets.spark.jars import EngineError
 from backfill_assets_tests.killing import kill_kinds
 from backfill_assets_tests.places import BIN, dagster_yaml
 
@@ -440,7 +438,7 @@ import os, time
 from pathlib import Path
 import dagster as dg
 from backfill_assets.delta.commits import PublishError
-from backfill_assets.dagster_ext.engine_failures import (
+from backfill_assets.dagster_ext.failures import (
     disk_failed,
     engine_lost,
     raise_if_engine_failed,

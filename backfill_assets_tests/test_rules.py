@@ -15,10 +15,9 @@ from pyspark.sql import functions as F
 from pyspark.sql.window import Window
 
 from backfill_assets import ORDERS, STAGED, Reads, current, forbids, no_leaks, nullable, table
-from backfill_assets.publish.candidates import ComputedDays, ComputePlan
-from backfill_assets.publish.computing import compute_days
-from backfill_assets.quality.audit import RefusedError
-from backfill_assets.quality.forbidden import Violation, find_violations
+from backfill_assets.audit.verdicts import RefusedError, Violation, find_violations
+from backfill_assets.publish.compute import compute_days
+from backfill_assets.publish.types import ComputedDays, ComputePlan
 from backfill_assets.tables.arguments import DeclarationError
 from backfill_assets_tests.invented_logs import ledger
 from backfill_assets_tests.pipeline import LAYERS, Pipeline, day, order

@@ -9,7 +9,7 @@ import click
 import dagster as dg
 import pytest
 
-from backfill_assets.assets.run_size import backfill_policy, report_long_range
+from backfill_assets.assets.table_asset import backfill_policy, report_long_range
 
 
 @contextmanager

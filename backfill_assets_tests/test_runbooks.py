@@ -9,8 +9,8 @@ import dagster as dg
 import pytest
 from dagster._core.test_utils import create_run_for_test
 
-from backfill_assets.backfills import command_log, undertakings
-from backfill_assets.backfills.postmortems import BLANK, SECTIONS, unfilled_sections
+from backfill_assets.backfills import state_store
+from backfill_assets.backfills.history import BLANK, SECTIONS, unfilled_sections
 from backfill_assets.cli import main
 from backfill_assets_tests.commands import DAYS, JAN, publish_facts, save_plan, usage_error
 
@@ -34,7 +34,7 @@ def complete_plan(instance, id_: str, reason: str):
     state.plan = state.plan.model_copy(update={"parameters": parameters})
     state.attempt, state.stage, state.began, state.took = 1, 1, time.time(), 61.0
     state.ended, state.complete = "complete and reconciled", True
-    undertakings.save(instance, state)
+    state_store.save(instance, state)
     return state
 
 
@@ -43,7 +43,7 @@ def test_the_pages_have_what_is_on_record(instance, tmp_path, capsys):
     facts = dict.fromkeys(JAN[:3], "ok")
     publish_facts(tmp_path, facts, backfill_id="before-rest")
     publish_facts(tmp_path, facts, backfill_id="aecrkdop-rest", reason="bad amounts")
-    command_log.record_command(
+    state_store.record_command(
         instance, "aecrkdop-rest", "backfill-assets reconcile aecrkdop", "adds up"
     )
     assert main(["runbook", "aecrkdop"]) == 0
@@ -136,7 +136,7 @@ def test_a_runbook_of_a_run_has_what_made_its_days(instance, tmp_path, capsys):
     )
     publish_facts(tmp_path, dict.fromkeys(JAN[:3], "ok"), run_id=run.run_id)
     name = run.run_id[:8]
-    command_log.record_command(instance, name, f"backfill-assets reconcile {name}", "adds up")
+    state_store.record_command(instance, name, f"backfill-assets reconcile {name}", "adds up")
     run_config = {
         "ops": {"put_back": {"config": {"backfill": name, "days": "", "reason": "wrong"}}}
     }
@@ -179,12 +179,12 @@ def test_a_section_is_filled_in_by_a_sentence(text, lacking):
 def test_commands_are_kept_in_their_order_and_forgotten_with_the_plan(instance):
     save_plan(instance, "aecrkdop")
     for n in range(60):
-        command_log.record_command(instance, "aecrkdop-pilot", f"reconcile {n}", "x" * 2000)
-    commands = command_log.list_commands(instance, "aecrkdop")
+        state_store.record_command(instance, "aecrkdop-pilot", f"reconcile {n}", "x" * 2000)
+    commands = state_store.list_commands(instance, "aecrkdop")
     assert [command.text for command in commands] == [f"reconcile {n}" for n in range(10, 60)]
     assert {len(command.outcome) for command in commands} == {1000}
-    assert undertakings.delete_older(instance, time.time() + 1) == ["aecrkdop"]
-    assert command_log.list_commands(instance, "aecrkdop") == []
+    assert state_store.delete_older(instance, time.time() + 1) == ["aecrkdop"]
+    assert state_store.list_commands(instance, "aecrkdop") == []
 
 
 def test_a_command_that_cannot_be_kept_is_answered(instance, monkeypatch, caplog):
@@ -193,14 +193,14 @@ def test_a_command_that_cannot_be_kept_is_answered(instance, monkeypatch, caplog
 
     key = "backfill_assets/commands/aecrkdop"
     instance.daemon_cursor_storage.set_cursor_values({key: '[{"of": "a later version"}]'})
-    assert command_log.list_commands(instance, "aecrkdop") == []
-    command_log.record_command(
+    assert state_store.list_commands(instance, "aecrkdop") == []
+    state_store.record_command(
         instance, "aecrkdop", "backfill-assets reconcile aecrkdop", "adds up"
     )
-    (known,) = command_log.list_commands(instance, "aecrkdop")
+    (known,) = state_store.list_commands(instance, "aecrkdop")
     monkeypatch.setattr(instance.daemon_cursor_storage, "set_cursor_values", refuse_write)
-    command_log.record_command(
+    state_store.record_command(
         instance, "aecrkdop", "backfill-assets reconcile aecrkdop", "adds up"
     )
-    assert command_log.list_commands(instance, "aecrkdop") == [known]
+    assert state_store.list_commands(instance, "aecrkdop") == [known]
     assert "(PermissionError: permission denied for table kvs)" in caplog.text

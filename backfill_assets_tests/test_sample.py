@@ -13,8 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from backfill_assets.sample.cdnow import write_cdnow_landing
-from backfill_assets.sample.generator import write_invented_landing
+from backfill_assets.sample.landings import write_cdnow_landing, write_invented_landing
 from backfill_assets_tests.model import Model, Unreadable, parse_amount, parse_timestamp, run_model
 from backfill_assets_tests.places import CDNOW
 

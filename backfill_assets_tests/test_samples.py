@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from backfill_assets.backfills import plan_samples
-from backfill_assets.backfills.plan_samples import MAX_SAMPLED_FILES
-from backfill_assets.backfills.plans import plan_facts
+from backfill_assets.backfills import planner
+from backfill_assets.backfills.backfill_plan import plan_facts
+from backfill_assets.backfills.planner import MAX_SAMPLED_FILES
 from backfill_assets.landing.listing import list_landing
 from backfill_assets.landing.samples import MOST_LINES, sample_values
 from backfill_assets_tests.pipeline import Pipeline, day, make_plan, order
@@ -143,14 +143,14 @@ def test_of_many_days_some_are_looked_at(engine, tmp_path, monkeypatch):
         for part in ("a.json", "b.json", "c.json"):
             landed.land(n, order_lines(n, "c"), name=part)
     looked: list[tuple[date, str]] = []
-    real = plan_samples.sample_values
+    real = planner.sample_values
 
     def note_sample(landing, source, entries, fields):
         looked.extend((date.fromisoformat(e.source_file[13:23]), e.name) for e in entries)
         return real(landing, source, entries, fields)
 
-    monkeypatch.setattr(plan_samples, "sample_values", note_sample)
-    monkeypatch.setattr(plan_samples, "MAX_SAMPLED_FILES", 7)
+    monkeypatch.setattr(planner, "sample_values", note_sample)
+    monkeypatch.setattr(planner, "MAX_SAMPLED_FILES", 7)
     arguments = {"tables": ("raw_orders",)}
     (skew,) = make_plan(landed, f"{day(1)}...{day(31)}", **arguments).skews
     assert [at for at, _ in looked] == [day(n) for n in (1, 6, 11, 16, 21, 26, 31)]

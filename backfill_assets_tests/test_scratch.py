@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from backfill_assets.engine.scratch import ScratchDir
+from backfill_assets.spark.jvm_launch import ScratchDir
 from backfill_assets_tests.places import PROJECT
 
 OPTIONS = "spark.driver.extraJavaOptions"
@@ -23,7 +23,7 @@ def start_process(home: Path, then: str) -> subprocess.Popen[str]:
     """A process with a scratch folder of its own, which it has filled and told of."""
     code = f"""
 from pathlib import Path
-from backfill_assets.engine.scratch import Scratch
+from backfill_assets.spark.jvm_launch import Scratch
 folder = Scratch(Path({str(home)!r})).folder
 Path(folder, "blockmgr-1").mkdir()
 Path(folder, "blockmgr-1", "block").write_text("rows")
@@ -69,7 +69,7 @@ def test_where_nothing_can_be_locked_nothing_is_taken_for_left(monkeypatch, tmp_
     def refuse_lock(*_: int) -> None:
         raise OSError(37, "No locks available")
 
-    monkeypatch.setattr("backfill_assets.engine.scratch.fcntl.flock", refuse_lock)
+    monkeypatch.setattr("backfill_assets.spark.jvm_launch.fcntl.flock", refuse_lock)
     first, second = ScratchDir(tmp_path), ScratchDir(tmp_path)
     assert list_folders(tmp_path) == {first.folder, second.folder}
 

@@ -9,11 +9,11 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from backfill_assets import provenance
+from backfill_assets import runtime_versions
 from backfill_assets import settings as module
-from backfill_assets.engine.configuration import spark_config
 from backfill_assets.orders.tables import TABLES
 from backfill_assets.settings import Settings, SettingsError, load_settings
+from backfill_assets.spark.configuration import spark_config
 from backfill_assets.spark_rules import is_secret
 from backfill_assets.tables.catalog import config_digests
 from backfill_assets_tests.conftest import LASTING
@@ -354,7 +354,7 @@ def test_what_would_lose_rows_in_silence_is_refused(monkeypatch, name, value, fi
 def test_the_engine_is_part_of_the_configuration(monkeypatch):
     digests = {load_settings().digest}
     for name in ("pyspark", "delta-spark"):
-        versions = {**provenance.engine_versions(), name: "9.9.9"}
+        versions = {**runtime_versions.engine_versions(), name: "9.9.9"}
         monkeypatch.setattr(module, "engine_versions", lambda versions=versions: versions)
         digests.add(load_settings().digest)
     assert len(digests) == 3

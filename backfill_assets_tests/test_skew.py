@@ -13,16 +13,21 @@ from pandera.pyspark import Field
 from pyspark.sql import DataFrame
 
 from backfill_assets import STAGED, Reads, Source, nullable, table
-from backfill_assets.backfills.plans import BackfillPlan, BackfillRequest, plan_facts
-from backfill_assets.backfills.skews import Skew, find_skews
-from backfill_assets.delta.reading import read_ledgers
+from backfill_assets.audit.profile import most_rows
+from backfill_assets.backfills.backfill_plan import (
+    BackfillPlan,
+    BackfillRequest,
+    Skew,
+    find_skews,
+    plan_facts,
+)
+from backfill_assets.delta.ledger_reader import read_ledgers
 from backfill_assets.delta.records import CommitRecord, ExternalCommit
-from backfill_assets.engine import task_times as module
 from backfill_assets.orders.lines import OrderLine
 from backfill_assets.publish.run_tags import REWRITE_TAG
-from backfill_assets.quality.skews import most_rows
+from backfill_assets.spark import tasks as module
 from backfill_assets.tables.arguments import DeclarationError
-from backfill_assets.tables.skews import skews_of
+from backfill_assets.tables.model_metadata import skews_of
 from backfill_assets.tables.table import Table
 from backfill_assets_tests.invented_logs import days, ledger, record
 from backfill_assets_tests.pipeline import Pipeline, day, make_plan, order

@@ -21,13 +21,17 @@ import pytest
 from pandera.pyspark import Field
 from pyspark.sql import functions as F
 
-from backfill_assets.assets.landed_rows import count_lines_by_file
-from backfill_assets.assets.lines import accepted_rows, read_versions, rejected_rows
+from backfill_assets.assets.raw_rows import (
+    accepted_rows,
+    count_lines_by_file,
+    read_versions,
+    rejected_rows,
+)
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.landing.files import Control
-from backfill_assets.landing.json import not_plain_patterns, number_pattern
-from backfill_assets.landing.lines import probe_files, read_lines
+from backfill_assets.landing.formats import not_plain_patterns, number_pattern
 from backfill_assets.landing.listing import LandingError, list_landing
+from backfill_assets.landing.read import probe_files, read_lines
 from backfill_assets.orders.lines import ORDER_LINES
 from backfill_assets.tables.columns import holds_json, json_text, nullable
 from backfill_assets.tables.sources import Source

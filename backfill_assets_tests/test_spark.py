@@ -23,22 +23,14 @@ import pyarrow.parquet as pq
 import pytest
 from py4j.protocol import Py4JError
 
-from backfill_assets.dagster_ext.engine_failures import is_engine_lost
+from backfill_assets.dagster_ext.failures import is_engine_lost
 from backfill_assets.delta.data_files import write_files
-from backfill_assets.engine import jars as jars_module
-from backfill_assets.engine import java_sources, known_jars
-from backfill_assets.engine import spark as module
-from backfill_assets.engine.class_archive import (
-    class_archive_path,
-    make_class_archive,
-    with_class_archive,
-)
-from backfill_assets.engine.configuration import (
-    connect_server_command,
-    spark_config,
-    static_config,
-)
-from backfill_assets.engine.jars import (
+from backfill_assets.settings import load_settings
+from backfill_assets.spark import jars as jars_module
+from backfill_assets.spark import known_jars
+from backfill_assets.spark import session as module
+from backfill_assets.spark.configuration import connect_server_command, spark_config, static_config
+from backfill_assets.spark.jars import (
     LOCAL_FILES_SETTING,
     EngineError,
     check_java,
@@ -49,9 +41,13 @@ from backfill_assets.engine.jars import (
     raise_if_unknown_jars,
     s3_jars,
 )
-from backfill_assets.engine.log_store import LOG_STORE_SOURCE
-from backfill_assets.engine.spark import Engine
-from backfill_assets.settings import load_settings
+from backfill_assets.spark.jvm_launch import (
+    class_archive_path,
+    make_class_archive,
+    with_class_archive,
+)
+from backfill_assets.spark.known_jars import LOG_STORE_SOURCE
+from backfill_assets.spark.session import Engine
 from backfill_assets_tests.connect_server import server_settings
 from backfill_assets_tests.pipeline import Pipeline, day, order
 
@@ -230,7 +226,7 @@ def test_jars_of_the_deployment_are_added_to_ours(tmp_path):
 def test_the_jars_of_s3_are_fetched_where_they_are_asked_for(monkeypatch, tmp_path):
     names = ["org.apache.hadoop_hadoop-aws-3.5.0.jar", "software.amazon.awssdk_s3-2.35.4.jar"]
     submit = FakeSubmit(monkeypatch, jars=(*names, "com.other_thing-1.jar"))
-    monkeypatch.setattr(java_sources, "compiled", lambda *_: {"a.B": b"code"})
+    monkeypatch.setattr(known_jars, "compiled", lambda *_: {"a.B": b"code"})
     assert s3_jars(tmp_path) == []
     jars = fetch_s3_jars(tmp_path)
     assert [jar.name for jar in jars] == [*names, "conditional-log-store.jar"]

@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from backfill_assets.engine.stalls import report_stalls
+from backfill_assets.spark.tasks import report_stalls
 from backfill_assets_tests.killing import wait_for
 
 

@@ -12,8 +12,8 @@ import msgspec
 import pytest
 
 from backfill_assets.calendar.partitions import DAY
+from backfill_assets.delta.ledger_reader import read_ledger
 from backfill_assets.delta.ledgers import Ledger
-from backfill_assets.delta.reading import read_ledger
 from backfill_assets.delta.records import CommitRecord, ExternalCommit
 from backfill_assets.monitoring.states import (
     STATE_MEANINGS,
@@ -27,7 +27,7 @@ from backfill_assets.monitoring.states import (
 from backfill_assets.orders.facts import CORRECTIONS, CURRENT, FACT
 from backfill_assets.orders.tables import LATE, LATENESS, RAW, REJECTED, STAGED, TABLES
 from backfill_assets.settings import load_settings
-from backfill_assets.staleness.backlog import StaleDays
+from backfill_assets.staleness.stale import StaleDays
 from backfill_assets.tables.catalog import config_digests
 from backfill_assets.tables.table import Table
 from backfill_assets_tests.invented_logs import NIGHTLY, days, ledger, ledgers, record

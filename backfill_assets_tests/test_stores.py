@@ -6,14 +6,13 @@ import os
 
 import pytest
 
-from backfill_assets.delta.logs import storage_options
-from backfill_assets.delta.store_check import UnsafeStoreError, refuse_unsafe_store
-from backfill_assets.engine import jars
-from backfill_assets.engine.configuration import spark_config
-from backfill_assets.engine.jars import spark_home
-from backfill_assets.engine.log_store import LOG_STORE, LOG_STORE_CLASS
+from backfill_assets.delta.delta_rs import UnsafeStoreError, refuse_unsafe_store, storage_options
 from backfill_assets.settings import load_settings
-from backfill_assets.tables.references import Unpartitioned
+from backfill_assets.spark import jars
+from backfill_assets.spark.configuration import spark_config
+from backfill_assets.spark.jars import spark_home
+from backfill_assets.spark.known_jars import LOG_STORE, LOG_STORE_CLASS
+from backfill_assets.tables.unpartitioned import Unpartitioned
 from backfill_assets_tests.careless_s3 import careless_s3
 from backfill_assets_tests.connect_server import server_settings
 

@@ -7,9 +7,11 @@ from unittest.mock import Mock
 
 import pytest
 
-from backfill_assets.engine import task_times as module
-from backfill_assets.engine.configuration import spark_config
-from backfill_assets.engine.task_times import (
+from backfill_assets.publish.io_manager import task_metadata
+from backfill_assets.settings import load_settings
+from backfill_assets.spark import tasks as module
+from backfill_assets.spark.configuration import spark_config
+from backfill_assets.spark.tasks import (
     TASK_TIMES,
     TASK_TIMES_CLASS,
     TaskTimes,
@@ -17,8 +19,6 @@ from backfill_assets.engine.task_times import (
     watch_tasks,
     with_task_times,
 )
-from backfill_assets.publish.task_metadata import task_metadata
-from backfill_assets.settings import load_settings
 
 
 def run_tasks(engine, *milliseconds: int) -> TaskTimes | None:
@@ -104,7 +104,7 @@ def test_the_listener_comes_with_its_jar(tmp_path):
 
 
 def test_a_listener_that_is_compiled_otherwise_is_not_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr("backfill_assets.engine.java_sources.compiled", lambda *_: {"a.B": b"x"})
+    monkeypatch.setattr("backfill_assets.spark.known_jars.compiled", lambda *_: {"a.B": b"x"})
     build_task_times(tmp_path)
     assert [*tmp_path.glob("*/*")] == []
     (tmp_path / "file").touch()

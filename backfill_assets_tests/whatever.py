@@ -6,17 +6,17 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from decimal import Decimal
 
-from backfill_assets.calendar.policy import Policy
-from backfill_assets.delta.logs import load_log
-from backfill_assets.delta.reading import read_ledgers
+from backfill_assets.calendar.late_data import Policy
+from backfill_assets.delta.delta_rs import load_log
+from backfill_assets.delta.ledger_reader import read_ledgers
 from backfill_assets.landing.listing import list_landing
 from backfill_assets.orders.facts import CORRECTIONS, CURRENT, FACT
 from backfill_assets.orders.lines import ORDER_LINES
 from backfill_assets.orders.tables import RAW, REJECTED
 from backfill_assets.settings import Settings
-from backfill_assets.staleness.arrivals import find_unloaded_days
-from backfill_assets.staleness.backlog import find_stale_days
 from backfill_assets.staleness.finality import final_days
+from backfill_assets.staleness.stale import find_stale_days
+from backfill_assets.staleness.unloaded import find_unloaded_days
 from backfill_assets_tests.arriving import Sums, Truth
 
 _NOTHING = (0, Decimal(0))

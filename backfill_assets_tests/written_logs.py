@@ -13,9 +13,9 @@ from uuid import uuid4
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, write_deltalake
 
-from backfill_assets.delta import reading
+from backfill_assets.delta import ledger_reader
+from backfill_assets.delta.ledger_reader import read_ledger
 from backfill_assets.delta.ledgers import Ledger
-from backfill_assets.delta.reading import read_ledger
 from backfill_assets.orders.facts import FACT
 from backfill_assets_tests.invented_logs import commit_metadata, days
 from backfill_assets_tests.pipeline import day
@@ -146,5 +146,5 @@ def read_facts(url: Path) -> Ledger:
 
 
 def read_by_another_process(url: Path) -> Ledger:
-    with patch.object(reading, "_cached_ledgers", {}):
+    with patch.object(ledger_reader, "_cached_ledgers", {}):
         return read_facts(url)

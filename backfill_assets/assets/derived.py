@@ -9,15 +9,20 @@ import dagster as dg
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from backfill_assets.assets.input_frames import input_frames, published_days, repeated_key_problems
-from backfill_assets.assets.making import AssetInputs, table_asset
-from backfill_assets.assets.sums import Sums, sums_by_day
+from backfill_assets.assets.input_frames import (
+    Sums,
+    input_frames,
+    published_days,
+    repeated_key_problems,
+    sums_by_day,
+)
+from backfill_assets.assets.table_asset import AssetInputs, table_asset
+from backfill_assets.audit.verdicts import Expectation, Verdict
 from backfill_assets.calendar.partitions import DAY, Window, any_window_condition, to_windows
-from backfill_assets.engine.caching import Cache
-from backfill_assets.publish.candidates import CommitNotes, ComputedDays, Snapshot
-from backfill_assets.publish.failures import explain_function_errors
-from backfill_assets.quality.audit import Expectation, Verdict
+from backfill_assets.publish.compute import explain_function_errors
+from backfill_assets.publish.types import CommitNotes, ComputedDays, Snapshot
 from backfill_assets.settings import Settings
+from backfill_assets.spark.frames import Cache
 from backfill_assets.tables.arguments import describe_value
 from backfill_assets.tables.catalog import graph_for
 from backfill_assets.tables.code_version import Code

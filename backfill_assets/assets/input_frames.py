@@ -1,9 +1,10 @@
-"""What the parameters of a declared table hold besides rows as they are; and bad input rows."""
+"""What the inputs of a table hold for each day: rows, sums, and rows that repeat a key."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from datetime import date
+from decimal import Decimal
 from functools import reduce
 
 import pyspark.sql.types as T
@@ -12,11 +13,42 @@ from pyspark.sql import functions as F
 
 from backfill_assets.calendar.partitions import DAY, Window, any_window_condition, to_windows
 from backfill_assets.calendar.reach import SAME_DAY, WEEK, Reach
-from backfill_assets.engine.frames import create_frame
-from backfill_assets.publish.candidates import Snapshot
+from backfill_assets.publish.types import Snapshot
+from backfill_assets.spark.frames import create_frame
 from backfill_assets.tables.derived import FOR_DAY, Derived, Reads, carries_state
 from backfill_assets.tables.sources import SourceTable
-from backfill_assets.tables.versions import as_known, with_event_day
+from backfill_assets.transforms.dedup import as_known, with_event_day
+
+#: By name, some numbers of a day.
+Sums = dict[str, int | Decimal]
+
+
+def sums_by_day(
+    rows: DataFrame,
+    day: str,
+    aggregations: Mapping[str, Column],
+    zeros: Mapping[str, int | Decimal],
+) -> dict[date, Sums]:
+    """By day that has rows, some sums of them.
+
+    Args:
+        rows: of any days.
+        day: the column of the day.
+        aggregations: the aggregations, by name.
+        zeros: by name, what stands for a sum of nothing; 0 if not given.
+    """
+    if not aggregations:
+        return {}
+    names, columns = [*aggregations], [*aggregations.values()]
+    result_rows = rows.groupBy(day).agg(*columns).collect()
+    return {
+        partition: {
+            name: zeros.get(name, 0) if value is None else value
+            for name, value in zip(names, values, strict=True)
+        }
+        for partition, *values in result_rows
+    }
+
 
 _PUBLISHED_SCHEMA = T.StructType(
     [T.StructField(name, T.DateType(), False) for name in (FOR_DAY, "day")]

@@ -1,4 +1,7 @@
-"""How late lines arrive: figures by log day."""
+"""How late lines arrive: figures by log day, and the page that shows them.
+
+In a module of its own, so that the code of the page is none of the table's: see `codes`.
+"""
 
 from collections.abc import Collection, Mapping
 from datetime import date
@@ -10,19 +13,21 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from pyspark.sql.window import Window as SqlWindow
 
-from backfill_assets.assets.making import AssetInputs, table_asset
-from backfill_assets.assets.sums import sums_by_day
-from backfill_assets.calendar.delays import COMPARED_WINDOWS, lines_within
+from backfill_assets.assets.input_frames import sums_by_day
+from backfill_assets.assets.table_asset import AssetInputs, table_asset
+from backfill_assets.audit.verdicts import Expectation
+from backfill_assets.calendar.late_data import COMPARED_WINDOWS, lines_within
 from backfill_assets.calendar.partitions import Window
-from backfill_assets.engine.caching import Cache
-from backfill_assets.engine.frames import create_frame
-from backfill_assets.publish.candidates import ComputedDays
-from backfill_assets.quality.audit import Expectation
+from backfill_assets.delta.delta_rs import load_log
+from backfill_assets.monitoring.lateness_page import key_figures, render_page
+from backfill_assets.publish.types import ComputedDays
 from backfill_assets.settings import Settings
+from backfill_assets.spark.filesystems import folder_filesystem, replace_file
+from backfill_assets.spark.frames import Cache, create_frame
 from backfill_assets.tables.code_version import Code
 from backfill_assets.tables.sources import Source
 from backfill_assets.tables.table import Lineage
-from backfill_assets.tables.versions import line_amount, with_event_day, within_window
+from backfill_assets.transforms.dedup import line_amount, with_event_day, within_window
 
 
 def lateness_figures(
@@ -295,3 +300,61 @@ def build_lateness_asset(settings: Settings, code: Code, source: Source) -> dg.A
         group="lateness",
         lineage=_lateness_lineage(source),
     )
+
+
+def build_lateness_page(settings: Settings, source: Source) -> dg.AssetsDefinition:
+    """The page of a source, which has no days of its own."""
+    name, lateness = source.page, source.lateness
+    window_days = source.policy(settings).window_days - source.arrives_after
+
+    @dg.multi_asset(
+        name=f"draw_{name}",
+        specs=[
+            dg.AssetSpec(
+                name,
+                deps=[lateness.name],
+                description="One page, for people, on how late lines arrive and which window "
+                "would catch them; it opens in any browser, without a network.",
+                group_name="lateness",
+                owners=settings.asset_owners,
+                kinds={"html"},
+            )
+        ],
+        # It has no days; but Dagster's command line takes a range only if every asset has this.
+        backfill_policy=dg.BackfillPolicy.single_run(),
+        # Two runs at once would write the one page; dagster.yaml lets one in at a time.
+        pool=name,
+    )
+    def draw_lateness(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
+        url = settings.table(lateness.name)
+        log = load_log(url)
+        rows = log.to_pyarrow_table(filesystem=folder_filesystem(url)) if log else None
+        if log is None or not rows:
+            raise dg.Failure(
+                f"There is nothing to show yet, {lateness.name} has no rows at {url}: materialize "
+                f"it for some days, then {name} again. Nothing was written.",
+                allow_retries=False,
+            )
+        if missing := [column for column in lateness.columns if column not in rows.column_names]:
+            raise dg.Failure(
+                f"{name}: {lateness.name} at {url} was made by an earlier release and has no "
+                f"{', '.join(missing)}. The page is as it was. Delete that folder, as all of it "
+                f"follows from {source.raw.name} and {source.rejected.name}; then materialize "
+                f"{lateness.name} for all its days, and {name}.",
+                allow_retries=False,
+            )
+        text = render_page(rows, source, settings, log.version())
+        folder = f"{settings.warehouse}/{name}"
+        replace_file(folder, "index.html", text.encode())
+        path = f"{folder}/index.html"
+        return dg.MaterializeResult(
+            metadata={
+                "path": dg.MetadataValue.url(path)
+                if "://" in path
+                else dg.MetadataValue.path(path),
+                **key_figures(rows.to_pylist(), window_days, source.arrives_after),
+                f"delta version {lateness.name}": log.version(),
+            }
+        )
+
+    return draw_lateness

@@ -11,19 +11,19 @@ import dagster as dg
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from backfill_assets.assets.making import AssetInputs, table_asset
-from backfill_assets.assets.sums import sums_by_day
+from backfill_assets.assets.input_frames import sums_by_day
+from backfill_assets.assets.table_asset import AssetInputs, table_asset
+from backfill_assets.audit.verdicts import Expectation, Severity, Verdict
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.delta.records import CommitDetails
-from backfill_assets.engine.caching import Cache
-from backfill_assets.publish.candidates import CommitNotes, ComputedDays, Snapshot
-from backfill_assets.quality.audit import Expectation, Severity, Verdict
+from backfill_assets.publish.types import CommitNotes, ComputedDays, Snapshot
 from backfill_assets.settings import Settings
+from backfill_assets.spark.frames import Cache
 from backfill_assets.staleness.finality import window_closed_at
 from backfill_assets.tables.code_version import Code
 from backfill_assets.tables.sources import Source
 from backfill_assets.tables.table import Lineage
-from backfill_assets.tables.versions import (
+from backfill_assets.transforms.dedup import (
     SUPERSEDED,
     line_amount,
     rank_in_window,

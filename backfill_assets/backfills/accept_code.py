@@ -13,18 +13,17 @@ from typing import Any
 
 import dagster as dg
 
-from backfill_assets.backfills import undertakings
-from backfill_assets.backfills.comparison import VerifyOutcome
-from backfill_assets.backfills.verification import verify_days
+from backfill_assets.backfills import state_store
+from backfill_assets.backfills.verify import VerifyOutcome, verify_days
 from backfill_assets.calendar.partitions import Window, format_ranges, to_windows
 from backfill_assets.dagster_ext.internals import BULK_ACTION_TERMINAL_STATUSES
-from backfill_assets.delta.carried_records import build_acceptance_record
 from backfill_assets.delta.commits import PublishError, Writer
+from backfill_assets.delta.ledger_reader import read_ledger, read_ledgers
 from backfill_assets.delta.ledgers import Ledger, Ledgers
-from backfill_assets.delta.reading import read_ledger, read_ledgers
-from backfill_assets.engine.spark import Engine
+from backfill_assets.delta.migrate import build_acceptance_record
 from backfill_assets.publish.run_tags import CODE_TAG, format_code_pin
 from backfill_assets.settings import Settings
+from backfill_assets.spark.session import Engine
 from backfill_assets.tables.code_version import Code
 
 _ATTEMPTS = 10
@@ -189,10 +188,10 @@ def repin_plans(
     """
     versions_by_table = {result.table: result.versions for result in accepted}
     repinned = []
-    for id_ in undertakings.list_ids(instance):
+    for id_ in state_store.list_ids(instance):
         try:
-            backfill_state = undertakings.load(instance, id_)
-        except undertakings.BackfillRefusedError:
+            backfill_state = state_store.load(instance, id_)
+        except state_store.BackfillRefusedError:
             continue
         plan_versions = backfill_state.plan.code_versions
         concerned = any(
@@ -211,13 +210,13 @@ def repin_plans(
                 "code_versions": {table: code.table_version(table) for table in plan_versions},
             }
         )
-        undertakings.save(instance, backfill_state)
+        state_store.save(instance, backfill_state)
         _repin_stage(instance, backfill_state)
         repinned.append(id_)
     return repinned
 
 
-def _repin_stage(instance: dg.DagsterInstance, backfill_state: undertakings.BackfillState) -> None:
+def _repin_stage(instance: dg.DagsterInstance, backfill_state: state_store.BackfillState) -> None:
     """Let the runs that Dagster has yet to launch for the stage under way have the new pin."""
     backfill = instance.get_backfill(backfill_state.backfill_id)
     if backfill is None or backfill.status in BULK_ACTION_TERMINAL_STATUSES:

@@ -13,9 +13,9 @@ from datetime import date
 
 import dagster as dg
 
-from backfill_assets.backfills.planning import days_by_table
-from backfill_assets.backfills.plans import BackfillPlan, BackfillRequest
-from backfill_assets.backfills.undertakings import (
+from backfill_assets.backfills.backfill_plan import BackfillPlan, BackfillRequest
+from backfill_assets.backfills.planner import days_by_table
+from backfill_assets.backfills.state_store import (
     ACTIVE,
     BackfillRefusedError,
     BackfillState,
@@ -23,7 +23,7 @@ from backfill_assets.backfills.undertakings import (
     load,
     save,
 )
-from backfill_assets.calendar.cadences import Grain
+from backfill_assets.calendar.grain import Grain
 from backfill_assets.calendar.partitions import DAY, Window, format_ranges, from_ranges, to_windows
 from backfill_assets.dagster_ext.internals import (
     BULK_ACTION_TERMINAL_STATUSES,

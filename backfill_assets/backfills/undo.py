@@ -17,14 +17,16 @@ import msgspec
 from deltalake.exceptions import DeltaError
 from pyspark.sql import DataFrame
 
-from backfill_assets.backfills.dependents import UndoScope, undo_scopes
-from backfill_assets.backfills.footprints import (
+from backfill_assets.audit.verdicts import Verdict, digests_by_day, rows_differ
+from backfill_assets.backfills.changes import (
     DayChange,
     changed_days,
     commits_of,
     reverted_days,
     written_days,
 )
+from backfill_assets.backfills.downstream import UndoScope, undo_scopes
+from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import (
     DAY,
     Window,
@@ -33,17 +35,15 @@ from backfill_assets.calendar.partitions import (
     to_ranges,
     to_windows,
 )
-from backfill_assets.calendar.policy import Policy
-from backfill_assets.delta.data_files import DataFiles
-from backfill_assets.delta.evolution import read_schema_version
+from backfill_assets.delta.data_files import DataFiles, files_as_of, list_data_files, rows_as_of
+from backfill_assets.delta.delta_rs import delta_log, read_metadata
+from backfill_assets.delta.ledger_reader import read_ledgers
 from backfill_assets.delta.ledgers import Ledger, Ledgers
-from backfill_assets.delta.logs import delta_log, read_metadata
-from backfill_assets.delta.reading import read_ledgers
 from backfill_assets.delta.records import CommitDetails, CommitRecord, Provenance, PublishedDay
-from backfill_assets.delta.snapshots import files_as_of, list_data_files, rows_as_of
-from backfill_assets.engine.stores import open_store
-from backfill_assets.landing.manifests import LoadManifest, after_undo
-from backfill_assets.publish.candidates import (
+from backfill_assets.delta.table_schema import read_schema_version
+from backfill_assets.landing.load_manifest import LoadManifest, after_undo
+from backfill_assets.publish.io_manager import DeltaIOManager
+from backfill_assets.publish.types import (
     Candidate,
     CommitNotes,
     ComputedDays,
@@ -51,12 +51,11 @@ from backfill_assets.publish.candidates import (
     DayResult,
     Snapshot,
 )
-from backfill_assets.publish.io_manager import DeltaIOManager
-from backfill_assets.quality.audit import Verdict, digests_by_day, rows_differ
 from backfill_assets.settings import Settings
-from backfill_assets.staleness.arrivals import loaded_manifests
-from backfill_assets.staleness.fingerprints import input_digests
-from backfill_assets.staleness.touched import impact_of
+from backfill_assets.spark.filesystems import open_store
+from backfill_assets.staleness.impact import impact_of
+from backfill_assets.staleness.input_digest import input_digests
+from backfill_assets.staleness.unloaded import loaded_manifests
 from backfill_assets.tables.catalog import tables_of
 from backfill_assets.tables.sources import Role, SourceTable
 from backfill_assets.tables.table import Table

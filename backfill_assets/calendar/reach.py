@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import dagster as dg
 
-from backfill_assets.calendar.cadences import Grain
+from backfill_assets.calendar.grain import Grain
 from backfill_assets.calendar.partitions import DAY, DaySet, Window, from_ranges
 
 if TYPE_CHECKING:

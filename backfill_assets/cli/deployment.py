@@ -1,20 +1,33 @@
-"""The deployment and its data: `ui`, `engine`, `password`, `jars`, samples; `progress` of a run."""
+"""The deployment: `init`, `ui`, `engine`, `password`, `doctor`, `settings`, `jars`, samples."""
 
 from __future__ import annotations
 
+import json
+import keyword
 import os
 import re
 import sys
 import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict
+from datetime import datetime, timedelta, timezone
+from functools import partial
+from importlib.metadata import distribution
+from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
 from backfill_assets.cli.output import CannotRunError, Output, Status, command
-from backfill_assets.cli.parameters import dagster_home, port_option
-from backfill_assets.dagster_ext.claims import listen_on_port, lock_home
-from backfill_assets.settings import PREFIX, Settings, load_settings
+from backfill_assets.cli.parameters import dagster_home, json_option, port_option
+from backfill_assets.dagster_ext.instance_access import listen_on_port, lock_home
+from backfill_assets.env_file import variable_origin
+from backfill_assets.settings import PREFIX, Settings, SettingsError, list_variables, load_settings
+
+if TYPE_CHECKING:
+    from backfill_assets.doctor.checks import Check, CheckResult, ReportLine
 
 _SAMPLE_DAYS = 28
 
@@ -29,14 +42,14 @@ def ui(out: Output, port: int) -> Status:
     settings = load_settings()
     if not (folder := dagster_home(out.print_note)):
         raise CannotRunError("DAGSTER_HOME is not set: it names the folder of Dagster's own data")
-    from backfill_assets.doctor.home import describe_configuration
+    from backfill_assets.doctor.machine import describe_configuration
 
     if message := describe_configuration(Path(folder)):
         out.print_note(message)
     # Before anything is started, or fetched.
     with lock_home(Path(folder), port), listen_on_port(port) as listening:
         _fetch_jars(out, settings)
-        from backfill_assets.dagster_ext.deployment import run_deployment
+        from backfill_assets.dagster_ext.supervisor import run_deployment
 
         if status := run_deployment(settings, listening, out.print_text):
             raise CannotRunError(f"a part of it ended with status {status}; see above")
@@ -65,7 +78,7 @@ def password(out: Output, name: str) -> None:
         secret = sys.stdin.readline().rstrip("\n")
     if not secret:
         raise CannotRunError("an empty password is none; nothing was changed")
-    from backfill_assets.dagster_ext.passwords import write_password
+    from backfill_assets.dagster_ext.instance_access import write_password
 
     write_password(path, name, secret)
     out.print_note(f"{name} may use the UI, from its next start on: {path}")
@@ -78,9 +91,9 @@ def engine(out: Output, port: int) -> None:
 
     Needs SPARK_CONNECT_AUTHENTICATE_TOKEN: what its clients have to show.
     """
-    from backfill_assets.engine.configuration import connect_server_command, master_url
-    from backfill_assets.engine.environment import TOKEN_VARIABLE, jvm_environment
-    from backfill_assets.engine.jars import check_java
+    from backfill_assets.spark.configuration import connect_server_command, master_url
+    from backfill_assets.spark.environment import TOKEN_VARIABLE, jvm_environment
+    from backfill_assets.spark.jars import check_java
 
     if not os.environ.get(TOKEN_VARIABLE):
         raise CannotRunError(
@@ -109,16 +122,16 @@ def _fetch_jars(out: Output, settings: Settings, *, s3: bool = False) -> None:
     if settings.spark_remote:
         out.print_note("SPARK_REMOTE is set: the server has the Delta jars, none are needed here.")
         return
-    from backfill_assets.engine.class_archive import class_archive_path, make_class_archive
-    from backfill_assets.engine.configuration import uses_s3
-    from backfill_assets.engine.jars import (
+    from backfill_assets.spark.configuration import uses_s3
+    from backfill_assets.spark.jars import (
         delta_coordinate,
         delta_jars,
         fetch_delta_jars,
         fetch_s3_jars,
         s3_jars,
     )
-    from backfill_assets.engine.task_times import build_task_times
+    from backfill_assets.spark.jvm_launch import class_archive_path, make_class_archive
+    from backfill_assets.spark.tasks import build_task_times
 
     if not delta_jars(settings.jars):
         out.print_note(f"Downloading the Delta jars ({delta_coordinate()}) ...")
@@ -151,7 +164,7 @@ def sample(ctx: click.Context, out: Output, days: int) -> None:
             f"{settings.landing} is no local folder: no sample orders are written there."
         )
         return
-    from backfill_assets.sample.lines import SOURCE
+    from backfill_assets.sample.invented_orders import SOURCE
 
     landing = Path(settings.landing)
     if (landing / SOURCE).exists():
@@ -161,7 +174,7 @@ def sample(ctx: click.Context, out: Output, days: int) -> None:
             )
         return
     from backfill_assets.sample.clearing import write_file_list
-    from backfill_assets.sample.generator import write_invented_landing
+    from backfill_assets.sample.landings import write_invented_landing
 
     others = landing.is_dir() and any(landing.iterdir())
     out.print_note(f"Writing {days} days of sample orders to {landing} ...")
@@ -182,7 +195,7 @@ def cdnow(out: Output, master: Path) -> None:
     settings = load_settings()
     if "://" in settings.landing:
         raise CannotRunError(f"{PREFIX}LANDING={settings.landing} is no local folder")
-    from backfill_assets.sample.cdnow import write_cdnow_landing
+    from backfill_assets.sample.landings import write_cdnow_landing
 
     rows = write_cdnow_landing(master, Path(settings.landing))
     out.print_text(f"{rows} purchases written to {settings.landing}")
@@ -194,6 +207,212 @@ def progress(out: Output) -> Status:
 
     It ends with 1 if the run did not succeed.
     """
-    from backfill_assets.cli.progress import condense_log
+    from backfill_assets.cli.night import condense_log
 
     return condense_log(sys.stdin, out)
+
+
+_SCAFFOLD = Path(__file__).parent.parent / "scaffold"
+#: The files of a project, each with what it is made of. `{name}` is the name of its package.
+_PROJECT_FILES = {
+    "pyproject.toml": "pyproject.toml.j2",
+    "Makefile": "Makefile.j2",
+    ".env": "env.j2",
+    ".gitignore": "gitignore",
+    "README.md": "README.md.j2",
+    "workspace.yaml": "workspace.yaml.j2",
+    # Not in the folder itself: Dagster without DAGSTER_HOME takes one there for that of a home.
+    "deployment/dagster.yaml": "dagster.yaml",
+    "{name}/sources.py": "sources.py.j2",
+    "{name}/tables.py": "tables.py.j2",
+    "{name}/sample.py": "sample.py.j2",
+    "tests/test_tables.py": "test_tables.py.j2",
+}
+
+
+_PROJECT_SAMPLE_DAYS = 14
+
+
+@command("init shop")
+@click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
+def init(out: Output, directory: Path) -> Status:
+    """Write a project of your own: a source, a table, a test, sample data.
+
+    DIRECTORY is a new or an empty folder; its name is that of the project.
+    """
+    name = directory.resolve().name.replace("-", "_")
+    if not name.isidentifier():
+        raise click.BadParameter(f"{directory.name} cannot name a Python package: use letters")
+    # A folder without a file is no module of anybody's.
+    if keyword.iskeyword(name) or ((spec := find_spec(name)) and spec.origin):
+        raise click.BadParameter(
+            f"Python has {name} already, and would import that: take another name, as {name}_tables"
+        )
+    if directory.exists() and any(directory.iterdir()):
+        raise click.BadParameter(f"{directory} is not empty; nothing was written")
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    templates = Environment(
+        loader=FileSystemLoader(_SCAFFOLD),
+        undefined=StrictUndefined,
+        keep_trailing_newline=True,
+        autoescape=False,
+    )
+    # The sample's days end yesterday: Dagster's plots begin with the newest.
+    end = datetime.now(timezone.utc).date()
+    values = {
+        "name": name,
+        "requirement": _pip_requirement(),
+        "days": _PROJECT_SAMPLE_DAYS,
+        "start": end - timedelta(days=_PROJECT_SAMPLE_DAYS),
+        "last": end - timedelta(days=1),
+        "end": end,
+    }
+    for path, template in _PROJECT_FILES.items():
+        file = directory / path.format(name=name)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(templates.get_template(template).render(values))
+    (directory / name / "__init__.py").write_text(f'"""The tables of {name}."""\n')
+    out.print_text(f"{directory} is a project now. See it work: make -C {directory} demo")
+    return Status.FINE
+
+
+def _pip_requirement() -> str:
+    """How pip finds the package again: where it was installed from, or its version."""
+    package = distribution("backfill-assets")
+    install_source = json.loads(package.read_text("direct_url.json") or "{}")
+    if url := install_source.get("url"):
+        return f"backfill-assets @ {url}"
+    return f"backfill-assets=={package.version}"
+
+
+@command("settings", "settings --json")
+@json_option
+def settings(out: Output, as_json: bool) -> Status:
+    """All settings, with the value of each and where it comes from.
+
+    The `.env` of the current folder is read as Dagster reads it, and wins over the environment.
+    """
+    rows = [*_setting_rows()]
+    if as_json:
+        out.print_json(rows)
+        return Status.FINE
+    if file := _ignored_env_file():
+        out.print_note(
+            f"# {file} is not read: commands read the .env of the folder they are called in."
+        )
+    widths = [max(len(row[column]) for row in rows) for column in ("name", "value")]
+    for row in rows:
+        out.print_text(
+            f"{row['name']:{widths[0]}}  {row['value']:{widths[1]}}  {row['origin']}".rstrip()
+        )
+    return Status.FINE
+
+
+def _ignored_env_file() -> Path | None:
+    """The `.env` of a folder above, where the current one has none."""
+    current = Path.cwd()
+    if (current / ".env").is_file():
+        return None
+    return next(
+        (folder / ".env" for folder in current.parents if (folder / ".env").is_file()), None
+    )
+
+
+def _setting_rows() -> Iterator[dict[str, Any]]:
+    for name, value in list_variables(load_settings()):
+        yield {"name": name, "value": value, "origin": variable_origin(name)}
+
+
+_CHECK_SECONDS = 20.0
+#: A session of a server, or an engine that is started, takes its time.
+_ENGINE_SECONDS = 120.0
+
+
+@command("doctor", "doctor --engine --json")
+@port_option
+@click.option("--engine", is_flag=True, help="Also start an embedded engine, and write with it.")
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=0, min_open=True),
+    default=_CHECK_SECONDS,
+    show_default=True,
+    help="For so long each part may take to answer.",
+)
+@json_option
+def doctor(out: Output, port: int, engine: bool, seconds: float, as_json: bool) -> Status:
+    """What is wrong with this deployment, part by part, and the mend.
+
+    It changes nothing, and starts no engine unless asked. It ends with 1 if a part is wrong.
+    """
+    from backfill_assets.doctor.checks import CheckRunner, Level
+
+    runner = CheckRunner(list(_basic_checks(port, engine)), seconds)
+    lines = []
+    for line in runner.run_checks():
+        lines.append(line)
+        if not as_json and not (out.quiet and line.level is Level.OK):
+            _print_line(out, line)
+    wrong_lines = [line for line in lines if line.level is Level.WRONG]
+    if as_json:
+        out.print_json([{**asdict(line), "level": line.level.value} for line in lines])
+    elif not wrong_lines:
+        out.print_note("Nothing is wrong.")
+    status = Status.FINDING if wrong_lines else Status.FINE
+    if runner.hung:
+        # What hangs in the system would keep the process from its end.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    return status
+
+
+def _print_line(out: Output, line: ReportLine) -> None:
+    fix = f". Mend: {line.mend}" if line.mend else ""
+    out.print_text(f"{line.level.value:6} {line.part:28} {line.said}{fix}")
+
+
+def _basic_checks(port: int, start: bool) -> Iterator[Check]:
+    """What is looked at, in this order."""
+    from backfill_assets.doctor import machine
+    from backfill_assets.doctor.checks import Check
+
+    yield Check("DAGSTER_HOME", machine.check_permissions)
+    yield Check("dagster.yaml", machine.check_configuration, ["DAGSTER_HOME"])
+    yield Check("instance", machine.check_instance, ["dagster.yaml"])
+    yield Check("ticks", machine.check_ticks, ["instance"])
+    yield Check("localhost", machine.check_loopback)
+    yield Check("port", partial(machine.check_port, port))
+    try:
+        settings = load_settings()
+    except SettingsError as error:
+        yield Check("settings", partial(_raise_error, error))
+        return
+    yield Check("java", partial(machine.check_java_version, settings))
+    yield Check("environment", partial(machine.check_environment, settings))
+    yield Check("jars", partial(machine.check_jars, settings))
+    yield from _settings_checks(settings, start)
+
+
+def _settings_checks(settings: Settings, start: bool) -> Iterator[Check]:
+    from backfill_assets.doctor import data, machine
+    from backfill_assets.doctor.checks import Check
+    from backfill_assets.doctor.data import check_engine
+
+    def check_disks() -> Iterator[CheckResult]:
+        folders = {"jars": settings.jars, "scratch space": machine.scratch_folder(settings)}
+        if folder := machine.home_folder():
+            folders["home of Dagster"] = folder
+        if "://" not in settings.warehouse:
+            folders["warehouse"] = Path(settings.warehouse)
+        yield from machine.check_disks(folders)
+
+    yield Check("disk", check_disks)
+    yield from data.data_checks(settings)
+    needs = [] if settings.spark_remote else ["java"]
+    run_engine_check = partial(check_engine, settings, start=start)
+    yield Check("engine", run_engine_check, needs, seconds=_ENGINE_SECONDS)
+
+
+def _raise_error(error: Exception) -> Iterator[CheckResult]:
+    raise error

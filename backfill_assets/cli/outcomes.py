@@ -1,9 +1,11 @@
-"""After a backfill: `reconcile`, what came of it; `undo`, as if it had not been."""
+"""After a backfill: `reconcile`, its result; `undo`, its reversal; `runbook`, its pages."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from hashlib import sha256
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 
     import dagster as dg
 
-    from backfill_assets.backfills.accounts import ReconcileResult
+    from backfill_assets.backfills.reconcile import ReconcileResult
     from backfill_assets.calendar.partitions import Window
     from backfill_assets.delta.ledgers import Ledgers
 
@@ -37,13 +39,13 @@ def reconcile(out: Output, backfill: str, summary: bool, as_json: bool) -> Statu
     BACKFILL is the id of a backfill or of a stage of it, or the first 8 characters of a run's. The
     verdict comes first. It ends with 1 if a day is missing or does not add up.
     """
-    from backfill_assets.backfills import command_log
+    from backfill_assets.backfills import state_store
 
     settings = load_settings()
     with open_instance() as dagster:
         refuse_unknown(settings, dagster, backfill)
         result = _account(settings, dagster, backfill)
-        command_log.record_command(
+        state_store.record_command(
             dagster, backfill, f"backfill-assets reconcile {backfill}", result.verdict
         )
     if as_json:
@@ -56,13 +58,13 @@ def reconcile(out: Output, backfill: str, summary: bool, as_json: bool) -> Statu
 
 
 def _account(settings: Settings, dagster: dg.DagsterInstance, name: str) -> ReconcileResult:
-    from backfill_assets.backfills import jobs
+    from backfill_assets.assets import backfill_jobs
     from backfill_assets.definitions import build_defs
-    from backfill_assets.engine.spark import Engine
+    from backfill_assets.spark.session import Engine
 
     graph = build_defs(settings).get_repository_def().asset_graph
     spark = Engine.from_settings(settings).spark_session
-    return jobs.reconcile_backfill(settings, graph, dagster, spark, name)
+    return backfill_jobs.reconcile_backfill(settings, graph, dagster, spark, name)
 
 
 def _verdict_json(result: ReconcileResult) -> dict[str, Any]:
@@ -76,7 +78,7 @@ def _verdict_json(result: ReconcileResult) -> dict[str, Any]:
 
 
 def _details_json(result: ReconcileResult) -> dict[str, Any]:
-    from backfill_assets.backfills.reports import as_json
+    from backfill_assets.backfills.diff import as_json
 
     return {
         "code": sorted(result.provenance.code_descriptions),
@@ -86,8 +88,8 @@ def _details_json(result: ReconcileResult) -> dict[str, Any]:
 
 
 def _print_result(out: Output, result: ReconcileResult, summary: bool) -> None:
-    from backfill_assets.backfills.accounts import reconcile_facts
-    from backfill_assets.backfills.reports import as_grid
+    from backfill_assets.backfills.diff import as_grid
+    from backfill_assets.backfills.reconcile import reconcile_facts
 
     verdict, *details = reconcile_facts(result)
     out.print_facts([verdict])
@@ -152,13 +154,13 @@ def _plan_undo(
     as_json: bool,
 ) -> Status:
     """Tell what an undo would do."""
-    from backfill_assets.backfills import target_undo
     from backfill_assets.backfills.undo import preview_undo
+    from backfill_assets.shadow import switch
 
     scopes, problems = preview_undo(settings, backfill, partitions)
     try:
-        names = target_undo.resolve_names(settings, backfill)
-        target_undo.refuse_undo(settings, dagster, names, partitions)
+        names = switch.resolve_names(settings, backfill)
+        switch.refuse_undo(settings, dagster, names, partitions)
     except ValueError as error:
         problems.append(str(error))
     days_by_outcome = {
@@ -257,10 +259,10 @@ def refuse_unknown(settings: Settings, dagster: dg.DagsterInstance, name: str) -
     Raises:
         click.UsageError: it is not, with the nearest names.
     """
-    from backfill_assets.backfills import undertakings
-    from backfill_assets.backfills.footprints import is_commit_of
+    from backfill_assets.backfills import state_store
+    from backfill_assets.backfills.changes import is_commit_of
     from backfill_assets.delta import targets
-    from backfill_assets.delta.reading import read_ledgers
+    from backfill_assets.delta.ledger_reader import read_ledgers
 
     ledgers = read_ledgers(settings)
     plan = name.partition("-")[0]
@@ -269,12 +271,12 @@ def refuse_unknown(settings: Settings, dagster: dg.DagsterInstance, name: str) -
         any(is_commit_of(record, name) for ledger in ledgers.values() for record in ledger.records)
         or dagster.get_backfill(name) is not None
         or dagster.get_run_by_id(name) is not None
-        or (plan == name and plan in undertakings.list_ids(dagster))
+        or (plan == name and plan in state_store.list_ids(dagster))
         # A switch-over that was killed before its first commit is undone as well.
         or plan in targets.list_targets(settings)
     ):
         return
-    known_names = [*dict.fromkeys([*_backfill_names(ledgers), *undertakings.list_ids(dagster)])]
+    known_names = [*dict.fromkeys([*_backfill_names(ledgers), *state_store.list_ids(dagster)])]
     raise click.UsageError(unknown_name_message("backfill or run", name, known_names))
 
 
@@ -287,3 +289,53 @@ def _backfill_names(ledgers: Ledgers) -> Iterator[str]:
             yield re.sub(r"-(pilot|rest|\d{3})(-\d+)?$", "", record.backfill_id)
         else:
             yield record.run_id[:8]
+
+
+@command("runbook aecrkdop", "runbook aecrkdop --out incidents")
+@click.argument("backfill", metavar="BACKFILL")
+@click.option(
+    "--out",
+    "folder",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Write both pages into this folder; what a person has written there stays.",
+)
+def runbook(out: Output, backfill: str, folder: Path | None) -> None:
+    """A post-mortem and a runbook of a backfill, in Markdown.
+
+    From its plan, the tables' history and the commands that were given. BACKFILL is the id of a
+    backfill or of a stage of it, or the first 8 characters of a run's. Nothing is computed.
+    """
+    from backfill_assets.backfills.history import read_history, render_postmortem, render_runbook
+    from backfill_assets.delta.ledger_reader import read_ledgers
+
+    settings = load_settings()
+    with open_instance() as dagster:
+        refuse_unknown(settings, dagster, backfill)
+        backfill_history = read_history(dagster, read_ledgers(settings), backfill)
+    pages = {
+        "post-mortem": render_postmortem(backfill_history),
+        "runbook": render_runbook(backfill_history),
+    }
+    if folder is None:
+        click.echo("\n".join(pages.values()))
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    name = re.sub(r"[^-\w]", "_", backfill)
+    for kind, text in pages.items():
+        path = folder / f"{kind}-{name}.md"
+        if path.exists() and not _is_unedited(path):
+            out.print_text(f"{path} stays as it is: somebody has written in it")
+            continue
+        path.write_text(f"{_page_mark(text)}\n{text}", encoding="utf-8")
+        out.print_text(f"{path}")
+
+
+def _is_unedited(path: Path) -> bool:
+    """Whether a page is as this command wrote it, so that nothing of a person's is in it."""
+    mark, _, text = path.read_text(encoding="utf-8", errors="replace").partition("\n")
+    return mark == _page_mark(text)
+
+
+def _page_mark(text: str) -> str:
+    """The first line of a page, which no reader of Markdown shows."""
+    return f"<!-- backfill-assets runbook {sha256(text.encode()).hexdigest()[:16]} -->"

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.shell_completion import CompletionItem
 
-from backfill_assets.calendar.days import parse_calendar_days, parse_single_day
+from backfill_assets.calendar.partitions import parse_calendar_days, parse_single_day
 from backfill_assets.cli.output import CannotRunError
-from backfill_assets.dagster_ext.claims import make_home_private
+from backfill_assets.dagster_ext.instance_access import make_home_private
 from backfill_assets.settings import Settings, load_settings
 
 if TYPE_CHECKING:

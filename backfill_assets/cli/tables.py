@@ -57,7 +57,7 @@ def show(out: Output, tables: Sequence[str], as_json: bool) -> None:
 def _published_rows(settings: Settings, tables: Sequence[str]) -> Iterator[dict[str, Any]]:
     """What is published of each table, from its log."""
     from backfill_assets.calendar.partitions import to_windows
-    from backfill_assets.delta.reading import read_ledger
+    from backfill_assets.delta.ledger_reader import read_ledger
     from backfill_assets.tables.catalog import tables_of
 
     known = tables_of(settings)
@@ -94,7 +94,7 @@ def refuse_no_warehouse(settings: Settings) -> None:
     Raises:
         CannotRunError: there is none where the settings say.
     """
-    from backfill_assets.engine.stores import open_store
+    from backfill_assets.spark.filesystems import open_store
 
     filesystem, path = open_store(settings.warehouse)
     if filesystem.get_file_info(path).type.name == "NotFound":
@@ -144,7 +144,7 @@ def status(out: Output, tables: Sequence[str], as_json: bool) -> Status:
 def _read_situation(settings: Settings) -> Situation:
     import dagster as dg
 
-    from backfill_assets.monitoring.look import read_situation
+    from backfill_assets.monitoring.monitor import read_situation
 
     with open_instance() if dagster_home() else dg.DagsterInstance.ephemeral() as dagster:
         return read_situation(settings, dagster, datetime.now(settings.zone))

@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
     import dagster as dg
 
-    from backfill_assets.backfills.fates import DayForecast
-    from backfill_assets.backfills.shadow import StageResult
+    from backfill_assets.backfills.forecast import DayForecast
     from backfill_assets.calendar.partitions import Window
     from backfill_assets.delta.targets import ShadowTarget
     from backfill_assets.publish.io_manager import DeltaIOManager
+    from backfill_assets.shadow.build import StageResult
 
 #: What a shadow backfill has no use for, by the name of its parameter.
 _UNSUPPORTED_OPTIONS = {
@@ -48,8 +48,8 @@ def target_option(function: Any) -> Any:
 
 def plan_target(out: Output, days: Window, name: str, options: Mapping[str, Any]) -> None:
     """Print what a shadow backfill would do with each day. Nothing is made."""
-    from backfill_assets.backfills.target_days import stale_days, target_tables
-    from backfill_assets.delta import target_forks, targets
+    from backfill_assets.delta import targets
+    from backfill_assets.shadow.days import stale_days, target_tables
     from backfill_assets.tables.code_version import running_code
 
     _refuse_options(options)
@@ -59,7 +59,7 @@ def plan_target(out: Output, days: Window, name: str, options: Mapping[str, Any]
         out.print_note(f"Target   {name}, which is there already")
     else:
         tables = target_tables(settings, options["tables"])
-        target = target_forks.describe_target(settings, name, tables, days, options["reason"])
+        target = targets.describe_target(settings, name, tables, days, options["reason"])
     forecasts = stale_days(settings, asset_graph(settings), target, running_code(settings), days)
     _print_forecasts(out, settings, name, forecasts)
 
@@ -91,9 +91,9 @@ def build_target(out: Output, days: Window, name: str, options: Mapping[str, Any
     """Build days into a target, stage after stage; 1 if a stage did not pass."""
     import dagster as dg
 
-    from backfill_assets.backfills.plans import BackfillRequest
-    from backfill_assets.backfills.shadow import build_stages, prepare_target
+    from backfill_assets.backfills.backfill_plan import BackfillRequest
     from backfill_assets.definitions import build_defs
+    from backfill_assets.shadow.build import build_stages, prepare_target
 
     _refuse_options(options)
     settings = load_settings()
@@ -203,7 +203,7 @@ def _describe_comparison(target: ShadowTarget) -> str:
 
 
 def _describe_state(settings: Settings, target: ShadowTarget) -> str:
-    from backfill_assets.backfills.target_undo import has_days_in_production
+    from backfill_assets.shadow.switch import has_days_in_production
 
     state = "built beside production"
     if target.dropping:
@@ -247,12 +247,12 @@ def compare(
     day does not add up, or a bound is not kept. Bounds are those given, or else those that a
     switch-over requires.
     """
-    from backfill_assets.backfills.comparing import compare_target as compared
-    from backfill_assets.backfills.reports import as_grid
-    from backfill_assets.backfills.reports import as_json as reports_as_json
-    from backfill_assets.backfills.target_bounds import require_comparison as required
+    from backfill_assets.backfills.diff import as_grid
+    from backfill_assets.backfills.diff import as_json as reports_as_json
     from backfill_assets.delta.targets import ComparisonLimits
-    from backfill_assets.engine.spark import Engine
+    from backfill_assets.shadow.compare import compare_target as compared
+    from backfill_assets.shadow.compare import require_comparison as required
+    from backfill_assets.spark.session import Engine
     from backfill_assets.tables.code_version import running_code
 
     settings = load_settings()
@@ -306,11 +306,11 @@ def drop(out: Output, target: str) -> None:
 
     Production keeps what was switched over.
     """
-    from backfill_assets.delta import target_forks
+    from backfill_assets.delta import targets
 
     settings = load_settings()
     _find_target(settings, target)
-    count = target_forks.drop_target(settings, target)
+    count = targets.drop_target(settings, target)
     out.print_text(f"Dropped  {target}, with {count:,} data file(s) of its own")
 
 

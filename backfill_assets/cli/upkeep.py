@@ -1,8 +1,9 @@
-"""Upkeep: `verify`, days computed again; `maintain`, files; `forget`, answers of services."""
+"""Upkeep of tables: `verify`, `accept-code`, `maintain`, `migrate`, `forget`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,13 +14,16 @@ from backfill_assets.cli.parameters import (
     Tables,
     json_option,
     merge_selections,
+    open_instance,
     select_option,
 )
 from backfill_assets.cli.tables import refuse_no_warehouse
-from backfill_assets.settings import load_settings
+from backfill_assets.settings import Settings, load_settings
 
 if TYPE_CHECKING:
+    from backfill_assets.backfills.accept_code import AcceptedCode
     from backfill_assets.calendar.partitions import Window
+    from backfill_assets.delta.migration_plan import Migration
 
 
 @command("verify 2024-01-10...2024-01-14", "verify 2024-01-12 --select fact_daily_orders --json")
@@ -33,21 +37,21 @@ def verify(out: Output, partitions: Window, tables: Sequence[str], as_json: bool
     """
     settings = load_settings()
     refuse_no_warehouse(settings)
-    from backfill_assets.backfills import verification
+    from backfill_assets.backfills import verify
     from backfill_assets.definitions import build_defs
-    from backfill_assets.delta.other_engine import check_read
+    from backfill_assets.delta.read_check import check_read
     from backfill_assets.tables.catalog import tables_of
 
-    results = verification.verify_days(settings, build_defs(settings), partitions, tables)
+    results = verify.verify_days(settings, build_defs(settings), partitions, tables)
     table_names, known = dict.fromkeys(result.table for result in results), tables_of(settings)
     reads = [check_read(settings, known[name], partitions) for name in table_names]
     if as_json:
-        out.print_json(verification.as_json(results, reads))
+        out.print_json(verify.as_json(results, reads))
     else:
-        out.print_grid(verification.as_grid(results))
+        out.print_grid(verify.as_grid(results))
         for test in reads:
             out.print_text(str(test))
-    return Status.FINE if verification.is_good(results, reads) else Status.FINDING
+    return Status.FINE if verify.is_good(results, reads) else Status.FINDING
 
 
 @command("maintain --dry-run", "maintain --select raw_orders,stg_orders")
@@ -61,14 +65,14 @@ def maintain(out: Output, more: Sequence[str], tables: Sequence[str], dry_run: b
     """
     settings = load_settings()
     refuse_no_warehouse(settings)
-    from backfill_assets.delta import maintained, maintenance
-    from backfill_assets.engine.spark import Engine
+    from backfill_assets.delta import maintenance
+    from backfill_assets.spark.session import Engine
 
     names: list[Any] = [*tables, *(name for name in more if name not in tables)]
     spark = Engine.from_settings(settings).spark_session
     results = list(maintenance.run_maintenance(spark, settings, names, dry_run=dry_run))
-    out.print_grid(maintained.as_grid(results))
-    for text in maintained.format_notes(results, dry_run=dry_run):
+    out.print_grid(maintenance.as_grid(results))
+    for text in maintenance.format_notes(results, dry_run=dry_run):
         out.print_text(text)
     return Status.FINDING if any(result.problems for result in results) else Status.FINE
 
@@ -84,7 +88,7 @@ def forget(out: Output, lookup: str, condition: str) -> Status:
     """
     settings = load_settings()
     refuse_no_warehouse(settings)
-    from backfill_assets.lookups.kept import forget_answers as take_away
+    from backfill_assets.lookups.answer_cache import forget_answers as take_away
     from backfill_assets.tables.catalog import lookups_of
 
     known = lookups_of(settings)
@@ -97,3 +101,153 @@ def forget(out: Output, lookup: str, condition: str) -> Status:
             "Next     days that are open are built again by themselves, or launch a backfill"
         )
     return Status.FINE if count else Status.FINDING
+
+
+@command("accept-code '*' --reason upgrade", "accept-code stg_orders --reason 'plain join'")
+@click.argument("tables", metavar="TABLES", type=Tables())
+@click.argument("partitions", metavar="[PARTITIONS]", type=Partitions(), required=False)
+@click.option("--reason", required=True, help="Why the rows are the same, for the record.")
+@click.option(
+    "--verify-days",
+    type=click.IntRange(min=0),
+    default=5,
+    show_default=True,
+    help="Compute so many days of each table anew first; 0 for none.",
+)
+@json_option
+def accept_code(
+    out: Output,
+    tables: Sequence[str],
+    partitions: Window | None,
+    reason: str,
+    verify_days: int,
+    as_json: bool,
+) -> Status:
+    """Accept that a change of code changes no rows.
+
+    TABLES are names with commas between them, or `*`; PARTITIONS are FIRST...LAST, or one day; all
+    days if not given. Days that other code has made count as made by the present code, and keep
+    their rows. First a sample of them is computed anew: it ends with 1 if that gives other rows.
+    """
+    settings = load_settings()
+    refuse_no_warehouse(settings)
+    from backfill_assets.backfills import accept_code as acceptance
+    from backfill_assets.definitions import build_defs
+    from backfill_assets.delta.ledger_reader import read_ledgers
+    from backfill_assets.tables.code_version import running_code
+
+    code, defs = running_code(settings), build_defs(settings)
+    results: list[AcceptedCode] = []
+    refusals: list[str] = []
+    with open_instance() as dagster:
+        for table in tables:
+            try:
+                result = acceptance.accept_code(
+                    settings, defs, code, table, partitions, reason, verify_days
+                )
+            except acceptance.AcceptanceRefusedError as error:
+                refusals.append(str(error))
+                continue
+            results.append(result)
+            if not as_json:
+                out.print_text(_format_result(result))
+        plans = acceptance.repin_plans(dagster, read_ledgers(settings), results, code)
+    if as_json:
+        result_rows = [
+            {**asdict(result), "versions": sorted(result.versions)} for result in results
+        ]
+        out.print_json(
+            {"code": code.version, "tables": result_rows, "plans": plans, "refused": refusals}
+        )
+    else:
+        for plan in plans:
+            out.print_text(
+                f"Plan {plan} goes on with the present code: `backfill-assets backfill {plan}`"
+            )
+        for text in refusals:
+            out.print_text(text)
+    return Status.FINDING if refusals else Status.FINE
+
+
+def _format_result(result: AcceptedCode) -> str:
+    from backfill_assets.calendar.partitions import format_ranges
+
+    if not result.days:
+        return f"{result.table}: no day is made by other code"
+    proof = f"computed anew with the same rows: {format_ranges(result.verified)}"
+    return (
+        f"{result.table} [{format_ranges(result.days)}] counts as made by the present code "
+        f"(version {result.version}); {proof if result.verified else 'nothing was computed anew'}. "
+        f"`backfill-assets undo {result.run_id}` takes that back"
+    )
+
+
+@command("migrate --plan", "migrate fact_daily_orders")
+@click.argument("more", metavar="[TABLES]...", type=Tables(), nargs=-1, callback=merge_selections)
+@select_option
+@click.option("--plan", "plan_only", is_flag=True, help="Tell each change; write nothing.")
+def migrate(out: Output, more: Sequence[str], tables: Sequence[str], plan_only: bool) -> Status:
+    """Change the columns of tables to those of their models.
+
+    TABLES are the same as those of --select; all if none is given. Readers see a table as it was or
+    as it is to be. It ends with 1 if a table cannot be changed in place.
+    """
+    settings = load_settings()
+    refuse_no_warehouse(settings)
+    from backfill_assets.delta import migrate
+    from backfill_assets.tables.catalog import tables_of
+
+    tables_by_name = tables_of(settings)
+    names = [name for name in tables_by_name if name in {*tables, *more}] or [*tables_by_name]
+    migrations = {
+        name: migrate.read_migration(settings.table(name), tables_by_name[name]) for name in names
+    }
+    pending = {
+        name: migration
+        for name, migration in migrations.items()
+        if migration and (migration.changes or migration.refused)
+    }
+    if not pending:
+        out.print_text("nothing to migrate: the tables have the columns of their models")
+        return Status.FINE
+    _print_migrations(out, pending)
+    if plan_only:
+        out.print_note("Nothing was written. The same without --plan does it.")
+    else:
+        for name, migration in pending.items():
+            if not migration.refused:
+                _migrate_table(out, settings, name)
+    return (
+        Status.FINDING if any(migration.refused for migration in pending.values()) else Status.FINE
+    )
+
+
+def _print_migrations(out: Output, migrations: dict[str, Migration]) -> None:
+    from rich.table import Table as Grid
+
+    grid = Grid(title="Schema changes", title_justify="left", box=None, padding=(0, 2, 0, 0))
+    for heading in ("table", "how", "change"):
+        grid.add_column(heading, no_wrap=heading != "change")
+    for name, migration in migrations.items():
+        for text in migration.refused:
+            grid.add_row(name, "refused", text)
+        if not migration.refused:
+            for change in migration.changes:
+                grid.add_row(name, change.cost, change.text)
+    out.print_grid(grid)
+
+
+def _migrate_table(out: Output, settings: Settings, name: str) -> None:
+    from backfill_assets.delta.commits import Writer
+    from backfill_assets.delta.migrate import migrate_table as change
+    from backfill_assets.spark.session import Engine
+    from backfill_assets.tables.catalog import tables_of
+
+    def get_session() -> Any:
+        return Engine.from_settings(settings).spark_session
+
+    writer = Writer(
+        get_session, settings.table(name), tables_of(settings)[name], settings.undo_days
+    )
+    for text in change(writer):
+        out.print_text(f"{name}: {text}")

@@ -1,6 +1,14 @@
 """Names of Dagster that it does not publish, for the other rooms: what an upgrade may move."""
 
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import dagster as dg
 from dagster import DagsterInstance
+from dagster._core.definitions.asset_checks.asset_check_evaluation import (
+    AssetCheckEvaluationTargetMaterializationData,
+)
 from dagster._core.definitions.asset_checks.asset_check_spec import AssetCheckKey
 from dagster._core.definitions.assets.graph.asset_graph import AssetGraph
 from dagster._core.definitions.assets.graph.base_asset_graph import BaseAssetGraph
@@ -11,13 +19,21 @@ from dagster._core.definitions.selector import (
     PartitionsByAssetSelector,
     PartitionsSelector,
 )
+from dagster._core.definitions.source_asset import SYSTEM_METADATA_KEY_SOURCE_ASSET_OBSERVATION
 from dagster._core.errors import DagsterError
+from dagster._core.events import (
+    DagsterEvent,
+    DagsterEventBatchMetadata,
+    DagsterEventType,
+    generate_event_batch_id,
+)
 from dagster._core.execution.backfill import (
     BULK_ACTION_TERMINAL_STATUSES,
     BulkActionsFilter,
     BulkActionStatus,
     PartitionBackfill,
 )
+from dagster._core.execution.context.system import StepExecutionContext
 from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecordStatus
 from dagster._core.storage.daemon_cursor import DaemonCursorStorage
 from dagster._core.storage.dagster_run import FINISHED_STATUSES
@@ -40,11 +56,6 @@ from dagster._daemon.controller import get_daemon_statuses
 from dagster._daemon.daemon import BackfillDaemon, SensorDaemon
 
 __all__ = [
-    "SYSTEM_METADATA_KEY_SOURCE_ASSET_OBSERVATION",
-    "AssetCheckEvaluationTargetMaterializationData",
-    "AssetEvent",
-    "DagsterEvent",
-    "stored_events",
     "ASSET_PARTITION_RANGE_END_TAG",
     "ASSET_PARTITION_RANGE_START_TAG",
     "AUTO_RETRY_RUN_ID_TAG",
@@ -56,9 +67,12 @@ __all__ = [
     "RUN_KEY_TAG",
     "SCHEDULE_NAME_TAG",
     "SENSOR_NAME_TAG",
+    "SYSTEM_METADATA_KEY_SOURCE_ASSET_OBSERVATION",
     "WILL_RETRY_TAG",
+    "AssetCheckEvaluationTargetMaterializationData",
     "AssetCheckExecutionRecordStatus",
     "AssetCheckKey",
+    "AssetEvent",
     "AssetGraph",
     "BackfillDaemon",
     "BaseAssetGraph",
@@ -66,6 +80,7 @@ __all__ = [
     "BulkActionsFilter",
     "DaemonCursorStorage",
     "DagsterError",
+    "DagsterEvent",
     "PartitionBackfill",
     "PartitionRangeSelector",
     "PartitionsByAssetSelector",
@@ -77,6 +92,7 @@ __all__ = [
     "get_daemon_statuses",
     "make_new_backfill_id",
     "max_tag_bytes",
+    "stored_events",
 ]
 
 
@@ -87,3 +103,49 @@ def max_tag_bytes(instance: DagsterInstance) -> int | None:
     """
     is_local = isinstance(instance.run_storage, SqliteRunStorage | InMemoryRunStorage)
     return None if is_local else 2000
+
+
+AssetEvent = dg.AssetMaterialization | dg.AssetCheckEvaluation
+
+
+def stored_events(
+    step: StepExecutionContext, asset_events: Sequence[AssetEvent]
+) -> list[DagsterEvent]:
+    """What a step tells Dagster of, as events that are stored.
+
+    As one batch where batches are turned on (`DAGSTER_EVENT_BATCH_SIZE`) and the storage takes
+    such events in a batch: see `LocalEventLog`.
+    """
+    batch = generate_event_batch_id()
+    checks_too = getattr(step.instance.event_log_storage, "batches_take_checks", False)
+    batched = [
+        asset_event
+        for asset_event in asset_events
+        if checks_too or not isinstance(asset_event, dg.AssetCheckEvaluation)
+    ]
+    events = []
+    for asset_event in asset_events:
+        position = DagsterEventBatchMetadata(batch, asset_event is batched[-1]) if batched else None
+        if isinstance(asset_event, dg.AssetMaterialization):
+            events.append(DagsterEvent.asset_materialization(step, asset_event, position))
+        elif not checks_too:
+            events.append(DagsterEvent.asset_check_evaluation(step, asset_event))
+        else:
+            # As Dagster's own, which is not made for batches.
+            outcome = "passed." if asset_event.passed else "did not pass."
+            description = (
+                ""
+                if asset_event.description is None
+                else f" Description: '{asset_event.description}'"
+            )
+            message = f"Asset check '{asset_event.check_name}' on '{asset_event.asset_key.to_user_string()}' {outcome}"
+            events.append(
+                DagsterEvent.from_step(
+                    DagsterEventType.ASSET_CHECK_EVALUATION,
+                    step,
+                    asset_event,
+                    message + description,
+                    position,
+                )
+            )
+    return events

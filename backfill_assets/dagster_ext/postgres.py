@@ -28,7 +28,7 @@ from dagster_postgres.utils import (
 from sqlalchemy import make_url
 from sqlalchemy.engine import Engine
 
-from backfill_assets.dagster_ext.batches import BatchedEventLog
+from backfill_assets.dagster_ext.eventlog import BatchedEventLog
 
 #: A process's threads share the connection that stays, and may open so many others for a while.
 _MAX_OVERFLOW = 20

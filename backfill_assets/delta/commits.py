@@ -1,7 +1,10 @@
-"""The commit: days of one Delta table replaced or merged, unless another commit came first.
+"""The commit: days of one Delta table replaced, merged, or deleted as it retires, unless another came first.
 
 How Delta is made to do that is known here and nowhere else. What is committed, and what the commit
 says of itself, is decided by `publisher`.
+
+The log stays. So readers find an empty table instead of none, `history` tells what it was, and
+nobody takes it for one that is still to be made.
 """
 
 from __future__ import annotations
@@ -17,28 +20,40 @@ from typing import Any, NamedTuple
 from uuid import uuid4
 
 import pyarrow as pa
+import pyarrow.fs as pafs
 from deltalake import CommitProperties, PostCommitHookProperties, Transaction
 from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 
-from backfill_assets.calendar.partitions import any_window_condition, to_windows
-from backfill_assets.dagster_ext.engine_failures import is_engine_lost
-from backfill_assets.dagster_ext.steps import raise_if_interrupted
-from backfill_assets.delta.creation import SessionFactory, add_columns, create_table, is_empty
-from backfill_assets.delta.data_files import DataFiles, delete_files, write_files
-from backfill_assets.delta.forks import folder_uri
+from backfill_assets.audit.verdicts import digest_sums, digest_text
+from backfill_assets.calendar.partitions import (
+    DAY,
+    any_window_condition,
+    format_ranges,
+    to_ranges,
+    to_windows,
+)
+from backfill_assets.dagster_ext.executor import raise_if_interrupted
+from backfill_assets.dagster_ext.failures import is_engine_lost
+from backfill_assets.delta.commit_log import folder_uri
+from backfill_assets.delta.data_files import (
+    DataFiles,
+    delete_files,
+    rows_as_of,
+    rows_of_files,
+    write_files,
+)
+from backfill_assets.delta.delta_rs import APPLICATION, delta_log, load_log
+from backfill_assets.delta.ledger_reader import read_ledger
 from backfill_assets.delta.ledgers import Ledger
-from backfill_assets.delta.logs import APPLICATION, delta_log
-from backfill_assets.delta.reading import read_ledger
-from backfill_assets.delta.retirement import retired_message
-from backfill_assets.delta.snapshots import rows_as_of, rows_of_files
-from backfill_assets.engine.frames import read_observation
-from backfill_assets.engine.sharing import commit_session
-from backfill_assets.engine.spark import SPARK_ERRORS
-from backfill_assets.quality.audit import digest_sums, digest_text
+from backfill_assets.delta.records import RETIREMENT
+from backfill_assets.delta.table_schema import SessionFactory, add_columns, create_table, is_empty
 from backfill_assets.settings import UNDO_DAYS
+from backfill_assets.spark.filesystems import open_store
+from backfill_assets.spark.frames import read_observation
+from backfill_assets.spark.session import SPARK_ERRORS, commit_session
 from backfill_assets.tables.table import Table
 
 #: Delta's names for "somebody else committed first"; over Connect only the message carries them.
@@ -379,3 +394,88 @@ def summarize_error(error: Exception) -> str:
     """The line of a Spark error that tells: the one with an error class, or else the first."""
     lines = str(error).splitlines() or [type(error).__name__]
     return next((line for line in lines if re.search(r"\[[A-Z_]{6,}", line)), lines[0])[:300]
+
+
+#: Who makes the commit.
+_LAUNCHED_BY = "maintenance"
+
+
+def can_delete_rows(table: Table, undo_days: int, today: date) -> bool:
+    """Whether a table has been retired for so long that nothing of it can be undone any more.
+
+    Args:
+        table: the table.
+        undo_days: for how many days a backfill can be undone.
+        today: the business day.
+    """
+    return table.is_retired(today - undo_days * DAY)
+
+
+def retired_message(ledger: Ledger, url: str, days: Iterable[date]) -> str:
+    """Why days cannot be published in a table that has given up its rows; empty if it has not."""
+    if ledger.retirement_commit is None:
+        return ""
+    return (
+        f"{ledger.table.name} [{format_ranges(days)}]: the table is retired, and maintenance has taken "
+        f"its rows away (version {ledger.retirement_commit.version}). Nothing was written. To make it anew, "
+        f"take `retired` out of its declaration, move its folder {url} away, and launch its days."
+    )
+
+
+def delete_all_rows(writer: Writer, ledger: Ledger) -> bool:
+    """Commit that a table has no rows any more; whether no other commit came first.
+
+    Args:
+        writer: commits to it.
+        ledger: what its log says.
+
+    Raises:
+        PublishError: the table is as it was.
+    """
+    days = sorted(ledger.published_days)
+    record = {
+        "run_id": "",
+        "launched_by": _LAUNCHED_BY,
+        "reason": f"retired since {ledger.table.retired}",
+        "asset": ledger.table.name,
+        "code_version": "",
+        "config_digest": "",
+        "since": ledger.version,
+        "audit": {},
+        "withdrawn": to_ranges(days),
+        "said": {"kind": RETIREMENT},
+    }
+    return writer.commit({}, days, record, ledger) is not None
+
+
+def delete_data_files(url: str, table: Table, *, dry_run: bool) -> int:
+    """Remove the data files of a table that has given up its rows; how many these are.
+
+    Nobody writes to it any more, so none of them is still to be named. (VACUUM, without a time to
+    keep files, makes two commits each time, and delta-rs counts files that are gone.)
+
+    Args:
+        url: where it lives.
+        table: the table.
+        dry_run: whether to count them only, as if it had given up its rows.
+    """
+    log = load_log(url)
+    assert log is not None
+    named_paths = set() if dry_run else {*log.get_add_actions().column("path").to_pylist()}
+    filesystem, path = open_store(url)
+    folders = [
+        info
+        for info in filesystem.get_file_info(pafs.FileSelector(path))
+        if info.base_name.startswith(f"{table.partition}=")
+    ]
+    removed = 0
+    for folder in folders:
+        infos = filesystem.get_file_info(pafs.FileSelector(folder.path, recursive=True))
+        files = [info for info in infos if info.is_file]
+        unnamed_files = [
+            file for file in files if file.path.removeprefix(f"{path}/") not in named_paths
+        ]
+        removed += sum(file.extension == "parquet" for file in unnamed_files)
+        if len(unnamed_files) == len(files) and not dry_run:
+            filesystem.delete_dir(folder.path)
+    return removed

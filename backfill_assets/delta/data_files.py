@@ -1,7 +1,10 @@
-"""Data files that Spark has written and no commit names yet: nobody reads them.
+"""Data files: written before a commit names them, and read as of any version.
 
 Spark writes Parquet into a folder of the write, from where the files move to the folders of their
 days. What is to be known of a file stands in its footer.
+
+Delta's own time travel puts together the table's whole state for each version that is read, which
+for a few days of a long history takes longer than all the rest.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ import json
 import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import date, datetime, timedelta, timezone
@@ -20,13 +23,22 @@ from urllib.parse import unquote
 from uuid import uuid4
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
+import pyspark.sql.types as T
+from deltalake import DeltaTable
 from deltalake.transaction import AddAction
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 
-from backfill_assets.engine.jars import LOCAL_FILES_SETTING, RAW_LOCAL_FILES_CLASS
-from backfill_assets.engine.stores import on_s3, open_store
+from backfill_assets.calendar.partitions import any_window_condition, to_windows
+from backfill_assets.delta.commit_log import added_files, resolve_path
+from backfill_assets.delta.delta_rs import delta_log, read_metadata
+from backfill_assets.spark.filesystems import on_s3, open_store
+from backfill_assets.spark.frames import create_frame
+from backfill_assets.spark.jars import LOCAL_FILES_SETTING, RAW_LOCAL_FILES_CLASS
+from backfill_assets.tables.schema_history import files_match_schema
+from backfill_assets.tables.table import Table
 
 #: How the folder of a write begins. What a killed run leaves there is removed by maintenance.
 STAGING_PREFIX = "writing-"
@@ -241,3 +253,154 @@ def _encode_bound(value: Any, to_millis: Callable[[int], int]) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     return value if isinstance(value, int) else None
+
+
+#: Spark looks for each file that it is given. With more than these, Delta's state costs less.
+_MAX_LISTED_FILES = 500
+
+
+def list_data_files(url: str, table: Table, days: Iterable[date], version: int) -> pa.Table:
+    """The data files of days as of a version, from the log: their `day` and `path`."""
+    return _list_files(delta_log(url, version).load(), table, days)
+
+
+def files_as_of(
+    url: str, table: Table, days: Iterable[date], version: int, since: int = -1
+) -> DataFiles:
+    """The data files of days as of a version, as a commit to the table is to name them.
+
+    Days with a file of which no commit tells any more, or not how many rows it has, or that has
+    rows taken away by a deletion vector, are left out. So are all if the columns were others, as
+    the files do not hold the rows of now then.
+
+    Args:
+        url: where the table lives, or a fork of it.
+        table: which one it is.
+        days: the days.
+        version: the version.
+        since: a version after which most of the files came: these commits are looked at first.
+    """
+    locations_by_day: dict[date, list[str]] = defaultdict(list)
+    log = delta_log(url, version).load()
+    if not files_match_schema(read_metadata(log).struct, table.columns):
+        return {}
+    for file in _list_files(log, table, days).to_pylist():
+        locations_by_day[file["day"]].append(resolve_path(url, file["path"]))
+    all_locations = {location for locations in locations_by_day.values() for location in locations}
+    added = added_files(url, since)
+    if not all_locations <= added.keys():
+        added = added_files(url, -1)
+    usable = {
+        location
+        for location in all_locations
+        if '"numRecords"' in (added.get(location, {}).get("stats") or "")
+        if not added[location].get("deletionVector")
+    }
+    return {
+        day: [_to_add_action(location, added[location]) for location in locations]
+        for day, locations in locations_by_day.items()
+        if usable.issuperset(locations)
+    }
+
+
+def _to_add_action(location: str, added: Mapping[str, Any]) -> AddAction:
+    path = unquote(added["path"])
+    if "://" in path:  # of a fork; its files lie with those of the table, each in that of its day
+        path = "/".join(location.rsplit("/", 2)[1:])
+    size, at = added["size"], added["modificationTime"]
+    return AddAction(path, size, added["partitionValues"], at, True, added["stats"])
+
+
+def _list_files(log: DeltaTable, table: Table, days: Iterable[date] | None) -> pa.Table:
+    actions = pa.table(log.get_add_actions(flatten=True))
+    partition = f"partition.{table.partition}"
+    if not actions.num_rows:
+        return pa.table({"day": [], "path": []})
+    if days is not None:
+        actions = actions.filter(pc.is_in(pc.field(partition), pa.array(sorted(days), pa.date32())))
+    return actions.select([partition, "path"]).rename_columns(["day", "path"])
+
+
+def rows_as_of(
+    spark: SparkSession, url: str, table: Table, version: int, days: Collection[date] | None
+) -> DataFrame:
+    """The rows of days as of a version, as a reader of Delta had them then.
+
+    Args:
+        spark: the session.
+        url: where the table lives.
+        table: which one it is.
+        version: the version.
+        days: the days; all if none are given.
+
+    Raises:
+        DeltaError, OSError: there is no such version (any more), or it cannot be read.
+        AnalysisException: a data file is gone; with Spark Connect when the rows are asked for.
+    """
+    log = delta_log(url, version).load()
+    files = _list_files(log, table, days).to_pylist()
+    if not files:
+        return create_frame(spark, table.struct_type)
+    folder = _common_root(url, log, table, files) if len(files) <= _MAX_LISTED_FILES else None
+    if folder is None:
+        rows = spark.read.format("delta").option("versionAsOf", version).load(url)
+        if days is not None:
+            rows = rows.where(any_window_condition(to_windows(days), table.partition))
+        return table.with_current_columns(rows)
+    paths = [escape_glob(resolve_path(url, file["path"])) for file in files]
+    rows = spark.read.schema(table.struct_type).option("basePath", folder).parquet(*paths)
+    return rows.select(*table.columns)
+
+
+def rows_of_files(
+    spark: SparkSession, url: str, table: Table, files: DataFiles, days: Iterable[date]
+) -> DataFrame:
+    """The rows of data files of a table, whether a version of it names them or not.
+
+    Args:
+        spark: the session.
+        url: where the table lives.
+        table: which one it is.
+        files: by day, in the columns of the table.
+        days: the days.
+    """
+    paths = [escape_glob(f"{url}/{file.path}") for day in days for file in files.get(day, ())]
+    if not paths:
+        return create_frame(spark, table.struct_type)
+    rows = spark.read.schema(table.struct_type).option("basePath", url).parquet(*paths)
+    return rows.select(*table.columns)
+
+
+def escape_glob(path: str) -> str:
+    """A path as Spark takes it, which takes what it is given for a pattern."""
+    return re.sub(r"([\\*?\[\]{}])", r"\\\1", path)
+
+
+def _same_types(stored: T.StructType, table: Table) -> bool:
+    types = {column.name: column.dataType.simpleString() for column in stored}
+    return all(
+        types.get(field.name) == field.dataType.simpleString() for field in table.struct_type
+    )
+
+
+def _common_root(
+    url: str, log: DeltaTable, table: Table, files: Iterable[Mapping[str, Any]]
+) -> str | None:
+    """The folder in which files lie that hold the rows as they are, each in the folder of its day.
+
+    None if there is no such folder: rows may be deleted without a new file, columns renamed or not
+    there yet, and paths may be of any form: all that is for Delta to know.
+    """
+    struct = read_metadata(log).struct
+    complete = set(struct.names).issuperset(table.columns) and _same_types(struct, table)
+    if log.protocol().min_reader_version > 1 or not complete:
+        return None
+    roots = set()
+    for file in files:
+        match = re.fullmatch(
+            rf"(.*)/{table.partition}={file['day']}/[\w.-]+",
+            resolve_path(url, file["path"]),
+            re.DOTALL,
+        )
+        roots.add(match and match[1])
+    return roots.pop() if len(roots) == 1 else None

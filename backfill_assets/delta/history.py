@@ -9,7 +9,7 @@ from typing import Any
 from rich.table import Table as Grid
 
 from backfill_assets.calendar.partitions import DAY, Window, to_windows
-from backfill_assets.delta.reading import read_ledger
+from backfill_assets.delta.ledger_reader import read_ledger
 from backfill_assets.delta.records import (
     ACCEPTED_CODE,
     CANARY,

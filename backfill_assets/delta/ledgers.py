@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import pyspark.sql.types as T
 
+from backfill_assets.audit.verdicts import DayMetrics
 from backfill_assets.delta.records import (
     ACCEPTED_CODE,
     RETIREMENT,
@@ -21,7 +22,6 @@ from backfill_assets.delta.records import (
     ExternalCommit,
     PublishedDay,
 )
-from backfill_assets.quality.audit import DayMetrics
 from backfill_assets.tables.table import Table
 
 

@@ -1,4 +1,4 @@
-"""Maintenance: many small files become few, files past the time to undo go, and no row changes.
+"""Maintenance: compacts small files, deletes those past the time to undo, and changes no row.
 
 How long replaced files are kept is the setting `undo_days`, which each table carries as a property,
 so that a VACUUM by anybody keeps them as well. This module alone compacts and takes files away.
@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import date, datetime, timedelta, timezone
+from math import ceil
 from urllib.parse import unquote
 
 import dagster as dg
@@ -18,10 +19,13 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 from pydantic import Field
 from pyspark.sql import SparkSession
+from rich.filesize import decimal as in_bytes
+from rich.table import Table as Grid
 
+from backfill_assets.audit.verdicts import are_comparable, measure
 from backfill_assets.calendar.partitions import any_window_condition, format_ranges, to_windows
-from backfill_assets.dagster_ext.engine_failures import is_engine_lost
-from backfill_assets.delta import retirement
+from backfill_assets.dagster_ext.failures import is_engine_lost
+from backfill_assets.delta import commits
 from backfill_assets.delta.commits import (
     PublishError,
     Writer,
@@ -30,27 +34,132 @@ from backfill_assets.delta.commits import (
     summarize_error,
     table_properties,
 )
-from backfill_assets.delta.data_files import abandoned_folders
-from backfill_assets.delta.evolution import schema_differences, suggest_fix
-from backfill_assets.delta.logs import delta_log, load_log, read_metadata
-from backfill_assets.delta.maintained import (
-    MaintenanceResult,
-    TableFiles,
-    as_markdown,
-    format_cells,
-    format_notes,
+from backfill_assets.delta.data_files import abandoned_folders, rows_as_of
+from backfill_assets.delta.delta_rs import delta_log, load_log, read_metadata
+from backfill_assets.delta.ledger_reader import (
+    VERSIONS_FILE,
+    read_ledger,
+    versions_that_belong_together,
 )
-from backfill_assets.delta.reading import read_ledger
-from backfill_assets.delta.snapshots import rows_as_of
+from backfill_assets.delta.table_schema import schema_differences, suggest_fix
 from backfill_assets.delta.targets import NO_AGE, targets_older_than
-from backfill_assets.delta.versions import VERSIONS_FILE, versions_that_belong_together
-from backfill_assets.engine.spark import SPARK_ERRORS
-from backfill_assets.engine.stores import open_store
 from backfill_assets.escaping import escape_markdown
-from backfill_assets.quality.audit import are_comparable, measure
 from backfill_assets.settings import PREFIX, Settings
+from backfill_assets.spark.filesystems import open_store
+from backfill_assets.spark.session import SPARK_ERRORS
 from backfill_assets.tables.catalog import tables_of
 from backfill_assets.tables.table import Table
+
+#: Delta fills a file up to so many bytes.
+_FILE_SIZE = 1 << 30
+
+
+@dataclass(frozen=True)
+class TableFiles:
+    """The data files of a table as a reader finds them.
+
+    Attributes:
+        version: of the table.
+        by_day: how many a day has.
+        bytes_by_day: how many bytes these have.
+    """
+
+    version: int
+    by_day: Counter[date]
+    bytes_by_day: Counter[date]
+
+    @classmethod
+    def from_log(cls, log: DeltaTable, table: Table) -> "TableFiles":
+        """The files as a log has them."""
+        actions = log.get_add_actions(flatten=True)
+        files, sizes = Counter[date](), Counter[date]()
+        if actions.num_rows:
+            days = actions.column(f"partition.{table.partition}").to_pylist()
+            for day, size in zip(days, actions.column("size_bytes").to_pylist(), strict=True):
+                files[day] += 1
+                sizes[day] += size
+        return cls(log.version(), files, sizes)
+
+    @property
+    def fragmented_days(self) -> list[date]:
+        """The days whose rows would fit into fewer files."""
+        return [
+            day
+            for day, count in sorted(self.by_day.items())
+            if count > ceil(self.bytes_by_day[day] / _FILE_SIZE)
+        ]
+
+
+@dataclass(frozen=True)
+class MaintenanceResult:
+    """What maintenance made of a table, or would make of it.
+
+    Attributes:
+        table: its name.
+        before: its files before.
+        after: its files after; the same where nothing was to be changed.
+        compacted: days whose files were put together, or would be.
+        removed: how many files past the time to undo, and empty folders, were taken away or would
+            be; none if that was not looked at.
+        notes: what a person should know, as sentences.
+        problems: what a person must see to, as sentences; nothing was taken away then.
+    """
+
+    table: str
+    before: TableFiles
+    after: TableFiles
+    compacted: Sequence[date] = ()
+    removed: int | None = None
+    notes: Sequence[str] = field(default_factory=list)
+    problems: Sequence[str] = field(default_factory=list)
+
+
+_HEADINGS = ("table", "versions", "files", "size", "days compacted", "removed")
+
+
+def format_cells(result: MaintenanceResult) -> list[str]:
+    """What was made of a table, for a reader, under the headings of the tables below."""
+
+    def format_change(before: object, after: object) -> str:
+        return f"{before}" if before == after else f"{before} → {after}"
+
+    sizes = [in_bytes(files.bytes_by_day.total()) for files in (result.before, result.after)]
+    return [
+        result.table,
+        format_change(result.before.version, result.after.version),
+        format_change(result.before.by_day.total(), result.after.by_day.total()),
+        format_change(*sizes),
+        str(len(result.compacted)),
+        "not looked at" if result.removed is None else str(result.removed),
+    ]
+
+
+def as_grid(results: Sequence[MaintenanceResult]) -> Grid:
+    """What was done, as a console table."""
+    grid = Grid(box=None, padding=(0, 2, 0, 0))
+    for heading in _HEADINGS:
+        grid.add_column(heading, no_wrap=True, justify="left" if heading == "table" else "right")
+    for result in results:
+        grid.add_row(*format_cells(result))
+    return grid
+
+
+def as_markdown(results: Sequence[MaintenanceResult]) -> str:
+    """What was done, as a table for the UI."""
+    rows = [_HEADINGS, ["---"] * len(_HEADINGS), *map(format_cells, results)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def format_notes(results: Sequence[MaintenanceResult], *, dry_run: bool = False) -> list[str]:
+    """What there is to say besides: problems come last."""
+    days = sum(len(result.compacted) for result in results)
+    problems = [text for result in results for text in result.problems]
+    notes = [text for result in results for text in result.notes]
+    if dry_run:
+        notes.append("a dry run: nothing was done")
+    elif days and not problems:
+        notes.append(f"{days} day(s) were compacted and hold what they held, by their digests")
+    return notes + problems
 
 
 def run_maintenance(
@@ -99,7 +208,7 @@ def run_maintenance(
             yield MaintenanceResult(name, no_files, no_files, problems=[problem])
         elif log is not None:
             # A target has files that no version of the table has, or no longer.
-            is_retired = retirement.can_delete_rows(table, settings.undo_days, today)
+            is_retired = commits.can_delete_rows(table, settings.undo_days, today)
             age = NO_AGE if is_retired else max(settings.undo_days - 1, 0)
             retaining_targets = targets_older_than(settings, name, age)
             maintenance = _TableMaintenance(
@@ -178,13 +287,13 @@ class _TableMaintenance:
         days = format_ranges(ledger.published_days)
         if days and not self.dry_run:
             writer = Writer(lambda: self.spark, self.url, self.table, self.undo_days)
-            if not retirement.delete_all_rows(writer, ledger):
+            if not commits.delete_all_rows(writer, ledger):
                 self.notes.append(
                     f"{self.table.name}: somebody committed at the same time and went first; the "
                     "next maintenance takes the rows of the retired table away"
                 )
                 return
-        self.removed = retirement.delete_data_files(self.url, self.table, dry_run=self.dry_run)
+        self.removed = commits.delete_data_files(self.url, self.table, dry_run=self.dry_run)
         if days:
             self.notes.append(
                 f"{self.table.name}: retired since {retired}; its days {days} are given up "

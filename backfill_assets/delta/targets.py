@@ -1,4 +1,4 @@
-"""Targets: tables that are built beside production, and what is kept of each target.
+"""Shadow targets: tables that are cloned and built beside production, and the state of each target.
 
 A target has forks of some tables, see `forks`. All other tables are read from production, as of the
 versions that they had when the target was made, or last caught up.
@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from uuid import uuid4
 
 import pyarrow.fs as pafs
 from pydantic import BaseModel, Field, ValidationError
 
 from backfill_assets.calendar.partitions import Window
-from backfill_assets.delta import target_log
+from backfill_assets.delta import document
+from backfill_assets.delta.commit_log import CommitLog, added_files, shallow_clone
+from backfill_assets.delta.delta_rs import load_log
+from backfill_assets.delta.ledger_reader import read_ledger
 from backfill_assets.delta.ledgers import Ledger, Ledgers
-from backfill_assets.delta.reading import read_ledger
-from backfill_assets.engine.stores import open_store
 from backfill_assets.settings import Settings
+from backfill_assets.spark.filesystems import open_store
 from backfill_assets.tables.catalog import tables_of
 
 #: Under the warehouse, where no table has such a name.
@@ -122,7 +125,7 @@ class ShadowTarget(BaseModel, frozen=True):
     dropping: bool = False
     required: ComparisonLimits | None = None
     compared: TargetComparison | None = None
-    revision: int = Field(default=target_log.NO_REVISION, exclude=True)
+    revision: int = Field(default=document.NO_REVISION, exclude=True)
 
     @property
     def switch_id(self) -> str:
@@ -223,8 +226,8 @@ def load_target(settings: Settings, name: str) -> ShadowTarget:
     return target.model_copy(update={"revision": state_document.revision})
 
 
-def _read_state(settings: Settings, name: str) -> target_log.Document | None:
-    return target_log.read_document(f"{target_folder(settings, name)}/{_STATE}")
+def _read_state(settings: Settings, name: str) -> document.Document | None:
+    return document.read_document(f"{target_folder(settings, name)}/{_STATE}")
 
 
 def save_target(settings: Settings, target: ShadowTarget) -> ShadowTarget:
@@ -234,7 +237,7 @@ def save_target(settings: Settings, target: ShadowTarget) -> ShadowTarget:
         TargetError: another command has changed it since.
     """
     url = f"{target_folder(settings, target.name)}/{_STATE}"
-    revision = target_log.write_document(url, target.model_dump_json(), target.revision)
+    revision = document.write_document(url, target.model_dump_json(), target.revision)
     if revision is None:
         raise ChangedError(
             f"another command has changed target {target.name} meanwhile. Nothing was written "
@@ -315,3 +318,127 @@ def targets_older_than(settings: Settings, table: str, days: int) -> list[str]:
         if table in target.tables and target.made < time.time() - days * 86_400:
             matches.append(name)
     return matches
+
+
+def describe_target(
+    settings: Settings, name: str, tables: Iterable[str], requested_days: Window, reason: str = ""
+) -> ShadowTarget:
+    """A target as it would be made now.
+
+    Args:
+        settings: the deployment's settings.
+        name: of the target.
+        tables: those that it is to have, inputs first.
+        requested_days: the days that are asked for.
+        reason: why.
+
+    Raises:
+        TargetError: the name is not possible, or commits have it already.
+    """
+    if not NAME_PATTERN.fullmatch(name):
+        raise TargetError(
+            f"{name!r} is no name for a target: it takes a to z, 0 to 9 and _, and begins with a "
+            "letter; at most 31 characters"
+        )
+    tables = tuple(tables)
+    declared = tables_of(settings).items()
+    ledgers = {
+        table_name: read_ledger(settings.table(table_name), table) for table_name, table in declared
+    }
+    commits = (record for ledger in ledgers.values() for record in ledger.records)
+    if any((record.backfill_id or "").partition("-")[0] == name for record in commits):
+        raise TargetError(
+            f"{name} is the name of a backfill or of a target that is gone, which tables of "
+            "production have in their commits: take another name, so that each can be undone alone"
+        )
+    newest = max(
+        (day for table_name in tables for day in ledgers[table_name].published_days), default=None
+    )
+    return ShadowTarget(
+        name=name,
+        tables=tables,
+        asked=(str(requested_days),),
+        newest=newest is not None and newest < requested_days.end,
+        pins={table_name: ledger.version for table_name, ledger in ledgers.items()},
+        made=time.time(),
+        reason=reason,
+    )
+
+
+def make_target(settings: Settings, target: ShadowTarget) -> ShadowTarget:
+    """Make a target that there is none of: fork its tables.
+
+    Raises:
+        ForkError: a table cannot be forked.
+    """
+    return save_target(settings, clone_tables(settings, target))
+
+
+def clone_tables(settings: Settings, target: ShadowTarget) -> ShadowTarget:
+    """Fork the tables of a target, as of its pins; the target with these forks.
+
+    Raises:
+        ForkError: a table cannot be forked.
+    """
+    target = target.model_copy(update={"generation": uuid4().hex[:8]})
+    for table in target.tables:
+        version = target.pins[table]
+        if version is not None:
+            shallow_clone(settings.table(table), target.table_url(settings, table), version)
+    return target
+
+
+def drop_target(settings: Settings, name: str) -> int:
+    """Remove a target, with the data files that it alone has; how many these were.
+
+    Production has what was switched over; readers of the target find nothing any more. Killed, it
+    is finished by asking again.
+
+    Raises:
+        TargetError: there is no such target, or it is being switched over, or that is half undone.
+    """
+    target = load_target(settings, name)
+    if target.switching:
+        raise TargetError(
+            f"target {name} is being switched over: let that end (`backfill-assets switch {name}` "
+            "finishes it) and drop it then"
+        )
+    if target.undoing:
+        raise TargetError(
+            f"switch-over {target.undoing} is half undone: `backfill-assets undo {target.undoing}` "
+            f"finishes that; drop {name} then. Nothing was removed."
+        )
+    # From here on nobody else changes it.
+    target = save_target(settings, target.model_copy(update={"dropping": True}))
+    removed = 0
+    for table in target.tables:
+        removed += _delete_own_files(settings, target, table)
+    delete_target(settings, name)
+    return removed
+
+
+def _delete_own_files(settings: Settings, target: ShadowTarget, table: str) -> int:
+    """Remove the data files of a table that no commit of production names; how many these were.
+
+    Where commits of production are gone, nobody knows what they named: VACUUM removes the files.
+    """
+    production = settings.table(table)
+    log, versions = load_log(production), CommitLog(production).list_versions()
+    last = log.version() if log else target.pins.get(table)
+    if last is not None and not versions.issuperset(range(last + 1)):
+        return 0
+    filesystem, path = open_store(target_folder(settings, target.name))
+    generations = filesystem.get_file_info(pafs.FileSelector(path))
+    own_files: set[str] = set()
+    for info in generations:
+        if info.type == pafs.FileType.Directory:
+            url = f"{target_folder(settings, target.name)}/{info.base_name}/{table}"
+            own_files |= {*added_files(url, -1)}
+    own_files -= {*added_files(production, -1)}
+    # The forks of a warehouse that was copied name the files of the other one.
+    own_files = {location for location in own_files if location.startswith(f"{production}/")}
+    for location in own_files:
+        store, file = open_store(location)
+        if store.get_file_info(file).is_file:
+            store.delete_file(file)
+    return len(own_files)

@@ -1,7 +1,8 @@
-"""Landing and tables: can they be listed, read and written, is the log whole, who else writes."""
+"""What runs read and write: landing, warehouse, tables, their times; and the engine."""
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from functools import partial
@@ -14,23 +15,25 @@ from deltalake.table import (
     SUPPORTED_WRITER_FEATURES,
     ProtocolVersions,
 )
+from pyspark.sql import SparkSession
 
+from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import format_ranges, to_windows
-from backfill_assets.calendar.policy import Policy
 from backfill_assets.delta.commits import summarize_error
+from backfill_assets.delta.delta_rs import load_log
+from backfill_assets.delta.ledger_reader import read_ledger, read_ledgers
 from backfill_assets.delta.ledgers import Ledger
-from backfill_assets.delta.logs import load_log
-from backfill_assets.delta.other_engine import check_read
-from backfill_assets.delta.reading import read_ledger, read_ledgers
-from backfill_assets.doctor.examination import Check, CheckResult, note, ok, wrong
+from backfill_assets.delta.read_check import check_read
+from backfill_assets.doctor.checks import Check, CheckResult, note, ok, wrong
 from backfill_assets.doctor.machine import nearest_folder, refuses
-from backfill_assets.engine.stores import open_store
 from backfill_assets.landing.listing import ListedFile, list_landing
 from backfill_assets.monitoring.incidents import clock_incidents, table_incidents
-from backfill_assets.monitoring.night import unloaded_by_log
+from backfill_assets.monitoring.next_runs import unloaded_by_log
 from backfill_assets.monitoring.states import STATE_MEANINGS, DayState, Situation
 from backfill_assets.settings import Settings
-from backfill_assets.staleness.backlog import StaleDays
+from backfill_assets.spark.filesystems import open_store
+from backfill_assets.spark.session import Engine, is_shared
+from backfill_assets.staleness.stale import StaleDays
 from backfill_assets.tables.catalog import config_digests, graph_for
 from backfill_assets.tables.sources import Source
 
@@ -212,3 +215,38 @@ def check_clock(settings: Settings) -> Iterator[CheckResult]:
         yield wrong(message, "set the clock: it runs behind, or ran ahead then")
     if not incidents and not ahead:
         yield ok(f"{now:%Y-%m-%d %H:%M} UTC; the business day is {today}")
+
+
+def check_engine(settings: Settings, *, start: bool) -> Iterator[CheckResult]:
+    """Whether there is an engine, and the right one.
+
+    Args:
+        settings: the deployment's settings.
+        start: also start an embedded one, and write a small table with it.
+
+    Raises:
+        EngineError: there is none, or another one than the settings need.
+    """
+    if not settings.spark_remote and not start:
+        yield ok("embedded: --engine starts one and writes a small table with it")
+        return
+    # A server that has other settings than it must is refused here.
+    spark = Engine.from_settings(settings).spark_session
+    try:
+        if spark.range(3).count() != 3:
+            raise ValueError("the engine cannot count to 3")
+        if not settings.spark_remote:
+            _write_table(spark)
+    finally:
+        if not is_shared(settings.spark_remote or ""):
+            spark.stop()
+    yield ok(f"Spark {spark.version} answers, with the settings that it must have")
+
+
+def _write_table(spark: SparkSession) -> None:
+    """Write a table and read it: with jars that do not fit, that fails."""
+    with tempfile.TemporaryDirectory(prefix="backfill_assets-") as folder:
+        table = str(Path(folder, "table"))
+        spark.range(3).write.format("delta").save(table)
+        if spark.read.format("delta").load(table).count() != 3:
+            raise ValueError("the engine does not read what it wrote")

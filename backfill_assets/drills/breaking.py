@@ -14,8 +14,8 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable, write_deltalake
 
 from backfill_assets.calendar.partitions import Window
-from backfill_assets.engine import stores
-from backfill_assets.sample.lines import SOURCE
+from backfill_assets.sample.invented_orders import SOURCE
+from backfill_assets.spark import filesystems
 
 #: The customer of `send_many`.
 MANY = "c-bulk"
@@ -31,7 +31,7 @@ def append_again(url: str, column: str, days: Window) -> None:
         column: its partition column.
         days: the days.
     """
-    rows = DeltaTable(url).to_pyarrow_table(filesystem=stores.folder_filesystem(url))
+    rows = DeltaTable(url).to_pyarrow_table(filesystem=filesystems.folder_filesystem(url))
     inside = (pc.field(column) >= days.start) & (pc.field(column) < days.end)
     write_deltalake(url, rows.filter(inside), mode="append")
 
@@ -115,7 +115,7 @@ def _add_to_totals(file: Path, rows: int, amount: Decimal) -> None:
 def read_facts(url: str) -> Facts:
     """Orders and revenue by day, as a reader sees them now, without Spark."""
     rows: pa.Table = DeltaTable(url).to_pyarrow_table(
-        columns=["run_date", "orders", "revenue"], filesystem=stores.folder_filesystem(url)
+        columns=["run_date", "orders", "revenue"], filesystem=filesystems.folder_filesystem(url)
     )
     sums = rows.group_by("run_date").aggregate([("orders", "sum"), ("revenue", "sum")])
     facts = {r["run_date"]: (r["orders_sum"], r["revenue_sum"]) for r in sums.to_pylist()}

@@ -16,8 +16,8 @@ import dagster as dg
 
 from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.definitions import build_defs
+from backfill_assets.delta.ledger_reader import read_ledgers
 from backfill_assets.delta.ledgers import Ledgers
-from backfill_assets.delta.reading import read_ledgers
 from backfill_assets.drills.breaking import arrival_folder
 from backfill_assets.drills.places import (
     CALLS_ANSWERED,
@@ -29,12 +29,11 @@ from backfill_assets.drills.places import (
     DrillError,
 )
 from backfill_assets.drills.rates import url_of
-from backfill_assets.engine.spark import Engine
 from backfill_assets.labs.lab import START, materialize_days
 from backfill_assets.labs.loopback import NO_PROXY, set_environment
-from backfill_assets.sample.emitter import Emitter
-from backfill_assets.sample.rendering import render_file
+from backfill_assets.sample.invented_orders import Emitter, render_file
 from backfill_assets.settings import PREFIX, Settings, load_settings
+from backfill_assets.spark.session import Engine
 from backfill_assets.tables.catalog import tables_of
 
 ORDERS = "backfill_assets.orders.tables:TABLES"

@@ -7,8 +7,8 @@ from datetime import date, datetime, timedelta
 from math import floor
 from pathlib import Path
 
-from backfill_assets.backfills.footprints import written_days
-from backfill_assets.backfills.postmortems import SECTIONS, unfilled_sections
+from backfill_assets.backfills.changes import written_days
+from backfill_assets.backfills.history import SECTIONS, unfilled_sections
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.drills import journal

@@ -20,7 +20,7 @@ from backfill_assets.drills.outages import OUTAGES, Outage
 from backfill_assets.drills.places import OWN, DrillError
 from backfill_assets.drills.scoring import Observed, Score, score_drill
 from backfill_assets.drills.strikes import RIGHT, SHOP_FILE
-from backfill_assets.engine.spark import Engine
+from backfill_assets.spark.session import Engine
 
 
 class Drill:

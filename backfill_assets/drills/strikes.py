@@ -15,7 +15,7 @@ from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.drills import breaking, rates
 from backfill_assets.drills.deployment import Deployment, failure_messages
 from backfill_assets.drills.places import DrillError
-from backfill_assets.engine.spark import Engine
+from backfill_assets.spark.session import Engine
 
 #: The table that the readers of a drill ask.
 READERS = "fact_daily_orders"

@@ -12,14 +12,14 @@ from pyspark.sql import DataFrame
 
 from backfill_assets.calendar.partitions import DAY, Window, format_ranges
 from backfill_assets.delta.commits import Writer
-from backfill_assets.delta.evolution import COLUMN_GAPS
-from backfill_assets.delta.logs import delta_log
-from backfill_assets.delta.migrating import migrate_table, read_migration
-from backfill_assets.engine.stores import folder_filesystem
+from backfill_assets.delta.delta_rs import delta_log
+from backfill_assets.delta.migrate import migrate_table, read_migration
+from backfill_assets.delta.table_schema import COLUMN_GAPS
 from backfill_assets.labs.lab import Lab
 from backfill_assets.labs.sales import Sales
-from backfill_assets.publish.plain import MODEL, tables_of_assets
-from backfill_assets.tables.schemas import added
+from backfill_assets.publish.io_manager import MODEL, tables_of_assets
+from backfill_assets.spark.filesystems import folder_filesystem
+from backfill_assets.tables.schema_history import added
 
 #: A week of each of three years.
 _WEEKS = [Window(date(year, 1, 4), date(year, 1, 11)) for year in (2021, 2022, 2023)]

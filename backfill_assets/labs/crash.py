@@ -10,11 +10,11 @@ from deltalake import write_deltalake
 from pyspark.sql import DataFrame
 
 from backfill_assets.calendar.partitions import Window
-from backfill_assets.delta.commit_files import CommitLog
-from backfill_assets.delta.logs import load_log
+from backfill_assets.delta.commit_log import CommitLog
+from backfill_assets.delta.delta_rs import load_log
 from backfill_assets.labs.lab import START, JobDiedError, Lab
 from backfill_assets.labs.sales import Sales
-from backfill_assets.publish.plain import MODEL
+from backfill_assets.publish.io_manager import MODEL
 
 _MONTHS = [Window(date(2024, month, 1), date(2024, month + 1, 1)) for month in range(1, 7)]
 _APRIL = _MONTHS[3]

@@ -12,7 +12,7 @@ from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.labs.lab import START, Lab
 from backfill_assets.tables.catalog import graph_for
 from backfill_assets.tables.sources import Source
-from backfill_assets.tables.versions import rank_in_window, staged, with_event_day
+from backfill_assets.transforms.dedup import rank_in_window, staged, with_event_day
 
 _WINDOWS = (0, 1, 2, 7)
 

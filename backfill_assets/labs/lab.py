@@ -16,9 +16,9 @@ from pyspark.sql import DataFrame, SparkSession
 
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.definitions import build_defs, delta_io_manager
-from backfill_assets.engine.spark import SPARK_ERRORS, Engine
 from backfill_assets.publish.io_manager import DeltaIOManager
 from backfill_assets.settings import Settings, load_settings
+from backfill_assets.spark.session import SPARK_ERRORS, Engine
 
 #: The first day of every lab.
 START = date(2024, 1, 1)

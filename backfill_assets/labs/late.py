@@ -10,7 +10,7 @@ import dagster as dg
 from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.labs.lab import START, Lab, Line, Pipeline
 from backfill_assets.monitoring.incidents import find_incidents
-from backfill_assets.monitoring.look import read_situation
+from backfill_assets.monitoring.monitor import read_situation
 from backfill_assets.monitoring.outbox import Incident
 
 _WINDOW_DAYS = 2

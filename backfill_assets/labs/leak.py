@@ -7,7 +7,7 @@ from datetime import datetime
 from pyspark.sql import functions as F
 
 from backfill_assets.labs.lab import Lab
-from backfill_assets.tables.joins import as_of
+from backfill_assets.transforms.joins import as_of
 
 
 def leak_lab(lab: Lab) -> None:

@@ -9,16 +9,16 @@ from threading import Lock
 
 import requests
 
-from backfill_assets.backfills.calls import estimate_api_calls
-from backfill_assets.backfills.fates import DayForecast
-from backfill_assets.backfills.plans import DayOutcome
+from backfill_assets.audit.verdicts import DayMetrics
+from backfill_assets.backfills.backfill_plan import DayOutcome
+from backfill_assets.backfills.cost import estimate_api_calls
+from backfill_assets.backfills.forecast import DayForecast
 from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.labs.lab import START, JobDiedError, Lab, Line
 from backfill_assets.labs.loopback import NO_PROXY, Loopback, set_environment
 from backfill_assets.labs.quota_tables import PLACES, order_places
 from backfill_assets.publish.run_tags import REWRITE_TAG
-from backfill_assets.quality.audit import DayMetrics
 from backfill_assets.tables.catalog import tables_of
 
 _DAYS = Window(START, START + 3 * DAY)

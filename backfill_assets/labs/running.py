@@ -8,7 +8,6 @@ from difflib import unified_diff
 from importlib.resources import files
 from pathlib import Path
 
-from backfill_assets.engine.spark import Engine
 from backfill_assets.labs.append import append_lab
 from backfill_assets.labs.column import column_lab
 from backfill_assets.labs.crash import crash_lab
@@ -23,6 +22,7 @@ from backfill_assets.labs.quota import quota_lab
 from backfill_assets.labs.skew import skew_lab
 from backfill_assets.labs.swap import swap_lab
 from backfill_assets.labs.torn import torn_lab
+from backfill_assets.spark.session import Engine
 
 #: By name, in the order in which a newcomer reads them.
 LABS: Mapping[str, Callable[[Lab], None]] = {

@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from backfill_assets.labs.lab import Lab
-from backfill_assets.tables.joins import as_of
+from backfill_assets.transforms.joins import as_of
 
 _ROWS, _FILES, _TASKS, _CUSTOMERS, _VERSIONS = 40_000, 8, 8, 1000, 4
 _START = 1_704_067_200

@@ -7,14 +7,14 @@ from pathlib import Path
 
 from pyspark.sql import DataFrame
 
-from backfill_assets.backfills import shadow
-from backfill_assets.backfills.comparing import compare_target
-from backfill_assets.backfills.plans import BackfillRequest
+from backfill_assets.backfills.backfill_plan import BackfillRequest
 from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.dagster_ext.internals import AssetGraph
 from backfill_assets.delta import targets
-from backfill_assets.delta.commit_files import CommitLog
+from backfill_assets.delta.commit_log import CommitLog
 from backfill_assets.labs.lab import START, JobDiedError, Lab, Pipeline
+from backfill_assets.shadow import build
+from backfill_assets.shadow.compare import compare_target
 from backfill_assets.tables.code_version import running_code
 
 _DAYS = Window(START, START + 4 * DAY)
@@ -99,8 +99,8 @@ def _build_target(lab: Lab, after: Pipeline) -> None:
     lab.step("The days are built into the target.")
     request = BackfillRequest(days=str(_DAYS), tables=(_TABLE,))
     with after.io_manager() as io:
-        target = shadow.prepare_target(io, after.settings, _TARGET, request)
-        for stage in shadow.build_stages(io, after.settings, after.assets, target, request):
+        target = build.prepare_target(io, after.settings, _TARGET, request)
+        for stage in build.build_stages(io, after.settings, after.assets, target, request):
             for table, counts in stage.counts.items():
                 text = "   ".join(f"days {outcome.value} {n}" for outcome, n in counts.items())
                 lab.show(f"target: {table}", text)

@@ -13,9 +13,9 @@ from typing import Any
 
 import pyarrow.fs as pafs
 
-from backfill_assets.landing.caps import SizeLimits
+from backfill_assets.landing.formats import ParquetColumns
 from backfill_assets.landing.listing import CONTROL_FILE, LandingError, ListedFile, folder_name
-from backfill_assets.landing.parquet import ParquetColumns
+from backfill_assets.landing.size_limits import SizeLimits
 from backfill_assets.tables.sources import Source
 
 _UNUSABLE = (

@@ -19,11 +19,10 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
-from backfill_assets.engine.stores import open_store
-from backfill_assets.landing.caps import SizeLimits
-from backfill_assets.landing.csv import header_columns, read_header
+from backfill_assets.landing.formats import BYTE_ORDER_MARK, header_columns, read_header
 from backfill_assets.landing.listing import LandingError, ListedFile
-from backfill_assets.landing.text import BYTE_ORDER_MARK
+from backfill_assets.landing.size_limits import SizeLimits
+from backfill_assets.spark.filesystems import open_store
 from backfill_assets.tables.sources import Source
 
 #: At most so many lines of a file.

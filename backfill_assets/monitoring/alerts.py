@@ -9,23 +9,169 @@ left without an answer by a server that took the text all the same, it tells an 
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, wait
 from functools import partial
+from threading import BoundedSemaphore, Thread
+from typing import TypeVar
 
 import dagster as dg
+import requests
 
-from backfill_assets.dagster_ext.internals import AUTO_RETRY_RUN_ID_TAG, WILL_RETRY_TAG
-from backfill_assets.monitoring.messages import (
-    ALL_TABLES,
-    DETAIL_CHARS,
-    incident_alerts,
-    run_alert,
-    truncate_text,
+from backfill_assets.dagster_ext.failures import run_failure_message
+from backfill_assets.dagster_ext.internals import (
+    ASSET_PARTITION_RANGE_END_TAG,
+    ASSET_PARTITION_RANGE_START_TAG,
+    AUTO_RETRY_RUN_ID_TAG,
+    BACKFILL_ID_TAG,
+    PARTITION_NAME_TAG,
+    RETRY_NUMBER_TAG,
+    SCHEDULE_NAME_TAG,
+    SENSOR_NAME_TAG,
+    WILL_RETRY_TAG,
 )
-from backfill_assets.monitoring.outbox import Alert, Incident, Outbox
-from backfill_assets.monitoring.webhook import TIMEOUT, post_text, run_in_thread
+from backfill_assets.escaping import escape_chat
+from backfill_assets.monitoring.outbox import Alert, Incident, Outbox, split_days
 from backfill_assets.settings import PREFIX, Settings
+
+# A message has some 2500 characters at most: chat systems cut off or refuse those of 4000 and more.
+REASON_CHARS = 1500
+MAX_DETAILS, DETAIL_CHARS = 5, 300
+MAX_PLACES = 10
+
+ALL_TABLES = "all tables"
+
+
+def incident_alerts(incidents: Sequence[Incident], ui_url: str) -> Iterator[Alert]:
+    """One alert for all that is new of one kind about one subject."""
+    groups: dict[tuple[str, str], list[Incident]] = defaultdict(list)
+    for incident in incidents:
+        groups[incident.kind, incident.subject].append(incident)
+    for (kind, subject), group in groups.items():
+        yield Alert(
+            name=f"{kind}: {subject}",
+            text=partial(_incident_text, group, ui_url),
+            incidents={incident.key: incident.size for incident in group},
+        )
+
+
+def _incident_text(group: Sequence[Incident], ui_url: str) -> str:
+    kind, subject = group[0].kind, group[0].subject
+    days, others = split_days(incident.item for incident in group)
+    places = _limit_texts(MAX_PLACES, [*map(str, days), *filter(None, others)])
+    details = dict.fromkeys(truncate_text(incident.detail, DETAIL_CHARS) for incident in group)
+    link = f"{ui_url}/assets"
+    if subject != ALL_TABLES:
+        link += f"/{subject}"
+    if days:
+        link += "?view=partitions"
+        if len(days) == 1 and len(days[0]) == 1 and not others:
+            link += f"&partition={days[0]}"
+    head = f"*{subject}*: {kind}" + (f" for {', '.join(places)}" if places else "")
+    return "\n".join([head, *_limit_texts(MAX_DETAILS, list(details)), link])
+
+
+def run_alert(run: dg.DagsterRun, instance: dg.DagsterInstance, ui_url: str) -> Alert:
+    """The alert of a failed run."""
+    text = partial(_run_text, run, instance, ui_url)
+    return Alert(name=run.run_id, text=text, runs=frozenset([run.run_id]))
+
+
+def _run_text(run: dg.DagsterRun, instance: dg.DagsterInstance, ui_url: str) -> str:
+    tags = run.tags
+    head = f"*{run.job_name}*: run failed"
+    first = tags.get(ASSET_PARTITION_RANGE_START_TAG) or tags.get(PARTITION_NAME_TAG)
+    last = tags.get(ASSET_PARTITION_RANGE_END_TAG, first)
+    if first:
+        head += f" for {first}" if first == last else f" for {first}...{last}"
+    if run.asset_selection:
+        names = sorted(key.to_user_string() for key in run.asset_selection)
+        head += f" of {', '.join(_limit_texts(MAX_PLACES, names))}"
+    origins = {
+        "schedule": SCHEDULE_NAME_TAG,
+        "sensor": SENSOR_NAME_TAG,
+        "backfill": BACKFILL_ID_TAG,
+        "retry": RETRY_NUMBER_TAG,
+    }
+    origin = ", ".join(f"{name} {tags[tag]}" for name, tag in origins.items() if tag in tags)
+    head += f" ({origin or 'started by hand'})"
+    failure_reason = truncate_text(run_failure_message(instance, run.run_id), REASON_CHARS)
+    return "\n".join([head, *filter(None, [failure_reason]), f"{ui_url}/runs/{run.run_id}"])
+
+
+def _limit_texts(limit: int, texts: Sequence[str]) -> list[str]:
+    more = len(texts) - limit
+    return [*texts[:limit], *([f"and {more} more"] if more > 0 else [])]
+
+
+def truncate_text(text: str, limit: int) -> str:
+    """A text, or the first of it and three dots."""
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."
+
+
+TIMEOUT = 5.0  # seconds
+#: So many posts may hang; then there are no new ones until one has come back.
+_POST_SLOTS = BoundedSemaphore(5)
+T = TypeVar("T")
+
+
+def post_text(url: str, text: str, timeout: float = TIMEOUT) -> str | None:
+    """Post a text to a webhook.
+
+    Returns:
+        What went wrong, without the URL, which is a secret; none if the server took the text.
+    """
+    # At DEBUG level urllib3 logs the path of every request.
+    logging.getLogger("urllib3.connectionpool").setLevel(logging.INFO)
+
+    def post_in_turn() -> int:
+        # A server that drips its answer holds up a few threads, not one more with each tick.
+        if not _POST_SLOTS.acquire(timeout=timeout):
+            raise TimeoutError
+        try:
+            return send_request()
+        finally:
+            _POST_SLOTS.release()
+
+    def send_request() -> int:
+        # The body is not read, and a redirect not followed: it may lead anywhere.
+        with requests.post(
+            url,
+            json={"text": escape_chat(text)},
+            timeout=timeout,
+            allow_redirects=False,
+            stream=True,
+        ) as response:
+            return response.status_code
+
+    # The timeout of requests is one between two bytes: a server that drips them never hits it.
+    answer = run_in_thread(2 * timeout, post_in_turn)
+    if not answer.done():
+        return f"no answer within {2 * timeout:g} s"
+    if error := answer.exception():
+        return type(error).__name__  # its text has the URL
+    code = answer.result()
+    return None if 200 <= code < 300 else f"HTTP {code}"
+
+
+def run_in_thread(seconds: float, work: Callable[[], T]) -> Future[T]:
+    """The result of work in a thread of its own, which may not be there yet after that time."""
+    future: Future[T] = Future()
+
+    def complete_future() -> None:
+        try:
+            future.set_result(work())
+        except Exception as error:  # noqa: BLE001 - handed to the waiting thread
+            future.set_exception(error)
+
+    # A daemon, unlike the threads of an executor: one that hangs must not keep the process alive.
+    Thread(target=complete_future, daemon=True).start()
+    wait([future], timeout=seconds)
+    return future
+
 
 # A tick of a sensor is cut off after 60 s, and its cursor with it: a look at the tables, the posts
 # and the last post begun in time stay below that together.

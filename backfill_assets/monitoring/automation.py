@@ -1,11 +1,14 @@
-"""What Dagster runs by itself: the job, the nightly schedule, the sensors and the checks.
+"""What Dagster runs by itself: jobs, schedules, sensors, and checks on the states of days.
+
+What state a day is in is decided in `states`; here that meets Dagster.
 
 What is to run is decided in `night`; here it meets Dagster. Every run that is asked for goes
 through the same assets as one that a person starts.
 """
 
+import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, datetime, time, timedelta, timezone
 from typing import Any
@@ -13,25 +16,308 @@ from zoneinfo import ZoneInfo
 
 import dagster as dg
 from dagster import AssetKey
+from pydantic import Field
 
-from backfill_assets.calendar.cadences import Grain
-from backfill_assets.calendar.partitions import DAY, Window
-from backfill_assets.calendar.policy import Policy
-from backfill_assets.dagster_ext.retries import launch_lost_retries
+from backfill_assets.audit.checks import failure_text
+from backfill_assets.backfills import state_store
+from backfill_assets.backfills.reconcile import find_mixed_backfills
+from backfill_assets.backfills.state_store import active_ids
+from backfill_assets.calendar.grain import Grain
+from backfill_assets.calendar.late_data import Policy
+from backfill_assets.calendar.partitions import DAY, Window, to_windows
+from backfill_assets.dagster_ext.failures import launch_lost_retries
+from backfill_assets.dagster_ext.prune import prune_runs
+from backfill_assets.delta.ledger_reader import save_versions
+from backfill_assets.delta.maintenance import as_markdown, format_notes, run_maintenance
+from backfill_assets.escaping import escape_markdown
 from backfill_assets.monitoring import alerts
-from backfill_assets.monitoring.day_checks import build_state_checks, build_state_sensor
-from backfill_assets.monitoring.look import Clock, Monitor
-from backfill_assets.monitoring.night import (
+from backfill_assets.monitoring.monitor import Clock, Monitor
+from backfill_assets.monitoring.next_runs import (
     BATCH_TAG,
     LOAD,
     REBUILD,
+    Request,
     assets_of,
+    first_batch,
     not_launched,
     tables_in_progress,
     unfinished_batch_runs,
 )
-from backfill_assets.monitoring.run_requests import Request, first_batch
+from backfill_assets.monitoring.states import (
+    DayState,
+    Situation,
+    changed_final_days,
+    count_states,
+    day_states,
+    describe_states,
+)
+from backfill_assets.publish.io_manager import latest_materializations
 from backfill_assets.settings import Settings
+from backfill_assets.shadow.switch import is_mixed
+from backfill_assets.tables.table import Table
+
+_DAYS, _FINAL_DAYS, _ONE_CODE = "days", "final_days", "one_code"
+
+
+def _digest_texts(texts: Sequence[str]) -> str:
+    return hashlib.sha256(json.dumps(texts).encode()).hexdigest()[:16]
+
+
+def _check_specs(tables: Mapping[str, Table]) -> list[dg.AssetCheckSpec]:
+    frozen = [name for name, table in tables.items() if table.frozen]
+    return [
+        *(
+            dg.AssetCheckSpec(
+                _DAYS,
+                asset=name,
+                description="Every day that is due is published, from the input as it is now.",
+            )
+            for name in tables
+        ),
+        *(
+            dg.AssetCheckSpec(
+                _FINAL_DAYS,
+                asset=name,
+                description="No final day has changed but by a run that a person launched.",
+            )
+            for name in frozen
+        ),
+        *(
+            dg.AssetCheckSpec(
+                _ONE_CODE,
+                asset=name,
+                description="All days that one backfill made, in all tables, were made by one code "
+                "and one configuration.",
+            )
+            for name in frozen
+        ),
+    ]
+
+
+def _evaluate_checks(situation: Situation) -> Iterator[dg.AssetCheckEvaluation]:
+    for name in situation.ledgers:
+        states = day_states(name, situation)
+        newest = max(situation.ledgers[name].published_days, default=None)
+        yield dg.AssetCheckEvaluation(
+            asset_key=AssetKey(name),
+            check_name=_DAYS,
+            passed=all(state.is_good for state in states.values()),
+            description=describe_states(states) or "every day is in order",
+            metadata={
+                **count_states(states),
+                "newest day": str(newest),
+                "as of": str(situation.today),
+                "days": dg.MetadataValue.md(_state_table(states)),
+            },
+        )
+    mixed = find_mixed_backfills(situation.ledgers)
+    for name in situation.frozen_tables:
+        changed = changed_final_days(name, situation)
+        yield dg.AssetCheckEvaluation(
+            asset_key=AssetKey(name),
+            check_name=_FINAL_DAYS,
+            passed=not changed,
+            description="\n".join(f"{day} {escape_markdown(how)}" for day, how in changed.items())
+            or "no final day has changed",
+            metadata={"final days": len(situation.final_by_table[name]), "changed": len(changed)},
+        )
+        yield dg.AssetCheckEvaluation(
+            asset_key=AssetKey(name),
+            check_name=_ONE_CODE,
+            passed=not mixed,
+            description="\n".join(map(escape_markdown, mixed))
+            or "every backfill was made by one code and configuration",
+        )
+
+
+def _state_table(states: Mapping[date, DayState]) -> str:
+    """The states as a Markdown table, a row for each gapless range of days in one state."""
+    spans: list[tuple[Window, str]] = []
+    for state in set(states.values()):
+        days = [day for day, day_state in states.items() if day_state is state]
+        spans += [(window, state.value) for window in to_windows(days)]
+    rows = [f"| {window} | {state} |" for window, state in sorted(spans, key=lambda s: s[0].start)]
+    return "\n".join(["| days | state |", "|---|---|", *rows[-200:]])
+
+
+def build_state_checks(monitor: Monitor) -> dg.AssetChecksDefinition:
+    """The checks as a step of a run, after all of its assets."""
+
+    @dg.multi_asset_check(
+        name="check_days",
+        specs=_check_specs(monitor.tables),
+        can_subset=True,
+        required_resource_keys={"io_manager"},
+        description="Looks at the states of all days, and fails the run if one of its days was "
+        "not published. It comes last, so that no bad day keeps a good one from being built.",
+    )
+    def check_days(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:
+        selected_keys = context.op_execution_context.selected_asset_check_keys
+        for evaluation in _evaluate_checks(monitor.read_situation(context.instance)):
+            if evaluation.asset_check_key in selected_keys:
+                yield dg.AssetCheckResult(
+                    asset_key=evaluation.asset_key,
+                    check_name=evaluation.check_name,
+                    passed=evaluation.passed,
+                    description=evaluation.description,
+                    metadata=evaluation.metadata,
+                )
+        selected_tables = {key.asset_key.to_user_string() for key in selected_keys}
+        names = [name for name in monitor.tables if name in selected_tables]
+        if failed := _failed_days(context, names):
+            raise dg.Failure(failure_text(failed), allow_retries=False)
+
+    return check_days
+
+
+def _failed_days(
+    context: dg.AssetCheckExecutionContext, names: Sequence[str]
+) -> dict[str, dict[date, str]]:
+    """The days that a run left failed, with the reasons, by table.
+
+    A run that repeats another one from its failed step on computes only some tables, or none: what
+    the runs before it left failed in the others must not look as if it were published.
+    """
+    run: dg.DagsterRun | None = context.run
+    failed = context.resources.io_manager.failed(context.run.run_id)
+    while run and run.parent_run_id and any(name not in failed for name in names):
+        unreported_tables = {name for name in names if name not in failed}
+        failed |= _failed_days_of_run(context.instance, run.parent_run_id, unreported_tables)
+        run = context.instance.get_run_by_id(run.parent_run_id)
+    return {name: days for name, days in failed.items() if days}
+
+
+def _failed_days_of_run(
+    instance: dg.DagsterInstance, run_id: str, names: Collection[str]
+) -> dict[str, dict[date, str]]:
+    """The days that a run of the past left failed, in those tables that it told of at all."""
+    failed: dict[str, dict[date, float]] = {}
+    for entry in instance.all_logs(run_id, of_type=dg.DagsterEventType.ASSET_CHECK_EVALUATION):
+        evaluation = entry.get_dagster_event().asset_check_evaluation_data
+        name = evaluation.asset_key.to_user_string()
+        if evaluation.partition and name in names:
+            days = failed.setdefault(name, {})
+            if not evaluation.passed and evaluation.blocking:
+                days[date.fromisoformat(evaluation.partition)] = entry.timestamp
+    reason = f"failed in run {run_id}, which this one repeats; materialize the day itself"
+    still_failed = {}
+    for name, days in failed.items():
+        since = latest_materializations(instance, name, days)
+        still_failed[name] = {
+            day: reason for day, at in days.items() if day not in since or since[day].timestamp < at
+        }
+    return still_failed
+
+
+def _is_quiet(instance: dg.DagsterInstance, monitor: Monitor) -> bool:
+    """Whether no run, no backfill and no switch-over has begun and not ended, canaries included.
+
+    The days of a backfill may be in order between two of its stages; final days that are behind
+    their inputs in the middle of one are no open days.
+    """
+    return not (
+        active_ids(instance)
+        or tables_in_progress(instance, monitor.tables)
+        or is_mixed(monitor.settings)
+    )
+
+
+def build_state_sensor(monitor: Monitor) -> dg.SensorDefinition:
+    """The sensor that evaluates them where no run does."""
+
+    @dg.sensor(
+        name="watch_days",
+        minimum_interval_seconds=60,
+        default_status=dg.DefaultSensorStatus.RUNNING,
+        description="Evaluates the checks on the states of the days whenever a state has changed. "
+        "Keeps which versions of the tables belong together.",
+    )
+    def watch_days(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
+        previous = json.loads(context.cursor or "{}")
+        current, events = {}, []
+        quiet = _is_quiet(context.instance, monitor)
+        with monitor.take_turn():
+            situation = monitor.read_situation(context.instance)
+        settled = situation.ledgers and not any(situation.stale.open.values())
+        # Nobody was writing before the look, nor after it.
+        if settled and quiet and _is_quiet(context.instance, monitor):
+            save_versions(monitor.settings.warehouse, situation.ledgers)
+        for evaluation in _evaluate_checks(situation):
+            name = evaluation.asset_check_key.to_user_string()
+            current[name] = _digest_texts([str(evaluation.description), repr(evaluation.metadata)])
+            if previous.get(name) != current[name]:
+                events.append(evaluation)
+        if not events:
+            return dg.SkipReason("no state has changed")
+        return dg.SensorResult(asset_events=events, cursor=json.dumps(current))
+
+    return watch_days
+
+
+#: Sundays at noon, in the business time zone: long after the night, and before the next.
+_CRON = "0 12 * * 0"
+_DAY_SECONDS = 86400.0
+
+
+class HousekeepingConfig(dg.Config):
+    """What to do."""
+
+    tables: bool = Field(True, description="Maintain the tables, as `maintenance` does.")
+
+
+def build_housekeeping(settings: Settings) -> dg.ScheduleDefinition:
+    """The schedule, with its job."""
+
+    @dg.op(out=dg.Out(dg.Nothing))
+    def forget_old_runs(context: dg.OpExecutionContext) -> None:
+        # What an undo may still take back is still to be told of.
+        days = max(settings.keep_runs_days, settings.undo_days)
+        before = datetime.now(timezone.utc) - timedelta(days=days)
+        deleted = prune_runs(context.instance, before, state_store.list_ids(context.instance))
+        context.log.info(f"{days} days: {deleted}")
+        context.add_output_metadata({"runs": str(deleted)})
+
+    @dg.op(ins={"before": dg.In(dg.Nothing)}, out=dg.Out(dg.Nothing))
+    def forget_old_plans(context: dg.OpExecutionContext) -> None:
+        days = max(settings.keep_plans_days, settings.undo_days)
+        deleted_plans = state_store.delete_older(
+            context.instance, datetime.now(timezone.utc).timestamp() - days * _DAY_SECONDS
+        )
+        context.log.info(f"{days} days: {len(deleted_plans)} plan(s) were taken away")
+        context.add_output_metadata({"plans": ", ".join(deleted_plans) or "none"})
+
+    @dg.op(
+        required_resource_keys={"engine"},
+        ins={"before": dg.In(dg.Nothing)},
+        out=dg.Out(dg.Nothing),
+    )
+    def maintain_all_tables(context: dg.OpExecutionContext, config: HousekeepingConfig) -> None:
+        if not config.tables:
+            return
+        results = list(run_maintenance(context.resources.engine.spark_session, settings))
+        context.log.info("; ".join(format_notes(results, dry_run=False)))
+        metadata = {"maintenance": dg.MetadataValue.md(as_markdown(results))}
+        if problems := [text for result in results for text in result.problems]:
+            raise dg.Failure("; ".join(problems), metadata, allow_retries=False)
+        context.add_output_metadata(metadata)
+
+    @dg.job(
+        name="housekeeping",
+        description="Takes away what nobody needs of old runs and old plans, then maintains the "
+        "tables. What Dagster shows of each day stays, and so does what can still be undone.",
+    )
+    def housekeeping() -> None:
+        maintain_all_tables(forget_old_plans(forget_old_runs()))
+
+    return dg.ScheduleDefinition(
+        name="housekeeping",
+        job=housekeeping,
+        cron_schedule=_CRON,
+        execution_timezone=settings.timezone,
+        default_status=dg.DefaultScheduleStatus.STOPPED,
+        description="Off by default: turn it on under *Automation*.",
+    )
+
 
 #: The job of the tables of a cadence.
 _JOBS = {Grain.DAILY: "daily", Grain.WEEKLY: "weekly"}

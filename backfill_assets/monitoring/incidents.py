@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from datetime import date
 
+from backfill_assets.audit.verdicts import Severity
 from backfill_assets.calendar.partitions import DAY, format_ranges, to_windows
 from backfill_assets.delta.commits import LOG_RETENTION
-from backfill_assets.delta.evolution import schema_differences, suggest_fix
 from backfill_assets.delta.ledgers import Ledger
+from backfill_assets.delta.table_schema import schema_differences, suggest_fix
 from backfill_assets.monitoring.outbox import Incident
 from backfill_assets.monitoring.states import (
     STATE_MEANINGS,
@@ -18,8 +19,7 @@ from backfill_assets.monitoring.states import (
     day_states,
     find_holes,
 )
-from backfill_assets.quality.audit import Severity
-from backfill_assets.staleness.arrivals import no_data_warning
+from backfill_assets.staleness.unloaded import no_data_warning
 from backfill_assets.tables.sources import Role, Source, SourceTable
 
 #: Late lines of so many days back are still news.

@@ -13,13 +13,12 @@ from dataclasses import dataclass
 from datetime import date
 from functools import cached_property
 
+from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import DAY, Window, to_windows
-from backfill_assets.calendar.policy import Policy
 from backfill_assets.delta.ledgers import Ledgers
-from backfill_assets.staleness.arrivals import UnloadedDays
-from backfill_assets.staleness.backlog import StaleDays
 from backfill_assets.staleness.finality import final_days, finality_check
-from backfill_assets.staleness.withdrawn import built_from_revoked
+from backfill_assets.staleness.stale import StaleDays, built_from_revoked
+from backfill_assets.staleness.unloaded import UnloadedDays
 from backfill_assets.tables.graph import Graph, graph_of
 
 

@@ -11,9 +11,9 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from backfill_assets.orders.lines import ORDER_LINES
-from backfill_assets.tables.declaring import table
+from backfill_assets.tables.current import corrections, current
 from backfill_assets.tables.derived import FOR_DAY, Reads, conserves
-from backfill_assets.tables.known import corrections, current
+from backfill_assets.tables.table_function import table
 
 _STAGED = ORDER_LINES.staged
 UNKNOWN_CUSTOMER = "unknown"

@@ -18,33 +18,114 @@ import msgspec
 from pydantic import PrivateAttr
 from pyspark.sql import DataFrame
 
+from backfill_assets.audit.verdicts import Expectation, judge_days
 from backfill_assets.calendar.partitions import DaySet, Window, to_ranges
-from backfill_assets.delta import evolution
+from backfill_assets.delta import table_schema
 from backfill_assets.delta.commits import PublishError, Writer
+from backfill_assets.delta.data_files import rows_as_of
+from backfill_assets.delta.ledger_reader import read_ledger
 from backfill_assets.delta.ledgers import Ledger
-from backfill_assets.delta.reading import read_ledger
-from backfill_assets.delta.records import PERSON
-from backfill_assets.delta.snapshots import rows_as_of
-from backfill_assets.engine.spark import Engine
-from backfill_assets.provenance import package_version
-from backfill_assets.publish import chains
-from backfill_assets.publish.candidates import (
+from backfill_assets.delta.records import PERSON, restore_verdict
+from backfill_assets.publish import stateful
+from backfill_assets.publish.assess import (
+    days_by_reason,
+    days_on_hold,
+    days_to_compute,
+    missing_inputs,
+    refuse_other_code,
+)
+from backfill_assets.publish.compute import (
+    AuditedDays,
+    add_spreads,
+    audit_summary,
+    compute_days,
+    explain_spark_errors,
+    has_computed_ranges,
+)
+from backfill_assets.publish.run_tags import REASON_TAG, launched_by
+from backfill_assets.publish.types import (
     Candidate,
     CommitNotes,
     ComputePlan,
     DayResult,
+    Outcome,
     Snapshot,
 )
-from backfill_assets.publish.computing import AuditedDays, add_spreads, audit_summary, compute_days
-from backfill_assets.publish.failures import explain_spark_errors
-from backfill_assets.publish.independence import has_computed_ranges
-from backfill_assets.publish.outcomes import day_results, result_from_record, skipped_days
-from backfill_assets.publish.reasons import days_by_reason, days_on_hold, days_to_compute
-from backfill_assets.publish.refusals import missing_inputs, refuse_other_code
-from backfill_assets.publish.run_tags import REASON_TAG, launched_by
-from backfill_assets.quality.audit import Expectation
+from backfill_assets.runtime_versions import package_version
 from backfill_assets.settings import UNDO_DAYS
+from backfill_assets.spark.session import Engine
 from backfill_assets.tables.table import Table
+
+
+def result_from_record(ledger: Ledger, day: date) -> DayResult:
+    """A day as the record of its commit tells of it."""
+    record = ledger.latest[day]
+    published = record.days[day]
+    verdict = restore_verdict(ledger.table, day, published)
+    numbers, inputs = published.numbers, record.inputs
+    return DayResult(
+        Outcome.IDENTICAL, verdict, record.version, numbers, inputs, record.reason_for_day(day)
+    )
+
+
+def skipped_days(
+    ledger: Ledger, plan: ComputePlan, reasons: Container[date], refused: Mapping[date, Expectation]
+) -> list[DayResult]:
+    """The days that are not computed: as they are published already, or as an input lacks them."""
+    current_days = {day for day in plan.fingerprints if day not in reasons and day not in refused}
+    failed = judge_days(ledger.table, sorted(refused), {}, refused, {})
+    reverted = sorted(current_days - ledger.latest.keys())
+    text = (
+        "an undo has reverted its rows, and its inputs are the same: only a person builds it again"
+    )
+    on_hold = judge_days(
+        ledger.table, reverted, {}, dict.fromkeys(reverted, Expectation(problems=[text])), {}
+    )
+    return [
+        *(result_from_record(ledger, day) for day in sorted(current_days & ledger.latest.keys())),
+        *(DayResult(Outcome.WITHDRAWN, verdict) for verdict in on_hold),
+        *(DayResult(Outcome.FAILED, verdict) for verdict in failed),
+    ]
+
+
+def day_results(
+    table: Table,
+    audited: AuditedDays,
+    reasons: Mapping[date, str],
+    version: int | None,
+    inputs: Mapping[str, int],
+    commit_notes: CommitNotes,
+    changed: Container[date],
+) -> list[DayResult]:
+    """What became of the days that were computed.
+
+    Args:
+        table: the table.
+        audited: the days, computed and judged.
+        reasons: the days, each with why it was computed.
+        version: the commit that speaks of those that passed; none if there are none.
+        inputs: the version of each table that they were computed from.
+        commit_notes: what the asset added to the commit.
+        changed: the days that were written.
+    """
+    results = []
+    for day, reason in reasons.items():
+        verdict = audited.verdicts[day]
+        outcome, commit_version = Outcome.UNCHANGED, version if verdict.may_publish else None
+        if not verdict.may_publish:
+            outcome = Outcome.FAILED
+        elif day in commit_notes.revoked_days:
+            outcome = Outcome.WITHDRAWN
+            expectation = Expectation(problems=[commit_notes.revoked_days[day]])
+            (verdict,) = judge_days(table, [day], {}, {day: expectation}, {})
+        elif day in changed:
+            outcome = Outcome.WRITTEN
+        numbers = audited.built.numbers.get(day, {})
+        provenance = audited.built.provenance.get(day)
+        input_versions = provenance.inputs if provenance else inputs
+        results.append(DayResult(outcome, verdict, commit_version, numbers, input_versions, reason))
+    return results
+
 
 _log = logging.getLogger(__name__)
 
@@ -152,7 +233,7 @@ class Publisher(dg.ConfigurableIOManager):
                     audited = self._compute_days(
                         table, plan, fingerprints, ledger, record, merge=merge
                     )
-                for day in chains.unchanged_suffix(ledger, plan, audited.fingerprints, requested):
+                for day in stateful.unchanged_suffix(ledger, plan, audited.fingerprints, requested):
                     results.append(result_from_record(ledger, day))
                     del reasons[day]
                 written_results = self._commit_passed_days(
@@ -204,9 +285,9 @@ class Publisher(dg.ConfigurableIOManager):
         ledger = self.ledger(candidate.table)
         plan = candidate.plan(window)
         made_from = [source.table.name for source in plan.sources]
-        evolution.raise_if_schema_differs(ledger, self.url(candidate.table), made_from)
+        table_schema.raise_if_schema_differs(ledger, self.url(candidate.table), made_from)
         for source in plan.sources:
-            evolution.raise_if_schema_differs(source.ledger, self.url(source.table))
+            table_schema.raise_if_schema_differs(source.ledger, self.url(source.table))
         sources = [source.ledger for source in plan.sources]
         refuse_other_code([ledger, *sources], window, record, self.config_of)
         return ledger, plan
@@ -233,7 +314,7 @@ class Publisher(dg.ConfigurableIOManager):
         refused = missing_inputs(others, window, self.config_of, failed_by_table)
         if plan.fingerprint_after:
             own_failed_days, config = failed_by_table.get(table.name, ()), self.config_of(table)
-            return chains.split_buildable_days(
+            return stateful.split_buildable_days(
                 ledger, plan, window, requested, refused, own_failed_days, config
             )
         return {day: reason for day, reason in requested.items() if day not in refused}, refused

@@ -9,8 +9,8 @@ from collections import defaultdict
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from datetime import date
 
+from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import from_ranges
-from backfill_assets.calendar.policy import Policy
 from backfill_assets.delta.ledgers import Ledger, Ledgers
 from backfill_assets.delta.records import CommitRecord
 from backfill_assets.tables.derived import carries_state

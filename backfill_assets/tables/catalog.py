@@ -17,16 +17,15 @@ from typing import Any
 from pandera.errors import SchemaInitError
 from pyspark.errors import PySparkException
 
-from backfill_assets.calendar.policy import Policy
+from backfill_assets.calendar.late_data import Policy
 from backfill_assets.env_file import origin_note
 from backfill_assets.settings import PREFIX, Settings, SettingsError
 from backfill_assets.tables.arguments import DeclarationError, declaration_location, describe_value
 from backfill_assets.tables.derived import Derived, versions_in
 from backfill_assets.tables.graph import Graph
-from backfill_assets.tables.lookups import Lookup
-from backfill_assets.tables.references import Unpartitioned
 from backfill_assets.tables.sources import Source, SourceTable
 from backfill_assets.tables.table import Table
+from backfill_assets.tables.unpartitioned import Lookup, Unpartitioned
 
 #: What a declaration raises while its module is imported, besides `DeclarationError`.
 _DECLARATION_ERRORS = (

@@ -22,8 +22,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from backfill_assets.engine.garbage import pause_gc
 from backfill_assets.settings import Settings, SettingsError
+from backfill_assets.spark.processes import pause_gc
 from backfill_assets.tables.catalog import tables_of
 from backfill_assets.tables.table import Table
 

@@ -1,10 +1,20 @@
-"""What a column of a model may be declared as, besides pandera's own: nullable, or JSON text."""
+"""Columns of a model: nullable shares, JSON text, and pandera checks as SQL conditions.
+
+The condition is a CHECK constraint of the Delta table, and what the audit counts. Of the lines of a
+source, one that does not meet it is rejected.
+"""
 
 from __future__ import annotations
 
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from decimal import Decimal
 from typing import Any
 
+import pyspark.sql.types as T
 from pandera.pyspark import Field
 
 from backfill_assets.tables.arguments import Argument, check_arguments, is_share
@@ -72,3 +82,200 @@ def json_text(description: str, *, optional: bool = False) -> Any:
 def holds_json(column: Any) -> bool:
     """Whether a pandera column was declared by `json_text`."""
     return bool((column.metadata or {}).get(_JSON))
+
+
+#: What a value that is compared with a column of a type must be.
+_VALUE_TYPES: Mapping[type[T.DataType], tuple[tuple[type, ...], str]] = {
+    T.IntegralType: ((int, float, Decimal), "a number"),
+    T.DecimalType: ((int, float, Decimal), "a number"),
+    T.FractionalType: ((int, float, Decimal), "a number"),
+    T.StringType: ((str,), "a text"),
+    T.DateType: ((date,), "a date"),
+    T.TimestampType: ((datetime,), "a datetime"),
+    T.BooleanType: ((bool,), "true or false"),
+}
+
+
+def _comparison_condition(sign: str, value: str) -> Callable[[str, Mapping[str, Any]], str]:
+    return lambda name, statistics: f"{name} {sign} {_sql_literal(statistics[value])}"
+
+
+def _range_condition(name: str, statistics: Mapping[str, Any]) -> str:
+    lower_sign = ">=" if statistics.get("include_min", True) else ">"
+    upper_sign = "<=" if statistics.get("include_max", True) else "<"
+    low, high = _sql_literal(statistics["min_value"]), _sql_literal(statistics["max_value"])
+    return f"{name} {lower_sign} {low} AND {name} {upper_sign} {high}"
+
+
+def _membership_condition(sign: str, values: str) -> Callable[[str, Mapping[str, Any]], str]:
+    return lambda name, statistics: (
+        f"{name} {sign} ({', '.join(_sql_literals(statistics[values]))})"
+    )
+
+
+def _match_condition(name: str, statistics: Mapping[str, Any]) -> str:
+    # As pandera has it, a value begins with a match.
+    return f"{name} RLIKE {_sql_literal(f'^(?:{_pattern_text(statistics)})')}"
+
+
+def _length_condition(name: str, statistics: Mapping[str, Any]) -> str:
+    signs = {"exact_value": "=", "min_value": ">=", "max_value": "<="}
+    return " AND ".join(
+        f"length({name}) {sign} {statistics[value]}"
+        for value, sign in signs.items()
+        if statistics.get(value) is not None
+    )
+
+
+#: What a pattern may have in Python alone: Spark's patterns are Java's.
+_PYTHON_ONLY = re.compile(r"\(\?(?:P[<=>]|\(|#|[aLu]|[imsu]*x)|\\Z")
+#: By name of a check of pandera's, its condition for a column.
+_CONDITIONS: Mapping[str, Callable[[str, Mapping[str, Any]], str]] = {
+    "greater_than": _comparison_condition(">", "min_value"),
+    "greater_than_or_equal_to": _comparison_condition(">=", "min_value"),
+    "less_than": _comparison_condition("<", "max_value"),
+    "less_than_or_equal_to": _comparison_condition("<=", "max_value"),
+    "equal_to": _comparison_condition("=", "value"),
+    "not_equal_to": _comparison_condition("<>", "value"),
+    "in_range": _range_condition,
+    "isin": _membership_condition("IN", "allowed_values"),
+    "notin": _membership_condition("NOT IN", "forbidden_values"),
+    "str_matches": _match_condition,
+    "str_contains": lambda name, statistics: (
+        f"{name} RLIKE {_sql_literal(_pattern_text(statistics))}"
+    ),
+    "str_startswith": lambda name, statistics: (
+        f"startswith({name}, {_sql_literal(statistics['string'])})"
+    ),
+    "str_endswith": lambda name, statistics: (
+        f"endswith({name}, {_sql_literal(statistics['string'])})"
+    ),
+    "str_length": _length_condition,
+}
+#: How a declaration writes them.
+ALLOWED_CHECKS = (
+    "gt, ge, lt, le, eq, ne, in_range, isin, notin, str_matches, str_contains, str_startswith, "
+    "str_endswith and str_length"
+)
+
+
+def sql_conditions(name: str, column: Any) -> dict[str, str]:
+    """The checks of a pandera column as SQL conditions, by the name of the constraint."""
+    # What is neither true nor false does not hold.
+    null = f"{name} IS NULL OR " if column.nullable else ""
+    return {
+        f"{name}_{check.name}": f"{null}{_CONDITIONS[check.name](name, check.statistics)}"
+        for check in column.checks
+    }
+
+
+def wrong_checks(columns: Mapping[str, Any]) -> list[str]:
+    """Which checks of a model's columns mean nothing here, one sentence each."""
+    return [
+        sentence
+        for name, column in columns.items()
+        for check in column.checks
+        for sentence in _wrong_check(name, column.dtype.type, check)
+    ]
+
+
+def _wrong_check(name: str, kind: T.DataType, check: Any) -> Iterable[str]:
+    if check.name not in _CONDITIONS:
+        yield (
+            f"{name} has the check {check.name}, and a column has {ALLOWED_CHECKS}: write it as one of "
+            '"rules" in the metadata'
+        )
+        return
+    if getattr(check, "raise_warning", False):
+        yield f"{name} has raise_warning, and a row that breaks a check is no warning: leave it out"
+    statistics = check.statistics
+    if check.name.startswith("str_"):
+        if not isinstance(kind, T.StringType):
+            yield f"{name} has the check {check.name}, and is {kind.simpleString()}, not a string"
+        if problem := _wrong_text(statistics):
+            yield f"{name} has the check {check.name} with {problem}"
+        return
+    texts = [
+        text
+        for name, text in statistics.items()
+        if name.endswith("_values") and isinstance(text, str)
+    ]
+    if texts:
+        yield f"{name} has the check {check.name} with {texts[0]!r}: give a list of values"
+        return
+    if not _compared_values(statistics):
+        yield f"{name} has the check {check.name} of no value"
+    for value in _compared_values(statistics):
+        if wrong := wrong_value(kind, value):
+            yield f"{name} has the check {check.name} with {value!r}: {wrong}"
+
+
+def wrong_value(kind: T.DataType, value: Any) -> str:
+    """Why a column of a type cannot have a value; empty if it can."""
+    types, allowed = next(
+        (allowed for column_type, allowed in _VALUE_TYPES.items() if isinstance(kind, column_type)),
+        ((), ""),
+    )
+    if not allowed:
+        return f"the column is {kind.simpleString()}, for which no value can be given"
+    # A bool is no number here, and a moment no date.
+    fits = isinstance(value, types) and (bool in types or not isinstance(value, bool))
+    fits = fits and (datetime in types or not isinstance(value, datetime))
+    finite = not isinstance(value, float | Decimal) or math.isfinite(value)
+    return "" if fits and finite else f"the column is {kind.simpleString()}: give {allowed}"
+
+
+def _compared_values(statistics: Mapping[str, Any]) -> list[Any]:
+    """What a check compares with."""
+    several = [values for name, values in statistics.items() if name.endswith("_values")]
+    single = ("min_value", "max_value", "value")
+    return [x for values in several for x in values] + [
+        statistics[n] for n in single if n in statistics
+    ]
+
+
+def _pattern_text(statistics: Mapping[str, Any]) -> str:
+    pattern = statistics["pattern"]
+    return str(pattern.pattern if isinstance(pattern, re.Pattern) else pattern)
+
+
+def _wrong_text(statistics: Mapping[str, Any]) -> str:
+    """What a check of texts compares with that it cannot; empty if it can."""
+    if "string" in statistics and not isinstance(statistics["string"], str):
+        return f"{statistics['string']!r}: give a text"
+    if lengths := [
+        n for name, n in statistics.items() if name.endswith("_value") and n is not None
+    ]:
+        wrong = [n for n in lengths if type(n) is not int or n < 0]
+        return f"{wrong[0]!r}: give a whole number of characters" if wrong else ""
+    if "pattern" not in statistics:
+        return ""
+    pattern = statistics["pattern"]
+    if isinstance(pattern, re.Pattern) and pattern.flags & ~re.UNICODE:
+        return f"the flags of {pattern.pattern!r}: write them into the pattern, as (?i)"
+    if construct := _PYTHON_ONLY.search(_pattern_text(statistics)):
+        return (
+            f"{construct[0]!r} in a pattern, which Java reads otherwise than Python: leave it out"
+        )
+    return ""
+
+
+def _sql_literals(values: Iterable[Any]) -> list[str]:
+    """Values as SQL has them: those of a set in one order."""
+    literals = map(_sql_literal, values)
+    return sorted(literals) if isinstance(values, Set) else [*literals]
+
+
+def _sql_literal(value: Any) -> str:
+    """A value as Spark's SQL has it."""
+    if isinstance(value, str):
+        escaped = str.__str__(value).replace("\\", "\\\\").replace("'", "\\'")
+        return f"'{escaped}'"
+    if isinstance(value, datetime):
+        moment = value.astimezone(UTC) if value.tzinfo else value
+        return f"TIMESTAMP'{moment.replace(tzinfo=None)}+00:00'"
+    if isinstance(value, date):
+        return f"DATE'{value}'"
+    if isinstance(value, float | Decimal):
+        return f"{Decimal(str(value)):f}"
+    return str(value)

@@ -8,8 +8,8 @@ from typing import Any
 
 from pyspark.sql import DataFrame
 
-from backfill_assets.calendar.cadences import Grain
-from backfill_assets.calendar.policy import Policy
+from backfill_assets.calendar.grain import Grain
+from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.reach import SAME_DAY, WEEK, Reach
 from backfill_assets.tables.arguments import (
     Argument,
@@ -17,8 +17,6 @@ from backfill_assets.tables.arguments import (
     is_text,
     none_or,
 )
-from backfill_assets.tables.lookups import Answers
-from backfill_assets.tables.references import Unpartitioned, UnpartitionedInput
 from backfill_assets.tables.table import (
     Dependency,
     Equation,
@@ -28,6 +26,7 @@ from backfill_assets.tables.table import (
     Table,
     decided_by,
 )
+from backfill_assets.tables.unpartitioned import Answers, Unpartitioned, UnpartitionedInput
 
 #: The column that says for which day of the table a row of an input counts. A row of an input that
 #: decides seven days is there seven times.

@@ -13,9 +13,9 @@ from datetime import date
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from backfill_assets.calendar.cadences import Grain
+from backfill_assets.calendar.grain import Grain
+from backfill_assets.calendar.late_data import Policy, combine_policies
 from backfill_assets.calendar.partitions import DAY
-from backfill_assets.calendar.policy import Policy, combine_policies
 from backfill_assets.calendar.reach import RecordedReach
 from backfill_assets.tables.sources import Source, SourceTable
 from backfill_assets.tables.table import Inputs, Table

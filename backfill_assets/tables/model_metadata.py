@@ -1,18 +1,31 @@
-"""What a pandera model may say: its columns, and the names in its `Config.metadata`."""
+"""What a pandera model may say of its table in `Config.metadata`, and what is wrong with it.
+
+In `Config.metadata`, `counts` names kinds of rows, each with a condition in SQL:
+`{"counts": {"open labels": "label_state = 'open'"}}`.
+
+In `Config.metadata`, `skew` names columns and the share of a day's rows beyond which a plan says
+that one key has so many, or that so many have none: `{"skew": {"customer_id": 0.2}}`. Of a source,
+the model of its lines names them, and its staging is watched.
+
+In `Config.metadata`, `drift` names columns and how far each may move before a day is published with
+a warning: `{"drift": {"revenue_30d": 0.25}}`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from difflib import get_close_matches
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandera.pyspark as pa
 import pyspark.sql.types as T
 from pandera.errors import SchemaInitError
 
 from backfill_assets.tables.arguments import DeclarationError, is_share
-from backfill_assets.tables.column_checks import wrong_checks
-from backfill_assets.tables.columns import nullable_bounds
+from backfill_assets.tables.columns import nullable_bounds, wrong_checks
+
+if TYPE_CHECKING:
+    from backfill_assets.tables.table import Table
 
 #: By name in the metadata of a table's model, what it holds.
 _METADATA: Mapping[str, tuple[type | tuple[type, ...], str]] = {
@@ -199,3 +212,88 @@ def wrong_line_metadata(metadata: Mapping[str, Any]) -> list[str]:
 
 def _is_texts(values: Any) -> bool:
     return isinstance(values, Sequence) and all(isinstance(value, str) for value in values)
+
+
+#: Why a table has one partition column, and that is a day; and what to do about others.
+WHOLE_DAYS = (
+    "A run publishes whole days: one commit replaces a day of a table, for all regions, shops and "
+    "hours of it. Partition it by day alone, and put the others into the model's key"
+)
+
+
+def wrong_partition(model: type[pa.DataFrameModel], metadata: Mapping[str, Any]) -> list[str]:
+    """What keeps a table from being partitioned as its model says, in a sentence; or nothing."""
+    partition = metadata.get("partition")
+    if not isinstance(partition, str):
+        return [
+            f'the model\'s metadata has "partition": {partition!r}, not one column. {WHOLE_DAYS}'
+        ]
+    column = model.to_schema().columns.get(partition)
+    if column is None:
+        return [f'the model has no column {partition}, which its metadata has as "partition"']
+    if not isinstance(column.dtype.type, T.DateType):
+        kind = column.dtype.type.simpleString()
+        return [f"the partition column {partition} is a {kind}, not a date. {WHOLE_DAYS}"]
+    return []
+
+
+def counts_of(table: Table) -> Mapping[str, str]:
+    """By kind of rows, the condition that they meet."""
+    metadata: Mapping[str, Any] = table.model.Config.metadata or {}
+    return metadata.get("counts", {})
+
+
+#: The name in the metadata of a model.
+SKEW = "skew"
+
+
+def skews_of(table: Table) -> Mapping[str, float]:
+    """By column, the share of a day's rows (0 to 1) beyond which a plan tells of it."""
+    metadata: Mapping[str, Any] = table.model.Config.metadata or {}
+    return metadata.get(SKEW, {})
+
+
+def most_rows_of(column: str) -> str:
+    """What the rows of the most frequent value of a column are called among a day's numbers."""
+    return f"most rows of one {column}"
+
+
+def wrong_skews(table: Table) -> list[str]:
+    """What cannot be watched, one sentence each."""
+    types = {column.name: column.dataType for column in table.struct_type}
+    problems = []
+    for name, share in skews_of(table).items():
+        if not isinstance(types.get(name), T.AtomicType):
+            problems.append(f"skew of {name}, which is no column of it that can be a key")
+        elif not 0 < share < 1:
+            problems.append(f"skew of {name} beyond {share}, which is no share between 0 and 1")
+    return problems
+
+
+#: The check.
+DRIFT = "drift"
+
+
+def drifts_of(table: Table) -> Mapping[str, float]:
+    """By column, the population stability index beyond which a day is warned of."""
+    metadata: Mapping[str, Any] = table.model.Config.metadata or {}
+    return metadata.get(DRIFT, {})
+
+
+def notices_of(metadata: Mapping[str, Any]) -> Mapping[str, str]:
+    """The notices that a model's metadata asks for, with their descriptions."""
+    notices: Mapping[str, str] = metadata.get("notices", {})
+    if columns := metadata.get(DRIFT):
+        text = "is distributed as in the version before, or as on the day before"
+        return {**notices, DRIFT: f"{', '.join(columns)} {text}."}
+    return notices
+
+
+def wrong_drifts(table: Table) -> list[str]:
+    """What no distribution can be told of, one sentence each."""
+    types = {column.name: column.dataType for column in table.struct_type}
+    return [
+        f"drift of {name}, which is no number and no boolean column of it"
+        for name in drifts_of(table)
+        if not isinstance(types.get(name), T.NumericType | T.BooleanType)
+    ]

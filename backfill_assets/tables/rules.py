@@ -14,7 +14,7 @@ import pyspark.sql.types as T
 from pyspark.sql import DataFrame
 
 from backfill_assets.tables.arguments import Argument, check_arguments, is_text
-from backfill_assets.tables.column_checks import sql_conditions
+from backfill_assets.tables.columns import sql_conditions
 
 if TYPE_CHECKING:
     from backfill_assets.tables.table import Table

@@ -20,24 +20,28 @@ import pyspark.sql.types as T
 from pandera.config import ValidationDepth, config_context
 from pyspark.sql import DataFrame
 
-from backfill_assets.calendar.cadences import Grain
+from backfill_assets.calendar.grain import Grain
+from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import from_ranges
-from backfill_assets.calendar.policy import Policy
 from backfill_assets.calendar.reach import Reach, RecordedReach
 from backfill_assets.tables.arguments import DeclarationError
-from backfill_assets.tables.column_checks import sql_conditions
-from backfill_assets.tables.columns import NullBounds, nullable_bounds
-from backfill_assets.tables.drifts import notices_of
-from backfill_assets.tables.model_metadata import key_of, metadata_of, wrong_metadata, wrong_model
-from backfill_assets.tables.partitioning import wrong_partition
-from backfill_assets.tables.references import UnpartitionedInput
+from backfill_assets.tables.columns import NullBounds, nullable_bounds, sql_conditions
+from backfill_assets.tables.model_metadata import (
+    key_of,
+    metadata_of,
+    notices_of,
+    wrong_metadata,
+    wrong_model,
+    wrong_partition,
+)
 from backfill_assets.tables.rules import Forbidden, Rule, rules_in, wrong_totals
-from backfill_assets.tables.schemas import (
+from backfill_assets.tables.schema_history import (
     convert_columns,
     schema_version,
     with_defaults,
     wrong_schema,
 )
+from backfill_assets.tables.unpartitioned import UnpartitionedInput
 
 if TYPE_CHECKING:
     from backfill_assets.delta.ledgers import Ledger

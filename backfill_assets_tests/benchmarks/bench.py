@@ -21,17 +21,17 @@ from time import perf_counter
 
 from pyspark.sql import DataFrame, SparkSession
 
-from backfill_assets.assets import lines, staging
+from backfill_assets.assets import raw_rows, staging
 from backfill_assets.assets.input_frames import for_days
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.calendar.reach import SAME_DAY
-from backfill_assets.engine.spark import Engine
 from backfill_assets.landing.files import LandingFiles
-from backfill_assets.landing.lines import probe_files, read_lines
+from backfill_assets.landing.read import probe_files, read_lines
 from backfill_assets.orders.facts import FACT
 from backfill_assets.orders.lines import ORDER_LINES
 from backfill_assets.orders.tables import LATE, RAW, REJECTED, STAGED
 from backfill_assets.settings import load_settings
+from backfill_assets.spark.session import Engine
 from backfill_assets.tables.table import Table
 from backfill_assets_tests.benchmarks.bench_backfills import (
     REWRITE,
@@ -111,12 +111,13 @@ def run_same_transforms(
         return saved.where(days.sql_condition(table.partition))
 
     landed = read_lines(spark, landing, ORDER_LINES)
-    read = lines.read_versions(landed, ORDER_LINES, "UTC").persist()
+    read = raw_rows.read_versions(landed, ORDER_LINES, "UTC").persist()
     log = save_table(
-        lines.accepted_rows(read, ORDER_LINES).where(days.sql_condition("log_date")), RAW
+        raw_rows.accepted_rows(read, ORDER_LINES).where(days.sql_condition("log_date")), RAW
     )
     save_table(
-        lines.rejected_rows(read, ORDER_LINES).where(days.sql_condition("arrival_date")), REJECTED
+        raw_rows.rejected_rows(read, ORDER_LINES).where(days.sql_condition("arrival_date")),
+        REJECTED,
     )
     read.unpersist()
     dated = staging.with_event_day(log, ORDER_LINES, "UTC")

@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import mean
 
 from backfill_assets.calendar.partitions import DAY, Window
-from backfill_assets.engine.spark import Engine
+from backfill_assets.spark.session import Engine
 from backfill_assets_tests.benchmarks.bench_jobs import print_result, time_work
 from backfill_assets_tests.pipeline import START, Pipeline, make_plan, order
 

@@ -10,15 +10,15 @@ from pathlib import Path
 from time import perf_counter
 from typing import TypeVar
 
+from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import Window
-from backfill_assets.calendar.policy import Policy
-from backfill_assets.landing.caps import SizeLimits
-from backfill_assets.landing.lines import _files_by_header, _probe_all
 from backfill_assets.landing.listing import list_landing
-from backfill_assets.landing.manifests import LoadManifest
+from backfill_assets.landing.load_manifest import LoadManifest
+from backfill_assets.landing.read import _files_by_header, _probe_all
+from backfill_assets.landing.size_limits import SizeLimits
 from backfill_assets.orders.lines import ORDER_LINES
 from backfill_assets.settings import load_settings
-from backfill_assets.staleness.arrivals import load_targets
+from backfill_assets.staleness.unloaded import load_targets
 from backfill_assets_tests.benchmarks.bench_jobs import print_result
 from backfill_assets_tests.pipeline import START, order
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pyspark.sql.types as T
 from pandera.pyspark import Field
 
-from backfill_assets.delta.migrating import migrate_table
-from backfill_assets.delta.reading import read_ledger
-from backfill_assets.engine.spark import Engine
-from backfill_assets.publish.candidates import Candidate, ComputedDays, ComputePlan
+from backfill_assets.delta.ledger_reader import read_ledger
+from backfill_assets.delta.migrate import migrate_table
+from backfill_assets.publish.types import Candidate, ComputedDays, ComputePlan
+from backfill_assets.spark.session import Engine
 from backfill_assets_tests.benchmarks.bench_jobs import print_result, time_work
 from backfill_assets_tests.changing_columns import BEFORE, load_log, make_table, make_writer
 from backfill_assets_tests.pipeline import Pipeline, day

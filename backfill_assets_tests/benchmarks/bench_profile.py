@@ -18,11 +18,11 @@ from typing import Any
 from dagster_pyspark.resources import spark_session_from_config
 
 from backfill_assets.delta import commits
-from backfill_assets.engine.configuration import spark_config
-from backfill_assets.engine.spark import Engine
-from backfill_assets.publish import computing, publisher
+from backfill_assets.publish import compute, publisher
 from backfill_assets.publish.io_manager import DeltaIOManager
 from backfill_assets.settings import load_settings
+from backfill_assets.spark.configuration import spark_config
+from backfill_assets.spark.session import Engine
 from backfill_assets_tests.benchmarks.bench_backfills import REWRITE, Shell, day_range
 from backfill_assets_tests.benchmarks.bench_jobs import (
     Deployed,
@@ -37,7 +37,7 @@ from backfill_assets_tests.pipeline import EVERYTHING, LAYERS, START, Pipeline
 _TIMED: Sequence[tuple[str, Any, str]] = (
     ("plan", publisher.Publisher, "_look"),
     ("compute", publisher, "compute"),
-    ("audit", computing, "measure"),
+    ("audit", compute, "measure"),
     ("write", commits, "write_files"),
     ("commit", commits.Writer, "commit"),
     ("events", DeltaIOManager, "publish"),

@@ -21,19 +21,19 @@ from dagster._core.storage.partition_status_cache import get_and_update_asset_st
 from dagster._serdes import deserialize_value, serialize_value
 
 from backfill_assets.backfills import stages as backfills
-from backfill_assets.backfills import undertakings
-from backfill_assets.backfills.planning import days_by_table
-from backfill_assets.calendar.cadences import Grain
+from backfill_assets.backfills import state_store
+from backfill_assets.backfills.planner import days_by_table
+from backfill_assets.calendar.grain import Grain
+from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import Window
-from backfill_assets.calendar.policy import Policy
 from backfill_assets.definitions import build_defs
-from backfill_assets.delta import reading
-from backfill_assets.delta.reading import read_ledgers
-from backfill_assets.engine.spark import Engine
+from backfill_assets.delta import ledger_reader
+from backfill_assets.delta.ledger_reader import read_ledgers
 from backfill_assets.monitoring.incidents import find_incidents
-from backfill_assets.monitoring.look import read_situation
+from backfill_assets.monitoring.monitor import read_situation
 from backfill_assets.monitoring.states import day_states
-from backfill_assets.staleness.backlog import find_stale_days
+from backfill_assets.spark.session import Engine
+from backfill_assets.staleness.stale import find_stale_days
 from backfill_assets_tests.benchmarks.bench_history import add_nights
 from backfill_assets_tests.benchmarks.bench_jobs import Deployed, print_result
 from backfill_assets_tests.pipeline import START, Pipeline, make_plan, order
@@ -153,9 +153,9 @@ def measure_ledgers(pipeline: Pipeline) -> None:
     settings = pipeline.settings
     for copy in pipeline.warehouse.glob("*/_backfill_assets/*"):
         copy.unlink()
-    reading._cached_ledgers.clear()
+    ledger_reader._cached_ledgers.clear()
     measure_work("all ledgers, new process, no copy of the records", lambda: read_ledgers(settings))
-    reading._cached_ledgers.clear()
+    ledger_reader._cached_ledgers.clear()
     measure_work("all ledgers, new process", lambda: read_ledgers(settings))
     ledgers = measure_work("all ledgers, nothing new", lambda: read_ledgers(settings))
     policy, today = Policy.from_settings(settings), pipeline.now.date()
@@ -221,6 +221,6 @@ def measure_plans(pipeline: Pipeline, names: Iterable[str], days: int) -> None:
         lambda: backfills.launch_stage(pipeline.instance, graph, plan.id, plan),
     )
     measure_work("tick of planned_backfills with it", lambda: pipeline.tick("planned_backfills"))
-    state = undertakings.load(pipeline.instance, plan.id)
+    state = state_store.load(pipeline.instance, plan.id)
     print_result("the plan as it is kept", f"{len(state.model_dump_json()) / 1e3:,.0f} kB", "")
-    pipeline.instance.delete_dynamic_partition(undertakings.ACTIVE, plan.id)
+    pipeline.instance.delete_dynamic_partition(state_store.ACTIVE, plan.id)

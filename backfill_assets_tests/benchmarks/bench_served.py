@@ -13,11 +13,11 @@ import dagster as dg
 from dagster import AssetKey
 from dagster_graphql import DagsterGraphQLClient
 
-from backfill_assets.backfills import undertakings
+from backfill_assets.backfills import state_store
 from backfill_assets.backfills.stages import RECONCILES_TAG
 from backfill_assets.calendar.partitions import DAY, Window
-from backfill_assets.engine.spark import Engine
 from backfill_assets.settings import load_settings
+from backfill_assets.spark.session import Engine
 from backfill_assets_tests.benchmarks.bench_backfills import day_range, run_phases
 from backfill_assets_tests.benchmarks.bench_jobs import (
     print_result,
@@ -71,7 +71,7 @@ def measure_planned_backfills(
             process = deployment.run("backfill", f"{window.start}...{window.end - DAY}", "--yes")
             assert process.returncode == 0, f"{process.stdout}\n{process.stderr[-4000:]}"
             with deployment.instance() as instance:
-                state = undertakings.load(instance, undertakings.list_ids(instance)[-1])
+                state = state_store.load(instance, state_store.list_ids(instance)[-1])
                 runs = [
                     run
                     for tag in ("dagster/backfill", RECONCILES_TAG)

@@ -17,7 +17,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from backfill_assets import as_of, spread_join
-from backfill_assets.engine.spark import Engine
+from backfill_assets.spark.session import Engine
 from backfill_assets_tests.benchmarks.bench_jobs import print_result, time_work
 
 _CUSTOMERS, _VERSIONS = 100_000, 4

@@ -6,12 +6,12 @@ from collections.abc import Iterable
 from datetime import date
 from pathlib import Path
 
-from backfill_assets.backfills.plans import BackfillRequest
-from backfill_assets.backfills.shadow import build_stages, prepare_target
-from backfill_assets.backfills.switching import switch_over
+from backfill_assets.backfills.backfill_plan import BackfillRequest
 from backfill_assets.calendar.partitions import DAY
 from backfill_assets.delta.targets import load_target
-from backfill_assets.engine.spark import Engine
+from backfill_assets.shadow.build import build_stages, prepare_target
+from backfill_assets.shadow.switch import switch_over
+from backfill_assets.spark.session import Engine
 from backfill_assets_tests.benchmarks.bench_jobs import print_result, time_work
 from backfill_assets_tests.pipeline import Pipeline, day, io_manager_of, order
 

@@ -10,7 +10,7 @@ import click
 import pytest
 
 from backfill_assets.cli import cli
-from backfill_assets.engine.spark import Engine
+from backfill_assets.spark.session import Engine
 from backfill_assets_tests.commands import JAN, publish_facts
 
 _WIDTH = 80

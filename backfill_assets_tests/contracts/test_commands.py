@@ -10,9 +10,10 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from backfill_assets.backfills import jobs, undertakings
-from backfill_assets.backfills.accounts import CodeProvenance, ReconcileResult
-from backfill_assets.cli import launching, main, outcomes, output
+from backfill_assets.assets import backfill_jobs
+from backfill_assets.backfills import state_store
+from backfill_assets.backfills.reconcile import CodeProvenance, ReconcileResult
+from backfill_assets.cli import backfill, main, outcomes, output
 from backfill_assets.monitoring.states import DayState
 from backfill_assets.orders.facts import FACT
 from backfill_assets_tests.commands import DAYS, JAN, save_plan
@@ -144,17 +145,17 @@ def end_plans(end: Run, monkeypatch: pytest.MonkeyPatch, instance: dg.DagsterIns
     end("final days, and nobody to ask", "backfill", "finaldays")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sys.stdin.isatty", lambda: True, raising=False)
-        patch.setattr(launching.click, "confirm", lambda _: False)
+        patch.setattr(backfill.click, "confirm", lambda _: False)
         end("final days, and a person says no", "backfill", "finaldays")
     end("an option that would change the plan", "backfill", "finaldays", "--rewrite")
     end("no daemon", "backfill", "finaldays", "--yes")
     for complete, outcome in ((True, "ended well"), (False, "a stage did not pass")):
         over = final.model_copy(update={"ended": outcome, "complete": complete})
-        monkeypatch.setattr(jobs, "launch_plan", lambda *_, over=over: over)
+        monkeypatch.setattr(backfill_jobs, "launch_plan", lambda *_, over=over: over)
         end(outcome, "backfill", "finaldays", "--yes")
-    monkeypatch.setattr(jobs, "launch_plan", raise_interrupt)
+    monkeypatch.setattr(backfill_jobs, "launch_plan", raise_interrupt)
     end("interrupted", "backfill", "finaldays", "--yes")
-    key = undertakings._PLAN_KEY.format("finaldays")
+    key = state_store._PLAN_KEY.format("finaldays")
     instance.daemon_cursor_storage.set_cursor_values({key: "{}"})
     end("a plan of another version", "backfill", "finaldays")
 

@@ -21,14 +21,13 @@ from syrupy.extensions.json import JSONSnapshotExtension
 from backfill_assets.backfills.accept_code import accept_code
 from backfill_assets.backfills.exports import MANIFEST, export_days
 from backfill_assets.calendar.partitions import DAY, Window
-from backfill_assets.delta import target_forks, targets
+from backfill_assets.delta import targets
 from backfill_assets.delta.commits import Writer
+from backfill_assets.delta.ledger_reader import VERSIONS_FILE, read_ledgers, save_versions
 from backfill_assets.delta.maintenance import run_maintenance
-from backfill_assets.delta.migrating import migrate_table
-from backfill_assets.delta.reading import read_ledgers
+from backfill_assets.delta.migrate import migrate_table
 from backfill_assets.delta.targets import ComparisonLimits
-from backfill_assets.delta.versions import VERSIONS_FILE, save_versions
-from backfill_assets.imports.importing import ImportRequest, run_import
+from backfill_assets.imports.importer import ImportRequest, run_import
 from backfill_assets.orders.facts import FACT
 from backfill_assets.orders.lines import ORDER_LINES
 from backfill_assets.tables.catalog import tables_of
@@ -144,7 +143,7 @@ def _switch_over(life: Life, first: Pipeline, spark: Any) -> None:
     life.note_file("target", targets.load_target(second.settings, "v2").model_dump_json())
     run_undo(second, "v2-2")
     life.note_commit("undo of a switch-over", second.warehouse / SCORES)
-    target_forks.drop_target(second.settings, "v2")
+    targets.drop_target(second.settings, "v2")
 
 
 def _migrate_and_retire(life: Life, spark: Any) -> None:

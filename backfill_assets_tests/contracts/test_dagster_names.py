@@ -14,18 +14,7 @@ import dagster as dg
 import pytest
 
 import backfill_assets
-from backfill_assets.backfills.comparing import comparison_metrics
-from backfill_assets.backfills.reports import TableDiff
-from backfill_assets.dagster_ext.internals import AssetGraph
-from backfill_assets.definitions import build_defs
-from backfill_assets.delta import targets
-from backfill_assets.engine.task_times import TaskTimes
-from backfill_assets.monitoring import day_checks
-from backfill_assets.monitoring.advice import key_figures
-from backfill_assets.orders.facts import FACT
-from backfill_assets.publish.candidates import DayResult, Outcome
-from backfill_assets.publish.task_metadata import task_metadata
-from backfill_assets.quality.audit import (
+from backfill_assets.audit.verdicts import (
     DayMetrics,
     Expectation,
     Finding,
@@ -33,7 +22,18 @@ from backfill_assets.quality.audit import (
     Verdict,
     Violation,
 )
+from backfill_assets.backfills.diff import TableDiff
+from backfill_assets.dagster_ext.internals import AssetGraph
+from backfill_assets.definitions import build_defs
+from backfill_assets.delta import targets
+from backfill_assets.monitoring import automation
+from backfill_assets.monitoring.lateness_page import key_figures
+from backfill_assets.orders.facts import FACT
+from backfill_assets.publish.io_manager import task_metadata
+from backfill_assets.publish.types import DayResult, Outcome
 from backfill_assets.settings import load_settings
+from backfill_assets.shadow.compare import comparison_metrics
+from backfill_assets.spark.tasks import TaskTimes
 from backfill_assets_tests.contracts.snapshot_files import TextFile
 from backfill_assets_tests.invented_states import make_situation
 from backfill_assets_tests.pipeline import io_manager_of
@@ -184,7 +184,7 @@ def test_events(snapshot):
     with dg.DagsterInstance.ephemeral() as instance:
         lists = io_manager.events(instance, FACT, day_results, took)
         events = [event for events in lists for event in events]
-    events += day_checks._evaluate_checks(make_situation())
+    events += automation._evaluate_checks(make_situation())
     lines = {line for event in events for line in event_lines(event)}
     lines.add(f"comparison: metadata {join_names(comparison_metrics(TableDiff(FACT, [])))}")
     lines.add(f"lateness page: metadata {join_names(key_figures([make_log_day()], 7))}")

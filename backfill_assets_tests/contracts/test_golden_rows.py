@@ -19,10 +19,10 @@ from syrupy.assertion import SnapshotAssertion
 from syrupy.extensions.json import JSONSnapshotExtension
 
 from backfill_assets.calendar.partitions import Window
-from backfill_assets.delta.reading import read_ledgers
-from backfill_assets.engine.spark import Engine
-from backfill_assets.lookups import asking
+from backfill_assets.delta.ledger_reader import read_ledgers
+from backfill_assets.lookups import batch
 from backfill_assets.settings import Settings
+from backfill_assets.spark.session import Engine
 from backfill_assets.tables.catalog import tables_of
 from backfill_assets.tables.code_version import rows_version
 from backfill_assets_tests.contracts import golden_landing
@@ -48,7 +48,7 @@ def landing(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def rates(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The service of exchange rates."""
-    monkeypatch.setattr(asking, "_PAUSE", 0.01)
+    monkeypatch.setattr(batch, "_PAUSE", 0.01)
     with rate_server() as server:
         monkeypatch.setenv("RATES_URL", server.url)
         monkeypatch.setenv("RATES_KEY", SECRET)

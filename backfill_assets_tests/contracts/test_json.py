@@ -14,45 +14,38 @@ import pytest
 from deltalake import DeltaTable
 
 from backfill_assets.backfills import accept_code as acceptance
-from backfill_assets.backfills import (
-    comparing,
-    export_proof,
-    exports,
-    undertakings,
-    undo,
-    verification,
-)
+from backfill_assets.backfills import exports, state_store, undo, verify
 from backfill_assets.backfills.accept_code import AcceptanceRefusedError, AcceptedCode
-from backfill_assets.backfills.accounts import CodeProvenance, ReconcileResult
-from backfill_assets.backfills.comparing import Comparison
-from backfill_assets.backfills.comparison import DaySummary, VerifiedDay, VerifyOutcome
-from backfill_assets.backfills.dependents import UndoScope
-from backfill_assets.backfills.plans import (
+from backfill_assets.backfills.backfill_plan import (
     ApiCallEstimate,
     BackfillPlan,
     BackfillRequest,
+    Skew,
     Stage,
     TableForecast,
 )
-from backfill_assets.backfills.reports import ColumnDrift, DayDiff, DayFigures, RowDiff, TableDiff
-from backfill_assets.backfills.skews import Skew
-from backfill_assets.backfills.undertakings import BackfillState
-from backfill_assets.cli import launching, main, outcomes
-from backfill_assets.cli import plans as plan_commands
-from backfill_assets.delta import target_log, targets
-from backfill_assets.delta.other_engine import ReadCheck
+from backfill_assets.backfills.diff import ColumnDrift, DayDiff, DayFigures, RowDiff, TableDiff
+from backfill_assets.backfills.downstream import UndoScope
+from backfill_assets.backfills.reconcile import CodeProvenance, ReconcileResult
+from backfill_assets.backfills.state_store import BackfillState
+from backfill_assets.backfills.verify import DaySummary, VerifiedDay, VerifyOutcome
+from backfill_assets.cli import backfill, main, outcomes
+from backfill_assets.cli import backfill as plan_commands
+from backfill_assets.delta import document, targets
+from backfill_assets.delta.read_check import ReadCheck
 from backfill_assets.delta.targets import ComparisonLimits, ShadowTarget, TargetComparison
-from backfill_assets.engine.spark import Engine
-from backfill_assets.imports import checking, importing
-from backfill_assets.imports.checking import ImportCheck
-from backfill_assets.imports.importing import ImportPlan, RowCounts
-from backfill_assets.imports.manifests import ImportMapping, TableImport
-from backfill_assets.imports.manifests import ImportStep as ImportStep
-from backfill_assets.imports.old_tables import NewData
+from backfill_assets.imports import importer
+from backfill_assets.imports.external_table import NewData
+from backfill_assets.imports.import_state import ImportMapping, TableImport
+from backfill_assets.imports.import_state import ImportStep as ImportStep
+from backfill_assets.imports.importer import ImportCheck, ImportPlan, RowCounts
 from backfill_assets.monitoring.states import DayState
 from backfill_assets.orders.facts import FACT
 from backfill_assets.orders.tables import TABLES
 from backfill_assets.settings import load_settings
+from backfill_assets.shadow import compare
+from backfill_assets.shadow.compare import Comparison
+from backfill_assets.spark.session import Engine
 from backfill_assets_tests.commands import DAYS, JAN, publish_facts, save_plan
 from backfill_assets_tests.contracts.deployments import all_commands, make_deployment
 from backfill_assets_tests.contracts.snapshot_files import Shape, TextFile
@@ -207,7 +200,7 @@ def take_plans(shapes: Shapes, _folder: Path, monkeypatch: pytest.MonkeyPatch) -
     shapes.take("plan", "plan", DAYS, "--select", FACT.name)
     with dg.DagsterInstance.get() as instance:
         save_plan(instance, "aaaaaaaa")
-        key = undertakings._PLAN_KEY.format("bbbbbbbb")
+        key = state_store._PLAN_KEY.format("bbbbbbbb")
         save_plan(instance, "bbbbbbbb")
         instance.daemon_cursor_storage.set_cursor_values({key: "{}"})
     shapes.take("plans", "plans")
@@ -215,8 +208,8 @@ def take_plans(shapes: Shapes, _folder: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def take_launches(shapes: Shapes, _folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ended = BackfillState(plan=filled_plan(), attempt=1, ended="done", complete=True, took=2.5)
-    monkeypatch.setattr(launching, "plan_anew", lambda *_: ended.plan)
-    monkeypatch.setattr(launching, "_launched", lambda *_: ended)
+    monkeypatch.setattr(backfill, "plan_anew", lambda *_: ended.plan)
+    monkeypatch.setattr(backfill, "_launched", lambda *_: ended)
     shapes.take("backfill", "backfill", DAYS, "--yes")
 
 
@@ -262,12 +255,12 @@ def take_targets(shapes: Shapes, folder: Path, monkeypatch: pytest.MonkeyPatch) 
     settings = load_settings()
     targets.save_target(settings, target)
     # A target of another version of the package.
-    target_log.write_document(
-        f"{targets.target_folder(settings, 'v3')}/_state", "{}", target_log.NO_REVISION
+    document.write_document(
+        f"{targets.target_folder(settings, 'v3')}/_state", "{}", document.NO_REVISION
     )
     shapes.take("targets", "targets")
     monkeypatch.setattr(
-        comparing, "compare_target", lambda *_: Comparison(filled_reports(), ["a problem"])
+        compare, "compare_target", lambda *_: Comparison(filled_reports(), ["a problem"])
     )
     shapes.take("compare", "compare", "v2")
 
@@ -289,8 +282,8 @@ def take_exports(shapes: Shapes, _folder: Path, monkeypatch: pytest.MonkeyPatch)
     )
     monkeypatch.setattr(exports, "export_days", lambda *_: (manifest, True))
     shapes.take("export", "export", FACT.name, DAYS, "--to", "exports")
-    monkeypatch.setattr(export_proof, "read_manifest", lambda _: manifest)
-    monkeypatch.setattr(export_proof, "find_export_problems", lambda *_: ["a problem"])
+    monkeypatch.setattr(exports, "read_manifest", lambda _: manifest)
+    monkeypatch.setattr(exports, "find_export_problems", lambda *_: ["a problem"])
     shapes.take("verify-export", "verify-export", "exports")
 
 
@@ -310,14 +303,14 @@ def take_imports(shapes: Shapes, _folder: Path, monkeypatch: pytest.MonkeyPatch)
             ["y"],
             [[JAN[0], JAN[1]]],
         )
-        monkeypatch.setattr(importing, "plan_import", lambda _, proposal=proposal: proposal)
+        monkeypatch.setattr(importer, "plan_import", lambda _, proposal=proposal: proposal)
         shapes.take("import [--plan]", "import", "orders", "/old", "--plan")
     counts = ImportCheck(1, 1, problems=["a problem"])
-    monkeypatch.setattr(checking, "check_import", lambda *_: counts)
+    monkeypatch.setattr(importer, "check_import", lambda *_: counts)
     shapes.take("import [--check]", "import", "orders", "/old", "--check")
     after = before.with_step(ImportStep("s", None, 1, {JAN[0]: 2}, {LANDED: 2}, done=True))
-    monkeypatch.setattr(importing.ImportRequest, "open_import", lambda _: (None, before))
-    monkeypatch.setattr(importing, "run_import", lambda *_: after)
+    monkeypatch.setattr(importer.ImportRequest, "open_import", lambda _: (None, before))
+    monkeypatch.setattr(importer, "run_import", lambda *_: after)
     shapes.take("import [without an option]", "import", "orders", "/old")
 
 
@@ -327,11 +320,11 @@ def take_verify(shapes: Shapes, _folder: Path, monkeypatch: pytest.MonkeyPatch) 
         VerifiedDay(FACT.name, JAN[0], VerifyOutcome.DIFFERS, "why", content, content, content),
         VerifiedDay(FACT.name, JAN[1], VerifyOutcome.NOT_PUBLISHED),
     ]
-    monkeypatch.setattr(verification, "verify_days", lambda *_: verified)
+    monkeypatch.setattr(verify, "verify_days", lambda *_: verified)
     tests = [ReadCheck(FACT.name, 1, ["a problem"]), ReadCheck("stg_orders", None)]
     for test in tests:
         monkeypatch.setattr(
-            "backfill_assets.delta.other_engine.read_test", lambda *_, test=test: test
+            "backfill_assets.delta.read_check.read_test", lambda *_, test=test: test
         )
         shapes.take("verify", "verify", DAYS)
 

@@ -28,7 +28,7 @@ import dagster as dg
 from deltalake import DeltaTable
 
 from backfill_assets.calendar.partitions import Window
-from backfill_assets.delta.reading import read_ledgers
+from backfill_assets.delta.ledger_reader import read_ledgers
 from backfill_assets.drills.breaking import Facts, append_again, read_facts, send_orders
 from backfill_assets.monitoring.states import DayState
 from backfill_assets.orders.facts import FACT

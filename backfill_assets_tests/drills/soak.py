@@ -21,18 +21,18 @@ from pathlib import Path
 import dagster as dg
 
 from backfill_assets.backfills.undo import NothingToUndoError, UndoRefusedError
-from backfill_assets.calendar.policy import Policy
-from backfill_assets.delta.reading import read_ledgers
+from backfill_assets.calendar.late_data import Policy
+from backfill_assets.delta.ledger_reader import read_ledgers
 from backfill_assets.delta.records import CommitRecord
 from backfill_assets.delta.targets import TargetError
 from backfill_assets.landing.listing import list_landing
-from backfill_assets.monitoring.night import UNFINISHED_STATUSES
+from backfill_assets.monitoring.next_runs import UNFINISHED_STATUSES
 from backfill_assets.orders.facts import FACT
 from backfill_assets.orders.lines import ORDER_LINES
 from backfill_assets.orders.tables import RAW, REJECTED
 from backfill_assets.settings import Settings, load_settings
-from backfill_assets.staleness.arrivals import find_unloaded_days
-from backfill_assets.staleness.backlog import find_stale_days
+from backfill_assets.staleness.stale import find_stale_days
+from backfill_assets.staleness.unloaded import find_unloaded_days
 from backfill_assets_tests.arriving import DAY, Source, Truth
 from backfill_assets_tests.deployed import Deployment
 from backfill_assets_tests.killing import KINDS, kill_random_process

@@ -6,12 +6,12 @@ import pytest
 from pyspark.sql import functions as F
 
 from backfill_assets.backfills import accept_code as acceptance
-from backfill_assets.backfills import undertakings
+from backfill_assets.backfills import state_store
 from backfill_assets.backfills.accept_code import AcceptanceRefusedError, accept_code, spread_evenly
-from backfill_assets.backfills.accounts import code_provenance
+from backfill_assets.backfills.reconcile import code_provenance
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.delta.history import as_json, format_day_history
-from backfill_assets.delta.reading import read_ledger, read_ledgers
+from backfill_assets.delta.ledger_reader import read_ledger, read_ledgers
 from backfill_assets.delta.records import ACCEPTED_CODE
 from backfill_assets.orders.facts import FACT
 from backfill_assets.tables import code_version
@@ -69,7 +69,7 @@ def test_days_by_other_code_are_accepted_and_a_running_backfill_goes_on(upgraded
     assert plan_outcomes(pipeline, days) == dict.fromkeys(LAYERS, (("identical", ""),))
     ledgers = read_ledgers(settings)
     assert acceptance.repin_plans(pipeline.instance, ledgers, results, pipeline.code) == [plan.id]
-    repinned = undertakings.load(pipeline.instance, plan.id).plan
+    repinned = state_store.load(pipeline.instance, plan.id).plan
     assert (repinned.code_version, repinned.code_versions) == (
         pipeline.code.version,
         {name: pipeline.code.table_version(name) for name in LAYERS},

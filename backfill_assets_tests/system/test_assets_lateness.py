@@ -16,11 +16,11 @@ import pytest
 from deltalake import write_deltalake
 
 from backfill_assets.assets import lateness
+from backfill_assets.audit.verdicts import Severity, judge_days, measure
 from backfill_assets.calendar.partitions import DAY, Window
-from backfill_assets.monitoring import dashboard
+from backfill_assets.monitoring import lateness_page
 from backfill_assets.orders.lines import ORDER_LINES
 from backfill_assets.orders.tables import LATENESS
-from backfill_assets.quality.audit import Severity, judge_days, measure
 from backfill_assets_tests.model import by_delay
 from backfill_assets_tests.pipeline import Pipeline, day, order
 
@@ -291,7 +291,7 @@ def test_assets_from_landing_to_page(pipeline):
     assert metadata[f"delta version {LATENESS.name}"] == version
     table = pipeline.log(LATENESS.name).to_pyarrow_table()
     text = (folder / "index.html").read_text()
-    assert text == dashboard.render_page(table, ORDER_LINES, pipeline.settings, version)
+    assert text == lateness_page.render_page(table, ORDER_LINES, pipeline.settings, version)
 
 
 def test_without_a_table_there_is_no_page(pipeline):

@@ -9,24 +9,18 @@ import pytest
 from dagster._core.execution.backfill import BulkActionStatus
 
 from backfill_assets import definitions
-from backfill_assets.backfills import (
-    jobs,
-    planning,
-    postmortems,
-    runbooks,
-    undertakings,
-    workloads,
-)
+from backfill_assets.assets import backfill_jobs
+from backfill_assets.backfills import cost, history, planner, state_store
 from backfill_assets.backfills import stages as backfills
-from backfill_assets.backfills.chronicles import read_history
-from backfill_assets.backfills.durations import expected_seconds
-from backfill_assets.backfills.planning import days_by_table, plan_backfill
-from backfill_assets.backfills.plans import BackfillRequest
-from backfill_assets.backfills.undertakings import BackfillRefusedError
+from backfill_assets.backfills.backfill_plan import BackfillRequest
+from backfill_assets.backfills.cost import expected_seconds
+from backfill_assets.backfills.history import read_history
+from backfill_assets.backfills.planner import days_by_table, plan_backfill
+from backfill_assets.backfills.state_store import BackfillRefusedError
+from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import Window
-from backfill_assets.calendar.policy import Policy
-from backfill_assets.delta.reading import read_ledgers
-from backfill_assets.monitoring.night import RunPlanner
+from backfill_assets.delta.ledger_reader import read_ledgers
+from backfill_assets.monitoring.next_runs import RunPlanner
 from backfill_assets.orders.facts import FACT
 from backfill_assets.orders.tables import RAW, STAGED, TABLES
 from backfill_assets.settings import load_settings
@@ -68,15 +62,15 @@ def code_of(pipeline):
 
 
 def launch_plan(pipeline, id_):
-    return jobs.launch_plan(
+    return backfill_jobs.launch_plan(
         pipeline.settings, graph_of(pipeline), pipeline.instance, code_of(pipeline), id_
     )
 
 
 def run_stage(pipeline, *, fails=False):
     """What the daemon does with the backfill that is under way: the runs, wave after wave."""
-    (id_,) = undertakings.active_ids(pipeline.instance)
-    state = undertakings.load(pipeline.instance, id_)
+    (id_,) = state_store.active_ids(pipeline.instance)
+    state = state_store.load(pipeline.instance, id_)
     backfill = pipeline.instance.get_backfill(state.backfill_id)
     tags = {**backfill.tags, "dagster/backfill": backfill.backfill_id}
     subsets = backfill.asset_backfill_data.target_subset.partitions_subsets_by_asset_key
@@ -106,17 +100,17 @@ def test_stages_one_after_another(pipeline):
         launch_plan(pipeline, plan.id)
     backfill_ids = []
     for _ in range(20):
-        if not undertakings.active_ids(pipeline.instance):
+        if not state_store.active_ids(pipeline.instance):
             break
         if "under way" in (text := tick_planned_backfills(pipeline)):
             backfill_ids.append(run_stage(pipeline))
     assert backfill_ids == [f"{plan.id}-pilot", f"{plan.id}-001", f"{plan.id}-002"]
-    state = undertakings.load(pipeline.instance, plan.id)
+    state = state_store.load(pipeline.instance, plan.id)
     assert (state.complete, state.ended) == (True, "complete and reconciled"), text
     record = read_ledgers(pipeline.settings)[FACT.name].latest[day(4)]
     assert (record.backfill_id, record.reason) == (f"{plan.id}-002", "first")
     spark = pipeline.io_manager.engine.spark_session
-    result = jobs.reconcile_backfill(
+    result = backfill_jobs.reconcile_backfill(
         pipeline.settings, graph_of(pipeline), pipeline.instance, spark, plan.id
     )
     assert result.problems == []
@@ -158,11 +152,11 @@ def check_history_pages(pipeline, plan):
     assert (fact.version_before, fact.version_after) == (first - 1, before[FACT.name])
     assert [*map(str, fact.days)] == [f"2024-01-0{n}" for n in range(1, 5)]
     assert [*fact.reverted_days] == [day(4)]
-    page = postmortems.render_postmortem(backfill_history)
+    page = history.render_postmortem(backfill_history)
     row = f"| 2024-01-01...2024-01-04 | {fact.version_before} | {fact.version_after} | 2024-01-04 |"
     assert f"\n| {FACT.name} {row}" in page
     assert "never published" in fact.reasons
-    assert "first" in runbooks.render_runbook(backfill_history)
+    assert "first" in history.render_runbook(backfill_history)
     # Of one stage, and of the run of the undo.
     last = read_history(pipeline.instance, ledgers, stages[-1])
     assert {str(entry.days[0]) for entry in last.table_changes if entry.table == FACT.name} == {
@@ -178,12 +172,12 @@ def test_the_account_of_what_was_not_planned(pipeline):
     spark = pipeline.io_manager.engine.spark_session
     arguments = pipeline.settings, graph_of(pipeline), pipeline.instance, spark
     pipeline.run(1, 3, EVERYTHING, tags={"dagster/backfill": "goodgood"})
-    assert jobs.reconcile_backfill(*arguments, "goodgood").problems == []
+    assert backfill_jobs.reconcile_backfill(*arguments, "goodgood").problems == []
     pipeline.folder(2).joinpath("part-1.jsonl.gz").write_bytes(b"broken")
     pipeline.land(3, [order("x3", 3)], "part-1.jsonl")
     run = pipeline.run(2, 3, EVERYTHING, tags={"dagster/backfill": "badbadba"}, fails=True)
     for name in ("badbadba", run.run_id[:8]):
-        problems = jobs.reconcile_backfill(*arguments, name).problems
+        problems = backfill_jobs.reconcile_backfill(*arguments, name).problems
         (failed,) = [text for text in problems if text.startswith("raw_orders [2024-01-02]")]
         assert "was asked for and not published" in failed
         assert "part-1.jsonl.gz" in failed
@@ -193,8 +187,8 @@ def test_the_account_of_what_was_not_planned(pipeline):
 @pytest.mark.slow
 def test_black_friday_is_cut_into_runs_of_even_work(engine, tmp_path, monkeypatch):
     """A day with twenty times the rows. Of so few rows the rest costs more, so it is left out."""
-    monkeypatch.setattr(workloads, "ROWS_OF_RUN", 0)
-    monkeypatch.setattr(workloads, "ROWS_OF_DAY", 0)
+    monkeypatch.setattr(cost, "ROWS_OF_RUN", 0)
+    monkeypatch.setattr(cost, "ROWS_OF_DAY", 0)
     pipeline = Pipeline(engine, tmp_path, window_days=0, partitions_per_run=14)
     for n in range(1, 31):
         pipeline.land(n, [order(f"o{n}-{k}", n) for k in range(200 if n == 15 else 15)])
@@ -205,12 +199,12 @@ def test_black_friday_is_cut_into_runs_of_even_work(engine, tmp_path, monkeypatc
     assert [window for _, window in plan.stages] != Window.parse(all_days).split_by_length(14)
     launch_plan(pipeline, plan.id)
     # The cut is kept with the plan: plans that are made since would have another.
-    monkeypatch.setattr(planning, "even_stages", lambda days, **_: [days])
+    monkeypatch.setattr(planner, "even_stages", lambda days, **_: [days])
     stages = []
-    while undertakings.active_ids(pipeline.instance):
+    while state_store.active_ids(pipeline.instance):
         if "under way" in tick_planned_backfills(pipeline):
             stages.append(run_stage(pipeline))
-    assert undertakings.load(pipeline.instance, plan.id).complete
+    assert state_store.load(pipeline.instance, plan.id).complete
     assert stages == [f"{plan.id}-{name}" for name, _ in plan.stages]
     records = {
         name: read_ledgers(pipeline.settings)[name].records for name in (RAW.name, STAGED.name)
@@ -229,7 +223,7 @@ def test_a_failing_pilot_leaves_the_rest_unlaunched(pipeline):
     run_stage(pipeline, fails=True)
     tick_planned_backfills(pipeline)
     assert "did not pass" in tick_planned_backfills(pipeline)
-    state = undertakings.load(pipeline.instance, plan.id)
+    state = state_store.load(pipeline.instance, plan.id)
     assert not state.complete
     assert state.ended.endswith("not launched: 2024-01-02...2024-01-04")
     assert pipeline.instance.get_backfill(f"{plan.id}-rest") is None
@@ -251,7 +245,7 @@ def test_a_failing_pilot_leaves_the_rest_unlaunched(pipeline):
     assert run_stage(pipeline) == f"{plan.id}-rest"
     tick_planned_backfills(pipeline)
     tick_planned_backfills(pipeline)
-    assert undertakings.load(pipeline.instance, plan.id).complete
+    assert state_store.load(pipeline.instance, plan.id).complete
 
 
 def test_a_backfill_does_not_go_on_from_stages_that_were_undone(pipeline):
@@ -271,7 +265,7 @@ def test_a_backfill_does_not_go_on_from_stages_that_were_undone(pipeline):
     run_undo(pipeline, pilot, "2024-01-02")
     with pytest.raises(BackfillRefusedError, match=r"\[2024-01-02\], which the stages before"):
         launch_plan(pipeline, plan.id)
-    assert undertakings.active_ids(pipeline.instance) == []
+    assert state_store.active_ids(pipeline.instance) == []
 
 
 def test_what_has_moved_since_the_plan_is_named(pipeline, monkeypatch):
@@ -286,7 +280,7 @@ def test_what_has_moved_since_the_plan_is_named(pipeline, monkeypatch):
     assert f"raw_orders was at version {version - 1} and is at {version}" in message
     assert "files have landed (or gone)" in message
     assert "stg_orders" not in message
-    assert undertakings.active_ids(pipeline.instance) == []
+    assert state_store.active_ids(pipeline.instance) == []
 
 
 @pytest.fixture
@@ -354,7 +348,7 @@ def test_what_dagster_calls_failed_does_not_pass(pipeline):
     pipeline.instance.update_backfill(backfill.with_status(BulkActionStatus.CANCELED))
     tick_planned_backfills(pipeline)
     assert "ended as canceled in Dagster" in tick_planned_backfills(pipeline)
-    assert not undertakings.load(pipeline.instance, plan.id).complete
+    assert not state_store.load(pipeline.instance, plan.id).complete
 
 
 def test_days_whose_input_is_not_there(pipeline):
@@ -365,7 +359,7 @@ def test_days_whose_input_is_not_there(pipeline):
     run_stage(pipeline)
     tick_planned_backfills(pipeline)
     tick_planned_backfills(pipeline)
-    assert undertakings.load(pipeline.instance, plan.id).complete
+    assert state_store.load(pipeline.instance, plan.id).complete
     alone = make_plan(pipeline, "2024-01-02...2024-01-05", tables=["stg_orders"])
     with pytest.raises(BackfillRefusedError, match=r"stg_orders \[2024-01-02...2024-01-04\]"):
         launch_plan(pipeline, alone.id)
@@ -390,15 +384,15 @@ def run_job(pipeline, *, root=None):
 def test_a_launch_that_is_retried_launches_no_second_backfill(pipeline):
     """Its process was lost when it had done its work, or before it had done any."""
     first = run_job(pipeline)
-    (id_,) = undertakings.active_ids(pipeline.instance)
+    (id_,) = state_store.active_ids(pipeline.instance)
     assert first.run_id.startswith(id_)
     run_job(pipeline, root=first.run_id)
-    assert undertakings.active_ids(pipeline.instance) == [id_]
+    assert state_store.active_ids(pipeline.instance) == [id_]
     assert len(pipeline.instance.get_backfills()) == 1
     run_stage(pipeline)
     tick_planned_backfills(pipeline)
     tick_planned_backfills(pipeline)
-    assert undertakings.load(pipeline.instance, id_).complete
+    assert state_store.load(pipeline.instance, id_).complete
     # One that a person runs again is another.
     assert not run_job(pipeline).run_id.startswith(id_)
     assert len(pipeline.instance.get_backfills()) == 2
@@ -419,8 +413,8 @@ def test_a_plan_that_cannot_be_read_does_not_stop_the_others(pipeline):
     stage = pipeline.instance.get_backfill(f"{unreadable.id}-rest")
     pipeline.instance.update_backfill(stage.with_status(BulkActionStatus.CANCELED))
     assert "; closed" in tick_planned_backfills(pipeline)
-    assert undertakings.active_ids(pipeline.instance) == [plan.id]
-    undertakings.refuse_active(pipeline.instance, unreadable.id)
+    assert state_store.active_ids(pipeline.instance) == [plan.id]
+    state_store.refuse_active(pipeline.instance, unreadable.id)
     # Its day is still due.
     assert any(
         day(1) in request.window for request in RunPlanner(pipeline.settings).plan_loads(day(9))
@@ -431,15 +425,15 @@ def test_a_plan_of_a_table_that_is_no_more_is_closed(pipeline):
     orphaned, plan = (make_plan(pipeline, days) for days in ("2024-01-01", "2024-01-02"))
     for launched in (orphaned, plan):
         launch_plan(pipeline, launched.id)
-    state = undertakings.load(pipeline.instance, orphaned.id)
+    state = state_store.load(pipeline.instance, orphaned.id)
     parameters = state.plan.parameters.model_copy(update={"tables": ("gone",)})
     state.plan = state.plan.model_copy(update={"parameters": parameters})
-    undertakings.save(pipeline.instance, state)
+    state_store.save(pipeline.instance, state)
     message = tick_planned_backfills(pipeline)
     assert f"no table gone; {orphaned.id}-rest and what follows it is not built" in message
     assert f"{plan.id}-rest is under way" in message
-    assert undertakings.active_ids(pipeline.instance) == [plan.id]
-    assert "no table gone" in undertakings.load(pipeline.instance, orphaned.id).ended
+    assert state_store.active_ids(pipeline.instance) == [plan.id]
+    assert "no table gone" in state_store.load(pipeline.instance, orphaned.id).ended
 
 
 def test_a_stage_that_somebody_else_has_just_added(pipeline, monkeypatch):
@@ -460,8 +454,8 @@ def test_what_is_under_way_is_not_undone(pipeline):
     launch_plan(pipeline, plan.id)
     for name in (plan.id, f"{plan.id}-rest"):
         with pytest.raises(BackfillRefusedError, match="is under way"):
-            undertakings.refuse_active(pipeline.instance, name)
-    undertakings.refuse_active(pipeline.instance, "another1")
+            state_store.refuse_active(pipeline.instance, name)
+    state_store.refuse_active(pipeline.instance, "another1")
 
 
 @pytest.mark.parametrize(

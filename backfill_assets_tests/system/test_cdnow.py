@@ -12,7 +12,7 @@ import pytest
 
 from backfill_assets.calendar.partitions import DAY
 from backfill_assets.orders.tables import TABLES
-from backfill_assets.sample.cdnow import write_cdnow_landing
+from backfill_assets.sample.landings import write_cdnow_landing
 from backfill_assets_tests.pipeline import EVERYTHING, Pipeline
 from backfill_assets_tests.places import CDNOW
 

@@ -49,7 +49,7 @@ def test_the_core_of_the_suite_passes_on_connect(server, tmp_path):
 
 
 MERGING = """
-from backfill_assets.engine.sharing import alone
+from backfill_assets.spark.session import alone
 spark.range(3).createOrReplaceTempView("mine")
 with alone(spark, {"spark.sql.shuffle.partitions": "77"}) as own:
     print(own.session_id, own.conf.get("spark.sql.shuffle.partitions"))
@@ -57,7 +57,7 @@ with alone(spark, {"spark.sql.shuffle.partitions": "77"}) as own:
 print(spark.session_id, spark.conf.get("spark.sql.shuffle.partitions"))
 """
 UNFINISHED = """
-from backfill_assets.engine.sharing import alone
+from backfill_assets.spark.session import alone
 first, second = (alone(spark, {"spark.sql.shuffle.partitions": "77"}) for _ in range(2))
 print(first.__enter__().session_id)
 with second:
@@ -79,7 +79,7 @@ def work():
     spark.range(1).count()
     busy.set()
     slow.collect()
-from backfill_assets.engine.sharing import interrupt_at_exit
+from backfill_assets.spark.session import interrupt_at_exit
 def run():
     interrupt_at_exit(spark)
     work()

@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from backfill_assets import ORDERS, STAGED, Reads, conserves, table
-from backfill_assets.delta.reading import read_ledgers
+from backfill_assets.delta.ledger_reader import read_ledgers
 from backfill_assets.examples.customers.changes import CUSTOMER_CHANGES
 from backfill_assets.examples.customers.dimension import dim_customers
 from backfill_assets.examples.customers.orders import (

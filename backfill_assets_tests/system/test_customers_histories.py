@@ -23,12 +23,12 @@ from typing import Any
 
 import pytest
 
-from backfill_assets.calendar.policy import Policy
+from backfill_assets.calendar.late_data import Policy
 from backfill_assets.delta.commits import Writer
-from backfill_assets.delta.reading import read_ledgers
-from backfill_assets.lookups import asking
+from backfill_assets.delta.ledger_reader import read_ledgers
+from backfill_assets.lookups import batch
 from backfill_assets.publish import io_manager
-from backfill_assets.staleness.backlog import find_stale_days
+from backfill_assets.staleness.stale import find_stale_days
 from backfill_assets_tests import memory_model
 from backfill_assets_tests.customers_histories import DAYS, LOOKS, history
 from backfill_assets_tests.customers_model import (
@@ -63,7 +63,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.torture, pytest.mark.timeout(1800)]
 @pytest.fixture(autouse=True)
 def _server(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The service of rates; and days that are built upon each other are committed by threes."""
-    monkeypatch.setattr(asking, "_PAUSE", 0.01)
+    monkeypatch.setattr(batch, "_PAUSE", 0.01)
     monkeypatch.setattr(io_manager, "DAYS_PER_COMMIT", 3)
     with rate_server() as server:
         monkeypatch.setenv("RATES_URL", server.url)

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from backfill_assets.calendar.policy import Policy
+from backfill_assets.calendar.late_data import Policy
 from backfill_assets.landing.listing import list_landing
 from backfill_assets.orders.lines import ORDER_LINES
 from backfill_assets.orders.tables import RAW, TABLES
-from backfill_assets.staleness.arrivals import find_unloaded_days
-from backfill_assets.staleness.backlog import find_stale_days
+from backfill_assets.staleness.stale import find_stale_days
+from backfill_assets.staleness.unloaded import find_unloaded_days
 from backfill_assets_tests import conftest
 from backfill_assets_tests.killing import find_processes, kill_kinds
 from backfill_assets_tests.pipeline import EVERYTHING, Pipeline, day, order

@@ -17,14 +17,14 @@ import pytest
 import yaml
 
 from backfill_assets.cli import main
-from backfill_assets.dagster_ext import deployment
-from backfill_assets.dagster_ext.claims import lock_home
-from backfill_assets.dagster_ext.deployment import DagsterProcess, run_deployment, supervise
-from backfill_assets.engine import process_groups, servers
-from backfill_assets.engine.jars import EngineError
-from backfill_assets.engine.scratch import ScratchDir
-from backfill_assets.engine.servers import Server, SparkServer
+from backfill_assets.dagster_ext import supervisor
+from backfill_assets.dagster_ext.instance_access import lock_home
+from backfill_assets.dagster_ext.supervisor import DagsterProcess, run_deployment, supervise
 from backfill_assets.settings import load_settings
+from backfill_assets.spark import processes, servers
+from backfill_assets.spark.jars import EngineError
+from backfill_assets.spark.jvm_launch import ScratchDir
+from backfill_assets.spark.servers import Server, SparkServer
 from backfill_assets_tests import conftest
 from backfill_assets_tests.commands import refusal_message
 from backfill_assets_tests.graphql import ask
@@ -75,11 +75,11 @@ note("child", child.pid)
 @pytest.fixture
 def diary(monkeypatch, tmp_path) -> Path:
     """Where the fakes write; the deployment is made quick to look and to give up."""
-    monkeypatch.setattr(deployment, "_TICK", 0.02)
+    monkeypatch.setattr(supervisor, "_TICK", 0.02)
     monkeypatch.setattr(servers, "_PROBE_EVERY", 0.05)
     monkeypatch.setattr(servers, "_PATIENCE", 0.3)
     end = ((signal.SIGINT, 20.0), (signal.SIGTERM, 20.0))
-    monkeypatch.setattr(process_groups, "_END", end)
+    monkeypatch.setattr(processes, "_END", end)
     path = tmp_path / "diary"
     path.touch()
     monkeypatch.setenv("DIARY", str(path))
@@ -203,7 +203,7 @@ def test_a_server_that_is_not_there_yet_is_waited_for(diary, tmp_path, monkeypat
 def test_servers_at_a_port_and_at_a_socket(diary, tmp_path, monkeypatch):
     """The second is a code server: the runs that it started live on without it."""
     # The children of a fake that serves do not hear SIGINT.
-    monkeypatch.setattr(process_groups, "_END", ((signal.SIGINT, 1.0), (signal.SIGTERM, 20.0)))
+    monkeypatch.setattr(processes, "_END", ((signal.SIGINT, 1.0), (signal.SIGTERM, 20.0)))
     engine, at = Fake(tmp_path), str(tmp_path / "code.sock")
     family = FAMILY.replace('"ui"', '"code"')
     code = Server(
@@ -376,7 +376,7 @@ except KeyboardInterrupt:
 
 
 def test_what_does_not_want_to_end_is_killed(diary, tmp_path, monkeypatch):
-    monkeypatch.setattr(process_groups, "_END", ((signal.SIGINT, 0.2), (signal.SIGTERM, 0.2)))
+    monkeypatch.setattr(processes, "_END", ((signal.SIGINT, 0.2), (signal.SIGTERM, 0.2)))
     deaf = "for n in (signal.SIGINT, signal.SIGTERM): signal.signal(n, signal.SIG_IGN)\n"
     ui = deaf + FAMILY + "os.kill(os.getppid(), signal.SIGTERM)\ntime.sleep(600)"
     assert run(ui, Fake(tmp_path)) == 0
@@ -426,8 +426,8 @@ def supervised(monkeypatch, tmp_path) -> list[tuple]:
         calls.append((parts, environment, servers, read))
         return 0
 
-    monkeypatch.setattr(deployment, "supervise", supervise)
-    monkeypatch.setattr(deployment, "check_java", lambda: None)
+    monkeypatch.setattr(supervisor, "supervise", supervise)
+    monkeypatch.setattr(supervisor, "check_java", lambda: None)
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
     monkeypatch.delenv("no_grpc_proxy", raising=False)
     monkeypatch.delenv("SPARK_REMOTE", raising=False)
@@ -548,7 +548,7 @@ def test_a_home_that_dagster_would_not_take(supervised, monkeypatch, capsys, com
 
 def test_a_deployment_that_ends_badly(supervised, listening, monkeypatch, capsys):
     monkeypatch.setenv("SPARK_REMOTE", "sc://cluster:15002")
-    monkeypatch.setattr(deployment, "supervise", lambda *_: 1)
+    monkeypatch.setattr(supervisor, "supervise", lambda *_: 1)
     assert main(ui_command(listening)) == 3
     assert "a part of it ended with status 1" in capsys.readouterr().err
 
@@ -565,7 +565,7 @@ def test_passwords_that_cannot_be_read_end_it_at_once(supervised, listening, mon
 
 CLIENT = """
 from backfill_assets.settings import load_settings
-from backfill_assets.engine.spark import Engine, EngineError
+from backfill_assets.spark.session import Engine, EngineError
 try:
     spark = Engine.of(load_settings()).spark_session
     print(spark.range(4).count(), spark.conf.get("spark.sql.extensions"))

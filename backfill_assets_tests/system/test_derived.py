@@ -11,12 +11,12 @@ import pytest
 from pyspark.sql import DataFrame
 
 from backfill_assets import FACT, ORDERS, STAGED, Reads, Unpartitioned, conserves, last_days, table
-from backfill_assets.backfills.comparison import VerifyOutcome
+from backfill_assets.backfills.verify import VerifyOutcome
+from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import Window
-from backfill_assets.calendar.policy import Policy
-from backfill_assets.delta.reading import read_ledgers
+from backfill_assets.delta.ledger_reader import read_ledgers
 from backfill_assets.delta.records import CommitRecord
-from backfill_assets.monitoring.look import Monitor
+from backfill_assets.monitoring.monitor import Monitor
 from backfill_assets.monitoring.states import DayState, day_states
 from backfill_assets.orders.tables import RAW, REJECTED
 from backfill_assets.settings import SettingsError, load_settings

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 
-from backfill_assets.delta.reading import read_ledgers
+from backfill_assets.delta.ledger_reader import read_ledgers
 from backfill_assets.orders.facts import FACT
 from backfill_assets_tests import conftest
 from backfill_assets_tests.pipeline import LAYERS, Pipeline, day, order

@@ -19,8 +19,8 @@ from backfill_assets.drills.outages import OUTAGES
 from backfill_assets.drills.playing import Drill
 from backfill_assets.drills.scoring import Score
 from backfill_assets.drills.strikes import EUROS, READERS
-from backfill_assets.engine.spark import Engine
 from backfill_assets.publish.run_tags import REWRITE_TAG
+from backfill_assets.spark.session import Engine
 from backfill_assets_tests.pages import code_blocks
 from backfill_assets_tests.playing import Player
 

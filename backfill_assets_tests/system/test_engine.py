@@ -15,21 +15,21 @@ from pathlib import Path
 
 import pytest
 
-from backfill_assets.engine import health
-from backfill_assets.engine.configuration import connect_server_command
-from backfill_assets.engine.environment import jvm_environment
-from backfill_assets.engine.scratch import ScratchDir
-from backfill_assets.engine.servers import SparkServer
 from backfill_assets.settings import load_settings
+from backfill_assets.spark import servers
+from backfill_assets.spark.configuration import connect_server_command
+from backfill_assets.spark.environment import jvm_environment
+from backfill_assets.spark.jvm_launch import ScratchDir
+from backfill_assets.spark.servers import SparkServer
 from backfill_assets_tests.places import PROJECT
 
 CLIENT = """
 import os, sys
 from datetime import date
 from backfill_assets.calendar.partitions import Window
-from backfill_assets.engine.caching import caching
-from backfill_assets.engine.spark import Engine
-from backfill_assets.landing.lines import survey
+from backfill_assets.spark.frames import caching
+from backfill_assets.spark.session import Engine
+from backfill_assets.landing.read import survey
 from backfill_assets.orders.lines import ORDER_LINES
 from backfill_assets.settings import load_settings
 spark = Engine.of(load_settings()).spark_session
@@ -50,7 +50,7 @@ VIEWS = "print(len(spark.sql('SHOW VIEWS IN global_temp').collect()))"
 LONG_LINES = """
 import gzip, json, sys
 from pathlib import Path
-from backfill_assets.engine.spark import Engine
+from backfill_assets.spark.session import Engine
 from backfill_assets.settings import load_settings
 from backfill_assets_tests.pipeline import Pipeline, order
 conf = {"spark.driver.memory": "1500m"}
@@ -106,7 +106,7 @@ class RealEngine:
     def asked(self) -> bool:
         """Whether it answers the small query."""
         variables = {**self.environment, "SPARK_REMOTE": self.server.url.partition("/;")[0]}
-        command = [sys.executable, "-m", health.__name__, "120"]
+        command = [sys.executable, "-m", servers.__name__, "120"]
         return subprocess.run(command, env=variables, cwd=PROJECT, check=False).returncode == 0
 
     def listening(self) -> list[int]:

@@ -18,21 +18,21 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from backfill_assets import ORDERS, STAGED, Answers, Lookup, Quota, Reads, conserves, table
-from backfill_assets.backfills.comparison import VerifyOutcome
-from backfill_assets.backfills.plans import DayOutcome, plan_facts
+from backfill_assets.backfills.backfill_plan import DayOutcome, plan_facts
+from backfill_assets.backfills.verify import VerifyOutcome
+from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import Window
-from backfill_assets.calendar.policy import Policy
 from backfill_assets.cli import main
-from backfill_assets.delta.reading import read_ledgers
+from backfill_assets.delta.ledger_reader import read_ledgers
 from backfill_assets.examples.customers import enrichment
 from backfill_assets.examples.customers.enrichment import RATES, fact_orders_eur
-from backfill_assets.lookups import asking
-from backfill_assets.lookups.kept import forget_answers
+from backfill_assets.lookups import batch
+from backfill_assets.lookups.answer_cache import forget_answers
 from backfill_assets.settings import SettingsError, load_settings
-from backfill_assets.staleness.backlog import find_stale_days
+from backfill_assets.staleness.stale import find_stale_days
 from backfill_assets.tables.arguments import DeclarationError
 from backfill_assets.tables.catalog import tables_of
-from backfill_assets.tables.known import current
+from backfill_assets.tables.current import current
 from backfill_assets_tests.pages import code_blocks
 from backfill_assets_tests.pipeline import (
     EVERYTHING,
@@ -111,7 +111,7 @@ FIVE = Window(day(1), day(6))
 
 @pytest.fixture
 def server(monkeypatch):
-    monkeypatch.setattr(asking, "_PAUSE", 0.01)
+    monkeypatch.setattr(batch, "_PAUSE", 0.01)
     with rate_server() as rates_server:
         monkeypatch.setenv("RATES_URL", rates_server.url)
         monkeypatch.setenv("RATES_KEY", SECRET)

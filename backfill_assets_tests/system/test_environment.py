@@ -86,7 +86,7 @@ def test_a_run_and_names_beyond_ascii(hostile, tmp_path):
 
 def test_python_workers_of_a_session_of_ones_own(hostile):
     code = (
-        "from backfill_assets.engine.spark import Engine\n"
+        "from backfill_assets.spark.session import Engine\n"
         "from backfill_assets.settings import load_settings\n"
         "spark = Engine.of(load_settings()).spark_session\n"
     )
@@ -112,8 +112,8 @@ def test_python_workers_of_a_server_of_ours(hostile, tmp_path, monkeypatch):
 def test_a_java_that_ends_at_its_start(tmp_path):
     conf = {**SMALL, "spark.driver.memory": "1m", "spark.driver.extraJavaOptions": "-Xms90g"}
     code = (
-        "from backfill_assets.engine.jars import EngineError\n"
-        "from backfill_assets.engine.spark import Engine\n"
+        "from backfill_assets.spark.jars import EngineError\n"
+        "from backfill_assets.spark.session import Engine\n"
         "from backfill_assets.settings import load_settings\n"
         "try:\n"
         "    Engine.of(load_settings()).spark_session\n"

@@ -11,17 +11,19 @@ import pytest
 from deltalake import write_deltalake
 
 from backfill_assets import cli
-from backfill_assets.backfills.export_proof import (
+from backfill_assets.backfills.exports import (
+    MANIFEST,
+    ExportError,
+    export_days,
     find_export_problems,
     find_rebuild_problems,
     read_manifest,
 )
-from backfill_assets.backfills.exports import MANIFEST, ExportError, export_days
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.definitions import build_defs
-from backfill_assets.engine.spark import Engine
 from backfill_assets.orders.facts import FACT
 from backfill_assets.orders.tables import STAGED
+from backfill_assets.spark.session import Engine
 from backfill_assets_tests.commands import refusal_message
 from backfill_assets_tests.pipeline import Pipeline, copy_loaded, day, order
 

@@ -16,8 +16,7 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from backfill_assets.dagster_ext.claims import lock_home
-from backfill_assets.dagster_ext.passwords import write_password
+from backfill_assets.dagster_ext.instance_access import lock_home, write_password
 from backfill_assets.settings import load_settings
 from backfill_assets_tests.deployed import Deployment
 from backfill_assets_tests.killing import find_processes, is_alive, wait_for

@@ -18,9 +18,9 @@ import pytest
 from pyspark.sql import functions
 from selenium.webdriver import Chrome, Keys
 
-from backfill_assets.backfills.planning import days_by_table
+from backfill_assets.backfills.planner import days_by_table
+from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import DAY, DaySet, Window
-from backfill_assets.calendar.policy import Policy
 from backfill_assets.definitions import build_defs
 from backfill_assets.orders.facts import CORRECTIONS, CURRENT, FACT
 from backfill_assets.orders.tables import LATE, RAW, TABLES

@@ -11,7 +11,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.select import Select
 
-from backfill_assets.calendar.policy import Policy
+from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.reach import RecordedReach
 from backfill_assets.labs.running import LABS
 from backfill_assets.orders.tables import ORDERS

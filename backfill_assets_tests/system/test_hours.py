@@ -10,7 +10,7 @@ import pyarrow as arrow
 import pyarrow.parquet as pq
 import pytest
 
-from backfill_assets.backfills.comparison import VerifyOutcome
+from backfill_assets.backfills.verify import VerifyOutcome
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.landing.listing import list_landing
 from backfill_assets.publish.run_tags import ACCEPT_TAG

@@ -13,17 +13,17 @@ import dagster as dg
 import msgspec
 import pytest
 
-from backfill_assets.assets import landed
+from backfill_assets.assets import raw_load
+from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import DAY
-from backfill_assets.calendar.policy import Policy
 from backfill_assets.landing.listing import list_landing
 from backfill_assets.monitoring.incidents import find_incidents
-from backfill_assets.monitoring.look import Monitor
+from backfill_assets.monitoring.monitor import Monitor
 from backfill_assets.monitoring.states import DayState, Situation, day_states
 from backfill_assets.orders.lines import ORDER_LINES
 from backfill_assets.orders.tables import RAW, TABLES
 from backfill_assets.publish.run_tags import ACCEPT_TAG, REWRITE_TAG
-from backfill_assets.staleness.arrivals import find_unloaded_days, loaded_manifests
+from backfill_assets.staleness.unloaded import find_unloaded_days, loaded_manifests
 from backfill_assets_tests.invented_listings import file_path
 from backfill_assets_tests.pipeline import Pipeline, count_outcomes, day, order
 
@@ -130,13 +130,13 @@ def test_days_of_a_time_without_manifests_keep_their_rows(
     """A log that an older version wrote: which content its files had, nobody knows."""
     pipeline.land(1, [order("a", 1), order("b", 1), "rejected"])
     pipeline.land(1, ["all of it rejected"], "part-1.jsonl")
-    honest = landed.RawLoader.remarks
+    honest = raw_load.RawLoader.remarks
 
     def remarks(*arguments):
         result = honest(*arguments)
         return replace(result, details=msgspec.structs.replace(result.details, landing={}))
 
-    monkeypatch.setattr(landed.RawLoader, "remarks", remarks)
+    monkeypatch.setattr(raw_load.RawLoader, "remarks", remarks)
     pipeline.run(1, 1, RAW_STEP)
     monkeypatch.undo()
     refused = rejected_lines(pipeline)
@@ -237,7 +237,7 @@ def test_a_replaced_file_with_all_its_orders_is_a_correction(pipeline: Pipeline)
     pipeline.run(2, 2, RAW_STEP)
     now = read_situation(pipeline, 3)
     assert set(day_states(RAW.name, now).values()) == {DayState.FRESH}
-    assert day(1) in landed.settled_days(now.ledgers[RAW.name])
+    assert day(1) in raw_load.settled_days(now.ledgers[RAW.name])
 
 
 def test_whatever_becomes_of_a_file_its_rows_stay(pipeline: Pipeline) -> None:
@@ -333,14 +333,14 @@ def test_a_copied_landing_is_the_same_landing(pipeline: Pipeline) -> None:
 
 def run_at_reading(monkeypatch: pytest.MonkeyPatch, act) -> None:
     """Do something once, after the landing was listed and before its lines are read."""
-    honest, pending = landed.read_lines, [act]
+    honest, pending = raw_load.read_lines, [act]
 
     def read_lines(*arguments):
         while pending:
             pending.pop()()
         return honest(*arguments)
 
-    monkeypatch.setattr(landed, "read_lines", read_lines)
+    monkeypatch.setattr(raw_load, "read_lines", read_lines)
 
 
 def test_a_file_that_is_not_at_rest_is_not_loaded(
@@ -506,5 +506,5 @@ def test_a_folder_that_went_before_the_next_day_was_loaded(pipeline: Pipeline) -
         in check_evaluation(result, 2).description
     )
     log = pipeline.io_manager.ledger(RAW)
-    assert landed.settled_days(log) == {day(1), day(2)}
+    assert raw_load.settled_days(log) == {day(1), day(2)}
     assert days_to_load(pipeline, 3) == set()

@@ -16,19 +16,24 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from backfill_assets.cli import main
-from backfill_assets.engine.spark import Engine
-from backfill_assets.imports import files as files_module
-from backfill_assets.imports import importing
-from backfill_assets.imports.checking import check_import
-from backfill_assets.imports.files import split_chunks
-from backfill_assets.imports.importing import ImportRequest, RowCounts, plan_import, run_import
-from backfill_assets.imports.manifests import (
+from backfill_assets.imports import importer
+from backfill_assets.imports import landing_files as files_module
+from backfill_assets.imports.import_state import (
     ImportMapping,
     ImportRefusedError,
     load_imports,
     lock_import,
 )
+from backfill_assets.imports.importer import (
+    ImportRequest,
+    RowCounts,
+    check_import,
+    plan_import,
+    run_import,
+)
+from backfill_assets.imports.landing_files import split_chunks
 from backfill_assets.orders.lines import ORDER_LINES
+from backfill_assets.spark.session import Engine
 from backfill_assets_tests.pipeline import LAYERS, Pipeline, day
 
 SCHEMA = pa.schema(
@@ -258,10 +263,10 @@ def test_a_killed_import_goes_on_with_the_same_rows(
             raise KeyboardInterrupt  # its files have landed, and nobody has written it down
         return result
 
-    monkeypatch.setattr(importing, "land_files", killed_land)
+    monkeypatch.setattr(importer, "land_files", killed_land)
     with pytest.raises(KeyboardInterrupt):
         run_import(import_work(pipeline, spark, old, chunk_rows=1))
-    monkeypatch.setattr(importing, "land_files", land)
+    monkeypatch.setattr(importer, "land_files", land)
     (progress,) = load_imports(pipeline.settings, "orders").values()
     assert progress.unfinished_step
     assert len(progress.landed_files) == 1
@@ -431,7 +436,7 @@ def test_the_command(
     for name in ("landing", "warehouse", "start", "end"):
         value = str(getattr(pipeline.settings, name))
         monkeypatch.setenv(f"BACKFILL_ASSETS_{name.upper()}", value)
-    monkeypatch.setattr(importing.Engine, "from_settings", lambda _: engine)
+    monkeypatch.setattr(importer.Engine, "from_settings", lambda _: engine)
 
     def run_import(*command: str, status: int = 0) -> str:
         assert main(["import", "orders", *command]) == status

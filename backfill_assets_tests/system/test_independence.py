@@ -9,17 +9,17 @@ import pytest
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from backfill_assets.backfills.comparison import VerifyOutcome
+from backfill_assets.backfills.verify import VerifyOutcome
 from backfill_assets.calendar.partitions import Window
+from backfill_assets.delta.ledger_reader import read_ledgers
 from backfill_assets.delta.ledgers import Ledger
-from backfill_assets.delta.reading import read_ledgers
 from backfill_assets.delta.records import CommitDetails
-from backfill_assets.publish.candidates import ComputedDays
-from backfill_assets.publish.independence import (
+from backfill_assets.publish.compute import (
     DependentDaysError,
     has_computed_ranges,
     refuse_dependent_days,
 )
+from backfill_assets.publish.types import ComputedDays
 from backfill_assets_tests.dependent_tables import by_day
 from backfill_assets_tests.invented_logs import record
 from backfill_assets_tests.pipeline import LAYERS, Pipeline, day, order, run_verify
@@ -66,7 +66,7 @@ def test_known_code_is_not_looked_at_again(pipeline, monkeypatch):
     assert has_computed_ranges(good_ledger, record.code_version)
     assert not has_computed_ranges(good_ledger, "other")
     monkeypatch.setattr(
-        "backfill_assets.publish.computing.refuse_dependent_days",
+        "backfill_assets.publish.compute.refuse_dependent_days",
         lambda *_: pytest.fail("it is known"),
     )
     pipeline.run(1, 3, [GOOD], tags={"backfill_assets/rewrite": "true"})

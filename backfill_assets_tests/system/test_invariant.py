@@ -19,12 +19,12 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
-from backfill_assets.delta import target_forks, targets
+from backfill_assets.delta import targets
 from backfill_assets.delta.commits import PublishError, Writer
 from backfill_assets.delta.maintenance import run_maintenance
-from backfill_assets.delta.migrating import migrate_table
+from backfill_assets.delta.migrate import migrate_table
 from backfill_assets.delta.targets import TargetError
-from backfill_assets.monitoring.look import Monitor
+from backfill_assets.monitoring.monitor import Monitor
 from backfill_assets.monitoring.states import day_states
 from backfill_assets.publish.run_tags import REWRITE_TAG
 from backfill_assets.tables.catalog import tables_of
@@ -294,7 +294,7 @@ class Life:
         if what == "build":
             return self._build_target(names[0])
         if what == "drop":
-            target_forks.drop_target(self.production.settings, names[0])
+            targets.drop_target(self.production.settings, names[0])
             return "dropped the target"
         first, last = self.some_days()
         return self._switch_target(

@@ -12,12 +12,12 @@ from pandera.pyspark import Field
 from pyspark.sql import DataFrame
 
 from backfill_assets import FACT, RAW, STAGED, Reads, corrections, current, last_days, table
-from backfill_assets.assets.known import correction_expectations, correction_rows
-from backfill_assets.backfills.comparison import VerifyOutcome
+from backfill_assets.assets.current import correction_expectations, correction_rows
+from backfill_assets.backfills.verify import VerifyOutcome
+from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import Window
-from backfill_assets.calendar.policy import Policy
 from backfill_assets.calendar.reach import RecordedReach
-from backfill_assets.delta.reading import read_ledgers
+from backfill_assets.delta.ledger_reader import read_ledgers
 from backfill_assets.orders.facts import CORRECTIONS, CURRENT, DailyOrders
 from backfill_assets.settings import load_settings
 from backfill_assets.tables.arguments import DeclarationError

@@ -34,18 +34,17 @@ from dagster._utils.tags import TagConcurrencyLimitsCounter
 
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.dagster_ext.coordinator import DaemonInterval
-from backfill_assets.dagster_ext.launcher import WatchingRunLauncher
-from backfill_assets.dagster_ext.run_locks import (
+from backfill_assets.dagster_ext.launcher import (
     PROCESS_TAG,
     RUN_LOCK_FILE,
+    WatchingRunLauncher,
     hold_run_lock,
     is_alive,
 )
 from backfill_assets.definitions import build_defs
 from backfill_assets.monitoring.automation import _run_request
-from backfill_assets.monitoring.look import Monitor
-from backfill_assets.monitoring.night import LOAD, REBUILD
-from backfill_assets.monitoring.run_requests import Request
+from backfill_assets.monitoring.monitor import Monitor
+from backfill_assets.monitoring.next_runs import LOAD, REBUILD, Request
 from backfill_assets.settings import load_settings
 from backfill_assets_tests.places import PROJECT, dagster_yaml
 
@@ -54,7 +53,7 @@ NIGHT = date(2024, 1, 3)
 WORKER = """
 import os, signal, subprocess, sys, time
 import dagster as dg
-from backfill_assets.dagster_ext.run_locks import sign_on
+from backfill_assets.dagster_ext.launcher import sign_on
 
 # As Dagster does in a run's process, whatever started it: a shell's background ignores it.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -14,15 +14,15 @@ from pathlib import Path
 
 import pytest
 
-from backfill_assets.backfills import undertakings
+from backfill_assets.backfills import state_store
 from backfill_assets.backfills.accept_code import accept_code, repin_plans
-from backfill_assets.backfills.plans import DayOutcome
+from backfill_assets.backfills.backfill_plan import DayOutcome
 from backfill_assets.calendar.partitions import Window
-from backfill_assets.delta.evolution import schema_differences
-from backfill_assets.delta.reading import read_ledgers
-from backfill_assets.engine.spark import Engine
-from backfill_assets.monitoring.look import Monitor
+from backfill_assets.delta.ledger_reader import read_ledgers
+from backfill_assets.delta.table_schema import schema_differences
+from backfill_assets.monitoring.monitor import Monitor
 from backfill_assets.monitoring.states import day_states
+from backfill_assets.spark.session import Engine
 from backfill_assets_tests.fixtures.write_life import (
     DAYS,
     LATE,
@@ -72,17 +72,17 @@ def test_nothing_is_due_and_the_plan_under_way_ends_and_the_backfill_is_undone(
     assert [len(result.days) for result in accepted] == [DAYS] * len(NAMES)
     assert sum(len(result.verified) for result in accepted) == 2
     plans = repin_plans(life.instance, read_ledgers(life.settings), accepted, life.code)
-    assert plans == undertakings.active_ids(life.instance)
+    assert plans == state_store.active_ids(life.instance)
     assert expected_outcomes(life) == {name: {DayOutcome.IDENTICAL} for name in NAMES}
 
     # What was under way goes on with its second stage, and ends well.
-    (plan_id,) = undertakings.active_ids(life.instance)
-    assert undertakings.load(life.instance, plan_id).stage == 1
+    (plan_id,) = state_store.active_ids(life.instance)
+    assert state_store.load(life.instance, plan_id).stage == 1
     before = life.digests()
     assert tick_until_launched(life).endswith("under way")
     assert serve_stage(life) == f"{plan_id}-002"
     tick_until_launched(life)
-    state = undertakings.load(life.instance, plan_id)
+    state = state_store.load(life.instance, plan_id)
     assert (state.complete, state.ended) == (True, "complete and reconciled")
     ledgers = read_ledgers(life.settings)
     assert {ledgers[name].latest[day(2)].backfill_id for name in PLANNED_TABLES} == {

@@ -18,12 +18,11 @@ from pyspark.errors import PySparkException
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.cli import main
 from backfill_assets.delta import commits, maintenance
-from backfill_assets.delta.maintained import MaintenanceResult, TableFiles
-from backfill_assets.delta.maintenance import run_maintenance
-from backfill_assets.delta.versions import VERSIONS_FILE
-from backfill_assets.engine.spark import Engine
+from backfill_assets.delta.ledger_reader import VERSIONS_FILE
+from backfill_assets.delta.maintenance import MaintenanceResult, TableFiles, run_maintenance
 from backfill_assets.orders.facts import CORRECTIONS, FACT
-from backfill_assets.publish.candidates import Candidate, ComputedDays, ComputePlan, DayResult
+from backfill_assets.publish.types import Candidate, ComputedDays, ComputePlan, DayResult
+from backfill_assets.spark.session import Engine
 from backfill_assets_tests.pipeline import Pipeline, day
 
 RECORD = {"run_id": "r1", "asset": FACT.name, "code_version": "c", "config_digest": "d"}

@@ -16,8 +16,8 @@ import duckdb
 import pytest
 from deltalake import DeltaTable
 
-from backfill_assets.delta.migrating import read_migration
-from backfill_assets.delta.reading import read_ledger
+from backfill_assets.delta.ledger_reader import read_ledger
+from backfill_assets.delta.migrate import read_migration
 from backfill_assets.settings import PREFIX
 from backfill_assets.tables.catalog import tables_of
 from backfill_assets_tests.conftest import SMALL

@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 
 from backfill_assets.calendar.partitions import DAY
-from backfill_assets.monitoring.look import Monitor
+from backfill_assets.monitoring.monitor import Monitor
 from backfill_assets.monitoring.states import day_states
 from backfill_assets.settings import load_settings
 from backfill_assets.tables.catalog import config_digests, graph_for, tables_of

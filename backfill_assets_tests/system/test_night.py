@@ -16,11 +16,11 @@ import pytest
 from dagster._core.storage.dagster_run import DagsterRunStatus
 from dagster._core.test_utils import create_run_for_test
 
-from backfill_assets.calendar.policy import Policy
+from backfill_assets.calendar.late_data import Policy
 from backfill_assets.cli import main
-from backfill_assets.delta.reading import read_ledgers
-from backfill_assets.delta.versions import versions_that_belong_together
-from backfill_assets.monitoring.night import (
+from backfill_assets.delta.ledger_reader import read_ledgers, versions_that_belong_together
+from backfill_assets.monitoring.next_runs import (
+    BATCH_SIZE,
     LOAD,
     REBUILD,
     RunPlanner,
@@ -29,12 +29,11 @@ from backfill_assets.monitoring.night import (
     tables_in_progress,
     unfinished_batch_runs,
 )
-from backfill_assets.monitoring.run_requests import BATCH_SIZE
 from backfill_assets.orders.facts import CURRENT, FACT
 from backfill_assets.orders.tables import RAW, STAGED, TABLES
 from backfill_assets.settings import load_settings
-from backfill_assets.staleness.backlog import StaleDay, StaleDays
-from backfill_assets.staleness.fingerprints import input_digests
+from backfill_assets.staleness.input_digest import input_digests
+from backfill_assets.staleness.stale import StaleDay, StaleDays
 from backfill_assets.tables.code_version import Code
 from backfill_assets_tests import conftest
 from backfill_assets_tests.invented_logs import days, ledger, ledgers, make_raw_record, record

@@ -16,13 +16,13 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from backfill_assets.calendar.policy import Policy
-from backfill_assets.delta.reading import read_ledgers
+from backfill_assets.calendar.late_data import Policy
+from backfill_assets.delta.ledger_reader import read_ledgers
 from backfill_assets.orders.facts import CORRECTIONS, CURRENT, FACT
 from backfill_assets.orders.tables import LATE, RAW, STAGED, TABLES
-from backfill_assets.sample.cdnow import write_cdnow_landing
-from backfill_assets.staleness.backlog import find_stale_days
+from backfill_assets.sample.landings import write_cdnow_landing
 from backfill_assets.staleness.finality import final_days
+from backfill_assets.staleness.stale import find_stale_days
 from backfill_assets_tests.landings import history
 from backfill_assets_tests.model import run_model
 from backfill_assets_tests.pipeline import EVERYTHING, START, Pipeline, day

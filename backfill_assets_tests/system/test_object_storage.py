@@ -21,14 +21,14 @@ import pytest
 from deltalake import write_deltalake
 
 from backfill_assets.calendar.partitions import DAY
-from backfill_assets.delta.logs import delta_log, storage_options
-from backfill_assets.engine.jars import fetch_s3_jars
-from backfill_assets.engine.log_store import LOG_STORE
-from backfill_assets.engine.stores import folder_filesystem
+from backfill_assets.delta.delta_rs import delta_log, storage_options
 from backfill_assets.landing.listing import HOUR_FOLDERS, folder_name, list_landing
 from backfill_assets.landing.samples import sample_values
 from backfill_assets.orders.lines import ORDER_LINES
 from backfill_assets.settings import load_settings
+from backfill_assets.spark.filesystems import folder_filesystem
+from backfill_assets.spark.jars import fetch_s3_jars
+from backfill_assets.spark.known_jars import LOG_STORE
 from backfill_assets_tests.conftest import LASTING, SMALL
 from backfill_assets_tests.connect_server import connect_server
 from backfill_assets_tests.places import CDNOW
@@ -197,7 +197,7 @@ def test_a_sample_of_files_reads_a_part_of_them(server, monkeypatch):
 def test_a_server_that_would_lose_commits_is_refused(tmp_path):
     """Of a Connect server that somebody else has started, without what keeps commits apart."""
     code = (
-        "from backfill_assets.engine.spark import Engine\n"
+        "from backfill_assets.spark.session import Engine\n"
         "from backfill_assets.settings import load_settings\n"
         f"Engine.of(load_settings(warehouse='s3a://{BUCKET}/w')).spark_session\n"
     )
@@ -212,9 +212,7 @@ def test_a_server_that_would_lose_commits_is_refused(tmp_path):
         )
     message = result.stderr.splitlines()[-1]
     assert f"{LOG_STORE} must be" in message
-    assert message.startswith(
-        "backfill_assets.engine.jars.EngineError: the Spark Connect server at"
-    )
+    assert message.startswith("backfill_assets.spark.jars.EngineError: the Spark Connect server at")
     assert message.endswith("nothing was written.")
 
 
@@ -222,7 +220,7 @@ def test_a_server_that_would_lose_commits_is_refused(tmp_path):
 COMMIT = """
 import sys
 from py4j.protocol import Py4JJavaError
-from backfill_assets.engine.spark import Engine
+from backfill_assets.spark.session import Engine
 from backfill_assets.settings import load_settings
 url, line = sys.argv[1:]
 spark = Engine.of(load_settings(spark_master="local[1]", warehouse=url)).spark_session
@@ -265,7 +263,7 @@ def test_spark_overwrites_no_commit_that_it_has_not_looked_for(server, monkeypat
 SPARK = """
 import sys
 from backfill_assets.delta.commits import is_conflict
-from backfill_assets.engine.spark import SPARK_ERRORS, Engine
+from backfill_assets.spark.session import SPARK_ERRORS, Engine
 from backfill_assets.landing.listing import folder_name, list_landing
 from backfill_assets.settings import load_settings
 url, name, count = sys.argv[1:]

@@ -12,9 +12,9 @@ from datetime import date
 import pytest
 
 from backfill_assets.calendar.partitions import Window
-from backfill_assets.delta.evolution import schema_differences
-from backfill_assets.delta.reading import read_ledgers
-from backfill_assets.monitoring.look import Monitor
+from backfill_assets.delta.ledger_reader import read_ledgers
+from backfill_assets.delta.table_schema import schema_differences
+from backfill_assets.monitoring.monitor import Monitor
 from backfill_assets.monitoring.states import DayState, day_states
 from backfill_assets_tests.pipeline import EVERYTHING, START, Pipeline, day, run_undo
 from backfill_assets_tests.places import PROJECT

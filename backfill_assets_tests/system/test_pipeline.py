@@ -14,13 +14,12 @@ from dagster._core.execution.api import create_execution_plan, execute_run
 from dagster._core.storage.partition_status_cache import AssetPartitionStatus
 from pyspark.sql import functions as F
 
-from backfill_assets.assets import landed, staging
+from backfill_assets.assets import raw_load, staging
 from backfill_assets.calendar.partitions import days_of_run
 from backfill_assets.orders.tables import RAW, STAGED, TABLES
-from backfill_assets.publish.io_manager import DeltaIOManager
-from backfill_assets.publish.task_metadata import PLOT
-from backfill_assets.sample.generator import write_invented_landing
-from backfill_assets.staleness.arrivals import loaded_manifests
+from backfill_assets.publish.io_manager import PLOT, DeltaIOManager
+from backfill_assets.sample.landings import write_invented_landing
+from backfill_assets.staleness.unloaded import loaded_manifests
 from backfill_assets_tests.model import run_model
 from backfill_assets_tests.pipeline import (
     END,
@@ -197,7 +196,7 @@ def test_a_file_that_makes_spark_itself_fail_fails_its_own_day_alone(pipeline, m
     days = 16
     for n in range(1, days + 1):
         pipeline.land(n, [order("poison" if n == bad else f"o-{n}", n)])
-    honest, attempts = landed.read_versions, []
+    honest, attempts = raw_load.read_versions, []
 
     def read_versions(lines, source, timezone):
         attempts.append(1)
@@ -205,7 +204,7 @@ def test_a_file_that_makes_spark_itself_fail_fails_its_own_day_alone(pipeline, m
         hit = F.when(F.col("order_id") == "poison", bites).otherwise(F.col("order_id"))
         return honest(lines, source, timezone).withColumn("order_id", hit.cast("string"))
 
-    monkeypatch.setattr(landed, "read_versions", read_versions)
+    monkeypatch.setattr(raw_load, "read_versions", read_versions)
     result = pipeline.run(1, days, fails=True)
     assert len(attempts) <= 2 * math.log2(days) + 1
     text = pipeline.failure(result)
@@ -520,13 +519,13 @@ def test_repeating_only_the_last_step_does_not_make_a_failed_day_good(
 
 def test_a_file_that_lands_after_the_listing_is_never_taken_for_read(pipeline, monkeypatch):
     pipeline.land(1, [order("a", 1)])
-    honest = landed.probe_files
+    honest = raw_load.probe_files
 
     def survey(*arguments):
         pipeline.land(1, [order("b", 1)], "part-1.jsonl")
         return honest(*arguments)
 
-    monkeypatch.setattr(landed, "probe_files", survey)
+    monkeypatch.setattr(raw_load, "probe_files", survey)
     pipeline.run(1, 1, ["raw_orders"])
     monkeypatch.undo()
     assert [r["order_id"] for r in pipeline.rows("raw_orders")] == ["a"]

@@ -14,8 +14,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from backfill_assets import FACT, Reads, delta_io_manager, load_settings, table
-from backfill_assets.delta.reading import read_ledger
-from backfill_assets.publish.plain import MODEL
+from backfill_assets.delta.ledger_reader import read_ledger
+from backfill_assets.publish.io_manager import MODEL
 from backfill_assets.tables.arguments import DeclarationError
 from backfill_assets.tables.table import Table
 from backfill_assets_tests.pipeline import START, Pipeline, day, order

@@ -19,7 +19,7 @@ from dagster_postgres import DagsterPostgresStorage
 from sqlalchemy.exc import OperationalError
 
 from backfill_assets.backfills.stages import _refuse_long_tag
-from backfill_assets.backfills.undertakings import BackfillRefusedError
+from backfill_assets.backfills.state_store import BackfillRefusedError
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.dagster_ext.internals import max_tag_bytes
 from backfill_assets.dagster_ext.postgres import PooledEventLog, PostgresStorage

@@ -14,16 +14,16 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import DataFrame
 
-from backfill_assets.assets import known, lines, staging
+from backfill_assets.assets import current, raw_rows, staging
 from backfill_assets.assets.input_frames import for_days
 from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.calendar.reach import SAME_DAY
-from backfill_assets.landing.lines import probe_files, read_lines
+from backfill_assets.landing.read import probe_files, read_lines
 from backfill_assets.orders.facts import CORRECTIONS, CURRENT, FACT
 from backfill_assets.orders.lines import ORDER_LINES
 from backfill_assets.orders.tables import LATE, RAW, STAGED
-from backfill_assets.staleness import touched
-from backfill_assets.tables import versions
+from backfill_assets.staleness import impact
+from backfill_assets.transforms import dedup
 from backfill_assets_tests.landings import DAYS, batches
 from backfill_assets_tests.model import current_facts, run_model
 from backfill_assets_tests.pipeline import LAYERS, START, Pipeline, day
@@ -76,13 +76,13 @@ def test_the_transforms_agree_with_the_model_on_every_row(engine, spark, batch, 
             spark, str(pipeline.landing), ORDER_LINES, CALENDAR.widen_by(before=1)
         )
         landed = read_lines(spark, listing, ORDER_LINES)
-        read = lines.read_versions(landed, ORDER_LINES, zone).persist()
-        log = lines.accepted_rows(read, ORDER_LINES).where(CALENDAR.sql_condition("log_date"))
+        read = raw_rows.read_versions(landed, ORDER_LINES, zone).persist()
+        log = raw_rows.accepted_rows(read, ORDER_LINES).where(CALENDAR.sql_condition("log_date"))
         dated = staging.with_event_day(log, ORDER_LINES, zone).persist()
         ranked = staging.rank_in_window(dated, ORDER_LINES, CALENDAR, window_days)
         staged = staging.staged(ranked, ORDER_LINES).persist()
         assert rows_as_text(log.collect(), RAW.columns) == rows_as_text(model.raw, RAW.columns)
-        assert lines.rejected_rows(read, ORDER_LINES).where(
+        assert raw_rows.rejected_rows(read, ORDER_LINES).where(
             CALENDAR.sql_condition("arrival_date")
         ).count() == len(model.rejected)
         assert rows_as_text(staged.collect(), STAGED.columns) == rows_as_text(
@@ -105,7 +105,9 @@ def test_a_range_decides_each_day_as_that_day_alone(engine, spark, batch, window
             spark, str(pipeline.landing), ORDER_LINES, CALENDAR.widen_by(before=1)
         )
         landed = read_lines(spark, listing, ORDER_LINES)
-        log = lines.accepted_rows(lines.read_versions(landed, ORDER_LINES, "UTC"), ORDER_LINES)
+        log = raw_rows.accepted_rows(
+            raw_rows.read_versions(landed, ORDER_LINES, "UTC"), ORDER_LINES
+        )
         dated = staging.with_event_day(log, ORDER_LINES, "UTC").persist()
 
         def stage_window(window: Window):
@@ -145,13 +147,15 @@ def test_current_is_what_an_endless_window_gives(engine, spark, batch, window_da
             spark, str(pipeline.landing), ORDER_LINES, CALENDAR.widen_by(before=1)
         )
         landed = read_lines(spark, listing, ORDER_LINES)
-        log = lines.accepted_rows(lines.read_versions(landed, ORDER_LINES, "UTC"), ORDER_LINES)
+        log = raw_rows.accepted_rows(
+            raw_rows.read_versions(landed, ORDER_LINES, "UTC"), ORDER_LINES
+        )
         log = log.where(CALENDAR.sql_condition("log_date"))
         log = staging.with_event_day(log, ORDER_LINES, "UTC").persist()
 
         def compute_current(window: Window):
-            rows = versions.rank_all(log, ORDER_LINES, window, window_days, corrects=corrects)
-            return known.current_rows(CURRENT, rows, window, {})
+            rows = dedup.rank_all(log, ORDER_LINES, window, window_days, corrects=corrects)
+            return current.current_rows(CURRENT, rows, window, {})
 
         whole = compute_current(CALENDAR).persist()
         assert sum_facts(whole.collect()) == expected
@@ -159,7 +163,7 @@ def test_current_is_what_an_endless_window_gives(engine, spark, batch, window_da
         assert sum_facts(alone) == expected
         ranked = staging.rank_in_window(log, ORDER_LINES, CALENDAR, window_days)
         facts = facts_of(staging.staged(ranked, ORDER_LINES))
-        changes = sum_facts(known.correction_rows(CORRECTIONS, facts, whole).collect())
+        changes = sum_facts(current.correction_rows(CORRECTIONS, facts, whole).collect())
         frozen = model.fact
         nothing = (0, Decimal(0))
         assert changes == {
@@ -185,7 +189,7 @@ def test_spans_hold_the_days_of_all_lines_of_an_order(spark):
             expected[log_day].update(event_day for _, event_day in order_days)
     for take in (order_lines, order_lines[:5], []):
         frame = spark.createDataFrame(take, "order_id STRING, log_date DATE, event_date DATE")
-        spans = touched._event_days_by_log_day(ORDER_LINES, frame)
+        spans = impact._event_days_by_log_day(ORDER_LINES, frame)
         if take is order_lines:
             assert spans == expected
         assert spans.keys() == {log_day for _, log_day, _ in take}

@@ -20,9 +20,9 @@ from unittest.mock import patch
 import pytest
 from pydantic import ByteSize
 
+from backfill_assets.audit.verdicts import Severity
 from backfill_assets.monitoring.states import DayState
 from backfill_assets.orders.tables import TABLES
-from backfill_assets.quality.audit import Severity
 from backfill_assets.settings import PREFIX, Settings, load_settings
 from backfill_assets_tests import conftest
 from backfill_assets_tests.built_site import site_in

@@ -11,10 +11,10 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from backfill_assets import ORDERS, STAGED, current
-from backfill_assets.backfills.plans import DayOutcome
-from backfill_assets.calendar.policy import Policy
-from backfill_assets.delta.reading import read_ledgers
-from backfill_assets.staleness.backlog import StaleDays, find_stale_days
+from backfill_assets.backfills.backfill_plan import DayOutcome
+from backfill_assets.calendar.late_data import Policy
+from backfill_assets.delta.ledger_reader import read_ledgers
+from backfill_assets.staleness.stale import StaleDays, find_stale_days
 from backfill_assets_tests.own_tables import my_countries
 from backfill_assets_tests.pipeline import EVERYTHING, Pipeline, day, make_plan, order, run_undo
 

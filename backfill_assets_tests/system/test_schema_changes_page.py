@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from backfill_assets.cli import main
-from backfill_assets.delta.migrating import migrate_table
-from backfill_assets.engine.spark import Engine
+from backfill_assets.delta.migrate import migrate_table
 from backfill_assets.settings import PREFIX
+from backfill_assets.spark.session import Engine
 from backfill_assets.tables.catalog import tables_of
 from backfill_assets_tests.beside import build_shadow
 from backfill_assets_tests.pages import code_blocks, run_step

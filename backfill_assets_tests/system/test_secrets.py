@@ -20,7 +20,7 @@ CONF = {
 }
 #: Asks the JVM, and then says that it has: its arguments are looked at meanwhile.
 ASK = """
-from backfill_assets.engine.spark import Engine
+from backfill_assets.spark.session import Engine
 from backfill_assets.settings import load_settings
 spark = Engine.of(load_settings(spark_master="local[1]")).spark_session
 asked = "java_method('java.lang.System', 'getProperty', 'trust.Password')"

@@ -14,10 +14,9 @@ from pathlib import Path
 import pytest
 
 from backfill_assets.cli import main
-from backfill_assets.delta.reading import read_ledgers
-from backfill_assets.delta.versions import save_versions
-from backfill_assets.engine.spark import Engine
+from backfill_assets.delta.ledger_reader import read_ledgers, save_versions
 from backfill_assets.settings import PREFIX
+from backfill_assets.spark.session import Engine
 from backfill_assets_tests.beside import AFTER, ALL, BEFORE, SCORES
 from backfill_assets_tests.looking import CHANGED, run_reader
 from backfill_assets_tests.pages import code_blocks, run_step

@@ -9,7 +9,7 @@ from contextlib import closing
 import psycopg2
 import pytest
 
-from backfill_assets.engine.spark import SPARK_ERRORS
+from backfill_assets.spark.session import SPARK_ERRORS
 from backfill_assets_tests import postgres
 from backfill_assets_tests.pages import BLOCK, PAGES, code_blocks
 

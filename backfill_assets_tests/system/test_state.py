@@ -16,28 +16,27 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from backfill_assets import PREVIOUS_DAY, SELF, Reads, table
-from backfill_assets.assets import making
-from backfill_assets.backfills.comparison import VerifyOutcome
-from backfill_assets.backfills.plans import TableForecast
-from backfill_assets.backfills.verification import verify_days
+from backfill_assets.assets import table_asset
+from backfill_assets.backfills.backfill_plan import TableForecast
+from backfill_assets.backfills.verify import VerifyOutcome, verify_days
+from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import Window
-from backfill_assets.calendar.policy import Policy
-from backfill_assets.delta import reading
+from backfill_assets.delta import ledger_reader
 from backfill_assets.delta.commits import PublishError, Writer
-from backfill_assets.engine.caching import Cache, caching
 from backfill_assets.examples.customers.cohorts import cohort_value_30d
 from backfill_assets.examples.customers.lifetime_value import (
     LifetimeValue,
     customer_lifetime_value,
 )
-from backfill_assets.monitoring.run_requests import rebuild_requests
+from backfill_assets.monitoring.next_runs import rebuild_requests
 from backfill_assets.orders.facts import CURRENT, FACT
 from backfill_assets.orders.tables import ORDERS, STAGED
 from backfill_assets.publish import io_manager
 from backfill_assets.publish.run_tags import REWRITE_TAG
 from backfill_assets.settings import load_settings
-from backfill_assets.staleness.backlog import StaleDay, StaleDays, find_stale_days
+from backfill_assets.spark.frames import Cache, caching
 from backfill_assets.staleness.finality import final_days
+from backfill_assets.staleness.stale import StaleDay, StaleDays, find_stale_days
 from backfill_assets.tables.catalog import graph_for
 from backfill_assets_tests.memory_model import lifetime_values
 from backfill_assets_tests.pipeline import Pipeline, day, make_plan, order, run_undo
@@ -142,7 +141,9 @@ def test_a_late_line_rebuilds_the_days_that_change_and_no_more(stateful: Pipelin
     stateful.run(2, 4, [CURRENT.name])
     ledger = stateful.io_manager.ledger(customer_lifetime_value)
     behind = find_stale_days(
-        reading.read_ledgers(stateful.settings), Policy.from_settings(stateful.settings), day(7)
+        ledger_reader.read_ledgers(stateful.settings),
+        Policy.from_settings(stateful.settings),
+        day(7),
     ).all_days(LTV)
     assert behind == {day(n) for n in range(2, 7)}
     stateful.run(2, 6, [LTV])
@@ -153,7 +154,9 @@ def test_a_late_line_rebuilds_the_days_that_change_and_no_more(stateful: Pipelin
     changed = {d for d in later.latest if ledger.latest[d].version != later.latest[d].version}
     assert changed == {day(n) for n in range(2, 7)}
     stale = find_stale_days(
-        reading.read_ledgers(stateful.settings), Policy.from_settings(stateful.settings), day(7)
+        ledger_reader.read_ledgers(stateful.settings),
+        Policy.from_settings(stateful.settings),
+        day(7),
     )
     assert not stale.all_days(LTV)
 
@@ -400,7 +403,7 @@ def test_rows_of_days_that_are_published_are_not_kept_in_memory(
         open_caches -= 1
 
     monkeypatch.setattr(io_manager, "DAYS_PER_COMMIT", 2)
-    monkeypatch.setattr(making, "caching", count_caches)
+    monkeypatch.setattr(table_asset, "caching", count_caches)
     stateful.run(1, 5, [LTV])
     # The second is a day that is computed alone, to be compared with the first range.
     assert (most, open_caches) == ([1, 2, 1, 1], 0)
@@ -444,7 +447,7 @@ def test_an_undo_puts_all_days_of_a_chain_back(stateful: Pipeline) -> None:
     run_undo(stateful, "wrongone")
     assert day_digests(stateful) == before
     # It holds until somebody decides otherwise.
-    ledgers = reading.read_ledgers(stateful.settings)
+    ledgers = ledger_reader.read_ledgers(stateful.settings)
     assert not find_stale_days(ledgers, Policy.from_settings(stateful.settings), day(7)).all_days(
         LTV
     )
@@ -468,7 +471,7 @@ def test_an_undo_takes_what_others_built_upon_its_days_with_it(stateful: Pipelin
     assert read_rows(stateful) == expected_values([*ORDERED[:2], ORDERED[3], *late], 7)
     run_undo(stateful, "wrongone")
     assert {d: digest for d, digest in day_digests(stateful).items() if d != day(7)} == before
-    ledgers = reading.read_ledgers(stateful.settings)
+    ledgers = ledger_reader.read_ledgers(stateful.settings)
     assert find_stale_days(ledgers, Policy.from_settings(stateful.settings), day(8)).all_days(
         LTV
     ) == {day(7)}
@@ -504,12 +507,12 @@ def test_its_days_are_final_when_those_it_is_made_of_are(
     pipeline.run(1, 3, layers)
     pipeline.run(4, 5, layers)
     final_by_table = final_days(
-        reading.read_ledgers(pipeline.settings), Policy.from_settings(pipeline.settings)
+        ledger_reader.read_ledgers(pipeline.settings), Policy.from_settings(pipeline.settings)
     )
     assert final_by_table[FACT.name] == {day(n) for n in (1, 2, 3, 4)}
     # What was still open in the first run waits for the next look.
     pipeline.run(1, 5, layers)
     final_by_table = final_days(
-        reading.read_ledgers(pipeline.settings), Policy.from_settings(pipeline.settings)
+        ledger_reader.read_ledgers(pipeline.settings), Policy.from_settings(pipeline.settings)
     )
     assert final_by_table[frozen_value.name] == final_by_table[FACT.name]

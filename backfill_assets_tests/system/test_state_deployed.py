@@ -12,7 +12,7 @@ import dagster as dg
 import pytest
 
 from backfill_assets.calendar.partitions import Window, days_of_run
-from backfill_assets.delta.reading import read_ledgers
+from backfill_assets.delta.ledger_reader import read_ledgers
 from backfill_assets_tests.deployed import Deployment
 from backfill_assets_tests.memory_model import lifetime_values
 from backfill_assets_tests.pipeline import Pipeline, day, order

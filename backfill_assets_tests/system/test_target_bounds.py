@@ -8,10 +8,10 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from backfill_assets.backfills.target_bounds import require_comparison
 from backfill_assets.definitions import build_defs
 from backfill_assets.delta import targets
 from backfill_assets.delta.targets import ComparisonLimits, ShadowTarget
+from backfill_assets.shadow.compare import require_comparison
 from backfill_assets_tests.beside import (
     AFTER,
     ALL,

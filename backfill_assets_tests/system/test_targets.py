@@ -14,24 +14,23 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
-from backfill_assets.backfills import undertakings
-from backfill_assets.backfills.plans import BackfillRequest
-from backfill_assets.backfills.target_days import stale_days, target_tables
-from backfill_assets.backfills.target_undo import is_mixed
-from backfill_assets.calendar.policy import Policy
+from backfill_assets.backfills import state_store
+from backfill_assets.backfills.backfill_plan import BackfillRequest
+from backfill_assets.calendar.late_data import Policy
 from backfill_assets.cli.targets import target_row
-from backfill_assets.delta import commits, forks, target_forks, target_log, targets
-from backfill_assets.delta.forks import CloneError
+from backfill_assets.delta import commit_log, commits, document, targets
+from backfill_assets.delta.commit_log import CloneError
+from backfill_assets.delta.ledger_reader import read_ledgers, versions_that_belong_together
 from backfill_assets.delta.maintenance import run_maintenance
-from backfill_assets.delta.reading import read_ledgers
 from backfill_assets.delta.targets import ShadowTarget, TargetError
-from backfill_assets.delta.versions import versions_that_belong_together
 from backfill_assets.orders.facts import CORRECTIONS, CURRENT, FACT
 from backfill_assets.orders.tables import STAGED
-from backfill_assets.publish.candidates import Outcome
 from backfill_assets.publish.io_manager import DeltaIOManager
+from backfill_assets.publish.types import Outcome
 from backfill_assets.settings import load_settings
-from backfill_assets.staleness.backlog import find_stale_days
+from backfill_assets.shadow.days import stale_days, target_tables
+from backfill_assets.shadow.switch import is_mixed
+from backfill_assets.staleness.stale import find_stale_days
 from backfill_assets_tests.beside import (
     AFTER,
     ALL,
@@ -188,7 +187,7 @@ def test_the_same_as_the_backfill_in_place(production, new, loaded, tmp_path):
 
 def test_a_plan_tells_what_would_be_built(production, new):
     after = new()
-    target = target_forks.describe_target(after.settings, "v2", (SCORES,), _parse_window(DAYS))
+    target = targets.describe_target(after.settings, "v2", (SCORES,), _parse_window(DAYS))
     stale = stale_days(after.settings, after.repository.asset_graph, target, after.code)
     assert {name: sorted(table_days) for name, table_days in stale.items()} == {
         SCORES: [day(2), day(3), day(4)]
@@ -209,7 +208,7 @@ def test_an_unchanged_day_costs_no_file(production, new):
     assert not (Path(target.table_url(same.settings, SCORES)) / "run_date=2024-01-02").exists()
     build_shadow(new(), name="other")
     assert count_files(production) == at + 3
-    assert target_forks.drop_target(same.settings, "other") == 3 + 5 + 5
+    assert targets.drop_target(same.settings, "other") == 3 + 5 + 5
     assert count_files(production) == at
     assert targets.list_targets(same.settings) == ["v2"]
 
@@ -224,19 +223,19 @@ def test_dropping_leaves_what_was_switched_over(production, new, monkeypatch):
         after.settings, "v2", lambda current: current.model_copy(update={"undoing": "v2-1"})
     )
     with pytest.raises(TargetError, match="v2-1 is half undone: `backfill-assets undo v2-1` fin"):
-        target_forks.drop_target(after.settings, "v2")
+        targets.drop_target(after.settings, "v2")
     assert targets.list_targets(after.settings) == ["v2"]
     targets.update_target(
         after.settings, "v2", lambda current: current.model_copy(update={"undoing": ""})
     )
     with monkeypatch.context() as patch, pytest.raises(KilledError):
-        patch.setattr(target_forks, "delete_target", _raise_killed)
-        target_forks.drop_target(after.settings, "v2")
+        patch.setattr(targets, "delete_target", _raise_killed)
+        targets.drop_target(after.settings, "v2")
     # Nobody takes up what is half gone, and the same again does the rest.
     with pytest.raises(TargetError, match="v2 is being dropped: `backfill-assets drop v2` ends"):
         build_shadow(after)
     assert "target v2 is being dropped" in after.failure(run_switch_over(after, fails=True))
-    target_forks.drop_target(after.settings, "v2")
+    targets.drop_target(after.settings, "v2")
     assert count_files(production) == at - 2
     assert read_scores(production) == {1: 1, 2: 20, 3: 3, 4: 4, 5: 5, 6: 6}
     with pytest.raises(TargetError, match="there is no target v2"):
@@ -397,7 +396,7 @@ def test_a_switch_over_that_is_killed_is_finished(production, new, monkeypatch):
     with pytest.raises(TargetError, match="is being switched over"):
         build_shadow(after)
     with pytest.raises(TargetError, match="is being switched over"):
-        target_forks.drop_target(after.settings, "v2")
+        targets.drop_target(after.settings, "v2")
     (request,) = after.tick("switch_overs").run_requests
     at = production.log(SCORES).version()
 
@@ -471,7 +470,7 @@ def test_a_build_that_is_killed_goes_on(production, new, monkeypatch):
 def test_a_fork_that_is_killed_is_none(production, new, monkeypatch):
     after = new()
     with monkeypatch.context() as patch:
-        patch.setattr(target_forks, "shallow_clone", _raise_killed)
+        patch.setattr(targets, "shallow_clone", _raise_killed)
         with pytest.raises(KilledError):
             build_shadow(after)
     assert targets.list_targets(after.settings) == []
@@ -498,14 +497,14 @@ def test_of_two_who_change_a_target_one_is_refused(new, tmp_path):
     url = str(tmp_path / "known")
     result = []
     assert not run_together(
-        *(lambda n=n: result.append(target_log.write_document(url, n, -1)) for n in "ab")
+        *(lambda n=n: result.append(document.write_document(url, n, -1)) for n in "ab")
     )
     assert sorted(result, key=str) == [0, None]
-    first = target_log.read_document(url)
+    first = document.read_document(url)
     assert (first.revision, first.text in ("a", "b")) == (0, True)
-    assert target_log.write_document(url, "c", 0) == 1
-    assert target_log.write_document(url, "d", 0) is None
-    assert target_log.read_document(url) == (1, "c")
+    assert document.write_document(url, "c", 0) == 1
+    assert document.write_document(url, "d", 0) is None
+    assert document.read_document(url) == (1, "c")
     # A target says so, and nothing of what the other has written is lost.
     settings = new().settings
     target = targets.save_target(
@@ -553,7 +552,7 @@ def test_what_cannot_be_asked_of_a_target(production, new):
 def test_a_target_of_a_later_package_is_left_alone(production, new):
     after = new()
     odd = f"{targets.target_folder(after.settings, 'odd')}/_state"
-    target_log.write_document(odd, json.dumps({"name": "odd", "shape": 2}), target_log.NO_REVISION)
+    document.write_document(odd, json.dumps({"name": "odd", "shape": 2}), document.NO_REVISION)
     with pytest.raises(TargetError, match="made by another version"):
         targets.load_target(after.settings, "odd")
     assert not after.tick("switch_overs").run_requests
@@ -572,7 +571,7 @@ def test_a_warehouse_with_a_space_in_its_name(new):
     build_shadow(after, f"{day(1)}...{day(3)}")
     run_switch_over(after)
     assert read_scores(production) == {1: 10, 2: 20, 3: 30}
-    assert forks.resolve_path("/x", "file:///a%20b/c") == "/a b/c"
+    assert commit_log.resolve_path("/x", "file:///a%20b/c") == "/a b/c"
 
 
 def test_an_undo_writes_no_file(production, new):
@@ -646,7 +645,7 @@ def test_a_name_is_used_but_once(production, new):
     build_shadow(after)
     run_switch_over(after)
     run_undo(after, "v2")
-    target_forks.drop_target(after.settings, "v2")
+    targets.drop_target(after.settings, "v2")
     # Its commits are those of v2-1 still: days of them would be taken for switched over.
     with pytest.raises(TargetError, match="v2 is the name of a backfill or of a target that is"):
         build_shadow(after)
@@ -658,7 +657,9 @@ def test_a_name_is_used_but_once(production, new):
 def test_files_that_are_gone_are_not_named(production, new):
     after, at = new(), log_versions(production)
     target, _ = build_shadow(after)
-    for place in forks.added_files(target.table_url(after.settings, STATE), target.pins[STATE]):
+    for place in commit_log.added_files(
+        target.table_url(after.settings, STATE), target.pins[STATE]
+    ):
         Path(place).unlink()
     message = after.failure(run_switch_over(after, fails=True))
     assert f"{STATE} [{day(2)}...{day(6)}]: data files that" in message
@@ -670,7 +671,7 @@ def test_a_copy_of_the_warehouse_drops_files_of_its_own(production, new, tmp_pat
     build_shadow(new())
     shutil.copytree(tmp_path / "here", tmp_path / "copy")
     copy, at = new(AFTER, "copy"), count_files(production)
-    assert target_forks.drop_target(copy.settings, "v2") == 0
+    assert targets.drop_target(copy.settings, "v2") == 0
     assert count_files(production) == at
     assert read_scores(production)[2] == 2
 
@@ -682,7 +683,7 @@ def test_where_commits_are_gone_no_file_is_removed(production, new):
     for n in range(3):
         (production.warehouse / SCORES / "_delta_log" / f"{n:020d}.json").unlink()
     at = count_files(production)
-    target_forks.drop_target(after.settings, "v2")
+    targets.drop_target(after.settings, "v2")
     assert count_files(production) == at
     assert read_scores(production) == {n: n for n in range(1, 7)}
 
@@ -742,9 +743,9 @@ def test_versions_are_not_kept_in_the_middle_of_a_backfill(production):
     before = kept_versions()
     assert before[SCORES] == log_versions(production)[SCORES]
     production.run(6, 6, LAYERS[:1], tags={"backfill_assets/rewrite": "true"})
-    production.instance.add_dynamic_partitions(undertakings.ACTIVE, ["one"])
+    production.instance.add_dynamic_partitions(state_store.ACTIVE, ["one"])
     assert kept_versions() == before
-    production.instance.delete_dynamic_partition(undertakings.ACTIVE, "one")
+    production.instance.delete_dynamic_partition(state_store.ACTIVE, "one")
     after = kept_versions()
     assert after["raw_orders"] == before["raw_orders"] + 1
 

@@ -11,15 +11,15 @@ import dagster as dg
 import pytest
 from dagster._utils.schedules import schedule_execution_time_iterator
 
-from backfill_assets.assets import lines
-from backfill_assets.calendar.cadences import Grain
+from backfill_assets.assets import raw_rows
+from backfill_assets.calendar.grain import Grain
 from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.definitions import build_defs
-from backfill_assets.landing.lines import probe_files, read_lines
+from backfill_assets.landing.read import probe_files, read_lines
 from backfill_assets.orders.lines import ORDER_LINES
 from backfill_assets.orders.tables import STAGED
 from backfill_assets.settings import load_settings
-from backfill_assets.tables import versions
+from backfill_assets.transforms import dedup
 from backfill_assets_tests.model import run_model
 
 LEAP_DAY = date(2024, 2, 29)
@@ -61,10 +61,10 @@ def test_every_moment_is_on_its_business_day(spark, tmp_path, zone, offset):
         (folder / f"{n}.jsonl").write_text(json.dumps(line) + "\n")
         expected[f"o{n}"] = day
     listing = probe_files(spark, str(tmp_path), ORDER_LINES, YEAR.widen_by(before=1))
-    read = lines.read_versions(read_lines(spark, listing, ORDER_LINES), ORDER_LINES, zone)
-    log = versions.with_event_day(lines.accepted_rows(read, ORDER_LINES), ORDER_LINES, zone)
-    ranked = versions.rank_in_window(log, ORDER_LINES, YEAR, 0)
-    staged = versions.staged(ranked, ORDER_LINES).collect()
+    read = raw_rows.read_versions(read_lines(spark, listing, ORDER_LINES), ORDER_LINES, zone)
+    log = dedup.with_event_day(raw_rows.accepted_rows(read, ORDER_LINES), ORDER_LINES, zone)
+    ranked = dedup.rank_in_window(log, ORDER_LINES, YEAR, 0)
+    staged = dedup.staged(ranked, ORDER_LINES).collect()
     assert {row["order_id"]: row["event_date"] for row in staged} == expected
     model = run_model(tmp_path, start=YEAR.start, end=YEAR.end, window_days=0, timezone=zone)
     assert sorted((r["event_date"], r["order_id"], r["log_date"]) for r in staged) == sorted(

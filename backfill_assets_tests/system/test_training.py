@@ -14,13 +14,14 @@ import pytest
 from dagster._core.execution.backfill import BulkActionStatus
 from deltalake import write_deltalake
 
-from backfill_assets.backfills import jobs, stages, undertakings
-from backfill_assets.backfills.comparison import VerifyOutcome
-from backfill_assets.backfills.plans import BackfillRequest
+from backfill_assets.assets import backfill_jobs
+from backfill_assets.backfills import stages, state_store
+from backfill_assets.backfills.backfill_plan import BackfillRequest
+from backfill_assets.backfills.verify import VerifyOutcome
+from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import DAY, Window
-from backfill_assets.calendar.policy import Policy
-from backfill_assets.delta.reading import read_ledgers
-from backfill_assets.staleness.backlog import find_stale_days
+from backfill_assets.delta.ledger_reader import read_ledgers
+from backfill_assets.staleness.stale import find_stale_days
 from backfill_assets_tests import memory_model
 from backfill_assets_tests.deployed import Deployment
 from backfill_assets_tests.model import run_model
@@ -340,9 +341,9 @@ def test_drift_is_warned_of_and_shown_with_its_numbers(pipeline):
 def run_stage(pipeline: Pipeline, *, fails: bool = False) -> str:
     """The daemon's part in the stage that is under way: its run, and then the gate."""
     while not (message := tick_planned_backfills(pipeline)).endswith("under way"):
-        assert undertakings.active_ids(pipeline.instance), message
-    (id_,) = undertakings.active_ids(pipeline.instance)
-    backfill = pipeline.instance.get_backfill(undertakings.load(pipeline.instance, id_).backfill_id)
+        assert state_store.active_ids(pipeline.instance), message
+    (id_,) = state_store.active_ids(pipeline.instance)
+    backfill = pipeline.instance.get_backfill(state_store.load(pipeline.instance, id_).backfill_id)
     subsets = backfill.asset_backfill_data.target_subset.partitions_subsets_by_asset_key
     days = sorted({key for subset in subsets.values() for key in subset.get_partition_keys()})
     tags = {**backfill.tags, "dagster/backfill": backfill.backfill_id}
@@ -369,12 +370,12 @@ def test_a_training_set_is_rebuilt_in_chunks_and_stops_at_the_first_bad_one(load
     options = {"tables": ("training_daily",), "chunk_days": 4, "reason": "new set"}
     plan = make_plan(pipeline, f"{day(1)}...{day(12)}", **options)
     graph = pipeline.repository.asset_graph
-    jobs.launch_plan(pipeline.settings, graph, pipeline.instance, pipeline.code, plan.id)
+    backfill_jobs.launch_plan(pipeline.settings, graph, pipeline.instance, pipeline.code, plan.id)
     assert run_stage(pipeline) == f"{plan.id}-001"
     assert run_stage(pipeline, fails=True) == f"{plan.id}-002"
     tick_planned_backfills(pipeline)
     assert "did not pass" in tick_planned_backfills(pipeline)
-    assert not undertakings.active_ids(pipeline.instance)
+    assert not state_store.active_ids(pipeline.instance)
     ledger = read_ledgers(pipeline.settings)["training_daily"]
     assert ledger.published_days == {*Window(day(1), day(9))} - {day(5)}
     made_of = ledger.latest[day(1)]

@@ -12,21 +12,21 @@ from decimal import Decimal
 import dagster as dg
 import pytest
 
-from backfill_assets.backfills import jobs
+from backfill_assets.assets import backfill_jobs
 from backfill_assets.backfills import undo as undoing
-from backfill_assets.backfills.footprints import changed_days, commits_of, is_commit_of
-from backfill_assets.backfills.plans import BackfillRequest, DayOutcome
+from backfill_assets.backfills.backfill_plan import BackfillRequest, DayOutcome
+from backfill_assets.backfills.changes import changed_days, commits_of, is_commit_of
+from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import DAY, Window
-from backfill_assets.calendar.policy import Policy
-from backfill_assets.delta.reading import read_ledger, read_ledgers
-from backfill_assets.delta.snapshots import list_data_files
-from backfill_assets.monitoring.look import Monitor
+from backfill_assets.delta.data_files import list_data_files
+from backfill_assets.delta.ledger_reader import read_ledger, read_ledgers
+from backfill_assets.monitoring.monitor import Monitor
 from backfill_assets.monitoring.states import DayState, day_states
 from backfill_assets.orders.facts import FACT
 from backfill_assets.orders.tables import RAW, STAGED, TABLES
 from backfill_assets.publish.run_tags import ACCEPT_TAG, REWRITE_TAG
-from backfill_assets.staleness.arrivals import loaded_manifests
-from backfill_assets.staleness.backlog import find_stale_days
+from backfill_assets.staleness.stale import find_stale_days
+from backfill_assets.staleness.unloaded import loaded_manifests
 from backfill_assets_tests.pipeline import (
     EVERYTHING,
     LAYERS,
@@ -455,7 +455,7 @@ def make_plan(pipeline, window):
     parameters = BackfillRequest(days=str(window), tables=LAYERS)
     code = pipeline.code
     graph = pipeline.repository.asset_graph
-    return jobs.create_plan(pipeline.settings, graph, pipeline.instance, code, parameters)
+    return backfill_jobs.create_plan(pipeline.settings, graph, pipeline.instance, code, parameters)
 
 
 def span_of(plan, name):

@@ -17,16 +17,24 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from backfill_assets import definitions
-from backfill_assets.backfills.comparison import DaySummary, VerifiedDay, VerifyOutcome, compare_day
-from backfill_assets.backfills.verification import _bisect_days, as_grid, as_json, is_good
+from backfill_assets.audit.verdicts import RefusedError
+from backfill_assets.backfills.verify import (
+    DaySummary,
+    VerifiedDay,
+    VerifyOutcome,
+    _bisect_days,
+    as_grid,
+    as_json,
+    compare_day,
+    is_good,
+)
 from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.cli import main
 from backfill_assets.cli.output import Output
-from backfill_assets.delta.other_engine import ReadCheck, check_read
+from backfill_assets.delta.read_check import ReadCheck, check_read
 from backfill_assets.delta.records import ExternalCommit
 from backfill_assets.orders.facts import CORRECTIONS, FACT
 from backfill_assets.orders.tables import LATE, RAW, REJECTED, STAGED, TABLES
-from backfill_assets.quality.audit import RefusedError
 from backfill_assets.settings import Settings
 from backfill_assets.tables.code_version import Code
 from backfill_assets_tests.conftest import SMALL

@@ -14,23 +14,23 @@ import pytest
 from rich.console import Console
 
 from backfill_assets import version_of
-from backfill_assets.backfills import jobs, stages
-from backfill_assets.backfills.planning import refuse_invalid_request
-from backfill_assets.backfills.plans import BackfillRequest
-from backfill_assets.backfills.target_days import target_tables
-from backfill_assets.backfills.verification import verify_days
+from backfill_assets.assets import backfill_jobs
+from backfill_assets.backfills import stages
+from backfill_assets.backfills.backfill_plan import BackfillRequest
+from backfill_assets.backfills.planner import refuse_invalid_request
+from backfill_assets.backfills.verify import verify_days
 from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.dagster_ext.internals import BaseAssetGraph
 from backfill_assets.definitions import build_defs
-from backfill_assets.delta import retirement, target_forks
+from backfill_assets.delta import commits, targets
 from backfill_assets.delta.history import format_day_history, format_history
-from backfill_assets.delta.maintained import MaintenanceResult
-from backfill_assets.delta.maintenance import run_maintenance
+from backfill_assets.delta.maintenance import MaintenanceResult, run_maintenance
 from backfill_assets.monitoring.incidents import find_incidents
-from backfill_assets.monitoring.look import read_situation
+from backfill_assets.monitoring.monitor import read_situation
 from backfill_assets.monitoring.states import DayState, day_states
 from backfill_assets.publish.run_tags import REWRITE_TAG
 from backfill_assets.settings import SettingsError, load_settings
+from backfill_assets.shadow.days import target_tables
 from backfill_assets.tables.arguments import DeclarationError
 from backfill_assets.tables.catalog import buildable_tables, tables_of
 from backfill_assets.tables.code_version import SourceFiles
@@ -181,18 +181,16 @@ def test_files_that_a_target_may_need_stay(deployed, monkeypatch):
     before = deployed("TABLES", day(3))
     before.land(1, [order("1", 1)])
     before.run(1, 1, [*LAYERS, *MADE])
-    described = target_forks.describe_target(
-        before.settings, "v9", ["spent"], Window(day(1), day(2))
-    )
-    target_forks.make_target(before.settings, described)
+    described = targets.describe_target(before.settings, "v9", ["spent"], Window(day(1), day(2)))
+    targets.make_target(before.settings, described)
     after = deployed("RETIRED", GONE)
     (note,) = maintain_tables(after, GONE)["spent"].notes
     assert "no file was taken away, as the target(s) v9 may still need it" in note
     assert orders_by_day(after, "spent") == {day(1): 1}
-    target_forks.drop_target(after.settings, "v9")
+    targets.drop_target(after.settings, "v9")
     # Killed between the commit that leaves no row and the files: the next one removes them.
     with monkeypatch.context() as patch, pytest.raises(KilledError):
-        patch.setattr(retirement, "delete_data_files", _raise)
+        patch.setattr(commits, "delete_data_files", _raise)
         maintain_tables(after, GONE)
     assert after.rows("spent") == []
     version, file_count = after.log("spent").version(), len(data_files(after, "spent"))
@@ -236,7 +234,7 @@ def test_a_kept_plan_of_a_table_that_is_retired_since_is_not_launched(deployed, 
     monkeypatch.setattr(stages, "missing_daemons", lambda _: [])
     graph = after.repository.asset_graph
     with pytest.raises(ValueError, match="spent is retired since 2024-01-10: no day of it is"):
-        jobs.launch_plan(after.settings, graph, before.instance, after.code, plan.id)
+        backfill_jobs.launch_plan(after.settings, graph, before.instance, after.code, plan.id)
     assert not before.instance.get_backfills()
     assert not before.instance.get_runs()
 

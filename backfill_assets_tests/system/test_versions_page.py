@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from backfill_assets.cli import main
-from backfill_assets.engine.spark import Engine
 from backfill_assets.settings import PREFIX
+from backfill_assets.spark.session import Engine
 from backfill_assets_tests.pages import code_blocks
 from backfill_assets_tests.pipeline import LAYERS, Pipeline, order
 from backfill_assets_tests.places import PROJECT

@@ -14,14 +14,14 @@ import pyarrow.csv
 import pyarrow.parquet
 import pytest
 
-from backfill_assets.backfills.comparison import VerifyOutcome
-from backfill_assets.backfills.planning import make_plan
-from backfill_assets.backfills.plans import BackfillRequest
+from backfill_assets.backfills.backfill_plan import BackfillRequest
+from backfill_assets.backfills.planner import make_plan
+from backfill_assets.backfills.verify import VerifyOutcome
 from backfill_assets.calendar.partitions import DAY, Window
-from backfill_assets.delta.reading import read_ledgers
+from backfill_assets.delta.ledger_reader import read_ledgers
 from backfill_assets.examples import web_events
 from backfill_assets.examples.web_events import VISITS, active_users_7d
-from backfill_assets.monitoring.look import Monitor
+from backfill_assets.monitoring.monitor import Monitor
 from backfill_assets.monitoring.states import DayState, day_states
 from backfill_assets.orders.facts import FACT
 from backfill_assets.orders.tables import ORDERS

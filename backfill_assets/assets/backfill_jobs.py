@@ -1,0 +1,353 @@
+"""The jobs that plan, launch, reconcile and undo backfills, and the sensor of their stages.
+
+What is planned, compared or undone is decided elsewhere; here it meets Dagster.
+"""
+
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any, Literal
+
+import dagster as dg
+from pydantic import Field
+
+from backfill_assets.backfills import stages as backfills
+from backfill_assets.backfills import state_store
+from backfill_assets.backfills.backfill_plan import BackfillPlan, BackfillRequest, plan_facts
+from backfill_assets.backfills.backfill_plan import day_rows as plan_in_lines
+from backfill_assets.backfills.changes import is_commit_of
+from backfill_assets.backfills.diff import as_markdown
+from backfill_assets.backfills.planner import add_sampled_skews, make_plan, refuse_invalid_request
+from backfill_assets.backfills.reconcile import (
+    ReconcileResult,
+    reconcile_facts,
+    reconcile_tables,
+    requested_days,
+)
+from backfill_assets.backfills.stages import RECONCILES_TAG, NextAction
+from backfill_assets.backfills.state_store import (
+    BackfillRefusedError,
+    BackfillState,
+    PlanUnreadableError,
+)
+from backfill_assets.backfills.undo import reverted_by_table
+from backfill_assets.calendar.partitions import Window, format_ranges, parse_calendar_days
+from backfill_assets.dagster_ext.failures import failed_run_messages, first_attempt, is_retry
+from backfill_assets.dagster_ext.internals import AssetGraph, BaseAssetGraph, make_new_backfill_id
+from backfill_assets.delta import maintenance
+from backfill_assets.delta.ledger_reader import read_ledgers
+from backfill_assets.escaping import markdown_table
+from backfill_assets.publish.run_tags import REASON_TAG
+from backfill_assets.settings import Settings
+from backfill_assets.shadow import switch
+from backfill_assets.tables.code_version import Code
+
+
+class BackfillConfig(dg.Config):
+    """What to plan, or to launch."""
+
+    days: str = Field("", description="FIRST...LAST, both included.")
+    tables: list[str] = Field([], description="All tables if empty.")
+    pilot_days: int = Field(0, description="So many days first; the rest if they pass.")
+    chunk_days: int | None = Field(
+        None,
+        description="Stages of so many days, each reconciled; 0 for one. If it is left out: one, "
+        "or stages of about the same work if the days differ much.",
+    )
+    max_parallel: int = Field(0, description="Runs at a time, 1 to 7; 0 for the queue's limit.")
+    write_mode: Literal["overwrite", "merge"] = "overwrite"
+    rewrite: bool = Field(False, description="Compute and write also what would be identical.")
+    accept: list[str] = Field([], description="Landing files by name that may take lines away.")
+    reason: str = Field("", description="Why, for the record.")
+
+    def to_request(self) -> BackfillRequest:
+        """The same, as a plan takes it."""
+        return BackfillRequest(
+            days=self.days,
+            tables=tuple(self.tables),
+            pilot_days=self.pilot_days,
+            chunk_days="auto" if self.chunk_days is None else self.chunk_days or None,
+            max_parallel=self.max_parallel or None,
+            write_mode=self.write_mode,
+            rewrite=self.rewrite,
+            accept=tuple(self.accept),
+            reason=self.reason,
+        )
+
+
+class LaunchConfig(BackfillConfig):
+    """What to launch: days, or a plan that was made before."""
+
+    plan: str = Field("", description="Id of a plan: launch it, if nothing has moved since.")
+
+
+class ReconcileConfig(dg.Config):
+    """What to give an account of."""
+
+    backfill: str = Field(description="Id of the backfill; or of a run, its first 8 characters.")
+
+
+class UndoConfig(dg.Config):
+    """What to undo."""
+
+    backfill: str = Field(description="Id of the backfill; or of a run, its first 8 characters.")
+    days: str = Field("", description="Only these days: FIRST...LAST; with what is made of them.")
+    reason: str = Field("", description="Why, for the record.")
+
+
+def create_plan(
+    settings: Settings,
+    graph: BaseAssetGraph,
+    instance: dg.DagsterInstance,
+    code: Code,
+    request: BackfillRequest,
+    id_: str | None = None,
+) -> BackfillPlan:
+    """A new plan, kept in Dagster's storage, under an id if one is given.
+
+    Raises:
+        ValueError: a parameter is not possible, and why.
+    """
+    refuse_invalid_request(settings, request)
+    plan = make_plan(settings, graph, instance, request, code, id_ or make_new_backfill_id())
+    plan = add_sampled_skews(settings, plan)
+    state_store.save(instance, BackfillState(plan=plan, made=time.time()))
+    return plan
+
+
+def launch_plan(
+    settings: Settings, graph: BaseAssetGraph, instance: dg.DagsterInstance, code: Code, id_: str
+) -> BackfillState:
+    """Launch a plan, if nothing has moved since it was made.
+
+    Raises:
+        BackfillRefusedError: something has; or it would go on where stages that it has built were
+            taken back; or no daemon would do the work.
+        ValueError: a table of it is retired since.
+    """
+    if missing_daemons := backfills.missing_daemons(instance):
+        raise BackfillRefusedError(
+            f"no {' and no '.join(missing_daemons)} daemon is at work in this DAGSTER_HOME, so nothing "
+            "would happen: start the deployment (`make ui`, or dagster-daemon) first. Nothing was "
+            "launched."
+        )
+    backfill_state = state_store.load(instance, id_)
+    refuse_invalid_request(settings, backfill_state.plan.parameters)
+    if backfill_state.stage and not backfill_state.complete:
+        stage, _ = backfill_state.plan.stages[backfill_state.stage]
+        for table, days in reverted_by_table(read_ledgers(settings), id_).items():
+            if undone_days := [
+                day for day, record in days.items() if not is_commit_of(record, f"{id_}-{stage}")
+            ]:
+                raise BackfillRefusedError(
+                    f"backfill {id_} does not go on from its stage {stage}, as {table} "
+                    f"[{format_ranges(undone_days)}], which the stages before it had written, has been undone. "
+                    "Nothing was launched; make a new plan."
+                )
+    current_plan = make_plan(settings, graph, instance, backfill_state.plan.parameters, code, id_)
+    return backfills.launch_stage(instance, graph, id_, current_plan)
+
+
+def reconcile_backfill(
+    settings: Settings,
+    graph: BaseAssetGraph,
+    instance: dg.DagsterInstance,
+    spark: Any,
+    name: str,
+) -> ReconcileResult:
+    """The account of a backfill, of a stage of one, or of a run."""
+    id_, _, stage = name.partition("-")
+    try:
+        plan = state_store.load(instance, id_).plan
+    except BackfillRefusedError as error:
+        requested = requested_days(instance, read_ledgers(settings), name)
+        plan_error = str(error) if isinstance(error, PlanUnreadableError) else ""
+        return reconcile_tables(settings, spark, name, requested=requested, plan_error=plan_error)
+    windows = {f"{id_}-{n}": window for n, window in plan.stages}
+    stage_window = next((w for n, w in windows.items() if f"{name}-".startswith(f"{n}-")), None)
+    request = plan.parameters.model_copy(update={"rewrite": False})
+    if stage_window:
+        request = request.model_copy(update={"days": str(stage_window)})
+    # By the code of the plan: a deploy afterwards does not make the backfill a lesser one.
+    code = Code(plan.code_version, tables=plan.code_versions)
+    current_plan = make_plan(settings, graph, instance, request, code, id_)
+    return reconcile_tables(settings, spark, name, None if stage else plan, current_plan)
+
+
+def _markdown_table(rows: Iterable[tuple[str, ...]], *headings: str) -> dg.MarkdownMetadataValue:
+    return dg.MetadataValue.md(markdown_table(headings, rows))
+
+
+def _plan_metadata(plan: BackfillPlan) -> dict[str, Any]:
+    return {
+        "backfill": plan.id,
+        "days": _markdown_table(plan_in_lines(plan), "table", "what", "why", "days"),
+        "plan": _markdown_table(plan_facts(plan), "", ""),
+    }
+
+
+def _build_plan_job(settings: Settings, graph: AssetGraph, code: Code) -> dg.JobDefinition:
+    """The job that makes a plan."""
+
+    @dg.op(out=dg.Out(dg.Nothing))
+    def plan_days(context: dg.OpExecutionContext, config: BackfillConfig) -> None:
+        try:
+            plan = create_plan(settings, graph, context.instance, code, config.to_request())
+        except ValueError as error:
+            raise dg.Failure(str(error), allow_retries=False) from error
+        context.add_output_metadata(_plan_metadata(plan))
+
+    @dg.job(
+        description="Says what a backfill would do, and keeps that as a plan. Nothing is computed."
+    )
+    def plan_backfill() -> None:
+        plan_days()
+
+    return plan_backfill
+
+
+def _build_launch_job(settings: Settings, graph: AssetGraph, code: Code) -> dg.JobDefinition:
+    """The job that launches a plan, or days."""
+
+    @dg.op(out=dg.Out(dg.Nothing))
+    def launch_stages(context: dg.OpExecutionContext, config: LaunchConfig) -> None:
+        try:
+            id_ = config.plan or first_attempt(context.instance, context.run).run_id[:8]
+            # One that is run again, as its process was lost, launches no second backfill.
+            backfill_state = (
+                state_store.load_launched(context.instance, id_) if is_retry(context.run) else None
+            )
+            if backfill_state is None:
+                if not config.plan:
+                    request = config.to_request()
+                    create_plan(settings, graph, context.instance, code, request, id_)
+                backfill_state = launch_plan(settings, graph, context.instance, code, id_)
+        except ValueError as error:
+            raise dg.Failure(str(error), allow_retries=False) from error
+        context.add_output_metadata(
+            {
+                **_plan_metadata(backfill_state.plan),
+                "first stage": f"/runs/b/{backfill_state.backfill_id}",
+            }
+        )
+
+    @dg.job(
+        description="Launches a plan, or days, in stages: a pilot, then the rest or chunk by "
+        "chunk, each reconciled before the next. The days are built by Dagster's own backfills."
+    )
+    def backfill() -> None:
+        launch_stages()
+
+    return backfill
+
+
+def _build_reconcile_job(settings: Settings, graph: AssetGraph) -> dg.JobDefinition:
+    """The job that gives an account."""
+
+    @dg.op(required_resource_keys={"engine"}, out=dg.Out(dg.Nothing))
+    def compare_days(context: dg.OpExecutionContext, config: ReconcileConfig) -> None:
+        spark = context.resources.engine.spark_session
+        result = reconcile_backfill(settings, graph, context.instance, spark, config.backfill)
+        reports = {f"{r.table.name}": dg.MetadataValue.md(as_markdown(r)) for r in result.reports}
+        metadata = {"account": _markdown_table(reconcile_facts(result), "", ""), **reports}
+        if result.problems:
+            problems = [*result.problems, *failed_run_messages(context.instance, config.backfill)]
+            message = f"{config.backfill} is not reconciled: {'; '.join(problems)}"
+            raise dg.Failure(message, metadata=metadata, allow_retries=False)
+        context.add_output_metadata(metadata)
+
+    @dg.job(
+        name="reconcile",
+        description="Compares what a backfill published with what was there before, and with its "
+        "plan; fails if anything is missing or does not add up.",
+    )
+    def reconcile_job() -> None:
+        compare_days()
+
+    return reconcile_job
+
+
+def _build_undo_job(settings: Settings) -> dg.JobDefinition:
+    """The job that takes a backfill back."""
+
+    @dg.op(required_resource_keys={"io_manager"}, out=dg.Out(dg.Nothing))
+    def put_back(context: dg.OpExecutionContext, config: UndoConfig) -> Iterator[Any]:
+        publisher = context.resources.io_manager
+        tags = {**context.run.tags, REASON_TAG: config.reason}
+        try:
+            names = switch.resolve_names(settings, config.backfill)
+            if config.days:
+                parse_calendar_days(config.days, settings)
+            days = Window.parse(config.days) if config.days else None
+            switch.refuse_undo(settings, context.instance, names, days)
+            for table, day_results in switch.undo_backfill_or_switch(
+                publisher, settings, context.instance, names, context.run.run_id, tags, days
+            ):
+                context.log.info(f"{table.name}: {len(day_results)} day(s) put back")
+                for events in publisher.events(context.instance, table, day_results):
+                    yield from events
+        except ValueError as error:
+            raise dg.Failure(str(error), allow_retries=False) from error
+        yield dg.Output(None)
+
+    @dg.job(
+        description="Puts the days that one backfill wrote, and what was made of them since, back "
+        "to what they were before it, in every table; refuses where others have written since."
+    )
+    def undo() -> None:
+        put_back()
+
+    return undo
+
+
+def _build_stage_sensor(graph: AssetGraph, reconcile_job: dg.JobDefinition) -> dg.SensorDefinition:
+    """The sensor that leads planned backfills on; it has their stages reconciled by that job."""
+
+    @dg.sensor(
+        job_name=reconcile_job.name,
+        minimum_interval_seconds=4,
+        default_status=dg.DefaultSensorStatus.RUNNING,
+        description="Leads planned backfills through their stages: reconciles a stage that has "
+        "ended, and launches the next if it passed.",
+    )
+    def planned_backfills(context: dg.SensorEvaluationContext) -> dg.SensorResult:
+        messages, requests = [], []
+        for id_ in state_store.active_ids(context.instance):
+            try:
+                backfill_state = state_store.load(context.instance, id_)
+            except BackfillRefusedError as error:  # it cannot go on, and the others do
+                ended = state_store.close_by_id(context.instance, id_)
+                action = NextAction(
+                    f"{error}; {'closed' if ended else 'Dagster works at its last stage'}"
+                )
+            else:
+                action = backfills.advance(context.instance, graph, backfill_state)
+            messages.append(action.text)
+            if name := action.stage_to_reconcile:
+                request = dg.RunRequest(
+                    run_key=name,
+                    run_config={"ops": {"compare_days": {"config": {"backfill": name}}}},
+                    tags={RECONCILES_TAG: name, "dagster/priority": "1"},
+                )
+                requests.append(request)
+        if requests:
+            return dg.SensorResult(requests)
+        text = "; ".join(messages) or "no planned backfill is under way"
+        return dg.SensorResult(skip_reason=text)
+
+    return planned_backfills
+
+
+def build_backfill_jobs(
+    settings: Settings, assets: Iterable[dg.AssetsDefinition], code: Code
+) -> tuple[list[dg.JobDefinition], dg.SensorDefinition]:
+    """The deployment's jobs, and the sensor of planned backfills."""
+    graph = AssetGraph.from_assets(list(assets))
+    reconcile = _build_reconcile_job(settings, graph)
+    jobs = [
+        _build_plan_job(settings, graph, code),
+        _build_launch_job(settings, graph, code),
+        reconcile,
+        _build_undo_job(settings),
+        maintenance.maintenance_job(settings),
+    ]
+    return jobs, _build_stage_sensor(graph, reconcile)

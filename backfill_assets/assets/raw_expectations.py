@@ -1,0 +1,329 @@
+"""Expectations of raw days: what landed against what is logged, and what to report."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from datetime import date
+from statistics import median
+
+from backfill_assets.assets.raw_rows import FileCounts, LoadTargets, ParsedFiles, RetainedRows
+from backfill_assets.audit.verdicts import (
+    ENOUGH_DAYS,
+    ENOUGH_ROWS,
+    TRAILING_DAYS,
+    Expectation,
+    Severity,
+)
+from backfill_assets.calendar.partitions import DAY, Window
+from backfill_assets.delta.ledgers import Ledger
+from backfill_assets.landing.files import LandingFiles
+from backfill_assets.landing.listing import CONTROL_FILE, HOUR_FOLDERS, folder_name, folder_of
+from backfill_assets.landing.load_manifest import LoadTarget
+from backfill_assets.publish.run_tags import ACCEPT_TAG
+from backfill_assets.settings import Settings
+from backfill_assets.tables.sources import Source
+
+#: What a person may agree to by `ACCEPT_TAG`, besides the names of files.
+FEWER_ROWS, MANY_REJECTED = "rows", "rejected"
+#: A smaller share of the rows that a day had is not published unless a person agrees.
+_ROW_SHARE = 0.5
+#: So many files of a day are named one by one.
+_MOST_NAMES = 20
+
+
+@dataclass(frozen=True)
+class RejectedLimits:
+    """Shares of rejected lines (0 to 1) of an arrival day, from which on something is said or done.
+
+    Attributes:
+        warn: it is published with a warning; so much more than on the days before is an alert.
+        alert: it is published, and a person is told.
+        hold: it is not published unless a person agrees.
+    """
+
+    warn: float
+    alert: float
+    hold: float
+
+    @classmethod
+    def from_settings(cls, settings: Settings) -> RejectedLimits:
+        """The limits that the settings ask for."""
+        return cls(settings.rejected_warn, settings.rejected_alert, settings.rejected_hold)
+
+
+def raw_expectations(
+    source: Source,
+    parsed_files: ParsedFiles,
+    targets: LoadTargets,
+    retained: RetainedRows,
+    window: Window,
+    log: Ledger,
+    limits: RejectedLimits,
+    accepted: Collection[str],
+) -> dict[date, Expectation]:
+    """By log day: landed lines = raw + early + rejected, and what a person should know.
+
+    Args:
+        source: whose lines they are.
+        parsed_files: the files.
+        targets: what each day is to be made of.
+        retained: the rows that stay.
+        window: the days.
+        log: the ledger of the raw log as it is.
+        limits: the shares of rejected lines that are in order.
+        accepted: what a person agreed to.
+    """
+    expectations = {}
+    for day in window:
+        target = targets[day]
+        counts = parsed_files.counts_of(_files_of_day(target.files_to_read, day))
+        early = parsed_files.counts_of(_files_of_day(target.files_to_read, day - DAY)).early
+        retained_count = retained.counts.get(day, 0)
+        entries = {
+            "landed": counts.landed,
+            "rejected": counts.rejected,
+            "early": counts.early,
+            "from the day before": early,
+            "kept": retained_count,
+        }
+        rows = counts.landed - counts.rejected - counts.early + early + retained_count
+        problems = [
+            *_broken_messages(parsed_files, day),
+            *_control_problems(source, parsed_files.landing_files, day, counts, target),
+            *_fewer_rows_problems(log, day, rows, target, accepted),
+        ]
+        if moved := retained.moved_counts.get(day):
+            problems.append(
+                f"{moved} row(s) whose files are gone belong to another log day in this time "
+                "zone: put the files back, or keep the time zone"
+            )
+        expectations[day] = Expectation(
+            entries=entries,
+            rows=rows,
+            problems=problems,
+            warnings=[
+                *_day_warnings(source, parsed_files, day, target, log),
+                *_hour_messages(source, parsed_files.landing_files, day, target),
+                *_unknown_messages(parsed_files.landing_files, day),
+                *_stray_messages(source, parsed_files.landing_files, day),
+            ],
+            notices={"rejected_lines": rejected_share(source, log, day, counts, limits, accepted)},
+        )
+    return expectations
+
+
+def rejected_expectations(
+    parsed_files: ParsedFiles, targets: LoadTargets, retained: RetainedRows, window: Window
+) -> dict[date, Expectation]:
+    """By arrival day: landed lines = accepted + rejected."""
+    expectations = {}
+    for day in window:
+        counts, retained_count = (
+            parsed_files.counts_of(_files_of_day(targets[day].files_to_read, day)),
+            retained.counts.get(day, 0),
+        )
+        expectations[day] = Expectation(
+            entries={
+                "landed": counts.landed,
+                "rejected": counts.rejected,
+                "early": counts.early,
+                "kept": retained_count,
+            },
+            rows=counts.landed - counts.accepted + retained_count,
+            problems=_broken_messages(parsed_files, day),
+            warnings=_unknown_messages(parsed_files.landing_files, day),
+        )
+    return expectations
+
+
+def _files_of_day(names: Collection[str], day: date) -> list[str]:
+    return [name for name in names if folder_of(name) == folder_name(day)]
+
+
+def _broken_messages(parsed_files: ParsedFiles, day: date) -> list[str]:
+    return _first_messages("cannot be read: {}", parsed_files.broken_by_day.get(day, ()))
+
+
+def _unknown_messages(landing_files: LandingFiles, day: date) -> list[str]:
+    return _first_messages(
+        "not read, unknown kind of file: {}", landing_files.unknown_files.get(day, ())
+    )
+
+
+def _stray_messages(source: Source, landing_files: LandingFiles, day: date) -> list[str]:
+    """What lies beside the folders of arrival days and may be meant for this one."""
+    strays = landing_files.strays.get(day, [])
+    return _first_messages(
+        f"not read, as {source.name}/{{}} is not the folder of an arrival day: if it holds lines "
+        f"of this day, move them into {source.name}/{folder_name(day)}",
+        strays,
+    )
+
+
+def _hour_messages(
+    source: Source, landing_files: LandingFiles, day: date, target: LoadTarget
+) -> list[str]:
+    """Which hours of an arrival day have not come; or that a source has hours unexpectedly."""
+    folder = folder_name(day)
+    if not source.hourly:
+        unread = [
+            f"{folder}/{hour}"
+            for hour in HOUR_FOLDERS
+            if f"{folder}/{hour}" in landing_files.unknown_files[day]
+        ]
+        return unread and [
+            f"{len(unread)} folder(s) of hours are not read, such as {unread[0]}: declare the "
+            f"source {source.name} with hourly=True to read them"
+        ]
+    if day not in target.manifest.present_days:
+        return []  # the whole day has not come, which its state says
+    # What was loaded has come, though it may have been purged since.
+    present_hours = {*landing_files.hours.get(day, ())}
+    present_hours |= {name.split("/")[1] for name in _files_of_day(target.manifest.files, day)}
+    missing = [hour.removeprefix("hour=") for hour in HOUR_FOLDERS if hour not in present_hours]
+    return missing and [
+        f"{len(missing)} hour(s) of {folder} have no folder: {', '.join(missing)}. The day is "
+        "loaded again when files of them come"
+    ]
+
+
+def _first_messages(text: str, names: Sequence[str]) -> list[str]:
+    """A sentence for each of the first names: a folder may hold any number of files."""
+    more = len(names) - _MOST_NAMES
+    messages = [text.format(name) for name in names[:_MOST_NAMES]]
+    return [*messages, text.format(f"{more} more")] if more > 0 else messages
+
+
+def _missing_early_lines(log: Ledger, day: date, parsed_files: ParsedFiles) -> int:
+    """How many early lines a day that was never loaded lacks, as files of the day before went."""
+    before = log.latest.get(day - DAY)
+    if before is None or day in log.published_days:
+        return 0
+    early_count = int(before.days[day - DAY].entries.get("early", 0))
+    return max(
+        0,
+        early_count
+        - parsed_files.counts_of(
+            parsed_files.counted_by_folder.get(folder_name(day - DAY), ())
+        ).early,
+    )
+
+
+def _day_warnings(
+    source: Source, parsed_files: ParsedFiles, day: date, target: LoadTarget, log: Ledger
+) -> list[str]:
+    """What is published nevertheless."""
+    warnings = _first_messages(
+        "early lines may be missing, the day before has a file that cannot be read: {}",
+        parsed_files.broken_by_day.get(day - DAY, ()),
+    )
+    warnings += [
+        f"{name} was replaced and lacks {source.name} that were loaded from it: the rows stay as "
+        f"they were until a person accepts the file (tag {ACCEPT_TAG})"
+        for name in sorted(target.manifest.awaiting_approval)
+    ]
+    if missing_count := _missing_early_lines(log, day, parsed_files):
+        warnings.append(
+            f"{missing_count} early line(s) that {folder_name(day - DAY)} had when it was loaded are not "
+            "in the log: its files went before this day was loaded. Put them back to load them"
+        )
+    if replaced := sorted(target.replaced):
+        warnings.append(
+            f"{len(replaced)} file(s) were replaced and have all {source.name} that were loaded from "
+            "them: " + ", ".join(replaced[:5])
+        )
+    if moving_files := sorted(
+        n for d in (day - DAY, day) for n in parsed_files.moving_by_folder.get(folder_name(d), ())
+    ):
+        warnings.append(
+            f"still being written, so not loaded by this run: {', '.join(moving_files[:5])}"
+        )
+    return warnings
+
+
+def _control_problems(
+    source: Source, landing_files: LandingFiles, day: date, counts: FileCounts, target: LoadTarget
+) -> list[str]:
+    """Where the loaded day disagrees with what the source says it sent.
+
+    What it sent cannot be told any more once files are gone or held back.
+    """
+    if day in landing_files.control_problems:
+        return [landing_files.control_problems[day]]
+    control = landing_files.controls.get(day)
+    if control is None or _files_of_day(target.retained_files, day):
+        return []
+    problems = []
+    if control.rows != counts.accepted:
+        problems.append(
+            f"{CONTROL_FILE} says {control.rows} {source.name}, {counts.accepted} were read"
+        )
+    if control.amount is not None and control.amount != counts.amount:
+        problems.append(f"{CONTROL_FILE} says {control.amount} in total, {counts.amount} was read")
+    return problems
+
+
+def _fewer_rows_problems(
+    log: Ledger, day: date, rows: int, target: LoadTarget, accepted: Collection[str]
+) -> list[str]:
+    """Why a day that would lose most of its rows is held back; nothing if a person agreed."""
+    published = log.current_record(day)
+    if published is None or published.rows < ENOUGH_ROWS or rows >= published.rows * _ROW_SHARE:
+        return []
+    if set(accepted) & {FEWER_ROWS, *target.files_to_read, *target.dropped}:
+        return []
+    return [
+        f"{rows} rows where the published version has {published.rows}; if that is right, launch "
+        f"the day with the tag {ACCEPT_TAG} = {FEWER_ROWS}"
+    ]
+
+
+def rejected_share(
+    source: Source,
+    log: Ledger,
+    day: date,
+    counts: FileCounts,
+    limits: RejectedLimits,
+    accepted: Collection[str],
+) -> tuple[Severity, str]:
+    """What the share of rejected lines says, by itself and against the days before.
+
+    Args:
+        source: whose lines they are.
+        log: the ledger of the raw log as it is, which knows the shares of other days.
+        day: the arrival day.
+        counts: what its files brought.
+        limits: the shares that are in order.
+        accepted: what a person agreed to.
+    """
+    if not counts.rejected:
+        return Severity.OK, "no line is rejected"
+    share = counts.rejected / counts.landed
+    text = f"{counts.rejected} of {counts.landed} lines are rejected ({share:.1%})"
+    if counts.landed < ENOUGH_ROWS:
+        return Severity.OK, text
+    usual = _usual_share(log, day)
+    if share >= limits.hold and MANY_REJECTED not in accepted:
+        return Severity.ERROR, (
+            f"{text}, {limits.hold:.0%} or more; see {source.rejected.name} for the reasons; if "
+            f"that is right, launch the day with the tag {ACCEPT_TAG} = {MANY_REJECTED}"
+        )
+    if share >= limits.alert:
+        return Severity.ALERT, f"{text}, {limits.alert:.0%} or more"
+    if usual is not None and share > usual + limits.warn:
+        return Severity.ALERT, f"{text}, on the days before {usual:.1%} (median)"
+    if share >= limits.warn:
+        return Severity.WARN, f"{text}, {limits.warn:.0%} or more"
+    return Severity.OK, text
+
+
+def _usual_share(log: Ledger, day: date) -> float | None:
+    """The median share of rejected lines of the days before; none if there are too few."""
+    shares = []
+    for before in Window(day - TRAILING_DAYS * DAY, day):
+        record = log.latest.get(before)
+        entries = record.days[before].entries if record else {}
+        if landed := int(entries.get("landed", 0)):
+            shares.append(int(entries.get("rejected", 0)) / landed)
+    return median(shares) if len(shares) >= ENOUGH_DAYS else None

@@ -1,0 +1,332 @@
+"""The raw log of a source and its rejected lines: loaded from the landing, in one step.
+
+What lines mean is decided in `lines`, what a day is to be made of in `manifests`. Here the two
+meet: files that can be read are read, and rows of files that are gone or held back are kept.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import date
+from functools import partial
+from typing import Any
+
+import dagster as dg
+import msgspec
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from backfill_assets.assets.raw_expectations import (
+    RejectedLimits,
+    raw_expectations,
+    rejected_expectations,
+)
+from backfill_assets.assets.raw_rows import (
+    FileCounts,
+    LoadTargets,
+    ParsedFiles,
+    RetainedRows,
+    count_lines_by_file,
+    lost_keys,
+    read_versions,
+    rows_to_retain,
+    selected_rows,
+)
+from backfill_assets.assets.table_asset import delta_assets, yield_outputs
+from backfill_assets.audit.verdicts import Verdict
+from backfill_assets.calendar.late_data import Policy
+from backfill_assets.calendar.partitions import DAY, Window, to_ranges
+from backfill_assets.delta.data_files import rows_as_of
+from backfill_assets.delta.ledger_reader import read_ledger
+from backfill_assets.delta.ledgers import Ledger
+from backfill_assets.landing.files import LandingFiles
+from backfill_assets.landing.listing import ListedFile, Listing, list_landing
+from backfill_assets.landing.load_manifest import (
+    LoadedFile,
+    LoadManifest,
+    LoadTarget,
+    describe_change,
+    needs_reload,
+)
+from backfill_assets.landing.read import probe_files, read_lines, retry_without_bad_files
+from backfill_assets.landing.size_limits import SizeLimits
+from backfill_assets.publish.run_tags import ACCEPT_TAG, CLOSE_TAG
+from backfill_assets.publish.types import (
+    Candidate,
+    CommitNotes,
+    ComputedDays,
+    ComputePlan,
+    Snapshot,
+)
+from backfill_assets.settings import Settings
+from backfill_assets.spark.frames import Cache, caching
+from backfill_assets.spark.session import Engine
+from backfill_assets.staleness.finality import settled_days
+from backfill_assets.staleness.impact import impact_of
+from backfill_assets.staleness.unloaded import load_targets, loaded_manifests
+from backfill_assets.tables.code_version import Code
+from backfill_assets.tables.sources import Source
+from backfill_assets.tables.table import Table
+
+
+@dataclass(frozen=True)
+class RawLoader:
+    """What a run needs to read, cache and decide.
+
+    Attributes:
+        settings: the deployment's settings.
+        source: whose lines are loaded.
+        engine: where the session comes from.
+        cache: caches a frame's rows once they are computed.
+        accepted: what a person agreed to, by the run's tag.
+        close: whether nothing more is expected of days without a folder, by the run's tag.
+    """
+
+    settings: Settings
+    source: Source
+    engine: Engine
+    cache: Cache
+    accepted: frozenset[str]
+    close: bool
+    _parsed: dict[Any, ParsedFiles] = field(default_factory=dict)
+
+    @property
+    def raw_ledger(self) -> Ledger:
+        """The ledger of the raw log as of now."""
+        return read_ledger(self.settings.table(self.source.raw.name), self.source.raw)
+
+    def list_folders(self, days: Iterable[date]) -> Listing:
+        """What lies in the folders of arrival days now."""
+        return list_landing(self.settings.landing, self.source, days)
+
+    def plan_days(self, table: Table, window: Window) -> ComputePlan:
+        """The plan of days of the log, or of the rejected lines."""
+        source, raw, log = self.source, self.source.raw, self.raw_ledger
+        recorded = loaded_manifests(log)
+        previous = {**self._manifests_from_rows(log, window, recorded), **recorded}
+        listing = self.list_folders(window.widen_by(before=1))
+        policy = self.source.policy(self.settings)
+        listed_targets = load_targets(
+            previous, listing, window, policy, accepted=self.accepted, close=self.close
+        )
+
+        def compute_days(days: Window) -> ComputedDays:
+            parsed_files = self.parse_files(days, listing)
+            load_targets = self.hold_back_lossy_files(
+                parsed_files, {day: listed_targets[day] for day in days}, previous, log
+            )
+            ledger = log if table is raw else read_ledger(self.settings.table(table.name), table)
+            retained = self.retain_rows(load_targets, ledger)
+            rows = selected_rows(parsed_files, load_targets, source, table, days)
+            if retained.rows is not None:
+                rows = rows.unionByName(retained.rows)
+            fingerprints = {
+                day: target.manifest.content_digest() for day, target in load_targets.items()
+            }
+            if table is not raw:
+                return ComputedDays(
+                    rows,
+                    rejected_expectations(parsed_files, load_targets, retained, days),
+                    fingerprints=fingerprints,
+                )
+            limits = RejectedLimits.from_settings(self.settings)
+            expectations = raw_expectations(
+                source, parsed_files, load_targets, retained, days, log, limits, self.accepted
+            )
+
+            def commit_notes(before: Snapshot | None, verdicts: Sequence[Verdict]) -> CommitNotes:
+                return self.remarks(before, rows, verdicts, load_targets, listing)
+
+            return ComputedDays(
+                rows, expectations, fingerprints=fingerprints, commit_notes=commit_notes
+            )
+
+        return ComputePlan(
+            {day: target.manifest.content_digest() for day, target in listed_targets.items()},
+            compute_days,
+            input_changes={
+                day: describe_change(previous.get(day), target)
+                for day, target in listed_targets.items()
+            },
+        )
+
+    def parse_files(self, days: Window, listing: Listing) -> ParsedFiles:
+        """One reading for both tables, as long as the same files are there."""
+        folders = days.widen_by(before=1)
+        entries = {name: entry for day in folders for name, entry in listing.files_on(day).items()}
+        key = days, frozenset(entries.values())
+        if key not in self._parsed:
+            self._parsed[key] = self._parse_folders(folders, listing, entries)
+        return self._parsed[key]
+
+    def _parse_folders(
+        self, folders: Window, listing: Listing, entries: Mapping[str, ListedFile]
+    ) -> ParsedFiles:
+        spark, source = self.engine.spark_session, self.source
+        limits = SizeLimits.from_settings(self.settings)
+        landing_files = probe_files(spark, self.settings.landing, source, folders, listing, limits)
+
+        def parse_lines(part: LandingFiles) -> tuple[DataFrame, dict[str, FileCounts]]:
+            # No filter before this: Spark would push it down and parse all once more.
+            landed = read_lines(spark, part, source)
+            lines = self.cache(read_versions(landed, source, self.settings.timezone))
+            return lines, count_lines_by_file(lines, source, part.line_counts)
+
+        moving: set[str] = set()
+        while True:
+            lines, counts = retry_without_bad_files(spark, landing_files, parse_lines)
+            second_listing = self.list_folders(folders)
+            current_files = {
+                name: file for day in folders for name, file in second_listing.files_on(day).items()
+            }
+            moving |= {name for name, entry in entries.items() if current_files.get(name) != entry}
+            if not landing_files.exclude_files(moving):
+                return ParsedFiles(landing_files, frozenset(moving), lines, counts)
+
+    def hold_back_lossy_files(
+        self,
+        parsed_files: ParsedFiles,
+        targets: LoadTargets,
+        previous: Mapping[date, LoadManifest],
+        log: Ledger,
+    ) -> dict[date, LoadTarget]:
+        """What the days are made of, now that the files have been read."""
+        unread = parsed_files.moving | parsed_files.landing_files.broken_names
+        load_targets = {
+            day: target.without_files(unread, previous.get(day)) for day, target in targets.items()
+        }
+        doubtful = {name for target in load_targets.values() for name in target.replaced}
+        # A file has rows on its own log day and the next: also those that this run is not for.
+        nearby_days = {
+            d
+            for day, target in targets.items()
+            if target.replaced
+            for d in (day - DAY, day, day + DAY)
+        }
+        days = sorted(nearby_days & log.published_days)
+        if not days:
+            return load_targets
+        missing_keys = lost_keys(
+            self._published_rows(log, days), parsed_files.lines, self.source, doubtful
+        )
+        return {
+            day: target.hold_back_files(target.replaced & missing_keys.keys(), previous.get(day))
+            for day, target in targets.items()
+        }
+
+    def _manifests_from_rows(
+        self, log: Ledger, window: Window, recorded: Collection[date]
+    ) -> dict[date, LoadManifest]:
+        """The manifests of days that were published when none were recorded, by their rows.
+
+        Which files there were is known, but not what they held.
+        """
+        days = [day for day in window if day in log.published_days and day not in recorded]
+        files_by_day: dict[date, dict[str, LoadedFile]] = {day: {} for day in days}
+        for table in (self.source.raw, self.source.rejected) if days else ():
+            ledger = read_ledger(self.settings.table(table.name), table)
+            published_days = [day for day in days if day in ledger.published_days]
+            if published_days:
+                rows = self._published_rows(ledger, published_days)
+                for day, name in rows.select(table.partition, "source_file").distinct().collect():
+                    files_by_day[day][name] = LoadedFile(0, 0, "")
+        return {day: LoadManifest(files) for day, files in files_by_day.items()}
+
+    def retain_rows(self, load_targets: LoadTargets, ledger: Ledger) -> RetainedRows:
+        """The rows that stay of a table."""
+        days = [
+            day
+            for day, target in load_targets.items()
+            if day in ledger.published_days and target.retained_files
+        ]
+        if not days:
+            return RetainedRows()
+        table, zone = ledger.table, self.settings.timezone
+        published = self._published_rows(ledger, days)
+        rows = self.cache(rows_to_retain(published, load_targets, days, self.source, table, zone))
+        counts = rows.groupBy(table.partition).agg(
+            F.count(F.lit(1)), F.count_if(F.col("_elsewhere"))
+        )
+        counts_by_day = {day: numbers for day, *numbers in counts.collect()}
+        return RetainedRows(
+            rows.drop("_elsewhere"),
+            {day: count for day, (count, _) in counts_by_day.items()},
+            {day: count for day, (_, count) in counts_by_day.items()},
+        )
+
+    def _published_rows(self, ledger: Ledger, days: Collection[date]) -> DataFrame:
+        url, spark = self.settings.table(ledger.table.name), self.engine.spark_session
+        return rows_as_of(spark, url, ledger.table, ledger.version or 0, days)
+
+    def remarks(
+        self,
+        before: Snapshot | None,
+        rows: DataFrame,
+        verdicts: Sequence[Verdict],
+        load_targets: LoadTargets,
+        listing: Listing,
+    ) -> CommitNotes:
+        """What a commit of raw tells those who follow it.
+
+        It is read by `arrivals`, `finality`, `backlog` and `reach`.
+        """
+        policy = self.source.policy(self.settings)
+        changes = impact_of(self.source, before, rows, verdicts, policy, self.settings.timezone)
+        loaded = {v.day: load_targets[v.day].manifest for v in verdicts if v.may_publish}
+        log = before.ledger if before else Ledger(self.source.raw)
+        settled_before, settled_after = self._settled_before_and_after(log, loaded, listing, policy)
+        details = msgspec.structs.replace(
+            changes.as_details,
+            landing={day: manifest.as_json for day, manifest in loaded.items()},
+            settled=to_ranges(settled_after - settled_before),
+            unsettled=to_ranges(settled_before - settled_after),
+        )
+        return CommitNotes(details=details)
+
+    def _settled_before_and_after(
+        self, log: Ledger, loaded: Mapping[date, LoadManifest], listing: Listing, policy: Policy
+    ) -> tuple[set[date], set[date]]:
+        """Of the log days that may have been settled or unsettled: settled before, and after."""
+        known = {**loaded_manifests(log), **loaded}
+        around = Window(min(loaded), max(loaded) + DAY).widen_by(
+            before=policy.window_days, after=policy.window_days
+        )
+        # And those that waited for something, whatever became of it.
+        settled = settled_days(log)
+        affected_days = [day for day in known if day in around or day not in settled]
+        folders = {
+            folder for day in affected_days for folder in (day - DAY, day)
+        } - listing.requested_days
+        other_listing = self.list_folders(sorted(folders))
+        full_listing = replace(listing, folders={**other_listing.folders, **listing.folders})
+        targets = load_targets(known, full_listing, affected_days, policy)
+        settled_after = {
+            day
+            for day, target in targets.items()
+            if target.manifest.is_complete(day, policy.start)
+            and not needs_reload(known[day], target)
+        }
+        return settled & set(affected_days), settled_after
+
+
+def build_raw_assets(settings: Settings, code: Code, source: Source) -> dg.AssetsDefinition:
+    """The log of a source and its rejected lines: one step, as both come of one reading."""
+    tables = [source.raw, source.rejected]
+
+    @delta_assets(
+        settings,
+        name=f"read_{source.name}",
+        tables=tables,
+        group="raw",
+        code=code,
+    )
+    def read_source(context: dg.AssetExecutionContext, engine: Engine) -> Iterator:
+        tags = context.run.tags
+        accepted = {name.strip() for name in tags.get(ACCEPT_TAG, "").split(",")} - {""}
+        close = tags.get(CLOSE_TAG, "").lower() == "true"
+        with caching() as cache:
+            work = RawLoader(settings, source, engine, cache, frozenset(accepted), close)
+            yield from yield_outputs(
+                context, [Candidate(table, partial(work.plan_days, table)) for table in tables]
+            )
+
+    return read_source

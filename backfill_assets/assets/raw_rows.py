@@ -1,0 +1,435 @@
+"""Rows of the raw layer: lines parsed or rejected, counts by file, rows that are retained.
+
+What a field means is decided here: timestamps, numbers, log days. Reading files is `landing`'s
+part.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import date
+from decimal import Decimal
+from functools import cached_property
+
+import pyspark.sql.types as T
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from backfill_assets.calendar.partitions import Window
+from backfill_assets.landing.files import LandingFiles
+from backfill_assets.landing.formats import PROBLEM, TEXT, identifier_fields
+from backfill_assets.landing.listing import folder_of
+from backfill_assets.landing.load_manifest import LoadTarget
+from backfill_assets.spark.frames import create_frame
+from backfill_assets.tables.columns import sql_conditions
+from backfill_assets.tables.sources import Source
+from backfill_assets.tables.table import Table
+from backfill_assets.transforms.dedup import business_day
+
+#: Why a line is rejected; null for an accepted one. As `TEXT` no field of a source.
+REASON = "_reason"
+
+# `\z` is the very end; `$` would let a line end follow.
+_TIMESTAMP = (
+    r"^(?!0000)\d{4}-\d{2}-\d{2}"
+    r"([T ]\d{2}:\d{2}(:\d{2}([.,]\d+)?)?(Z|[+-]\d{2}(:?\d{2})?)?)?\z"
+)
+_PLAIN_TIMESTAMP = r"^[1-8]\d{3}-\d{2}-\d{2}[T ]\d{2}:\d{2}:\d{2}(?:\.\d+)?(?:Z|[+-]\d{2}:\d{2})?\z"
+_DATE = r"^(?!0000)\d{4}-\d{2}-\d{2}\z"
+_WHOLE = r"^[+-]?\d{1,19}\z"
+#: A longer number takes minutes to match or to convert; it is none that anybody pays.
+_LONGEST_NUMBER = 1000
+_ANY_DECIMAL = r"^[+-]?(?=\.?\d)(\d*)\.?(\d*)(?:[eE]([+-]?\d+))?\z"
+
+
+def parse_timestamp(text: Column) -> Column:
+    """An ISO-8601 date-time as a timestamp, UTC where it has no offset; null if it is not one.
+
+    `T` or a space; seconds and fraction optional; a bare date is midnight. Spark's own cast takes
+    far more (`2024`, `12:00`, zone names), hence the pattern.
+    """
+    plain = text.rlike(_PLAIN_TIMESTAMP)
+    return F.when(plain, text.try_cast("timestamp")).otherwise(_parse_rare_timestamp(text))
+
+
+def _parse_rare_timestamp(text: Column) -> Column:
+    """The timestamps of a rarer form, and the years in which a Python date may not exist."""
+    # Spark's cast does not know an offset right after the minutes.
+    to_minutes = F.substring(text, 1, 16)
+    whole = F.when(
+        F.substring(text, 17, 1).isin("Z", "+", "-"),
+        F.concat(to_minutes, F.lit(":00"), F.substring(text, 17, 6)),
+    ).otherwise(F.translate(text, ",", "."))
+    parsed = whole.try_cast("timestamp")
+    first, last = (
+        F.lit(end).cast("timestamp") for end in ("0001-01-01", "9999-12-31 23:59:59.999999")
+    )
+    return F.when(text.rlike(_TIMESTAMP), F.when(parsed.between(first, last), parsed))
+
+
+def parse_decimal(text: Column, kind: T.DecimalType) -> Column:
+    """A number as a decimal of a type, null unless it is one exactly.
+
+    Plain or exponent notation. It is the value that counts: as decimal(18,2), `12.500` is fine,
+    `12.345` is not. One of more than a thousand characters is none.
+    """
+    digits = max(kind.precision - kind.scale, 1)
+    plain = rf"^[+-]?\d{{1,{digits}}}(\.\d{{0,{kind.scale}}})?\z"
+    short = F.when(F.length(text) <= _LONGEST_NUMBER, text)
+    return F.when(text.rlike(plain), text.try_cast(kind)).otherwise(
+        _parse_rare_decimal(short, kind)
+    )
+
+
+def _parse_rare_decimal(text: Column, kind: T.DecimalType) -> Column:
+    """The numbers that are not plainly fine; whether they fit is found on the digits.
+
+    A cast would round a decimal too many away, and an exponent of millions would stall it.
+    """
+    fraction = F.regexp_extract(text, _ANY_DECIMAL, 2)
+    exponent = F.regexp_extract(text, _ANY_DECIMAL, 3)
+    digits = F.concat(F.regexp_extract(text, _ANY_DECIMAL, 1), fraction)
+    # As a long, in which no int overflows; an exponent beyond an int is null, so no number.
+    shift = F.when(exponent == "", F.lit(0)).otherwise(exponent.try_cast("int")).cast("long")
+    significant = F.rtrim(digits, F.lit("0"))
+    decimals = F.length(fraction) - shift - (F.length(digits) - F.length(significant))
+    whole = F.length(F.ltrim(significant, F.lit("0"))) - decimals
+    fits = (decimals <= kind.scale) & (whole <= kind.precision - kind.scale)
+    return F.when(
+        text.rlike(_ANY_DECIMAL),
+        F.when(significant == "", F.lit(0).cast(kind)).when(fits, text.try_cast(kind)),
+    )
+
+
+def parse_whole_number(text: Column) -> Column:
+    """A whole number as a long, null if it is none or does not fit."""
+    return F.when(text.rlike(_WHOLE), text.try_cast("long"))
+
+
+def parse_boolean(text: Column) -> Column:
+    """`true` or `false`, null if it is neither."""
+    return F.when(text == "true", F.lit(True)).when(text == "false", F.lit(False))
+
+
+def parse_date(text: Column) -> Column:
+    """An ISO date `YYYY-MM-DD` of the years 1 to 9999, null if it is none."""
+    return F.when(text.rlike(_DATE), text.try_cast("date"))
+
+
+def parse_json(text: Column) -> Column:
+    """The text if it is one JSON value, else null.
+
+    As elements of two arrays: what closes the first by itself is not twice in the second. (Spark's
+    parser ignores whatever follows an array.)
+    """
+    options = {"allowSingleQuotes": "false", "allowNonNumericNumbers": "false"}
+
+    def array_length(*parts: Column) -> Column:
+        array = F.concat(F.lit("["), F.concat_ws(",", *parts), F.lit("]"))
+        return F.array_size(F.from_json(array, T.ArrayType(T.StringType()), options))
+
+    return F.when((array_length(text) == 1) & (array_length(text, text) == 2), text)
+
+
+#: Of the types but decimals; a string that is read holds JSON, see `landing.text.identifiers`.
+_PARSERS: Mapping[type[T.DataType], Callable[[Column], Column]] = {
+    T.StringType: parse_json,
+    T.LongType: parse_whole_number,
+    T.BooleanType: parse_boolean,
+    T.DateType: parse_date,
+    T.TimestampType: parse_timestamp,
+}
+
+
+def _parse_field(source: Source, name: str, text: Column) -> Column:
+    """The value of a field, null where the text is no such value."""
+    kind = source.types[name]
+    if isinstance(kind, T.DecimalType):
+        return parse_decimal(text, kind)
+    return _PARSERS[type(kind)](text)
+
+
+def read_versions(lines: DataFrame, source: Source, timezone: str) -> DataFrame:
+    """Landed lines with their fields read, the log day found, or the reason of rejection.
+
+    Args:
+        lines: as `landing.lines.read_lines` gives them.
+        source: whose lines they are.
+        timezone: the business time zone.
+
+    Returns:
+        `log_date`, `arrival_date`, `source_file`, `_text` (null for an accepted line), `_reason`
+        (null for an accepted line), and the source's fields in their types. A line's log day is its
+        arrival day, or the next if its version time lies in that; beyond, it is rejected.
+    """
+    verbatim = {*identifier_fields(source)}
+    frame = lines.select(
+        "arrival_date",
+        "source_file",
+        TEXT,
+        PROBLEM,
+        *[
+            F.nullif(name, F.lit("")).alias(name if name in verbatim else _text_column(name))
+            for name in source.fields
+        ],
+    )
+    values = {
+        name: _parse_field(source, name, F.col(_text_column(name)))
+        for name in source.fields
+        if name not in verbatim
+    }
+    frame = frame.withColumns(values)
+    event_time = F.col(source.event_time)
+    version_day = business_day(F.greatest(source.event_time, source.version_time), timezone)
+    ahead = F.datediff(version_day, "arrival_date")
+    reason = F.coalesce(
+        F.col(PROBLEM),
+        *_field_reasons(source, verbatim),
+        F.when(_before_all_days(event_time, timezone), f"bad {source.event_time}"),
+        F.when(ahead > 1, "from the future: its version time lies beyond the day after arrival"),
+    )
+    frame = frame.withColumns({REASON: reason, "_ahead": ahead})
+    return frame.select(
+        F.when(
+            F.col(REASON).isNull(), F.date_add("arrival_date", F.greatest("_ahead", F.lit(0)))
+        ).alias("log_date"),
+        "arrival_date",
+        "source_file",
+        F.when(F.col(REASON).isNotNull(), F.make_valid_utf8(TEXT)).alias(TEXT),
+        REASON,
+        *source.fields,
+    )
+
+
+def _text_column(name: str) -> str:
+    """The column of what is read as a field."""
+    return f"_field_{name}"
+
+
+def _field_reasons(source: Source, verbatim: set[str]) -> Iterator[Column]:
+    """Why a line's fields are not those of the source, in the order of the fields."""
+    for name in source.fields:
+        value = F.col(name)
+        text = value if name in verbatim else F.col(_text_column(name))
+        null = F.lit(None) if name in source.may_be_null else F.lit(f"missing {name}")
+        reason = F.when(text.isNull(), null)
+        if name not in verbatim:
+            reason = reason.when(value.isNull(), f"bad {name}")
+        # What Delta's CHECK constraint refuses would be the end of the whole run.
+        for rule in sql_conditions(name, source.columns[name]).values():
+            reason = reason.when(~F.expr(rule), f"bad {name}")
+        yield reason
+
+
+def _before_all_days(moment: Column, timezone: str) -> Column:
+    """Whether the business day lies in the year 0, which no Python date can hold."""
+    first_hours = moment < F.lit("0001-01-02").cast("timestamp")
+    return first_hours & (business_day(moment, timezone) < F.lit("0001-01-01").cast("date"))
+
+
+def accepted_rows(read: DataFrame, source: Source) -> DataFrame:
+    """The accepted lines, from what `read_versions` gives."""
+    return read.where(F.col(REASON).isNull()).select(*source.raw.columns)
+
+
+def rejected_rows(read: DataFrame, source: Source) -> DataFrame:
+    """The rejected lines, from what `read_versions` gives."""
+    source_columns = {"text": TEXT, "reason": REASON}
+    columns = [
+        F.col(source_columns.get(name, name)).alias(name) for name in source.rejected.columns
+    ]
+    return read.where(F.col(REASON).isNotNull()).select(*columns)
+
+
+LoadTargets = Mapping[date, LoadTarget]
+
+_NO_MONEY = Decimal("0.00")
+
+
+@dataclass(frozen=True)
+class FileCounts:
+    """What one file brought, in numbers.
+
+    Attributes:
+        landed: lines, counted apart from parsing.
+        rejected: those that could not be read.
+        early: accepted lines that are logged on the day after.
+        accepted: the others.
+        amount: the sum of their amounts; zero where the source declares none.
+    """
+
+    landed: int = 0
+    rejected: int = 0
+    early: int = 0
+    accepted: int = 0
+    amount: Decimal = _NO_MONEY
+
+    def __add__(self, other: FileCounts) -> FileCounts:
+        return FileCounts(
+            self.landed + other.landed,
+            self.rejected + other.rejected,
+            self.early + other.early,
+            self.accepted + other.accepted,
+            self.amount + other.amount,
+        )
+
+
+@dataclass(frozen=True)
+class ParsedFiles:
+    """The files of a run's folders, read once.
+
+    Attributes:
+        landing_files: the files, and which of them cannot be read.
+        moving: names of files that changed, came or went while they were read.
+        lines: as `lines.read_versions` gives them.
+        counts: by file.
+    """
+
+    landing_files: LandingFiles
+    moving: frozenset[str]
+    lines: DataFrame
+    counts: Mapping[str, FileCounts]
+
+    @cached_property
+    def broken_by_day(self) -> Mapping[date, list[str]]:
+        """By arrival day, the files that cannot be read, each with its reason."""
+        return self.landing_files.broken_by_day()
+
+    @cached_property
+    def counted_by_folder(self) -> Mapping[str, list[str]]:
+        """By folder, the files that have counts."""
+        return _group_by_folder(self.counts)
+
+    @cached_property
+    def moving_by_folder(self) -> Mapping[str, list[str]]:
+        """By folder, the files that are not at rest."""
+        return _group_by_folder(self.moving)
+
+    def counts_of(self, names: Collection[str]) -> FileCounts:
+        """What some files brought together."""
+        return sum((self.counts.get(name, FileCounts()) for name in names), FileCounts())
+
+
+@dataclass(frozen=True)
+class RetainedRows:
+    """Rows of the published table that stay, as their files are gone or held back.
+
+    Attributes:
+        rows: the rows; none if there are none to keep.
+        counts: how many, by day.
+        moved_counts: by day, how many of them would be logged on another day now.
+    """
+
+    rows: DataFrame | None = None
+    counts: Mapping[date, int] = field(default_factory=dict)
+    moved_counts: Mapping[date, int] = field(default_factory=dict)
+
+
+def _group_by_folder(names: Collection[str]) -> Mapping[str, list[str]]:
+    by_folder: dict[str, list[str]] = defaultdict(list)
+    for name in names:
+        by_folder[folder_of(name)].append(name)
+    return by_folder
+
+
+def count_lines_by_file(
+    versions: DataFrame, source: Source, landed: Mapping[str, int]
+) -> dict[str, FileCounts]:
+    """What each file brought.
+
+    Args:
+        versions: as `lines.read_versions` gives it.
+        source: whose lines they are.
+        landed: lines by file, from a scan of its own.
+    """
+    is_accepted, amount = F.col(REASON).isNull(), F.lit(_NO_MONEY)
+    if source.amount:
+        amount = F.coalesce(F.sum(F.when(is_accepted, F.col(source.amount))), amount)
+    rows = versions.groupBy("source_file").agg(
+        F.count_if(~is_accepted).alias("rejected"),
+        F.count_if(F.col("log_date") > F.col("arrival_date")).alias("early"),
+        F.count_if(is_accepted).alias("accepted"),
+        amount.alias("amount"),
+    )
+    counts = {name: numbers for name, *numbers in rows.collect()}
+    nothing = [0, 0, 0, _NO_MONEY]
+    return {
+        name: FileCounts(landed.get(name, 0), *counts.get(name, nothing))
+        for name in landed.keys() | counts.keys()
+    }
+
+
+def lost_keys(
+    published: DataFrame, lines: DataFrame, source: Source, names: Collection[str]
+) -> dict[str, int]:
+    """By replaced file, how many keys it no longer has of those that were loaded from it.
+
+    Args:
+        published: rows of the raw log.
+        lines: the lines that the files have now, as `lines.read_versions` gives them.
+        source: whose lines they are.
+        names: the replaced files.
+    """
+    keys = ["source_file", *source.key]
+    of_files = F.col("source_file").isin(sorted(names))
+    current = accepted_rows(lines, source).where(of_files).select(*keys)
+    missing = published.where(of_files).select(*keys).distinct().join(current, keys, "left_anti")
+    counts = missing.groupBy("source_file").count().collect()
+    return {row["source_file"]: row["count"] for row in counts}
+
+
+def rows_to_retain(
+    published: DataFrame,
+    targets: LoadTargets,
+    days: Collection[date],
+    source: Source,
+    table: Table,
+    timezone: str,
+) -> DataFrame:
+    """The rows of days that come of the files that are kept, with `_elsewhere`.
+
+    Args:
+        published: the published table.
+        targets: what each day is to be made of.
+        days: the days that keep rows.
+        source: whose rows they are.
+        table: the source's log, or its rejected lines.
+        timezone: the business time zone; `_elsewhere` tells of a raw row whether it would be logged
+            on another day by it.
+    """
+    spark = published.sparkSession
+    struct = T.StructType().add(table.partition, T.DateType()).add("source_file", T.StringType())
+    retained_files = [(day, name) for day in days for name in targets[day].retained_files]
+    files = create_frame(spark, struct, retained_files)
+    rows = published.where(F.col(table.partition).isin(list(days))).join(
+        F.broadcast(files), [table.partition, "source_file"], "left_semi"
+    )
+    elsewhere = F.lit(False)
+    if table is source.raw:
+        version_day = business_day(F.greatest(source.event_time, source.version_time), timezone)
+        elsewhere = F.greatest("arrival_date", version_day) != F.col("log_date")
+    return rows.select(*table.columns, elsewhere.alias("_elsewhere"))
+
+
+def selected_rows(
+    parsed_files: ParsedFiles, targets: LoadTargets, source: Source, table: Table, days: Window
+) -> DataFrame:
+    """The lines that were read, without those of files that are held back on a day.
+
+    Args:
+        parsed_files: the files.
+        targets: what each day is to be made of.
+        source: whose lines they are.
+        table: the source's log, or its rejected lines.
+        days: the days of the table.
+    """
+    of_table = accepted_rows if table is source.raw else rejected_rows
+    rows = of_table(parsed_files.lines, source)
+    rows = rows.where(days.sql_condition(table.partition))
+    for day, target in targets.items():
+        if target.manifest.awaiting_approval:
+            of_held = F.col("source_file").isin(sorted(target.manifest.awaiting_approval))
+            rows = rows.where(~((F.col(table.partition) == F.lit(day)) & of_held))
+    return rows

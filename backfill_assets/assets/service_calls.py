@@ -1,0 +1,239 @@
+"""Service calls of a run: the requests of its days that have no cached answer yet."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import date
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from backfill_assets.audit.verdicts import Expectation
+from backfill_assets.calendar.partitions import Window
+from backfill_assets.delta.records import PERSON
+from backfill_assets.lookups.answer_cache import AnswersError, KeptAnswers, create
+from backfill_assets.lookups.batch import BatchResult, Request, SharedQuota, ask
+from backfill_assets.lookups.service import Service, ServiceError
+from backfill_assets.publish.run_tags import CALLS_TAG, launched_by
+from backfill_assets.spark.frames import Cache
+from backfill_assets.tables.derived import FOR_DAY
+from backfill_assets.tables.table import SchemaError
+from backfill_assets.tables.unpartitioned import (
+    ANSWERED_AT,
+    Answers,
+    Lookup,
+    calls_figure,
+    requests_figure,
+)
+
+#: Of the reasons why requests have no answer, a message has so many.
+_REASONS = 3
+
+
+@dataclass(frozen=True)
+class ServiceAnswers:
+    """What services answered to the requests of some days.
+
+    Attributes:
+        frames: by parameter, the requests with their answers, and `for_day`.
+        problems: by day, why it cannot be published.
+        numbers: by day, figures for the UI.
+    """
+
+    frames: Mapping[str, DataFrame] = field(default_factory=dict)
+    problems: Mapping[date, Sequence[str]] = field(default_factory=dict)
+    numbers: Mapping[date, Mapping[str, int]] = field(default_factory=dict)
+
+    def add_problems(self, expectations: Mapping[date, Expectation]) -> dict[date, Expectation]:
+        """Expectations by day, with the problems."""
+        return {
+            day: replace(expectation, problems=[*expectation.problems, *self.problems.get(day, ())])
+            for day, expectation in expectations.items()
+        }
+
+
+@dataclass(frozen=True)
+class ServiceCaller:
+    """How a run may ask.
+
+    Attributes:
+        quotas: the folder of the quotas that all runs of a deployment share.
+        warehouse: where the answers are.
+        run_id: of the run.
+        is_scheduled: whether no person launched it: then it may use all of a quota.
+        may_call: whether it may call at all.
+    """
+
+    quotas: Path
+    warehouse: str
+    run_id: str
+    is_scheduled: bool
+    may_call: bool
+
+    @classmethod
+    def from_context(cls, context: dg.AssetExecutionContext, warehouse: str) -> ServiceCaller:
+        """As the run of a step may ask."""
+        tags = context.run.tags
+        return cls(
+            quotas=Path(context.instance.root_directory) / "quotas",
+            warehouse=warehouse,
+            run_id=context.run.run_id,
+            is_scheduled=launched_by(tags) != PERSON,
+            may_call=tags.get(CALLS_TAG) != "none",
+        )
+
+    def create_answer_tables(self, lookups: Iterable[Lookup]) -> None:
+        """Create the tables of answers, before anything is planned upon what they hold."""
+        if self.may_call:
+            for lookup in lookups:
+                create(lookup, lookup.place(self.warehouse))
+
+    def ask_services(
+        self,
+        asks: Mapping[str, Answers],
+        frames: Mapping[str, DataFrame],
+        cache: Cache,
+        days: Window,
+    ) -> ServiceAnswers:
+        """Ask what has no kept answer yet.
+
+        Args:
+            asks: by parameter, what is asked.
+            frames: by parameter, what the requests are made of.
+            cache: keeps the rows of a frame until they are published.
+            days: the days.
+
+        Raises:
+            dagster.Failure: the table of answers is not there, or not the one of the lookup.
+            SchemaError: requests are not of the columns and types of the lookup.
+        """
+        answers: dict[str, DataFrame] = {}
+        problems: dict[date, list[str]] = defaultdict(list)
+        numbers: dict[date, dict[str, int]] = defaultdict(dict)
+        for parameter, declared in asks.items():
+            inputs = {name: frames[name] for name in declared.parameters}
+            requests = cache(distinct_requests(declared.lookup, declared.of(**inputs), days))
+            answers[parameter] = self._answer_requests(declared.lookup, requests, problems, numbers)
+        return ServiceAnswers(answers, problems, numbers)
+
+    def _answer_requests(
+        self,
+        lookup: Lookup,
+        requests: DataFrame,
+        problems: Mapping[date, list[str]],
+        numbers: Mapping[date, dict[str, int]],
+    ) -> DataFrame:
+        """The requests with their answers; adds to the problems and the numbers of the days."""
+        spark, url = requests.sparkSession, lookup.place(self.warehouse)
+        by_day = {row[FOR_DAY]: row["count"] for row in requests.groupBy(FOR_DAY).count().collect()}
+        try:
+            answer_cache = KeptAnswers(lookup, url)
+        except AnswersError as error:
+            raise dg.Failure(f"{error}. Nothing was written.", allow_retries=False) from error
+        rows = _read_answers(spark, url, answer_cache.version)
+        missing = _days_by_request(lookup, requests.join(rows, [*lookup.request], "left_anti"))
+        call_results = (
+            self._call_service(lookup, [*missing], answer_cache) if missing else BatchResult()
+        )
+        calls: Counter[date] = Counter()
+        unanswered: dict[date, dict[Request, str]] = defaultdict(dict)
+        for request, request_days in missing.items():
+            # A call that helps several days is counted once.
+            calls[min(request_days)] += call_results.calls[request]
+            if request in call_results.unanswered:
+                for day in request_days:
+                    unanswered[day][request] = call_results.unanswered[request]
+        for day, count in by_day.items():
+            numbers[day][requests_figure(lookup.name)] = count
+            numbers[day][calls_figure(lookup.name)] = calls[day]
+            if day in unanswered:
+                problems[day].append(_unanswered_message(lookup, count, unanswered[day]))
+        answers = _read_answers(spark, url, answer_cache.version)
+        return requests.join(answers, [*lookup.request]).select(
+            FOR_DAY, *lookup.columns, ANSWERED_AT
+        )
+
+    def _call_service(
+        self, lookup: Lookup, requests: Sequence[Request], answer_cache: KeptAnswers
+    ) -> BatchResult:
+        """What came of asking; nothing is asked if the run may not."""
+        if not self.may_call:
+            reason = "no answer is kept, and this run makes no call"
+            return BatchResult(unanswered=dict.fromkeys(requests, reason))
+        try:
+            service = Service(lookup)
+        except ServiceError as error:
+            return BatchResult(unanswered=dict.fromkeys(requests, str(error)))
+        share = lookup.share(live=self.is_scheduled)
+        quota = SharedQuota(self.quotas, lookup.name, lookup.quotas, share)
+        try:
+            call_results = ask(
+                lookup, requests, service, quota, partial(answer_cache.add, run_id=self.run_id)
+            )
+        finally:
+            service.close()
+            quota.close()
+        return call_results
+
+
+def distinct_requests(lookup: Lookup, frame: DataFrame, days: Window) -> DataFrame:
+    """The different requests of each day.
+
+    Args:
+        lookup: the lookup.
+        frame: what the declared function gives.
+        days: the days.
+
+    Raises:
+        SchemaError: a column is missing or of another type.
+    """
+    column_types = {column.name: column.dataType for column in frame.schema}
+    request_types = {name: lookup.struct[name].dataType for name in lookup.request}
+    if FOR_DAY not in column_types or any(
+        column_types.get(name) != kind for name, kind in request_types.items()
+    ):
+        names = {name: kind.simpleString() for name, kind in column_types.items()}
+        raise SchemaError(
+            f"requests to {lookup.name} must have {FOR_DAY} and {lookup.struct.simpleString()}: "
+            f"{[*request_types]} are asked for, and there are {names}. Nothing was written."
+        )
+    not_null = [F.col(name).isNotNull() for name in lookup.request]
+    chosen = frame.where(days.sql_condition(FOR_DAY)).select(FOR_DAY, *lookup.request)
+    for condition in not_null:
+        chosen = chosen.where(condition)
+    return chosen.distinct()
+
+
+def _read_answers(spark: Any, url: str, version: int) -> DataFrame:
+    return spark.read.format("delta").option("versionAsOf", version).load(url)
+
+
+def _days_by_request(lookup: Lookup, frame: DataFrame) -> dict[Request, list[date]]:
+    """By request, the days that it is for, in an order that is the same each time."""
+    days_by_request: dict[Request, list[date]] = defaultdict(list)
+    rows = frame.select(*lookup.request, FOR_DAY).toArrow()
+    for row in zip(*(rows.column(name).to_pylist() for name in rows.column_names), strict=True):
+        days_by_request[row[:-1]].append(row[-1])
+    return {request: sorted(days_by_request[request]) for request in sorted(days_by_request)}
+
+
+def _unanswered_message(lookup: Lookup, count: int, unanswered: Mapping[Request, str]) -> str:
+    """Why a day lacks answers, for a person."""
+    first_requests: dict[str, Request] = {}
+    for request, reason in unanswered.items():
+        first_requests.setdefault(reason, request)
+    reasons = Counter(unanswered.values()).most_common()
+    reason_texts = "; ".join(
+        (f"{n:,} " if len(reasons) > 1 else "")
+        + f"{reason}, e.g. {' '.join(str(value) for value in first_requests[reason])}"
+        for reason, n in reasons[:_REASONS]
+    )
+    more = f"; and {len(reasons) - _REASONS} other reasons" if len(reasons) > _REASONS else ""
+    many = "request has" if len(unanswered) == 1 else "requests have"
+    return f"{lookup.name}: {len(unanswered):,} of {count:,} {many} no answer: {reason_texts}{more}"

@@ -1,0 +1,268 @@
+"""The jobs that build, compare and switch shadow targets, and the sensor that finishes a switch."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import dagster as dg
+from pydantic import Field
+
+from backfill_assets.backfills.backfill_plan import BackfillRequest
+from backfill_assets.backfills.diff import as_markdown
+from backfill_assets.calendar.partitions import Window, parse_calendar_days
+from backfill_assets.dagster_ext.internals import AssetGraph, BaseAssetGraph
+from backfill_assets.delta import targets
+from backfill_assets.delta.targets import ComparisonLimits, TargetError
+from backfill_assets.publish.run_tags import REASON_TAG
+from backfill_assets.settings import Settings
+from backfill_assets.shadow import build
+from backfill_assets.shadow.build import StageResult
+from backfill_assets.shadow.compare import (
+    Comparison,
+    compare_target,
+    comparison_metrics,
+    require_comparison,
+)
+from backfill_assets.shadow.switch import SWITCH_JOB, active_switch_runs, switch_over
+from backfill_assets.tables.catalog import graph_for, tables_of
+from backfill_assets.tables.code_version import Code
+
+#: How the keys begin of the assets whose observations are comparisons.
+COMPARISONS = "comparisons"
+#: On a run that finishes a switch-over: its id.
+TARGET_TAG = "backfill_assets/switch_over"
+#: So often a run is asked for that finishes one; then a person must look at why they fail.
+_MAX_RUNS = 5
+
+
+class ShadowConfig(dg.Config):
+    """What to build beside production."""
+
+    target: str = Field(description="Name of the target; it is made if there is none.")
+    days: str = Field(description="FIRST...LAST, both included.")
+    tables: list[str] = Field([], description="With what follows from them; all if empty.")
+    pilot_days: int = Field(0, description="So many days first; the rest if they pass.")
+    chunk_days: int = Field(0, description="Stages of so many days; 0 for one.")
+    reason: str = Field("", description="Why, for the record.")
+
+
+class CompareConfig(dg.Config):
+    """What to compare with production."""
+
+    target: str = Field(description="Name of the target.")
+    most_drift: float | None = Field(None, description="No column may drift by more (PSI).")
+    most_rows: float | None = Field(
+        None, description="No table may have more or fewer rows by a larger share."
+    )
+    require: bool | None = Field(
+        None,
+        description="True: from now on, no switch-over without a passed comparison with these "
+        "bounds. False: none is required any more.",
+    )
+
+    @property
+    def limits(self) -> ComparisonLimits | None:
+        """Those that were given; none if none were."""
+        limits = ComparisonLimits(most_drift=self.most_drift, most_rows=self.most_rows)
+        return limits if str(limits) else None
+
+
+class SwitchConfig(dg.Config):
+    """What to switch over."""
+
+    target: str = Field(description="Name of the target.")
+    days: str = Field("", description="Only these days, FIRST...LAST, and what follows from them.")
+    reason: str = Field("", description="Why, for the record.")
+
+
+def _build_job(settings: Settings, assets: Sequence[dg.AssetsDefinition]) -> dg.JobDefinition:
+    """The job that builds days beside production."""
+
+    @dg.op(required_resource_keys={"io_manager"}, out=dg.Out(dg.Nothing))
+    def build_days(context: dg.OpExecutionContext, config: ShadowConfig) -> None:
+        request = BackfillRequest(
+            days=config.days,
+            tables=tuple(config.tables),
+            pilot_days=config.pilot_days,
+            chunk_days=config.chunk_days or None,
+            reason=config.reason,
+        )
+        stages = []
+        try:
+            parse_calendar_days(config.days, settings)
+            publisher = context.resources.io_manager
+            target = build.prepare_target(publisher, settings, config.target, request)
+            for stage in build.build_stages(publisher, settings, assets, target, request):
+                context.log.info(f"stage {stage.name} [{stage.window}] has ended")
+                stages.append(stage)
+        except ValueError as error:
+            raise dg.Failure(str(error), allow_retries=False) from error
+        metadata = {"stages": _stages_table(stages)}
+        if stages and stages[-1].failure:
+            raise dg.Failure(stages[-1].failure, metadata=metadata, allow_retries=False)
+        context.add_output_metadata(metadata)
+
+    @dg.job(
+        description="Builds days into a target, beside production: nobody who reads production "
+        "notices. What has been built already is left alone."
+    )
+    def shadow_backfill() -> None:
+        build_days()
+
+    return shadow_backfill
+
+
+def _stages_table(stages: list[StageResult]) -> dg.MarkdownMetadataValue:
+    lines = ["| stage | days | table | days by outcome |", "|---|---|---|---|"]
+    for stage in stages:
+        for table, counts in stage.counts.items():
+            counted = ", ".join(f"{n} {outcome.value}" for outcome, n in counts.items())
+            lines.append(f"| {stage.name} | {stage.window} | {table} | {counted} |")
+    return dg.MetadataValue.md("\n".join(lines))
+
+
+def _compare_job(settings: Settings, graph: BaseAssetGraph, code: Code) -> dg.JobDefinition:
+    """The job that compares a target with production."""
+
+    @dg.op(required_resource_keys={"engine"}, out=dg.Out(dg.Nothing))
+    def compare_tables(context: dg.OpExecutionContext, config: CompareConfig) -> Iterator[Any]:
+        try:
+            target = targets.load_target(settings, config.target)
+            if config.require is not None:
+                required = config.limits or target.required or ComparisonLimits()
+                target = require_comparison(settings, target, required if config.require else None)
+            spark = context.resources.engine.spark_session
+            comparison = compare_target(settings, spark, graph, target, code, config.limits)
+        except TargetError as error:
+            raise dg.Failure(str(error), allow_retries=False) from error
+        metadata = _comparison_metadata(comparison)
+        # Dagster plots numbers of observations. They are of an asset of their own: nothing of
+        # production has happened.
+        for report in comparison.reports:
+            numbers = {"target": config.target, **comparison_metrics(report)}
+            yield dg.AssetObservation([COMPARISONS, report.table.name], metadata=numbers)
+        if comparison.problems:
+            message = f"{config.target} does not hold: {'; '.join(comparison.problems)}"
+            raise dg.Failure(message, metadata=metadata, allow_retries=False)
+        yield dg.Output(None, metadata=metadata)
+
+    @dg.job(
+        name="compare_target",
+        description="Compares the days that a target has with those of production: rows, keys, "
+        "totals, SHA-256, drift, and rows that differ.",
+    )
+    def compare_job() -> None:
+        compare_tables()
+
+    return compare_job
+
+
+def _comparison_metadata(comparison: Comparison) -> dict[str, Any]:
+    """What a comparison found, as a run shows it: numbers first, then each table."""
+    tables = {r.table.name: dg.MetadataValue.md(as_markdown(r)) for r in comparison.reports}
+    numbers = {
+        f"{report.table.name}: {name}": value
+        for report in comparison.reports
+        for name, value in comparison_metrics(report).items()
+    }
+    return {**numbers, **tables}
+
+
+def _switch_job(settings: Settings, graph: BaseAssetGraph, code: Code) -> dg.JobDefinition:
+    """The job that makes a target production."""
+
+    @dg.op(required_resource_keys={"io_manager"}, out=dg.Out(dg.Nothing))
+    def adopt_days(context: dg.OpExecutionContext, config: SwitchConfig) -> Iterator[Any]:
+        publisher, run = context.resources.io_manager, context.run
+        tags = {**run.tags, REASON_TAG: config.reason}
+        try:
+            if config.days:
+                parse_calendar_days(config.days, settings)
+            only = Window.parse(config.days) if config.days else None
+            for table, results in switch_over(
+                publisher, settings, graph, code, config.target, run.run_id, tags, only
+            ):
+                context.log.info(f"{table.name}: {len(results)} day(s) switched over")
+                for events in publisher.events(context.instance, table, results):
+                    yield from events
+        except ValueError as refused:
+            raise dg.Failure(str(refused), allow_retries=False) from refused
+        yield dg.Output(None)
+
+    @dg.job(
+        name=SWITCH_JOB,
+        description="Makes the days of a target production, one metadata commit a table; refuses "
+        "a target that is behind. One that was interrupted is finished.",
+    )
+    def switch_job() -> None:
+        adopt_days()
+
+    return switch_job
+
+
+def _resume_sensor(settings: Settings, job: dg.JobDefinition) -> dg.SensorDefinition:
+    """The sensor that finishes switch-overs whose run was lost."""
+
+    @dg.sensor(
+        job_name=job.name,
+        minimum_interval_seconds=10,
+        default_status=dg.DefaultSensorStatus.RUNNING,
+        description="Finishes switch-overs whose run was killed: production must not stay with "
+        "some tables of a target and others not.",
+    )
+    def switch_overs(context: dg.SensorEvaluationContext) -> Iterator[dg.RunRequest]:
+        for target in targets.interrupted_switches(settings):
+            tags = {TARGET_TAG: target.switch_id}
+            if active_switch_runs(context.instance):
+                continue
+            attempts = context.instance.get_runs_count(dg.RunsFilter(tags=tags))
+            if attempts < _MAX_RUNS:
+                op_config = {"target": target.name, "reason": target.switch_reason}
+                config = {"ops": {"adopt_days": {"config": op_config}}}
+                key = f"{target.switch_id} {attempts}"
+                yield dg.RunRequest(run_key=key, run_config=config, tags=tags)
+
+    return switch_overs
+
+
+def comparison_assets(settings: Settings) -> list[dg.AssetsDefinition]:
+    """The assets whose observations are comparisons of targets with production, one for each table.
+
+    Dagster plots numbers of assets that are defined only. Nobody materializes these. None as long
+    as there is no target when the definitions are loaded, or nobody can tell.
+
+    Args:
+        settings: the deployment's settings.
+    """
+    try:
+        if not targets.any_targets(settings):
+            return []
+    except (OSError, ValueError):
+        return []
+    landed = graph_for(settings).landed_tables
+    specs = [
+        dg.AssetSpec(
+            [COMPARISONS, name],
+            group_name=COMPARISONS,
+            owners=settings.asset_owners,
+            description=f"Each comparison of {name}, as a target has it, with production.",
+        )
+        for name in tables_of(settings)
+        if name not in landed
+    ]
+    return [dg.AssetsDefinition(specs=specs)]
+
+
+def build_shadow_jobs(
+    settings: Settings, assets: Sequence[dg.AssetsDefinition], code: Code
+) -> tuple[list[dg.JobDefinition], dg.SensorDefinition]:
+    """The jobs of targets, and the sensor that finishes switch-overs.
+
+    Args:
+        settings: the deployment's settings.
+        assets: those of the deployment.
+        code: that of the tables.
+    """
+    graph = AssetGraph.from_assets(list(assets))
+    switch_job = _switch_job(settings, graph, code)
+    jobs = [_build_job(settings, assets), _compare_job(settings, graph, code), switch_job]
+    return jobs, _resume_sensor(settings, switch_job)

@@ -1,0 +1,424 @@
+"""The Dagster asset of a table: its run size, input snapshots, plan and outputs.
+
+No asset is defined for them: whoever makes such a table with Dagster has one of that name.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from datetime import date
+from functools import partial
+from typing import Any
+
+import click
+import dagster as dg
+import msgspec
+from pyspark.sql import DataFrame, SparkSession
+
+from backfill_assets.assets.service_calls import ServiceCaller
+from backfill_assets.audit.checks import check_specs
+from backfill_assets.audit.verdicts import Verdict
+from backfill_assets.calendar.late_data import Policy
+from backfill_assets.calendar.partitions import DAY, Window
+from backfill_assets.dagster_ext.internals import (
+    SYSTEM_METADATA_KEY_SOURCE_ASSET_OBSERVATION as EVENTS_ARE_OURS,
+)
+from backfill_assets.delta.delta_rs import load_log
+from backfill_assets.delta.ledger_reader import UnpartitionedState, read_unpartitioned_inputs
+from backfill_assets.publish.types import (
+    Candidate,
+    CommitNotes,
+    ComputedDays,
+    ComputePlan,
+    Input,
+    Snapshot,
+)
+from backfill_assets.settings import PREFIX, Settings
+from backfill_assets.spark.frames import Cache, caching
+from backfill_assets.staleness.input_digest import input_digests
+from backfill_assets.tables.catalog import graph_for
+from backfill_assets.tables.code_version import Code
+from backfill_assets.tables.graph import Graph
+from backfill_assets.tables.table import Dependency, Lineage, Table
+from backfill_assets.tables.unpartitioned import Lookup, Unpartitioned
+
+#: Dagster's commands that take a range as one run: `dagster asset materialize`, `dg launch`. They
+#: refuse a range of assets of which a run takes only some days.
+_COMMANDS = ("materialize", "launch")
+
+
+def backfill_policy(partitions_per_run: int) -> dg.BackfillPolicy:
+    """How many partitions one run takes; the same for every asset, or ranges could not be shared.
+
+    Args:
+        partitions_per_run: at most so many, but for a range that a command was given.
+    """
+    if _range_of_command():
+        return dg.BackfillPolicy.single_run()
+    return dg.BackfillPolicy.multi_run(partitions_per_run)
+
+
+def report_long_range(partitions_per_run: int) -> None:
+    """Say so, on stderr, if the command that loads the definitions has a longer range than a run.
+
+    Args:
+        partitions_per_run: so many days a run takes elsewhere.
+    """
+    text = _range_of_command()
+    try:
+        days = len(Window.parse(text)) if text else 0
+    except ValueError:  # Dagster says what is wrong with it
+        return
+    if days > partitions_per_run:
+        click.echo(
+            f"One run makes all {days} days of {text}, more than the {partitions_per_run} of "
+            f"{PREFIX}PARTITIONS_PER_RUN: it needs memory and time for all of them, and is to be "
+            "begun again if it is killed. It goes on. To have them in runs of that size: "
+            f"`backfill-assets backfill {text}`, or the Dagster UI.",
+            err=True,
+        )
+
+
+def _range_of_command() -> str:
+    """The range of the command that loads the definitions; empty if it is no such, or has none."""
+    context = click.get_current_context(silent=True)
+    if context is None or context.info_name not in _COMMANDS:
+        return ""
+    return context.params.get("partition_range") or ""
+
+
+def delta_assets(
+    settings: Settings,
+    *,
+    name: str,
+    tables: Sequence[Table],
+    group: str,
+    lineage: Lineage | None = None,
+    code: Code | None = None,
+    pool: str | None = None,
+) -> Callable[[Callable[..., Any]], dg.AssetsDefinition]:
+    """Declare the assets of one step: inputs, partitions, checks and UI metadata from the tables.
+
+    Args:
+        settings: the deployment's settings.
+        name: of the step.
+        tables: one asset each, of one cadence.
+        group: asset group.
+        lineage: for each column, the (asset, column) pairs that it is made of.
+        code: that computes the assets.
+        pool: Dagster's pool of the step; none if others of its kind may run at the same time.
+    """
+    partitions_def = tables[0].grain.partitions_def(settings)
+    return dg.multi_asset(
+        name=name,
+        outs={table.name: _asset_out(settings, table, group, lineage, code) for table in tables},
+        ins={
+            name: asset_in
+            for table in tables
+            for name, asset_in in _asset_ins(settings, table).items()
+        },
+        deps=[reference.name for table in tables for reference in table.unpartitioned_inputs],
+        check_specs=check_specs(tables, partitions_def),
+        partitions_def=partitions_def,
+        backfill_policy=backfill_policy(settings.partitions_per_run),
+        # Only where there is something to choose: a check alone cannot be run, it is the audit.
+        can_subset=len(tables) > 1,
+        pool=pool,
+    )
+
+
+def _asset_ins(settings: Settings, table: Table) -> dict[str, dg.AssetIn]:
+    """The inputs of a table's asset, with the partition mappings of their reaches."""
+    return {
+        dependency.source.name: dg.AssetIn(
+            partition_mapping=(dependency.launched or dependency.reach).partition_mapping
+        )
+        for dependency in table.inputs(Policy.from_settings(settings))
+    }
+
+
+def _asset_out(
+    settings: Settings,
+    table: Table,
+    group: str,
+    lineage: Lineage | None,
+    code: Code | None,
+) -> dg.AssetOut:
+    metadata: dict[str, Any] = {
+        "dagster/column_schema": table.column_schema,
+        "dagster/table_name": table.name,
+        "dagster/uri": settings.table(table.name),
+        "partition_expr": table.partition,
+    }
+    if lineage:
+        metadata["dagster/column_lineage"] = dg.TableColumnLineage(
+            {
+                column: [dg.TableColumnDep(asset, source) for asset, source in sources]
+                for column, sources in lineage.items()
+            }
+        )
+    return dg.AssetOut(
+        is_required=False,
+        description=table.model.__doc__,
+        metadata=metadata,
+        group_name=group,
+        owners=settings.asset_owners,
+        kinds={"pyspark", "deltalake"},
+        code_version=code.table_version(table.name) if code else None,
+    )
+
+
+def _require_partitions(context: dg.AssetExecutionContext) -> None:
+    """Refuse a run that has no days, as when the UI executes checks by themselves."""
+    if not context.has_partition_key and not context.has_partition_key_range:
+        raise dg.Failure(
+            "The checks are the audit of a day that is about to be published and cannot run by "
+            "themselves: materialize the days instead. Nothing was written.",
+            allow_retries=False,
+        )
+
+
+def yield_outputs(
+    context: dg.AssetExecutionContext, candidates: Iterable[Candidate]
+) -> Iterator[dg.Output]:
+    """Hand the candidates to the IO manager.
+
+    Dagster would stamp one materialization on every day of the range, with one data version; the
+    IO manager has logged the days one by one, and this metadata key keeps Dagster from adding its
+    own. A day that was not published does not fail the step, or the later steps would be skipped
+    for the good days too: `day_checks` fails the run when all steps are through.
+
+    Raises:
+        dagster.Failure: the run has no days.
+    """
+    _require_partitions(context)
+    selected_outputs = context.op_execution_context.selected_output_names
+    for candidate in candidates:
+        table = candidate.table
+        if table.name not in selected_outputs:
+            continue
+        yield dg.Output(candidate, output_name=table.name, metadata={EVENTS_ARE_OURS: True})
+        for check in table.check_descriptions:
+            output_name = f"{table.name}_{check}"
+            if output_name in selected_outputs:
+                yield dg.Output(None, output_name=output_name)
+
+
+def reference_observations(table: Table, warehouse: str) -> Iterator[dg.AssetObservation]:
+    """What the inputs without days of a table are now: version and columns of each.
+
+    Args:
+        table: the table that reads them.
+        warehouse: of the deployment.
+    """
+    for name, reference in read_unpartitioned_inputs(table, warehouse).items():
+        log = load_log(reference.url)
+        if log is None:
+            continue
+        columns = [
+            dg.TableColumn(field.name, str(getattr(field.type, "type", field.type)))
+            for field in log.schema().fields
+        ]
+        yield dg.AssetObservation(
+            name,
+            metadata={
+                "dagster/uri": reference.url,
+                "delta version": log.version(),
+                "dagster/column_schema": dg.TableSchema(columns),
+            },
+            tags={"dagster/data_version": str(reference.content)},
+        )
+
+
+@dataclass(frozen=True)
+class AssetInputs:
+    """What the days of a run are made of, each table as of one version.
+
+    Attributes:
+        tables: the inputs, by name.
+        references: the inputs without days, by name.
+        service_caller: how the run may ask services.
+    """
+
+    tables: Mapping[str, Snapshot]
+    references: Mapping[str, UnpartitionedState]
+    service_caller: ServiceCaller
+
+    def unpartitioned_rows(
+        self, inputs: Mapping[str, Unpartitioned], spark: SparkSession
+    ) -> dict[str, DataFrame]:
+        """All rows of inputs without days, by parameter as these are given."""
+        return {
+            name: self.references[reference.name].read_rows(spark)
+            for name, reference in inputs.items()
+        }
+
+
+#: Computes some days of a table: from its inputs, and with a function that caches the rows of a
+#: frame until they are published.
+ComputeDays = Callable[[AssetInputs, Cache, Window], ComputedDays]
+
+
+def table_asset(
+    settings: Settings,
+    code: Code,
+    table: Table,
+    compute_days: ComputeDays,
+    *,
+    name: str = "",
+    group: str,
+    lineage: Lineage,
+    lookups: Sequence[Lookup] = (),
+) -> dg.AssetsDefinition:
+    """The asset of a table that is made of others.
+
+    Args:
+        settings: the deployment's settings.
+        code: that computes the asset.
+        table: the table; its inputs are read in this order.
+        compute_days: computes some of its days.
+        name: of the step; `make_` and the table's name, if not given.
+        group: the asset group.
+        lineage: for each column, the (table, column) pairs that it is made of.
+        lookups: the services that it asks.
+    """
+
+    @delta_assets(
+        settings,
+        name=name or f"make_{table.name}",
+        tables=[table],
+        group=group,
+        lineage=lineage,
+        code=code,
+        pool=next((lookup.pool or lookup.name for lookup in lookups), None),
+    )
+    def asset(context: dg.AssetExecutionContext, **inputs: Input) -> Iterator:
+        service_caller = ServiceCaller.from_context(context, settings.warehouse)
+        service_caller.create_answer_tables(lookups)
+        for observation in reference_observations(table, settings.warehouse):
+            context.log_event(observation)
+        with ExitStack() as cache_stack:
+            plan = partial(
+                _plan_days, settings, table, inputs, compute_days, service_caller, cache_stack
+            )
+            yield from yield_outputs(context, [Candidate(table, plan)])
+
+    return asset
+
+
+def _plan_days(
+    settings: Settings,
+    table: Table,
+    inputs: Mapping[str, Input],
+    compute_days: ComputeDays,
+    service_caller: ServiceCaller,
+    cache_stack: ExitStack,
+    window: Window,
+) -> ComputePlan:
+    """How some days of a table are made of its inputs as they are now.
+
+    `cache_stack` holds the rows that the last build of this run has cached.
+    """
+    dependencies, graph = table.inputs(Policy.from_settings(settings)), graph_for(settings)
+    tables = {
+        dependency.source.name: _input_snapshot(dependency, inputs, graph)
+        for dependency in dependencies
+    }
+    ledgers = {name: snapshot.ledger for name, snapshot in tables.items()}
+    references = read_unpartitioned_inputs(table, settings.warehouse)
+    reference_digests = _reference_digests(table, references, window)
+    digests = input_digests(dependencies, ledgers, window, reference_digests)
+
+    def build_days(days: Window) -> ComputedDays:
+        # What was computed before is published by now, or was given up.
+        cache_stack.close()
+        cache = cache_stack.enter_context(caching())
+        built = compute_days(AssetInputs(tables, references, service_caller), cache, days)
+        return _record_references(built, references, reference_digests, days)
+
+    @contextmanager
+    def build_alone(days: Window) -> Iterator[ComputedDays]:
+        with caching() as cache:
+            yield compute_days(AssetInputs(tables, references, service_caller), cache, days)
+
+    def digest_after(day: date, content: str) -> str:
+        own_content = {(table.name, day - DAY): content}
+        return input_digests(dependencies, ledgers, [day], reference_digests, own_content)[day]
+
+    digest_chain = digest_after if table.name in tables else None
+    compared = settings.check_independence and table.kind == "derived"
+    return ComputePlan(
+        digests,
+        build_days,
+        [*tables.values()],
+        fingerprint_after=digest_chain,
+        compute_alone=build_alone if compared else None,
+    )
+
+
+def _input_snapshot(dependency: Dependency, inputs: Mapping[str, Input], graph: Graph) -> Snapshot:
+    """An input as of now, with the days of it that decide a day."""
+    snapshot = inputs[dependency.source.name].read_snapshot()
+    required_days = partial(
+        _required_input_days, dependency, graph.policy_of(dependency.source.name).start
+    )
+    return snapshot.with_reach(dependency.reach.deciding_days(snapshot.ledger), required_days)
+
+
+def _required_input_days(dependency: Dependency, start: date, day: date) -> list[date]:
+    """The days of an input without which a day cannot be made; before its first there is none."""
+    return [input_day for input_day in dependency.reach.required_days(day) if input_day >= start]
+
+
+def _reference_digests(
+    table: Table, references: Mapping[str, UnpartitionedState], window: Window
+) -> dict[str, str]:
+    """What the inputs without days hold, by name.
+
+    Raises:
+        dagster.Failure: one of them is not there.
+    """
+    digests = {
+        name: reference.content
+        for name, reference in references.items()
+        if reference.content is not None
+    }
+    if missing := [
+        f"{name} at {reference.url}"
+        for name, reference in references.items()
+        if name not in digests
+    ]:
+        raise dg.Failure(
+            f"{table.name} [{window}] cannot be made: there is no Delta table {', '.join(missing)}."
+            " Nothing was written. Put the table there, and launch these days again.",
+            allow_retries=False,
+        )
+    return digests
+
+
+def _record_references(
+    built: ComputedDays,
+    references: Mapping[str, UnpartitionedState],
+    reference_digests: Mapping[str, str],
+    days: Window,
+) -> ComputedDays:
+    """The same, and the commit records what the inputs without days held."""
+    if not reference_digests:
+        return built
+    # Of one that only grows, later versions hold the same for a day.
+    replaceable = {name: reference for name, reference in references.items() if not reference.grows}
+    numbers = {
+        f"input version {name}": reference.version for name, reference in replaceable.items()
+    }
+
+    def commit_notes(before: Snapshot | None, verdicts: Sequence[Verdict]) -> CommitNotes:
+        notes = built.commit_notes(before, verdicts) if built.commit_notes else CommitNotes()
+        return replace(
+            notes, details=msgspec.structs.replace(notes.details, references={**reference_digests})
+        )
+
+    return replace(
+        built,
+        commit_notes=commit_notes,
+        numbers={day: {**built.numbers.get(day, {}), **numbers} for day in days},
+    )

@@ -1,0 +1,151 @@
+"""Asset check specs from tables, and check evaluations from verdicts, as Dagster takes them.
+
+Judging is `audit`'s part. Evaluations are logged with their partition, day by day, as a check
+result of Dagster's own carries no partition in a range run.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import date
+from decimal import Decimal
+from typing import Any
+
+import dagster as dg
+
+from backfill_assets.audit.verdicts import DayMetrics, Finding, Severity, Verdict
+from backfill_assets.dagster_ext.internals import AssetCheckEvaluationTargetMaterializationData
+from backfill_assets.escaping import escape_markdown
+from backfill_assets.tables.table import Table
+
+_PUBLISHED_WITH = (Severity.WARN, Severity.ALERT)
+
+
+def check_specs(
+    tables: Iterable[Table], partitions_def: dg.PartitionsDefinition
+) -> list[dg.AssetCheckSpec]:
+    """The checks of the tables, as their schemas ask for them."""
+    with warnings.catch_warnings():
+        # Partitioned checks are a preview; the exact pin of Dagster is what makes them safe to use.
+        warnings.simplefilter("ignore", dg.PreviewWarning)
+        return [
+            dg.AssetCheckSpec(
+                name,
+                asset=table.name,
+                description=text,
+                blocking=name not in table.notices,
+                partitions_def=partitions_def,
+            )
+            for table in tables
+            for name, text in table.check_descriptions.items()
+        ]
+
+
+def check_evaluations(
+    table: Table,
+    verdict: Verdict,
+    target: AssetCheckEvaluationTargetMaterializationData | None = None,
+    *,
+    blocks: bool = True,
+) -> Iterator[dg.AssetCheckEvaluation]:
+    """One evaluation a check for the verdict's day, about the materialization it targets.
+
+    Args:
+        table: the table.
+        verdict: on one of its days.
+        target: the materialization.
+        blocks: whether an error may fail the step that tells of it.
+    """
+    for finding in verdict.findings:
+        yield dg.AssetCheckEvaluation(
+            asset_key=dg.AssetKey(table.name),
+            check_name=finding.check,
+            passed=finding.severity is Severity.OK,
+            severity=_dagster_severity(finding),
+            blocking=blocks and (finding.check not in table.notices or not verdict.may_publish),
+            description=escape_markdown(finding.text),
+            metadata=_check_metadata(finding, verdict),
+            partition=verdict.day.isoformat(),
+            target_materialization_data=target,
+        )
+
+
+def _dagster_severity(finding: Finding) -> dg.AssetCheckSeverity:
+    warns = finding.severity is Severity.WARN
+    return dg.AssetCheckSeverity.WARN if warns else dg.AssetCheckSeverity.ERROR
+
+
+def _check_metadata(finding: Finding, verdict: Verdict) -> dict[str, Any]:
+    metrics = verdict.metrics
+    if finding.check == "nulls":
+        return _null_rates(metrics)
+    if finding.check == "unique_key":
+        return {"rows": metrics.rows, "repeated": metrics.duplicate_keys}
+    if violation := metrics.violations.get(finding.check):
+        return {"rows": metrics.rows, "offending": violation.rows}
+    if figures := verdict.expectation.figures.get(finding.check):
+        return dict(figures)
+    if finding.check == "conservation" or finding.check in verdict.expectation.notices:
+        return {name: exact_number(count) for name, count in verdict.expectation.entries.items()}
+    return {"rows": metrics.rows}
+
+
+def _null_rates(metrics: DayMetrics) -> dict[str, Any]:
+    return {f"null rate {name}": metrics.null_rate(name) for name, n in metrics.nulls.items() if n}
+
+
+def day_metadata(verdict: Verdict) -> dict[str, Any]:
+    """The numbers of a published day, as metadata of its materialization."""
+    metrics = verdict.metrics
+    warnings = [f"{f.check}: {f.text}" for f in verdict.findings if f.severity in _PUBLISHED_WITH]
+    return {
+        "dagster/partition_row_count": metrics.rows,
+        "digest": metrics.digest,
+        **_null_rates(metrics),
+        **{f"total {name}": plottable_number(total) for name, total in metrics.totals.items()},
+        **(
+            {
+                "warnings": dg.MetadataValue.md(
+                    "\n".join(f"- {escape_markdown(w)}" for w in warnings)
+                )
+            }
+            if warnings
+            else {}
+        ),
+    }
+
+
+def exact_number(value: int | Decimal) -> Any:
+    """A number as metadata: money as exact text, which a float would not be."""
+    return value if isinstance(value, int) else str(value)
+
+
+def plottable_number(value: int | Decimal) -> Any:
+    """A number as metadata that the UI plots; one that no float has exactly stays text."""
+    if isinstance(value, int):
+        return value
+    return as_float if Decimal(str(as_float := float(value))) == value else str(value)
+
+
+def failure_text(
+    failed: Mapping[str, Mapping[date, str]],
+    next_step: str = "materialize the assets again for just these days",
+) -> str:
+    """What a person needs at 3 a.m.: which days, why, what state the tables are in, what to do.
+
+    Args:
+        failed: by table, the days that were not published, each with the reason.
+        next_step: what to do once the input is mended.
+    """
+    lines = [
+        f"  {name}[{day}]  {reason}"
+        for name, days in failed.items()
+        for day, reason in sorted(days.items())
+    ]
+    return (
+        "Some days failed the audit and were not published; what was readable there before still "
+        "is. All other days of this run are published, in all tables that the run was for.\n"
+        + "\n".join(lines)
+        + f"\nMend the input that is named first, then {next_step}."
+    )

@@ -1,0 +1,257 @@
+"""Profile of a day: rows by kind, rows of the most frequent key, distributions and their drift.
+
+Told by the population stability index: the sum of (p - q) * ln(p / q) over bins, where p and q are
+the shares of rows now and then. Below 0.1 little has moved; above 0.25 it is another distribution.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import date
+from itertools import accumulate
+from typing import NamedTuple
+
+import pyspark.sql.types as T
+from pyspark.errors import AnalysisException
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from backfill_assets.audit.verdicts import Severity
+from backfill_assets.spark.session import first_line
+from backfill_assets.tables.arguments import DeclarationError
+from backfill_assets.tables.model_metadata import counts_of, drifts_of, most_rows_of, skews_of
+from backfill_assets.tables.table import Table
+
+
+def check_conditions(frame: DataFrame, table: Table, rules: Mapping[str, str]) -> None:
+    """See that Spark takes the rules of a table, and the kinds of rows that it counts.
+
+    Nothing is computed: Spark looks at the columns and their types alone.
+
+    Args:
+        frame: with the columns of the table.
+        table: the table.
+        rules: by name, the conditions that must be true for each row.
+
+    Raises:
+        DeclarationError: conditions that are none, by name, with Spark's reason.
+    """
+    conditions = {
+        **{f"the rule {name}": rule for name, rule in rules.items()},
+        **{f"the count {kind!r}": condition for kind, condition in counts_of(table).items()},
+    }
+    if not conditions or not _spark_problem(frame, *conditions.values()):
+        return
+    raise DeclarationError(
+        f"{table.name}: {'; '.join(_wrong_conditions(frame, conditions))}. Nothing was computed, and the "
+        "table is as it was. Mend the condition in the model's Config.metadata, or, where the "
+        "table has it as a Delta constraint of its own, drop that (ALTER TABLE ... DROP "
+        "CONSTRAINT)."
+    )
+
+
+def _wrong_conditions(frame: DataFrame, conditions: Mapping[str, str]) -> Iterator[str]:
+    for name, condition in conditions.items():
+        if problem := _spark_problem(frame, condition):
+            yield f"{name} ({condition}) is no condition on its columns: {problem}"
+
+
+def _spark_problem(frame: DataFrame, *conditions: str) -> str:
+    """Why Spark does not take conditions, in one line; empty if it does."""
+    try:
+        # As it is counted: what is no truth value is refused as well.
+        _ = frame.agg(*(F.count_if(F.expr(condition)) for condition in conditions)).schema
+    except AnalysisException as error:
+        return first_line(error)
+    return ""
+
+
+def count_kinds(
+    frame: DataFrame, table: Table, days: Iterable[date]
+) -> dict[date, dict[str, float]]:
+    """By day, how many rows there are of each kind that the model names, in one Spark query.
+
+    A row for which a condition is null is not of that kind. A day without rows has none of any.
+
+    Args:
+        frame: the rows.
+        table: which kinds are counted, see `tables.counts`.
+        days: the days that are made.
+    """
+    kinds = counts_of(table)
+    if not kinds:
+        return {}
+    # Named by number: a name may hold what a column's name may not.
+    sums = [
+        F.count_if(F.expr(condition)).alias(f"n{n}") for n, condition in enumerate(kinds.values())
+    ]
+    counts_by_day = {
+        row["_day"]: row.asDict()
+        for row in frame.groupBy(F.col(table.partition).alias("_day")).agg(*sums).collect()
+    }
+    return {
+        day: {
+            f"count of {kind}": counts_by_day.get(day, {}).get(f"n{n}", 0)
+            for n, kind in enumerate(kinds)
+        }
+        for day in days
+    }
+
+
+def most_rows(frame: DataFrame, table: Table, days: Iterable[date]) -> dict[date, dict[str, int]]:
+    """By day, the rows of the most frequent value of each column that is watched.
+
+    In one Spark query. Nulls are no value: the audit counts them. A day without rows has none.
+
+    Args:
+        frame: the rows.
+        table: which columns are watched, see `tables.skews`.
+        days: the days that are made.
+    """
+    watched = skews_of(table)
+    if not watched:
+        return {}
+    # As hashes: columns of several types are counted at once, and 8 bytes of a key are shuffled.
+    cells = [
+        F.when(
+            F.col(name).isNotNull(),
+            F.struct(F.lit(name).alias("name"), F.xxhash64(name).alias("key")),
+        )
+        for name in watched
+    ]
+    keys = frame.select(F.col(table.partition).alias("_day"), F.explode(F.array(*cells)).alias("c"))
+    counts = keys.where("c is not null").groupBy("_day", "c.name", "c.key").count()
+    most = counts.groupBy("_day", "name").agg(F.max("count")).collect()
+    most_frequent = {(day, name): count for day, name, count in most}
+    return {
+        day: {most_rows_of(name): most_frequent.get((day, name), 0) for name in watched}
+        for day in days
+    }
+
+
+#: By column, the rows of a day in each bin.
+Histograms = Mapping[str, Mapping[str, int]]
+
+#: With fewer rows on either side, chance alone moves the index.
+ENOUGH_ROWS = 100
+#: Added to each bin, so that an empty one does not make the sum infinite.
+_SMOOTHING = 0.5
+
+
+class Baseline(NamedTuple):
+    """What a day is held against.
+
+    Attributes:
+        name: what it is, for a reader.
+        histograms: its distributions.
+    """
+
+    name: str
+    histograms: Histograms
+
+
+def measure_histograms(frame: DataFrame, table: Table) -> dict[date, Histograms]:
+    """By day that has rows, the distributions of the columns that are watched, in one Spark query.
+
+    A number lies in a bin with those of its sign and of its power of two, so bins are the same for
+    all days. Null and zero have bins of their own.
+
+    Args:
+        frame: the rows.
+        table: which columns are watched, see `tables.drifts`.
+    """
+    types = {column.name: column.dataType for column in table.struct_type}
+    watched = drifts_of(table)
+    if not watched:
+        return {}
+    cells = [
+        F.struct(F.lit(name).alias("name"), _bin_name(F.col(name), types[name]).alias("bin"))
+        for name in watched
+    ]
+    rows = frame.select(F.col(table.partition).alias("_day"), F.explode(F.array(*cells)).alias("c"))
+    by_day: dict[date, dict[str, dict[str, int]]] = {}
+    for day, name, bin_name, count in rows.groupBy("_day", "c.name", "c.bin").count().collect():
+        by_day.setdefault(day, {}).setdefault(name, {})[bin_name] = count
+    # In an order of their own: the same rows are the same record.
+    return {
+        day: {name: dict(sorted(by_column[name].items())) for name in watched}
+        for day, by_column in by_day.items()
+    }
+
+
+def _bin_name(value: Column, kind: T.DataType) -> Column:
+    if isinstance(kind, T.BooleanType):
+        label = value.cast("string")
+    else:
+        number = value.cast("double")
+        sign = F.when(number < 0, "-").otherwise("")
+        power = F.floor(F.log2(F.abs(number))).cast("string")
+        label = F.when(number == 0, "0").otherwise(F.concat(sign, F.lit("2^"), power))
+    return F.when(value.isNull(), "null").otherwise(label)
+
+
+def stability_index(before: Sequence[int], after: Sequence[int]) -> float:
+    """The population stability index of two counts by bin; 0 if their shares are equal."""
+    old, new = (
+        [(count + _SMOOTHING) / (sum(side) + _SMOOTHING * len(side)) for count in side]
+        for side in (before, after)
+    )
+    return sum((b - a) * math.log(b / a) for a, b in zip(old, new, strict=True))
+
+
+def ks_statistic(before: Sequence[int], after: Sequence[int]) -> float:
+    """The Kolmogorov-Smirnov statistic of two counts by bin: the largest gap of cumulated shares.
+
+    0 if one side has no rows.
+    """
+    if not (sum(before) and sum(after)):
+        return 0.0
+    old, new = ([n / sum(side) for n in accumulate(side)] for side in (before, after))
+    return max(abs(b - a) for a, b in zip(old, new, strict=True))
+
+
+def _drift_index(before: Mapping[str, int], after: Mapping[str, int]) -> float:
+    bins = sorted({*before, *after})
+    previous, current = ([side.get(bin_name, 0) for bin_name in bins] for side in (before, after))
+    return round(stability_index(previous, current), 6)
+
+
+def histogram_rows(histograms: Histograms) -> int:
+    """The number of rows that a spread is of."""
+    return max((sum(bins.values()) for bins in histograms.values()), default=0)
+
+
+def judge_drift(
+    table: Table, current: Histograms, baseline: Baseline | None
+) -> tuple[tuple[Severity, str], dict[str, float]]:
+    """How far a day has moved: the finding, and numbers for the UI.
+
+    Args:
+        table: the table.
+        current: the day as it is about to be published.
+        baseline: what it is held against; none if there is nothing.
+    """
+    rows = histogram_rows(current)
+    if baseline is None or not rows or not histogram_rows(baseline.histograms):
+        return (Severity.OK, f"{rows} rows, and nothing to compare them with"), {}
+    bounds = drifts_of(table)
+    indexes = {
+        name: _drift_index(baseline.histograms[name], current[name])
+        for name in bounds
+        if name in baseline.histograms
+    }
+    few = min(rows, histogram_rows(baseline.histograms)) < ENOUGH_ROWS
+    exceeding = (
+        {name for name, index in indexes.items() if index > bounds[name]} if not few else set()
+    )
+    text = ", ".join(
+        f"{name} {index:.3f}" + (f" (allowed {bounds[name]:g})" if name in exceeding else "")
+        for name, index in indexes.items()
+    )
+    summary = f"{rows} rows against {histogram_rows(baseline.histograms)} of {baseline.name}; stability index: {text}"
+    if few:
+        summary += f"; below {ENOUGH_ROWS} rows nothing is warned of"
+    numbers = {f"drift of {name}": index for name, index in indexes.items()}
+    severity = Severity.WARN if exceeding else Severity.OK
+    return (severity, summary), {**numbers, "rows before": histogram_rows(baseline.histograms)}

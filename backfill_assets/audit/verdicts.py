@@ -1,0 +1,491 @@
+"""Audit before publish: measure the days of a frame, and judge each of them.
+
+Measuring is Spark's part (`measure`), judging is a pure function over numbers (`judge_days`). Neither
+writes anything, and neither knows Dagster.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import date
+from decimal import Decimal
+from functools import reduce
+from statistics import median
+
+import pyspark.sql.types as T
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.window import Window as SqlWindow
+
+from backfill_assets.calendar.partitions import Window, to_windows
+from backfill_assets.escaping import escape_line
+from backfill_assets.tables.table import Table
+
+#: Of so many offending rows the keys are shown.
+SHOWN_KEYS = 3
+
+
+@dataclass(frozen=True)
+class Violation:
+    """What a check found in a day.
+
+    Attributes:
+        rows: the offending rows.
+        keys: of a few of them, each as one text; the same for the same rows.
+    """
+
+    rows: int
+    keys: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        more = ", ..." if self.rows > len(self.keys) > 0 else ""
+        shown = f": {', '.join(self.keys)}{more}" if self.keys else ""
+        return f"{self.rows} row(s) that may not be there{shown}"
+
+
+def find_violations(
+    frame: DataFrame, table: Table
+) -> Mapping[date | None, Mapping[str, Violation]]:
+    """By day and check, the rows that the checks of a table forbid; one Spark job for all checks.
+
+    Args:
+        frame: the rows, with the columns of the table.
+        table: says what it forbids.
+    """
+    if not table.forbidden:
+        return {}
+    parts = [F.coalesce(F.col(name).cast("string"), F.lit("null")) for name in table.key]
+    key = F.concat(F.lit("("), F.concat_ws(", ", *parts), F.lit(")")) if parts else F.lit(None)
+    forbidden_rows = reduce(
+        DataFrame.unionAll,
+        [
+            check.find(frame).select(
+                F.lit(check.name).alias("check"),
+                F.col(table.partition).alias("day"),
+                key.cast("string").alias("key"),
+            )
+            for check in table.forbidden
+        ],
+    )
+    # Of many offending rows no list is made: it would be as long as they are.
+    group_columns = ("check", "day")
+    position = F.row_number().over(SqlWindow.partitionBy(*group_columns).orderBy("key"))
+    by_check = (
+        forbidden_rows.withColumn("place", position)
+        .groupBy(*group_columns)
+        .agg(
+            F.count(F.lit(1)).alias("rows"),
+            F.sort_array(F.collect_list(F.when(F.col("place") <= SHOWN_KEYS, F.col("key")))).alias(
+                "keys"
+            ),
+        )
+    )
+    days: dict[date | None, dict[str, Violation]] = defaultdict(dict)
+    for row in by_check.collect():
+        days[row["day"]][row["check"]] = Violation(row["rows"], tuple(row["keys"]))
+    return days
+
+
+#: How many days before a day are its neighbours, and how many of them make a comparison worth it.
+TRAILING_DAYS = 7
+ENOUGH_DAYS = 3
+#: A day with less than this share of its neighbours' median rows, or more than its inverse, warns.
+_ROW_SHARE = 0.2
+#: A handful of rows says nothing, neither by its number nor by a share of it.
+ENOUGH_ROWS = 20
+#: A null rate that exceeds the neighbours' by this much (of 1) warns.
+_NULL_SPIKE = 0.2
+
+
+class RefusedError(ValueError):
+    """A frame that cannot be published at all; its table has not been touched."""
+
+
+class Severity(enum.Enum):
+    """What a finding means: a day with an `ERROR` is not published, all others are.
+
+    An `ALERT` is for a person to see to, a `WARN` for a reader to know.
+    """
+
+    OK = "ok"
+    WARN = "warn"
+    ALERT = "alert"
+    ERROR = "error"
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """What the inputs say that one day of the output must hold.
+
+    Attributes:
+        entries: the counts that the expectation is made of, by name, for the reader.
+        rows: rows that the day must have; none where the inputs do not determine it.
+        totals: sums by column that the day must have.
+        problems: why the day must not be published whatever its rows are.
+        warnings: what a reader of the day should know.
+        notices: findings of the table's own checks that hold no day back, by check.
+        figures: the numbers behind them, by check.
+    """
+
+    entries: Mapping[str, int | Decimal] = field(default_factory=dict)
+    rows: int | None = None
+    totals: Mapping[str, int | Decimal] = field(default_factory=dict)
+    problems: Sequence[str] = ()
+    warnings: Sequence[str] = ()
+    notices: Mapping[str, tuple[Severity, str]] = field(default_factory=dict)
+    figures: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class DayMetrics:
+    """One day of a frame in numbers.
+
+    Attributes:
+        rows: number of rows.
+        nulls: nulls by column, for every column of the table.
+        duplicate_keys: rows beyond the first of their natural key; 0 where there is no key.
+        totals: sums by column.
+        digest: the day's content as text; the same for the same rows in any order.
+        broken: by rule, the rows that break it, where there are any.
+        violations: by check, the rows that may not be there, where there are any.
+    """
+
+    rows: int
+    nulls: Mapping[str, int]
+    duplicate_keys: int
+    totals: Mapping[str, int | Decimal]
+    digest: str
+    broken: Mapping[str, int] = field(default_factory=dict)
+    violations: Mapping[str, Violation] = field(default_factory=dict)
+
+    def null_rate(self, column: str) -> float:
+        """Share of rows (0 to 1) in which a column is null; 0 for an empty day."""
+        return self.nulls[column] / self.rows if self.rows else 0.0
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one check says of one day, in one line whatever the files are called."""
+
+    check: str
+    severity: Severity
+    text: str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "text", escape_line(self.text))
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """All findings about one day, with the numbers they rest on."""
+
+    day: date
+    metrics: DayMetrics
+    expectation: Expectation
+    findings: Sequence[Finding]
+
+    @property
+    def worst_severity(self) -> Severity:
+        """The worst that any check found."""
+        severities = {finding.severity for finding in self.findings}
+        return next(severity for severity in reversed(Severity) if severity in severities)
+
+    @property
+    def may_publish(self) -> bool:
+        """Whether the day may be published."""
+        return self.worst_severity is not Severity.ERROR
+
+    @property
+    def failure_reasons(self) -> str:
+        """Why the day is not published, in one line."""
+        bad = [f for f in self.findings if f.severity is Severity.ERROR]
+        return "; ".join(f"{finding.check}: {finding.text}" for finding in bad)
+
+
+def row_hash(struct: T.StructType) -> Column:
+    """A 64-bit hash of a row.
+
+    Spark's hash skips nulls, so (null, 'a') and ('a', null) would be alike; each null is therefore
+    hashed as a fact of its own, at any depth. NaN equals NaN, and -0.0 equals 0.0.
+
+    Args:
+        struct: the columns of the row.
+    """
+    parts: list[Column] = []
+    for column in struct:
+        value = F.col(column.name)
+        parts += [_hashable_value(value, column.dataType), value.isNull()]
+    return F.xxhash64(*parts)
+
+
+def _hashable_value(value: Column, kind: T.DataType) -> Column:
+    """A value as Spark's hash can take it.
+
+    Spark chains the elements of a nested value, without a word of where one ends: elements and
+    fields are replaced by their own hashes. A map is the same in any order of its keys.
+    """
+    if isinstance(kind, T.ArrayType):
+        return F.transform(value, lambda x: _element_hash(x, kind.elementType))
+    if isinstance(kind, T.MapType):
+        pairs = T.StructType().add("key", kind.keyType).add("value", kind.valueType)
+        return F.array_sort(F.transform(F.map_entries(value), lambda x: _element_hash(x, pairs)))
+    if isinstance(kind, T.StructType):
+        return F.array(*[_element_hash(value[field.name], field.dataType) for field in kind])
+    return value
+
+
+def _element_hash(value: Column, kind: T.DataType) -> Column:
+    return F.xxhash64(_hashable_value(value, kind), value.isNull())
+
+
+def digest_sums(struct: T.StructType) -> dict[str, Column]:
+    """The sums that a digest is made of, by name: see `digest_text`.
+
+    Args:
+        struct: the columns of the rows.
+    """
+    hashed = row_hash(struct)
+    return {
+        "rows": F.count(F.lit(1)),
+        "low": F.sum(hashed.bitwiseAND(F.lit(0xFFFFFFFF))),
+        "high": F.sum(F.shiftrightunsigned(hashed, 32)),
+    }
+
+
+#: Ends the digest of rows with nested columns, which were once hashed in another way.
+_NESTED = "nested"
+
+
+def digest_text(sums: Mapping[str, int | None], struct: T.StructType) -> str:
+    """The digest of rows, from their `digest_sums`; that of no row is `0-0-0`."""
+    parts = [f"{sums[name] or 0:x}" for name in ("rows", "high", "low")]
+    nested = any(isinstance(c.dataType, T.ArrayType | T.MapType | T.StructType) for c in struct)
+    return "-".join([*parts, _NESTED] if nested and sums["rows"] else parts)
+
+
+def sum_digests(digests: Iterable[str]) -> str:
+    """The digest of the rows of several days together."""
+    parts = [digest.split("-") for digest in digests if digest != "0-0-0"]
+    sums = [f"{sum(int(part[n], 16) for part in parts):x}" for n in range(3)]
+    return "-".join([*sums, *dict.fromkeys(kind for part in parts for kind in part[3:])])
+
+
+def are_comparable(digest: str, other: str) -> bool:
+    """Whether two digests are made in the same way: equal ones are of equal rows then."""
+    return "0-0-0" in (digest, other) or digest.split("-")[3:] == other.split("-")[3:]
+
+
+def rows_differ(digest: str, other: str) -> bool:
+    """Whether two digests are of other rows, as far as they can be compared."""
+    return digest != other and are_comparable(digest, other)
+
+
+def digests_by_day(frame: DataFrame, partition: str) -> dict[date, str]:
+    """The digest of each day of a frame, over all of its columns."""
+    sums = [column.alias(name) for name, column in digest_sums(frame.schema).items()]
+    rows = frame.groupBy(F.col(partition).alias("_day")).agg(*sums).collect()
+    return {row["_day"]: digest_text(row.asDict(), frame.schema) for row in rows}
+
+
+def measure(
+    frame: DataFrame, table: Table, rules: Sequence[str] = ()
+) -> dict[date | None, DayMetrics]:
+    """The frame in numbers by day, in one Spark aggregation.
+
+    The digest adds the row hashes up (the upper and the lower half by themselves, so that no sum
+    overflows): addition does not care about order, and unlike XOR it sees a row that came twice.
+
+    Args:
+        frame: the rows.
+        table: which columns there are, and their key and totals.
+        rules: conditions in SQL that must be true for each row, as Delta takes its constraints.
+    """
+    day = F.col(table.partition)
+    sums = {
+        **digest_sums(table.struct_type),
+        **{f"null_{name}": F.count_if(F.col(name).isNull()) for name in table.columns},
+        **{f"total_{name}": F.sum(name) for name in table.totals},
+        **{f"broken_{n}": F.count_if(_breaks_rule(rule)) for n, rule in enumerate(rules)},
+    }
+    named = [column.alias(name) for name, column in sums.items()]
+    if table.key:
+        by_key = frame.groupBy(day.alias("_day"), *table.key).agg(*named)
+        outer_sums = [F.sum(name).alias(name) for name in sums]
+        by_day = by_key.groupBy("_day").agg(*outer_sums, F.count(F.lit(1)).alias("keys"))
+    else:
+        by_day = frame.groupBy(day.alias("_day")).agg(*named).withColumn("keys", F.col("rows"))
+    return {row["_day"]: _day_metrics(row.asDict(), table, rules) for row in by_day.collect()}
+
+
+def _breaks_rule(rule: str) -> Column:
+    """Whether a row breaks a rule, as it does where the rule is null."""
+    return ~F.coalesce(F.expr(rule), F.lit(False))
+
+
+def _day_metrics(row: Mapping[str, int], table: Table, rules: Sequence[str]) -> DayMetrics:
+    return DayMetrics(
+        rows=row["rows"],
+        nulls={name: row[f"null_{name}"] for name in table.columns},
+        duplicate_keys=row["rows"] - row["keys"],
+        totals={name: row[f"total_{name}"] or zero for name, zero in table.zero_totals.items()},
+        digest=digest_text(row, table.struct_type),
+        broken={rule: n for at, rule in enumerate(rules) if (n := row[f"broken_{at}"])},
+    )
+
+
+def empty_day(table: Table) -> DayMetrics:
+    """The numbers of a day without rows."""
+    return DayMetrics(0, dict.fromkeys(table.columns, 0), 0, table.zero_totals, "0-0-0")
+
+
+def check_window(
+    metrics_by_day: Mapping[date | None, DayMetrics],
+    table: Table,
+    window: Window,
+    expectations: Mapping[date, Expectation],
+) -> None:
+    """Refuse a frame that says nothing sensible about the window as a whole.
+
+    Raises:
+        RefusedError: rows outside the window or without a day, or no rows at all although the
+            inputs have some. A wrong frame, so no day of it is published.
+    """
+    prefix = f"{table.name} [{window}]: refused, the table is as it was:"
+    if None in metrics_by_day:
+        rows = metrics_by_day[None].rows
+        raise RefusedError(f"{prefix} {rows} row(s) have no {table.partition}.")
+    strays = sorted(day for day in metrics_by_day if day is not None and day not in window)
+    if strays:
+        rows = sum(metrics_by_day[day].rows for day in strays)
+        raise RefusedError(
+            f"{prefix} {rows} row(s) have a {table.partition} outside the window: "
+            f"{', '.join(map(str, to_windows(strays)))}."
+        )
+    expected_rows = sum(expectations[day].rows or 0 for day in window if day in expectations)
+    if not metrics_by_day and expected_rows:
+        raise RefusedError(
+            f"{prefix} the frame has no rows at all, but its inputs say that {expected_rows} are due."
+        )
+
+
+def judge_days(
+    table: Table,
+    days: Iterable[date],
+    metrics_by_day: Mapping[date | None, DayMetrics],
+    expectations: Mapping[date, Expectation],
+    previous: Mapping[date, DayMetrics],
+) -> list[Verdict]:
+    """A verdict for every day.
+
+    Args:
+        table: what is published.
+        days: the days of the run, in ascending order.
+        metrics_by_day: the frame in numbers, from `measure`.
+        expectations: what the inputs say, by day.
+        previous: days already in the table that precede them, for comparison.
+    """
+    verdicts = []
+    days_before = dict(previous)
+    for day in days:
+        metrics = metrics_by_day.get(day, empty_day(table))
+        expectation = expectations.get(day, Expectation())
+        before_it = table.grain.partitions_before(day, TRAILING_DAYS)
+        trailing = [days_before[d] for d in before_it if d in days_before]
+        findings = [
+            _judge_row_count(metrics, trailing),
+            _judge_nulls(table, metrics, trailing),
+            _judge_conservation(metrics, expectation),
+        ]
+        if table.key:
+            findings.append(_judge_unique_key(table, metrics))
+        findings += [_judge_forbidden(check.name, metrics) for check in table.forbidden]
+        findings += [
+            Finding(check, *expectation.notices.get(check, (Severity.OK, "nothing")))
+            for check in table.notices
+        ]
+        verdicts.append(Verdict(day, metrics, expectation, findings))
+        days_before[day] = metrics
+    return verdicts
+
+
+def _judge_row_count(metrics: DayMetrics, trailing: Sequence[DayMetrics]) -> Finding:
+    text = f"{metrics.rows} rows"
+    counts = [other.rows for other in trailing]
+    usual = median(counts) if len(counts) >= ENOUGH_DAYS else 0
+    enough = max(usual, metrics.rows) >= ENOUGH_ROWS
+    if usual and enough and not usual * _ROW_SHARE <= metrics.rows <= usual / _ROW_SHARE:
+        text += f", where the {len(counts)} days before it have {usual:g} (median)"
+        return Finding("row_count", Severity.WARN, text)
+    return Finding("row_count", Severity.OK, text)
+
+
+def _judge_nulls(table: Table, metrics: DayMetrics, trailing: Sequence[DayMetrics]) -> Finding:
+    problems: list[tuple[Severity, str]] = []
+    for name in table.columns:
+        bounds = table.null_bounds.get(name)
+        count, rate = metrics.nulls[name], metrics.null_rate(name)
+        if bounds is None:
+            if count:
+                problems.append((Severity.ERROR, f"{count} null(s) in {name}, which is required"))
+            continue
+        if metrics.rows < ENOUGH_ROWS:
+            continue
+        rates = [other.null_rate(name) for other in trailing if other.rows]
+        if rate > bounds.error:
+            problems.append(
+                (Severity.ERROR, f"{name} is null in {rate:.1%} (allowed {bounds.error:.0%})")
+            )
+        elif rate > bounds.warn:
+            problems.append(
+                (Severity.WARN, f"{name} is null in {rate:.1%} (usual {bounds.warn:.0%})")
+            )
+        elif len(rates) >= ENOUGH_DAYS and rate > median(rates) + _NULL_SPIKE:
+            problems.append(
+                (Severity.WARN, f"{name} is null in {rate:.1%}, before in {median(rates):.1%}")
+            )
+    return _worst_finding("nulls", problems, "no unexpected nulls")
+
+
+def _judge_unique_key(table: Table, metrics: DayMetrics) -> Finding:
+    if metrics.duplicate_keys:
+        text = f"{metrics.duplicate_keys} row(s) repeat a ({', '.join(table.key)}) of the day"
+        return Finding("unique_key", Severity.ERROR, text)
+    return Finding("unique_key", Severity.OK, f"{metrics.rows} distinct keys")
+
+
+def _judge_forbidden(check: str, metrics: DayMetrics) -> Finding:
+    violation = metrics.violations.get(check)
+    return Finding(
+        check, Severity.ERROR if violation else Severity.OK, str(violation or "no such row")
+    )
+
+
+def _judge_conservation(metrics: DayMetrics, expectation: Expectation) -> Finding:
+    problems = [(Severity.ERROR, text) for text in expectation.problems]
+    problems += [
+        (Severity.ERROR, f"{count} row(s) break the rule {rule}")
+        for rule, count in metrics.broken.items()
+    ]
+    if expectation.rows is not None and metrics.rows != expectation.rows:
+        problems.append((Severity.ERROR, f"{metrics.rows} rows where {expectation.rows} are due"))
+    problems += [
+        (Severity.ERROR, f"{name} adds up to {metrics.totals[name]} where {expected} is due")
+        for name, expected in expectation.totals.items()
+        if metrics.totals[name] != expected
+    ]
+    problems += [(Severity.WARN, text) for text in expectation.warnings]
+    entries = ", ".join(f"{name} {count}" for name, count in expectation.entries.items())
+    return _worst_finding("conservation", problems, entries or "nothing due", entries)
+
+
+def _worst_finding(
+    check: str, problems: Sequence[tuple[Severity, str]], fine: str, context: str = ""
+) -> Finding:
+    if not problems:
+        return Finding(check, Severity.OK, fine)
+    severity = Severity.ERROR if any(s is Severity.ERROR for s, _ in problems) else Severity.WARN
+    text = "; ".join(text for _, text in problems)
+    return Finding(check, severity, f"{text} ({context})" if context else text)

@@ -1,0 +1,376 @@
+"""What a plan costs: work, time and API calls, and its cut into stages of even work.
+
+Told from the tables' logs. Which requests a day makes is known only once it is computed: so this is
+a bound, for functions that make one request of a row at most.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date
+from functools import cached_property
+from itertools import accumulate
+from statistics import linear_regression, mean, median
+
+import dagster as dg
+
+from backfill_assets.backfills.backfill_plan import ApiCallEstimate
+from backfill_assets.backfills.forecast import COMPUTE_OUTCOMES, DayForecast, LoadPlan
+from backfill_assets.calendar.grain import Grain
+from backfill_assets.calendar.partitions import DAY, Window, days_of_run
+from backfill_assets.delta.ledgers import Ledger, Ledgers
+from backfill_assets.publish.assess import REQUESTED
+from backfill_assets.staleness.unloaded import loaded_manifests
+from backfill_assets.tables.derived import Derived
+from backfill_assets.tables.graph import Graph
+from backfill_assets.tables.unpartitioned import Answers, Lookup, requests_figure
+
+#: Past runs that the expected duration is judged from.
+_PAST_RUNS = 100
+
+
+def past_runs(instance: dg.DagsterInstance) -> list[tuple[int, float]]:
+    """Days and seconds of the last runs that succeeded, as Dagster has them."""
+    successful = dg.RunsFilter(statuses=[dg.DagsterRunStatus.SUCCESS])
+    runs = []
+    for record in instance.get_run_records(successful, limit=_PAST_RUNS):
+        days = days_of_run(record.dagster_run.tags)
+        if days and record.start_time and record.end_time:
+            runs.append((len(days), record.end_time - record.start_time))
+    return runs
+
+
+def expected_seconds(past: Sequence[tuple[int, float]], runs: int, days: int) -> float | None:
+    """How long runs take, one after another, by what past runs took.
+
+    Args:
+        past: days and seconds of each.
+        runs: how many are to come.
+        days: of all of them together.
+    """
+    if not past:
+        return None
+    sizes, seconds = zip(*past, strict=True)
+    if len(set(sizes)) > 1:
+        line = linear_regression(sizes, seconds)
+        if line.slope > 0 and line.intercept > 0:
+            return runs * line.intercept + days * line.slope
+    # Of one size, or of no clear trend: a run with fewer days is taken for no quicker.
+    return runs * mean(seconds) * max(1, days / runs / mean(sizes))
+
+
+#: A run may have so many times the work of a run of average days before the days are cut evenly,
+#: and a stage of several days has no more.
+TOLERANCE = 1.3
+
+
+def even_stages(days: Window, work: WorkEstimate, days_per_run: int) -> list[Window]:
+    """Stages of about the same work; one stage where Dagster's own cut into runs is even enough.
+
+    It is if no run has more work than `TOLERANCE` times that of a run of average days, or if other
+    stages would not make the heaviest run lighter. Else each stage is one run, or two of them if
+    the days that follow from it do not fit in one.
+
+    Args:
+        days: the days to cut.
+        work: how much work they are.
+        days_per_run: at most so many days a run.
+    """
+    runs = [work.run_work(run, with_lead=False) for run in days.split_by_length(days_per_run)]
+    if len(runs) == 1:
+        return [days]
+    # The days before a stage that follow from it are to fit in the same run.
+    longest = days_per_run - work.lead_days if 2 * work.lead_days <= days_per_run else days_per_run
+    average = work.run_overhead + days_per_run * (sum(runs) - len(runs) * work.run_overhead) / len(
+        days
+    )
+    if max(runs) <= TOLERANCE * average:
+        return [days]
+    stages = _split_evenly(days, work, longest, median_stage_work(days, work, longest))
+    return stages if max(map(work.run_work, stages)) < max(runs) else [days]
+
+
+def median_stage_work(days: Window, work: WorkEstimate, length: int) -> float:
+    """The work of a stage of so many days that are all like the median day, of those with work."""
+    stage_works = [work.work_if_alike(day, length) for day in days]
+    return median(
+        [stage_work for stage_work in stage_works if stage_work > work.run_overhead] or stage_works
+    )
+
+
+def _split_evenly(
+    days: Window, work: WorkEstimate, longest: int, target_work: float
+) -> list[Window]:
+    """The stages whose work differs least from a wanted one, by the sum of the squares.
+
+    A stage of several days that has more than `TOLERANCE` times the wanted work, and more than the
+    heaviest day alone, is none of them.
+    """
+    heaviest = max(work.run_work(Window(day, day + DAY)) for day in days)
+    bound = max(TOLERANCE * target_work, heaviest)
+    bounds = [days.start, *(day + DAY for day in days)]
+    #: For the days before each bound: the least sum, and the bound that the last stage begins at.
+    best: list[tuple[float, int]] = [(0.0, 0)]
+    for end in range(1, len(bounds)):
+        best_cut = (float("inf"), end - 1)
+        for start in range(end - 1, max(0, end - longest) - 1, -1):
+            stage_work = work.run_work(Window(bounds[start], bounds[end]))
+            if start < end - 1 and stage_work > bound:
+                break
+            best_cut = min(best_cut, (best[start][0] + (stage_work - target_work) ** 2, start))
+        best.append(best_cut)
+    stages, end = [], len(bounds) - 1
+    while end:
+        start = best[end][1]
+        stages.append(Window(bounds[start], bounds[end]))
+        end = start
+    return stages[::-1]
+
+
+def estimate_api_calls(
+    forecasts: Mapping[str, Mapping[date, DayForecast]], ledgers: Ledgers
+) -> dict[str, ApiCallEstimate]:
+    """By service, the calls of a plan.
+
+    Args:
+        forecasts: what becomes of the days of each table.
+        ledgers: those of all tables.
+    """
+    estimates: dict[str, ApiCallEstimate] = {}
+    for name, day_forecasts in forecasts.items():
+        table = ledgers[name].table
+        if not isinstance(table, Derived):
+            continue
+        # Of a day that is only written again, all answers are kept.
+        days = [
+            day
+            for day, forecast in day_forecasts.items()
+            if forecast.outcome in COMPUTE_OUTCOMES and forecast.reason != REQUESTED
+        ]
+        for answers in table.answers.values():
+            estimate = _estimate_table_calls(answers, table, days, ledgers)
+            previous = estimates.get(answers.lookup.name)
+            estimates[answers.lookup.name] = (
+                _add_estimates(previous, estimate) if previous else estimate
+            )
+    return estimates
+
+
+def _estimate_table_calls(
+    answers: Answers, table: Derived, days: Iterable[date], ledgers: Ledgers
+) -> ApiCallEstimate:
+    """The calls that days of a table make."""
+    ledger, lookup = ledgers[table.name], answers.lookup
+    dependencies = [table.reads[name] for name in answers.parameters if name in table.reads]
+
+    def input_rows(day: date) -> int:
+        return sum(
+            ledgers[dependency.table.name].rows_of(input_day) or 0
+            for dependency in dependencies
+            for input_day in dependency.reach.deciding_days(ledgers[dependency.table.name])(day)
+        )
+
+    requests_by_day = {
+        day: count for day in ledger.latest if (count := _recorded_requests(ledger, day, lookup))
+    }
+    rows_read = sum(input_rows(day) for day in requests_by_day)
+    total = unknown_days = 0
+    projected = 0.0
+    for day in days:
+        unknown_days += any(
+            ledgers[dependency.table.name].rows_of(needed_day) is None
+            for dependency in dependencies
+            for needed_day in dependency.reach.required_days(day)
+        )
+        total += input_rows(day)
+        if rows_read:
+            uncached = day not in requests_by_day or lookup.name in ledger.changed_references(day)
+            cached = 0 if uncached else requests_by_day[day]
+            projected += max(
+                0.0, input_rows(day) * sum(requests_by_day.values()) / rows_read - cached
+            )
+    expected = min(total, math.ceil(projected)) if rows_read else None
+    return ApiCallEstimate(
+        at_most=total,
+        expected=expected,
+        unknown_days=unknown_days,
+        seconds=lookup.seconds_for(total),
+        expected_seconds=lookup.seconds_for(expected or 0),
+        quota=" and ".join(map(str, lookup.quotas)),
+        reserve=lookup.reserve,
+    )
+
+
+def _add_estimates(first: ApiCallEstimate, second: ApiCallEstimate) -> ApiCallEstimate:
+    """The calls of two tables that ask the same service; which requests they share nobody knows."""
+    known = [estimate.expected for estimate in (first, second) if estimate.expected is not None]
+    return first.model_copy(
+        update={
+            "at_most": first.at_most + second.at_most,
+            "expected": sum(known) if len(known) == 2 else None,
+            "unknown_days": first.unknown_days + second.unknown_days,
+            "seconds": first.seconds + second.seconds,
+            "expected_seconds": first.expected_seconds + second.expected_seconds,
+        }
+    )
+
+
+def _recorded_requests(ledger: Ledger, day: date, lookup: Lookup) -> int:
+    """How many requests a day made when it was published."""
+    return int(ledger.latest[day].days[day].numbers.get(requests_figure(lookup.name), 0))
+
+
+#: What a run costs besides its rows, and what a day costs: for each table, in the rows that take as
+#: long. From docs/performance.md: 6 s a run of eight tables, 9 ms a day and table, and 5.8
+#: microseconds a row and table.
+ROWS_OF_RUN, ROWS_OF_DAY = 125_000, 1_500
+#: Bytes of a landed line, until days have been loaded that tell.
+_BYTES_OF_ROW = 100
+
+
+@dataclass(frozen=True)
+class WorkEstimate:
+    """The work of a plan by day, as rows.
+
+    Attributes:
+        window: the days that are asked for.
+        run_overhead: what a run costs besides its days.
+        by_lead: the work by day, of tables together whose days begin so many days before those that
+            are asked for. A week counts on the last of its days.
+    """
+
+    window: Window
+    run_overhead: int
+    by_lead: Mapping[int, Mapping[date, int]]
+
+    def run_work(self, days: Window, *, with_lead: bool = True) -> int:
+        """The work of a run of some days.
+
+        Args:
+            days: the days.
+            with_lead: whether the days before them that follow from them are made as well. Of a longer
+                stage, only its first run makes them.
+        """
+        return self.run_overhead + sum(
+            self._work_before(lead, days.end)
+            - self._work_before(lead, days.start - with_lead * lead * DAY)
+            for lead in self.by_lead
+        )
+
+    def work_if_alike(self, day: date, length: int) -> int:
+        """The work of a stage of so many days that are all like one."""
+        return self.run_overhead + sum(
+            work.get(day, 0) * (length + lead) for lead, work in self.by_lead.items()
+        )
+
+    @property
+    def lead_days(self) -> int:
+        """So many days before a day are made anew with it."""
+        return max(self.by_lead, default=0)
+
+    def _work_before(self, lead: int, end: date) -> int:
+        """The work of all days before one."""
+        days = (end - self.window.start).days + self.lead_days
+        return self._cumulative_work[lead][max(0, min(days, len(self._cumulative_work[lead]) - 1))]
+
+    @cached_property
+    def _cumulative_work(self) -> dict[int, list[int]]:
+        days = self.window.widen_by(before=self.lead_days)
+        return {
+            lead: [0, *accumulate(work.get(day, 0) for day in days)]
+            for lead, work in self.by_lead.items()
+        }
+
+
+def estimate_work(
+    window: Window,
+    forecasts: Mapping[str, Mapping[date, DayForecast]],
+    load_plans: Mapping[str, LoadPlan],
+    ledgers: Ledgers,
+    graph: Graph,
+    downstream_of_last_day: Mapping[str, Sequence[date]],
+) -> WorkEstimate:
+    """The work of a plan.
+
+    Args:
+        window: the days that are asked for.
+        forecasts: what becomes of the days of each table, inputs first.
+        load_plans: by raw log, what its days are to be loaded from.
+        ledgers: those of all tables.
+        graph: of the tables.
+        downstream_of_last_day: the days of each table that follow from the last day that is asked for.
+    """
+    sizes: dict[str, dict[date, int]] = {}
+    by_lead: dict[int, dict[date, int]] = {}
+    tables = 0
+    for name, by_day in forecasts.items():
+        work = [day for day, forecast in by_day.items() if forecast.outcome in COMPUTE_OUTCOMES]
+        if name in load_plans:
+            sizes[name] = _estimate_landed_rows(load_plans[name], ledgers[name], work)
+            rows_read = sizes[name]
+        else:
+            input_rows = [*_input_rows(name, work, sizes, ledgers, graph)]
+            rows_read = {day: sum(rows) for day, rows in zip(work, input_rows, strict=True)}
+            sizes[name] = {
+                day: max(rows, default=0) for day, rows in zip(work, input_rows, strict=True)
+            }
+        tables += bool(work)
+        cadence, last = ledgers[name].table.grain, window.end - DAY
+        first = min(
+            (_counts_on(cadence, day, last) for day in downstream_of_last_day.get(name, ())),
+            default=last,
+        )
+        lead_work = by_lead.setdefault((last - first).days, {})
+        for day in work:
+            counted_day = _counts_on(cadence, day, last)
+            lead_work[counted_day] = lead_work.get(counted_day, 0) + ROWS_OF_DAY + rows_read[day]
+    return WorkEstimate(window, tables * ROWS_OF_RUN, by_lead)
+
+
+def _counts_on(cadence: Grain, partition: date, last: date) -> date:
+    """The day whose stage a partition comes with: the last of its days that is asked for."""
+    return min(cadence.days_of(partition).end - DAY, last)
+
+
+def _input_rows(
+    name: str,
+    days: Iterable[date],
+    sizes: Mapping[str, Mapping[date, int]],
+    ledgers: Ledgers,
+    graph: Graph,
+) -> Iterator[list[int]]:
+    """By day, the rows that each input holds of it.
+
+    The days around it that a reach has too are read once a run, with their own days.
+    """
+    cadence = ledgers[name].table.grain
+    inputs = [ledgers[input_] for input_ in graph.direct_inputs(name)]
+    for day in days:
+        yield [
+            sum(
+                sizes.get(ledger.table.name, {}).get(key, ledger.rows_of(key) or 0)
+                for key in ledger.table.grain.partitions_of(cadence.days_of(day))
+            )
+            for ledger in inputs
+        ]
+
+
+def _estimate_landed_rows(
+    load_plan: LoadPlan, log: Ledger, days: Collection[date]
+) -> dict[date, int]:
+    """By day of a raw log, about how many rows its files have: their bytes by those of a row."""
+    loaded = {
+        day: sum(file.size for file in manifest.files.values())
+        for day, manifest in loaded_manifests(log).items()
+        if log.rows_of(day)
+    }
+    rows = sum(log.rows_of(day) or 0 for day in loaded)
+    row_size = sum(loaded.values()) / rows if rows and any(loaded.values()) else _BYTES_OF_ROW
+    return {
+        day: round(
+            sum(file.size for file in load_plan.targets[day].manifest.files.values()) / row_size
+        )
+        for day in days
+    }

@@ -1,0 +1,357 @@
+"""The Spark queries of a diff: figures and a SHA-256 of each day, row samples, drift.
+
+It compares versions of a table and writes nothing; how a person is told is `reports`' part. Which
+versions belong to a day is for the caller to say. The text that the SHA-256 is taken of is
+specified in `docs/reconciliation.md`.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import date, datetime, timedelta
+from functools import partial, reduce
+from itertools import pairwise
+from typing import Any
+
+import pyspark.sql.types as T
+from deltalake.exceptions import DeltaError
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.window import Window as SqlWindow
+
+from backfill_assets.audit.profile import ks_statistic, stability_index
+from backfill_assets.backfills.changes import written_days
+from backfill_assets.backfills.diff import (
+    ColumnDrift,
+    DayDiff,
+    DayFigures,
+    RowDiff,
+    TableDiff,
+    VersionPair,
+)
+from backfill_assets.calendar.partitions import to_windows
+from backfill_assets.dagster_ext.failures import is_engine_lost
+from backfill_assets.delta.commits import summarize_error
+from backfill_assets.delta.data_files import rows_as_of
+from backfill_assets.delta.ledgers import Ledger
+from backfill_assets.spark.session import SPARK_ERRORS
+from backfill_assets.tables.table import Table
+
+#: How many rows of each kind a report shows in all.
+MAX_SAMPLES = 5
+
+
+class ReconciliationError(RuntimeError):
+    """A version that is to be compared cannot be read."""
+
+
+#: What would end a field or a line, and how it is written; the backslash comes first.
+_ESCAPES = {"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"}
+_NULL = "\\N"
+#: With more decimals than this, Spark may write a small number with an exponent.
+_MAX_DECIMALS = 6
+#: Lines whose hashes begin with the same digits, so many, are hashed together first.
+_GROUP_DIGITS = 2
+_EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - of UTC, and printed with a Z
+
+
+def _text_columns(table: Table) -> dict[str, Column]:
+    """The fields of a row as text by column, in the order of the table."""
+    return {
+        f.name: _text_column(F.col(f.name), f.dataType, table, f.name) for f in table.struct_type
+    }
+
+
+def _text_column(value: Column, data_type: T.DataType, table: Table, name: str) -> Column:
+    if isinstance(data_type, T.StringType):
+        text = value
+        for character, escaped in _ESCAPES.items():
+            text = F.replace(text, F.lit(character), F.lit(escaped))
+    elif isinstance(data_type, T.TimestampType):
+        # As a number: a text would be of the session's time zone.
+        text = F.unix_micros(value).cast("string")
+    elif isinstance(data_type, T.ArrayType) and not isinstance(
+        data_type.elementType, T.StringType | T.ArrayType
+    ):
+        elements = F.transform(value, lambda x: _text_column(x, data_type.elementType, table, name))
+        text = F.concat(F.lit("["), F.array_join(elements, ", "), F.lit("]"))
+    elif isinstance(data_type, T.DateType | T.IntegralType | T.BooleanType) or (
+        isinstance(data_type, T.DecimalType) and data_type.scale <= _MAX_DECIMALS
+    ):
+        text = value.cast("string")
+    else:
+        raise TypeError(
+            f"{table.name}.{name}: a {data_type.simpleString()} has no canonical text yet, so the days "
+            "of this table have no SHA-256. Add a rule to `reconciliation` and to "
+            "docs/reconciliation.md."
+        )
+    return F.coalesce(text, F.lit(_NULL))
+
+
+def measure_days(frame: DataFrame, table: Table) -> dict[date, DayFigures]:
+    """The days of a frame in numbers, in one Spark query.
+
+    A day without rows is not among them: see `Fingerprint.empty`.
+
+    Args:
+        frame: rows of a table.
+        table: which one.
+
+    Raises:
+        TypeError: a column is of a type that has no canonical text.
+    """
+    figures_by_group = _measure_groups(frame, table, table.partition)
+    return {day: figures for (day,), figures in figures_by_group.items()}
+
+
+def _measure_groups(frame: DataFrame, table: Table, *group_columns: str) -> dict[tuple, DayFigures]:
+    line = F.sha2(F.concat_ws("\t", *_text_columns(table).values()), 256).alias("line")
+    first = F.substring("line", 1, _GROUP_DIGITS).alias("first")
+    sums = [F.sum(f"total_{name}").alias(f"total_{name}") for name in table.totals]
+    rows = frame.select(*group_columns, line, *[F.col(x).alias(f"total_{x}") for x in table.totals])
+    # Group by group, or all lines of a large day would have to be in the memory of one task.
+    groups = rows.groupBy(*group_columns, first).agg(
+        F.count(F.lit(1)).alias("rows"),
+        _hash_lines(F.sort_array(F.collect_list("line"))).alias("group"),
+        *sums,
+    )
+    in_order = F.sort_array(F.collect_list(F.struct("first", "group")))["group"]
+    days = groups.groupBy(*group_columns).agg(
+        F.sum("rows").alias("rows"), _hash_lines(in_order).alias("sha256"), *sums
+    )
+    if table.key:
+        # By itself: beside the lists above, Spark would have to gather those by key as well.
+        keys = F.count_distinct(F.struct(*table.key)).alias("keys")
+        days = days.join(frame.groupBy(*group_columns).agg(keys), [*group_columns])
+    return {
+        tuple(row[name] for name in group_columns): _figures_from_row(row.asDict(), table)
+        for row in days.collect()
+    }
+
+
+def _hash_lines(hashes: Column) -> Column:
+    return F.sha2(F.array_join(hashes, "\n"), 256)
+
+
+def _figures_from_row(row: Mapping[str, Any], table: Table) -> DayFigures:
+    totals = {name: row[f"total_{name}"] or zero for name, zero in table.zero_totals.items()}
+    return DayFigures(row["rows"], row.get("keys"), totals, row["sha256"])
+
+
+_VERSION = "_version"
+#: A day as of a version.
+_DayAtVersion = tuple[int, date]
+
+
+def diff_table(
+    spark: SparkSession,
+    url: str,
+    table: Table,
+    versions: Mapping[date, VersionPair],
+    ledger: Ledger | None = None,
+) -> TableDiff:
+    """Compare days of a table between two versions each.
+
+    Only the files of these days are read: once, and those of the days that have changed again for
+    samples and drift.
+
+    Args:
+        spark: the session.
+        url: where the table lives.
+        table: which one it is.
+        versions: by day, the versions before and after; none where it was not published then.
+        ledger: what the table's log says. With it a day is read at any version that has the same
+            rows, so that many commits of a day each are not as many versions to read.
+
+    Raises:
+        ReconciliationError: a version cannot be read.
+        TypeError: a column is of a type that has no canonical text.
+    """
+    try:
+        return _diff_days(partial(_read_days, spark, url, table), table, versions, ledger)
+    except (DeltaError, OSError, *SPARK_ERRORS) as error:
+        if is_engine_lost(error):
+            raise
+        version_numbers = sorted({v for pair in versions.values() for v in pair if v is not None})
+        raise ReconciliationError(
+            f"{table.name} [{', '.join(map(str, to_windows(versions)))}]: the days cannot be compared "
+            f"as of version(s) {', '.join(map(str, version_numbers))} of {url}. The table is as it was. If "
+            "files of these versions are gone (VACUUM removes those that are older than its "
+            "retention), there is nothing left to compare with: leave these days out. "
+            f"Spark says: {summarize_error(error)}"
+        ) from error
+
+
+def _diff_days(
+    read: Callable[[Iterable[_DayAtVersion]], DataFrame],
+    table: Table,
+    versions: Mapping[date, VersionPair],
+    ledger: Ledger | None,
+) -> TableDiff:
+    needed = {(v, day) for day, pair in versions.items() for v in pair if v is not None}
+    read_from = _choose_versions(needed, ledger)
+    figures: dict[tuple, DayFigures] = {}
+    if needed:
+        figures = _measure_groups(read(read_from.values()), table, _VERSION, table.partition)
+    empty = DayFigures.for_empty_day(table)
+
+    def figures_at(version: int | None, day: date) -> DayFigures | None:
+        return None if version is None else figures.get(read_from[version, day], empty)
+
+    days = [
+        DayDiff(day, (old, new), figures_at(old, day), figures_at(new, day))
+        for day, (old, new) in sorted(versions.items())
+    ]
+    changed = [
+        (read_from[old, day], read_from[new, day])
+        for day, (old, new) in versions.items()
+        if old is not None and new is not None and figures_at(old, day) != figures_at(new, day)
+    ]
+    if not changed:
+        return TableDiff(table, days)
+    before, after = (read(places) for places in zip(*changed, strict=True))
+    return TableDiff(
+        table, days, _sample_rows(before, after, table), _measure_drift(before, after, table)
+    )
+
+
+def _choose_versions(
+    needed: Iterable[_DayAtVersion], ledger: Ledger | None
+) -> dict[_DayAtVersion, _DayAtVersion]:
+    """For each day as of a version, where to read it: at as few versions as will do.
+
+    A day stays the same from a commit that wrote it to the next that does. For each version the
+    table's whole log is gone through, whatever is read of it.
+    """
+    if ledger is None or ledger.version is None:
+        return {place: place for place in needed}
+    commits_by_day = defaultdict(list)
+    for commit in ledger.all_commits:
+        for day in written_days(commit):
+            commits_by_day[day].append(commit.version)
+    stretches = []
+    for version, day in needed:
+        day_commits = commits_by_day[day]
+        n = bisect_right(day_commits, version)
+        first = day_commits[n - 1] if n else 0
+        last = day_commits[n] - 1 if n < len(day_commits) else ledger.version
+        known = version <= ledger.version
+        stretches.append((last, first, version, day) if known else (version, version, version, day))
+    read_from: dict[_DayAtVersion, _DayAtVersion] = {}
+    at = -1
+    # By the end of each stretch: a version is added only when none so far lies in the next one.
+    for last, first, version, day in sorted(stretches):
+        at = at if at >= first else last
+        read_from[version, day] = (at, day)
+    return read_from
+
+
+def _read_days(
+    spark: SparkSession, url: str, table: Table, places: Iterable[_DayAtVersion]
+) -> DataFrame:
+    """The rows of days as of versions, each version read once, with the version as a column."""
+    days = defaultdict(set)
+    for version, day in places:
+        days[version].add(day)
+    frames = [
+        rows_as_of(spark, url, table, version, version_days).withColumn(_VERSION, F.lit(version))
+        for version, version_days in sorted(days.items())
+    ]
+    return reduce(DataFrame.unionByName, frames)
+
+
+def _sample_rows(before: DataFrame, after: DataFrame, table: Table) -> list[RowDiff]:
+    """The first differing rows of each kind, by day and key; by the whole row without a key."""
+    names = list(table.columns)
+    row = F.array(*_text_columns(table).values()).alias("cells")
+    sides = [
+        frame.select(F.lit(sign).alias("sign"), table.partition, row)
+        for sign, frame in ((-1, before), (1, after))
+    ]
+    # A row that both have as often as each other cancels out.
+    differing = (
+        sides[0]
+        .unionByName(sides[1])
+        .groupBy(table.partition, "cells")
+        .agg(F.sum("sign").alias("copies"))
+        .where("copies != 0")
+    )
+    cells = F.col("cells")
+    key = F.array(*[F.get(cells, names.index(name)) for name in table.key]) if table.key else cells
+    pairs = differing.groupBy(table.partition, key.alias("key")).agg(
+        F.min(F.when(F.col("copies") < 0, cells)).alias("before"),
+        F.min(F.when(F.col("copies") > 0, cells)).alias("after"),
+    )
+    kind = [F.col("before").isNull(), F.col("after").isNull()]
+    order = SqlWindow.partitionBy(*kind).orderBy(table.partition, "key")
+    few = pairs.withColumn("n", F.row_number().over(order)).where(F.col("n") <= MAX_SAMPLES)
+    samples = [
+        RowDiff(
+            row[table.partition],
+            _readable_row(row["before"], table),
+            _readable_row(row["after"], table),
+        )
+        for row in few.orderBy("n").collect()
+    ]
+    return sorted(samples, key=lambda sample: sample.kind)
+
+
+def _readable_row(cells: Sequence[str] | None, table: Table) -> dict[str, str | None] | None:
+    """A row's values by column as a person reads them."""
+    if cells is None:
+        return None
+    values: dict[str, str | None] = {}
+    for column, cell in zip(table.struct_type, cells, strict=True):
+        values[column.name] = None if cell == _NULL else cell
+        if isinstance(column.dataType, T.TimestampType) and cell != _NULL:
+            values[column.name] = _format_micros(int(cell))
+    return values
+
+
+def _format_micros(micros: int) -> str:
+    try:
+        return f"{(_EPOCH + timedelta(microseconds=micros)).isoformat()}Z"
+    except OverflowError:  # before the year 1 or after 9999
+        return f"{micros} microseconds since 1970"
+
+
+_TENTHS = [n / 10 for n in range(1, 10)]
+
+
+def _measure_drift(before: DataFrame, after: DataFrame, table: Table) -> dict[str, ColumnDrift]:
+    """The drift of each numeric column.
+
+    The bins are the tenths of what was there before, what lies below and above all of it, and
+    null. Only their counts leave Spark.
+    """
+    names = [f.name for f in table.struct_type if isinstance(f.dataType, T.NumericType)]
+    if not names:
+        return {}
+    edges = before.agg(
+        *[
+            F.array_sort(
+                F.array_distinct(F.concat(F.array(F.min(x)), F.percentile_approx(x, _TENTHS)))
+            ).alias(x)
+            for x in names
+        ],
+        *[F.max(x).alias(f"_max_{x}") for x in names],
+    ).first()
+    assert edges is not None  # an aggregation without groups has one row
+    ranks = []
+    for name in names:
+        value, top = F.col(name), edges[f"_max_{name}"]
+        below = [F.count_if(value < F.lit(edge)) for edge in edges[name] or ()]
+        upto = [] if top is None else [F.count_if(value <= F.lit(top))]
+        ranks.append(F.array(*below, *upto, F.count(value), F.count(F.lit(1))).alias(name))
+    counts = [frame.agg(*ranks).first() for frame in (before, after)]
+    drifts = {}
+    for name in names:
+        old, new = (_bin_counts(row[name]) for row in counts if row)
+        drifts[name] = ColumnDrift(stability_index(old, new), ks_statistic(old, new))
+    return drifts
+
+
+def _bin_counts(ranks: Sequence[int]) -> list[int]:
+    return [high - low for low, high in pairwise([0, *ranks])]

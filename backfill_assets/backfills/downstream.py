@@ -1,0 +1,537 @@
+"""What an undo reverts: the changed days of a backfill and the days downstream of them.
+
+Pure functions over a ledger; `dependents` rests on them.
+
+Pure functions over ledgers. A day follows another if a record of it names a version of the input in
+which the other day held what the backfill wrote, if the commit that wrote that made it due, and if
+its fingerprint depends on it. So nothing here knows a table by name.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import date
+
+from backfill_assets.backfills.changes import (
+    CommitFilter,
+    DayChange,
+    RowOrigins,
+    changed_days,
+    commits_of,
+    is_commit_of,
+    overwritten_since,
+    reverted_days,
+    standing_versions,
+    unchanged_days,
+    written_days,
+)
+from backfill_assets.calendar.late_data import Policy
+from backfill_assets.calendar.partitions import DAY, format_ranges
+from backfill_assets.delta.ledgers import Ledger, Ledgers
+from backfill_assets.delta.records import ACCEPTED_CODE, CommitRecord, ExternalCommit
+from backfill_assets.staleness.input_digest import days_depending_on
+from backfill_assets.staleness.stale import downstream_tables
+from backfill_assets.tables.derived import carries_state
+from backfill_assets.tables.graph import graph_of
+
+
+class StatefulChain:
+    """The days of a table that carries state, each built upon the day before it."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        origins: RowOrigins,
+        name: str,
+        is_direct: CommitFilter,
+        is_downstream: CommitFilter,
+        find_other_input: Callable[[CommitRecord | None, CommitRecord, date], object],
+    ) -> None:
+        """From the table's ledger.
+
+        Args:
+            ledger: the table's.
+            origins: those of the ledger.
+            name: the backfill that is undone.
+            is_direct: what is undone of its own days.
+            is_downstream: which days follow other inputs.
+            find_other_input: whether others had a part in a day, given the commit before and its own.
+        """
+        self._commits = {commit.version: commit for commit in ledger.all_commits}
+        self._origins = origins
+        #: By version of a commit, the days of it that are undone.
+        self._reverted: dict[int, set[date]] = {}
+        #: By version of a commit, those of them that were built upon another such day.
+        self.built_upon_reverted: dict[int, set[date]] = {}
+        standing: dict[date, CommitRecord] = {}
+        for record in ledger.records:
+            reverted = self._reverted[record.version] = set()
+            chained = self.built_upon_reverted[record.version] = set()
+            for day in sorted(record.days):
+                # What a person leaves out, and what is new since, stays. So does a day that others
+                # had a part in. They are behind once the day before them is put back.
+                recomputed = day in standing and not is_commit_of(record, name)
+                if (
+                    recomputed
+                    and self._previous_day_reverted(record, day)
+                    and not find_other_input(standing[day], record, day)
+                ):
+                    chained.add(day)
+                if day in chained or is_direct(record, day) or is_downstream(record, day):
+                    reverted.add(day)
+            standing |= dict.fromkeys(record.days, record)
+            for day in record.revoked_days:
+                standing.pop(day, None)
+
+    def _previous_day_reverted(self, record: CommitRecord, day: date) -> bool:
+        """Whether the day before a day of a commit is undone, as the commit had it."""
+        previous_day = day - DAY
+        return previous_day in self._reverted.get(
+            self._origins.origin_at(previous_day, record.version), ()
+        )
+
+    def changed_by_others(
+        self, previous: CommitRecord, record: CommitRecord, day: date
+    ) -> CommitRecord | ExternalCommit | None:
+        """The commit of somebody else by which the day before a day is another than it was.
+
+        Args:
+            previous: the commit that spoke of the day before.
+            record: a later one.
+            day: the day.
+        """
+        previous_day = day - DAY
+        previous_origin, current_origin = (
+            self._origins.origin_at(previous_day, commit.version) for commit in (previous, record)
+        )
+        if previous_origin == current_origin or previous_day in self._reverted.get(
+            current_origin, ()
+        ):
+            return None
+        return self._commits.get(current_origin)
+
+
+@dataclass(frozen=True)
+class UndoScope:
+    """What an undo of a backfill is about in one table.
+
+    Attributes:
+        changes: the days to put back: what the backfill wrote, and what was made of it.
+        unchanged: days whose rows stay, but not their last record: they were made of it and came
+            out with the rows that they had, or it accepted them as made by other code.
+        already_reverted: the days that hold again what they held before, or were made anew of such.
+        problems: why days cannot be put back, each in a sentence that names them.
+    """
+
+    changes: Mapping[date, DayChange]
+    unchanged: Mapping[date, DayChange]
+    already_reverted: Collection[date]
+    problems: Collection[str]
+
+
+def undo_scopes(
+    ledgers: Ledgers, name: str, policy: Policy, days: Container[date] | None = None
+) -> dict[str, UndoScope]:
+    """What an undo is about, by table, inputs first.
+
+    Args:
+        ledgers: those of all tables.
+        name: the backfill, as `footprints.is_commit_of` takes it.
+        policy: the late-data policy.
+        days: only these of those that it wrote, and what was made of them; all if not given.
+    """
+    is_direct = commits_of(name, days)
+    upstream: dict[str, _RevertedDays] = {}
+    origins_by_table: dict[str, RowOrigins] = {}
+    scopes: dict[str, UndoScope] = {}
+    for table, ledger in ledgers.items():
+        origins = origins_by_table[table] = RowOrigins(ledger)
+        tracker = _DownstreamTracker(table, ledgers, policy, upstream)
+        if carries_state(ledger.table):
+            tracker.chain = StatefulChain(
+                ledger, origins, name, is_direct, tracker.is_downstream, tracker.find_other_input
+            )
+
+        def is_undone(
+            record: CommitRecord, day: date, tracker: _DownstreamTracker = tracker
+        ) -> bool:
+            return is_direct(record, day) or tracker.is_downstream(record, day)
+
+        changes = changed_days(ledger, is_undone, origins)
+        upstream[table] = _RevertedDays(ledger, changes, origins)
+        overwriting = overwritten_since(ledger, changes, origins)
+        reverted = upstream[table].reverted | {
+            day
+            for day, commit in overwriting.items()
+            if tracker.is_recomputed(changes[day], commit, day)
+        }
+        remaining = {day: change for day, change in changes.items() if day not in reverted}
+        commits_by_others = {
+            day: commit for day, commit in overwriting.items() if day not in reverted
+        }
+        not_overwritten = [d for d in remaining if d not in commits_by_others]
+        unchanged = {
+            day: change
+            for day, change in unchanged_days(ledger, is_undone).items()
+            if day not in remaining
+            if change.last_commit.details.kind == ACCEPTED_CODE
+            or tracker.is_downstream(change.last_commit, day)
+            if not tracker.find_other_input(change.previous_commit, change.last_commit, day)
+        }
+        scopes[table] = UndoScope(
+            changes=remaining,
+            unchanged=unchanged,
+            already_reverted=reverted,
+            problems=[
+                *_overwrite_problems(table, commits_by_others),
+                *_mixed_input_problems(
+                    tracker, ledger, {d: remaining[d] for d in not_overwritten}, is_direct
+                ),
+                *_reverted_input_problems(
+                    ledgers, policy, table, {**unchanged, **remaining}, scopes, origins_by_table
+                ),
+            ],
+        )
+    return scopes
+
+
+class _RevertedDays:
+    """What is undone in a table, as those who follow it see it."""
+
+    def __init__(
+        self, ledger: Ledger, changes: Mapping[date, DayChange], origins: RowOrigins
+    ) -> None:
+        """From the table's ledger, and what is undone, whether it stands or not."""
+        self.origins, self.changes = origins, changes
+        #: By version of the commits that are undone, the days of each.
+        self.commits: dict[int, frozenset[date]] = {}
+        for record in ledger.records if changes else ():
+            days = (
+                d
+                for d in written_days(record)
+                if d in changes and _is_within(changes[d], record.version)
+            )
+            if commit_days := frozenset(days):
+                self.commits[record.version] = commit_days
+        self.reverted = reverted_days(ledger, changes, origins)
+        self._affected: dict[int, frozenset[date]] = {}
+
+    def affected_days(self, version: int) -> frozenset[date]:
+        """The days that held what is undone as of a version."""
+        if version not in self._affected:
+            self._affected[version] = frozenset(
+                day
+                for day, change in self.changes.items()
+                if self.origins.was_affected(day, change, version)
+            )
+        return self._affected[version]
+
+    def version_before(self, version: int) -> int:
+        """The version before all of that."""
+        return min(
+            (self.changes[day].version_before for day in self.affected_days(version)),
+            default=version,
+        )
+
+
+def _is_within(change: DayChange, version: int) -> bool:
+    return change.version_before < version <= change.version_after
+
+
+_CommitDays = Callable[[CommitRecord], Iterable[date]]
+
+
+class _DownstreamTracker:
+    """Which days of a table follow what is undone in its inputs."""
+
+    def __init__(
+        self, table: str, ledgers: Ledgers, policy: Policy, upstream: Mapping[str, _RevertedDays]
+    ) -> None:
+        self._table, self._ledgers, self._policy = table, ledgers, policy
+        self._upstream = {name: reverted for name, reverted in upstream.items() if reverted.changes}
+        self._stale_days: dict[str, _CommitDays] = {
+            source: days_of
+            for source, follower, days_of in downstream_tables(ledgers, policy)
+            if follower == table
+        }
+        #: Of a table that carries state, the days that were built upon days that are undone.
+        self.chain: StatefulChain | None = None
+        #: What all commits that are undone have made due: most days are in none of these.
+        self._candidate_days = {
+            name: {
+                day
+                for record in ledgers[name].records
+                if record.version in reverted.commits
+                for day in self._stale_days[name](record)
+            }
+            for name, reverted in self._upstream.items()
+            if name in self._stale_days
+        }
+        self._downstream_days: dict[tuple[str, int], frozenset[date]] = {}
+        self._reachable: dict[tuple[str, frozenset[date], frozenset[int]], frozenset[date]] = {}
+        self._foreign_commits: dict[
+            tuple[str, int, int], dict[date, CommitRecord | ExternalCommit]
+        ] = {}
+
+    def is_downstream(self, record: CommitRecord, day: date) -> bool:
+        """Whether a day of a commit was made of what is undone."""
+        if self.chain and day in self.chain.built_upon_reverted.get(record.version, ()):
+            return True
+        if not any(day in days for days in self._candidate_days.values()):
+            return False
+        inputs = record.for_day(day).inputs
+        return any(
+            day in days and name in inputs and day in self._find_downstream(name, inputs[name])
+            for name, days in self._candidate_days.items()
+        )
+
+    def is_recomputed(
+        self, change: DayChange, overwriting: CommitRecord | ExternalCommit, day: date
+    ) -> bool:
+        """Whether a day that followed was made again, from inputs that were put back before."""
+        if (
+            isinstance(overwriting, ExternalCommit)
+            or change.commit_between
+            or not self.is_downstream(change.last_commit, day)
+        ):
+            return False
+        affected = {
+            name: self._upstream[name].affected_days(v)
+            for name, v in self._upstream_versions(change.last_commit, day)
+        }
+        inputs_reverted = all(
+            self._upstream[name].reverted >= days for name, days in affected.items()
+        )
+        return inputs_reverted and not self.is_downstream(overwriting, day)
+
+    def find_other_input(
+        self, previous: CommitRecord | None, record: CommitRecord, day: date
+    ) -> tuple[str, CommitRecord | ExternalCommit] | None:
+        """An input's commit of somebody else that a day was made of as well, since it was before.
+
+        Args:
+            previous: the commit that spoke of the day before; none if none did.
+            record: one that was made of what is undone.
+            day: the day.
+        """
+        if (
+            self.chain
+            and previous
+            and (commit := self.chain.changed_by_others(previous, record, day))
+        ):
+            return self._table, commit
+        earlier = previous.for_day(day).inputs if previous else {}
+        for name, version in record.for_day(day).inputs.items():
+            if name not in self._stale_days or name == self._table:
+                continue
+            after_version = earlier.get(name)
+            if after_version is None:
+                after_version = (
+                    self._upstream[name].version_before(version)
+                    if name in self._upstream
+                    else version
+                )
+            if commit := self._find_foreign(name, after_version, version).get(day):
+                return name, commit
+        return None
+
+    def _upstream_versions(self, record: CommitRecord, day: date) -> Iterator[tuple[str, int]]:
+        inputs = record.for_day(day).inputs
+        for name in self._upstream:
+            if name in inputs and name in self._stale_days:
+                yield name, inputs[name]
+
+    def _find_downstream(self, name: str, version: int) -> frozenset[date]:
+        """The days that follow what is undone in an input as it was in a version."""
+        if (name, version) not in self._downstream_days:
+            reverted = self._upstream[name]
+            affected = reverted.affected_days(version)
+            commit_versions = frozenset(
+                v for v, days in reverted.commits.items() if v <= version and days & affected
+            )
+            self._downstream_days[name, version] = (
+                self._find_reachable(name, affected, commit_versions) if affected else frozenset()
+            )
+        return self._downstream_days[name, version]
+
+    def _find_reachable(
+        self, name: str, input_days: frozenset[date], commit_versions: frozenset[int]
+    ) -> frozenset[date]:
+        """The days that commits of an input made due, and whose fingerprint has days that moved."""
+        key = (name, input_days, commit_versions)
+        if key not in self._reachable:
+            records = [r for r in self._ledgers[name].records if r.version in commit_versions]
+            stale_days = {day for record in records for day in self._stale_days[name](record)}
+            self._reachable[key] = self._find_depending(name, input_days, stale_days)
+        return self._reachable[key]
+
+    def _find_depending(
+        self, name: str, input_days: Collection[date], days: Collection[date]
+    ) -> frozenset[date]:
+        depending_days = days_depending_on(
+            self._ledgers, self._policy, self._table, days, name, input_days
+        )
+        return frozenset(depending_days)
+
+    def _find_foreign(
+        self, name: str, after_version: int, version: int
+    ) -> dict[date, CommitRecord | ExternalCommit]:
+        """The days that commits of an input between two versions made due, if not undone."""
+        key = (name, after_version, version)
+        if key not in self._foreign_commits:
+            ledger = self._ledgers[name]
+            reverted = self._upstream.get(name) or _RevertedDays(ledger, {}, RowOrigins(ledger))
+            affected = reverted.affected_days(version)
+            commits_by_day: dict[date, CommitRecord | ExternalCommit] = {}
+            for commit in ledger.all_commits:
+                if not after_version < commit.version <= version:
+                    continue
+                changed = {
+                    day
+                    for day in written_days(commit) - affected
+                    if reverted.origins.origin_at(day, after_version)
+                    != reverted.origins.origin_at(day, version)
+                    and commit.version not in reverted.commits
+                }
+                if changed:
+                    stale_days = (
+                        self._ledgers[self._table].published_days
+                        if isinstance(commit, ExternalCommit)
+                        else set(self._stale_days[name](commit))
+                    )
+                    commits_by_day |= dict.fromkeys(
+                        self._find_depending(name, changed, stale_days), commit
+                    )
+            self._foreign_commits[key] = commits_by_day
+        return self._foreign_commits[key]
+
+
+def _overwrite_problems(
+    table: str, commits_by_day: Mapping[date, CommitRecord | ExternalCommit]
+) -> Iterator[str]:
+    for commit, days in _group_by_commit(commits_by_day):
+        yield (
+            f"{table} [{format_ranges(days)}] has been written since, by {_describe_writer(commit)} in version "
+            f"{commit.version}; undo that first, or leave these days out"
+        )
+
+
+def _mixed_input_problems(
+    tracker: _DownstreamTracker,
+    ledger: Ledger,
+    changes: Mapping[date, DayChange],
+    is_direct: Callable[[CommitRecord, date], bool],
+) -> Iterator[str]:
+    """Days that followed, and that others had a part in: to put them back would take that away."""
+    previous_records: dict[date, CommitRecord] = {}
+    commits_by_input: dict[str, dict[date, CommitRecord | ExternalCommit]] = defaultdict(dict)
+    other_code_commits: dict[date, CommitRecord | ExternalCommit] = {}
+    standing = standing_versions(ledger)
+    for record in ledger.records:
+        for day in record.days:
+            change, previous = changes.get(day), previous_records.get(day)
+            if change is None or not _is_within(change, record.version) or is_direct(record, day):
+                continue
+            # What was put back since has no part in the rows that are there.
+            if record.version not in standing[day]:
+                continue
+            if other_input := tracker.find_other_input(previous, record, day):
+                commits_by_input[other_input[0]][day] = other_input[1]
+            if (
+                previous
+                and _is_within(change, previous.version)
+                and _differ_in_code(previous, record, day)
+            ):
+                other_code_commits[day] = record
+        standing_days = [day for day in record.days if record.version in standing[day]]
+        previous_records |= dict.fromkeys([*standing_days, *record.revoked_days], record)
+    for name, commits_by_day in commits_by_input.items():
+        for commit, days in _group_by_commit(commits_by_day):
+            yield (
+                f"{ledger.table.name} [{format_ranges(days)}] was made of what is to be undone, and of "
+                f"version {commit.version} of {name} by {_describe_writer(commit)} as well; undo that first, "
+                "or leave out the days that these are made of"
+            )
+    yield from _overwrite_problems(ledger.table.name, other_code_commits)
+
+
+def _differ_in_code(first: CommitRecord, second: CommitRecord, day: date) -> bool:
+    first_version, second_version = (record.for_day(day).code_version for record in (first, second))
+    return first_version != second_version or first.made_under(day) != second.made_under(day)
+
+
+def _reverted_input_problems(
+    ledgers: Ledgers,
+    policy: Policy,
+    table: str,
+    changes: Mapping[date, DayChange],
+    scopes: Mapping[str, UndoScope],
+    origins: Mapping[str, RowOrigins],
+) -> Iterator[str]:
+    """Days whose old rows were made of input that another undo has reverted since.
+
+    Put back, they would hold what their inputs do not. Input that is newer than theirs is no
+    reason: such a day is behind, for all to see.
+
+    Args:
+        ledgers: those of all tables.
+        policy: the late-data policy.
+        table: the name of the table.
+        changes: its days to put back.
+        scopes: of its inputs, what is undone.
+        origins: of its inputs.
+    """
+    days_of: dict[tuple[str, int], set[date]] = defaultdict(set)
+    for dependency in graph_of(ledgers, policy).inputs[table] if changes else ():
+        name = dependency.source.name
+        source = ledgers[name]
+        deciding = dependency.reach.deciding_days(source)
+        undone_changes = changes if name == table else scopes[name].changes
+        reverted: dict[int, set[date]] = defaultdict(set)
+        for day, change in changes.items():
+            version = (
+                change.previous_commit.for_day(day).inputs.get(name)
+                if change.previous_commit
+                else None
+            )
+            if version is None:
+                continue
+            # A commit of a table that carries state has built its days one upon the other.
+            version += name == table
+            for input_day in deciding(day):
+                as_of = (
+                    undone_changes[input_day].version_before
+                    if input_day in undone_changes
+                    else source.version or 0
+                )
+                origin = origins[name].origin_at(input_day, version)
+                if origins[name].origin_at(input_day, as_of) < origin:
+                    reverted[origin].add(day)
+        # Days that a reverted commit of ours has not made due hold nothing of it.
+        stale_days = dependency.due_days(source)
+        stale_by_version = {
+            r.version: {*stale_days(r)} for r in source.records if r.version in reverted
+        }
+        for version, days in reverted.items():
+            if affected := days & stale_by_version.get(version, days):
+                days_of[name, version] |= affected
+    for (name, version), days in sorted(days_of.items()):
+        yield (
+            f"{table} [{format_ranges(days)}] was made of version {version} of {name} before, which "
+            "has been undone since; undo that undo first, or leave these days out"
+        )
+
+
+def _group_by_commit(
+    days: Mapping[date, CommitRecord | ExternalCommit],
+) -> Iterator[tuple[CommitRecord | ExternalCommit, list[date]]]:
+    for version, commit in sorted({c.version: c for c in days.values()}.items()):
+        yield commit, [day for day, other in days.items() if other.version == version]
+
+
+def _describe_writer(commit: CommitRecord | ExternalCommit) -> str:
+    if isinstance(commit, ExternalCommit):
+        return f"another writer ({commit.operation})"
+    return f"run {commit.run_id[:8]}"

@@ -1,0 +1,564 @@
+"""The history of one backfill in order: plan, runs, commits, undos and recorded commands."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime, timedelta, timezone
+from typing import Any
+
+import dagster as dg
+
+from backfill_assets.backfills import state_store
+from backfill_assets.backfills.backfill_plan import (
+    BackfillPlan,
+    BackfillRequest,
+    day_rows,
+    plan_facts,
+)
+from backfill_assets.backfills.changes import changed_days, commits_of, is_commit_of, reverted_days
+from backfill_assets.backfills.reconcile import code_provenance, compare_with_plan
+from backfill_assets.backfills.stages import RECONCILES_TAG
+from backfill_assets.backfills.state_store import BackfillRefusedError, BackfillState
+from backfill_assets.calendar.partitions import days_of_run, format_ranges
+from backfill_assets.dagster_ext.failures import run_failure_message
+from backfill_assets.delta.ledgers import Ledgers
+from backfill_assets.escaping import escape_line, escape_markdown, markdown_table
+
+_PROGRAM = "backfill-assets"
+#: The job and the op of an undo, as `jobs` names them.
+_UNDO_JOB, _UNDO_OP = "undo", "put_back"
+#: So many runs of undos are looked through, the newest ones.
+_MOST_UNDO_RUNS = 1000
+
+
+@dataclass(frozen=True)
+class HistoryEvent:
+    """One thing that was done.
+
+    Attributes:
+        timestamp: when, in seconds since 1970; 0 if nobody recorded it.
+        action: what was done, in words.
+        command: as it was typed, or as it would be; empty if no person gave one.
+        outcome: what came of it.
+        seconds: seconds; none if it is not known.
+        is_build: whether it made the days, so that the same again makes others.
+    """
+
+    timestamp: float
+    action: str
+    command: str = ""
+    outcome: str = ""
+    seconds: float | None = None
+    is_build: bool = False
+
+
+@dataclass(frozen=True)
+class TableChanges:
+    """What a backfill did to one table.
+
+    Attributes:
+        table: the table.
+        days: those that it wrote.
+        version_before: the table's version before its first commit.
+        version_after: the version of its last commit.
+        reverted_days: those of the days that were put back since.
+        reasons: why days of it were computed, as far as its commits say.
+    """
+
+    table: str
+    days: Sequence[date]
+    version_before: int
+    version_after: int
+    reverted_days: Sequence[date] = ()
+    reasons: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class BackfillHistory:
+    """All that is on record of a backfill.
+
+    Attributes:
+        name: of the backfill, or of a run.
+        reason: why, as whoever asked for it put it.
+        plan: its plan; none if it had none.
+        outcome: how it ended, or where it stands; empty without a plan.
+        events: what was done, the oldest first.
+        table_changes: what it did to the tables.
+        plan_results: what came of the plan: table, expected, became.
+        code_descriptions: by which code it was made.
+    """
+
+    name: str
+    reason: str
+    plan: BackfillPlan | None
+    outcome: str
+    events: Sequence[HistoryEvent]
+    table_changes: Sequence[TableChanges]
+    plan_results: Sequence[tuple[str, str, str]]
+    code_descriptions: Sequence[str]
+
+
+def read_history(instance: dg.DagsterInstance, ledgers: Ledgers, name: str) -> BackfillHistory:
+    """What is on record of a backfill, of a stage of one, or of a run.
+
+    Args:
+        instance: knows plans, backfills and runs.
+        ledgers: those of all tables.
+        name: as `footprints.is_commit_of` takes it.
+    """
+    backfill_state = _find_state(instance, name)
+    events = [
+        *(_plan_events(backfill_state) if backfill_state else ()),
+        *(
+            _stage_events(instance, backfill_state)
+            if backfill_state
+            else _run_events(instance, ledgers, name)
+        ),
+        *(
+            HistoryEvent(command.at, "account", command.text, command.outcome)
+            for command in state_store.list_commands(instance, name)
+        ),
+        *_undo_events(instance, name),
+    ]
+    return BackfillHistory(
+        name,
+        backfill_state.plan.parameters.reason
+        if backfill_state
+        else _recorded_reasons(ledgers, name),
+        backfill_state.plan if backfill_state else None,
+        (backfill_state.ended or f"not ended; stage {backfill_state.backfill_id}")
+        if backfill_state and backfill_state.attempt
+        else "",
+        sorted(events, key=lambda event: event.timestamp),
+        [*_table_changes(ledgers, name)],
+        [*compare_with_plan(backfill_state.plan, ledgers)] if backfill_state else [],
+        sorted(code_provenance(ledgers, name).code_descriptions),
+    )
+
+
+def _find_state(instance: dg.DagsterInstance, name: str) -> BackfillState | None:
+    try:
+        return state_store.load(instance, name.partition("-")[0])
+    except BackfillRefusedError:
+        return None
+
+
+def plan_options(request: BackfillRequest) -> list[str]:
+    """The options of `backfill-assets plan` that ask for the same, but for the days and why."""
+    values = {
+        "--select": ",".join(request.tables),
+        "--pilot-days": request.pilot_days or "",
+        "--chunk-days": "none" if request.chunk_days is None else request.chunk_days,
+        "--max-parallel": request.max_parallel or "",
+        "--write-mode": request.write_mode,
+    }
+    defaults = {"--chunk-days": "auto", "--write-mode": "overwrite"}
+    arguments = [
+        word
+        for option, value in values.items()
+        if value and value != defaults.get(option)
+        for word in (option, str(value))
+    ]
+    arguments += ["--rewrite"] if request.rewrite else []
+    return [*arguments, *(word for file in request.accept for word in ("--accept", file))]
+
+
+def _plan_events(backfill_state: BackfillState) -> Iterator[HistoryEvent]:
+    request = backfill_state.plan.parameters
+    reason_option = ["--reason", request.reason] if request.reason else []
+    command = shlex.join([_PROGRAM, "plan", request.days, *plan_options(request), *reason_option])
+    yield HistoryEvent(backfill_state.made, "plan", command, f"kept as {backfill_state.plan.id}")
+    if backfill_state.attempt:
+        yes_option = ["--yes"] if backfill_state.plan.rewritten_final_days else []
+        command = shlex.join([_PROGRAM, "backfill", backfill_state.plan.id, *yes_option])
+        yield HistoryEvent(
+            backfill_state.began,
+            "launch",
+            command,
+            backfill_state.ended or "under way",
+            backfill_state.took or None,
+        )
+
+
+def _stage_events(
+    instance: dg.DagsterInstance, backfill_state: BackfillState
+) -> Iterator[HistoryEvent]:
+    for name, window in backfill_state.plan.stages:
+        attempt, backfill = 1, instance.get_backfill(f"{backfill_state.plan.id}-{name}")
+        while backfill is not None:
+            id_ = backfill.backfill_id
+            end = backfill.backfill_end_timestamp
+            runs = instance.get_run_records(dg.RunsFilter(tags={"dagster/backfill": id_}))
+            ends = [record.end_time for record in runs if record.end_time]
+            end = end or max(ends, default=None)
+            seconds = end - backfill.backfill_timestamp if end else None
+            outcome = f"{backfill.status.value.lower().replace('_', ' ')}; {_count_runs(runs)}"
+            yield HistoryEvent(
+                backfill.backfill_timestamp, f"stage {id_}: {window}", "", outcome, seconds
+            )
+            yield from (
+                _failed_run_event(instance, record) for record in runs if _has_failed(record)
+            )
+            yield from _reconcile_events(instance, id_)
+            attempt += 1
+            backfill = instance.get_backfill(f"{backfill_state.plan.id}-{name}-{attempt}")
+
+
+def _count_runs(records: Sequence[dg.RunRecord]) -> str:
+    failed = sum(map(_has_failed, records))
+    return f"{len(records)} run(s)" + (f", {failed} failed" if failed else "")
+
+
+def _has_failed(record: dg.RunRecord) -> bool:
+    return record.dagster_run.status is dg.DagsterRunStatus.FAILURE
+
+
+def _failed_run_event(instance: dg.DagsterInstance, record: dg.RunRecord) -> HistoryEvent:
+    run = record.dagster_run
+    days = days_of_run(run.tags)
+    message = run_failure_message(instance, run.run_id)
+    return HistoryEvent(
+        _start_time(record), f"run {run.run_id[:8]} failed: {days or 'no days'}", "", message
+    )
+
+
+def _reconcile_events(instance: dg.DagsterInstance, stage: str) -> Iterator[HistoryEvent]:
+    for record in instance.get_run_records(dg.RunsFilter(tags={RECONCILES_TAG: stage})):
+        run = record.dagster_run
+        outcome = _run_outcome(instance, run, "passed", "did not pass")
+        yield HistoryEvent(
+            _start_time(record), f"reconciliation of {stage}", "", outcome, _run_seconds(record)
+        )
+
+
+def _run_events(
+    instance: dg.DagsterInstance, ledgers: Ledgers, name: str
+) -> Iterator[HistoryEvent]:
+    """The runs of a backfill without a plan, or the one run."""
+    ids = {
+        record.run_id
+        for ledger in ledgers.values()
+        for record in ledger.records
+        if is_commit_of(record, name)
+    }
+    records = {
+        record.dagster_run.run_id: record
+        for filters in (
+            dg.RunsFilter(tags={"dagster/backfill": name}),
+            dg.RunsFilter(run_ids=sorted({*ids, name})),
+        )
+        for record in instance.get_run_records(filters)
+    }
+    for record in records.values():
+        run = record.dagster_run
+        outcome = _run_outcome(instance, run, "success", "failure")
+        days = days_of_run(run.tags)
+        action = f"run {run.run_id[:8]}" + (f": {days}" if days else "")
+        yield HistoryEvent(
+            _start_time(record),
+            action,
+            _run_command(run),
+            outcome,
+            _run_seconds(record),
+            is_build=True,
+        )
+
+
+def _run_outcome(instance: dg.DagsterInstance, run: dg.DagsterRun, good: str, bad: str) -> str:
+    """What came of a run; of one that has neither succeeded nor failed, its status."""
+    if run.status is dg.DagsterRunStatus.SUCCESS:
+        return good
+    if run.status is dg.DagsterRunStatus.FAILURE:
+        return f"{bad}: {run_failure_message(instance, run.run_id)}"
+    return run.status.value.lower()
+
+
+def _run_command(run: dg.DagsterRun) -> str:
+    """The command that makes such a run."""
+    if run.job_name == _UNDO_JOB:
+        return _undo_command(run)
+    days, selected = days_of_run(run.tags), run.asset_selection
+    if days is None or not selected:
+        return ""
+    tables = ",".join(sorted(key.to_user_string() for key in selected))
+    module = ["-m", "backfill_assets.definitions"]
+    words = ["dagster", "asset", "materialize", *module, "--select", tables]
+    return shlex.join([*words, "--partition-range", f"{days}"])
+
+
+def _undo_events(instance: dg.DagsterInstance, name: str) -> Iterator[HistoryEvent]:
+    for record in instance.get_run_records(
+        dg.RunsFilter(job_name=_UNDO_JOB), limit=_MOST_UNDO_RUNS
+    ):
+        run = record.dagster_run
+        backfill = str(_undo_config(run).get("backfill", ""))
+        if (
+            backfill == name
+            or backfill.startswith(f"{name}-")
+            or (len(backfill) >= 8 and name.startswith(backfill))
+        ):
+            outcome = _run_outcome(instance, run, "put back", "refused")
+            action = f"undo by run {run.run_id[:8]}"
+            yield HistoryEvent(
+                _start_time(record), action, _undo_command(run), outcome, _run_seconds(record)
+            )
+
+
+def _undo_command(run: dg.DagsterRun) -> str:
+    config = _undo_config(run)
+    days = ["--partitions", config["days"]] if config.get("days") else []
+    reason_option = ["--reason", config["reason"]] if config.get("reason") else []
+    return shlex.join([_PROGRAM, "undo", str(config.get("backfill", "")), *days, *reason_option])
+
+
+def _undo_config(run: dg.DagsterRun) -> Mapping[str, Any]:
+    """What an undo was asked for."""
+    config: Any = run.run_config
+    for key in ("ops", _UNDO_OP, "config"):
+        config = config.get(key, {}) if isinstance(config, Mapping) else {}
+    return config
+
+
+def _start_time(record: dg.RunRecord) -> float:
+    return record.start_time or record.create_timestamp.timestamp()
+
+
+def _run_seconds(record: dg.RunRecord) -> float | None:
+    if record.start_time is None or record.end_time is None:
+        return None
+    return record.end_time - record.start_time
+
+
+def _table_changes(ledgers: Ledgers, name: str) -> Iterator[TableChanges]:
+    for table, ledger in ledgers.items():
+        changes = changed_days(ledger, commits_of(name))
+        if changes:
+            records = [record for record in ledger.records if is_commit_of(record, name)]
+            versions = records[0].version - 1, records[-1].version
+            reasons = [*dict.fromkeys(text for record in records for text in record.reasons)]
+            reverted = sorted(reverted_days(ledger, changes))
+            yield TableChanges(table, sorted(changes), *versions, reverted, reasons)
+
+
+def _recorded_reasons(ledgers: Ledgers, name: str) -> str:
+    reasons = {
+        record.reason
+        for ledger in ledgers.values()
+        for record in ledger.records
+        if is_commit_of(record, name) and record.reason
+    }
+    return "; ".join(sorted(reasons))
+
+
+def format_changed_days(history: BackfillHistory) -> str:
+    """The days that were written in any table, for a reader."""
+    return format_ranges(day for changes in history.table_changes for day in changes.days)
+
+
+#: The sections that only a person can fill in, each with what belongs there.
+SECTIONS: Mapping[str, str] = {
+    "Impact": "Who saw which wrong days, from when to when, and what they did with them.",
+    "Cause": "What happened, and why nothing prevented it.",
+    "Follow-ups": "What will be done so that it does not happen again: by whom, until when.",
+}
+#: Begins what is to be replaced.
+BLANK = "TO BE FILLED IN: "
+#: A section with fewer words says nothing.
+_MIN_WORDS = 4
+
+
+def unfilled_sections(text: str) -> list[str]:
+    """The sections that a post-mortem lacks, or that are not filled in.
+
+    Args:
+        text: in Markdown.
+    """
+    parts = re.split(r"^## +(.+?) *$", text, flags=re.MULTILINE)
+    bodies = dict(zip(parts[1::2], parts[2::2], strict=True))
+    return [
+        name
+        for name in SECTIONS
+        if BLANK in (body := bodies.get(name, "")) or len(body.split()) < _MIN_WORDS
+    ]
+
+
+def render_postmortem(history: BackfillHistory) -> str:
+    """The page, in Markdown."""
+    return "\n".join(_postmortem_lines(history))
+
+
+def _postmortem_lines(history: BackfillHistory) -> Iterator[str]:
+    yield f"# Post-mortem of {escape_markdown(history.name)}"
+    yield ""
+    yield f"Reason on record: {escape_markdown(history.reason) or 'none given'}"
+    yield ""
+    for name in ("Impact", "Cause"):
+        yield from _blank_section(name)
+    yield "## What was done"
+    yield ""
+    rows = [
+        (
+            _format_time(event.timestamp),
+            event.action,
+            _format_duration(event.seconds),
+            event.outcome,
+        )
+        for event in history.events
+    ]
+    yield markdown_table(("at (UTC)", "what", "took", "outcome"), rows)
+    yield ""
+    yield "The commands, in their order:"
+    yield ""
+    yield from command_block(history.events)
+    yield "## Days touched"
+    yield ""
+    yield from _days_section(history)
+    yield from _plan_section(history)
+    yield "## Verdict"
+    yield ""
+    yield from (f"- {escape_markdown(text)}" for text in _verdict_lines(history))
+    yield ""
+    yield from _blank_section("Follow-ups")
+
+
+def _blank_section(name: str) -> Iterator[str]:
+    yield f"## {name}"
+    yield ""
+    yield f"{BLANK}{SECTIONS[name]}"
+    yield ""
+
+
+def _days_section(history: BackfillHistory) -> Iterator[str]:
+    rows = [
+        (
+            changes.table,
+            format_ranges(changes.days),
+            f"{changes.version_before if changes.version_before >= 0 else 'no table'}",
+            f"{changes.version_after}",
+            format_ranges(changes.reverted_days) or "none",
+            "; ".join(changes.reasons),
+        )
+        for changes in history.table_changes
+    ]
+    if not rows:
+        yield "No day of any table was written."
+        yield ""
+        return
+    headings = (
+        "table", "days written", "version before", "version after", "put back since", "why",
+    )  # fmt: skip
+    yield markdown_table(headings, rows)
+    yield ""
+    yield "Every version can be read for as long as its files are kept."
+    yield ""
+
+
+def _plan_section(history: BackfillHistory) -> Iterator[str]:
+    yield "## Plan"
+    yield ""
+    if history.plan is None:
+        yield "There was no plan under this name, or it is not kept any more."
+        yield ""
+        return
+    yield markdown_table(("table", "what becomes of them", "why", "days"), day_rows(history.plan))
+    yield ""
+    yield markdown_table(("", ""), plan_facts(history.plan))
+    yield ""
+
+
+def _verdict_lines(history: BackfillHistory) -> Iterator[str]:
+    if history.outcome:
+        yield f"The backfill: {history.outcome}."
+    yield from (
+        f"{table}: {planned}: {outcome}." for table, planned, outcome in history.plan_results
+    )
+    yield from (f"Made by code {code}." for code in history.code_descriptions)
+    if not (history.outcome or history.code_descriptions):
+        yield "Nothing that it did is on record in any table."
+
+
+def command_block(events: Iterable[HistoryEvent]) -> Iterator[str]:
+    """The commands of steps, as a block of Markdown."""
+    yield "```text"
+    yield from (escape_line(event.command) for event in events if event.command)
+    yield "```"
+    yield ""
+
+
+def _format_time(at: float) -> str:
+    return f"{datetime.fromtimestamp(at, timezone.utc):%Y-%m-%d %H:%M:%S}" if at else "unknown"
+
+
+def _format_duration(seconds: float | None) -> str:
+    return "" if seconds is None else f"{timedelta(seconds=round(seconds))}"
+
+
+#: What a person puts in place of them.
+DAYS, ID, REASON = "FIRST...LAST", "ID", "WHY"
+_RANGE = re.compile(r"\b\d{4}-\d{2}-\d{2}(\.\.\.\d{4}-\d{2}-\d{2})?\b")
+
+
+def render_runbook(history: BackfillHistory) -> str:
+    """The page, in Markdown."""
+    return "\n".join(_runbook_lines(history))
+
+
+def _runbook_lines(history: BackfillHistory) -> Iterator[str]:
+    yield f"# Runbook, after {escape_markdown(history.name)}"
+    yield ""
+    yield f"When: {escape_markdown(history.reason) or 'no reason is on record; say here when this is done'}"
+    yield ""
+    id_ = (
+        "the id that the plan prints" if history.plan else "the first 8 characters of the run's id"
+    )
+    yield f"Put the days in place of `{DAYS}`, {id_} in place of `{ID}`, the reason for `{REASON}`."
+    yield ""
+    for number, (what, command) in enumerate(_runbook_steps(history), 1):
+        yield f"## {number}. {what}"
+        yield ""
+        yield "```text"
+        yield escape_line(command)
+        yield "```"
+        yield ""
+    yield "## What it took the last time"
+    yield ""
+    rows = [
+        (event.action, f"{timedelta(seconds=round(event.seconds))}", event.outcome)
+        for event in history.events
+        if event.seconds is not None
+    ]
+    yield markdown_table(("what", "took", "outcome"), rows)
+    yield ""
+    yield f"Days written: {format_changed_days(history) or 'none'}"
+    yield ""
+
+
+def _runbook_steps(history: BackfillHistory) -> Iterator[tuple[str, str]]:
+    """What to do, each with its command."""
+    tables = [changes.table for changes in history.table_changes]
+    if history.plan is not None:
+        request = history.plan.parameters
+        tables = list(request.tables)
+        extra_options = plan_options(request.model_copy(update={"accept": ()}))
+        plan = ["plan", DAYS, *extra_options, "--reason", REASON]
+        yield "Plan: does it list the days that you expect, and no others?", _command_line(*plan)
+        yield "Launch", _command_line("backfill", ID)
+    else:
+        # An account or an undo of these days is not part of how others are made.
+        commands = (event.command for event in history.events if event.is_build and event.command)
+        for command in dict.fromkeys(commands):
+            yield "Run", _RANGE.sub(DAYS, command)
+    selected = ["--select", ",".join(tables)] if tables else []
+    yield "Reconcile: is all of it there, and does it add up?", _command_line("reconcile", ID)
+    yield (
+        "Verify: does a day that is computed again come out the same?",
+        _command_line("verify", DAYS, *selected),
+    )
+    yield "If it was wrong: undo", _command_line("undo", ID, "--reason", REASON)
+
+
+def _command_line(*words: str) -> str:
+    return shlex.join(["backfill-assets", *words])

@@ -1,0 +1,408 @@
+"""Make the plan of a backfill from logs, landing and Dagster's records; nothing is computed.
+
+Made from the tables' logs, the listing of the landing and Dagster's records alone: nothing is
+computed and no JVM is started.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from datetime import date, datetime
+from functools import partial
+from typing import TypeVar
+
+import dagster as dg
+
+from backfill_assets.backfills.backfill_plan import (
+    BackfillPlan,
+    BackfillRequest,
+    DayOutcome,
+    Stage,
+    TableForecast,
+    find_sampled_skews,
+    find_skews,
+)
+from backfill_assets.backfills.cost import (
+    WorkEstimate,
+    estimate_api_calls,
+    estimate_work,
+    even_stages,
+    expected_seconds,
+    past_runs,
+)
+from backfill_assets.backfills.forecast import (
+    COMPUTE_OUTCOMES,
+    DayForecast,
+    LoadPlan,
+    digest_load_plans,
+    forecast_days,
+    plan_load,
+)
+from backfill_assets.calendar.grain import Grain
+from backfill_assets.calendar.late_data import Policy
+from backfill_assets.calendar.partitions import (
+    DAY,
+    Window,
+    from_ranges,
+    parse_calendar_days,
+    to_ranges,
+)
+from backfill_assets.dagster_ext.internals import BaseAssetGraph, PartitionsSubset
+from backfill_assets.delta.ledger_reader import read_ledger, read_ledgers
+from backfill_assets.delta.ledgers import Ledger, Ledgers
+from backfill_assets.landing.listing import CONTROL_FILE, LandingError, ListedFile, list_landing
+from backfill_assets.landing.samples import Values, sample_values
+from backfill_assets.settings import Settings
+from backfill_assets.staleness.finality import final_days
+from backfill_assets.tables.catalog import buildable_tables, graph_for, tables_of
+from backfill_assets.tables.code_version import Code
+from backfill_assets.tables.graph import Graph, graph_of
+from backfill_assets.tables.model_metadata import skews_of
+from backfill_assets.tables.sources import Source
+
+
+def days_by_table(
+    graph: BaseAssetGraph, tables: Sequence[str], window: Window
+) -> dict[str, list[date]]:
+    """The days of tables, which are given inputs first: those asked for, and what follows them.
+
+    Those asked for are the days of the tables that are made of none of the others. Dagster's own
+    answer depends on the order in which it comes to a table that follows two others.
+    """
+    subsets: dict[str, PartitionsSubset] = {}
+    for name in tables:
+        key = dg.AssetKey(name)
+        days = graph.get(key).partitions_def
+        assert days is not None
+        keys = map(str, Grain.from_partitions_def(days).partitions_of(window))
+        parents = [p for p in graph.get(key).parent_keys if p.to_user_string() in subsets]
+        requested = (
+            []
+            if parents
+            else [partition for partition in keys if days.has_partition_key(partition)]
+        )
+        subset = days.subset_with_partition_keys(requested)
+        for parent in parents:
+            parent_partitions = graph.get(parent).partitions_def
+            assert parent_partitions is not None
+            subset |= graph.get_partition_mapping(
+                key, parent
+            ).get_downstream_partitions_for_partitions(
+                subsets[parent.to_user_string()], parent_partitions, days
+            )
+        subsets[name] = subset
+    return {
+        name: sorted(map(date.fromisoformat, subset.get_partition_keys()))
+        for name, subset in subsets.items()
+        if not subset.is_empty
+    }
+
+
+def refuse_invalid_request(settings: Settings, request: BackfillRequest) -> None:
+    """See that what a person asks for can be planned, and that nothing of it would be ignored.
+
+    Raises:
+        ValueError: a day is not on the calendar, there is no such table, no day is left to build
+            after the pilot, or files are accepted for tables that are not loaded from any; or a
+            table is retired.
+    """
+    parse_calendar_days(request.days, settings)
+    tables = buildable_tables(settings, request.tables, _current_date(settings))
+    if 0 < len(request.window) <= request.pilot_days:
+        raise ValueError(
+            f"a pilot of {request.pilot_days} day(s) leaves nothing of the "
+            f"{len(request.window)} day(s) {request.window}: give fewer pilot days, or none"
+        )
+    landed_tables = graph_for(settings).landed_tables
+    if request.accept and not {*landed_tables} & {*tables}:
+        raise ValueError(
+            f"{', '.join(request.accept)} is accepted for nothing: only {', '.join(landed_tables)} "
+            "are loaded from files, and none of them is among the tables"
+        )
+
+
+def _current_date(settings: Settings) -> date:
+    return datetime.now(settings.zone).date()
+
+
+def _requested_tables(settings: Settings, request: BackfillRequest) -> tuple[str, ...]:
+    """The tables that are asked for, inputs first; one may be retired since it was planned."""
+    parse_calendar_days(request.days, settings)
+    if not request.tables:
+        return buildable_tables(settings, (), _current_date(settings))
+    tables = tables_of(settings)
+    if unknown := set(request.tables) - tables.keys():
+        raise ValueError(f"no such table: {', '.join(sorted(unknown))}; there are {[*tables]}")
+    return tuple(name for name in tables if name in request.tables)
+
+
+def make_plan(
+    settings: Settings,
+    graph: BaseAssetGraph,
+    instance: dg.DagsterInstance,
+    request: BackfillRequest,
+    code: Code,
+    id_: str,
+) -> BackfillPlan:
+    """The plan as of now.
+
+    Args:
+        settings: the deployment's settings.
+        graph: the assets.
+        instance: knows the past runs.
+        request: what is asked for.
+        code: the code that is to compute it.
+        id_: of the plan.
+
+    Raises:
+        ValueError: a day is not on the calendar, or there is no such table.
+    """
+    tables = _requested_tables(settings, request)
+    request = request.model_copy(update={"tables": tables})
+    window = request.window
+    days = days_by_table(graph, tables, window)
+    downstream_of_last_day = days_by_table(graph, tables, Window(window.end - DAY, window.end))
+    ledgers = read_ledgers(settings)
+    run_history = past_runs(instance)
+    return plan_backfill(
+        settings, request, days, ledgers, code, id_, run_history, downstream_of_last_day
+    )
+
+
+def plan_backfill(
+    settings: Settings,
+    request: BackfillRequest,
+    days: Mapping[str, Sequence[date]],
+    ledgers: Ledgers,
+    code: Code,
+    id_: str,
+    run_history: Sequence[tuple[int, float]] = (),
+    downstream_of_last_day: Mapping[str, Sequence[date]] | None = None,
+) -> BackfillPlan:
+    """The plan.
+
+    Args:
+        settings: the deployment's settings.
+        request: what is asked for.
+        days: the days of each table, inputs first, as `days_by_table` says them.
+        ledgers: those of all tables.
+        code: the code that is to compute it.
+        id_: of the plan.
+        run_history: days and seconds of past runs.
+        downstream_of_last_day: the days of each table that follow from the last day that is asked for.
+    """
+    policy = Policy.from_settings(settings)
+    tables = graph_of(ledgers, policy)
+    load_plans = _load_plans(settings, request, days, ledgers, tables)
+    forecasts = forecast_days(settings, request, days, ledgers, code, load_plans)
+    final = final_days(ledgers, policy, {day for table_days in days.values() for day in table_days})
+    work = {
+        name: [day for day, forecast in by_day.items() if forecast.outcome in COMPUTE_OUTCOMES]
+        for name, by_day in forecasts.items()
+    }
+    files, size = _count_input_files(load_plans, work, ledgers, policy)
+    estimate = estimate_work(
+        request.window, forecasts, load_plans, ledgers, tables, downstream_of_last_day or {}
+    )
+    stages, run_count = _cut_stages(request, estimate, settings.partitions_per_run)
+    # What is made of the log by event day comes in runs of its own, once the log is there.
+    waves = 2 if {*days} & {*tables.sources} and len(days) > 1 else 1
+    runs, has_work = run_count * waves, any(work.values())
+    used_tables = {*days, *(source for name in days for source in tables.direct_inputs(name))}
+    return BackfillPlan(
+        id=id_,
+        parameters=request,
+        code_version=code.version,
+        code_versions={name: code.table_version(name) for name in days},
+        code=str(code),
+        config_digest=settings.digest,
+        versions={name: last_change(ledgers[name]) for name in ledgers if name in used_tables},
+        landing=digest_load_plans(load_plans) if load_plans else "",
+        held=_sorted_names(
+            target.manifest.awaiting_approval
+            for load_plan in load_plans.values()
+            for target in load_plan.targets.values()
+        ),
+        replaced=_sorted_names(
+            target.replaced
+            for load_plan in load_plans.values()
+            for target in load_plan.targets.values()
+        ),
+        tables={
+            name: _forecast_table(ledgers[name], by_day, final)
+            for name, by_day in forecasts.items()
+        },
+        files=files,
+        size=size,
+        commits=sum(min(len(table_days), run_count) for table_days in work.values()),
+        runs=runs,
+        seconds=expected_seconds(run_history, runs, len(request.window) * waves) if has_work else 0,
+        calls=estimate_api_calls(forecasts, ledgers),
+        cut=stages,
+        skews=tuple(find_skews(_input_days_read(work, ledgers, policy), ledgers)),
+    )
+
+
+def _load_plans(
+    settings: Settings,
+    request: BackfillRequest,
+    days: Mapping[str, Sequence[date]],
+    ledgers: Ledgers,
+    tables: Graph,
+) -> dict[str, LoadPlan]:
+    """By raw log, what its days are to be loaded from."""
+    policy, accept = Policy.from_settings(settings), request.accept
+    return {
+        log: plan_load(settings.landing, source, ledgers[log], load_days, policy, accept)
+        for log, source in tables.sources.items()
+        if (load_days := {*days.get(log, ()), *days.get(source.rejected.name, ())})
+    }
+
+
+def _cut_stages(
+    request: BackfillRequest, estimate: WorkEstimate, max_days: int
+) -> tuple[tuple[Stage, ...], int]:
+    """The stages, and how many runs of at most so many days they have."""
+    stages = list(request.split_stages(partial(even_stages, work=estimate, days_per_run=max_days)))
+    runs = sum(len(window.split_by_length(max_days)) for _, window in stages)
+    return tuple(
+        Stage(name=name, days=str(window), work=estimate.run_work(window))
+        for name, window in stages
+    ), runs
+
+
+def _forecast_table(
+    ledger: Ledger,
+    forecasts: Mapping[date, DayForecast],
+    final_days: Mapping[str, Collection[date]],
+) -> TableForecast:
+    """The fates of the days of a table, by ranges."""
+    final = final_days.get(ledger.table.name, ())
+    return TableForecast(
+        **{
+            outcome.name.lower(): tuple(
+                to_ranges(day for day, forecast in forecasts.items() if forecast.outcome is outcome)
+            )
+            for outcome in DayOutcome
+        },
+        final=tuple(to_ranges(day for day in forecasts if day in final)),
+        why={
+            reason: tuple(
+                to_ranges(day for day, forecast in forecasts.items() if forecast.reason == reason)
+            )
+            for reason in dict.fromkeys(forecast.reason for forecast in forecasts.values())
+            if reason
+        },
+        apart=ledger.table.grain.value,
+    )
+
+
+def _count_input_files(
+    load_plans: Mapping[str, LoadPlan],
+    work: Mapping[str, Collection[date]],
+    ledgers: Ledgers,
+    policy: Policy,
+) -> tuple[int, int]:
+    """How many files are read at most, and how many bytes these have."""
+    entries = [entry for load_plan in load_plans.values() for entry in load_plan.entries]
+    files, size = len(entries), sum(entry.size for entry in entries)
+    for input_, days in _input_days_read(work, ledgers, policy):
+        stored = [ledgers[input_].stored[day] for day in days]
+        files += sum(day.files for day in stored)
+        size += sum(day.size for day in stored)
+    return files, size
+
+
+def _sorted_names(groups: Iterable[Iterable[str]]) -> tuple[str, ...]:
+    return tuple(sorted({name for names in groups for name in names}))
+
+
+def last_change(ledger: Ledger) -> int | None:
+    """The version of the last commit that changed a table; maintenance does not."""
+    return max((commit.version for commit in ledger.all_commits), default=None)
+
+
+def _input_days_read(
+    work: Mapping[str, Collection[date]], ledgers: Ledgers, policy: Policy
+) -> Iterator[tuple[str, set[date]]]:
+    """What the days that are computed read of other tables: of each input, the published days."""
+    for name, days in work.items():
+        for dependency in ledgers[name].table.inputs(policy):
+            source = ledgers[dependency.source.name]
+            if source.stored:
+                deciding = dependency.reach.deciding_days(source)
+                days_read = {d for day in days for d in deciding(day) if d in source.stored}
+                yield dependency.source.name, days_read
+
+
+Item = TypeVar("Item")
+#: At most so many files of a source are looked into, of as many days as there are files.
+MAX_SAMPLED_FILES = 32
+
+
+def add_sampled_skews(settings: Settings, plan: BackfillPlan) -> BackfillPlan:
+    """A plan that says of days which are to be loaded for the first time whether they are skewed.
+
+    Where the staging of their source watches a column. What cannot be sampled is named.
+
+    Args:
+        settings: the deployment's settings.
+        plan: made of the tables' logs and the listing of the landing.
+    """
+    skews, unsampled = list(plan.skews), list[str]()
+    for log, source in graph_for(settings).sources.items():
+        forecast = plan.tables.get(log)
+        if forecast is None or not skews_of(source.staged):
+            continue
+        ledger = read_ledger(f"{settings.warehouse}/{log}", source.raw)
+        days = [day for day in from_ranges(forecast.computed) if _is_new(ledger, day)]
+        lines: dict[date, list[Values]] = {}
+        for day, values_or_error in _sample_files(settings.landing, source, days):
+            if isinstance(values_or_error, str):
+                unsampled.append(values_or_error)
+            else:
+                lines.setdefault(day, []).extend(values_or_error)
+        skews += find_sampled_skews(source.staged, lines)
+    return plan.model_copy(update={"skews": tuple(skews), "unsampled": tuple(unsampled)})
+
+
+def _is_new(ledger: Ledger, day: date) -> bool:
+    return day not in ledger.published_days
+
+
+def _sample_files(
+    landing: str, source: Source, days: Sequence[date]
+) -> Iterator[tuple[date, list[Values] | str]]:
+    """Lines of files that arrived on some days; or which file has none to give, and why."""
+    fields = [*skews_of(source.staged)]
+    try:
+        listing = list_landing(landing, source, _spread_evenly(days, MAX_SAMPLED_FILES))
+    except LandingError as error:
+        yield date.min, str(error)
+        return
+    days_by_file: dict[ListedFile, date] = {}
+    files_per_day = max(1, MAX_SAMPLED_FILES // max(1, len(listing.folders)))
+    for day in listing.folders:
+        files = [
+            entry
+            for entry in listing.files_on(day).values()
+            if entry.name != CONTROL_FILE and (entry.size or entry.refused)
+        ]
+        days_by_file |= dict.fromkeys(_spread_evenly(files, files_per_day), day)
+    never_null = [n for n, name in enumerate(fields) if name not in source.may_be_null]
+    for entry, values_or_error in sample_values(landing, source, [*days_by_file], fields).items():
+        if isinstance(values_or_error, str):
+            yield days_by_file[entry], f"{source.name}/{entry.source_file} ({values_or_error})"
+        else:
+            # A line without such a field will be rejected.
+            complete_lines = [
+                line for line in values_or_error if all(line[n] is not None for n in never_null)
+            ]
+            yield days_by_file[entry], complete_lines
+
+
+def _spread_evenly(items: Sequence[Item], limit: int) -> list[Item]:
+    """At most so many of the items, from the first to the last."""
+    if len(items) <= limit:
+        return [*items]
+    return [items[n * (len(items) - 1) // max(1, limit - 1)] for n in range(limit)]

@@ -1,0 +1,408 @@
+"""Reconcile a backfill: what it did against plan or request, and whether all of it adds up.
+
+For backfills and ranges that were launched without a plan: Dagster knows the days of their runs.
+
+From the tables' logs; the comparison of the rows themselves is `reconciliation`'s part.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date
+
+import dagster as dg
+from pyspark.sql import SparkSession
+
+from backfill_assets.backfills.backfill_plan import BackfillPlan
+from backfill_assets.backfills.changes import DayChange, changed_days, commits_of, is_commit_of
+from backfill_assets.backfills.cross_table import cross_table_mismatches
+from backfill_assets.backfills.diff import TableDiff
+from backfill_assets.backfills.diff_query import diff_table
+from backfill_assets.calendar.late_data import Policy
+from backfill_assets.calendar.partitions import days_of_run, format_ranges, from_ranges
+from backfill_assets.delta.ledger_reader import read_ledgers
+from backfill_assets.delta.ledgers import Ledger, Ledgers
+from backfill_assets.settings import Settings
+from backfill_assets.staleness.input_digest import days_depending_on
+from backfill_assets.tables.code_version import Code
+
+#: Dagster is told of a day that is published by one of these, whether or not it was computed.
+_PUBLISHED_EVENTS = {
+    dg.DagsterEventType.ASSET_MATERIALIZATION,
+    dg.DagsterEventType.ASSET_OBSERVATION,
+}
+_NEVER = float("inf")
+
+
+@dataclass(frozen=True)
+class RequestedDays:
+    """What was asked for under a name.
+
+    Attributes:
+        days: by table.
+        not_published: the days of them that were not published, each table's in a sentence.
+    """
+
+    days: Mapping[str, Collection[date]]
+    not_published: Sequence[str]
+
+
+def requested_days(instance: dg.DagsterInstance, ledgers: Ledgers, name: str) -> RequestedDays:
+    """What was asked for under a name, and whether it was published.
+
+    Published is what a commit speaks of, what Dagster was told of as published already, and what
+    somebody else has published since.
+
+    Args:
+        instance: knows runs and backfills.
+        ledgers: those of all tables; their commits know which runs the name stands for.
+        name: the backfill, as `footprints.is_commit_of` takes it.
+    """
+    own_records = [
+        r for ledger in ledgers.values() for r in ledger.records if is_commit_of(r, name)
+    ]
+    runs = _find_runs(instance, name, {record.run_id for record in own_records})
+    times = [run.create_timestamp for run in runs]
+    times += [record.at for record in own_records if record.at]
+    start = min((moment.timestamp() for moment in times), default=_NEVER)
+    days = _days_by_table(instance, name, [run.dagster_run for run in runs], ledgers)
+    unpublished: dict[tuple[str, date], str] = {}
+    for table, ledger in ledgers.items():
+        recorded, failed = _recorded_days(ledger, name)
+        missing = {*days.get(table, ()), *failed} - recorded - _days_by_others(ledger, name, start)
+        unpublished |= {(table, day): failed.get(day, "") for day in missing}
+    if any(not error for error in unpublished.values()):
+        reported = _days_reported(instance, [run.dagster_run.run_id for run in runs])
+        unpublished = {
+            key: error for key, error in unpublished.items() if error or key not in reported
+        }
+    return RequestedDays(days, [*_unpublished_messages(unpublished)])
+
+
+def _find_runs(instance: dg.DagsterInstance, name: str, ids: Collection[str]) -> list[dg.RunRecord]:
+    filters = [dg.RunsFilter(tags={"dagster/backfill": name}), dg.RunsFilter(run_ids=[name, *ids])]
+    records = {r.dagster_run.run_id: r for f in filters for r in instance.get_run_records(f)}
+    return list(records.values())
+
+
+def _days_by_table(
+    instance: dg.DagsterInstance,
+    name: str,
+    runs: Iterable[dg.DagsterRun],
+    ledgers: Ledgers,
+) -> dict[str, set[date]]:
+    """The days of the runs, and those for which Dagster's backfill has launched none."""
+    days: dict[str, set[date]] = defaultdict(set)
+    for run in runs:
+        window = days_of_run(run.tags)
+        selected = {key.path[-1] for key in run.asset_selection or ()} or ledgers.keys()
+        for table in ledgers.keys() & selected if window else ():
+            days[table] |= {*ledgers[table].table.grain.partitions_of(window or ())}
+    backfill = instance.get_backfill(name)
+    if backfill and backfill.asset_backfill_data:
+        target = backfill.asset_backfill_data.target_subset.partitions_subsets_by_asset_key
+        for key, subset in target.items():
+            if key.path[-1] in ledgers:
+                days[key.path[-1]] |= {*map(date.fromisoformat, subset.get_partition_keys())}
+    return days
+
+
+def _days_reported(instance: dg.DagsterInstance, run_ids: Iterable[str]) -> set[tuple[str, date]]:
+    """The days of tables that Dagster knows as published, as runs found or left them."""
+    reported = set()
+    for run_id in run_ids:
+        for entry in instance.all_logs(run_id, of_type=_PUBLISHED_EVENTS):
+            event = entry.get_dagster_event()
+            if event.asset_key and event.partition:
+                reported.add((event.asset_key.path[-1], date.fromisoformat(event.partition)))
+    return reported
+
+
+def _unpublished_messages(unpublished: Mapping[tuple[str, date], str]) -> Iterator[str]:
+    days: dict[tuple[str, str], list[date]] = defaultdict(list)
+    for (table, day), error in unpublished.items():
+        days[table, error].append(day)
+    for (table, error), table_days in days.items():
+        yield (
+            f"{table} [{format_ranges(table_days)}] was asked for and not published{error and f' ({error})'}; "
+            "readers see what was there before. See what failed, and launch these days again"
+        )
+
+
+def _recorded_days(ledger: Ledger, name: str) -> tuple[set[date], dict[date, str]]:
+    """The days that the commits of a backfill speak of, and those that failed last, and why."""
+    recorded: set[date] = set()
+    failed: dict[date, str] = {}
+    for record in ledger.records:
+        if is_commit_of(record, name):
+            recorded = (
+                recorded | record.days.keys() | record.revoked_days
+            ) - record.failed_days.keys()
+            failed = {**failed, **record.failed_days}
+            failed = {day: error for day, error in failed.items() if day not in recorded}
+    return recorded, failed
+
+
+def _days_by_others(ledger: Ledger, name: str, start: float) -> set[date]:
+    """The days that others than the backfill have published since."""
+    return {
+        day
+        for day, record in ledger.latest.items()
+        if record.at and record.at.timestamp() > start and not is_commit_of(record, name)
+    }
+
+
+@dataclass(frozen=True)
+class CodeProvenance:
+    """By which code and configuration a backfill made its days.
+
+    Attributes:
+        days_by_code: the code versions, with the days of each table.
+        code_descriptions: the same with what git knows of them, in words.
+        config_digests: the digests of what decides the rows, by table.
+    """
+
+    days_by_code: Mapping[str, Mapping[str, Sequence[date]]]
+    code_descriptions: frozenset[str]
+    config_digests: Mapping[str, Sequence[str]]
+
+    @property
+    def problems(self) -> list[str]:
+        """Why nobody can answer for the backfill as one."""
+        problems = []
+        if len(self.days_by_code) > 1:
+            text = "; ".join(
+                f"{code} made "
+                + ", ".join(f"{name} [{format_ranges(days)}]" for name, days in tables.items())
+                for code, tables in self.days_by_code.items()
+            )
+            problems.append(f"its days carry {len(self.days_by_code)} code versions: {text}")
+        problems += [
+            f"its days of {name} carry {len(digests)} configurations: {', '.join(digests)}"
+            for name, digests in self.config_digests.items()
+            if len(digests) > 1
+        ]
+        return problems
+
+
+def code_provenance(ledgers: Ledgers, name: str) -> CodeProvenance:
+    """The certificate of a backfill, from every commit that it made.
+
+    Args:
+        ledgers: those of all tables.
+        name: as `footprints.is_commit_of` takes it.
+    """
+    days_by_code: dict[str, dict[str, list[date]]] = {}
+    descriptions = set()
+    digests_by_table: dict[str, set[str]] = {}
+    for table, ledger in ledgers.items():
+        for record in ledger.records:
+            if is_commit_of(record, name):
+                for day in record.days:
+                    code = ledger.code_of(record, day)
+                    days_by_code.setdefault(code, {}).setdefault(table, []).append(day)
+                    day_record = record.for_day(day)
+                    descriptions.add(
+                        str(Code(day_record.code_id, day_record.git_commit, day_record.git_dirty))
+                    )
+                    digests_by_table.setdefault(table, set()).add(record.made_under(day))
+    config_digests = {table: sorted(digests) for table, digests in digests_by_table.items()}
+    return CodeProvenance(days_by_code, frozenset(descriptions), config_digests)
+
+
+def find_mixed_backfills(ledgers: Ledgers) -> list[str]:
+    """The backfills that several codes or configurations had a part in, as far as they stand.
+
+    Each table has a configuration of its own, that of the settings which decide its rows.
+    """
+    tables_by_backfill: dict[str, dict[tuple[str, str], dict[str, list[date]]]] = {}
+    for name, ledger in ledgers.items():
+        for day, record in ledger.latest.items():
+            if record.backfill_id:
+                tables_by_code = tables_by_backfill.setdefault(
+                    record.backfill_id.partition("-")[0], {}
+                )
+                code_and_settings = (record.code_id, record.made_under(day))
+                tables_by_code.setdefault(code_and_settings, {}).setdefault(name, []).append(day)
+    return [
+        f"backfill {backfill}: "
+        + "; ".join(
+            f"code {code} with configuration {digest} made "
+            + ", ".join(f"{name} [{format_ranges(days)}]" for name, days in tables.items())
+            for (code, digest), tables in tables_by_code.items()
+        )
+        for backfill, tables_by_code in sorted(tables_by_backfill.items())
+        if len({code for code, _ in tables_by_code}) > 1 or _share_a_table(tables_by_code.values())
+    ]
+
+
+def _share_a_table(table_groups: Collection[Mapping[str, Sequence[date]]]) -> bool:
+    """Whether two had a part in one table."""
+    return len({name for tables in table_groups for name in tables}) < sum(map(len, table_groups))
+
+
+def changed_days_by_table(ledgers: Ledgers, name: str) -> dict[str, dict[date, DayChange]]:
+    """What a backfill wrote, in every table that it wrote."""
+    days_by_table = {
+        table: changed_days(ledger, commits_of(name)) for table, ledger in ledgers.items()
+    }
+    return {table: days for table, days in days_by_table.items() if days}
+
+
+def find_unfinished_days(
+    current_plan: BackfillPlan, ledgers: Ledgers, name: str, policy: Policy
+) -> Iterator[str]:
+    """The days that the backfill was to build and that are not as it would build them now.
+
+    A later stage may load lines that belong, beyond the window, to a day of an earlier one. The
+    backfill has built that day; its new input is in the backlog. So it is not counted here, and
+    nor is what depends on that day alone.
+
+    Args:
+        current_plan: a plan of the same days as of now: when all is done, nothing is left to do.
+        ledgers: those of all tables.
+        name: as `footprints.is_commit_of` takes it.
+        policy: the late-data policy.
+    """
+    remaining_by_table: dict[str, list[date]] = {}
+    for table, forecast in current_plan.tables.items():
+        ledger = ledgers[table]
+        own_versions = [record.version for record in ledger.records if is_commit_of(record, name)]
+        stale_days = {*from_ranges(forecast.computed)}
+        for source, changed in remaining_by_table.items():
+            depends = from_ranges(forecast.depends)
+            stale_days |= days_depending_on(ledgers, policy, table, depends, source, changed)
+        remaining = [day for day in sorted(stale_days) if not _is_built(ledger, day, own_versions)]
+        if remaining:
+            remaining_by_table[table] = remaining
+            yield f"{table} [{format_ranges(remaining)}] is not published as it should be now"
+
+
+def _is_built(ledger: Ledger, day: date, own_versions: Sequence[int]) -> bool:
+    """Whether a backfill with these versions published a day, or a later run did; and it stands."""
+    record = ledger.latest.get(day)
+    if record is None or ledger.current_record(day) is None or not own_versions:
+        return False
+    return record.version in own_versions or record.version >= max(own_versions)
+
+
+def compare_with_plan(plan: BackfillPlan, ledgers: Ledgers) -> Iterator[tuple[str, str, str]]:
+    """What came of the plan's days: table, what was expected, and what became of them."""
+    for table, forecast in plan.tables.items():
+        rewritten_by_day: dict[date, bool] = {}
+        for record in ledgers[table].records:
+            if is_commit_of(record, plan.id):
+                for day in record.days:
+                    rewritten_by_day[day] = (
+                        rewritten_by_day.get(day, False) or day in record.rewritten_days
+                    )
+        for expected, days in forecast.days_by_outcome():
+            written = [d for d in days if rewritten_by_day.get(d)]
+            same = [d for d in days if rewritten_by_day.get(d) is False]
+            untouched = [d for d in days if d not in rewritten_by_day]
+            counts = [
+                f"{len(matching)} {outcome}"
+                for matching, outcome in (
+                    (written, "written"),
+                    (same, "computed with the rows that were there"),
+                    (untouched, "left alone"),
+                )
+                if matching
+            ]
+            yield table, f"{len(days)} {expected.value}", ", ".join(counts)
+
+
+@dataclass(frozen=True)
+class ReconcileResult:
+    """All that can be said of a backfill when it is done.
+
+    Attributes:
+        name: the backfill.
+        reports: before and after, by table.
+        provenance: by what it was made.
+        plan_results: what came of the plan, by table; nothing without a plan.
+        problems: why the backfill is not what it should be, in sentences; without any, it is.
+        plan_error: why its plan could not be read, so that it is compared with what Dagster was
+            asked for; empty if it was read, or if there was none.
+    """
+
+    name: str
+    reports: Sequence[TableDiff]
+    provenance: CodeProvenance
+    plan_results: Sequence[tuple[str, str, str]]
+    problems: Sequence[str]
+    plan_error: str = ""
+
+    @property
+    def verdict(self) -> str:
+        """Whether all is as it should be, in a sentence."""
+        return "; ".join(self.problems) or "all of it is there, and adds up"
+
+
+def reconcile_tables(
+    settings: Settings,
+    spark: SparkSession,
+    name: str,
+    plan: BackfillPlan | None = None,
+    current_plan: BackfillPlan | None = None,
+    requested: RequestedDays | None = None,
+    plan_error: str = "",
+) -> ReconcileResult:
+    """Read what a backfill replaced and what it published, and compare.
+
+    Args:
+        settings: the deployment's settings.
+        spark: reads the tables.
+        name: the backfill, as `footprints.is_commit_of` takes it.
+        plan: what it was launched by, if it was planned.
+        current_plan: the plan of the same days as of now.
+        requested: what Dagster was asked for, if it was not planned.
+        plan_error: as the account has it.
+    """
+    ledgers = read_ledgers(settings)
+    reports = [
+        diff_table(
+            spark,
+            settings.table(table),
+            ledgers[table].table,
+            {
+                day: (
+                    change.version_before if change.previous_commit else None,
+                    change.version_after,
+                )
+                for day, change in days.items()
+            },
+            ledgers[table],
+        )
+        for table, days in changed_days_by_table(ledgers, name).items()
+    ]
+    provenance = code_provenance(ledgers, name)
+    problems = [*cross_table_mismatches(reports, ledgers), *provenance.problems]
+    if current_plan:
+        problems += find_unfinished_days(
+            current_plan, ledgers, name, Policy.from_settings(settings)
+        )
+    if requested:
+        problems += requested.not_published
+    if not provenance.days_by_code and not current_plan and not (requested and requested.days):
+        problems.append(f"no commit of {name} is in any table at {settings.warehouse}")
+    plan_results = list(compare_with_plan(plan, ledgers)) if plan else []
+    return ReconcileResult(name, reports, provenance, plan_results, problems, plan_error)
+
+
+def reconcile_facts(result: ReconcileResult) -> Iterator[tuple[str, str]]:
+    """The account beside the reports, for a reader; the verdict comes first."""
+    yield "verdict", result.verdict
+    if result.plan_error:
+        yield "plan", result.plan_error
+    for table, expected, outcome in result.plan_results:
+        yield f"planned for {table}", f"{expected}: {outcome}"
+    for code in sorted(result.provenance.code_descriptions):
+        yield "made by code", code
+    tables: dict[str, list[str]] = defaultdict(list)
+    for name, digests in result.provenance.config_digests.items():
+        tables[", ".join(digests)].append(name)
+    for digests, names in tables.items():
+        yield "configuration", f"{digests}: {', '.join(names)}"

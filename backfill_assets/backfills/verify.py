@@ -1,0 +1,459 @@
+"""Verify published days by recomputing them and comparing; nothing is written.
+
+What a day is computed from and how it is judged is the assets' and `publisher`'s part, as in any
+run; how it compares is for `comparison`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from datetime import date, datetime
+from enum import Enum
+from itertools import groupby
+from typing import Any, TypeVar
+
+import dagster as dg
+from pydantic import PrivateAttr
+from rich.table import Table as Grid
+
+from backfill_assets.audit.verdicts import (
+    DayMetrics,
+    RefusedError,
+    Verdict,
+    empty_day,
+    judge_days,
+    measure,
+    rows_differ,
+)
+from backfill_assets.calendar.grain import Grain
+from backfill_assets.calendar.partitions import DAY, Window, parse_calendar_days, run_windows
+from backfill_assets.dagster_ext.failures import raise_if_engine_failed
+from backfill_assets.delta.commits import summarize_error
+from backfill_assets.delta.ledger_reader import read_ledgers
+from backfill_assets.delta.ledgers import Ledger, Ledgers
+from backfill_assets.delta.read_check import ReadCheck
+from backfill_assets.delta.records import CommitRecord, PublishedDay
+from backfill_assets.publish.assess import missing_inputs
+from backfill_assets.publish.compute import DependentDaysError, compute_days
+from backfill_assets.publish.io_manager import DeltaIOManager
+from backfill_assets.publish.run_tags import CALLS_TAG
+from backfill_assets.publish.types import Candidate, ComputePlan, DayResult
+from backfill_assets.settings import Settings
+from backfill_assets.spark.session import SPARK_ERRORS
+from backfill_assets.tables.catalog import buildable_tables, tables_of
+from backfill_assets.tables.code_version import Code
+from backfill_assets.tables.table import SchemaError, Table
+
+_UNEXPLAINED = (
+    "nothing that it is made of has changed since: the files of an input were changed behind its "
+    "log, or the computation is not deterministic"
+)
+
+
+class VerifyOutcome(Enum):
+    """How a day that was computed anew compares with the published one."""
+
+    MATCHES = "matches"
+    DIFFERS = "differs"
+    NOT_PUBLISHED = "not published"
+    #: It is published, but what would be computed now does not pass the audit.
+    WOULD_FAIL = "would fail"
+
+
+@dataclass(frozen=True)
+class DaySummary:
+    """What a day holds, in numbers; equal if the digests are.
+
+    Attributes:
+        rows: number of rows.
+        totals: sums by column, as text; money exact.
+        digest: of the rows.
+    """
+
+    rows: int = field(compare=False)
+    totals: Mapping[str, str] = field(compare=False)
+    digest: str
+
+    @classmethod
+    def from_numbers(cls, numbers: DayMetrics | PublishedDay) -> DaySummary:
+        """The content that an audit measured, now or when the day was published."""
+        totals = {name: str(total) for name, total in numbers.totals.items()}
+        return cls(numbers.rows, totals, numbers.digest)
+
+    def __str__(self) -> str:
+        totals = [f"{name} {total}" for name, total in self.totals.items()]
+        return ", ".join([f"{self.rows:,} rows", *totals])
+
+
+@dataclass(frozen=True)
+class VerifiedDay:
+    """What was found of one day of a table.
+
+    Attributes:
+        table: the table's name.
+        day: the day.
+        outcome: how the day compares.
+        why: what explains the outcome; of a day that matches, what has changed without changing it.
+        published: what the record of the day's commit says; none if there is no record.
+        held: what the data files hold; none if the day is not published or cannot be read.
+        now: what was computed anew; none if it could not be computed.
+        same_inputs: whether inputs and settings are those that the day was published with.
+    """
+
+    table: str
+    day: date
+    outcome: VerifyOutcome
+    why: str = ""
+    published: DaySummary | None = None
+    held: DaySummary | None = None
+    now: DaySummary | None = None
+    same_inputs: bool = False
+
+    def __str__(self) -> str:
+        if self.outcome is not VerifyOutcome.DIFFERS:
+            return self.why
+        parts = [f"published {self.published}"] if self.published else []
+        if self.held and self.held != self.published:
+            parts.append(f"the files hold {self._describe_other(self.held)}")
+        parts.append(f"now {self._describe_other(self.now)}")
+        return f"{'; '.join(parts)}: {self.why}"
+
+    def _describe_other(self, other: DaySummary | None) -> str:
+        """Another content than the published one, also where its numbers alone do not tell."""
+        if other != self.published and str(other) == str(self.published):
+            return "as many rows with the same totals, but other values"
+        return str(other)
+
+
+def compare_day(
+    ledger: Ledger,
+    day: date,
+    *,
+    recomputed: DaySummary | None,
+    audit_failure: str,
+    stored: DaySummary | None,
+    read_error: str,
+    changed_since_publish: Sequence[str],
+    same_inputs: bool = False,
+) -> VerifiedDay:
+    """How a day that was computed anew compares with the published one.
+
+    Args:
+        ledger: what the table's log says.
+        day: the day.
+        recomputed: what was computed; none if it could not be.
+        audit_failure: why it would not be published now; empty if it would.
+        stored: what the data files hold; none if nothing is published or they cannot be read.
+        read_error: why the data files cannot be read; empty if they can.
+        changed_since_publish: what is no longer as it was when the day was published.
+        same_inputs: whether inputs and settings are as they were then.
+    """
+    record = ledger.latest.get(day)
+    published = DaySummary.from_numbers(record.days[day]) if record else None
+    file_problem = f"its files cannot be read ({read_error})" if read_error else ""
+    if published and stored and not rows_differ(published.digest, stored.digest):
+        # The record is of a time when nested values were hashed in another way.
+        published = replace(published, digest=stored.digest)
+    if stored != published:
+        file_problem = file_problem or _explain_files(ledger, record, day)
+    if day not in ledger.published_days:
+        outcome = VerifyOutcome.NOT_PUBLISHED
+        explanation = (
+            f"would fail now: {audit_failure}"
+            if audit_failure
+            else f"would be published now: {recomputed}"
+        )
+    elif audit_failure:
+        outcome, explanation = (
+            VerifyOutcome.WOULD_FAIL,
+            "; ".join(filter(None, [audit_failure, file_problem])),
+        )
+    elif stored == published == recomputed:
+        outcome, explanation = (
+            VerifyOutcome.MATCHES,
+            f"although {' and '.join(changed_since_publish)}" if changed_since_publish else "",
+        )
+    else:
+        outcome = VerifyOutcome.DIFFERS
+        if recomputed == published:
+            reasons = ["computed anew it is as it was published"]
+        else:
+            reasons = [
+                " and ".join(changed_since_publish) or ("" if file_problem else _UNEXPLAINED)
+            ]
+        explanation = "; ".join(filter(None, [file_problem, *reasons]))
+    return VerifiedDay(
+        ledger.table.name, day, outcome, explanation, published, stored, recomputed, same_inputs
+    )
+
+
+def _explain_files(ledger: Ledger, record: CommitRecord | None, day: date) -> str:
+    """Why the files of a day do not hold what its record says."""
+    valid_version = record.valid_as_of(day) if record else -1
+    external_commits = [
+        x for x in ledger.external_commits if day in x.days and x.version > valid_version
+    ]
+    if external_commits:
+        last = external_commits[-1]
+        return f"another writer changed it in version {last.version} ({last.operation})"
+    if record is None:
+        return "its rows were written before any commit on record"
+    if changed_columns := ledger.columns_changed_since(record):
+        return f"version {record.version} is from before {', '.join(sorted(changed_columns))} came or went"
+    return f"its files are not what version {record.version} says: changed behind the log"
+
+
+_Result = TypeVar("_Result")
+
+
+def verify_days(
+    settings: Settings,
+    defs: dg.Definitions,
+    window: Window,
+    tables: Sequence[str] = (),
+    as_of: Mapping[str, int] | None = None,
+) -> list[VerifiedDay]:
+    """Compute days anew by the assets themselves, and compare them with what is published.
+
+    Every table is computed from the published versions of its inputs, raw from the landing, all
+    as of one moment. So if every day matches in every table, and so do the log days beyond these
+    that they are made of, by induction a rebuild of the whole chain from the landing would end in
+    what is published. Days that are final are no exception: computed from the published log, they
+    give the same rows on any later date.
+
+    Nothing is written: no commit, no file, no event in the deployment's instance. No call is made.
+
+    Args:
+        settings: the deployment's settings.
+        defs: its assets and resources.
+        window: the days.
+        tables: names of tables; all that there are and that are fed, if none is given.
+        as_of: by table, the version that it is seen at; the last one where none is given.
+
+    Returns:
+        What was found, table by table as they are declared, days in ascending order.
+
+    Raises:
+        ValueError: days outside of the calendar, no table at all, or one that is retired.
+        LandingError: the landing is not where the settings say.
+        EngineError: no Spark session can be had.
+    """
+    parse_calendar_days(str(window), settings)
+    ledgers = _ledgers_as_of(settings, as_of or {})
+    published_tables = [name for name in ledgers if ledgers[name].version is not None]
+    if not tables and not published_tables:
+        raise ValueError(f"nothing has been published at {settings.warehouse}")
+    fed = buildable_tables(settings, tables, datetime.now(settings.zone).date())
+    names = [name for name in fed if name in (tables or published_tables)]
+    resources = dict(defs.resources or {})
+    with dg.build_resources({"publisher": resources["io_manager"]}) as own_resources:
+        verifier = _Verifier.for_ledgers(own_resources.publisher, ledgers)
+    # As it is: of a resource that is configurable, Dagster would make a copy.
+    resources["io_manager"] = dg.IOManagerDefinition.hardcoded_io_manager(verifier)
+    with dg.DagsterInstance.ephemeral() as instance:
+        # Without the check on the states of the days: it is about what runs have published.
+        for part, run_tables in _partition_runs(settings, names, window):
+            dg.materialize(
+                [asset for asset in defs.assets or () if isinstance(asset, dg.AssetsDefinition)],
+                selection=run_tables,
+                instance=instance,
+                resources=resources,
+                tags={
+                    "dagster/asset_partition_range_start": str(part.start),
+                    "dagster/asset_partition_range_end": str(part.end - DAY),
+                    CALLS_TAG: "none",
+                },
+                run_config={"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}},
+            )
+    return sorted(verifier.verified_days, key=lambda day: (names.index(day.table), day.day))
+
+
+def _partition_runs(
+    settings: Settings, names: Sequence[str], window: Window
+) -> Iterator[tuple[Window, list[str]]]:
+    """Ranges of partitions, each with the tables of its cadence: a run of Dagster's has but one."""
+    tables = tables_of(settings)
+    for cadence in Grain:
+        if not (names_of_grain := [name for name in names if tables[name].grain is cadence]):
+            continue
+        known = cadence.partitions_def(settings).has_partition_key
+        partitions = [first for first in cadence.partitions_of(window) if known(str(first))]
+        for run in run_windows(partitions, settings.partitions_per_run):
+            yield run, names_of_grain
+
+
+def _ledgers_as_of(settings: Settings, as_of: Mapping[str, int]) -> Ledgers:
+    """What the tables' logs say, of some as of a version."""
+    ledgers = read_ledgers(settings)
+    pinned = {name: ledgers[name].as_of(at) for name, at in as_of.items() if name in ledgers}
+    return {**ledgers, **pinned}
+
+
+class _Verifier(DeltaIOManager):
+    """Takes the days up to where they would be committed, and compares them instead."""
+
+    _ledgers: dict[str, Ledger] = PrivateAttr(default_factory=dict)
+    _verified_days: list[VerifiedDay] = PrivateAttr(default_factory=list)
+
+    @classmethod
+    def for_ledgers(cls, publisher: DeltaIOManager, ledgers: Mapping[str, Ledger]) -> _Verifier:
+        """One for the same tables by the same code, which sees them as of these ledgers."""
+        verifier = cls(**{name: getattr(publisher, name) for name in type(publisher).model_fields})
+        verifier._ledgers.update(ledgers)
+        return verifier
+
+    @property
+    def verified_days(self) -> list[VerifiedDay]:
+        """All that was compared so far."""
+        return self._verified_days
+
+    def ledger(self, table: Table) -> Ledger:
+        """What the table's log said when verification began."""
+        return self._ledgers[table.name]
+
+    def publish(
+        self,
+        candidate: Candidate,
+        window: Window,
+        record: Mapping[str, Any],
+        *,
+        rewrite: Container[date] = (),
+        merge: bool = False,
+    ) -> list[DayResult]:
+        """Compute and audit all days, compare them, and publish none."""
+        table, ledger = candidate.table, self.ledger(candidate.table)
+        plan = candidate.plan(window)
+        refused = missing_inputs(
+            plan.sources, window, self.config_of, self.failed_days(record["run_id"])
+        )
+
+        def recompute(days: Sequence[date]) -> dict[date, Verdict]:
+            digests = {day: plan.fingerprints[day] for day in days}
+            verdicts = compute_days(table, plan, digests, ledger).verdicts
+            return {day: verdicts[day] for day in days}
+
+        def measure_published(days: Sequence[date]) -> dict[date, DayMetrics]:
+            measured = measure(self.table_snapshot(ledger, by_day=False).read_days(days), table)
+            return {day: measured.get(day, empty_day(table)) for day in days}
+
+        recomputed, broken = _bisect_days([day for day in window if day not in refused], recompute)
+        stored, unreadable = _bisect_days(
+            [day for day in window if day in ledger.published_days], measure_published
+        )
+        failed = judge_days(table, sorted(refused), {}, refused, {})
+        broken |= {
+            v.day: v.failure_reasons for v in [*failed, *recomputed.values()] if not v.may_publish
+        }
+        self._verified_days += [
+            compare_day(
+                ledger,
+                day,
+                recomputed=DaySummary.from_numbers(recomputed[day].metrics)
+                if day in recomputed
+                else None,
+                audit_failure=broken.get(day, ""),
+                stored=DaySummary.from_numbers(stored[day]) if day in stored else None,
+                read_error=unreadable.get(day, ""),
+                changed_since_publish=self._changed_since_publish(ledger, day, plan),
+                same_inputs=self._same_inputs(ledger, day, plan),
+            )
+            for day in window
+        ]
+        return []
+
+    def _same_inputs(self, ledger: Ledger, day: date, plan: ComputePlan) -> bool:
+        """Whether inputs and settings of a day are those that it was published with."""
+        record = ledger.latest.get(day)
+        return (
+            record is not None
+            and record.days[day].fingerprint == plan.fingerprints[day] != ""
+            and record.made_under(day) == self.config_digests[ledger.table.name]
+        )
+
+    def _changed_since_publish(self, ledger: Ledger, day: date, plan: ComputePlan) -> list[str]:
+        """What is no longer as it was when the day was published."""
+        record = ledger.latest.get(day)
+        if record is None:
+            return []
+        changes = []
+        fingerprint = record.days[day].fingerprint
+        if not fingerprint:
+            changes.append("what it was made of is not on record")
+        elif fingerprint != plan.fingerprints[day]:
+            versions = {source.table.name: source.ledger.version for source in plan.sources}
+            newer = [name for name, at in versions.items() if record.inputs.get(name) != at]
+            what = ", ".join(newer) or "what it is made of" if plan.sources else "the landing"
+            changes.append(f"{what} has changed since")
+        if record.code_version != self.code_versions[ledger.table.name]:
+            old_code = Code(record.code_version, record.git_commit, record.git_dirty)
+            changes.append(f"it was computed by other code: {old_code}")
+        if (old_config := record.made_under(day)) != self.config_digests[ledger.table.name]:
+            changes.append(f"it was computed under another configuration: {old_config}")
+        return changes
+
+
+def _bisect_days(
+    days: Sequence[date], check: Callable[[Sequence[date]], dict[date, _Result]]
+) -> tuple[dict[date, _Result], dict[date, str]]:
+    """What is found of each day, and why of those where nothing can be.
+
+    Where Spark fails the days are looked at in halves, so that one bad file hides no other day. So
+    they are where the function of the table mixes the days of a range.
+    """
+    if not days:
+        return {}, {}
+    try:
+        return check(days), {}
+    except DependentDaysError:
+        pass  # each day alone is what it is to be compared with
+    except (RefusedError, SchemaError, dg.Failure) as error:
+        if not isinstance(error.__cause__, SPARK_ERRORS) or len(days) == 1:
+            return {}, dict.fromkeys(days, str(error))
+    except SPARK_ERRORS as error:
+        raise_if_engine_failed(error)
+        if len(days) == 1:
+            return {}, {days[0]: summarize_error(error)}
+    half = len(days) // 2
+    (results, failed), (more_results, more_failed) = (
+        _bisect_days(part, check) for part in (days[:half], days[half:])
+    )
+    return results | more_results, failed | more_failed
+
+
+def is_good(verified: Iterable[VerifiedDay], reads: Iterable[ReadCheck]) -> bool:
+    """Whether all days match, and other engines read what was published."""
+    return all(day.outcome is VerifyOutcome.MATCHES for day in verified) and not any(
+        test.problems for test in reads
+    )
+
+
+def as_grid(verified: Iterable[VerifiedDay]) -> Grid:
+    """The days as a console table: those that match as ranges, the others one by one."""
+    grid = Grid(box=None, padding=(0, 2, 0, 0))
+    for heading in ("table", "days", "outcome"):
+        grid.add_column(heading, no_wrap=True)
+    grid.add_column("rows", justify="right", no_wrap=True)
+    grid.add_column("what there is to say")
+    for group_key, alike in groupby(verified, _group_key):
+        days = list(alike)
+        rows = sum(day.published.rows for day in days if day.published)
+        shown = Window(days[0].day, days[-1].day + DAY)
+        cells = (group_key[0], str(shown), days[0].outcome.value, f"{rows:,}", str(days[0]))
+        grid.add_row(*cells)
+    return grid
+
+
+def _group_key(day: VerifiedDay) -> tuple[str, date | str]:
+    """What days that share a line of the table have in common."""
+    return day.table, f"matches {day.why}" if day.outcome is VerifyOutcome.MATCHES else day.day
+
+
+def as_json(verified: Iterable[VerifiedDay], reads: Iterable[ReadCheck]) -> dict[str, Any]:
+    """All that was found, for a program."""
+    verified, reads = list(verified), list(reads)
+    return {
+        "good": is_good(verified, reads),
+        "days": [{**asdict(day), "outcome": day.outcome.value} for day in verified],
+        "reads": [asdict(test) for test in reads],
+    }

@@ -1,0 +1,126 @@
+"""The late-data policy: what may change which day, until when, and what a window catches.
+
+Nothing here reads a clock, a table or a file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import date
+from typing import Any
+
+from backfill_assets.calendar.grain import Grain
+from backfill_assets.calendar.partitions import DAY, Window
+from backfill_assets.calendar.reach import Reach, next_days
+from backfill_assets.settings import Settings
+
+
+@dataclass(frozen=True)
+class Policy:
+    """How late data is treated.
+
+    Attributes:
+        start: the first day of all.
+        end: the day after the last one; none if the calendar goes on.
+        window_days: the reprocessing window W: lines logged up to W days after the day that they
+            tell of still change it.
+        lag_days: day D is first published by a scheduled run on D + lag.
+        corrects: whether lines beyond the window become corrections (`correct`); otherwise they
+            are counted and in no total (`drop`).
+        only_touched: whether a scheduled run rebuilds just the days that new lines change
+            (`touched`); otherwise all that they may change (`window`).
+        arrives_after: the usual number of days from an event to its log day. It is part of the
+            window, and tables by event day are first published so many days later.
+        absent_days: a folder is waited for until one of so many days later was loaded; then its
+            day counts as one on which nothing came.
+        grain: how far apart the partitions are that `loadable_days` and `expected_days` give.
+    """
+
+    start: date
+    end: date | None
+    window_days: int
+    lag_days: int
+    corrects: bool
+    only_touched: bool
+    absent_days: int = 30
+    arrives_after: int = 0
+    grain: Grain = Grain.DAILY
+
+    @classmethod
+    def from_settings(cls, settings: Settings) -> Policy:
+        """The policy that the settings ask for."""
+        return cls(
+            start=settings.start,
+            end=settings.end,
+            window_days=settings.window_days,
+            lag_days=settings.lag_days,
+            corrects=settings.late_lines == "correct",
+            only_touched=settings.reprocess == "touched",
+            absent_days=settings.absent_days,
+        )
+
+    @property
+    def reach(self) -> Reach:
+        """The reprocessing window: which log days decide an event day."""
+        return next_days(self.window_days)
+
+    def loadable_days(self, today: date) -> Window:
+        """The partitions that are over on a day: of a raw log, the log days that can be loaded."""
+        return self.partitions_until(today - DAY)
+
+    def expected_days(self, today: date, last: date = date.max) -> Window:
+        """The partitions that should have been published by the end of a day's nightly run.
+
+        With a lag of 1, yesterday is the last of their days, if not an earlier one is given.
+        """
+        return self.partitions_until(min(today - self.lag_days * DAY, last))
+
+    def partitions_until(self, last: date) -> Window:
+        """The partitions whose days are not after a last one."""
+        end = last + DAY if self.end is None else min(last + DAY, self.end)
+        return self.grain.whole_partitions(Window(self.start, max(self.start, end)))
+
+    def affected_event_days(self, log_day: date) -> Window:
+        """The event days that a line logged on a day may change: itself and the W days before."""
+        return self.reach.affected_days(Window(log_day, log_day + DAY))
+
+    def log_days(self, event_day: date) -> Window:
+        """The log days that an event day's window has: none before it, as no line comes before."""
+        return self.reach.input_days(Window(event_day, event_day + DAY))
+
+
+def combine_policies(policies: Sequence[Policy]) -> Policy:
+    """The policy of what is made of several sources: the last start, the longest window."""
+    return replace(
+        policies[0],
+        start=max(policy.start for policy in policies),
+        window_days=max(policy.window_days for policy in policies),
+        corrects=all(policy.corrects for policy in policies),
+        arrives_after=max(policy.arrives_after for policy in policies),
+    )
+
+
+#: The window lengths that are compared, in days.
+COMPARED_WINDOWS = range(15)
+
+
+def total_within(by_delay: Mapping[int, int], window_days: int) -> int:
+    """How much a window takes in.
+
+    Args:
+        by_delay: lines or cents by delay in days.
+        window_days: the length of the window.
+    """
+    return sum(count for delay, count in by_delay.items() if delay <= window_days)
+
+
+def lines_within(row: Mapping[str, Any], window_days: int) -> int:
+    """How many of a log day's lines a window takes in.
+
+    Args:
+        row: of `models.ArrivalLateness`.
+        window_days: the length of the window from the event day on, whichever was configured when
+            the row was made.
+    """
+    return total_within(dict(zip(row["delays"], row["lines_by_delay"], strict=True)), window_days)

@@ -1,0 +1,411 @@
+"""`plan`, `plans`, `backfill`: plan days, launch a plan, watch it. Dagster does the work."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.core import ParameterSource
+
+from backfill_assets.cli.output import CannotRunError, Output, Status, command
+from backfill_assets.cli.parameters import (
+    ChunkDays,
+    Partitions,
+    asset_graph,
+    json_option,
+    open_instance,
+    select_option,
+    unknown_name_message,
+)
+from backfill_assets.cli.targets import build_target, plan_target, target_option
+from backfill_assets.settings import Settings, load_settings
+
+if TYPE_CHECKING:
+    import dagster as dg
+
+    from backfill_assets.backfills.backfill_plan import BackfillPlan, BackfillRequest
+    from backfill_assets.backfills.state_store import BackfillState
+    from backfill_assets.calendar.partitions import Window
+    from backfill_assets.delta.ledgers import Ledgers
+
+
+def backfill_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The options that say what a backfill is to do: the fields of `plans.BackfillRequest`."""
+    for option in reversed(
+        (
+            select_option,
+            click.option(
+                "--pilot-days",
+                type=click.IntRange(min=0),
+                default=0,
+                help="So many days first, reconciled before the rest.",
+            ),
+            click.option(
+                "--chunk-days",
+                type=ChunkDays(),
+                default="auto",
+                show_default=True,
+                help="Stages of so many days, each reconciled before the next; auto: of about the "
+                "same work if days differ much, else one; none: one.",
+            ),
+            click.option(
+                "--max-parallel",
+                type=click.IntRange(1, 7),
+                help="So many runs at a time; else what the run queue allows.",
+            ),
+            click.option(
+                "--write-mode",
+                type=click.Choice(["overwrite", "merge"]),
+                default="overwrite",
+                show_default=True,
+                help="Replace whole days, or only the rows that differ.",
+            ),
+            click.option("--rewrite", is_flag=True, help="Also what would be identical."),
+            click.option(
+                "--accept",
+                multiple=True,
+                metavar="FILE",
+                help="A landing file that may take lines away. May be given again.",
+            ),
+            click.option("--reason", default="", help="Why, for the record."),
+        )
+    ):
+        function = option(function)
+    return function
+
+
+@command(
+    "plan 2024-01-10...2024-01-14 --pilot-days 1",
+    "plan 2024-01-10 --select stg_orders,fact_daily_orders --json",
+)
+@click.argument("partitions", type=Partitions())
+@backfill_options
+@target_option
+@json_option
+def plan(out: Output, partitions: Window, target: str, as_json: bool, **options: Any) -> None:
+    """What a backfill of these days would do, kept under an id.
+
+    PARTITIONS are FIRST...LAST, or one day. Nothing is computed. Needs DAGSTER_HOME. With --target
+    nothing is kept.
+    """
+    if target:
+        plan_target(out, partitions, target, options)
+        return
+    settings = load_settings()
+    with open_instance() as dagster:
+        backfill_plan = plan_anew(settings, dagster, partitions, options)
+    if as_json:
+        out.print_json(backfill_plan.model_dump(mode="json"))
+        return
+    show_plan(out, backfill_plan)
+    if backfill_plan.rewritten_final_days:
+        out.print_text(
+            f"{'final':14} {format_final_days(backfill_plan)} would be rewritten: the launch asks first"
+        )
+    out.print_text(f"Launch   backfill-assets backfill {backfill_plan.id}")
+
+
+def plan_anew(
+    settings: Settings, dagster: dg.DagsterInstance, days: Window, options: dict[str, Any]
+) -> BackfillPlan:
+    """A new plan, kept in Dagster's storage.
+
+    Args:
+        settings: the deployment's settings.
+        dagster: the instance.
+        days: the days that are asked for.
+        options: the options of `parameters`, by name.
+
+    Raises:
+        click.UsageError: what is asked for cannot be planned.
+    """
+    from backfill_assets.assets import backfill_jobs
+    from backfill_assets.backfills.backfill_plan import BackfillRequest
+    from backfill_assets.tables.code_version import running_code
+
+    request = BackfillRequest(days=str(days), **options)
+    _refuse_impossible(settings, request)
+    code = running_code(settings)
+    return backfill_jobs.create_plan(settings, asset_graph(settings), dagster, code, request)
+
+
+def _refuse_impossible(settings: Settings, request: BackfillRequest) -> None:
+    from backfill_assets.backfills.planner import refuse_invalid_request
+
+    try:
+        refuse_invalid_request(settings, request)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+
+
+def show_plan(out: Output, backfill_plan: BackfillPlan) -> None:
+    """Print what becomes of each day, and what it costs."""
+    from rich.table import Table as Grid
+
+    from backfill_assets.backfills.backfill_plan import day_rows, plan_facts
+
+    grid = Grid(
+        title=f"Plan {backfill_plan.id}", title_justify="left", box=None, padding=(0, 2, 0, 0)
+    )
+    for heading in ("table", "what becomes of them", "why", "days"):
+        grid.add_column(heading, no_wrap=True)
+    rows = list(day_rows(backfill_plan))
+    for row in rows:
+        grid.add_row(*row)
+    out.print_grid(grid)
+    out.print_facts(plan_facts(backfill_plan))
+    if any("other code" in reason for _, _, reason, _ in rows):
+        out.print_note("If the other code makes the same rows: `backfill-assets accept-code`")
+
+
+def format_final_days(backfill_plan: BackfillPlan) -> str:
+    """The final days that a plan rewrites, for a reader."""
+    from backfill_assets.calendar.partitions import format_ranges
+
+    return ", ".join(
+        f"{name} [{format_ranges(days)}]"
+        for name, days in backfill_plan.rewritten_final_days.items()
+    )
+
+
+@command("plans", "plans --json")
+@json_option
+def plans(out: Output, as_json: bool) -> None:
+    """The plans that are kept, and how far each has come.
+
+    The newest comes last.
+    """
+    from backfill_assets.backfills import state_store
+    from backfill_assets.delta.ledger_reader import read_ledgers
+
+    ledgers = read_ledgers(load_settings())
+    with open_instance() as dagster:
+        plan_rows = [_plan_row(dagster, ledgers, id_) for id_ in state_store.list_ids(dagster)]
+    if as_json:
+        out.print_json(plan_rows)
+        return
+    if not plan_rows:
+        out.print_text("no plan is kept; make one with `backfill-assets plan`")
+        return
+    from rich.table import Table as Grid
+
+    grid = Grid(box=None, padding=(0, 2, 0, 0))
+    for heading in ("plan", "made", "days", "tables"):
+        grid.add_column(heading, no_wrap=True)
+    for heading in ("state", "reason"):
+        grid.add_column(heading)
+    for row in plan_rows:
+        tables = row["tables"]
+        # As text: a reason is no markup.
+        cells = [*list(row.values())[:3], tables[0] if len(tables) == 1 else str(len(tables))]
+        grid.add_row(*cells, row["state"], row["reason"])
+    out.print_grid(grid)
+
+
+def _plan_row(dagster: dg.DagsterInstance, ledgers: Ledgers, id_: str) -> dict[str, Any]:
+    from backfill_assets.backfills import stages, state_store
+    from backfill_assets.backfills.undo import reverted_by_table
+
+    try:
+        backfill_state = state_store.load(dagster, id_)
+    except (
+        state_store.BackfillRefusedError
+    ) as error:  # kept by another version: the others are told
+        unknown = {"made": "", "days": "", "tables": [], "state": str(error), "reason": ""}
+        return {"plan": id_, **unknown}
+    request = backfill_state.plan.parameters
+    created_at = (
+        f"{datetime.fromtimestamp(backfill_state.made).astimezone():%Y-%m-%d %H:%M}"
+        if backfill_state.made
+        else ""
+    )
+    state = (
+        stages.describe_progress(dagster, backfill_state)
+        if backfill_state.attempt or backfill_state.ended
+        else "not launched"
+    )
+    if any(reverted_by_table(ledgers, id_).values()):
+        state += "; undone since, or days of it"
+    return {
+        "plan": id_,
+        "made": created_at,
+        "days": request.days,
+        "tables": list(request.tables),
+        "state": state,
+        "reason": request.reason,
+    }
+
+
+_LOOK_EVERY = 2  # seconds
+
+
+@command(
+    "backfill aecrkdop",
+    "backfill 2024-01-10...2024-01-14 --chunk-days 2 --yes",
+    "backfill 2024-01-10...2024-01-14 --target v2",
+)
+@click.argument("what", metavar="PLAN|PARTITIONS")
+@backfill_options
+@target_option
+@click.option("--yes", is_flag=True, help="Rewrite final days without asking.")
+@json_option
+@click.pass_context
+def backfill(
+    ctx: click.Context,
+    out: Output,
+    what: str,
+    target: str,
+    yes: bool,
+    as_json: bool,
+    **options: Any,
+) -> Status:
+    """Launch a plan, or days, in stages, and watch it.
+
+    PARTITIONS are FIRST...LAST, or one day. The deployment (`make ui`) must run. The backfill goes
+    on if this command is stopped. It ends with 1 if a stage did not pass. With --target, this
+    command itself builds the days beside production.
+    """
+    out.quiet |= as_json
+    if target:
+        if as_json:
+            raise click.UsageError("--json cannot be given with --target")
+        return build_target(out, _parse_days(ctx, what), target, options)
+    settings = load_settings()
+    # An id may be that of a run, whose characters may all be digits.
+    days = _parse_days(ctx, what) if re.match(r"\d+-\d", what) or "..." in what else None
+    if days is None:
+        _refuse_options(ctx, what)
+    with open_instance() as dagster:
+        backfill_plan = (
+            plan_anew(settings, dagster, days, options) if days else _load_state(dagster, what).plan
+        )
+        if not out.quiet:
+            show_plan(out, backfill_plan)
+        _confirm_final(backfill_plan, yes)
+        state = _launched(settings, dagster, backfill_plan)
+        out.print_note(f"Launched {_ui_url(settings, dagster)}/runs/b/{state.backfill_id}")
+        state = _watch_backfill(out, dagster, state, quiet=as_json)
+    if as_json:
+        out.print_json(
+            {
+                "plan": backfill_plan.id,
+                "backfill": state.backfill_id,
+                "complete": state.complete,
+                "ended": state.ended,
+                "seconds": round(state.took, 1),
+            }
+        )
+    out.print_note(f"Took     {timedelta(seconds=round(state.took))}")
+    out.print_note(
+        f"Next     backfill-assets reconcile {backfill_plan.id}, or backfill-assets undo {backfill_plan.id}"
+    )
+    return Status.FINE if state.complete else Status.FINDING
+
+
+def _ui_url(settings: Settings, dagster: dg.DagsterInstance) -> str:
+    """Where the UI is: as the settings say, else where the deployment of this machine has it."""
+    from backfill_assets.dagster_ext.instance_access import read_ui_url
+
+    local_url = (
+        "" if "ui_url" in settings.model_fields_set else read_ui_url(Path(dagster.root_directory))
+    )
+    return local_url or settings.ui_url
+
+
+def _parse_days(ctx: click.Context, what: str) -> Window:
+    (argument,) = (param for param in ctx.command.params if param.name == "what")
+    return Partitions().convert(what, argument, ctx)
+
+
+def _refuse_options(ctx: click.Context, what: str) -> None:
+    """A plan is launched as it was made: an option that says otherwise is not to be ignored."""
+    options = [
+        param.opts[0]
+        for param in ctx.command.params
+        if isinstance(param, click.Option)
+        and param.name not in ("yes", "as_json", None)
+        and ctx.get_parameter_source(param.name) is ParameterSource.COMMANDLINE
+        and param.expose_value
+    ]
+    if options:
+        raise click.UsageError(
+            f"{', '.join(options)} cannot change plan {what}, which is launched as it was made: make "
+            "a new plan with these options, or leave them out"
+        )
+
+
+def _load_state(dagster: dg.DagsterInstance, id_: str) -> BackfillState:
+    from backfill_assets.backfills import state_store
+
+    try:
+        return state_store.load(dagster, id_)
+    except state_store.BackfillRefusedError as error:
+        known_ids = state_store.list_ids(dagster)
+        if id_ in known_ids:
+            raise
+        message = (
+            f"{unknown_name_message('plan', id_, known_ids)} `backfill-assets plans` lists them. Days would be "
+            "FIRST...LAST or one day, as YYYY-MM-DD."
+        )
+        raise click.UsageError(message) from error
+
+
+def _confirm_final(backfill_plan: BackfillPlan, yes: bool) -> None:
+    """See that a person wants final days rewritten: readers count on it that they do not move."""
+    if yes or not backfill_plan.rewritten_final_days:
+        return
+    message = f"plan {backfill_plan.id} rewrites final days, which readers count on: {format_final_days(backfill_plan)}"
+    if not sys.stdin.isatty():
+        raise click.UsageError(
+            f"{message}. Nobody can be asked here, so nothing was launched. If that is meant: "
+            f"backfill-assets backfill {backfill_plan.id} --yes"
+        )
+    if not click.confirm(f"{message[0].upper()}{message[1:]}. Rewrite them?"):
+        raise CannotRunError(f"nothing was launched; the plan is kept as {backfill_plan.id}")
+
+
+def _launched(
+    settings: Settings, dagster: dg.DagsterInstance, backfill_plan: BackfillPlan
+) -> BackfillState:
+    from backfill_assets.assets import backfill_jobs
+    from backfill_assets.tables.code_version import running_code
+
+    code = running_code(settings)
+    return backfill_jobs.launch_plan(
+        settings, asset_graph(settings), dagster, code, backfill_plan.id
+    )
+
+
+def _watch_backfill(
+    out: Output, dagster: dg.DagsterInstance, state: BackfillState, *, quiet: bool
+) -> BackfillState:
+    """Tell how it comes along, and unless quiet how it ended, until it has."""
+    from backfill_assets.backfills import stages, state_store
+
+    id_, previous = state.plan.id, ""
+    hint = "`backfill-assets plans` tells how far it is"
+    try:
+        while not state.ended:
+            time.sleep(_LOOK_EVERY)
+            state = state_store.load(dagster, id_)
+            if (current := stages.describe_progress(dagster, state)) != previous:
+                previous = current
+                (out.print_text if state.ended and not quiet else out.print_note)(
+                    f"{time.strftime('%X')}  {previous}"
+                )
+            if not state.ended and (missing_daemons := stages.missing_daemons(dagster)):
+                raise CannotRunError(
+                    f"the {' and the '.join(missing_daemons)} daemon fell silent, so backfill {id_} stands "
+                    f"at: {previous}. What is published stays. Start the deployment again (`make ui`): "
+                    f"the backfill goes on by itself, and {hint}"
+                )
+    except KeyboardInterrupt:
+        out.print_text(f"Nobody watches backfill {id_} any more. It goes on, and {hint}")
+        raise
+    return state

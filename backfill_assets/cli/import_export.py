@@ -1,0 +1,338 @@
+"""Data in and out: `export` and `verify-export` of days, `import` of foreign tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from backfill_assets.cli.output import Output, Status, command
+from backfill_assets.cli.parameters import (
+    Day,
+    Partitions,
+    Tables,
+    json_option,
+    unknown_name_message,
+)
+from backfill_assets.cli.tables import refuse_no_warehouse
+from backfill_assets.settings import load_settings
+
+if TYPE_CHECKING:
+    from datetime import date
+
+    from pyspark.sql import SparkSession
+
+    from backfill_assets.calendar.partitions import Window
+    from backfill_assets.imports.importer import ImportCheck, ImportPlan, ImportRequest
+    from backfill_assets.settings import Settings
+    from backfill_assets.tables.sources import Source
+
+
+@command("export fact_daily_orders 2024-01-10 --to exports/january")
+@click.argument("table", type=Tables(single=True))
+@click.argument("partitions", type=Partitions())
+@click.option(
+    "--to",
+    "folder",
+    type=click.Path(file_okay=False, path_type=Path),
+    required=True,
+    help="A folder that is not there yet.",
+)
+@json_option
+def export(out: Output, table: str, partitions: Window, folder: Path, as_json: bool) -> None:
+    """Write days of a table as Parquet, with a manifest.
+
+    PARTITIONS are FIRST...LAST, or one day. The folder appears as a whole or not at all.
+    """
+    settings = load_settings()
+    refuse_no_warehouse(settings)
+    import msgspec
+
+    from backfill_assets.backfills import exports
+    from backfill_assets.spark.session import Engine
+
+    spark = Engine.from_settings(settings).spark_session
+    manifest, is_new = exports.export_days(settings, spark, table, partitions, folder)
+    if as_json:
+        out.print_json({"new": is_new, **msgspec.to_builtins(manifest)})
+        return
+    out.print_facts(
+        [
+            ("table", f"{manifest.table}, version {manifest.version}"),
+            ("days", manifest.days),
+            ("rows", f"{manifest.rows:,} in {len(manifest.files)} file(s)"),
+            ("folder", f"{folder}{'' if is_new else ' holds this export already'}"),
+        ]
+    )
+    out.print_note(f"Prove it   backfill-assets verify-export {folder} --rebuild")
+
+
+@command("verify-export exports/january", "verify-export exports/january --rebuild --json")
+@click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
+@click.option("--rebuild", is_flag=True, help="Also compute the days anew, and compare.")
+@json_option
+def verify_export(out: Output, folder: Path, rebuild: bool, as_json: bool) -> Status:
+    """Compare an export with its manifest and the table's log.
+
+    With --rebuild the days are computed anew, from the versions that they were made of. Nothing is
+    written. It ends with 1 if something differs.
+    """
+    settings = load_settings()
+    refuse_no_warehouse(settings)
+    from backfill_assets.backfills import exports
+    from backfill_assets.definitions import build_defs
+    from backfill_assets.spark.session import Engine
+
+    manifest = exports.read_manifest(folder)
+    problems = [
+        *exports.find_export_problems(
+            settings, Engine.from_settings(settings).spark_session, folder, manifest
+        )
+    ]
+    if rebuild:
+        problems += exports.find_rebuild_problems(settings, build_defs(settings), manifest)
+    if as_json:
+        out.print_json({"good": not problems, "problems": problems})
+    else:
+        for text in problems:
+            out.print_text(text)
+        method = "computed anew, " if rebuild else ""
+        outcome = "NOT " * bool(problems) + "as exported"
+        out.print_text(
+            f"{manifest.table} [{manifest.days}], version {manifest.version}: {method}{outcome}"
+        )
+    return Status.FINDING if problems else Status.FINE
+
+
+def _parse_fields(
+    _ctx: click.Context, param: click.Parameter, values: Sequence[str]
+) -> dict[str, str]:
+    """The expressions by field."""
+    expressions = {}
+    for text in values:
+        name, equals, expression = text.partition("=")
+        if not (name and equals and expression):
+            raise click.BadParameter(f"{text!r} is not NAME=EXPRESSION", param=param)
+        expressions[name.strip()] = expression
+    return expressions
+
+
+@command(
+    "import orders /data/old_orders --plan",
+    'import orders /data/old --field "amount=round(revenue, 2)"',
+    "import orders",
+)
+@click.argument("source")
+@click.argument("table", required=False)
+@click.option("--plan", "plan_only", is_flag=True, help="Tell what would land; write nothing.")
+@click.option("--check", "check_only", is_flag=True, help="Count what was imported, to staging.")
+@click.option(
+    "--field",
+    "fields",
+    multiple=True,
+    metavar="NAME=SQL",
+    callback=_parse_fields,
+    help="How a field is made of the table's columns. May be given again.",
+)
+@click.option(
+    "--arrived",
+    default="",
+    metavar="SQL",
+    help="When a row arrived; else the later one of event and version time.",
+)
+@click.option("--stray", type=Day(), help="Arrival day of rows that tell none of the calendar.")
+@click.option(
+    "--skip", type=int, multiple=True, metavar="VERSION", help="Do not follow this version."
+)
+@click.option(
+    "--chunk-rows", type=click.IntRange(min=1), help="So many rows land at a time.  [20000000]"
+)
+@json_option
+def import_table(
+    out: Output,
+    source: str,
+    table: str | None,
+    plan_only: bool,
+    check_only: bool,
+    fields: dict[str, str],
+    arrived: str,
+    stray: date | None,
+    skip: Sequence[int],
+    chunk_rows: int | None,
+    as_json: bool,
+) -> Status:
+    """Land an append-only table as files of a source.
+
+    TABLE is the folder or s3a:// URL of a Delta table or of Parquet files. It is never written.
+    The same again lands what was appended since; without TABLE, of all tables of the SOURCE. The
+    loads that follow audit and publish.
+    """
+    if plan_only and check_only:
+        raise click.UsageError("--plan and --check exclude each other")
+    settings = load_settings()
+    from backfill_assets.imports.import_state import ImportMapping, ImportRefusedError, load_imports
+    from backfill_assets.imports.importer import ROWS_PER_CHUNK, ImportRequest, spark_for
+
+    declared_source = _find_source(settings, source)
+    tables = [table] if table else list(load_imports(settings, source))
+    if not tables:
+        raise ImportRefusedError(f"nothing has been imported into {source}: give the table.")
+    spark = spark_for(settings, tables)
+    if check_only:
+        return _check_counts(out, settings, spark, declared_source, as_json)
+    mapping, rows_per_chunk = ImportMapping(fields, arrived, stray), chunk_rows or ROWS_PER_CHUNK
+    table_imports = [
+        ImportRequest(
+            settings, spark, declared_source, location, mapping, tuple(skip), rows_per_chunk
+        )
+        for location in tables
+    ]
+    if plan_only:
+        _print_plan(out, table_imports, as_json)
+    else:
+        _import_tables(out, table_imports, as_json)
+    return Status.FINE
+
+
+def _find_source(settings: Settings, name: str) -> Source:
+    from backfill_assets.tables.catalog import graph_for
+
+    sources = {source.name: source for source in graph_for(settings).sources.values()}
+    if name not in sources:
+        raise click.BadParameter(unknown_name_message("source", name, sources), param_hint="SOURCE")
+    return sources[name]
+
+
+def _print_plan(out: Output, table_imports: Sequence[ImportRequest], as_json: bool) -> None:
+    from backfill_assets.imports.importer import plan_import
+
+    proposals = [plan_import(table_import) for table_import in table_imports]
+    if as_json:
+        out.print_json([_proposal_json(proposal) for proposal in proposals])
+        return
+    for proposal in proposals:
+        _print_proposal(out, proposal)
+    out.print_note("Nothing was written. The same without --plan lands it.")
+
+
+def _proposal_json(proposal: ImportPlan) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    return {
+        "table": proposal.table_import.table,
+        "kind": proposal.table_import.kind,
+        "version": proposal.new_data.version,
+        "since": proposal.new_data.since,
+        "bytes": proposal.new_data.size,
+        "total": asdict(proposal.total),
+        "stray": asdict(proposal.stray),
+        "keys": proposal.keys,
+        "versions": proposal.versions,
+        "most": proposal.max_repeats,
+        "absent": proposal.absent,
+        "unused": proposal.unused,
+        "days": {str(day): asdict(kinds) for day, kinds in proposal.by_day.items()},
+        "chunks": [[str(days[0]), str(days[-1])] for days in proposal.chunks],
+    }
+
+
+def _print_proposal(out: Output, proposal: ImportPlan) -> None:
+    from rich.table import Table as Grid
+
+    total, since = proposal.total, proposal.new_data.since
+    since_text = "" if since is None else f", after version {since}"
+    out.print_facts(
+        [
+            (
+                "table",
+                f"{proposal.table_import.table} ({proposal.table_import.kind}, version {proposal.new_data.version}{since_text})",
+            ),
+            ("rows", f"{total.rows:,} in {proposal.new_data.size:,} bytes"),
+            (
+                "duplicates",
+                f"{total.repeated:,} equal in all fields; one row {proposal.max_repeats:,} times",
+            ),
+            ("keys", f"{proposal.keys:,} in {proposal.versions:,} different rows with a key"),
+            ("without a key", f"{total.no_key:,}"),
+            ("without a day", f"{proposal.stray.rows:,}"),
+            ("late", f"{total.late:,} after the window of their day"),
+            ("ahead", f"{total.ahead:,} of the future: would be rejected"),
+            ("absent fields", ", ".join(proposal.absent) or "none"),
+            ("unused columns", ", ".join(proposal.unused) or "none"),
+            ("chunks", ", ".join(f"{days[0]}...{days[-1]}" for days in proposal.chunks) or "none"),
+        ]
+    )
+    names = ("rows", "repeated", "no_key", "late", "ahead")
+    grid = Grid("arrival day", *(name.replace("_", " ") for name in names), box=None)
+    for day, kinds in proposal.by_day.items():
+        grid.add_row(str(day), *(f"{getattr(kinds, name):,}" for name in names))
+    out.print_grid(grid)
+
+
+def _import_tables(out: Output, table_imports: Sequence[ImportRequest], as_json: bool) -> None:
+    from backfill_assets.imports.importer import run_import
+
+    results = []
+    for table_import in table_imports:
+        previous = table_import.open_import()[1]
+        manifest = run_import(table_import, (lambda _: None) if as_json else out.print_note)
+        new_files = {
+            file: rows
+            for file, rows in manifest.landed_files.items()
+            if file not in previous.landed_files
+        }
+        days = sorted({file[13:23] for file in new_files})
+        results.append(
+            {"table": manifest.table, "version": manifest.version, "files": new_files, "days": days}
+        )
+        if not as_json:
+            summary = (
+                f"{sum(new_files.values()):,} rows in {len(new_files)} file(s)"
+                if new_files
+                else "no new rows"
+            )
+            out.print_text(f"{manifest.table}, version {manifest.version}: {summary}")
+            if new_files:
+                name = table_import.source.name
+                out.print_note(
+                    f"Next     load {days[0]}...{days[-1]}, such as by a planned backfill"
+                )
+                out.print_note(f"Then     backfill-assets import {name} --check")
+    if as_json:
+        out.print_json(results)
+
+
+def _check_counts(
+    out: Output, settings: Settings, spark: SparkSession, source: Source, as_json: bool
+) -> Status:
+    import msgspec
+
+    from backfill_assets.imports.import_state import load_imports
+    from backfill_assets.imports.importer import check_import
+
+    counts = check_import(settings, spark, source, load_imports(settings, source.name).values())
+    if as_json:
+        out.print_json(msgspec.to_builtins(counts))
+    else:
+        _print_counts(out, counts)
+    return Status.FINDING if counts.problems else Status.FINE
+
+
+def _print_counts(out: Output, counts: ImportCheck) -> None:
+    out.print_facts(
+        [
+            ("read", f"{counts.read:,} rows"),
+            ("landed", f"{counts.landed:,}"),
+            ("loaded", f"{counts.raw:,} raw + {counts.rejected:,} rejected"),
+            (
+                "raw",
+                f"{counts.staged:,} staged + {counts.superseded:,} superseded + {counts.late:,} late + "
+                f"{counts.early:,} before the first day",
+            ),
+        ]
+    )
+    for problem in counts.problems:
+        out.print_text(problem)
+    out.print_text("The counts do NOT add up." if counts.problems else "The counts add up.")

@@ -1,0 +1,230 @@
+"""What teaches: `lab`, small experiments; `drill`, outages played against the clock."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from backfill_assets.cli.output import (
+    CannotRunError,
+    Finding,
+    Output,
+    Status,
+    command,
+    level_options,
+)
+from backfill_assets.cli.parameters import Partitions
+from backfill_assets.settings import load_settings
+
+if TYPE_CHECKING:
+    from backfill_assets.calendar.partitions import Window
+    from backfill_assets.drills.playing import Drill
+    from backfill_assets.drills.scoring import Score
+
+
+@command("lab list", "lab append", "lab all")
+@click.argument("name")
+def lab(out: Output, name: str) -> Status:
+    """Show what goes wrong otherwise, on tables of its own.
+
+    NAME is that of a lab, `all`, or `list` for their names. A lab works in a scratch folder, which
+    is removed; it looks at no table of the warehouse. It ends with 1 if something comes out
+    otherwise than the guide says.
+    """
+    from backfill_assets.labs import running
+
+    if name == "list":
+        out.print_facts((lab_name, running.describe_lab(lab_name)) for lab_name in running.LABS)
+        return Status.FINE
+    if name not in (*running.LABS, "all"):
+        raise CannotRunError(f"no lab is named {name}; there are {', '.join(running.LABS)}")
+    from backfill_assets.spark.session import Engine
+
+    with tempfile.TemporaryDirectory(prefix="labs-") as folder:
+        locations = {setting: str(Path(folder) / setting) for setting in ("landing", "warehouse")}
+        engine = Engine.from_settings(load_settings(**locations))
+        failures = []
+        for lab_name in running.LABS if name == "all" else [name]:
+            if name == "all":
+                out.print_text(f"# {lab_name}\n")
+            output = running.run_lab(lab_name, engine)
+            out.print_text(output)
+            if differences := running.page_diff(lab_name, output):
+                failures.append(f"{lab_name} does not come out as its page says:\n{differences}")
+    if failures:
+        raise Finding("\n".join(failures))
+    return Status.FINE
+
+
+_FOLDER_ARGUMENT = click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
+
+
+@click.group(
+    epilog="\b\nExamples:\n  backfill-assets drill start incident\n"
+    "  backfill-assets drill end incident"
+)
+def drill() -> None:
+    """Practise an incident against the clock, on a deployment of your own.
+
+    `start` makes a small deployment and breaks something. Find out what, repair it with the
+    ordinary commands, and write a report; `end` scores it. See the page on the incident room.
+    """
+
+
+drill.params += level_options()
+
+
+@command("drill start incident", "drill start incident --seed 7")
+@_FOLDER_ARGUMENT
+@click.argument("name", required=False, default="")
+@click.option("--seed", type=int, help="The same seed chooses the same.")
+@click.option(
+    "--days", type=click.IntRange(min=12), help="So many days of orders; `timezone` needs 50."
+)
+def start(out: Output, folder: Path, name: str, seed: int | None, days: int | None) -> None:
+    """Make a deployment in FOLDER, load it, and break something.
+
+    NAME is that of an outage; one is chosen if none is named.
+    """
+    from backfill_assets.drills import playing
+    from backfill_assets.drills.deployment import other_variables
+    from backfill_assets.drills.places import ENVIRONMENT
+    from backfill_assets.settings import load_settings
+    from backfill_assets.spark.session import Engine
+
+    for variable in other_variables():  # as `env.sh` does in the player's shell
+        os.environ.pop(variable, None)
+    out.print_note("Making a deployment, and loading it. This takes a minute or two ...")
+    new_drill = playing.start_drill(Engine.from_settings(load_settings()), folder, name, seed, days)
+    out.print_text(new_drill.symptom)
+    out.print_note("The clock is running.")
+    quoted_folder = shlex.quote(str(folder))
+    out.print_note(f"Source   . {shlex.quote(str(folder / ENVIRONMENT))}")
+    out.print_note(
+        "Then     the ordinary commands work on it: backfill-assets status, history, show"
+    )
+    out.print_note(
+        f"Next     backfill-assets drill found {quoted_folder} CAUSE DAYS, when you know it;"
+    )
+    out.print_note(f"         backfill-assets drill hint {quoted_folder}, when you do not")
+
+
+@command("drill look incident")
+@_FOLDER_ARGUMENT
+def look(out: Output, folder: Path) -> None:
+    """Orders and revenue by day, as a reader sees them now."""
+    from backfill_assets.drills import breaking
+
+    active_drill = _open_drill(folder)
+    facts_by_day = breaking.read_facts(
+        active_drill.deployment.settings().table(active_drill.outage.reader_table)
+    )
+    out.print_facts(
+        (str(day), f"{orders:6,} {revenue:16,}") for day, (orders, revenue) in facts_by_day.items()
+    )
+
+
+@command("drill hint incident")
+@_FOLDER_ARGUMENT
+def hint(out: Output, folder: Path) -> None:
+    """A hint; each of the three is clearer, and costs points."""
+    out.print_text(_open_drill(folder).next_hint())
+
+
+@command("drill found incident doubled 2024-01-05...2024-01-08")
+@_FOLDER_ARGUMENT
+@click.argument("cause")
+@click.argument("days", type=Partitions(), required=False)
+def found(out: Output, folder: Path, cause: str, days: Window | None) -> Status:
+    """Tell the cause, and the days; stops the clock of detection.
+
+    CAUSE is a word of the list that `backfill-assets drill causes` prints. It ends with 1 if it is
+    not the cause; that costs points.
+    """
+    from backfill_assets.drills.playing import list_causes
+
+    active_drill, known_causes = _open_drill(folder), dict(list_causes())
+    if cause not in known_causes:
+        raise click.UsageError(f"there is no cause {cause!r}; there are {', '.join(known_causes)}")
+    if not active_drill.diagnose(cause, days):
+        out.print_text("That is not the cause.")
+        return Status.FINDING
+    out.print_text("That is the cause.")
+    out.print_note("Next     repair the days that are wrong, and no other; then write the report")
+    return Status.FINE
+
+
+@command("drill causes")
+def causes(out: Output) -> None:
+    """The causes that `found` takes."""
+    from backfill_assets.drills import playing
+
+    out.print_facts(playing.list_causes())
+
+
+@command("drill ask incident 2024-01-05...2024-01-08")
+@_FOLDER_ARGUMENT
+@click.argument("days", type=Partitions())
+def ask(out: Output, folder: Path, days: Window) -> None:
+    """Ask the source to send the files of some days again, or a service for more calls."""
+    out.print_text(_open_drill(folder).ask_source(days))
+
+
+@command("drill end incident")
+@_FOLDER_ARGUMENT
+def end(out: Output, folder: Path) -> Status:
+    """End the drill, and score it.
+
+    It ends with 1 if a day of a table is still wrong.
+    """
+    score = _open_drill(folder).end()
+    _print_score(out, score)
+    out.print_note(f"Next     backfill-assets drill solution {shlex.quote(str(folder))}")
+    return Status.FINE if score.repaired else Status.FINDING
+
+
+def _print_score(out: Output, score: Score) -> None:
+    from rich.table import Table as Grid
+
+    grid = Grid(box=None, padding=(0, 2, 0, 0))
+    grid.add_column("what", no_wrap=True)
+    grid.add_column("seen", no_wrap=True)
+    grid.add_column("points", justify="right", no_wrap=True)
+    for part in score.parts:
+        maximum = f" of {part.most}" if part.most else ""
+        grid.add_row(part.name, part.observation, f"{part.points}{maximum}")
+    grid.add_row("score", "", f"{score.total} of 100")
+    out.print_grid(grid)
+
+
+@command("drill solution incident", "drill solution incident --give-up")
+@_FOLDER_ARGUMENT
+@click.option("--give-up", is_flag=True, help="End the drill without a score.")
+def solution(out: Output, folder: Path, give_up: bool) -> None:
+    """What the outage was, and commands that solve it."""
+    active_drill = _open_drill(folder)
+    if give_up:
+        active_drill.give_up()
+    if not active_drill.has_ended:
+        raise CannotRunError(
+            f"the drill has not ended: backfill-assets drill end {shlex.quote(str(folder))}, or "
+            "--give-up"
+        )
+    out.print_text(f"{active_drill.name}: {active_drill.outage.cause}, {active_drill.days}")
+    for line in active_drill.solution():
+        out.print_text(f"$ {line}")
+
+
+def _open_drill(folder: Path) -> Drill:
+    from backfill_assets.drills.playing import Drill
+
+    return Drill(folder)
+
+
+for _subcommand in (start, look, hint, found, causes, ask, end, solution):
+    drill.add_command(_subcommand)

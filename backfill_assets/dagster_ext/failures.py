@@ -1,0 +1,308 @@
+"""Failed runs: in the words of their steps, whether the engine failed, and which are retried.
+
+The one place that tells. Nothing is tried out on the engine: Connect's client would wait for a dead
+server for minutes.
+
+A run that ends without a word is Dagster's to retry (`run_retries` in dagster.yaml). A step that
+fails is not retried, as its input is the same next time, unless what failed is Spark itself: see
+`engine_failures`.
+
+Dagster looks at a failed run once. A retry that it cannot launch at that moment is lost, and a
+backfill waits for it for ever: `launch_lost_retries` finds such runs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from datetime import datetime, timedelta
+from traceback import TracebackException
+
+import dagster as dg
+from dagster._core.events import RunFailureReason
+from dagster._core.execution.backfill import BULK_ACTION_TERMINAL_STATUSES, BulkActionStatus
+from dagster._core.execution.retries import auto_reexecution_should_retry_run
+from dagster._core.storage.tags import (
+    AUTO_RETRY_RUN_ID_TAG,
+    BACKFILL_ID_TAG,
+    PRIORITY_TAG,
+    RETRY_NUMBER_TAG,
+    RETRY_STRATEGY_TAG,
+    RUN_FAILURE_REASON_TAG,
+    WILL_RETRY_TAG,
+)
+from dagster._core.storage.tags import RETRY_ON_ASSET_OR_OP_FAILURE_TAG as RETRY_ON_FAILURE
+from dagster._utils.error import SerializableErrorInfo
+from dagster._utils.tags import get_boolean_tag_value
+
+from backfill_assets.spark.jars import EngineError
+
+ErrorLike = BaseException | SerializableErrorInfo | None
+
+#: What a broken line to the JVM or to the Connect server raises, as Python, py4j and gRPC call it.
+_LOST_CLASSES = {
+    "BrokenPipeError",
+    "ConnectionAbortedError",
+    "ConnectionRefusedError",
+    "ConnectionResetError",
+    "Py4JNetworkError",
+}
+_LOST_MESSAGES = re.compile(
+    "|".join(
+        [
+            r"Answer from Java side is empty",
+            # A JVM that is still there says more than this.
+            r"An error occurred while calling \S+\Z",
+            # The Connect server was started anew, and does not know the session or the query.
+            r"INVALID_HANDLE\.(SESSION|OPERATION)_(NOT_FOUND|CLOSED|CHANGED|ABANDONED)",
+            r"\[NO_ACTIVE_SESSION\]",
+            r"StatusCode\.UNAVAILABLE",
+            # Spark goes on without its master or its executors no more than we do.
+            r"stopped SparkContext",
+            r"SparkContext (was|has been) shut ?down",
+            r"ExecutorLostFailure",
+            # Our own EngineError; one about Java or jars stays until a person has mended it.
+            r"the Spark (Connect server|cluster) at .* does not answer",
+        ]
+    )
+)
+_DISK_FAILED = "the engine's own disk failed"
+_DISK_MESSAGES = re.compile(
+    "|".join(
+        [
+            _DISK_FAILED,
+            # The system's words end a line: the name of a file that holds them goes on.
+            r"(No space left on device|Disk quota exceeded|Too many open files)\)?\s*$",
+            # Where Spark keeps blocks, spilled rows and its own copies of jars. No file of a
+            # landing is in such a folder.
+            r"/(blockmgr|spark)-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}/",
+            # What it kept there is gone.
+            r"\b(Metadata)?FetchFailed(Exception)?\b",
+            r"Missing an output location for shuffle",
+            r"\b(rdd|shuffle|broadcast)_\d+\w* (was )?not found",
+            r"Failed to get broadcast_\d+",
+        ]
+    ),
+    re.MULTILINE,
+)
+
+
+def is_engine_lost(error: ErrorLike) -> bool:
+    """Whether the engine is gone: another process may well succeed.
+
+    Args:
+        error: an exception, or what Dagster has kept of one, with what it was raised from.
+    """
+    return _matches_error(error, _LOST_MESSAGES, _LOST_CLASSES)
+
+
+def is_disk_failure(error: ErrorLike) -> bool:
+    """Whether the disk of the engine is full, or somebody cleared it: no file is at fault.
+
+    Args:
+        error: as above.
+    """
+    return _matches_error(error, _DISK_MESSAGES)
+
+
+def raise_if_engine_failed(error: Exception) -> None:
+    """Raise what has nothing to do with the data that were read.
+
+    Raises:
+        EngineError: the engine's disk failed.
+        Exception: the same error: the engine is gone.
+    """
+    if is_engine_lost(error):
+        raise error
+    if is_disk_failure(error):
+        match = _DISK_MESSAGES.search(str(error))
+        raise EngineError(
+            f"{_DISK_FAILED} ({match[0].strip(' )') if match else 'see the cause'}): no file is at "
+            "fault, and nothing was written. Make room where Spark keeps its scratch files "
+            "(spark.local.dir; under DAGSTER_HOME unless you set it), and keep cleaners away from "
+            "there. The run is retried."
+        ) from error
+
+
+def _matches_error(
+    error: ErrorLike, messages: re.Pattern[str], classes: Collection[str] = ()
+) -> bool:
+    if isinstance(error, BaseException):
+        error = SerializableErrorInfo.from_traceback(TracebackException.from_exception(error))
+    while error is not None:
+        if error.cls_name == dg.Failure.__name__:
+            return False  # somebody judged the data
+        if error.cls_name in classes or messages.search(error.message.strip()):
+            return True
+        error = error.cause or error.context
+    return False
+
+
+def failed_run_messages(instance: dg.DagsterInstance, backfill_id: str) -> Iterator[str]:
+    """The runs of one of Dagster's backfills that failed for good, each in a sentence."""
+    failed = dg.RunsFilter(
+        tags={"dagster/backfill": backfill_id}, statuses=[dg.DagsterRunStatus.FAILURE]
+    )
+    for run in instance.get_runs(failed):
+        if run.tags.get("dagster/will_retry") != "true":
+            yield f"run {run.run_id[:8]} failed: {run_failure_message(instance, run.run_id)}"
+
+
+def run_failure_message(instance: dg.DagsterInstance, run_id: str) -> str:
+    """What the failed steps of a run say; what the run says if it came to no step."""
+    step_messages, run_messages = [], []
+    kinds = {dg.DagsterEventType.STEP_FAILURE, dg.DagsterEventType.RUN_FAILURE}
+    for entry in instance.all_logs(run_id, of_type=kinds):
+        event = entry.get_dagster_event()
+        if not event.is_step_failure:
+            error = event.job_failure_data.error if event.event_specific_data else None
+            run_messages.append(f"{event.message or ''}\n{error.message if error else ''}")
+            continue
+        failure = event.step_failure_data
+        if failure.user_failure_data and failure.user_failure_data.description:
+            message = failure.user_failure_data.description
+        elif failure.error:
+            # What the step raised is the cause of an error of Dagster that says only which step.
+            message = (failure.error.cause or failure.error).message
+        else:
+            message = event.message or ""
+        step_messages.append(f"{event.step_key}: {message.strip()}")
+    return "\n".join(step_messages or run_messages).strip()
+
+
+#: The tag of a run that lost its engine: the id of the run.
+ENGINE_LOST_TAG = "backfill_assets/engine_lost"
+#: The tag of a run that failed as the engine's disk did; to retries it is said anew.
+DISK_FAILED_TAG = "backfill_assets/engine_disk_failed"
+
+
+def retry_later(instance: dg.DagsterInstance, run_id: str) -> None:
+    """Have Dagster run this run again if it fails, although it is a step that fails.
+
+    To be called before the run ends: Dagster decides at its end.
+    """
+    run = instance.get_run_by_id(run_id)
+    if run and not get_boolean_tag_value(run.tags.get(RETRY_ON_FAILURE)):
+        instance.add_run_tags(run_id, {RETRY_ON_FAILURE: "true", ENGINE_LOST_TAG: run_id})
+
+
+def initial_run_tags(instance: dg.DagsterInstance, run: dg.DagsterRun) -> dict[str, str]:
+    """The tags that a run begins with: how it is retried, and nothing of the run before it."""
+    # Dagster's default takes up the steps that the log of a dead process does not show as done; it
+    # gives up if there are none. To publish a day once more costs little and is always right.
+    tags = {} if RETRY_STRATEGY_TAG in run.tags else {RETRY_STRATEGY_TAG: "ALL_STEPS"}
+    # Of no use to a run that has begun, but its retry inherits it: what waits for the run, waits
+    # for that, and has been in the queue once.
+    tags[PRIORITY_TAG] = str(_queue_priority(run) + 1)
+    if DISK_FAILED_TAG in run.tags:
+        tags[DISK_FAILED_TAG] = "false"
+    if run.tags.get(ENGINE_LOST_TAG, run.run_id) != run.run_id:
+        # A retry is given the tags of the run before it; but what fails now may be the data.
+        default = instance.run_retries_retry_on_asset_or_op_failure
+        tags[RETRY_ON_FAILURE] = str(default).lower()
+    return tags
+
+
+def _queue_priority(run: dg.DagsterRun) -> int:
+    """As the queue reads it."""
+    text = run.tags.get(PRIORITY_TAG, "0")
+    return int(text) if re.fullmatch(r"-?\d+", text) else 0
+
+
+#: For so long Dagster has time to launch a retry, and after so long nobody waits for one any more.
+RETRY_PATIENCE = timedelta(minutes=2)
+_STALE = timedelta(days=1)
+#: So often a retry is asked for.
+MAX_ATTEMPTS = 5
+
+
+def launch_lost_retries(
+    instance: dg.DagsterInstance, attempts: Mapping[str, int], now: datetime
+) -> dict[str, int]:
+    """Have Dagster look once more at failed runs whose retry it did not launch.
+
+    Its daemon retries at the event of a failure, so that is told again. After some attempts the run
+    is marked as one that is not retried: a backfill then ends as failed rather than never.
+
+    Args:
+        instance: where the runs are.
+        attempts: how often each was told of, as this function returned it the last time.
+        now: the time.
+
+    Returns:
+        The same, as of now.
+    """
+    updated = {run_id: n for run_id, n in attempts.items() if _is_waiting(instance, run_id, now)}
+    for run in _lost_runs(instance, now - RETRY_PATIENCE):
+        count = updated[run.run_id] = updated.get(run.run_id, 0) + 1
+        if run.status is dg.DagsterRunStatus.NOT_STARTED:
+            instance.report_run_failed(run, "It was created as a retry and never queued.")
+        elif count <= MAX_ATTEMPTS:
+            instance.report_run_failed(run, "It was not retried as it should be: once more.")
+        elif count == MAX_ATTEMPTS + 1:
+            instance.add_run_tags(run.run_id, {WILL_RETRY_TAG: "false"})
+            instance.report_engine_event("No retry could be launched in time; given up.", run)
+    return updated
+
+
+def _is_waiting(instance: dg.DagsterInstance, run_id: str, now: datetime) -> bool:
+    recent = dg.RunsFilter(
+        run_ids=[run_id], statuses=[dg.DagsterRunStatus.FAILURE], updated_after=now - _STALE
+    )
+    return any(AUTO_RETRY_RUN_ID_TAG not in run.tags for run in instance.get_runs(recent))
+
+
+def _lost_runs(instance: dg.DagsterInstance, before: datetime) -> list[dg.DagsterRun]:
+    """The runs that wait for a retry that nobody is about to launch."""
+    runs: dict[str, dg.DagsterRun] = {}
+    for status in (dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.NOT_STARTED):
+        recent = dg.RunsFilter(
+            statuses=[status], updated_after=before - _STALE, updated_before=before
+        )
+        runs |= {run.run_id: run for run in instance.get_runs(recent)}
+        for backfill in instance.get_backfills(status=BulkActionStatus.REQUESTED):
+            # It waits for ever.
+            backfill_runs = dg.RunsFilter(
+                statuses=[status],
+                tags={BACKFILL_ID_TAG: backfill.backfill_id},
+                updated_before=before,
+            )
+            runs |= {run.run_id: run for run in instance.get_runs(backfill_runs)}
+    return [run for run in runs.values() if _is_lost(instance, run)]
+
+
+def _is_lost(instance: dg.DagsterInstance, run: dg.DagsterRun) -> bool:
+    if BACKFILL_ID_TAG in run.tags:
+        backfill = instance.get_backfill(run.tags[BACKFILL_ID_TAG])
+        if backfill is None or backfill.status in BULK_ACTION_TERMINAL_STATUSES:
+            return False  # Dagster retries nothing of a backfill that has ended
+    if run.status is dg.DagsterRunStatus.NOT_STARTED:
+        return RETRY_NUMBER_TAG in run.tags
+    return run.is_complete_and_waiting_to_retry or _failed_to_retry(instance, run)
+
+
+def _failed_to_retry(instance: dg.DagsterInstance, run: dg.DagsterRun) -> bool:
+    """Whether the run should have been retried and Dagster could not: it says "false" then."""
+    if run.tags.get(WILL_RETRY_TAG) != "false":
+        return False
+    reason_tag = run.tags.get(RUN_FAILURE_REASON_TAG)
+    failure_reason = RunFailureReason(reason_tag) if reason_tag else None
+    if not auto_reexecution_should_retry_run(instance, run, failure_reason):
+        return False
+    group = instance.get_run_group(run.run_id)
+    return group is not None and all(other.parent_run_id != run.run_id for other in group[1])
+
+
+def is_retry(run: dg.DagsterRun) -> bool:
+    """Whether a run is one that Dagster repeats."""
+    return "dagster/retry_number" in run.tags
+
+
+def first_attempt(instance: dg.DagsterInstance, run: dg.DagsterRun) -> dg.DagsterRun:
+    """The run that this one repeats, if it is a retry of Dagster's; else itself."""
+    while is_retry(run):
+        parent = instance.get_run_by_id(run.tags.get("dagster/parent_run_id", ""))
+        if parent is None:
+            break
+        run = parent
+    return run

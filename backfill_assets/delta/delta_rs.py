@@ -1,0 +1,216 @@
+"""A table's log through delta-rs: the handle, metadata, data files by day, and a check of the store.
+
+Who commits creates a file that may not be there yet. A store that overlooks this condition lets two
+writers make the same version, and the commit of one is gone without a word.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from datetime import date
+from functools import cache, lru_cache
+from typing import Any, TypeVar
+from uuid import uuid4
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyspark.sql.types as T
+from dagster_deltalake import DeltaTableResource
+from dagster_deltalake.config import ClientConfig, LocalConfig, S3Config
+from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Schema
+from deltalake.exceptions import DeltaError, TableNotFoundError
+from deltalake.schema import Field, PrimitiveType
+
+from backfill_assets.audit.verdicts import DayMetrics
+from backfill_assets.delta.ledgers import StoredFiles, TableMetadata
+from backfill_assets.spark.filesystems import S3, on_s3, open_store
+from backfill_assets.tables.table import Table
+
+#: Delta knows the number of the last commit of each writing application: this is ours.
+APPLICATION = "backfill_assets"
+
+
+def load_log(url: str) -> DeltaTable | None:
+    """A table's transaction log; none while there is no table."""
+    try:
+        return delta_log(url).load()
+    except TableNotFoundError:
+        return None
+
+
+def delta_log(url: str, version: int | None = None) -> DeltaTableResource:
+    """dagster-deltalake's handle on a table's log, with credentials from the environment."""
+    return _cached_resource(url, version, S3.from_environment() if on_s3(url) else None)
+
+
+@lru_cache(maxsize=256)
+def _cached_resource(url: str, version: int | None, s3: S3 | None) -> DeltaTableResource:
+    # Dagster derives a resource's configuration schema again for each instance (7 ms), and a run
+    # loads each log many times. The resource is frozen; `load` opens the log anew.
+    if s3 is None:
+        return DeltaTableResource(url=url, storage_options=LocalConfig(), version=version)
+    return DeltaTableResource(
+        url=url,
+        storage_options=S3Config(endpoint=s3.endpoint or None, region=s3.region or None),
+        client_options=ClientConfig(allow_http=s3.is_plain),
+        version=version,
+    )
+
+
+def storage_options(url: str) -> dict[str, str]:
+    """What delta-rs is told of the store that a table lies on, as its handle tells it."""
+    log = delta_log(url)
+    client = log.client_options.str_dict() if log.client_options else {}
+    return {**log.storage_options.str_dict(), **client}
+
+
+def read_metadata(log: DeltaTable) -> TableMetadata:
+    """What a log says of the table itself."""
+    metadata = log.metadata()
+    struct = T.StructType.fromJson(json.loads(log.schema().to_json()))
+    return TableMetadata(struct, tuple(metadata.partition_columns), dict(metadata.configuration))
+
+
+def files_by_day(
+    log: DeltaTable, table: Table
+) -> tuple[Mapping[date, DayMetrics], Mapping[date, StoredFiles], Mapping[date, int] | None]:
+    """What the log says of each day's files: their statistics; themselves; and rows alone.
+
+    No row is read. Digest and totals are not in the log and are left empty.
+    """
+    actions = pa.table(log.get_add_actions(flatten=True))
+    day = f"partition.{table.partition}"
+    if not actions.num_rows:
+        return {}, {}, {}
+    rows = "num_records"
+    if rows not in actions.column_names:
+        actions = actions.append_column(rows, pa.nulls(actions.num_rows, pa.int64()))
+    for name in table.null_bounds:
+        # A file from before the column was added has a null in each row, and says nothing of it.
+        count = f"null_count.{name}"
+        if count not in actions.column_names:
+            actions = actions.append_column(count, actions[rows])
+        else:
+            filled = pc.coalesce(actions[count], actions[rows])
+            actions = actions.set_column(actions.column_names.index(count), count, filled)
+    nulls = [f"null_count.{name}" for name in table.columns]
+    counts = [n for n in ("size_bytes", *nulls) if n in actions.column_names]
+    sums = actions.group_by(day).aggregate(
+        [
+            ("path", "count"),
+            (rows, "sum"),
+            (rows, "count"),
+            ("modification_time", "max"),
+            *((n, "sum") for n in counts),
+        ]
+    )
+
+    def to_measured(row: Mapping[str, Any]) -> DayMetrics:
+        nulls = {name: row.get(f"null_count.{name}_sum") or 0 for name in table.columns}
+        return DayMetrics(row["num_records_sum"] or 0, nulls, 0, {}, "")
+
+    def to_stored(row: Mapping[str, Any]) -> StoredFiles:
+        return StoredFiles(row["path_count"], row["size_bytes_sum"], row["modification_time_max"])
+
+    positions = {day: n for n, day in enumerate(sums.column(day).to_pylist())}
+    row_counts = None
+    # A deletion vector takes rows away that the statistics of its file go on counting.
+    if "deletionVectors" not in (log.protocol().reader_features or ()):
+        complete = sums.filter(pc.equal(sums["path_count"], sums["num_records_count"]))
+        pairs = (complete.column(name).to_pylist() for name in (day, "num_records_sum"))
+        row_counts = dict(zip(*pairs, strict=True))
+    return (
+        _LazyRows(positions, sums, to_measured),
+        _LazyRows(positions, sums, to_stored),
+        row_counts,
+    )
+
+
+_Value = TypeVar("_Value")
+
+
+class _LazyRows(Mapping[date, _Value]):
+    """By day, what is made of a row of a table when somebody asks for it."""
+
+    def __init__(
+        self,
+        positions: Mapping[date, int],
+        rows: pa.Table,
+        convert: Callable[[Mapping[str, Any]], _Value],
+    ) -> None:
+        self._positions, self._rows, self._convert = positions, rows, convert
+
+    def __getitem__(self, day: date) -> _Value:
+        (row,) = self._rows.slice(self._positions[day], 1).to_pylist()
+        return self._convert(row)
+
+    def __contains__(self, day: object) -> bool:
+        return day in self._positions
+
+    def __iter__(self) -> Iterator[date]:
+        return iter(self._positions)
+
+    def __len__(self) -> int:
+        return len(self._positions)
+
+    def __repr__(self) -> str:
+        return repr(dict(self))
+
+
+_WRITERS, _ROUNDS = 4, 3
+_PROBE_SCHEMA = Schema([Field("probe", PrimitiveType("integer"))])
+
+
+class UnsafeStoreError(RuntimeError):
+    """Commits on a store could be lost; nothing was written to any table."""
+
+
+@cache
+def refuse_unsafe_store(warehouse: str) -> None:
+    """See, once a process, that of several commits of the same version one comes about.
+
+    Args:
+        warehouse: the folder of the tables; a small table is made in it and removed.
+
+    Raises:
+        UnsafeStoreError: two came about.
+        DeltaError, OSError: the store cannot be written to.
+    """
+    if not on_s3(warehouse):
+        return
+    url = f"{warehouse}/_backfill_assets-{uuid4().hex}"
+    DeltaTable.create(url, _PROBE_SCHEMA, storage_options=storage_options(url))
+    try:
+        with ThreadPoolExecutor(_WRITERS) as pool:
+            for _ in range(_ROUNDS):
+                writers = [delta_log(url).load() for _ in range(_WRITERS)]
+                if sum(pool.map(_commit_succeeds, writers)) > 1:
+                    raise UnsafeStoreError(
+                        f"the store of {warehouse} overlooks conditions of a PUT (If-None-Match), "
+                        "so that of two runs that commit at the same time one would be lost: use a "
+                        "store or a version of it that has conditional writes. No table was touched"
+                    )
+    finally:
+        filesystem, path = open_store(url)
+        with suppress(OSError):
+            filesystem.delete_dir(path)
+
+
+def _commit_succeeds(log: DeltaTable) -> bool:
+    """Whether a commit of the next version comes about."""
+    try:
+        log.create_write_transaction(
+            [],
+            "append",
+            _PROBE_SCHEMA,
+            commit_properties=CommitProperties(max_commit_retries=0),
+            post_commithook_properties=PostCommitHookProperties(
+                create_checkpoint=False, cleanup_expired_logs=False
+            ),
+        )
+    except DeltaError:
+        return False
+    return True

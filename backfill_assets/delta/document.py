@@ -1,0 +1,82 @@
+"""A document with compare-and-set, as the commits of a Delta log of its own.
+
+Nothing else is the same on a local disk and on an object store. The table has no rows; the last
+commit says what is known.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import NamedTuple
+
+from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Schema
+from deltalake.exceptions import DeltaError
+from deltalake.schema import Field, PrimitiveType
+
+from backfill_assets.delta.commit_log import CommitLog
+from backfill_assets.delta.delta_rs import delta_log, storage_options
+
+_SCHEMA = Schema([Field("target", PrimitiveType("string"))])
+_NO_HOOKS = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
+#: Before the first commit.
+NO_REVISION = -1
+
+
+class Document(NamedTuple):
+    """What is known, and since which commit.
+
+    Attributes:
+        revision: the version of the log.
+        text: what it says.
+    """
+
+    revision: int
+    text: str
+
+
+def read_document(url: str) -> Document | None:
+    """What is known by now; none if nothing is.
+
+    Args:
+        url: where the log lives.
+    """
+    commits = CommitLog(url)
+    revision = max(commits.list_versions(), default=NO_REVISION)
+    lines = (commits.read_commit(revision) or b"").splitlines()
+    texts = (json.loads(line).get("commitInfo", {}).get("userMetadata") for line in lines)
+    text = next(filter(None, texts), None)
+    return None if text is None else Document(revision, text)
+
+
+def write_document(url: str, text: str, after: int) -> int | None:
+    """Commit what is known now; its revision, or none if another commit came first.
+
+    Args:
+        url: where the log lives.
+        text: what is known.
+        after: the revision that this rests on.
+
+    Raises:
+        DeltaError, OSError: the store cannot be written to.
+    """
+    properties = CommitProperties({"userMetadata": text}, max_commit_retries=0)
+    options = storage_options(url)
+    try:
+        if after == NO_REVISION:
+            DeltaTable.create(url, _SCHEMA, storage_options=options, commit_properties=properties)
+        else:
+            delta_log(url, after).load().create_write_transaction(
+                [],
+                "append",
+                _SCHEMA,
+                commit_properties=properties,
+                post_commithook_properties=_NO_HOOKS,
+            )
+    except DeltaError:
+        current = read_document(url)
+        if current is None and after != NO_REVISION:
+            return None  # it was dropped
+        if current is None or current.revision <= after:
+            raise
+        return after + 1 if current == (after + 1, text) else None
+    return after + 1

@@ -1,0 +1,301 @@
+"""Reads logs: ledgers, tables without days, and the versions of all tables that belong together.
+
+Only the transaction logs are read, without a JVM; how their files are read is known to
+`commit_files`.
+
+Tables are committed one after another. While a run or a switch-over is under way, a reader of two
+tables sees one before and one after. The file `_versions.json` in the warehouse names versions at
+which every day was made of what its inputs held; it is written when all tables have come to that.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import date, datetime, timezone
+from functools import partial
+from typing import Any, NamedTuple
+
+import pyspark.sql.types as T
+from deltalake import DeltaTable
+from pyspark.sql import DataFrame, SparkSession
+
+from backfill_assets.delta.commit_log import CachedCommitLog, CommitLines, CommitLog
+from backfill_assets.delta.delta_rs import APPLICATION, files_by_day, load_log, read_metadata
+from backfill_assets.delta.ledgers import Ledger, Ledgers
+from backfill_assets.delta.records import (
+    ExternalCommit,
+    changes_rows,
+    commit_time,
+    decode_commit,
+    decode_version,
+    encode_commit,
+    encoding_id,
+    to_record,
+)
+from backfill_assets.settings import Settings
+from backfill_assets.spark.filesystems import open_store, replace_file
+from backfill_assets.spark.processes import pause_gc
+from backfill_assets.tables.catalog import tables_of
+from backfill_assets.tables.table import Table
+
+_PHYSICAL_NAME = "name in files"
+#: What Delta's schema says of a field besides its name and its type.
+_IGNORED_TYPE_KEYS = ("metadata", "nullable", "containsNull", "valueContainsNull")
+#: In the log of a table that grows, the number of the last commit that took rows away.
+DELETION_COUNTER = "backfill_assets/forgotten"
+
+
+@dataclass(frozen=True)
+class UnpartitionedState:
+    """A table without days, as of now.
+
+    Attributes:
+        url: where it lies.
+        version: its latest version; none while there is no table.
+        content: what it holds, as text: with equal texts it has equal rows. None without a table.
+        grows: whether rows may have been added, see `WithoutDays`.
+    """
+
+    url: str
+    version: int | None = None
+    content: str | None = None
+    grows: bool = False
+
+    def read_rows(self, spark: SparkSession) -> DataFrame:
+        """All of its rows, as of the version."""
+        return spark.read.format("delta").option("versionAsOf", self.version).load(self.url)
+
+
+def read_unpartitioned(url: str, *, grows: bool = False) -> UnpartitionedState:
+    """What a table without days holds now, by its log alone.
+
+    Maintenance does not count: OPTIMIZE and VACUUM change no row. Commits that are gone from the
+    log count as changes, and so do other names of columns, which no commit of rows tells of.
+
+    Args:
+        url: where it lies.
+        grows: whether only rows that are taken away count, see `WithoutDays`; the table need not
+            be there.
+    """
+    log = load_log(url)
+    if grows:
+        if log is None:
+            return UnpartitionedState(url, content="nothing yet", grows=True)
+        deletions = log.transaction_version(DELETION_COUNTER) or 0
+        content = f"{log.metadata().id}, {deletions} times forgotten"
+        return UnpartitionedState(url, log.version(), content, grows=True)
+    if log is None:
+        return UnpartitionedState(url)
+    version, commits = log.version(), CommitLog(url)
+    last_change = version
+    while (text := commits.read_commit(last_change)) is not None and not changes_rows(text):
+        last_change -= 1
+    # A table that is made anew begins again with its versions.
+    content = f"version {last_change} of {log.metadata().id}"
+    return UnpartitionedState(url, version, f"{content}{_column_mapping(log)}")
+
+
+def _column_mapping(log: DeltaTable) -> str:
+    """By which names the columns in the files are read, where these are others (column mapping)."""
+    if log.metadata().configuration.get("delta.columnMapping.mode", "none") == "none":
+        return ""
+    names = json.dumps(_physical_type(json.loads(log.schema().to_json())))
+    if _PHYSICAL_NAME not in names:
+        return ""
+    return f", columns {hashlib.sha256(names.encode()).hexdigest()[:12]}"
+
+
+def _physical_type(type_json: Any) -> Any:
+    """A type with the name of each field, and the one in the files if it differs; no comments."""
+    if isinstance(type_json, list):
+        return [_physical_type(part) for part in type_json]
+    if not isinstance(type_json, dict):
+        return type_json
+    physical_name = type_json.get("metadata", {}).get("delta.columnMapping.physicalName")
+    parts = {
+        name: _physical_type(part)
+        for name, part in type_json.items()
+        if name not in _IGNORED_TYPE_KEYS
+    }
+    renamed = physical_name not in (None, type_json.get("name"))
+    return {**parts, _PHYSICAL_NAME: physical_name} if renamed else parts
+
+
+def read_unpartitioned_inputs(table: Table, warehouse: str) -> Mapping[str, UnpartitionedState]:
+    """By name, the tables without days that a table is made of, as of now."""
+    return {
+        reference.name: read_unpartitioned(reference.place(warehouse), grows=reference.grows)
+        for reference in table.unpartitioned_inputs
+    }
+
+
+class _CachedLedger(NamedTuple):
+    """What was last read of a table in this process.
+
+    Attributes:
+        ledger: as of then.
+        digest: that of its last commit.
+        oldest_version: the first version whose commit was there.
+    """
+
+    ledger: Ledger
+    digest: str
+    oldest_version: int
+
+    def is_current(self, table: Table, commits: CachedCommitLog) -> bool:
+        """Whether the log still has what was read of it."""
+        ledger = self.ledger
+        return (
+            ledger.table is table
+            and commits.has_digest(ledger.version or 0, self.digest)
+            # Who has not read the log before knows no more than what is there, and so shall we.
+            and commits.has_commit(self.oldest_version)
+            and not (
+                ledger.missing_versions
+                and commits.list_versions().intersection(ledger.missing_versions)
+            )
+        )
+
+
+_cached_ledgers: dict[str, _CachedLedger] = {}
+
+
+def read_ledger(url: str, table: Table, warehouse: str = "") -> Ledger:
+    """The ledger of a table as of now.
+
+    Args:
+        url: where the table lives, or a fork of it.
+        table: which one it is.
+        warehouse: where the tables without days are; the folder of the table, if not given.
+    """
+    ledger = _read_log(url, table)
+    if not table.unpartitioned_inputs:
+        return ledger
+    references = read_unpartitioned_inputs(table, warehouse or url.rpartition("/")[0])
+    return replace(
+        ledger, references={name: reference.content for name, reference in references.items()}
+    )
+
+
+def _read_log(url: str, table: Table) -> Ledger:
+    """What a table's own log says."""
+    commits = CachedCommitLog(
+        url, partial(encode_commit, table), decode_version, encoding_id(table)
+    )
+    cached = _cached_ledgers.get(url)
+    if cached is not None and not cached.is_current(table, commits):
+        cached = None
+    ledger = cached.ledger if cached else Ledger(table)
+    if cached and commits.read_commit((ledger.version or 0) + 1) is None:
+        return ledger
+    while (log := load_log(url)) is not None:
+        new_commits = commits.read_lines(ledger.version, log.version(), str(log.metadata().id))
+        if commits.read_commit(log.version() + 1) is None:
+            with pause_gc():
+                ledger = _extend_ledger(ledger, new_commits, log)
+            oldest_version = (
+                cached.oldest_version if cached else commits.oldest_version(log.version())
+            )
+            _cached_ledgers[url] = _CachedLedger(
+                ledger, commits.commit_digest(log.version()), oldest_version
+            )
+            return ledger
+        # Somebody committed in between.
+    return Ledger(table)
+
+
+def read_ledgers(settings: Settings) -> Ledgers:
+    """The ledgers of all tables as of now, inputs first."""
+    # Those that are built last are read first: an input may be newer than what was looked at
+    # before, which the next look mends, but not older than what was built from it.
+    tables = tables_of(settings)
+    ledgers = {
+        name: read_ledger(settings.table(name), table)
+        for name, table in reversed([*tables.items()])
+    }
+    return {name: ledgers[name] for name in tables}
+
+
+def _extend_ledger(ledger: Ledger, new_commits: CommitLines, log: DeltaTable) -> Ledger:
+    """A ledger with the commits that came since."""
+    missing = [*ledger.missing_versions, *new_commits.missing_versions]
+    metadata = read_metadata(log)
+    if metadata.partitioned_by != (ledger.table.partition,) or not any(
+        column.name == ledger.table.partition and column.dataType == T.DateType()
+        for column in metadata.struct
+    ):
+        # Its days are not those of the table that is meant.
+        return Ledger(ledger.table, log.version(), missing_versions=missing, metadata=metadata)
+    records, external, changed_columns = (
+        list(ledger.records),
+        list(ledger.external_commits),
+        dict(ledger.changed_columns),
+    )
+    columns = set(ledger.metadata.struct.names) if ledger.metadata else set()
+    for summary in map(decode_commit, new_commits.lines):
+        if summary.columns:
+            new = set(summary.columns) ^ columns if columns else ()
+            changed_columns |= dict.fromkeys(new, summary.version)
+            columns = set(summary.columns)
+        if summary.said:
+            records.append(to_record(summary, summary.said))
+        # What came before our first one was the creation.
+        elif (summary.days or summary.anywhere) and (records or missing):
+            days = frozenset(map(date.fromisoformat, summary.days))
+            at = commit_time(summary)
+            external.append(
+                ExternalCommit(summary.version, summary.operation, days, at, summary.anywhere)
+            )
+    return Ledger(
+        ledger.table,
+        log.version(),
+        records,
+        external,
+        *files_by_day(log, ledger.table),
+        transaction=log.transaction_version(APPLICATION),
+        missing_versions=missing,
+        metadata=metadata,
+        changed_columns=changed_columns,
+    )
+
+
+#: In the warehouse.
+VERSIONS_FILE = "_versions.json"
+
+
+def versions_that_belong_together(warehouse: str) -> dict[str, int]:
+    """By table, the version to read, so that all tables show one state.
+
+    Args:
+        warehouse: the folder or URL of the tables.
+
+    Raises:
+        FileNotFoundError: no such versions are known yet.
+    """
+    filesystem, path = open_store(warehouse)
+    with filesystem.open_input_stream(f"{path}/{VERSIONS_FILE}") as stream:
+        versions: dict[str, int] = json.loads(stream.read())["tables"]
+        return versions
+
+
+def save_versions(warehouse: str, ledgers: Ledgers) -> bool:
+    """Take note that the tables belong together as they are; whether that was news.
+
+    Args:
+        warehouse: the folder or URL of the tables.
+        ledgers: those of all tables, none of which has an open day behind its inputs.
+    """
+    current = {
+        name: ledger.version for name, ledger in ledgers.items() if ledger.version is not None
+    }
+    try:
+        if versions_that_belong_together(warehouse) == current:
+            return False
+    except (FileNotFoundError, ValueError, KeyError):
+        pass
+    content = {"at": datetime.now(timezone.utc).isoformat(timespec="seconds"), "tables": current}
+    replace_file(warehouse, VERSIONS_FILE, json.dumps(content, indent=2).encode())
+    return True

@@ -1,0 +1,541 @@
+"""Migrations, and the records of commits that carry over days without computing them.
+
+A migration changes the columns of the days' rows, an acceptance of code the code version alone; a
+target gives production its days as they are.
+
+Three steps, of which the second is what readers see. Before it, names of columns that are dropped
+are noted, and constraints that speak of a changed column are dropped; after it, the properties and
+the model's constraints are set. Killed anywhere, the same again does what is left: until the last
+step, the version of the schema is the old one, and no code writes to the table.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import date
+from typing import Any
+from uuid import uuid4
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import CommitProperties, PostCommitHookProperties, Transaction
+from deltalake.exceptions import DeltaError
+from deltalake.transaction import AddAction
+from pyspark.sql import DataFrame
+
+from backfill_assets.audit.verdicts import DayMetrics, empty_day, measure
+from backfill_assets.calendar.partitions import any_window_condition, to_ranges, to_windows
+from backfill_assets.dagster_ext.failures import is_engine_lost
+from backfill_assets.delta.commits import PublishError, Writer, summarize_error
+from backfill_assets.delta.data_files import count_rows, list_data_files, rows_of_files
+from backfill_assets.delta.delta_rs import APPLICATION, delta_log
+from backfill_assets.delta.ledger_reader import read_ledger
+from backfill_assets.delta.ledgers import Ledger
+from backfill_assets.delta.migration_plan import (
+    Migration,
+    constraints_to_drop,
+    plan_migration,
+    properties_after,
+    properties_before,
+)
+from backfill_assets.delta.records import (
+    ACCEPTED_CODE,
+    CommitDetails,
+    Provenance,
+    PublishedDay,
+    encode_day,
+)
+from backfill_assets.delta.table_schema import (
+    CONSTRAINT,
+    add_constraints,
+    declared_constraints,
+    delta_schema,
+)
+from backfill_assets.runtime_versions import package_version
+from backfill_assets.spark.jars import EngineError
+from backfill_assets.spark.session import SPARK_ERRORS
+from backfill_assets.tables.code_version import Code
+from backfill_assets.tables.schema_history import renamed_from
+from backfill_assets.tables.table import SchemaError, Table
+
+
+def build_migration_record(
+    migration: Migration, measured: Mapping[date, DayMetrics], current: Ledger
+) -> dict[str, Any]:
+    """The record of a migration: of the rewritten days, what their records said.
+
+    Days that others have changed since they were published stay so: nobody vouches for them.
+
+    Args:
+        migration: the migration.
+        measured: by day, what its new data files hold.
+        current: the ledger that the commit rests on.
+    """
+    ledger = migration.ledger
+    days = [day for day in sorted(migration.days) if ledger.current_record(day)]
+    reason = "; ".join(change.text for change in migration.changes)
+    # Whose rows a day holds stays as it was: an undo sees through the migration.
+    as_of = {str(current.version): to_ranges(migration.days)} if migration.days else {}
+    return {
+        **build_carried_record(
+            ledger,
+            {day: _with_new_figures(ledger.latest[day].days[day], measured[day]) for day in days},
+            {day: ledger.latest[day].day_provenance(day) for day in days},
+            _without_row_changes(ledger, days, CommitDetails(as_of=as_of)),
+        ),
+        "run_id": f"migrate-{uuid4().hex[:12]}",
+        "reason": reason,
+        "since": current.version,
+        "days": [str(window) for window in to_windows(migration.days)],
+        "because": {"schema change": to_ranges(days)},
+    }
+
+
+def build_acceptance_record(
+    ledger: Ledger, days: Collection[date], code: Code, reason: str
+) -> dict[str, Any]:
+    """The record of an acceptance: days count as made by the present code, their rows stay.
+
+    Args:
+        ledger: that of the table.
+        days: the days; each has a current record.
+        code: the present code.
+        reason: why, as the person who accepts it puts it.
+    """
+    by_version: dict[str, list[date]] = defaultdict(list)
+    for day in sorted(days):
+        by_version[ledger.latest[day].code_version].append(day)
+    accepts = {version: to_ranges(version_days) for version, version_days in by_version.items()}
+    present_code = {
+        "code_version": code.table_version(ledger.table.name),
+        "release": code.version,
+        "package": package_version(),
+        "git_commit": code.commit,
+        "git_dirty": code.dirty,
+    }
+    provenances = {
+        day: msgspec.structs.replace(ledger.latest[day].day_provenance(day), **present_code)
+        for day in days
+    }
+    return {
+        **build_carried_record(
+            ledger,
+            {day: ledger.latest[day].days[day] for day in sorted(days)},
+            provenances,
+            _without_row_changes(ledger, days, CommitDetails(kind=ACCEPTED_CODE, accepts=accepts)),
+        ),
+        "run_id": f"accept-{uuid4().hex[:12]}",
+        "reason": reason,
+        "since": ledger.version,
+        "because": {"code accepted": to_ranges(days)},
+    }
+
+
+def build_carried_record(
+    ledger: Ledger,
+    published: Mapping[date, PublishedDay],
+    provenances: Mapping[date, Provenance],
+    details: CommitDetails,
+) -> dict[str, Any]:
+    """What a commit says of days whose rows another commit has made.
+
+    Args:
+        ledger: that in which the days have their records.
+        published: by day, what the commit is to say of it.
+        provenances: by day, what its rows were made by and from.
+        details: those of the commit.
+    """
+    made_under = {day: ledger.latest[day].made_under(day) for day in published}
+    config = Counter(made_under.values()).most_common(1)[0][0] if made_under else ""
+    common = _common_provenance(provenances.values())
+
+    def carry_day(day: date, figures: PublishedDay) -> PublishedDay:
+        provenance = provenances[day]
+        return msgspec.structs.replace(
+            figures,
+            made_under="" if made_under[day] == config else made_under[day],
+            provenance=None if provenance == common else provenance,
+        )
+
+    return {
+        "asset": ledger.table.name,
+        "config_digest": config,
+        **{name: getattr(common, name) for name in _CODE_FIELDS},
+        "inputs": dict(common.inputs),
+        "audit": {
+            str(day): encode_day(carry_day(day, figures)) for day, figures in published.items()
+        },
+        "final": to_ranges(ledger.final_days & published.keys()),
+        "said": msgspec.to_builtins(msgspec.structs.replace(details, references=common.references)),
+    }
+
+
+#: What a commit says of the code, by the names that `Provenance` has as well.
+_CODE_FIELDS = ("code_version", "release", "package", "git_commit", "git_dirty")
+
+
+def _common_provenance(provenances: Collection[Provenance]) -> Provenance:
+    """What a commit says of all of its days: what they have in common, and their oldest inputs."""
+    git_dirty = {provenance.git_dirty for provenance in provenances}
+    references = [provenance.references for provenance in provenances]
+    all_equal = references and all(each == references[0] for each in references)
+    texts = {
+        name: _common_value(getattr(provenance, name) for provenance in provenances)
+        for name in _CODE_FIELDS
+        if name != "git_dirty"
+    }
+    return Provenance(
+        **texts,
+        git_dirty=git_dirty.pop() if len(git_dirty) == 1 else None,
+        inputs=_oldest_inputs(provenances),
+        references=references[0] if all_equal else {},
+    )
+
+
+def _common_value(values: Iterable[str]) -> str:
+    """The value that all have; empty if they differ."""
+    distinct = set(values)
+    return distinct.pop() if len(distinct) == 1 else ""
+
+
+def _oldest_inputs(provenances: Collection[Provenance]) -> dict[str, int]:
+    """The oldest version of each input that a day was made from."""
+    oldest: dict[str, int] = {}
+    for provenance in provenances:
+        for name, version in provenance.inputs.items():
+            oldest[name] = min(version, oldest.get(name, version))
+    return oldest
+
+
+def _with_new_figures(published: PublishedDay, measured: DayMetrics) -> PublishedDay:
+    """What is said of a day: as before, with the figures of its rows under a schema change."""
+    return msgspec.structs.replace(
+        published,
+        digest=measured.digest,
+        nulls={name: count for name, count in measured.nulls.items() if count},
+        totals={name: str(total) for name, total in measured.totals.items()},
+    )
+
+
+def _without_row_changes(
+    ledger: Ledger, days: Collection[date], details: CommitDetails
+) -> CommitDetails:
+    """What those who follow the table read: that no row of theirs changes."""
+    by_day = {day: ledger.latest[day].details for day in days}
+    spans = [carried.spans for carried in by_day.values()]
+    return msgspec.structs.replace(
+        details,
+        landing={day: d.landing[day] for day, d in by_day.items() if day in d.landing},
+        event_days=[],
+        current_days=[],
+        log_days=[],
+        spans=None
+        if None in spans
+        else {day: d.spans[day] for day, d in by_day.items() if d.spans and day in d.spans},
+        late={day: d.late[day] for day, d in by_day.items() if day in d.late},
+        spreads={day: d.spreads[day] for day, d in by_day.items() if day in d.spreads},
+        on_hold={day: fingerprint for day, fingerprint in ledger.on_hold.items() if day in by_day},
+    )
+
+
+#: Days that Spark rewrites at a time.
+CHUNK_DAYS = 200
+#: Days that others write meanwhile are rewritten again, as often.
+_ATTEMPTS = 10
+#: No table has this day: a commit that replaces it changes no data file.
+_NO_DAY = "0001-01-01"
+
+
+@dataclass
+class _RewrittenDays:
+    """Days that are rewritten in data files that no commit names.
+
+    Attributes:
+        source_files: by day, the data files that it had in the table.
+        files: by day, those that it is to have.
+        measured: by day, what they hold.
+    """
+
+    source_files: dict[date, frozenset[str]] = field(default_factory=dict)
+    files: dict[date, list[AddAction]] = field(default_factory=dict)
+    measured: dict[date, DayMetrics] = field(default_factory=dict)
+
+
+def read_migration(url: str, table: Table) -> Migration | None:
+    """What is to change in a table; none if there is no table.
+
+    Args:
+        url: where it lives.
+        table: the declaration.
+    """
+    ledger = read_ledger(url, table)
+    if ledger.version is None:
+        return None
+    return plan_migration(ledger, _null_days(url, ledger))
+
+
+def _null_days(url: str, ledger: Ledger) -> dict[str, dict[date, int | None]]:
+    """By column that is to be required, the days with nulls, or of which nobody tells."""
+    assert ledger.metadata is not None
+    table = ledger.table
+    required = set()
+    for name, column in table.columns.items():
+        if not column.nullable:
+            required |= {name, renamed_from(column)}
+    names = [c.name for c in ledger.metadata.struct if c.nullable and c.name in required]
+    if not names or ledger.metadata.partitioned_by != (table.partition,):
+        return {}
+    actions = pa.table(delta_log(url, ledger.version).load().get_add_actions(flatten=True))
+    null_days: dict[str, dict[date, int | None]] = {name: {} for name in names}
+    for name in names:
+        count = f"null_count.{name}"
+        if name == table.partition:
+            continue
+        if count not in actions.column_names:
+            actions = actions.append_column(count, pa.nulls(actions.num_rows, pa.int64()))
+        with_nulls = actions.filter(pc.fill_null(pc.not_equal(actions[count], 0), True))
+        days = with_nulls[f"partition.{table.partition}"].to_pylist()
+        for day, nulls in zip(days, with_nulls[count].to_pylist(), strict=True):
+            previous = null_days[name].get(day, 0)
+            null_days[name][day] = None if nulls is None or previous is None else previous + nulls
+    return null_days
+
+
+def migrate_table(writer: Writer) -> Iterator[str]:
+    """Bring a table to the columns of its model; what was done, a sentence each.
+
+    Args:
+        writer: commits to the table, which is there.
+
+    Raises:
+        SchemaError: something cannot be changed in place. Nothing was written.
+        PublishError: the columns and the days are as they were.
+        EngineError: the engine was lost; the same again does what is left.
+    """
+    staged = _RewrittenDays()
+    for _ in range(_ATTEMPTS):
+        migration = read_migration(writer.url, writer.table)
+        if migration is None:
+            return
+        raise_if_refused(migration)
+        if not migration.changes:
+            yield from _finish_migration(writer, migration)
+            return
+        for change in migration.changes:
+            yield f"{change.text} ({change.cost})"
+        if (version := _apply_changes(writer, migration, staged)) is not None:
+            yield f"version {version} has the columns of the model"
+            yield from _finish_migration(writer, migration)
+            return
+        yield "another run committed first; what it changed is looked at again"
+    _remove_staged(writer, staged, staged.files)
+    raise PublishError(
+        f"{writer.table.name}: other runs committed first {_ATTEMPTS} times in a row. Its columns "
+        "and days are as they left them. Migrate it when they are through."
+    )
+
+
+def raise_if_refused(migration: Migration) -> None:
+    """Refuse what cannot be changed in place.
+
+    Raises:
+        SchemaError: what, and what to do.
+    """
+    if migration.refused:
+        raise SchemaError(
+            f"{migration.ledger.table.name} cannot be migrated: {'; '.join(migration.refused)}. Nothing "
+            "was written; the table is as it was."
+        )
+
+
+def _apply_changes(writer: Writer, migration: Migration, staged: _RewrittenDays) -> int | None:
+    """Change the columns, and the files with them; none if another commit came first."""
+    ledger = migration.ledger
+    try:
+        if migration.days:
+            _rewrite_days(writer, migration, staged)
+        if _prepare_log(writer.url, migration):
+            current = read_ledger(writer.url, writer.table)
+            if not _have_same_files(writer, ledger, current):
+                return None
+            ledger = current
+        return _commit_migration(writer, migration, staged, ledger)
+    except (DeltaError, OSError, *SPARK_ERRORS) as error:
+        _raise_if_engine_lost(writer.table, error)
+        raise PublishError(
+            f"{writer.table.name}: the migration failed ({summarize_error(error)}). Its columns and days are "
+            "as they were, and data files that no commit names are left to VACUUM. Migrate it "
+            "again."
+        ) from error
+
+
+def _prepare_log(url: str, migration: Migration) -> bool:
+    """What must be in the log before the columns change; whether anything was not."""
+    log = delta_log(url, migration.ledger.version).load()
+    rules, properties = list(constraints_to_drop(migration)), properties_before(migration)
+    if properties:
+        log.alter.set_table_properties(properties, raise_if_not_exists=False)
+    for name in rules:
+        delta_log(url).load().alter.drop_constraint(name)
+    return bool(rules or properties)
+
+
+def _have_same_files(writer: Writer, previous: Ledger, current: Ledger) -> bool:
+    """Whether the days hold the same data files as of two versions; no if nobody can tell."""
+    if current.rows is None:  # deletion vectors take rows away from files that stay
+        return False
+    versions = (previous.version or 0, current.version or 0)
+    first, second = (
+        set(list_data_files(writer.url, writer.table, previous.stored, version)["path"].to_pylist())
+        for version in versions
+    )
+    return first == second and previous.stored.keys() == current.stored.keys()
+
+
+def _rewrite_days(writer: Writer, migration: Migration, staged: _RewrittenDays) -> None:
+    """Write the days that are rewritten, but for those that are staged as they are now."""
+    ledger, table = migration.ledger, writer.table
+    version = ledger.version or 0
+    source_files: dict[date, set[str]] = {}
+    for file in list_data_files(writer.url, table, migration.days, version).to_pylist():
+        source_files.setdefault(file["day"], set()).add(file["path"])
+    comparable = ledger.rows is not None  # deletion vectors take rows away from files that stay
+    old = [
+        day
+        for day, paths in staged.source_files.items()
+        if not comparable or source_files.get(day) != paths
+    ]
+    _remove_staged(writer, staged, old)
+    remaining_days = sorted(source_files.keys() - staged.source_files.keys())
+    rows = writer.spark.read.format("delta").option("versionAsOf", version).load(writer.url)
+    for start in range(0, len(remaining_days), CHUNK_DAYS):
+        days = remaining_days[start : start + CHUNK_DAYS]
+        frame = table.with_current_columns(
+            rows.where(any_window_condition(to_windows(days), table.partition))
+        )
+        files = writer.write_rows(frame, days, scattered=True).files
+        staged.files |= files
+        staged.source_files |= {day: frozenset(source_files[day]) for day in days}
+        staged.measured |= _verify_rewrite(writer, frame, files, days, ledger)
+
+
+def _verify_rewrite(
+    writer: Writer,
+    frame: DataFrame,
+    files: Mapping[date, list[AddAction]],
+    days: Sequence[date],
+    ledger: Ledger,
+) -> dict[date, DayMetrics]:
+    """What the new files of days hold: the old rows under the change, by rows and digest.
+
+    Raises:
+        PublishError: they do not. No commit names them.
+    """
+    table = writer.table
+    new = measure(rows_of_files(writer.spark, writer.url, table, files, days), table)
+    old = measure(frame, table)
+    measured_by_day = {}
+    for day in days:
+        measured = new.get(day, empty_day(table))
+        old_day, counted = old.get(day, empty_day(table)), count_rows(files.get(day, ()))
+        expected_rows = (ledger.rows or {}).get(day, old_day.rows)
+        if (measured.digest, counted, expected_rows) != (
+            old_day.digest,
+            measured.rows,
+            measured.rows,
+        ):
+            raise PublishError(
+                f"{table.name} [{day}]: the new data files hold {counted} row(s) with digest "
+                f"{measured.digest}, the old ones {expected_rows} with {old_day.digest}. No commit names the new "
+                "ones; columns and days are as they were. Migrate it again; if this stays so, look "
+                "at the rows of the day."
+            )
+        measured_by_day[day] = measured
+    return measured_by_day
+
+
+def _commit_migration(
+    writer: Writer, migration: Migration, staged: _RewrittenDays, ledger: Ledger
+) -> int | None:
+    """Commit columns and files as the version after the ledger's; none if another came first."""
+    table, days = writer.table, sorted(migration.days)
+    metadata = {
+        **build_migration_record(migration, staged.measured, ledger),
+        "commit_id": uuid4().hex,
+    }
+    log = delta_log(writer.url, ledger.version).load()
+    partition = table.partition
+    replaced = ("in", list(map(str, days))) if days else ("=", _NO_DAY)
+    failure: Exception | None = None
+    try:
+        log.create_write_transaction(
+            [file for day in days for file in staged.files.get(day, ())],
+            "overwrite",
+            delta_schema(table),
+            [partition],
+            [(partition, *replaced)],
+            commit_properties=CommitProperties(
+                {"userMetadata": json.dumps(metadata)},
+                max_commit_retries=0,
+                app_transactions=[Transaction(APPLICATION, (ledger.transaction or 0) + 1)],
+            ),
+            post_commithook_properties=PostCommitHookProperties(
+                create_checkpoint=False, cleanup_expired_logs=False
+            ),
+        )
+    except DeltaError as error:
+        failure = error
+    current = read_ledger(writer.url, table)
+    own_versions = [
+        record.version for record in current.records if record.commit_id == metadata["commit_id"]
+    ]
+    if not own_versions and failure and current.version == ledger.version:
+        raise failure
+    return own_versions[-1] if own_versions else None
+
+
+def _finish_migration(writer: Writer, migration: Migration) -> Iterator[str]:
+    """Set the properties, and the constraints that rows do not break."""
+    url, table = writer.url, writer.table
+    log = delta_log(url).load()
+    properties, expected = log.metadata().configuration, properties_after(migration)
+    for name, rule in declared_constraints(table).items():
+        if f"{CONSTRAINT}{name}" in properties:
+            continue
+        try:
+            add_constraints(writer.session, url, table, {name: rule})
+        except (ConnectionError, *SPARK_ERRORS) as error:
+            _raise_if_engine_lost(table, error)
+            yield f"rule {name} ({rule}) is held by the audit alone: {summarize_error(error)}"
+    if not expected.items() <= properties.items():
+        log = delta_log(url).load()
+        log.alter.set_table_properties(expected, raise_if_not_exists=False)
+
+
+def _raise_if_engine_lost(table: Table, error: Exception) -> None:
+    """See that it was not the engine that failed.
+
+    Raises:
+        EngineError: it did; nothing is wrong with the table.
+    """
+    if is_engine_lost(error):
+        raise EngineError(
+            f"the Spark engine was lost while {table.name} was migrated ({summarize_error(error)}). The table "
+            "is as it was, or has the columns of the model already; data files that no commit "
+            "names are left to VACUUM. See that the engine has memory and disk, and run "
+            f"`backfill-assets migrate {table.name}` again: it does what is left."
+        ) from error
+
+
+def _remove_staged(
+    writer: Writer, staged: _RewrittenDays, days: Sequence[date] | Mapping[date, Any]
+) -> None:
+    """Remove the staged files of days."""
+    for day in list(days):
+        writer.remove_files(staged.files.pop(day, ()))
+        staged.source_files.pop(day, None)
+        staged.measured.pop(day, None)

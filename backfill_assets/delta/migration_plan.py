@@ -1,0 +1,286 @@
+"""What a migration changes in a table, and which days it rewrites.
+
+Decided from the model and the log alone; no row is read. `migrating` does it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import date
+
+import pyspark.sql.types as T
+
+from backfill_assets.calendar.partitions import format_ranges
+from backfill_assets.delta.ledgers import Ledger, TableMetadata
+from backfill_assets.delta.table_schema import (
+    COLUMN_GAPS,
+    DROPPED_COLUMNS,
+    SCHEMA_VERSION,
+    dropped_columns,
+    encode_gaps,
+    read_schema_version,
+    unfilled_columns,
+)
+from backfill_assets.tables.schema_history import gaps_of, is_wider_type, renamed_from
+from backfill_assets.tables.table import Table
+
+
+@dataclass(frozen=True)
+class SchemaChange:
+    """One change of a table.
+
+    Attributes:
+        text: what changes.
+        days: the days that are rewritten for it; none if it is a matter of the log alone.
+    """
+
+    text: str
+    days: frozenset[date] = frozenset()
+
+    @property
+    def cost(self) -> str:
+        """What it takes, as the plan has it."""
+        return f"{len(self.days)} days are rewritten" if self.days else "metadata only"
+
+
+@dataclass(frozen=True)
+class Migration:
+    """All that is to change in a table.
+
+    Attributes:
+        ledger: that of the table; all rests on it.
+        changes: one after the other.
+        refused: what cannot be changed in place, a sentence each; nothing is done then.
+        sources: by column of the model, the column of the table that it is made of; none for null.
+        relaxed_columns: columns of the table whose constraints are dropped before the change.
+        retained_columns: columns that the data files go on having, and the table has no longer.
+    """
+
+    ledger: Ledger
+    changes: list[SchemaChange] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
+    sources: dict[str, str | None] = field(default_factory=dict)
+    relaxed_columns: set[str] = field(default_factory=set)
+    retained_columns: set[str] = field(default_factory=set)
+
+    @property
+    def days(self) -> frozenset[date]:
+        """The days that are rewritten."""
+        return frozenset().union(*(change.days for change in self.changes))
+
+    @property
+    def rewrites_all_files(self) -> bool:
+        """Whether all data files are rewritten."""
+        return bool(self.days) and self.days == frozenset(self.ledger.stored)
+
+
+def plan_migration(ledger: Ledger, nulls: Mapping[str, Mapping[date, int | None]]) -> Migration:
+    """What is to change in a table for it to be the one of its model.
+
+    Args:
+        ledger: that of the table, which is there.
+        nulls: by column of the table, the days that have nulls in it or of which the log does not
+            tell, with how many, as far as it tells.
+    """
+    assert ledger.metadata is not None
+    migration = Migration(ledger)
+    table, metadata = ledger.table, ledger.metadata
+    _check_table(migration, table, metadata)
+    if migration.refused:
+        return migration
+    stored = {column.name: column for column in metadata.struct}
+    for column in table.struct_type:
+        _plan_column(migration, table, column, stored, nulls)
+    _plan_dropped(migration, table, stored)
+    _plan_gaps(migration, table, metadata)
+    stored_order = [name for name in metadata.struct.names if name in table.columns]
+    if stored_order != [name for name in table.columns if name in stored] and not migration.days:
+        migration.changes.append(SchemaChange("the columns have another order"))
+    stored_version, declared_version = read_schema_version(metadata), table.schema_version
+    if stored_version < declared_version:
+        migration.changes.append(
+            SchemaChange(f"the schema has version {declared_version}, not {stored_version}")
+        )
+    elif migration.changes:
+        migration.refused.append(
+            f"the model has schema_version {declared_version} as the table has, and the columns differ: give it "
+            f"{declared_version + 1}, by which older code knows that the table is not its own"
+        )
+    return migration
+
+
+def _check_table(migration: Migration, table: Table, metadata: TableMetadata) -> None:
+    """What of the table as such cannot be changed in place."""
+    if (stored_version := read_schema_version(metadata)) > table.schema_version:
+        migration.refused.append(
+            f"the table's schema has version {stored_version}, and this code has {table.schema_version}: "
+            "install the code that has it"
+        )
+    if metadata.partitioned_by != (table.partition,):
+        columns = ", ".join(metadata.partitioned_by) or "nothing"
+        migration.refused.append(f"it is partitioned by {columns}, not by {table.partition}")
+    if None in set(migration.ledger.stored):
+        migration.refused.append(f"it has rows without a {table.partition}: delete them")
+    if (mode := metadata.properties.get("delta.columnMapping.mode", "none")) != "none":
+        migration.refused.append(
+            f"its columns have other names in the files (delta.columnMapping.mode {mode})"
+        )
+
+
+def _plan_column(
+    migration: Migration,
+    table: Table,
+    column: T.StructField,
+    stored: Mapping[str, T.StructField],
+    nulls: Mapping[str, Mapping[date, int | None]],
+) -> None:
+    """What becomes of one column of the model."""
+    assert migration.ledger.metadata is not None
+    name, model = column.name, table.columns[column.name]
+    days = frozenset(migration.ledger.stored)
+    old = renamed_from(model)
+    source = name if name in stored else old if old in stored else None
+    migration.sources[name] = source
+    if source is None:
+        if old is not None and name not in dropped_columns(migration.ledger.metadata):
+            migration.refused.append(
+                f"column {name} is renamed from {old}, and the table has neither: migrate it with "
+                "the code of each schema_version in between first, or leave renamed_from away if "
+                "the column is new"
+            )
+        elif not column.nullable:
+            migration.refused.append(
+                f"column {name} is new and required, and the days that are there have no values of "
+                "it: declare it nullable, or by `added` with a default"
+            )
+        elif name in dropped_columns(migration.ledger.metadata):
+            text = f"column {name} is there again, without its values from before it was dropped"
+            migration.changes.append(SchemaChange(text, days))
+        else:
+            migration.changes.append(
+                SchemaChange(f"column {name} is added; it is null where nobody fills it")
+            )
+        return
+    stored_column = stored[source]
+    if source != name:
+        migration.changes.append(SchemaChange(f"column {source} is renamed to {name}", days))
+        migration.relaxed_columns.add(source)
+    if stored_column.dataType.simpleString() != column.dataType.simpleString():
+        text = f"{stored_column.dataType.simpleString()} to {column.dataType.simpleString()}"
+        if is_wider_type(stored_column.dataType, column.dataType):
+            migration.changes.append(SchemaChange(f"column {name} is widened from {text}", days))
+        else:
+            migration.refused.append(
+                f"column {name} would change from {text}, which does not hold all values as they "
+                "are: give the new column another name, or rebuild the table"
+            )
+    _plan_nullability(migration, column, stored_column, nulls.get(source, {}))
+    comment = stored_column.metadata.get("comment")
+    if comment != model.description and source == name:
+        migration.changes.append(SchemaChange(f"column {name} has another description"))
+
+
+def _plan_nullability(
+    migration: Migration,
+    column: T.StructField,
+    stored_column: T.StructField,
+    nulls: Mapping[date, int | None],
+) -> None:
+    assert migration.ledger.metadata is not None
+    rule = f"delta.constraints.{stored_column.name}_required".lower()
+    required = not stored_column.nullable or rule in map(
+        str.lower, migration.ledger.metadata.properties
+    )
+    if column.nullable and required:
+        migration.changes.append(SchemaChange(f"column {column.name} may be null"))
+        migration.relaxed_columns.add(stored_column.name)
+    if column.nullable or not stored_column.nullable:
+        return
+    if nulls:
+        unknown = [day for day, count in nulls.items() if count is None]
+        null_days = format_ranges(nulls)
+        count = sum(filter(None, nulls.values()))
+        detail = (
+            f"the log does not tell for {format_ranges(unknown)}" if unknown else f"{count} in all"
+        )
+        migration.refused.append(
+            f"column {column.name} is to be required, and may be null on {null_days} ({detail}): rebuild "
+            "these days, or leave it nullable"
+        )
+    else:
+        migration.changes.append(
+            SchemaChange(f"column {column.name} is required; no day has a null in it")
+        )
+
+
+def _plan_dropped(migration: Migration, table: Table, stored: Mapping[str, T.StructField]) -> None:
+    """The columns that the model has no longer."""
+    used = {*filter(None, migration.sources.values())}
+    for name in stored:
+        if name in table.columns or name in used:
+            continue
+        days = len(migration.ledger.stored)
+        text = f"column {name} is dropped"
+        if days:
+            text += "; its values stay in data files until their days are written again"
+        migration.changes.append(SchemaChange(text))
+        migration.relaxed_columns.add(name)
+        migration.retained_columns.add(name)
+
+
+def _plan_gaps(migration: Migration, table: Table, metadata: TableMetadata) -> None:
+    """The days that a default is to be written on."""
+    stored_gaps = json.loads(metadata.properties.get(COLUMN_GAPS, "{}"))
+    for name in unfilled_columns(table, metadata):
+        gap = gaps_of(table.columns)[name]
+        if name in stored_gaps and (previous_default := stored_gaps[name]["default"]) is not None:
+            migration.refused.append(
+                f"column {name} is {previous_default!r} before {stored_gaps[name]['since']}, which its rows hold: "
+                "nobody can tell that from values of the source. Leave its gap as it is, or "
+                "rebuild the table"
+            )
+            continue
+        days = frozenset(day for day in migration.ledger.stored if day < gap.since)
+        migration.changes.append(
+            SchemaChange(f"column {name} is {gap.default!r} before {gap.since}", days)
+        )
+
+
+def properties_after(migration: Migration) -> dict[str, str]:
+    """The properties of the table once all is changed."""
+    assert migration.ledger.metadata is not None
+    table = migration.ledger.table
+    dropped_names = (
+        set()
+        if migration.rewrites_all_files
+        else dropped_columns(migration.ledger.metadata) | migration.retained_columns
+    )
+    return {
+        SCHEMA_VERSION: str(table.schema_version),
+        DROPPED_COLUMNS: json.dumps(sorted(dropped_names - table.columns.keys())),
+        COLUMN_GAPS: encode_gaps(table),
+    }
+
+
+def properties_before(migration: Migration) -> dict[str, str]:
+    """The properties that must be there before the columns change; none if there are such."""
+    assert migration.ledger.metadata is not None
+    dropped_names = json.loads(migration.ledger.metadata.properties.get(DROPPED_COLUMNS, "[]"))
+    if migration.retained_columns <= set(dropped_names):
+        return {}
+    return {DROPPED_COLUMNS: json.dumps(sorted(migration.retained_columns.union(dropped_names)))}
+
+
+def constraints_to_drop(migration: Migration) -> Iterator[str]:
+    """The names of the constraints that speak of columns whose name or nullability changes."""
+    assert migration.ledger.metadata is not None
+    begin = "delta.constraints."
+    for name, rule in migration.ledger.metadata.properties.items():
+        words = {word.lower() for word in re.findall(r"\w+", rule)}
+        if name.startswith(begin) and words & {
+            column.lower() for column in migration.relaxed_columns
+        }:
+            yield name.removeprefix(begin)

@@ -1,0 +1,158 @@
+"""The checks of a deployment: one by one, each with a deadline, and their results."""
+
+from __future__ import annotations
+
+import enum
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+
+class Level(enum.Enum):
+    """What is to be said of a part."""
+
+    OK = "ok"
+    #: Nothing has to be done about it.
+    NOTE = "note"
+    WRONG = "WRONG"
+
+
+@dataclass(frozen=True)
+class ReportLine:
+    """What was found out about a part.
+
+    Attributes:
+        part: its name.
+        level: whether it is as it should be.
+        said: what was found, in one line.
+        mend: what to do about it; empty if there is nothing to do.
+    """
+
+    part: str
+    level: Level
+    said: str
+    mend: str = ""
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """What a check found: a line but for the name of the part."""
+
+    level: Level
+    message: str
+    fix: str = ""
+
+
+def ok(message: str) -> CheckResult:
+    """All is as it should be."""
+    return CheckResult(Level.OK, message)
+
+
+def note(message: str, fix: str = "") -> CheckResult:
+    """Something that a person may want to know."""
+    return CheckResult(Level.NOTE, message, fix)
+
+
+def wrong(message: str, fix: str) -> CheckResult:
+    """Something that has to be mended, and how."""
+    return CheckResult(Level.WRONG, message, fix)
+
+
+@dataclass(frozen=True)
+class Check:
+    """A look at one part.
+
+    Attributes:
+        part: its name.
+        look: looks at it; what it raises is what is wrong.
+        needs: parts without which it cannot be looked at.
+        seconds: more than the usual time, for what is known to be slow.
+    """
+
+    part: str
+    look: Callable[[], Iterable[CheckResult]]
+    needs: Sequence[str] = ()
+    seconds: float = 0
+
+
+class CheckRunner:
+    """Some checks, one after the other, each in its own thread and with its own deadline.
+
+    Attributes:
+        hung: whether a check did not end: its thread lives on.
+    """
+
+    def __init__(self, checks: Sequence[Check], seconds: float) -> None:
+        """Nothing is looked at yet.
+
+        Args:
+            checks: in the order in which they are made.
+            seconds: for so long a check may take.
+        """
+        self.hung = False
+        self._checks, self._seconds = checks, seconds
+        self._unreachable: set[str] = set()
+
+    def run_checks(self) -> Iterator[ReportLine]:
+        """What was found, as it is found."""
+        for check in self._checks:
+            if missing := [part for part in check.needs if part in self._unreachable]:
+                message = f"not looked at, because of the line on: {missing[0]}"
+                self._unreachable.add(check.part)
+                yield ReportLine(
+                    check.part, Level.WRONG, message, "mend that first, then ask again"
+                )
+                continue
+            for result in self._run_check(check):
+                yield ReportLine(
+                    check.part, result.level, _one_line(result.message), _one_line(result.fix)
+                )
+
+    def _run_check(self, check: Check) -> Sequence[CheckResult]:
+        """What a check found in its time."""
+        seconds = max(self._seconds, check.seconds)
+        results: list[CheckResult] = []
+        ended = threading.Event()
+
+        def run_look() -> None:
+            try:
+                results.extend(check.look())
+            except Exception as error:  # noqa: BLE001 - the other parts are to be looked at as well
+                self._unreachable.add(check.part)
+                results.append(_result_from_error(error))
+            finally:
+                ended.set()
+
+        # As a daemon: what hangs in the system never ends, and is not waited for at the end.
+        threading.Thread(target=run_look, name=check.part, daemon=True).start()
+        if ended.wait(seconds):
+            any_wrong = any(result.level is Level.WRONG for result in results)
+            return [result for result in results if not (any_wrong and result.level is Level.OK)]
+        self.hung = True
+        self._unreachable.add(check.part)
+        message = f"no answer within {seconds:g} s"
+        fix = "see whether the disk, mount or server behind it answers; --seconds gives it longer"
+        return [*results, wrong(message, fix)]
+
+
+def _result_from_error(error: Exception) -> CheckResult:
+    """What a check could not do."""
+    message = str(error) or type(error).__name__
+    if isinstance(error, PermissionError):
+        return wrong(message, f"let this user ({_user_name()}) have what the line names")
+    if isinstance(error, OSError) or type(error).__module__.startswith("backfill_assets."):
+        return wrong(message, "see what the line says")
+    return wrong(f"{type(error).__name__}: {message}", "see what the line says")
+
+
+def _user_name() -> str:
+    import getpass
+
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # an id without a name
+        return "of this process"
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

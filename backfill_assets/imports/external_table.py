@@ -1,0 +1,461 @@
+"""An external table, Delta or a folder of Parquet files: all rows as of a version, or those appended since.
+
+Files are taken as Spark takes them, but each by its own columns: Spark alone reads the types of one
+file into all, or fails without the name of the file.
+
+Nothing is written to it. Of a Delta table, the commits say what was appended; of a folder of
+Parquet files, the files that are new.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial, reduce
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
+from deltalake import DeltaTable
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from backfill_assets.delta.commit_log import CommitLog, file_uri
+from backfill_assets.delta.delta_rs import delta_log, load_log
+from backfill_assets.imports.import_state import ImportRefusedError, ParquetFile, TableImport
+from backfill_assets.landing.files import escape_glob
+from backfill_assets.landing.listing import FOLDER_MARK
+from backfill_assets.spark.filesystems import on_s3, open_store
+
+#: So many footers are read at a time.
+_READERS = 16
+#: Whole numbers, the narrowest first, by the digits of a decimal that holds them.
+_DIGITS: dict[type[T.DataType], int] = {
+    T.ByteType: 3,
+    T.ShortType: 5,
+    T.IntegerType: 10,
+    T.LongType: 20,
+}
+_NESTED = (T.StructType, T.ArrayType, T.MapType)
+#: Digits of a decimal, at most.
+_MOST_DIGITS = 38
+
+
+def list_parquet_files(url: str) -> list[ParquetFile]:
+    """The data files of a folder: all that is not hidden, whatever suffix a name has."""
+    filesystem, root = open_store(url)
+    listed = filesystem.get_file_info(pafs.FileSelector(root, recursive=True, allow_not_found=True))
+    files = []
+    for info in listed:
+        path = str(info.path).removeprefix(f"{root}/")
+        if info.is_file and not any(map(_is_hidden, path.split("/"))):
+            files.append(ParquetFile(path, info.size or 0, info.mtime_ns or 0))
+    return sorted(files)
+
+
+def read_files(spark: SparkSession, url: str, files: Sequence[ParquetFile]) -> DataFrame:
+    """The rows of files of a folder, with its partitions as columns of text.
+
+    A column of several types has one that holds the values of all; one that a file lacks is null.
+
+    Raises:
+        ImportRefusedError: a file is no Parquet file, or its columns do not go with those of
+            another file.
+    """
+    paths, schemas = {}, {}
+    for group, columns in _by_schema(url, files):
+        paths[group[0]] = [escape_glob(f"{url}/{file.path}") for file in group]
+        struct = spark.read.option("basePath", url).parquet(*paths[group[0]]).schema
+        schemas[group[0]] = _with_nulls(struct, columns)
+    types = _types_of_all(url, schemas)
+    frames = []
+    for file, schema in schemas.items():
+        # Spark reads a struct with fields that a file lacks, and casts none to it.
+        struct = T.StructType(
+            [
+                T.StructField(field.name, types[field.name.lower()])
+                if isinstance(field.dataType, _NESTED)
+                else field
+                for field in schema
+                if not isinstance(field.dataType, T.NullType)
+            ]
+        )
+        rows = spark.read.option("basePath", url).schema(struct).parquet(*paths[file])
+        frames.append(
+            rows.select(
+                *(
+                    (F.col(_quote_name(name)) if name in struct.names else F.lit(None))
+                    .cast(types[name.lower()])
+                    .alias(name)
+                    for name in schema.names
+                )
+            )
+        )
+    return reduce(partial(DataFrame.unionByName, allowMissingColumns=True), frames)
+
+
+def _with_nulls(struct: T.StructType, columns: pa.Schema) -> T.StructType:
+    """Spark's columns; it takes one that has nulls alone, and so no type, for one of numbers."""
+    untyped = {column.name for column in columns if pa.types.is_null(column.type)}
+    return T.StructType(
+        [
+            T.StructField(field.name, T.NullType() if field.name in untyped else field.dataType)
+            for field in struct
+        ]
+    )
+
+
+def _is_hidden(name: str) -> bool:
+    """Whether Spark passes over a file or folder; what begins so may be a partition."""
+    return (name.startswith(("_", ".")) and "=" not in name) or name.endswith(FOLDER_MARK)
+
+
+def _by_schema(
+    url: str, files: Sequence[ParquetFile]
+) -> Iterable[tuple[list[ParquetFile], pa.Schema]]:
+    """Files whose columns have the same names and types, with these."""
+    filesystem, root = open_store(url)
+
+    def schema_of(file: ParquetFile) -> pa.Schema | None:
+        try:
+            with filesystem.open_input_file(f"{root}/{file.path}") as opened:
+                return pq.read_schema(opened)
+        except (OSError, pa.ArrowException):
+            return None
+
+    with ThreadPoolExecutor(_READERS) as pool:
+        schemas = dict(zip(files, pool.map(schema_of, files), strict=True))
+    if bad := [file for file, schema in schemas.items() if schema is None]:
+        names = ", ".join(f"{file.path}{'' if file.size else ' (empty)'}" for file in bad[:5])
+        raise ImportRefusedError(
+            f"{url}: {len(bad)} file(s) are not Parquet files: {names}. Nothing was written. Put "
+            "whole files in their place, or move elsewhere what is no data: only names that begin "
+            "with _ or . are passed over."
+        )
+    partitions = {file: _partition_columns(file) for file in files}
+    if others := [file for file in files if partitions[file] != partitions[files[0]]]:
+        raise ImportRefusedError(
+            f"{url}: {others[0].path} lies in folders of other partitions than {files[0].path}. "
+            "Nothing was written. Import each part of the folder by itself."
+        )
+    groups: dict[str, tuple[list[ParquetFile], pa.Schema]] = {}
+    for file, schema in schemas.items():
+        assert schema is not None
+        text = schema.to_string(show_field_metadata=False, show_schema_metadata=False)
+        groups.setdefault(text, ([], schema))[0].append(file)
+    return groups.values()
+
+
+def _partition_columns(file: ParquetFile) -> list[str]:
+    """The partition columns of a file, by the folders that it lies in."""
+    return [name.partition("=")[0] for name in file.path.split("/")[:-1] if "=" in name]
+
+
+def _types_of_all(url: str, schemas: Mapping[ParquetFile, T.StructType]) -> dict[str, T.DataType]:
+    """By column in small letters, a type that holds the values of all files.
+
+    Args:
+        url: the folder.
+        schemas: by the first file of each schema.
+
+    Raises:
+        ImportRefusedError: there is no such type of a column.
+    """
+    types: dict[str, tuple[ParquetFile, T.DataType]] = {}
+    for file, schema in schemas.items():
+        for field in schema:
+            first_file, kind = types.get(field.name.lower(), (file, field.dataType))
+            common = _common_type(kind, field.dataType)
+            if common is None:
+                raise ImportRefusedError(
+                    f"{url}: the column {field.name} is {field.dataType.simpleString()} in "
+                    f"{file.path} and {kind.simpleString()} in {first_file.path}, and no type holds "
+                    "both. Nothing was written. Write one of the two anew, or import each part of "
+                    "the folder by itself."
+                )
+            types[field.name.lower()] = first_file if common == kind else file, common
+    return {name: kind for name, (_, kind) in types.items()}
+
+
+def _quote_name(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
+
+def _common_type(first: T.DataType, second: T.DataType) -> T.DataType | None:
+    """A type that holds all values of two types; None if there is none."""
+    kinds = {type(first), type(second)}
+    if first == second or isinstance(second, T.NullType):
+        return first
+    if isinstance(first, T.NullType):
+        return second
+    if len(kinds) == 1 and isinstance(first, _NESTED):
+        return _common_nested(first, second)
+    if kinds <= _DIGITS.keys():
+        return max((first, second), key=lambda kind: _DIGITS[type(kind)])
+    if kinds == {T.FloatType, T.DoubleType}:
+        return T.DoubleType()
+    if kinds <= {*_DIGITS, T.DecimalType}:
+        decimals = [_as_decimal(kind) for kind in (first, second)]
+        scale = max(kind.scale for kind in decimals)
+        digits = scale + max(kind.precision - kind.scale for kind in decimals)
+        return T.DecimalType(digits, scale) if digits <= _MOST_DIGITS else None
+    return None
+
+
+def _common_nested(first: T.DataType, second: T.DataType) -> T.DataType | None:
+    """The same of lists, maps and structs; of structs with the fields of both."""
+    if isinstance(first, T.ArrayType) and isinstance(second, T.ArrayType):
+        element = _common_type(first.elementType, second.elementType)
+        return T.ArrayType(element) if element else None
+    if isinstance(first, T.MapType) and isinstance(second, T.MapType):
+        key = _common_type(first.keyType, second.keyType)
+        value = _common_type(first.valueType, second.valueType)
+        return T.MapType(key, value) if key and value else None
+    assert isinstance(first, T.StructType)
+    assert isinstance(second, T.StructType)
+    fields = {field.name: field.dataType for field in first}
+    for field in second:
+        common = _common_type(fields.get(field.name, field.dataType), field.dataType)
+        if common is None:
+            return None
+        fields[field.name] = common
+    return T.StructType([T.StructField(name, kind) for name, kind in fields.items()])
+
+
+def _as_decimal(kind: T.DataType) -> T.DecimalType:
+    """The decimal that holds all values of a decimal or of a type of whole numbers."""
+    digits = _DIGITS.get(type(kind))
+    return T.DecimalType(digits, 0) if digits else cast("T.DecimalType", kind)
+
+
+@dataclass(frozen=True)
+class NewData:
+    """What a table holds that has not been imported.
+
+    Attributes:
+        version: up to which version.
+        since: after which version; none for all of it.
+        size: in bytes, of its files.
+        files: the files, of a Parquet folder.
+        add_actions: what the commits say of the files, of a Delta table.
+        skipped: the versions that are passed over.
+    """
+
+    version: int
+    since: int | None
+    size: int
+    files: list[ParquetFile]
+    add_actions: Sequence[Mapping[str, Any]] = ()
+    skipped: Sequence[int] = ()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to land."""
+        return not (self.since is None or self.files or self.add_actions)
+
+
+class ExternalTable(Protocol):
+    """A table of somebody else's."""
+
+    @property
+    def kind(self) -> str:
+        """`delta` or `parquet`."""
+
+    @property
+    def table_id(self) -> str:
+        """Delta's identifier of it; empty if it has none."""
+
+    def find_new_data(self, table_import: TableImport) -> NewData:
+        """What it holds that has not been imported.
+
+        Raises:
+            ImportRefusedError: what was imported is not in it any more, or cannot be told.
+        """
+
+    def read_rows(self, spark: SparkSession, new_data: NewData, scratch: str) -> DataFrame:
+        """The rows of a step.
+
+        Args:
+            spark: the session.
+            new_data: which ones.
+            scratch: a folder that may be written, and is removed afterwards.
+        """
+
+
+def normalize_url(table: str) -> str:
+    """The folder or URL of a table, as it is written down."""
+    return table.rstrip("/") if on_s3(table) else str(Path(table).expanduser().resolve())
+
+
+def open_external_table(url: str) -> ExternalTable:
+    """The table that lies in a folder.
+
+    Raises:
+        ImportRefusedError: there is none.
+    """
+    log = load_log(url)
+    if log is not None:
+        return _DeltaTable(url, str(log.metadata().id), log.version())
+    if not list_parquet_files(url):
+        raise ImportRefusedError(
+            f"{url} holds no Delta table and no Parquet files. Nothing was written. Give the "
+            "folder of the table, as a path or as s3a://."
+        )
+    return _ParquetFolder(url)
+
+
+@dataclass(frozen=True)
+class _DeltaTable:
+    url: str
+    table_id: str
+    version: int
+    kind: str = "delta"
+
+    def find_new_data(self, table_import: TableImport) -> NewData:
+        if table_import.version < 0:
+            return NewData(
+                self.version, None, _total_bytes(delta_log(self.url, self.version).load()), []
+            )
+        if table_import.table_id != self.table_id or table_import.version > self.version:
+            raise ImportRefusedError(
+                f"{self.url} is another table than the one that was imported up to version "
+                f"{table_import.version}: it was made again. Nothing was written. What was imported stays. "
+                "Give the new table a folder of its own, and import that."
+            )
+        adds = list(self._added_files(table_import.version, self.version, table_import.skipped))
+        return NewData(
+            self.version,
+            table_import.version,
+            sum(add["size"] for add in adds),
+            [],
+            adds,
+            table_import.skipped,
+        )
+
+    def _added_files(
+        self, since: int, upto: int, skipped: Sequence[int] = ()
+    ) -> Iterator[Mapping[str, Any]]:
+        """What the commits after a version say of the files that they add with new rows."""
+        commits = CommitLog(self.url)
+        for version in range(since + 1, upto + 1):
+            if version in skipped:
+                continue
+            text = commits.read_commit(version)
+            if text is None:
+                raise ImportRefusedError(
+                    f"{self.url}: the commit of version {version} is gone from the log, so nobody "
+                    f"can tell what was appended since version {since}. Nothing was written. Land "
+                    "the rows since then as files of the source, and pass over with --skip "
+                    f"{version}. Follow the table more often than its log is kept "
+                    "(delta.logRetentionDuration)."
+                )
+            actions = [json.loads(line) for line in text.splitlines()]
+            _refuse_removed(self.url, version, actions)
+            for action in actions:
+                if (add := action.get("add")) and add.get("dataChange", True):
+                    yield add
+
+    def read_rows(self, spark: SparkSession, new_data: NewData, scratch: str) -> DataFrame:
+        reader = spark.read.format("delta")
+        if new_data.since is None:
+            return reader.option("versionAsOf", new_data.version).load(self.url)
+        # Delta itself knows best how to read its files: it is given a log that has these alone.
+        log_folder = f"{scratch}/appended"
+        log = delta_log(self.url, new_data.version).load()
+        adds = new_data.add_actions or self._added_files(
+            new_data.since, new_data.version, new_data.skipped
+        )
+        _write_log(
+            log_folder, [*_log_header(log), *(_with_absolute_path(self.url, add) for add in adds)]
+        )
+        return reader.load(log_folder)
+
+
+def _refuse_removed(url: str, version: int, actions: Sequence[Mapping[str, Any]]) -> None:
+    removed = [a["remove"] for a in actions if a.get("remove", {}).get("dataChange")]
+    marked = [a["add"] for a in actions if a.get("add", {}).get("deletionVector")]
+    if removed or any(add.get("dataChange", True) for add in marked):
+        commit_info: Mapping[str, Any] = next(
+            (a["commitInfo"] for a in actions if "commitInfo" in a), {}
+        )
+        raise ImportRefusedError(
+            f"{url}: version {version} ({commit_info.get('operation', 'unknown')}) took rows away or "
+            "changed them. A raw log only grows, so this cannot be followed. Nothing was written. "
+            "Land what has changed as newer versions of the keys, in files of the source, and pass "
+            f"over this version with --skip {version}."
+        )
+
+
+def _total_bytes(log: DeltaTable) -> int:
+    actions = pa.table(log.get_add_actions(flatten=True))
+    return int(pc.sum(actions["size_bytes"]).as_py() or 0) if actions.num_rows else 0
+
+
+def _log_header(log: DeltaTable) -> list[dict[str, Any]]:
+    """What a log says of the table itself: the features that a reader needs, and the columns."""
+    protocol, metadata = log.protocol(), log.metadata()
+    protocol_fields: dict[str, Any] = {
+        "minReaderVersion": protocol.min_reader_version,
+        "minWriterVersion": protocol.min_writer_version,
+        "readerFeatures": protocol.reader_features,
+        "writerFeatures": protocol.writer_features,
+    }
+    names = {
+        name: value
+        for name, value in metadata.configuration.items()
+        if name.startswith("delta.columnMapping.")
+    }
+    columns = {
+        "id": str(metadata.id),
+        "format": {"provider": "parquet", "options": {}},
+        "schemaString": log.schema().to_json(),
+        "partitionColumns": list(metadata.partition_columns),
+        "configuration": names,
+    }
+    return [{"protocol": {k: v for k, v in protocol_fields.items() if v}}, {"metaData": columns}]
+
+
+def _with_absolute_path(url: str, add: Mapping[str, Any]) -> dict[str, Any]:
+    """What a commit says of a file, for the log of another table."""
+    path = str(add["path"])
+    if "://" not in path and not path.startswith("file:"):
+        path = file_uri(url, path)
+    return {"add": {**add, "path": path}}
+
+
+def _write_log(folder: str, actions: Sequence[Mapping[str, Any]]) -> None:
+    filesystem, path = open_store(folder)
+    filesystem.create_dir(f"{path}/_delta_log", recursive=True)
+    with filesystem.open_output_stream(f"{path}/_delta_log/{0:020d}.json") as stream:
+        stream.write("".join(f"{json.dumps(action)}\n" for action in actions).encode())
+
+
+@dataclass(frozen=True)
+class _ParquetFolder:
+    url: str
+    table_id: str = ""
+    kind: str = "parquet"
+
+    def find_new_data(self, table_import: TableImport) -> NewData:
+        known = {file.path: file for step in table_import.steps for file in step.read}
+        current = {file.path: file for file in list_parquet_files(self.url)}
+        if other := sorted(path for path, file in known.items() if current.get(path) != file):
+            raise ImportRefusedError(
+                f"{self.url}: {len(other)} file(s) that were imported are gone or changed, such as "
+                f"{other[0]}. A raw log only grows, so this cannot be followed. Nothing was "
+                "written. Put the files back, or import the folder as it is now into a landing and "
+                "a warehouse of its own."
+            )
+        new = [file for path, file in current.items() if path not in known]
+        since = table_import.version if table_import.version >= 0 else None
+        size = sum(file.size for file in new)
+        return NewData(table_import.version + bool(new), since, size, new)
+
+    def read_rows(self, spark: SparkSession, new_data: NewData, scratch: str) -> DataFrame:
+        return read_files(spark, self.url, new_data.files)

@@ -1,0 +1,231 @@
+"""What has been imported from which table: saved in the warehouse before any row lands."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from datetime import date, datetime, timezone
+from pathlib import Path
+
+import msgspec
+import pyarrow.fs as pafs
+from deltalake.exceptions import DeltaError
+
+from backfill_assets.delta import document
+from backfill_assets.settings import Settings
+from backfill_assets.spark.filesystems import open_store, replace_file
+from backfill_assets.spark.processes import process_start_time
+
+#: What the lock of a table says while nobody imports it.
+_FREE = "free"
+#: In the warehouse; a folder for each source, a file for each table.
+_FOLDER = "_imports"
+
+
+class ImportRefusedError(RuntimeError):
+    """A table cannot be imported, or followed, as it was asked; the message says what to do."""
+
+
+class ParquetFile(msgspec.Struct, frozen=True, order=True):
+    """A file of a folder of Parquet files.
+
+    Attributes:
+        path: relative to the folder.
+        size: in bytes.
+        mtime: when it was last changed, in nanoseconds since 1970.
+    """
+
+    path: str
+    size: int
+    mtime: int
+
+
+class ImportStep(msgspec.Struct, frozen=True):
+    """Rows that land together: all of the table, or what its owner has appended since.
+
+    Attributes:
+        name: of its landing files.
+        since: after which version; none for all that the table held.
+        version: up to which version. The versions of a Parquet folder are counted by its steps.
+        rows: number of rows by arrival day, as they were counted before any of them landed.
+        landed: number of rows by landing file, of those that are in their folders.
+        done: whether all have landed.
+        read: the files that are read, of a Parquet folder.
+        skipped: versions of a Delta table that are passed over.
+    """
+
+    name: str
+    since: int | None
+    version: int
+    rows: dict[date, int]
+    landed: dict[str, int] = {}
+    done: bool = False
+    read: list[ParquetFile] = []
+    skipped: list[int] = []
+
+    @property
+    def row_count(self) -> int:
+        """Number of rows."""
+        return sum(self.rows.values())
+
+
+class ImportMapping(msgspec.Struct, frozen=True):
+    """How rows of the table become lines of the source.
+
+    Attributes:
+        fields: SQL expressions over the table's columns, by field; others are columns of the same
+            name.
+        arrived: an SQL expression that tells when a row arrived; empty for the later one of event
+            and version time.
+        stray: the arrival day of rows that tell none, or one off the calendar; none to refuse them.
+    """
+
+    fields: dict[str, str] = {}
+    arrived: str = ""
+    stray: date | None = None
+
+
+class TableImport(msgspec.Struct, frozen=True):
+    """A table that is imported.
+
+    Attributes:
+        source: name of the source that its rows are lines of.
+        table: its folder or URL.
+        kind: `delta` or `parquet`.
+        table_id: Delta's identifier of it.
+        how: how its rows become lines.
+        version: up to which version it has been looked at; -1 if not at all.
+        steps: what has landed, or is about to; only the last one may be unfinished.
+        skipped: versions whose changes a person has decided not to follow.
+    """
+
+    source: str
+    table: str
+    kind: str
+    table_id: str
+    how: ImportMapping
+    version: int = -1
+    steps: list[ImportStep] = []
+    skipped: list[int] = []
+
+    @property
+    def unfinished_step(self) -> ImportStep | None:
+        """The step that was begun and not ended."""
+        return self.steps[-1] if self.steps and not self.steps[-1].done else None
+
+    @property
+    def landed_files(self) -> Mapping[str, int]:
+        """Number of rows by landing file."""
+        return {name: rows for step in self.steps for name, rows in step.landed.items()}
+
+    def with_step(self, step: ImportStep) -> TableImport:
+        """The import with a new state of its last step, or with one more."""
+        others = [existing for existing in self.steps if existing.name != step.name]
+        return msgspec.structs.replace(self, steps=[*others, step], version=step.version)
+
+
+def load_imports(settings: Settings, source: str) -> dict[str, TableImport]:
+    """The tables that have been imported into a source, by folder or URL."""
+    filesystem, path = open_store(_imports_folder(settings, source))
+    listed = filesystem.get_file_info(pafs.FileSelector(path, allow_not_found=True))
+    imports = {}
+    for info in sorted(listed, key=lambda info: str(info.path)):
+        if info.base_name.endswith(".json") and not info.base_name.startswith("."):
+            with filesystem.open_input_stream(info.path) as stream:
+                table_import = msgspec.json.decode(stream.read(), type=TableImport)
+            imports[table_import.table] = table_import
+    return imports
+
+
+def save_import(settings: Settings, table_import: TableImport) -> TableImport:
+    """Write down how far an import has come."""
+    text = json.dumps(msgspec.to_builtins(table_import), indent=2).encode() + b"\n"
+    replace_file(
+        _imports_folder(settings, table_import.source),
+        f"{short_digest(table_import.table)}.json",
+        text,
+    )
+    return table_import
+
+
+class _LockHolder(msgspec.Struct, frozen=True):
+    """The process that imports a table.
+
+    Attributes:
+        host: the machine's name.
+        process: its id there.
+        since: when the import began, in UTC.
+        start: when the process began, as the system counts it.
+        namespace: in which the id is that of the process; containers have their own.
+    """
+
+    host: str
+    process: int
+    since: datetime
+    start: str | None
+    namespace: str
+
+    @classmethod
+    def of_this_process(cls) -> _LockHolder:
+        """This process, which begins to import."""
+        host, process = socket.gethostname(), os.getpid()
+        current_time = datetime.now(timezone.utc)
+        return cls(host, process, current_time, process_start_time(process), _pid_namespace())
+
+    def is_alive(self) -> bool:
+        """Whether it may still run; of another machine or container nobody can tell."""
+        if (self.host, self.namespace) != (socket.gethostname(), _pid_namespace()):
+            return True
+        return process_start_time(self.process) == self.start
+
+
+def _pid_namespace() -> str:
+    try:
+        return str(Path("/proc/self/ns/pid").readlink())
+    except OSError:  # not Linux
+        return ""
+
+
+@contextmanager
+def lock_import(settings: Settings, source: str, table: str) -> Iterator[None]:
+    """Have the import of a table into a source to this process.
+
+    Raises:
+        ImportRefusedError: another process imports it; the message names that.
+    """
+    url = f"{_imports_folder(settings, source)}/{short_digest(table)}.lock"
+    lock = document.read_document(url)
+    if lock and lock.text != _FREE:
+        holder = msgspec.json.decode(lock.text, type=_LockHolder)
+        if holder.is_alive():
+            raise ImportRefusedError(
+                f"{table} is being imported into {source} by process {holder.process} on "
+                f"{holder.host} since {holder.since:%Y-%m-%d %H:%M} UTC. Nothing was written. Wait "
+                f"until that has ended. If there is no such process any more, remove {url}."
+            )
+    text = msgspec.json.encode(_LockHolder.of_this_process()).decode()
+    revision = document.write_document(url, text, lock.revision if lock else document.NO_REVISION)
+    if revision is None:
+        raise ImportRefusedError(
+            f"{table} is being imported into {source} by another process, which has begun just "
+            "now. Nothing was written. Wait until that has ended."
+        )
+    try:
+        yield
+    finally:
+        # A lock that stays is that of a process that will have ended.
+        with suppress(DeltaError, OSError):
+            document.write_document(url, _FREE, revision)
+
+
+def short_digest(*texts: str) -> str:
+    """A few letters that tell texts from others."""
+    return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:12]
+
+
+def _imports_folder(settings: Settings, source: str) -> str:
+    return f"{settings.warehouse}/{_FOLDER}/{source}"

@@ -1,0 +1,550 @@
+"""Imports a table: plans what would land, lands it, follows the table, and checks the counts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import date
+from itertools import chain
+from typing import Any
+from uuid import uuid4
+
+import msgspec
+import pyspark.sql.types as T
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from backfill_assets.calendar.late_data import Policy
+from backfill_assets.calendar.partitions import format_ranges
+from backfill_assets.delta.delta_rs import load_log
+from backfill_assets.imports.external_table import (
+    ExternalTable,
+    NewData,
+    normalize_url,
+    open_external_table,
+)
+from backfill_assets.imports.import_state import (
+    ImportMapping,
+    ImportRefusedError,
+    ImportStep,
+    TableImport,
+    load_imports,
+    lock_import,
+    save_import,
+    short_digest,
+)
+from backfill_assets.imports.landing_files import (
+    ARRIVAL_DAY,
+    SourceLines,
+    arrival_day,
+    clear_folder,
+    counts_by_day,
+    land_files,
+    map_rows,
+    scratch_folder,
+    split_chunks,
+)
+from backfill_assets.settings import Settings
+from backfill_assets.spark.filesystems import on_s3
+from backfill_assets.spark.frames import create_frame
+from backfill_assets.spark.session import Engine
+from backfill_assets.tables.sources import Source
+from backfill_assets.tables.table import Table
+from backfill_assets.transforms.dedup import (
+    greatest_first,
+    is_superseded,
+    with_event_day,
+    within_window,
+)
+
+#: A chunk has so many rows, or one day.
+ROWS_PER_CHUNK = 20_000_000
+
+
+@dataclass(frozen=True)
+class ImportRequest:
+    """What an import reads and writes.
+
+    Attributes:
+        settings: the deployment's settings.
+        spark: the session.
+        source: what the rows become lines of.
+        table: the folder or URL of the table.
+        mapping: how its rows become lines; as before, where nothing is said.
+        skip: versions of the table that are not followed.
+        chunk_rows: so many rows land at a time.
+    """
+
+    settings: Settings
+    spark: SparkSession
+    source: Source
+    table: str
+    mapping: ImportMapping = field(default_factory=ImportMapping)
+    skip: tuple[int, ...] = ()
+    chunk_rows: int = ROWS_PER_CHUNK
+
+    @property
+    def late_data_policy(self) -> Policy:
+        """The late-data policy of the source."""
+        return self.source.policy(self.settings)
+
+    def open_import(self) -> tuple[ExternalTable, TableImport]:
+        """The table, and how far its import has come.
+
+        Raises:
+            ImportRefusedError: it was begun in another way, or cannot be imported at all.
+        """
+        if self.source.hourly:
+            raise ImportRefusedError(
+                f"the source {self.source.name} lands by the hour, and an import lands by day. "
+                "Nothing was written. Declare the source without `hourly`."
+            )
+        url = normalize_url(self.table)
+        external_table = open_external_table(url)
+        table_import = load_imports(self.settings, self.source.name).get(url)
+        if table_import is None:
+            table_import = TableImport(
+                self.source.name, url, external_table.kind, external_table.table_id, self.mapping
+            )
+        mapping = ImportMapping(
+            self.mapping.fields or table_import.how.fields,
+            self.mapping.arrived or table_import.how.arrived,
+            self.mapping.stray or table_import.how.stray,
+        )
+        if (mapping.fields, mapping.arrived) != (table_import.how.fields, table_import.how.arrived):
+            raise ImportRefusedError(
+                f"{url} is imported into {self.source.name} already, with other expressions: "
+                f"{_format_mapping(table_import.how)}. Nothing was written. Leave --field and --arrived out to "
+                "follow the table as before."
+            )
+        skipped = sorted({*table_import.skipped, *self.skip})
+        return external_table, msgspec.structs.replace(table_import, how=mapping, skipped=skipped)
+
+    def read_lines(
+        self, external_table: ExternalTable, new_data: NewData, mapping: ImportMapping, scratch: str
+    ) -> SourceLines:
+        """Rows of the table as lines."""
+        rows = external_table.read_rows(self.spark, new_data, scratch)
+        return map_rows(rows, self.source, mapping, self.settings.timezone)
+
+    @contextmanager
+    def open_scratch(self, name: str) -> Iterator[str]:
+        """A folder beside the arrival days, which is removed."""
+        folder = scratch_folder(self.settings.landing, self.source, name)
+        try:
+            yield folder
+        finally:
+            clear_folder(folder)
+
+
+def _format_mapping(mapping: ImportMapping) -> str:
+    options = [f"--field {name}={text!r}" for name, text in sorted(mapping.fields.items())]
+    return (
+        " ".join([*options, *([f"--arrived {mapping.arrived!r}"] if mapping.arrived else [])])
+        or "none"
+    )
+
+
+def spark_for(settings: Settings, tables: Iterable[str]) -> SparkSession:
+    """The session that reads the tables.
+
+    Raises:
+        ImportRefusedError: a table lies on S3, and nothing else of the deployment does.
+    """
+    engine = Engine.from_settings(settings)
+    if not engine.uses_s3 and any(map(on_s3, tables)):
+        raise ImportRefusedError(
+            "the table lies on S3, and neither landing nor warehouse do, so the engine has no way "
+            "there. Nothing was written. Put the landing there, or copy the table."
+        )
+    return engine.spark_session
+
+
+@dataclass(frozen=True)
+class RowCounts:
+    """How many rows of an arrival day are of which kind.
+
+    Attributes:
+        rows: all.
+        repeated: rows that are equal to another one in all fields of the source, but for the first.
+        no_key: without a key; they are rejected.
+        late: that came after the window of their day; they count as corrections.
+        ahead: whose version time lies beyond the day after; they are rejected.
+    """
+
+    rows: int = 0
+    repeated: int = 0
+    no_key: int = 0
+    late: int = 0
+    ahead: int = 0
+
+    def __add__(self, other: RowCounts) -> RowCounts:
+        return RowCounts(
+            *(a + b for a, b in zip(_count_values(self), _count_values(other), strict=True))
+        )
+
+
+def _count_values(counts: RowCounts) -> tuple[int, ...]:
+    return counts.rows, counts.repeated, counts.no_key, counts.late, counts.ahead
+
+
+@dataclass(frozen=True)
+class ImportPlan:
+    """What an import would land now.
+
+    Attributes:
+        table_import: the import as it is.
+        new_data: what is read.
+        by_day: by the arrival day that rows tell, in ascending order.
+        stray: rows that tell no day of the calendar.
+        keys: how many different keys there are.
+        versions: how many different rows have a key.
+        max_repeats: how often the row that is repeated most is there.
+        absent: fields that the table does not have.
+        unused: columns of the table that no field takes.
+        chunks: the days of each chunk.
+    """
+
+    table_import: TableImport
+    new_data: NewData
+    by_day: Mapping[date, RowCounts]
+    stray: RowCounts
+    keys: int
+    versions: int
+    max_repeats: int
+    absent: list[str]
+    unused: list[str]
+    chunks: list[list[date]]
+
+    @property
+    def total(self) -> RowCounts:
+        """All rows."""
+        return sum(self.by_day.values(), self.stray)
+
+
+def plan_import(request: ImportRequest) -> ImportPlan:
+    """What an import would land; nothing is written that stays.
+
+    Raises:
+        ImportRefusedError: the table cannot be imported.
+    """
+    external_table, table_import = request.open_import()
+    if step := table_import.unfinished_step:
+        raise ImportRefusedError(
+            f"an import of {table_import.table} was ended before its end: {sum(step.landed.values()):,} of "
+            f"{step.row_count:,} rows have landed. Import again to land the others."
+        )
+    new_data = external_table.find_new_data(table_import)
+    with request.open_scratch(f"plan-{uuid4().hex}") as scratch:
+        if new_data.is_empty:
+            return ImportPlan(table_import, new_data, {}, RowCounts(), 0, 0, 0, [], [], [])
+        lines = request.read_lines(external_table, new_data, table_import.how, scratch)
+        by_day, stray = _count_by_day(lines.rows, request)
+        keys, versions, max_repeats = _count_keys(lines.rows, request.source)
+        landing = _rows_by_folder(by_day, stray, table_import.how.stray)
+        return ImportPlan(
+            table_import,
+            new_data,
+            by_day,
+            stray,
+            keys,
+            versions,
+            max_repeats,
+            lines.absent,
+            lines.unused,
+            list(split_chunks(landing, request.chunk_rows)),
+        )
+
+
+def _count_by_day(
+    rows: DataFrame, request: ImportRequest, *, count_repeats: bool = True
+) -> tuple[dict[date, RowCounts], RowCounts]:
+    """How many rows there are by arrival day, and how many tell none of the calendar."""
+    policy = request.late_data_policy
+    repeated: dict[date | None, int] = {}
+    if count_repeats:
+        repeats_by_row = rows.groupBy(ARRIVAL_DAY, *request.source.fields).agg(
+            (F.count(F.lit(1)) - 1).alias("more")
+        )
+        repeated = dict(repeats_by_row.groupBy(ARRIVAL_DAY).agg(F.sum("more")).toLocalIterator())
+    by_day, stray = dict[date, RowCounts](), RowCounts()
+    counted = counts_by_day(rows, request.source, policy, request.settings.timezone)
+    for day, count, *others in counted.orderBy(ARRIVAL_DAY).toLocalIterator():
+        counts = RowCounts(count, repeated.get(day, 0), *others)
+        on_calendar = day is not None and policy.start <= day
+        if on_calendar and (policy.end is None or day < policy.end):
+            by_day[day] = counts
+        else:
+            stray += counts
+    return by_day, stray
+
+
+def _count_keys(rows: DataFrame, source: Source) -> tuple[int, int, int]:
+    """How many keys there are, how many different rows of them, and the most that are the same."""
+    distinct_rows = rows.groupBy(*source.fields).agg(F.count(F.lit(1)).alias("same"))
+    by_key = distinct_rows.groupBy(*source.key).agg(
+        F.count(F.lit(1)).alias("versions"), F.max("same").alias("same")
+    )
+    for name in source.key:
+        by_key = by_key.where(F.col(name).isNotNull())
+    totals = by_key.agg(F.count(F.lit(1)), F.sum("versions"), F.max("same")).first()
+    assert totals is not None
+    keys, versions, max_repeats = (int(number or 0) for number in totals)
+    return keys, versions, max_repeats
+
+
+def _rows_by_folder(
+    by_day: Mapping[date, RowCounts], stray: RowCounts, stray_day: date | None
+) -> dict[date, int]:
+    """Number of rows by the folder that they land in."""
+    rows = {day: counts.rows for day, counts in by_day.items()}
+    if stray.rows and stray_day is not None:
+        rows[stray_day] = rows.get(stray_day, 0) + stray.rows
+    return rows
+
+
+def run_import(request: ImportRequest, note: Callable[[str], None] = lambda _: None) -> TableImport:
+    """Land what the table holds and what has not landed.
+
+    What is to land is written down first. An import that was killed goes on with the same rows.
+
+    Args:
+        request: what is asked for.
+        note: prints progress.
+
+    Raises:
+        ImportRefusedError: the table cannot be imported, or followed, or another process does so.
+    """
+    with lock_import(request.settings, request.source.name, normalize_url(request.table)):
+        return _run_import(request, note)
+
+
+def _run_import(request: ImportRequest, note: Callable[[str], None]) -> TableImport:
+    external_table, table_import = request.open_import()
+    if step := table_import.unfinished_step:
+        note(f"going on with {step.name}, which was not ended")
+        table_import = _land_step(request, external_table, table_import, step, note)
+    new_data = external_table.find_new_data(table_import)
+    if new_data.is_empty:
+        if new_data.version == table_import.version:
+            return table_import
+        return save_import(
+            request.settings, msgspec.structs.replace(table_import, version=new_data.version)
+        )
+    name = f"import-{_step_digest(table_import, new_data)}"
+    with request.open_scratch(name) as scratch:
+        lines = request.read_lines(external_table, new_data, table_import.how, scratch)
+        by_day, stray = _count_by_day(lines.rows, request, count_repeats=False)
+        _refuse_stray(request, table_import, stray)
+        rows = _rows_by_folder(by_day, stray, table_import.how.stray)
+    step = ImportStep(
+        name,
+        new_data.since,
+        new_data.version,
+        rows,
+        read=new_data.files,
+        skipped=table_import.skipped,
+    )
+    return _land_step(
+        request,
+        external_table,
+        save_import(request.settings, table_import.with_step(step)),
+        step,
+        note,
+    )
+
+
+def _step_digest(table_import: TableImport, new_data: NewData) -> str:
+    files = [f"{file.path} {file.size} {file.mtime}" for file in new_data.files]
+    mapping = msgspec.json.encode(table_import.how, order="sorted").decode()
+    return short_digest(
+        table_import.table,
+        table_import.table_id,
+        f"{new_data.since}...{new_data.version}",
+        mapping,
+        *files,
+    )
+
+
+def _refuse_stray(request: ImportRequest, table_import: TableImport, stray: RowCounts) -> None:
+    if stray.rows and table_import.how.stray is None:
+        policy = request.late_data_policy
+        until = f" to {policy.end}" if policy.end else ""
+        raise ImportRefusedError(
+            f"{stray.rows:,} row(s) of {table_import.table} tell no day of the calendar ({policy.start}"
+            f"{until}): their time is null, before the first day or after the last. Nothing was "
+            "written. Set BACKFILL_ASSETS_START if the history begins earlier, or give an arrival "
+            "day for them with --stray DAY: they are then rejected, or counted as lines of days "
+            "before the first."
+        )
+    if (day := table_import.how.stray) and day not in request.late_data_policy.partitions_until(
+        day
+    ):
+        raise ImportRefusedError(
+            f"--stray {day} is not on the calendar of {request.source.name}. Nothing was written. "
+            "Give a day that is."
+        )
+
+
+def _land_step(
+    request: ImportRequest,
+    external_table: ExternalTable,
+    table_import: TableImport,
+    step: ImportStep,
+    note: Callable[[str], None],
+) -> TableImport:
+    """Land what has not landed of a step."""
+    new_data = NewData(step.version, step.since, 0, step.read, skipped=step.skipped)
+    landed = {date.fromisoformat(file[13:23]) for file in step.landed}
+    remaining = {day: rows for day, rows in step.rows.items() if day not in landed}
+    arrival = arrival_day(request.late_data_policy, table_import.how.stray)
+    with request.open_scratch(step.name) as scratch:
+        lines = (
+            request.read_lines(external_table, new_data, table_import.how, scratch)
+            if remaining
+            else None
+        )
+        for days in split_chunks(remaining, request.chunk_rows):
+            assert lines is not None
+            files = land_files(
+                lines.rows, request.source, step, days, arrival, request.settings.landing
+            )
+            step = msgspec.structs.replace(step, landed={**step.landed, **files})
+            table_import = save_import(request.settings, table_import.with_step(step))
+            note(f"landed {days[0]}...{days[-1]}: {sum(files.values()):,} rows")
+    return save_import(
+        request.settings, table_import.with_step(msgspec.structs.replace(step, done=True))
+    )
+
+
+class ImportCheck(msgspec.Struct, frozen=True):
+    """Where the imported rows of a source are.
+
+    Attributes:
+        read: rows of the tables, up to the versions that were imported.
+        landed: those in landing files.
+        raw: those in the raw log.
+        rejected: those among the rejected lines.
+        staged: those that count, each for a key, on their event day.
+        superseded: those that came in time, and a greater version of their key as well.
+        late: those that came after the window of their day.
+        early: those that tell of days before the first one of all; none of the three.
+        in_staging: those of `staged` that are in the staging table.
+        problems: what does not add up, each in a sentence.
+    """
+
+    read: int
+    landed: int
+    raw: int = 0
+    rejected: int = 0
+    staged: int = 0
+    superseded: int = 0
+    late: int = 0
+    early: int = 0
+    in_staging: int = 0
+    problems: list[str] = []
+
+
+def check_import(
+    settings: Settings, spark: SparkSession, source: Source, imports: Collection[TableImport]
+) -> ImportCheck:
+    """Count the imported rows where they are.
+
+    Args:
+        settings: the deployment's settings.
+        spark: the session.
+        source: the source.
+        imports: all imports into it.
+    """
+    landed = {
+        file: rows for table_import in imports for file, rows in table_import.landed_files.items()
+    }
+    read = sum(step.row_count for table_import in imports for step in table_import.steps)
+    problems = [
+        f"{table_import.table}: {sum(step.landed.values()):,} of {step.row_count:,} rows of {step.name} have "
+        "landed: import again"
+        for table_import in imports
+        if (step := table_import.unfinished_step)
+    ]
+    files = _files_frame(spark, landed)
+    raw_rows = _read_published(settings, spark, source.raw)
+    raw = _by_file(raw_rows, files)
+    rejected = _by_file(_read_published(settings, spark, source.rejected), files)
+    problems += _not_loaded(landed, raw, rejected)
+    outcomes: dict[str, Any] = {}
+    if raw_rows is not None:
+        outcomes = _count_outcomes(settings, spark, source, raw_rows, files)
+    counts = ImportCheck(
+        read, sum(landed.values()), sum(raw.values()), sum(rejected.values()), **outcomes
+    )
+    if counts.in_staging != counts.staged:
+        problems.append(
+            f"{counts.staged - counts.in_staging:,} row(s) that count are not in "
+            f"{source.staged.name}: materialize its days"
+        )
+    return msgspec.structs.replace(counts, problems=problems)
+
+
+def _files_frame(spark: SparkSession, names: Iterable[str]) -> DataFrame:
+    struct = T.StructType([T.StructField("source_file", T.StringType())])
+    return F.broadcast(create_frame(spark, struct, ((name,) for name in names)))
+
+
+def _read_published(settings: Settings, spark: SparkSession, table: Table) -> DataFrame | None:
+    """The rows of a table; none if it is not there yet."""
+    url = settings.table(table.name)
+    if load_log(url) is None:
+        return None
+    return table.with_current_columns(spark.read.format("delta").load(url))
+
+
+def _by_file(rows: DataFrame | None, files: DataFrame) -> dict[str, int]:
+    if rows is None:
+        return {}
+    of_files = rows.join(files, "source_file", "left_semi").groupBy("source_file")
+    return dict(of_files.agg(F.count(F.lit(1))).toLocalIterator())
+
+
+def _not_loaded(
+    landed: Mapping[str, int], raw: Mapping[str, int], rejected: Mapping[str, int]
+) -> list[str]:
+    """Which files are not in the tables, and which have other rows there."""
+    loaded = {file: raw.get(file, 0) + rejected.get(file, 0) for file in landed}
+    none = [file for file in landed if not loaded[file]]
+    other = [file for file in landed if loaded[file] not in (0, landed[file])]
+    return list(
+        chain(
+            [f"not loaded yet: {len(none)} file(s) of {_format_days(none)}"] if none else [],
+            [f"loaded with other rows than landed: {', '.join(other[:20])}"] if other else [],
+        )
+    )
+
+
+def _format_days(files: Sequence[str]) -> str:
+    return format_ranges(date.fromisoformat(file[13:23]) for file in files)
+
+
+def _count_outcomes(
+    settings: Settings, spark: SparkSession, source: Source, raw: DataFrame, files: DataFrame
+) -> dict[str, int]:
+    """What became of the imported rows of the raw log, by the rules of staging."""
+    policy = source.policy(settings)
+    late, early = ~within_window(policy.window_days), F.col("event_date") < F.lit(policy.start)
+    versions = greatest_first(source, *source.key)
+    outcome = (
+        F.when(early, "early")
+        .when(late, "late")
+        .when(is_superseded(versions, policy.window_days), "superseded")
+        .otherwise("staged")
+    )
+    rows = with_event_day(raw, source, settings.timezone).withColumn("_kind", outcome)
+    rows = rows.join(files, "source_file", "left_semi")
+    counts: dict[str, int] = dict(rows.groupBy("_kind").agg(F.count(F.lit(1))).toLocalIterator())
+    staging = _read_published(settings, spark, source.staged)
+    in_staging = 0
+    if staging is not None:
+        same = ["event_date", "log_date", *source.key]
+        counted = rows.where(F.col("_kind") == "staged")
+        in_staging = counted.join(staging.select(*same), same, "left_semi").count()
+    return {**counts, "in_staging": in_staging}

@@ -1,0 +1,538 @@
+"""JSON lines, CSV and Parquet files as fields of text."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from uuid import uuid4
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
+import pyspark.sql.types as T
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from backfill_assets.escaping import escape_line
+from backfill_assets.landing.listing import LandingError
+from backfill_assets.tables.columns import holds_json
+from backfill_assets.tables.sources import Source
+
+BYTE_ORDER_MARK = "\ufeff"
+#: The line as it landed (a Parquet row as JSON), and why it has no fields; no field is named so.
+TEXT, PROBLEM = "_text", "_problem"
+
+
+def lines_schema(source: Source) -> T.StructType:
+    """The columns of what the readers give: origin and text of a line, its fields, its problem."""
+    texts = ("source_file", TEXT, *source.fields, PROBLEM)
+    return T.StructType(
+        [
+            T.StructField("arrival_date", T.DateType()),
+            *(T.StructField(name, T.StringType()) for name in texts),
+        ]
+    )
+
+
+def origin_columns(source: Source) -> tuple[Column, Column]:
+    """Arrival day and file of a row, from the path that Spark read it from.
+
+    Asked for every row, hence plain cuts rather than patterns.
+    """
+    tail = F.substring_index("_metadata.file_path", "/", -3 if source.hourly else -2)
+    # A file path is percent-encoded, but a plus sign in it is a plus sign.
+    decoded = F.url_decode(F.replace(tail, F.lit("+"), F.lit("%2B")))
+    name = F.when(tail.contains("%"), decoded).otherwise(tail)
+    return F.substring(tail, 14, 10).cast("date").alias("arrival_date"), name.alias("source_file")
+
+
+def text_lines(
+    spark: SparkSession,
+    source: Source,
+    urls: Sequence[str],
+    max_bytes: int,
+    header: str | None = None,
+) -> DataFrame:
+    """The non-blank lines of text files; a line equal to the header is not data.
+
+    Args:
+        spark: the session.
+        source: whose files they are.
+        urls: the files.
+        max_bytes: no line has more bytes. Of a file that was put in the place of the one which was
+            looked at, longer lines are skipped rather than held in memory.
+        header: the first line of the files.
+    """
+    # Hadoop's reader counts the end of a line, and takes what is shorter than this.
+    reader = spark.read.option("mapreduce.input.linerecordreader.line.maxlength", max_bytes + 3)
+    lines = reader.text([*urls])
+    value, text = F.col("value"), F.col(TEXT)
+    # Files that were put together from several have a byte-order mark within. (Not `ltrim`, which
+    # takes the bytes of half a mark for a whole one.)
+    marked = F.when(value.startswith(BYTE_ORDER_MARK), F.expr("substring(value, 2)"))
+    lines = lines.select(*origin_columns(source), marked.otherwise(value).alias(TEXT))
+    # What begins with more than a space needs no trimming, which is slow.
+    starts_with_text, trimmed = text >= "!", F.trim(text, F.lit(" \t\v\f"))
+    lines = lines.where(starts_with_text | (trimmed != ""))
+    return lines if header is None else lines.where(F.make_valid_utf8(text) != F.lit(header))
+
+
+def identifier_fields(source: Source) -> tuple[str, ...]:
+    """The fields that are text verbatim: a string, or a whole number as it is written."""
+    return tuple(
+        name
+        for name, kind in source.types.items()
+        if isinstance(kind, T.StringType) and not holds_json(source.columns[name])
+    )
+
+
+def json_fields(source: Source) -> tuple[str, ...]:
+    """The fields that hold JSON text."""
+    return tuple(name for name, column in source.columns.items() if holds_json(column))
+
+
+def decimal_fields(source: Source) -> tuple[str, ...]:
+    """The fields that are exact numbers with decimals."""
+    return tuple(name for name, kind in source.types.items() if isinstance(kind, T.DecimalType))
+
+
+def missing_field(name: str) -> Column:
+    """A field that a file does not have."""
+    return F.lit(None).cast("string").alias(name)
+
+
+# A field in quotes as it should be; `*+` because Java would recurse for each turn of a plain `*`.
+_QUOTED = r'(^|,)"[^"]*+(?:""[^"]*+)*+"(?=,|\z)'
+# Spark's CSV parser fails the whole job on a record with more fields than 20480.
+_MOST_FIELDS = 20_000
+# Characters of a header in a message.
+_EXCERPT_LENGTH = 120
+
+
+def read_header(filesystem: pafs.FileSystem, path: str, source: Source) -> str | None:
+    """The first line that is not blank, cut where Spark's text reader cuts; none if all are.
+
+    Raises:
+        LandingError: it is not a header with each required field once.
+    """
+    header = _first_line(filesystem, path)
+    if header is not None:
+        header_columns(header, source)
+    return header
+
+
+def _first_line(filesystem: pafs.FileSystem, path: str) -> str | None:
+    compression = "gzip" if path.endswith(".gz") else None
+    head = b""
+    with filesystem.open_input_stream(path, compression=compression) as stream:
+        while chunk := stream.read(65536):
+            head += chunk
+            # What follows the last line end may go on in the next chunk.
+            if (line := _first_nonblank(_split_lines(head)[:-1])) is not None:
+                return line
+            if len(head) > 1 << 20:
+                break
+    return _first_nonblank(_split_lines(head))
+
+
+def _split_lines(data: bytes) -> list[bytes]:
+    return re.split(rb"\r\n|\n|\r", data)
+
+
+def _first_nonblank(lines: Iterable[bytes]) -> str | None:
+    mark = BYTE_ORDER_MARK.encode()
+    unmarked = (line.removeprefix(mark) for line in lines)
+    return next((line.decode(errors="replace") for line in unmarked if line.strip()), None)
+
+
+def header_columns(header: str, source: Source) -> list[str]:
+    """The column names of a CSV file.
+
+    Raises:
+        LandingError: its first line is not a header with each required field once. Without a
+            header a file would lose its first line, and all others would be rejected.
+    """
+    try:
+        names = [name.strip() for name in next(csv.reader([header], strict=True))]
+    except csv.Error as error:
+        raise LandingError(
+            f"its first line is not a header: {error}{_header_excerpt(header)}"
+        ) from None
+    required = [name for name in source.fields if name not in source.may_be_null]
+    if missing := [name for name in required if name not in names]:
+        raise LandingError(
+            f"its first line is not a header with {', '.join(missing)}{_header_excerpt(header)}"
+        )
+    if repeated := [name for name in source.fields if names.count(name) > 1]:
+        raise LandingError(
+            f"more than one column is named {', '.join(repeated)}{_header_excerpt(header)}"
+        )
+    if len(names) > _MOST_FIELDS:
+        raise LandingError(f"its header has {len(names)} columns, more than {_MOST_FIELDS}")
+    return names
+
+
+def _header_excerpt(header: str) -> str:
+    """The first line as a message shows it: the beginning, with what cannot be seen spelled out."""
+    text = escape_line(header)
+    return f": it is {text[:_EXCERPT_LENGTH]}{' ...' if len(text) > _EXCERPT_LENGTH else ''}"
+
+
+def csv_records(lines: DataFrame, header: str, source: Source) -> DataFrame:
+    """The fields of CSV records, found by the header's names in whatever order."""
+    names = header_columns(header, source)
+    places = {name: f"_csv.c{names.index(name)}" for name in source.fields if name in names}
+
+    def field_column(name: str) -> Column:
+        return F.col(places[name]).alias(name) if name in places else missing_field(name)
+
+    ddl = ", ".join(f"c{n} STRING" for n in range(len(names))) + ", _malformed STRING"
+    options = {"escape": '"', "columnNameOfCorruptRecord": "_malformed"}
+    text = F.col(TEXT)
+    narrow = (F.length(text) < _MOST_FIELDS) | (F.regexp_count(text, F.lit(",")) < _MOST_FIELDS)
+    frame = lines.withColumn("_csv", F.from_csv(F.when(narrow, text), ddl, options))
+    loose_quotes = text.contains('"') & F.regexp_replace(text, _QUOTED, "$1").contains('"')
+    misfit = F.col("_csv").isNull() | F.col("_csv._malformed").isNotNull()
+    problem = (
+        F.when(~F.is_valid_utf8(text), "not UTF-8")
+        .when(loose_quotes, "a quote out of place")
+        .when(misfit, f"not {len(names)} fields as in the header")
+    )
+    return frame.select(
+        "arrival_date",
+        "source_file",
+        TEXT,
+        *map(field_column, source.fields),
+        problem.alias(PROBLEM),
+    )
+
+
+#: The field that ends the envelope of a line. No file can hold it: a line that ended the envelope
+#: itself would hide what follows in it.
+_CLOSED = f"closed_{uuid4().hex}"
+# Half of a surrogate pair, as only a JSON escape can spell it. No text can hold it, so Spark makes
+# the value null, and a null would pass where a field may be null.
+_LONE_SURROGATE = (
+    r"(?i)\\ud[89ab][0-9a-f]{2}(?!\\ud[c-f][0-9a-f]{2})"
+    r"|(?<!\\ud[89ab][0-9a-f]{2})\\ud[c-f][0-9a-f]{2}"
+)
+_KEY_MAY_BE_ESCAPED = r"\\u"
+
+
+def json_lines(lines: DataFrame, source: Source) -> DataFrame:
+    """The fields of JSON lines.
+
+    A line is parsed as the only element of an array, in an envelope that only closes if the line is
+    one whole value: Spark's parser otherwise ignores whatever follows the first one, and a line
+    would be lost in silence. (Without the array, `{...},"x":{...}` would be more of the envelope.)
+    Where identifiers and decimals are plain strings, as nearly always, they are read as such; only
+    the other lines pay for care. There, numbers are put in quotes before, as the parser would pass
+    some of them through a double, and these fields go through VARIANT, which tells a string from a
+    boolean or an object. Of the other types any JSON may be read as text: what is no such value
+    does not read as one later. What is nested is read of the line as it is, without such quotes.
+    """
+    text, careful = F.col(TEXT), F.col("_careful")
+    ids, nested = identifier_fields(source), json_fields(source)
+    exact_fields = (*ids, *decimal_fields(source))
+    columns = {
+        "_plain": F.when(~careful, _from_json(text, source.fields)),
+        "_json": F.when(
+            careful, _from_json(_quote_numbers(text, source), source.fields, exact_fields)
+        ),
+    }
+    if nested:
+        columns["_nested"] = F.when(careful, _from_json(text, nested))
+    not_plain = reduce(
+        Column.__or__, map(text.rlike, not_plain_patterns(exact_fields)), F.lit(False)
+    )
+    frame = lines.withColumn("_careful", not_plain).withColumns(columns)
+
+    def field_column(name: str) -> Column:
+        other = _parsed_line("_nested" if name in nested else "_json")[name]
+        exact = _variant_text(name) if name in exact_fields else other
+        return F.when(careful, exact).otherwise(_parsed_line("_plain")[name]).alias(name)
+
+    problem = (
+        F.when(~F.is_valid_utf8(text), "not UTF-8")
+        .when(~F.coalesce(_is_one_object(), F.lit(False)), "not one JSON object")
+        .when(_has_lone_surrogate(source, exact_fields), "half a surrogate pair")
+        .when(careful, F.coalesce(*map(_identifier_problem, ids), F.lit(None)))
+    )
+    return frame.select(
+        "arrival_date",
+        "source_file",
+        TEXT,
+        *map(field_column, source.fields),
+        problem.alias(PROBLEM),
+    )
+
+
+def number_pattern(source: Source) -> str:
+    """A number where a line has an identifier or a decimal; an identifier takes whole ones only.
+
+    Empty if the source has neither.
+    """
+    choices = []
+    if ids := _any_name_pattern(identifier_fields(source)):
+        choices.append(rf'{ids}"[ \t]*:[ \t]*(?=-?[0-9]+[ \t]*[,}}])')
+    if numbers := _any_name_pattern(decimal_fields(source)):
+        choices.append(rf'{numbers}"[ \t]*:[ \t]*')
+    if not choices:
+        return ""
+    return (
+        rf'((?<!\\)"(?:{"|".join(choices)}))'
+        r"(-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)(?=[ \t]*[,}])"
+    )
+
+
+def not_plain_patterns(exact_fields: Iterable[str]) -> list[str]:
+    """Where a field is not simply a string, or a key may be escaped.
+
+    One pattern a field: one that begins with plain text is found several times as fast as one with
+    a choice.
+    """
+    patterns = [rf'"{re.escape(name)}"\s*:\s*(?!"|null\b|\s)' for name in exact_fields]
+    return [*patterns, _KEY_MAY_BE_ESCAPED] if patterns else []
+
+
+def _any_name_pattern(names: Iterable[str]) -> str:
+    escaped = "|".join(map(re.escape, names))
+    return f"(?:{escaped})" if escaped else ""
+
+
+def _quote_numbers(text: Column, source: Source) -> Column:
+    pattern = number_pattern(source)
+    return F.regexp_replace(text, pattern, '$1"$2"') if pattern else text
+
+
+def _from_json(text: Column, names: Iterable[str], variants: Iterable[str] = ()) -> Column:
+    envelope = F.concat(F.lit('{"lines":['), text, F.lit(f'],"{_CLOSED}":true}}'))
+    options = {"allowSingleQuotes": "false", "allowNonNumericNumbers": "false"}
+    variant_names = {*variants}
+    line = T.StructType(
+        [
+            T.StructField(name, T.VariantType() if name in variant_names else T.StringType())
+            for name in names
+        ]
+    )
+    schema = T.StructType().add("lines", T.ArrayType(line)).add(_CLOSED, T.BooleanType())
+    return F.from_json(envelope, schema, options)
+
+
+def _is_one_object() -> Column:
+    """Whether the line was one object; null if it was not parsed at all."""
+    return (
+        F.coalesce(f"_json.{_CLOSED}", f"_plain.{_CLOSED}")
+        & (F.coalesce(F.array_size("_json.lines"), F.array_size("_plain.lines")) == 1)
+        & (_parsed_line("_json").isNotNull() | _parsed_line("_plain").isNotNull())
+    )
+
+
+def _has_lone_surrogate(source: Source, exact_fields: Iterable[str]) -> Column:
+    """Whether an identifier is null, or a number that may be, as no text can hold what it was."""
+    ids = identifier_fields(source)
+    doubtful = [name for name in exact_fields if name in ids or name in source.may_be_null]
+    is_missing = reduce(
+        Column.__or__, (_variant_text(name).isNull() for name in doubtful), F.lit(False)
+    )
+    return F.col("_careful") & is_missing & F.col(TEXT).rlike(_LONE_SURROGATE)
+
+
+def _parsed_line(parsed: str) -> Column:
+    return F.get(f"{parsed}.lines", F.lit(0))
+
+
+def _variant_text(name: str) -> Column:
+    return F.try_variant_get(_parsed_line("_json")[name], "$", "string")
+
+
+def _identifier_problem(name: str) -> Column:
+    """The problem of an identifier that is neither a string nor a whole number, else null."""
+    # Only text that could come of something else is asked for its type.
+    doubtful = _variant_text(name).rlike(r"^(true\z|false\z|[\[{]|-?[0-9])")
+    kind = F.schema_of_variant(_parsed_line("_json")[name])
+    return F.when(doubtful, F.when(kind != "STRING", F.lit(f"bad {name}: not a string")))
+
+
+_SPARK_TYPES: Mapping[pa.DataType, T.DataType] = {
+    pa.null(): T.IntegerType(),
+    pa.bool_(): T.BooleanType(),
+    pa.int8(): T.ByteType(),
+    pa.int16(): T.ShortType(),
+    pa.int32(): T.IntegerType(),
+    pa.int64(): T.LongType(),
+    pa.uint8(): T.ShortType(),
+    pa.uint16(): T.IntegerType(),
+    pa.uint32(): T.LongType(),
+    pa.uint64(): T.DecimalType(20, 0),
+    pa.float32(): T.FloatType(),
+    pa.float64(): T.DoubleType(),
+    pa.string(): T.StringType(),
+    pa.large_string(): T.StringType(),
+    pa.string_view(): T.StringType(),
+    pa.date32(): T.DateType(),
+    pa.date64(): T.DateType(),
+}
+_NESTED = (T.StructType, T.ArrayType, T.MapType)
+
+
+@dataclass(frozen=True)
+class ParquetColumns:
+    """What is read of a Parquet file.
+
+    Spark is told the types instead of finding them: one column that it cannot read (a half float, a
+    time, a name in two spellings) would otherwise fail every file of the run.
+
+    Attributes:
+        types: the columns that Spark can read, by name.
+        nanoseconds: those of them that are timestamps in nanoseconds.
+        unreadable: the types of the source's fields that cannot be read, by name.
+    """
+
+    types: tuple[tuple[str, T.DataType], ...]
+    nanoseconds: frozenset[str]
+    unreadable: tuple[tuple[str, str], ...]
+
+    @property
+    def spark_schema(self) -> T.StructType:
+        """The columns for Spark's reader."""
+        return T.StructType([T.StructField(name, kind) for name, kind in self.types])
+
+
+def footer_columns(footer: pq.FileMetaData, source: Source) -> ParquetColumns:
+    """The columns of a file, from its footer.
+
+    Raises:
+        LandingError: a field of the source is there twice.
+    """
+    schema = footer.schema.to_arrow_schema()
+    leaves = [footer.schema.column(n) for n in range(len(footer.schema))]
+    # The timestamps of Impala, Hive and older Spark; Arrow shows them as nanoseconds.
+    int96 = {leaf.path for leaf in leaves if leaf.physical_type == "INT96"}
+    # Spark does not tell upper from lower case; `_metadata` is its own column.
+    spellings = Counter([*(name.lower() for name in schema.names), "_metadata"])
+    types, nanoseconds, unreadable = {}, set(), {}
+    for name, kind in zip(schema.names, schema.types, strict=True):
+        if spellings[name.lower()] > 1:
+            if name in source.fields:
+                raise LandingError(f"more than one column is named {name}")
+            continue
+        spark_type = _spark_type(kind, name in int96)
+        if spark_type is None and name in json_fields(source):
+            spark_type = _nested_type(kind)
+        if spark_type is not None:
+            types[name] = spark_type
+            if isinstance(spark_type, T.LongType) and pa.types.is_timestamp(kind):
+                nanoseconds.add(name)
+        elif name in source.fields:
+            unreadable[name] = str(kind)
+    return ParquetColumns(tuple(types.items()), frozenset(nanoseconds), tuple(unreadable.items()))
+
+
+def _spark_type(kind: pa.DataType, int96: bool = False) -> T.DataType | None:
+    """The type that Spark reads a Parquet column as; none for what is no single value."""
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    if pa.types.is_decimal(kind) and kind.precision <= 38:
+        return T.DecimalType(kind.precision, kind.scale)
+    if pa.types.is_timestamp(kind):
+        if int96:
+            return T.TimestampType()
+        if kind.unit == "ns":  # as integers (see `spark.sql.legacy.parquet.nanosAsLong`)
+            return T.LongType()
+        return T.TimestampType() if kind.tz else T.TimestampNTZType()
+    return _SPARK_TYPES.get(kind)
+
+
+def _nested_type(kind: pa.DataType) -> T.DataType | None:
+    """The same for what is nested, whose text is JSON; none where a part cannot be read."""
+    if pa.types.is_struct(kind):
+        parts = [(field.name, _nested_type(field.type)) for field in kind]
+        # As of the columns, Spark fails on two spellings of a name.
+        if not parts or len({name.lower() for name, _ in parts}) < len(parts):
+            return None
+        read = [T.StructField(name, part) for name, part in parts if part is not None]
+        return T.StructType(read) if len(read) == len(parts) else None
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        part = _nested_type(kind.value_type)
+        return T.ArrayType(part) if part is not None else None
+    if pa.types.is_map(kind):
+        key, part = _spark_type(kind.key_type), _nested_type(kind.item_type)
+        return T.MapType(key, part) if isinstance(key, T.StringType) and part is not None else None
+    # Of nanoseconds within something else, JSON would have the integers.
+    nanos = pa.types.is_timestamp(kind) and kind.unit == "ns"
+    return None if nanos else _spark_type(kind)
+
+
+def parquet_rows(spark: SparkSession, urls: Sequence[str], columns: ParquetColumns) -> DataFrame:
+    """The rows of Parquet files that have these columns."""
+    return spark.read.schema(columns.spark_schema).parquet(*urls)
+
+
+def decoding_hash(columns: ParquetColumns) -> Column:
+    """A hash that needs every column: Spark decodes every page for it, not just the footer."""
+    return F.xxhash64(
+        F.lit(0),
+        *(
+            _json_column(_quoted_column(n)) if _is_nested(t) else _quoted_column(n)
+            for n, t in columns.types
+        ),
+    )
+
+
+def parquet_fields(rows: DataFrame, columns: ParquetColumns, source: Source) -> DataFrame:
+    """The fields of Parquet rows by value, written out as text that reads back the same."""
+    texts = {name: _text_column(columns, name, kind) for name, kind in columns.types}
+    problems = [F.lit(f"bad {name}: a column of type {kind}") for name, kind in columns.unreadable]
+    all_problems = [*problems, *_identifier_column_problems(columns, source)]
+    return rows.select(
+        *origin_columns(source),
+        F.to_json(F.struct(*[text.alias(name) for name, text in texts.items()])).alias(TEXT)
+        if texts
+        else F.lit("{}").alias(TEXT),
+        *[
+            texts[name].alias(name) if name in texts else missing_field(name)
+            for name in source.fields
+        ],
+        (
+            F.coalesce(*all_problems).cast("string") if all_problems else F.lit(None).cast("string")
+        ).alias(PROBLEM),
+    )
+
+
+def _identifier_column_problems(columns: ParquetColumns, source: Source) -> list[Column]:
+    """The problems of identifiers that are neither strings nor whole numbers, null where null."""
+    problems = []
+    for name, kind in columns.types:
+        whole = isinstance(kind, T.IntegralType) or getattr(kind, "scale", None) == 0
+        fine = whole and name not in columns.nanoseconds
+        if name in identifier_fields(source) and not (fine or isinstance(kind, T.StringType)):
+            text = F.lit(f"bad {name}: a column of type {kind.simpleString()}")
+            problems.append(F.when(_quoted_column(name).isNotNull(), text))
+    return problems
+
+
+def _text_column(columns: ParquetColumns, name: str, kind: T.DataType) -> Column:
+    column = _quoted_column(name)
+    if _is_nested(kind):
+        return _json_column(column)
+    if name in columns.nanoseconds:
+        # Floor, also before 1970.
+        column = F.timestamp_micros(F.floor(column / F.lit(1000).cast("decimal(4,0)")).cast("long"))
+    return column.cast("string")
+
+
+def _is_nested(kind: T.DataType) -> bool:
+    return isinstance(kind, _NESTED)
+
+
+def _json_column(column: Column) -> Column:
+    return F.to_json(column, {"ignoreNullFields": "false"})
+
+
+def _quoted_column(name: str) -> Column:
+    return F.col("`" + name.replace("`", "``") + "`")

@@ -1,0 +1,324 @@
+"""Load manifests: the files a log day was loaded from, and what a new listing changes.
+
+The raw log is the record of what arrived. What was loaded once is never loaded away because its
+file is gone, smaller or other; what counts of a file is its content, told by a digest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import date
+from typing import Any, NamedTuple
+
+from backfill_assets.calendar.partitions import DAY
+from backfill_assets.landing.listing import CONTROL_FILE, ListedFile, Listing, folder_of
+
+Digests = Callable[[Iterable[ListedFile]], Mapping[ListedFile, str]]
+
+
+class LoadedFile(NamedTuple):
+    """A file as it was loaded: bytes, time of change (0 if not known), content digest."""
+
+    size: int
+    mtime: int
+    digest: str
+
+
+@dataclass(frozen=True)
+class LoadManifest:
+    """What a log day is made of: its own folder, and early lines of the folder before it.
+
+    Attributes:
+        files: the files whose rows the day holds, by their name in the tables, also those that are
+            no longer in the landing.
+        present_days: which of the two folders have been there.
+        closed: whether somebody decided that nothing more comes although there is no folder.
+        awaiting_approval: replaced files that wait for a person, by name: the digest of what lies there now.
+        known_before_undo: if an undo put the day back, what it was made of before that: it counts as known, so
+            nothing is due until something else is there than then.
+    """
+
+    files: Mapping[str, LoadedFile] = field(default_factory=dict)
+    present_days: frozenset[date] = frozenset()
+    closed: bool = False
+    awaiting_approval: Mapping[str, str] = field(default_factory=dict)
+    known_before_undo: LoadManifest | None = None
+
+    @classmethod
+    def from_record(cls, recorded: Any) -> LoadManifest | None:
+        """The manifest in a record; none if the record is of a time before there were any."""
+        if not isinstance(recorded, Mapping):
+            return None
+        return cls(
+            {name: LoadedFile(*file) for name, file in recorded.get("files", {}).items()},
+            frozenset(map(date.fromisoformat, recorded.get("there", ()))),
+            recorded.get("closed", False),
+            recorded.get("held", {}),
+            cls.from_record(recorded.get("known")),
+        )
+
+    @property
+    def as_json(self) -> dict[str, Any]:
+        """The manifest for a record; what is empty is left out."""
+        fields: dict[str, Any] = {
+            "files": {name: list(file) for name, file in self.files.items()},
+            "there": sorted(map(str, self.present_days)),
+            "closed": self.closed,
+            "held": dict(self.awaiting_approval),
+            "known": self.known_before_undo and self.known_before_undo.as_json,
+        }
+        return {name: value for name, value in fields.items() if value}
+
+    def content_digest(self) -> str:
+        """A digest of what the day is made of: contents, not names, sizes or times.
+
+        And what it waits for: when that changes, its windows may close.
+        """
+        parts = [
+            *sorted(f"{folder_of(name)} {file.digest}" for name, file in self.files.items()),
+            *sorted(map(str, self.present_days)),
+            "closed" * self.closed,
+            *sorted(f"held {name} {digest}" for name, digest in self.awaiting_approval.items()),
+        ]
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+    def is_complete(self, day: date, start: date) -> bool:
+        """Whether nothing more is due for a log day: its folders have come, and nothing waits.
+
+        Args:
+            day: the log day.
+            start: the first day of all; nothing is due before it.
+        """
+        has_come = day in self.present_days or self.closed
+        return (
+            has_come
+            and (day == start or day - DAY in self.present_days)
+            and not self.awaiting_approval
+        )
+
+
+@dataclass(frozen=True)
+class LoadTarget:
+    """What a log day is to be made of now.
+
+    Attributes:
+        manifest: what the day will be made of, if no replaced file takes orders away.
+        files_to_read: the files to read, by their name in the tables.
+        replaced: those of them that had other content when they were loaded, or whose content then
+            is not known; they may not take orders away unless a person accepts it.
+        dropped: files that were loaded and whose rows go: their content lies under another name
+            now, or they are gone and a person accepted it.
+        retained_files: files that were loaded and are gone, or held back: their rows stay.
+        digest_before_undo: the fingerprint of the day without the undo that put it back; empty if none did.
+    """
+
+    manifest: LoadManifest
+    files_to_read: Mapping[str, ListedFile]
+    replaced: frozenset[str] = frozenset()
+    dropped: frozenset[str] = frozenset()
+    retained_files: frozenset[str] = frozenset()
+    digest_before_undo: str = ""
+
+    def without_files(self, names: Collection[str], previous: LoadManifest | None) -> LoadTarget:
+        """The target without some of the files to read: those that were loaded stay as they were.
+
+        Args:
+            names: the files that cannot be read now, or are not at rest.
+            previous: what the day was made of.
+        """
+        if not self.files_to_read.keys() & set(names):
+            return self
+        loaded = previous.files if previous else {}
+        unread = {name: self.manifest.files[name] for name in names if name in self.files_to_read}
+        restored = _renamed_files(loaded, self.dropped, unread)
+        retained = {name: loaded[name] for name in {*names, *restored} if name in loaded}
+        files = {n: f for n, f in self.manifest.files.items() if n not in names} | retained
+        return replace(
+            self,
+            manifest=replace(self.manifest, files=files),
+            files_to_read={
+                name: entry for name, entry in self.files_to_read.items() if name not in names
+            },
+            replaced=self.replaced - set(names),
+            dropped=self.dropped - restored,
+            retained_files=self.retained_files | retained.keys(),
+        )
+
+    def hold_back_files(self, names: Collection[str], previous: LoadManifest | None) -> LoadTarget:
+        """The target with some replaced files held back until a person accepts them."""
+        files = self.manifest.files
+        on_hold = {name: files[name].digest for name in names if name in files}
+        remaining = self.without_files(names, previous)
+        manifest = replace(
+            remaining.manifest,
+            awaiting_approval={**remaining.manifest.awaiting_approval, **on_hold},
+        )
+        return replace(remaining, manifest=manifest)
+
+
+def load_target(
+    day: date,
+    recorded: LoadManifest | None,
+    listing: Listing,
+    *,
+    arrived_days: Collection[date] = (),
+    accepted: Collection[str] = (),
+    close: bool = False,
+) -> LoadTarget:
+    """What a log day is to be made of, by what it was made of and what lies in its folders.
+
+    Args:
+        day: the log day.
+        recorded: what it was made of; none if it never was, or nobody recorded it.
+        listing: of the day's folder and the one before it.
+        arrived_days: arrival days whose folders have been there, by what other days were made of.
+        accepted: files that may take away, by their disappearance too, orders that came from them.
+        close: whether nothing more is expected of a day without a folder.
+    """
+    previous = recorded or LoadManifest()
+    result = _build_target(day, previous, listing, arrived_days, accepted, close)
+    if previous.known_before_undo is None:
+        return result
+    before_undo = _build_target(
+        day, previous.known_before_undo, listing, arrived_days, accepted, close
+    )
+    return replace(result, digest_before_undo=before_undo.manifest.content_digest())
+
+
+def _build_target(
+    day: date,
+    previous: LoadManifest,
+    listing: Listing,
+    arrived_days: Collection[date],
+    accepted: Collection[str],
+    close: bool,
+) -> LoadTarget:
+    entries = {**listing.files_on(day - DAY), **listing.files_on(day)}
+    current = _with_digests(entries, previous.files, listing.content_digests)
+    on_hold = {
+        name: digest
+        for name, digest in previous.awaiting_approval.items()
+        if name in current and current[name].digest == digest and name not in accepted
+    }
+    deleted = previous.files.keys() - current.keys()
+    renamed = _renamed_files(previous.files, deleted, current)
+    dropped = renamed | (deleted & set(accepted))
+    retained = {
+        name: previous.files[name] for name in deleted - dropped | (on_hold.keys() & previous.files)
+    }
+    read = {name: entry for name, entry in entries.items() if name not in on_hold}
+    changed = {
+        name
+        for name in read
+        if name not in accepted and not _is_control(name)
+        if name in previous.files and previous.files[name].digest != current[name].digest
+    }
+    present_days = previous.present_days | {
+        d for d in (day - DAY, day) if d in listing.folders or d in arrived_days
+    }
+    manifest = LoadManifest(
+        {**{name: current[name] for name in read}, **retained},
+        present_days,
+        day not in present_days and (previous.closed or close),
+        on_hold,
+    )
+    retained_files = frozenset(name for name in retained if not _is_control(name))
+    return LoadTarget(manifest, read, frozenset(changed), frozenset(dropped), retained_files)
+
+
+def after_undo(recorded: LoadManifest | None, reverted: LoadManifest) -> LoadManifest:
+    """What a log day is made of once an undo has put it back.
+
+    Its rows are those of the files before. What it was loaded from since counts as known: it is not
+    loaded again by itself, and a replaced file is asked about once more when somebody loads it.
+
+    Args:
+        recorded: what it was made of before what is undone; none if it was not there.
+        reverted: what it was made of until now.
+    """
+    previous, before_undo = recorded or LoadManifest(), reverted.known_before_undo or reverted
+    return replace(
+        previous,
+        present_days=previous.present_days | reverted.present_days,
+        closed=reverted.closed,
+        known_before_undo=before_undo,
+    )
+
+
+def _is_control(source_file: str) -> bool:
+    return source_file.endswith(f"/{CONTROL_FILE}")
+
+
+def _with_digests(
+    entries: Mapping[str, ListedFile], previous: Mapping[str, LoadedFile], digests: Digests
+) -> dict[str, LoadedFile]:
+    """The listed files with their digests; only those that look changed are read for it."""
+
+    def is_unchanged(name: str, entry: ListedFile) -> bool:
+        loaded = previous.get(name)
+        return loaded is not None and entry.mtime != 0 and loaded[:2] == (entry.size, entry.mtime)
+
+    new_digests = digests(entry for name, entry in entries.items() if not is_unchanged(name, entry))
+    return {
+        name: previous[name]
+        if is_unchanged(name, entry)
+        else LoadedFile(entry.size, entry.mtime, new_digests[entry])
+        for name, entry in entries.items()
+    }
+
+
+def _renamed_files(
+    previous: Mapping[str, LoadedFile], deleted: Iterable[str], current: Mapping[str, LoadedFile]
+) -> set[str]:
+    """Those of the files that are gone whose content has come under another name.
+
+    As many as there are new names with that content in the same folder.
+    """
+    unmatched: dict[tuple[str, str], int] = defaultdict(int)
+    for name, file in current.items():
+        if name not in previous:
+            unmatched[folder_of(name), file.digest] += 1
+    renamed = set()
+    for name in sorted(deleted):
+        key = folder_of(name), previous[name].digest
+        if unmatched[key] > 0:
+            unmatched[key] -= 1
+            renamed.add(name)
+    return renamed
+
+
+def describe_change(previous: LoadManifest | None, target: LoadTarget) -> str:
+    """What has changed since a day was loaded, in words; empty if nothing, or if it never was."""
+    if previous is None or not needs_reload(previous, target):
+        return ""
+    current = target.manifest
+    accepted = {
+        name
+        for name, digest in previous.awaiting_approval.items()
+        if _has_content(current, name, digest)
+    }
+    renamed = _renamed_files(previous.files, target.dropped, current.files)
+    changes = {
+        "new files": current.files.keys() - previous.files.keys(),
+        "other content": {n for n in current.files.keys() & previous.files if n in target.replaced},
+        "accepted files": accepted | (target.dropped - renamed),
+        "its folder has come": current.present_days - previous.present_days,
+        "nothing more is expected": current.closed and not previous.closed,
+    }
+    return ", ".join(text for text, change in changes.items() if change)
+
+
+def _has_content(manifest: LoadManifest, name: str, digest: str) -> bool:
+    return name in manifest.files and manifest.files[name].digest == digest
+
+
+def needs_reload(previous: LoadManifest | None, target: LoadTarget) -> bool:
+    """Whether a day is made of something else than is to be loaded now."""
+    if previous is None:
+        return True
+    if previous.known_before_undo:
+        return target.digest_before_undo != previous.known_before_undo.content_digest()
+    return target.manifest.content_digest() != previous.content_digest()

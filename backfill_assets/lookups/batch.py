@@ -1,0 +1,304 @@
+"""Call a service for a batch of requests, within its rate limit and with retries.
+
+Nothing is known here of tables and days. Answers are handed over while the rest is being asked, so
+that a process that is killed loses the last few.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from threading import Event, Lock, Thread
+from typing import Any
+
+from pyrate_limiter import Rate, RateItem, SQLiteBucket
+
+from backfill_assets.dagster_ext.executor import raise_if_interrupted
+from backfill_assets.lookups.service import Reply, Service
+from backfill_assets.tables.unpartitioned import ANSWERED_AT, Lookup, Quota
+
+_CLEAN_EVERY = 60.0  # seconds between two looks for calls that no longer count
+
+
+class SharedQuota:
+    """Who calls takes from it first; all calls of all runs count, also those of others."""
+
+    def __init__(self, folder: Path, name: str, quotas: Sequence[Quota], share: float) -> None:
+        """The quota of a service.
+
+        Args:
+            folder: the same for all processes that share it.
+            name: of the service.
+            quotas: what the service allows, the shortest time first.
+            share: the share of it (0 to 1) that all calls together may have used for one more.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        self._pause_file = folder / f"{name}.until"
+        self._lock = Lock()
+        self._cleaned = 0.0
+        self._bucket = SQLiteBucket.init_from_file(
+            rates_of(quotas, share),
+            table="calls",
+            db_path=str(folder / f"{name}.sqlite"),
+            use_file_lock=True,
+        )
+
+    def take(self) -> float:
+        """Take a call: 0, or the seconds after which there may be one."""
+        if (wait := self.pause_seconds) > 0:
+            return wait
+        # The time is told under the lock: of two calls, the one that counts first is the earlier.
+        with self._lock, self._bucket.lock:
+            item = RateItem("call", time.time_ns() // 1_000_000)
+            if self._bucket.put(item):
+                self._clean_bucket(item.timestamp)
+                return 0.0
+            return max(int(self._bucket.waiting(item)), 1) / 1000  # type: ignore[arg-type]
+
+    def pause_calls(self, seconds: float) -> None:
+        """No process takes a call for some time, as the service has asked for."""
+        until = time.time() + seconds
+        # Under the lock of all processes: of two pauses, the longer one counts.
+        with self._lock, self._bucket.lock:
+            if until <= self._paused_until:
+                return
+            # Another name for each: a reader sees the old moment or the new one.
+            new = self._pause_file.with_name(
+                f"{self._pause_file.name}.{os.getpid()}.{time.monotonic_ns()}"
+            )
+            new.write_text(f"{until:.3f}")
+            new.replace(self._pause_file)
+
+    @property
+    def pause_seconds(self) -> float:
+        """For how many seconds nobody may call; 0 if anybody may."""
+        return max(0.0, self._paused_until - time.time())
+
+    @property
+    def _paused_until(self) -> float:
+        with suppress(OSError, ValueError):
+            return float(self._pause_file.read_text())
+        return 0.0
+
+    def close(self) -> None:
+        """Release the file."""
+        with self._lock:
+            self._bucket.close()
+
+    def _clean_bucket(self, now: int) -> None:
+        if time.monotonic() - self._cleaned > _CLEAN_EVERY:
+            self._cleaned = time.monotonic()
+            self._bucket.leak(now)
+
+
+def rates_of(quotas: Sequence[Quota], share: float) -> list[Rate]:
+    """A share of quotas, as the library takes it: of a longer time more calls, and not more a time.
+
+    A rate of a shorter time does not stand for one of a longer: other runs, with another share of
+    the same quota, may have used up the longer one.
+    """
+    rates: list[Rate] = []
+    for quota in quotas:
+        calls, interval = max(1, int(quota.calls * share)), quota.seconds * 1000
+        # Fewer calls in all of the longer time are fewer in any part of it.
+        while rates and calls <= rates[-1].limit:
+            rates.pop()
+        if rates:
+            calls = min(calls, rates[-1].limit * interval // rates[-1].interval)
+        rates.append(Rate(calls, interval))
+    return rates
+
+
+#: The values of the request columns.
+Request = tuple[Any, ...]
+#: After so many requests in a row without an answer, the rest is not asked.
+MAX_FAILURES_IN_A_ROW = 20
+#: Answers are handed over when there are so many, or when so many seconds have gone.
+_BATCH, _BATCH_SECONDS = 1000, 5.0
+#: Seconds before the second try; twice as long before each further one, and no longer than that.
+_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
+_POLL_SECONDS = 0.2  # seconds between two looks whether the run is to end
+
+
+@dataclass
+class BatchResult:
+    """What came of asking.
+
+    Attributes:
+        calls: by request, the calls that it took.
+        unanswered: by request, why it has no answer.
+    """
+
+    calls: Counter[Request] = field(default_factory=Counter)
+    unanswered: dict[Request, str] = field(default_factory=dict)
+
+
+def ask(
+    lookup: Lookup,
+    requests: Sequence[Request],
+    service: Service,
+    quota: SharedQuota,
+    save_answers: Callable[[Sequence[Mapping[str, Any]]], None],
+) -> BatchResult:
+    """Ask requests, each until it is answered or its tries are used up.
+
+    Args:
+        lookup: the lookup.
+        requests: different ones.
+        service: answers them.
+        quota: what the process may use of the quota.
+        save_answers: is given the answers, some at a time, with the columns of the kept table.
+    """
+    return _BatchCall(lookup, requests, service, quota).call_all(save_answers)
+
+
+class _BatchCall:
+    """Threads that call, and the results that they put down for the one that began them."""
+
+    def __init__(
+        self, lookup: Lookup, requests: Sequence[Request], service: Service, quota: SharedQuota
+    ) -> None:
+        """As for `ask`."""
+        self._lookup, self._service, self._quota = lookup, service, quota
+        self._remaining: Iterator[Request] = iter(requests)
+        self._count = len(requests)
+        self._finished: SimpleQueue[tuple[Request, Reply, int]] = SimpleQueue()
+        self._lock = Lock()
+        self._stop = Event()
+        self._stop_reason = ""
+        self._failed_in_a_row = 0
+        self._error: Exception | None = None
+
+    def call_all(self, save_answers: Callable[[Sequence[Mapping[str, Any]]], None]) -> BatchResult:
+        """Ask all."""
+        result, batch, since = BatchResult(), [], time.monotonic()
+        threads = [
+            Thread(target=self._call_until_finished, daemon=True)
+            for _ in range(min(self._lookup.connections, self._count))
+        ]
+        for thread in threads:
+            thread.start()
+        try:
+            for _ in range(self._count):
+                request, reply, calls = self._next_finished()
+                result.calls[request] += calls
+                if reply.answer is None:
+                    result.unanswered[request] = reply.problem
+                else:
+                    batch.append(self._answer_row(request, reply.answer))
+                if len(batch) >= _BATCH or time.monotonic() - since > _BATCH_SECONDS:
+                    save_answers(batch)
+                    batch, since = [], time.monotonic()
+        finally:
+            self._stop_calls("the run has ended")
+            for thread in threads:
+                thread.join()
+            with suppress(Empty):  # after an interruption: what was paid for is kept
+                while True:
+                    request, reply, _ = self._finished.get_nowait()
+                    if reply.answer is not None:
+                        batch.append(self._answer_row(request, reply.answer))
+            if batch:
+                save_answers(batch)
+        return result
+
+    def _next_finished(self) -> tuple[Request, Reply, int]:
+        while True:
+            raise_if_interrupted()
+            if self._error:
+                raise self._error
+            with suppress(Empty):
+                return self._finished.get(timeout=_POLL_SECONDS)
+
+    def _answer_row(self, request: Request, answer: Mapping[str, Any]) -> dict[str, Any]:
+        request_columns = dict(zip(self._lookup.request, request, strict=True))
+        return {**request_columns, **answer, ANSWERED_AT: datetime.now(timezone.utc)}
+
+    def _call_until_finished(self) -> None:
+        """Ask one request after the other, until there is none."""
+        while True:
+            with self._lock:
+                request = next(self._remaining, None)
+            if request is None:
+                return
+            try:
+                reply, calls = self._answer_request(request)
+            except Exception as error:  # noqa: BLE001 - raised where the results are waited for
+                self._error = error
+                return
+            self._finished.put((request, reply, calls))
+
+    def _answer_request(self, request: Request) -> tuple[Reply, int]:
+        """The answer to a request, and the calls that it took."""
+        request_columns = dict(zip(self._lookup.request, request, strict=True))
+        calls = tries = busy = 0
+        last = ""
+        answered = time.monotonic()
+        while self._wait_for_quota():
+            try:
+                reply = self._service.request_answer(request_columns)
+            except Exception as error:  # noqa: BLE001 - a thread that ends would be waited for
+                reply = Reply(problem=f"the call failed ({type(error).__name__})", retry=False)
+            calls, last = calls + 1, reply.problem
+            busy = busy + 1 if reply.busy else 0
+            if reply.wait or reply.busy:
+                pause = min(2.0 ** (busy - 1), _LONGEST_PAUSE) if reply.wait is None else reply.wait
+                pause = max(pause, 1.0) if reply.busy else pause
+                self._quota.pause_calls(pause * random.uniform(1.0, 1.05))
+            if not reply.busy:
+                answered = time.monotonic()
+            elif time.monotonic() - answered > self._lookup.patience:
+                waited = f"{self._lookup.patience:g} s"
+                self._stop_calls(f"the service has said for {waited} that its quota is used up")
+            if reply.answer is not None:
+                self._failed_in_a_row = 0
+                return reply, calls
+            # That the quota is used up says nothing against the request.
+            tries += not reply.busy
+            if reply.refused:
+                self._stop_calls(f"it takes no request of ours ({reply.problem})")
+            if not reply.retry or tries >= self._lookup.tries:
+                return self._give_up(reply, tries), calls
+            if not reply.busy:
+                pause = min(_PAUSE * 2 ** (tries - 1), _LONGEST_PAUSE)
+                self._stop.wait(pause * random.uniform(0.8, 1.2))
+        return Reply(problem=f"{last or 'not asked'}: {self._stop_reason}"), calls
+
+    def _give_up(self, reply: Reply, tries: int) -> Reply:
+        if reply.retry:
+            with self._lock:
+                self._failed_in_a_row += 1
+                if self._failed_in_a_row >= MAX_FAILURES_IN_A_ROW:
+                    self._stop_calls(f"{MAX_FAILURES_IN_A_ROW} requests in a row had no answer")
+        tried = f" (tried {tries} times)" if tries > 1 else ""
+        return Reply(problem=f"{reply.problem}{tried}")
+
+    def _wait_for_quota(self) -> bool:
+        """Wait for a call that the quota allows; whether there is one."""
+        since = time.monotonic()
+        while not self._stop.is_set():
+            wait = self._quota.take()
+            if not wait:
+                return True
+            waited = time.monotonic() - since
+            if waited + wait > self._lookup.patience:
+                until = datetime.now(timezone.utc).timestamp() + wait
+                when = datetime.fromtimestamp(until, timezone.utc)
+                self._stop_calls(f"the quota is used up until {when:%Y-%m-%d %H:%M:%S} UTC")
+            # No longer than that: what another process uses does not change how long we wait, but
+            # several that wait for one moment would come at the same time.
+            self._stop.wait(min(wait, 1.0) + random.uniform(0, 0.02))
+        return False
+
+    def _stop_calls(self, reason: str) -> None:
+        if not self._stop.is_set():
+            self._stop_reason = reason
+            self._stop.set()

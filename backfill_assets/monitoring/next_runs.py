@@ -1,0 +1,573 @@
+"""What to run next: runs that load what has landed, then those that rebuild what it changed.
+
+The schedule, the sensors and the command `backfill-assets night` all ask here. What is to be built
+is decided in `backlog` and `run_requests`; here it meets tables, landing and Dagster's instance.
+Without a daemon, `run_night` does what schedule and sensors would.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import date, datetime, timedelta, timezone
+from functools import cache
+
+import dagster as dg
+
+from backfill_assets.calendar.grain import Grain
+from backfill_assets.calendar.late_data import Policy
+from backfill_assets.calendar.partitions import DAY, Window, to_windows
+from backfill_assets.dagster_ext.internals import (
+    FINISHED_STATUSES,
+    RUN_KEY_TAG,
+    WILL_RETRY_TAG,
+    BulkActionStatus,
+)
+from backfill_assets.dagster_ext.launcher import is_alive
+from backfill_assets.delta.ledger_reader import read_ledger, read_ledgers
+from backfill_assets.delta.ledgers import Ledger, Ledgers
+from backfill_assets.landing.listing import list_landing
+from backfill_assets.publish.assess import recompute_reason
+from backfill_assets.settings import Settings
+from backfill_assets.staleness.finality import final_days
+from backfill_assets.staleness.input_digest import input_digests
+from backfill_assets.staleness.stale import StaleDay, StaleDays, find_stale_days
+from backfill_assets.staleness.unloaded import UnloadedDays, find_unloaded_days, no_data_warning
+from backfill_assets.tables.catalog import config_digests, graph_for
+from backfill_assets.tables.code_version import Code, running_code
+from backfill_assets.tables.derived import carries_state
+from backfill_assets.tables.graph import Graph, graph_of
+from backfill_assets.tables.table import Table
+
+#: So many runs one wave asks for at most, besides those that a limit of days a run makes of one.
+BATCH_SIZE = 5
+
+
+@dataclass(frozen=True)
+class Request:
+    """One run to ask for: a gapless range of days of some tables.
+
+    Attributes:
+        tables: the tables to build, by name.
+        window: the days.
+        key: names what the run is for; the same days for the same inputs have the same key.
+        uncut_range: the range that `window` is a part of, where a run may take only so many days.
+    """
+
+    tables: tuple[str, ...]
+    window: Window
+    key: str
+    uncut_range: Window | None = None
+
+
+#: Whether a run may take in a day of a table that need not be built, and leave it as it is.
+GapRule = Callable[[str, date], bool]
+
+
+def _fill_no_gap(_table: str, _day: date) -> bool:
+    return False
+
+
+def load_requests(
+    unloaded: Mapping[str, UnloadedDays],
+    graph: Graph,
+    per_run: int,
+    may_fill_gap: GapRule = _fill_no_gap,
+) -> list[Request]:
+    """The runs that load what has landed, with all that follows a raw log by log day.
+
+    Args:
+        unloaded: by raw log, what has landed and is not loaded.
+        graph: of all tables.
+        per_run: at most so many days a run.
+        may_fill_gap: tells the days of a gap over which two ranges become one.
+    """
+    groups = {
+        graph.loaded_with(log): dict(unloaded_days.days_to_load)
+        for log, unloaded_days in unloaded.items()
+    }
+    return _drop_waiting_parts(_build_requests(groups, per_run, may_fill_gap), graph)
+
+
+def rebuild_requests(
+    stale: StaleDays,
+    graph: Graph,
+    per_run: int,
+    in_progress: Mapping[str, Container[str]] | None = None,
+    may_fill_gap: GapRule = _fill_no_gap,
+) -> list[Request]:
+    """The runs that bring the open days up to date, in ascending order of their ranges.
+
+    Args:
+        stale: the backlog.
+        graph: of all tables.
+        per_run: at most so many days a run.
+        in_progress: by the id of a run or backfill that is under way, the tables that wait for it where
+            it changed one of their inputs: it is about to build them, or to change more.
+        may_fill_gap: tells the days of a gap over which two ranges become one, and the tables that a
+            run may build besides those that a day lacks.
+    """
+    may_fill_gap = _split_at_weeks(may_fill_gap, graph)
+
+    def is_ready(table: str, reason: StaleDay) -> bool:
+        writer_ids = {id_ for r in reason.inputs.values() for id_ in (r.run_id, r.backfill_id)}
+        return not any(
+            table in tables for id_, tables in (in_progress or {}).items() if id_ in writer_ids
+        )
+
+    tokens: dict[tuple[date, str], str] = {}
+    for table in (*graph.by_log_day, *graph.by_event_day):
+        for day, reason in stale.open.get(table, {}).items():
+            if is_ready(table, reason):
+                tokens[day, table] = reason.commit_key
+    groups: dict[tuple[str, ...], dict[date, str]] = defaultdict(dict)
+    for chain, together in _table_chains(graph):
+        tables_by_day: dict[date, tuple[str, ...]] = {}
+        for day in sorted({day for day, table in tokens if table in chain}):
+            stale_tables = tuple(table for table in chain if (day, table) in tokens)
+            # By event day, what follows a rebuilt table is rebuilt with it.
+            build = _with_followers(stale_tables, chain, graph) if together else stale_tables
+            # But not what another run is about to build the input of.
+            waits = {table for table in chain if day in stale.open.get(table, ())} - {*build}
+            waits -= graph.upstream_tables(stale_tables[0])
+            tables_by_day[day] = tuple(
+                t for t in build if waits.isdisjoint(graph.upstream_tables(t))
+            )
+        for day, tables in tables_by_day.items():
+            allowed_tables = [
+                table for table in chain if table in tables or may_fill_gap(table, day)
+            ]
+            build = _widest_build(tables, tables_by_day.values(), allowed_tables)
+            token = ",".join(tokens[day, table] for table in chain if (day, table) in tokens)
+            groups[build][day] = token
+    return _drop_waiting_parts(_build_requests(groups, per_run, may_fill_gap), graph)
+
+
+def _table_chains(graph: Graph) -> Iterator[tuple[list[str], bool]]:
+    """Tables that a run may build together; and whether what follows a table is built with it."""
+    for tables, together in ((graph.by_log_day, False), (graph.by_event_day, True)):
+        for cadence in Grain:
+            yield [name for name in tables if graph.tables[name].grain is cadence], together
+
+
+def _split_at_weeks(may_fill_gap: GapRule, graph: Graph) -> GapRule:
+    """The same; and nothing lies between one week and the next."""
+
+    def may_fill(table: str, day: date) -> bool:
+        return graph.tables[table].grain.first_day(day) != day or may_fill_gap(table, day)
+
+    return may_fill
+
+
+def _drop_waiting_parts(requests: Sequence[Request], graph: Graph) -> list[Request]:
+    """The requests; of a range that a limit of days a run has cut, only the first in some cases.
+
+    Days that are built one upon the other cannot be built by runs at the same time. What is left is
+    still behind when the first run has ended.
+    """
+    runnable: list[Request] = []
+    begun: set[tuple[tuple[str, ...], Window | None]] = set()
+    for request in requests:
+        uncut = (request.tables, request.uncut_range)
+        if uncut in begun and any(carries_state(graph.tables[name]) for name in request.tables):
+            continue
+        begun.add(uncut)
+        runnable.append(request)
+    return runnable
+
+
+def _with_followers(
+    stale_tables: Sequence[str], chain: Sequence[str], graph: Graph
+) -> tuple[str, ...]:
+    """Tables, and those after the first of them that come of the same sources."""
+    first = {log: name for name in reversed(stale_tables) for log in graph.source_logs(name)}
+    return tuple(
+        name
+        for n, name in enumerate(chain)
+        if any(log in first and chain.index(first[log]) <= n for log in graph.source_logs(name))
+    )
+
+
+def first_batch(requests: Sequence[Request], limit: int = BATCH_SIZE) -> list[Request]:
+    """The first of the requests, as many as one wave asks for.
+
+    What a limit of days a run has made of one range counts as one.
+    """
+    uncut_ranges = dict.fromkeys((request.tables, request.uncut_range) for request in requests)
+    first = set(list(uncut_ranges)[:limit])
+    return [request for request in requests if (request.tables, request.uncut_range) in first]
+
+
+def _widest_build(
+    tables: Collection[str], builds: Iterable[tuple[str, ...]], allowed_tables: Collection[str]
+) -> tuple[str, ...]:
+    """The most tables that are built for some day and may be built for this one as well."""
+    return max((b for b in builds if {*tables} <= {*b} <= {*allowed_tables}), key=len)
+
+
+def _build_requests(
+    groups: Mapping[tuple[str, ...], Mapping[date, str]], per_run: int, may_fill_gap: GapRule
+) -> list[Request]:
+    requests = []
+    for tables, days in groups.items():
+        for uncut_range in _merge_ranges(days, tables, may_fill_gap):
+            for part in _split_days([day for day in sorted(days) if day in uncut_range], per_run):
+                tokens = sorted({days[day] for day in part if day in days})
+                inputs = hashlib.sha256(repr(tokens).encode()).hexdigest()[:12]
+                key = f"{'+'.join(tables)}:{part}:{inputs}"
+                requests.append(Request(tables, part, key, uncut_range))
+    return sorted(requests, key=lambda request: (request.window.start, -len(request.tables)))
+
+
+def _merge_ranges(
+    days: Iterable[date], tables: Sequence[str], may_fill_gap: GapRule
+) -> list[Window]:
+    """The fewest windows that hold these days, and others only where all tables are bridged."""
+    merged: list[Window] = []
+    for window in to_windows(days):
+        gap = Window(merged[-1].end, window.start) if merged else ()
+        if merged and all(may_fill_gap(table, day) for day in gap for table in tables):
+            merged[-1] = Window(merged[-1].start, window.end)
+        else:
+            merged.append(window)
+    return merged
+
+
+def _split_days(days: Sequence[date], max_days: int) -> list[Window]:
+    """The fewest windows of at most so many days that hold these, which are in order."""
+    parts: list[Window] = []
+    for day in days:
+        if parts and len(Window(parts[-1].start, day)) < max_days:
+            parts[-1] = Window(parts[-1].start, day + DAY)
+        else:
+            parts.append(Window(day, day + DAY))
+    return parts
+
+
+#: The tag of a run of a wave: `load` or `rebuild`. The queue lets one load go at a time.
+BATCH_TAG = "backfill_assets/wave"
+LOAD, REBUILD = "load", "rebuild"
+#: For so long a run that failed counts as under way while its retry is still to come.
+_RETRY_PERIOD = timedelta(minutes=10)
+
+RequestFilter = Callable[[Sequence[Request]], list[Request]]
+
+
+class RunPlanner:
+    """What there is to do as of a business day.
+
+    Args:
+        settings: the deployment's settings.
+        now: the business day by the clock, if another may be asked for: a table that is retired by
+            now has no asset that a run could make, whatever day is asked for.
+    """
+
+    def __init__(self, settings: Settings, now: date = date.min) -> None:
+        self.settings = settings
+        self._now = now
+        self.policy = Policy.from_settings(settings)
+        self._code = running_code(settings)
+        self._configs = config_digests(settings)
+        self._graph = graph_for(settings)
+        self.tables = self._graph.tables
+
+    def fed_tables(self, today: date) -> Mapping[str, Table]:
+        """The tables that are fed on a business day, by name: those that are not retired."""
+        return self._fed_graph(today).tables
+
+    def _fed_graph(self, today: date) -> Graph:
+        return self._graph.without_retired(max(today, self._now))
+
+    def night_of(self, moment: datetime) -> date:
+        """The day on which the night before a moment began its work."""
+        local = moment.astimezone(self.settings.zone)
+        began = local.strftime("%H:%M") >= self.settings.nightly_at
+        return local.date() if began else local.date() - DAY
+
+    def plan_loads(self, today: date) -> list[Request]:
+        """The runs that load what has landed, in ascending order of their days."""
+        ledgers, unloaded = self._read_unloaded(today)
+        graph = self._fed_graph(today)
+
+        @cache
+        def unchanged_days(log: str) -> set[date]:
+            return set.intersection(
+                *(
+                    _unchanged_days(
+                        ledger,
+                        unloaded[log].fingerprints,
+                        self._code.table_version(name),
+                        self._configs[name],
+                    )
+                    for name, ledger in ledgers.items()
+                    if log in self._graph.source_logs(name)
+                )
+            )
+
+        def may_fill_gap(table: str, day: date) -> bool:
+            return all(day in unchanged_days(log) for log in self._graph.source_logs(table))
+
+        return load_requests(unloaded, graph, self.settings.partitions_per_run, may_fill_gap)
+
+    def _read_unloaded(self, today: date) -> tuple[Ledgers, Mapping[str, UnloadedDays]]:
+        tables = [self.tables[name] for name in self._graph.landed_tables]
+        ledgers = {t.name: read_ledger(self.settings.table(t.name), t) for t in tables}
+        return ledgers, unloaded_by_log(self.settings, ledgers, self._graph, today)
+
+    def no_data_warnings(self, today: date) -> dict[str, str]:
+        """By raw log whose source has been silent for long, what is to be said of it."""
+        _, unloaded = self._read_unloaded(today)
+        warnings = (
+            (log, no_data_warning(unloaded_days, self._graph.policy_of(log), today))
+            for log, unloaded_days in unloaded.items()
+        )
+        return {log: warning for log, warning in warnings if warning}
+
+    def plan_rebuilds(
+        self, today: date, in_progress: Mapping[str, Collection[str]]
+    ) -> list[Request]:
+        """The runs that bring open days up to date.
+
+        Args:
+            today: the business day.
+            in_progress: what is under way, as `in_progress` says it, looked at before.
+        """
+        ledgers = read_ledgers(self.settings)
+        stale = find_stale_days(ledgers, self.policy, today)
+        if not any(stale.open.values()):
+            return []
+        may_fill_gap = make_gap_rule(ledgers, stale, self.policy, self._code, self._configs)
+        per_run = self.settings.partitions_per_run
+        return rebuild_requests(stale, self._fed_graph(today), per_run, in_progress, may_fill_gap)
+
+    def materialize_command(self, request: Request) -> list[str]:
+        """Dagster's own command for a request's run."""
+        materialize = ["dagster", "asset", "materialize", "-m", "backfill_assets.definitions"]
+        first, last = request.window.start, request.window.end - DAY
+        selected = ",".join(assets_of(request, self.tables))
+        return [*materialize, "--select", selected, "--partition-range", f"{first}...{last}"]
+
+    def next_batch(
+        self, today: date, in_progress: Mapping[str, Collection[str]], not_tried: RequestFilter
+    ) -> tuple[str, list[Request]]:
+        """What is to be run next, and its kind: loads, or once there are none, rebuilds.
+
+        Loads are asked for all at once, as they follow each other in the queue. Between two ranges
+        of them that are not one lies a day that cannot be loaded.
+
+        Args:
+            today: the business day.
+            in_progress: what is under way, as `in_progress` says it.
+            not_tried: takes away what was asked for before.
+        """
+        if load_runs := not_tried(self.plan_loads(today)):
+            return LOAD, load_runs
+        return REBUILD, first_batch(not_tried(self.plan_rebuilds(today, in_progress)))
+
+
+def unloaded_by_log(
+    settings: Settings, ledgers: Ledgers, graph: Graph, today: date
+) -> dict[str, UnloadedDays]:
+    """By raw log, what has landed against what was loaded.
+
+    Args:
+        settings: say where the landing is.
+        ledgers: of the raw logs and the rejected lines.
+        graph: of all tables.
+        today: the business day.
+
+    Raises:
+        LandingError: the landing is not where the settings say.
+    """
+    return {
+        log: find_unloaded_days(
+            ledgers[log],
+            list_landing(settings.landing, source),
+            graph.policy_of(log),
+            today,
+            ledgers[source.rejected.name],
+        )
+        for log, source in graph.sources.items()
+    }
+
+
+def _unchanged_days(
+    ledger: Ledger, fingerprints: Mapping[date, str], code: str, config: str
+) -> set[date]:
+    """The days that are published as this code and these settings would make them now."""
+    code_and_settings = (code, config)
+    return {
+        day
+        for day, fingerprint in fingerprints.items()
+        if recompute_reason(ledger, day, fingerprint, *code_and_settings) is None
+    }
+
+
+def make_gap_rule(
+    ledgers: Ledgers, stale: StaleDays, policy: Policy, code: Code, configs: Mapping[str, str]
+) -> GapRule:
+    """Tells the days that a run may take in although nothing asks for them.
+
+    Those that are published, from these settings, with nothing new in their inputs: to compute them
+    anew changes no row, and where nothing at all has changed they are not even computed. A final
+    day only if it would not be computed: no scheduled run may write it.
+
+    Args:
+        ledgers: those of all tables.
+        stale: the days that are behind.
+        policy: the late-data policy.
+        code: of the runs.
+        configs: by table, the digest of the settings that decide it.
+    """
+    final_by_table, graph = final_days(ledgers, policy), graph_of(ledgers, policy)
+
+    @cache
+    def published_days(table: str) -> frozenset[date]:
+        """The days on which the table and what it is made of are published."""
+        tables = {table, *graph.upstream_tables(table)}
+        published = (ledgers[name].published_days for name in tables)
+        return frozenset.intersection(*published) - stale.all_days(table)
+
+    @cache
+    def protected_days(table: str) -> set[date]:
+        days = final_by_table.get(table, set())
+        references = ledgers[table].references
+        fingerprints = input_digests(graph.inputs[table], ledgers, days, references)
+        return days - _unchanged_days(
+            ledgers[table], fingerprints, code.table_version(table), configs[table]
+        )
+
+    def may_fill_gap(table: str, day: date) -> bool:
+        if day not in published_days(table) or day in protected_days(table):
+            return False
+        ledger = ledgers[table]
+        return (
+            ledger.current_record(day) is not None
+            and ledger.latest[day].made_under(day) == configs[table]
+        )
+
+    return may_fill_gap
+
+
+def assets_of(request: Request, tables: Mapping[str, Table]) -> list[str]:
+    """The assets that a request's run is to select: the tables, and the pages made of them.
+
+    Args:
+        request: the request.
+        tables: all tables, by name.
+    """
+    return [
+        *request.tables,
+        *(page for name in request.tables for page in tables[name].page_assets),
+    ]
+
+
+@dataclass
+class NightResult:
+    """What a night without a daemon did.
+
+    Attributes:
+        succeeded: the requests whose runs succeeded.
+        failed: those whose runs failed.
+        waiting: those that are left to runs that others have launched.
+    """
+
+    succeeded: list[Request] = field(default_factory=list)
+    failed: list[Request] = field(default_factory=list)
+    waiting: list[Request] = field(default_factory=list)
+
+
+def run_night(
+    planner: RunPlanner,
+    today: date,
+    find_in_progress: Callable[[], Mapping[str, Collection[str]]],
+    run_request: Callable[[str, Request], bool],
+) -> NightResult:
+    """Run wave after wave, looking again after each, until nothing is asked for.
+
+    What failed is not tried again; the rest goes on, as at night.
+
+    Args:
+        planner: what there is to do.
+        today: the business day.
+        find_in_progress: what is under way besides, as `tables_in_progress` says it.
+        run_request: runs a request of a kind, and tells whether that succeeded.
+    """
+    result = NightResult()
+
+    def not_tried(requests: Sequence[Request]) -> list[Request]:
+        tried = {request.key for request in (*result.succeeded, *result.failed)}
+        return [request for request in requests if request.key not in tried]
+
+    while True:
+        kind, requests = planner.next_batch(today, find_in_progress(), not_tried)
+        if not requests:
+            break
+        for request in requests:
+            (result.succeeded if run_request(kind, request) else result.failed).append(request)
+    result.waiting = not_tried(planner.plan_rebuilds(today, {}))
+    return result
+
+
+def tables_in_progress(
+    instance: dg.DagsterInstance, tables: Collection[str], *, daemon: bool = True
+) -> dict[str, frozenset[str]]:
+    """What waits for the runs and backfills that are under way: tables, by the id of each.
+
+    Args:
+        instance: where they run.
+        tables: all tables, by name.
+        daemon: whether a daemon is at work. Without one nobody launches what is queued, and nobody
+            gives up or repeats a run whose process is gone.
+    """
+    waiting_tables = {
+        run.run_id: _selected_tables(run.asset_selection, tables)
+        for run in instance.get_runs(dg.RunsFilter(statuses=UNFINISHED_STATUSES))
+        if daemon or (run.status not in _WAITING and is_alive(instance, run) is not False)
+    }
+    for status in (BulkActionStatus.REQUESTED, BulkActionStatus.CANCELING):
+        for backfill in instance.get_backfills(status=status) if daemon else ():
+            # All that follows: until it has ended, its next run may change the inputs again.
+            waiting_tables[backfill.backfill_id] = frozenset(tables)
+    return waiting_tables
+
+
+#: The statuses of a run that has not ended.
+UNFINISHED_STATUSES = [status for status in dg.DagsterRunStatus if status not in FINISHED_STATUSES]
+_WAITING = (dg.DagsterRunStatus.QUEUED, dg.DagsterRunStatus.NOT_STARTED)
+
+
+def unfinished_batch_runs(
+    instance: dg.DagsterInstance, kinds: Sequence[str] = (LOAD, REBUILD)
+) -> list[str]:
+    """The runs of waves before that have not ended, or are about to be retried; their ids."""
+    tags = {BATCH_TAG: list(kinds)}
+    unfinished = instance.get_runs(dg.RunsFilter(tags=tags, statuses=UNFINISHED_STATUSES))
+    failed = instance.get_runs(
+        dg.RunsFilter(
+            tags={**tags, WILL_RETRY_TAG: "true"},
+            statuses=[dg.DagsterRunStatus.FAILURE],
+            updated_after=datetime.now(timezone.utc) - _RETRY_PERIOD,
+        )
+    )
+    runs_to_retry = [run for run in failed if run.is_complete_and_waiting_to_retry]
+    return [run.run_id for run in (*unfinished, *runs_to_retry)]
+
+
+def not_launched(instance: dg.DagsterInstance, keys: Collection[str]) -> set[str]:
+    """The run keys that no run has had."""
+    if not keys:
+        return set()
+    runs = instance.get_runs(dg.RunsFilter(tags={RUN_KEY_TAG: sorted(keys)}))
+    return {*keys} - {run.tags[RUN_KEY_TAG] for run in runs}
+
+
+def _selected_tables(
+    selection: Collection[dg.AssetKey] | None, tables: Collection[str]
+) -> frozenset[str]:
+    """The selected assets; without a selection, all."""
+    if selection is None:
+        return frozenset(tables)
+    return frozenset(key.to_user_string() for key in selection)

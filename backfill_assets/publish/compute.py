@@ -1,0 +1,474 @@
+"""Computing the days of a plan and having them judged; the message if they cannot be computed.
+
+A run computes the days of its range at once. A function that groups without the day would mix them,
+and no check of a day by itself would tell. So the first range that new code of a table computes is
+held against a day or two of it that are computed alone.
+"""
+
+from __future__ import annotations
+
+import re
+import traceback
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import date
+from functools import reduce
+from typing import Any
+
+import dagster as dg
+import msgspec
+import pyspark.sql.types as T
+from deltalake.transaction import AddAction
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from backfill_assets.audit.profile import (
+    Baseline,
+    Histograms,
+    check_conditions,
+    count_kinds,
+    judge_drift,
+    measure_histograms,
+    most_rows,
+)
+from backfill_assets.audit.verdicts import (
+    TRAILING_DAYS,
+    DayMetrics,
+    Expectation,
+    RefusedError,
+    Verdict,
+    check_window,
+    digest_sums,
+    find_violations,
+    judge_days,
+    measure,
+    sum_digests,
+)
+from backfill_assets.calendar.partitions import DaySet, Window, format_ranges
+from backfill_assets.dagster_ext.failures import raise_if_engine_failed
+from backfill_assets.delta.commits import PublishError, Writer, summarize_error
+from backfill_assets.delta.data_files import DataFiles
+from backfill_assets.delta.ledgers import Ledger
+from backfill_assets.delta.records import CommitDetails, CommitRecord, encode_day, to_published_day
+from backfill_assets.delta.table_schema import all_constraints
+from backfill_assets.publish.stateful import recompute_digests
+from backfill_assets.publish.types import ComputeAlone, ComputedDays, ComputePlan
+from backfill_assets.spark.session import SPARK_ERRORS, EngineError
+from backfill_assets.tables.arguments import declaration_location
+from backfill_assets.tables.model_metadata import DRIFT, drifts_of
+from backfill_assets.tables.table import Table
+
+#: The traceback of a Python worker, and how it ends.
+_WORKER_TRACEBACK = re.compile(
+    r"^Traceback \(most recent call last\):\n(?:[ \t].*\n)+(\S.*)$", re.MULTILINE
+)
+
+
+@contextmanager
+def explain_spark_errors(table: Table, days: Window) -> Iterator[None]:
+    """Tell of what Spark cannot compute in a sentence: Spark's own has a plan and a stack.
+
+    Args:
+        table: the table.
+        days: of it that are computed.
+
+    Raises:
+        dagster.Failure: the rows cannot be computed.
+        Exception: the engine failed, and not the rows.
+    """
+    try:
+        yield
+    except SPARK_ERRORS as error:
+        raise_if_engine_failed(error)
+        raise step_failure(table, days, "its rows cannot be computed", error) from error
+
+
+@contextmanager
+def explain_function_errors(table: Table, days: Window) -> Iterator[None]:
+    """Tell of what the function of a table raises in a sentence, with its file and line.
+
+    Args:
+        table: the table.
+        days: of it that it is called for.
+
+    Raises:
+        dagster.Failure: the function raised something.
+        Exception: the engine failed, and not the function.
+    """
+    try:
+        yield
+    except (dg.Failure, EngineError):
+        raise
+    except Exception as error:
+        raise_if_engine_failed(error)
+        raise step_failure(table, days, "its function failed", error) from error
+
+
+def step_failure(table: Table, days: Window, problem: str, error: Exception) -> dg.Failure:
+    """The failure of a step: what failed, why, what state the table is in, what to do.
+
+    Args:
+        table: the table.
+        days: of it that were to be computed.
+        problem: failed.
+        error: the cause.
+    """
+    is_spark_error = isinstance(error, SPARK_ERRORS)
+    cause = (
+        summarize_error(error).rstrip("; .")
+        if is_spark_error
+        else f"{type(error).__name__}: {error}"
+    )
+    if is_spark_error and (worker_errors := _WORKER_TRACEBACK.findall(str(error))):
+        cause = f"{cause} {worker_errors[-1]}"
+    fix = "See to what it names"
+    if table.kind == "derived":
+        fix = "Mend the function, or the input rows that it cannot take"
+    where = declaration_location([*traceback.walk_tb(error.__traceback__)][::-1])
+    return dg.Failure(
+        f"{table.name} [{days}]: {problem}: {cause}{where}. Nothing was written, and the table is as it "
+        f"was. {fix}, and launch these days again."
+    )
+
+
+#: Of the rows that are compared, whether their day was computed alone.
+_ALONE_COLUMN = "_alone"
+
+
+class DependentDaysError(RefusedError):
+    """A day has other rows within a range than alone."""
+
+
+def has_computed_ranges(ledger: Ledger, code_version: str) -> bool:
+    """Whether a run has published several days at once by some code of the table."""
+    return any(
+        record.code_version == code_version and len(record.days) > 1 and _is_computed(record)
+        for record in ledger.records
+    )
+
+
+def _is_computed(record: CommitRecord) -> bool:
+    """Whether a run computed the days of a commit; others carry what was computed before."""
+    details = record.details
+    return not (details.kind or details.undoes or details.as_of)
+
+
+def refuse_dependent_days(
+    table: Table,
+    frame: DataFrame,
+    days: Window,
+    rows: Mapping[date, int],
+    compute_alone: ComputeAlone,
+    *,
+    stateful: bool = False,
+) -> None:
+    """See that days of a range have the rows that they have when each is computed alone.
+
+    The day with the fewest rows is looked at, and one without rows. Values of floating-point
+    columns are not compared: a sum of them depends on the order of the rows.
+
+    Args:
+        table: the table.
+        frame: the rows of the range.
+        days: the range.
+        rows: by day that may be published, how many rows it has.
+        compute_alone: computes one of the days by itself.
+        stateful: whether the days are built one upon the other: only the first can be alone.
+
+    Raises:
+        DependentDaysError: a day has other rows; nothing was written.
+    """
+    first, *later = sorted(days)
+    sample = [day for day in [first] if day in rows] if stateful else _sample_days(rows, first)
+    if not later or not sample:
+        return
+    frames = [
+        frame.where(F.col(table.partition).isin(sample)).withColumn(_ALONE_COLUMN, F.lit(False))
+    ]
+    exact = T.StructType(
+        [column for column in table.struct_type if not _is_inexact(column.dataType)]
+    )
+    sums = digest_sums(exact)
+    with ExitStack() as stack:
+        for day in sample:
+            built = table.conform_frame(
+                stack.enter_context(compute_alone(DaySet.from_days([day]))).frame
+            )
+            frames.append(built.withColumn(_ALONE_COLUMN, F.lit(True)))
+        grouped = reduce(DataFrame.unionByName, frames).groupBy(table.partition, _ALONE_COLUMN)
+        digest_rows = grouped.agg(*[column.alias(name) for name, column in sums.items()]).collect()
+    digests = {
+        (row[table.partition], row[_ALONE_COLUMN]): tuple(row[name] for name in sums)
+        for row in digest_rows
+    }
+    for day in sample:
+        within, by_itself = digests.get((day, False)), digests.get((day, True))
+        if within != by_itself:
+            raise DependentDaysError(
+                f"{table.name} [{days}]: refused, the table is as it was: the function gives other "
+                f"rows for {day} alone ({_row_count_text(by_itself)}) than within {days} "
+                f"({_row_count_text(within)}). Does it group, join and order by for_day? It may read no "
+                "clock and no random number, and what it ranks or collects must have one order. "
+                "Mend the function and launch these days again; to publish it as it is, set "
+                "BACKFILL_ASSETS_CHECK_INDEPENDENCE=false."
+            )
+
+
+def _row_count_text(sums: tuple[int, ...] | None) -> str:
+    return f"{sums[0] if sums else 0} row(s)"
+
+
+def _sample_days(rows: Mapping[date, int], first: date) -> list[date]:
+    """The days to compute alone, of those that may be published.
+
+    A function that looks at the row before goes wrong on later days of a range than the first.
+    """
+    filled = [day for day in rows if rows[day]]
+    empty = [day for day in rows if not rows[day]]
+    fewest = min(filled, key=lambda day: (day == first, rows[day], day), default=None)
+    return [*sorted(empty)[:1], *([fewest] if fewest else [])]
+
+
+def _is_inexact(kind: T.DataType) -> bool:
+    if isinstance(kind, T.ArrayType):
+        return _is_inexact(kind.elementType)
+    if isinstance(kind, T.MapType):
+        return _is_inexact(kind.keyType) or _is_inexact(kind.valueType)
+    if isinstance(kind, T.StructType):
+        return any(_is_inexact(field.dataType) for field in kind)
+    return isinstance(kind, T.FloatType | T.DoubleType)
+
+
+@dataclass(frozen=True)
+class AuditedDays:
+    """Days that were computed and judged.
+
+    Attributes:
+        built: as the asset built them.
+        frame: their rows, with the columns and types of the table.
+        fingerprints: by day, the input fingerprint that it was made under.
+        verdicts: what the audit says of them.
+        rules: by name, what was asked of each row.
+        merge: whether they were judged as for a merge.
+        files: by day, the data files that are written and not committed.
+        spreads: by day, how its columns are distributed that are watched.
+    """
+
+    built: ComputedDays
+    frame: DataFrame
+    fingerprints: Mapping[date, str]
+    verdicts: Mapping[date, Verdict]
+    rules: Mapping[str, str]
+    merge: bool = False
+    files: dict[date, list[AddAction]] = field(default_factory=dict)
+    spreads: Mapping[date, Histograms] = field(default_factory=dict)
+
+    def is_current_for(self, expected: Mapping[date, str], ledger: Ledger) -> bool:
+        """Whether these days would be made and judged no otherwise now."""
+        rules = all_constraints(ledger.table, ledger.metadata)
+        return expected.items() <= self.fingerprints.items() and rules == self.rules
+
+    def write_files(self, writer: Writer, days: Sequence[date]) -> DataFiles:
+        """The data files of days, which are written once; those that are there already, never.
+
+        Raises:
+            PublishError: they could not be written, or hold other rows than were audited.
+        """
+        existing_files = self.built.files
+        if new_days := [day for day in days if day not in self.files and day not in existing_files]:
+            written, digest = writer.write_rows(
+                self.frame, new_days, scattered=self.built.scattered
+            )
+            self.files.update({day: written.get(day, []) for day in new_days})
+            audited = sum_digests(self.verdicts[day].metrics.digest for day in new_days)
+            if digest != audited:
+                writer.remove_files(file for day in new_days for file in self.files.pop(day))
+                raise PublishError(
+                    f"{writer.table.name} [{format_ranges(new_days)}]: the rows that were written have the "
+                    f"digest {digest}, and those that were audited {audited}: computed twice, the "
+                    "days have not the same rows. Nothing was published. Let the table's transform "
+                    "give the same rows each time."
+                )
+        return {
+            day: existing_files[day] if day in existing_files else self.files[day] for day in days
+        }
+
+    def mark_committed(self, days: Iterable[date]) -> None:
+        """Take note of days whose files a version of the table has now."""
+        for day in days:
+            self.files.pop(day, None)
+
+    @property
+    def orphaned_files(self) -> list[AddAction]:
+        """The data files that no commit will name."""
+        return [file for files in self.files.values() for file in files]
+
+
+def compute_days(
+    table: Table,
+    plan: ComputePlan,
+    fingerprints: Mapping[date, str],
+    ledger: Ledger,
+    merge_writer: Writer | None = None,
+    *,
+    skip_independence: bool = False,
+) -> AuditedDays:
+    """The days computed and judged; those between them are not.
+
+    Args:
+        table: the table that they are meant for.
+        plan: how they are made.
+        fingerprints: the days, each with its fingerprint.
+        ledger: that of the table.
+        merge_writer: what would merge them into the table; none if they are to replace what is there.
+        skip_independence: whether a range that this code computes need not be held against its days alone.
+
+    Raises:
+        SchemaError: a column is missing or of another type.
+        DeclarationError: a condition of the model is none.
+        RefusedError: rows outside of these days, rows without a day, none where some are due, or
+            a day that has other rows when it is computed alone.
+    """
+    days = DaySet.from_days(fingerprints)
+    built = plan.build(days)
+    frame = table.conform_frame(built.frame)
+    rules = all_constraints(table, ledger.metadata)
+    check_conditions(frame, table, rules)
+    measured_days = measure(frame, table, [*rules.values()])
+    check_window(measured_days, table, days, built.expectations)
+    for day, day_violations in find_violations(frame, table).items():
+        if day not in measured_days:
+            raise RefusedError(
+                f"{table.name} [{days}]: refused, the table is as it was: {', '.join(day_violations)} found "
+                f"rows of {day}, of which the frame has none. A check gives rows of the frame."
+            )
+        measured_days[day] = replace(measured_days[day], violations=day_violations)
+    expectations = dict(built.expectations)
+    if merge_writer and ledger.version is not None:
+        leftover_rows = merge_writer.count_leftover_rows(frame, list(fingerprints), ledger.version)
+        expectations |= {
+            day: _expect_no_leftover(expectations.get(day), n) for day, n in leftover_rows.items()
+        }
+    found_spreads = measure_histograms(frame, table)
+    drift_numbers = _add_drift_notices(table, ledger, found_spreads, days, expectations)
+    numbers = built.numbers
+    for extra in (count_kinds(frame, table, days), most_rows(frame, table, days), drift_numbers):
+        numbers = _merge_figures(numbers, extra)
+    built = replace(built, numbers=numbers)
+    verdicts = judge_days(table, days, measured_days, expectations, _trailing_days(ledger, days))
+    if plan.fingerprint_after:
+        fingerprints, verdicts = recompute_digests(table, plan, ledger, verdicts)
+    by_day = {v.day: v for v in verdicts}
+    if plan.compute_alone and not skip_independence:
+        passed = {v.day: v.metrics.rows for v in verdicts if v.may_publish}
+        refuse_dependent_days(
+            table,
+            frame,
+            days,
+            passed,
+            plan.compute_alone,
+            stateful=plan.fingerprint_after is not None,
+        )
+    merge = merge_writer is not None
+    return AuditedDays(built, frame, fingerprints, by_day, rules, merge, spreads=found_spreads)
+
+
+def _expect_no_leftover(expectation: Expectation | None, rows: int) -> Expectation:
+    """What is expected of a day, which has rows that a merge would leave."""
+    expectation = expectation or Expectation()
+    problem = (
+        f"{rows} published row(s) are absent or less frequent in the source, and a merge would "
+        "leave them; launch the day without merge"
+    )
+    return replace(expectation, problems=[*expectation.problems, problem])
+
+
+def _add_drift_notices(
+    table: Table,
+    ledger: Ledger,
+    day_spreads: Mapping[date, Histograms],
+    days: Window,
+    expectations: dict[date, Expectation],
+) -> dict[date, Mapping[str, float]]:
+    """Add what is found of drift to what is expected of the days; numbers for the UI by day."""
+    numbers: dict[date, Mapping[str, float]] = {}
+    for day in days if drifts_of(table) else ():
+        notice, numbers[day] = judge_drift(
+            table, day_spreads.get(day, {}), _earlier_spread(ledger, day_spreads, day)
+        )
+        expectation = expectations.get(day, Expectation())
+        expectations[day] = replace(
+            expectation,
+            notices={**expectation.notices, DRIFT: notice},
+            figures={**expectation.figures, DRIFT: numbers[day]},
+        )
+    return numbers
+
+
+def _earlier_spread(
+    ledger: Ledger, day_spreads: Mapping[date, Histograms], day: date
+) -> Baseline | None:
+    """What a day is held against: the version that it replaces, or else the last day before it."""
+
+    def published_spread(past_day: date) -> Histograms | None:
+        record = ledger.latest.get(past_day)
+        return (
+            record.details.spreads.get(past_day)
+            if record and ledger.current_record(past_day)
+            else None
+        )
+
+    if spread := published_spread(day):
+        return Baseline(f"version {ledger.latest[day].version}", spread)
+    for earlier_day in ledger.table.grain.partitions_before(day, TRAILING_DAYS):
+        if spread := day_spreads.get(earlier_day) or published_spread(earlier_day):
+            return Baseline(str(earlier_day), spread)
+    return None
+
+
+def _merge_figures(
+    numbers: Mapping[date, Mapping[str, Any]], extra: Mapping[date, Mapping[str, Any]]
+) -> dict[date, Mapping[str, Any]]:
+    return {
+        **numbers,
+        **{day: {**numbers.get(day, {}), **figures} for day, figures in extra.items()},
+    }
+
+
+def _trailing_days(ledger: Ledger, window: Window) -> dict[date, DayMetrics]:
+    """The days before those of the window in numbers, from the statistics in the table's log."""
+    cadence = ledger.table.grain
+    earlier_days = {d for day in window for d in cadence.partitions_before(day, TRAILING_DAYS)} - {
+        *window
+    }
+    return {day: ledger.measured[day] for day in earlier_days if day in ledger.measured}
+
+
+def audit_summary(verdicts: Sequence[Verdict], audited: AuditedDays) -> dict[str, Any]:
+    """What a commit is to say of days: those that passed, and why the others did not."""
+    built = audited.built
+    return {
+        "audit": {
+            str(v.day): encode_day(
+                to_published_day(
+                    v,
+                    built.fingerprints.get(v.day, audited.fingerprints[v.day]),
+                    built.numbers.get(v.day, {}),
+                    built.made_under.get(v.day, ""),
+                    built.provenance.get(v.day),
+                )
+            )
+            for v in verdicts
+            if v.may_publish
+        },
+        "not_published": {str(v.day): v.failure_reasons for v in verdicts if not v.may_publish},
+    }
+
+
+def add_spreads(
+    details: CommitDetails, audited: AuditedDays, passed: Iterable[Verdict]
+) -> CommitDetails:
+    """What a commit is to tell of itself, with the distributions of its days."""
+    passed_spreads = {v.day: audited.spreads[v.day] for v in passed if v.day in audited.spreads}
+    return msgspec.structs.replace(details, spreads=passed_spreads) if passed_spreads else details

@@ -1,0 +1,134 @@
+"""Tables that carry state: their days are built in date order, each upon the one before."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from datetime import date
+
+from backfill_assets.audit.verdicts import Expectation, Verdict, judge_days
+from backfill_assets.calendar.partitions import DAY, Window
+from backfill_assets.delta.ledgers import Ledger
+from backfill_assets.publish.assess import new_input_reason
+from backfill_assets.publish.types import ComputePlan
+from backfill_assets.settings import PREFIX
+from backfill_assets.tables.table import Table
+
+#: So many days of such a table are computed at once, and published by a commit: a row of the first
+#: of them is read for each of the others. So a run that is killed continues from the last of them.
+#: A run of a month is one commit.
+DAYS_PER_COMMIT = 31
+
+
+def split_buildable_days(
+    ledger: Ledger,
+    plan: ComputePlan,
+    window: Window,
+    reasons: Mapping[date, str],
+    refused: Mapping[date, Expectation],
+    failed: Collection[date],
+    config_digest: str,
+) -> tuple[dict[date, str], dict[date, Expectation]]:
+    """The days to compute, and those to refuse, as each day is built upon the one before it.
+
+    With a day, all days after it are computed, as they may change with it. After a day that is not
+    published as it would be now, no day is built.
+
+    Args:
+        ledger: that of the table.
+        plan: how its days would be made now.
+        window: the days of the plan, without a gap.
+        reasons: the days to compute, each with why, by what else they are made of.
+        refused: the days that cannot be made, by what else they are made of.
+        failed: earlier days of the table that this run has failed to publish.
+        config_digest: of the settings that decide the table now.
+    """
+    name = ledger.table.name
+    blocker = _blocking_reason(ledger, plan, window.start, failed, config_digest)
+    buildable: dict[date, str] = {}
+    blocked: dict[date, Expectation] = dict(refused)
+    for day in window:
+        if day in refused:
+            blocker = f"{name}[{day}] was not published"
+        elif blocker and day in reasons:
+            blocked[day] = Expectation(problems=[f"it is built upon earlier days, and {blocker}"])
+        elif not blocker and (buildable or day in reasons):
+            buildable[day] = reasons.get(day) or new_input_reason([name])
+    return buildable, blocked
+
+
+def _blocking_reason(
+    ledger: Ledger, plan: ComputePlan, first: date, failed: Collection[date], config_digest: str
+) -> str:
+    """Why nothing can be built upon the days before a first one; empty if it can."""
+    name = ledger.table.name
+    if earlier := [day for day in failed if day < first]:
+        return f"{name}[{max(earlier)}] failed in this run"
+    own_snapshot = next(source for source in plan.sources if source.table is ledger.table)
+    earlier = [day for day in ledger.published_days if day < first]
+    begins = first not in ledger.published_days and not own_snapshot.required_days(first)
+    if earlier and begins and first - DAY not in ledger.published_days:
+        return (
+            f"{name} has days up to {max(earlier)} and none on the day before {first}, the first "
+            f"day now: it would begin anew. Put {PREFIX}START back and build the days between"
+        )
+    for needed in own_snapshot.required_days(first):
+        if needed not in ledger.published_days:
+            return f"{name}[{needed}] has never been published"
+        if needed in ledger.under_other_settings(config_digest):
+            return f"{name}[{needed}] was made under other settings; rebuild it first"
+    return ""
+
+
+def recompute_digests(
+    table: Table, plan: ComputePlan, ledger: Ledger, verdicts: Sequence[Verdict]
+) -> tuple[dict[date, str], list[Verdict]]:
+    """What days were really made of, and what the audit says of them, one upon the other.
+
+    Args:
+        table: the table.
+        plan: how its days were made.
+        ledger: that of the table.
+        verdicts: of each day by itself, in ascending order.
+
+    Returns:
+        The fingerprint of each day, given the day before as it was computed; and the verdicts, of
+        which none passes after a day that did not.
+    """
+    assert plan.fingerprint_after is not None
+    fingerprints: dict[date, str] = {}
+    verdict_by_day: dict[date, Verdict] = {}
+    for verdict in verdicts:
+        day, previous = verdict.day, verdict_by_day.get(verdict.day - DAY)
+        content = previous.metrics.digest if previous else ledger.content_key(day - DAY)
+        fingerprints[day] = plan.fingerprint_after(day, content)
+        if previous and not previous.may_publish:
+            problem = f"it is built upon {table.name}[{previous.day}], which did not pass"
+            expectation = replace(
+                verdict.expectation, problems=[*verdict.expectation.problems, problem]
+            )
+            (verdict,) = judge_days(table, [day], {day: verdict.metrics}, {day: expectation}, {})
+        verdict_by_day[day] = verdict
+    return fingerprints, [*verdict_by_day.values()]
+
+
+def unchanged_suffix(
+    ledger: Ledger,
+    plan: ComputePlan,
+    fingerprints: Mapping[date, str],
+    requested_days: Collection[date],
+) -> list[date]:
+    """The days of a table that carries state that came out as they are published.
+
+    Args:
+        ledger: that of the table.
+        plan: how its days were made; of a table that carries no state, there are none.
+        fingerprints: of the days, as `recompute_digests` has them.
+        requested_days: the days that were computed for another reason than the day before them.
+    """
+    unchanged = []
+    for day, fingerprint in fingerprints.items() if plan.fingerprint_after else ():
+        published = ledger.current_record(day)
+        if day not in requested_days and published and published.fingerprint == fingerprint:
+            unchanged.append(day)
+    return unchanged

@@ -1,1 +1,0 @@
-"""The audit of days before they are published, and how Dagster shows it."""

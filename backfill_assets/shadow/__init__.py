@@ -1,0 +1,1 @@
+"""Shadow backfills: build tables beside production, compare them, switch, and undo a switch."""

@@ -1,0 +1,370 @@
+"""Build days into a shadow target, beside production; production does not change.
+
+The assets themselves compute and audit the days, as in any run; Dagster's instance is not told, as
+no table of production has changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import date
+from functools import partial
+from typing import Any, NamedTuple
+
+import dagster as dg
+import msgspec
+from pydantic import PrivateAttr
+
+from backfill_assets.audit.checks import failure_text
+from backfill_assets.backfills.backfill_plan import BackfillRequest
+from backfill_assets.calendar.late_data import Policy
+from backfill_assets.calendar.partitions import DAY, Window, run_windows, to_ranges
+from backfill_assets.dagster_ext.failures import run_failure_message
+from backfill_assets.dagster_ext.internals import AssetGraph
+from backfill_assets.delta import targets
+from backfill_assets.delta.commits import Writer
+from backfill_assets.delta.ledger_reader import read_ledger
+from backfill_assets.delta.ledgers import Ledger, Ledgers
+from backfill_assets.delta.targets import ShadowTarget, TargetError
+from backfill_assets.publish.adopt import Origin, adopt_files
+from backfill_assets.publish.io_manager import DeltaIOManager
+from backfill_assets.publish.run_tags import REASON_TAG
+from backfill_assets.publish.types import Candidate, DayResult, Outcome
+from backfill_assets.settings import Settings
+from backfill_assets.shadow.days import (
+    days_of_target,
+    days_to_clone,
+    refuse_external_changes,
+    refuse_migrated,
+    stale_days,
+    target_tables,
+)
+from backfill_assets.staleness.input_digest import input_digests
+from backfill_assets.tables.catalog import tables_of
+from backfill_assets.tables.code_version import Code
+from backfill_assets.tables.table import Table
+
+
+class ShadowIOManager(DeltaIOManager):
+    """Reads as a target sees the tables, and publishes in its forks."""
+
+    _settings: Settings = PrivateAttr()
+    _target: ShadowTarget = PrivateAttr()
+    _results: list[tuple[Table, DayResult]] = PrivateAttr(default_factory=list)
+
+    @classmethod
+    def for_target(
+        cls, publisher: DeltaIOManager, settings: Settings, target: ShadowTarget
+    ) -> ShadowIOManager:
+        """One for the tables of a target, by the same code."""
+        shadow = cls(**{name: getattr(publisher, name) for name in type(publisher).model_fields})
+        shadow._settings, shadow._target = settings, target
+        return shadow
+
+    @property
+    def results(self) -> Sequence[tuple[Table, DayResult]]:
+        """What became of the days so far."""
+        return self._results
+
+    def url(self, table: Table) -> str:
+        """Where a table is, as the target has it."""
+        return self._target.table_url(self._settings, table.name)
+
+    def ledger(self, table: Table) -> Ledger:
+        """What the log of a table says, as the target sees it."""
+        return self._target.table_ledger(self._settings, table.name)
+
+    def writer(self, table: Table) -> Writer:
+        """Commits to the fork, and writes data files where those of the table lie."""
+        files = self._settings.table(table.name)
+        return replace(super().writer(table), files=files)
+
+    def publish(
+        self,
+        candidate: Candidate,
+        window: Window,
+        record: Mapping[str, Any],
+        *,
+        rewrite: Container[date] = (),
+        merge: bool = False,
+    ) -> list[DayResult]:
+        """As any run; what it made of the days is remembered. Days are replaced, never merged."""
+        results = super().publish(candidate, window, record, rewrite=rewrite)
+        self._results += [(candidate.table, result) for result in results]
+        return results
+
+
+class StageResult(NamedTuple):
+    """What became of a stage of a shadow backfill.
+
+    Attributes:
+        name: of the stage.
+        window: its days.
+        counts: by table, how many days had which outcome.
+        failure: what failed, in the words of the steps; empty if nothing did.
+    """
+
+    name: str
+    window: Window
+    counts: Mapping[str, Mapping[Outcome, int]]
+    failure: str = ""
+
+
+def prepare_target(
+    publisher: DeltaIOManager, settings: Settings, name: str, request: BackfillRequest
+) -> ShadowTarget:
+    """The target of a name: made if there is none, or else caught up, with these days as well.
+
+    Args:
+        publisher: reads and publishes.
+        settings: the deployment's settings.
+        name: of the target.
+        request: the days, and the tables if the target is to be made.
+
+    Raises:
+        TargetError: it cannot be made so, or is there with other tables.
+        ForkError: a table cannot be forked.
+    """
+    if name not in targets.list_targets(settings):
+        tables = target_tables(settings, request.tables)
+        new = targets.describe_target(settings, name, tables, request.window, request.reason)
+        return targets.make_target(settings, new)
+    target = targets.load_target(settings, name)
+    if (
+        request.tables
+        and (requested_tables := target_tables(settings, request.tables)) != target.tables
+    ):
+        raise TargetError(
+            f"target {name} has the tables {', '.join(target.tables)}, and not "
+            f"{', '.join(requested_tables)}: take another name for these"
+        )
+    target = catch_up(publisher, settings, target)
+    days = {day for window in (*target.requested_windows, request.window) for day in window}
+    return targets.save_target(
+        settings, target.model_copy(update={"asked": tuple(to_ranges(days))})
+    )
+
+
+def catch_up(publisher: DeltaIOManager, settings: Settings, target: ShadowTarget) -> ShadowTarget:
+    """Let a target see production as it is now; its forks begin there, with the days it has made.
+
+    Args:
+        publisher: reads and publishes.
+        settings: the deployment's settings.
+        target: the target.
+
+    Raises:
+        TargetError: another writer has changed days that the target has made, or a table of it was
+            migrated.
+        PublishError: files of days that it has made are gone.
+    """
+    targets.refuse_busy(target)
+    tables = tables_of(settings)
+    current = {name: read_ledger(settings.table(name), table) for name, table in tables.items()}
+    pins = {name: ledger.version for name, ledger in current.items()}
+    if pins == target.pins:
+        return target
+    refuse_migrated(settings, target, current)
+    refuse_external_changes(settings, target, current)
+    updated = target.model_copy(update={"pins": pins, "asked": _requested_ranges(target, current)})
+    if all(pins[name] == target.pins[name] for name in target.tables):
+        return targets.save_target(settings, updated)
+    updated = targets.clone_tables(settings, updated)
+    shadow = ShadowIOManager.for_target(publisher, settings, updated)
+    for name in target.tables:
+        cloned, table = days_to_clone(settings, target, name), tables[name]
+        if cloned.days:
+            record = shadow.run_metadata(table, f"target {target.name}", {})
+            adopt_files(
+                cloned,
+                shadow.writer(table),
+                partial(shadow.ledger, table),
+                record,
+                partial(
+                    translate_origin,
+                    settings,
+                    updated,
+                    cloned.ledger,
+                    partial(updated.table_ledgers, settings),
+                ),
+            )
+    return targets.save_target(settings, updated)
+
+
+def translate_origin(
+    settings: Settings,
+    target: ShadowTarget,
+    fork: Ledger,
+    ledgers: Callable[[], Ledgers],
+    days: Iterable[date],
+) -> Origin:
+    """What days of a fork were made by and from, as another log of the table is to name it.
+
+    Of an input that the target has too, the version there as of now is named, if the input holds
+    there what the day was made of. Else no version is, as none holds it: the day is behind.
+
+    Args:
+        settings: the deployment's settings.
+        target: the target.
+        fork: the ledger of the table, as the target has it.
+        ledgers: those of all tables where the days are to be, as of now.
+        days: the days.
+    """
+    days, name, destination = sorted(days), fork.table.name, ledgers()
+    inputs = fork.table.inputs(Policy.from_settings(settings))
+    # Of a table that carries state, days are built upon days that come with them.
+    fork_contents = {(name, day): fork.content_key(day) for day in days}
+    fingerprints = input_digests(
+        inputs, destination, days, destination[name].references, fork_contents
+    )
+    differing_days = {d for d in days if fork.latest[d].days[d].fingerprint != fingerprints[d]}
+    forks = {table: target.table_ledger(settings, table) for table in target.tables}
+
+    def holds_same_input(day: date, table: str, version: int) -> bool:
+        dependencies = tuple(dependency for dependency in inputs if dependency.source.name == table)
+        # What the table carries on from may have been built in the same commit.
+        fork_version = fork.latest[day].version if table == name else version
+        past_ledgers = {table: forks[table].as_of(fork_version)}
+        made_from = input_digests(dependencies, past_ledgers, [day])
+        return made_from == input_digests(
+            dependencies, destination, [day], content_overrides=fork_contents
+        )
+
+    def input_versions(day: date) -> dict[str, int]:
+        return {
+            table: (destination[table].version or 0) if table in target.tables else version
+            for table, version in fork.latest[day].day_provenance(day).inputs.items()
+            if table not in target.tables
+            or day not in differing_days
+            or holds_same_input(day, table, version)
+        }
+
+    provenances = {
+        day: msgspec.structs.replace(
+            fork.latest[day].day_provenance(day), inputs=input_versions(day)
+        )
+        for day in days
+    }
+    return Origin(provenances, {day: fingerprints[day] for day in differing_days})
+
+
+def _requested_ranges(target: ShadowTarget, current: Ledgers) -> tuple[str, ...]:
+    """The days that are asked for, up to the newest of production if they are to end there."""
+    newest = max(
+        (day for name in target.tables for day in current[name].published_days), default=None
+    )
+    last = target.requested_windows[-1]
+    if not target.newest or newest is None or newest < last.end:
+        return target.asked
+    return (*target.asked[:-1], str(Window(last.start, newest + DAY)))
+
+
+def build_stages(
+    publisher: DeltaIOManager,
+    settings: Settings,
+    assets: Sequence[dg.AssetsDefinition],
+    target: ShadowTarget,
+    parameters: BackfillRequest,
+) -> Iterator[StageResult]:
+    """Build days into a target, stage after stage; the last one may have days that did not pass.
+
+    Days that the target has already, as they would be made now, are left alone: so a build that
+    was killed goes on where it was.
+
+    Args:
+        publisher: reads and publishes.
+        settings: the deployment's settings.
+        assets: those of the deployment.
+        target: the target.
+        parameters: the days, and how they are cut into stages.
+
+    Raises:
+        TargetError: another command has made its forks anew meanwhile.
+    """
+    shadow = ShadowIOManager.for_target(publisher, settings, target)
+    resources = {
+        "io_manager": dg.IOManagerDefinition.hardcoded_io_manager(shadow),
+        "engine": dg.ResourceDefinition.hardcoded_resource(publisher.engine),
+    }
+    graph = AssetGraph.from_assets(list(assets))
+    with dg.DagsterInstance.ephemeral() as instance:
+        for name, window in parameters.split_stages():
+            reported, failures = len(shadow.results), []
+            for part, selection in _split_runs(
+                settings, days_of_target(settings, graph, target, window)
+            ):
+                result = dg.materialize(
+                    assets,
+                    selection=selection,
+                    instance=instance,
+                    resources=resources,
+                    tags={
+                        REASON_TAG: parameters.reason or target.reason,
+                        "dagster/asset_partition_range_start": str(part.start),
+                        "dagster/asset_partition_range_end": str(part.end - DAY),
+                    },
+                    run_config={"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}},
+                    raise_on_error=False,
+                )
+                if failed := _missed_days(settings, graph, target, shadow, result.run_id):
+                    failures.append(failure_text(failed, "build the same into the target again"))
+                if not result.success:
+                    failures.append(run_failure_message(instance, result.run_id))
+            if targets.load_target(settings, target.name).generation != target.generation:
+                raise TargetError(
+                    f"another command has let target {target.name} catch up with production since "
+                    "this build began: what was built is not in it. Ask for the same again."
+                )
+            yield _stage_result(name, window, shadow.results[reported:], "\n".join(failures))
+            if failures:
+                return
+
+
+def _missed_days(
+    settings: Settings,
+    graph: AssetGraph,
+    target: ShadowTarget,
+    shadow: ShadowIOManager,
+    run_id: str,
+) -> dict[str, dict[date, str]]:
+    """By table, the days that a run did not publish, but for those that nobody can make yet."""
+    failed = {name: by_day for name, by_day in shadow.failed_days(run_id).items() if by_day}
+    if not failed:
+        return {}
+    code = Code(shadow.code_version, tables=shadow.code_versions)
+    stale = stale_days(settings, graph, target, code, pinned=True)
+    missed = {
+        name: {day: text for day, text in by_day.items() if day in stale.get(name, ())}
+        for name, by_day in failed.items()
+    }
+    return {name: by_day for name, by_day in missed.items() if by_day}
+
+
+def _split_runs(
+    settings: Settings, days: Mapping[str, Sequence[date]]
+) -> Iterator[tuple[Window, list[str]]]:
+    """Ranges of partitions, each with tables that have just these, inputs first."""
+    groups: list[tuple[Sequence[date], list[str]]] = []
+    for name, table_days in days.items():
+        cadence = tables_of(settings)[name].grain
+        last = groups[-1] if groups else None
+        if last and last[0] == table_days and tables_of(settings)[last[1][0]].grain is cadence:
+            last[1].append(name)
+        else:
+            groups.append((table_days, [name]))
+    for table_days, names in groups:
+        for window in tables_of(settings)[names[0]].grain.gapless_ranges(table_days):
+            partitions = [day for day in sorted(table_days) if day in window]
+            for run in run_windows(partitions, settings.partitions_per_run):
+                yield run, names
+
+
+def _stage_result(
+    name: str, window: Window, results: Sequence[tuple[Table, DayResult]], failure: str
+) -> StageResult:
+    counts: dict[str, dict[Outcome, int]] = {}
+    for table, result in results:
+        table_counts = counts.setdefault(table.name, {})
+        table_counts[result.outcome] = table_counts.get(result.outcome, 0) + 1
+    return StageResult(name, window, counts, failure)

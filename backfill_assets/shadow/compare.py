@@ -1,0 +1,250 @@
+"""Compare a shadow target with production, table by table."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import date
+
+from pyspark.sql import SparkSession
+
+from backfill_assets.backfills.changes import is_commit_of, written_days
+from backfill_assets.backfills.cross_table import cross_table_mismatches
+from backfill_assets.backfills.diff import DayChangeKind, TableDiff, VersionPair
+from backfill_assets.backfills.diff_query import diff_table
+from backfill_assets.calendar.partitions import format_ranges
+from backfill_assets.dagster_ext.internals import BaseAssetGraph
+from backfill_assets.delta import targets
+from backfill_assets.delta.ledger_reader import read_ledgers
+from backfill_assets.delta.ledgers import Ledgers
+from backfill_assets.delta.records import CommitRecord
+from backfill_assets.delta.targets import (
+    ComparisonLimits,
+    ShadowTarget,
+    TargetComparison,
+    TargetError,
+)
+from backfill_assets.settings import Settings
+from backfill_assets.shadow.days import built_days, describe_missing_days, refuse_migrated
+from backfill_assets.tables.catalog import tables_of
+from backfill_assets.tables.code_version import Code
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What a comparison of a target found.
+
+    Attributes:
+        reports: by table, each day that the target has made: before as production has it, after
+            as the target does.
+        problems: what does not add up, and which bounds are not kept, a sentence each.
+    """
+
+    reports: list[TableDiff] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+
+def compare_target(
+    settings: Settings,
+    spark: SparkSession,
+    graph: BaseAssetGraph,
+    target: ShadowTarget,
+    code: Code,
+    bounds: ComparisonLimits | None = None,
+) -> Comparison:
+    """Compare the days that a target has made with those of production as the target sees it.
+
+    What was found is kept with the target.
+
+    Args:
+        settings: the deployment's settings.
+        spark: the session.
+        graph: the assets.
+        target: the target.
+        code: the code.
+        bounds: what it must keep to; what a switch-over of it requires, if none are given.
+
+    Raises:
+        ReconciliationError: a version cannot be read.
+        TargetError: the target is gone, or a table of it was migrated since.
+    """
+    refuse_migrated(settings, target, read_ledgers(settings))
+    bounds = bounds or target.required or ComparisonLimits()
+    comparison = Comparison(problems=list(describe_missing_days(settings, graph, target, code)))
+    ledgers = target.table_ledgers(settings)
+    for name in target.tables:
+        ledger, pin = ledgers[name], target.pins[name]
+        production_days = frozenset[date]() if pin is None else ledger.as_of(pin).published_days
+        versions: dict[date, VersionPair] = {
+            day: (pin if day in production_days else None, ledger.version)
+            for day in built_days(target, ledger)
+        }
+        if not versions:
+            continue
+        table = tables_of(settings)[name]
+        report = diff_table(spark, target.table_url(settings, name), table, versions, ledger)
+        comparison.reports.append(report)
+        if missing := report.days_with(DayChangeKind.MISSING):
+            comparison.problems.append(
+                f"{name} [{format_ranges(d.day for d in missing)}] is missing"
+            )
+        comparison.problems.extend(exceeded_limits(report, bounds))
+    comparison.problems.extend(cross_table_mismatches(comparison.reports, ledgers))
+    save_comparison(settings, target, ledgers, bounds, comparison.problems)
+    return comparison
+
+
+def comparison_metrics(report: TableDiff) -> dict[str, float | int]:
+    """A table's comparison in numbers, as Dagster plots them."""
+    return {
+        "days": len(report.days),
+        "changed days": len(report.days_with(DayChangeKind.CHANGED)),
+        "added days": len(report.days_with(DayChangeKind.ADDED)),
+        "missing days": len(report.days_with(DayChangeKind.MISSING)),
+        "rows more, in percent": round(100 * row_change_ratio(report), 4),
+        "largest PSI": round(max((d.psi for d in report.drift.values()), default=0.0), 6),
+        "largest KS": round(max((d.ks for d in report.drift.values()), default=0.0), 6),
+    }
+
+
+def exceeded_limits(report: TableDiff, limits: ComparisonLimits) -> Iterator[str]:
+    """Which bounds a table does not keep, a sentence each."""
+    name = report.table.name
+    for column, drift in report.drift.items():
+        if limits.most_drift is not None and drift.psi > limits.most_drift:
+            yield f"{name}.{column} has drifted by {drift.psi:.2f}, more than {limits.most_drift:g}"
+    share = row_change_ratio(report)
+    if limits.most_rows is not None and abs(share) > limits.most_rows:
+        yield f"{name} has {share:+.1%} rows, more than {limits.most_rows:.1%} either way"
+
+
+def row_change_ratio(report: TableDiff) -> float:
+    """By which share the rows of the days that were there are more, or fewer."""
+    days = [day for day in report.days if day.before is not None]
+    before = sum(day.before.rows for day in days if day.before)
+    after = sum(day.after.rows for day in days if day.after)
+    return (after - before) / before if before else 0.0
+
+
+def require_comparison(
+    settings: Settings, target: ShadowTarget, limits: ComparisonLimits | None
+) -> ShadowTarget:
+    """Let a switch-over of a target need a comparison that keeps to bounds; or none, if not given.
+
+    Raises:
+        TargetError: it is being switched over, undone or dropped.
+    """
+    targets.refuse_busy(target)
+    return targets.save_target(settings, target.model_copy(update={"required": limits}))
+
+
+def save_comparison(
+    settings: Settings,
+    target: ShadowTarget,
+    ledgers: Ledgers,
+    limits: ComparisonLimits,
+    problems: Collection[str],
+) -> None:
+    """Keep with a target what a comparison of it found.
+
+    Args:
+        settings: the deployment's settings.
+        target: as it was compared.
+        ledgers: those of its tables, as they were compared.
+        limits: that they were held against.
+        problems: what was found.
+    """
+    compared = TargetComparison(
+        generation=target.generation,
+        versions={name: ledgers[name].version or 0 for name in target.tables},
+        pins=target.pins,
+        bounds=limits,
+        problems=tuple(problems),
+    )
+    targets.update_target(
+        settings, target.name, lambda current: current.model_copy(update={"compared": compared})
+    )
+
+
+def refuse_uncompared(
+    settings: Settings, target: ShadowTarget, versions: Mapping[str, int], current: Ledgers
+) -> None:
+    """See that a target which must be compared was, as it is, and kept its bounds.
+
+    Args:
+        settings: the deployment's settings.
+        target: the target.
+        versions: by table, that of the fork that is to be switched over.
+        current: the tables, as production has them.
+
+    Raises:
+        TargetError: it was not; nothing was written.
+    """
+    if target.required is None:
+        return
+    problem = _missing_comparison(
+        target,
+        target.required,
+        versions,
+        "; ".join(_days_published_since(settings, target, current)),
+    )
+    if not problem:
+        return
+    limits_text = f" with {target.required}" if str(target.required) else ""
+    raise TargetError(
+        f"target {target.name} is not switched over, as it must pass a comparison{limits_text} first: "
+        f"{problem}. Nothing was written."
+    )
+
+
+def _missing_comparison(
+    target: ShadowTarget,
+    limits: ComparisonLimits,
+    versions: Mapping[str, int],
+    published_since: str,
+) -> str:
+    """What is missing of a passed comparison, and what to do; empty if nothing is."""
+    compared = target.compared
+    advice = f"run `backfill-assets compare {target.name}` and ask again"
+    if compared is None:
+        return f"there was none: {advice}"
+    if compared.bounds != limits:
+        return f"the last one had other bounds: {advice}"
+    compared_state = (compared.generation, compared.versions, compared.pins)
+    if compared_state != (target.generation, versions, target.pins):
+        return f"the target was built on since the last one: {advice}"
+    if published_since:
+        days = target.requested_windows[-1]
+        return (
+            f"production has published {published_since} since the last one: catch up "
+            f"(`backfill-assets backfill {days} --target {target.name}`), then {advice}"
+        )
+    if compared.problems:
+        return (
+            f"the last one found that {'; '.join(compared.problems)}. Mend the code and build "
+            f"again; or, if that is as it should be, give other bounds (`backfill-assets compare "
+            f"{target.name} --require`, with --most-drift and --most-rows)"
+        )
+    return ""
+
+
+def _days_published_since(
+    settings: Settings, target: ShadowTarget, current: Ledgers
+) -> Iterator[str]:
+    """The days of a target that production has published since, but for those of the target."""
+    for name in target.tables:
+        days = _published_by_others(current[name].records, target, target.fork_version(name))
+        if rewritten := days & built_days(target, target.table_ledger(settings, name)):
+            yield f"{name} [{format_ranges(rewritten)}]"
+
+
+def _published_by_others(
+    records: Collection[CommitRecord], target: ShadowTarget, since: int
+) -> set[date]:
+    return {
+        day
+        for record in records
+        if record.version > since and not is_commit_of(record, target.name)
+        if (record.details.undoes or "").partition("-")[0] != target.name
+        for day in written_days(record)
+    }

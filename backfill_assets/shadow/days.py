@@ -1,0 +1,249 @@
+"""Tables and days of a shadow target, and which of them are stale."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import date, datetime
+
+from backfill_assets.backfills.backfill_plan import BackfillRequest, DayOutcome
+from backfill_assets.backfills.forecast import DayForecast, forecast_days
+from backfill_assets.backfills.planner import days_by_table
+from backfill_assets.calendar.partitions import Window, format_ranges
+from backfill_assets.dagster_ext.internals import BaseAssetGraph
+from backfill_assets.delta.ledger_reader import read_ledger
+from backfill_assets.delta.ledgers import Ledger, Ledgers
+from backfill_assets.delta.table_schema import read_schema_version
+from backfill_assets.delta.targets import ShadowTarget, TargetError
+from backfill_assets.publish.adopt import ClonedDays
+from backfill_assets.settings import Settings
+from backfill_assets.staleness.input_digest import SwitchedLedger
+from backfill_assets.tables.catalog import buildable_tables, graph_for, tables_of
+from backfill_assets.tables.code_version import Code
+from backfill_assets.tables.current import Current
+from backfill_assets.tables.derived import carries_state
+from backfill_assets.tables.table import Table
+
+
+def target_tables(settings: Settings, chosen: Sequence[str]) -> tuple[str, ...]:
+    """The tables of a target: those that are chosen, and all that follow from them.
+
+    What is known now of a table (`current`) is made by the same function, so it belongs to it.
+
+    Args:
+        settings: the deployment's settings.
+        chosen: names of tables; all that are not loaded from files, if none is given.
+
+    Raises:
+        TargetError: there is no such table, it is loaded from files, or it is retired.
+    """
+    today = datetime.now(settings.zone).date()
+    try:
+        buildable_tables(settings, chosen, today)
+    except ValueError as error:
+        raise TargetError(str(error)) from error
+    graph = graph_for(settings).without_retired(today)
+    if landed := [name for name in graph.landed_tables if name in chosen]:
+        raise TargetError(
+            f"{', '.join(landed)} is what has landed, and there is nothing to build of it beside "
+            "production: choose the tables that are made of it"
+        )
+    selected = {*(chosen or graph.tables.keys() - {*graph.landed_tables})}
+
+    def is_downstream(name: str, table: Table) -> bool:
+        same = isinstance(table, Current) and table.base.name in selected
+        return same or bool(graph.upstream_tables(name) & selected)
+
+    while added := {n for n, table in graph.tables.items() if is_downstream(n, table)} - selected:
+        selected |= added
+    return tuple(name for name in graph.tables if name in selected)
+
+
+def days_of_target(
+    settings: Settings, graph: BaseAssetGraph, target: ShadowTarget, only_days: Window | None = None
+) -> dict[str, list[date]]:
+    """By table of a target, its days: those that were asked for, and those that they change.
+
+    Args:
+        settings: the deployment's settings.
+        graph: the assets.
+        target: the target.
+        only_days: only these days of those that were asked for, and what they change.
+    """
+    days_by_name: dict[str, set[date]] = {name: set() for name in target.tables}
+    for window in [only_days] if only_days else target.requested_windows:
+        for name, window_days in days_by_table(graph, target.tables, window).items():
+            days_by_name[name].update(window_days)
+    inputs = graph_for(settings).inputs
+    for name, days in days_by_name.items():
+        ledger = target.table_ledger(settings, name)
+        for dependency in inputs[name]:
+            if changed := days_by_name.get(dependency.source.name, ()):
+                source = target.table_ledger(settings, dependency.source.name)
+                days |= ledger.published_days.intersection(
+                    dependency.reach.changed_days(changed, source)
+                )
+        if days and carries_state(ledger.table):
+            days |= {day for day in ledger.published_days if day > min(days)}
+    return {name: sorted(days) for name, days in days_by_name.items() if days}
+
+
+def stale_days(
+    settings: Settings,
+    graph: BaseAssetGraph,
+    target: ShadowTarget,
+    code: Code,
+    only_days: Window | None = None,
+    *,
+    pinned: bool = False,
+) -> dict[str, dict[date, DayForecast]]:
+    """The days of a target that are not as this code would make them of production.
+
+    Args:
+        settings: the deployment's settings.
+        graph: the assets.
+        target: the target.
+        code: the code.
+        only_days: only these days are asked for.
+        pinned: of production as the target sees it, and not as it is now.
+    """
+    ledgers = target.table_ledgers(settings, pinned=pinned)
+    tables = tables_of(settings)
+    production = {name: read_ledger(settings.table(name), tables[name]) for name in target.tables}
+    if not pinned:
+        # Of days that it has not made, those of production count, as of now.
+        forks = {name: ledgers[name] for name in target.tables}
+        ledgers = {
+            **ledgers,
+            **{
+                name: SwitchedLedger.from_fork(fork, built_days(target, fork), production[name])
+                for name, fork in forks.items()
+            },
+        }
+    days = days_of_target(settings, graph, target, only_days)
+    request = BackfillRequest(
+        days=str(only_days or target.requested_windows[-1]), tables=target.tables
+    )
+    stale: dict[str, dict[date, DayForecast]] = {}
+    for name, forecasts in forecast_days(settings, request, days, ledgers, code, {}).items():
+        published = production[name].published_days
+        stale_in_table = {
+            day: forecast
+            for day, forecast in forecasts.items()
+            if forecast.outcome is not DayOutcome.IDENTICAL
+            # What nobody can make, and nobody has, is not missed.
+            and not (
+                forecast.outcome is DayOutcome.LACKING
+                and day not in published | ledgers[name].published_days
+            )
+        }
+        if stale_in_table:
+            stale[name] = stale_in_table
+    return stale
+
+
+def describe_missing_days(
+    settings: Settings, graph: BaseAssetGraph, target: ShadowTarget, code: Code
+) -> Iterator[str]:
+    """The days that a target was asked for, and has not made: of each table, in a sentence."""
+    for name, forecasts in stale_days(settings, graph, target, code, pinned=True).items():
+        if missing := forecasts.keys() - built_days(target, target.table_ledger(settings, name)):
+            reasons = ", ".join(sorted({forecasts[day].reason for day in missing}))
+            yield f"{name} [{format_ranges(missing)}] is not built ({reasons})"
+
+
+def built_days(target: ShadowTarget, ledger: Ledger) -> set[date]:
+    """The days of a table that the target has made, with the rows that were there or others."""
+    since = target.fork_version(ledger.table.name)
+    return {day for day, record in ledger.latest.items() if record.version > since}
+
+
+def days_to_clone(
+    settings: Settings, target: ShadowTarget, name: str, days: Iterable[date] | None = None
+) -> ClonedDays:
+    """The days of a table that a target has made, for another log of the table.
+
+    Args:
+        settings: the deployment's settings.
+        target: the target.
+        name: of the table.
+        days: only these; all if none are given.
+    """
+    ledger = target.table_ledger(settings, name)
+    built = built_days(target, ledger)
+    if days is not None:
+        built.intersection_update(days)
+    return ClonedDays(
+        target.table_url(settings, name), ledger, frozenset(built), target.fork_version(name)
+    )
+
+
+def refuse_migrated(settings: Settings, target: ShadowTarget, current: Ledgers) -> None:
+    """See that no table has been migrated since its fork was made: the fork has the old columns.
+
+    Args:
+        settings: the deployment's settings.
+        target: the target.
+        current: tables of it, as production has them.
+
+    Raises:
+        TargetError: one has; the days of the target cannot become those of the table any more.
+    """
+    problems = []
+    for name in target.tables:
+        fork, production = target.table_ledger(settings, name).metadata, current[name].metadata
+        if (
+            fork
+            and production
+            and (fork_version := read_schema_version(fork))
+            != (version := read_schema_version(production))
+        ):
+            problems.append(
+                f"{name} (its schema has version {version}, and the fork's {fork_version})"
+            )
+    if problems:
+        raise TargetError(
+            f"{', '.join(problems)}: the columns were changed since target {target.name} was made, "
+            "and what it has built has the columns of then. Nothing was written, and production is "
+            f"as it was. Drop the target (`backfill-assets drop {target.name}`), and build the "
+            "days into a new one."
+        )
+
+
+def refuse_external_changes(settings: Settings, target: ShadowTarget, current: Ledgers) -> None:
+    """See that no other writer has changed days that a target has made, since it was pinned.
+
+    Args:
+        settings: the deployment's settings.
+        target: the target.
+        current: tables of it, as production has them.
+
+    Raises:
+        TargetError: one has; the switch-over would lose what it wrote.
+    """
+    problems = []
+    for name in target.tables:
+        pin = target.pins[name]
+        external_days = {
+            day
+            for commit in (current[name].external_commits if name in current else ())
+            if pin is not None and commit.version > pin
+            for day in commit.days
+            # Of a day that production has published since, nothing of theirs is left.
+            if current[name].current_record(day) is None
+        }
+        if overwritten := external_days & built_days(target, target.table_ledger(settings, name)):
+            problems.append(f"{name} [{format_ranges(overwritten)}]")
+    if problems:
+        undo_advice = (
+            f"Switch-over {target.switch_id} stays where it is: undo it "
+            f"(`backfill-assets undo {target.switch_id}`), or their change, and ask again."
+        )
+        drop_advice = (
+            "Nothing was written. Launch these days again in production, or drop the target "
+            f"(`backfill-assets drop {target.name}`) and begin again."
+        )
+        raise TargetError(
+            f"others have changed {', '.join(problems)} in production since target {target.name} "
+            "saw it, and the target would replace what they wrote. "
+            + (undo_advice if target.switching else drop_advice)
+        )

@@ -1,0 +1,262 @@
+"""What Spark needs on a machine before a session starts: Java, Delta's jars, and those of S3."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from backfill_assets.spark.environment import (
+    environment_problem,
+    jvm_environment,
+    jvm_options,
+    spark_home,
+)
+from backfill_assets.spark.known_jars import LOG_STORE, LOG_STORE_SOURCE, unknown_jars
+from backfill_assets.spark.tasks import with_task_times
+
+_SCALA_VERSION = "2.13"
+_JAVA_VERSIONS = (17, 21)
+# What Delta's pom names besides its own jars is in Spark's distribution already, and newer there.
+_SPARK_EXCLUDES = (
+    "org.apache.*:*,com.fasterxml*:*,com.google*:*,com.github*:*,io.airlift:*,io.unitycatalog:*,"
+    "org.xerial*:*,org.locationtech*:*,org.roaringbitmap:*,commons*:*,org.slf4j:*,javax*:*"
+)
+#: Without its native library, Hadoop starts a process (`chmod`) for each file and folder that it
+#: makes on a local disk: a small file took 7 ms, and takes 2 with this library.
+_LOCAL_FILES = "com.globalmentor:hadoop-bare-naked-local-fs:0.1.0"
+_LOCAL_FILES_CLASS = "com.globalmentor.apache.hadoop.fs.NakedLocalFileSystem"
+#: The setting of a session whose JVM has that class, and Hadoop's own class of the kind. Neither
+#: keeps files with checksums, which take a fifth of the time to write a small one.
+LOCAL_FILES_SETTING = "spark.backfill_assets.localFiles"
+RAW_LOCAL_FILES_CLASS = "org.apache.hadoop.fs.RawLocalFileSystem"
+#: Hadoop's file system for S3, of the Hadoop that is in Spark, and what it uses of Amazon's SDK: 13
+#: MB. Hadoop itself asks for all services of Amazon in one jar of 690 MB.
+_SDK_MODULES = ("s3", "s3-transfer-manager", "sts", "sso")
+_S3 = (
+    "org.apache.hadoop:hadoop-aws:3.5.0",
+    *(f"software.amazon.awssdk:{name}:2.35.4" for name in _SDK_MODULES),
+    "software.amazon.eventstream:eventstream:1.0.1",
+    "software.amazon.s3.analyticsaccelerator:analyticsaccelerator-s3:1.3.1",
+    "org.reactivestreams:reactive-streams:1.0.4",
+)
+_S3_EXCLUDES = (
+    "software.amazon.awssdk:bundle,org.wildfly*:*,io.netty:*,org.apache.httpcomponents*:*,"
+    "commons*:*,org.slf4j:*"
+)
+
+
+class EngineError(RuntimeError):
+    """No Spark session can be had here; the message is one sentence with the fix."""
+
+
+def delta_coordinate() -> str:
+    """Maven coordinate of the Delta artifact for the installed pyspark and delta-spark."""
+    minor = ".".join(version("pyspark").split(".")[:2])
+    return f"io.delta:delta-spark_{minor}_{_SCALA_VERSION}:{version('delta-spark')}"
+
+
+def find_java() -> str | None:
+    """The Java that Spark would start; none if there is none."""
+    home = os.environ.get("JAVA_HOME")
+    return shutil.which(str(Path(home, "bin", "java")) if home else "java")
+
+
+def check_java() -> None:
+    """Refuse early what would otherwise end as `JAVA_GATEWAY_EXITED`.
+
+    Raises:
+        EngineError: there is no Java, or one that this Spark does not run on, or an environment
+            that no JVM of Spark's can do with.
+    """
+    if problem := environment_problem():
+        raise EngineError(problem)
+    versions = " or ".join(map(str, _JAVA_VERSIONS))
+    java = find_java()
+    if java is None:
+        home = os.environ.get("JAVA_HOME")
+        where = f"in JAVA_HOME={home}" if home else "on the PATH"
+        raise EngineError(
+            f"Spark needs Java {versions} and there is none {where}: install it "
+            "(Debian: apt-get install openjdk-17-jre-headless) or set JAVA_HOME."
+        )
+    command = [java, "-XshowSettings:properties", "-version"]
+    environment = jvm_environment("local")
+    result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    version_match = re.search(r'version "(?:1\.)?(\d+)', result.stderr)
+    if result.returncode and (options := jvm_options()):
+        raise EngineError(
+            f"{java} does not start with the options in {' and '.join(options)} "
+            f"({_error_summary(result.stderr)}): mend or unset the variable."
+        )
+    if version_match is None or int(version_match[1]) < _JAVA_VERSIONS[0]:
+        description = f"Java {version_match[1]}" if version_match else "not a working Java"
+        raise EngineError(
+            f"Spark needs Java {versions} and {java} is {description}: set JAVA_HOME to a newer one."
+        )
+    encoding = re.search(r"sun\.jnu\.encoding = (\S+)", result.stderr)
+    if encoding and encoding[1].upper() != "UTF-8":
+        raise EngineError(
+            f"{java} takes names of files as {encoding[1]}, and they are UTF-8: install the locale "
+            f"{environment['LC_ALL']}, which the engine is started with."
+        )
+
+
+def delta_jars(cache: Path) -> list[Path]:
+    """The Delta jars in the cache; empty while they have not been downloaded."""
+    return _cached_jars(cache, delta_coordinate())
+
+
+def s3_jars(cache: Path) -> list[Path]:
+    """The jars for S3 in the cache; empty while they have not all been downloaded and built."""
+    hadoop_jars, log_store_jar = _cached_jars(cache, _S3[0]), LOG_STORE_SOURCE.jar_in(cache)
+    return [*hadoop_jars, log_store_jar] if hadoop_jars and log_store_jar.exists() else []
+
+
+def with_jars(config: Mapping[str, Any], cache: Path) -> dict[str, Any]:
+    """A session's configuration with the jars that are in the cache, and the deployment's own.
+
+    Args:
+        config: of a JVM that is to start; its `spark.jars`, if any, are added to ours.
+        cache: the folder of the jars.
+    """
+    # Delta's alone will do, copied there by hand; and without them the others are of no use.
+    package_jars = delta_jars(cache)
+    if package_jars:
+        package_jars += _cached_jars(cache, _LOCAL_FILES)
+    if LOG_STORE in config:
+        package_jars += s3_jars(cache)
+    jars = dict.fromkeys(
+        [*map(str, package_jars), *filter(None, config.get("spark.jars", "").split(","))]
+    )
+    merged = {**config, "spark.jars": ",".join(jars)}
+    has_local_files = any(_LOCAL_FILES.split(":")[1] in jar for jar in jars)
+    merged = {**merged, LOCAL_FILES_SETTING: _LOCAL_FILES_CLASS} if has_local_files else merged
+    return with_task_times(merged, cache) if package_jars else merged
+
+
+def raise_if_unknown_jars(config: Mapping[str, Any], cache: Path) -> None:
+    """Refuse a session that would load jars from the cache that are not the published ones.
+
+    Args:
+        config: its configuration. A user's own jars, which lie elsewhere, are the user's affair.
+        cache: the folder of the Delta jars.
+
+    Raises:
+        EngineError: naming the jars; nothing was started.
+    """
+    paths = [Path(path) for path in config.get("spark.jars", "").split(",") if path]
+    if unknown := unknown_jars(path for path in paths if cache in path.parents):
+        raise EngineError(
+            f"{', '.join(map(str, unknown))}: not one of the jars that this version was made with "
+            "(their SHA-256 says so): a broken download, or somebody changed it. Remove it and run "
+            "backfill-assets jars, which makes it anew. Nothing was started."
+        )
+
+
+def fetch_delta_jars(cache: Path) -> list[Path]:
+    """Download the Delta jars into the cache, once; later sessions need no resolution.
+
+    And a library that makes writing local files quicker, if it can be had.
+
+    Raises:
+        EngineError: there is no Java, or the registry cannot be reached, or it sent other jars.
+    """
+    if not delta_jars(cache):
+        _fetch_jars("the Delta jars", [delta_coordinate()], cache)
+    if find_java() and not _jar_folder(cache, _LOCAL_FILES).exists():
+        _download_jars([_LOCAL_FILES], cache, _SPARK_EXCLUDES)
+    return delta_jars(cache)
+
+
+def fetch_s3_jars(cache: Path) -> list[Path]:
+    """Download the jars of S3's file system into the cache and build the log store, once.
+
+    Delta's jars are there already: the log store extends a class of theirs.
+
+    Raises:
+        EngineError: there is no Java, or the registry cannot be reached.
+    """
+    if not _cached_jars(cache, _S3[0]):
+        _fetch_jars("the jars of s3a://", _S3, cache, _S3_EXCLUDES)
+    LOG_STORE_SOURCE.build_jar(cache, delta_jars(cache))
+    return s3_jars(cache)
+
+
+def _fetch_jars(
+    label: str, coordinates: Sequence[str], cache: Path, excludes: str = _SPARK_EXCLUDES
+) -> None:
+    check_java()
+    output = _download_jars(coordinates, cache, excludes)
+    if not _cached_jars(cache, coordinates[0]):
+        raise EngineError(
+            f"{label} ({coordinates[0]}) could not be downloaded: check that this machine reaches "
+            "Maven Central (or the mirror in DEFAULT_ARTIFACT_REPOSITORY), or copy the jars of a "
+            f"machine that does into {_jar_folder(cache, coordinates[0])}. "
+            f"Last words: {_error_summary(output)}"
+        )
+
+
+def _download_jars(coordinates: Sequence[str], cache: Path, excludes: str) -> str:
+    """Try to download artifacts, and what they need of their own kinds, and say what was said.
+
+    The jars appear under their final name all at once, so a broken download is never used.
+
+    Args:
+        coordinates: the artifacts; the folder is named for the first.
+        cache: the folder of the jars.
+        excludes: what is not to be downloaded with them.
+    """
+    cache.mkdir(parents=True, exist_ok=True)
+    groups = tuple({coordinate.split(":")[0] for coordinate in coordinates})
+    with tempfile.TemporaryDirectory(dir=cache) as scratch:
+        command = [
+            str(spark_home() / "bin" / "spark-submit"),
+            *("--packages", ",".join(coordinates), "--exclude-packages", excludes),
+            *("--conf", f"spark.jars.ivy={scratch}/ivy", "--master", "local[1]"),
+            *("--class", "org.apache.spark.deploy.PythonRunner", "spark-internal"),
+        ]
+        # Resolution comes before the main class, which has nothing to run and fails: the jars tell.
+        environment = jvm_environment("local[1]")
+        result = subprocess.run(
+            command, capture_output=True, text=True, check=False, env=environment
+        )
+        jar_paths = Path(scratch, "ivy", "jars").glob("*.jar")
+        jars = [jar for jar in jar_paths if jar.name.startswith(groups)]
+        if unknown := unknown_jars(jars):
+            raise EngineError(
+                f"{', '.join(jar.name for jar in unknown)}, as downloaded for {coordinates[0]}, is "
+                "not what Maven Central has (another SHA-256): look at the mirror or proxy that "
+                "DEFAULT_ARTIFACT_REPOSITORY names. Nothing was kept of it."
+            )
+        ready = Path(scratch, "ready")
+        ready.mkdir()
+        for jar in jars:
+            shutil.move(jar, ready / jar.name)
+        if jars:
+            with suppress(OSError):  # another process was first
+                ready.rename(_jar_folder(cache, coordinates[0]))
+    return result.stderr
+
+
+def _cached_jars(cache: Path, coordinate: str) -> list[Path]:
+    return sorted(_jar_folder(cache, coordinate).glob("*.jar"))
+
+
+def _jar_folder(cache: Path, coordinate: str) -> Path:
+    return cache / coordinate.replace(":", "_")
+
+
+def _error_summary(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    relevant = [
+        entry for entry in lines if "unresolved" in entry.lower() or "exception" in entry.lower()
+    ]
+    return (relevant or lines or ["none"])[-1][:300]

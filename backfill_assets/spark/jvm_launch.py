@@ -1,0 +1,272 @@
+"""How a JVM of Spark is started: settings in private files, a local folder, and a class archive.
+
+What stands in the arguments of a command, everybody on the machine can read.
+
+A cleaner of /tmp that removes files of an engine that runs makes each job of it fail.
+
+Without it, a new JVM reads and verifies some 15,000 classes: about 4 seconds of each start.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from pyspark import SparkContext
+
+from backfill_assets.spark.environment import SUBMIT_ARGS_VARIABLE, jvm_environment, spark_home
+from backfill_assets.spark.jars import find_java
+
+_JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+
+
+def submit_options(config: Mapping[str, Any], folder: Path) -> list[str]:
+    """The options of `spark-submit` that name the settings' files, which are written.
+
+    Args:
+        config: the settings.
+        folder: where the files are to lie; they are read whenever the command is started.
+    """
+    settings = {name: str(value) for name, value in config.items()}
+    if options := shlex.split(settings.get(_JAVA_OPTIONS, "")):
+        # Java reads its arguments from a file as well, and needs quotes around those with spaces.
+        quoted = (json.dumps(option, ensure_ascii=False) for option in options)
+        file = _write_private(folder / "java.options", "\n".join(quoted))
+        settings[_JAVA_OPTIONS] = f'"@{file}"'
+    lines = (
+        f"{_escape_property(name)}={_escape_property(value)}" for name, value in settings.items()
+    )
+    file = _write_private(folder / "spark.properties", "\n".join(lines))
+    # With a file of its own, Spark leaves out any spark-defaults.conf.
+    return ["--properties-file", str(file)]
+
+
+def start_driver(config: Mapping[str, Any]) -> None:
+    """Start the JVM of this process' embedded sessions, unless it has one.
+
+    The environment is that of the JVM meanwhile, see `environment`.
+    """
+    if SparkContext._gateway is not None:  # noqa: SLF001 - only this tells
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        options = shlex.join(submit_options(config, Path(folder)))
+        os.environ[SUBMIT_ARGS_VARIABLE] = f"{options} pyspark-shell"
+        # When it returns, the JVM has read the files.
+        SparkContext._ensure_initialized()  # noqa: SLF001 - all else gives it by arguments
+
+
+def _write_private(file: Path, text: str) -> Path:
+    """Write a file that is its owner's alone from its first byte on."""
+    file.unlink(missing_ok=True)
+    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as opened:
+        opened.write(f"{text}\n".encode())
+    return file
+
+
+def _escape_property(text: str) -> str:
+    """As `java.util.Properties` reads it."""
+    return "".join(f"\\u{ord(c):04x}" if c in "\\=:#! \t\n\r\f" else c for c in text)
+
+
+_LOCAL_DIR = "spark.local.dir"
+_TMPDIR_OPTION = "-Djava.io.tmpdir="
+
+
+class ScratchDir:
+    """A folder of one engine's own, until the process that made this ends.
+
+    Attributes:
+        folder: nobody else can read it, or write to it.
+    """
+
+    def __init__(self, home: Path) -> None:
+        """Make the folder, and remove those of engines that are gone.
+
+        Args:
+            home: DAGSTER_HOME; `scratch` in it holds the folders of all its engines.
+        """
+        self._root = home.resolve() / "scratch"
+        self.folder = self._root / f"engine-{uuid4().hex}"
+        self._lock: int | None = None
+        self.recreate()
+
+    def recreate(self) -> None:
+        """Empty the folder for the next engine, or make it again if somebody removed it."""
+        self._root.mkdir(parents=True, exist_ok=True)
+        if self._lock is not None:
+            os.close(self._lock)
+        with _lock_folder(self._root):  # nobody takes a new folder, not yet locked, for a left one
+            for old_folder in self._root.iterdir():
+                with suppress(OSError), _lock_folder(old_folder, wait=False):
+                    shutil.rmtree(old_folder, ignore_errors=True)
+            self.folder.mkdir(mode=0o700, exist_ok=True)
+            # The lock ends with the process, however that ends.
+            self._lock = os.open(self.folder, os.O_RDONLY)
+            with suppress(OSError):  # where nothing can be locked, nothing is taken for left
+                fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self._known_blocks: set[Path] = set()
+
+    def with_local_dir(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Spark's configuration, with this folder where it does not name one itself.
+
+        Args:
+            config: of a driver whose JVM is to start.
+        """
+        options = config.get(_JAVA_OPTIONS, "")
+        # Spark cuts the options of a JVM at each space.
+        if _TMPDIR_OPTION not in options and " " not in str(self.folder):
+            options = f"{options} {_TMPDIR_OPTION}{self.folder}".strip()
+        extra = {_JAVA_OPTIONS: options} if options else {}
+        return {_LOCAL_DIR: str(self.folder), **config, **extra}
+
+    def is_complete(self) -> bool:
+        """Whether all that Spark's blocks lie in is still there: Spark makes it once only."""
+        blocks = {*self.folder.glob("blockmgr-*"), *self.folder.glob("blockmgr-*/*")}
+        self._known_blocks |= blocks
+        return blocks == self._known_blocks
+
+
+@contextmanager
+def _lock_folder(folder: Path, *, wait: bool = True) -> Iterator[None]:
+    """Hold the lock of a folder; with `wait`, do without where nothing can be locked.
+
+    Raises:
+        OSError: it is no folder; or somebody has its lock, or it has none, without `wait`.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        if wait:
+            with suppress(OSError):
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+        else:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+_ARCHIVE_PREFIX = "classes-"
+#: Beside an archive: the folder of the Spark that it is for.
+_SPARK_HOME_FILE = "spark_home"
+#: Seconds; it is a matter of 20.
+_ARCHIVE_TIMEOUT = 300
+# An archive that does not fit (other jars on the class path) is passed over, and that is all.
+_SHARING_OPTIONS = "-Xshare:auto -Xlog:cds=off -Xlog:cds+dynamic=off -Xlog:class+path=off"
+
+
+def class_archive_path(cache: Path) -> Path | None:
+    """Where the archive for this Java and this Spark lies or is to lie; none if there can be none.
+
+    Args:
+        cache: the folder of the Delta jars.
+    """
+    java = find_java()
+    # Spark cuts the options of a JVM at each space.
+    if java is None or " " in str(cache):
+        return None
+    java_binary = Path(java).resolve()
+    # Rewritten by every update of Java, whose JVM refuses the archive of another. It refuses that
+    # of other jars as well, and the same ones elsewhere are others.
+    modules = java_binary.parent.parent / "lib" / "modules"
+    stamp = modules.stat().st_mtime_ns if modules.exists() else 0
+    jars = max(jar.stat().st_mtime_ns for jar in (spark_home() / "jars").glob("*.jar"))
+    fingerprint = f"{java_binary} {stamp} {spark_home()} {jars}"
+    key = hashlib.sha256(fingerprint.encode()).hexdigest()[:12]
+    return cache / f"{_ARCHIVE_PREFIX}{key}" / "classes.jsa"
+
+
+def with_class_archive(config: Mapping[str, Any], cache: Path) -> dict[str, Any]:
+    """Spark's configuration, with the archive if there is one.
+
+    Args:
+        config: of a driver whose JVM is to start.
+        cache: the folder of the Delta jars.
+    """
+    archive = class_archive_path(cache)
+    if archive is None or not archive.exists():
+        return dict(config)
+    options = f"{config.get(_JAVA_OPTIONS, '')} -XX:SharedArchiveFile={archive} {_SHARING_OPTIONS}"
+    return {**config, _JAVA_OPTIONS: options.strip()}
+
+
+def make_class_archive(cache: Path) -> bool:
+    """Make the archive unless there is one, which takes some 20 seconds.
+
+    Returns:
+        Whether there is one now; a JVM starts without one as well.
+    """
+    archive = class_archive_path(cache)
+    if archive is None or archive.exists():
+        return archive is not None
+    # Somebody else may be first, or the folder not be ours to write to.
+    with suppress(OSError):
+        cache.mkdir(parents=True, exist_ok=True)
+        # It appears under its final name all at once, so half of one is never used.
+        with tempfile.TemporaryDirectory(dir=cache) as scratch:
+            ready = Path(scratch, "ready")
+            ready.mkdir()
+            (ready / _SPARK_HOME_FILE).write_text(str(spark_home()))
+            command = [sys.executable, "-m", __name__, str(ready / archive.name), scratch]
+            with suppress(subprocess.SubprocessError):
+                subprocess.run(
+                    command,
+                    check=True,
+                    capture_output=True,
+                    cwd=scratch,
+                    env=jvm_environment("local"),
+                    timeout=_ARCHIVE_TIMEOUT,
+                )
+                ready.rename(archive.parent)
+                _remove_old_archives(cache, archive.parent)
+    return archive.exists()
+
+
+def _remove_old_archives(cache: Path, new_folder: Path) -> None:
+    """Remove the archives of a Spark that is gone, and older ones of this: 180 MB each."""
+    for marker in cache.glob(f"{_ARCHIVE_PREFIX}*/{_SPARK_HOME_FILE}"):
+        home = marker.read_text()
+        if marker.parent != new_folder and (home == str(spark_home()) or not Path(home).exists()):
+            shutil.rmtree(marker.parent, ignore_errors=True)
+
+
+def _record_classes(archive: Path, scratch: Path) -> None:
+    """Have a JVM load what most runs use, and write its classes to an archive at its end."""
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+    from pyspark.sql import functions as F
+
+    builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
+    builder = builder.config("spark.driver.bindAddress", "127.0.0.1")
+    builder = builder.config("spark.driver.host", "localhost")
+    spark = builder.config(_JAVA_OPTIONS, f"-XX:ArchiveClassesAtExit={archive}").getOrCreate()
+    rows = spark.range(100).withColumn("day", F.col("id") % 3)
+    by_day = rows.groupBy("day").agg(F.sum("id").alias("total"), F.max("id"), F.xxhash64("day"))
+    rows.join(by_day, "day").select(F.to_json(F.struct("id", "day"))).write.text(f"{scratch}/json")
+    lines = spark.read.text(f"{scratch}/json").withColumn("at", F.input_file_name())
+    parsed = lines.select(F.from_json("value", "id LONG, day INT").alias("of"), "at")
+    records = parsed.select("of.*", "at").persist()
+    records.groupBy("at").count().collect()
+    records.write.partitionBy("day").parquet(f"{scratch}/parquet")
+    spark.read.parquet(f"{scratch}/parquet").groupBy("day").agg(F.collect_list("id")).collect()
+    jvm: Any = SparkContext._gateway  # noqa: SLF001 - only this knows the process
+    spark.stop()
+    # The JVM writes the archive when its input ends, and this must not end before it has.
+    jvm.proc.stdin.close()
+    if status := jvm.proc.wait():
+        raise SystemExit(status)
+
+
+if __name__ == "__main__":
+    _record_classes(Path(sys.argv[1]), Path(sys.argv[2]))

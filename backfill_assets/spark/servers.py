@@ -1,0 +1,370 @@
+"""Servers of a deployment: watched, and restarted at the same address when they die or hang.
+
+Among them is Spark's engine, a Spark Connect server. How a session attaches to it is for `spark`.
+
+It is asked by a process of its own: gRPC's threads do not go together with the processes that the
+one which looks after the engine starts.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from backfill_assets.spark.environment import TOKEN_VARIABLE
+from backfill_assets.spark.jars import EngineError
+from backfill_assets.spark.jvm_launch import ScratchDir
+from backfill_assets.spark.processes import ProcessGroup
+from backfill_assets.spark.server_checks import ENGINE_VARIABLE, port_users
+
+#: Seconds between two probes of a server, and until one failed.
+_PROBE_EVERY = 10.0
+_PATIENCE = 3.0
+#: So many failed probes in a row (more than three minutes) are a server that hangs. A busy one
+#: takes a connection at once, as that needs none of Spark's threads.
+_MOST_UNHEARD = 60
+#: A server that does not answer for so many seconds died right after its start.
+_STEADY = 60.0
+_MAX_DEATHS = 3
+#: A log that is longer is begun anew.
+_LOG_BYTES = 20 * 2**20
+_NO_PROXY_VARIABLE = "no_grpc_proxy"
+
+Say = Callable[[str], None]
+
+
+class Server:
+    """A gRPC server that is watched, and restarted at the same address.
+
+    Attributes:
+        ready: whether it has answered since it was last started.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        address: str | tuple[str, int],
+        environment: Mapping[str, str],
+        say: Say,
+        log: Path | None = None,
+    ) -> None:
+        """Nothing is started yet.
+
+        Args:
+            name: what to call it.
+            command: the command that serves.
+            address: where it serves: a socket's path, or a host and a port.
+            environment: that of the command.
+            say: prints a line for the person at the terminal.
+            log: the file that takes its output, rather than the terminal; it runs in that folder.
+        """
+        self.ready = False
+        self._name, self._command, self._address = name, command, address
+        self._environment, self._say, self._log = environment, say, log
+        self._group: ProcessGroup | None = None
+        self._replaced_groups: list[ProcessGroup] = []
+        self._deaths = 0
+
+    def keep_running(self) -> None:
+        """See whether it runs and answers; if not, start it.
+
+        Raises:
+            EngineError: it died too often right after its start.
+        """
+        for group in [group for group in self._replaced_groups if not group.is_alive()]:
+            group.terminate()
+            self._replaced_groups.remove(group)
+        if self._group is None:
+            log = f", its log is {self._log}" if self._log else ""
+            self._say(f"Starting the {self._name}{log} ...")
+            self._start_group()
+        elif (status := self._group.exit_status()) is not None:
+            self._restart(f"ended with status {status}")
+        elif time.monotonic() >= self._probe_at:
+            self._probe_server()
+        if self._log:
+            _rotate_log(self._log)
+
+    def stop(self) -> None:
+        """Stop it and what it started, and wait until that has ended."""
+        while self._replaced_groups:
+            self._replaced_groups.pop().terminate()
+        if self._group is not None:
+            self._group.terminate()
+
+    def _start_group(self) -> None:
+        self.ready = False
+        self._failed_probes = 0
+        self._probe_at = 0.0
+        self._group = ProcessGroup(self._command, self._environment, self._log)
+
+    def _probe_server(self) -> None:
+        if not self._is_answering():
+            # How long a start takes is the machine's affair: it ends with an answer or a death.
+            self._failed_probes += self.ready
+            if self._failed_probes >= _MOST_UNHEARD:
+                self._restart("does not answer any more")
+            return
+        now = time.monotonic()
+        self._failed_probes = 0
+        self._probe_at = now + _PROBE_EVERY
+        if not self.ready:
+            self.ready, self._ready_at = True, now
+            self._say(f"The {self._name} is ready.")
+        if now - self._ready_at >= _STEADY:
+            self._deaths = 0
+        if reason := self._restart_reason():
+            self._restart(reason)
+
+    def _is_answering(self) -> bool:
+        return _answers_grpc(self._address, _PATIENCE)
+
+    def _restart_reason(self) -> str | None:
+        """Why a server that answers is to be restarted all the same."""
+        return None
+
+    def _restart(self, reason: str) -> None:
+        self._deaths += 1
+        group, self._group = self._group, None
+        assert group is not None
+        # What it started lives on: runs need no code server to get to their end.
+        group.kill_command()
+        self._replaced_groups.append(group)
+        if self._deaths >= _MAX_DEATHS:
+            raise EngineError(
+                f"the {self._name} {reason}, {self._deaths} times in a row right after its start: see "
+                f"{self._log or 'what it says above'}"
+            )
+        self._say(f"The {self._name} {reason}: restarting it ...")
+        self._start_group()
+
+
+class SparkServer(Server):
+    """A Spark Connect server on loopback that answers only those who show its token.
+
+    Attributes:
+        url: where it is, and a session of it that all clients share, see `sharing`.
+        token: what a client must show. It is no part of the URL, which Dagster shows.
+    """
+
+    def __init__(
+        self,
+        command: Callable[[int], Sequence[str]],
+        environment: Mapping[str, str],
+        log: Path,
+        say: Say,
+        scratch: ScratchDir | None = None,
+    ) -> None:
+        """Nothing is started yet.
+
+        Args:
+            command: the command that serves on a port; it finds the token in its environment.
+            environment: that of the command, but for the token.
+            log: the file that takes its output; it runs in that folder.
+            say: prints a line for the person at the terminal.
+            scratch: what the command has as its folder for that.
+        """
+        port, self._ipv6_socket = _reserve_port()
+        self._port, self._scratch = port, scratch
+        self.url = f"sc://localhost:{port}/;session_id={uuid4()}"
+        self.token = secrets.token_urlsafe(32)
+        self._health: HealthProbe | None = None
+        server_environment = {**environment, TOKEN_VARIABLE: self.token}
+        super().__init__(
+            "Spark engine", command(port), ("127.0.0.1", port), server_environment, say, log
+        )
+
+    @property
+    def client_environment(self) -> dict[str, str]:
+        """What a client needs to attach to it."""
+        return {
+            "SPARK_REMOTE": self.url,
+            TOKEN_VARIABLE: self.token,
+            ENGINE_VARIABLE: f"localhost:{self._port}",
+            # The session is for those that come later as well.
+            "SPARK_CONNECT_RELEASE_SESSION_ON_EXIT": "false",
+            # Where the machine has a proxy, gRPC would ask that even for a server on the machine.
+            _NO_PROXY_VARIABLE: os.environ.get(_NO_PROXY_VARIABLE) or "localhost",
+        }
+
+    def stop(self) -> None:
+        """Stop it and what it started, and wait until that has ended."""
+        self._stop_health_probe()
+        super().stop()
+
+    def _start_group(self) -> None:
+        self._stop_health_probe()
+        if self._scratch:
+            self._scratch.recreate()
+        super()._start_group()
+        assert self._group is not None
+        query_environment = {
+            **self.client_environment,
+            "SPARK_REMOTE": f"sc://localhost:{self._port}",
+        }
+        self._health = HealthProbe(query_environment, self._group.processor_seconds)
+
+    def _stop_health_probe(self) -> None:
+        if self._health:
+            self._health.stop_query()
+
+    def _is_answering(self) -> bool:
+        # Whoever else has taken the port would be shown the token by the runs.
+        is_ours = port_users(self._port) in (None, {os.geteuid()})
+        return is_ours and super()._is_answering()
+
+    def _restart_reason(self) -> str | None:
+        if self._scratch and not self._scratch.is_complete():
+            return f"lost files on its disk (somebody cleared {self._scratch.folder})"
+        if self._health and not self._health.is_good():
+            return "takes connections and does not compute any more"
+        return None
+
+
+def _rotate_log(log: Path) -> None:
+    """Begin a log anew when it has grown; the one before is kept.
+
+    The server appends to the file, wherever that ends.
+    """
+    if log.exists() and log.stat().st_size > _LOG_BYTES:
+        shutil.copyfile(log, f"{log}.1")
+        os.truncate(log, 0)
+
+
+#: What an HTTP/2 client begins with (RFC 9113, 3.4): the preface, and settings that set nothing.
+_GRPC_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5)
+
+
+def _answers_grpc(address: str | tuple[str, int], seconds: float) -> bool:
+    """Whether a gRPC server answers a greeting with its own settings.
+
+    Without a gRPC client: its threads do not go together with the processes started here, and now
+    and then one would wait for ever for its own end.
+    """
+    family = socket.AF_UNIX if isinstance(address, str) else socket.AF_INET
+    try:
+        with socket.socket(family) as connection:
+            connection.settimeout(seconds)
+            connection.connect(address)
+            connection.sendall(_GRPC_GREETING)
+            return connection.recv(9)[3:4] == b"\x04"
+    except OSError:
+        return False
+
+
+def _reserve_port() -> tuple[int, socket.socket | None]:
+    """A port that is free on loopback, and what keeps it free on that of IPv6, where there is one.
+
+    `localhost` means ::1 first: nobody else is to listen there, and be shown the token.
+    """
+    while True:
+        # Below the range that outgoing connections take theirs of: one of those could have the port
+        # when the server is restarted, even a client's own attempt to reach it.
+        port = random.randint(15002, 32767)
+        ipv6_socket = None
+        try:
+            with socket.socket() as candidate:
+                candidate.bind(("127.0.0.1", port))
+            ipv6_socket = socket.socket(socket.AF_INET6)
+            ipv6_socket.bind(("::1", port))
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                continue
+        return port, ipv6_socket
+
+
+#: Seconds between two queries, and those that one has.
+_EVERY = 300.0
+_DEADLINE = 300.0
+#: So many in a row that failed are an engine that does not compute any more.
+_MAX_FAILURES = 3
+#: An engine that used so much of a processor meanwhile is busy: the query waits for its turn.
+_BUSY_SHARE = 0.05
+#: The module that asks; it is this one.
+_QUERY = ("-m", "backfill_assets.spark.servers")
+
+
+class HealthProbe:
+    """Asks an engine, and remembers what came of it."""
+
+    def __init__(self, environment: Mapping[str, str], processor_seconds: Callable[[], float]):
+        """Nothing is asked yet.
+
+        Args:
+            environment: how a client attaches to the engine.
+            processor_seconds: what the engine has used so far; infinite if that is not known.
+        """
+        self._environment, self._processor_seconds = environment, processor_seconds
+        self._process: subprocess.Popen[bytes] | None = None
+        self._failures = 0
+        self._next_query_at = time.monotonic() + _EVERY
+
+    def is_good(self) -> bool:
+        """Ask, or see what has come of it; false once it failed too often. Never waits."""
+        now = time.monotonic()
+        if self._process is None:
+            if now >= self._next_query_at:
+                self._start_query(now)
+            return True
+        status = self._process.poll()
+        if status is None and now < self._deadline:
+            return True
+        self.stop_query()
+        self._next_query_at = now + _EVERY
+        # Also where it is not known: there is no number then.
+        idle = self._processor_seconds() - self._seconds_before <= _BUSY_SHARE * _DEADLINE
+        if status is not None or idle:
+            self._failures = 0 if status == 0 else self._failures + 1
+        return self._failures < _MAX_FAILURES
+
+    def stop_query(self) -> None:
+        """Stop asking."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait()
+
+    def _start_query(self, now: float) -> None:
+        self._deadline = now + _DEADLINE
+        self._seconds_before = self._processor_seconds()
+        self._process = subprocess.Popen(
+            [sys.executable, *_QUERY, str(int(_DEADLINE) + 1)],
+            env={**os.environ, **self._environment},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+
+
+def _run_query(seconds: int) -> None:
+    """Have the engine run a job, which needs its threads and its disk; and clear its cache."""
+    from pyspark.sql.connect.session import SparkSession
+
+    from backfill_assets.spark.frames import release_orphaned_frames
+    from backfill_assets.spark.server_checks import channel_builder
+
+    os.nice(10)
+    signal.alarm(seconds)  # also if nobody is left to end this
+    channel = channel_builder(os.environ["SPARK_REMOTE"])
+    session: Any = SparkSession.builder.channelBuilder(channel).create()
+    (row,) = session.range(10).groupBy().sum("id").collect()
+    if row[0] != 45:
+        raise SystemExit(2)
+    release_orphaned_frames(session)
+
+
+if __name__ == "__main__":
+    _run_query(int(sys.argv[1]))

@@ -1,0 +1,201 @@
+"""Which days a change of the raw log affects: exactly those whose rows it changes, and no other.
+
+Only the keys that changed are looked at, in all their versions.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import date
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from backfill_assets.audit.verdicts import Verdict
+from backfill_assets.calendar.late_data import Policy
+from backfill_assets.calendar.partitions import any_window_condition, to_ranges, to_windows
+from backfill_assets.delta.records import CommitDetails
+from backfill_assets.publish.types import Snapshot
+from backfill_assets.spark.frames import caching
+from backfill_assets.tables.sources import Source
+from backfill_assets.transforms.dedup import (
+    greatest_first,
+    is_latest,
+    is_superseded,
+    with_event_day,
+    within_window,
+)
+
+
+@dataclass(frozen=True)
+class ChangeImpact:
+    """What a new version of some log days changes downstream.
+
+    Attributes:
+        event_days: event days whose staged rows change, or that can be staged for the first time.
+        current_days: the same with everything known now, by an endless window.
+        log_days: log days whose lateness may change: those that changed themselves, and those of
+            the W days after with a line of the same keys.
+        spans: by log day, the event days that any version of the keys tells of that changed and
+            have a line there. So all log days that decide an event day are those whose spans,
+            over all commits, hold it.
+    """
+
+    event_days: frozenset[date] = frozenset()
+    current_days: frozenset[date] = frozenset()
+    log_days: frozenset[date] = frozenset()
+    spans: Mapping[date, frozenset[date]] = field(default_factory=dict)
+
+    @property
+    def as_details(self) -> CommitDetails:
+        """The same for the record of a commit, where `backlog` and `reach` read it."""
+        return CommitDetails(
+            event_days=to_ranges(self.event_days),
+            current_days=to_ranges(self.current_days),
+            log_days=to_ranges(self.log_days),
+            spans={day: to_ranges(event_days) for day, event_days in self.spans.items()},
+        )
+
+
+def impact_of(
+    source: Source,
+    before: Snapshot | None,
+    after: DataFrame,
+    verdicts: Sequence[Verdict],
+    policy: Policy,
+    timezone: str,
+) -> ChangeImpact:
+    """What is touched by the days that passed.
+
+    Args:
+        source: of the raw log.
+        before: the raw log as it is; none while there is no table.
+        after: the raw rows that are about to replace it, of all days of the run.
+        verdicts: the verdicts on these days.
+        policy: the late-data policy.
+        timezone: the business time zone.
+    """
+    passed = {v.day: v.metrics.digest for v in verdicts if v.may_publish}
+    published_days = before.ledger.published_days if before else frozenset()
+    changed = {
+        day
+        for day, digest in passed.items()
+        if before is None or digest != before.ledger.content_key(day)
+    }
+    if not changed:
+        return ChangeImpact()
+    first_days = frozenset(passed.keys() - published_days)
+    changed_days = any_window_condition(to_windows(changed), source.raw.partition)
+    new_versions = _row_versions(after.where(changed_days), source, timezone)
+    if before is None or not published_days:
+        # An event day can only be built once its own log day is there.
+        return ChangeImpact(
+            first_days, first_days, frozenset(changed), _event_days_by_log_day(source, new_versions)
+        )
+    with caching() as cache:
+        old_versions = _row_versions(before.all_rows, source, timezone)
+        rows = new_versions
+        if changed & published_days:
+            old_rows = old_versions.where(changed_days)
+            rows = new_versions.exceptAll(old_rows).unionByName(old_rows.exceptAll(new_versions))
+        key = list(source.key)
+        keys = cache(rows.select(*key).distinct())
+        previous = cache(old_versions.join(keys, key, "left_semi"))
+        current = previous.where(f"NOT ({changed_days})").unionByName(
+            new_versions.join(keys, key, "left_semi")
+        )
+        spans = _event_days_by_log_day(source, current)
+        event_days, current_days = _changed_event_days(source, previous, current, policy)
+        # What others did to the log is in no fingerprint of what was built before.
+        foreign_days = {
+            day for day in changed & published_days if before.ledger.current_record(day) is None
+        }
+        foreign_event_days = {day for d in foreign_days for day in policy.affected_event_days(d)}
+        earlier_days = {day for d in foreign_days for day in published_days if day <= d}
+    return ChangeImpact(
+        ((event_days | foreign_event_days) & published_days) | first_days,
+        ((current_days | earlier_days) & published_days) | first_days,
+        frozenset(changed | _days_soon_after(changed, spans, policy)),
+        spans,
+    )
+
+
+def _row_versions(raw: DataFrame, source: Source, timezone: str) -> DataFrame:
+    """Of raw rows what the rules look at: not from which file they came."""
+    dated = with_event_day(raw, source, timezone)
+    return dated.select("event_date", *source.fields, "log_date")
+
+
+def _changed_event_days(
+    source: Source, previous: DataFrame, current: DataFrame, policy: Policy
+) -> tuple[frozenset[date], frozenset[date]]:
+    """The event days on which other rows of the keys are staged, and count with all known."""
+    sides = previous.withColumn("_side", F.lit(-1)).unionByName(
+        current.withColumn("_side", F.lit(1))
+    )
+    versions = greatest_first(source, "_side", *source.key)
+    columns = source.staged.columns
+    staged = within_window(policy.window_days) & ~is_superseded(versions, policy.window_days)
+    counts = is_latest(versions, policy.window_days, corrects=policy.corrects)
+    ranked = sides.select(
+        *columns, _signed_side(staged).alias("_staged"), _signed_side(counts).alias("_counts")
+    )
+    changes = ranked.groupBy(*columns).agg(
+        F.sum("_staged").alias("_staged"), F.sum("_counts").alias("_counts")
+    )
+    days = changes.groupBy("event_date").agg(
+        F.max(F.col("_staged") != 0), F.max(F.col("_counts") != 0)
+    )
+    changed_rows = days.collect()
+    return (
+        frozenset(day for day, staged, _ in changed_rows if staged),
+        frozenset(day for day, _, counts in changed_rows if counts),
+    )
+
+
+def _signed_side(condition: Column) -> Column:
+    return F.when(condition, F.col("_side")).otherwise(0)
+
+
+def _event_days_by_log_day(source: Source, versions: DataFrame) -> dict[date, frozenset[date]]:
+    """By log day, the event days of the keys that have a line there.
+
+    Sets of days are slow to build. Nearly all keys have at most two lines: of these, the least
+    and the greatest day are all. Keys are told apart by a hash: where two meet, a day counts for
+    more log days than it must, and nothing is missed.
+    """
+    spans: dict[date, set[date]] = defaultdict(set)
+
+    def add_spans(pairs: Iterable[tuple[Iterable[date], Iterable[date]]]) -> None:
+        for log_days, event_days in pairs:
+            for log_day in log_days:
+                spans[log_day].update(event_days)
+
+    lines = versions.select(F.xxhash64(*source.key).alias("_key"), "log_date", "event_date")
+    ends = [end(day) for day in ("log_date", "event_date") for end in (F.min, F.max)]
+    names = [f"_{n}" for n in range(len(ends))]
+    keys = lines.groupBy("_key").agg(
+        *(end.alias(name) for end, name in zip(ends, names, strict=True)),
+        F.count(F.lit(1)).alias("_lines"),
+    )
+    between = (F.col("_lines") > 2) & ((F.col("_0") != F.col("_1")) | (F.col("_2") != F.col("_3")))
+    rows = keys.select(*names, between.alias("_between")).distinct().collect()
+    add_spans(((row["_0"], row["_1"]), (row["_2"], row["_3"])) for row in rows)
+    if any(row["_between"] for row in rows):
+        few = lines.join(keys.where(between), "_key", "left_semi").groupBy("_key")
+        sets = few.agg(F.collect_set("log_date"), F.collect_set("event_date"))
+        add_spans((log_days, event_days) for _, log_days, event_days in sets.collect())
+    return {day: frozenset(event_days) for day, event_days in sorted(spans.items())}
+
+
+def _days_soon_after(changed: Iterable[date], among: Iterable[date], policy: Policy) -> set[date]:
+    """Those of the log days that follow a changed one within the window."""
+    changed = set(changed)
+    return {
+        day
+        for day in among
+        if day not in changed
+        and any(before in changed for before in policy.affected_event_days(day))
+    }

@@ -1,0 +1,275 @@
+"""Days that are behind their inputs, and days built from input that was reverted since.
+
+Pure functions over ledgers and dates. They look at the state, not at events: what was missed while
+nothing ran is found the next time that somebody looks.
+
+A pure function over ledgers. It sees what no backlog can: a day whose input is no more cannot be
+built again, so nothing asks for it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import date
+from operator import is_
+from typing import NamedTuple
+
+from backfill_assets.calendar.late_data import Policy
+from backfill_assets.calendar.partitions import DAY
+from backfill_assets.delta.ledgers import Ledger, Ledgers
+from backfill_assets.delta.records import CommitRecord
+from backfill_assets.publish.assess import days_on_hold
+from backfill_assets.staleness.finality import final_days
+from backfill_assets.staleness.input_digest import days_depending_on, input_digests
+from backfill_assets.tables.derived import carries_state
+from backfill_assets.tables.graph import Graph, graph_of
+
+
+@dataclass(frozen=True)
+class StaleDay:
+    """Why a day of a table is behind.
+
+    Attributes:
+        inputs: by input, the record that changed what the day is made of.
+        references: by name, what the tables without days hold now, where that is something else.
+    """
+
+    inputs: Mapping[str, CommitRecord]
+    references: Mapping[str, str | None] = field(default_factory=dict)
+
+    @property
+    def commit_key(self) -> str:
+        """The commits that the day needs, as text: versions begin anew when a table does."""
+        commits = {name: record.commit_id or record.version for name, record in self.inputs.items()}
+        changes = sorted({**commits, **self.references}.items())
+        return ",".join(f"{name}@{commit}" for name, commit in changes)
+
+
+@dataclass(frozen=True)
+class StaleDays:
+    """The days that are behind their inputs, by table.
+
+    Attributes:
+        open: those that a scheduled run rebuilds.
+        final: those that only a person may rebuild, as their window has closed.
+        on_hold: days whose inputs are those of rows that a person has decided against: no schedule
+            or sensor builds these.
+    """
+
+    open: Mapping[str, Mapping[date, StaleDay]] = field(default_factory=dict)
+    final: Mapping[str, Mapping[date, StaleDay]] = field(default_factory=dict)
+    on_hold: Mapping[str, set[date]] = field(default_factory=dict)
+
+    def all_days(self, table: str) -> set[date]:
+        """All days of a table that are behind."""
+        return {*self.open.get(table, ()), *self.final.get(table, ())}
+
+
+def find_stale_days(ledgers: Ledgers, policy: Policy, today: date) -> StaleDays:
+    """Which days are behind their inputs.
+
+    A day is behind if an input's commit changed what the day is made of, and the day was last
+    published from an older version of that input, or never; unless the inputs hold again what they
+    held then, or what they held for rows that a person has decided against. It is behind as well if
+    a table without days holds other rows than it did then. No day of a retired table is.
+
+    While nothing is committed, what was found last in this process is the answer: a sensor asks
+    every few seconds, and ten thousand days of twenty tables take four seconds.
+    """
+    if _last_answer and _last_answer[0].is_valid_for(ledgers, policy, today):
+        return _last_answer[0].result
+    stale = _compute_stale_days(ledgers, policy, today)
+    _last_answer[:] = [_LastAnswer((*ledgers.values(),), policy, today, stale)]
+    return stale
+
+
+class _LastAnswer(NamedTuple):
+    """What was found last in this process, and in what."""
+
+    ledgers: tuple[Ledger, ...]
+    policy: Policy
+    today: date
+    result: StaleDays
+
+    def is_valid_for(self, ledgers: Ledgers, policy: Policy, today: date) -> bool:
+        """Whether it was found in the same: a ledger that is read again is another object."""
+        same = len(self.ledgers) == len(ledgers) and all(map(is_, self.ledgers, ledgers.values()))
+        return same and (self.policy, self.today) == (policy, today)
+
+
+_last_answer: list[_LastAnswer] = []
+
+
+def _compute_stale_days(ledgers: Ledgers, policy: Policy, today: date) -> StaleDays:
+    closed, graph = final_days(ledgers, policy), graph_of(ledgers, policy)
+    stale = StaleDays(defaultdict(dict), defaultdict(dict), defaultdict(set))
+    for table, days in _newer_inputs(ledgers, policy, graph, today).items():
+        ledger = ledgers[table]
+        fingerprints = input_digests(graph.inputs[table], ledgers, days, ledger.references)
+        on_hold = days_on_hold(ledger, fingerprints)
+        for day, inputs in sorted(days.items()):
+            published = ledger.current_record(day)
+            if published and published.fingerprint == fingerprints[day]:
+                continue
+            if day in on_hold:
+                stale.on_hold[table].add(day)
+                continue
+            part = stale.final if day in closed.get(table, ()) else stale.open
+            references = ledger.changed_references(day) if day in ledger.latest else {}
+            part[table][day] = StaleDay(inputs, references)  # type: ignore[index]
+        if carries_state(ledger.table):
+            _add_later_days(stale, ledger, closed.get(table, ()))
+    return stale
+
+
+def _add_later_days(stale: StaleDays, ledger: Ledger, closed: Container[date]) -> None:
+    """Count what is built upon days that are behind as behind, for the same reasons.
+
+    A run that builds them in order ends where a day comes out as it was.
+    """
+    name, reason = ledger.table.name, None
+    for day in sorted(ledger.published_days | stale.all_days(name)):
+        own_reason = stale.open[name].get(day) or stale.final[name].get(day)
+        reason = own_reason or reason
+        if reason and not own_reason:
+            part = stale.final if day in closed else stale.open
+            part[name][day] = reason  # type: ignore[index]
+
+
+def _newer_inputs(
+    ledgers: Ledgers, policy: Policy, graph: Graph, today: date
+) -> dict[str, dict[date, dict[str, CommitRecord]]]:
+    """By table and day, the commits of inputs that are newer than the day.
+
+    None of them where a table without days has changed alone.
+    """
+    newer: dict[str, dict[date, dict[str, CommitRecord]]] = defaultdict(lambda: defaultdict(dict))
+
+    def buildable_days(table: str, days: Iterable[date]) -> Iterator[date]:
+        if ledgers[table].table.is_retired(today):
+            return iter(())
+        table_policy = graph.policy_of(table)
+        due_days = (
+            table_policy.expected_days(today)
+            if table in graph.by_event_day
+            else table_policy.loadable_days(today)
+        )
+        return (
+            day for day in days if day in due_days and _can_be_built(table, day, ledgers, graph)
+        )
+
+    for source, table, days_of in downstream_tables(ledgers, policy):
+        needed = {day: record for record in ledgers[source].records for day in days_of(record)}
+        ledger = ledgers[table]
+        for day in buildable_days(table, needed):
+            built = ledger.latest.get(day)
+            if built is None and day not in ledger.on_hold:
+                # An undo of an earlier release has withdrawn it, and says no more than when.
+                built = ledger.revocations.get(day)
+            if _is_older(built, day, ledgers[source], needed[day], is_self=source == table):
+                newer[table][day][source] = needed[day]
+    for table, ledger in ledgers.items():
+        if ledger.references:
+            changed_days = [day for day in ledger.latest if ledger.changed_references(day)]
+            for day in buildable_days(table, changed_days):
+                newer[table].setdefault(day, {})
+    return newer
+
+
+def downstream_tables(
+    ledgers: Ledgers, policy: Policy
+) -> list[tuple[str, str, Callable[[CommitRecord], Iterable[date]]]]:
+    """Which table follows which: the days of it that a commit of its input makes due."""
+    return [
+        (dependency.source.name, table, dependency.due_days(ledgers[dependency.source.name]))
+        for table, inputs in graph_of(ledgers, policy).inputs.items()
+        for dependency in inputs
+    ]
+
+
+def _can_be_built(table: str, day: date, ledgers: Ledgers, graph: Graph) -> bool:
+    """Whether all that a day needs is published: it may have been taken back since.
+
+    Before the first day of an input there is nothing to wait for.
+    """
+    needed = (
+        (dependency.source.name, d)
+        for dependency in graph.inputs[table]
+        for d in dependency.reach.required_days(day)
+    )
+    return (
+        None not in ledgers[table].references.values()
+        and all(
+            needed_day in ledgers[name].published_days or needed_day < graph.policy_of(name).start
+            for name, needed_day in needed
+        )
+        and (table not in graph.by_event_day or _has_arrived(table, day, ledgers, graph))
+    )
+
+
+def _has_arrived(table: str, day: date, ledgers: Ledgers, graph: Graph) -> bool:
+    """Whether the folders are loaded that the lines of a day usually arrive in."""
+    delays = {log: graph.sources[log].arrives_after for log in graph.source_logs(table)}
+    days = [*ledgers[table].table.grain.days_of(day)]
+    return all(
+        event_day + delay * DAY in ledgers[log].published_days
+        for log, delay in delays.items()
+        if delay
+        for event_day in days
+    )
+
+
+def _is_older(
+    built: CommitRecord | None, day: date, source: Ledger, needed: CommitRecord, *, is_self: bool
+) -> bool:
+    """Whether a day was built before an input's commit, or from a table that was since replaced.
+
+    A commit of a table that carries state has built its days one upon the other. A record names no
+    version of an input that has never held here what the day was made of.
+    """
+    if built is None:
+        return True
+    if is_self and needed.version == built.version:
+        return False
+    version = built.inputs.get(source.table.name, -1)
+    return version < needed.version or version > (source.version or 0)
+
+
+def built_from_revoked(ledgers: Ledgers, policy: Policy) -> dict[str, set[date]]:
+    """The published days that were made of a day that is withdrawn now, by table.
+
+    Directly, or by way of another table. An undo takes them back with their input; they are there
+    while it is under way, after one that was broken off, or where a run was too late to see it.
+
+    Args:
+        ledgers: those of all tables.
+        policy: the late-data policy.
+    """
+    affected_days: dict[str, set[date]] = {name: set() for name in ledgers}
+    for source, table, days_of in downstream_tables(ledgers, policy):
+        latest = ledgers[table].latest
+        for record, revoked_days in _revocations(ledgers[source]):
+            built = {
+                day
+                for day in days_of(record)
+                if day in latest and latest[day].inputs.get(source, record.version) < record.version
+            }
+            affected_days[table] |= days_depending_on(
+                ledgers, policy, table, built, source, revoked_days
+            )
+        affected_days[table] |= days_depending_on(
+            ledgers, policy, table, latest, source, affected_days[source]
+        )
+    return affected_days
+
+
+def _revocations(ledger: Ledger) -> list[tuple[CommitRecord, set[date]]]:
+    """The commits that took back days which nobody has published since."""
+    revoked = ledger.revocations
+    records = {record.version: record for record in revoked.values()}
+    return [
+        (record, {day for day, commit in revoked.items() if commit.version == version})
+        for version, record in records.items()
+    ]

@@ -1,0 +1,186 @@
+"""What has landed and is not loaded: the log days to load, and from which files."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import date
+
+from backfill_assets.calendar.late_data import Policy
+from backfill_assets.calendar.partitions import DAY, Window
+from backfill_assets.delta.ledgers import Ledger
+from backfill_assets.landing.listing import Listing
+from backfill_assets.landing.load_manifest import (
+    LoadManifest,
+    LoadTarget,
+    load_target,
+    needs_reload,
+)
+from backfill_assets.settings import PREFIX
+
+
+@dataclass(frozen=True)
+class UnloadedDays:
+    """The landing folders against what the raw log was loaded from.
+
+    Attributes:
+        days_to_load: log days to load, with what they are to be loaded from.
+        missing_days: log days that are due and have no folder.
+        files_on_hold: by log day, the files that were replaced by ones that take orders away, and wait for
+            a person to accept it.
+        fingerprints: by log day, that of what it would be made of now.
+        last_expected: the last log day that is asked for although nothing has landed for it.
+        strays: names of what lies beside the folders of arrival days.
+    """
+
+    days_to_load: Mapping[date, str] = field(default_factory=dict)
+    missing_days: frozenset[date] = frozenset()
+    files_on_hold: Mapping[date, Sequence[str]] = field(default_factory=dict)
+    fingerprints: Mapping[date, str] = field(default_factory=dict, compare=False)
+    last_expected: date = field(default=date.max, compare=False)
+    strays: Sequence[str] = field(default=(), compare=False)
+
+
+def find_unloaded_days(
+    raw: Ledger, listing: Listing, policy: Policy, today: date, rejected: Ledger | None = None
+) -> UnloadedDays:
+    """Which log days have landed and are not loaded as they are.
+
+    Args:
+        raw: the ledger of a raw log.
+        rejected: that of its rejected lines, which a run may have failed to publish with it.
+        listing: of the whole landing.
+        policy: the late-data policy.
+        today: a log day must be over to be loaded. One without a folder is loaded as an empty day
+            when it is due; its window stays open, until the folder comes or is no longer waited
+            for. Not so far beyond the newest day that has landed: there the source is silent, or
+            the clock is wrong, and more empty days would not help.
+    """
+    loaded, days_to_load, missing_days, files_on_hold, fingerprints = (
+        loaded_manifests(raw),
+        {},
+        set(),
+        {},
+        {},
+    )
+    due_days, log_window = policy.expected_days(today), policy.loadable_days(today)
+    last_expected = _last_expected_day(loaded, listing, log_window, policy)
+    known_days = {*loaded, *raw.published_days, *raw.revocations}
+    log_days = [
+        day
+        for day in policy.partitions_until(min(last_expected, today - DAY))
+        if day not in known_days
+    ]
+    log_days += [day for day in known_days if day in log_window]
+    for day, planned in load_targets(loaded, listing, sorted(log_days), policy).items():
+        loaded_manifest = loaded.get(day)
+        fingerprint = fingerprints[day] = planned.manifest.content_digest()
+        never_published = day not in raw.published_days and day not in raw.revocations
+        if (
+            loaded_manifest is None
+            and never_published
+            and day not in listing.folders
+            and day not in due_days
+        ):
+            continue
+        if planned.manifest.awaiting_approval:
+            files_on_hold[day] = sorted(planned.manifest.awaiting_approval)
+        if (
+            day in due_days
+            and day not in planned.manifest.present_days
+            and not planned.manifest.closed
+        ):
+            missing_days.add(day)
+        if needs_reload(loaded_manifest, planned):
+            days_to_load[day] = fingerprint
+        elif rejected is not None and _is_outdated(rejected, day, fingerprint):
+            days_to_load[day] = f"{fingerprint}+{rejected.table.name}"
+    return UnloadedDays(
+        days_to_load,
+        frozenset(missing_days),
+        files_on_hold,
+        fingerprints,
+        last_expected,
+        listing.strays,
+    )
+
+
+def no_data_warning(unloaded: UnloadedDays, policy: Policy, today: date) -> str:
+    """What is to be said of a source from which nothing has come for long; empty if it has."""
+    if unloaded.last_expected >= policy.expected_days(today).end - DAY:
+        return ""
+    newest = unloaded.last_expected - policy.absent_days * DAY
+    since = f"since {newest}" if newest >= policy.start else f"from {policy.start} on"
+    beside = f" (but for {unloaded.strays[-1]}, which is not read)" if unloaded.strays else ""
+    return (
+        f"nothing has landed {since}{beside}, for more than {policy.absent_days} days "
+        f"({PREFIX}ABSENT_DAYS): days after {unloaded.last_expected} are not asked for. The source is silent, "
+        "or this machine's clock runs ahead. See that the source delivers, or set the clock; what "
+        "lands is loaded as ever. To have these days as empty ones, materialize them"
+    )
+
+
+def _last_expected_day(
+    loaded: Mapping[date, LoadManifest], listing: Listing, log_window: Window, policy: Policy
+) -> date:
+    """The last log day that is asked for without a folder: so many days after the newest landed.
+
+    By what was loaded as well: the landing may have been purged.
+    """
+    landed = {day for day in listing.folders if day in log_window}
+    landed.update(*(manifest.present_days for manifest in loaded.values()))
+    newest = max([policy.start - DAY, *landed])
+    return newest + min(policy.absent_days, (date.max - newest).days) * DAY
+
+
+def load_targets(
+    loaded: Mapping[date, LoadManifest],
+    listing: Listing,
+    days: Iterable[date],
+    policy: Policy,
+    *,
+    accepted: Collection[str] = (),
+    close: bool = False,
+) -> dict[date, LoadTarget]:
+    """What log days are to be made of; see `manifests.load_target`.
+
+    A folder is waited for until one has been loaded that came so many days later.
+
+    Args:
+        loaded: what all log days were last loaded from.
+        listing: of the folders of these days.
+        days: the log days.
+        policy: the late-data policy.
+        accepted: files that may take orders away.
+        close: whether nothing more is expected of any of the days without a folder.
+    """
+    seen_days = {day for day, manifest in loaded.items() if day in manifest.present_days}
+    newest = max(seen_days, default=date.min)
+    return {
+        day: load_target(
+            day,
+            loaded.get(day),
+            listing,
+            arrived_days=seen_days,
+            accepted=accepted,
+            close=close or (newest - day).days >= policy.absent_days,
+        )
+        for day in days
+    }
+
+
+def loaded_manifests(raw: Ledger) -> dict[date, LoadManifest]:
+    """What each log day was last loaded from; those of which it is not known are left out."""
+    loaded = {
+        day: manifest for record in raw.records for day, manifest in record.details.landing.items()
+    }
+    manifest_by_day = {day: LoadManifest.from_record(manifest) for day, manifest in loaded.items()}
+    return {day: manifest for day, manifest in manifest_by_day.items() if manifest is not None}
+
+
+def _is_outdated(table: Ledger, day: date, fingerprint: str) -> bool:
+    """Whether a day is not published with this fingerprint; one without any counts as published."""
+    published = table.current_record(day)
+    if published is None:
+        return day not in table.revocations
+    return published.fingerprint not in ("", fingerprint)

@@ -1,0 +1,458 @@
+"""`table` and `version_of`: a table declared by a function, whose parameters are its inputs."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Mapping, Sequence
+from datetime import date
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
+
+import pandera.pyspark as pa
+
+from backfill_assets.calendar.grain import Grain
+from backfill_assets.calendar.reach import PREVIOUS_DAY, SAME_DAY, WEEK, Reach
+from backfill_assets.tables.arguments import (
+    Argument,
+    DeclarationError,
+    check_arguments,
+    describe_value,
+    is_bool,
+    is_date,
+    is_text,
+    is_whole_number,
+    mapping_of,
+    none_or,
+    sequence_of,
+)
+from backfill_assets.tables.derived import SELF, Conserved, Derived, Published, Reads, Transform
+from backfill_assets.tables.model_metadata import is_model, suggest_name, wrong_drifts, wrong_skews
+from backfill_assets.tables.rules import Forbidden, wrong_names
+from backfill_assets.tables.sources import Role, Source, SourceTable
+from backfill_assets.tables.table import Lineage, Table
+from backfill_assets.tables.unpartitioned import Answers, Lookup, Unpartitioned, UnpartitionedInput
+
+#: What a parameter may be annotated with.
+_ANNOTATIONS = (Reads, Unpartitioned, Published, Answers)
+
+
+class FunctionInputs(NamedTuple):
+    """The inputs of a function by parameter, each kind by itself."""
+
+    reads: dict[str, Reads]
+    unpartitioned: dict[str, Unpartitioned]
+    published: dict[str, Published]
+    answers: dict[str, Answers]
+
+    @property
+    def request_modules(self) -> list[str]:
+        """The modules of the functions that make requests."""
+        return [answers.of.__module__ for answers in self.answers.values()]
+
+
+def inputs_of(function: Transform) -> FunctionInputs:
+    """The inputs of a function, as its parameters are annotated."""
+    try:
+        hints: Mapping[str, Any] = get_type_hints(function, include_extras=True)
+    except (NameError, TypeError, ValueError, AttributeError) as error:
+        raise DeclarationError(
+            f"{function.__name__}: the annotation of a parameter is none: {error}"
+        ) from error
+    function_inputs = FunctionInputs({}, {}, {}, {})
+    reads, unpartitioned, published, answers = function_inputs
+    for parameter in inspect.signature(function).parameters:
+        hint = hints.get(parameter)
+        annotations = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
+        inputs = [annotation for annotation in annotations if isinstance(annotation, _ANNOTATIONS)]
+        if len(inputs) != 1:
+            raise DeclarationError(
+                f"{function.__name__}: annotate {parameter} as Annotated[DataFrame, Reads(TABLE)]"
+            )
+        check_arguments(f"{function.__name__}: {parameter}", _input_arguments(inputs[0]))
+        if isinstance(inputs[0], Reads):
+            reads[parameter] = inputs[0]
+        elif isinstance(inputs[0], Published):
+            published[parameter] = inputs[0]
+        elif isinstance(inputs[0], Answers):
+            answers[parameter] = inputs[0]
+        else:
+            unpartitioned[parameter] = inputs[0]
+    with_days = [read.table.name for read in reads.values()]
+    others: list[UnpartitionedInput] = [
+        *unpartitioned.values(),
+        *(answer.lookup for answer in answers.values()),
+    ]
+    names = [*with_days, *(other.name for other in others)]
+    if {*with_days} <= {SELF.name} or len(set(names)) < len(names):
+        raise DeclarationError(
+            f"{function.__name__}: it needs inputs with days besides itself, each table once: "
+            f"{names}"
+        )
+    if SELF.name in with_days:
+        _check_state(function.__name__, reads)
+    _check_days(function.__name__, reads, published)
+    return function_inputs
+
+
+def _input_arguments(annotation: Any) -> list[Argument]:
+    """What an annotation of a parameter is made of."""
+    if isinstance(annotation, Unpartitioned):
+        return [Argument("the name", annotation.name, is_text, "a name")]
+    if isinstance(annotation, Answers):
+        return [
+            Argument(
+                "lookup", annotation.lookup, lambda value: isinstance(value, Lookup), "a Lookup"
+            ),
+            Argument("of", annotation.of, callable, "a function that gives the requests"),
+        ]
+    tables = "a table"
+    if isinstance(annotation.table, Source):
+        tables = f"one of its tables, as that of {annotation.table.name} is .staged"
+    return [
+        Argument(
+            "the table of Reads",
+            annotation.table,
+            lambda value: value is SELF or isinstance(value, Table),
+            tables,
+        ),
+        Argument(
+            "the reach",
+            annotation.reach,
+            lambda value: isinstance(value, Reach),
+            "SAME_DAY, last_days(7), following_days(7), PREVIOUS_DAY or WEEK",
+        ),
+        Argument("as_known", getattr(annotation, "as_known", False), is_bool, "True or False"),
+    ]
+
+
+def _check_state(name: str, reads: Mapping[str, Reads]) -> None:
+    """Refuse what a table that is made of its own day before cannot be made of."""
+    for parameter, read in reads.items():
+        if read.table is SELF and read.reach != PREVIOUS_DAY:
+            raise DeclarationError(
+                f"{name}: {parameter} has days that are being made; of itself, a table reads the "
+                "day before: Reads(SELF, PREVIOUS_DAY)"
+            )
+        if read.table is not SELF and not read.of_the_day:
+            raise DeclarationError(
+                f"{name}: {parameter} reaches for other days than the day itself; a table that is "
+                "made of its own day before has them in its state"
+            )
+
+
+def _check_days(name: str, reads: Mapping[str, Reads], published: Mapping[str, Published]) -> None:
+    """Refuse what no day can be made of."""
+    for parameter, read in reads.items():
+        log = isinstance(read.table, SourceTable) and read.table.role is Role.LOG
+        if read.as_known and (not log or read.reach.after):
+            raise DeclarationError(
+                f"{name}: {parameter} is as it was known on a day: of the raw log of a source, "
+                "and of days that end with the day itself, as last_days(n) has them"
+            )
+    reaches = {read.table.name: read.reach for read in reads.values()}
+    for parameter, published_input in published.items():
+        if (
+            published_input.table is SELF
+            or reaches.setdefault(published_input.table.name, published_input.reach)
+            != published_input.reach
+        ):
+            raise DeclarationError(
+                f"{name}: {parameter} tells which days of {published_input.table.name} are published: of "
+                "another table, and with the reach that it is read with"
+            )
+
+
+#: A column is told by its table and its name.
+_PAIR = 2
+
+
+def table(
+    model: type[pa.DataFrameModel],
+    *,
+    checks: Sequence[Conserved | Forbidden] = (),
+    group: str = "derived",
+    frozen: bool = False,
+    lineage: Lineage | None = None,
+    retired: date | None = None,
+    depends_on: Sequence[str | Path] = (),
+) -> Callable[[Transform], Derived]:
+    """Declare the table that a function makes; it is named like the function.
+
+    Each parameter is an input, annotated with the table and its reach::
+
+        @table(CustomerSpend, checks=[conserves("orders", "amount", "spend")])
+        def customer_spend_7d(
+            orders: Annotated[DataFrame, Reads(STAGED, last_days(7))],
+        ) -> DataFrame:
+            return orders.groupBy(F.col("for_day").alias("run_date"), "customer_id").agg(
+                F.sum("amount").alias("spend")
+            )
+
+    The function gets all rows that decide some days, with the column `for_day`: the day of the
+    table that a row counts for. It gives the rows of these days. It reads no clock and no table.
+    That of an `Unpartitioned` has all rows; that of a `Published`, which days are there; that of
+    `Answers`, what a service says.
+
+    Args:
+        model: the columns. `Config.metadata` has `partition`, the name of the DATE column of the
+            day; and, where there are such, `key`, `totals`, `rules` and `drift`.
+        checks: what must be conserved between the inputs and a day; and which rows of a day may
+            not be there beside others, see `forbids`.
+        group: the asset group in the UI.
+        frozen: whether a check says so if a final day was changed by no person.
+        lineage: for the UI, by column of the table, the (table, column) pairs it is made of.
+        retired: the business day from which on nobody feeds it, see `version_of`.
+        depends_on: what decides the rows and cannot be seen from the imports of the module. The
+            name of a module: its source counts for the code version, or, if it is installed, the
+            version of its distribution. A `Path`, from the folder of the module: a data file.
+
+    Raises:
+        DeclarationError: a parameter has neither, or something is named that is not there.
+    """
+    check_arguments("@table", [_model_argument(model)])
+    return partial(
+        _declare_table,
+        model=model,
+        checks=checks,
+        group=group,
+        frozen=frozen,
+        lineage={} if lineage is None else lineage,
+        retired=retired,
+        depends_on=depends_on,
+    )
+
+
+def version_of(
+    other: Derived,
+    number: int,
+    *,
+    model: type[pa.DataFrameModel] | None = None,
+    checks: Sequence[Conserved | Forbidden] | None = None,
+    lineage: Lineage | None = None,
+    retired: date | None = None,
+    depends_on: Sequence[str | Path] | None = None,
+) -> Callable[[Transform], Derived]:
+    """Declare another version of a table, made by another function; it is named like the function.
+
+    Both are tables: each has its days, its code version and its readers, and is fed until it is
+    retired. What is not given is as the other declares it::
+
+        @version_of(features, 2)
+        def features_v2(orders: Annotated[DataFrame, Reads(...)]) -> DataFrame: ...
+
+    Args:
+        other: a version of the table.
+        number: of the version that is declared.
+        model: the columns, if they are others.
+        checks: as of `table`, if they are others.
+        lineage: as of `table`, if it is another.
+        retired: the business day from which on nobody feeds it.
+        depends_on: as of `table`, if it is another.
+
+    Raises:
+        DeclarationError: as `table`; the number is not above that of the other version; or the
+            function stands in the module of the other one, so that the code of both would be one.
+    """
+    check_arguments(
+        "@version_of",
+        [
+            Argument("other", other, lambda value: isinstance(value, Derived), "a table"),
+            Argument("number", number, is_whole_number, "a whole number"),
+        ],
+    )
+
+    def declare_version(function: Transform) -> Derived:
+        _check_version(function, other, number)
+        return _declare_table(
+            function,
+            model=model or other.model,
+            checks=[*other.conserved, *other.forbidden] if checks is None else checks,
+            group=other.group,
+            frozen=other.frozen,
+            lineage=other.lineage if lineage is None else lineage,
+            retired=retired,
+            depends_on=other.depends_on if depends_on is None else depends_on,
+            version=number,
+            first=other.first,
+        )
+
+    return declare_version
+
+
+def _check_version(function: Transform, other: Derived, number: int) -> None:
+    if number <= other.version:
+        raise DeclarationError(
+            f"{function.__name__}: {other.name} is version {other.version}; give a new version "
+            "a number above that"
+        )
+    if function.__module__ == other.transform.__module__:
+        raise DeclarationError(
+            f"{function.__name__}: it is declared in {function.__module__}, where {other.name} "
+            "is. The code of a table is that of its module: a change of one version would be "
+            "one of both. Declare each version in a module of its own"
+        )
+
+
+def _model_argument(model: object) -> Argument:
+    return Argument("model", model, is_model, "a class of pandera.pyspark.DataFrameModel")
+
+
+def _table_arguments(
+    checks: object,
+    group: object,
+    frozen: object,
+    lineage: object,
+    retired: object,
+    dependencies: object,
+) -> list[Argument]:
+    """What a table is given besides its model and its function."""
+
+    def is_check(value: object) -> bool:
+        return isinstance(value, Conserved | Forbidden)
+
+    def is_group(value: object) -> bool:
+        return isinstance(value, str) and re.fullmatch(r"\w+(/\w+)*", value, re.ASCII) is not None
+
+    def is_code(value: object) -> bool:
+        return is_text(value) or isinstance(value, Path)
+
+    def is_column(value: object) -> bool:
+        return sequence_of(is_text, 2)(value) and len(value) == _PAIR  # type: ignore[arg-type]
+
+    return [
+        Argument(
+            "checks", checks, sequence_of(is_check), "a list of conserves(...) and forbids(...)"
+        ),
+        Argument("group", group, is_group, "letters, digits and _, as Dagster has it"),
+        Argument("frozen", frozen, is_bool, "True or False"),
+        Argument(
+            "lineage",
+            lineage,
+            mapping_of(sequence_of(is_column)),
+            'pairs of table and column by column, as {"hits": [("visits", "clicks")]}',
+        ),
+        Argument("retired", retired, none_or(is_date), "a date, as date(2025, 3, 20)"),
+        Argument(
+            "depends_on",
+            dependencies,
+            sequence_of(is_code),
+            "a list of names of modules and of paths",
+        ),
+    ]
+
+
+def _declare_table(
+    function: Transform,
+    *,
+    model: type[pa.DataFrameModel],
+    checks: Sequence[Conserved | Forbidden],
+    group: str,
+    frozen: bool,
+    lineage: Lineage,
+    retired: date | None,
+    depends_on: Sequence[str | Path],
+    **version: Any,
+) -> Derived:
+    """The table that a function makes."""
+    name = getattr(function, "__name__", "")
+    if not inspect.isfunction(function):
+        raise DeclarationError(
+            f"@table stands before {describe_value(function)}: it takes a function"
+        )
+    if "<" in function.__qualname__ or not name.isidentifier():
+        raise DeclarationError(f"{function.__qualname__}: a table needs a function in a module")
+    arguments = _table_arguments(checks, group, frozen, lineage, retired, depends_on)
+    check_arguments(name, [_model_argument(model), *arguments])
+    inputs = inputs_of(function)
+    derived = Derived(
+        name=name,
+        model=model,
+        modules=(function.__module__, model.__module__, *inputs.request_modules),
+        depends_on=tuple(_resolve_dependency(dependency, function) for dependency in depends_on),
+        transform=function,
+        **inputs._asdict(),
+        conserved=tuple(check for check in checks if isinstance(check, Conserved)),
+        forbidden=tuple(check for check in checks if isinstance(check, Forbidden)),
+        group=group,
+        frozen=frozen,
+        lineage=lineage,
+        retired=retired,
+        **version,
+    )
+    return _check_table(derived)
+
+
+def _resolve_dependency(dependency: str | Path, function: Transform) -> str | Path:
+    """A module as it is; a data file from the folder of the function's module."""
+    if isinstance(dependency, str):
+        return dependency
+    return Path(inspect.getfile(function)).resolve().parent / dependency
+
+
+def _check_table(derived: Derived) -> Derived:
+    """The same; refused if it names what is not there."""
+    for check in derived.conserved:
+        if check.parameter not in derived.reads:
+            raise DeclarationError(
+                f"{derived.name}: there is no parameter {check.parameter}"
+                f"{suggest_name(check.parameter, derived.reads)}"
+            )
+        if check.total not in derived.totals:
+            raise DeclarationError(
+                f"{derived.name}: {check.total} is none of the model's totals ({list(derived.totals)})"
+            )
+        source = derived.reads[check.parameter].table
+        if check.column is not None and check.column not in source.columns:
+            raise DeclarationError(
+                f"{derived.name}: {source.name} has no column {check.column}"
+                f"{suggest_name(check.column, source.columns)}"
+            )
+    if wrong := [*wrong_drifts(derived), *wrong_skews(derived), *wrong_names(derived)]:
+        raise DeclarationError(f"{derived.name}: {'; '.join(wrong)}")
+    _check_answers(derived)
+    _check_weeks(derived)
+    input_columns = {
+        (read.table.name, column)
+        for read in derived.reads.values()
+        for column in read.table.columns
+    }
+    for column, origins in derived.lineage.items():
+        if column not in derived.columns:
+            raise DeclarationError(f"{derived.name}: lineage of {column}, which is no column of it")
+        whole = {reference.name for reference in derived.unpartitioned_inputs}
+        for name, other in {pair for pair in origins if pair[0] not in whole} - input_columns:
+            raise DeclarationError(f"{derived.name}: {column} cannot be made of {name}.{other}")
+    return derived
+
+
+def _check_answers(derived: Derived) -> None:
+    """Refuse requests that are made of nothing, and pools that a step cannot have."""
+    rows = [*derived.inputs_by_day, *derived.unpartitioned]
+    for parameter, answers in derived.answers.items():
+        if not answers.parameters or not {*answers.parameters} <= {*rows}:
+            raise DeclarationError(
+                f"{derived.name}: the requests of {parameter} are made of {[*answers.parameters]}; they "
+                f"must be parameters with rows: {rows}"
+            )
+    if len({answer.lookup.pool or answer.lookup.name for answer in derived.answers.values()}) > 1:
+        raise DeclarationError(
+            f"{derived.name}: a step has one pool; give its lookups the same: "
+            f"{[answer.lookup.name for answer in derived.answers.values()]}"
+        )
+
+
+def _check_weeks(derived: Derived) -> None:
+    """Refuse what has no week, or more than one, in a table by week."""
+    if derived.grain is Grain.DAILY:
+        return
+    for parameter, read in derived.inputs_by_day.items():
+        weekly = read.table is derived or read.table.grain is Grain.WEEKLY
+        as_known = isinstance(read, Reads) and read.as_known
+        if as_known or read.reach != (SAME_DAY if weekly else WEEK):
+            raise DeclarationError(
+                f"{derived.name}: it is a table by week, and {parameter} does not hold the rows of a "
+                "week; read tables by day with Reads(TABLE, WEEK), and tables by week with "
+                "Reads(TABLE). A table by day reads tables by day"
+            )

@@ -1,0 +1,1 @@
+"""Pure functions of DataFrames: latest versions, joins in time, histories."""
