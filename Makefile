@@ -108,7 +108,7 @@ check: $(VENV)/.installed-dev ## lint, format, types, the order of the rooms, de
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-logo
-	@$(BIN)/deptry backfill_assets
+	@$(BIN)/deptry backfill_assets backfill_assets_guide
 	@$(BIN)/deptry backfill_assets_tests --ignore DEP002,DEP004
 
 bench: $(VENV)/.installed-dev ## measure: ours against a hand-written PySpark job

@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from backfill_assets.labs.running import LABS
+from backfill_assets_guide.labs.running import LABS
 from backfill_assets_tests import glossary
 from backfill_assets_tests.pages import PAGES, Section, anchor_of, split_sections
 from backfill_assets_tests.places import PROJECT

@@ -11,7 +11,7 @@ from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
 
-from backfill_assets.examples.customers.sample import create_batches
+from backfill_assets_guide.examples.customers.sample import create_batches
 from backfill_assets_tests.pipeline import START, day, order
 
 Line = Mapping[str, Any]

@@ -6,20 +6,20 @@ from types import FunctionType
 from typing import Any
 
 from backfill_assets import ORDERS, conserves, table
-from backfill_assets.examples.customers.changes import CUSTOMER_CHANGES
-from backfill_assets.examples.customers.cohorts import CohortValue
-from backfill_assets.examples.customers.cohorts import cohort_value_30d as _cohorts
-from backfill_assets.examples.customers.dimension import dim_customers
-from backfill_assets.examples.customers.enrichment import fact_orders_eur
-from backfill_assets.examples.customers.features import features
-from backfill_assets.examples.customers.labels import Labels
-from backfill_assets.examples.customers.labels import labels_daily as _labels
-from backfill_assets.examples.customers.lifetime_value import customer_lifetime_value
-from backfill_assets.examples.customers.orders import SettledOrder, fact_orders_enriched
-from backfill_assets.examples.customers.orders import fact_orders_settled as _settled
-from backfill_assets.examples.customers.training import Training
-from backfill_assets.examples.customers.training import training_daily as _training
 from backfill_assets.tables.derived import Derived
+from backfill_assets_guide.examples.customers.changes import CUSTOMER_CHANGES
+from backfill_assets_guide.examples.customers.cohorts import CohortValue
+from backfill_assets_guide.examples.customers.cohorts import cohort_value_30d as _cohorts
+from backfill_assets_guide.examples.customers.dimension import dim_customers
+from backfill_assets_guide.examples.customers.enrichment import fact_orders_eur
+from backfill_assets_guide.examples.customers.features import features
+from backfill_assets_guide.examples.customers.labels import Labels
+from backfill_assets_guide.examples.customers.labels import labels_daily as _labels
+from backfill_assets_guide.examples.customers.lifetime_value import customer_lifetime_value
+from backfill_assets_guide.examples.customers.orders import SettledOrder, fact_orders_enriched
+from backfill_assets_guide.examples.customers.orders import fact_orders_settled as _settled
+from backfill_assets_guide.examples.customers.training import Training
+from backfill_assets_guide.examples.customers.training import training_daily as _training
 
 #: In place of 30, 7 and 30.
 LABEL_DAYS, SETTLES_AFTER, COHORT_DAYS = 3, 2, 2

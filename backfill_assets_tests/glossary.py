@@ -9,13 +9,13 @@ import click
 
 import backfill_assets
 from backfill_assets.cli import cli
-from backfill_assets.labs.running import LABS
 from backfill_assets.settings import PREFIX, Settings, load_settings
 from backfill_assets.tables.catalog import tables_of
+from backfill_assets_guide.labs.running import LABS
 from backfill_assets_tests.pages import PAGES
 
 PAGE = "docs/glossary.md"
-_EXAMPLES = load_settings(tables="backfill_assets.examples.customers.tables:TABLES")
+_EXAMPLES = load_settings(tables="backfill_assets_guide.examples.customers.tables:TABLES")
 _NAMES = {
     *tables_of(load_settings()),
     *tables_of(_EXAMPLES),

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from decimal import Decimal
 
-from backfill_assets.labs import running
+from backfill_assets_guide.labs import running
 
 Figure = int | Decimal | str | None
 #: Who looks at something, and what they see, by name.

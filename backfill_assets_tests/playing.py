@@ -13,9 +13,9 @@ from dagster._cli import cli as dagster_cli
 
 from backfill_assets.backfills.history import BLANK, SECTIONS
 from backfill_assets.cli import main
-from backfill_assets.drills.deployment import Deployment
-from backfill_assets.drills.playing import Drill
 from backfill_assets.spark.session import Engine
+from backfill_assets_guide.drills.deployment import Deployment
+from backfill_assets_guide.drills.playing import Drill
 
 
 class Player:

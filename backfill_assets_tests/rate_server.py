@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from backfill_assets.examples.customers.rates import RateHandler, RateServer, rate_of
+from backfill_assets_guide.examples.customers.rates import RateHandler, RateServer, rate_of
 
 SECRET = "hush-3f9c2b71"
 true_rate = rate_of

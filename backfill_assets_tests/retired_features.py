@@ -5,12 +5,12 @@ from __future__ import annotations
 from datetime import date
 
 from backfill_assets import ORDERS, conserves, table, version_of
-from backfill_assets.examples.customers import features_v2 as second
-from backfill_assets.examples.customers import training_v2
-from backfill_assets.examples.customers.features import Features
-from backfill_assets.examples.customers.features import features as _features
-from backfill_assets.examples.customers.labels import labels_daily
-from backfill_assets.examples.customers.training import training_daily
+from backfill_assets_guide.examples.customers import features_v2 as second
+from backfill_assets_guide.examples.customers import training_v2
+from backfill_assets_guide.examples.customers.features import Features
+from backfill_assets_guide.examples.customers.features import features as _features
+from backfill_assets_guide.examples.customers.labels import labels_daily
+from backfill_assets_guide.examples.customers.training import training_daily
 from backfill_assets_tests.customers_tables import replace_globals
 
 features = table(

@@ -18,8 +18,8 @@ from backfill_assets.backfills.backfill_plan import (
 from backfill_assets.backfills.cost import estimate_api_calls
 from backfill_assets.backfills.forecast import DayForecast
 from backfill_assets.delta.records import CommitRecord
-from backfill_assets.examples.customers.enrichment import RATES, fact_orders_eur
 from backfill_assets.orders.tables import STAGED
+from backfill_assets_guide.examples.customers.enrichment import RATES, fact_orders_eur
 from backfill_assets_tests.invented_logs import days, ledger, ledgers, record
 from backfill_assets_tests.pipeline import day
 

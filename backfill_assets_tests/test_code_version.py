@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from backfill_assets import runtime_versions
-from backfill_assets.examples.web_events import TABLES as WEB_EVENTS
 from backfill_assets.orders.tables import TABLES
 from backfill_assets.settings import SettingsError, load_settings
 from backfill_assets.tables import code_version
@@ -20,6 +19,7 @@ from backfill_assets.tables.code_version import (
     running_code,
     table_versions,
 )
+from backfill_assets_guide.examples.web_events import TABLES as WEB_EVENTS
 
 IMPORTS = """
 from __future__ import annotations
@@ -238,7 +238,7 @@ def test_the_release_and_the_source_of_this_package_count_for_nothing(project, m
         for module in files.import_closure(table.modules):
             assert not module.startswith("backfill_assets.") or module in {
                 *table.modules,
-                "backfill_assets.examples",
+                "backfill_assets_guide.examples",
             }
 
 

@@ -14,10 +14,10 @@ from pandera.pyspark import Field
 from backfill_assets.audit.checks import day_metadata
 from backfill_assets.audit.profile import count_kinds
 from backfill_assets.audit.verdicts import DayMetrics, Expectation, Finding, Severity, Verdict
-from backfill_assets.examples.customers.labels import labels_daily
-from backfill_assets.examples.customers.lifetime_value import customer_lifetime_value
 from backfill_assets.tables.model_metadata import counts_of
 from backfill_assets.tables.table import Table
+from backfill_assets_guide.examples.customers.labels import labels_daily
+from backfill_assets_guide.examples.customers.lifetime_value import customer_lifetime_value
 from backfill_assets_tests.pipeline import day
 
 

@@ -17,16 +17,16 @@ from pyspark.sql import functions as F
 
 from backfill_assets import STAGED
 from backfill_assets.audit.verdicts import DayMetrics, find_violations, judge_days, measure
-from backfill_assets.examples.customers.changes import CUSTOMER_CHANGES
-from backfill_assets.examples.customers.dimension import dim_customers
-from backfill_assets.examples.customers.orders import (
+from backfill_assets.tables.derived import Derived
+from backfill_assets_guide.examples.customers.changes import CUSTOMER_CHANGES
+from backfill_assets_guide.examples.customers.dimension import dim_customers
+from backfill_assets_guide.examples.customers.orders import (
     SETTLES_AFTER,
     enrich_orders,
     fact_orders_enriched,
     fact_orders_settled,
 )
-from backfill_assets.examples.customers.sample import create_batches
-from backfill_assets.tables.derived import Derived
+from backfill_assets_guide.examples.customers.sample import create_batches
 from backfill_assets_tests.customers_model import (
     Change,
     Version,

@@ -18,11 +18,11 @@ import pytest
 
 from backfill_assets.calendar.late_data import total_within
 from backfill_assets.calendar.partitions import DAY
-from backfill_assets.examples.web_events import VISITS
 from backfill_assets.monitoring import lateness_page
 from backfill_assets.orders.lines import ORDER_LINES
 from backfill_assets.settings import load_settings
 from backfill_assets.spark.filesystems import replace_file
+from backfill_assets_guide.examples.web_events import VISITS
 from backfill_assets_tests.model import by_delay
 from backfill_assets_tests.pipeline import day
 from backfill_assets_tests.places import PROJECT

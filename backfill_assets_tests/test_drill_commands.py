@@ -14,16 +14,16 @@ import pytest
 
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.cli import main
-from backfill_assets.drills import journal, playing
-from backfill_assets.drills.breaking import arrival_folder, send_orders
-from backfill_assets.drills.deployment import Deployment, other_variables
-from backfill_assets.drills.outages import OUTAGES
-from backfill_assets.drills.places import OWN
-from backfill_assets.drills.playing import Drill
-from backfill_assets.drills.strikes import READERS, RIGHT, SHOP_FILE
-from backfill_assets.drills.strikes import WRONG as WRONG_AMOUNT
 from backfill_assets.orders.tables import TABLES
 from backfill_assets.settings import PREFIX
+from backfill_assets_guide.drills import journal, playing
+from backfill_assets_guide.drills.breaking import arrival_folder, send_orders
+from backfill_assets_guide.drills.deployment import Deployment, other_variables
+from backfill_assets_guide.drills.outages import OUTAGES
+from backfill_assets_guide.drills.places import OWN
+from backfill_assets_guide.drills.playing import Drill
+from backfill_assets_guide.drills.strikes import READERS, RIGHT, SHOP_FILE
+from backfill_assets_guide.drills.strikes import WRONG as WRONG_AMOUNT
 from backfill_assets_tests.commands import refusal_message, usage_error
 
 DAYS = Window.parse("2024-01-02...2024-01-03")

@@ -10,11 +10,11 @@ from random import Random
 import pytest
 import requests
 
-from backfill_assets.drills import journal, playing, rates
-from backfill_assets.drills.deployment import Deployment
-from backfill_assets.drills.outages import OUTAGES
-from backfill_assets.drills.places import OWN, RATES_PORT, RATES_URL, DrillError
-from backfill_assets.labs.loopback import set_environment
+from backfill_assets_guide.drills import journal, playing, rates
+from backfill_assets_guide.drills.deployment import Deployment
+from backfill_assets_guide.drills.outages import OUTAGES
+from backfill_assets_guide.drills.places import OWN, RATES_PORT, RATES_URL, DrillError
+from backfill_assets_guide.labs.loopback import set_environment
 from backfill_assets_tests.killing import wait_for
 
 

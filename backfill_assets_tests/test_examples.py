@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from backfill_assets.examples import web_events
-from backfill_assets.examples.customers import tables as customers
 from backfill_assets.orders.facts import FACT
 from backfill_assets.orders.lines import ORDER_LINES
 from backfill_assets.tables.derived import Derived
 from backfill_assets.tables.sources import Source
 from backfill_assets.tables.table import Table
+from backfill_assets_guide.examples import web_events
+from backfill_assets_guide.examples.customers import tables as customers
 
 DECLARED = [ORDER_LINES, FACT, *customers.TABLES, *web_events.TABLES]
 TABLES = {item.name: item for item in DECLARED if isinstance(item, Derived)}

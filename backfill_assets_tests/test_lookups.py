@@ -603,7 +603,7 @@ def test_a_process_that_is_killed_has_kept_what_it_had(server, tmp_path):
 
 
 def test_the_service_of_the_example_wants_its_key_and_holds_its_quota():
-    command = [sys.executable, "-m", "backfill_assets.examples.customers.rates"]
+    command = [sys.executable, "-m", "backfill_assets_guide.examples.customers.rates"]
     environment = {name: value for name, value in os.environ.items() if name != "RATES_KEY"}
     refused = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert refused.returncode == 2

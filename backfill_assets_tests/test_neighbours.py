@@ -14,15 +14,15 @@ from deltalake import DeltaTable
 
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.definitions import build_defs
-from backfill_assets.examples.customers.markets import revenue_by_market
-from backfill_assets.examples.customers.page_views import PAGE_VIEWS, page_views_daily
-from backfill_assets.examples.customers.sample import main
 from backfill_assets.landing.listing import HOUR_FOLDERS, list_landing
 from backfill_assets.landing.read import probe_files, read_lines
 from backfill_assets.settings import load_settings
+from backfill_assets_guide.examples.customers.markets import revenue_by_market
+from backfill_assets_guide.examples.customers.page_views import PAGE_VIEWS, page_views_daily
+from backfill_assets_guide.examples.customers.sample import main
 from backfill_assets_tests.pipeline import START, day
 
-TABLES = "backfill_assets.examples.customers.tables:TABLES"
+TABLES = "backfill_assets_guide.examples.customers.tables:TABLES"
 
 
 @pytest.fixture(scope="module")

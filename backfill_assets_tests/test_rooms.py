@@ -18,8 +18,8 @@ PACKAGE = Path(backfill_assets.__file__).parent
 #: Where the pipelines are declared that come with the package.
 PLACES = (
     "backfill_assets.orders.tables:TABLES",
-    "backfill_assets.examples.customers.tables:TABLES",
-    "backfill_assets.examples.web_events:TABLES",
+    "backfill_assets_guide.examples.customers.tables:TABLES",
+    "backfill_assets_guide.examples.web_events:TABLES",
 )
 #: The rooms of the orders, of other pipelines, of the sample, and of labs and drills on the orders;
 #: what users import; and the default of the setting that names the tables.
@@ -97,7 +97,7 @@ def test_no_room_imports_what_is_for_users_or_private_to_dagster():
     for_users = re.compile(r"^\s*(from backfill_assets import|import backfill_assets$)", re.M)
     private = re.compile(r"^\s*(from|import) dagster\._", re.M)
     assert private.search(MODULES["dagster_ext/internals.py"])
-    assert for_users.search(MODULES["examples/web_events.py"])
+    assert for_users.search(MODULES["backfill_assets_guide/examples/web_events.py"])
     assert not [name for name, text in MACHINERY.items() if for_users.search(text)]
     assert not [
         name

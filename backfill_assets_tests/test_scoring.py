@@ -8,9 +8,9 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
-from backfill_assets.drills import playing
-from backfill_assets.drills.observing import wrong_answers
-from backfill_assets.drills.scoring import (
+from backfill_assets_guide.drills import playing
+from backfill_assets_guide.drills.observing import wrong_answers
+from backfill_assets_guide.drills.scoring import (
     DETECT,
     HINT,
     POINTS,

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from backfill_assets.labs import running
+from backfill_assets_guide.labs import running
 from backfill_assets_tests import claims
 from backfill_assets_tests.glossary import Row
 from backfill_assets_tests.pages import PAGES, anchor_of, split_sections

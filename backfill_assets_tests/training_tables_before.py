@@ -8,7 +8,7 @@ from pandera.pyspark import Field
 from pyspark.sql import DataFrame
 
 from backfill_assets import ORDERS, RAW, Reads, conserves, last_days, table
-from backfill_assets.examples.customers import features as now
+from backfill_assets_guide.examples.customers import features as now
 
 
 class Features(pa.DataFrameModel):

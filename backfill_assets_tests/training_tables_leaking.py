@@ -8,7 +8,7 @@ from importlib import import_module
 from pathlib import Path
 
 from backfill_assets import ORDERS
-from backfill_assets.examples.customers import features, labels
+from backfill_assets_guide.examples.customers import features, labels
 
 _HOME = tempfile.TemporaryDirectory()
 sys.path.append(_HOME.name)

@@ -117,7 +117,7 @@ def _explains_itself(error: Exception) -> bool:
     """Whether an error says itself what is wrong: ours, and those of files, tables and Dagster."""
     if isinstance(error, (OSError, ValueError)):
         return True
-    if type(error).__module__.startswith("backfill_assets."):
+    if type(error).__module__.startswith(("backfill_assets.", "backfill_assets_guide.")):
         return True
     from deltalake.exceptions import DeltaError
 

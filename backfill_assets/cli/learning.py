@@ -23,8 +23,8 @@ from backfill_assets.settings import load_settings
 
 if TYPE_CHECKING:
     from backfill_assets.calendar.partitions import Window
-    from backfill_assets.drills.playing import Drill
-    from backfill_assets.drills.scoring import Score
+    from backfill_assets_guide.drills.playing import Drill
+    from backfill_assets_guide.drills.scoring import Score
 
 
 @command("lab list", "lab append", "lab all")
@@ -36,7 +36,7 @@ def lab(out: Output, name: str) -> Status:
     is removed; it looks at no table of the warehouse. It ends with 1 if something comes out
     otherwise than the guide says.
     """
-    from backfill_assets.labs import running
+    from backfill_assets_guide.labs import running
 
     if name == "list":
         out.print_facts((lab_name, running.describe_lab(lab_name)) for lab_name in running.LABS)
@@ -91,11 +91,11 @@ def start(out: Output, folder: Path, name: str, seed: int | None, days: int | No
 
     NAME is that of an outage; one is chosen if none is named.
     """
-    from backfill_assets.drills import playing
-    from backfill_assets.drills.deployment import other_variables
-    from backfill_assets.drills.places import ENVIRONMENT
     from backfill_assets.settings import load_settings
     from backfill_assets.spark.session import Engine
+    from backfill_assets_guide.drills import playing
+    from backfill_assets_guide.drills.deployment import other_variables
+    from backfill_assets_guide.drills.places import ENVIRONMENT
 
     for variable in other_variables():  # as `env.sh` does in the player's shell
         os.environ.pop(variable, None)
@@ -118,7 +118,7 @@ def start(out: Output, folder: Path, name: str, seed: int | None, days: int | No
 @_FOLDER_ARGUMENT
 def look(out: Output, folder: Path) -> None:
     """Orders and revenue by day, as a reader sees them now."""
-    from backfill_assets.drills import breaking
+    from backfill_assets_guide.drills import breaking
 
     active_drill = _open_drill(folder)
     facts_by_day = breaking.read_facts(
@@ -146,7 +146,7 @@ def found(out: Output, folder: Path, cause: str, days: Window | None) -> Status:
     CAUSE is a word of the list that `backfill-assets drill causes` prints. It ends with 1 if it is
     not the cause; that costs points.
     """
-    from backfill_assets.drills.playing import list_causes
+    from backfill_assets_guide.drills.playing import list_causes
 
     active_drill, known_causes = _open_drill(folder), dict(list_causes())
     if cause not in known_causes:
@@ -162,7 +162,7 @@ def found(out: Output, folder: Path, cause: str, days: Window | None) -> Status:
 @command("drill causes")
 def causes(out: Output) -> None:
     """The causes that `found` takes."""
-    from backfill_assets.drills import playing
+    from backfill_assets_guide.drills import playing
 
     out.print_facts(playing.list_causes())
 
@@ -221,7 +221,7 @@ def solution(out: Output, folder: Path, give_up: bool) -> None:
 
 
 def _open_drill(folder: Path) -> Drill:
-    from backfill_assets.drills.playing import Drill
+    from backfill_assets_guide.drills.playing import Drill
 
     return Drill(folder)
 

@@ -140,7 +140,9 @@ def _result_from_error(error: Exception) -> CheckResult:
     message = str(error) or type(error).__name__
     if isinstance(error, PermissionError):
         return wrong(message, f"let this user ({_user_name()}) have what the line names")
-    if isinstance(error, OSError) or type(error).__module__.startswith("backfill_assets."):
+    if isinstance(error, OSError) or type(error).__module__.startswith(
+        ("backfill_assets.", "backfill_assets_guide.")
+    ):
         return wrong(message, "see what the line says")
     return wrong(f"{type(error).__name__}: {message}", "see what the line says")
 

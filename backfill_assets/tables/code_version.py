@@ -44,8 +44,8 @@ ROWS_VERSION: Mapping[str, int] = {
 }
 
 _PACKAGE = Path(__file__).parents[1]
-#: Rooms of the package that are written as a project is, and count as one.
-_PROJECT_ROOMS = ("examples", "labs", "drills")
+#: Beside this package in the same distribution, written as a project is; it counts as one.
+_GUIDE = "backfill_assets_guide"
 #: Libraries that a Spark distribution puts on the path, outside of `site-packages`.
 _SPARK_LIBRARIES = ("pyspark", "py4j")
 _DIGEST_LENGTH = 12
@@ -224,9 +224,9 @@ class SourceFiles:
                     self._project_packages[other] = True
 
     def _is_project(self, module: str) -> bool:
-        top, _, inner = module.partition(".")
-        if top == _PACKAGE.name:
-            return inner.partition(".")[0] in _PROJECT_ROOMS
+        top = module.partition(".")[0]
+        if top in (_PACKAGE.name, _GUIDE):
+            return top == _GUIDE
         if top not in self._project_packages:
             paths = [] if top in _SPARK_LIBRARIES else _module_paths(top)
             self._project_packages[top] = bool(paths) and not any(map(_is_installed, paths))
@@ -389,8 +389,7 @@ class _Normalizer(ast.NodeTransformer):
 
 
 def _is_of_this_package(module: str) -> bool:
-    top, _, inner = module.partition(".")
-    return top == _PACKAGE.name and inner.partition(".")[0] not in _PROJECT_ROOMS
+    return module.partition(".")[0] == _PACKAGE.name
 
 
 def _is_type_checking(test: ast.expr) -> bool:

@@ -8,11 +8,11 @@ from typing import Annotated
 from pyspark.sql import DataFrame
 
 from backfill_assets import Reads, last_days, version_of
-from backfill_assets.examples.customers import tables as customers
-from backfill_assets.examples.customers.features_v2 import features_v2
-from backfill_assets.examples.customers.training_v2 import training_daily_v2
-from backfill_assets.examples.web_events import TABLES as WEB_EVENTS
-from backfill_assets.examples.web_events import VISITS, active_users_7d
+from backfill_assets_guide.examples.customers import tables as customers
+from backfill_assets_guide.examples.customers.features_v2 import features_v2
+from backfill_assets_guide.examples.customers.training_v2 import training_daily_v2
+from backfill_assets_guide.examples.web_events import TABLES as WEB_EVENTS
+from backfill_assets_guide.examples.web_events import VISITS, active_users_7d
 
 
 @version_of(active_users_7d, 2, retired=date(2024, 3, 1))

@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet
 
-from backfill_assets.examples.customers.sample import write_countries
+from backfill_assets_guide.examples.customers.sample import write_countries
 
 START = date(2024, 1, 1)
 DAYS = 8

@@ -5,12 +5,12 @@ Late lines and lateness, which all sources have alike, are there for the orders 
 
 from __future__ import annotations
 
-from backfill_assets.examples.customers.changes import CUSTOMER_CHANGES
-from backfill_assets.examples.customers.features_v2 import features_v2
-from backfill_assets.examples.customers.markets import revenue_by_market
-from backfill_assets.examples.customers.page_views import PAGE_VIEWS, page_views_daily
-from backfill_assets.examples.customers.weekly import orders_weekly
-from backfill_assets.examples.web_events import VISITS, active_users_7d
+from backfill_assets_guide.examples.customers.changes import CUSTOMER_CHANGES
+from backfill_assets_guide.examples.customers.features_v2 import features_v2
+from backfill_assets_guide.examples.customers.markets import revenue_by_market
+from backfill_assets_guide.examples.customers.page_views import PAGE_VIEWS, page_views_daily
+from backfill_assets_guide.examples.customers.weekly import orders_weekly
+from backfill_assets_guide.examples.web_events import VISITS, active_users_7d
 from backfill_assets_tests import customers_tables
 
 #: With reaches that fit into a few days, see `customers_tables`.

@@ -11,15 +11,15 @@ from pyspark.sql import functions as F
 
 from backfill_assets import ORDERS, STAGED, Reads, conserves, table
 from backfill_assets.delta.ledger_reader import read_ledgers
-from backfill_assets.examples.customers.changes import CUSTOMER_CHANGES
-from backfill_assets.examples.customers.dimension import dim_customers
-from backfill_assets.examples.customers.orders import (
+from backfill_assets_guide.examples.customers.changes import CUSTOMER_CHANGES
+from backfill_assets_guide.examples.customers.dimension import dim_customers
+from backfill_assets_guide.examples.customers.orders import (
     EnrichedOrder,
     enrich_orders,
     fact_orders_enriched,
     fact_orders_settled,
 )
-from backfill_assets.examples.customers.sample import Batch, create_batches, land_batch
+from backfill_assets_guide.examples.customers.sample import Batch, create_batches, land_batch
 from backfill_assets_tests.customers_model import (
     Version,
     expected_versions,

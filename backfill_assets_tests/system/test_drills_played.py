@@ -12,15 +12,15 @@ import pytest
 
 from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.cli import main
-from backfill_assets.drills import playing
-from backfill_assets.drills.deployment import Deployment
-from backfill_assets.drills.observing import newest_run
-from backfill_assets.drills.outages import OUTAGES
-from backfill_assets.drills.playing import Drill
-from backfill_assets.drills.scoring import Score
-from backfill_assets.drills.strikes import EUROS, READERS
 from backfill_assets.publish.run_tags import REWRITE_TAG
 from backfill_assets.spark.session import Engine
+from backfill_assets_guide.drills import playing
+from backfill_assets_guide.drills.deployment import Deployment
+from backfill_assets_guide.drills.observing import newest_run
+from backfill_assets_guide.drills.outages import OUTAGES
+from backfill_assets_guide.drills.playing import Drill
+from backfill_assets_guide.drills.scoring import Score
+from backfill_assets_guide.drills.strikes import EUROS, READERS
 from backfill_assets_tests.pages import code_blocks
 from backfill_assets_tests.playing import Player
 

@@ -13,12 +13,12 @@ from selenium.webdriver.support.select import Select
 
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.reach import RecordedReach
-from backfill_assets.labs.running import LABS
 from backfill_assets.orders.tables import ORDERS
 from backfill_assets.settings import load_settings
 from backfill_assets.tables.graph import Graph
 from backfill_assets.tables.sources import Role, SourceTable
 from backfill_assets.tables.table import Table
+from backfill_assets_guide.labs.running import LABS
 from backfill_assets_tests.places import PROJECT
 from backfill_assets_tests.ui.guide_pages import (
     Keyboard,

@@ -7,7 +7,7 @@ from decimal import Decimal
 import pytest
 
 from backfill_assets.cli import main
-from backfill_assets.labs import running
+from backfill_assets_guide.labs import running
 from backfill_assets_tests.lab_pages import read_figures
 from backfill_assets_tests.places import PROJECT
 

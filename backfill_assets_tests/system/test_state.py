@@ -23,11 +23,6 @@ from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.delta import ledger_reader
 from backfill_assets.delta.commits import PublishError, Writer
-from backfill_assets.examples.customers.cohorts import cohort_value_30d
-from backfill_assets.examples.customers.lifetime_value import (
-    LifetimeValue,
-    customer_lifetime_value,
-)
 from backfill_assets.monitoring.next_runs import rebuild_requests
 from backfill_assets.orders.facts import CURRENT, FACT
 from backfill_assets.orders.tables import ORDERS, STAGED
@@ -38,6 +33,11 @@ from backfill_assets.spark.frames import Cache, caching
 from backfill_assets.staleness.finality import final_days
 from backfill_assets.staleness.stale import StaleDay, StaleDays, find_stale_days
 from backfill_assets.tables.catalog import graph_for
+from backfill_assets_guide.examples.customers.cohorts import cohort_value_30d
+from backfill_assets_guide.examples.customers.lifetime_value import (
+    LifetimeValue,
+    customer_lifetime_value,
+)
 from backfill_assets_tests.memory_model import lifetime_values
 from backfill_assets_tests.pipeline import Pipeline, day, make_plan, order, run_undo
 

@@ -15,7 +15,7 @@ from backfill_assets_tests.pages import code_blocks
 from backfill_assets_tests.pipeline import LAYERS, Pipeline, order
 from backfill_assets_tests.places import PROJECT
 
-BOTH = "backfill_assets.examples.customers.two_versions:TABLES"
+BOTH = "backfill_assets_guide.examples.customers.two_versions:TABLES"
 RETIRED = "backfill_assets_tests.retired_features:TABLES"
 STEPS = [text for text in code_blocks("docs/versions.md", "text") if text.startswith("$ ")]
 (QUERY,) = (

@@ -19,16 +19,16 @@ from backfill_assets.backfills.planner import make_plan
 from backfill_assets.backfills.verify import VerifyOutcome
 from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.delta.ledger_reader import read_ledgers
-from backfill_assets.examples import web_events
-from backfill_assets.examples.web_events import VISITS, active_users_7d
 from backfill_assets.monitoring.monitor import Monitor
 from backfill_assets.monitoring.states import DayState, day_states
 from backfill_assets.orders.facts import FACT
 from backfill_assets.orders.tables import ORDERS
+from backfill_assets_guide.examples import web_events
+from backfill_assets_guide.examples.web_events import VISITS, active_users_7d
 from backfill_assets_tests.pages import code_blocks
 from backfill_assets_tests.pipeline import START, Pipeline, day, order, run_undo, run_verify
 
-PLACE = "backfill_assets.examples.web_events:TABLES"
+PLACE = "backfill_assets_guide.examples.web_events:TABLES"
 TABLES = [*VISITS.tables, active_users_7d]
 ALL = [*(table.name for table in TABLES), VISITS.page]
 BOTH = [*ORDERS, VISITS, active_users_7d]

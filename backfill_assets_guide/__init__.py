@@ -1,0 +1,1 @@
+"""What teaches: examples of pipelines, labs that show one mistake each, drills of outages."""
