@@ -138,4 +138,4 @@ def make_raw_record(
         settled=logged if settled is None else frozenset(settled),
         unsettled=frozenset(unsettled),
     )
-    return msgspec.structs.replace(raw_record, withdrawn=frozenset(reverted))
+    return msgspec.structs.replace(raw_record, revoked_days=frozenset(reverted))

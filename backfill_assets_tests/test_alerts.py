@@ -483,7 +483,7 @@ def test_a_failure_that_was_stored_late_is_not_missed(desk: Desk, webhook: Webho
     desk.fail_run(nightly)
     desk.tick()
     # As if the event had not been there yet, for all that it says that it is older than the look.
-    desk.cursor = replace(desk.outbox, seen=frozenset()).to_text()
+    desk.cursor = replace(desk.outbox, seen_runs=frozenset()).to_text()
     assert desk.tick() == "1 alert delivered"
 
 

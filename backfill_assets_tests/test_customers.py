@@ -66,7 +66,7 @@ def for_days(
     spark: Any, table: Any, rows: Iterable[tuple[date, Mapping[str, Any]]], name: str = "for_day"
 ) -> DataFrame:
     """Rows of a table, each for a day."""
-    struct = table.struct.add(name, "date")
+    struct = table.struct_type.add(name, "date")
     return spark.createDataFrame([{**row, name: for_day} for for_day, row in rows], struct)
 
 

@@ -80,8 +80,8 @@ class Tables:
                 days=audit,
                 details=msgspec.structs.replace(commit_record.details, as_of=put_back),
                 since=version - 1,
-                written=frozenset(commit_record.days.keys() - days(*same)),
-                withdrawn=days(*withdrawn),
+                written_days=frozenset(commit_record.days.keys() - days(*same)),
+                revoked_days=days(*withdrawn),
                 code_version=code,
             )
         )

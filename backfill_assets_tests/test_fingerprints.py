@@ -80,7 +80,7 @@ def test_no_line_is_logged_before_the_day_that_it_tells_of():
 def test_a_log_day_that_is_not_there_decides_nothing():
     first = log_record(0, days((1, 4)), {3: days(1), 5: days(1)})
     assert deciding_log_days(first)[1] == {1, 3}
-    undo = msgspec.structs.replace(log_record(1, frozenset(), {}), withdrawn=days(3))
+    undo = msgspec.structs.replace(log_record(1, frozenset(), {}), revoked_days=days(3))
     raw = replace(ledger(RAW, first, undo), measured={})
     assert RecordedReach().deciding_days(raw)(day(1)) == sorted(days(1))
 
@@ -96,7 +96,7 @@ def test_log_days_of_before_there_were_spans_may_decide_all_days():
 
 def test_of_old_commits_only_the_days_that_they_wrote_count():
     """The others had these rows already, by commits that are on record as well."""
-    old = msgspec.structs.replace(log_record(1, days((1, 6))), written=days(4))
+    old = msgspec.structs.replace(log_record(1, days((1, 6))), written_days=days(4))
     assert deciding_log_days(log_record(0, days((1, 6)), {}), old) == decided_alone(
         d1={4}, d2={4}, d3={4}
     )

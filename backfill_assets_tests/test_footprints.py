@@ -33,8 +33,8 @@ def make_record(version, days, *, written=None, withdrawn=(), **more):
             "final": frozenset(),
             "details": CommitDetails(),
             "since": version - 1,
-            "written": frozenset(day(n) for n in (days if written is None else written)),
-            "withdrawn": frozenset(day(n) for n in withdrawn),
+            "written_days": frozenset(day(n) for n in (days if written is None else written)),
+            "revoked_days": frozenset(day(n) for n in withdrawn),
             **more,
         }
     )

@@ -58,7 +58,7 @@ def test_what_is_touched_is_the_inverse_of_what_is_read(reach, of_table, of_inpu
         for input_day in of_input
         if d in reach.touched(one_day(input_day))
     }
-    deciding = reach.deciding(RAW_LEDGER)
+    deciding = reach.deciding_days(RAW_LEDGER)
     assert pairs == {
         (d, input_day) for d in of_table for input_day in of_input if input_day in deciding(d)
     }

@@ -37,7 +37,7 @@ def test_a_loaded_day_whose_folder_is_closed_stays_as_it_is(pipeline: Pipeline) 
         assert states_of(pipeline)[day(1)] is DayState.CHECK_FAILED
     assert [row["order_id"] for row in pipeline.rows("raw_orders")] == ["o1", "o2"]
     pipeline.run(1, 2, RAW_STEP)
-    assert states_of(pipeline)[day(1)].good
+    assert states_of(pipeline)[day(1)].is_good
 
 
 def test_a_day_whose_folder_has_another_name_is_not_in_order(pipeline: Pipeline) -> None:

@@ -221,7 +221,7 @@ def test_the_job_takes_old_runs_and_tells(home, instance, monkeypatch):
     assert housekeeping.default_status is dg.DefaultScheduleStatus.STOPPED
     calls = []
     monkeypatch.setattr(
-        "backfill_assets.monitoring.automation.forget",
+        "backfill_assets.monitoring.automation.prune_runs",
         lambda _, before, spared: calls.append((before, list(spared))),
     )
     engine = dg.ResourceDefinition.none_resource()
@@ -240,7 +240,7 @@ def test_the_job_takes_old_runs_and_tells(home, instance, monkeypatch):
 def test_what_can_be_undone_is_kept_as_long(keep, undo, days, instance, monkeypatch):
     calls = []
     monkeypatch.setattr(
-        "backfill_assets.monitoring.automation.forget",
+        "backfill_assets.monitoring.automation.prune_runs",
         lambda _, before, spared: calls.append(before),
     )
     settings = load_settings(keep_runs_days=keep, undo_days=undo, keep_plans_days=keep)

@@ -125,7 +125,7 @@ def test_a_failed_check_of_a_published_day():
 def test_before_the_deadline_nothing_is_stale():
     now = make_situation(make_healthy_ledgers(STALE, final=days((1, 7))), in_time=True)
     assert find_incidents(now) == []
-    assert find_incidents(replace(now, in_time=False))
+    assert find_incidents(replace(now, before_deadline=False))
 
 
 def test_nothing_was_ever_loaded():

@@ -603,7 +603,7 @@ def test_lines_are_conserved(everything: dict) -> None:
 
 def test_what_is_no_order_file_is_left_alone(everything: dict) -> None:
     listed = everything["found"]
-    names = {name.rpartition("/")[2] for name in listed.unknown[DAY]}
+    names = {name.rpartition("/")[2] for name in listed.unknown_files[DAY]}
     assert names == {
         "notes.txt",
         "a.JSONL",
@@ -615,7 +615,7 @@ def test_what_is_no_order_file_is_left_alone(everything: dict) -> None:
         "sub.jsonl",
     }
     assert listed.controls == {DAY: Control(12, Decimal("3.50"))}
-    assert listed.bad_controls == {}
+    assert listed.control_problems == {}
     assert not {"hidden", "unknown", "below"} & {row["order_id"] for row in everything["rows"]}
 
 

@@ -344,7 +344,7 @@ def report(spark, facts) -> TableDiff:
 
 
 def test_what_became_of_each_day(report):
-    result = {d.day.day: (d.status, d.difference) for d in report.days}
+    result = {d.day.day: (d.status, d.difference_text) for d in report.days}
     assert result == {
         1: (DayChangeKind.IDENTICAL, ""),
         2: (DayChangeKind.IDENTICAL, ""),
@@ -439,7 +439,7 @@ def test_many_commits_are_few_versions_to_read(spark, tmp_path):
         write_version(spark.createDataFrame(rows, FACT.struct_type), FACT, url)
     audits = dict.fromkeys(DAYS[:2], PublishedDay(1, "digest", "ok"))
     first = CommitRecord(0, "run", None, "person", "code", "config", {}, audits, frozenset(), {})
-    second = msgspec.structs.replace(first, version=1, written=frozenset([day(1)]))
+    second = msgspec.structs.replace(first, version=1, written_days=frozenset([day(1)]))
     ledger = Ledger(FACT, 2, [first, second], [ExternalCommit(2, "DELETE", frozenset([day(2)]))])
     version_pairs = {day(1): (0, 1), day(2): (1, 2)}
     result = diff_table(spark, url, FACT, version_pairs, ledger)
@@ -516,7 +516,7 @@ def test_drift_sees_nulls(spark):
 def test_drift_of_a_report_warns(report):
     assert report.drift.keys() == {"orders", "revenue"}
     assert report.drift["revenue"].level == "large"
-    (*_, warning) = report.warnings
+    (*_, warning) = report.drift_warnings
     assert warning.startswith("fact_daily_orders.revenue: large drift on the changed days, PSI ")
 
 
@@ -687,11 +687,11 @@ def test_a_day_is_held_against_its_own_commit():
     ]
     # What others did to the day since, its commit need not know; what comes after, no more.
     by_others = replace(
-        LEDGERS[STAGED.name], external=[ExternalCommit(3, "DELETE", frozenset([day(1)]))]
+        LEDGERS[STAGED.name], external_commits=[ExternalCommit(3, "DELETE", frozenset([day(1)]))]
     )
     assert cross_table_mismatches([changed], {STAGED.name: by_others}) == []
     later = replace(
-        LEDGERS[STAGED.name], external=[ExternalCommit(4, "DELETE", frozenset([day(1)]))]
+        LEDGERS[STAGED.name], external_commits=[ExternalCommit(4, "DELETE", frozenset([day(1)]))]
     )
     assert len(cross_table_mismatches([changed], {STAGED.name: later})) == 2
 

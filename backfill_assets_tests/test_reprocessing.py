@@ -972,7 +972,7 @@ def test_days_of_before_there_were_manifests_are_loaded_without_their_folders_to
 
 
 def test_a_day_that_was_taken_back_comes_again_with_new_files_only():
-    undo = msgspec.structs.replace(record(2, ()), withdrawn=days(2))
+    undo = msgspec.structs.replace(record(2, ()), revoked_days=days(2))
     assert find_arrivals([LOADED, undo], THREE, 4) == NOTHING
     assert find_arrivals(
         [LOADED, undo], make_landing("f=a", "f=b g=x", "f=c"), 4
@@ -1047,7 +1047,7 @@ def test_rejected_lines_that_were_not_published_with_their_day_are_loaded():
     # Nobody recorded it: it is taken for what it should be.
     assert days_to_load(rejected_ledger({**fingerprints, day(3): ""})) == set()
     assert days_to_load(rejected_ledger(fingerprints | dict.fromkeys(days(2), "x"))) == days(2)
-    undo = msgspec.structs.replace(record(2, ()), withdrawn=days(2))
+    undo = msgspec.structs.replace(record(2, ()), revoked_days=days(2))
     assert (
         days_to_load(
             replace(ledger(REJECTED, *rejected_ledger(fingerprints).records, undo), measured={})

@@ -76,8 +76,8 @@ def test_there_are_no_other_tables():
 )
 def test_partition_key_and_totals(table, partition, key, totals):
     assert (table.partition, table.key, table.totals) == (partition, key, totals)
-    assert isinstance(table.struct[partition].dataType, T.DateType)
-    assert not table.struct[partition].nullable
+    assert isinstance(table.struct_type[partition].dataType, T.DateType)
+    assert not table.struct_type[partition].nullable
 
 
 class Readings(pa.DataFrameModel):
@@ -133,8 +133,8 @@ def test_constraints():
 @pytest.mark.parametrize("table", TABLES.values(), ids=lambda table: table.name)
 def test_column_schema_for_the_ui(table):
     columns = {column.name: column for column in table.column_schema.columns}
-    assert list(columns) == table.struct.fieldNames()
-    for field in table.struct:
+    assert list(columns) == table.struct_type.fieldNames()
+    for field in table.struct_type:
         column = columns[field.name]
         assert column.type == field.dataType.simpleString()
         assert column.description
@@ -161,7 +161,7 @@ def test_conform_puts_columns_in_order(facts):
 
 @pytest.mark.parametrize("table", TABLES.values(), ids=lambda table: table.name)
 def test_conform_takes_each_tables_own_type(spark, table):
-    assert table.conform(spark.createDataFrame([], table.struct)).columns == list(table.columns)
+    assert table.conform_frame(spark.createDataFrame([], table.struct_type)).columns == list(table.columns)
 
 
 @pytest.mark.parametrize(

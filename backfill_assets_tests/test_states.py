@@ -60,7 +60,7 @@ def withdraw_days(table: Table, *numbers: int) -> dict[str, Ledger]:
         if table is RAW
         else {}
     )
-    undo = msgspec.structs.replace(record(1, (), **log), withdrawn=days(*numbers))
+    undo = msgspec.structs.replace(record(1, (), **log), revoked_days=days(*numbers))
     return healthy_ledgers | {
         table.name: without_rows(ledger(table, *healthy_ledgers[table.name].records, undo))
     }
@@ -309,7 +309,7 @@ def test_what_is_made_of_what_was_taken_back():
     # Until it has been taken back as well, or was made of what is there now.
     undone = now.ledgers[STAGED.name].records[-1]
     undone = msgspec.structs.replace(
-        undone, version=1, days={}, inputs={RAW.name: 1}, withdrawn=days(9)
+        undone, version=1, days={}, inputs={RAW.name: 1}, revoked_days=days(9)
     )
     mended = without_rows(ledger(STAGED, *now.ledgers[STAGED.name].records, undone))
     later = make_situation(now.ledgers | {STAGED.name: mended})
@@ -337,7 +337,7 @@ CAUSES: dict[DayState, dict[str, Any]] = {
     },
     DayState.UNRECORDED: {
         "table_ledgers": make_healthy_ledgers()
-        | {FACT.name: replace(make_healthy_ledgers()[FACT.name], lost=[99])}
+        | {FACT.name: replace(make_healthy_ledgers()[FACT.name], missing_versions=[99])}
     },
     DayState.EXTERNAL: {"table_ledgers": append_externally(FACT, 9)},
     DayState.OTHER_SETTINGS: {"settings": "others"},

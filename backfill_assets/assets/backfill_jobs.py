@@ -126,9 +126,9 @@ def launch_plan(
     """
     if missing_daemons := backfills.missing_daemons(instance):
         raise BackfillRefusedError(
-            f"no {' and no '.join(missing_daemons)} daemon is at work in this DAGSTER_HOME, so nothing "
-            "would happen: start the deployment (`make ui`, or dagster-daemon) first. Nothing was "
-            "launched."
+            f"no {' and no '.join(missing_daemons)} daemon is at work in this DAGSTER_HOME, so "
+            "nothing would happen: start the deployment (`make ui`, or dagster-daemon) first. "
+            "Nothing was launched."
         )
     backfill_state = state_store.load(instance, id_)
     refuse_invalid_request(settings, backfill_state.plan.parameters)
@@ -140,8 +140,8 @@ def launch_plan(
             ]:
                 raise BackfillRefusedError(
                     f"backfill {id_} does not go on from its stage {stage}, as {table} "
-                    f"[{format_ranges(undone_days)}], which the stages before it had written, has been undone. "
-                    "Nothing was launched; make a new plan."
+                    f"[{format_ranges(undone_days)}], which the stages before it had written, has "
+                    "been undone. Nothing was launched; make a new plan."
                 )
     current_plan = make_plan(settings, graph, instance, backfill_state.plan.parameters, code, id_)
     return backfills.launch_stage(instance, graph, id_, current_plan)

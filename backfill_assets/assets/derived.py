@@ -176,8 +176,8 @@ def build_derived_asset(settings: Settings, code: Code, table: Derived) -> dg.As
             frame = table.transform(**frames, **others, **answers.frames)
         if not isinstance(frame, DataFrame):
             raise dg.Failure(
-                f"{table.name} [{days}]: its function gives {describe_value(frame)}, and no DataFrame. "
-                "Nothing was written. Mend the function, and launch these days again.",
+                f"{table.name} [{days}]: its function gives {describe_value(frame)}, and no "
+                "DataFrame. Nothing was written. Mend the function, and launch these days again.",
                 allow_retries=False,
             )
         rows = cache(frame)

@@ -225,13 +225,14 @@ def _day_warnings(
     ]
     if missing_count := _missing_early_lines(log, day, parsed_files):
         warnings.append(
-            f"{missing_count} early line(s) that {folder_name(day - DAY)} had when it was loaded are not "
-            "in the log: its files went before this day was loaded. Put them back to load them"
+            f"{missing_count} early line(s) that {folder_name(day - DAY)} had when it was loaded "
+            "are not in the log: its files went before this day was loaded. Put them back to load "
+            "them"
         )
     if replaced := sorted(target.replaced):
         warnings.append(
-            f"{len(replaced)} file(s) were replaced and have all {source.name} that were loaded from "
-            "them: " + ", ".join(replaced[:5])
+            f"{len(replaced)} file(s) were replaced and have all {source.name} that were loaded "
+            "from them: " + ", ".join(replaced[:5])
         )
     if moving_files := sorted(
         n for d in (day - DAY, day) for n in parsed_files.moving_by_folder.get(folder_name(d), ())

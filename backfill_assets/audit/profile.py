@@ -44,9 +44,9 @@ def check_conditions(frame: DataFrame, table: Table, rules: Mapping[str, str]) -
     if not conditions or not _spark_problem(frame, *conditions.values()):
         return
     raise DeclarationError(
-        f"{table.name}: {'; '.join(_wrong_conditions(frame, conditions))}. Nothing was computed, and the "
-        "table is as it was. Mend the condition in the model's Config.metadata, or, where the "
-        "table has it as a Delta constraint of its own, drop that (ALTER TABLE ... DROP "
+        f"{table.name}: {'; '.join(_wrong_conditions(frame, conditions))}. Nothing was computed, "
+        "and the table is as it was. Mend the condition in the model's Config.metadata, or, where "
+        "the table has it as a Delta constraint of its own, drop that (ALTER TABLE ... DROP "
         "CONSTRAINT)."
     )
 
@@ -249,7 +249,10 @@ def judge_drift(
         f"{name} {index:.3f}" + (f" (allowed {bounds[name]:g})" if name in exceeding else "")
         for name, index in indexes.items()
     )
-    summary = f"{rows} rows against {histogram_rows(baseline.histograms)} of {baseline.name}; stability index: {text}"
+    summary = (
+        f"{rows} rows against {histogram_rows(baseline.histograms)} of {baseline.name}; stability "
+        f"index: {text}"
+    )
     if few:
         summary += f"; below {ENOUGH_ROWS} rows nothing is warned of"
     numbers = {f"drift of {name}": index for name, index in indexes.items()}

@@ -1,7 +1,7 @@
 """Audit before publish: measure the days of a frame, and judge each of them.
 
-Measuring is Spark's part (`measure`), judging is a pure function over numbers (`judge_days`). Neither
-writes anything, and neither knows Dagster.
+Measuring is Spark's part (`measure`), judging is a pure function over numbers (`judge_days`).
+Neither writes anything, and neither knows Dagster.
 """
 
 from __future__ import annotations
@@ -367,7 +367,8 @@ def check_window(
     expected_rows = sum(expectations[day].rows or 0 for day in window if day in expectations)
     if not metrics_by_day and expected_rows:
         raise RefusedError(
-            f"{prefix} the frame has no rows at all, but its inputs say that {expected_rows} are due."
+            f"{prefix} the frame has no rows at all, but its inputs say that {expected_rows} are "
+            "due."
         )
 
 

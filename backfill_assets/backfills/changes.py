@@ -66,7 +66,8 @@ class DayChange:
     """What a backfill did to one day.
 
     Attributes:
-        version_before: the table's version just before it first wrote the day, since it was last undone.
+        version_before: the table's version just before it first wrote the day, since it was last
+            undone.
         version_after: the version that it last wrote the day in.
         previous_commit: the commit that spoke of the day before; none if none did.
         last_commit: the last commit of the backfill that wrote the day.

@@ -250,8 +250,8 @@ class WorkEstimate:
 
         Args:
             days: the days.
-            with_lead: whether the days before them that follow from them are made as well. Of a longer
-                stage, only its first run makes them.
+            with_lead: whether the days before them that follow from them are made as well. Of a
+                longer stage, only its first run makes them.
         """
         return self.run_overhead + sum(
             self._work_before(lead, days.end)
@@ -300,7 +300,8 @@ def estimate_work(
         load_plans: by raw log, what its days are to be loaded from.
         ledgers: those of all tables.
         graph: of the tables.
-        downstream_of_last_day: the days of each table that follow from the last day that is asked for.
+        downstream_of_last_day: the days of each table that follow from the last day that is asked
+            for.
     """
     sizes: dict[str, dict[date, int]] = {}
     by_lead: dict[int, dict[date, int]] = {}

@@ -83,8 +83,8 @@ def _text_column(value: Column, data_type: T.DataType, table: Table, name: str) 
         text = value.cast("string")
     else:
         raise TypeError(
-            f"{table.name}.{name}: a {data_type.simpleString()} has no canonical text yet, so the days "
-            "of this table have no SHA-256. Add a rule to `reconciliation` and to "
+            f"{table.name}.{name}: a {data_type.simpleString()} has no canonical text yet, so the "
+            "days of this table have no SHA-256. Add a rule to `reconciliation` and to "
             "docs/reconciliation.md."
         )
     return F.coalesce(text, F.lit(_NULL))
@@ -176,11 +176,11 @@ def diff_table(
             raise
         version_numbers = sorted({v for pair in versions.values() for v in pair if v is not None})
         raise ReconciliationError(
-            f"{table.name} [{', '.join(map(str, to_windows(versions)))}]: the days cannot be compared "
-            f"as of version(s) {', '.join(map(str, version_numbers))} of {url}. The table is as it was. If "
-            "files of these versions are gone (VACUUM removes those that are older than its "
-            "retention), there is nothing left to compare with: leave these days out. "
-            f"Spark says: {summarize_error(error)}"
+            f"{table.name} [{', '.join(map(str, to_windows(versions)))}]: the days cannot be "
+            f"compared as of version(s) {', '.join(map(str, version_numbers))} of {url}. The table "
+            "is as it was. If files of these versions are gone (VACUUM removes those that are "
+            "older than its retention), there is nothing left to compare with: leave these days "
+            f"out. Spark says: {summarize_error(error)}"
         ) from error
 
 

@@ -57,7 +57,8 @@ class StatefulChain:
             name: the backfill that is undone.
             is_direct: what is undone of its own days.
             is_downstream: which days follow other inputs.
-            find_other_input: whether others had a part in a day, given the commit before and its own.
+            find_other_input: whether others had a part in a day, given the commit before and its
+                own.
         """
         self._commits = {commit.version: commit for commit in ledger.all_commits}
         self._origins = origins
@@ -413,8 +414,9 @@ def _overwrite_problems(
 ) -> Iterator[str]:
     for commit, days in _group_by_commit(commits_by_day):
         yield (
-            f"{table} [{format_ranges(days)}] has been written since, by {_describe_writer(commit)} in version "
-            f"{commit.version}; undo that first, or leave these days out"
+            f"{table} [{format_ranges(days)}] has been written since, by "
+            f"{_describe_writer(commit)} in version {commit.version}; undo that first, or leave "
+            "these days out"
         )
 
 
@@ -450,9 +452,9 @@ def _mixed_input_problems(
     for name, commits_by_day in commits_by_input.items():
         for commit, days in _group_by_commit(commits_by_day):
             yield (
-                f"{ledger.table.name} [{format_ranges(days)}] was made of what is to be undone, and of "
-                f"version {commit.version} of {name} by {_describe_writer(commit)} as well; undo that first, "
-                "or leave out the days that these are made of"
+                f"{ledger.table.name} [{format_ranges(days)}] was made of what is to be undone, "
+                f"and of version {commit.version} of {name} by {_describe_writer(commit)} as well; "
+                "undo that first, or leave out the days that these are made of"
             )
     yield from _overwrite_problems(ledger.table.name, other_code_commits)
 
@@ -519,8 +521,8 @@ def _reverted_input_problems(
                 days_of[name, version] |= affected
     for (name, version), days in sorted(days_of.items()):
         yield (
-            f"{table} [{format_ranges(days)}] was made of version {version} of {name} before, which "
-            "has been undone since; undo that undo first, or leave these days out"
+            f"{table} [{format_ranges(days)}] was made of version {version} of {name} before, "
+            "which has been undone since; undo that undo first, or leave these days out"
         )
 
 

@@ -165,8 +165,8 @@ def _refuse_unpublished(ledger: Ledger, days: Window) -> None:
         )
     if unrecorded := [day for day in days if ledger.current_record(day) is None]:
         raise ExportError(
-            f"{name} [{format_ranges(unrecorded)}] is not what our commits say: another writer changed it, "
-            "or the log was cut. Nothing was exported. Materialize these days again."
+            f"{name} [{format_ranges(unrecorded)}] is not what our commits say: another writer "
+            "changed it, or the log was cut. Nothing was exported. Materialize these days again."
         )
 
 
@@ -187,8 +187,9 @@ def _write_day(
     if rows_differ(measured.digest, published.digest):
         raise ExportError(
             f"{table.name} [{day}]: version {version} holds {measured.rows} rows (digest "
-            f"{measured.digest}), and its commit speaks of {published.rows} (digest {published.digest}). "
-            "Nothing was exported. Look with `backfill-assets verify`, and build the day again."
+            f"{measured.digest}), and its commit speaks of {published.rows} (digest "
+            f"{published.digest}). Nothing was exported. Look with `backfill-assets verify`, and "
+            "build the day again."
         )
     if not rows.num_rows:
         return None
@@ -378,4 +379,7 @@ def find_rebuild_problems(
                 digest = result.now.digest if result.now else "nothing"
                 if digest != manifest.digests[result.day]:
                     expected = manifest.digests[result.day]
-                    yield f"{result.day}: computed anew it has digest {digest}, not {expected}: {result}"
+                    yield (
+                        f"{result.day}: computed anew it has digest {digest}, not {expected}: "
+                        f"{result}"
+                    )

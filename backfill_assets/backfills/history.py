@@ -509,7 +509,10 @@ def render_runbook(history: BackfillHistory) -> str:
 def _runbook_lines(history: BackfillHistory) -> Iterator[str]:
     yield f"# Runbook, after {escape_markdown(history.name)}"
     yield ""
-    yield f"When: {escape_markdown(history.reason) or 'no reason is on record; say here when this is done'}"
+    yield (
+        "When: "
+        f"{escape_markdown(history.reason) or 'no reason is on record; say here when this is done'}"
+    )
     yield ""
     id_ = (
         "the id that the plan prints" if history.plan else "the first 8 characters of the run's id"

@@ -189,7 +189,8 @@ def plan_backfill(
         code: the code that is to compute it.
         id_: of the plan.
         run_history: days and seconds of past runs.
-        downstream_of_last_day: the days of each table that follow from the last day that is asked for.
+        downstream_of_last_day: the days of each table that follow from the last day that is asked
+            for.
     """
     policy = Policy.from_settings(settings)
     tables = graph_of(ledgers, policy)

@@ -126,8 +126,9 @@ def _unpublished_messages(unpublished: Mapping[tuple[str, date], str]) -> Iterat
         days[table, error].append(day)
     for (table, error), table_days in days.items():
         yield (
-            f"{table} [{format_ranges(table_days)}] was asked for and not published{error and f' ({error})'}; "
-            "readers see what was there before. See what failed, and launch these days again"
+            f"{table} [{format_ranges(table_days)}] was asked for and not "
+            f"published{error and f' ({error})'}; readers see what was there before. See what "
+            "failed, and launch these days again"
         )
 
 

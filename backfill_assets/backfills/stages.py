@@ -99,9 +99,10 @@ def launch_stage(
             )
         if other_settings := requested & {*from_ranges(forecast.other_settings)}:
             raise BackfillRefusedError(
-                f"backfill {id_} is not launched: {table} [{format_ranges(other_settings)}] cannot be built, as "
-                "what these days are made of was made under other settings. Nothing was written; "
-                "make a plan that has the input tables and days too, or put the settings back."
+                f"backfill {id_} is not launched: {table} [{format_ranges(other_settings)}] cannot "
+                "be built, as what these days are made of was made under other settings. Nothing "
+                "was written; make a plan that has the input tables and days too, or put the "
+                "settings back."
             )
     _refuse_long_tag(instance, state)
     state.attempt += 1

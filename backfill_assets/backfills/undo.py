@@ -135,7 +135,10 @@ def _nothing_to_undo(name: str, scopes: Mapping[str, UndoScope]) -> str:
     if any(scope.changes or scope.unchanged for scope in scopes.values()):
         return ""
     already_undone = any(scope.already_reverted for scope in scopes.values())
-    return f"{name} {'is undone already' if already_undone else 'has written no such day in any table'}"
+    return (
+        f"{name} "
+        f"{'is undone already' if already_undone else 'has written no such day in any table'}"
+    )
 
 
 def days_written_by_run(settings: Settings, run_id: str) -> dict[str, set[date]]:
@@ -221,9 +224,9 @@ class _UndoRequest:
 def _other_columns(table: Table, days: Iterable[date], version: int, schema: int) -> str:
     """That rows cannot be put back as they were: a migration tells one step, and not the way."""
     return (
-        f"{table.name} [{format_ranges(days)}] had the columns of schema {schema} in version {version}, "
-        f"and has those of schema {table.schema_version}: what became of each value in between is "
-        "not known; mend the input and launch these days again instead"
+        f"{table.name} [{format_ranges(days)}] had the columns of schema {schema} in version "
+        f"{version}, and has those of schema {table.schema_version}: what became of each value in "
+        "between is not known; mend the input and launch these days again instead"
     )
 
 

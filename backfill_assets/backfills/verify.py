@@ -200,7 +200,10 @@ def _explain_files(ledger: Ledger, record: CommitRecord | None, day: date) -> st
     if record is None:
         return "its rows were written before any commit on record"
     if changed_columns := ledger.columns_changed_since(record):
-        return f"version {record.version} is from before {', '.join(sorted(changed_columns))} came or went"
+        return (
+            f"version {record.version} is from before {', '.join(sorted(changed_columns))} came or "
+            "went"
+        )
     return f"its files are not what version {record.version} says: changed behind the log"
 
 

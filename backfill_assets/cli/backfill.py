@@ -106,7 +106,8 @@ def plan(out: Output, partitions: Window, target: str, as_json: bool, **options:
     show_plan(out, backfill_plan)
     if backfill_plan.rewritten_final_days:
         out.print_text(
-            f"{'final':14} {format_final_days(backfill_plan)} would be rewritten: the launch asks first"
+            f"{'final':14} {format_final_days(backfill_plan)} would be rewritten: the launch asks "
+            "first"
         )
     out.print_text(f"Launch   backfill-assets backfill {backfill_plan.id}")
 
@@ -303,7 +304,8 @@ def backfill(
         )
     out.print_note(f"Took     {timedelta(seconds=round(state.took))}")
     out.print_note(
-        f"Next     backfill-assets reconcile {backfill_plan.id}, or backfill-assets undo {backfill_plan.id}"
+        f"Next     backfill-assets reconcile {backfill_plan.id}, or backfill-assets undo "
+        f"{backfill_plan.id}"
     )
     return Status.FINE if state.complete else Status.FINDING
 
@@ -335,8 +337,8 @@ def _refuse_options(ctx: click.Context, what: str) -> None:
     ]
     if options:
         raise click.UsageError(
-            f"{', '.join(options)} cannot change plan {what}, which is launched as it was made: make "
-            "a new plan with these options, or leave them out"
+            f"{', '.join(options)} cannot change plan {what}, which is launched as it was made: "
+            "make a new plan with these options, or leave them out"
         )
 
 
@@ -350,8 +352,8 @@ def _load_state(dagster: dg.DagsterInstance, id_: str) -> BackfillState:
         if id_ in known_ids:
             raise
         message = (
-            f"{unknown_name_message('plan', id_, known_ids)} `backfill-assets plans` lists them. Days would be "
-            "FIRST...LAST or one day, as YYYY-MM-DD."
+            f"{unknown_name_message('plan', id_, known_ids)} `backfill-assets plans` lists them. "
+            "Days would be FIRST...LAST or one day, as YYYY-MM-DD."
         )
         raise click.UsageError(message) from error
 
@@ -360,7 +362,10 @@ def _confirm_final(backfill_plan: BackfillPlan, yes: bool) -> None:
     """See that a person wants final days rewritten: readers count on it that they do not move."""
     if yes or not backfill_plan.rewritten_final_days:
         return
-    message = f"plan {backfill_plan.id} rewrites final days, which readers count on: {format_final_days(backfill_plan)}"
+    message = (
+        f"plan {backfill_plan.id} rewrites final days, which readers count on: "
+        f"{format_final_days(backfill_plan)}"
+    )
     if not sys.stdin.isatty():
         raise click.UsageError(
             f"{message}. Nobody can be asked here, so nothing was launched. If that is meant: "
@@ -401,9 +406,9 @@ def _watch_backfill(
                 )
             if not state.ended and (missing_daemons := stages.missing_daemons(dagster)):
                 raise CannotRunError(
-                    f"the {' and the '.join(missing_daemons)} daemon fell silent, so backfill {id_} stands "
-                    f"at: {previous}. What is published stays. Start the deployment again (`make ui`): "
-                    f"the backfill goes on by itself, and {hint}"
+                    f"the {' and the '.join(missing_daemons)} daemon fell silent, so backfill "
+                    f"{id_} stands at: {previous}. What is published stays. Start the deployment "
+                    f"again (`make ui`): the backfill goes on by itself, and {hint}"
                 )
     except KeyboardInterrupt:
         out.print_text(f"Nobody watches backfill {id_} any more. It goes on, and {hint}")

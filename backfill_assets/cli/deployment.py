@@ -97,8 +97,8 @@ def engine(out: Output, port: int) -> None:
 
     if not os.environ.get(TOKEN_VARIABLE):
         raise CannotRunError(
-            f"{TOKEN_VARIABLE} is not set: give the engine and those who use it the same long random text, "
-            "or everybody on this machine could run code as you"
+            f"{TOKEN_VARIABLE} is not set: give the engine and those who use it the same long "
+            "random text, or everybody on this machine could run code as you"
         )
     check_java()
     settings = load_settings()

@@ -247,7 +247,8 @@ def _print_proposal(out: Output, proposal: ImportPlan) -> None:
         [
             (
                 "table",
-                f"{proposal.table_import.table} ({proposal.table_import.kind}, version {proposal.new_data.version}{since_text})",
+                f"{proposal.table_import.table} ({proposal.table_import.kind}, version "
+                f"{proposal.new_data.version}{since_text})",
             ),
             ("rows", f"{total.rows:,} in {proposal.new_data.size:,} bytes"),
             (
@@ -328,8 +329,8 @@ def _print_counts(out: Output, counts: ImportCheck) -> None:
             ("loaded", f"{counts.raw:,} raw + {counts.rejected:,} rejected"),
             (
                 "raw",
-                f"{counts.staged:,} staged + {counts.superseded:,} superseded + {counts.late:,} late + "
-                f"{counts.early:,} before the first day",
+                f"{counts.staged:,} staged + {counts.superseded:,} superseded + {counts.late:,} "
+                f"late + {counts.early:,} before the first day",
             ),
         ]
     )

@@ -357,7 +357,8 @@ def _dagster_home(purpose: str) -> Path:
     home = os.environ.get("DAGSTER_HOME")
     if not home:
         raise dg.DagsterInvariantViolationError(
-            f"The {purpose} that dagster.yaml names needs DAGSTER_HOME, or a base_dir there: export "
-            "DAGSTER_HOME=$PWD/.dagster. In a folder without a dagster.yaml, no history is kept."
+            f"The {purpose} that dagster.yaml names needs DAGSTER_HOME, or a base_dir there: "
+            "export DAGSTER_HOME=$PWD/.dagster. In a folder without a dagster.yaml, no history is "
+            "kept."
         )
     return Path(home)

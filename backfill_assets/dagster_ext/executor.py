@@ -78,7 +78,8 @@ class _StepThreads:
     """The steps that run, and what they have told of.
 
     Attributes:
-        event_queue: a step's key with each of its events, and at its end with what it raised, or none.
+        event_queue: a step's key with each of its events, and at its end with what it raised, or
+            none.
         running: by step that runs, the event that says how it ended; none as yet.
         interrupted: whether the run was terminated.
     """

@@ -50,8 +50,9 @@ def lock_home(home: Path, port: int) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise TakenError(
-                f"DAGSTER_HOME={home} is that of another deployment{_describe_owner(lock.read())}. End that "
-                "one first, or give this one a DAGSTER_HOME of its own. Nothing was started."
+                f"DAGSTER_HOME={home} is that of another deployment{_describe_owner(lock.read())}. "
+                "End that one first, or give this one a DAGSTER_HOME of its own. Nothing was "
+                "started."
             ) from None
         except OSError as error:
             raise TakenError(

@@ -138,7 +138,10 @@ def stored_events(
                 if asset_event.description is None
                 else f" Description: '{asset_event.description}'"
             )
-            message = f"Asset check '{asset_event.check_name}' on '{asset_event.asset_key.to_user_string()}' {outcome}"
+            message = (
+                f"Asset check '{asset_event.check_name}' on "
+                f"'{asset_event.asset_key.to_user_string()}' {outcome}"
+            )
             events.append(
                 DagsterEvent.from_step(
                     DagsterEventType.ASSET_CHECK_EVALUATION,

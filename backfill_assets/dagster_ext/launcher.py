@@ -115,7 +115,7 @@ _NO_PROCESS, _FOREIGN_PROCESS = -1, 0
 
 
 def _lock_holder(instance: dg.DagsterInstance, run: dg.DagsterRun) -> int | None:
-    """Who holds the run's lock: a process id, `_FOREIGN_PROCESS` or `_NO_PROCESS`; none if it is not known.
+    """Who holds the run's lock: a process id, `_FOREIGN_PROCESS` or `_NO_PROCESS`; none if unknown.
 
     Asks the system, and takes no lock: of two that look at the same time, one would see the other.
     """
@@ -245,8 +245,8 @@ class WatchingRunLauncher(DefaultRunLauncher):
             return False
         if not _interrupt_process(self._instance, run):
             self._instance.report_engine_event(
-                f"The run's process ({process_label(run)}) cannot be told to end from here: it is on "
-                "another machine or in a container of its own. It goes on, whatever this run is "
+                f"The run's process ({process_label(run)}) cannot be told to end from here: it is "
+                "on another machine or in a container of its own. It goes on, whatever this run is "
                 "said to be: end it there, or give it to a launcher of Dagster's for several hosts "
                 "the next time.",
                 run,

@@ -102,11 +102,11 @@ class CachedCommitLog(CommitLog):
     """The commit files of one of our tables, and the copy of what they say.
 
     Attributes:
-        encode_commit: what is told of a commit in a line of text, given its version and its file; none
-            if nothing is.
+        encode_commit: what is told of a commit in a line of text, given its version and its file;
+            none if nothing is.
         decode_version: the version that a line tells of; none if it can't be read.
-        encoding_id: names what `encode_commit` tells, and changes with it: a copy in another form is used for
-            commits only that are no longer there.
+        encoding_id: names what `encode_commit` tells, and changes with it: a copy in another form
+            is used for commits only that are no longer there.
     """
 
     encode_commit: Callable[[int, bytes], bytes | None]

@@ -1,4 +1,4 @@
-"""The commit: days of one Delta table replaced, merged, or deleted as it retires, unless another came first.
+"""The commit: days of a table replaced, merged, or deleted as it retires, unless another was first.
 
 How Delta is made to do that is known here and nowhere else. What is committed, and what the commit
 says of itself, is decided by `publisher`.
@@ -315,8 +315,8 @@ class Writer:
                 "all of its days."
             )
         return PublishError(
-            f"{self.table.name} [{shown}]: the commit failed and the table is as it was ({message}). "
-            f"{advice}"
+            f"{self.table.name} [{shown}]: the commit failed and the table is as it was "
+            f"({message}). {advice}"
         )
 
     def _write_checkpoint(self, version: int) -> None:
@@ -416,9 +416,10 @@ def retired_message(ledger: Ledger, url: str, days: Iterable[date]) -> str:
     if ledger.retirement_commit is None:
         return ""
     return (
-        f"{ledger.table.name} [{format_ranges(days)}]: the table is retired, and maintenance has taken "
-        f"its rows away (version {ledger.retirement_commit.version}). Nothing was written. To make it anew, "
-        f"take `retired` out of its declaration, move its folder {url} away, and launch its days."
+        f"{ledger.table.name} [{format_ranges(days)}]: the table is retired, and maintenance has "
+        f"taken its rows away (version {ledger.retirement_commit.version}). Nothing was written. "
+        f"To make it anew, take `retired` out of its declaration, move its folder {url} away, and "
+        "launch its days."
     )
 
 

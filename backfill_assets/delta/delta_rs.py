@@ -1,4 +1,4 @@
-"""A table's log through delta-rs: the handle, metadata, data files by day, and a check of the store.
+"""A table's log through delta-rs: handle, metadata, data files by day, and a check of the store.
 
 Who commits creates a file that may not be there yet. A store that overlooks this condition lets two
 writers make the same version, and the commit of one is gone without a word.

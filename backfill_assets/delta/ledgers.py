@@ -64,8 +64,8 @@ class Ledger:
         transaction: the number of our last commit, as Delta keeps it; none if there was none.
         missing_versions: versions of which nothing is known any more: the log was cut.
         metadata: the table's own; none while there is no table.
-        changed_columns: columns that the table did not have from the beginning, or has no longer, with the
-            version since when.
+        changed_columns: columns that the table did not have from the beginning, or has no longer,
+            with the version since when.
         references: by name, what the tables without days hold now that it is made of; none of one
             that is not there.
     """

@@ -259,8 +259,8 @@ class _TableMaintenance:
                 )
             else:
                 self.problems.append(
-                    f"{self.table.name}: maintenance failed ({summarize_error(error)}); all days hold what "
-                    "they held. Run it again"
+                    f"{self.table.name}: maintenance failed ({summarize_error(error)}); all days "
+                    "hold what they held. Run it again"
                 )
         after = TableFiles.from_log(load_log(self.url) or log, self.table)
         return MaintenanceResult(
@@ -314,7 +314,8 @@ class _TableMaintenance:
         # What is gone is gone: a shell without the deployment's settings must not decide that.
         self.notes.append(
             f"{self.table.name}: replaced files are kept for {self.undo_days} days from now on "
-            f"({PREFIX}UNDO_DAYS; {', '.join(previous)}); the next maintenance takes older ones away"
+            f"({PREFIX}UNDO_DAYS; {', '.join(previous)}); the next maintenance takes older ones "
+            "away"
         )
         return True
 
@@ -358,8 +359,8 @@ class _TableMaintenance:
         changed = [day for day in different_days if digests.get(day) != previous_digests.get(day)]
         if changed:
             self.problems.append(
-                f"{self.table.name} [{', '.join(map(str, to_windows(changed)))}]: the compaction of "
-                f"version {version} changed what these days hold. Version {version - 1} has the "
+                f"{self.table.name} [{', '.join(map(str, to_windows(changed)))}]: the compaction "
+                f"of version {version} changed what these days hold. Version {version - 1} has the "
                 "rows as they were and no file was taken away: launch these days with the tag "
                 "backfill_assets/rewrite = true"
             )
@@ -375,9 +376,9 @@ class _TableMaintenance:
         ]
         if unexplained_days:
             self.problems.append(
-                f"{self.table.name} [{', '.join(map(str, to_windows(unexplained_days)))}]: these days hold "
-                "other rows than their records say, before the compaction and after it: run "
-                "backfill-assets verify"
+                f"{self.table.name} [{', '.join(map(str, to_windows(unexplained_days)))}]: these "
+                "days hold other rows than their records say, before the compaction and after it: "
+                "run backfill-assets verify"
             )
 
     def _read_digests(self, version: int, days: Sequence[date]) -> dict[date | None, str]:
@@ -393,10 +394,10 @@ class _TableMaintenance:
             row["path"].rpartition("/")[2] for row in old_files
         ):
             self.notes.append(
-                f"{self.table.name}: no replaced file was taken away, as {VERSIONS_FILE} names version "
-                f"{self.consistent_version} and {len(named_files)} of them are its own. The sensor watch_days names "
-                "newer versions once no day is behind: build the days that are. If nobody reads by "
-                f"{VERSIONS_FILE}, remove it"
+                f"{self.table.name}: no replaced file was taken away, as {VERSIONS_FILE} names "
+                f"version {self.consistent_version} and {len(named_files)} of them are its own. "
+                "The sensor watch_days names newer versions once no day is behind: build the days "
+                f"that are. If nobody reads by {VERSIONS_FILE}, remove it"
             )
             old_files = []
         if old_files and not self.dry_run:
@@ -427,7 +428,8 @@ class _TableMaintenance:
         if self.retaining_targets:
             self.notes.append(
                 f"{self.table.name}: no file was taken away, as the target(s) "
-                f"{', '.join(self.retaining_targets)} may still need it; switch over or drop them first"
+                f"{', '.join(self.retaining_targets)} may still need it; switch over or drop them "
+                "first"
             )
         return bool(self.retaining_targets)
 

@@ -347,8 +347,8 @@ def raise_if_refused(migration: Migration) -> None:
     """
     if migration.refused:
         raise SchemaError(
-            f"{migration.ledger.table.name} cannot be migrated: {'; '.join(migration.refused)}. Nothing "
-            "was written; the table is as it was."
+            f"{migration.ledger.table.name} cannot be migrated: {'; '.join(migration.refused)}. "
+            "Nothing was written; the table is as it was."
         )
 
 
@@ -367,9 +367,9 @@ def _apply_changes(writer: Writer, migration: Migration, staged: _RewrittenDays)
     except (DeltaError, OSError, *SPARK_ERRORS) as error:
         _raise_if_engine_lost(writer.table, error)
         raise PublishError(
-            f"{writer.table.name}: the migration failed ({summarize_error(error)}). Its columns and days are "
-            "as they were, and data files that no commit names are left to VACUUM. Migrate it "
-            "again."
+            f"{writer.table.name}: the migration failed ({summarize_error(error)}). Its columns "
+            "and days are as they were, and data files that no commit names are left to VACUUM. "
+            "Migrate it again."
         ) from error
 
 
@@ -450,9 +450,9 @@ def _verify_rewrite(
         ):
             raise PublishError(
                 f"{table.name} [{day}]: the new data files hold {counted} row(s) with digest "
-                f"{measured.digest}, the old ones {expected_rows} with {old_day.digest}. No commit names the new "
-                "ones; columns and days are as they were. Migrate it again; if this stays so, look "
-                "at the rows of the day."
+                f"{measured.digest}, the old ones {expected_rows} with {old_day.digest}. No commit "
+                "names the new ones; columns and days are as they were. Migrate it again; if this "
+                "stays so, look at the rows of the day."
             )
         measured_by_day[day] = measured
     return measured_by_day
@@ -524,10 +524,11 @@ def _raise_if_engine_lost(table: Table, error: Exception) -> None:
     """
     if is_engine_lost(error):
         raise EngineError(
-            f"the Spark engine was lost while {table.name} was migrated ({summarize_error(error)}). The table "
-            "is as it was, or has the columns of the model already; data files that no commit "
-            "names are left to VACUUM. See that the engine has memory and disk, and run "
-            f"`backfill-assets migrate {table.name}` again: it does what is left."
+            f"the Spark engine was lost while {table.name} was migrated "
+            f"({summarize_error(error)}). The table is as it was, or has the columns of the model "
+            "already; data files that no commit names are left to VACUUM. See that the engine has "
+            f"memory and disk, and run `backfill-assets migrate {table.name}` again: it does what "
+            "is left."
         ) from error
 
 

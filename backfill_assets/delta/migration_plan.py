@@ -106,8 +106,9 @@ def plan_migration(ledger: Ledger, nulls: Mapping[str, Mapping[date, int | None]
         )
     elif migration.changes:
         migration.refused.append(
-            f"the model has schema_version {declared_version} as the table has, and the columns differ: give it "
-            f"{declared_version + 1}, by which older code knows that the table is not its own"
+            f"the model has schema_version {declared_version} as the table has, and the columns "
+            f"differ: give it {declared_version + 1}, by which older code knows that the table is "
+            "not its own"
         )
     return migration
 
@@ -116,8 +117,8 @@ def _check_table(migration: Migration, table: Table, metadata: TableMetadata) ->
     """What of the table as such cannot be changed in place."""
     if (stored_version := read_schema_version(metadata)) > table.schema_version:
         migration.refused.append(
-            f"the table's schema has version {stored_version}, and this code has {table.schema_version}: "
-            "install the code that has it"
+            f"the table's schema has version {stored_version}, and this code has "
+            f"{table.schema_version}: install the code that has it"
         )
     if metadata.partitioned_by != (table.partition,):
         columns = ", ".join(metadata.partitioned_by) or "nothing"
@@ -207,8 +208,8 @@ def _plan_nullability(
             f"the log does not tell for {format_ranges(unknown)}" if unknown else f"{count} in all"
         )
         migration.refused.append(
-            f"column {column.name} is to be required, and may be null on {null_days} ({detail}): rebuild "
-            "these days, or leave it nullable"
+            f"column {column.name} is to be required, and may be null on {null_days} ({detail}): "
+            "rebuild these days, or leave it nullable"
         )
     else:
         migration.changes.append(
@@ -238,9 +239,9 @@ def _plan_gaps(migration: Migration, table: Table, metadata: TableMetadata) -> N
         gap = gaps_of(table.columns)[name]
         if name in stored_gaps and (previous_default := stored_gaps[name]["default"]) is not None:
             migration.refused.append(
-                f"column {name} is {previous_default!r} before {stored_gaps[name]['since']}, which its rows hold: "
-                "nobody can tell that from values of the source. Leave its gap as it is, or "
-                "rebuild the table"
+                f"column {name} is {previous_default!r} before {stored_gaps[name]['since']}, which "
+                "its rows hold: nobody can tell that from values of the source. Leave its gap as "
+                "it is, or rebuild the table"
             )
             continue
         days = frozenset(day for day in migration.ledger.stored if day < gap.since)

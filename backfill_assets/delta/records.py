@@ -1,4 +1,4 @@
-"""What a commit says of its table's days: the record, and how it is encoded in the log and in the cache.
+"""What a commit says of its table's days: the record, and its encoding in the log and the cache.
 
 What is written there is decided by `publisher` and by the assets; what follows from it by `backlog`
 and `finality`.
@@ -86,8 +86,8 @@ ACCEPTED_CODE = "accepted code"
 class CommitDetails(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """What a commit tells those who follow its table, besides the days that it published.
 
-    Days are ranges, as `partitions.to_ranges` makes them. What is none was not recorded: the commit is
-    of an earlier release, or of a table that does not record it.
+    Days are ranges, as `partitions.to_ranges` makes them. What is none was not recorded: the commit
+    is of an earlier release, or of a table that does not record it.
 
     Attributes:
         landing: by log day, the manifest that it was loaded from; see `landing.manifests`.
@@ -150,7 +150,8 @@ class CommitRecord(msgspec.Struct, frozen=True, gc=False):
         git_dirty: whether that code differed from the commit; none if unknown.
         revoked_days: days that it took back: they count as never published.
         reasons: why its days were computed: the days, as ranges, by reason; see `reason_for_day`.
-        is_merge: whether it changed rows of the days that it wrote, rather than replace all of them.
+        is_merge: whether it changed rows of the days that it wrote, rather than replace all of
+            them.
         failed_days: days that its run could not publish, each with the reason.
         release: version of the code of all tables together; empty if not recorded.
         package: the release of this package that ran; empty if not recorded.

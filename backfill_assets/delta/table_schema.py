@@ -147,8 +147,8 @@ def suggest_fix(table: Table, metadata: TableMetadata, inputs: Sequence[str] | N
     stored_version, declared_version = read_schema_version(metadata), table.schema_version
     if stored_version > declared_version:
         return (
-            f"Install the code whose model has schema_version {stored_version}. Older code cannot read or "
-            "write this table."
+            f"Install the code whose model has schema_version {stored_version}. Older code cannot "
+            "read or write this table."
         )
     if stored_version < declared_version:
         return (
@@ -162,9 +162,9 @@ def suggest_fix(table: Table, metadata: TableMetadata, inputs: Sequence[str] | N
     )
     return (
         "Only columns that may be null are added by themselves. Put back the code that wrote the "
-        f"table; or give the model schema_version {stored_version + 1} and run backfill-assets migrate "
-        f"{table.name} --plan, which tells what can be changed in place; or give the table up, "
-        f"move its folder away and materialize all days of {table.name}: they are rebuilt from "
+        f"table; or give the model schema_version {stored_version + 1} and run backfill-assets "
+        f"migrate {table.name} --plan, which tells what can be changed in place; or give the table "
+        f"up, move its folder away and materialize all days of {table.name}: they are rebuilt from "
         f"{source}."
     )
 

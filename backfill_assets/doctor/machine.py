@@ -95,7 +95,10 @@ def check_loopback() -> Iterator[CheckResult]:
     if foreign_addresses := {
         address for address in addresses if not ip_address(address).is_loopback
     }:
-        message = f"localhost is {', '.join(sorted(foreign_addresses))}, which is not this machine's loopback"
+        message = (
+            f"localhost is {', '.join(sorted(foreign_addresses))}, which is not this machine's "
+            "loopback"
+        )
         yield wrong(message, "mend the line of localhost in /etc/hosts")
         return
     yield ok(f"localhost is {', '.join(sorted(addresses))}")
@@ -263,8 +266,8 @@ def describe_configuration(folder: Path) -> str:
     if not sentences:
         return ""
     return (
-        f"{theirs} differs from that of this version in {len(sentences)} setting(s), and stays as it "
-        "is: `backfill-assets doctor` names them."
+        f"{theirs} differs from that of this version in {len(sentences)} setting(s), and stays as "
+        "it is: `backfill-assets doctor` names them."
     )
 
 
@@ -297,13 +300,19 @@ def _difference_sentences(ours: Any, theirs: Any, name_path: str = "") -> Iterat
         for name in ours.keys() | theirs.keys():
             inner_path = f"{name_path}.{name}" if name_path else str(name)
             if name not in theirs:
-                yield f"{inner_path} is not there, and in ours it is {_show_value(ours[name], inner_path)}"
+                yield (
+                    f"{inner_path} is not there, and in ours it is "
+                    f"{_show_value(ours[name], inner_path)}"
+                )
             elif name not in ours:
                 yield f"{inner_path} is there, and not in ours"
             else:
                 yield from _difference_sentences(ours[name], theirs[name], inner_path)
     elif ours != theirs:
-        yield f"{name_path} is {_show_value(theirs, name_path)}, and in ours {_show_value(ours, name_path)}"
+        yield (
+            f"{name_path} is {_show_value(theirs, name_path)}, and in ours "
+            f"{_show_value(ours, name_path)}"
+        )
 
 
 def _show_value(value: Any, name_path: str) -> str:

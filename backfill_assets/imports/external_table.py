@@ -1,4 +1,4 @@
-"""An external table, Delta or a folder of Parquet files: all rows as of a version, or those appended since.
+"""An external table, Delta or Parquet files: all rows as of a version, or those appended since.
 
 Files are taken as Spark takes them, but each by its own columns: Spark alone reads the types of one
 file into all, or fails without the name of the file.
@@ -175,9 +175,9 @@ def _types_of_all(url: str, schemas: Mapping[ParquetFile, T.StructType]) -> dict
             if common is None:
                 raise ImportRefusedError(
                     f"{url}: the column {field.name} is {field.dataType.simpleString()} in "
-                    f"{file.path} and {kind.simpleString()} in {first_file.path}, and no type holds "
-                    "both. Nothing was written. Write one of the two anew, or import each part of "
-                    "the folder by itself."
+                    f"{file.path} and {kind.simpleString()} in {first_file.path}, and no type "
+                    "holds both. Nothing was written. Write one of the two anew, or import each "
+                    "part of the folder by itself."
                 )
             types[field.name.lower()] = first_file if common == kind else file, common
     return {name: kind for name, (_, kind) in types.items()}
@@ -325,8 +325,8 @@ class _DeltaTable:
         if table_import.table_id != self.table_id or table_import.version > self.version:
             raise ImportRefusedError(
                 f"{self.url} is another table than the one that was imported up to version "
-                f"{table_import.version}: it was made again. Nothing was written. What was imported stays. "
-                "Give the new table a folder of its own, and import that."
+                f"{table_import.version}: it was made again. Nothing was written. What was "
+                "imported stays. Give the new table a folder of its own, and import that."
             )
         adds = list(self._added_files(table_import.version, self.version, table_import.skipped))
         return NewData(
@@ -385,10 +385,10 @@ def _refuse_removed(url: str, version: int, actions: Sequence[Mapping[str, Any]]
             (a["commitInfo"] for a in actions if "commitInfo" in a), {}
         )
         raise ImportRefusedError(
-            f"{url}: version {version} ({commit_info.get('operation', 'unknown')}) took rows away or "
-            "changed them. A raw log only grows, so this cannot be followed. Nothing was written. "
-            "Land what has changed as newer versions of the keys, in files of the source, and pass "
-            f"over this version with --skip {version}."
+            f"{url}: version {version} ({commit_info.get('operation', 'unknown')}) took rows away "
+            "or changed them. A raw log only grows, so this cannot be followed. Nothing was "
+            "written. Land what has changed as newer versions of the keys, in files of the source, "
+            f"and pass over this version with --skip {version}."
         )
 
 

@@ -115,8 +115,8 @@ class ImportRequest:
         if (mapping.fields, mapping.arrived) != (table_import.how.fields, table_import.how.arrived):
             raise ImportRefusedError(
                 f"{url} is imported into {self.source.name} already, with other expressions: "
-                f"{_format_mapping(table_import.how)}. Nothing was written. Leave --field and --arrived out to "
-                "follow the table as before."
+                f"{_format_mapping(table_import.how)}. Nothing was written. Leave --field and "
+                "--arrived out to follow the table as before."
             )
         skipped = sorted({*table_import.skipped, *self.skip})
         return external_table, msgspec.structs.replace(table_import, how=mapping, skipped=skipped)
@@ -232,8 +232,9 @@ def plan_import(request: ImportRequest) -> ImportPlan:
     external_table, table_import = request.open_import()
     if step := table_import.unfinished_step:
         raise ImportRefusedError(
-            f"an import of {table_import.table} was ended before its end: {sum(step.landed.values()):,} of "
-            f"{step.row_count:,} rows have landed. Import again to land the others."
+            f"an import of {table_import.table} was ended before its end: "
+            f"{sum(step.landed.values()):,} of {step.row_count:,} rows have landed. Import again "
+            "to land the others."
         )
     new_data = external_table.find_new_data(table_import)
     with request.open_scratch(f"plan-{uuid4().hex}") as scratch:
@@ -372,11 +373,11 @@ def _refuse_stray(request: ImportRequest, table_import: TableImport, stray: RowC
         policy = request.late_data_policy
         until = f" to {policy.end}" if policy.end else ""
         raise ImportRefusedError(
-            f"{stray.rows:,} row(s) of {table_import.table} tell no day of the calendar ({policy.start}"
-            f"{until}): their time is null, before the first day or after the last. Nothing was "
-            "written. Set BACKFILL_ASSETS_START if the history begins earlier, or give an arrival "
-            "day for them with --stray DAY: they are then rejected, or counted as lines of days "
-            "before the first."
+            f"{stray.rows:,} row(s) of {table_import.table} tell no day of the calendar "
+            f"({policy.start}{until}): their time is null, before the first day or after the last. "
+            "Nothing was written. Set BACKFILL_ASSETS_START if the history begins earlier, or give "
+            "an arrival day for them with --stray DAY: they are then rejected, or counted as lines "
+            "of days before the first."
         )
     if (day := table_import.how.stray) and day not in request.late_data_policy.partitions_until(
         day
@@ -462,8 +463,8 @@ def check_import(
     }
     read = sum(step.row_count for table_import in imports for step in table_import.steps)
     problems = [
-        f"{table_import.table}: {sum(step.landed.values()):,} of {step.row_count:,} rows of {step.name} have "
-        "landed: import again"
+        f"{table_import.table}: {sum(step.landed.values()):,} of {step.row_count:,} rows of "
+        f"{step.name} have landed: import again"
         for table_import in imports
         if (step := table_import.unfinished_step)
     ]

@@ -157,7 +157,7 @@ def _arrival_expression(
 
 
 def log_day(source: Source, timezone: str) -> tuple[Column, Column]:
-    """The day of a line's version time, and the day on which it would be logged, by `ARRIVAL_DAY`."""
+    """The day of a line's version time, and the day it would be logged on, by `ARRIVAL_DAY`."""
     times = (F.col(name).cast("timestamp") for name in (source.event_time, source.version_time))
     version_day = business_day(F.greatest(*times), timezone)
     return version_day, F.greatest(F.col(ARRIVAL_DAY), version_day)
@@ -299,7 +299,7 @@ def _raise_if_rows_differ(
         written[folder] = written.get(folder, 0) + rows
     if wrong_days := [day for day in days if written.get(folder_name(day), 0) != step.rows[day]]:
         raise ImportRefusedError(
-            f"the rows that arrived on {format_ranges(wrong_days)} are not as many as were counted. None of "
-            "these days landed by this attempt. An expression may depend on the clock or on "
-            "chance, or files of the table were changed: mend that, and import again."
+            f"the rows that arrived on {format_ranges(wrong_days)} are not as many as were "
+            "counted. None of these days landed by this attempt. An expression may depend on the "
+            "clock or on chance, or files of the table were changed: mend that, and import again."
         )

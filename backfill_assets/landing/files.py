@@ -89,7 +89,8 @@ class LandingFiles:
         strays: by arrival day, what lies beside its folder and may be meant for it; not read.
         controls: the source's own totals by arrival day, where it sends them.
         control_problems: why a control file cannot be used, by arrival day.
-        line_counts: non-blank data lines found, headers not counted, by the file's name in the tables.
+        line_counts: non-blank data lines found, headers not counted, by the file's name in the
+            tables.
         headers: the first line of CSV files.
         columns: what is read of Parquet files.
         limits: what a file may be at most.

@@ -283,8 +283,8 @@ def list_landing(landing: str, source: Source, days: Iterable[date] | None = Non
             listed, strays = _list_store(filesystem, base, requested_days, hourly)
     except PermissionError as error:
         raise LandingError(
-            f"the folder {landing}/{name} cannot be listed ({error_text(error)}): let the user that this "
-            "runs as list it. Nothing was written."
+            f"the folder {landing}/{name} cannot be listed ({error_text(error)}): let the user "
+            "that this runs as list it. Nothing was written."
         ) from error
     folders = {day: _day_folder(day, items, hourly) for day, items in sorted(listed.items())}
     return Listing(landing, folders, requested_days or frozenset(), name, tuple(sorted(strays)))

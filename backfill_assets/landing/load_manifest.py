@@ -36,9 +36,10 @@ class LoadManifest:
             no longer in the landing.
         present_days: which of the two folders have been there.
         closed: whether somebody decided that nothing more comes although there is no folder.
-        awaiting_approval: replaced files that wait for a person, by name: the digest of what lies there now.
-        known_before_undo: if an undo put the day back, what it was made of before that: it counts as known, so
-            nothing is due until something else is there than then.
+        awaiting_approval: replaced files that wait for a person, by name: the digest of what lies
+            there now.
+        known_before_undo: if an undo put the day back, what it was made of before that: it counts
+            as known, so nothing is due until something else is there than then.
     """
 
     files: Mapping[str, LoadedFile] = field(default_factory=dict)
@@ -112,7 +113,8 @@ class LoadTarget:
         dropped: files that were loaded and whose rows go: their content lies under another name
             now, or they are gone and a person accepted it.
         retained_files: files that were loaded and are gone, or held back: their rows stay.
-        digest_before_undo: the fingerprint of the day without the undo that put it back; empty if none did.
+        digest_before_undo: the fingerprint of the day without the undo that put it back; empty if
+            none did.
     """
 
     manifest: LoadManifest

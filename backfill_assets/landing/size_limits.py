@@ -154,7 +154,8 @@ class SizeLimits:
                 )
         if total > self.max_expanded:
             raise LandingError(
-                f"it expands to {total:,} bytes, more than {self.max_expanded:,} ({PREFIX}MAX_EXPANDED)"
+                f"it expands to {total:,} bytes, more than {self.max_expanded:,} "
+                f"({PREFIX}MAX_EXPANDED)"
             )
         return footer
 

@@ -50,8 +50,9 @@ class KeptAnswers:
         if stored_columns != model_columns:
             raise AnswersError(
                 f"{lookup.name}: the table of answers at {url} is not the one of the model (there: "
-                f"{', '.join(stored_columns)}; model: {', '.join(model_columns)}). Nothing was asked. Give the "
-                "lookup another name, or move the table away: then all is asked again"
+                f"{', '.join(stored_columns)}; model: {', '.join(model_columns)}). Nothing was "
+                "asked. Give the lookup another name, or move the table away: then all is asked "
+                "again"
             )
         self.version = log.version()
         self._files = {*log.file_uris()}

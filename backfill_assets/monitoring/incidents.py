@@ -156,9 +156,10 @@ def table_incidents(ledger: Ledger, made_from: Sequence[str]) -> Iterator[Incide
     )
     if days := ledger.days_without_record:
         detail = (
-            f"of version(s) {_version_ranges(ledger.missing_versions)} neither the commit nor a copy is there any more; "
-            f"{len(days)} day(s) have no record of who published them, and from what: "
-            f"{', '.join(map(str, to_windows(days)))}. {STATE_MEANINGS[DayState.UNRECORDED]}"
+            f"of version(s) {_version_ranges(ledger.missing_versions)} neither the commit nor a "
+            f"copy is there any more; {len(days)} day(s) have no record of who published them, and "
+            f"from what: {', '.join(map(str, to_windows(days)))}. "
+            f"{STATE_MEANINGS[DayState.UNRECORDED]}"
         )
         detail = "; ".join(filter(None, [detail, retention]))
         yield Incident("log was cut", name, "", detail, {"days": len(days)})
@@ -189,9 +190,9 @@ def clock_incidents(situation: Situation, log: str) -> Iterator[Incident]:
         yield Incident("nothing lands", log, "", warning)
     if ahead := [day for day in situation.ledgers[log].published_days if day >= situation.today]:
         detail = (
-            f"{log} [{format_ranges(ahead)}] is published, and by this machine's clock these days are "
-            "not over: the clock runs behind, or ran ahead when they were loaded. Set the clock. "
-            "Nothing is loaded for these days until they are over"
+            f"{log} [{format_ranges(ahead)}] is published, and by this machine's clock these days "
+            "are not over: the clock runs behind, or ran ahead when they were loaded. Set the "
+            "clock. Nothing is loaded for these days until they are over"
         )
         yield Incident("published before it was over", log, "", detail)
 

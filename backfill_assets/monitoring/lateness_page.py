@@ -328,7 +328,10 @@ def _log_day_chart(
             if value and shape == "bar":
                 foot, feet[n] = feet[n], feet[n] + value
                 # A logarithmic scale has no zero.
-                path += f"M{day} {_format_number(scale(foot) if foot else 100)}V{_format_number(scale(feet[n]))}"
+                path += (
+                    f"M{day} {_format_number(scale(foot) if foot else 100)}"
+                    f"V{_format_number(scale(feet[n]))}"
+                )
             elif value:
                 path += _mark_path(shape, day, scale(value))
         cells = ["none" if value is None else f"{value:,}" for value in values] if name else ()

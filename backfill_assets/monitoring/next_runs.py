@@ -104,10 +104,10 @@ def rebuild_requests(
         stale: the backlog.
         graph: of all tables.
         per_run: at most so many days a run.
-        in_progress: by the id of a run or backfill that is under way, the tables that wait for it where
-            it changed one of their inputs: it is about to build them, or to change more.
-        may_fill_gap: tells the days of a gap over which two ranges become one, and the tables that a
-            run may build besides those that a day lacks.
+        in_progress: by the id of a run or backfill that is under way, the tables that wait for it
+            where it changed one of their inputs: it is about to build them, or to change more.
+        may_fill_gap: tells the days of a gap over which two ranges become one, and the tables that
+            a run may build besides those that a day lacks.
     """
     may_fill_gap = _split_at_weeks(may_fill_gap, graph)
 

@@ -48,32 +48,32 @@ class DayState(enum.Enum):
 
 #: What each state means for a reader, and what to do about it.
 STATE_MEANINGS: Mapping[DayState, str] = {
-    DayState.CHECK_FAILED: "the last run did not publish it, as a check failed; readers see what was "
-    "there before. Mend the input that the check names, then materialize these days",
+    DayState.CHECK_FAILED: "the last run did not publish it, as a check failed; readers see what "
+    "was there before. Mend the input that the check names, then materialize these days",
     DayState.MISSING: "never published although it is due; readers see no rows. Materialize these "
     "days, inputs included",
-    DayState.UNRECORDED: "the commit that published it is no longer in the table's log; readers see "
-    "the rows, but nothing says any more who made them, and from what. Put the commits back from a "
-    "backup, or materialize these days: they are computed again",
-    DayState.EXTERNAL: "rows came or went behind the pipeline's back since it was published; no audit "
-    "has seen them, but readers do. Find the writer, then materialize these days: they are "
+    DayState.UNRECORDED: "the commit that published it is no longer in the table's log; readers "
+    "see the rows, but nothing says any more who made them, and from what. Put the commits back "
+    "from a backup, or materialize these days: they are computed again",
+    DayState.EXTERNAL: "rows came or went behind the pipeline's back since it was published; no "
+    "audit has seen them, but readers do. Find the writer, then materialize these days: they are "
     "computed again",
-    DayState.OTHER_SETTINGS: "published under other settings (or engine versions) than those of now; "
-    "readers see the rows of then, and nothing is built upon them. Materialize these days, inputs "
-    "first, or put the settings back",
-    DayState.INPUT_WITHDRAWN: "made of input that an undo has taken back since; readers see rows that "
-    "count as undone. Ask for that undo again: it goes on with what was made of it. Or load the "
-    "input again, then materialize these days",
+    DayState.OTHER_SETTINGS: "published under other settings (or engine versions) than those of "
+    "now; readers see the rows of then, and nothing is built upon them. Materialize these days, "
+    "inputs first, or put the settings back",
+    DayState.INPUT_WITHDRAWN: "made of input that an undo has taken back since; readers see rows "
+    "that count as undone. Ask for that undo again: it goes on with what was made of it. Or load "
+    "the input again, then materialize these days",
     DayState.ON_HOLD: "by an undo or a canary, a person decided against the rows that the present "
     "input gives; readers see the rows that the undo or the canary put there. No schedule and no "
     "sensor builds these days until the input is another. Materialize them to have the other rows",
-    DayState.INPUT_NEWER: "published from older input than there is; the next scheduled run rebuilds "
-    "them",
+    DayState.INPUT_NEWER: "published from older input than there is; the next scheduled run "
+    "rebuilds them",
     DayState.HELD: "a landing file was replaced by one that lacks lines which were loaded from it; "
     "the rows stay as they were. Put the old file back, or accept the new one by name: see the "
     "page on landing retention",
-    DayState.INPUT_MISSING: "an arrival day in its window has not landed, or is not loaded as it is "
-    "now; it may still lack lines. See that the source delivers",
+    DayState.INPUT_MISSING: "an arrival day in its window has not landed, or is not loaded as it "
+    "is now; it may still lack lines. See that the source delivers",
     DayState.RETIRED: "the table is retired: readers see the rows of then, and nobody feeds it",
     DayState.OPEN: "up to date, may still change until its window closes",
     DayState.FINAL: "its window has closed; only a person may rebuild it",
@@ -93,7 +93,8 @@ class Situation:
         policy: the late-data policy.
         config_digests: by table, of the settings that decide its rows now.
         today: the business day.
-        before_deadline: whether today's deadline is still to come, so that the last due day may be missing.
+        before_deadline: whether today's deadline is still to come, so that the last due day may be
+            missing.
     """
 
     ledgers: Ledgers

@@ -73,8 +73,8 @@ class ClonedDays:
             if rows != recorded_rows:
                 raise PublishError(
                     f"{table.name} [{day}]: the files at {self.url} hold {rows} row(s), and the "
-                    f"commit that wrote them says {recorded_rows}. Nothing was published. Build the day "
-                    "again."
+                    f"commit that wrote them says {recorded_rows}. Nothing was published. Build "
+                    "the day again."
                 )
         return files
 
@@ -100,9 +100,9 @@ class ClonedDays:
         }
         if missing_days:
             raise PublishError(
-                f"{self.ledger.table.name} [{format_ranges(missing_days)}]: data files that {self.url} names are "
-                "gone, as a VACUUM of the table by another writer takes them. These days were not "
-                "published. Drop the target and build it again."
+                f"{self.ledger.table.name} [{format_ranges(missing_days)}]: data files that "
+                f"{self.url} names are gone, as a VACUUM of the table by another writer takes "
+                "them. These days were not published. Drop the target and build it again."
             )
 
 
@@ -122,7 +122,8 @@ def adopt_files(
         writer: commits to the table.
         read_ledger: what its log says, as of now.
         run_metadata: what the commit is to say of the run.
-        origin_of: what days were made by and from, as the log of the table is to name it; as of now.
+        origin_of: what days were made by and from, as the log of the table is to name it; as of
+            now.
         check_ledger: is given the ledger on which the commit will rest, and may raise.
         kind: of the commit, see `Details`.
 
@@ -149,8 +150,8 @@ def adopt_files(
             input_versions = {day: origin.provenances[day].inputs for day in days}
             return [*_day_results(cloned.ledger, days, version, changed_days, input_versions)]
     raise PublishError(
-        f"{writer.table.name} [{format_ranges(days)}]: other runs committed first {_ATTEMPTS} times in a "
-        "row. The table is as they left it. Ask again."
+        f"{writer.table.name} [{format_ranges(days)}]: other runs committed first {_ATTEMPTS} "
+        "times in a row. The table is as they left it. Ask again."
     )
 
 

@@ -165,11 +165,12 @@ def refuse_other_code(
                     raise PublishError(
                         f"{ledgers[0].table.name} [{window}]: backfill {backfill} has published "
                         f"{format_ranges(earlier_record.days)} of {ledger.table.name} with code "
-                        f"{recorded_version[0]} and configuration {recorded_version[1]}, and this run has {running_version[0]} and "
-                        f"{running_version[1]}. Nothing was written. Put back what was deployed and launch "
-                        "what is missing and failed again, or launch all of its days as a new "
-                        "backfill. If the new code makes the same rows, `backfill-assets "
-                        "accept-code` says so for the days that are published."
+                        f"{recorded_version[0]} and configuration {recorded_version[1]}, and this "
+                        f"run has {running_version[0]} and {running_version[1]}. Nothing was "
+                        "written. Put back what was deployed and launch what is missing and failed "
+                        "again, or launch all of its days as a new backfill. If the new code makes "
+                        "the same rows, `backfill-assets accept-code` says so for the days that "
+                        "are published."
                     )
 
 
@@ -196,8 +197,8 @@ def missing_inputs(
         digest = config_of(source.table)
         for day, other_settings_days in source.days_with_other_settings(window, digest).items():
             problem = (
-                f"{source.table.name}[{format_ranges(other_settings_days)}] was made under other settings; "
-                "rebuild these days first"
+                f"{source.table.name}[{format_ranges(other_settings_days)}] was made under other "
+                "settings; rebuild these days first"
             )
             expectations.setdefault(day, Expectation(problems=[problem]))
         just_failed = failed.get(source.table.name, ())

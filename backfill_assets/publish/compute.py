@@ -127,8 +127,8 @@ def step_failure(table: Table, days: Window, problem: str, error: Exception) -> 
         fix = "Mend the function, or the input rows that it cannot take"
     where = declaration_location([*traceback.walk_tb(error.__traceback__)][::-1])
     return dg.Failure(
-        f"{table.name} [{days}]: {problem}: {cause}{where}. Nothing was written, and the table is as it "
-        f"was. {fix}, and launch these days again."
+        f"{table.name} [{days}]: {problem}: {cause}{where}. Nothing was written, and the table is "
+        f"as it was. {fix}, and launch these days again."
     )
 
 
@@ -208,9 +208,9 @@ def refuse_dependent_days(
             raise DependentDaysError(
                 f"{table.name} [{days}]: refused, the table is as it was: the function gives other "
                 f"rows for {day} alone ({_row_count_text(by_itself)}) than within {days} "
-                f"({_row_count_text(within)}). Does it group, join and order by for_day? It may read no "
-                "clock and no random number, and what it ranks or collects must have one order. "
-                "Mend the function and launch these days again; to publish it as it is, set "
+                f"({_row_count_text(within)}). Does it group, join and order by for_day? It may "
+                "read no clock and no random number, and what it ranks or collects must have one "
+                "order. Mend the function and launch these days again; to publish it as it is, set "
                 "BACKFILL_ASSETS_CHECK_INDEPENDENCE=false."
             )
 
@@ -285,10 +285,10 @@ class AuditedDays:
             if digest != audited:
                 writer.remove_files(file for day in new_days for file in self.files.pop(day))
                 raise PublishError(
-                    f"{writer.table.name} [{format_ranges(new_days)}]: the rows that were written have the "
-                    f"digest {digest}, and those that were audited {audited}: computed twice, the "
-                    "days have not the same rows. Nothing was published. Let the table's transform "
-                    "give the same rows each time."
+                    f"{writer.table.name} [{format_ranges(new_days)}]: the rows that were written "
+                    f"have the digest {digest}, and those that were audited {audited}: computed "
+                    "twice, the days have not the same rows. Nothing was published. Let the "
+                    "table's transform give the same rows each time."
                 )
         return {
             day: existing_files[day] if day in existing_files else self.files[day] for day in days
@@ -321,8 +321,10 @@ def compute_days(
         plan: how they are made.
         fingerprints: the days, each with its fingerprint.
         ledger: that of the table.
-        merge_writer: what would merge them into the table; none if they are to replace what is there.
-        skip_independence: whether a range that this code computes need not be held against its days alone.
+        merge_writer: what would merge them into the table; none if they are to replace what is
+            there.
+        skip_independence: whether a range that this code computes need not be held against its days
+            alone.
 
     Raises:
         SchemaError: a column is missing or of another type.
@@ -340,8 +342,9 @@ def compute_days(
     for day, day_violations in find_violations(frame, table).items():
         if day not in measured_days:
             raise RefusedError(
-                f"{table.name} [{days}]: refused, the table is as it was: {', '.join(day_violations)} found "
-                f"rows of {day}, of which the frame has none. A check gives rows of the frame."
+                f"{table.name} [{days}]: refused, the table is as it was: "
+                f"{', '.join(day_violations)} found rows of {day}, of which the frame has none. A "
+                "check gives rows of the frame."
             )
         measured_days[day] = replace(measured_days[day], violations=day_violations)
     expectations = dict(built.expectations)

@@ -150,8 +150,9 @@ class DeltaIOManager(Publisher):
         if (planned_pin := run.tags.get(CODE_TAG, current_pin)) != current_pin:
             raise PublishError(
                 f"{obj.table.name} [{window}]: the backfill was planned with code and "
-                f"configuration {planned_pin}, and this run has {current_pin}. Nothing was written. Put back what "
-                "was deployed and launch the backfill again, or make a new plan."
+                f"configuration {planned_pin}, and this run has {current_pin}. Nothing was "
+                "written. Put back what was deployed and launch the backfill again, or make a new "
+                "plan."
             )
         rewrite = window if run.tags.get(REWRITE_TAG, "").lower() == "true" else ()
         merge = is_merge_run(run.tags)

@@ -32,7 +32,8 @@ class Snapshot:
         read: reads the rows of some days; of all, if none are given.
         input_days: which days of it a day is made of; of those that are not published, nothing is
             read. Just the same day, if not given and it is needed.
-        required_days_of: the days of it without which a day cannot be made; the same day, if not given.
+        required_days_of: the days of it without which a day cannot be made; the same day, if not
+            given.
     """
 
     ledger: Ledger
@@ -125,8 +126,8 @@ class ComputedDays:
         scattered: whether each day's rows lie in many Spark partitions, as after a shuffle; they
             are then gathered, for a file a day rather than one for each task and day.
         numbers: figures for the UI by day, besides those of the audit.
-        commit_notes: what the commit is to say of itself besides, given the table as it is (none while
-            there is none) and the verdicts of all days.
+        commit_notes: what the commit is to say of itself besides, given the table as it is (none
+            while there is none) and the verdicts of all days.
         fingerprints: those of days that turned out to be made of something else than planned.
         made_under: digests of the settings that days were made under, where not under those of now.
         provenance: what days were made by and from, where not by this run.
@@ -158,10 +159,10 @@ class ComputePlan:
         sources: the tables that it reads.
         input_changes: what is new in a day's input, where the asset can say more than `new input`.
         recommitted_days: days that the commit is to cover although nothing in them has changed.
-        fingerprint_after: of a table that carries state, the fingerprint of a day if the day before holds this
-            content; none of other tables.
-        compute_alone: computes days beside those that were built last, to be compared with them, and
-            forgets them; none of a table whose days are not to be.
+        fingerprint_after: of a table that carries state, the fingerprint of a day if the day before
+            holds this content; none of other tables.
+        compute_alone: computes days beside those that were built last, to be compared with them,
+            and forgets them; none of a table whose days are not to be.
     """
 
     fingerprints: Mapping[date, str]
@@ -209,7 +210,8 @@ class DayResult:
         version: the commit that speaks of the day; none if there is none.
         numbers: figures for the UI, besides those of the audit.
         inputs: the version of each table that it was computed from.
-        reason: why it was computed, as `reason` says it; of an identical day, when it was published.
+        reason: why it was computed, as `reason` says it; of an identical day, when it was
+            published.
     """
 
     outcome: Outcome

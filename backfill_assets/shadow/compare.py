@@ -192,8 +192,8 @@ def refuse_uncompared(
         return
     limits_text = f" with {target.required}" if str(target.required) else ""
     raise TargetError(
-        f"target {target.name} is not switched over, as it must pass a comparison{limits_text} first: "
-        f"{problem}. Nothing was written."
+        f"target {target.name} is not switched over, as it must pass a comparison{limits_text} "
+        f"first: {problem}. Nothing was written."
     )
 
 

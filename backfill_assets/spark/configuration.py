@@ -142,7 +142,9 @@ def static_config(java_options: str = "") -> dict[str, str]:
         # A run of all tables compiles some 300 classes, and Spark keeps 100: none was used twice.
         "spark.sql.codegen.cache.maxEntries": "5000",
         "spark.driver.memory": "3g",
-        "spark.driver.extraJavaOptions": f"{_UTC_OPTION} {_OUT_OF_MEMORY_OPTION} {_collector_option(java_options)}".strip(),
+        "spark.driver.extraJavaOptions": (
+            f"{_UTC_OPTION} {_OUT_OF_MEMORY_OPTION} {_collector_option(java_options)}"
+        ).strip(),
         "spark.executor.extraJavaOptions": _UTC_OPTION,
         # Of Python on executors, which converts times by it.
         "spark.executorEnv.TZ": "UTC",

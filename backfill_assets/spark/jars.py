@@ -99,7 +99,8 @@ def check_java() -> None:
     if version_match is None or int(version_match[1]) < _JAVA_VERSIONS[0]:
         description = f"Java {version_match[1]}" if version_match else "not a working Java"
         raise EngineError(
-            f"Spark needs Java {versions} and {java} is {description}: set JAVA_HOME to a newer one."
+            f"Spark needs Java {versions} and {java} is {description}: set JAVA_HOME to a newer "
+            "one."
         )
     encoding = re.search(r"sun\.jnu\.encoding = (\S+)", result.stderr)
     if encoding and encoding[1].upper() != "UTF-8":

@@ -59,8 +59,9 @@ def raise_if_foreign_port(port: int) -> None:
     if strangers := users - {os.geteuid()}:
         raise EngineError(
             f"at port {port} of this machine, which is that of the Spark engine, somebody else "
-            f"listens (user id {', '.join(map(str, sorted(strangers)))}): the engine's token was not "
-            "sent there. Find out who that is; restart the deployment, which takes another port."
+            f"listens (user id {', '.join(map(str, sorted(strangers)))}): the engine's token was "
+            "not sent there. Find out who that is; restart the deployment, which takes another "
+            "port."
         )
 
 
@@ -164,8 +165,8 @@ def _raise_if_other_version(server: str, product: str, server_version: str, pack
     client_version = version(package)
     if client_version.split(".")[:2] != server_version.split(".")[:2]:
         raise EngineError(
-            f"{server} runs {product} {server_version}, and {package} here is {client_version}: they may compute other "
-            "rows. Give the two the same minor version; nothing was written."
+            f"{server} runs {product} {server_version}, and {package} here is {client_version}: "
+            "they may compute other rows. Give the two the same minor version; nothing was written."
         )
 
 

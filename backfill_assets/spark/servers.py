@@ -145,8 +145,8 @@ class Server:
         self._replaced_groups.append(group)
         if self._deaths >= _MAX_DEATHS:
             raise EngineError(
-                f"the {self._name} {reason}, {self._deaths} times in a row right after its start: see "
-                f"{self._log or 'what it says above'}"
+                f"the {self._name} {reason}, {self._deaths} times in a row right after its start: "
+                f"see {self._log or 'what it says above'}"
             )
         self._say(f"The {self._name} {reason}: restarting it ...")
         self._start_group()

@@ -293,8 +293,8 @@ class Engine(LazyPySparkResource):
             message = details[1] if details else text.splitlines()[0]
             raise EngineError(
                 f"the Spark Connect server at SPARK_REMOTE={address} does not answer "
-                f"({message.replace(url, address)[:200]}): start it, or unset SPARK_REMOTE to use the "
-                "embedded session."
+                f"({message.replace(url, address)[:200]}): start it, or unset SPARK_REMOTE to use "
+                "the embedded session."
             ) from None
 
 

@@ -278,6 +278,6 @@ def _stall_message(seconds: float, stages: Stages, location: Sequence[str]) -> s
     return (
         f"No task of Spark has ended for {seconds:g} seconds. "
         f"{running or 'No stage is told to run'}. The step waits in "
-        f"{' < '.join(location[:4]) or 'no code of its own'}. If nothing comes of it, terminate the "
-        "run: what is published stays, and the days can be launched again."
+        f"{' < '.join(location[:4]) or 'no code of its own'}. If nothing comes of it, terminate "
+        "the run: what is published stays, and the days can be launched again."
     )

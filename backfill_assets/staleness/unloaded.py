@@ -26,8 +26,8 @@ class UnloadedDays:
     Attributes:
         days_to_load: log days to load, with what they are to be loaded from.
         missing_days: log days that are due and have no folder.
-        files_on_hold: by log day, the files that were replaced by ones that take orders away, and wait for
-            a person to accept it.
+        files_on_hold: by log day, the files that were replaced by ones that take orders away, and
+            wait for a person to accept it.
         fingerprints: by log day, that of what it would be made of now.
         last_expected: the last log day that is asked for although nothing has landed for it.
         strays: names of what lies beside the folders of arrival days.
@@ -114,9 +114,9 @@ def no_data_warning(unloaded: UnloadedDays, policy: Policy, today: date) -> str:
     beside = f" (but for {unloaded.strays[-1]}, which is not read)" if unloaded.strays else ""
     return (
         f"nothing has landed {since}{beside}, for more than {policy.absent_days} days "
-        f"({PREFIX}ABSENT_DAYS): days after {unloaded.last_expected} are not asked for. The source is silent, "
-        "or this machine's clock runs ahead. See that the source delivers, or set the clock; what "
-        "lands is loaded as ever. To have these days as empty ones, materialize them"
+        f"({PREFIX}ABSENT_DAYS): days after {unloaded.last_expected} are not asked for. The source "
+        "is silent, or this machine's clock runs ahead. See that the source delivers, or set the "
+        "clock; what lands is loaded as ever. To have these days as empty ones, materialize them"
     )
 
 

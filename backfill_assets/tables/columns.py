@@ -182,8 +182,8 @@ def wrong_checks(columns: Mapping[str, Any]) -> list[str]:
 def _wrong_check(name: str, kind: T.DataType, check: Any) -> Iterable[str]:
     if check.name not in _CONDITIONS:
         yield (
-            f"{name} has the check {check.name}, and a column has {ALLOWED_CHECKS}: write it as one of "
-            '"rules" in the metadata'
+            f"{name} has the check {check.name}, and a column has {ALLOWED_CHECKS}: write it as "
+            'one of "rules" in the metadata'
         )
         return
     if getattr(check, "raise_warning", False):

@@ -84,7 +84,8 @@ def wrong_model(model: type[pa.DataFrameModel]) -> list[str]:
         ]
         if unknown:
             return [
-                f"Config of {model.__name__} has {unknown[0]!r}{suggest_name(unknown[0], _CONFIG_OPTIONS)}"
+                f"Config of {model.__name__} has "
+                f"{unknown[0]!r}{suggest_name(unknown[0], _CONFIG_OPTIONS)}"
             ]
         return [f"{model.__name__} is no model: {str(error).partition(chr(10))[0]}"]
     columns: Mapping[str, Any] = schema.columns
@@ -203,8 +204,8 @@ def _wrong_shares(metadata: Mapping[str, Any]) -> Iterator[str]:
 def wrong_line_metadata(metadata: Mapping[str, Any]) -> list[str]:
     """What the metadata of a source's model of lines says wrongly, one sentence each."""
     return [
-        f'the metadata of its lines has "{name}"{suggest_name(name, ["skew"])}; the key, the times and '
-        "the amount are arguments of Source"
+        f'the metadata of its lines has "{name}"{suggest_name(name, ["skew"])}; the key, the times '
+        "and the amount are arguments of Source"
         for name in metadata
         if name != "skew"
     ]

@@ -62,8 +62,8 @@ class Dependency:
     Attributes:
         source: the input; the table itself, if it reads days of its own.
         reach: which days of it decide a day.
-        recorded: the field of `records.CommitDetails` in which a commit of the input records the days of
-            the table that it changes; where it does not, all that it may change are meant.
+        recorded: the field of `records.CommitDetails` in which a commit of the input records the
+            days of the table that it changes; where it does not, all that it may change are meant.
         launched: the reach that Dagster is told, where it is another: what a launch of the input's
             days takes along, and no more.
     """

@@ -159,8 +159,8 @@ def _check_days(name: str, reads: Mapping[str, Reads], published: Mapping[str, P
             != published_input.reach
         ):
             raise DeclarationError(
-                f"{name}: {parameter} tells which days of {published_input.table.name} are published: of "
-                "another table, and with the reach that it is read with"
+                f"{name}: {parameter} tells which days of {published_input.table.name} are "
+                "published: of another table, and with the reach that it is read with"
             )
 
 
@@ -401,7 +401,8 @@ def _check_table(derived: Derived) -> Derived:
             )
         if check.total not in derived.totals:
             raise DeclarationError(
-                f"{derived.name}: {check.total} is none of the model's totals ({list(derived.totals)})"
+                f"{derived.name}: {check.total} is none of the model's totals "
+                f"({list(derived.totals)})"
             )
         source = derived.reads[check.parameter].table
         if check.column is not None and check.column not in source.columns:
@@ -433,8 +434,8 @@ def _check_answers(derived: Derived) -> None:
     for parameter, answers in derived.answers.items():
         if not answers.parameters or not {*answers.parameters} <= {*rows}:
             raise DeclarationError(
-                f"{derived.name}: the requests of {parameter} are made of {[*answers.parameters]}; they "
-                f"must be parameters with rows: {rows}"
+                f"{derived.name}: the requests of {parameter} are made of {[*answers.parameters]}; "
+                f"they must be parameters with rows: {rows}"
             )
     if len({answer.lookup.pool or answer.lookup.name for answer in derived.answers.values()}) > 1:
         raise DeclarationError(
@@ -452,7 +453,7 @@ def _check_weeks(derived: Derived) -> None:
         as_known = isinstance(read, Reads) and read.as_known
         if as_known or read.reach != (SAME_DAY if weekly else WEEK):
             raise DeclarationError(
-                f"{derived.name}: it is a table by week, and {parameter} does not hold the rows of a "
-                "week; read tables by day with Reads(TABLE, WEEK), and tables by week with "
+                f"{derived.name}: it is a table by week, and {parameter} does not hold the rows of "
+                "a week; read tables by day with Reads(TABLE, WEEK), and tables by week with "
                 "Reads(TABLE). A table by day reads tables by day"
             )

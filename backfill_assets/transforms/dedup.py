@@ -16,7 +16,8 @@ from backfill_assets.calendar.reach import Reach
 from backfill_assets.tables.derived import FOR_DAY
 from backfill_assets.tables.sources import Source
 
-#: Of the rows of `rank_in_window` and `rank_all`: whether they do not count. No field has a name like this.
+#: Of the rows of `rank_in_window` and `rank_all`: whether they do not count. No field has a name
+#: like this.
 SUPERSEDED = "_superseded"
 
 

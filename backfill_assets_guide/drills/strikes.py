@@ -83,8 +83,8 @@ def append_days_again(deployment: Deployment, _engine: Engine, rng: random.Rando
     breaking.append_again(deployment.settings().table(READERS), "run_date", days)
     return StrikeResult(
         days,
-        f"Finance: {READERS} has a revenue of {_total_revenue(deployment):,} for {deployment.days}. Our "
-        f"books say {right:,}. Yesterday the two agreed.",
+        f"Finance: {READERS} has a revenue of {_total_revenue(deployment):,} for "
+        f"{deployment.days}. Our books say {right:,}. Yesterday the two agreed.",
     )
 
 

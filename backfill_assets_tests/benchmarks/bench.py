@@ -204,7 +204,8 @@ def measure_attached(root: Path) -> None:
     )
     time_work("Connect: first run on the fresh server", lambda: pipeline.run(START))
     print(
-        f"one-day run on a warm Connect server: {time_one_day_runs(pipeline, 'Connect'):.1f} s (median)"
+        f"one-day run on a warm Connect server: {time_one_day_runs(pipeline, 'Connect'):.1f} s "
+        "(median)"
     )
 
 

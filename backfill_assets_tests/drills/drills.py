@@ -250,8 +250,9 @@ def targeted(drill: Drill) -> None:
         assert (good[day][0], good[day][1] + less) == bad[day], day
         assert {state.get(day) for state in snapshots} <= {bad[day], good[day]}, day
     drill.print_text(
-        f"REPAIRED: the revenue of {BAD} is {total_revenue(good, BAD):,}, was {total_revenue(bad, BAD):,}; a "
-        f"reader saw {len(snapshots)} states of the table, in each of them every day as it was or right"
+        f"REPAIRED: the revenue of {BAD} is {total_revenue(good, BAD):,}, was "
+        f"{total_revenue(bad, BAD):,}; a reader saw {len(snapshots)} states of the table, in each "
+        "of them every day as it was or right"
     )
     drill.run_reconcile(id_)
     drill.run_verify(BAD)
@@ -267,7 +268,8 @@ def doubled(drill: Drill) -> None:
     happened = time.monotonic()
     now = drill.read_facts()
     drill.print_text(
-        f"readers see {total_revenue(now, hit):,} of revenue, where {total_revenue(right, hit):,} is right"
+        f"readers see {total_revenue(now, hit):,} of revenue, where {total_revenue(right, hit):,} "
+        "is right"
     )
     state_text = f"{DayState.EXTERNAL.value}: {hit}"
     drill.wait_until(lambda: state_text in drill.days_check())
@@ -305,8 +307,8 @@ def doubled(drill: Drill) -> None:
     drill.print_note(read_balance(drill)[0])
     drill.wait_until(lambda: DayState.EXTERNAL.value not in drill.days_check())
     drill.print_text(
-        f"REPAIRED: revenue of {hit} is {total_revenue(right, hit):,}; no other day was written, and "
-        "the check `days` finds no other writer any more"
+        f"REPAIRED: revenue of {hit} is {total_revenue(right, hit):,}; no other day was written, "
+        "and the check `days` finds no other writer any more"
     )
 
 

@@ -23,7 +23,7 @@ class _Clocked(importlib.abc.MetaPathFinder):
 
         def exec_module(module):
             execute(module)
-            build = module.build
+            build = module.build_automation
 
             def clocked(settings, _clock=None):
                 automation = build(settings, _now)
@@ -33,7 +33,7 @@ class _Clocked(importlib.abc.MetaPathFinder):
                         sensor._default_status = module.dg.DefaultSensorStatus.RUNNING
                 return automation
 
-            module.build = clocked
+            module.build_automation = clocked
 
         spec.loader.exec_module = exec_module
         return spec

@@ -77,7 +77,9 @@ WRONG = {
             more=("landing > staging", "landing > late", "landing > current",
                   "orchestrator > staging", "orchestrator > late", "orchestrator > current"),
         ),
-        draw_sketch(without=("raw > staging",), more=("landing > staging", "orchestrator > staging")),
+        draw_sketch(
+            without=("raw > staging",), more=("landing > staging", "orchestrator > staging")
+        ),
     ],
     "raw-overwritten": [draw_sketch(raw={"keeps": "newest"})],
     "no-staging": [

@@ -133,7 +133,10 @@ class Life:
     def land_lines(self) -> str:
         """Lines of both sources: in time, late, moved, or a greater version."""
         n = self.some_day()
-        return f"lands on {n}: {', '.join(self._write_line(n) for _ in range(self.chance.randint(1, 4)))}"
+        return (
+            f"lands on {n}: "
+            f"{', '.join(self._write_line(n) for _ in range(self.chance.randint(1, 4)))}"
+        )
 
     def _write_line(self, n: int) -> str:
         chance = self.chance

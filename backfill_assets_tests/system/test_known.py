@@ -178,8 +178,8 @@ def test_what_follows_from_the_declarations():
     assert SPEND.decided_by == STAGED.decided_by == ("window_days",)
     assert NOW.decided_by == MORE.decided_by == ("window_days", "late_lines")
     assert (SPEND.frozen, NOW.frozen, MORE.frozen) == (True, False, False)
-    assert NOW.struct == SPEND.struct == MORE.struct
-    assert (NOW.constraints, MORE.constraints) == (SPEND.constraints, {})
+    assert NOW.struct_type == SPEND.struct_type == MORE.struct_type
+    assert (NOW.check_constraints, MORE.check_constraints) == (SPEND.check_constraints, {})
     assert NOW.model.__doc__ == (
         "What each customer spent on a day, with everything that is known now."
     )
@@ -190,7 +190,7 @@ def test_what_follows_from_the_declarations():
 def test_the_numbers_that_corrections_share_with_what_they_are_made_of():
     shared_numbers = [
         (earlier.table.name, earlier.name, earlier.text, later.name)
-        for earlier, later in MORE.equations
+        for earlier, later in MORE.layer_equations
     ]
     assert shared_numbers == [
         (SPEND.name, "orders", "has {} orders", RECORDED + "orders"),
@@ -198,7 +198,7 @@ def test_the_numbers_that_corrections_share_with_what_they_are_made_of():
         (NOW.name, "orders", "has {} orders", RECORDED + "current orders"),
         (NOW.name, "spend", "has spend {}", RECORDED + "current spend"),
     ]
-    assert {later.table.name for _, later in MORE.equations} == {MORE.name}
+    assert {later.table.name for _, later in MORE.layer_equations} == {MORE.name}
 
 
 def test_the_lineage_goes_by_way_of_the_raw_log():

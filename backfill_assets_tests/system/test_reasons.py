@@ -81,7 +81,7 @@ def test_rows_that_nobody_recorded():
 
 
 def test_a_day_that_was_taken_back_counts_as_never_published():
-    undo_record = msgspec.structs.replace(record(4, ()), withdrawn=days(1))
+    undo_record = msgspec.structs.replace(record(4, ()), revoked_days=days(1))
     fact_ledger = Ledger(FACT, 4, [set_fingerprint(record(3, days(1))), undo_record])
     assert recompute_reason(fact_ledger, day(1), *NOW) == "never published"
 

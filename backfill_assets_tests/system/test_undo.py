@@ -460,7 +460,7 @@ def make_plan(pipeline, window):
 
 def span_of(plan, name):
     """The first and the last day of a table in a plan; they have no gap."""
-    days = [d for _, days in plan.tables[name].by_expectation() for d in days]
+    days = [d for _, days in plan.tables[name].days_by_outcome() for d in days]
     return min(days), max(days)
 
 
