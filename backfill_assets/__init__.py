@@ -5,8 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from backfill_assets.spark.environment import choose_pyspark_api
-from backfill_assets.spark.processes import tune_gc
+from backfill_assets.spark.processes import choose_pyspark_api, tune_gc
 
 if TYPE_CHECKING:
     from backfill_assets.calendar.reach import (
@@ -18,19 +17,16 @@ if TYPE_CHECKING:
     )
     from backfill_assets.component import BackfillAssets
     from backfill_assets.definitions import build_defs, delta_io_manager
-    from backfill_assets.orders.facts import CURRENT, FACT
-    from backfill_assets.orders.tables import LATE, ORDERS, RAW, REJECTED, STAGED
+    from backfill_assets.orders.tables import CURRENT, FACT, LATE, ORDERS, RAW, REJECTED, STAGED
     from backfill_assets.settings import load_settings
-    from backfill_assets.tables.columns import json_text, nullable
+    from backfill_assets.tables.columns import added, json_text, nullable
     from backfill_assets.tables.current import corrections, current
     from backfill_assets.tables.derived import SELF, Published, Reads, conserves
     from backfill_assets.tables.rules import forbids, no_leaks
-    from backfill_assets.tables.schema_history import added
     from backfill_assets.tables.sources import Source
     from backfill_assets.tables.table_function import table, version_of
     from backfill_assets.tables.unpartitioned import Answers, Lookup, Quota, Unpartitioned
-    from backfill_assets.transforms.joins import as_of, spread_join
-    from backfill_assets.transforms.scd2 import History
+    from backfill_assets.transforms.point_in_time import History, as_of, spread_join
 
 #: By name, the module that has it. Nothing is imported before it is asked for: the package's own
 #: modules are imported by way of this one, and some of them need no Spark.
@@ -43,9 +39,9 @@ _MODULES = {
     "SELF": "tables.derived",
     "conserves": "tables.derived",
     "table": "tables.table_function",
-    "History": "transforms.scd2",
+    "History": "transforms.point_in_time",
     "version_of": "tables.table_function",
-    "as_of": "transforms.joins",
+    "as_of": "transforms.point_in_time",
     "forbids": "tables.rules",
     "no_leaks": "tables.rules",
     "corrections": "tables.current",
@@ -55,8 +51,8 @@ _MODULES = {
     "WEEK": "calendar.reach",
     "following_days": "calendar.reach",
     "last_days": "calendar.reach",
-    "CURRENT": "orders.facts",
-    "FACT": "orders.facts",
+    "CURRENT": "orders.tables",
+    "FACT": "orders.tables",
     "LATE": "orders.tables",
     "ORDERS": "orders.tables",
     "RAW": "orders.tables",
@@ -64,14 +60,14 @@ _MODULES = {
     "STAGED": "orders.tables",
     "load_settings": "settings",
     "Source": "tables.sources",
-    "spread_join": "transforms.joins",
+    "spread_join": "transforms.point_in_time",
     "Answers": "tables.unpartitioned",
     "Lookup": "tables.unpartitioned",
     "Quota": "tables.unpartitioned",
     "Unpartitioned": "tables.unpartitioned",
     "json_text": "tables.columns",
     "nullable": "tables.columns",
-    "added": "tables.schema_history",
+    "added": "tables.columns",
 }
 __all__ = [
     "CURRENT",

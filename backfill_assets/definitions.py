@@ -22,14 +22,14 @@ from backfill_assets.assets.table_asset import report_long_range
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.dagster_ext.executor import one_process_executor
 from backfill_assets.monitoring import automation
-from backfill_assets.monitoring.monitor import Clock
+from backfill_assets.monitoring.incidents import Clock
 from backfill_assets.publish.io_manager import Asset, DataFrameIOManager
 from backfill_assets.settings import Settings, load_settings
 from backfill_assets.spark.session import Engine
-from backfill_assets.tables.catalog import config_digests, graph_for, tables_of
 from backfill_assets.tables.code_version import Code, running_code
 from backfill_assets.tables.current import Corrections, Current
 from backfill_assets.tables.derived import Derived, versions_in
+from backfill_assets.tables.graph import config_digests, graph_for, tables_of
 from backfill_assets.tables.table import Table
 
 #: Tags of assets: name of the first version of a table that has several, which version an asset is,

@@ -1,4 +1,4 @@
-"""What a deployment may set, typed and validated, with the defaults; nothing reads these but here.
+"""What a deployment may set, typed and validated, with the defaults and the `.env` files.
 
 Every setting is an environment variable `BACKFILL_ASSETS_<FIELD>`; `SPARK_REMOTE` keeps the name
 that Spark itself gives it.
@@ -18,6 +18,7 @@ from typing import Any, Literal
 from urllib.parse import unquote, urlsplit
 from zoneinfo import ZoneInfo, available_timezones
 
+from dotenv import dotenv_values
 from pydantic import (
     AliasChoices,
     ByteSize,
@@ -29,9 +30,56 @@ from pydantic import (
 from pydantic_settings import BaseSettings, SettingsConfigDict
 from pydantic_settings import SettingsError as PydanticSettingsError
 
-from backfill_assets.env_file import origin_note
-from backfill_assets.runtime_versions import engine_versions, time_zone_data
-from backfill_assets.spark_rules import check_spark_conf, is_secret, may_decide_rows
+from backfill_assets.runtime_versions import (
+    check_spark_conf,
+    engine_versions,
+    is_secret,
+    may_decide_rows,
+    time_zone_data,
+)
+
+#: By variable, the file that it was read from and its value there.
+_file_values: dict[str, tuple[Path, str]] = {}
+
+
+def load_env_file(folder: Path) -> None:
+    """Put the variables of a folder's `.env` into the environment of this process.
+
+    As in Dagster's own processes, the file wins over the environment, and a name without a value
+    is left out (`dagster._core.secrets.env_file`).
+
+    Args:
+        folder: where commands are called.
+
+    Raises:
+        ValueError: the file cannot be read.
+    """
+    file = folder / ".env"
+    if not file.is_file():
+        return
+    try:
+        variables = dotenv_values(file)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{file} cannot be read: {error}") from error
+    for name, value in variables.items():
+        if value is not None:
+            os.environ[name] = value
+            _file_values[name] = (file, value)
+
+
+def variable_origin(name: str) -> str:
+    """Where a variable comes from: `default` if it is not set, `environment`, or a file."""
+    if not os.environ.get(name):
+        return "default"
+    file, value = _file_values.get(name, (None, ""))
+    return str(file) if file and os.environ[name] == value else "environment"
+
+
+def origin_note(name: str) -> str:
+    """The file that a variable comes from, for a message about it; empty if it is of none."""
+    source = variable_origin(name)
+    return "" if source in ("default", "environment") else f" (from {source})"
+
 
 PREFIX = "BACKFILL_ASSETS_"
 #: For how many days a backfill can be undone, unless a deployment says otherwise.

@@ -12,7 +12,7 @@ from pandera.pyspark import Field
 
 from backfill_assets.delta.commits import Writer
 from backfill_assets.delta.delta_rs import delta_log
-from backfill_assets.orders.facts import FACT
+from backfill_assets.orders.tables import FACT
 from backfill_assets.tables.columns import nullable
 from backfill_assets.tables.table import Table
 from backfill_assets_tests.pipeline import Pipeline

@@ -18,9 +18,12 @@ from pathlib import Path
 
 #: Words that do not say what a variable holds: function words and bare participles.
 NO_NAMES = frozenset(
-    "again asked because by done due far found given gone held here it kept left lost made meant"
-    " mine near of one own put said seen so some spoken such taken there thus told unlike wanted"
-    " was whom why".split()
+    [
+        *("again", "asked", "because", "by", "done", "due", "far", "found", "given", "gone"),
+        *("held", "here", "it", "kept", "left", "lost", "made", "meant", "mine", "near", "of"),
+        *("one", "own", "put", "said", "seen", "so", "some", "spoken", "such", "taken", "there"),
+        *("thus", "told", "unlike", "wanted", "was", "whom", "why"),
+    ]
 )
 #: Highest allowed value of each figure, in the order in which they are printed.
 LIMITS = {
@@ -72,9 +75,9 @@ class Module:
     def functions(self) -> Iterator[str]:
         """Names of functions and methods but those with two underscores in front."""
         for node in ast.walk(self.tree):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                if not node.name.startswith("__"):
-                    yield node.name.strip("_")
+            is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+            if is_function and not node.name.startswith("__"):
+                yield node.name.strip("_")
 
     def import_lines(self) -> int:
         return sum(

@@ -16,7 +16,7 @@ from backfill_assets.backfills import state_store
 from backfill_assets.backfills.backfill_plan import BackfillPlan, BackfillRequest, TableForecast
 from backfill_assets.backfills.state_store import BackfillState
 from backfill_assets.cli import main
-from backfill_assets.orders.facts import FACT
+from backfill_assets.orders.tables import FACT
 
 DAYS = "2024-01-01...2024-01-03"
 JAN = [date(2024, 1, 1) + timedelta(days=n) for n in range(31)]

@@ -10,7 +10,7 @@ import click
 import backfill_assets
 from backfill_assets.cli import cli
 from backfill_assets.settings import PREFIX, Settings, load_settings
-from backfill_assets.tables.catalog import tables_of
+from backfill_assets.tables.graph import tables_of
 from backfill_assets_guide.labs.running import LABS
 from backfill_assets_tests.pages import PAGES
 

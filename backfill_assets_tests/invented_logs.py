@@ -12,8 +12,17 @@ from backfill_assets.audit.verdicts import DayMetrics
 from backfill_assets.calendar.partitions import to_ranges
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.records import CommitDetails, CommitRecord, ExternalCommit, PublishedDay
-from backfill_assets.orders.facts import CORRECTIONS, CURRENT, FACT
-from backfill_assets.orders.tables import LATE, LATENESS, RAW, REJECTED, STAGED, TABLES
+from backfill_assets.orders.tables import (
+    CORRECTIONS,
+    CURRENT,
+    FACT,
+    LATE,
+    LATENESS,
+    RAW,
+    REJECTED,
+    STAGED,
+    TABLES,
+)
 from backfill_assets.tables.table import Table
 from backfill_assets_tests.pipeline import day
 

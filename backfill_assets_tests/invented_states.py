@@ -9,8 +9,7 @@ from backfill_assets.calendar.late_data import Policy
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.records import CommitRecord, ExternalCommit
 from backfill_assets.monitoring.states import DayState, Situation, day_states
-from backfill_assets.orders.facts import FACT
-from backfill_assets.orders.tables import RAW, STAGED, TABLES
+from backfill_assets.orders.tables import FACT, RAW, STAGED, TABLES
 from backfill_assets.staleness.stale import StaleDay, StaleDays, find_stale_days
 from backfill_assets.staleness.unloaded import UnloadedDays
 from backfill_assets.tables.table import Table

@@ -18,7 +18,7 @@ from deltalake import DeltaTable
 
 from backfill_assets.delta.ledgers import Ledger, Ledgers
 from backfill_assets.delta.records import ACCEPTED_CODE, CANARY, SWITCH_OVER, CommitRecord
-from backfill_assets.monitoring.monitor import Monitor
+from backfill_assets.monitoring.incidents import Monitor
 from backfill_assets.monitoring.states import day_states
 from backfill_assets.settings import Settings
 from backfill_assets_tests.pipeline import Pipeline

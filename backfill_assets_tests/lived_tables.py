@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from backfill_assets import PREVIOUS_DAY, SELF, STAGED, Reads, Source, last_days, nullable, table
-from backfill_assets.orders.lines import ORDER_LINES
+from backfill_assets.orders.tables import ORDER_LINES
 
 #: So much an order counts in `activity`.
 POINTS = 1

@@ -27,8 +27,8 @@ from backfill_assets.orders.tables import TABLES
 from backfill_assets.publish.io_manager import DataFrameIOManager
 from backfill_assets.settings import Settings, load_settings
 from backfill_assets.spark.session import Engine
-from backfill_assets.tables.catalog import tables_of
 from backfill_assets.tables.code_version import Code
+from backfill_assets.tables.graph import tables_of
 from backfill_assets.tables.table import Table
 from backfill_assets_tests.postgres import instance_in
 from backfill_assets_tests.s3_server import url_of

@@ -14,7 +14,7 @@ from pandera.pyspark import Field
 
 from backfill_assets.audit.verdicts import Expectation
 from backfill_assets.calendar.partitions import Window
-from backfill_assets.orders.facts import FACT, DailyOrders
+from backfill_assets.orders.tables import FACT, DailyOrders
 from backfill_assets.publish.types import Candidate, ComputedDays, ComputePlan, DayResult
 from backfill_assets_tests.pipeline import Pipeline, day
 

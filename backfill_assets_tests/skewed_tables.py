@@ -11,8 +11,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from backfill_assets import STAGED, Reads, Source, nullable, table
-from backfill_assets.orders.lines import OrderLine
-from backfill_assets.orders.tables import ORDERS
+from backfill_assets.orders.tables import ORDERS, OrderLine
 
 
 class Taken(pa.DataFrameModel):

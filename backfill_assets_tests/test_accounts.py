@@ -13,8 +13,7 @@ from backfill_assets.backfills.reconcile import (
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import to_ranges
 from backfill_assets.delta.records import CommitRecord
-from backfill_assets.orders.facts import CORRECTIONS, CURRENT, FACT
-from backfill_assets.orders.tables import RAW, STAGED
+from backfill_assets.orders.tables import CORRECTIONS, CURRENT, FACT, RAW, STAGED
 from backfill_assets_tests.invented_logs import days, ledger, ledgers, record
 from backfill_assets_tests.pipeline import START
 

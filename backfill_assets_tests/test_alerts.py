@@ -21,8 +21,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from backfill_assets.monitoring import alerts
-from backfill_assets.monitoring.alerts import build_alerts_sensor, post_text
-from backfill_assets.monitoring.outbox import Incident, Outbox
+from backfill_assets.monitoring.alerts import Incident, Outbox, build_alerts_sensor, post_text
 from backfill_assets.settings import load_settings
 from backfill_assets_tests.postgres import instance_in
 

@@ -11,8 +11,7 @@ from dagster._core.events import AssetObservationData, DagsterEvent
 from dagster._core.test_utils import create_run_for_test
 
 from backfill_assets.backfills.reconcile import requested_days
-from backfill_assets.orders.facts import FACT
-from backfill_assets.orders.tables import RAW, STAGED
+from backfill_assets.orders.tables import FACT, RAW, STAGED
 from backfill_assets_tests.invented_logs import days, ledger, ledgers, record
 from backfill_assets_tests.pipeline import day
 from backfill_assets_tests.postgres import instance_in
@@ -41,7 +40,9 @@ def store_run(instance, first, last, tables, **tags):
 
 def make_commit(version, spans, *, at=NOW, failed=(), **more):
     base = record(version, days(*spans), **more)
-    return msgspec.structs.replace(base, at=at, failed_days=dict.fromkeys(days(*failed), "it broke"))
+    return msgspec.structs.replace(
+        base, at=at, failed_days=dict.fromkeys(days(*failed), "it broke")
+    )
 
 
 def report_observation(instance, run_id, table, n):

@@ -20,8 +20,7 @@ from backfill_assets.audit.verdicts import (
     row_hash,
 )
 from backfill_assets.calendar.partitions import Window
-from backfill_assets.orders.facts import FACT
-from backfill_assets.orders.tables import STAGED
+from backfill_assets.orders.tables import FACT, STAGED
 from backfill_assets_tests.pipeline import day
 
 ONE_DAY = Window(day(10), day(11))

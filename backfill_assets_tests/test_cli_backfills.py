@@ -20,8 +20,7 @@ from backfill_assets.backfills.diff import TableDiff
 from backfill_assets.backfills.reconcile import CodeProvenance, ReconcileResult
 from backfill_assets.cli import backfill, main, outcomes
 from backfill_assets.dagster_ext.instance_access import lock_home
-from backfill_assets.orders.facts import FACT
-from backfill_assets.orders.tables import STAGED, TABLES
+from backfill_assets.orders.tables import FACT, STAGED, TABLES
 from backfill_assets.settings import PREFIX
 from backfill_assets.spark.session import Engine
 from backfill_assets_tests.commands import (

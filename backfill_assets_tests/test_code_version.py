@@ -9,7 +9,6 @@ from backfill_assets import runtime_versions
 from backfill_assets.orders.tables import TABLES
 from backfill_assets.settings import SettingsError, load_settings
 from backfill_assets.tables import code_version
-from backfill_assets.tables.catalog import tables_of
 from backfill_assets.tables.code_version import (
     Code,
     SourceFiles,
@@ -19,6 +18,7 @@ from backfill_assets.tables.code_version import (
     running_code,
     table_versions,
 )
+from backfill_assets.tables.graph import tables_of
 from backfill_assets_guide.examples.web_events import TABLES as WEB_EVENTS
 
 IMPORTS = """

@@ -24,7 +24,7 @@ from backfill_assets.delta.commit_log import CachedCommitLog
 from backfill_assets.delta.ledger_reader import read_ledger
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.records import ExternalCommit
-from backfill_assets.orders.facts import FACT
+from backfill_assets.orders.tables import FACT
 from backfill_assets.spark import filesystems
 from backfill_assets_tests.invented_logs import commit_metadata, days
 from backfill_assets_tests.pipeline import day

@@ -19,7 +19,7 @@ import pytest
 from backfill_assets.calendar.late_data import total_within
 from backfill_assets.calendar.partitions import DAY
 from backfill_assets.monitoring import lateness_page
-from backfill_assets.orders.lines import ORDER_LINES
+from backfill_assets.orders.tables import ORDER_LINES
 from backfill_assets.settings import load_settings
 from backfill_assets.spark.filesystems import replace_file
 from backfill_assets_guide.examples.web_events import VISITS

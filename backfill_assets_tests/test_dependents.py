@@ -9,8 +9,7 @@ from backfill_assets.backfills.downstream import undo_scopes
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import to_ranges
 from backfill_assets.delta.records import CommitRecord, ExternalCommit
-from backfill_assets.orders.facts import CORRECTIONS, FACT
-from backfill_assets.orders.tables import LATE, RAW, STAGED, TABLES
+from backfill_assets.orders.tables import CORRECTIONS, FACT, LATE, RAW, STAGED, TABLES
 from backfill_assets.staleness.input_digest import input_digests
 from backfill_assets_tests.invented_logs import days, ledger, ledgers, record
 from backfill_assets_tests.pipeline import START, day

@@ -9,9 +9,8 @@ import pytest
 from dagster._core.secrets.env_file import get_env_var_dict
 
 from backfill_assets.cli import main
-from backfill_assets.env_file import load_env_file
-from backfill_assets.settings import SettingsError, load_settings
-from backfill_assets.tables.catalog import tables_of
+from backfill_assets.settings import SettingsError, load_env_file, load_settings
+from backfill_assets.tables.graph import tables_of
 
 TEXT = """
 # The deployment's settings.

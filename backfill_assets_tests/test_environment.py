@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from backfill_assets.spark.environment import (
+from backfill_assets.spark.jars import EngineError, check_java
+from backfill_assets.spark.processes import (
     TOKEN_VARIABLE,
     environment_problem,
     ignored_variables,
@@ -18,7 +19,6 @@ from backfill_assets.spark.environment import (
     spark_home,
     use_jvm_environment,
 )
-from backfill_assets.spark.jars import EngineError, check_java
 
 ELSEWHERE = {
     "SPARK_HOME": "/opt/other-spark",

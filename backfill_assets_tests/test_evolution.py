@@ -26,7 +26,7 @@ from backfill_assets.delta.table_schema import (
     schema_differences,
 )
 from backfill_assets.monitoring.incidents import find_incidents
-from backfill_assets.orders.facts import CORRECTIONS, CURRENT, FACT, DailyOrders
+from backfill_assets.orders.tables import CORRECTIONS, CURRENT, FACT, DailyOrders
 from backfill_assets.publish.types import Candidate, ComputedDays, ComputePlan, Outcome
 from backfill_assets.staleness.stale import StaleDays
 from backfill_assets.tables.table import SchemaError, Table
@@ -262,7 +262,9 @@ def test_a_column_that_may_be_null_is_added_before_the_commit(loaded, spark, mon
     io.publish(wider_day(spark, 4, None), window(4, 4), {**RECORD, "run_id": "w4"})
     assert loaded.log(FACT.name).version() == before + 6
     (failed_day,) = io.publish(wider_day(spark, 5, 0), window(5, 5), {**RECORD, "run_id": "w5"})
-    assert "1 row(s) break the rule items IS NULL OR items >= 1" in failed_day.verdict.failure_reasons
+    assert (
+        "1 row(s) break the rule items IS NULL OR items >= 1" in failed_day.verdict.failure_reasons
+    )
     # A merge, and who reads the days of then.
     assert outcome_values(publish_wide(4, merge=True)) == ["written"]
     ledger = io.ledger(WIDER)

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from backfill_assets.orders.facts import FACT
-from backfill_assets.orders.lines import ORDER_LINES
+from backfill_assets.orders.tables import FACT, ORDER_LINES
 from backfill_assets.tables.derived import Derived
 from backfill_assets.tables.sources import Source
 from backfill_assets.tables.table import Table

@@ -14,8 +14,16 @@ from backfill_assets.calendar.partitions import Window, to_ranges
 from backfill_assets.calendar.reach import RecordedReach
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.records import CommitRecord, ExternalCommit
-from backfill_assets.orders.facts import CORRECTIONS, CURRENT, FACT
-from backfill_assets.orders.tables import LATE, LATENESS, RAW, REJECTED, STAGED
+from backfill_assets.orders.tables import (
+    CORRECTIONS,
+    CURRENT,
+    FACT,
+    LATE,
+    LATENESS,
+    RAW,
+    REJECTED,
+    STAGED,
+)
 from backfill_assets.staleness.input_digest import input_digests
 from backfill_assets.tables.table import Table
 from backfill_assets_tests.invented_logs import days, ledger, ledgers, record

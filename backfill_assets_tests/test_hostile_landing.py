@@ -13,10 +13,10 @@ import pytest
 from backfill_assets.landing.files import LandingFile, LandingFiles
 from backfill_assets.landing.formats import text_lines
 from backfill_assets.landing.read import retry_without_bad_files
-from backfill_assets.monitoring import monitor, next_runs
-from backfill_assets.monitoring.monitor import Monitor
+from backfill_assets.monitoring import incidents, next_runs
+from backfill_assets.monitoring.incidents import Monitor
 from backfill_assets.monitoring.states import DayState, day_states
-from backfill_assets.orders.lines import ORDER_LINES
+from backfill_assets.orders.tables import ORDER_LINES
 from backfill_assets.spark.jars import EngineError
 from backfill_assets_tests.invented_listings import close_folder
 from backfill_assets_tests.pipeline import Pipeline, day, order
@@ -148,7 +148,7 @@ def test_a_longer_line_that_was_put_in_afterwards_is_not_held_in_memory(spark, t
 
 def test_of_looks_that_hang_one_is_in_flight(pipeline: Pipeline, monkeypatch) -> None:
     """Dagster gives up a tick after a minute; its thread stays where it is."""
-    monkeypatch.setattr(monitor, "TURN_SECONDS", 0.05)
+    monkeypatch.setattr(incidents, "TURN_SECONDS", 0.05)
     hangs, mended = threading.Event(), threading.Event()
 
     def hanging_listing(*arguments):

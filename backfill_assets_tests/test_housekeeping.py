@@ -13,7 +13,7 @@ import pytest
 import sqlalchemy
 
 from backfill_assets.backfills import state_store
-from backfill_assets.dagster_ext.prune import prune_runs
+from backfill_assets.dagster_ext.eventlog import prune_runs
 from backfill_assets.monitoring.automation import build_housekeeping
 from backfill_assets.settings import load_settings
 from backfill_assets_tests.places import dagster_yaml

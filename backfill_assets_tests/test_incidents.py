@@ -10,11 +10,19 @@ import pytest
 
 from backfill_assets.audit.verdicts import Severity
 from backfill_assets.delta.ledgers import Ledger
+from backfill_assets.monitoring.alerts import Incident
 from backfill_assets.monitoring.incidents import find_incidents
-from backfill_assets.monitoring.outbox import Incident
 from backfill_assets.monitoring.states import STATE_MEANINGS, DayState
-from backfill_assets.orders.facts import CORRECTIONS, CURRENT, FACT
-from backfill_assets.orders.tables import LATE, RAW, REJECTED, STAGED, TABLES
+from backfill_assets.orders.tables import (
+    CORRECTIONS,
+    CURRENT,
+    FACT,
+    LATE,
+    RAW,
+    REJECTED,
+    STAGED,
+    TABLES,
+)
 from backfill_assets.staleness.stale import StaleDays
 from backfill_assets.tables.table import Table
 from backfill_assets_tests.invented_logs import days, ledger, ledgers, record

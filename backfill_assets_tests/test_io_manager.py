@@ -26,14 +26,13 @@ from backfill_assets.delta import data_files, table_schema
 from backfill_assets.delta.commits import PublishError, Writer
 from backfill_assets.delta.data_files import write_files
 from backfill_assets.delta.records import CommitRecord
-from backfill_assets.orders.facts import FACT
-from backfill_assets.orders.tables import RAW, STAGED
+from backfill_assets.orders.tables import FACT, RAW, STAGED
 from backfill_assets.publish.assess import missing_inputs, refuse_other_code
 from backfill_assets.publish.types import Candidate, ComputedDays, ComputePlan, Outcome, Snapshot
 from backfill_assets.settings import load_settings
 from backfill_assets.spark.session import SPARK_ERRORS
-from backfill_assets.tables.catalog import config_digests
 from backfill_assets.tables.columns import nullable
+from backfill_assets.tables.graph import config_digests
 from backfill_assets.tables.table import SchemaError, Table
 from backfill_assets_tests.invented_logs import days, ledger, record
 from backfill_assets_tests.pipeline import LAYERS, Pipeline, copy_loaded, day, order
@@ -692,7 +691,10 @@ def test_a_merge_that_was_overtaken_looks_again(loaded, spark):
     (result,) = loaded.io_manager.publish(
         Candidate(FACT, lambda _: plan), window(2, 2), {**RECORD, "run_id": "slow"}, merge=True
     )
-    assert "1 published row(s) are absent or less frequent in the source" in result.verdict.failure_reasons
+    assert (
+        "1 published row(s) are absent or less frequent in the source"
+        in result.verdict.failure_reasons
+    )
     assert read_content(loaded) == {(1, "a", 1), (2, "a", 2), (2, "x", 1), (3, "a", 3)}
 
 

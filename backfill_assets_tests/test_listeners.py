@@ -11,9 +11,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from backfill_assets.spark import server_checks
+from backfill_assets.spark import servers
 from backfill_assets.spark.jars import EngineError
-from backfill_assets.spark.server_checks import (
+from backfill_assets.spark.servers import (
     ENGINE_VARIABLE,
     channel_builder,
     port_users,
@@ -80,7 +80,7 @@ def test_who_listens_elsewhere(address):
 
 
 def test_where_the_system_does_not_tell_nothing_is_refused(monkeypatch, tmp_path):
-    monkeypatch.setattr(server_checks, "_SOCKETS", (tmp_path / "tcp",))
+    monkeypatch.setattr(servers, "_SOCKETS", (tmp_path / "tcp",))
     assert port_users(1) is None
     raise_if_foreign_port(1)
 

@@ -24,9 +24,16 @@ from pandera.pyspark import Field
 
 from backfill_assets import Lookup, Quota
 from backfill_assets.delta.ledger_reader import read_unpartitioned
-from backfill_assets.lookups import answer_cache, batch, service
-from backfill_assets.lookups.answer_cache import AnswersError, KeptAnswers, create, forget_answers
-from backfill_assets.lookups.batch import SharedQuota, ask, rates_of
+from backfill_assets.lookups import batch, service
+from backfill_assets.lookups.batch import (
+    AnswersError,
+    KeptAnswers,
+    SharedQuota,
+    ask,
+    create,
+    forget_answers,
+    rates_of,
+)
 from backfill_assets.lookups.service import Service, ServiceError, WrongAnswerError, parse_answer
 from backfill_assets.tables.arguments import DeclarationError
 from backfill_assets_tests.rate_server import SECRET, rate_server, true_rate
@@ -518,7 +525,7 @@ def test_two_that_keep_at_the_same_time_keep_each_request_once(tmp_path, monkeyp
 
 
 def test_small_files_are_put_together(tmp_path, monkeypatch):
-    monkeypatch.setattr(answer_cache, "_FILES", 3)
+    monkeypatch.setattr(batch, "_FILES", 3)
     url = str(tmp_path / "rates")
     create(RATES, url)
     answers = KeptAnswers(RATES, url)

@@ -36,7 +36,7 @@ from backfill_assets.delta.table_schema import DROPPED_COLUMNS as DROPPED_PROPER
 from backfill_assets.publish.types import Candidate, ComputedDays, ComputePlan, Outcome
 from backfill_assets.spark.jars import EngineError
 from backfill_assets.tables.arguments import DeclarationError
-from backfill_assets.tables.schema_history import added, files_match_schema, is_wider_type
+from backfill_assets.tables.columns import added, files_match_schema, is_wider_type
 from backfill_assets.tables.table import SchemaError, Table
 from backfill_assets_tests.changing_columns import BEFORE, load_log, make_table, make_writer
 from backfill_assets_tests.invented_logs import days

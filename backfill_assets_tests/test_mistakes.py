@@ -11,7 +11,7 @@ import pytest
 
 from backfill_assets.settings import SettingsError
 from backfill_assets.tables.arguments import DeclarationError
-from backfill_assets.tables.catalog import load_tables
+from backfill_assets.tables.graph import load_tables
 
 #: A module without a mistake; each case replaces a part of it.
 MODULE = """

@@ -22,8 +22,7 @@ from backfill_assets.assets import lateness, staging
 from backfill_assets.audit.verdicts import DayMetrics, Expectation, Finding, Severity, Verdict
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import Window
-from backfill_assets.orders.lines import ORDER_LINES
-from backfill_assets.orders.tables import RAW, STAGED
+from backfill_assets.orders.tables import ORDER_LINES, RAW, STAGED
 from backfill_assets.publish.types import Snapshot
 from backfill_assets.settings import load_settings
 from backfill_assets.staleness.impact import ChangeImpact, impact_of

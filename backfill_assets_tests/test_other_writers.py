@@ -18,7 +18,7 @@ from backfill_assets.delta.delta_rs import APPLICATION
 from backfill_assets.delta.records import ExternalCommit
 from backfill_assets.monitoring.incidents import find_incidents
 from backfill_assets.monitoring.states import DayState
-from backfill_assets.orders.facts import FACT
+from backfill_assets.orders.tables import FACT
 from backfill_assets.publish.types import Candidate, ComputedDays, ComputePlan, Outcome
 from backfill_assets.staleness.stale import StaleDays
 from backfill_assets_tests.invented_logs import commit_metadata, days

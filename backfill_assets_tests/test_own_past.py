@@ -29,17 +29,15 @@ from backfill_assets.assets.table_asset import delta_assets
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.calendar.reach import SAME_DAY
-from backfill_assets.orders.facts import DailyOrders
-from backfill_assets.orders.tables import LATE, RAW
+from backfill_assets.orders.tables import LATE, RAW, DailyOrders
 from backfill_assets.settings import SettingsError, load_settings
 from backfill_assets.staleness.finality import final_days
 from backfill_assets.staleness.input_digest import input_digests
 from backfill_assets.staleness.stale import find_stale_days
 from backfill_assets.tables.arguments import DeclarationError
-from backfill_assets.tables.catalog import config_digests, tables_of
 from backfill_assets.tables.code_version import running_code
 from backfill_assets.tables.derived import carries_state
-from backfill_assets.tables.graph import Graph
+from backfill_assets.tables.graph import Graph, config_digests, tables_of
 from backfill_assets_guide.examples.web_events import Visit
 from backfill_assets_tests.invented_logs import days, ledger, ledgers, record
 from backfill_assets_tests.pipeline import START, day

@@ -19,8 +19,7 @@ from backfill_assets.assets.raw_rows import (
     read_versions,
     rejected_rows,
 )
-from backfill_assets.orders.lines import ORDER_LINES
-from backfill_assets.orders.tables import RAW, REJECTED
+from backfill_assets.orders.tables import ORDER_LINES, RAW, REJECTED
 from backfill_assets_tests import model
 
 FIELDS = ORDER_LINES.fields

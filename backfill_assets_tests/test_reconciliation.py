@@ -25,7 +25,6 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from rich.console import Console
 
-from backfill_assets.backfills.cross_table import cross_table_mismatches
 from backfill_assets.backfills.diff import (
     ColumnDrift,
     DayChangeKind,
@@ -35,6 +34,7 @@ from backfill_assets.backfills.diff import (
     as_grid,
     as_json,
     as_markdown,
+    cross_table_mismatches,
 )
 from backfill_assets.backfills.diff_query import (
     ReconciliationError,
@@ -46,8 +46,17 @@ from backfill_assets.backfills.diff_query import (
 )
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.records import CommitRecord, ExternalCommit, PublishedDay
-from backfill_assets.orders.facts import CORRECTIONS, CURRENT, FACT
-from backfill_assets.orders.tables import LATE, LATENESS, RAW, REJECTED, STAGED, TABLES
+from backfill_assets.orders.tables import (
+    CORRECTIONS,
+    CURRENT,
+    FACT,
+    LATE,
+    LATENESS,
+    RAW,
+    REJECTED,
+    STAGED,
+    TABLES,
+)
 from backfill_assets.tables.table import Table
 from backfill_assets_tests.pages import code_blocks
 from backfill_assets_tests.pipeline import LAYERS, day, order

@@ -21,8 +21,8 @@ from backfill_assets.delta import ledger_reader
 from backfill_assets.delta.delta_rs import load_log
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.records import CommitDetails, CommitRecord, ExternalCommit, PublishedDay
-from backfill_assets.orders.facts import FACT
-from backfill_assets.publish.run_tags import NIGHT_VARIABLE, launched_by
+from backfill_assets.orders.tables import FACT
+from backfill_assets.publish.types import NIGHT_VARIABLE, launched_by
 from backfill_assets_tests.invented_logs import NIGHTLY, commit_metadata, days, record
 from backfill_assets_tests.pipeline import START, day
 from backfill_assets_tests.written_logs import (

@@ -27,8 +27,17 @@ from backfill_assets.monitoring.next_runs import (
     load_requests,
     rebuild_requests,
 )
-from backfill_assets.orders.facts import CORRECTIONS, CURRENT, FACT
-from backfill_assets.orders.tables import LATE, LATENESS, RAW, REJECTED, STAGED, TABLES
+from backfill_assets.orders.tables import (
+    CORRECTIONS,
+    CURRENT,
+    FACT,
+    LATE,
+    LATENESS,
+    RAW,
+    REJECTED,
+    STAGED,
+    TABLES,
+)
 from backfill_assets.staleness.finality import final_days as all_final
 from backfill_assets.staleness.finality import settled_days, window_closed_at
 from backfill_assets.staleness.stale import StaleDay, StaleDays, find_stale_days

@@ -57,8 +57,8 @@ from backfill_assets.dagster_ext.failures import (
 )
 from backfill_assets.dagster_ext.launcher import PROCESS_TAG
 from backfill_assets.delta.commits import PublishError
-from backfill_assets.monitoring.monitor import disk_failures
-from backfill_assets.monitoring.outbox import Incident
+from backfill_assets.monitoring.alerts import Incident
+from backfill_assets.monitoring.incidents import disk_failures
 from backfill_assets.settings import load_settings
 from backfill_assets.spark import session as engines
 from backfill_assets.spark.jars import EngineError

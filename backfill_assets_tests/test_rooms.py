@@ -11,7 +11,7 @@ from pathlib import Path
 import backfill_assets
 from backfill_assets.orders.tables import TABLES
 from backfill_assets.settings import load_settings
-from backfill_assets.tables.catalog import graph_for, lookups_of
+from backfill_assets.tables.graph import graph_for, lookups_of
 from backfill_assets_tests.pages import code_blocks
 
 PACKAGE = Path(backfill_assets.__file__).parent

@@ -10,8 +10,17 @@ import pyspark.sql.types as T
 import pytest
 from pyspark.sql import functions as F
 
-from backfill_assets.orders.facts import CORRECTIONS, CURRENT, FACT
-from backfill_assets.orders.tables import LATE, LATENESS, RAW, REJECTED, STAGED, TABLES
+from backfill_assets.orders.tables import (
+    CORRECTIONS,
+    CURRENT,
+    FACT,
+    LATE,
+    LATENESS,
+    RAW,
+    REJECTED,
+    STAGED,
+    TABLES,
+)
 from backfill_assets.tables.arguments import DeclarationError
 from backfill_assets.tables.columns import NullBounds
 from backfill_assets.tables.table import SchemaError, Table
@@ -161,7 +170,9 @@ def test_conform_puts_columns_in_order(facts):
 
 @pytest.mark.parametrize("table", TABLES.values(), ids=lambda table: table.name)
 def test_conform_takes_each_tables_own_type(spark, table):
-    assert table.conform_frame(spark.createDataFrame([], table.struct_type)).columns == list(table.columns)
+    assert table.conform_frame(spark.createDataFrame([], table.struct_type)).columns == list(
+        table.columns
+    )
 
 
 @pytest.mark.parametrize(

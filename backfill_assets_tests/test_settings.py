@@ -12,10 +12,10 @@ import pytest
 from backfill_assets import runtime_versions
 from backfill_assets import settings as module
 from backfill_assets.orders.tables import TABLES
+from backfill_assets.runtime_versions import is_secret
 from backfill_assets.settings import Settings, SettingsError, load_settings
 from backfill_assets.spark.configuration import spark_config
-from backfill_assets.spark_rules import is_secret
-from backfill_assets.tables.catalog import config_digests
+from backfill_assets.tables.graph import config_digests
 from backfill_assets_tests.conftest import LASTING
 
 

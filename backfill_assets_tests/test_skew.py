@@ -23,8 +23,8 @@ from backfill_assets.backfills.backfill_plan import (
 )
 from backfill_assets.delta.ledger_reader import read_ledgers
 from backfill_assets.delta.records import CommitRecord, ExternalCommit
-from backfill_assets.orders.lines import OrderLine
-from backfill_assets.publish.run_tags import REWRITE_TAG
+from backfill_assets.orders.tables import OrderLine
+from backfill_assets.publish.types import REWRITE_TAG
 from backfill_assets.spark import tasks as module
 from backfill_assets.tables.arguments import DeclarationError
 from backfill_assets.tables.model_metadata import skews_of

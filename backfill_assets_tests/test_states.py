@@ -24,11 +24,20 @@ from backfill_assets.monitoring.states import (
     describe_states,
     find_holes,
 )
-from backfill_assets.orders.facts import CORRECTIONS, CURRENT, FACT
-from backfill_assets.orders.tables import LATE, LATENESS, RAW, REJECTED, STAGED, TABLES
+from backfill_assets.orders.tables import (
+    CORRECTIONS,
+    CURRENT,
+    FACT,
+    LATE,
+    LATENESS,
+    RAW,
+    REJECTED,
+    STAGED,
+    TABLES,
+)
 from backfill_assets.settings import load_settings
 from backfill_assets.staleness.stale import StaleDays
-from backfill_assets.tables.catalog import config_digests
+from backfill_assets.tables.graph import config_digests
 from backfill_assets.tables.table import Table
 from backfill_assets_tests.invented_logs import NIGHTLY, days, ledger, ledgers, record
 from backfill_assets_tests.invented_states import (

@@ -10,9 +10,7 @@ from backfill_assets.calendar.late_data import Policy
 from backfill_assets.delta.delta_rs import load_log
 from backfill_assets.delta.ledger_reader import read_ledgers
 from backfill_assets.landing.listing import list_landing
-from backfill_assets.orders.facts import CORRECTIONS, CURRENT, FACT
-from backfill_assets.orders.lines import ORDER_LINES
-from backfill_assets.orders.tables import RAW, REJECTED
+from backfill_assets.orders.tables import CORRECTIONS, CURRENT, FACT, ORDER_LINES, RAW, REJECTED
 from backfill_assets.settings import Settings
 from backfill_assets.staleness.finality import final_days
 from backfill_assets.staleness.stale import find_stale_days

@@ -16,7 +16,7 @@ from deltalake import CommitProperties, DeltaTable, write_deltalake
 from backfill_assets.delta import ledger_reader
 from backfill_assets.delta.ledger_reader import read_ledger
 from backfill_assets.delta.ledgers import Ledger
-from backfill_assets.orders.facts import FACT
+from backfill_assets.orders.tables import FACT
 from backfill_assets_tests.invented_logs import commit_metadata, days
 from backfill_assets_tests.pipeline import day
 

@@ -36,7 +36,7 @@ from backfill_assets.dagster_ext.internals import AssetGraph, BaseAssetGraph, ma
 from backfill_assets.delta import maintenance
 from backfill_assets.delta.ledger_reader import read_ledgers
 from backfill_assets.escaping import markdown_table
-from backfill_assets.publish.run_tags import REASON_TAG
+from backfill_assets.publish.types import REASON_TAG
 from backfill_assets.settings import Settings
 from backfill_assets.shadow import switch
 from backfill_assets.tables.code_version import Code

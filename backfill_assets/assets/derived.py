@@ -24,9 +24,9 @@ from backfill_assets.publish.types import CommitNotes, ComputedDays, Snapshot
 from backfill_assets.settings import Settings
 from backfill_assets.spark.frames import Cache
 from backfill_assets.tables.arguments import describe_value
-from backfill_assets.tables.catalog import graph_for
 from backfill_assets.tables.code_version import Code
 from backfill_assets.tables.derived import FOR_DAY, Derived, carries_state
+from backfill_assets.tables.graph import graph_for
 
 
 def input_sums(

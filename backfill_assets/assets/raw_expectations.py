@@ -20,7 +20,7 @@ from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.landing.files import LandingFiles
 from backfill_assets.landing.listing import CONTROL_FILE, HOUR_FOLDERS, folder_name, folder_of
 from backfill_assets.landing.load_manifest import LoadTarget
-from backfill_assets.publish.run_tags import ACCEPT_TAG
+from backfill_assets.publish.types import ACCEPT_TAG
 from backfill_assets.settings import Settings
 from backfill_assets.tables.sources import Source
 

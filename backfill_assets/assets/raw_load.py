@@ -49,8 +49,9 @@ from backfill_assets.landing.load_manifest import (
 )
 from backfill_assets.landing.read import probe_files, read_lines, retry_without_bad_files
 from backfill_assets.landing.size_limits import SizeLimits
-from backfill_assets.publish.run_tags import ACCEPT_TAG, CLOSE_TAG
 from backfill_assets.publish.types import (
+    ACCEPT_TAG,
+    CLOSE_TAG,
     Candidate,
     CommitNotes,
     ComputedDays,

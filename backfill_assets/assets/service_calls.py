@@ -17,10 +17,17 @@ from pyspark.sql import functions as F
 from backfill_assets.audit.verdicts import Expectation
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.delta.records import PERSON
-from backfill_assets.lookups.answer_cache import AnswersError, KeptAnswers, create
-from backfill_assets.lookups.batch import BatchResult, Request, SharedQuota, ask
+from backfill_assets.lookups.batch import (
+    AnswersError,
+    BatchResult,
+    KeptAnswers,
+    Request,
+    SharedQuota,
+    ask,
+    create,
+)
 from backfill_assets.lookups.service import Service, ServiceError
-from backfill_assets.publish.run_tags import CALLS_TAG, launched_by
+from backfill_assets.publish.types import CALLS_TAG, launched_by
 from backfill_assets.spark.frames import Cache
 from backfill_assets.tables.derived import FOR_DAY
 from backfill_assets.tables.table import SchemaError

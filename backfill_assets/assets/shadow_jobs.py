@@ -12,7 +12,7 @@ from backfill_assets.calendar.partitions import Window, parse_calendar_days
 from backfill_assets.dagster_ext.internals import AssetGraph, BaseAssetGraph
 from backfill_assets.delta import targets
 from backfill_assets.delta.targets import ComparisonLimits, TargetError
-from backfill_assets.publish.run_tags import REASON_TAG
+from backfill_assets.publish.types import REASON_TAG
 from backfill_assets.settings import Settings
 from backfill_assets.shadow import build
 from backfill_assets.shadow.build import StageResult
@@ -23,8 +23,8 @@ from backfill_assets.shadow.compare import (
     require_comparison,
 )
 from backfill_assets.shadow.switch import SWITCH_JOB, active_switch_runs, switch_over
-from backfill_assets.tables.catalog import graph_for, tables_of
 from backfill_assets.tables.code_version import Code
+from backfill_assets.tables.graph import graph_for, tables_of
 
 #: How the keys begin of the assets whose observations are comparisons.
 COMPARISONS = "comparisons"

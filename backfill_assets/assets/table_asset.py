@@ -36,9 +36,8 @@ from backfill_assets.publish.types import (
 from backfill_assets.settings import PREFIX, Settings
 from backfill_assets.spark.frames import Cache, caching
 from backfill_assets.staleness.input_digest import input_digests
-from backfill_assets.tables.catalog import graph_for
 from backfill_assets.tables.code_version import Code
-from backfill_assets.tables.graph import Graph
+from backfill_assets.tables.graph import Graph, graph_for
 from backfill_assets.tables.table import Dependency, Lineage, Table
 from backfill_assets.tables.unpartitioned import Lookup, Unpartitioned
 

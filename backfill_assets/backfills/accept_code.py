@@ -21,7 +21,7 @@ from backfill_assets.delta.commits import PublishError, Writer
 from backfill_assets.delta.ledger_reader import read_ledger, read_ledgers
 from backfill_assets.delta.ledgers import Ledger, Ledgers
 from backfill_assets.delta.migrate import build_acceptance_record
-from backfill_assets.publish.run_tags import CODE_TAG, format_code_pin
+from backfill_assets.publish.types import CODE_TAG, format_code_pin
 from backfill_assets.settings import Settings
 from backfill_assets.spark.session import Engine
 from backfill_assets.tables.code_version import Code

@@ -29,7 +29,7 @@ from backfill_assets.delta.ledger_reader import read_ledger
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.records import CommitRecord
 from backfill_assets.settings import Settings
-from backfill_assets.tables.catalog import tables_of
+from backfill_assets.tables.graph import tables_of
 from backfill_assets.tables.table import Table
 
 MANIFEST = "manifest.json"

@@ -20,10 +20,9 @@ from backfill_assets.publish.assess import new_input_reason, recompute_reason
 from backfill_assets.settings import Settings
 from backfill_assets.staleness.input_digest import HypotheticalLedger, input_digests
 from backfill_assets.staleness.unloaded import load_targets, loaded_manifests
-from backfill_assets.tables.catalog import config_digests
 from backfill_assets.tables.code_version import Code
 from backfill_assets.tables.derived import carries_state
-from backfill_assets.tables.graph import Graph, graph_of
+from backfill_assets.tables.graph import Graph, config_digests, graph_of
 from backfill_assets.tables.sources import Source
 
 #: What is work: the day is computed, or may be.

@@ -54,9 +54,8 @@ from backfill_assets.landing.listing import CONTROL_FILE, LandingError, ListedFi
 from backfill_assets.landing.samples import Values, sample_values
 from backfill_assets.settings import Settings
 from backfill_assets.staleness.finality import final_days
-from backfill_assets.tables.catalog import buildable_tables, graph_for, tables_of
 from backfill_assets.tables.code_version import Code
-from backfill_assets.tables.graph import Graph, graph_of
+from backfill_assets.tables.graph import Graph, buildable_tables, graph_for, graph_of, tables_of
 from backfill_assets.tables.model_metadata import skews_of
 from backfill_assets.tables.sources import Source
 

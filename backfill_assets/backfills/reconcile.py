@@ -17,8 +17,7 @@ from pyspark.sql import SparkSession
 
 from backfill_assets.backfills.backfill_plan import BackfillPlan
 from backfill_assets.backfills.changes import DayChange, changed_days, commits_of, is_commit_of
-from backfill_assets.backfills.cross_table import cross_table_mismatches
-from backfill_assets.backfills.diff import TableDiff
+from backfill_assets.backfills.diff import TableDiff, cross_table_mismatches
 from backfill_assets.backfills.diff_query import diff_table
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import days_of_run, format_ranges, from_ranges

@@ -38,7 +38,7 @@ from backfill_assets.dagster_ext.internals import (
     get_daemon_statuses,
     max_tag_bytes,
 )
-from backfill_assets.publish.run_tags import (
+from backfill_assets.publish.types import (
     ACCEPT_TAG,
     CODE_TAG,
     REASON_TAG,

@@ -56,7 +56,7 @@ from backfill_assets.spark.filesystems import open_store
 from backfill_assets.staleness.impact import impact_of
 from backfill_assets.staleness.input_digest import input_digests
 from backfill_assets.staleness.unloaded import loaded_manifests
-from backfill_assets.tables.catalog import tables_of
+from backfill_assets.tables.graph import tables_of
 from backfill_assets.tables.sources import Role, SourceTable
 from backfill_assets.tables.table import Table
 

@@ -37,12 +37,11 @@ from backfill_assets.delta.records import CommitRecord, PublishedDay
 from backfill_assets.publish.assess import missing_inputs
 from backfill_assets.publish.compute import DependentDaysError, compute_days
 from backfill_assets.publish.io_manager import DeltaIOManager
-from backfill_assets.publish.run_tags import CALLS_TAG
-from backfill_assets.publish.types import Candidate, ComputePlan, DayResult
+from backfill_assets.publish.types import CALLS_TAG, Candidate, ComputePlan, DayResult
 from backfill_assets.settings import Settings
 from backfill_assets.spark.session import SPARK_ERRORS
-from backfill_assets.tables.catalog import buildable_tables, tables_of
 from backfill_assets.tables.code_version import Code
+from backfill_assets.tables.graph import buildable_tables, tables_of
 from backfill_assets.tables.table import SchemaError, Table
 
 _UNEXPLAINED = (

@@ -15,8 +15,8 @@ from pathlib import Path
 import click
 
 from backfill_assets.cli.output import Finding, Output, Status, level_options
-from backfill_assets.env_file import load_env_file
 from backfill_assets.escaping import escape_terminal
+from backfill_assets.settings import load_env_file
 
 #: The commands by family, each with its module. A command is the function of its name there.
 _FAMILIES = {

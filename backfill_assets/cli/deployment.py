@@ -23,8 +23,14 @@ from click.core import ParameterSource
 from backfill_assets.cli.output import CannotRunError, Output, Status, command
 from backfill_assets.cli.parameters import dagster_home, json_option, port_option
 from backfill_assets.dagster_ext.instance_access import listen_on_port, lock_home
-from backfill_assets.env_file import variable_origin
-from backfill_assets.settings import PREFIX, Settings, SettingsError, list_variables, load_settings
+from backfill_assets.settings import (
+    PREFIX,
+    Settings,
+    SettingsError,
+    list_variables,
+    load_settings,
+    variable_origin,
+)
 
 if TYPE_CHECKING:
     from backfill_assets.doctor.checks import Check, CheckResult, ReportLine
@@ -92,8 +98,8 @@ def engine(out: Output, port: int) -> None:
     Needs SPARK_CONNECT_AUTHENTICATE_TOKEN: what its clients have to show.
     """
     from backfill_assets.spark.configuration import connect_server_command, master_url
-    from backfill_assets.spark.environment import TOKEN_VARIABLE, jvm_environment
     from backfill_assets.spark.jars import check_java
+    from backfill_assets.spark.processes import TOKEN_VARIABLE, jvm_environment
 
     if not os.environ.get(TOKEN_VARIABLE):
         raise CannotRunError(
@@ -164,7 +170,7 @@ def sample(ctx: click.Context, out: Output, days: int) -> None:
             f"{settings.landing} is no local folder: no sample orders are written there."
         )
         return
-    from backfill_assets.sample.invented_orders import SOURCE
+    from backfill_assets.sample.landings import SOURCE
 
     landing = Path(settings.landing)
     if (landing / SOURCE).exists():

@@ -197,7 +197,7 @@ def import_table(
 
 
 def _find_source(settings: Settings, name: str) -> Source:
-    from backfill_assets.tables.catalog import graph_for
+    from backfill_assets.tables.graph import graph_for
 
     sources = {source.name: source for source in graph_for(settings).sources.values()}
     if name not in sources:

@@ -275,7 +275,7 @@ def _run_request(
 ) -> bool:
     """Run a request as a process of its own; whether it succeeded."""
     from backfill_assets.monitoring.next_runs import LOAD
-    from backfill_assets.publish.run_tags import NIGHT_VARIABLE
+    from backfill_assets.publish.types import NIGHT_VARIABLE
 
     activity = "Loading" if kind == LOAD else "Building"
     out.print_note(f"{activity} {', '.join(request.tables)} for {request.window} ...")

@@ -198,7 +198,7 @@ def _plan_undo(
 
 
 def _day_ranges(settings: Settings, table: str, days: Iterable[date]) -> list[str]:
-    from backfill_assets.tables.catalog import tables_of
+    from backfill_assets.tables.graph import tables_of
 
     return [str(window) for window in tables_of(settings)[table].grain.gapless_ranges(days)]
 

@@ -115,7 +115,7 @@ class Tables(click.ParamType):
 
 def _table_names() -> Iterable[str]:
     """The deployment's tables, inputs first."""
-    from backfill_assets.tables.catalog import tables_of
+    from backfill_assets.tables.graph import tables_of
 
     return tables_of(load_settings())
 

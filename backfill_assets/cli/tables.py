@@ -58,7 +58,7 @@ def _published_rows(settings: Settings, tables: Sequence[str]) -> Iterator[dict[
     """What is published of each table, from its log."""
     from backfill_assets.calendar.partitions import to_windows
     from backfill_assets.delta.ledger_reader import read_ledger
-    from backfill_assets.tables.catalog import tables_of
+    from backfill_assets.tables.graph import tables_of
 
     known = tables_of(settings)
     for name in tables or known:
@@ -144,7 +144,7 @@ def status(out: Output, tables: Sequence[str], as_json: bool) -> Status:
 def _read_situation(settings: Settings) -> Situation:
     import dagster as dg
 
-    from backfill_assets.monitoring.monitor import read_situation
+    from backfill_assets.monitoring.incidents import read_situation
 
     with open_instance() if dagster_home() else dg.DagsterInstance.ephemeral() as dagster:
         return read_situation(settings, dagster, datetime.now(settings.zone))

@@ -70,7 +70,7 @@ def _print_forecasts(
     from rich.table import Table as Grid
 
     from backfill_assets.delta.history import format_windows
-    from backfill_assets.tables.catalog import tables_of
+    from backfill_assets.tables.graph import tables_of
 
     grid = Grid(title=f"Target {name}", title_justify="left", box=None, padding=(0, 2, 0, 0))
     for heading in ("table", "what becomes of them", "why", "days"):

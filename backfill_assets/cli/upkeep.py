@@ -40,7 +40,7 @@ def verify(out: Output, partitions: Window, tables: Sequence[str], as_json: bool
     from backfill_assets.backfills import verify
     from backfill_assets.definitions import build_defs
     from backfill_assets.delta.read_check import check_read
-    from backfill_assets.tables.catalog import tables_of
+    from backfill_assets.tables.graph import tables_of
 
     results = verify.verify_days(settings, build_defs(settings), partitions, tables)
     table_names, known = dict.fromkeys(result.table for result in results), tables_of(settings)
@@ -88,8 +88,8 @@ def forget(out: Output, lookup: str, condition: str) -> Status:
     """
     settings = load_settings()
     refuse_no_warehouse(settings)
-    from backfill_assets.lookups.answer_cache import forget_answers as take_away
-    from backfill_assets.tables.catalog import lookups_of
+    from backfill_assets.lookups.batch import forget_answers as take_away
+    from backfill_assets.tables.graph import lookups_of
 
     known = lookups_of(settings)
     if lookup not in known:
@@ -195,7 +195,7 @@ def migrate(out: Output, more: Sequence[str], tables: Sequence[str], plan_only: 
     settings = load_settings()
     refuse_no_warehouse(settings)
     from backfill_assets.delta import migrate
-    from backfill_assets.tables.catalog import tables_of
+    from backfill_assets.tables.graph import tables_of
 
     tables_by_name = tables_of(settings)
     names = [name for name in tables_by_name if name in {*tables, *more}] or [*tables_by_name]
@@ -241,7 +241,7 @@ def _migrate_table(out: Output, settings: Settings, name: str) -> None:
     from backfill_assets.delta.commits import Writer
     from backfill_assets.delta.migrate import migrate_table as change
     from backfill_assets.spark.session import Engine
-    from backfill_assets.tables.catalog import tables_of
+    from backfill_assets.tables.graph import tables_of
 
     def get_session() -> Any:
         return Engine.from_settings(settings).spark_session

@@ -24,10 +24,9 @@ import dagster as dg
 from backfill_assets.dagster_ext.instance_access import PasswordFile
 from backfill_assets.settings import PREFIX, Settings
 from backfill_assets.spark.configuration import connect_server_command, master_url
-from backfill_assets.spark.environment import jvm_environment
 from backfill_assets.spark.jars import check_java
 from backfill_assets.spark.jvm_launch import ScratchDir
-from backfill_assets.spark.processes import ProcessGroup
+from backfill_assets.spark.processes import ProcessGroup, jvm_environment
 from backfill_assets.spark.servers import Say, Server, SparkServer
 
 #: Seconds between two looks at what runs.

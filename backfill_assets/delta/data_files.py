@@ -37,7 +37,7 @@ from backfill_assets.delta.delta_rs import delta_log, read_metadata
 from backfill_assets.spark.filesystems import on_s3, open_store
 from backfill_assets.spark.frames import create_frame
 from backfill_assets.spark.jars import LOCAL_FILES_SETTING, RAW_LOCAL_FILES_CLASS
-from backfill_assets.tables.schema_history import files_match_schema
+from backfill_assets.tables.columns import files_match_schema
 from backfill_assets.tables.table import Table
 
 #: How the folder of a write begins. What a killed run leaves there is removed by maintenance.

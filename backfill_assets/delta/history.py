@@ -19,8 +19,8 @@ from backfill_assets.delta.records import (
     ExternalCommit,
 )
 from backfill_assets.settings import Settings
-from backfill_assets.tables.catalog import tables_of
 from backfill_assets.tables.code_version import Code
+from backfill_assets.tables.graph import tables_of
 
 _MOST_SPANS = 5
 

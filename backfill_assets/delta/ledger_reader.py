@@ -38,7 +38,7 @@ from backfill_assets.delta.records import (
 from backfill_assets.settings import Settings
 from backfill_assets.spark.filesystems import open_store, replace_file
 from backfill_assets.spark.processes import pause_gc
-from backfill_assets.tables.catalog import tables_of
+from backfill_assets.tables.graph import tables_of
 from backfill_assets.tables.table import Table
 
 _PHYSICAL_NAME = "name in files"

@@ -47,7 +47,7 @@ from backfill_assets.escaping import escape_markdown
 from backfill_assets.settings import PREFIX, Settings
 from backfill_assets.spark.filesystems import open_store
 from backfill_assets.spark.session import SPARK_ERRORS
-from backfill_assets.tables.catalog import tables_of
+from backfill_assets.tables.graph import tables_of
 from backfill_assets.tables.table import Table
 
 #: Delta fills a file up to so many bytes.

@@ -59,7 +59,7 @@ from backfill_assets.runtime_versions import package_version
 from backfill_assets.spark.jars import EngineError
 from backfill_assets.spark.session import SPARK_ERRORS
 from backfill_assets.tables.code_version import Code
-from backfill_assets.tables.schema_history import renamed_from
+from backfill_assets.tables.columns import renamed_from
 from backfill_assets.tables.table import SchemaError, Table
 
 

@@ -24,7 +24,7 @@ from backfill_assets.delta.table_schema import (
     read_schema_version,
     unfilled_columns,
 )
-from backfill_assets.tables.schema_history import gaps_of, is_wider_type, renamed_from
+from backfill_assets.tables.columns import gaps_of, is_wider_type, renamed_from
 from backfill_assets.tables.table import Table
 
 

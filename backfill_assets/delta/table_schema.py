@@ -19,8 +19,7 @@ from pyspark.sql import SparkSession
 from backfill_assets.delta.delta_rs import delta_log, load_log, refuse_unsafe_store, storage_options
 from backfill_assets.delta.ledgers import Ledger, TableMetadata
 from backfill_assets.spark.session import SPARK_ERRORS, commit_session
-from backfill_assets.tables.columns import sql_conditions
-from backfill_assets.tables.schema_history import gaps_of
+from backfill_assets.tables.columns import gaps_of, sql_conditions
 from backfill_assets.tables.table import SchemaError, Table
 
 #: The property with the version of a table's schema; a table without it has version 1.

@@ -23,7 +23,7 @@ from backfill_assets.delta.ledger_reader import read_ledger
 from backfill_assets.delta.ledgers import Ledger, Ledgers
 from backfill_assets.settings import Settings
 from backfill_assets.spark.filesystems import open_store
-from backfill_assets.tables.catalog import tables_of
+from backfill_assets.tables.graph import tables_of
 
 #: Under the warehouse, where no table has such a name.
 TARGETS_FOLDER = "_targets"

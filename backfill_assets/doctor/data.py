@@ -34,7 +34,7 @@ from backfill_assets.settings import Settings
 from backfill_assets.spark.filesystems import open_store
 from backfill_assets.spark.session import Engine, is_shared
 from backfill_assets.staleness.stale import StaleDays
-from backfill_assets.tables.catalog import config_digests, graph_for
+from backfill_assets.tables.graph import config_digests, graph_for
 from backfill_assets.tables.sources import Source
 
 #: A time so far ahead of the clock is not that of two clocks that differ a little.

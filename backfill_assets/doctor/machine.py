@@ -25,9 +25,9 @@ from backfill_assets.doctor.checks import CheckResult, note, ok, wrong
 from backfill_assets.settings import Settings, is_secret
 from backfill_assets.spark import known_jars
 from backfill_assets.spark.configuration import master_url, spark_config
-from backfill_assets.spark.environment import ignored_variables
 from backfill_assets.spark.jars import check_java, delta_coordinate, delta_jars, find_java
 from backfill_assets.spark.known_jars import unknown_jars
+from backfill_assets.spark.processes import ignored_variables
 
 #: Less free space than this ends runs; less than the second may, in a day of much data.
 _LITTLE, _SOME = 1 << 30, 10 << 30

@@ -25,13 +25,13 @@ from backfill_assets.backfills.state_store import active_ids
 from backfill_assets.calendar.grain import Grain
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import DAY, Window, to_windows
+from backfill_assets.dagster_ext.eventlog import prune_runs
 from backfill_assets.dagster_ext.failures import launch_lost_retries
-from backfill_assets.dagster_ext.prune import prune_runs
 from backfill_assets.delta.ledger_reader import save_versions
 from backfill_assets.delta.maintenance import as_markdown, format_notes, run_maintenance
 from backfill_assets.escaping import escape_markdown
 from backfill_assets.monitoring import alerts
-from backfill_assets.monitoring.monitor import Clock, Monitor
+from backfill_assets.monitoring.incidents import Clock, Monitor
 from backfill_assets.monitoring.next_runs import (
     BATCH_TAG,
     LOAD,

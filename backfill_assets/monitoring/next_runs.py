@@ -35,10 +35,9 @@ from backfill_assets.staleness.finality import final_days
 from backfill_assets.staleness.input_digest import input_digests
 from backfill_assets.staleness.stale import StaleDay, StaleDays, find_stale_days
 from backfill_assets.staleness.unloaded import UnloadedDays, find_unloaded_days, no_data_warning
-from backfill_assets.tables.catalog import config_digests, graph_for
 from backfill_assets.tables.code_version import Code, running_code
 from backfill_assets.tables.derived import carries_state
-from backfill_assets.tables.graph import Graph, graph_of
+from backfill_assets.tables.graph import Graph, config_digests, graph_for, graph_of
 from backfill_assets.tables.table import Table
 
 #: So many runs one wave asks for at most, besides those that a limit of days a run makes of one.

@@ -29,9 +29,10 @@ from backfill_assets.dagster_ext.internals import (
 )
 from backfill_assets.delta.commits import PublishError
 from backfill_assets.publish.publisher import Publisher
-from backfill_assets.publish.run_tags import CODE_TAG, REWRITE_TAG, format_code_pin, is_merge_run
 from backfill_assets.publish.stateful import DAYS_PER_COMMIT
 from backfill_assets.publish.types import (
+    CODE_TAG,
+    REWRITE_TAG,
     Candidate,
     ComputedDays,
     ComputePlan,
@@ -39,13 +40,15 @@ from backfill_assets.publish.types import (
     Input,
     Outcome,
     Snapshot,
+    format_code_pin,
+    is_merge_run,
 )
 from backfill_assets.spark.frames import caching
 from backfill_assets.spark.tasks import TaskTimes, report_stalls, watch_session, watch_tasks
 from backfill_assets.tables.arguments import DeclarationError
-from backfill_assets.tables.catalog import load_tables
 from backfill_assets.tables.code_version import asset_version
 from backfill_assets.tables.derived import carries_state
+from backfill_assets.tables.graph import load_tables
 from backfill_assets.tables.model_metadata import WHOLE_DAYS, wrong_drifts, wrong_skews
 from backfill_assets.tables.rules import wrong_names
 from backfill_assets.tables.table import Table

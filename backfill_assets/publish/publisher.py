@@ -42,14 +42,15 @@ from backfill_assets.publish.compute import (
     explain_spark_errors,
     has_computed_ranges,
 )
-from backfill_assets.publish.run_tags import REASON_TAG, launched_by
 from backfill_assets.publish.types import (
+    REASON_TAG,
     Candidate,
     CommitNotes,
     ComputePlan,
     DayResult,
     Outcome,
     Snapshot,
+    launched_by,
 )
 from backfill_assets.runtime_versions import package_version
 from backfill_assets.settings import UNDO_DAYS

@@ -1,4 +1,4 @@
-"""Sample landings: invented orders with the expected answer, or the CDNOW data set.
+"""Sample landing data: invented orders with late lines, CDNOW, and the expected answer.
 
 It is never read back from the files, and it shares no code with the pipeline: that is what makes it
 worth comparing with.
@@ -12,15 +12,362 @@ nothing to this project: whatever is landed here must come out of the fact table
 
 from __future__ import annotations
 
+import gzip
+import io
 import json
 import random
 import re
+from bisect import bisect_right
 from collections import Counter, defaultdict
-from datetime import date, timedelta
+from dataclasses import dataclass, field, replace
+from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
+from itertools import accumulate
 from pathlib import Path
 
-from backfill_assets.sample.invented_orders import DAY, FORMATS, SOURCE, Emitter, Line, render_file
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+DAY = timedelta(days=1)
+#: The source of the lines: its folder in the landing.
+SOURCE = "orders"
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of a landing file. With a `trouble` it must be rejected."""
+
+    arrival: date
+    order_id: str
+    customer_id: str | None
+    order_ts: datetime
+    amount: Decimal
+    ingestion_ts: datetime
+    trouble: str | None = None
+    detail: int = 0  # which variant of the trouble
+
+    @property
+    def event_day(self) -> date:
+        """The day it happened on."""
+        return self.order_ts.date()
+
+    @property
+    def log_day(self) -> date:
+        """The day it is logged on."""
+        return max(self.arrival, self.order_ts.date(), self.ingestion_ts.date())
+
+    @property
+    def version_key(self) -> tuple[object, ...]:
+        """What orders the versions of one order."""
+        customer = (self.customer_id is not None, (self.customer_id or "").encode())
+        version_time = max(self.order_ts, self.ingestion_ts)
+        return (
+            version_time, self.log_day, self.order_ts, self.ingestion_ts, self.amount, customer,
+        )  # fmt: skip
+
+
+def start_of(day: date) -> datetime:
+    """The first moment of a day."""
+    return datetime.combine(day, time(), tzinfo=timezone.utc)
+
+
+def end_of(day: date) -> datetime:
+    """The last millisecond of a day."""
+    return start_of(day + DAY) - timedelta(milliseconds=1)
+
+
+# Shares of the orders (the malformed lines: of the orders of a day) that meet each trouble.
+_NO_CUSTOMER = 0.02
+_LATE_IN_WINDOW = 0.05
+_LATE_BEYOND_WINDOW = 0.005
+_RESENT = 0.02
+_CORRECTED = 0.02
+_EARLY = 0.003
+_MALFORMED = 0.005
+_REFUND = 0.005
+_TROUBLES = ("broken", "missing", "bad number", "bad timestamp", "future")
+
+
+@dataclass
+class Emitter:
+    """Decides what happens: orders, and how each of them reaches the landing zone."""
+
+    rng: random.Random
+    start: date
+    days: int
+    orders_per_day: int
+    window_days: int
+    lines: list[Line] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.last = self.start + (self.days - 1) * DAY
+        # Integer Zipf weights: the k-th customer orders in proportion to 1/k.
+        population = max(20, 5 * self.orders_per_day)
+        self.customer_weights = list(accumulate(10**9 // k for k in range(1, population + 1)))
+
+    def emit_lines(self) -> list[Line]:
+        """Return every line of every file, in no order that matters."""
+        for offset in range(self.days):
+            day = self.start + offset * DAY
+            for number in range(self.orders_per_day):
+                self._emit_order(day, f"o-{day:%Y%m%d}-{number:06d}")
+            self._emit_malformed_lines(day)
+        return self.lines
+
+    def _emit_order(self, day: date, order_id: str) -> None:
+        rng = self.rng
+        order_ts = self._random_moment(day)
+        roll = rng.random()
+        if roll < _LATE_BEYOND_WINDOW:
+            line = self._delayed_line(order_id, order_ts, self.window_days + 1 + rng.randrange(5))
+        elif roll < _LATE_BEYOND_WINDOW + _LATE_IN_WINDOW and self.window_days:
+            line = self._delayed_line(order_id, order_ts, 1 + rng.randrange(self.window_days))
+        elif 1 - roll < _EARLY and day < self.last:
+            line = self._early_line(order_id, day)
+        else:
+            line = self._prompt_line(order_id, order_ts)
+        if line.arrival > self.last:
+            return
+        self.lines.append(line)
+        if rng.random() < _RESENT:
+            # Exactly the same line again: same content, same or later folder.
+            resent_day = line.arrival + rng.choice((0, 0, 1, 2, 3)) * DAY
+            self.lines.append(replace(line, arrival=min(resent_day, self.last)))
+        while rng.random() < _CORRECTED:
+            corrected = self._corrected_line(line)
+            if corrected is None:
+                break
+            self.lines.append(corrected)
+            line = corrected
+
+    def _prompt_line(self, order_id: str, order_ts: datetime) -> Line:
+        """Ingested within minutes, in the folder of the day of ingestion."""
+        latency = timedelta(milliseconds=self.rng.randrange(200, 5 * 60_000))
+        ingestion_ts = min(order_ts + latency, end_of(self.last))
+        return self._new_line(ingestion_ts.date(), order_id, order_ts, ingestion_ts)
+
+    def _delayed_line(self, order_id: str, order_ts: datetime, delay: int) -> Line:
+        """In the folder of a later day: ingested late, or ingested at once and shipped late."""
+        arrival = order_ts.date() + delay * DAY
+        if self.rng.random() < 0.5:
+            return self._new_line(arrival, order_id, order_ts, self._random_moment(arrival))
+        ingestion_ts = order_ts + timedelta(seconds=self.rng.randrange(1, 3600))
+        return self._new_line(arrival, order_id, order_ts, ingestion_ts)
+
+    def _early_line(self, order_id: str, day: date) -> Line:
+        """In today's folder, though its version time already lies in the next day."""
+        midnight = start_of(day + DAY)
+        ingestion_ts = midnight + timedelta(seconds=self.rng.randrange(1, 300))
+        # Half of them happened before midnight; the other half bear a clock that runs ahead.
+        shift = self.rng.choice((-1, 1)) * timedelta(seconds=self.rng.randrange(1, 60))
+        return self._new_line(day, order_id, midnight + shift, ingestion_ts)
+
+    def _corrected_line(self, line: Line) -> Line | None:
+        """Return a later version of the order, or None if it would arrive after the last day."""
+        rng = self.rng
+        # Counted from the ingestion, not the arrival: a correction may overtake what it corrects.
+        since = line.ingestion_ts + timedelta(seconds=1)
+        arrival = since.date() + rng.choice((0, 0, 1, 1, 2, 3, self.window_days + 1)) * DAY
+        if arrival > self.last:
+            return None
+        kind = rng.choice(("amount", "customer", "day"))
+        corrected = line
+        if kind == "day":
+            moved = line.event_day + rng.choice((-3, -2, -1, 1, 2, 3)) * DAY
+            if not self.start <= moved <= arrival:
+                kind = "amount"
+            else:
+                moved_ts = datetime.combine(moved, line.order_ts.timetz())
+                corrected = replace(line, order_ts=moved_ts)
+        if kind == "customer":
+            corrected = replace(line, customer_id=self._random_customer())
+        if kind == "amount":
+            corrected = replace(line, amount=self._random_amount())
+        earliest = max(since, corrected.order_ts, start_of(arrival))
+        room = max((end_of(arrival) - earliest) // timedelta(milliseconds=1), 0)
+        ingestion_ts = earliest + timedelta(milliseconds=rng.randrange(room + 1))
+        return replace(corrected, arrival=arrival, ingestion_ts=ingestion_ts)
+
+    def _emit_malformed_lines(self, day: date) -> None:
+        rng = self.rng
+        share = _MALFORMED * self.orders_per_day
+        count = int(share) + (rng.random() < share % 1)
+        for number in range(count):
+            moment = self._random_moment(day)
+            order_id = f"x-{day:%Y%m%d}-{number:04d}"
+            trouble = rng.choice(_TROUBLES)
+            ingestion_ts = moment
+            if trouble == "future":
+                # In the name of a real order, which it must not replace.
+                order_id = f"o-{day:%Y%m%d}-{rng.randrange(self.orders_per_day):06d}"
+                ingestion_ts = moment + (2 + rng.randrange(400)) * DAY
+            line = self._new_line(day, order_id, moment, ingestion_ts)
+            self.lines.append(replace(line, trouble=trouble, detail=rng.randrange(60)))
+
+    def _new_line(
+        self, arrival: date, order_id: str, order_ts: datetime, ingestion_ts: datetime
+    ) -> Line:
+        return Line(
+            arrival,
+            order_id,
+            self._random_customer(),
+            order_ts,
+            self._random_amount(),
+            ingestion_ts,
+        )
+
+    def _random_moment(self, day: date) -> datetime:
+        # The sum of two uniform draws: quiet nights, busy noons.
+        half = 43_200_000
+        milliseconds = self.rng.randrange(half) + self.rng.randrange(half)
+        return start_of(day) + timedelta(milliseconds=milliseconds)
+
+    def _random_customer(self) -> str | None:
+        if self.rng.random() < _NO_CUSTOMER:
+            return None
+        draw = self.rng.randrange(self.customer_weights[-1])
+        rank = bisect_right(self.customer_weights, draw) + 1
+        # One regular customer whose id needs quoting and is not plain ASCII.
+        return 'Zoë "Z", Köln' if rank == 5 else f"c-{rank:06d}"
+
+    def _random_amount(self) -> Decimal:
+        cents = self.rng.randrange(499, 5000) * self.rng.choice((1, 1, 1, 2, 2, 3, 5, 12))
+        if self.rng.random() < _REFUND:
+            cents = -cents
+        return Decimal(cents).scaleb(-2)
+
+
+_FIELDS = ("order_id", "customer_id", "order_ts", "amount", "ingestion_ts")
+_REQUIRED = ("order_id", "order_ts", "amount", "ingestion_ts")
+
+# Files take their format from this list in turn, so that a short run, too, has all of them.
+FORMATS = (
+    "jsonl", "csv", "jsonl", "parquet", "jsonl", "jsonl.gz", "jsonl", "csv.gz", "json", "parquet",
+    "jsonl", "jsonl.gz",
+)  # fmt: skip
+_CRLF_FILE = 1
+_BOM_FILE = 2
+_PARQUET_OF_STRINGS_FILE = 9
+
+_PARQUET_TYPES = {
+    "order_id": pa.string(),
+    "customer_id": pa.string(),
+    "order_ts": pa.timestamp("us", tz="UTC"),
+    "amount": pa.decimal128(18, 2),
+    "ingestion_ts": pa.timestamp("us", tz="UTC"),
+}
+_BAD_NUMBERS = ("12.345", "abc", "1e17", "12,50", "NaN")
+_BAD_TIMESTAMPS = ("2024-02-30T10:00:00Z", "yesterday", "2024-01-15T25:00:00Z", "15/01/2024")
+
+
+def render_file(suffix: str, lines: list[Line], file_number: int, rng: random.Random) -> bytes:
+    """Return the bytes of one landing file."""
+    kind = suffix.removesuffix(".gz")
+    if kind == "parquet":
+        return _parquet_bytes(lines, file_number)
+    if kind == "csv":
+        texts = _csv_lines(lines, file_number, rng)
+        if suffix == "csv.gz":
+            texts.insert(1 + len(texts) // 2, texts[0])  # two exports in one: a second header line
+    else:
+        texts = [_json_line(line, file_number) for line in lines]
+    if kind == "json":
+        texts.append("")  # a blank last line
+    end = "\r\n" if file_number == _CRLF_FILE else "\n"
+    data = "".join(text + end for text in texts).encode()
+    if file_number == _BOM_FILE:
+        data = b"\xef\xbb\xbf" + data
+    return gzip.compress(data, mtime=0) if suffix.endswith(".gz") else data
+
+
+def _text_cells(line: Line, file_number: int) -> dict[str, str | None]:
+    """Return the fields as text, None where missing. Of the troubles, `broken` is not done yet."""
+    cells = {
+        "order_id": line.order_id,
+        "customer_id": line.customer_id,
+        "order_ts": _format_timestamp(line.order_ts, file_number),
+        "amount": str(line.amount),
+        "ingestion_ts": _format_timestamp(line.ingestion_ts, file_number),
+    }
+    if line.trouble == "missing":
+        cells[_REQUIRED[line.detail % len(_REQUIRED)]] = None
+    elif line.trouble == "bad number":
+        cells["amount"] = _BAD_NUMBERS[line.detail % len(_BAD_NUMBERS)]
+    elif line.trouble == "bad timestamp":
+        name = ("order_ts", "ingestion_ts")[line.detail % 2]
+        cells[name] = _BAD_TIMESTAMPS[line.detail % len(_BAD_TIMESTAMPS)]
+    return cells
+
+
+def _format_timestamp(moment: datetime, file_number: int) -> str:
+    """Return the moment in the notation that this file uses."""
+    style = file_number % 4
+    if style == 1:
+        return moment.astimezone(timezone(timedelta(hours=2))).isoformat()
+    if style == 2:
+        return moment.replace(tzinfo=None).isoformat(sep=" ")
+    return moment.replace(tzinfo=None).isoformat() + "Z"
+
+
+def _json_line(line: Line, file_number: int) -> str:
+    cells = _text_cells(line, file_number)
+    parts = []
+    for name, text in cells.items():
+        if text is None and (name != "customer_id" or file_number % 3 == 0):
+            continue
+        # Amounts are numbers in most files and strings in the others.
+        number = name == "amount" and file_number % 3 and text not in ("abc", "12,50")
+        value = text if number else json.dumps(text, ensure_ascii=file_number % 2 == 0)
+        parts.append(f'"{name}": {value}')
+    if file_number % 5 == 0:
+        parts.append('"channel": {"name": "web", "tags": []}')  # a field nobody asked for
+    text = "{" + ", ".join(parts) + "}"
+    if line.trouble == "broken":
+        variants = (text[: len(text) // 2], text + "}", f"[{text}]", text + text)
+        return variants[line.detail % len(variants)]
+    return text
+
+
+def _csv_lines(lines: list[Line], file_number: int, rng: random.Random) -> list[str]:
+    columns = [*_FIELDS, "channel"] if file_number % 2 else list(_FIELDS)
+    rng.shuffle(columns)
+    texts = [",".join(columns)]
+    for line in lines:
+        cells = {**_text_cells(line, file_number), "channel": "web"}
+        values = [_quote_csv(cells[name] or "") for name in columns]
+        text = ",".join(values)
+        if line.trouble == "broken":
+            variants = (",".join(values[:-1]), text + ",", '"' + text.replace('"', ""))
+            text = variants[line.detail % len(variants)]
+        texts.append(text)
+    return texts
+
+
+def _quote_csv(text: str) -> str:
+    if any(mark in text for mark in ',"'):
+        return '"' + text.replace('"', '""') + '"'
+    return text
+
+
+def _parquet_bytes(lines: list[Line], file_number: int) -> bytes:
+    rows: list[dict] = []
+    if file_number == _PARQUET_OF_STRINGS_FILE:
+        types = dict.fromkeys(_FIELDS, pa.string())
+        for line in lines:
+            rows.append(_text_cells(line, file_number))
+            if line.trouble == "broken":
+                rows[-1]["amount"] = ""
+    else:
+        types = _PARQUET_TYPES
+        for line in lines:
+            rows.append({name: getattr(line, name) for name in _FIELDS})
+            # A typed column cannot hold a bad number or half a record; it can hold nothing.
+            if line.trouble not in (None, "future"):
+                rows[-1][_REQUIRED[line.detail % len(_REQUIRED)]] = None
+    table = pa.Table.from_pylist(rows, schema=pa.schema(types))
+    sink = io.BytesIO()
+    pq.write_table(table, sink)
+    return sink.getvalue()
 
 
 def expected_answer(lines: list[Line], calendar: list[date], window: timedelta) -> dict:

@@ -29,8 +29,7 @@ from backfill_assets.delta.ledgers import Ledger, Ledgers
 from backfill_assets.delta.targets import ShadowTarget, TargetError
 from backfill_assets.publish.adopt import Origin, adopt_files
 from backfill_assets.publish.io_manager import DeltaIOManager
-from backfill_assets.publish.run_tags import REASON_TAG
-from backfill_assets.publish.types import Candidate, DayResult, Outcome
+from backfill_assets.publish.types import REASON_TAG, Candidate, DayResult, Outcome
 from backfill_assets.settings import Settings
 from backfill_assets.shadow.days import (
     days_of_target,
@@ -41,8 +40,8 @@ from backfill_assets.shadow.days import (
     target_tables,
 )
 from backfill_assets.staleness.input_digest import input_digests
-from backfill_assets.tables.catalog import tables_of
 from backfill_assets.tables.code_version import Code
+from backfill_assets.tables.graph import tables_of
 from backfill_assets.tables.table import Table
 
 

@@ -9,8 +9,12 @@ from datetime import date
 from pyspark.sql import SparkSession
 
 from backfill_assets.backfills.changes import is_commit_of, written_days
-from backfill_assets.backfills.cross_table import cross_table_mismatches
-from backfill_assets.backfills.diff import DayChangeKind, TableDiff, VersionPair
+from backfill_assets.backfills.diff import (
+    DayChangeKind,
+    TableDiff,
+    VersionPair,
+    cross_table_mismatches,
+)
 from backfill_assets.backfills.diff_query import diff_table
 from backfill_assets.calendar.partitions import format_ranges
 from backfill_assets.dagster_ext.internals import BaseAssetGraph
@@ -26,8 +30,8 @@ from backfill_assets.delta.targets import (
 )
 from backfill_assets.settings import Settings
 from backfill_assets.shadow.days import built_days, describe_missing_days, refuse_migrated
-from backfill_assets.tables.catalog import tables_of
 from backfill_assets.tables.code_version import Code
+from backfill_assets.tables.graph import tables_of
 
 
 @dataclass(frozen=True)

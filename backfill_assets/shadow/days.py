@@ -17,10 +17,10 @@ from backfill_assets.delta.targets import ShadowTarget, TargetError
 from backfill_assets.publish.adopt import ClonedDays
 from backfill_assets.settings import Settings
 from backfill_assets.staleness.input_digest import SwitchedLedger
-from backfill_assets.tables.catalog import buildable_tables, graph_for, tables_of
 from backfill_assets.tables.code_version import Code
 from backfill_assets.tables.current import Current
 from backfill_assets.tables.derived import carries_state
+from backfill_assets.tables.graph import buildable_tables, graph_for, tables_of
 from backfill_assets.tables.table import Table
 
 

@@ -30,8 +30,7 @@ from backfill_assets.delta.table_schema import schema_differences
 from backfill_assets.delta.targets import ShadowTarget, TargetError
 from backfill_assets.publish.adopt import ClonedDays, adopt_files, results_of_adopted
 from backfill_assets.publish.io_manager import DeltaIOManager
-from backfill_assets.publish.run_tags import REASON_TAG
-from backfill_assets.publish.types import DayResult
+from backfill_assets.publish.types import REASON_TAG, DayResult
 from backfill_assets.settings import Settings
 from backfill_assets.shadow.build import translate_origin
 from backfill_assets.shadow.compare import refuse_uncompared
@@ -43,8 +42,8 @@ from backfill_assets.shadow.days import (
     stale_days,
 )
 from backfill_assets.staleness.stale import find_stale_days
-from backfill_assets.tables.catalog import tables_of
 from backfill_assets.tables.code_version import Code
+from backfill_assets.tables.graph import tables_of
 from backfill_assets.tables.table import Table
 
 #: The job that switches over.

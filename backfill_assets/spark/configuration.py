@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from backfill_assets.runtime_versions import PINNED
 from backfill_assets.settings import Settings
-from backfill_assets.spark.environment import is_local, spark_home
 from backfill_assets.spark.filesystems import S3, on_s3
 from backfill_assets.spark.jars import raise_if_unknown_jars, with_jars
 from backfill_assets.spark.jvm_launch import ScratchDir, submit_options, with_class_archive
-from backfill_assets.spark_rules import PINNED
+from backfill_assets.spark.processes import is_local, spark_home
 
 #: Settings of a session that can be changed while it runs; a Connect session gets these alone.
 _RUNTIME_CONF = {

@@ -13,13 +13,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from backfill_assets.spark.environment import (
+from backfill_assets.spark.known_jars import LOG_STORE, LOG_STORE_SOURCE, unknown_jars
+from backfill_assets.spark.processes import (
     environment_problem,
     jvm_environment,
     jvm_options,
     spark_home,
 )
-from backfill_assets.spark.known_jars import LOG_STORE, LOG_STORE_SOURCE, unknown_jars
 from backfill_assets.spark.tasks import with_task_times
 
 _SCALA_VERSION = "2.13"

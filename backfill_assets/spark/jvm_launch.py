@@ -26,8 +26,8 @@ from uuid import uuid4
 
 from pyspark import SparkContext
 
-from backfill_assets.spark.environment import SUBMIT_ARGS_VARIABLE, jvm_environment, spark_home
 from backfill_assets.spark.jars import find_java
+from backfill_assets.spark.processes import SUBMIT_ARGS_VARIABLE, jvm_environment, spark_home
 
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from zipfile import ZIP_STORED, ZipFile, ZipInfo
 
-from backfill_assets.spark.environment import use_jvm_environment
+from backfill_assets.spark.processes import use_jvm_environment
 
 #: The content counts: a copy made by hand may have another name. For a new version: the SHA-256 of
 #: the downloaded jars, after a comparison of their SHA-1 with those beside the jars at Maven

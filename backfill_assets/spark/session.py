@@ -36,7 +36,6 @@ from pyspark.sql.utils import is_remote
 
 from backfill_assets.settings import PREFIX, Settings
 from backfill_assets.spark.configuration import spark_config, uses_s3
-from backfill_assets.spark.environment import is_local, jvm_options, use_jvm_environment
 from backfill_assets.spark.jars import (
     EngineError,
     check_java,
@@ -46,7 +45,8 @@ from backfill_assets.spark.jars import (
     with_jars,
 )
 from backfill_assets.spark.jvm_launch import ScratchDir, start_driver, with_class_archive
-from backfill_assets.spark.server_checks import (
+from backfill_assets.spark.processes import is_local, jvm_options, use_jvm_environment
+from backfill_assets.spark.servers import (
     channel_builder,
     hide_token,
     raise_if_incompatible,

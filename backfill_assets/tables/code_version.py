@@ -24,7 +24,7 @@ from typing import Any
 
 from backfill_assets.settings import Settings, SettingsError
 from backfill_assets.spark.processes import pause_gc
-from backfill_assets.tables.catalog import tables_of
+from backfill_assets.tables.graph import tables_of
 from backfill_assets.tables.table import Table
 
 #: By kind of table, which rows this package makes of the same input. Raise a number when, and only

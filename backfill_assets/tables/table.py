@@ -25,7 +25,15 @@ from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import from_ranges
 from backfill_assets.calendar.reach import Reach, RecordedReach
 from backfill_assets.tables.arguments import DeclarationError
-from backfill_assets.tables.columns import NullBounds, nullable_bounds, sql_conditions
+from backfill_assets.tables.columns import (
+    NullBounds,
+    convert_columns,
+    nullable_bounds,
+    schema_version,
+    sql_conditions,
+    with_defaults,
+    wrong_schema,
+)
 from backfill_assets.tables.model_metadata import (
     key_of,
     metadata_of,
@@ -35,12 +43,6 @@ from backfill_assets.tables.model_metadata import (
     wrong_partition,
 )
 from backfill_assets.tables.rules import Forbidden, Rule, rules_in, wrong_totals
-from backfill_assets.tables.schema_history import (
-    convert_columns,
-    schema_version,
-    with_defaults,
-    wrong_schema,
-)
 from backfill_assets.tables.unpartitioned import UnpartitionedInput
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable, write_deltalake
 
 from backfill_assets.calendar.partitions import Window
-from backfill_assets.sample.invented_orders import SOURCE
+from backfill_assets.sample.landings import SOURCE
 from backfill_assets.spark import filesystems
 
 #: The customer of `send_many`.

@@ -19,10 +19,10 @@ from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.definitions import build_defs
 from backfill_assets.delta.ledger_reader import read_ledgers
 from backfill_assets.delta.ledgers import Ledgers
-from backfill_assets.sample.invented_orders import Emitter, render_file
+from backfill_assets.sample.landings import Emitter, render_file
 from backfill_assets.settings import PREFIX, Settings, load_settings
 from backfill_assets.spark.session import Engine
-from backfill_assets.tables.catalog import tables_of
+from backfill_assets.tables.graph import tables_of
 from backfill_assets_guide.drills.breaking import arrival_folder
 from backfill_assets_guide.drills.places import (
     CALLS_ANSWERED,

@@ -17,7 +17,7 @@ from backfill_assets.delta.migrate import migrate_table, read_migration
 from backfill_assets.delta.table_schema import COLUMN_GAPS
 from backfill_assets.publish.io_manager import MODEL, tables_of_assets
 from backfill_assets.spark.filesystems import folder_filesystem
-from backfill_assets.tables.schema_history import added
+from backfill_assets.tables.columns import added
 from backfill_assets_guide.labs.lab import Lab, Sales
 
 #: A week of each of three years.

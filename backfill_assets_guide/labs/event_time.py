@@ -9,7 +9,7 @@ import pyspark.sql.types as T
 from pyspark.sql import DataFrame
 
 from backfill_assets.calendar.partitions import DAY, Window
-from backfill_assets.tables.catalog import graph_for
+from backfill_assets.tables.graph import graph_for
 from backfill_assets.tables.sources import Source
 from backfill_assets.transforms.dedup import rank_in_window, staged, with_event_day
 from backfill_assets_guide.labs.lab import START, Lab

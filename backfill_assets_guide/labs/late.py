@@ -8,9 +8,8 @@ from datetime import date, datetime, time, timezone
 import dagster as dg
 
 from backfill_assets.calendar.partitions import DAY, Window
-from backfill_assets.monitoring.incidents import find_incidents
-from backfill_assets.monitoring.monitor import read_situation
-from backfill_assets.monitoring.outbox import Incident
+from backfill_assets.monitoring.alerts import Incident
+from backfill_assets.monitoring.incidents import find_incidents, read_situation
 from backfill_assets_guide.labs.lab import START, Lab, Line, Pipeline
 
 _WINDOW_DAYS = 2

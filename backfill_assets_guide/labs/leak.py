@@ -6,7 +6,7 @@ from datetime import datetime
 
 from pyspark.sql import functions as F
 
-from backfill_assets.transforms.joins import as_of
+from backfill_assets.transforms.point_in_time import as_of
 from backfill_assets_guide.labs.lab import Lab
 
 

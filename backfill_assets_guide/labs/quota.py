@@ -15,8 +15,8 @@ from backfill_assets.backfills.cost import estimate_api_calls
 from backfill_assets.backfills.forecast import DayForecast
 from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.delta.ledgers import Ledger
-from backfill_assets.publish.run_tags import REWRITE_TAG
-from backfill_assets.tables.catalog import tables_of
+from backfill_assets.publish.types import REWRITE_TAG
+from backfill_assets.tables.graph import tables_of
 from backfill_assets_guide.labs.lab import START, JobDiedError, Lab, Line
 from backfill_assets_guide.labs.loopback import NO_PROXY, Loopback, set_environment
 from backfill_assets_guide.labs.quota_tables import PLACES, order_places

@@ -9,7 +9,7 @@ from functools import partial
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from backfill_assets.transforms.joins import as_of
+from backfill_assets.transforms.point_in_time import as_of
 from backfill_assets_guide.labs.lab import Lab
 
 _ROWS, _FILES, _TASKS, _CUSTOMERS, _VERSIONS = 40_000, 8, 8, 1000, 4

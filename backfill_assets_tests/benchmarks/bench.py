@@ -27,9 +27,7 @@ from backfill_assets.calendar.partitions import Window
 from backfill_assets.calendar.reach import SAME_DAY
 from backfill_assets.landing.files import LandingFiles
 from backfill_assets.landing.read import probe_files, read_lines
-from backfill_assets.orders.facts import FACT
-from backfill_assets.orders.lines import ORDER_LINES
-from backfill_assets.orders.tables import LATE, RAW, REJECTED, STAGED
+from backfill_assets.orders.tables import FACT, LATE, ORDER_LINES, RAW, REJECTED, STAGED
 from backfill_assets.settings import load_settings
 from backfill_assets.spark.session import Engine
 from backfill_assets.tables.table import Table

@@ -18,10 +18,8 @@ import dagster as dg
 from pyspark.sql import functions as F
 
 from backfill_assets.calendar.partitions import Window, to_windows
-from backfill_assets.orders.facts import CORRECTIONS, CURRENT
-from backfill_assets.orders.tables import STAGED
-from backfill_assets.publish.run_tags import REWRITE_TAG
-from backfill_assets.publish.types import Candidate, ComputedDays, ComputePlan
+from backfill_assets.orders.tables import CORRECTIONS, CURRENT, STAGED
+from backfill_assets.publish.types import REWRITE_TAG, Candidate, ComputedDays, ComputePlan
 from backfill_assets.spark.session import Engine
 from backfill_assets_tests.benchmarks.bench_jobs import (
     Deployed,

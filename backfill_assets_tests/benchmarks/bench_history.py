@@ -20,8 +20,7 @@ from deltalake import DeltaTable
 
 from backfill_assets.delta.ledger_reader import read_ledgers
 from backfill_assets.delta.maintenance import TableFiles
-from backfill_assets.orders.facts import FACT
-from backfill_assets.orders.tables import TABLES
+from backfill_assets.orders.tables import FACT, TABLES
 from backfill_assets.spark.session import Engine
 from backfill_assets_tests.deployed import Deployment
 from backfill_assets_tests.pipeline import LAYERS, START, Pipeline, order

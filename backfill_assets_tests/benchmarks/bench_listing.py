@@ -16,7 +16,7 @@ from backfill_assets.landing.listing import list_landing
 from backfill_assets.landing.load_manifest import LoadManifest
 from backfill_assets.landing.read import _files_by_header, _probe_all
 from backfill_assets.landing.size_limits import SizeLimits
-from backfill_assets.orders.lines import ORDER_LINES
+from backfill_assets.orders.tables import ORDER_LINES
 from backfill_assets.settings import load_settings
 from backfill_assets.staleness.unloaded import load_targets
 from backfill_assets_tests.benchmarks.bench_jobs import print_result

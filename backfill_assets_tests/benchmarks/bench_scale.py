@@ -29,8 +29,7 @@ from backfill_assets.calendar.partitions import Window
 from backfill_assets.definitions import build_defs
 from backfill_assets.delta import ledger_reader
 from backfill_assets.delta.ledger_reader import read_ledgers
-from backfill_assets.monitoring.incidents import find_incidents
-from backfill_assets.monitoring.monitor import read_situation
+from backfill_assets.monitoring.incidents import find_incidents, read_situation
 from backfill_assets.monitoring.states import day_states
 from backfill_assets.spark.session import Engine
 from backfill_assets.staleness.stale import find_stale_days

@@ -16,8 +16,7 @@ from typing import Any
 
 from backfill_assets.calendar.partitions import DAY
 from backfill_assets.delta.records import CommitRecord
-from backfill_assets.orders.facts import CURRENT
-from backfill_assets.orders.tables import ORDERS, RAW, REJECTED
+from backfill_assets.orders.tables import CURRENT, ORDERS, RAW, REJECTED
 from backfill_assets.spark.session import Engine
 from backfill_assets_guide.examples.customers.lifetime_value import customer_lifetime_value
 from backfill_assets_tests.benchmarks.bench_jobs import Deployed, print_result, time_work

@@ -10,8 +10,7 @@ from pyspark.sql import functions as F
 
 from backfill_assets import SAME_DAY, Reads, last_days, table
 from backfill_assets.calendar.reach import Reach
-from backfill_assets.orders.facts import FACT
-from backfill_assets.orders.tables import ORDERS
+from backfill_assets.orders.tables import FACT, ORDERS
 from backfill_assets.tables.derived import FOR_DAY, Derived
 
 

@@ -28,10 +28,9 @@ from backfill_assets.delta.maintenance import run_maintenance
 from backfill_assets.delta.migrate import migrate_table
 from backfill_assets.delta.targets import ComparisonLimits
 from backfill_assets.imports.importer import ImportRequest, run_import
-from backfill_assets.orders.facts import FACT
-from backfill_assets.orders.lines import ORDER_LINES
-from backfill_assets.tables.catalog import tables_of
+from backfill_assets.orders.tables import FACT, ORDER_LINES
 from backfill_assets.tables.code_version import Code
+from backfill_assets.tables.graph import tables_of
 from backfill_assets_tests.beside import build_shadow, compare_shadow, run_switch_over
 from backfill_assets_tests.contracts.commit_tables import RETIRES
 from backfill_assets_tests.contracts.shapes import shape

@@ -28,7 +28,7 @@ from backfill_assets.definitions import build_defs
 from backfill_assets.delta import targets
 from backfill_assets.monitoring import automation
 from backfill_assets.monitoring.lateness_page import key_figures
-from backfill_assets.orders.facts import FACT
+from backfill_assets.orders.tables import FACT
 from backfill_assets.publish.io_manager import task_metadata
 from backfill_assets.publish.types import DayResult, Outcome
 from backfill_assets.settings import load_settings

@@ -23,8 +23,8 @@ from backfill_assets.delta.ledger_reader import read_ledgers
 from backfill_assets.lookups import batch
 from backfill_assets.settings import Settings
 from backfill_assets.spark.session import Engine
-from backfill_assets.tables.catalog import tables_of
 from backfill_assets.tables.code_version import rows_version
+from backfill_assets.tables.graph import tables_of
 from backfill_assets_tests.contracts import golden_landing
 from backfill_assets_tests.contracts.golden_landing import DAYS, START, day, write_landing
 from backfill_assets_tests.pipeline import Pipeline

@@ -40,8 +40,7 @@ from backfill_assets.imports.import_state import ImportMapping, TableImport
 from backfill_assets.imports.import_state import ImportStep as ImportStep
 from backfill_assets.imports.importer import ImportCheck, ImportPlan, RowCounts
 from backfill_assets.monitoring.states import DayState
-from backfill_assets.orders.facts import FACT
-from backfill_assets.orders.tables import TABLES
+from backfill_assets.orders.tables import FACT, TABLES
 from backfill_assets.settings import load_settings
 from backfill_assets.shadow import compare
 from backfill_assets.shadow.compare import Comparison

@@ -30,8 +30,7 @@ from deltalake import DeltaTable
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.delta.ledger_reader import read_ledgers
 from backfill_assets.monitoring.states import DayState
-from backfill_assets.orders.facts import FACT
-from backfill_assets.orders.tables import LATE, RAW, REJECTED, STAGED, TABLES
+from backfill_assets.orders.tables import FACT, LATE, RAW, REJECTED, STAGED, TABLES
 from backfill_assets.settings import load_settings
 from backfill_assets_guide.drills.breaking import Facts, append_again, read_facts, send_orders
 from backfill_assets_tests.deployed import Deployment

@@ -27,9 +27,7 @@ from backfill_assets.delta.records import CommitRecord
 from backfill_assets.delta.targets import TargetError
 from backfill_assets.landing.listing import list_landing
 from backfill_assets.monitoring.next_runs import UNFINISHED_STATUSES
-from backfill_assets.orders.facts import FACT
-from backfill_assets.orders.lines import ORDER_LINES
-from backfill_assets.orders.tables import RAW, REJECTED
+from backfill_assets.orders.tables import FACT, ORDER_LINES, RAW, REJECTED
 from backfill_assets.settings import Settings, load_settings
 from backfill_assets.staleness.stale import find_stale_days
 from backfill_assets.staleness.unloaded import find_unloaded_days

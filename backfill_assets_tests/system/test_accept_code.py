@@ -13,7 +13,7 @@ from backfill_assets.calendar.partitions import Window
 from backfill_assets.delta.history import as_json, format_day_history
 from backfill_assets.delta.ledger_reader import read_ledger, read_ledgers
 from backfill_assets.delta.records import ACCEPTED_CODE
-from backfill_assets.orders.facts import FACT
+from backfill_assets.orders.tables import FACT
 from backfill_assets.tables import code_version
 from backfill_assets_tests.pipeline import LAYERS, Pipeline, day, make_plan, order, run_undo
 

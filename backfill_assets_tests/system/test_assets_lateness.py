@@ -19,8 +19,7 @@ from backfill_assets.assets import lateness
 from backfill_assets.audit.verdicts import Severity, judge_days, measure
 from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.monitoring import lateness_page
-from backfill_assets.orders.lines import ORDER_LINES
-from backfill_assets.orders.tables import LATENESS
+from backfill_assets.orders.tables import LATENESS, ORDER_LINES
 from backfill_assets_tests.model import by_delay
 from backfill_assets_tests.pipeline import Pipeline, day, order
 

@@ -10,11 +10,9 @@ import pytest
 from dagster._core.definitions.asset_checks.asset_check_spec import AssetCheckKey
 from dagster._core.test_utils import create_run_for_test
 
-from backfill_assets.monitoring.incidents import find_incidents
-from backfill_assets.monitoring.monitor import Monitor
+from backfill_assets.monitoring.incidents import Monitor, find_incidents
 from backfill_assets.monitoring.next_runs import tables_in_progress
-from backfill_assets.orders.facts import CORRECTIONS, CURRENT, FACT
-from backfill_assets.orders.tables import LATE, RAW, STAGED, TABLES
+from backfill_assets.orders.tables import CORRECTIONS, CURRENT, FACT, LATE, RAW, STAGED, TABLES
 from backfill_assets_tests.pipeline import LAYERS, Pipeline, day, order
 
 LOADING = {

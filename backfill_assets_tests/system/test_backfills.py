@@ -21,12 +21,10 @@ from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.delta.ledger_reader import read_ledgers
 from backfill_assets.monitoring.next_runs import RunPlanner
-from backfill_assets.orders.facts import FACT
-from backfill_assets.orders.tables import RAW, STAGED, TABLES
+from backfill_assets.orders.tables import FACT, RAW, STAGED, TABLES
 from backfill_assets.settings import load_settings
-from backfill_assets.tables.catalog import config_digests
 from backfill_assets.tables.code_version import Code
-from backfill_assets.tables.graph import Graph
+from backfill_assets.tables.graph import Graph, config_digests
 from backfill_assets_tests.invented_logs import days, ledger, ledgers, record
 from backfill_assets_tests.pipeline import (
     EVERYTHING,

@@ -16,8 +16,7 @@ import pytest
 
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.landing.listing import list_landing
-from backfill_assets.orders.lines import ORDER_LINES
-from backfill_assets.orders.tables import RAW, TABLES
+from backfill_assets.orders.tables import ORDER_LINES, RAW, TABLES
 from backfill_assets.staleness.stale import find_stale_days
 from backfill_assets.staleness.unloaded import find_unloaded_days
 from backfill_assets_tests import conftest

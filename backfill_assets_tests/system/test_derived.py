@@ -16,15 +16,14 @@ from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.delta.ledger_reader import read_ledgers
 from backfill_assets.delta.records import CommitRecord
-from backfill_assets.monitoring.monitor import Monitor
+from backfill_assets.monitoring.incidents import Monitor
 from backfill_assets.monitoring.states import DayState, day_states
 from backfill_assets.orders.tables import RAW, REJECTED
 from backfill_assets.settings import SettingsError, load_settings
 from backfill_assets.staleness.finality import final_days
 from backfill_assets.tables.arguments import DeclarationError
-from backfill_assets.tables.catalog import load_tables, tables_of
 from backfill_assets.tables.code_version import running_code
-from backfill_assets.tables.graph import Graph
+from backfill_assets.tables.graph import Graph, load_tables, tables_of
 from backfill_assets_tests.invented_logs import days, ledger, ledgers, record
 from backfill_assets_tests.own_tables import my_tables
 from backfill_assets_tests.pipeline import (

@@ -7,7 +7,7 @@ import os
 import subprocess
 
 from backfill_assets.delta.ledger_reader import read_ledgers
-from backfill_assets.orders.facts import FACT
+from backfill_assets.orders.tables import FACT
 from backfill_assets_tests import conftest
 from backfill_assets_tests.pipeline import LAYERS, Pipeline, day, order
 from backfill_assets_tests.places import BIN, dagster_yaml

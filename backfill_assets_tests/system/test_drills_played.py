@@ -12,7 +12,7 @@ import pytest
 
 from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.cli import main
-from backfill_assets.publish.run_tags import REWRITE_TAG
+from backfill_assets.publish.types import REWRITE_TAG
 from backfill_assets.spark.session import Engine
 from backfill_assets_guide.drills import playing
 from backfill_assets_guide.drills.deployment import Deployment

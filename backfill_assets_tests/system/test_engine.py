@@ -18,8 +18,8 @@ import pytest
 from backfill_assets.settings import load_settings
 from backfill_assets.spark import servers
 from backfill_assets.spark.configuration import connect_server_command
-from backfill_assets.spark.environment import jvm_environment
 from backfill_assets.spark.jvm_launch import ScratchDir
+from backfill_assets.spark.processes import jvm_environment
 from backfill_assets.spark.servers import SparkServer
 from backfill_assets_tests.places import PROJECT
 
@@ -30,7 +30,7 @@ from backfill_assets.calendar.partitions import Window
 from backfill_assets.spark.frames import caching
 from backfill_assets.spark.session import Engine
 from backfill_assets.landing.read import survey
-from backfill_assets.orders.lines import ORDER_LINES
+from backfill_assets.orders.tables import ORDER_LINES
 from backfill_assets.settings import load_settings
 spark = Engine.of(load_settings()).spark_session
 """

@@ -21,8 +21,7 @@ from backfill_assets.backfills.exports import (
 )
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.definitions import build_defs
-from backfill_assets.orders.facts import FACT
-from backfill_assets.orders.tables import STAGED
+from backfill_assets.orders.tables import FACT, STAGED
 from backfill_assets.spark.session import Engine
 from backfill_assets_tests.commands import refusal_message
 from backfill_assets_tests.pipeline import Pipeline, copy_loaded, day, order

@@ -22,8 +22,7 @@ from backfill_assets.backfills.planner import days_by_table
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import DAY, DaySet, Window
 from backfill_assets.definitions import build_defs
-from backfill_assets.orders.facts import CORRECTIONS, CURRENT, FACT
-from backfill_assets.orders.tables import LATE, RAW, TABLES
+from backfill_assets.orders.tables import CORRECTIONS, CURRENT, FACT, LATE, RAW, TABLES
 from backfill_assets.settings import load_settings
 from backfill_assets.staleness.finality import window_closed_at
 from backfill_assets.tables.graph import Graph

@@ -8,8 +8,7 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from backfill_assets.monitoring.incidents import find_incidents
-from backfill_assets.monitoring.monitor import Monitor
+from backfill_assets.monitoring.incidents import Monitor, find_incidents
 from backfill_assets.monitoring.states import DayState, Situation, day_states
 from backfill_assets_tests.invented_listings import close_folder
 from backfill_assets_tests.pipeline import Pipeline, day, order

@@ -13,7 +13,7 @@ import pytest
 from backfill_assets.backfills.verify import VerifyOutcome
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.landing.listing import list_landing
-from backfill_assets.publish.run_tags import ACCEPT_TAG
+from backfill_assets.publish.types import ACCEPT_TAG
 from backfill_assets_tests.neighbours import TAPS, Taps, taps_by_hour
 from backfill_assets_tests.pipeline import Pipeline, day, make_plan, run_undo, run_verify
 

@@ -17,12 +17,10 @@ from backfill_assets.assets import raw_load
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import DAY
 from backfill_assets.landing.listing import list_landing
-from backfill_assets.monitoring.incidents import find_incidents
-from backfill_assets.monitoring.monitor import Monitor
+from backfill_assets.monitoring.incidents import Monitor, find_incidents
 from backfill_assets.monitoring.states import DayState, Situation, day_states
-from backfill_assets.orders.lines import ORDER_LINES
-from backfill_assets.orders.tables import RAW, TABLES
-from backfill_assets.publish.run_tags import ACCEPT_TAG, REWRITE_TAG
+from backfill_assets.orders.tables import ORDER_LINES, RAW, TABLES
+from backfill_assets.publish.types import ACCEPT_TAG, REWRITE_TAG
 from backfill_assets.staleness.unloaded import find_unloaded_days, loaded_manifests
 from backfill_assets_tests.invented_listings import file_path
 from backfill_assets_tests.pipeline import Pipeline, count_outcomes, day, order

@@ -32,7 +32,7 @@ from backfill_assets.imports.importer import (
     run_import,
 )
 from backfill_assets.imports.landing_files import split_chunks
-from backfill_assets.orders.lines import ORDER_LINES
+from backfill_assets.orders.tables import ORDER_LINES
 from backfill_assets.spark.session import Engine
 from backfill_assets_tests.pipeline import LAYERS, Pipeline, day
 

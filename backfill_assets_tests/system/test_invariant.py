@@ -24,10 +24,10 @@ from backfill_assets.delta.commits import PublishError, Writer
 from backfill_assets.delta.maintenance import run_maintenance
 from backfill_assets.delta.migrate import migrate_table
 from backfill_assets.delta.targets import TargetError
-from backfill_assets.monitoring.monitor import Monitor
+from backfill_assets.monitoring.incidents import Monitor
 from backfill_assets.monitoring.states import day_states
-from backfill_assets.publish.run_tags import REWRITE_TAG
-from backfill_assets.tables.catalog import tables_of
+from backfill_assets.publish.types import REWRITE_TAG
+from backfill_assets.tables.graph import tables_of
 from backfill_assets_tests.beside import build_shadow
 from backfill_assets_tests.lived import RULES, WINDOW, false_claims
 from backfill_assets_tests.pipeline import START, Pipeline, day, order

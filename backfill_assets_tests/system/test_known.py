@@ -18,12 +18,11 @@ from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.calendar.reach import RecordedReach
 from backfill_assets.delta.ledger_reader import read_ledgers
-from backfill_assets.orders.facts import CORRECTIONS, CURRENT, DailyOrders
+from backfill_assets.orders.tables import CORRECTIONS, CURRENT, DailyOrders
 from backfill_assets.settings import load_settings
 from backfill_assets.tables.arguments import DeclarationError
-from backfill_assets.tables.catalog import tables_of
 from backfill_assets.tables.code_version import running_code
-from backfill_assets.tables.graph import Graph
+from backfill_assets.tables.graph import Graph, tables_of
 from backfill_assets.tables.table import RECORDED
 from backfill_assets_tests.own_tables import my_known
 from backfill_assets_tests.pipeline import EVERYTHING, Pipeline, day, order, run_verify

@@ -33,17 +33,17 @@ from dagster._utils.log import get_dagster_logger
 from dagster._utils.tags import TagConcurrencyLimitsCounter
 
 from backfill_assets.calendar.partitions import Window
-from backfill_assets.dagster_ext.coordinator import DaemonInterval
 from backfill_assets.dagster_ext.launcher import (
     PROCESS_TAG,
     RUN_LOCK_FILE,
+    DaemonInterval,
     WatchingRunLauncher,
     hold_run_lock,
     is_alive,
 )
 from backfill_assets.definitions import build_defs
 from backfill_assets.monitoring.automation import _run_request
-from backfill_assets.monitoring.monitor import Monitor
+from backfill_assets.monitoring.incidents import Monitor
 from backfill_assets.monitoring.next_runs import LOAD, REBUILD, Request
 from backfill_assets.settings import load_settings
 from backfill_assets_tests.places import PROJECT, dagster_yaml

@@ -20,7 +20,7 @@ from backfill_assets.backfills.backfill_plan import DayOutcome
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.delta.ledger_reader import read_ledgers
 from backfill_assets.delta.table_schema import schema_differences
-from backfill_assets.monitoring.monitor import Monitor
+from backfill_assets.monitoring.incidents import Monitor
 from backfill_assets.monitoring.states import day_states
 from backfill_assets.spark.session import Engine
 from backfill_assets_tests.fixtures.write_life import (

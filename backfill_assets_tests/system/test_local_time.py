@@ -10,7 +10,7 @@ import pytest
 from backfill_assets.backfills.verify import VerifyOutcome
 from backfill_assets.calendar.partitions import DAY, Window, from_ranges
 from backfill_assets.delta.ledger_reader import read_ledgers
-from backfill_assets.monitoring.monitor import Monitor
+from backfill_assets.monitoring.incidents import Monitor
 from backfill_assets.monitoring.states import DayState, day_states
 from backfill_assets_tests.pipeline import EVERYTHING, LAYERS, Pipeline, day, make_plan, run_verify
 

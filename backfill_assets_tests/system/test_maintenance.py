@@ -20,7 +20,7 @@ from backfill_assets.cli import main
 from backfill_assets.delta import commits, maintenance
 from backfill_assets.delta.ledger_reader import VERSIONS_FILE
 from backfill_assets.delta.maintenance import MaintenanceResult, TableFiles, run_maintenance
-from backfill_assets.orders.facts import CORRECTIONS, FACT
+from backfill_assets.orders.tables import CORRECTIONS, FACT
 from backfill_assets.publish.types import Candidate, ComputedDays, ComputePlan, DayResult
 from backfill_assets.spark.session import Engine
 from backfill_assets_tests.pipeline import Pipeline, day

@@ -19,7 +19,7 @@ from deltalake import DeltaTable
 from backfill_assets.delta.ledger_reader import read_ledger
 from backfill_assets.delta.migrate import read_migration
 from backfill_assets.settings import PREFIX
-from backfill_assets.tables.catalog import tables_of
+from backfill_assets.tables.graph import tables_of
 from backfill_assets_tests.conftest import SMALL
 from backfill_assets_tests.connect_server import connect_server
 from backfill_assets_tests.deployed import COMMAND

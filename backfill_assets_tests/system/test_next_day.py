@@ -11,10 +11,10 @@ from types import ModuleType
 import pytest
 
 from backfill_assets.calendar.partitions import DAY
-from backfill_assets.monitoring.monitor import Monitor
+from backfill_assets.monitoring.incidents import Monitor
 from backfill_assets.monitoring.states import day_states
 from backfill_assets.settings import load_settings
-from backfill_assets.tables.catalog import config_digests, graph_for, tables_of
+from backfill_assets.tables.graph import config_digests, graph_for, tables_of
 from backfill_assets_tests.next_day_tables import READINGS, consumption
 from backfill_assets_tests.pipeline import Pipeline, day
 

@@ -29,8 +29,7 @@ from backfill_assets.monitoring.next_runs import (
     tables_in_progress,
     unfinished_batch_runs,
 )
-from backfill_assets.orders.facts import CURRENT, FACT
-from backfill_assets.orders.tables import RAW, STAGED, TABLES
+from backfill_assets.orders.tables import CURRENT, FACT, RAW, STAGED, TABLES
 from backfill_assets.settings import load_settings
 from backfill_assets.staleness.input_digest import input_digests
 from backfill_assets.staleness.stale import StaleDay, StaleDays

@@ -24,7 +24,7 @@ from backfill_assets.calendar.partitions import DAY
 from backfill_assets.delta.delta_rs import delta_log, storage_options
 from backfill_assets.landing.listing import HOUR_FOLDERS, folder_name, list_landing
 from backfill_assets.landing.samples import sample_values
-from backfill_assets.orders.lines import ORDER_LINES
+from backfill_assets.orders.tables import ORDER_LINES
 from backfill_assets.settings import load_settings
 from backfill_assets.spark.filesystems import folder_filesystem
 from backfill_assets.spark.jars import fetch_s3_jars

@@ -14,7 +14,7 @@ import pytest
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.delta.ledger_reader import read_ledgers
 from backfill_assets.delta.table_schema import schema_differences
-from backfill_assets.monitoring.monitor import Monitor
+from backfill_assets.monitoring.incidents import Monitor
 from backfill_assets.monitoring.states import DayState, day_states
 from backfill_assets_tests.pipeline import EVERYTHING, START, Pipeline, day, run_undo
 from backfill_assets_tests.places import PROJECT

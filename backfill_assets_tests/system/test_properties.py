@@ -19,9 +19,7 @@ from backfill_assets.assets.input_frames import for_days
 from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.calendar.reach import SAME_DAY
 from backfill_assets.landing.read import probe_files, read_lines
-from backfill_assets.orders.facts import CORRECTIONS, CURRENT, FACT
-from backfill_assets.orders.lines import ORDER_LINES
-from backfill_assets.orders.tables import LATE, RAW, STAGED
+from backfill_assets.orders.tables import CORRECTIONS, CURRENT, FACT, LATE, ORDER_LINES, RAW, STAGED
 from backfill_assets.staleness import impact
 from backfill_assets.transforms import dedup
 from backfill_assets_tests.landings import DAYS, batches

@@ -14,10 +14,9 @@ from backfill_assets.backfills.backfill_plan import BackfillPlan, TableForecast,
 from backfill_assets.delta.ledger_reader import read_ledgers
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.records import CommitRecord, ExternalCommit
-from backfill_assets.orders.facts import CURRENT, FACT
-from backfill_assets.orders.tables import LATENESS, RAW, REJECTED, STAGED
+from backfill_assets.orders.tables import CURRENT, FACT, LATENESS, RAW, REJECTED, STAGED
 from backfill_assets.publish.assess import recompute_reason
-from backfill_assets.publish.run_tags import REWRITE_TAG
+from backfill_assets.publish.types import REWRITE_TAG
 from backfill_assets.tables.code_version import Code
 from backfill_assets_tests.invented_logs import commit_metadata, days, ledger, record
 from backfill_assets_tests.pipeline import LAYERS, Pipeline, day, make_plan, order, run_undo

@@ -8,7 +8,7 @@ from backfill_assets.cli import main
 from backfill_assets.delta.migrate import migrate_table
 from backfill_assets.settings import PREFIX
 from backfill_assets.spark.session import Engine
-from backfill_assets.tables.catalog import tables_of
+from backfill_assets.tables.graph import tables_of
 from backfill_assets_tests.beside import build_shadow
 from backfill_assets_tests.pages import code_blocks, run_step
 from backfill_assets_tests.pipeline import Pipeline, day, order, run_undo

@@ -24,15 +24,14 @@ from backfill_assets.calendar.partitions import Window
 from backfill_assets.delta import ledger_reader
 from backfill_assets.delta.commits import PublishError, Writer
 from backfill_assets.monitoring.next_runs import rebuild_requests
-from backfill_assets.orders.facts import CURRENT, FACT
-from backfill_assets.orders.tables import ORDERS, STAGED
+from backfill_assets.orders.tables import CURRENT, FACT, ORDERS, STAGED
 from backfill_assets.publish import io_manager
-from backfill_assets.publish.run_tags import REWRITE_TAG
+from backfill_assets.publish.types import REWRITE_TAG
 from backfill_assets.settings import load_settings
 from backfill_assets.spark.frames import Cache, caching
 from backfill_assets.staleness.finality import final_days
 from backfill_assets.staleness.stale import StaleDay, StaleDays, find_stale_days
-from backfill_assets.tables.catalog import graph_for
+from backfill_assets.tables.graph import graph_for
 from backfill_assets_guide.examples.customers.cohorts import cohort_value_30d
 from backfill_assets_guide.examples.customers.lifetime_value import (
     LifetimeValue,

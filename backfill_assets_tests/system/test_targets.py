@@ -23,8 +23,7 @@ from backfill_assets.delta.commit_log import CloneError
 from backfill_assets.delta.ledger_reader import read_ledgers, versions_that_belong_together
 from backfill_assets.delta.maintenance import run_maintenance
 from backfill_assets.delta.targets import ShadowTarget, TargetError
-from backfill_assets.orders.facts import CORRECTIONS, CURRENT, FACT
-from backfill_assets.orders.tables import STAGED
+from backfill_assets.orders.tables import CORRECTIONS, CURRENT, FACT, STAGED
 from backfill_assets.publish.io_manager import DeltaIOManager
 from backfill_assets.publish.types import Outcome
 from backfill_assets.settings import load_settings

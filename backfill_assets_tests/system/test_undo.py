@@ -20,11 +20,10 @@ from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.delta.data_files import list_data_files
 from backfill_assets.delta.ledger_reader import read_ledger, read_ledgers
-from backfill_assets.monitoring.monitor import Monitor
+from backfill_assets.monitoring.incidents import Monitor
 from backfill_assets.monitoring.states import DayState, day_states
-from backfill_assets.orders.facts import FACT
-from backfill_assets.orders.tables import RAW, STAGED, TABLES
-from backfill_assets.publish.run_tags import ACCEPT_TAG, REWRITE_TAG
+from backfill_assets.orders.tables import FACT, RAW, STAGED, TABLES
+from backfill_assets.publish.types import ACCEPT_TAG, REWRITE_TAG
 from backfill_assets.staleness.stale import find_stale_days
 from backfill_assets.staleness.unloaded import loaded_manifests
 from backfill_assets_tests.pipeline import (

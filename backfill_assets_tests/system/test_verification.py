@@ -33,8 +33,7 @@ from backfill_assets.cli import main
 from backfill_assets.cli.output import Output
 from backfill_assets.delta.read_check import ReadCheck, check_read
 from backfill_assets.delta.records import ExternalCommit
-from backfill_assets.orders.facts import CORRECTIONS, FACT
-from backfill_assets.orders.tables import LATE, RAW, REJECTED, STAGED, TABLES
+from backfill_assets.orders.tables import CORRECTIONS, FACT, LATE, RAW, REJECTED, STAGED, TABLES
 from backfill_assets.settings import Settings
 from backfill_assets.tables.code_version import Code
 from backfill_assets_tests.conftest import SMALL

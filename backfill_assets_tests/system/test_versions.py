@@ -25,15 +25,14 @@ from backfill_assets.definitions import build_defs
 from backfill_assets.delta import commits, targets
 from backfill_assets.delta.history import format_day_history, format_history
 from backfill_assets.delta.maintenance import MaintenanceResult, run_maintenance
-from backfill_assets.monitoring.incidents import find_incidents
-from backfill_assets.monitoring.monitor import read_situation
+from backfill_assets.monitoring.incidents import find_incidents, read_situation
 from backfill_assets.monitoring.states import DayState, day_states
-from backfill_assets.publish.run_tags import REWRITE_TAG
+from backfill_assets.publish.types import REWRITE_TAG
 from backfill_assets.settings import SettingsError, load_settings
 from backfill_assets.shadow.days import target_tables
 from backfill_assets.tables.arguments import DeclarationError
-from backfill_assets.tables.catalog import buildable_tables, tables_of
 from backfill_assets.tables.code_version import SourceFiles
+from backfill_assets.tables.graph import buildable_tables, tables_of
 from backfill_assets_tests import version_tables as first
 from backfill_assets_tests import version_tables_second as second
 from backfill_assets_tests.pipeline import LAYERS, Pipeline, day, make_plan, order, run_undo

@@ -19,10 +19,9 @@ from backfill_assets.backfills.planner import make_plan
 from backfill_assets.backfills.verify import VerifyOutcome
 from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.delta.ledger_reader import read_ledgers
-from backfill_assets.monitoring.monitor import Monitor
+from backfill_assets.monitoring.incidents import Monitor
 from backfill_assets.monitoring.states import DayState, day_states
-from backfill_assets.orders.facts import FACT
-from backfill_assets.orders.tables import ORDERS
+from backfill_assets.orders.tables import FACT, ORDERS
 from backfill_assets_guide.examples import web_events
 from backfill_assets_guide.examples.web_events import VISITS, active_users_7d
 from backfill_assets_tests.pages import code_blocks

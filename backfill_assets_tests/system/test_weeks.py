@@ -20,10 +20,9 @@ from backfill_assets.backfills.verify import VerifyOutcome
 from backfill_assets.calendar.grain import Grain, NotContiguousError
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import DAY, Window
-from backfill_assets.monitoring.monitor import read_situation
+from backfill_assets.monitoring.incidents import read_situation
 from backfill_assets.monitoring.states import DayState, day_states
-from backfill_assets.orders.facts import FACT
-from backfill_assets.orders.tables import RAW
+from backfill_assets.orders.tables import FACT, RAW
 from backfill_assets.settings import load_settings
 from backfill_assets.tables.arguments import DeclarationError
 from backfill_assets_tests.neighbours import Revenue, summed, weekly, weekly_again

@@ -15,8 +15,7 @@ import pytest
 
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.delta.commits import Writer
-from backfill_assets.orders.facts import CURRENT
-from backfill_assets.orders.tables import RAW, REJECTED, TABLES
+from backfill_assets.orders.tables import CURRENT, RAW, REJECTED, TABLES
 from backfill_assets.publish import publisher
 from backfill_assets_tests.arriving import DAY, Source, Truth
 from backfill_assets_tests.pipeline import EVERYTHING, START, Pipeline, day, order
