@@ -41,7 +41,9 @@ def store_run(instance, first, last, tables, **tags):
 
 def make_commit(version, spans, *, at=NOW, failed=(), **more):
     base = record(version, days(*spans), **more)
-    return msgspec.structs.replace(base, at=at, failed_days=dict.fromkeys(days(*failed), "it broke"))
+    return msgspec.structs.replace(
+        base, at=at, failed_days=dict.fromkeys(days(*failed), "it broke")
+    )
 
 
 def report_observation(instance, run_id, table, n):

@@ -262,13 +262,15 @@ def test_a_column_that_may_be_null_is_added_before_the_commit(loaded, spark, mon
     io.publish(wider_day(spark, 4, None), window(4, 4), {**RECORD, "run_id": "w4"})
     assert loaded.log(FACT.name).version() == before + 6
     (failed_day,) = io.publish(wider_day(spark, 5, 0), window(5, 5), {**RECORD, "run_id": "w5"})
-    assert "1 row(s) break the rule items IS NULL OR items >= 1" in failed_day.verdict.failure_reasons
+    assert (
+        "1 row(s) break the rule items IS NULL OR items >= 1" in failed_day.verdict.failure_reasons
+    )
     # A merge, and who reads the days of then.
     assert outcome_values(publish_wide(4, merge=True)) == ["written"]
     ledger = io.ledger(WIDER)
     assert ledger.current_record(day(1)) is not None
     assert ledger.columns_changed_since(ledger.latest[day(1)]) == {"channel", "items"}
-    old = io.source(ledger, False).days(window(1, 1)).collect()
+    old = io.table_snapshot(ledger, False).read_days(window(1, 1)).collect()
     assert [(r["customer_id"], r["channel"]) for r in old] == [("a", None)]
     read = check_read(loaded.settings, WIDER, days((1, 4)))
     assert read.problems == []

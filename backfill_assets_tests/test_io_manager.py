@@ -394,7 +394,7 @@ def test_days_that_would_be_the_same_are_neither_computed_nor_committed(loaded, 
     for old, new in zip(first, second, strict=True):
         assert new.version == old.version
         assert new.verdict.metrics == old.verdict.metrics
-        assert new.verdict.severity is old.verdict.worst_severity
+        assert new.verdict.worst_severity is old.verdict.worst_severity
 
 
 @pytest.mark.parametrize("changed", ["code_version", "config_digest"])
@@ -692,7 +692,10 @@ def test_a_merge_that_was_overtaken_looks_again(loaded, spark):
     (result,) = loaded.io_manager.publish(
         Candidate(FACT, lambda _: plan), window(2, 2), {**RECORD, "run_id": "slow"}, merge=True
     )
-    assert "1 published row(s) are absent or less frequent in the source" in result.verdict.failure_reasons
+    assert (
+        "1 published row(s) are absent or less frequent in the source"
+        in result.verdict.failure_reasons
+    )
     assert read_content(loaded) == {(1, "a", 1), (2, "a", 2), (2, "x", 1), (3, "a", 3)}
 
 

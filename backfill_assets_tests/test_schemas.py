@@ -161,7 +161,9 @@ def test_conform_puts_columns_in_order(facts):
 
 @pytest.mark.parametrize("table", TABLES.values(), ids=lambda table: table.name)
 def test_conform_takes_each_tables_own_type(spark, table):
-    assert table.conform_frame(spark.createDataFrame([], table.struct_type)).columns == list(table.columns)
+    assert table.conform_frame(spark.createDataFrame([], table.struct_type)).columns == list(
+        table.columns
+    )
 
 
 @pytest.mark.parametrize(
