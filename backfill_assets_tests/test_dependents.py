@@ -127,8 +127,8 @@ def test_what_was_made_of_a_load_goes_with_it(tables):
     }
     assert list_problems(scopes) == []
     changes = scopes[STAGED.name].changes
-    assert (changes[day(3)].before, changes[day(3)].previous.version) == (1, 1)
-    assert changes[day(4)].previous is None
+    assert (changes[day(3)].before, changes[day(3)].previous_commit.version) == (1, 1)
+    assert changes[day(4)].previous_commit is None
 
 
 def test_what_was_not_made_of_it_stays(tables):
@@ -190,7 +190,7 @@ def test_one_that_was_broken_off_goes_on(tables):
     tables.undo(3, to=1, withdrawn=[4], touches=[3, 4])
     scopes = tables.extents("nightrun")
     assert days_by_table(scopes) == {STAGED.name: ({3, 4}, set()), FACT.name: ({4}, {3})}
-    assert scopes[RAW.name].done == {day(4)}
+    assert scopes[RAW.name].already_reverted == {day(4)}
     # The sensor has made one of the days anew meanwhile, of what was put back.
     tables.make(STAGED, 3, [3], run="followe2", inputs={RAW.name: 3})
     scopes = tables.extents("nightrun")

@@ -75,7 +75,7 @@ def test_it_ends_with_its_folder_and_starts_again_where_it_was(deployment):
 def test_a_copy_asks_no_service_of_the_other_folder(deployment, tmp_path):
     rates.pay_calls(deployment.folder, 1)
     with rates.serve_rates(deployment.folder):
-        copy = deployment.copied(tmp_path / "copy", loaded=False)
+        copy = deployment.copy_to(tmp_path / "copy", loaded=False)
         assert RATES_URL not in copy.variables
         whole = shutil.copytree(deployment.folder, tmp_path / "whole")
         assert call_status(Deployment(whole)) == 404

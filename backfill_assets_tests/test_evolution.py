@@ -270,7 +270,7 @@ def test_a_column_that_may_be_null_is_added_before_the_commit(loaded, spark, mon
     ledger = io.ledger(WIDER)
     assert ledger.current_record(day(1)) is not None
     assert ledger.columns_changed_since(ledger.latest[day(1)]) == {"channel", "items"}
-    old = io.source(ledger, False).days(window(1, 1)).collect()
+    old = io.table_snapshot(ledger, False).read_days(window(1, 1)).collect()
     assert [(r["customer_id"], r["channel"]) for r in old] == [("a", None)]
     read = check_read(loaded.settings, WIDER, days((1, 4)))
     assert read.problems == []

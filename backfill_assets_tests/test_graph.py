@@ -94,7 +94,7 @@ def test_reaches_by_name(reach, read):
 @given(reaches, st.integers(1, 12))
 def test_a_day_needs_its_own_day_or_the_last_before_it(reach, n):
     read = {*reach.read(one_day(day(n)))}
-    assert reach.needed(day(n)) == [max(d for d in read if d <= day(n))]
+    assert reach.required_days(day(n)) == [max(d for d in read if d <= day(n))]
     assert RecordedReach().required_days(day(n)) == [day(n)]
 
 

@@ -393,7 +393,7 @@ def test_days_that_would_be_the_same_are_neither_computed_nor_committed(loaded, 
     for old, new in zip(first, second, strict=True):
         assert new.version == old.version
         assert new.verdict.metrics == old.verdict.metrics
-        assert new.verdict.severity is old.verdict.worst_severity
+        assert new.verdict.worst_severity is old.verdict.worst_severity
 
 
 @pytest.mark.parametrize("changed", ["code_version", "config_digest"])

@@ -485,7 +485,7 @@ def test_an_external_append_beside_a_run(pipeline, spark):
     assert read_content(pipeline) == {(1, "a", 5), (2, "a", 6), (2, "stranger", 7)}
     ledger = pipeline.io_manager.ledger(FACT)
     assert ledger.current_record(day(2)) is None
-    assert ledger.content(day(2)) == f"version {ledger.version}"
+    assert ledger.content_key(day(2)) == f"version {ledger.version}"
     # The next run of the day finds it so, and mends it.
     (result,) = publish_frame(pipeline, fact_rows(spark, [(2, "a", 6)]), window(2, 2))
     assert result.outcome is Outcome.WRITTEN
@@ -502,13 +502,13 @@ def test_a_table_whose_log_was_cut_is_written_again(pipeline, spark):
     cut_log(url, *range(latest_version(url)))
     ledger_reader._cached_ledgers.clear()
     before = pipeline.io_manager.ledger(FACT)
-    assert before.unrecorded == days(1, 2)
+    assert before.days_without_record == days(1, 2)
     # What is on record is not computed again; what is not, is.
     missing_rows = rows.where(f"run_date < DATE'{day(3)}'")
     results = publish_frame(pipeline, missing_rows, window(1, 3), fingerprint="one")
     assert outcome_values(results) == ["written", "written", "identical"]
     ledger = pipeline.io_manager.ledger(FACT)
-    assert ledger.unrecorded == frozenset()
+    assert ledger.days_without_record == frozenset()
     assert ledger.transaction == before.transaction + 1
     # And a commit still does not come about if another of ours came after the ledger was read.
     writer = Writer(lambda: spark, str(url), FACT)

@@ -277,7 +277,7 @@ def test_parquet(everything: dict) -> None:
 
 def test_every_line_is_accepted_or_rejected(everything: dict) -> None:
     read, files = everything["read"], everything["found"]
-    counts = count_lines_by_file(read, VISITS, files.counts)
+    counts = count_lines_by_file(read, VISITS, files.line_counts)
     landed = {"0.jsonl": len(JSON), "1.csv": len(CSV)}
     landed |= {f"p{n}.parquet": 2 for n in range(len(PARQUET))}
     assert {name.partition("/")[2]: x.landed for name, x in counts.items()} == landed

@@ -179,7 +179,7 @@ def _failed_days(
     the runs before it left failed in the others must not look as if it were published.
     """
     run: dg.DagsterRun | None = context.run
-    failed = context.resources.io_manager.failed(context.run.run_id)
+    failed = context.resources.io_manager.failed_days(context.run.run_id)
     while run and run.parent_run_id and any(name not in failed for name in names):
         unreported_tables = {name for name in names if name not in failed}
         failed |= _failed_days_of_run(context.instance, run.parent_run_id, unreported_tables)

@@ -125,7 +125,7 @@ def watch_tasks() -> Iterator[TaskWatch]:
 def watch_session(session: SparkSession) -> None:
     """Have the tasks of a session watched, if this thread watches any."""
     if current_watch := getattr(_thread_state, "watch", None):
-        current_watch.begin(session)
+        current_watch.attach_session(session)
 
 
 def build_task_times(cache: Path) -> None:

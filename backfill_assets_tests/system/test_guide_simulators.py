@@ -684,14 +684,14 @@ def test_what_follows_in_the_grid_is_what_the_graph_says(guide, tmp_path):
         days = {day(n) for n in range(1, 17) if invent.random() < 0.2} or {day(16)}
         simulated_days = {first: days}
         for name in [*tables][[*tables].index(first) + 1 :]:
-            changed = reaches[name].changed(simulated_days[tables[name]["of"]], ledger(RAW))
+            changed = reaches[name].changed_days(simulated_days[tables[name]["of"]], ledger(RAW))
             simulated_days[name] = {
                 changed_day for changed_day in changed if changed_day in CALENDAR
             }
             input_days = DaySet.from_days(simulated_days[tables[name]["of"]])
             assert simulated_days[name] == {
                 touched_day
-                for touched_day in reaches[name].touched(input_days)
+                for touched_day in reaches[name].affected_days(input_days)
                 if touched_day in CALENDAR
             }
         requests.append([first, _day_numbers(days)])

@@ -127,7 +127,7 @@ def test_files_become_fewer_and_nothing_else_changes(scattered):
     # What was replaced can still be had.
     assert customers_of_day(scattered, 2, before - 1) == {"a"}
     ledger = scattered.io_manager.ledger(FACT)
-    assert ledger.external == []
+    assert ledger.external_commits == []
     assert all(ledger.current_record(day(n)) for n in (1, 2, 3))
     # A second time there is nothing to do, and no commit says so.
     repeated = maintain_facts(scattered)

@@ -174,7 +174,7 @@ def test_29_of_30_days_are_published_with_a_verdict_each(plain):
     failed = {(e.partition, e.check_name) for e in judged if not e.passed}
     assert failed == {(str(day(17)), "unique_key")}
     ledger = plain.ledger("page_visits", Visits)
-    assert ledger.published == {row["visited"] for row in rows}
+    assert ledger.published_days == {row["visited"] for row in rows}
 
     BAD.clear()
     plain.run("page_visits", 17, 17)
@@ -187,8 +187,8 @@ def test_days_are_computed_each_time_and_written_where_they_differ(plain):
     plain.run("page_visits", 1, 3)
     after = plain.ledger("page_visits", Visits)
     (first, second) = after.records
-    assert first.written == {day(1), day(2), day(3)}
-    assert second.written == frozenset()
+    assert first.written_days == {day(1), day(2), day(3)}
+    assert second.written_days == frozenset()
     assert {d: after.content(d) for d in after.published} == {
         d: before.content(d) for d in before.published
     }
