@@ -52,12 +52,12 @@ def test_no_stage_is_heavier_than_a_run_would_be_or_than_the_heaviest_day(load, 
     stages = cut_stages(load, most)
     if len(stages) == 1:
         return
-    runs = [load.of(run, again=False) for run in load.window.split_by_length(most)]
-    assert max(map(load.of, stages)) < max(runs)
-    single = max(load.of(Window(day, day + DAY)) for day in load.window)
+    runs = [load.run_work(run, with_lead=False) for run in load.window.split_by_length(most)]
+    assert max(map(load.run_work, stages)) < max(runs)
+    single = max(load.run_work(Window(day, day + DAY)) for day in load.window)
     longest = most - load.lead_days if 2 * load.lead_days <= most else most
     usual = median_stage_work(load.window, load, longest)
-    assert max(map(load.of, stages)) <= max(single, TOLERANCE * usual)
+    assert max(map(load.run_work, stages)) <= max(single, TOLERANCE * usual)
 
 
 @example([9] * 129, 14, 28, 0)

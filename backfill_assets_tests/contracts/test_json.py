@@ -323,7 +323,7 @@ def take_verify(shapes: Shapes, _folder: Path, monkeypatch: pytest.MonkeyPatch) 
     tests = [ReadCheck(FACT.name, 1, ["a problem"]), ReadCheck("stg_orders", None)]
     for test in tests:
         monkeypatch.setattr(
-            "backfill_assets.delta.read_check.read_test", lambda *_, test=test: test
+            "backfill_assets.delta.read_check.check_read", lambda *_, test=test: test
         )
         shapes.take("verify", "verify", DAYS)
 
