@@ -1,4 +1,60 @@
-"""What a project imports to declare tables of its own; everything else may change."""
+r"""Declare Delta tables; Dagster loads and backfills them, audited, idempotent, reversible.
+
+A source is a pandera model of its lines. A table is a function of DataFrames; its parameters say
+which days of which input it reads. This is a whole project, `visits.py`:
+
+    from typing import Annotated, ClassVar
+
+    import pandera.pyspark as pa
+    import pyspark.sql.types as T
+    from pandera.pyspark import Field
+    from pyspark.sql import DataFrame
+    from pyspark.sql import functions as F
+
+    from backfill_assets import Reads, Source, conserves, table
+
+
+    class Visit(pa.DataFrameModel):
+        visit_id: T.StringType
+        began_at: T.TimestampType
+        sent_at: T.TimestampType
+
+
+    VISITS = Source(
+        "visits", Visit, key=["visit_id"], event_time="began_at", version_time="sent_at"
+    )
+
+
+    class DailyVisits(pa.DataFrameModel):
+        run_date: T.DateType
+        visits: T.LongType = Field(ge=1)
+
+        class Config:
+            strict = True
+            metadata: ClassVar = {"partition": "run_date", "key": [], "totals": ["visits"]}
+
+
+    @table(DailyVisits, checks=[conserves("visits", None, "visits")])
+    def daily_visits(visits: Annotated[DataFrame, Reads(VISITS.staged)]) -> DataFrame:
+        return visits.groupBy(F.col("for_day").alias("run_date")).agg(
+            F.count(F.lit(1)).alias("visits")
+        )
+
+
+    TABLES = [VISITS, daily_visits]
+
+A file has landed in `landing/visits/arrival_date=2024-01-01/`. One run loads the day:
+
+    BACKFILL_ASSETS_TABLES=visits:TABLES dagster asset materialize \
+        -m backfill_assets.definitions --select '*' --partition 2024-01-01
+
+The next day's file has another visit of January 1st. When it is loaded, the state of the day
+`daily_visits 2024-01-01` is *input newer than output* (`backfill-assets status`). The sensor
+`touched_days` launches a run of that day, and it counts both visits. `backfill-assets undo` reverts
+a run or a backfill in all tables.
+
+The names below are what a project imports; everything else may change.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m backfill_assets.code_server`: what `deployment` starts. See `dagster_ext.forking`."""
+"""`python -m backfill_assets.code_server`, started by `dagster_ext.supervisor`."""
 
 from backfill_assets.dagster_ext.code_server import run_code_server
 

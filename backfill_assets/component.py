@@ -1,4 +1,4 @@
-"""A component of Dagster: the definitions of a deployment, from a `defs.yaml`."""
+"""The Dagster component: the definitions of a deployment from a `defs.yaml`."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class BackfillAssets(dg.Component):
 
     @classmethod
     def get_model_cls(cls) -> type[BaseModel]:
-        """What tells Dagster, and an editor of `defs.yaml`, which attributes there are."""
+        """The model of the attributes, for Dagster and for editors of `defs.yaml`."""
         return _ATTRIBUTES
 
     @classmethod
     def load(cls, attributes: BaseModel | None, context: dg.ComponentLoadContext) -> BackfillAssets:
-        """The component that a `defs.yaml` describes.
+        """The component of a `defs.yaml`.
 
         Raises:
             SettingsError: naming each attribute or variable with a bad value, and what is allowed.
@@ -46,12 +46,12 @@ class BackfillAssets(dg.Component):
         return cls(load_settings(**overrides))
 
     def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
-        """The definitions under these settings."""
+        """The definitions with these settings."""
         return build_defs(self.settings)
 
 
 #: The fields of `Settings`, as attributes. Dagster does not validate their values: they may be
-#: templates, and `Settings` says in one sentence what is wrong with them.
+#: templates, and `Settings` reports each error in one sentence.
 _FIELDS: dict[str, Any] = {
     name: (Annotated[field.rebuild_annotation(), SkipValidation()], None)
     for name, field in Settings.model_fields.items()
@@ -60,10 +60,10 @@ _ATTRIBUTES = create_model("BackfillAssetsAttributes", __base__=dg.Model, **_FIE
 
 
 def _render_templates(value: Any, context: dg.ResolutionContext) -> Any:
-    """A value with its templates filled in.
+    """A value with its templates rendered.
 
-    Only templates are rendered: Dagster would make a number of any text that looks like one, such
-    as the value of a Spark setting.
+    Only templates are rendered: Dagster would turn any text that looks like a number into a number,
+    such as the value of a Spark setting.
     """
     if isinstance(value, dict):
         return {

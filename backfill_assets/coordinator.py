@@ -1,4 +1,4 @@
-"""What `dagster.yaml` names; homes of Dagster outlive a release. See `dagster_ext.coordinator`."""
+"""The name in `dagster.yaml`, which outlives a release. See `dagster_ext.launcher`."""
 
 from backfill_assets.dagster_ext.launcher import PromptRunCoordinator
 

@@ -1,4 +1,4 @@
-"""Where everything meets: settings, assets and resources become one `Definitions`."""
+"""The Dagster `Definitions` of a deployment, built from settings, tables and resources."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from backfill_assets.tables.derived import Derived, versions_in
 from backfill_assets.tables.graph import config_digests, graph_for, tables_of
 from backfill_assets.tables.table import Table
 
-#: Tags of assets: name of the first version of a table that has several, which version an asset is,
-#: and the day on which it is retired.
+#: Tags of assets: the first version of a table with several versions, this asset's version, and its
+#: retirement day.
 VERSIONS_TAG = "backfill_assets/versions_of"
 VERSION_TAG = "backfill_assets/version"
 RETIRED_TAG = "backfill_assets/retired"
@@ -45,12 +45,12 @@ def build_defs(
     resources: dict[str, Any] | None = None,
     clock: Clock | None = None,
 ) -> dg.Definitions:
-    """The project's definitions.
+    """The definitions of the deployment.
 
     Args:
         settings: the deployment's settings; from the environment if not given.
         resources: replacements for `engine` or `io_manager`, for tests.
-        clock: tells the time to the sensors; the system's if not given.
+        clock: gives the current time to the sensors; the system's if not given.
 
     Raises:
         SettingsError: naming the variable, the value and what is allowed.
@@ -96,16 +96,16 @@ def build_defs(
             **overrides,
             "engine": fixed_resource(engine),
         },
-        # One process and one session a run: a JVM for each step costs more than the step.
+        # One process and one session per run: a JVM for each step costs more than the step.
         executor=one_process_executor,
     )
 
 
 def _with_freshness_and_tags(settings: Settings, spec: dg.AssetSpec) -> dg.AssetSpec:
-    """The same asset with Dagster's freshness, and with what tells it from its other versions.
+    """Add the freshness policy to an asset, and the tags of its version.
 
-    Assets without days are made anew with a day. One that is to be retired has no freshness:
-    Dagster would go on to look at it after that day.
+    Unpartitioned assets are refreshed daily. An asset with a retirement day has no policy: Dagster
+    would go on checking it after that day.
     """
     table = tables_of(settings).get(spec.key.path[-1])
     if table is not None and table.retired:
@@ -128,12 +128,12 @@ def _with_freshness_and_tags(settings: Settings, spec: dg.AssetSpec) -> dg.Asset
 
 
 def _make_external(asset: dg.AssetsDefinition) -> dg.AssetsDefinition:
-    """The asset of a retired table: Dagster shows what it was, and materializes it no more."""
+    """Turn the asset of a retired table into an external one, which nobody can materialize."""
     return dg.AssetsDefinition(specs=[*asset.specs])
 
 
 def _declared_assets(settings: Settings, code: Code) -> Iterator[tuple[Table, dg.AssetsDefinition]]:
-    """The tables that are declared by a function, each with its asset, which its kind decides."""
+    """The tables declared by a function, each with the asset for its kind."""
     for table in tables_of(settings).values():
         if isinstance(table, Derived):
             yield table, derived.build_derived_asset(settings, code, table)
@@ -144,11 +144,11 @@ def _declared_assets(settings: Settings, code: Code) -> Iterator[tuple[Table, dg
 
 
 def fixed_resource(resource: object) -> dg.ResourceDefinition:
-    """A resource as it is, for Dagster's definitions: a run that configures it is refused.
+    """Wrap a resource for Dagster's definitions so that runs cannot configure it.
 
-    A `ConfigurableResource` would take whatever a run is launched with: another server, which is
-    then shown the engine's token, options of the JVM, or another warehouse. Nor does Dagster show
-    what this one was made with, or store it with runs.
+    A run could configure a `ConfigurableResource`: with another server, which then receives the
+    engine's token, with options of the JVM, or with another warehouse. Dagster also does not show
+    or store how this one was configured.
     """
     if isinstance(resource, dg.IOManager):
         return dg.IOManagerDefinition(lambda _: resource, config_schema={})
@@ -158,12 +158,12 @@ def fixed_resource(resource: object) -> dg.ResourceDefinition:
 def delta_io_manager(
     settings: Settings, assets: Iterable[Asset], engine: Engine | None = None
 ) -> dg.ResourceDefinition:
-    """The IO manager of all tables, for definitions of one's own.
+    """The IO manager of all tables, for your own definitions.
 
     Args:
         settings: the deployment's settings.
-        assets: the ordinary assets that it publishes or reads, besides the tables.
-        engine: where the Spark session comes from; as the settings say if not given.
+        assets: ordinary assets that it publishes or reads, besides the tables.
+        engine: gives the Spark session; as in the settings if not given.
 
     Raises:
         DeclarationError: an asset cannot be published: it has no pandera model in its metadata, or
@@ -176,13 +176,7 @@ def delta_io_manager(
 
 
 def make_io_manager(settings: Settings, engine: Engine, code: Code) -> DataFrameIOManager:
-    """The IO manager of all tables.
-
-    Args:
-        settings: the deployment's settings.
-        engine: where the Spark session comes from.
-        code: the code of the tables.
-    """
+    """The IO manager of all tables."""
     return DataFrameIOManager(
         engine=engine,
         warehouse=settings.warehouse,
@@ -198,7 +192,7 @@ def make_io_manager(settings: Settings, engine: Engine, code: Code) -> DataFrame
     )
 
 
-#: What was built in this process, by the settings.
+#: The definitions built in this process, by settings.
 _defs_by_settings: dict[str, dg.Definitions] = {}
 
 
@@ -207,7 +201,7 @@ def defs() -> dg.Definitions:
     """What `workspace.yaml` loads."""
     settings = load_settings()
     key = settings.model_dump_json()
-    # Dagster asks six times for a run that the command line launches.
+    # Dagster calls this six times for a run from the command line.
     if key not in _defs_by_settings:
         _defs_by_settings[key] = build_defs(settings)
     return _defs_by_settings[key]

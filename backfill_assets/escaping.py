@@ -1,7 +1,7 @@
-"""Foreign text in a format: what a terminal, Markdown or a chat would take for its own signs.
+"""Escaping of foreign text for a terminal, a log, Markdown or a chat.
 
-Others choose the names of landed files, what is in their lines, and why a backfill was launched.
-Each function belongs to one format, and is called where that format is made.
+Others choose the names of landing files, the content of their lines, and the reasons of backfills.
+Each function belongs to one format, and is called where that format is produced.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-#: What Markdown takes for a sign of its own in a line: code, tags, emphasis, cells of a table, the
-#: end of a link's or picture's text, characters by name, and what lists and headings begin with.
+#: Markup of Markdown within a line: code, tags, emphasis, table cells, the end of a link's or
+#: picture's text, named characters; and at its start: lists and headings.
 _MARKDOWN = re.compile(
     r"[\\`*~|]|<(?=[a-z/!?])|(?<![^\W_])_|_(?![^\W_])|\](?=[(\[:])|&(?=#?\w+;)"
     r"|^(?=[-+>#=])",
@@ -19,41 +19,40 @@ _MARKDOWN = re.compile(
 
 
 def escape_terminal(text: str) -> str:
-    """For a terminal: what is no character to be seen is spelled out, but for ends of lines.
+    """Replace invisible characters with their codes, except line ends.
 
-    That is: colours and cursors of terminals, what turns the direction of writing around, and the
-    bytes of file names that are no UTF-8, which could not be printed.
+    These are: colours and cursor moves of terminals, characters that reverse the writing direction,
+    and bytes of file names that are not UTF-8 and could not be printed.
     """
     return "\n".join(map(escape_line, text.split("\n")))
 
 
 def escape_line(text: str) -> str:
-    """For a line of a log: the same, and ends of lines are spelled out as well."""
+    """Replace invisible characters with their codes, including line ends, for a line of a log."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def escape_markdown(text: str) -> str:
-    """For a line or a cell of Markdown: shown as it is, and nothing is fetched for it.
+    """Escape a line or a cell of Markdown: it is shown unchanged, and loads nothing.
 
-    Dagster's pages take descriptions of checks for Markdown as well. An address becomes a link to
-    what it says.
+    Dagster's pages also render descriptions of checks as Markdown. A URL becomes a link to itself.
     """
     return _MARKDOWN.sub(r"\\\g<0>", escape_line(text).strip())
 
 
 def markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table in Markdown, whose cells are foreign text; lines of a cell are put side by side."""
+    """A table in Markdown with escaped cells; the lines of a cell are joined."""
     cells = [[escape_markdown(cell.replace("\n", ", ")) for cell in row] for row in rows]
     heading, *lines = (f"| {' | '.join(line)} |" for line in (headings, *cells))
     return "\n".join([heading, "|---" * len(headings) + "|", *lines])
 
 
 def escape_chat(text: str) -> str:
-    """For a message of a chat: nobody is called by name, and no link hides where it leads.
+    """Escape a chat message: it notifies nobody by name, and no link hides its target.
 
-    Slack takes its commands in angle brackets, and shows `&lt;` as one. Mattermost and others call
-    whom an @ names: an invisible character behind it keeps them from that.
+    Slack's commands are in angle brackets, and `&lt;` shows one. Mattermost and others notify the
+    user after an @: an invisible character behind it prevents that.
     """
     return escape_terminal(text).replace("<", "&lt;").replace("@", "@\u200b")

@@ -1,4 +1,4 @@
-"""What `dagster.yaml` names; homes of Dagster outlive a release. See `dagster_ext.eventlog`."""
+"""The name in `dagster.yaml`, which outlives a release. See `dagster_ext.eventlog`."""
 
 from backfill_assets.dagster_ext.eventlog import LocalEventLog, LocalStorage
 

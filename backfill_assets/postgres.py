@@ -1,4 +1,4 @@
-"""What `dagster.yaml` names; homes of Dagster outlive a release. See `dagster_ext.postgres`."""
+"""The name in `dagster.yaml`, which outlives a release. See `dagster_ext.postgres`."""
 
 from backfill_assets.dagster_ext.postgres import PostgresStorage
 

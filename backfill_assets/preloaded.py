@@ -1,13 +1,13 @@
-"""What every run imports and builds: imported once, by the process that runs are forked from."""
+"""The imports and definitions of every run, loaded once by the process that forks the runs."""
 
 import contextlib
 import gc
 
-with contextlib.suppress(Exception):  # a run itself says what is wrong
+with contextlib.suppress(Exception):  # the run itself reports the error
     from backfill_assets.definitions import defs
 
     defs().get_repository_def()
 
-# Runs share these objects with the process that they are forked from, and do not look through them.
+# Forked runs share the memory of these objects, and do not scan them for garbage.
 gc.collect()
 gc.freeze()

@@ -1,4 +1,4 @@
-"""What rows depend on besides code: engine, time zones, and settings of Spark."""
+"""What decides rows besides code: versions of engine and time-zone data, and settings of Spark."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 @cache
 def package_version() -> str:
-    """The release of this package; empty if it runs without being installed."""
+    """The release of this package; empty if it is not installed."""
     try:
         return version("backfill-assets")
     except PackageNotFoundError:
@@ -28,9 +28,9 @@ def engine_versions() -> dict[str, str]:
 
 
 def time_zone_data() -> str:
-    """The version of the time-zone data that days are cut by, such as `2025a`.
+    """The version of the time-zone data that business days depend on, such as `2025a`.
 
-    That of the Java that Spark runs on here; without one, that of the Python package.
+    From the Java that Spark runs on here; without Java, from the Python package.
     """
     java = shutil.which("java")
     java_home = os.environ.get("JAVA_HOME") or (java and str(Path(java).resolve().parent.parent))
@@ -43,10 +43,10 @@ def time_zone_data() -> str:
 
 
 def _java_time_zones(path: Path) -> str:
-    """The version in the header of Java's time-zone file; empty if there is none to read.
+    """The version in the header of Java's time-zone file; empty if it cannot be read.
 
-    A byte 1, the text `TZDB`, the number of versions, and the first as text; each text after its
-    length in two bytes.
+    The header is a byte 1, the text `TZDB`, the number of versions, and the first version as text;
+    each text follows its length in two bytes.
     """
     try:
         with path.open("rb") as file:
@@ -58,15 +58,15 @@ def _java_time_zones(path: Path) -> str:
     return head[11 : 11 + int.from_bytes(head[9:11], "big")].decode("ascii", "replace")
 
 
-#: What a session must run with, whoever asks for something else: otherwise files are left out, or
-#: timestamps read otherwise, and nothing says so.
+#: Settings that no session may change: otherwise files are skipped, or timestamps read differently,
+#: without an error.
 PINNED = {
     "spark.sql.files.ignoreCorruptFiles": "false",
     "spark.sql.files.ignoreMissingFiles": "false",
     "spark.sql.session.timeZone": "UTC",
 }
-#: Spark's settings of how a query is run and how files are laid out, which change no row. What
-#: ends in a dot stands for all that begins so.
+#: Spark settings for the execution of queries and the layout of files, which change no row. A name
+#: that ends in a dot stands for all names with this prefix.
 _TUNING = (
     "spark.databricks.delta.autoCompact.",
     "spark.databricks.delta.checkpoint.partSize",
@@ -98,7 +98,7 @@ _TUNING = (
 
 
 def may_decide_rows(name: str) -> bool:
-    """Whether a setting of Spark may change what a query gives: all of SQL's that do not tune."""
+    """Whether a Spark setting may change a query's result: all of SQL's except tuning."""
     if not name.startswith(("spark.sql.", "spark.databricks.")):
         return False
     return not any(
@@ -107,7 +107,7 @@ def may_decide_rows(name: str) -> bool:
 
 
 def check_spark_conf(conf: Mapping[str, str]) -> None:
-    """Refuse settings of Spark's under which rows would be lost, or a JVM would not start.
+    """Raise if Spark settings would lose rows, or prevent the start of a JVM.
 
     Raises:
         ValueError: naming the setting and the rule.
@@ -130,6 +130,6 @@ def check_spark_conf(conf: Mapping[str, str]) -> None:
 
 
 def is_secret(text: str) -> bool:
-    """Whether a text, such as the name of a Spark setting, speaks of something to keep secret."""
+    """Whether a text, such as the name of a Spark setting, suggests a secret."""
     words = r"secret|token|password|passwd|credential|key|webhook"
     return re.search(rf"{words}|://[^/\s]*:[^/\s]*@", text, re.I) is not None

@@ -1,7 +1,7 @@
-"""What a deployment may set, typed and validated, with the defaults and the `.env` files.
+"""The settings of a deployment, typed and validated, with their defaults and `.env` files.
 
-Every setting is an environment variable `BACKFILL_ASSETS_<FIELD>`; `SPARK_REMOTE` keeps the name
-that Spark itself gives it.
+Every setting is an environment variable `BACKFILL_ASSETS_<FIELD>`; only `SPARK_REMOTE` has Spark's
+own name.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ from backfill_assets.runtime_versions import (
     time_zone_data,
 )
 
-#: By variable, the file that it was read from and its value there.
+#: By variable, the file that it was read from and its value in the file.
 _file_values: dict[str, tuple[Path, str]] = {}
 
 
 def load_env_file(folder: Path) -> None:
     """Put the variables of a folder's `.env` into the environment of this process.
 
-    As in Dagster's own processes, the file wins over the environment, and a name without a value
-    is left out (`dagster._core.secrets.env_file`).
+    As in Dagster's own processes, the file wins over the environment, and a name without a value is
+    left out (`dagster._core.secrets.env_file`).
 
     Args:
-        folder: where commands are called.
+        folder: the folder where commands are called.
 
     Raises:
         ValueError: the file cannot be read.
@@ -68,7 +68,7 @@ def load_env_file(folder: Path) -> None:
 
 
 def variable_origin(name: str) -> str:
-    """Where a variable comes from: `default` if it is not set, `environment`, or a file."""
+    """The origin of a variable: `default` if it is not set, `environment`, or a file."""
     if not os.environ.get(name):
         return "default"
     file, value = _file_values.get(name, (None, ""))
@@ -76,13 +76,13 @@ def variable_origin(name: str) -> str:
 
 
 def origin_note(name: str) -> str:
-    """The file that a variable comes from, for a message about it; empty if it is of none."""
+    """The file that a variable comes from, for messages; empty if it comes from none."""
     source = variable_origin(name)
     return "" if source in ("default", "environment") else f" (from {source})"
 
 
 PREFIX = "BACKFILL_ASSETS_"
-#: For how many days a backfill can be undone, unless a deployment says otherwise.
+#: The default number of days in which a backfill can be undone.
 UNDO_DAYS = 30
 
 
@@ -144,7 +144,7 @@ class Settings(BaseSettings):
         tables: where the tables are declared, as `module:attribute`.
     """
 
-    # An empty variable counts as unset: `VAR= command` is how a shell user takes a setting back.
+    # An empty variable counts as unset: shell users write `VAR= command` to unset a setting.
     model_config = SettingsConfigDict(
         env_prefix=PREFIX, env_ignore_empty=True, extra="forbid", frozen=True, populate_by_name=True
     )
@@ -170,7 +170,7 @@ class Settings(BaseSettings):
     max_control: ByteSize = Field(default=ByteSize(1 << 20), ge=1 << 10, le=1 << 30)
     check_independence: bool = True
     stalled_after: int = Field(default=600, ge=0, le=604800)
-    # No longer than the commits themselves, which is what Delta asks for.
+    # Not longer than Delta keeps commits, as Delta requires.
     undo_days: int = Field(default=UNDO_DAYS, ge=1, le=36500)
     keep_runs_days: int = Field(default=90, ge=1, le=36500)
     keep_plans_days: int = Field(default=365, ge=1, le=36500)
@@ -191,7 +191,7 @@ class Settings(BaseSettings):
     @field_validator("landing", "warehouse")
     @classmethod
     def _make_absolute(cls, value: str) -> str:
-        """Local paths are made absolute: a step may run in another working directory."""
+        """Make local paths absolute: a step may run in another working directory."""
         if not value.strip():
             raise ValueError("must be a path or a URL, not empty")
         value = normalize_location(value)
@@ -202,7 +202,7 @@ class Settings(BaseSettings):
     @field_validator("start", "end", mode="before")
     @classmethod
     def _iso_day(cls, value: object) -> object:
-        """Only YYYY-MM-DD: pydantic would read 20240101 as seconds since 1970."""
+        """Accept only YYYY-MM-DD: pydantic would read 20240101 as seconds since 1970."""
         if value is None or isinstance(value, date):
             return value
         if not re.fullmatch(r"\d{4}-\d{2}-\d{2}", str(value)):
@@ -248,7 +248,7 @@ class Settings(BaseSettings):
         try:
             url = urlsplit(value)
             is_valid = url.scheme == "sc" and url.hostname and url.port != 0
-        except ValueError:  # a port that is no number
+        except ValueError:  # a port that is not a number
             is_valid = False
         if not is_valid:
             raise ValueError("must be a Spark Connect URL: sc://host:port")
@@ -286,33 +286,33 @@ class Settings(BaseSettings):
 
     @property
     def asset_owners(self) -> list[str]:
-        """The owners of the assets, as Dagster takes them."""
+        """The owners of the assets, in Dagster's form."""
         return [owner.strip() for owner in (self.owners or "").split(",") if owner.strip()]
 
     def table(self, asset: str) -> str:
-        """Where the table of an asset lives."""
+        """The path or URL of an asset's table."""
         return f"{self.warehouse}/{asset}"
 
     @property
     def digest(self) -> str:
-        """A digest of all that decides what is *in* the tables, for a deployment as a whole."""
+        """A digest of all settings that decide rows, for the deployment as a whole."""
         return self.digest_of(["window_days", "late_lines"])
 
     def digest_of(self, fields: Iterable[str], overrides: Mapping[str, Any] | None = None) -> str:
-        """A digest of some settings and of what decides every table.
+        """A digest of some settings and of what decides the rows of every table.
 
-        That is the business time zone, the versions of the engine, and what Spark's SQL is told but
-        for tuning. Where the tables are, how many days a run takes or on which machine Spark runs
-        is not in it: those must not change a single row.
+        The latter is the business time zone, the versions of the engine, and the settings of
+        Spark's SQL except tuning. The location of tables, the days per run and Spark's machine are
+        not included: they must not change a row.
 
         Args:
-            fields: the settings that decide some tables only.
-            overrides: their values, where they are others for these tables.
+            fields: the settings that decide only some tables.
+            overrides: the values of settings that differ for these tables.
         """
         replacements = overrides or {}
         deciding = {n: replacements[n] if n in replacements else getattr(self, n) for n in fields}
         deciding |= {"timezone": self.timezone, "engine": engine_versions()}
-        # A day in UTC begins at the same moment by any data.
+        # Days in UTC do not depend on time-zone data.
         if self.timezone != "UTC":
             deciding["time_zone_data"] = time_zone_data()
         if sql := {k: v for k, v in self.spark_conf.items() if may_decide_rows(k)}:
@@ -321,10 +321,10 @@ class Settings(BaseSettings):
 
 
 def normalize_location(value: str) -> str:
-    """A local path, or a URL of S3 as Spark has it.
+    """A local path, or a URL of S3 in Spark's form.
 
     Raises:
-        ValueError: it is a URL of another store, none of which has been tried, or has a password.
+        ValueError: it is a URL of another store, which is not supported, or has a password.
     """
     url = urlsplit(value)
     if url.scheme == "file":
@@ -352,8 +352,7 @@ def load_settings(**overrides: Any) -> Settings:
 
     Raises:
         SettingsError: naming every variable or override with a bad value, the value, and what is
-            allowed; or a variable with the prefix that is no setting, which would do nothing in
-            silence.
+            allowed; or a variable with the prefix that is no setting and would be ignored.
     """
     known_names = {
         f"{PREFIX}{name.upper()}" for name in Settings.model_fields if name != "spark_remote"
@@ -370,7 +369,7 @@ def load_settings(**overrides: Any) -> Settings:
     except ValidationError as error:
         raise SettingsError(_explain_errors(error.errors(), overrides)) from None
     except PydanticSettingsError:
-        # The one setting that is not plain text: pydantic-settings reads it as JSON on its own.
+        # The one setting that is not plain text: pydantic-settings itself reads it as JSON.
         name = f"{PREFIX}SPARK_CONF"
         raise SettingsError(
             f"bad settings: {name}=(hidden): must be a JSON object of strings, such as "
@@ -379,7 +378,7 @@ def load_settings(**overrides: Any) -> Settings:
 
 
 def list_variables(settings: Settings) -> Iterator[tuple[str, str]]:
-    """The environment variable of each setting, with its value as a message may show it."""
+    """The environment variable of each setting, with its value; secrets are hidden."""
     for field, value in settings:
         mapping = isinstance(value, Mapping)
         shown = json.dumps(value) if mapping else "" if value is None else str(value)
@@ -408,13 +407,13 @@ def _explain_errors(problems: list[Any], overrides: Mapping[str, Any]) -> str:
 
 
 def _suggest_name(name: str, known: Collection[str]) -> str:
-    """The setting that a misspelt one is most like, as a question."""
+    """A question with the setting that is most similar to a misspelt one."""
     close = get_close_matches(name, known, n=1)
     return f" (did you mean {close[0]}?)" if close else ""
 
 
 def _describe_bounds(field: str) -> str:
-    """The least and the most that a setting may be, if it is a number with such."""
+    """The minimum and maximum of a numeric setting, if it has them."""
     field_info = Settings.model_fields.get(field)
     phrases = {"ge": "at least", "gt": "more than", "le": "at most"}
     bounds = [
@@ -427,9 +426,9 @@ def _describe_bounds(field: str) -> str:
 
 
 def _show_value(value: object, place: str = "") -> str:
-    """A value as a message may show it: errors end up in logs and in the UI.
+    """A value as shown in messages: errors end up in logs and in the UI.
 
-    What a setting of Spark's may hold nobody knows.
+    Values of Spark settings are always hidden, as any may be a secret.
     """
     return "(hidden)" if _is_hidden(str(value), place) else repr(value)
 

@@ -1,4 +1,4 @@
-"""`python -m backfill_assets.webserver`: what `deployment` starts. See `dagster_ext.webserver`."""
+"""`python -m backfill_assets.webserver`, started by `dagster_ext.supervisor`."""
 
 from backfill_assets.dagster_ext.webserver import serve
 

@@ -50,7 +50,7 @@ def run_attached(server: str, code: str, **environment: str) -> list[str]:
     start = (
         "from backfill_assets.spark.session import Engine\n"
         "from backfill_assets.settings import load_settings\n"
-        "spark = Engine.of(load_settings()).spark_session\n"
+        "spark = Engine.from_settings(load_settings()).spark_session\n"
     )
     process = subprocess.run(
         [sys.executable, "-c", start + code],

@@ -20,7 +20,7 @@ class InventedListing(Listing):
     contents: Mapping[str, str] = field(default_factory=dict)
     opened: set[str] = field(default_factory=set)
 
-    def digests(self, entries: Iterable[ListedFile]) -> dict[ListedFile, str]:
+    def content_digests(self, entries: Iterable[ListedFile]) -> dict[ListedFile, str]:
         digests_by_entry = {
             entry: f"digest of {self.contents[entry.source_file]}" for entry in entries
         }

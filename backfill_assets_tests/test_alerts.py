@@ -742,9 +742,9 @@ numbers = st.floats(allow_nan=False, allow_infinity=False)
 outboxes = st.builds(
     Outbox,
     looked=st.none() | numbers,
-    seen=st.frozensets(names),
+    seen_runs=st.frozensets(names),
     waiting=st.dictionaries(names, numbers),
-    told=st.dictionaries(st.tuples(names, names, items), st.dictionaries(names, numbers)),
+    reported=st.dictionaries(st.tuples(names, names, items), st.dictionaries(names, numbers)),
     attempts=st.dictionaries(names, st.integers()),
     blind=st.integers(),
 )

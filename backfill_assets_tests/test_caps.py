@@ -212,4 +212,4 @@ def test_any_broken_footer_is_a_file_that_cannot_be_read(tmp_path):
             STORE, ORDER_LINES, SizeLimits.default_limits(), (make_entry(path), file)
         )
         outcomes[type(outcome).__name__] += 1
-    assert {*outcomes} == {"Columns", "_Unreadable"}
+    assert {*outcomes} == {"ParquetColumns", "_Unreadable"}

@@ -23,8 +23,8 @@ from backfill_assets_tests.places import PROJECT
 HOLD = """
 import sys, time
 from pathlib import Path
-from backfill_assets.dagster_ext.instance_access import claimed_home
-with claimed_home(Path(sys.argv[1]), 3017):
+from backfill_assets.dagster_ext.instance_access import lock_home
+with lock_home(Path(sys.argv[1]), 3017):
     print("held", flush=True)
     time.sleep(600)
 """

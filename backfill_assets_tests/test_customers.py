@@ -240,7 +240,7 @@ def failed_checks(table: Derived, frame: DataFrame) -> dict[date, dict[str, str]
     measured_days = {**measure(frame, table, [*table.check_constraints.values()])}
     broken = find_violations(frame, table)
     all_of = {
-        for_day: DayMetrics(**{**vars(measured), "offences": broken.get(for_day, {})})
+        for_day: DayMetrics(**{**vars(measured), "violations": broken.get(for_day, {})})
         for for_day, measured in measured_days.items()
     }
     return {

@@ -127,7 +127,7 @@ def test_what_was_made_of_a_load_goes_with_it(tables):
     }
     assert list_problems(scopes) == []
     changes = scopes[STAGED.name].changes
-    assert (changes[day(3)].before, changes[day(3)].previous_commit.version) == (1, 1)
+    assert (changes[day(3)].version_before, changes[day(3)].previous_commit.version) == (1, 1)
     assert changes[day(4)].previous_commit is None
 
 

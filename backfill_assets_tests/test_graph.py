@@ -21,6 +21,7 @@ from backfill_assets.calendar.reach import (
     last_days,
     next_days,
 )
+from backfill_assets.delta.ledgers import due_days
 from backfill_assets.orders.tables import RAW, STAGED, TABLES
 from backfill_assets.tables.graph import Graph
 from backfill_assets.tables.table import Dependency
@@ -50,22 +51,22 @@ def test_what_is_touched_is_the_inverse_of_what_is_read(reach, of_table, of_inpu
         (d, input_day)
         for d in of_table
         for input_day in of_input
-        if input_day in reach.read(one_day(d))
+        if input_day in reach.input_days(one_day(d))
     }
     assert pairs == {
         (d, input_day)
         for d in of_table
         for input_day in of_input
-        if d in reach.touched(one_day(input_day))
+        if d in reach.affected_days(one_day(input_day))
     }
     deciding = reach.deciding_days(RAW_LEDGER)
     assert pairs == {
         (d, input_day) for d in of_table for input_day in of_input if input_day in deciding(d)
     }
-    changed = set(reach.changed(of_input, RAW_LEDGER))
+    changed = set(reach.changed_days(of_input, RAW_LEDGER))
     assert {d for d, _ in pairs} == of_table & changed
     # And of several days at once, gaps between them included.
-    assert {*reach.read(DaySet.from_days(of_table))} == {
+    assert {*reach.input_days(DaySet.from_days(of_table))} == {
         input_day for d in of_table for input_day in deciding(d)
     }
 
@@ -88,12 +89,12 @@ def test_nothing_is_touched_by_nothing():
 )
 def test_reaches_by_name(reach, read):
     first, last = read
-    assert reach.read(one_day(day(5))) == Window(day(first), day(last) + DAY)
+    assert reach.input_days(one_day(day(5))) == Window(day(first), day(last) + DAY)
 
 
 @given(reaches, st.integers(1, 12))
 def test_a_day_needs_its_own_day_or_the_last_before_it(reach, n):
-    read = {*reach.read(one_day(day(n)))}
+    read = {*reach.input_days(one_day(day(n)))}
     assert reach.required_days(day(n)) == [max(d for d in read if d <= day(n))]
     assert RecordedReach().required_days(day(n)) == [day(n)]
 
@@ -109,7 +110,7 @@ def test_the_mapping_is_the_reach_within_the_calendar(reach, n):
     daily = dg.DailyPartitionsDefinition(str(START), end_date=str(day(13)))
     subset = daily.subset_with_partition_keys([str(day(n))])
     with dg.partition_loading_context(effective_dt=datetime(2030, 1, 1, tzinfo=timezone.utc)):
-        mapping = reach.mapping
+        mapping = reach.partition_mapping
         up = mapping.get_upstream_mapped_partitions_result_for_partitions(subset, daily, daily)
         down = mapping.get_downstream_partitions_for_partitions(subset, daily, daily)
         read, touched = (
@@ -117,8 +118,8 @@ def test_the_mapping_is_the_reach_within_the_calendar(reach, n):
             for mapped in (up.partitions_subset, down)
         )
     calendar = {*Window(START, day(13))}
-    assert read == calendar & {*reach.read(one_day(day(n)))}
-    assert touched == calendar & {*reach.touched(one_day(day(n)))}
+    assert read == calendar & {*reach.input_days(one_day(day(n)))}
+    assert touched == calendar & {*reach.affected_days(one_day(day(n)))}
 
 
 @given(
@@ -184,13 +185,13 @@ def test_the_days_that_a_commit_records_come_before_all_that_it_may_change():
     silent = record(1, days(6), digest="d")
     same = record(2, days(6), digest="d")
     log = ledger(RAW, explicit, silent, same)
-    due_days = dependency.due_days(log)
-    assert {*due_days(explicit)} == days(4)
-    assert {*due_days(silent)} == days(4, 5, 6)
-    assert not {*due_days(same)}, "it changed nothing"
+    days_due = due_days(dependency, log)
+    assert {*days_due(explicit)} == days(4)
+    assert {*days_due(silent)} == days(4, 5, 6)
+    assert not {*days_due(same)}, "it changed nothing"
 
 
 def test_reprocess_window_asks_for_all_that_may_change():
     explicit = record(0, days(5), event_days=days(4))
     (dependency,) = STAGED.inputs(replace(POLICY, only_touched=False))
-    assert {*dependency.due_days(ledger(RAW, explicit))(explicit)} == days(3, 4, 5)
+    assert {*due_days(dependency, ledger(RAW, explicit))(explicit)} == days(3, 4, 5)

@@ -107,7 +107,7 @@ def test_a_stranger_at_the_engines_port_is_not_sent_the_token(monkeypatch):
         code = (
             "from backfill_assets.spark.session import Engine\n"
             "from backfill_assets.settings import load_settings\n"
-            "Engine.of(load_settings()).spark_session\n"
+            "Engine.from_settings(load_settings()).spark_session\n"
         )
         result = subprocess.run(
             [sys.executable, "-W", "ignore", "-c", code],

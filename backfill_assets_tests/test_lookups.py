@@ -577,16 +577,16 @@ _ASK = """
 import sys
 from functools import partial
 from pathlib import Path
-from backfill_assets.lookups import asking
+from backfill_assets.lookups import batch
 from backfill_assets_tests.test_lookups import *
-asking._BATCH = 10
+batch._BATCH = 10
 url = sys.argv[1] + "/rates"
 create(RATES, url)
 answers = KeptAnswers(RATES, url)
-there = {(r["day"], r["currency"]) for r in held(url)}
-left = [one for one in requests(300) if one not in there]
+existing = {(r["day"], r["currency"]) for r in held(url)}
+missing = [request for request in requests(300) if request not in existing]
 quota = SharedQuota(Path(sys.argv[1]), "rates", RATES.quotas, 1.0)
-ask(RATES, left, Service(RATES), quota, partial(answers.add, run_id="run"))
+ask(RATES, missing, Service(RATES), quota, partial(answers.add, run_id="run"))
 """
 
 

@@ -116,10 +116,10 @@ def test_the_fingerprint_is_one_of_contents(other):
         },
         # A content that is there twice is read twice.
         {"files": {**HELD.files, file_path(1, "copy"): LoadedFile(3, 5, "d")}},
-        {"there": frozenset({day(2)})},
+        {"present_days": frozenset({day(2)})},
         {"closed": True},
         # What the day waits for: when that changes, its windows may close.
-        {"held": {file_path(1, "a"): "x"}},
+        {"awaiting_approval": {file_path(1, "a"): "x"}},
     ],
 )
 def test_the_fingerprint_tells_apart_what_is_loaded(other):
@@ -138,7 +138,7 @@ def test_the_fingerprint_tells_apart_what_is_loaded(other):
         (3, (), {}, False),
         (3, (2,), {"closed": True}, True),
         (3, (), {"closed": True}, False),
-        (3, (2, 3), {"held": {file_path(3, "a"): "d"}}, False),
+        (3, (2, 3), {"awaiting_approval": {file_path(3, "a"): "d"}}, False),
         # Nothing is due before the first day of all.
         (1, (1,), {}, True),
         (1, (), {}, False),

@@ -330,7 +330,7 @@ class _StartedError(Exception):
 class _Unread:
     """An input of which no row was read yet: whoever reads it starts the session."""
 
-    def days(self, dates: Iterable[date]) -> DataFrame:
+    def read_days(self, dates: Iterable[date]) -> DataFrame:
         raise _StartedError
 
 

@@ -361,7 +361,7 @@ def test_a_final_day_that_a_person_rebuilt_is_up_to_date():
     stg = ledger(
         STAGED,
         staged_record(0, days((1, 5)), raw=1, final=days(1)),
-        staged_record(1, days(1, 3), raw=2, final=days(1), by="person"),
+        staged_record(1, days(1, 3), raw=2, final=days(1), launched_by="person"),
     )
     result = find_stale_days(ledgers(raw, stg), POLICY, LATER)
     assert final_days(result, STAGED) == open_days(result, STAGED) == set()
@@ -373,7 +373,7 @@ def test_the_latest_record_decides_whether_a_day_is_final():
     stg = ledger(
         STAGED,
         staged_record(0, days((1, 5)), raw=1, final=days(1)),
-        staged_record(1, days(1), raw=1, by="person"),
+        staged_record(1, days(1), raw=1, launched_by="person"),
     )
     result = find_stale_days(ledgers(raw, stg), POLICY, LATER)
     assert open_days(result, STAGED) == days(1)
@@ -498,7 +498,7 @@ def test_final_facts_wait_for_a_person():
     stg = ledger(
         STAGED,
         staged_record(0, days(1, 2), raw=1, final=days(1, 2)),
-        staged_record(1, days(1), raw=3, final=days(1), by="person"),
+        staged_record(1, days(1), raw=3, final=days(1), launched_by="person"),
     )
     facts = ledger(FACT, fact_record(0, days(1, 2), stg=0, final=days(1, 2)))
     result = find_stale_days(ledgers(stg, facts), POLICY, LATER)
@@ -1258,7 +1258,7 @@ def test_fourteen_landed_days_are_a_handful_of_requests():
         }
     )
     assert len(request_rebuilds(behind, NO_LIMIT)) > 2 * BATCH_SIZE, "the case shows something"
-    requests = request_rebuilds(behind, NO_LIMIT, bridge=lambda _table, _day: True)
+    requests = request_rebuilds(behind, NO_LIMIT, may_fill_gap=lambda _table, _day: True)
     assert len(requests) <= BATCH_SIZE
     for table in names:
         built = {d for r in requests if table.name in r.tables for d in r.window}
@@ -1276,28 +1276,28 @@ def test_five_hundred_scattered_days_are_a_handful_of_requests():
         return True
 
     (load,) = request_loads(raw, NO_LIMIT, bridge)
-    (rebuild,) = request_rebuilds(behind, NO_LIMIT, bridge=bridge)
+    (rebuild,) = request_rebuilds(behind, NO_LIMIT, may_fill_gap=bridge)
     assert load.window == rebuild.window == Window(SCATTERED[0], SCATTERED[-1] + DAY)
     # A limit of days makes more, and no more than it must; the cut ones are one of the handful.
-    requests = request_rebuilds(behind, 31, bridge=bridge)
+    requests = request_rebuilds(behind, 31, may_fill_gap=bridge)
     assert {d for request in requests for d in request.window} >= set(SCATTERED)
     assert len(requests) == math.ceil(len(SCATTERED) / 11)
     assert first_batch(requests) == requests
     assert (
-        len(request_rebuilds(make_backlog(stg=needed_records(1, 1, 900)), 31, bridge=bridge)) == 2
+        len(request_rebuilds(make_backlog(stg=needed_records(1, 1, 900)), 31, may_fill_gap=bridge)) == 2
     )
 
 
 def test_a_gap_that_may_not_be_built_is_not_bridged():
     behind = make_backlog(current=needed_records(1, 1, 3, 5, 7))
-    requests = request_rebuilds(behind, NO_LIMIT, bridge=lambda _table, d: d != day(4))
+    requests = request_rebuilds(behind, NO_LIMIT, may_fill_gap=lambda _table, d: d != day(4))
     assert [str(r.window) for r in requests] == [
         "2024-01-01...2024-01-03",
         "2024-01-05...2024-01-07",
     ]
     # All tables of the run must allow it.
     behind = make_backlog(stg=needed_records(1, 1, 3))
-    assert len(request_rebuilds(behind, NO_LIMIT, bridge=lambda table, _: table != FACT.name)) == 2
+    assert len(request_rebuilds(behind, NO_LIMIT, may_fill_gap=lambda table, _: table != FACT.name)) == 2
 
 
 def test_a_wave_is_a_handful_and_the_next_one_goes_on():

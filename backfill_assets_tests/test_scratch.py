@@ -23,8 +23,8 @@ def start_process(home: Path, then: str) -> subprocess.Popen[str]:
     """A process with a scratch folder of its own, which it has filled and told of."""
     code = f"""
 from pathlib import Path
-from backfill_assets.spark.jvm_launch import Scratch
-folder = Scratch(Path({str(home)!r})).folder
+from backfill_assets.spark.jvm_launch import ScratchDir
+folder = ScratchDir(Path({str(home)!r})).folder
 Path(folder, "blockmgr-1").mkdir()
 Path(folder, "blockmgr-1", "block").write_text("rows")
 print(folder, flush=True)

@@ -1,1 +1,1 @@
-"""The assets, a module a layer: a pure transform of DataFrames and the thin asset around it."""
+"""The Dagster assets of each layer, their jobs and IO: thin code around pure transforms."""

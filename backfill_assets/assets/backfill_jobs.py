@@ -1,7 +1,4 @@
-"""The jobs that plan, launch, reconcile and undo backfills, and the sensor of their stages.
-
-What is planned, compared or undone is decided elsewhere; here it meets Dagster.
-"""
+"""The jobs that plan, launch, reconcile and undo backfills, and the sensor of their stages."""
 
 import time
 from collections.abc import Iterable, Iterator
@@ -102,10 +99,10 @@ def create_plan(
     request: BackfillRequest,
     id_: str | None = None,
 ) -> BackfillPlan:
-    """A new plan, kept in Dagster's storage, under an id if one is given.
+    """Create a plan and save it in Dagster's storage, under the given id or a new one.
 
     Raises:
-        ValueError: a parameter is not possible, and why.
+        ValueError: a parameter is invalid.
     """
     refuse_invalid_request(settings, request)
     plan = make_plan(settings, graph, instance, request, code, id_ or make_new_backfill_id())
@@ -117,12 +114,12 @@ def create_plan(
 def launch_plan(
     settings: Settings, graph: BaseAssetGraph, instance: dg.DagsterInstance, code: Code, id_: str
 ) -> BackfillState:
-    """Launch a plan, if nothing has moved since it was made.
+    """Launch a plan, or its next stage, if nothing has changed since planning.
 
     Raises:
-        BackfillRefusedError: something has; or it would go on where stages that it has built were
-            taken back; or no daemon would do the work.
-        ValueError: a table of it is retired since.
+        BackfillRefusedError: something has changed; or days that earlier stages wrote were
+            reverted; or a daemon that the backfill needs is not running.
+        ValueError: one of its tables has been retired since.
     """
     if missing_daemons := backfills.missing_daemons(instance):
         raise BackfillRefusedError(
@@ -154,7 +151,7 @@ def reconcile_backfill(
     spark: Any,
     name: str,
 ) -> ReconcileResult:
-    """The account of a backfill, of a stage of one, or of a run."""
+    """Reconcile a backfill, one of its stages, or a run."""
     id_, _, stage = name.partition("-")
     try:
         plan = state_store.load(instance, id_).plan
@@ -167,7 +164,7 @@ def reconcile_backfill(
     request = plan.parameters.model_copy(update={"rewrite": False})
     if stage_window:
         request = request.model_copy(update={"days": str(stage_window)})
-    # By the code of the plan: a deploy afterwards does not make the backfill a lesser one.
+    # With the code of the plan: a later deploy must not fail the reconciliation.
     code = Code(plan.code_version, tables=plan.code_versions)
     current_plan = make_plan(settings, graph, instance, request, code, id_)
     return reconcile_tables(settings, spark, name, None if stage else plan, current_plan)
@@ -186,8 +183,6 @@ def _plan_metadata(plan: BackfillPlan) -> dict[str, Any]:
 
 
 def _build_plan_job(settings: Settings, graph: AssetGraph, code: Code) -> dg.JobDefinition:
-    """The job that makes a plan."""
-
     @dg.op(out=dg.Out(dg.Nothing))
     def plan_days(context: dg.OpExecutionContext, config: BackfillConfig) -> None:
         try:
@@ -206,13 +201,11 @@ def _build_plan_job(settings: Settings, graph: AssetGraph, code: Code) -> dg.Job
 
 
 def _build_launch_job(settings: Settings, graph: AssetGraph, code: Code) -> dg.JobDefinition:
-    """The job that launches a plan, or days."""
-
     @dg.op(out=dg.Out(dg.Nothing))
     def launch_stages(context: dg.OpExecutionContext, config: LaunchConfig) -> None:
         try:
             id_ = config.plan or first_attempt(context.instance, context.run).run_id[:8]
-            # One that is run again, as its process was lost, launches no second backfill.
+            # A retry of this run, whose process was lost, launches no second backfill.
             backfill_state = (
                 state_store.load_launched(context.instance, id_) if is_retry(context.run) else None
             )
@@ -241,8 +234,6 @@ def _build_launch_job(settings: Settings, graph: AssetGraph, code: Code) -> dg.J
 
 
 def _build_reconcile_job(settings: Settings, graph: AssetGraph) -> dg.JobDefinition:
-    """The job that gives an account."""
-
     @dg.op(required_resource_keys={"engine"}, out=dg.Out(dg.Nothing))
     def compare_days(context: dg.OpExecutionContext, config: ReconcileConfig) -> None:
         spark = context.resources.engine.spark_session
@@ -267,8 +258,6 @@ def _build_reconcile_job(settings: Settings, graph: AssetGraph) -> dg.JobDefinit
 
 
 def _build_undo_job(settings: Settings) -> dg.JobDefinition:
-    """The job that takes a backfill back."""
-
     @dg.op(required_resource_keys={"io_manager"}, out=dg.Out(dg.Nothing))
     def put_back(context: dg.OpExecutionContext, config: UndoConfig) -> Iterator[Any]:
         publisher = context.resources.io_manager
@@ -300,7 +289,7 @@ def _build_undo_job(settings: Settings) -> dg.JobDefinition:
 
 
 def _build_stage_sensor(graph: AssetGraph, reconcile_job: dg.JobDefinition) -> dg.SensorDefinition:
-    """The sensor that leads planned backfills on; it has their stages reconciled by that job."""
+    """Build the sensor that advances planned backfills; the job reconciles their stages."""
 
     @dg.sensor(
         job_name=reconcile_job.name,
@@ -314,7 +303,7 @@ def _build_stage_sensor(graph: AssetGraph, reconcile_job: dg.JobDefinition) -> d
         for id_ in state_store.active_ids(context.instance):
             try:
                 backfill_state = state_store.load(context.instance, id_)
-            except BackfillRefusedError as error:  # it cannot go on, and the others do
+            except BackfillRefusedError as error:  # this backfill stops, the others continue
                 ended = state_store.close_by_id(context.instance, id_)
                 action = NextAction(
                     f"{error}; {'closed' if ended else 'Dagster works at its last stage'}"
@@ -340,7 +329,7 @@ def _build_stage_sensor(graph: AssetGraph, reconcile_job: dg.JobDefinition) -> d
 def build_backfill_jobs(
     settings: Settings, assets: Iterable[dg.AssetsDefinition], code: Code
 ) -> tuple[list[dg.JobDefinition], dg.SensorDefinition]:
-    """The deployment's jobs, and the sensor of planned backfills."""
+    """Build the jobs of backfills, and the sensor of planned backfills."""
     graph = AssetGraph.from_assets(list(assets))
     reconcile = _build_reconcile_job(settings, graph)
     jobs = [

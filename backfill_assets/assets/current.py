@@ -1,4 +1,4 @@
-"""The assets of current tables, and of corrections: how the facts differ from them."""
+"""The assets of current tables, and of corrections: the differences between facts and current."""
 
 from collections.abc import Mapping
 from datetime import date
@@ -32,13 +32,13 @@ from backfill_assets.transforms.dedup import (
 def current_rows(
     table: Current, rows: DataFrame, days: Window, whole: Mapping[str, DataFrame]
 ) -> DataFrame:
-    """The rows of some days.
+    """Return the rows of some days.
 
     Args:
         table: the table.
-        rows: of `versions.rank_all`.
+        rows: the result of `rank_all`.
         days: the days.
-        whole: by parameter, the inputs without days.
+        whole: by parameter, the unpartitioned inputs.
     """
     (parameter,) = table.base.reads
     counting = staged(rows, table.source)
@@ -53,8 +53,8 @@ def current_expectations(
 
     Args:
         table: the table.
-        lines: as for `versions.rank_all`.
-        rows: what that gives.
+        lines: the input of `rank_all`.
+        rows: the result of `rank_all`.
         days: the days.
         policy: the late-data policy.
     """
@@ -69,7 +69,7 @@ def current_expectations(
     both = counted.select(day, F.lit(1), F.lit(0), *(F.lit(None) for _ in sums)).unionAll(
         rows.select(day, F.lit(0), F.col(SUPERSEDED).cast("int"), *row_amounts.values())
     )
-    # A total may be named `lines`; that of a model never begins with an underscore.
+    # A model may have a total `lines`, but none that begins with an underscore.
     names = ["_lines", "_superseded", *sums]
     day_sums = sums_by_day(
         both.toDF(day, *names), day, {name: F.sum(name) for name in names}, table.zero_totals
@@ -89,7 +89,7 @@ def current_expectations(
 
 
 def correction_rows(table: Corrections, facts: DataFrame, current: DataFrame) -> DataFrame:
-    """Current less facts, by day and key; only where there is a difference."""
+    """Return current minus facts, by day and key; only where there is a difference."""
     types = {column.name: column.dataType for column in table.struct_type}
     less = facts.select(*table.key_columns, *((-F.col(name)).alias(name) for name in table.totals))
 
@@ -116,7 +116,7 @@ def correction_expectations(
     Args:
         table: the table.
         fact_sums: the totals of the facts, by day that has rows.
-        current_sums: those of what is known now.
+        current_sums: the totals of the current table, likewise.
         days: the days.
     """
     expectations = {}
@@ -136,7 +136,7 @@ def correction_expectations(
 
 
 def build_current_asset(settings: Settings, code: Code, table: Current) -> dg.AssetsDefinition:
-    """The asset of a table of what is known now."""
+    """Build the asset of a current table."""
     source = table.source
     policy = source.policy(settings)
 
@@ -158,7 +158,7 @@ def build_current_asset(settings: Settings, code: Code, table: Current) -> dg.As
 def build_corrections_asset(
     settings: Settings, code: Code, table: Corrections
 ) -> dg.AssetsDefinition:
-    """The asset of a table of how facts differ from what is known now."""
+    """Build the asset of a table of corrections."""
 
     def compute_days(inputs: AssetInputs, cache: Cache, days: Window) -> ComputedDays:
         sources = [inputs.tables[input_table.name] for input_table in (table.facts, table.current)]

@@ -1,4 +1,4 @@
-"""The assets of tables that are declared by a function."""
+"""The assets of derived tables, which a function declares."""
 
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
@@ -37,15 +37,15 @@ def input_sums(
     zeros: Mapping[str, int | Decimal],
     days: Window,
 ) -> dict[date, Sums]:
-    """By day, sums of an input: as its commit recorded them, or else of the rows.
+    """Return sums of an input by day: from its commit if recorded there, else from its rows.
 
     Args:
         source: the input.
-        rows: of it, each for one day.
+        rows: of the input, each for one day.
         day_column: the column of the day.
-        columns: by name, the column to sum; none to count rows.
-        zeros: by name, what stands for a sum of nothing.
-        days: the days, each made of the same day of the input.
+        columns: by name, the column to sum; None to count rows.
+        zeros: by name, the value of an empty sum.
+        days: the days, each built from the same day of the input.
     """
     sums_by_date = {}
     for day in days:
@@ -65,9 +65,9 @@ def _aggregations(columns: Mapping[str, str | None]) -> dict[str, Column]:
 
 
 def _recorded_sums(source: Snapshot, day: date, columns: Mapping[str, str | None]) -> Sums | None:
-    """The sums that the audit found when the day was published; none where they are not known.
+    """Return the sums recorded when the day was published; None if not recorded.
 
-    They are those of its rows, as nobody has changed the day since.
+    They still hold: a day that another writer changed has no current record.
     """
     record = source.ledger.current_record(day)
     known = source.table.zero_totals.keys() & record.totals.keys() if record else frozenset()
@@ -87,12 +87,12 @@ def derived_expectations(
     frames: Mapping[str, DataFrame],
     days: Window,
 ) -> dict[date, Expectation]:
-    """By day, the totals that the inputs say it must have.
+    """Return, by day, the totals that the inputs require.
 
     Args:
         table: the table.
         sources: the inputs, by parameter.
-        frames: the same with `for_day`.
+        frames: their rows with `for_day`, by parameter.
         days: the days.
     """
     totals: dict[date, Sums] = {day: {} for day in days}
@@ -121,10 +121,10 @@ def _input_totals(
     columns: Mapping[str, str | None],
     days: Window,
 ) -> Mapping[date, Sums]:
-    """What an input says of some totals, by day; a day of which it says nothing may lack.
+    """Return, by day, an input's part of some totals; days without rows may be left out.
 
-    Of a table that carries state, the totals of a day are those of the day before its stretch, and
-    of all days of the stretch so far.
+    Of a stateful table, the totals of a day are those of the day before its range, plus those of
+    all days of the range so far.
     """
     input_reads, source = table.reads[parameter], sources[parameter]
     if not columns or not (input_reads.of_the_day or carries_state(table)):
@@ -153,7 +153,7 @@ def _input_totals(
 
 
 def build_derived_asset(settings: Settings, code: Code, table: Derived) -> dg.AssetsDefinition:
-    """The asset of a declared table."""
+    """Build the asset of a derived table."""
     graph = graph_for(settings)
     starts = {
         name: graph.policy_of(reads.table.name).start for name, reads in table.inputs_by_day.items()
@@ -214,7 +214,7 @@ def _is_final(
     starts: Mapping[str, date],
     final: Container[date],
 ) -> bool:
-    """Whether all input days that decide a day are final; a missing one is not.
+    """Return whether all input days that decide a day are final; a missing one is not.
 
     Args:
         table: the table.

@@ -1,4 +1,4 @@
-"""What the inputs of a table hold for each day: rows, sums, and rows that repeat a key."""
+"""Input frames: the rows of a table's inputs for each day, their sums, and repeated keys."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from backfill_assets.tables.derived import FOR_DAY, Derived, Reads, carries_stat
 from backfill_assets.tables.sources import SourceTable
 from backfill_assets.transforms.dedup import as_known, with_event_day
 
-#: By name, some numbers of a day.
+#: Numbers of a day, by name.
 Sums = dict[str, int | Decimal]
 
 
@@ -29,13 +29,13 @@ def sums_by_day(
     aggregations: Mapping[str, Column],
     zeros: Mapping[str, int | Decimal],
 ) -> dict[date, Sums]:
-    """By day that has rows, some sums of them.
+    """Return some sums by day that has rows.
 
     Args:
         rows: of any days.
         day: the column of the day.
-        aggregations: the aggregations, by name.
-        zeros: by name, what stands for a sum of nothing; 0 if not given.
+        aggregations: by name.
+        zeros: by name, the value of an empty sum; 0 if not given.
     """
     if not aggregations:
         return {}
@@ -56,12 +56,12 @@ _PUBLISHED_SCHEMA = T.StructType(
 
 
 def for_days(rows: DataFrame, partition: str, reach: Reach, days: Window) -> DataFrame:
-    """Rows of an input, each once for each of the days that it helps to decide.
+    """Repeat each row of an input for each of the days that it decides.
 
     Args:
         rows: of the input.
         partition: its partition column.
-        reach: which days of it decide a day.
+        reach: which days of the input decide a day.
         days: the days.
 
     Returns:
@@ -83,12 +83,12 @@ def input_frames(
     days: Window,
     timezone: str,
 ) -> dict[str, DataFrame]:
-    """What the parameters of a table with days hold, each row with the column `for_day`.
+    """Return the rows of the partitioned inputs by parameter, with the column `for_day`.
 
     Args:
         table: the table.
         sources: its inputs, by parameter.
-        days: the days that are made.
+        days: the days to build.
         timezone: the business time zone.
     """
     if carries_state(table):
@@ -107,15 +107,15 @@ def input_frames(
 def _stateful_frames(
     table: Derived, sources: Mapping[str, Snapshot], days: Window
 ) -> dict[str, DataFrame]:
-    """The inputs of a table that carries state.
+    """Return the inputs of a stateful table.
 
-    Of each stretch of days without a gap, the state is that of the day before it, and counts for
-    all its days; a row of another input counts for its own day and those after it.
+    For each range of days without a gap, the state is that of the day before it, repeated for all
+    its days; a row of another input is repeated for its own day and the later ones of the range.
     """
     frames: dict[str, DataFrame] = {}
     for name, reads in table.reads.items():
         if reads.table is not table:
-            # The rows first: in a process of its own they start the session that a column needs.
+            # The rows first: reading them starts the Spark session that a column needs.
             frames[name] = _repeat_over_stretches(
                 (sources[name].read_days(stretch), F.col(reads.table.partition), stretch)
                 for stretch in to_windows(days)
@@ -135,7 +135,7 @@ def _stateful_frames(
 
 
 def _repeat_over_stretches(parts: Iterable[tuple[DataFrame, Column, Window]]) -> DataFrame:
-    """Rows, each once for each day of its stretch from a first day on."""
+    """Repeat rows for each day of their range, from a first day on."""
     return reduce(
         DataFrame.unionAll,
         (
@@ -146,17 +146,17 @@ def _repeat_over_stretches(parts: Iterable[tuple[DataFrame, Column, Window]]) ->
 
 
 def _state_rows(source: Snapshot, day: date, spark: SparkSession) -> DataFrame:
-    """The rows of a day of the table that is made; none while there is no such table."""
+    """Return the rows of a day of the stateful table itself; empty if it does not exist yet."""
     if source.ledger.version is None:
         return create_frame(spark, source.table.struct_type, [])
     return source.read_days([day])
 
 
 def known_rows(rows: DataFrame, reads: Reads, days: Window, timezone: str) -> DataFrame:
-    """What was known of a source at the end of each of some days.
+    """Return what was known of a source at the end of each day.
 
     Args:
-        rows: of its raw log, of the days that the reach reads.
+        rows: of its raw log, of the days in the reach.
         reads: the parameter.
         days: the days.
         timezone: the business time zone.
@@ -169,12 +169,12 @@ def known_rows(rows: DataFrame, reads: Reads, days: Window, timezone: str) -> Da
 def published_days(
     table: Derived, sources: Mapping[str, Snapshot], days: Window, spark: SparkSession
 ) -> dict[str, DataFrame]:
-    """For each parameter that asks for it, which days of its input are published.
+    """Return the published input days, for each parameter that requests them.
 
     Args:
         table: the table.
         sources: its inputs, by parameter.
-        days: the days that are made.
+        days: the days to build.
         spark: the session.
     """
     frames = {}
@@ -189,15 +189,15 @@ def published_days(
 def repeated_key_problems(
     table: Derived, sources: Mapping[str, Snapshot], days: Window
 ) -> dict[date, str]:
-    """By day, which of the input days that decide it have rows of the same key.
+    """Return, by day, the input days that decide it and have several rows of one key.
 
-    Our own commits have passed the check of that. So only those input days are looked at that
-    somebody else has changed since: an old job that appends its rows a second time, as a rule.
+    Commits of this package have passed the check of keys. So only input days that another writer
+    has changed since are read: typically an old job appended its rows a second time.
 
     Args:
         table: the table.
         sources: its inputs, by parameter.
-        days: the days that are made.
+        days: the days to build.
     """
     messages: dict[date, list[str]] = {}
     for name, reads in table.reads.items():
@@ -226,7 +226,7 @@ def repeated_key_problems(
 def _count_repeated_rows(
     rows: DataFrame, days: Iterable[date], key: tuple[str, ...]
 ) -> dict[date, int]:
-    """By day that has such, the rows beyond the first of their key."""
+    """Return, by day with repeated keys, the number of rows beyond the first of their key."""
     day = key[0]
     keys = (
         rows.where(any_window_condition(to_windows(days), day)).groupBy(*dict.fromkeys(key)).count()

@@ -1,7 +1,4 @@
-"""How late lines arrive: figures by log day, and the page that shows them.
-
-In a module of its own, so that the code of the page is none of the table's: see `codes`.
-"""
+"""The lateness assets of a source: figures by log day, and the page that shows them."""
 
 from collections.abc import Collection, Mapping
 from datetime import date
@@ -33,7 +30,7 @@ from backfill_assets.transforms.dedup import line_amount, with_event_day, within
 def lateness_figures(
     raw: DataFrame, rejected: DataFrame, source: Source, window: Window, window_days: int
 ) -> DataFrame:
-    """The lateness of each log day of the window, one row a day, also for a day without lines.
+    """Return one row for each log day of the window, also for a day without lines.
 
     Args:
         raw: `with_event_day` of the log days from `window_days` before the window to its end; the
@@ -63,7 +60,7 @@ def lateness_figures(
 
 
 def _fill_zero(name: str, kind: str) -> Column:
-    """A column of the table in its type, zero on a day that an input has no rows of."""
+    """Return a column in its type of the table, with zero for days without rows in an input."""
     column = F.col(name)
     if kind.startswith("array"):
         column = F.coalesce(column, F.array().cast(kind))
@@ -77,9 +74,9 @@ def _delay_days() -> Column:
 
 
 def _by_delay(logged: DataFrame, source: Source, window_days: int) -> DataFrame:
-    """By log day: counts and sums, in all and by delay.
+    """Return counts and sums by log day, in all and by delay.
 
-    By delay first, which leaves few rows: with it the event day of each count is known.
+    Grouped by delay first, which leaves few rows.
     """
     late, beyond = F.col("delay") > source.arrives_after, F.col("delay") > window_days
     entry = F.struct("delay", "count", "money")
@@ -111,10 +108,10 @@ def _by_delay(logged: DataFrame, source: Source, window_days: int) -> DataFrame:
 
 
 def _delay_percentiles(logged: DataFrame, source: Source) -> DataFrame:
-    """By log day with late lines: how late they are; in days from when they were expected."""
+    """Return delays by log day with late lines, counted from when the lines were expected."""
     latest = F.greatest(source.event_time, source.version_time)
     micros = F.unix_micros(latest) - F.unix_micros(source.event_time)
-    # In integers: a double cannot hold the microseconds between far apart times.
+    # In integers: a double cannot hold the microseconds between distant times.
     minutes = F.call_function("div", micros, F.lit(60_000_000))
     days = _delay_days() - source.arrives_after
     delays = {"days": days, "minutes": minutes}
@@ -137,14 +134,14 @@ def _delay_percentiles(logged: DataFrame, source: Source) -> DataFrame:
 
 
 def _discrete_percentile(name: str, share: str) -> Column:
-    """A value that did occur: between two delays there need not be a third."""
+    """Return a percentile that is one of the values, without interpolation."""
     return F.expr(f"percentile_disc({share}) WITHIN GROUP (ORDER BY {name})")
 
 
 def _superseded_lines(raw: DataFrame, source: Source, window_days: int) -> DataFrame:
     """By log day: lines that are not the first of their key in this day and the W before it.
 
-    Looked at from each day by itself, so that a range finds what its days one by one would.
+    Computed for each day by itself, so that a range gives the same as its days one by one.
     """
     by_day = SqlWindow.partitionBy(*source.key).orderBy("log_date")
     since = F.datediff("log_date", F.lag("log_date").over(by_day))
@@ -170,13 +167,13 @@ def lateness_expectations(
     """By log day: one row, whose counts are those of the inputs.
 
     Args:
-        rows: what `lateness_figures` found, by day.
+        rows: the result of `lateness_figures`, by day.
         raw: as for `lateness_figures`.
         rejected: as for `lateness_figures`.
         source: of the lines.
         window: the log days to measure.
         window_days: the reprocessing window, in log days.
-        unknown: days whose log has never been published, so that keys known by it are not.
+        unknown: days whose log has never been published, so that its keys are not known.
     """
     logged = raw.where(window.sql_condition("log_date"))
     both = logged.select(
@@ -210,19 +207,19 @@ def lateness_expectations(
 
 
 def day_figures(row: Mapping[str, Any], arrives_after: int = 0) -> dict[str, int | float]:
-    """One day's figures for the UI, which plots numbers and nothing else; shares are 0 to 1.
+    """Return one day's figures for the UI, which plots only numbers; shares are 0 to 1.
 
-    A figure that a day has not (a share of no lines, a delay of no late line) is left out.
+    A figure that a day does not have (a share of no lines, a delay of no late line) is left out.
 
     Args:
-        row: of `models.ArrivalLateness`.
-        arrives_after: after so many days the source's lines usually arrive; windows begin then.
+        row: of `tables.sources.ArrivalLateness`.
+        arrives_after: days after which the source's lines usually arrive; windows begin then.
     """
     lines = row["lines"]
     figures: dict[str, int | float] = {
         "late lines": row["late_lines"],
         "beyond window lines": row["beyond_lines"],
-        # A double will do for a picture; the exact sum is in the table.
+        # A double is enough for a plot; the exact sum is in the table.
         "beyond window amount": float(row["beyond_amount"]),
         "superseded lines": row["superseded_lines"],
         "rejected lines": row["rejected_lines"],
@@ -264,13 +261,7 @@ def _lateness_lineage(source: Source) -> Lineage:
 
 
 def build_lateness_asset(settings: Settings, code: Code, source: Source) -> dg.AssetsDefinition:
-    """The figures of lateness of a source, from its raw log.
-
-    Args:
-        settings: the deployment's settings.
-        code: that computes the asset.
-        source: the source.
-    """
+    """Build the asset of a source's lateness figures, computed from its raw log."""
     policy = source.policy(settings)
     window_days = policy.window_days
     table = source.lateness
@@ -303,7 +294,7 @@ def build_lateness_asset(settings: Settings, code: Code, source: Source) -> dg.A
 
 
 def build_lateness_page(settings: Settings, source: Source) -> dg.AssetsDefinition:
-    """The page of a source, which has no days of its own."""
+    """Build the asset of a source's lateness page, which has no partitions."""
     name, lateness = source.page, source.lateness
     window_days = source.policy(settings).window_days - source.arrives_after
 
@@ -320,9 +311,9 @@ def build_lateness_page(settings: Settings, source: Source) -> dg.AssetsDefiniti
                 kinds={"html"},
             )
         ],
-        # It has no days; but Dagster's command line takes a range only if every asset has this.
+        # Not needed here, but Dagster's command line takes a range only if every asset has this.
         backfill_policy=dg.BackfillPolicy.single_run(),
-        # Two runs at once would write the one page; dagster.yaml lets one in at a time.
+        # Parallel runs would write the same page; dagster.yaml limits the pool to one.
         pool=name,
     )
     def draw_lateness(context: dg.AssetExecutionContext) -> dg.MaterializeResult:

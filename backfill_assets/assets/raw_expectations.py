@@ -1,4 +1,4 @@
-"""Expectations of raw days: what landed against what is logged, and what to report."""
+"""Expectations of raw days: counts of landed lines against rows, warnings and problems."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ from backfill_assets.publish.types import ACCEPT_TAG
 from backfill_assets.settings import Settings
 from backfill_assets.tables.sources import Source
 
-#: What a person may agree to by `ACCEPT_TAG`, besides the names of files.
+#: Values of `ACCEPT_TAG` besides the names of files.
 FEWER_ROWS, MANY_REJECTED = "rows", "rejected"
-#: A smaller share of the rows that a day had is not published unless a person agrees.
+#: A day that keeps a smaller share of its rows is not published unless a person accepts it.
 _ROW_SHARE = 0.5
-#: So many files of a day are named one by one.
+#: The most files of a day that messages name.
 _MOST_NAMES = 20
 
 
 @dataclass(frozen=True)
 class RejectedLimits:
-    """Shares of rejected lines (0 to 1) of an arrival day, from which on something is said or done.
+    """Shares of rejected lines (0 to 1) of an arrival day from which on something happens.
 
     Attributes:
-        warn: it is published with a warning; so much more than on the days before is an alert.
-        alert: it is published, and a person is told.
-        hold: it is not published unless a person agrees.
+        warn: it is published with a warning; such an increase over the days before is an alert.
+        alert: it is published, and a person is alerted.
+        hold: it is not published unless a person accepts it.
     """
 
     warn: float
@@ -48,7 +48,7 @@ class RejectedLimits:
 
     @classmethod
     def from_settings(cls, settings: Settings) -> RejectedLimits:
-        """The limits that the settings ask for."""
+        """Return the limits of the settings."""
         return cls(settings.rejected_warn, settings.rejected_alert, settings.rejected_hold)
 
 
@@ -62,17 +62,17 @@ def raw_expectations(
     limits: RejectedLimits,
     accepted: Collection[str],
 ) -> dict[date, Expectation]:
-    """By log day: landed lines = raw + early + rejected, and what a person should know.
+    """By log day: landed lines = raw + early + rejected, with warnings and problems.
 
     Args:
-        source: whose lines they are.
+        source: of the lines.
         parsed_files: the files.
-        targets: what each day is to be made of.
+        targets: what each day is to be loaded from.
         retained: the rows that stay.
         window: the days.
-        log: the ledger of the raw log as it is.
-        limits: the shares of rejected lines that are in order.
-        accepted: what a person agreed to.
+        log: the current ledger of the raw log.
+        limits: of the shares of rejected lines.
+        accepted: what a person accepted.
     """
     expectations = {}
     for day in window:
@@ -152,7 +152,7 @@ def _unknown_messages(landing_files: LandingFiles, day: date) -> list[str]:
 
 
 def _stray_messages(source: Source, landing_files: LandingFiles, day: date) -> list[str]:
-    """What lies beside the folders of arrival days and may be meant for this one."""
+    """Report files and folders beside the arrival folders that may be meant for this day."""
     strays = landing_files.strays.get(day, [])
     return _first_messages(
         f"not read, as {source.name}/{{}} is not the folder of an arrival day: if it holds lines "
@@ -164,7 +164,7 @@ def _stray_messages(source: Source, landing_files: LandingFiles, day: date) -> l
 def _hour_messages(
     source: Source, landing_files: LandingFiles, day: date, target: LoadTarget
 ) -> list[str]:
-    """Which hours of an arrival day have not come; or that a source has hours unexpectedly."""
+    """Report missing hours of an arrival day, or hours of a source that should have none."""
     folder = folder_name(day)
     if not source.hourly:
         unread = [
@@ -177,8 +177,8 @@ def _hour_messages(
             f"source {source.name} with hourly=True to read them"
         ]
     if day not in target.manifest.present_days:
-        return []  # the whole day has not come, which its state says
-    # What was loaded has come, though it may have been purged since.
+        return []  # the whole day is missing: its state tells that
+    # Loaded hours count as landed, though they may have been purged since.
     present_hours = {*landing_files.hours.get(day, ())}
     present_hours |= {name.split("/")[1] for name in _files_of_day(target.manifest.files, day)}
     missing = [hour.removeprefix("hour=") for hour in HOUR_FOLDERS if hour not in present_hours]
@@ -189,14 +189,14 @@ def _hour_messages(
 
 
 def _first_messages(text: str, names: Sequence[str]) -> list[str]:
-    """A sentence for each of the first names: a folder may hold any number of files."""
+    """Return a message for each of the first names, as a folder may hold many files."""
     more = len(names) - _MOST_NAMES
     messages = [text.format(name) for name in names[:_MOST_NAMES]]
     return [*messages, text.format(f"{more} more")] if more > 0 else messages
 
 
 def _missing_early_lines(log: Ledger, day: date, parsed_files: ParsedFiles) -> int:
-    """How many early lines a day that was never loaded lacks, as files of the day before went."""
+    """Return how many early lines a never loaded day lacks, as files of the day before are gone."""
     before = log.latest.get(day - DAY)
     if before is None or day in log.published_days:
         return 0
@@ -213,7 +213,7 @@ def _missing_early_lines(log: Ledger, day: date, parsed_files: ParsedFiles) -> i
 def _day_warnings(
     source: Source, parsed_files: ParsedFiles, day: date, target: LoadTarget, log: Ledger
 ) -> list[str]:
-    """What is published nevertheless."""
+    """Return the warnings with which a day is published."""
     warnings = _first_messages(
         "early lines may be missing, the day before has a file that cannot be read: {}",
         parsed_files.broken_by_day.get(day - DAY, ()),
@@ -246,9 +246,9 @@ def _day_warnings(
 def _control_problems(
     source: Source, landing_files: LandingFiles, day: date, counts: FileCounts, target: LoadTarget
 ) -> list[str]:
-    """Where the loaded day disagrees with what the source says it sent.
+    """Return differences between the loaded day and the control counts of its source.
 
-    What it sent cannot be told any more once files are gone or held back.
+    They cannot be checked once files are gone or held back.
     """
     if day in landing_files.control_problems:
         return [landing_files.control_problems[day]]
@@ -268,7 +268,7 @@ def _control_problems(
 def _fewer_rows_problems(
     log: Ledger, day: date, rows: int, target: LoadTarget, accepted: Collection[str]
 ) -> list[str]:
-    """Why a day that would lose most of its rows is held back; nothing if a person agreed."""
+    """Return why a day that would lose most of its rows is held back; empty if accepted."""
     published = log.current_record(day)
     if published is None or published.rows < ENOUGH_ROWS or rows >= published.rows * _ROW_SHARE:
         return []
@@ -288,15 +288,15 @@ def rejected_share(
     limits: RejectedLimits,
     accepted: Collection[str],
 ) -> tuple[Severity, str]:
-    """What the share of rejected lines says, by itself and against the days before.
+    """Judge the share of rejected lines, by itself and against the days before.
 
     Args:
-        source: whose lines they are.
-        log: the ledger of the raw log as it is, which knows the shares of other days.
+        source: of the lines.
+        log: the current ledger of the raw log, with the shares of other days.
         day: the arrival day.
-        counts: what its files brought.
-        limits: the shares that are in order.
-        accepted: what a person agreed to.
+        counts: of its files.
+        limits: of the shares.
+        accepted: what a person accepted.
     """
     if not counts.rejected:
         return Severity.OK, "no line is rejected"
@@ -320,7 +320,7 @@ def rejected_share(
 
 
 def _usual_share(log: Ledger, day: date) -> float | None:
-    """The median share of rejected lines of the days before; none if there are too few."""
+    """Return the median share of rejected lines of the days before; None if they are too few."""
     shares = []
     for before in Window(day - TRAILING_DAYS * DAY, day):
         record = log.latest.get(before)

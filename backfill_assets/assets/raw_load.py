@@ -1,7 +1,7 @@
-"""The raw log of a source and its rejected lines: loaded from the landing, in one step.
+"""The raw assets of a source: its log and its rejected lines, loaded from the landing in one step.
 
-What lines mean is decided in `lines`, what a day is to be made of in `manifests`. Here the two
-meet: files that can be read are read, and rows of files that are gone or held back are kept.
+Files that can be read are parsed; rows of files that are gone or held back are retained. `raw_rows`
+parses lines; `landing.load_manifest` decides what a day is loaded from.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -71,15 +71,15 @@ from backfill_assets.tables.table import Table
 
 @dataclass(frozen=True)
 class RawLoader:
-    """What a run needs to read, cache and decide.
+    """Plans and computes the raw days of one run.
 
     Attributes:
         settings: the deployment's settings.
-        source: whose lines are loaded.
-        engine: where the session comes from.
+        source: the source to load.
+        engine: provides the Spark session.
         cache: caches a frame's rows once they are computed.
-        accepted: what a person agreed to, by the run's tag.
-        close: whether nothing more is expected of days without a folder, by the run's tag.
+        accepted: what a person accepted, from the run's tag.
+        close: whether to stop expecting missing folders, from the run's tag.
     """
 
     settings: Settings
@@ -92,15 +92,15 @@ class RawLoader:
 
     @property
     def raw_ledger(self) -> Ledger:
-        """The ledger of the raw log as of now."""
+        """The current ledger of the raw log."""
         return read_ledger(self.settings.table(self.source.raw.name), self.source.raw)
 
     def list_folders(self, days: Iterable[date]) -> Listing:
-        """What lies in the folders of arrival days now."""
+        """List the folders of arrival days."""
         return list_landing(self.settings.landing, self.source, days)
 
     def plan_days(self, table: Table, window: Window) -> ComputePlan:
-        """The plan of days of the log, or of the rejected lines."""
+        """Plan days of the log, or of the rejected lines."""
         source, raw, log = self.source, self.source.raw, self.raw_ledger
         recorded = loaded_manifests(log)
         previous = {**self._manifests_from_rows(log, window, recorded), **recorded}
@@ -151,7 +151,7 @@ class RawLoader:
         )
 
     def parse_files(self, days: Window, listing: Listing) -> ParsedFiles:
-        """One reading for both tables, as long as the same files are there."""
+        """Parse the files once for both tables, as long as the listing is the same."""
         folders = days.widen_by(before=1)
         entries = {name: entry for day in folders for name, entry in listing.files_on(day).items()}
         key = days, frozenset(entries.values())
@@ -167,7 +167,7 @@ class RawLoader:
         landing_files = probe_files(spark, self.settings.landing, source, folders, listing, limits)
 
         def parse_lines(part: LandingFiles) -> tuple[DataFrame, dict[str, FileCounts]]:
-            # No filter before this: Spark would push it down and parse all once more.
+            # No filter before this: Spark would push it down and parse everything again.
             landed = read_lines(spark, part, source)
             lines = self.cache(read_versions(landed, source, self.settings.timezone))
             return lines, count_lines_by_file(lines, source, part.line_counts)
@@ -190,13 +190,13 @@ class RawLoader:
         previous: Mapping[date, LoadManifest],
         log: Ledger,
     ) -> dict[date, LoadTarget]:
-        """What the days are made of, now that the files have been read."""
+        """Return the load targets without unreadable files and replaced files that lose keys."""
         unread = parsed_files.moving | parsed_files.landing_files.broken_names
         load_targets = {
             day: target.without_files(unread, previous.get(day)) for day, target in targets.items()
         }
         doubtful = {name for target in load_targets.values() for name in target.replaced}
-        # A file has rows on its own log day and the next: also those that this run is not for.
+        # A file has rows on its own log day and the next, also outside of the run's days.
         nearby_days = {
             d
             for day, target in targets.items()
@@ -217,9 +217,9 @@ class RawLoader:
     def _manifests_from_rows(
         self, log: Ledger, window: Window, recorded: Collection[date]
     ) -> dict[date, LoadManifest]:
-        """The manifests of days that were published when none were recorded, by their rows.
+        """Derive the manifests of days that were published before manifests were recorded.
 
-        Which files there were is known, but not what they held.
+        The rows tell which files there were, but not their content.
         """
         days = [day for day in window if day in log.published_days and day not in recorded]
         files_by_day: dict[date, dict[str, LoadedFile]] = {day: {} for day in days}
@@ -233,7 +233,7 @@ class RawLoader:
         return {day: LoadManifest(files) for day, files in files_by_day.items()}
 
     def retain_rows(self, load_targets: LoadTargets, ledger: Ledger) -> RetainedRows:
-        """The rows that stay of a table."""
+        """Return the published rows that stay."""
         days = [
             day
             for day, target in load_targets.items()
@@ -266,9 +266,9 @@ class RawLoader:
         load_targets: LoadTargets,
         listing: Listing,
     ) -> CommitNotes:
-        """What a commit of raw tells those who follow it.
+        """Return what a commit of the raw log records for downstream tables.
 
-        It is read by `arrivals`, `finality`, `backlog` and `reach`.
+        It is read in `staleness` and by `calendar.reach`.
         """
         policy = self.source.policy(self.settings)
         changes = impact_of(self.source, before, rows, verdicts, policy, self.settings.timezone)
@@ -286,12 +286,12 @@ class RawLoader:
     def _settled_before_and_after(
         self, log: Ledger, loaded: Mapping[date, LoadManifest], listing: Listing, policy: Policy
     ) -> tuple[set[date], set[date]]:
-        """Of the log days that may have been settled or unsettled: settled before, and after."""
+        """Return, of the log days whose state may have changed, those settled before and after."""
         known = {**loaded_manifests(log), **loaded}
         around = Window(min(loaded), max(loaded) + DAY).widen_by(
             before=policy.window_days, after=policy.window_days
         )
-        # And those that waited for something, whatever became of it.
+        # Also all unsettled days: what they waited for may have come.
         settled = settled_days(log)
         affected_days = [day for day in known if day in around or day not in settled]
         folders = {
@@ -310,7 +310,7 @@ class RawLoader:
 
 
 def build_raw_assets(settings: Settings, code: Code, source: Source) -> dg.AssetsDefinition:
-    """The log of a source and its rejected lines: one step, as both come of one reading."""
+    """Build the assets of a source's log and rejected lines: one step, as files are read once."""
     tables = [source.raw, source.rejected]
 
     @delta_assets(

@@ -1,8 +1,4 @@
-"""Rows of the raw layer: lines parsed or rejected, counts by file, rows that are retained.
-
-What a field means is decided here: timestamps, numbers, log days. Reading files is `landing`'s
-part.
-"""
+"""Raw rows: landed lines parsed or rejected, counts by file, and rows that are retained."""
 
 from __future__ import annotations
 
@@ -28,10 +24,10 @@ from backfill_assets.tables.sources import Source
 from backfill_assets.tables.table import Table
 from backfill_assets.transforms.dedup import business_day
 
-#: Why a line is rejected; null for an accepted one. As `TEXT` no field of a source.
+#: Why a line is rejected; null for an accepted one. Like `TEXT`, no source has such a field.
 REASON = "_reason"
 
-# `\z` is the very end; `$` would let a line end follow.
+# `\z` is the very end; `$` would allow a line break after it.
 _TIMESTAMP = (
     r"^(?!0000)\d{4}-\d{2}-\d{2}"
     r"([T ]\d{2}:\d{2}(:\d{2}([.,]\d+)?)?(Z|[+-]\d{2}(:?\d{2})?)?)?\z"
@@ -39,15 +35,15 @@ _TIMESTAMP = (
 _PLAIN_TIMESTAMP = r"^[1-8]\d{3}-\d{2}-\d{2}[T ]\d{2}:\d{2}:\d{2}(?:\.\d+)?(?:Z|[+-]\d{2}:\d{2})?\z"
 _DATE = r"^(?!0000)\d{4}-\d{2}-\d{2}\z"
 _WHOLE = r"^[+-]?\d{1,19}\z"
-#: A longer number takes minutes to match or to convert; it is none that anybody pays.
+#: A longer number takes minutes to match or to convert, and is no real amount.
 _LONGEST_NUMBER = 1000
 _ANY_DECIMAL = r"^[+-]?(?=\.?\d)(\d*)\.?(\d*)(?:[eE]([+-]?\d+))?\z"
 
 
 def parse_timestamp(text: Column) -> Column:
-    """An ISO-8601 date-time as a timestamp, UTC where it has no offset; null if it is not one.
+    """Parse an ISO-8601 date-time, UTC if it has no offset; null if it is not one.
 
-    `T` or a space; seconds and fraction optional; a bare date is midnight. Spark's own cast takes
+    `T` or a space; seconds and fraction optional; a bare date is midnight. Spark's own cast accepts
     far more (`2024`, `12:00`, zone names), hence the pattern.
     """
     plain = text.rlike(_PLAIN_TIMESTAMP)
@@ -55,8 +51,8 @@ def parse_timestamp(text: Column) -> Column:
 
 
 def _parse_rare_timestamp(text: Column) -> Column:
-    """The timestamps of a rarer form, and the years in which a Python date may not exist."""
-    # Spark's cast does not know an offset right after the minutes.
+    """Parse timestamps of rarer forms, and years at the limits of a Python date."""
+    # Spark's cast does not accept an offset right after the minutes.
     to_minutes = F.substring(text, 1, 16)
     whole = F.when(
         F.substring(text, 17, 1).isin("Z", "+", "-"),
@@ -70,10 +66,10 @@ def _parse_rare_timestamp(text: Column) -> Column:
 
 
 def parse_decimal(text: Column, kind: T.DecimalType) -> Column:
-    """A number as a decimal of a type, null unless it is one exactly.
+    """Parse a number as a decimal of a type; null unless the type holds it exactly.
 
-    Plain or exponent notation. It is the value that counts: as decimal(18,2), `12.500` is fine,
-    `12.345` is not. One of more than a thousand characters is none.
+    Plain or exponent notation. The value counts: as decimal(18,2), `12.500` is valid, `12.345` is
+    not. Text of more than a thousand characters is not a number.
     """
     digits = max(kind.precision - kind.scale, 1)
     plain = rf"^[+-]?\d{{1,{digits}}}(\.\d{{0,{kind.scale}}})?\z"
@@ -84,14 +80,14 @@ def parse_decimal(text: Column, kind: T.DecimalType) -> Column:
 
 
 def _parse_rare_decimal(text: Column, kind: T.DecimalType) -> Column:
-    """The numbers that are not plainly fine; whether they fit is found on the digits.
+    """Parse numbers that are not plainly valid; their digits tell whether they fit.
 
-    A cast would round a decimal too many away, and an exponent of millions would stall it.
+    A cast would round surplus decimals, and an exponent of millions would block it.
     """
     fraction = F.regexp_extract(text, _ANY_DECIMAL, 2)
     exponent = F.regexp_extract(text, _ANY_DECIMAL, 3)
     digits = F.concat(F.regexp_extract(text, _ANY_DECIMAL, 1), fraction)
-    # As a long, in which no int overflows; an exponent beyond an int is null, so no number.
+    # As a long, so that sums of ints do not overflow; an exponent beyond an int is null: no number.
     shift = F.when(exponent == "", F.lit(0)).otherwise(exponent.try_cast("int")).cast("long")
     significant = F.rtrim(digits, F.lit("0"))
     decimals = F.length(fraction) - shift - (F.length(digits) - F.length(significant))
@@ -104,25 +100,25 @@ def _parse_rare_decimal(text: Column, kind: T.DecimalType) -> Column:
 
 
 def parse_whole_number(text: Column) -> Column:
-    """A whole number as a long, null if it is none or does not fit."""
+    """Parse a whole number as a long; null if it is none or does not fit."""
     return F.when(text.rlike(_WHOLE), text.try_cast("long"))
 
 
 def parse_boolean(text: Column) -> Column:
-    """`true` or `false`, null if it is neither."""
+    """Parse `true` or `false`; null for other text."""
     return F.when(text == "true", F.lit(True)).when(text == "false", F.lit(False))
 
 
 def parse_date(text: Column) -> Column:
-    """An ISO date `YYYY-MM-DD` of the years 1 to 9999, null if it is none."""
+    """Parse an ISO date `YYYY-MM-DD` of the years 1 to 9999; null for other text."""
     return F.when(text.rlike(_DATE), text.try_cast("date"))
 
 
 def parse_json(text: Column) -> Column:
-    """The text if it is one JSON value, else null.
+    """Return the text if it is one JSON value, else null.
 
-    As elements of two arrays: what closes the first by itself is not twice in the second. (Spark's
-    parser ignores whatever follows an array.)
+    It is tried as element of two arrays: text that closes the first array is not valid twice in the
+    second. (Spark's parser ignores whatever follows an array.)
     """
     options = {"allowSingleQuotes": "false", "allowNonNumericNumbers": "false"}
 
@@ -133,7 +129,7 @@ def parse_json(text: Column) -> Column:
     return F.when((array_length(text) == 1) & (array_length(text, text) == 2), text)
 
 
-#: Of the types but decimals; a string that is read holds JSON, see `landing.text.identifiers`.
+#: By type, except decimals; a string that is parsed holds JSON.
 _PARSERS: Mapping[type[T.DataType], Callable[[Column], Column]] = {
     T.StringType: parse_json,
     T.LongType: parse_whole_number,
@@ -144,7 +140,7 @@ _PARSERS: Mapping[type[T.DataType], Callable[[Column], Column]] = {
 
 
 def _parse_field(source: Source, name: str, text: Column) -> Column:
-    """The value of a field, null where the text is no such value."""
+    """Return the value of a field; null if the text is no such value."""
     kind = source.types[name]
     if isinstance(kind, T.DecimalType):
         return parse_decimal(text, kind)
@@ -152,11 +148,11 @@ def _parse_field(source: Source, name: str, text: Column) -> Column:
 
 
 def read_versions(lines: DataFrame, source: Source, timezone: str) -> DataFrame:
-    """Landed lines with their fields read, the log day found, or the reason of rejection.
+    """Parse landed lines: their fields and log day, or the reason of rejection.
 
     Args:
-        lines: as `landing.lines.read_lines` gives them.
-        source: whose lines they are.
+        lines: the result of `landing.read.read_lines`.
+        source: of the lines.
         timezone: the business time zone.
 
     Returns:
@@ -204,12 +200,12 @@ def read_versions(lines: DataFrame, source: Source, timezone: str) -> DataFrame:
 
 
 def _text_column(name: str) -> str:
-    """The column of what is read as a field."""
+    """Return the name of the column with a field's text."""
     return f"_field_{name}"
 
 
 def _field_reasons(source: Source, verbatim: set[str]) -> Iterator[Column]:
-    """Why a line's fields are not those of the source, in the order of the fields."""
+    """Yield why a line's fields are invalid, in the order of the fields."""
     for name in source.fields:
         value = F.col(name)
         text = value if name in verbatim else F.col(_text_column(name))
@@ -217,25 +213,25 @@ def _field_reasons(source: Source, verbatim: set[str]) -> Iterator[Column]:
         reason = F.when(text.isNull(), null)
         if name not in verbatim:
             reason = reason.when(value.isNull(), f"bad {name}")
-        # What Delta's CHECK constraint refuses would be the end of the whole run.
+        # A row that violates Delta's CHECK constraint would fail the whole run.
         for rule in sql_conditions(name, source.columns[name]).values():
             reason = reason.when(~F.expr(rule), f"bad {name}")
         yield reason
 
 
 def _before_all_days(moment: Column, timezone: str) -> Column:
-    """Whether the business day lies in the year 0, which no Python date can hold."""
+    """Return whether the business day lies in the year 0, which no Python date can hold."""
     first_hours = moment < F.lit("0001-01-02").cast("timestamp")
     return first_hours & (business_day(moment, timezone) < F.lit("0001-01-01").cast("date"))
 
 
 def accepted_rows(read: DataFrame, source: Source) -> DataFrame:
-    """The accepted lines, from what `read_versions` gives."""
+    """Return the accepted lines of a result of `read_versions`."""
     return read.where(F.col(REASON).isNull()).select(*source.raw.columns)
 
 
 def rejected_rows(read: DataFrame, source: Source) -> DataFrame:
-    """The rejected lines, from what `read_versions` gives."""
+    """Return the rejected lines of a result of `read_versions`."""
     source_columns = {"text": TEXT, "reason": REASON}
     columns = [
         F.col(source_columns.get(name, name)).alias(name) for name in source.rejected.columns
@@ -250,14 +246,14 @@ _NO_MONEY = Decimal("0.00")
 
 @dataclass(frozen=True)
 class FileCounts:
-    """What one file brought, in numbers.
+    """Counts of one file.
 
     Attributes:
-        landed: lines, counted apart from parsing.
-        rejected: those that could not be read.
-        early: accepted lines that are logged on the day after.
-        accepted: the others.
-        amount: the sum of their amounts; zero where the source declares none.
+        landed: lines, counted separately from parsing.
+        rejected: lines that could not be parsed.
+        early: accepted lines that are logged on the next day.
+        accepted: the other accepted lines.
+        amount: the sum of the amounts of `accepted`; zero if the source declares none.
     """
 
     landed: int = 0
@@ -283,7 +279,7 @@ class ParsedFiles:
     Attributes:
         landing_files: the files, and which of them cannot be read.
         moving: names of files that changed, came or went while they were read.
-        lines: as `lines.read_versions` gives them.
+        lines: the result of `read_versions`.
         counts: by file.
     """
 
@@ -304,22 +300,22 @@ class ParsedFiles:
 
     @cached_property
     def moving_by_folder(self) -> Mapping[str, list[str]]:
-        """By folder, the files that are not at rest."""
+        """By folder, the files that changed while they were read."""
         return _group_by_folder(self.moving)
 
     def counts_of(self, names: Collection[str]) -> FileCounts:
-        """What some files brought together."""
+        """Return the total counts of some files."""
         return sum((self.counts.get(name, FileCounts()) for name in names), FileCounts())
 
 
 @dataclass(frozen=True)
 class RetainedRows:
-    """Rows of the published table that stay, as their files are gone or held back.
+    """Published rows that stay, as their files are gone or held back.
 
     Attributes:
-        rows: the rows; none if there are none to keep.
-        counts: how many, by day.
-        moved_counts: by day, how many of them would be logged on another day now.
+        rows: None if there are none.
+        counts: by day.
+        moved_counts: by day, the number of rows that would be logged on another day now.
     """
 
     rows: DataFrame | None = None
@@ -337,12 +333,12 @@ def _group_by_folder(names: Collection[str]) -> Mapping[str, list[str]]:
 def count_lines_by_file(
     versions: DataFrame, source: Source, landed: Mapping[str, int]
 ) -> dict[str, FileCounts]:
-    """What each file brought.
+    """Return the counts of each file.
 
     Args:
-        versions: as `lines.read_versions` gives it.
-        source: whose lines they are.
-        landed: lines by file, from a scan of its own.
+        versions: the result of `read_versions`.
+        source: of the lines.
+        landed: lines by file, from a separate scan.
     """
     is_accepted, amount = F.col(REASON).isNull(), F.lit(_NO_MONEY)
     if source.amount:
@@ -364,12 +360,12 @@ def count_lines_by_file(
 def lost_keys(
     published: DataFrame, lines: DataFrame, source: Source, names: Collection[str]
 ) -> dict[str, int]:
-    """By replaced file, how many keys it no longer has of those that were loaded from it.
+    """Return, by replaced file, how many of the keys loaded from it it no longer has.
 
     Args:
         published: rows of the raw log.
-        lines: the lines that the files have now, as `lines.read_versions` gives them.
-        source: whose lines they are.
+        lines: the present lines of the files, as the result of `read_versions`.
+        source: of the lines.
         names: the replaced files.
     """
     keys = ["source_file", *source.key]
@@ -388,16 +384,16 @@ def rows_to_retain(
     table: Table,
     timezone: str,
 ) -> DataFrame:
-    """The rows of days that come of the files that are kept, with `_elsewhere`.
+    """Return the rows of days whose files are retained, with the column `_elsewhere`.
 
     Args:
         published: the published table.
-        targets: what each day is to be made of.
-        days: the days that keep rows.
-        source: whose rows they are.
+        targets: what each day is to be loaded from.
+        days: the days that retain rows.
+        source: of the rows.
         table: the source's log, or its rejected lines.
-        timezone: the business time zone; `_elsewhere` tells of a raw row whether it would be logged
-            on another day by it.
+        timezone: the business time zone; `_elsewhere` tells whether a raw row would be logged on
+            another day in it.
     """
     spark = published.sparkSession
     struct = T.StructType().add(table.partition, T.DateType()).add("source_file", T.StringType())
@@ -416,12 +412,12 @@ def rows_to_retain(
 def selected_rows(
     parsed_files: ParsedFiles, targets: LoadTargets, source: Source, table: Table, days: Window
 ) -> DataFrame:
-    """The lines that were read, without those of files that are held back on a day.
+    """Return the parsed lines, without those of files that are held back on a day.
 
     Args:
         parsed_files: the files.
-        targets: what each day is to be made of.
-        source: whose lines they are.
+        targets: what each day is to be loaded from.
+        source: of the lines.
         table: the source's log, or its rejected lines.
         days: the days of the table.
     """

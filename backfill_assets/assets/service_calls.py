@@ -39,13 +39,13 @@ from backfill_assets.tables.unpartitioned import (
     requests_figure,
 )
 
-#: Of the reasons why requests have no answer, a message has so many.
+#: The most reasons in a message about requests without an answer.
 _REASONS = 3
 
 
 @dataclass(frozen=True)
 class ServiceAnswers:
-    """What services answered to the requests of some days.
+    """Answers of services to the requests of some days.
 
     Attributes:
         frames: by parameter, the requests with their answers, and `for_day`.
@@ -58,7 +58,7 @@ class ServiceAnswers:
     numbers: Mapping[date, Mapping[str, int]] = field(default_factory=dict)
 
     def add_problems(self, expectations: Mapping[date, Expectation]) -> dict[date, Expectation]:
-        """Expectations by day, with the problems."""
+        """Return the expectations by day, with the problems added."""
         return {
             day: replace(expectation, problems=[*expectation.problems, *self.problems.get(day, ())])
             for day, expectation in expectations.items()
@@ -67,14 +67,14 @@ class ServiceAnswers:
 
 @dataclass(frozen=True)
 class ServiceCaller:
-    """How a run may ask.
+    """Calls services for a run.
 
     Attributes:
         quotas: the folder of the quotas that all runs of a deployment share.
-        warehouse: where the answers are.
+        warehouse: where the answer tables are.
         run_id: of the run.
-        is_scheduled: whether no person launched it: then it may use all of a quota.
-        may_call: whether it may call at all.
+        is_scheduled: whether no person launched it; then it may use a full quota.
+        may_call: whether it may call services; if not, it uses cached answers only.
     """
 
     quotas: Path
@@ -85,7 +85,7 @@ class ServiceCaller:
 
     @classmethod
     def from_context(cls, context: dg.AssetExecutionContext, warehouse: str) -> ServiceCaller:
-        """As the run of a step may ask."""
+        """Create the caller of a step's run."""
         tags = context.run.tags
         return cls(
             quotas=Path(context.instance.root_directory) / "quotas",
@@ -96,7 +96,7 @@ class ServiceCaller:
         )
 
     def create_answer_tables(self, lookups: Iterable[Lookup]) -> None:
-        """Create the tables of answers, before anything is planned upon what they hold."""
+        """Create missing answer tables, before days are planned with their content."""
         if self.may_call:
             for lookup in lookups:
                 create(lookup, lookup.place(self.warehouse))
@@ -108,17 +108,17 @@ class ServiceCaller:
         cache: Cache,
         days: Window,
     ) -> ServiceAnswers:
-        """Ask what has no kept answer yet.
+        """Return the answers to the requests of days, and call services for those not cached.
 
         Args:
-            asks: by parameter, what is asked.
-            frames: by parameter, what the requests are made of.
+            asks: by parameter, the declared requests.
+            frames: by parameter, the rows that the requests are built from.
             cache: keeps the rows of a frame until they are published.
             days: the days.
 
         Raises:
-            dagster.Failure: the table of answers is not there, or not the one of the lookup.
-            SchemaError: requests are not of the columns and types of the lookup.
+            dagster.Failure: the answer table is missing, or does not match the lookup.
+            SchemaError: requests do not have the columns and types of the lookup.
         """
         answers: dict[str, DataFrame] = {}
         problems: dict[date, list[str]] = defaultdict(list)
@@ -136,7 +136,7 @@ class ServiceCaller:
         problems: Mapping[date, list[str]],
         numbers: Mapping[date, dict[str, int]],
     ) -> DataFrame:
-        """The requests with their answers; adds to the problems and the numbers of the days."""
+        """Return the requests with their answers; add to the problems and numbers of the days."""
         spark, url = requests.sparkSession, lookup.place(self.warehouse)
         by_day = {row[FOR_DAY]: row["count"] for row in requests.groupBy(FOR_DAY).count().collect()}
         try:
@@ -151,7 +151,7 @@ class ServiceCaller:
         calls: Counter[date] = Counter()
         unanswered: dict[date, dict[Request, str]] = defaultdict(dict)
         for request, request_days in missing.items():
-            # A call that helps several days is counted once.
+            # A call for several days is counted once.
             calls[min(request_days)] += call_results.calls[request]
             if request in call_results.unanswered:
                 for day in request_days:
@@ -169,7 +169,7 @@ class ServiceCaller:
     def _call_service(
         self, lookup: Lookup, requests: Sequence[Request], answer_cache: KeptAnswers
     ) -> BatchResult:
-        """What came of asking; nothing is asked if the run may not."""
+        """Return the results of calls; without a call if the run may not call."""
         if not self.may_call:
             reason = "no answer is kept, and this run makes no call"
             return BatchResult(unanswered=dict.fromkeys(requests, reason))
@@ -190,11 +190,11 @@ class ServiceCaller:
 
 
 def distinct_requests(lookup: Lookup, frame: DataFrame, days: Window) -> DataFrame:
-    """The different requests of each day.
+    """Return the distinct requests of each day.
 
     Args:
         lookup: the lookup.
-        frame: what the declared function gives.
+        frame: the result of the declared function.
         days: the days.
 
     Raises:
@@ -222,7 +222,7 @@ def _read_answers(spark: Any, url: str, version: int) -> DataFrame:
 
 
 def _days_by_request(lookup: Lookup, frame: DataFrame) -> dict[Request, list[date]]:
-    """By request, the days that it is for, in an order that is the same each time."""
+    """Return the days of each request, in a stable order."""
     days_by_request: dict[Request, list[date]] = defaultdict(list)
     rows = frame.select(*lookup.request, FOR_DAY).toArrow()
     for row in zip(*(rows.column(name).to_pylist() for name in rows.column_names), strict=True):
@@ -231,7 +231,7 @@ def _days_by_request(lookup: Lookup, frame: DataFrame) -> dict[Request, list[dat
 
 
 def _unanswered_message(lookup: Lookup, count: int, unanswered: Mapping[Request, str]) -> str:
-    """Why a day lacks answers, for a person."""
+    """Return why a day lacks answers."""
     first_requests: dict[str, Request] = {}
     for request, reason in unanswered.items():
         first_requests.setdefault(reason, request)

@@ -26,11 +26,11 @@ from backfill_assets.shadow.switch import SWITCH_JOB, active_switch_runs, switch
 from backfill_assets.tables.code_version import Code
 from backfill_assets.tables.graph import graph_for, tables_of
 
-#: How the keys begin of the assets whose observations are comparisons.
+#: Key prefix of the assets whose observations are comparisons.
 COMPARISONS = "comparisons"
-#: On a run that finishes a switch-over: its id.
+#: The tag with the id of the switch-over that a run finishes.
 TARGET_TAG = "backfill_assets/switch_over"
-#: So often a run is asked for that finishes one; then a person must look at why they fail.
+#: The most runs that are requested to finish one; then a person must find out why they fail.
 _MAX_RUNS = 5
 
 
@@ -75,8 +75,6 @@ class SwitchConfig(dg.Config):
 
 
 def _build_job(settings: Settings, assets: Sequence[dg.AssetsDefinition]) -> dg.JobDefinition:
-    """The job that builds days beside production."""
-
     @dg.op(required_resource_keys={"io_manager"}, out=dg.Out(dg.Nothing))
     def build_days(context: dg.OpExecutionContext, config: ShadowConfig) -> None:
         request = BackfillRequest(
@@ -121,8 +119,6 @@ def _stages_table(stages: list[StageResult]) -> dg.MarkdownMetadataValue:
 
 
 def _compare_job(settings: Settings, graph: BaseAssetGraph, code: Code) -> dg.JobDefinition:
-    """The job that compares a target with production."""
-
     @dg.op(required_resource_keys={"engine"}, out=dg.Out(dg.Nothing))
     def compare_tables(context: dg.OpExecutionContext, config: CompareConfig) -> Iterator[Any]:
         try:
@@ -135,8 +131,8 @@ def _compare_job(settings: Settings, graph: BaseAssetGraph, code: Code) -> dg.Jo
         except TargetError as error:
             raise dg.Failure(str(error), allow_retries=False) from error
         metadata = _comparison_metadata(comparison)
-        # Dagster plots numbers of observations. They are of an asset of their own: nothing of
-        # production has happened.
+        # Dagster plots numbers of observations. They belong to a separate asset, as the production
+        # asset has not changed.
         for report in comparison.reports:
             numbers = {"target": config.target, **comparison_metrics(report)}
             yield dg.AssetObservation([COMPARISONS, report.table.name], metadata=numbers)
@@ -157,7 +153,7 @@ def _compare_job(settings: Settings, graph: BaseAssetGraph, code: Code) -> dg.Jo
 
 
 def _comparison_metadata(comparison: Comparison) -> dict[str, Any]:
-    """What a comparison found, as a run shows it: numbers first, then each table."""
+    """Return the result of a comparison as metadata: numbers first, then each table."""
     tables = {r.table.name: dg.MetadataValue.md(as_markdown(r)) for r in comparison.reports}
     numbers = {
         f"{report.table.name}: {name}": value
@@ -168,8 +164,6 @@ def _comparison_metadata(comparison: Comparison) -> dict[str, Any]:
 
 
 def _switch_job(settings: Settings, graph: BaseAssetGraph, code: Code) -> dg.JobDefinition:
-    """The job that makes a target production."""
-
     @dg.op(required_resource_keys={"io_manager"}, out=dg.Out(dg.Nothing))
     def adopt_days(context: dg.OpExecutionContext, config: SwitchConfig) -> Iterator[Any]:
         publisher, run = context.resources.io_manager, context.run
@@ -200,7 +194,7 @@ def _switch_job(settings: Settings, graph: BaseAssetGraph, code: Code) -> dg.Job
 
 
 def _resume_sensor(settings: Settings, job: dg.JobDefinition) -> dg.SensorDefinition:
-    """The sensor that finishes switch-overs whose run was lost."""
+    """Build the sensor that finishes switch-overs whose run was lost."""
 
     @dg.sensor(
         job_name=job.name,
@@ -225,13 +219,10 @@ def _resume_sensor(settings: Settings, job: dg.JobDefinition) -> dg.SensorDefini
 
 
 def comparison_assets(settings: Settings) -> list[dg.AssetsDefinition]:
-    """The assets whose observations are comparisons of targets with production, one for each table.
+    """Return an asset for each table, whose observations compare targets with production.
 
-    Dagster plots numbers of assets that are defined only. Nobody materializes these. None as long
-    as there is no target when the definitions are loaded, or nobody can tell.
-
-    Args:
-        settings: the deployment's settings.
+    Dagster plots numbers only of assets that are defined. Nobody materializes these. Empty if there
+    is no target when the definitions are loaded, or the targets cannot be read.
     """
     try:
         if not targets.any_targets(settings):
@@ -255,13 +246,7 @@ def comparison_assets(settings: Settings) -> list[dg.AssetsDefinition]:
 def build_shadow_jobs(
     settings: Settings, assets: Sequence[dg.AssetsDefinition], code: Code
 ) -> tuple[list[dg.JobDefinition], dg.SensorDefinition]:
-    """The jobs of targets, and the sensor that finishes switch-overs.
-
-    Args:
-        settings: the deployment's settings.
-        assets: those of the deployment.
-        code: that of the tables.
-    """
+    """Build the jobs of targets, and the sensor that finishes switch-overs."""
     graph = AssetGraph.from_assets(list(assets))
     switch_job = _switch_job(settings, graph, code)
     jobs = [_build_job(settings, assets), _compare_job(settings, graph, code), switch_job]

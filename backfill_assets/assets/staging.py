@@ -1,7 +1,4 @@
-"""Staging layer: each key once on its event day, and the lines that came after its window.
-
-Which version counts is decided in `versions`.
-"""
+"""The staging assets: each key once on its event day, and the lines that came after its window."""
 
 from collections.abc import Sequence
 from datetime import date
@@ -34,10 +31,9 @@ from backfill_assets.transforms.dedup import (
 
 
 def late_lines(raw: DataFrame, source: Source, window_days: int, *, keep: bool = True) -> DataFrame:
-    """The rows of the raw log that came after the window of their event day had closed.
+    """Return the rows of the raw log that came after the window of their event day had closed.
 
-    None of them where such lines are dropped: then `late_expectations` counts them, and nothing
-    else does.
+    Empty where such lines are dropped: then only `late_expectations` counts them.
     """
     return raw.where(~within_window(window_days) & F.lit(keep)).select(*source.late.columns)
 
@@ -72,11 +68,11 @@ def late_expectations(
     *,
     keep: bool = True,
 ) -> dict[date, Expectation]:
-    """By log day: rows of the raw log = in time + late, and what a person should know of the late.
+    """By log day: rows of the raw log = in time + late, with a notice about the late ones.
 
-    Where they are kept they reach readers by what is made of all that is known, and a warning is
-    enough; dropped ones leave no other trace than this. Lines of days before the first one are in
-    no other table than the raw log, in time or late.
+    Late lines that are kept are in the current tables, and a warning is enough; for dropped ones
+    the notice is the only trace. Lines of days before the first day are in the raw log only, in
+    time or late.
     """
     late = ~within_window(window_days)
     nothing = F.lit(Decimal("0.00"))
@@ -113,7 +109,7 @@ def late_expectations(
 
 
 def _late_message(source: Source, count: int, amount: Decimal, keep: bool) -> str:
-    """What became of the late lines of a day, in a sentence."""
+    """Return the outcome of a day's late lines in a sentence."""
     worth = f" worth {amount}" if source.amount else ""
     became = (
         f"they are in {source.late.name} and in what is made of all that is known"
@@ -126,18 +122,12 @@ def _late_message(source: Source, count: int, amount: Decimal, keep: bool) -> st
 def build_staging_assets(
     settings: Settings, code: Code, source: Source
 ) -> list[dg.AssetsDefinition]:
-    """The staging of a source, whose late-data window is its partition mapping, and its late lines.
-
-    Args:
-        settings: the deployment's settings.
-        code: that computes the assets.
-        source: the source.
-    """
+    """Build the staging assets of a source; its late-data window is their partition mapping."""
     return [_staged_asset(settings, code, source), _late_asset(settings, code, source)]
 
 
 def _staging_lineage(source: Source, *columns: str) -> Lineage:
-    """Of columns that are the raw log's own, and of the event day."""
+    """Return the lineage of raw columns and of the event day."""
     raw = source.raw.name
     return {
         **{name: [(raw, name)] for name in (*source.fields, "log_date", *columns)},

@@ -1,7 +1,4 @@
-"""The Dagster asset of a table: its run size, input snapshots, plan and outputs.
-
-No asset is defined for them: whoever makes such a table with Dagster has one of that name.
-"""
+"""The Dagster asset of a table: its run size, input snapshots, compute plan and outputs."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -42,15 +39,15 @@ from backfill_assets.tables.table import Dependency, Lineage, Table
 from backfill_assets.tables.unpartitioned import Lookup, Unpartitioned
 
 #: Dagster's commands that take a range as one run: `dagster asset materialize`, `dg launch`. They
-#: refuse a range of assets of which a run takes only some days.
+#: refuse a range of assets whose runs are limited in days.
 _COMMANDS = ("materialize", "launch")
 
 
 def backfill_policy(partitions_per_run: int) -> dg.BackfillPolicy:
-    """How many partitions one run takes; the same for every asset, or ranges could not be shared.
+    """Return the policy of all assets; ranges of several assets need the same one.
 
     Args:
-        partitions_per_run: at most so many, but for a range that a command was given.
+        partitions_per_run: the most partitions of a run, unless a command is given a range.
     """
     if _range_of_command():
         return dg.BackfillPolicy.single_run()
@@ -58,15 +55,11 @@ def backfill_policy(partitions_per_run: int) -> dg.BackfillPolicy:
 
 
 def report_long_range(partitions_per_run: int) -> None:
-    """Say so, on stderr, if the command that loads the definitions has a longer range than a run.
-
-    Args:
-        partitions_per_run: so many days a run takes elsewhere.
-    """
+    """Warn on stderr if Dagster's command is given a longer range than a run normally has."""
     text = _range_of_command()
     try:
         days = len(Window.parse(text)) if text else 0
-    except ValueError:  # Dagster says what is wrong with it
+    except ValueError:  # Dagster reports it
         return
     if days > partitions_per_run:
         click.echo(
@@ -79,7 +72,7 @@ def report_long_range(partitions_per_run: int) -> None:
 
 
 def _range_of_command() -> str:
-    """The range of the command that loads the definitions; empty if it is no such, or has none."""
+    """Return the range given to one of `_COMMANDS` that loads the definitions; empty if none."""
     context = click.get_current_context(silent=True)
     if context is None or context.info_name not in _COMMANDS:
         return ""
@@ -101,11 +94,11 @@ def delta_assets(
     Args:
         settings: the deployment's settings.
         name: of the step.
-        tables: one asset each, of one cadence.
+        tables: one asset each, all of one grain.
         group: asset group.
-        lineage: for each column, the (asset, column) pairs that it is made of.
+        lineage: for each column, the (asset, column) pairs that it is built from.
         code: that computes the assets.
-        pool: Dagster's pool of the step; none if others of its kind may run at the same time.
+        pool: Dagster's pool of the step; None if such steps may run in parallel.
     """
     partitions_def = tables[0].grain.partitions_def(settings)
     return dg.multi_asset(
@@ -120,14 +113,14 @@ def delta_assets(
         check_specs=check_specs(tables, partitions_def),
         partitions_def=partitions_def,
         backfill_policy=backfill_policy(settings.partitions_per_run),
-        # Only where there is something to choose: a check alone cannot be run, it is the audit.
+        # Only if there are several tables: a check cannot run alone, as it is the audit.
         can_subset=len(tables) > 1,
         pool=pool,
     )
 
 
 def _asset_ins(settings: Settings, table: Table) -> dict[str, dg.AssetIn]:
-    """The inputs of a table's asset, with the partition mappings of their reaches."""
+    """Return the inputs of a table's asset, with the partition mappings of their reaches."""
     return {
         dependency.source.name: dg.AssetIn(
             partition_mapping=(dependency.launched or dependency.reach).partition_mapping
@@ -168,7 +161,7 @@ def _asset_out(
 
 
 def _require_partitions(context: dg.AssetExecutionContext) -> None:
-    """Refuse a run that has no days, as when the UI executes checks by themselves."""
+    """Raise if a run has no days, as when the UI executes checks by themselves."""
     if not context.has_partition_key and not context.has_partition_key_range:
         raise dg.Failure(
             "The checks are the audit of a day that is about to be published and cannot run by "
@@ -180,12 +173,12 @@ def _require_partitions(context: dg.AssetExecutionContext) -> None:
 def yield_outputs(
     context: dg.AssetExecutionContext, candidates: Iterable[Candidate]
 ) -> Iterator[dg.Output]:
-    """Hand the candidates to the IO manager.
+    """Yield the candidates for the IO manager.
 
-    Dagster would stamp one materialization on every day of the range, with one data version; the
-    IO manager has logged the days one by one, and this metadata key keeps Dagster from adding its
-    own. A day that was not published does not fail the step, or the later steps would be skipped
-    for the good days too: `day_checks` fails the run when all steps are through.
+    Dagster would log the same materialization for every day of the range, with one data version;
+    the IO manager has logged the days one by one, and the metadata key keeps Dagster from adding
+    its own. A day that was not published does not fail the step, or later steps would be skipped
+    for the good days too: the state checks fail the run after all steps.
 
     Raises:
         dagster.Failure: the run has no days.
@@ -204,11 +197,9 @@ def yield_outputs(
 
 
 def reference_observations(table: Table, warehouse: str) -> Iterator[dg.AssetObservation]:
-    """What the inputs without days of a table are now: version and columns of each.
+    """Yield an observation of each unpartitioned input: its version and columns.
 
-    Args:
-        table: the table that reads them.
-        warehouse: of the deployment.
+    This package defines no asset for them: if Dagster builds such a table, it has one of that name.
     """
     for name, reference in read_unpartitioned_inputs(table, warehouse).items():
         log = load_log(reference.url)
@@ -231,12 +222,12 @@ def reference_observations(table: Table, warehouse: str) -> Iterator[dg.AssetObs
 
 @dataclass(frozen=True)
 class AssetInputs:
-    """What the days of a run are made of, each table as of one version.
+    """The inputs of a run, each table at one version.
 
     Attributes:
-        tables: the inputs, by name.
-        references: the inputs without days, by name.
-        service_caller: how the run may ask services.
+        tables: the partitioned inputs, by name.
+        references: the unpartitioned inputs, by name.
+        service_caller: calls services for the run.
     """
 
     tables: Mapping[str, Snapshot]
@@ -246,15 +237,14 @@ class AssetInputs:
     def unpartitioned_rows(
         self, inputs: Mapping[str, Unpartitioned], spark: SparkSession
     ) -> dict[str, DataFrame]:
-        """All rows of inputs without days, by parameter as these are given."""
+        """Return all rows of unpartitioned inputs, by parameter."""
         return {
             name: self.references[reference.name].read_rows(spark)
             for name, reference in inputs.items()
         }
 
 
-#: Computes some days of a table: from its inputs, and with a function that caches the rows of a
-#: frame until they are published.
+#: Computes some days of a table; the cache keeps the rows of a frame until they are published.
 ComputeDays = Callable[[AssetInputs, Cache, Window], ComputedDays]
 
 
@@ -269,17 +259,17 @@ def table_asset(
     lineage: Lineage,
     lookups: Sequence[Lookup] = (),
 ) -> dg.AssetsDefinition:
-    """The asset of a table that is made of others.
+    """Build the asset of a table that is built from other tables.
 
     Args:
         settings: the deployment's settings.
         code: that computes the asset.
         table: the table; its inputs are read in this order.
         compute_days: computes some of its days.
-        name: of the step; `make_` and the table's name, if not given.
+        name: of the step; default: `make_` and the table's name.
         group: the asset group.
-        lineage: for each column, the (table, column) pairs that it is made of.
-        lookups: the services that it asks.
+        lineage: for each column, the (table, column) pairs that it is built from.
+        lookups: the services that it calls.
     """
 
     @delta_assets(
@@ -314,9 +304,9 @@ def _plan_days(
     cache_stack: ExitStack,
     window: Window,
 ) -> ComputePlan:
-    """How some days of a table are made of its inputs as they are now.
+    """Plan days of a table from its current inputs.
 
-    `cache_stack` holds the rows that the last build of this run has cached.
+    `cache_stack` holds the cached rows of the last build of this run.
     """
     dependencies, graph = table.inputs(Policy.from_settings(settings)), graph_for(settings)
     tables = {
@@ -329,7 +319,7 @@ def _plan_days(
     digests = input_digests(dependencies, ledgers, window, reference_digests)
 
     def build_days(days: Window) -> ComputedDays:
-        # What was computed before is published by now, or was given up.
+        # The rows of the last build are published by now, or discarded.
         cache_stack.close()
         cache = cache_stack.enter_context(caching())
         built = compute_days(AssetInputs(tables, references, service_caller), cache, days)
@@ -356,7 +346,7 @@ def _plan_days(
 
 
 def _input_snapshot(dependency: Dependency, inputs: Mapping[str, Input], graph: Graph) -> Snapshot:
-    """An input as of now, with the days of it that decide a day."""
+    """Return the current snapshot of an input, with the days of it that decide a day."""
     snapshot = inputs[dependency.source.name].read_snapshot()
     required_days = partial(
         _required_input_days, dependency, graph.policy_of(dependency.source.name).start
@@ -365,17 +355,17 @@ def _input_snapshot(dependency: Dependency, inputs: Mapping[str, Input], graph: 
 
 
 def _required_input_days(dependency: Dependency, start: date, day: date) -> list[date]:
-    """The days of an input without which a day cannot be made; before its first there is none."""
+    """Return the input days without which a day cannot be built; none before the input's start."""
     return [input_day for input_day in dependency.reach.required_days(day) if input_day >= start]
 
 
 def _reference_digests(
     table: Table, references: Mapping[str, UnpartitionedState], window: Window
 ) -> dict[str, str]:
-    """What the inputs without days hold, by name.
+    """Return the content of the unpartitioned inputs, by name.
 
     Raises:
-        dagster.Failure: one of them is not there.
+        dagster.Failure: one of them does not exist.
     """
     digests = {
         name: reference.content
@@ -401,10 +391,10 @@ def _record_references(
     reference_digests: Mapping[str, str],
     days: Window,
 ) -> ComputedDays:
-    """The same, and the commit records what the inputs without days held."""
+    """Add the content of the unpartitioned inputs to what the commit records."""
     if not reference_digests:
         return built
-    # Of one that only grows, later versions hold the same for a day.
+    # Later versions of an append-only input have the same rows for a day.
     replaceable = {name: reference for name, reference in references.items() if not reference.grows}
     numbers = {
         f"input version {name}": reference.version for name, reference in replaceable.items()

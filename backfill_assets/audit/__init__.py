@@ -1,1 +1,1 @@
-"""Audit: measure each day of a frame, judge it, and show the verdict as asset checks."""
+"""The audit: measure each day of a frame in one aggregation, judge it, show it as checks."""

@@ -1,7 +1,7 @@
-"""Asset check specs from tables, and check evaluations from verdicts, as Dagster takes them.
+"""Asset check specs from tables, and check evaluations and metadata from verdicts, for Dagster.
 
-Judging is `audit`'s part. Evaluations are logged with their partition, day by day, as a check
-result of Dagster's own carries no partition in a range run.
+Evaluations are logged with their partition, day by day: Dagster's own check result has no partition
+in a range run.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _PUBLISHED_WITH = (Severity.WARN, Severity.ALERT)
 def check_specs(
     tables: Iterable[Table], partitions_def: dg.PartitionsDefinition
 ) -> list[dg.AssetCheckSpec]:
-    """The checks of the tables, as their schemas ask for them."""
+    """The asset checks of the tables."""
     with warnings.catch_warnings():
-        # Partitioned checks are a preview; the exact pin of Dagster is what makes them safe to use.
+        # Partitioned checks are a preview feature; the exact pin of Dagster makes them safe to use.
         warnings.simplefilter("ignore", dg.PreviewWarning)
         return [
             dg.AssetCheckSpec(
@@ -49,13 +49,13 @@ def check_evaluations(
     *,
     blocks: bool = True,
 ) -> Iterator[dg.AssetCheckEvaluation]:
-    """One evaluation a check for the verdict's day, about the materialization it targets.
+    """One evaluation per check for the verdict's day.
 
     Args:
         table: the table.
-        verdict: on one of its days.
-        target: the materialization.
-        blocks: whether an error may fail the step that tells of it.
+        verdict: of one of its days.
+        target: the materialization that is evaluated.
+        blocks: whether an error may fail the step that logs it.
     """
     for finding in verdict.findings:
         yield dg.AssetCheckEvaluation(
@@ -117,12 +117,12 @@ def day_metadata(verdict: Verdict) -> dict[str, Any]:
 
 
 def exact_number(value: int | Decimal) -> Any:
-    """A number as metadata: money as exact text, which a float would not be."""
+    """A number as metadata: a decimal as text, as a float would not be exact."""
     return value if isinstance(value, int) else str(value)
 
 
 def plottable_number(value: int | Decimal) -> Any:
-    """A number as metadata that the UI plots; one that no float has exactly stays text."""
+    """A number as metadata that the UI plots; text if no float is exactly equal to it."""
     if isinstance(value, int):
         return value
     return as_float if Decimal(str(as_float := float(value))) == value else str(value)
@@ -132,11 +132,11 @@ def failure_text(
     failed: Mapping[str, Mapping[date, str]],
     next_step: str = "materialize the assets again for just these days",
 ) -> str:
-    """What a person needs at 3 a.m.: which days, why, what state the tables are in, what to do.
+    """The message of a failed run: failed days and reasons, state of the tables, what to do.
 
     Args:
-        failed: by table, the days that were not published, each with the reason.
-        next_step: what to do once the input is mended.
+        failed: by table and day, the reason why the day was not published.
+        next_step: what to do after the input is fixed.
     """
     lines = [
         f"  {name}[{day}]  {reason}"

@@ -1,7 +1,8 @@
-"""Profile of a day: rows by kind, rows of the most frequent key, distributions and their drift.
+"""The profile of a day: counts by kind, rows of the most frequent key, distributions and drift.
 
-Told by the population stability index: the sum of (p - q) * ln(p / q) over bins, where p and q are
-the shares of rows now and then. Below 0.1 little has moved; above 0.25 it is another distribution.
+Drift is measured by the population stability index: the sum of (p - q) * ln(p / q) over bins, where
+p and q are the shares of rows of two days. Below 0.1 the distributions are similar; above 0.25 they
+are different.
 """
 
 from __future__ import annotations
@@ -25,17 +26,17 @@ from backfill_assets.tables.table import Table
 
 
 def check_conditions(frame: DataFrame, table: Table, rules: Mapping[str, str]) -> None:
-    """See that Spark takes the rules of a table, and the kinds of rows that it counts.
+    """Raise if Spark cannot evaluate the rules of a table, or the conditions of its counts.
 
-    Nothing is computed: Spark looks at the columns and their types alone.
+    No Spark job runs: Spark analyzes the columns and their types only.
 
     Args:
         frame: with the columns of the table.
-        table: the table.
-        rules: by name, the conditions that must be true for each row.
+        table: has the conditions of the counts.
+        rules: by name, the SQL conditions that must be true for each row.
 
     Raises:
-        DeclarationError: conditions that are none, by name, with Spark's reason.
+        DeclarationError: it names the wrong conditions, with Spark's reasons.
     """
     conditions = {
         **{f"the rule {name}": rule for name, rule in rules.items()},
@@ -58,9 +59,9 @@ def _wrong_conditions(frame: DataFrame, conditions: Mapping[str, str]) -> Iterat
 
 
 def _spark_problem(frame: DataFrame, *conditions: str) -> str:
-    """Why Spark does not take conditions, in one line; empty if it does."""
+    """Why Spark cannot evaluate conditions, in one line; empty if it can."""
     try:
-        # As it is counted: what is no truth value is refused as well.
+        # `count_if`, as in the real query: it also fails for conditions that are not boolean.
         _ = frame.agg(*(F.count_if(F.expr(condition)) for condition in conditions)).schema
     except AnalysisException as error:
         return first_line(error)
@@ -70,19 +71,14 @@ def _spark_problem(frame: DataFrame, *conditions: str) -> str:
 def count_kinds(
     frame: DataFrame, table: Table, days: Iterable[date]
 ) -> dict[date, dict[str, float]]:
-    """By day, how many rows there are of each kind that the model names, in one Spark query.
+    """By day, the number of rows of each kind of the model's `counts`, in one Spark query.
 
-    A row for which a condition is null is not of that kind. A day without rows has none of any.
-
-    Args:
-        frame: the rows.
-        table: which kinds are counted, see `tables.counts`.
-        days: the days that are made.
+    A row for which a condition is null is not counted. A day without rows has 0 of each kind.
     """
     kinds = counts_of(table)
     if not kinds:
         return {}
-    # Named by number: a name may hold what a column's name may not.
+    # Aliases by number: the name of a kind may have characters that a column name may not.
     sums = [
         F.count_if(F.expr(condition)).alias(f"n{n}") for n, condition in enumerate(kinds.values())
     ]
@@ -100,19 +96,14 @@ def count_kinds(
 
 
 def most_rows(frame: DataFrame, table: Table, days: Iterable[date]) -> dict[date, dict[str, int]]:
-    """By day, the rows of the most frequent value of each column that is watched.
+    """By day, the rows of the most frequent value of each column in the model's `skew`.
 
-    In one Spark query. Nulls are no value: the audit counts them. A day without rows has none.
-
-    Args:
-        frame: the rows.
-        table: which columns are watched, see `tables.skews`.
-        days: the days that are made.
+    In one Spark query. Nulls are not counted as a value. A day without rows has 0.
     """
     watched = skews_of(table)
     if not watched:
         return {}
-    # As hashes: columns of several types are counted at once, and 8 bytes of a key are shuffled.
+    # Hashes: columns of all types are counted together, and only 8 bytes of a key are shuffled.
     cells = [
         F.when(
             F.col(name).isNotNull(),
@@ -133,17 +124,17 @@ def most_rows(frame: DataFrame, table: Table, days: Iterable[date]) -> dict[date
 #: By column, the rows of a day in each bin.
 Histograms = Mapping[str, Mapping[str, int]]
 
-#: With fewer rows on either side, chance alone moves the index.
+#: With fewer rows on either side, the index is random.
 ENOUGH_ROWS = 100
-#: Added to each bin, so that an empty one does not make the sum infinite.
+#: Added to each bin, as an empty bin would make the sum infinite.
 _SMOOTHING = 0.5
 
 
 class Baseline(NamedTuple):
-    """What a day is held against.
+    """The day or version that a day is compared with.
 
     Attributes:
-        name: what it is, for a reader.
+        name: for display.
         histograms: its distributions.
     """
 
@@ -152,14 +143,10 @@ class Baseline(NamedTuple):
 
 
 def measure_histograms(frame: DataFrame, table: Table) -> dict[date, Histograms]:
-    """By day that has rows, the distributions of the columns that are watched, in one Spark query.
+    """By day with rows, the distributions of the columns in the model's `drift`.
 
-    A number lies in a bin with those of its sign and of its power of two, so bins are the same for
-    all days. Null and zero have bins of their own.
-
-    Args:
-        frame: the rows.
-        table: which columns are watched, see `tables.drifts`.
+    In one Spark query. Numbers of the same sign and power of two share a bin, so bins are the same
+    for all days. Null and zero have bins of their own.
     """
     types = {column.name: column.dataType for column in table.struct_type}
     watched = drifts_of(table)
@@ -173,7 +160,7 @@ def measure_histograms(frame: DataFrame, table: Table) -> dict[date, Histograms]
     by_day: dict[date, dict[str, dict[str, int]]] = {}
     for day, name, bin_name, count in rows.groupBy("_day", "c.name", "c.bin").count().collect():
         by_day.setdefault(day, {}).setdefault(name, {})[bin_name] = count
-    # In an order of their own: the same rows are the same record.
+    # Sorted, so that the same rows give the same record.
     return {
         day: {name: dict(sorted(by_column[name].items())) for name in watched}
         for day, by_column in by_day.items()
@@ -218,19 +205,19 @@ def _drift_index(before: Mapping[str, int], after: Mapping[str, int]) -> float:
 
 
 def histogram_rows(histograms: Histograms) -> int:
-    """The number of rows that a spread is of."""
+    """The number of rows behind histograms."""
     return max((sum(bins.values()) for bins in histograms.values()), default=0)
 
 
 def judge_drift(
     table: Table, current: Histograms, baseline: Baseline | None
 ) -> tuple[tuple[Severity, str], dict[str, float]]:
-    """How far a day has moved: the finding, and numbers for the UI.
+    """The drift of a day: severity and text of the finding, and numbers for the UI.
 
     Args:
-        table: the table.
-        current: the day as it is about to be published.
-        baseline: what it is held against; none if there is nothing.
+        table: has the bounds by column.
+        current: the distributions of the day, before it is published.
+        baseline: the distributions to compare with; None if there are none.
     """
     rows = histogram_rows(current)
     if baseline is None or not rows or not histogram_rows(baseline.histograms):

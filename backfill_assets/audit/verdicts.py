@@ -1,7 +1,7 @@
-"""Audit before publish: measure the days of a frame, and judge each of them.
+"""The audit before a publish: measure the days of a frame in Spark, and judge each day.
 
-Measuring is Spark's part (`measure`), judging is a pure function over numbers (`judge_days`).
-Neither writes anything, and neither knows Dagster.
+`measure` is one Spark aggregation; `judge_days` is a pure function of its numbers. Neither writes
+anything, and neither uses Dagster.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from backfill_assets.calendar.partitions import Window, to_windows
 from backfill_assets.escaping import escape_line
 from backfill_assets.tables.table import Table
 
-#: Of so many offending rows the keys are shown.
+#: The most forbidden rows whose keys a finding shows.
 SHOWN_KEYS = 3
 
 
 @dataclass(frozen=True)
 class Violation:
-    """What a check found in a day.
+    """The forbidden rows that a check found in a day.
 
     Attributes:
-        rows: the offending rows.
-        keys: of a few of them, each as one text; the same for the same rows.
+        rows: their number.
+        keys: the keys of a few of them, each as one text; the same for the same rows.
     """
 
     rows: int
@@ -49,12 +49,7 @@ class Violation:
 def find_violations(
     frame: DataFrame, table: Table
 ) -> Mapping[date | None, Mapping[str, Violation]]:
-    """By day and check, the rows that the checks of a table forbid; one Spark job for all checks.
-
-    Args:
-        frame: the rows, with the columns of the table.
-        table: says what it forbids.
-    """
+    """By day and check, the rows that are forbidden; one Spark job for all checks."""
     if not table.forbidden:
         return {}
     parts = [F.coalesce(F.col(name).cast("string"), F.lit("null")) for name in table.key]
@@ -70,7 +65,7 @@ def find_violations(
             for check in table.forbidden
         ],
     )
-    # Of many offending rows no list is made: it would be as long as they are.
+    # Only the first keys are collected: a list of all could be very long.
     group_columns = ("check", "day")
     position = F.row_number().over(SqlWindow.partitionBy(*group_columns).orderBy("key"))
     by_check = (
@@ -89,25 +84,26 @@ def find_violations(
     return days
 
 
-#: How many days before a day are its neighbours, and how many of them make a comparison worth it.
+#: The number of previous days to compare a day with, and the fewest that are enough for it.
 TRAILING_DAYS = 7
 ENOUGH_DAYS = 3
-#: A day with less than this share of its neighbours' median rows, or more than its inverse, warns.
+#: Warn of a day with less than this share of the median rows of the previous days, or more than
+#: its inverse.
 _ROW_SHARE = 0.2
-#: A handful of rows says nothing, neither by its number nor by a share of it.
+#: With fewer rows, neither their number nor a share of them is judged.
 ENOUGH_ROWS = 20
-#: A null rate that exceeds the neighbours' by this much (of 1) warns.
+#: Warn of a null rate that exceeds the median of the previous days by this much (of 1).
 _NULL_SPIKE = 0.2
 
 
 class RefusedError(ValueError):
-    """A frame that cannot be published at all; its table has not been touched."""
+    """A frame of which no day can be published; its table is unchanged."""
 
 
 class Severity(enum.Enum):
-    """What a finding means: a day with an `ERROR` is not published, all others are.
+    """The meaning of a finding: a day with an `ERROR` is not published, all others are.
 
-    An `ALERT` is for a person to see to, a `WARN` for a reader to know.
+    An `ALERT` needs an action of a person, a `WARN` is information for a reader.
     """
 
     OK = "ok"
@@ -118,16 +114,16 @@ class Severity(enum.Enum):
 
 @dataclass(frozen=True)
 class Expectation:
-    """What the inputs say that one day of the output must hold.
+    """The numbers that one day of the output must have according to its inputs.
 
     Attributes:
-        entries: the counts that the expectation is made of, by name, for the reader.
-        rows: rows that the day must have; none where the inputs do not determine it.
+        entries: the counts behind the expectation, by name, for display.
+        rows: rows that the day must have; None if the inputs do not determine it.
         totals: sums by column that the day must have.
-        problems: why the day must not be published whatever its rows are.
-        warnings: what a reader of the day should know.
-        notices: findings of the table's own checks that hold no day back, by check.
-        figures: the numbers behind them, by check.
+        problems: reasons not to publish the day, whatever its rows are.
+        warnings: warnings about the day.
+        notices: findings of the table's own checks (`Table.notices`), by check.
+        figures: the numbers behind the notices, by check.
     """
 
     entries: Mapping[str, int | Decimal] = field(default_factory=dict)
@@ -145,12 +141,12 @@ class DayMetrics:
 
     Attributes:
         rows: number of rows.
-        nulls: nulls by column, for every column of the table.
-        duplicate_keys: rows beyond the first of their natural key; 0 where there is no key.
+        nulls: number of nulls by column, for every column of the table.
+        duplicate_keys: rows beyond the first of their natural key; 0 if the table has no key.
         totals: sums by column.
-        digest: the day's content as text; the same for the same rows in any order.
-        broken: by rule, the rows that break it, where there are any.
-        violations: by check, the rows that may not be there, where there are any.
+        digest: digest of the day's rows; it does not depend on their order.
+        broken: by rule, the number of rows that break it; without rules that hold.
+        violations: by check, the forbidden rows; without checks that found none.
     """
 
     rows: int
@@ -168,7 +164,7 @@ class DayMetrics:
 
 @dataclass(frozen=True)
 class Finding:
-    """What one check says of one day, in one line whatever the files are called."""
+    """The result of one check for one day; its text is one line, whatever the files are called."""
 
     check: str
     severity: Severity
@@ -180,7 +176,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Verdict:
-    """All findings about one day, with the numbers they rest on."""
+    """All findings about one day, with the numbers behind them."""
 
     day: date
     metrics: DayMetrics
@@ -189,13 +185,13 @@ class Verdict:
 
     @property
     def worst_severity(self) -> Severity:
-        """The worst that any check found."""
+        """The worst severity of all checks."""
         severities = {finding.severity for finding in self.findings}
         return next(severity for severity in reversed(Severity) if severity in severities)
 
     @property
     def may_publish(self) -> bool:
-        """Whether the day may be published."""
+        """Whether no check has an error."""
         return self.worst_severity is not Severity.ERROR
 
     @property
@@ -206,13 +202,10 @@ class Verdict:
 
 
 def row_hash(struct: T.StructType) -> Column:
-    """A 64-bit hash of a row.
+    """A 64-bit hash of a row with these columns.
 
-    Spark's hash skips nulls, so (null, 'a') and ('a', null) would be alike; each null is therefore
-    hashed as a fact of its own, at any depth. NaN equals NaN, and -0.0 equals 0.0.
-
-    Args:
-        struct: the columns of the row.
+    Spark's hash skips nulls, so (null, 'a') and ('a', null) would have the same hash; therefore
+    each null is hashed as a value of its own, at any depth. NaN equals NaN, and -0.0 equals 0.0.
     """
     parts: list[Column] = []
     for column in struct:
@@ -222,10 +215,10 @@ def row_hash(struct: T.StructType) -> Column:
 
 
 def _hashable_value(value: Column, kind: T.DataType) -> Column:
-    """A value as Spark's hash can take it.
+    """A value in a form that Spark's hash distinguishes.
 
-    Spark chains the elements of a nested value, without a word of where one ends: elements and
-    fields are replaced by their own hashes. A map is the same in any order of its keys.
+    Spark hashes the elements of a nested value one after the other, without their ends: elements
+    and fields are replaced by their own hashes. A map has the same hash in any order of its keys.
     """
     if isinstance(kind, T.ArrayType):
         return F.transform(value, lambda x: _element_hash(x, kind.elementType))
@@ -242,11 +235,7 @@ def _element_hash(value: Column, kind: T.DataType) -> Column:
 
 
 def digest_sums(struct: T.StructType) -> dict[str, Column]:
-    """The sums that a digest is made of, by name: see `digest_text`.
-
-    Args:
-        struct: the columns of the rows.
-    """
+    """The sums that `digest_text` combines, by name, for rows with these columns."""
     hashed = row_hash(struct)
     return {
         "rows": F.count(F.lit(1)),
@@ -255,12 +244,12 @@ def digest_sums(struct: T.StructType) -> dict[str, Column]:
     }
 
 
-#: Ends the digest of rows with nested columns, which were once hashed in another way.
+#: The suffix of digests of rows with nested columns: older digests hashed these in another way.
 _NESTED = "nested"
 
 
 def digest_text(sums: Mapping[str, int | None], struct: T.StructType) -> str:
-    """The digest of rows, from their `digest_sums`; that of no row is `0-0-0`."""
+    """The digest of rows, from their `digest_sums`; `0-0-0` for no rows."""
     parts = [f"{sums[name] or 0:x}" for name in ("rows", "high", "low")]
     nested = any(isinstance(c.dataType, T.ArrayType | T.MapType | T.StructType) for c in struct)
     return "-".join([*parts, _NESTED] if nested and sums["rows"] else parts)
@@ -274,12 +263,12 @@ def sum_digests(digests: Iterable[str]) -> str:
 
 
 def are_comparable(digest: str, other: str) -> bool:
-    """Whether two digests are made in the same way: equal ones are of equal rows then."""
+    """Whether two digests were computed in the same way, so that equal means equal rows."""
     return "0-0-0" in (digest, other) or digest.split("-")[3:] == other.split("-")[3:]
 
 
 def rows_differ(digest: str, other: str) -> bool:
-    """Whether two digests are of other rows, as far as they can be compared."""
+    """Whether two digests are of different rows; false if they cannot be compared."""
     return digest != other and are_comparable(digest, other)
 
 
@@ -295,13 +284,13 @@ def measure(
 ) -> dict[date | None, DayMetrics]:
     """The frame in numbers by day, in one Spark aggregation.
 
-    The digest adds the row hashes up (the upper and the lower half by themselves, so that no sum
-    overflows): addition does not care about order, and unlike XOR it sees a row that came twice.
+    The digest is a sum of the row hashes (upper and lower half separately, so that no sum
+    overflows): it does not depend on the order, and unlike XOR it changes if a row is duplicated.
 
     Args:
         frame: the rows.
-        table: which columns there are, and their key and totals.
-        rules: conditions in SQL that must be true for each row, as Delta takes its constraints.
+        table: has the columns, the key and the totals.
+        rules: SQL conditions that must be true for each row, as Delta's constraints.
     """
     day = F.col(table.partition)
     sums = {
@@ -321,7 +310,7 @@ def measure(
 
 
 def _breaks_rule(rule: str) -> Column:
-    """Whether a row breaks a rule, as it does where the rule is null."""
+    """Whether a row breaks a rule; a rule that is null is broken."""
     return ~F.coalesce(F.expr(rule), F.lit(False))
 
 
@@ -347,11 +336,11 @@ def check_window(
     window: Window,
     expectations: Mapping[date, Expectation],
 ) -> None:
-    """Refuse a frame that says nothing sensible about the window as a whole.
+    """Raise if a frame as a whole cannot be right for the window.
 
     Raises:
         RefusedError: rows outside the window or without a day, or no rows at all although the
-            inputs have some. A wrong frame, so no day of it is published.
+            inputs have some. No day of such a frame is published.
     """
     prefix = f"{table.name} [{window}]: refused, the table is as it was:"
     if None in metrics_by_day:
@@ -382,11 +371,11 @@ def judge_days(
     """A verdict for every day.
 
     Args:
-        table: what is published.
+        table: the table to publish.
         days: the days of the run, in ascending order.
-        metrics_by_day: the frame in numbers, from `measure`.
-        expectations: what the inputs say, by day.
-        previous: days already in the table that precede them, for comparison.
+        metrics_by_day: the numbers of the frame, from `measure`.
+        expectations: the expected numbers from the inputs, by day.
+        previous: published days before them, for comparison.
     """
     verdicts = []
     days_before = dict(previous)

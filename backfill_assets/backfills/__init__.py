@@ -1,1 +1,1 @@
-"""Backfills: plans and their stages, what came of them, reconciliation, undo, verification."""
+"""Backfills: plan, stages, state, history, reconcile, verify, undo, export."""

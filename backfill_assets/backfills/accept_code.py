@@ -1,7 +1,7 @@
-"""A person accepts that a change of code changes no rows: days count as made by the present code.
+"""Accept that a code change changes no rows: days count as computed by the present code.
 
-Days of a sample are computed anew first, and must have the digests that they were published with.
-The acceptance is a commit of its own, which writes no data file. It can be undone as a backfill is.
+A sample of days is recomputed first and must have the published digests. The acceptance is a commit
+without data files, and can be undone like a backfill.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ _ATTEMPTS = 10
 
 
 class AcceptanceRefusedError(ValueError):
-    """Code was not accepted for a table; nothing was written, or the message says what was."""
+    """Code was not accepted for a table; the message says whether anything was written."""
 
 
 @dataclass(frozen=True)
 class AcceptedCode:
-    """What was accepted of a table.
+    """The accepted days of a table.
 
     Attributes:
         table: its name.
-        days: the days that count as made by the present code now.
-        verified: those of them that were computed anew, with the same rows.
-        versions: the code versions that they had.
-        version: the table's version that says so; None if there was nothing to accept.
-        run_id: names the acceptance, as for an undo; empty if there was nothing to accept.
+        days: days that now count as computed by the present code.
+        verified: those of them that were recomputed with the same rows.
+        versions: their previous code versions.
+        version: the table's version of the acceptance; None if there was nothing to accept.
+        run_id: names the acceptance, for example for an undo; empty if there was nothing to accept.
     """
 
     table: str
@@ -55,13 +55,7 @@ class AcceptedCode:
 
 
 def days_by_other_code(ledger: Ledger, code: Code, window: Window | None = None) -> list[date]:
-    """The published days that other code has made, as far as their records hold.
-
-    Args:
-        ledger: that of the table.
-        code: the present code.
-        window: only these days; all if not given.
-    """
+    """Published days computed by another code version, if their record is still valid."""
     version = code.table_version(ledger.table.name)
     return sorted(
         day
@@ -80,20 +74,13 @@ def accept_code(
     reason: str,
     sample_days: int,
 ) -> AcceptedCode:
-    """Let the days of a table that other code has made count as made by the present code.
+    """Let days of a table that other code computed count as computed by the present code.
 
-    Args:
-        settings: the deployment's settings.
-        defs: its assets and resources, which compute the sample.
-        code: the present code.
-        table: the table's name.
-        window: only these days; all if not given.
-        reason: why, for the record.
-        sample_days: how many days are computed anew; fewer if there are fewer, none if 0.
+    `sample_days` of them are recomputed first; 0 for none.
 
     Raises:
-        AcceptanceRefusedError: a day of the sample has other rows now, or no day can be computed
-            as it was; or other commits come in between again and again.
+        AcceptanceRefusedError: a sampled day has other rows now, no day can be recomputed from its
+            published inputs, or other runs keep committing first.
     """
     ledger = read_ledgers(settings)[table]
     days = days_by_other_code(ledger, code, window)
@@ -110,7 +97,7 @@ def accept_code(
             versions = frozenset(ledger.latest[day].code_version for day in days)
             return AcceptedCode(table, days, verified, versions, version, record["run_id"])
         current = read_ledger(settings.table(table), ledger.table)
-        # What another run has published meanwhile, it has computed by the code of then.
+        # Days that another run has published meanwhile are not part of this acceptance.
         unchanged = [day for day in days if current.latest.get(day) == ledger.latest[day]]
         days = [day for day in days_by_other_code(current, code, window) if day in {*unchanged}]
         ledger = current
@@ -134,17 +121,17 @@ def _verify_sample(
     days: Sequence[date],
     sample_days: int,
 ) -> list[date]:
-    """Compute days of a sample anew, from inputs as they were; the days that match.
+    """Recompute a sample of days from their published inputs; returns the days that match.
 
     Raises:
-        AcceptanceRefusedError: a day has other rows, or none can be computed as it was.
+        AcceptanceRefusedError: a day has other rows, or none can be recomputed.
     """
     table, sample = ledger.table.name, spread_evenly(days, sample_days)
     results = [
         result
         for window in to_windows(sample)
         for result in verify_days(settings, defs, window, [table])
-        # A day whose inputs or settings have changed since tells nothing about code.
+        # With changed inputs or settings, a day says nothing about the code.
         if result.day in sample and result.same_inputs
     ]
     if changed := [result for result in results if result.outcome is not VerifyOutcome.MATCHES]:
@@ -165,7 +152,7 @@ def _verify_sample(
 
 
 def spread_evenly(days: Sequence[date], count: int) -> list[date]:
-    """As many of some days, evenly spread, the first and the last among them."""
+    """At most `count` days, evenly spread, with the first and the last from two days on."""
     if count >= len(days):
         return [*days]
     if count < 2:
@@ -176,15 +163,10 @@ def spread_evenly(days: Sequence[date], count: int) -> list[date]:
 def repin_plans(
     instance: dg.DagsterInstance, ledgers: Ledgers, accepted: Sequence[AcceptedCode], code: Code
 ) -> list[str]:
-    """Pin plans to the present code if theirs was accepted, so that they can go on; their ids.
+    """Pin plans to the present code if their code was accepted; returns their ids.
 
-    A plan stays as it is while one of its tables has a day that counts as made by its old code.
-
-    Args:
-        instance: where the plans are stored.
-        ledgers: those of all tables, after the acceptance.
-        accepted: what was accepted.
-        code: the present code.
+    A plan is not changed while one of its tables still has a day by the plan's old code. `ledgers`
+    must be read after the acceptance.
     """
     versions_by_table = {result.table: result.versions for result in accepted}
     repinned = []
@@ -217,7 +199,7 @@ def repin_plans(
 
 
 def _repin_stage(instance: dg.DagsterInstance, backfill_state: state_store.BackfillState) -> None:
-    """Let the runs that Dagster has yet to launch for the stage under way have the new pin."""
+    """Give the new pin to runs of the active stage that Dagster has not launched yet."""
     backfill = instance.get_backfill(backfill_state.backfill_id)
     if backfill is None or backfill.status in BULK_ACTION_TERMINAL_STATUSES:
         return
@@ -226,7 +208,7 @@ def _repin_stage(instance: dg.DagsterInstance, backfill_state: state_store.Backf
 
 
 def _has_days_of_old_code(ledgers: Ledgers, versions: Mapping[str, str], code: Code) -> bool:
-    """Whether a table has a day by the code version of a plan, which is not the present one."""
+    """Whether a table has a day by the plan's code version, if that is not the present one."""
     return any(
         version != code.table_version(table)
         and any(record.code_version == version for record in ledgers[table].latest.values())

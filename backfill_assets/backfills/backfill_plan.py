@@ -1,7 +1,7 @@
-"""The plan of a backfill as data: the request, the outcome of each day, stages, cost and skew.
+"""The plan of a backfill as data: request, outcome of each day, stages, cost and skew.
 
-From the tables' records: what a commit recorded of a day when it was published. Of days that have
-landed and are not loaded yet, from a sample of their lines.
+Skew comes from the records of published days; for days that have landed and are not loaded yet,
+from a sample of their lines.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from backfill_assets.tables.table import Table
 
 
 class Skew(BaseModel, frozen=True):
-    """A column of an input that has more than a share of a day's rows in one key, or in none.
+    """A column of an input in which one key, or null, has more than a share of a day's rows.
 
     Attributes:
         table: the input.
         column: the column.
         above: the share (0 to 1) that its model declares.
-        day: the worst of the days: the one with the largest of both shares.
-        one_key: on that day, the share of the most frequent key.
-        no_key: on that day, the share of nulls.
-        days: all days that are above, as ranges.
-        lines: the share is one of so many lines that landed on that day, a sample; 0 if it is exact
-            and the day one that is published.
+        day: the day with the largest of both shares.
+        one_key: share of the most frequent key on that day.
+        no_key: share of nulls on that day.
+        days: all days above the share, as ranges.
+        lines: number of sampled lines of that landed day; 0 if the day is published and the share
+            exact.
     """
 
     table: str
@@ -58,12 +58,7 @@ class Skew(BaseModel, frozen=True):
 
 
 def find_skews(reads: Iterable[tuple[str, Iterable[date]]], ledgers: Ledgers) -> Iterator[Skew]:
-    """What is skewed of the days that a plan reads.
-
-    Args:
-        reads: inputs, each with days of it that are read. A table may come several times.
-        ledgers: those of all tables.
-    """
+    """Skewed columns of the input days that a plan reads; a table may occur several times."""
     days_by_input: dict[str, set[date]] = {}
     for name, days in reads:
         days_by_input.setdefault(name, set()).update(days)
@@ -80,11 +75,11 @@ def find_skews(reads: Iterable[tuple[str, Iterable[date]]], ledgers: Ledgers) ->
 def find_sampled_skews(
     table: Table, lines: Mapping[date, Sequence[Sequence[str | None]]]
 ) -> Iterator[Skew]:
-    """What is skewed of lines that have landed.
+    """Skewed columns of landed lines.
 
     Args:
-        table: that they are going to be rows of.
-        lines: by arrival day a sample, with the values of the columns that the table watches.
+        table: the table that the lines will be loaded into.
+        lines: samples by arrival day, each line with the values of the watched columns.
     """
     for n, (column, above) in enumerate(skews_of(table).items()):
         shares = {}
@@ -100,7 +95,7 @@ def find_sampled_skews(
 def _skew_above(
     table: str, column: str, above: float, shares: Mapping[date, tuple[float, float]]
 ) -> Iterator[Skew]:
-    """What is to be told of a column, from the shares of one key and of nulls by day."""
+    """The skew of a column, if any; `shares` has the shares of the top key and of nulls by day."""
     skewed_days = sorted(day for day, day_shares in shares.items() if max(day_shares) > above)
     if skewed_days:
         worst = max(skewed_days, key=lambda day: max(shares[day]))
@@ -117,7 +112,7 @@ def _skew_above(
 
 
 def _recorded_shares(ledger: Ledger, day: date, column: str) -> tuple[float, float] | None:
-    """The shares of the most frequent key and of nulls; none if they are not on record."""
+    """The shares of the most frequent key and of nulls; None if not recorded."""
     published = ledger.current_record(day)
     if published is None or not published.rows or most_rows_of(column) not in published.numbers:
         return None
@@ -126,37 +121,36 @@ def _recorded_shares(ledger: Ledger, day: date, column: str) -> tuple[float, flo
 
 
 class DayOutcome(enum.Enum):
-    """What will become of a day."""
+    """The planned outcome of a day."""
 
-    #: Published as it would be made: no commit speaks of it.
+    #: Already published as it would be computed: no commit will cover it.
     IDENTICAL = "identical"
-    #: It is computed, and a commit speaks of it, also if it finds the rows that are there.
+    #: Computed, and a commit covers it even if its rows are unchanged.
     COMPUTED = "computed"
-    #: It is computed if what it is made of turns out to be other than now.
+    #: Computed only if its inputs change in this backfill.
     DEPENDS = "depends on its input"
-    #: It cannot be built: an input day has never been published, and is not in the plan.
+    #: Cannot be built: an input day is not published, and not in the plan.
     LACKING = "input missing"
-    #: It cannot be built: an input day was made under other settings, and is not in the plan.
+    #: Cannot be built: an input day was built under other settings, and is not in the plan.
     OTHER_SETTINGS = "input made under other settings"
 
 
 class BackfillRequest(BaseModel, frozen=True):
-    """What a person asks for.
+    """The request for a backfill.
 
     Attributes:
-        days: the days, as `FIRST...LAST`; they are those of the tables that the others are made
-            of, whose days follow from them as when they are launched in the UI.
-        tables: the tables to build; all if none is named.
-        pilot_days: so many of the first days are built and reconciled before the rest.
-        chunk_days: stages of so many days, each built and reconciled before the next; `auto` for
-            stages of about the same work where runs would differ much; none for all of the rest in
-            one stage.
-        max_parallel: at most so many runs at a time; none for what the run queue allows.
+        days: as `FIRST...LAST`: days of the tables without inputs in the request; the days of the
+            other tables follow from them, as in a launch from Dagster's UI.
+        tables: the tables to build; all if empty.
+        pilot_days: build and reconcile this many first days before the rest; 0 for no pilot.
+        chunk_days: days per stage, each built and reconciled before the next; `auto` for stages of
+            about equal work where runs would differ much; None for one stage.
+        max_parallel: most runs at a time; None for the limit of the run queue.
         write_mode: as the run tag of that name.
-        rewrite: compute and write also what would be identical.
-        accept: what is agreed to: names of landing files that take orders away, and more; see
-            `run_tags.ACCEPT_TAG`.
-        reason: why.
+        rewrite: also compute and write identical days.
+        accept: names of landing files that may remove orders, and other approvals; see
+            `publish.types.ACCEPT_TAG`.
+        reason: why, for the record.
     """
 
     days: str
@@ -171,16 +165,16 @@ class BackfillRequest(BaseModel, frozen=True):
 
     @property
     def window(self) -> Window:
-        """The days asked for."""
+        """The requested days."""
         return Window.parse(self.days)
 
     def split_stages(
         self, split_evenly: Callable[[Window], Sequence[Window]] | None = None
     ) -> Iterator[tuple[str, Window]]:
-        """The stages, one after another: a name and the days of each.
+        """The name and days of each stage, in order.
 
         Args:
-            split_evenly: cuts days for `auto`; else these are one stage.
+            split_evenly: cuts days for `auto`; without it, `auto` gives one stage.
         """
         window = self.window
         if 0 < self.pilot_days < len(window):
@@ -199,9 +193,9 @@ class Stage(BaseModel, frozen=True):
     """Days that are built and reconciled together.
 
     Attributes:
-        name: follows the id of the plan in that of the stage's backfill.
+        name: suffix of the backfill's id in Dagster, after the plan's id.
         days: as `FIRST...LAST`.
-        work: expected, in rows: see `workloads`.
+        work: expected work, in rows: see `cost.WorkEstimate`.
     """
 
     name: str
@@ -210,15 +204,16 @@ class Stage(BaseModel, frozen=True):
 
 
 class TableForecast(BaseModel, frozen=True):
-    """What will become of the days of one table, by ranges.
+    """The planned outcomes of the days of one table, as ranges.
 
     Attributes:
         identical: see `DayOutcome`.
         computed: see `DayOutcome`.
         depends: see `DayOutcome`.
         lacking: see `DayOutcome`.
-        final: those of them that are final.
-        why: by reason, the days that are computed, or may be.
+        other_settings: see `DayOutcome`.
+        final: the final days among all of these.
+        why: days to compute, by reason.
         apart: days from one partition of the table to the next.
     """
 
@@ -232,11 +227,11 @@ class TableForecast(BaseModel, frozen=True):
     apart: int = 1
 
     def format_days(self, days: Iterable[date]) -> str:
-        """Days of the table, by ranges: a week after the other is one, as a day after the other."""
+        """Days of the table as ranges; consecutive partitions of its grain form one range."""
         return format_windows(Grain(self.apart).gapless_ranges(days))
 
     def days_by_reason(self) -> Iterator[tuple[DayOutcome, str, list[date]]]:
-        """The days, by what will become of them and why; without a reason where none is due."""
+        """The days by outcome and reason; the reason is empty for days that are not computed."""
         reasons = {
             day: reason for reason, ranges in self.why.items() for day in from_ranges(ranges)
         }
@@ -248,14 +243,14 @@ class TableForecast(BaseModel, frozen=True):
                 yield outcome, reason, reason_days
 
     def days_by_outcome(self) -> Iterator[tuple[DayOutcome, list[date]]]:
-        """The days, by what will become of them."""
+        """Days of each outcome, without empty ones."""
         for outcome in DayOutcome:
             if days := from_ranges(getattr(self, outcome.name.lower())):
                 yield outcome, days
 
     @property
     def days_to_compute(self) -> list[date]:
-        """The days that can be published, and are not as they should be now."""
+        """The days that will or may be computed."""
         return from_ranges([*self.computed, *self.depends])
 
 
@@ -263,13 +258,13 @@ class ApiCallEstimate(BaseModel, frozen=True):
     """How many calls of a service a backfill makes.
 
     Attributes:
-        at_most: so many at most, one for each row that requests are made of.
-        expected: so many, if days ask like those that are published; none if none are.
-        unknown_days: days whose input is not there yet; their calls come on top.
-        seconds: how long the quota makes all of these take, if nobody else calls.
-        expected_seconds: the same of those that are expected.
-        quota: what the service allows, in words.
-        reserve: the share of it (0 to 1) that is left to the schedule and the sensors.
+        at_most: upper bound: one for each input row.
+        expected: estimate from published days; None without any.
+        unknown_days: days whose input is not published yet; their calls come on top.
+        seconds: time that the quota needs for `at_most` calls, without other callers.
+        expected_seconds: the same for `expected` calls.
+        quota: the service's limits, as text.
+        reserve: the share (0 to 1) of the quota reserved for schedules and sensors.
     """
 
     at_most: int
@@ -299,30 +294,30 @@ class ApiCallEstimate(BaseModel, frozen=True):
 
 
 class BackfillPlan(BaseModel, frozen=True):
-    """A backfill that has not been launched, and what it was planned on.
+    """A planned backfill, and the state that it was planned on.
 
     Attributes:
-        id: of the plan, and of the backfill that comes of it.
-        parameters: what was asked for.
-        code_version: of the code that is to compute it.
+        id: of the plan, and prefix of its backfills in Dagster.
+        parameters: the request.
+        code_version: version of the code that is to compute it.
         code_versions: the same by table.
-        code: the same in words, with the git commit.
-        config_digest: of the settings that decide what is in the tables.
-        versions: by table that it reads or writes, the version of the last commit that changed it.
-        landing: digest of the contents that raw days are loaded from; empty if none are.
-        held: landing files that wait for a person to accept that they take orders away.
-        replaced: landing files with other content than was loaded; they will wait as well if they
+        code: the same as text, with the git commit.
+        config_digest: digest of the settings that decide the rows.
+        versions: version of the last commit that changed each table it reads or writes.
+        landing: digest of the files to load; empty if there are none.
+        held: landing files that wait for a person's approval, as they remove orders.
+        replaced: landing files whose content changed since they were loaded; they wait too if they
             turn out to lack orders.
-        tables: what will become of the days.
-        files: data files and landing files to read at most.
-        size: of these, in bytes.
-        commits: at most so many are made.
-        runs: so many runs, if none is split further.
-        seconds: expected duration, from past runs; none without any.
-        calls: by service, the calls that it makes.
-        cut: its stages, as they were cut when it was planned; of a plan of an older version, none.
-        skews: the inputs that are skewed, as far as their days are published, or have landed.
-        unsampled: landing files that could not be sampled for it, each with the reason.
+        tables: planned outcomes by table.
+        files: most data files and landing files to read.
+        size: their size in bytes.
+        commits: most commits.
+        runs: number of runs, if none is split further.
+        seconds: expected duration, from past runs; None without any.
+        calls: estimated calls by service.
+        cut: its stages as planned; empty in a plan of an older release.
+        skews: skewed inputs, as far as their days are published or have landed.
+        unsampled: landing files that could not be sampled for skew, each with the reason.
     """
 
     id: str
@@ -348,13 +343,13 @@ class BackfillPlan(BaseModel, frozen=True):
 
     @property
     def stages(self) -> list[tuple[str, Window]]:
-        """The stages, one after another: a name and the days of each."""
+        """The name and days of each stage, in order."""
         saved_stages = [(stage.name, Window.parse(stage.days)) for stage in self.cut]
         return saved_stages or list(self.parameters.split_stages())
 
     @property
     def rewritten_final_days(self) -> dict[str, list[date]]:
-        """The final days that it computes, or may, by table."""
+        """The final days that will or may be computed, by table."""
         final_days = {
             name: sorted({*from_ranges(forecast.final)} & {*forecast.days_to_compute})
             for name, forecast in self.tables.items()
@@ -362,7 +357,7 @@ class BackfillPlan(BaseModel, frozen=True):
         return {name: days for name, days in final_days.items() if days}
 
     def changes_since_planning(self, current: BackfillPlan) -> list[str]:
-        """What has changed since the plan was made, in words."""
+        """What changed since the plan was made, as text."""
         changes = []
         if self.code_version != current.code_version:
             changes.append(f"the code was {self.code} and is {current.code}")
@@ -381,7 +376,7 @@ class BackfillPlan(BaseModel, frozen=True):
 
 
 def day_rows(plan: BackfillPlan) -> Iterator[tuple[str, str, str, str]]:
-    """The plan's days for a reader: table, what becomes of them, why, and which they are."""
+    """Rows for a reader: table, number of days and outcome, reason, days."""
     for name, forecast in plan.tables.items():
         for outcome, reason, days in forecast.days_by_reason():
             yield name, f"{len(days)} {outcome.value}", reason, forecast.format_days(days)
@@ -391,7 +386,7 @@ def day_rows(plan: BackfillPlan) -> Iterator[tuple[str, str, str, str]]:
 
 
 def plan_facts(plan: BackfillPlan) -> Iterator[tuple[str, str]]:
-    """The rest of the plan for a reader."""
+    """Names and texts of all other facts of the plan, for a reader."""
     request = plan.parameters
     stages = [f"{name} {window}" for name, window in plan.stages]
     yield "stages", ", ".join(stages[:4]) + (f" and {len(stages) - 4} more" if stages[4:] else "")
@@ -429,7 +424,7 @@ def plan_facts(plan: BackfillPlan) -> Iterator[tuple[str, str]]:
 
 
 def _describe_stage_work(plan: BackfillPlan) -> str:
-    """The expected work of the smallest and of the largest stage: shares of all, and days."""
+    """The work of the smallest and the largest stage, as share of the total and days."""
     total = sum(stage.work for stage in plan.cut)
     if not total:
         return "none"

@@ -1,6 +1,6 @@
 """The days that one backfill changed in a table, and the versions around each change.
 
-Pure functions over ledgers; `accounts`, `dependents` and `undo` rest on them.
+Pure functions over ledgers, used by `reconcile`, `downstream` and `undo`.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from backfill_assets.calendar.partitions import from_ranges
 from backfill_assets.delta.ledgers import Ledger, Ledgers
 from backfill_assets.delta.records import CommitRecord, ExternalCommit
 
-#: As many characters of a run's id as the console shows are enough to name it.
+#: Shortest prefix that names a run: as long as the console shows.
 _SHORT_ID_LENGTH = 8
 
 
 def is_commit_of(record: CommitRecord, name: str) -> bool:
-    """Whether a commit is part of a backfill.
+    """Whether a commit is part of a backfill or run.
 
     Args:
-        record: what the commit says of itself.
-        name: a backfill's id, whose stages are called `<id>-<stage>`; or a run's id, or its first
-            eight characters or more, for a range that was run without a backfill.
+        record: the commit's record.
+        name: a backfill's id, whose stages are named `<id>-<stage>`; or a run's id, or at least its
+            first eight characters, for a range that was run without a backfill.
     """
     backfill = record.backfill_id or ""
     if not name:
@@ -37,41 +37,36 @@ def is_commit_of(record: CommitRecord, name: str) -> bool:
 
 
 def backfill_ids_of(ledgers: Ledgers, name: str) -> set[str]:
-    """The ids of the backfills that commits belong to, if what is named is a run of one.
-
-    Args:
-        ledgers: those of all tables.
-        name: as `is_commit_of` takes it.
-    """
+    """The backfills that the commits of `name` belong to; `name` as in `is_commit_of`."""
     commits = (record for ledger in ledgers.values() for record in ledger.records)
     return {r.backfill_id for r in commits if r.backfill_id and is_commit_of(r, name)}
 
 
-#: Whether what a commit says of a day is part of what is looked at.
+#: Selects days of commits.
 CommitFilter = Callable[[CommitRecord, date], bool]
 
 
 def commits_of(name: str, days: Container[date] | None = None) -> CommitFilter:
-    """What a backfill did.
+    """A filter for the days of a backfill's commits.
 
     Args:
-        name: as `is_commit_of` takes it.
-        days: only these; all if not given.
+        name: as in `is_commit_of`.
+        days: only these; None for all.
     """
     return lambda record, day: is_commit_of(record, name) and (days is None or day in days)
 
 
 @dataclass(frozen=True)
 class DayChange:
-    """What a backfill did to one day.
+    """How a backfill changed one day.
 
     Attributes:
-        version_before: the table's version just before it first wrote the day, since it was last
-            undone.
-        version_after: the version that it last wrote the day in.
-        previous_commit: the commit that spoke of the day before; none if none did.
+        version_before: the table's version just before the backfill first wrote the day, or first
+            wrote it again after an undo.
+        version_after: the version in which it last wrote the day.
+        previous_commit: the commit that covered the day before; None without one.
         last_commit: the last commit of the backfill that wrote the day.
-        commit_between: a commit of somebody else that wrote the day between two of the backfill's.
+        commit_between: a commit by others that wrote the day between two of the backfill's commits.
     """
 
     version_before: int
@@ -82,7 +77,7 @@ class DayChange:
 
 
 def written_days(commit: CommitRecord | ExternalCommit) -> frozenset[date]:
-    """The days whose files a commit changed, those that it took back included."""
+    """The days whose files a commit changed, including revoked days."""
     return (
         commit.days
         if isinstance(commit, ExternalCommit)
@@ -90,19 +85,18 @@ def written_days(commit: CommitRecord | ExternalCommit) -> frozenset[date]:
     )
 
 
-#: The origin of a day that nobody has written.
+#: The origin of a day that was never written.
 _NEVER_WRITTEN = -1
 
 
 class RowOrigins:
-    """Whose rows a day held as of a version: by the commit that first brought them.
+    """The origin of a day's rows as of a version: the commit that first wrote them.
 
-    An undo writes a day, and brings back the rows of an older commit; so two undos in a row are
-    seen through, and what was put back is known as such.
+    An undo writes a day with the rows of an older commit. Origins point to that commit, also
+    through several undos, so restored rows are recognised.
     """
 
     def __init__(self, ledger: Ledger) -> None:
-        """From the table's ledger."""
         self._timelines: dict[date, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
         for commit in ledger.all_commits:
             as_of = _restored_versions(commit) if isinstance(commit, CommitRecord) else {}
@@ -112,7 +106,7 @@ class RowOrigins:
                 versions.append(commit.version)
 
     def origin_at(self, day: date, version: int) -> int:
-        """The version whose rows a day held as of a version; -1 if nobody had written it."""
+        """The version that first wrote the rows of a day as of a version; -1 if never written."""
         if day not in self._timelines:
             return _NEVER_WRITTEN
         versions, origins = self._timelines[day]
@@ -120,14 +114,14 @@ class RowOrigins:
         return origins[n - 1] if n else _NEVER_WRITTEN
 
     def holds_result(self, day: date, change: DayChange, version: int | None = None) -> bool:
-        """Whether a day holds what a change left; as of a version, if one is given."""
+        """Whether a day holds the rows of a change, as of a version; None for the last version."""
         origin = self._timelines[day][1][-1] if version is None else self.origin_at(day, version)
         return origin == self.origin_at(day, change.version_after)
 
     def is_reverted(self, day: date, change: DayChange, version: int | None = None) -> bool:
-        """Whether a change was undone, and not put in place again; whoever wrote the day then.
+        """Whether a change was undone and not restored, as of a version; None for the last version.
 
-        As of a version, if one is given.
+        Later writes by others do not matter.
         """
         versions, origins = self._timelines[day]
         end = len(versions) if version is None else bisect_right(versions, version)
@@ -137,7 +131,7 @@ class RowOrigins:
         return reverted
 
     def was_affected(self, day: date, change: DayChange, version: int) -> bool:
-        """Whether a day held, as of a version, what a change wrote."""
+        """Whether a day held rows written by a change, as of a version."""
         origin = self.origin_at(day, version)
         in_scope = (
             origin == self.origin_at(day, change.version_after)
@@ -147,15 +141,15 @@ class RowOrigins:
 
 
 def _restored_versions(commit: CommitRecord) -> dict[date, int]:
-    """By day that an undo put back, the version that it is as of."""
+    """By day that an undo restored, the version whose rows it has again."""
     ranges = commit.details.as_of
     return {day: int(version) for version, days in ranges.items() for day in from_ranges(days)}
 
 
 def standing_versions(ledger: Ledger) -> Mapping[date, Sequence[int]]:
-    """By day, the versions of our commits that speak of it and were not put back since.
+    """By day, the versions of our commits that cover it and are not reverted since.
 
-    An undo speaks of a day as the commits did that it went back to.
+    An undo removes the versions after the one it restores, and adds none.
     """
     versions_by_day: dict[date, list[int]] = defaultdict(list)
     for record in ledger.records:
@@ -172,15 +166,10 @@ def standing_versions(ledger: Ledger) -> Mapping[date, Sequence[int]]:
 def changed_days(
     ledger: Ledger, is_own: CommitFilter, origins: RowOrigins | None = None
 ) -> dict[date, DayChange]:
-    """The days whose files a backfill wrote or took back, each with what was before.
+    """The days whose files a backfill wrote or revoked.
 
-    A day that it found with the rows that it was to write is not among them. Of a day that was put
-    back and written again, only what came after counts.
-
-    Args:
-        ledger: the table's.
-        is_own: which commits are the backfill's.
-        origins: those of the ledger, where they are known already.
+    Days that it recomputed with unchanged rows are left out. For a day that was reverted and
+    written again, only the later change counts.
     """
     standing: dict[date, CommitRecord] = {}
     writers: dict[date, CommitRecord | ExternalCommit] = {}
@@ -196,7 +185,7 @@ def changed_days(
                         version_before, commit.version, standing.get(day), commit
                     )
                     continue
-                # An undo of what came between brings back the backfill's own rows.
+                # An undo of the commits between restores the backfill's own rows.
                 is_restored = any(
                     origins.holds_result(day, old, version)
                     for version in (version_before, commit.version)
@@ -213,14 +202,9 @@ def changed_days(
 
 
 def unchanged_days(ledger: Ledger, is_own: CommitFilter) -> dict[date, DayChange]:
-    """The days that a backfill spoke of last and never wrote: they had the rows already.
+    """The days that a backfill committed last without writing: they had the same rows already.
 
-    Args:
-        ledger: the table's.
-        is_own: which commits are the backfill's.
-
-    Returns:
-        Each with the commit that spoke of the day before the backfill did.
+    Each with the commit that covered the day before the backfill.
     """
     timelines: dict[date, list[_TimelineEntry]] = defaultdict(list)
     for record in ledger.records:
@@ -229,7 +213,8 @@ def unchanged_days(ledger: Ledger, is_own: CommitFilter) -> dict[date, DayChange
             timeline, is_own_commit = timelines[day], is_own(record, day)
             last_entry = timeline[-1] if timeline else _TimelineEntry(-1, None, None)
             if day in as_of:
-                # An undo: what it goes back to counts, unless it is the undo that is asked about.
+                # An undo counts as the entry that it restores, unless the undo is what `is_own`
+                # selects.
                 earlier = [entry for entry in timeline if entry.version <= as_of[day]]
                 restored = earlier[-1] if earlier else last_entry
                 if restored.change or restored.rows_changed or not is_own_commit:
@@ -246,12 +231,12 @@ def unchanged_days(ledger: Ledger, is_own: CommitFilter) -> dict[date, DayChange
 
 
 class _TimelineEntry(NamedTuple):
-    """What is to be known of a day after a commit that covers it.
+    """The state of a day after a commit that covers it.
 
     Attributes:
-        version: of the commit.
-        record: the one that stands.
-        change: what a backfill did to the day without a change of its rows; None if it did not.
+        version: version of the commit.
+        record: the current record; None after a revocation.
+        change: the backfill's commit of the day without a change of rows; None without one.
         rows_changed: whether the backfill has changed the rows.
     """
 
@@ -277,7 +262,7 @@ def _next_entry(
 def reverted_days(
     ledger: Ledger, changes: Mapping[date, DayChange], origins: RowOrigins | None = None
 ) -> set[date]:
-    """The days that were put back to what they held before a backfill wrote them."""
+    """The days that hold again what they held before the backfill wrote them."""
     origins = origins or RowOrigins(ledger)
     return {day for day, change in changes.items() if origins.is_reverted(day, change)}
 
@@ -285,9 +270,9 @@ def reverted_days(
 def overwritten_since(
     ledger: Ledger, changes: Mapping[date, DayChange], origins: RowOrigins | None = None
 ) -> dict[date, CommitRecord | ExternalCommit]:
-    """The last commit that wrote a day after the backfill did, by day, where there is one.
+    """By day, the last commit by others that wrote it after the backfill; only such days.
 
-    Undos are seen through: nobody did where the backfill's own rows were brought back.
+    A day is left out if an undo has restored the backfill's rows.
     """
     if not changes:
         return {}

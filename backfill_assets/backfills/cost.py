@@ -1,7 +1,7 @@
-"""What a plan costs: work, time and API calls, and its cut into stages of even work.
+"""The cost of a plan: work, duration and API calls; and stages of equal work.
 
-Told from the tables' logs. Which requests a day makes is known only once it is computed: so this is
-a bound, for functions that make one request of a row at most.
+Estimated from the tables' logs. The exact API requests of a day are known only after it is
+computed: the bound is for functions that make at most one request per row.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from backfill_assets.tables.derived import Derived
 from backfill_assets.tables.graph import Graph
 from backfill_assets.tables.unpartitioned import Answers, Lookup, requests_figure
 
-#: Past runs that the expected duration is judged from.
+#: How many past runs the expected duration is estimated from.
 _PAST_RUNS = 100
 
 
 def past_runs(instance: dg.DagsterInstance) -> list[tuple[int, float]]:
-    """Days and seconds of the last runs that succeeded, as Dagster has them."""
+    """Number of days and seconds of the last successful runs in Dagster."""
     successful = dg.RunsFilter(statuses=[dg.DagsterRunStatus.SUCCESS])
     runs = []
     for record in instance.get_run_records(successful, limit=_PAST_RUNS):
@@ -43,12 +43,9 @@ def past_runs(instance: dg.DagsterInstance) -> list[tuple[int, float]]:
 
 
 def expected_seconds(past: Sequence[tuple[int, float]], runs: int, days: int) -> float | None:
-    """How long runs take, one after another, by what past runs took.
+    """Expected duration of runs one after another; None without past runs.
 
-    Args:
-        past: days and seconds of each.
-        runs: how many are to come.
-        days: of all of them together.
+    `past` has days and seconds of each past run; `days` is the total of all runs to come.
     """
     if not past:
         return None
@@ -57,31 +54,26 @@ def expected_seconds(past: Sequence[tuple[int, float]], runs: int, days: int) ->
         line = linear_regression(sizes, seconds)
         if line.slope > 0 and line.intercept > 0:
             return runs * line.intercept + days * line.slope
-    # Of one size, or of no clear trend: a run with fewer days is taken for no quicker.
+    # Past runs of one size, or no clear trend: assume that a run with fewer days is not faster.
     return runs * mean(seconds) * max(1, days / runs / mean(sizes))
 
 
-#: A run may have so many times the work of a run of average days before the days are cut evenly,
-#: and a stage of several days has no more.
+#: Days are cut into even stages if a run has more than this many times the average work of a run;
+#: no stage of several days has more than this many times the target work.
 TOLERANCE = 1.3
 
 
 def even_stages(days: Window, work: WorkEstimate, days_per_run: int) -> list[Window]:
-    """Stages of about the same work; one stage where Dagster's own cut into runs is even enough.
+    """Stages of about equal work; one stage if Dagster's own split into runs is even enough.
 
-    It is if no run has more work than `TOLERANCE` times that of a run of average days, or if other
-    stages would not make the heaviest run lighter. Else each stage is one run, or two of them if
-    the days that follow from it do not fit in one.
-
-    Args:
-        days: the days to cut.
-        work: how much work they are.
-        days_per_run: at most so many days a run.
+    It is even enough if no run has more than `TOLERANCE` times the work of a run of average days,
+    or if other stages would not make the heaviest run lighter. Otherwise each stage is one run, or
+    two if its downstream days do not fit in one.
     """
     runs = [work.run_work(run, with_lead=False) for run in days.split_by_length(days_per_run)]
     if len(runs) == 1:
         return [days]
-    # The days before a stage that follow from it are to fit in the same run.
+    # Days before a stage that are downstream of it should fit in the same run.
     longest = days_per_run - work.lead_days if 2 * work.lead_days <= days_per_run else days_per_run
     average = work.run_overhead + days_per_run * (sum(runs) - len(runs) * work.run_overhead) / len(
         days
@@ -93,7 +85,7 @@ def even_stages(days: Window, work: WorkEstimate, days_per_run: int) -> list[Win
 
 
 def median_stage_work(days: Window, work: WorkEstimate, length: int) -> float:
-    """The work of a stage of so many days that are all like the median day, of those with work."""
+    """The work of a stage of `length` days that are all like the median day with work."""
     stage_works = [work.work_if_alike(day, length) for day in days]
     return median(
         [stage_work for stage_work in stage_works if stage_work > work.run_overhead] or stage_works
@@ -103,15 +95,15 @@ def median_stage_work(days: Window, work: WorkEstimate, length: int) -> float:
 def _split_evenly(
     days: Window, work: WorkEstimate, longest: int, target_work: float
 ) -> list[Window]:
-    """The stages whose work differs least from a wanted one, by the sum of the squares.
+    """The stages with the smallest sum of squared differences from the target work.
 
-    A stage of several days that has more than `TOLERANCE` times the wanted work, and more than the
-    heaviest day alone, is none of them.
+    A stage of several days has at most the larger of `TOLERANCE` times the target work and the work
+    of the heaviest day alone.
     """
     heaviest = max(work.run_work(Window(day, day + DAY)) for day in days)
     bound = max(TOLERANCE * target_work, heaviest)
     bounds = [days.start, *(day + DAY for day in days)]
-    #: For the days before each bound: the least sum, and the bound that the last stage begins at.
+    #: For the days before each bound: the smallest sum, and the bound where the last stage starts.
     best: list[tuple[float, int]] = [(0.0, 0)]
     for end in range(1, len(bounds)):
         best_cut = (float("inf"), end - 1)
@@ -132,18 +124,13 @@ def _split_evenly(
 def estimate_api_calls(
     forecasts: Mapping[str, Mapping[date, DayForecast]], ledgers: Ledgers
 ) -> dict[str, ApiCallEstimate]:
-    """By service, the calls of a plan.
-
-    Args:
-        forecasts: what becomes of the days of each table.
-        ledgers: those of all tables.
-    """
+    """The estimated API calls of a plan, by service."""
     estimates: dict[str, ApiCallEstimate] = {}
     for name, day_forecasts in forecasts.items():
         table = ledgers[name].table
         if not isinstance(table, Derived):
             continue
-        # Of a day that is only written again, all answers are kept.
+        # A day that is only rewritten uses its cached answers.
         days = [
             day
             for day, forecast in day_forecasts.items()
@@ -161,7 +148,6 @@ def estimate_api_calls(
 def _estimate_table_calls(
     answers: Answers, table: Derived, days: Iterable[date], ledgers: Ledgers
 ) -> ApiCallEstimate:
-    """The calls that days of a table make."""
     ledger, lookup = ledgers[table.name], answers.lookup
     dependencies = [table.reads[name] for name in answers.parameters if name in table.reads]
 
@@ -204,7 +190,7 @@ def _estimate_table_calls(
 
 
 def _add_estimates(first: ApiCallEstimate, second: ApiCallEstimate) -> ApiCallEstimate:
-    """The calls of two tables that ask the same service; which requests they share nobody knows."""
+    """The sum for two tables that call the same service; requests they share are not known."""
     known = [estimate.expected for estimate in (first, second) if estimate.expected is not None]
     return first.model_copy(
         update={
@@ -218,27 +204,26 @@ def _add_estimates(first: ApiCallEstimate, second: ApiCallEstimate) -> ApiCallEs
 
 
 def _recorded_requests(ledger: Ledger, day: date, lookup: Lookup) -> int:
-    """How many requests a day made when it was published."""
     return int(ledger.latest[day].days[day].numbers.get(requests_figure(lookup.name), 0))
 
 
-#: What a run costs besides its rows, and what a day costs: for each table, in the rows that take as
-#: long. From docs/performance.md: 6 s a run of eight tables, 9 ms a day and table, and 5.8
-#: microseconds a row and table.
+#: Overhead of a run and of a day for each table, as the number of rows that take as long. From
+#: docs/performance.md: 6 s per run of eight tables, 9 ms per day and table, and 5.8 microseconds
+#: per row and table.
 ROWS_OF_RUN, ROWS_OF_DAY = 125_000, 1_500
-#: Bytes of a landed line, until days have been loaded that tell.
+#: Assumed bytes of a landed line until a day has been loaded.
 _BYTES_OF_ROW = 100
 
 
 @dataclass(frozen=True)
 class WorkEstimate:
-    """The work of a plan by day, as rows.
+    """The work of a plan by day, as a number of rows.
 
     Attributes:
-        window: the days that are asked for.
-        run_overhead: what a run costs besides its days.
-        by_lead: the work by day, of tables together whose days begin so many days before those that
-            are asked for. A week counts on the last of its days.
+        window: the requested days.
+        run_overhead: work of a run besides its days.
+        by_lead: work by day, for the tables whose downstream days start this many days before the
+            requested days. The work of a week counts on its last day.
     """
 
     window: Window
@@ -250,8 +235,8 @@ class WorkEstimate:
 
         Args:
             days: the days.
-            with_lead: whether the days before them that follow from them are made as well. Of a
-                longer stage, only its first run makes them.
+            with_lead: whether the downstream days before them are included; of a longer stage, only
+                the first run builds them.
         """
         return self.run_overhead + sum(
             self._work_before(lead, days.end)
@@ -260,18 +245,18 @@ class WorkEstimate:
         )
 
     def work_if_alike(self, day: date, length: int) -> int:
-        """The work of a stage of so many days that are all like one."""
+        """The work of a stage of `length` days that are all like this one."""
         return self.run_overhead + sum(
             work.get(day, 0) * (length + lead) for lead, work in self.by_lead.items()
         )
 
     @property
     def lead_days(self) -> int:
-        """So many days before a day are made anew with it."""
+        """How many days before a requested day are recomputed with it."""
         return max(self.by_lead, default=0)
 
     def _work_before(self, lead: int, end: date) -> int:
-        """The work of all days before one."""
+        """The work of all days before `end`."""
         days = (end - self.window.start).days + self.lead_days
         return self._cumulative_work[lead][max(0, min(days, len(self._cumulative_work[lead]) - 1))]
 
@@ -292,16 +277,10 @@ def estimate_work(
     graph: Graph,
     downstream_of_last_day: Mapping[str, Sequence[date]],
 ) -> WorkEstimate:
-    """The work of a plan.
+    """Estimate the work of a plan from day forecasts by table, inputs first.
 
-    Args:
-        window: the days that are asked for.
-        forecasts: what becomes of the days of each table, inputs first.
-        load_plans: by raw log, what its days are to be loaded from.
-        ledgers: those of all tables.
-        graph: of the tables.
-        downstream_of_last_day: the days of each table that follow from the last day that is asked
-            for.
+    `window` has the requested days; `downstream_of_last_day` has, by table, the days downstream of
+    the last of them.
     """
     sizes: dict[str, dict[date, int]] = {}
     by_lead: dict[int, dict[date, int]] = {}
@@ -331,7 +310,7 @@ def estimate_work(
 
 
 def _counts_on(cadence: Grain, partition: date, last: date) -> date:
-    """The day whose stage a partition comes with: the last of its days that is asked for."""
+    """The day on which a partition's work counts: its last requested day."""
     return min(cadence.days_of(partition).end - DAY, last)
 
 
@@ -342,9 +321,10 @@ def _input_rows(
     ledgers: Ledgers,
     graph: Graph,
 ) -> Iterator[list[int]]:
-    """By day, the rows that each input holds of it.
+    """By day, the rows of each input on that day.
 
-    The days around it that a reach has too are read once a run, with their own days.
+    Rows of the days around it, which a reach may also read, are not counted: a run reads them once,
+    with their own days.
     """
     cadence = ledgers[name].table.grain
     inputs = [ledgers[input_] for input_ in graph.direct_inputs(name)]
@@ -361,7 +341,7 @@ def _input_rows(
 def _estimate_landed_rows(
     load_plan: LoadPlan, log: Ledger, days: Collection[date]
 ) -> dict[date, int]:
-    """By day of a raw log, about how many rows its files have: their bytes by those of a row."""
+    """Estimated rows by day of a raw log: bytes of its files divided by bytes per row."""
     loaded = {
         day: sum(file.size for file in manifest.files.values())
         for day, manifest in loaded_manifests(log).items()

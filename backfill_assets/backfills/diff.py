@@ -1,7 +1,7 @@
-"""The difference that a backfill made, day by day, and whether tables agree with each other.
+"""The diff of table versions by day, as text and JSON; and whether tables agree with each other.
 
-A day is held against its inputs as they were when it was made: as of the versions that its record
-names. What others have committed since, before or after, is another question.
+Each day is compared with its inputs at the versions that its record names, not with the current
+inputs.
 """
 
 from __future__ import annotations
@@ -29,17 +29,11 @@ from backfill_assets.tables.table import RECORDED, Figure, Table
 
 
 def cross_table_mismatches(reports: Iterable[TableDiff], ledgers: Ledgers) -> list[str]:
-    """Where the days of some reports disagree with what they were made of, as they are after.
-
-    A day is also held against what its own commit says of it.
-
-    Args:
-        reports: of any tables.
-        ledgers: by table, what its log says.
+    """Where the days of the reports disagree with their inputs or with the record of their commit.
 
     Returns:
-        A sentence for each disagreement, naming day and numbers; of two tables the latter is the
-        one to publish again.
+        A sentence for each mismatch, naming day and numbers. Of two tables, the second is the one
+        to publish again.
     """
     tables = {name: _TableAtVersion(ledger) for name, ledger in ledgers.items()}
     mismatches: list[str] = []
@@ -80,7 +74,7 @@ def cross_table_mismatches(reports: Iterable[TableDiff], ledgers: Ledgers) -> li
 
 
 class _TableAtVersion:
-    """What a table held on a day as of any version: by its log, and by what was read of it."""
+    """The content of a table's days as of any version, from its log and from measured figures."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._records: dict[date, list[CommitRecord]] = defaultdict(list)
@@ -98,22 +92,22 @@ class _TableAtVersion:
                 versions[day].append(commit.version)
 
     def add_measured(self, day: date, version: int, figures: DayFigures) -> None:
-        """Take in what was read of a day as of a version."""
+        """Add the measured figures of a day as of a version."""
         self._measured[day, self.version_written(day, version)] = figures
 
     def version_written(self, day: date, version: int) -> int:
-        """The version as of which a day is what it is in another, whoever wrote it; -1 for none."""
+        """The last version up to this one in which anyone wrote the day; -1 if none did."""
         return max(
             _latest_version(self._own_versions[day], version),
             _latest_version(self._external_versions[day], version),
         )
 
     def records_of(self, day: date) -> list[CommitRecord]:
-        """The records that speak of a day, in ascending order."""
+        """The records that cover a day, oldest first."""
         return self._records[day]
 
     def record_at(self, day: date, version: int) -> CommitRecord | None:
-        """The record that a day is as of a version; none if others have changed it since."""
+        """The record of a day as of a version; None without one or if others changed it since."""
         records = self._records[day]
         n = bisect_right([record.version for record in records], version)
         if not n or day not in records[n - 1].days:
@@ -122,7 +116,7 @@ class _TableAtVersion:
         return None if others > records[n - 1].valid_as_of(day) else records[n - 1].for_day(day)
 
     def number_at(self, figure: Figure, day: date, version: int) -> Decimal | None:
-        """A number of a day as of a version; what was read comes before what a record says."""
+        """A number of a day as of a version, preferably as measured; None if not known."""
         record = self.record_at(day, version)
         published = record.days[day] if record else None
         figures = self._measured.get((day, self.version_written(day, version)))
@@ -137,11 +131,11 @@ def _latest_version(versions: list[int], version: int) -> int:
 def _comparable_version(
     tables: Mapping[str, _TableAtVersion], earlier: str, later: str, day: date, version: int
 ) -> int | None:
-    """The version of one table that a day of another is to be compared with.
+    """The version of one table to compare a day of another table with; None if there is none.
 
-    It is the one that the day's record names as its input. Of two tables that are made side by
-    side, neither is the other's input: then it is the last one that was made of the same, as the
-    inputs that both name, the input fingerprint or the run tells. None if there is none.
+    If the day's record names the table as an input: that version. Of two tables side by side,
+    neither is the other's input: then the last version built from the same inputs, by their
+    versions, the input digest or the run.
     """
     record = tables[later].record_at(day, version)
     if record is None:
@@ -157,7 +151,6 @@ def _comparable_version(
 def _have_same_inputs(
     tables: Mapping[str, _TableAtVersion], first: CommitRecord, second: CommitRecord, day: date
 ) -> bool:
-    """Whether a day of two tables was made of the same."""
     if both := first.inputs.keys() & second.inputs.keys():
         return all(
             tables[name].version_written(day, first.inputs[name])
@@ -171,7 +164,7 @@ def _have_same_inputs(
 
 
 def _day_numbers(figures: DayFigures | None, published: PublishedDay | None) -> dict[str, Decimal]:
-    """All numbers of a day by name: what it holds, and what its commit recorded of its inputs."""
+    """All numbers of a day by name: its content, and the input figures that its commit recorded."""
     numbers: dict[str, int | str | Decimal] = {}
     if published:
         numbers = {"rows": published.rows, **published.totals}
@@ -199,19 +192,19 @@ MODERATE_DRIFT = 0.1
 LARGE_DRIFT = 0.25
 
 Number = int | Decimal
-#: Versions of a table before and after; none where the day was not published then.
+#: Versions of a table before and after; None if the day was not published then.
 VersionPair = tuple[int | None, int | None]
 
 
 @dataclass(frozen=True)
 class DayFigures:
-    """One day of a table in numbers.
+    """The measured figures of one day of a table.
 
     Attributes:
         rows: number of rows.
-        keys: distinct natural keys; none where the table has no key.
+        keys: distinct natural keys; None if the table has no key.
         totals: sums by column, of the table's `totals`.
-        sha256: of all columns of all rows, as `docs/reconciliation.md` spells them.
+        sha256: of all columns of all rows, in the text form of `docs/reconciliation.md`.
     """
 
     rows: int
@@ -221,7 +214,7 @@ class DayFigures:
 
     @classmethod
     def for_empty_day(cls, table: Table) -> DayFigures:
-        """The fingerprint of a day without rows."""
+        """The figures of a day without rows."""
         return cls(0, 0 if table.key else None, table.zero_totals, sha256().hexdigest())
 
     @property
@@ -232,7 +225,7 @@ class DayFigures:
 
 
 class DayChangeKind(enum.Enum):
-    """What became of a day between two versions."""
+    """How a day changed between two versions."""
 
     IDENTICAL = "identical"
     CHANGED = "changed"
@@ -248,9 +241,9 @@ class DayDiff:
 
     Attributes:
         day: the day.
-        versions: the table's versions that were compared.
-        before: what it held; none if it was not published.
-        after: what it holds; none if it is not published.
+        versions: the compared versions of the table.
+        before: figures at the first version; None if not published.
+        after: figures at the second version; None if not published.
     """
 
     day: date
@@ -260,7 +253,7 @@ class DayDiff:
 
     @property
     def status(self) -> DayChangeKind:
-        """What became of the day."""
+        """How the day changed."""
         if self.after is None:
             return DayChangeKind.MISSING
         if self.before is None:
@@ -270,10 +263,10 @@ class DayDiff:
 
     @property
     def difference_text(self) -> str:
-        """By how much rows, keys and totals differ, as text; empty for an identical day."""
+        """Differences of rows, keys and totals as text; empty for an identical day."""
         old, new = (figures.by_name if figures else {} for figures in (self.before, self.after))
         deltas = {name: new.get(name, 0) - old.get(name, 0) for name in old | new}
-        if deltas.get("keys") == deltas.get("rows"):  # which goes without saying
+        if deltas.get("keys") == deltas.get("rows"):  # as expected: one row for each key
             deltas.pop("keys", None)
         differences = [f"{name} {delta:+,}" for name, delta in deltas.items() if delta]
         if not differences and self.status is DayChangeKind.CHANGED:
@@ -285,13 +278,13 @@ class DayDiff:
 class RowDiff:
     """A row that differs between the two versions of a changed day.
 
-    Rows are compared as a whole. Under a natural key that is in both versions, the row is changed;
-    otherwise it was added or removed.
+    Whole rows are compared. A row whose natural key is in both versions is changed; otherwise it
+    was added or removed.
 
     Attributes:
         day: the day.
-        before: its values by column, as text (times in UTC); none for a row that was added.
-        after: the same; none for a row that was removed.
+        before: its values by column, as text (times in UTC); None for an added row.
+        after: the same; None for a removed row.
     """
 
     day: date
@@ -308,12 +301,12 @@ class RowDiff:
 
 @dataclass(frozen=True)
 class ColumnDrift:
-    """How far the distribution of a numeric column has moved on the changed days.
+    """How far the distribution of a numeric column shifted on the changed days.
 
     Attributes:
-        psi: population stability index; 0 if it has not moved.
-        ks: Kolmogorov-Smirnov statistic over the same bins, null the last of them: the largest
-            difference of the shares up to a bin, 0 to 1.
+        psi: population stability index; 0 without a shift.
+        ks: Kolmogorov-Smirnov statistic over the same bins, with null as the last: the largest
+            difference of the cumulative shares, 0 to 1.
     """
 
     psi: float
@@ -335,7 +328,7 @@ class TableDiff:
         table: the table.
         days: in ascending order.
         samples: rows of the changed days, by kind, day and key: a few of each kind.
-        drift: by numeric column, of all changed days together; empty if no day has changed.
+        drift: by numeric column, over all changed days; empty if no day changed.
     """
 
     table: Table
@@ -344,12 +337,12 @@ class TableDiff:
     drift: Mapping[str, ColumnDrift] = field(default_factory=dict)
 
     def days_with(self, status: DayChangeKind) -> list[DayDiff]:
-        """The days of a status."""
+        """Days with this status."""
         return [day for day in self.days if day.status is status]
 
     @property
     def summary_line(self) -> str:
-        """How many days there are of each status, in one line."""
+        """The number of days of each status, in one line."""
         counts = Counter(day.status for day in self.days)
         counted = ", ".join(
             f"{counts[status]} {status.value}" for status in DayChangeKind if counts[status]
@@ -358,7 +351,7 @@ class TableDiff:
 
     @property
     def drift_warnings(self) -> list[str]:
-        """The columns that have drifted, one sentence each; for a person, they fail nothing."""
+        """One sentence for each drifted column; a warning for a person, not a failure."""
         return [
             f"{self.table.name}.{name}: {drift.level} drift on the changed days, "
             f"PSI {drift.psi:.2f}"
@@ -372,7 +365,7 @@ _SHORT = 12
 
 
 def as_grid(report: TableDiff) -> Group:
-    """The report for the console: the days, then samples and drift of those that changed."""
+    """The diff for the console: the days, then samples and drift of the changed days."""
     grid = Grid(title=report.summary_line, title_justify="left", box=None, padding=(0, 2, 0, 0))
     for heading in _HEADINGS:
         grid.add_column(heading, no_wrap=True, justify="right" if heading == "rows" else "left")
@@ -382,7 +375,7 @@ def as_grid(report: TableDiff) -> Group:
 
 
 def as_markdown(report: TableDiff) -> str:
-    """The report for Dagster's UI."""
+    """The diff as Markdown for Dagster's UI."""
     lines = [
         f"**{report.summary_line}**",
         "",
@@ -390,14 +383,14 @@ def as_markdown(report: TableDiff) -> str:
         "|---" * len(_HEADINGS) + "|",
         *(f"| {' | '.join(cells)} |".replace("\n", ", ") for cells in _day_rows(report)),
         "",
-        # As code: what is in the rows is not markup.
+        # Indented as code, so that values in rows are not read as markup.
         *(f"    {escape_line(line)}" for line in _detail_lines(report)),
     ]
     return "\n".join(lines)
 
 
 def as_json(reports: Iterable[TableDiff]) -> dict[str, Any]:
-    """The reports as JSON can hold them, by table; money is exact text."""
+    """The diffs as JSON values, by table; money as exact text."""
     return {
         report.table.name: {
             "days": {str(day.day): _day_json(day) for day in report.days},
@@ -442,7 +435,7 @@ def _figures_json(figures: DayFigures, version: int | None) -> dict[str, Any]:
 
 
 def _day_rows(report: TableDiff) -> Iterator[tuple[str, ...]]:
-    """The identical days together, and each other day by itself."""
+    """One line for all identical days, and one for each other day."""
     same = report.days_with(DayChangeKind.IDENTICAL)
     if same:
         rows = sum(day.after.rows for day in same if day.after)
@@ -461,7 +454,7 @@ def _day_rows(report: TableDiff) -> Iterator[tuple[str, ...]]:
 
 
 def _detail_lines(report: TableDiff) -> Iterator[str]:
-    """Samples and drift, one a line."""
+    """One line for each sample row and each column's drift."""
     for sample in report.samples:
         yield f"{sample.kind} {sample.day}  {_row_text(sample, report.table)}"
     for name, drift in report.drift.items():
@@ -469,7 +462,7 @@ def _detail_lines(report: TableDiff) -> Iterator[str]:
 
 
 def _row_text(sample: RowDiff, table: Table) -> str:
-    """A row in one line: of a changed one, its key and what changed."""
+    """A row in one line; for a changed row, its key and the changed values."""
     row = {**(sample.before or sample.after or {})}
     del row[table.partition]
     if sample.before is None or sample.after is None:

@@ -1,8 +1,7 @@
 """The Spark queries of a diff: figures and a SHA-256 of each day, row samples, drift.
 
-It compares versions of a table and writes nothing; how a person is told is `reports`' part. Which
-versions belong to a day is for the caller to say. The text that the SHA-256 is taken of is
-specified in `docs/reconciliation.md`.
+They compare versions of a table and write nothing; `diff` formats the result. The text form that
+the SHA-256 is computed over is specified in `docs/reconciliation.md`.
 """
 
 from __future__ import annotations
@@ -39,26 +38,26 @@ from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.spark.session import SPARK_ERRORS
 from backfill_assets.tables.table import Table
 
-#: How many rows of each kind a report shows in all.
+#: Most sample rows of each kind, for all days of a table together.
 MAX_SAMPLES = 5
 
 
 class ReconciliationError(RuntimeError):
-    """A version that is to be compared cannot be read."""
+    """A version to compare cannot be read."""
 
 
-#: What would end a field or a line, and how it is written; the backslash comes first.
+#: Escapes of characters that end a field or a line; the backslash must come first.
 _ESCAPES = {"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"}
 _NULL = "\\N"
-#: With more decimals than this, Spark may write a small number with an exponent.
+#: With more decimals, Spark may write a small number with an exponent.
 _MAX_DECIMALS = 6
-#: Lines whose hashes begin with the same digits, so many, are hashed together first.
+#: Line hashes are grouped by this many leading digits, and hashed group by group first.
 _GROUP_DIGITS = 2
-_EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - of UTC, and printed with a Z
+_EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - in UTC, printed with a Z
 
 
 def _text_columns(table: Table) -> dict[str, Column]:
-    """The fields of a row as text by column, in the order of the table."""
+    """The fields of a row as canonical text by column, in the order of the table."""
     return {
         f.name: _text_column(F.col(f.name), f.dataType, table, f.name) for f in table.struct_type
     }
@@ -70,7 +69,7 @@ def _text_column(value: Column, data_type: T.DataType, table: Table, name: str) 
         for character, escaped in _ESCAPES.items():
             text = F.replace(text, F.lit(character), F.lit(escaped))
     elif isinstance(data_type, T.TimestampType):
-        # As a number: a text would be of the session's time zone.
+        # As a number, because text depends on the session's time zone.
         text = F.unix_micros(value).cast("string")
     elif isinstance(data_type, T.ArrayType) and not isinstance(
         data_type.elementType, T.StringType | T.ArrayType
@@ -91,16 +90,12 @@ def _text_column(value: Column, data_type: T.DataType, table: Table, name: str) 
 
 
 def measure_days(frame: DataFrame, table: Table) -> dict[date, DayFigures]:
-    """The days of a frame in numbers, in one Spark query.
+    """The figures of each day of a frame of the table's rows, in one Spark query.
 
-    A day without rows is not among them: see `Fingerprint.empty`.
-
-    Args:
-        frame: rows of a table.
-        table: which one.
+    Days without rows are left out: see `DayFigures.for_empty_day`.
 
     Raises:
-        TypeError: a column is of a type that has no canonical text.
+        TypeError: a column has a type without a canonical text form.
     """
     figures_by_group = _measure_groups(frame, table, table.partition)
     return {day: figures for (day,), figures in figures_by_group.items()}
@@ -111,7 +106,7 @@ def _measure_groups(frame: DataFrame, table: Table, *group_columns: str) -> dict
     first = F.substring("line", 1, _GROUP_DIGITS).alias("first")
     sums = [F.sum(f"total_{name}").alias(f"total_{name}") for name in table.totals]
     rows = frame.select(*group_columns, line, *[F.col(x).alias(f"total_{x}") for x in table.totals])
-    # Group by group, or all lines of a large day would have to be in the memory of one task.
+    # Group by group, because one task cannot hold all lines of a large day in memory.
     groups = rows.groupBy(*group_columns, first).agg(
         F.count(F.lit(1)).alias("rows"),
         _hash_lines(F.sort_array(F.collect_list("line"))).alias("group"),
@@ -122,7 +117,7 @@ def _measure_groups(frame: DataFrame, table: Table, *group_columns: str) -> dict
         F.sum("rows").alias("rows"), _hash_lines(in_order).alias("sha256"), *sums
     )
     if table.key:
-        # By itself: beside the lists above, Spark would have to gather those by key as well.
+        # A separate aggregation: with the lists above, Spark would group those by key as well.
         keys = F.count_distinct(F.struct(*table.key)).alias("keys")
         days = days.join(frame.groupBy(*group_columns).agg(keys), [*group_columns])
     return {
@@ -141,7 +136,7 @@ def _figures_from_row(row: Mapping[str, Any], table: Table) -> DayFigures:
 
 
 _VERSION = "_version"
-#: A day as of a version.
+#: A version, and a day as of it.
 _DayAtVersion = tuple[int, date]
 
 
@@ -154,20 +149,20 @@ def diff_table(
 ) -> TableDiff:
     """Compare days of a table between two versions each.
 
-    Only the files of these days are read: once, and those of the days that have changed again for
-    samples and drift.
+    Only the files of these days are read: once, and those of changed days again for samples and
+    drift.
 
     Args:
         spark: the session.
-        url: where the table lives.
-        table: which one it is.
-        versions: by day, the versions before and after; none where it was not published then.
-        ledger: what the table's log says. With it a day is read at any version that has the same
-            rows, so that many commits of a day each are not as many versions to read.
+        url: location of the table.
+        table: its declaration.
+        versions: by day, before and after; None if the day was not published then.
+        ledger: allows to read a day at any version with the same rows, so that many one-day commits
+            need few versions to be read; None to read exactly these versions.
 
     Raises:
         ReconciliationError: a version cannot be read.
-        TypeError: a column is of a type that has no canonical text.
+        TypeError: a column has a type without a canonical text form.
     """
     try:
         return _diff_days(partial(_read_days, spark, url, table), table, versions, ledger)
@@ -220,10 +215,10 @@ def _diff_days(
 def _choose_versions(
     needed: Iterable[_DayAtVersion], ledger: Ledger | None
 ) -> dict[_DayAtVersion, _DayAtVersion]:
-    """For each day as of a version, where to read it: at as few versions as will do.
+    """The version at which to read each day and version, with as few distinct versions as possible.
 
-    A day stays the same from a commit that wrote it to the next that does. For each version the
-    table's whole log is gone through, whatever is read of it.
+    A day has the same rows from the commit that wrote it up to the next one. Fewer versions are
+    faster, because each version needs a pass over the table's whole log.
     """
     if ledger is None or ledger.version is None:
         return {place: place for place in needed}
@@ -241,7 +236,7 @@ def _choose_versions(
         stretches.append((last, first, version, day) if known else (version, version, version, day))
     read_from: dict[_DayAtVersion, _DayAtVersion] = {}
     at = -1
-    # By the end of each stretch: a version is added only when none so far lies in the next one.
+    # Sorted by the end of each stretch; add a version only if the last one is not within it.
     for last, first, version, day in sorted(stretches):
         at = at if at >= first else last
         read_from[version, day] = (at, day)
@@ -251,7 +246,7 @@ def _choose_versions(
 def _read_days(
     spark: SparkSession, url: str, table: Table, places: Iterable[_DayAtVersion]
 ) -> DataFrame:
-    """The rows of days as of versions, each version read once, with the version as a column."""
+    """Rows of days as of versions, with the version as a column; each version is read once."""
     days = defaultdict(set)
     for version, day in places:
         days[version].add(day)
@@ -263,14 +258,14 @@ def _read_days(
 
 
 def _sample_rows(before: DataFrame, after: DataFrame, table: Table) -> list[RowDiff]:
-    """The first differing rows of each kind, by day and key; by the whole row without a key."""
+    """The first differing rows of each kind, by day and key; without a key, by the whole row."""
     names = list(table.columns)
     row = F.array(*_text_columns(table).values()).alias("cells")
     sides = [
         frame.select(F.lit(sign).alias("sign"), table.partition, row)
         for sign, frame in ((-1, before), (1, after))
     ]
-    # A row that both have as often as each other cancels out.
+    # A row that both sides have equally often cancels out.
     differing = (
         sides[0]
         .unionByName(sides[1])
@@ -299,7 +294,6 @@ def _sample_rows(before: DataFrame, after: DataFrame, table: Table) -> list[RowD
 
 
 def _readable_row(cells: Sequence[str] | None, table: Table) -> dict[str, str | None] | None:
-    """A row's values by column as a person reads them."""
     if cells is None:
         return None
     values: dict[str, str | None] = {}
@@ -323,8 +317,8 @@ _TENTHS = [n / 10 for n in range(1, 10)]
 def _measure_drift(before: DataFrame, after: DataFrame, table: Table) -> dict[str, ColumnDrift]:
     """The drift of each numeric column.
 
-    The bins are the tenths of what was there before, what lies below and above all of it, and
-    null. Only their counts leave Spark.
+    Bins: the deciles of the values before, one below and one above all of them, and null. Only
+    their counts leave Spark.
     """
     names = [f.name for f in table.struct_type if isinstance(f.dataType, T.NumericType)]
     if not names:

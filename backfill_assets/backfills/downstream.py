@@ -1,10 +1,8 @@
-"""What an undo reverts: the changed days of a backfill and the days downstream of them.
+"""The scope of an undo: the changed days of a backfill and the days downstream of them.
 
-Pure functions over a ledger; `dependents` rests on them.
-
-Pure functions over ledgers. A day follows another if a record of it names a version of the input in
-which the other day held what the backfill wrote, if the commit that wrote that made it due, and if
-its fingerprint depends on it. So nothing here knows a table by name.
+Pure functions over ledgers. A day is downstream of another if its record names an input version in
+which the other day held the backfill's rows, the commit of these rows made it stale, and its input
+digest depends on that day. So no rule here is for one table by name.
 """
 
 from __future__ import annotations
@@ -29,16 +27,15 @@ from backfill_assets.backfills.changes import (
 )
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import DAY, format_ranges
-from backfill_assets.delta.ledgers import Ledger, Ledgers
+from backfill_assets.delta.ledgers import Ledger, Ledgers, due_days, graph_of
 from backfill_assets.delta.records import ACCEPTED_CODE, CommitRecord, ExternalCommit
 from backfill_assets.staleness.input_digest import days_depending_on
 from backfill_assets.staleness.stale import downstream_tables
 from backfill_assets.tables.derived import carries_state
-from backfill_assets.tables.graph import graph_of
 
 
 class StatefulChain:
-    """The days of a table that carries state, each built upon the day before it."""
+    """Undone days of a stateful table, in which each day is built from the day before."""
 
     def __init__(
         self,
@@ -49,30 +46,30 @@ class StatefulChain:
         is_downstream: CommitFilter,
         find_other_input: Callable[[CommitRecord | None, CommitRecord, date], object],
     ) -> None:
-        """From the table's ledger.
+        """Walk the commits of the ledger in order.
 
         Args:
-            ledger: the table's.
-            origins: those of the ledger.
+            ledger: the table's ledger.
+            origins: row origins of the same ledger.
             name: the backfill that is undone.
-            is_direct: what is undone of its own days.
-            is_downstream: which days follow other inputs.
-            find_other_input: whether others had a part in a day, given the commit before and its
-                own.
+            is_direct: selects days that the backfill itself wrote.
+            is_downstream: selects days downstream in other inputs.
+            find_other_input: what others changed in the inputs of a day between its previous commit
+                and this one; falsy if nothing.
         """
         self._commits = {commit.version: commit for commit in ledger.all_commits}
         self._origins = origins
-        #: By version of a commit, the days of it that are undone.
+        #: Undone days by commit version.
         self._reverted: dict[int, set[date]] = {}
-        #: By version of a commit, those of them that were built upon another such day.
+        #: Those of them that were built from an undone previous day, by commit version.
         self.built_upon_reverted: dict[int, set[date]] = {}
         standing: dict[date, CommitRecord] = {}
         for record in ledger.records:
             reverted = self._reverted[record.version] = set()
             chained = self.built_upon_reverted[record.version] = set()
             for day in sorted(record.days):
-                # What a person leaves out, and what is new since, stays. So does a day that others
-                # had a part in. They are behind once the day before them is put back.
+                # Days left out of the request, days published first since, and days with other
+                # changed inputs stay. They become stale once the day before them is reverted.
                 recomputed = day in standing and not is_commit_of(record, name)
                 if (
                     recomputed
@@ -87,7 +84,7 @@ class StatefulChain:
                 standing.pop(day, None)
 
     def _previous_day_reverted(self, record: CommitRecord, day: date) -> bool:
-        """Whether the day before a day of a commit is undone, as the commit had it."""
+        """Whether the previous day, as this commit read it, is undone."""
         previous_day = day - DAY
         return previous_day in self._reverted.get(
             self._origins.origin_at(previous_day, record.version), ()
@@ -96,13 +93,7 @@ class StatefulChain:
     def changed_by_others(
         self, previous: CommitRecord, record: CommitRecord, day: date
     ) -> CommitRecord | ExternalCommit | None:
-        """The commit of somebody else by which the day before a day is another than it was.
-
-        Args:
-            previous: the commit that spoke of the day before.
-            record: a later one.
-            day: the day.
-        """
+        """The commit by others that changed the previous day between two commits of a day."""
         previous_day = day - DAY
         previous_origin, current_origin = (
             self._origins.origin_at(previous_day, commit.version) for commit in (previous, record)
@@ -116,14 +107,15 @@ class StatefulChain:
 
 @dataclass(frozen=True)
 class UndoScope:
-    """What an undo of a backfill is about in one table.
+    """What an undo changes in one table.
 
     Attributes:
-        changes: the days to put back: what the backfill wrote, and what was made of it.
-        unchanged: days whose rows stay, but not their last record: they were made of it and came
-            out with the rows that they had, or it accepted them as made by other code.
-        already_reverted: the days that hold again what they held before, or were made anew of such.
-        problems: why days cannot be put back, each in a sentence that names them.
+        changes: days to revert: written by the backfill, or downstream of them.
+        unchanged: days that keep their rows and get their old record back: recomputed from the
+            backfill's rows with the same result, or only accepted as made by other code.
+        already_reverted: days that hold their old rows again, or were recomputed from reverted
+            inputs.
+        problems: why days cannot be reverted, each a message that names them.
     """
 
     changes: Mapping[date, DayChange]
@@ -135,14 +127,7 @@ class UndoScope:
 def undo_scopes(
     ledgers: Ledgers, name: str, policy: Policy, days: Container[date] | None = None
 ) -> dict[str, UndoScope]:
-    """What an undo is about, by table, inputs first.
-
-    Args:
-        ledgers: those of all tables.
-        name: the backfill, as `footprints.is_commit_of` takes it.
-        policy: the late-data policy.
-        days: only these of those that it wrote, and what was made of them; all if not given.
-    """
+    """What an undo changes, by table, inputs first; arguments as in `undo.undo_backfill`."""
     is_direct = commits_of(name, days)
     upstream: dict[str, _RevertedDays] = {}
     origins_by_table: dict[str, RowOrigins] = {}
@@ -199,14 +184,14 @@ def undo_scopes(
 
 
 class _RevertedDays:
-    """What is undone in a table, as those who follow it see it."""
+    """The undone days of one input table, for its downstream tables."""
 
     def __init__(
         self, ledger: Ledger, changes: Mapping[date, DayChange], origins: RowOrigins
     ) -> None:
-        """From the table's ledger, and what is undone, whether it stands or not."""
+        """`changes` are all undone days, whether already reverted or not."""
         self.origins, self.changes = origins, changes
-        #: By version of the commits that are undone, the days of each.
+        #: Undone days by commit version.
         self.commits: dict[int, frozenset[date]] = {}
         for record in ledger.records if changes else ():
             days = (
@@ -220,7 +205,7 @@ class _RevertedDays:
         self._affected: dict[int, frozenset[date]] = {}
 
     def affected_days(self, version: int) -> frozenset[date]:
-        """The days that held what is undone as of a version."""
+        """The days that held undone rows as of a version."""
         if version not in self._affected:
             self._affected[version] = frozenset(
                 day
@@ -230,7 +215,7 @@ class _RevertedDays:
         return self._affected[version]
 
     def version_before(self, version: int) -> int:
-        """The version before all of that."""
+        """The version before all undone changes of those days."""
         return min(
             (self.changes[day].version_before for day in self.affected_days(version)),
             default=version,
@@ -245,7 +230,7 @@ _CommitDays = Callable[[CommitRecord], Iterable[date]]
 
 
 class _DownstreamTracker:
-    """Which days of a table follow what is undone in its inputs."""
+    """Which days of a table are downstream of undone days in its inputs."""
 
     def __init__(
         self, table: str, ledgers: Ledgers, policy: Policy, upstream: Mapping[str, _RevertedDays]
@@ -257,9 +242,9 @@ class _DownstreamTracker:
             for source, follower, days_of in downstream_tables(ledgers, policy)
             if follower == table
         }
-        #: Of a table that carries state, the days that were built upon days that are undone.
+        #: Only for a stateful table.
         self.chain: StatefulChain | None = None
-        #: What all commits that are undone have made due: most days are in none of these.
+        #: Days that undone commits made stale, by input; a fast filter for most days.
         self._candidate_days = {
             name: {
                 day
@@ -277,7 +262,7 @@ class _DownstreamTracker:
         ] = {}
 
     def is_downstream(self, record: CommitRecord, day: date) -> bool:
-        """Whether a day of a commit was made of what is undone."""
+        """Whether a day of a commit was built from undone rows."""
         if self.chain and day in self.chain.built_upon_reverted.get(record.version, ()):
             return True
         if not any(day in days for days in self._candidate_days.values()):
@@ -291,7 +276,7 @@ class _DownstreamTracker:
     def is_recomputed(
         self, change: DayChange, overwriting: CommitRecord | ExternalCommit, day: date
     ) -> bool:
-        """Whether a day that followed was made again, from inputs that were put back before."""
+        """Whether a downstream day was recomputed after its inputs were reverted."""
         if (
             isinstance(overwriting, ExternalCommit)
             or change.commit_between
@@ -310,12 +295,9 @@ class _DownstreamTracker:
     def find_other_input(
         self, previous: CommitRecord | None, record: CommitRecord, day: date
     ) -> tuple[str, CommitRecord | ExternalCommit] | None:
-        """An input's commit of somebody else that a day was made of as well, since it was before.
+        """An input, and its commit by others, that also changed a day since its previous commit.
 
-        Args:
-            previous: the commit that spoke of the day before; none if none did.
-            record: one that was made of what is undone.
-            day: the day.
+        `record` is built from undone rows.
         """
         if (
             self.chain
@@ -345,7 +327,7 @@ class _DownstreamTracker:
                 yield name, inputs[name]
 
     def _find_downstream(self, name: str, version: int) -> frozenset[date]:
-        """The days that follow what is undone in an input as it was in a version."""
+        """Days downstream of the undone rows that an input held as of a version."""
         if (name, version) not in self._downstream_days:
             reverted = self._upstream[name]
             affected = reverted.affected_days(version)
@@ -360,7 +342,7 @@ class _DownstreamTracker:
     def _find_reachable(
         self, name: str, input_days: frozenset[date], commit_versions: frozenset[int]
     ) -> frozenset[date]:
-        """The days that commits of an input made due, and whose fingerprint has days that moved."""
+        """Days that the commits made stale and whose input digest depends on `input_days`."""
         key = (name, input_days, commit_versions)
         if key not in self._reachable:
             records = [r for r in self._ledgers[name].records if r.version in commit_versions]
@@ -379,7 +361,7 @@ class _DownstreamTracker:
     def _find_foreign(
         self, name: str, after_version: int, version: int
     ) -> dict[date, CommitRecord | ExternalCommit]:
-        """The days that commits of an input between two versions made due, if not undone."""
+        """Days that commits by others between two input versions made stale, with the commit."""
         key = (name, after_version, version)
         if key not in self._foreign_commits:
             ledger = self._ledgers[name]
@@ -426,7 +408,7 @@ def _mixed_input_problems(
     changes: Mapping[date, DayChange],
     is_direct: Callable[[CommitRecord, date], bool],
 ) -> Iterator[str]:
-    """Days that followed, and that others had a part in: to put them back would take that away."""
+    """Messages for downstream days that also depend on commits by others, which undo would drop."""
     previous_records: dict[date, CommitRecord] = {}
     commits_by_input: dict[str, dict[date, CommitRecord | ExternalCommit]] = defaultdict(dict)
     other_code_commits: dict[date, CommitRecord | ExternalCommit] = {}
@@ -436,7 +418,7 @@ def _mixed_input_problems(
             change, previous = changes.get(day), previous_records.get(day)
             if change is None or not _is_within(change, record.version) or is_direct(record, day):
                 continue
-            # What was put back since has no part in the rows that are there.
+            # A commit reverted since has no part in the current rows.
             if record.version not in standing[day]:
                 continue
             if other_input := tracker.find_other_input(previous, record, day):
@@ -472,18 +454,11 @@ def _reverted_input_problems(
     scopes: Mapping[str, UndoScope],
     origins: Mapping[str, RowOrigins],
 ) -> Iterator[str]:
-    """Days whose old rows were made of input that another undo has reverted since.
+    """Messages for days whose old rows were built from input that another undo has reverted.
 
-    Put back, they would hold what their inputs do not. Input that is newer than theirs is no
-    reason: such a day is behind, for all to see.
-
-    Args:
-        ledgers: those of all tables.
-        policy: the late-data policy.
-        table: the name of the table.
-        changes: its days to put back.
-        scopes: of its inputs, what is undone.
-        origins: of its inputs.
+    Restored, they would not match their inputs. Input that is newer than the old rows is no
+    problem: such a day is stale, and shown as stale. `scopes` and `origins` are those of its
+    inputs.
     """
     days_of: dict[tuple[str, int], set[date]] = defaultdict(set)
     for dependency in graph_of(ledgers, policy).inputs[table] if changes else ():
@@ -500,7 +475,7 @@ def _reverted_input_problems(
             )
             if version is None:
                 continue
-            # A commit of a table that carries state has built its days one upon the other.
+            # A commit of a stateful table built each of its days from the day before.
             version += name == table
             for input_day in deciding(day):
                 as_of = (
@@ -511,8 +486,8 @@ def _reverted_input_problems(
                 origin = origins[name].origin_at(input_day, version)
                 if origins[name].origin_at(input_day, as_of) < origin:
                     reverted[origin].add(day)
-        # Days that a reverted commit of ours has not made due hold nothing of it.
-        stale_days = dependency.due_days(source)
+        # A day that our reverted commit did not make stale holds none of its rows.
+        stale_days = due_days(dependency, source)
         stale_by_version = {
             r.version: {*stale_days(r)} for r in source.records if r.version in reverted
         }

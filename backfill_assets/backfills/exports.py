@@ -1,4 +1,4 @@
-"""Exports: days of a table as of one version, as Parquet files with a manifest; their proof."""
+"""Exports: days of a table at one version, as Parquet files with a manifest; and their checks."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class ExportedFile(msgspec.Struct, frozen=True):
     """A Parquet file of one day.
 
     Attributes:
-        path: in the folder of the export.
+        path: relative to the folder of the export.
         day: the day.
         rows: number of rows.
         size: in bytes.
@@ -59,17 +59,17 @@ class ExportedFile(msgspec.Struct, frozen=True):
 
 
 class ExportOrigin(msgspec.Struct, frozen=True):
-    """What some of the days were made by, as the commit that speaks of them says.
+    """Code, settings and inputs of some of the days, as recorded by their commit.
 
     Attributes:
         days: as ranges.
-        version: of the table: the commit.
+        version: the table's version of the commit.
         run: the Dagster run.
-        inputs: the version of each input that they were made of.
-        references: what the inputs without days held.
-        code: version of the code that made them.
+        inputs: version of each input table.
+        references: digests of the unpartitioned inputs.
+        code: version of the code.
         git_commit: of that code; empty if unknown.
-        config: digests of the settings that they were made under.
+        config: digests of the settings.
     """
 
     days: list[str]
@@ -83,18 +83,18 @@ class ExportOrigin(msgspec.Struct, frozen=True):
 
 
 class ExportManifest(msgspec.Struct, frozen=True):
-    """What an export holds. No time is in it: the same export is the same text.
+    """The content of an export. It has no timestamp: the same export has the same text.
 
     Attributes:
         table: the table's name.
         days: the days, as one range.
-        version: of the table, as of which its rows were read.
-        columns: their Spark types by name, in the order of the files.
-        rows: number of rows in all.
-        digests: by day, the digest of the audit, as the commit has it.
-        made_by: what the days were made by.
-        files: the data files. A day without rows has none.
-        form: of the manifest.
+        version: the table's version that the rows were read at.
+        columns: Spark types by name, in the order of the files.
+        rows: total number of rows.
+        digests: by day, the audit's digest as recorded by the commit.
+        made_by: origins of the days.
+        files: the data files; a day without rows has none.
+        form: version of the manifest's format.
     """
 
     table: str
@@ -111,24 +111,17 @@ class ExportManifest(msgspec.Struct, frozen=True):
 def export_days(
     settings: Settings, spark: SparkSession, name: str, days: Window, destination: Path
 ) -> tuple[ExportManifest, bool]:
-    """Write days of a table, as of its version of now, into a new folder.
+    """Write days of a table, as of its current version, into a new folder.
 
-    Files are written beside the folder first: it appears as a whole, or not at all. The rows of a
-    day are sorted, so the same days give the same bytes, whoever exports them.
-
-    Args:
-        settings: the deployment's settings.
-        spark: the session.
-        name: the table.
-        days: the days.
-        destination: the folder.
+    Files are written to a temporary folder first, so the export appears as a whole or not at all.
+    Rows of a day are sorted, so the same days always give the same bytes.
 
     Returns:
-        The manifest, and whether the folder is new; it is not if it holds this very export.
+        The manifest, and whether the folder is new; False if it already holds the same export.
 
     Raises:
-        ExportError: a day is not published, or not as its commit says; or the folder holds
-            something else.
+        ExportError: a day is not published or its rows are not those of its commit, or the folder
+            holds something else.
     """
     table = tables_of(settings)[name]
     ledger = read_ledger(settings.table(name), table)
@@ -173,10 +166,10 @@ def _refuse_unpublished(ledger: Ledger, days: Window) -> None:
 def _write_day(
     settings: Settings, spark: SparkSession, ledger: Ledger, day: date, folder: Path
 ) -> ExportedFile | None:
-    """The file of a day; none if it has no rows.
+    """Write the file of a day; None if the day has no rows.
 
     Raises:
-        ExportError: the rows are not those that the commit speaks of.
+        ExportError: the rows do not match the commit's record.
     """
     table, version = ledger.table, ledger.version
     assert version is not None
@@ -201,7 +194,7 @@ def _write_day(
 
 
 def strip_metadata(rows: pa.Table) -> pa.Table:
-    """The rows alone, without what an engine adds of itself."""
+    """The rows without the schema metadata that an engine adds."""
     return rows.replace_schema_metadata(None).combine_chunks()
 
 
@@ -210,19 +203,19 @@ def _is_sortable(rows: pa.Table, name: str) -> bool:
 
 
 def create_frame(spark: SparkSession, table: Table, rows: pa.Table) -> DataFrame:
-    """Rows of a table as Spark takes them."""
+    """Spark DataFrame of the rows, with the table's schema."""
     return spark.createDataFrame(rows, table.struct_type)
 
 
 def describe_file(folder: Path, path: str, day: date, rows: int) -> ExportedFile:
-    """A file as it is now."""
+    """Size and digest of a file as it is now."""
     content = (folder / path).read_bytes()
     return ExportedFile(path, day, rows, len(content), hashlib.sha256(content).hexdigest())
 
 
 def _build_manifest(ledger: Ledger, days: Window, files: Sequence[ExportedFile]) -> ExportManifest:
     assert ledger.version is not None
-    # Days of one commit may have been made by and from different things.
+    # Days of one commit may differ in code and inputs.
     by_record: dict[tuple[int, bytes], list[date]] = {}
     for day in days:
         record = ledger.latest[day]
@@ -259,15 +252,15 @@ def _build_origin(record: CommitRecord, days: Sequence[date]) -> ExportOrigin:
 
 
 def encode_manifest(manifest: ExportManifest) -> bytes:
-    """The file of a manifest."""
+    """The bytes of the manifest file."""
     return json.dumps(msgspec.to_builtins(manifest), indent=2).encode() + b"\n"
 
 
 def _refuse_other_content(destination: Path, manifest: ExportManifest) -> None:
-    """Refuse a folder that holds anything but this export.
+    """Raise if a folder holds anything but this export.
 
     Raises:
-        ExportError: it does.
+        ExportError: it holds something else.
     """
     present_files = {path.name for path in destination.iterdir()} if destination.is_dir() else set()
     if present_files != {MANIFEST, *(file.path for file in manifest.files)}:
@@ -286,10 +279,10 @@ def _refuse_other_content(destination: Path, manifest: ExportManifest) -> None:
 
 
 def read_manifest(folder: Path) -> ExportManifest:
-    """The manifest of an export.
+    """Read the manifest of an export.
 
     Raises:
-        ExportError: there is none, or it is of another version.
+        ExportError: there is none, or it has another format.
     """
     try:
         return msgspec.json.decode((folder / MANIFEST).read_bytes(), type=ExportManifest)
@@ -302,13 +295,7 @@ def read_manifest(folder: Path) -> ExportManifest:
 def find_export_problems(
     settings: Settings, spark: SparkSession, folder: Path, manifest: ExportManifest
 ) -> Iterator[str]:
-    """What of an export is not as its manifest and the table's log say, one sentence each.
-
-    Args:
-        settings: the deployment's settings.
-        spark: the session.
-        folder: the folder.
-        manifest: its manifest.
+    """Differences between an export, its manifest and the table's log, one sentence each.
 
     Raises:
         ExportError: the deployment has no such table.
@@ -359,14 +346,9 @@ def _exported_table(settings: Settings, manifest: ExportManifest) -> Table:
 def find_rebuild_problems(
     settings: Settings, defs: dg.Definitions, manifest: ExportManifest
 ) -> Iterator[str]:
-    """What differs when the days are computed anew, from the versions that they were made of.
+    """Differences when the days are recomputed from the same input versions with the current code.
 
-    Nothing is written. Each day is computed by the assets as they are now, see `verification`.
-
-    Args:
-        settings: the deployment's settings.
-        defs: its assets and resources.
-        manifest: of the export.
+    Nothing is written; see `verify.verify_days`.
 
     Raises:
         ExportError: the deployment has no such table.

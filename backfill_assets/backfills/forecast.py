@@ -13,7 +13,7 @@ from typing import NamedTuple
 from backfill_assets.backfills.backfill_plan import BackfillRequest, DayOutcome
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import DAY
-from backfill_assets.delta.ledgers import Ledger, Ledgers
+from backfill_assets.delta.ledgers import Ledger, Ledgers, graph_of
 from backfill_assets.landing.listing import ListedFile, list_landing
 from backfill_assets.landing.load_manifest import LoadTarget, describe_change
 from backfill_assets.publish.assess import new_input_reason, recompute_reason
@@ -22,15 +22,15 @@ from backfill_assets.staleness.input_digest import HypotheticalLedger, input_dig
 from backfill_assets.staleness.unloaded import load_targets, loaded_manifests
 from backfill_assets.tables.code_version import Code
 from backfill_assets.tables.derived import carries_state
-from backfill_assets.tables.graph import Graph, config_digests, graph_of
+from backfill_assets.tables.graph import Graph, config_digests
 from backfill_assets.tables.sources import Source
 
-#: What is work: the day is computed, or may be.
+#: Outcomes in which a day is or may be computed.
 COMPUTE_OUTCOMES = (DayOutcome.COMPUTED, DayOutcome.DEPENDS)
 
 
 class DayForecast(NamedTuple):
-    """What will become of a day; and why, if that is work."""
+    """The planned outcome of a day; with a reason if the day is or may be computed."""
 
     outcome: DayOutcome
     reason: str = ""
@@ -44,15 +44,9 @@ def forecast_days(
     code: Code,
     load_plans: Mapping[str, LoadPlan],
 ) -> dict[str, dict[date, DayForecast]]:
-    """What becomes of each day: its fingerprint as it is now, and as it is if its inputs change.
+    """Forecast each day: compare its input digest as of now, and as if its inputs change.
 
-    Args:
-        settings: the deployment's settings.
-        request: what is asked for.
-        days: the days of each table, inputs first.
-        ledgers: those of all tables.
-        code: the code that is to compute it.
-        load_plans: by raw log, what its days are to be loaded from.
+    `days` must be by table, inputs first; `load_plans` are by raw log.
     """
     policy, digests = Policy.from_settings(settings), config_digests(settings)
     hypothetical_ledgers: dict[str, Ledger] = dict(ledgers)
@@ -119,7 +113,7 @@ def forecast_days(
 
 
 def _lacks_input(graph: Graph, name: str, day: date, ledgers: Ledgers) -> bool:
-    """Whether a day of another table that a day needs is not there, and will not be."""
+    """Whether a required day of another table is not published, and not in the plan."""
     return any(
         needed not in ledgers[dependency.source.name].published_days
         for dependency in graph.inputs[name]
@@ -131,12 +125,9 @@ def _lacks_input(graph: Graph, name: str, day: date, ledgers: Ledgers) -> bool:
 def _forecast_in_order(
     ledger: Ledger, forecasts: Mapping[date, DayForecast], start: date
 ) -> dict[date, DayForecast]:
-    """The fates of days that are built one upon the other.
+    """Forecasts of a stateful table in date order, from forecasts by the other inputs of its days.
 
-    Args:
-        ledger: that of the table.
-        forecasts: of its days, by what else they are made of.
-        start: its first day.
+    `start` is the table's first day.
     """
     ordered: dict[date, DayForecast] = {}
     for day, forecast in sorted(forecasts.items()):
@@ -160,7 +151,7 @@ def _forecast_in_order(
 
 
 def _find_load_plan(graph: Graph, name: str, load_plans: Mapping[str, LoadPlan]) -> LoadPlan | None:
-    """What a table is to be loaded from; none if it is made of other tables."""
+    """The load plan of a table; None if it is not loaded from files."""
     logs = graph.source_logs(name) if name in graph.landed_tables else ()
     return next((load_plans[log] for log in logs), None)
 
@@ -178,7 +169,7 @@ def _changing_inputs(
     ledgers: Ledgers,
     hypothetical_ledgers: Ledgers,
 ) -> dict[date, list[str]]:
-    """By day, the inputs that change what it is made of, if they change where they may."""
+    """By day, the inputs whose planned changes would change the day's input digest."""
     inputs_by_day: dict[date, list[str]] = {day: [] for day in current_digests}
     for input_ in (dependency.source.name for dependency in graph.inputs[name]):
         if not isinstance(hypothetical_ledgers[input_], HypotheticalLedger):
@@ -193,19 +184,18 @@ def _changing_inputs(
 
 
 def _is_built_by(ledger: Ledger, day: date, code_and_settings: tuple[str, str]) -> bool:
-    """Whether a day stands as this code and configuration published it."""
     record = ledger.latest.get(day) if ledger.current_record(day) else None
     return record is not None and (record.code_version, record.made_under(day)) == code_and_settings
 
 
 @dataclass(frozen=True)
 class LoadPlan:
-    """What the days of a raw log are to be loaded from.
+    """The files to load for days of a raw log.
 
     Attributes:
         targets: by day.
-        changes: by day, what has changed since it was loaded, in words.
-        entries: the files.
+        changes: by day, what changed since it was loaded, as text.
+        entries: all listed files of these days.
     """
 
     targets: Mapping[date, LoadTarget]
@@ -214,7 +204,7 @@ class LoadPlan:
 
     @cached_property
     def load_digests(self) -> dict[date, str]:
-        """By day, the fingerprint of what it is to be loaded from."""
+        """By day, the digest of the content to load."""
         return {day: target.manifest.content_digest() for day, target in self.targets.items()}
 
 
@@ -226,15 +216,9 @@ def plan_load(
     policy: Policy,
     accepted: Collection[str],
 ) -> LoadPlan:
-    """What days of a raw log are to be loaded from, as of now.
+    """Plan the load of days of a raw log, from the landing as of now.
 
-    Args:
-        landing: the root of the landing.
-        source: of the log.
-        log: its ledger.
-        days: the log days.
-        policy: the late-data policy.
-        accepted: files that may take orders away.
+    `accepted` has names of files that may remove orders.
     """
     arrival_days = sorted({d for day in days for d in (day - DAY, day)})
     listing, loaded = list_landing(landing, source, arrival_days), loaded_manifests(log)
@@ -249,7 +233,7 @@ def plan_load(
 
 
 def digest_load_plans(load_plans: Mapping[str, LoadPlan]) -> str:
-    """A digest of what all raw logs are to be loaded from: it moves when files land, or go."""
+    """A digest of all load plans; changes if files land or are deleted."""
     text = json.dumps(
         {
             log: {str(day): digest for day, digest in sorted(load_plan.load_digests.items())}

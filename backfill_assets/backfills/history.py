@@ -1,4 +1,4 @@
-"""The history of one backfill in order: plan, runs, commits, undos and recorded commands."""
+"""The history of one backfill: plan, runs, commits and undos in order; post-mortem and runbook."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ from backfill_assets.delta.ledgers import Ledgers
 from backfill_assets.escaping import escape_line, escape_markdown, markdown_table
 
 _PROGRAM = "backfill-assets"
-#: The job and the op of an undo, as `jobs` names them.
+#: The job and the op of an undo, as named in `assets.backfill_jobs`.
 _UNDO_JOB, _UNDO_OP = "undo", "put_back"
-#: So many runs of undos are looked through, the newest ones.
+#: How many undo runs are read, newest first.
 _MOST_UNDO_RUNS = 1000
 
 
 @dataclass(frozen=True)
 class HistoryEvent:
-    """One thing that was done.
+    """One event of a backfill.
 
     Attributes:
-        timestamp: when, in seconds since 1970; 0 if nobody recorded it.
-        action: what was done, in words.
-        command: as it was typed, or as it would be; empty if no person gave one.
-        outcome: what came of it.
-        seconds: seconds; none if it is not known.
-        is_build: whether it made the days, so that the same again makes others.
+        timestamp: seconds since 1970; 0 if not recorded.
+        action: what was done, as text.
+        command: the command as typed, or an equivalent one; empty if no person gave one.
+        outcome: the result, as text.
+        seconds: duration; None if not known.
+        is_build: whether it built days; a runbook repeats only such commands.
     """
 
     timestamp: float
@@ -57,15 +57,15 @@ class HistoryEvent:
 
 @dataclass(frozen=True)
 class TableChanges:
-    """What a backfill did to one table.
+    """What a backfill changed in one table.
 
     Attributes:
         table: the table.
-        days: those that it wrote.
+        days: days that it wrote.
         version_before: the table's version before its first commit.
         version_after: the version of its last commit.
-        reverted_days: those of the days that were put back since.
-        reasons: why days of it were computed, as far as its commits say.
+        reverted_days: those of the days that are reverted since.
+        reasons: why days were computed, as recorded in its commits.
     """
 
     table: str
@@ -78,17 +78,17 @@ class TableChanges:
 
 @dataclass(frozen=True)
 class BackfillHistory:
-    """All that is on record of a backfill.
+    """Everything recorded about a backfill.
 
     Attributes:
-        name: of the backfill, or of a run.
-        reason: why, as whoever asked for it put it.
-        plan: its plan; none if it had none.
-        outcome: how it ended, or where it stands; empty without a plan.
-        events: what was done, the oldest first.
-        table_changes: what it did to the tables.
-        plan_results: what came of the plan: table, expected, became.
-        code_descriptions: by which code it was made.
+        name: a backfill or a run.
+        reason: the reason given in the request.
+        plan: None if it was not planned.
+        outcome: how it ended, or its current stage; empty without a plan.
+        events: oldest first.
+        table_changes: what it changed, by table.
+        plan_results: rows of table, planned outcome, actual outcome.
+        code_descriptions: code versions that computed its days, as text.
     """
 
     name: str
@@ -102,13 +102,7 @@ class BackfillHistory:
 
 
 def read_history(instance: dg.DagsterInstance, ledgers: Ledgers, name: str) -> BackfillHistory:
-    """What is on record of a backfill, of a stage of one, or of a run.
-
-    Args:
-        instance: knows plans, backfills and runs.
-        ledgers: those of all tables.
-        name: as `footprints.is_commit_of` takes it.
-    """
+    """The history of a backfill, a stage or a run; `name` as in `changes.is_commit_of`."""
     backfill_state = _find_state(instance, name)
     events = [
         *(_plan_events(backfill_state) if backfill_state else ()),
@@ -147,7 +141,7 @@ def _find_state(instance: dg.DagsterInstance, name: str) -> BackfillState | None
 
 
 def plan_options(request: BackfillRequest) -> list[str]:
-    """The options of `backfill-assets plan` that ask for the same, but for the days and why."""
+    """Options of `backfill-assets plan` that repeat a request, without its days and reason."""
     values = {
         "--select": ",".join(request.tables),
         "--pilot-days": request.pilot_days or "",
@@ -237,7 +231,7 @@ def _reconcile_events(instance: dg.DagsterInstance, stage: str) -> Iterator[Hist
 def _run_events(
     instance: dg.DagsterInstance, ledgers: Ledgers, name: str
 ) -> Iterator[HistoryEvent]:
-    """The runs of a backfill without a plan, or the one run."""
+    """Runs of a backfill without a plan, or the one run."""
     ids = {
         record.run_id
         for ledger in ledgers.values()
@@ -268,7 +262,7 @@ def _run_events(
 
 
 def _run_outcome(instance: dg.DagsterInstance, run: dg.DagsterRun, good: str, bad: str) -> str:
-    """What came of a run; of one that has neither succeeded nor failed, its status."""
+    """Result of a run as text; the status if it neither succeeded nor failed."""
     if run.status is dg.DagsterRunStatus.SUCCESS:
         return good
     if run.status is dg.DagsterRunStatus.FAILURE:
@@ -277,7 +271,7 @@ def _run_outcome(instance: dg.DagsterInstance, run: dg.DagsterRun, good: str, ba
 
 
 def _run_command(run: dg.DagsterRun) -> str:
-    """The command that makes such a run."""
+    """The command that starts an equivalent run; empty if there is none."""
     if run.job_name == _UNDO_JOB:
         return _undo_command(run)
     days, selected = days_of_run(run.tags), run.asset_selection
@@ -315,7 +309,6 @@ def _undo_command(run: dg.DagsterRun) -> str:
 
 
 def _undo_config(run: dg.DagsterRun) -> Mapping[str, Any]:
-    """What an undo was asked for."""
     config: Any = run.run_config
     for key in ("ops", _UNDO_OP, "config"):
         config = config.get(key, {}) if isinstance(config, Mapping) else {}
@@ -354,28 +347,24 @@ def _recorded_reasons(ledgers: Ledgers, name: str) -> str:
 
 
 def format_changed_days(history: BackfillHistory) -> str:
-    """The days that were written in any table, for a reader."""
+    """The days written in any table, as ranges."""
     return format_ranges(day for changes in history.table_changes for day in changes.days)
 
 
-#: The sections that only a person can fill in, each with what belongs there.
+#: The sections that a person must fill in, with a hint for each.
 SECTIONS: Mapping[str, str] = {
     "Impact": "Who saw which wrong days, from when to when, and what they did with them.",
     "Cause": "What happened, and why nothing prevented it.",
     "Follow-ups": "What will be done so that it does not happen again: by whom, until when.",
 }
-#: Begins what is to be replaced.
+#: Prefix of text that a person must replace.
 BLANK = "TO BE FILLED IN: "
-#: A section with fewer words says nothing.
+#: A section with fewer words counts as not filled in.
 _MIN_WORDS = 4
 
 
 def unfilled_sections(text: str) -> list[str]:
-    """The sections that a post-mortem lacks, or that are not filled in.
-
-    Args:
-        text: in Markdown.
-    """
+    """The sections that a post-mortem in Markdown lacks, or that are not filled in."""
     parts = re.split(r"^## +(.+?) *$", text, flags=re.MULTILINE)
     bodies = dict(zip(parts[1::2], parts[2::2], strict=True))
     return [
@@ -386,7 +375,7 @@ def unfilled_sections(text: str) -> list[str]:
 
 
 def render_postmortem(history: BackfillHistory) -> str:
-    """The page, in Markdown."""
+    """The post-mortem in Markdown."""
     return "\n".join(_postmortem_lines(history))
 
 
@@ -481,7 +470,7 @@ def _verdict_lines(history: BackfillHistory) -> Iterator[str]:
 
 
 def command_block(events: Iterable[HistoryEvent]) -> Iterator[str]:
-    """The commands of steps, as a block of Markdown."""
+    """The commands of the events as a Markdown code block."""
     yield "```text"
     yield from (escape_line(event.command) for event in events if event.command)
     yield "```"
@@ -496,13 +485,13 @@ def _format_duration(seconds: float | None) -> str:
     return "" if seconds is None else f"{timedelta(seconds=round(seconds))}"
 
 
-#: What a person puts in place of them.
+#: Placeholders in a runbook.
 DAYS, ID, REASON = "FIRST...LAST", "ID", "WHY"
 _RANGE = re.compile(r"\b\d{4}-\d{2}-\d{2}(\.\.\.\d{4}-\d{2}-\d{2})?\b")
 
 
 def render_runbook(history: BackfillHistory) -> str:
-    """The page, in Markdown."""
+    """The runbook in Markdown."""
     return "\n".join(_runbook_lines(history))
 
 
@@ -540,7 +529,7 @@ def _runbook_lines(history: BackfillHistory) -> Iterator[str]:
 
 
 def _runbook_steps(history: BackfillHistory) -> Iterator[tuple[str, str]]:
-    """What to do, each with its command."""
+    """The steps, each with its command."""
     tables = [changes.table for changes in history.table_changes]
     if history.plan is not None:
         request = history.plan.parameters
@@ -550,7 +539,7 @@ def _runbook_steps(history: BackfillHistory) -> Iterator[tuple[str, str]]:
         yield "Plan: does it list the days that you expect, and no others?", _command_line(*plan)
         yield "Launch", _command_line("backfill", ID)
     else:
-        # An account or an undo of these days is not part of how others are made.
+        # Reconciliation and undo of these days do not build other days.
         commands = (event.command for event in history.events if event.is_build and event.command)
         for command in dict.fromkeys(commands):
             yield "Run", _RANGE.sub(DAYS, command)

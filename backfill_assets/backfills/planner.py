@@ -1,7 +1,6 @@
-"""Make the plan of a backfill from logs, landing and Dagster's records; nothing is computed.
+"""Make the plan of a backfill; nothing is computed, and no JVM is started.
 
-Made from the tables' logs, the listing of the landing and Dagster's records alone: nothing is
-computed and no JVM is started.
+Reads the tables' logs, the listing of the landing and Dagster's run records.
 """
 
 from __future__ import annotations
@@ -49,13 +48,13 @@ from backfill_assets.calendar.partitions import (
 )
 from backfill_assets.dagster_ext.internals import BaseAssetGraph, PartitionsSubset
 from backfill_assets.delta.ledger_reader import read_ledger, read_ledgers
-from backfill_assets.delta.ledgers import Ledger, Ledgers
+from backfill_assets.delta.ledgers import Ledger, Ledgers, graph_of
 from backfill_assets.landing.listing import CONTROL_FILE, LandingError, ListedFile, list_landing
 from backfill_assets.landing.samples import Values, sample_values
 from backfill_assets.settings import Settings
 from backfill_assets.staleness.finality import final_days
 from backfill_assets.tables.code_version import Code
-from backfill_assets.tables.graph import Graph, buildable_tables, graph_for, graph_of, tables_of
+from backfill_assets.tables.graph import Graph, buildable_tables, graph_for, tables_of
 from backfill_assets.tables.model_metadata import skews_of
 from backfill_assets.tables.sources import Source
 
@@ -63,10 +62,11 @@ from backfill_assets.tables.sources import Source
 def days_by_table(
     graph: BaseAssetGraph, tables: Sequence[str], window: Window
 ) -> dict[str, list[date]]:
-    """The days of tables, which are given inputs first: those asked for, and what follows them.
+    """The days of each table: requested days, and days downstream of them.
 
-    Those asked for are the days of the tables that are made of none of the others. Dagster's own
-    answer depends on the order in which it comes to a table that follows two others.
+    `tables` must be inputs first. Tables without an input among them get the requested days.
+    Dagster's own selection is not used, as its result depends on the order in which it visits a
+    table with two inputs.
     """
     subsets: dict[str, PartitionsSubset] = {}
     for name in tables:
@@ -98,12 +98,12 @@ def days_by_table(
 
 
 def refuse_invalid_request(settings: Settings, request: BackfillRequest) -> None:
-    """See that what a person asks for can be planned, and that nothing of it would be ignored.
+    """Raise if a request cannot be planned, or a part of it would have no effect.
 
     Raises:
-        ValueError: a day is not on the calendar, there is no such table, no day is left to build
-            after the pilot, or files are accepted for tables that are not loaded from any; or a
-            table is retired.
+        ValueError: a day is not on the calendar, there is no such table, a table is retired, no day
+            is left after the pilot, or files are accepted for tables that are not loaded from
+            files.
     """
     parse_calendar_days(request.days, settings)
     tables = buildable_tables(settings, request.tables, _current_date(settings))
@@ -125,7 +125,7 @@ def _current_date(settings: Settings) -> date:
 
 
 def _requested_tables(settings: Settings, request: BackfillRequest) -> tuple[str, ...]:
-    """The tables that are asked for, inputs first; one may be retired since it was planned."""
+    """The requested tables, inputs first; a table may be retired since it was planned."""
     parse_calendar_days(request.days, settings)
     if not request.tables:
         return buildable_tables(settings, (), _current_date(settings))
@@ -143,15 +143,7 @@ def make_plan(
     code: Code,
     id_: str,
 ) -> BackfillPlan:
-    """The plan as of now.
-
-    Args:
-        settings: the deployment's settings.
-        graph: the assets.
-        instance: knows the past runs.
-        request: what is asked for.
-        code: the code that is to compute it.
-        id_: of the plan.
+    """Make the plan as of now.
 
     Raises:
         ValueError: a day is not on the calendar, or there is no such table.
@@ -178,18 +170,17 @@ def plan_backfill(
     run_history: Sequence[tuple[int, float]] = (),
     downstream_of_last_day: Mapping[str, Sequence[date]] | None = None,
 ) -> BackfillPlan:
-    """The plan.
+    """Make the plan from given days, ledgers and past runs.
 
     Args:
         settings: the deployment's settings.
-        request: what is asked for.
-        days: the days of each table, inputs first, as `days_by_table` says them.
-        ledgers: those of all tables.
+        request: the request.
+        days: by table, inputs first, from `days_by_table`.
+        ledgers: ledgers of all tables.
         code: the code that is to compute it.
-        id_: of the plan.
+        id_: id of the plan.
         run_history: days and seconds of past runs.
-        downstream_of_last_day: the days of each table that follow from the last day that is asked
-            for.
+        downstream_of_last_day: by table, the days downstream of the last requested day.
     """
     policy = Policy.from_settings(settings)
     tables = graph_of(ledgers, policy)
@@ -205,7 +196,7 @@ def plan_backfill(
         request.window, forecasts, load_plans, ledgers, tables, downstream_of_last_day or {}
     )
     stages, run_count = _cut_stages(request, estimate, settings.partitions_per_run)
-    # What is made of the log by event day comes in runs of its own, once the log is there.
+    # Tables by event day are built in separate runs, after the log.
     waves = 2 if {*days} & {*tables.sources} and len(days) > 1 else 1
     runs, has_work = run_count * waves, any(work.values())
     used_tables = {*days, *(source for name in days for source in tables.direct_inputs(name))}
@@ -250,7 +241,6 @@ def _load_plans(
     ledgers: Ledgers,
     tables: Graph,
 ) -> dict[str, LoadPlan]:
-    """By raw log, what its days are to be loaded from."""
     policy, accept = Policy.from_settings(settings), request.accept
     return {
         log: plan_load(settings.landing, source, ledgers[log], load_days, policy, accept)
@@ -262,7 +252,7 @@ def _load_plans(
 def _cut_stages(
     request: BackfillRequest, estimate: WorkEstimate, max_days: int
 ) -> tuple[tuple[Stage, ...], int]:
-    """The stages, and how many runs of at most so many days they have."""
+    """The stages, and their number of runs of at most `max_days` days."""
     stages = list(request.split_stages(partial(even_stages, work=estimate, days_per_run=max_days)))
     runs = sum(len(window.split_by_length(max_days)) for _, window in stages)
     return tuple(
@@ -276,7 +266,6 @@ def _forecast_table(
     forecasts: Mapping[date, DayForecast],
     final_days: Mapping[str, Collection[date]],
 ) -> TableForecast:
-    """The fates of the days of a table, by ranges."""
     final = final_days.get(ledger.table.name, ())
     return TableForecast(
         **{
@@ -303,7 +292,7 @@ def _count_input_files(
     ledgers: Ledgers,
     policy: Policy,
 ) -> tuple[int, int]:
-    """How many files are read at most, and how many bytes these have."""
+    """Most files that are read, and their size in bytes."""
     entries = [entry for load_plan in load_plans.values() for entry in load_plan.entries]
     files, size = len(entries), sum(entry.size for entry in entries)
     for input_, days in _input_days_read(work, ledgers, policy):
@@ -318,14 +307,14 @@ def _sorted_names(groups: Iterable[Iterable[str]]) -> tuple[str, ...]:
 
 
 def last_change(ledger: Ledger) -> int | None:
-    """The version of the last commit that changed a table; maintenance does not."""
+    """The version of the last commit that changed rows; maintenance commits do not count."""
     return max((commit.version for commit in ledger.all_commits), default=None)
 
 
 def _input_days_read(
     work: Mapping[str, Collection[date]], ledgers: Ledgers, policy: Policy
 ) -> Iterator[tuple[str, set[date]]]:
-    """What the days that are computed read of other tables: of each input, the published days."""
+    """Each input of the computed days, with its published days that they read."""
     for name, days in work.items():
         for dependency in ledgers[name].table.inputs(policy):
             source = ledgers[dependency.source.name]
@@ -336,18 +325,15 @@ def _input_days_read(
 
 
 Item = TypeVar("Item")
-#: At most so many files of a source are looked into, of as many days as there are files.
+#: Most files of a source to sample, spread over as many days as possible.
 MAX_SAMPLED_FILES = 32
 
 
 def add_sampled_skews(settings: Settings, plan: BackfillPlan) -> BackfillPlan:
-    """A plan that says of days which are to be loaded for the first time whether they are skewed.
+    """Add to a plan the skew of days that are loaded for the first time, from sampled files.
 
-    Where the staging of their source watches a column. What cannot be sampled is named.
-
-    Args:
-        settings: the deployment's settings.
-        plan: made of the tables' logs and the listing of the landing.
+    Only sources whose staged table watches a column are sampled. Files that cannot be sampled are
+    listed in the plan.
     """
     skews, unsampled = list(plan.skews), list[str]()
     for log, source in graph_for(settings).sources.items():
@@ -373,7 +359,7 @@ def _is_new(ledger: Ledger, day: date) -> bool:
 def _sample_files(
     landing: str, source: Source, days: Sequence[date]
 ) -> Iterator[tuple[date, list[Values] | str]]:
-    """Lines of files that arrived on some days; or which file has none to give, and why."""
+    """Sampled lines by arrival day, or a text that names the file that cannot be sampled."""
     fields = [*skews_of(source.staged)]
     try:
         listing = list_landing(landing, source, _spread_evenly(days, MAX_SAMPLED_FILES))
@@ -394,7 +380,7 @@ def _sample_files(
         if isinstance(values_or_error, str):
             yield days_by_file[entry], f"{source.name}/{entry.source_file} ({values_or_error})"
         else:
-            # A line without such a field will be rejected.
+            # The load rejects a line with null in such a field.
             complete_lines = [
                 line for line in values_or_error if all(line[n] is not None for n in never_null)
             ]
@@ -402,7 +388,7 @@ def _sample_files(
 
 
 def _spread_evenly(items: Sequence[Item], limit: int) -> list[Item]:
-    """At most so many of the items, from the first to the last."""
+    """At most `limit` items, evenly spread, with the first and the last."""
     if len(items) <= limit:
         return [*items]
     return [items[n * (len(items) - 1) // max(1, limit - 1)] for n in range(limit)]

@@ -1,8 +1,7 @@
-"""Reconcile a backfill: what it did against plan or request, and whether all of it adds up.
+"""Reconcile a backfill: compare its result with the plan or request, and tables with each other.
 
-For backfills and ranges that were launched without a plan: Dagster knows the days of their runs.
-
-From the tables' logs; the comparison of the rows themselves is `reconciliation`'s part.
+Without a plan, the requested days come from its runs in Dagster. Reads tables' logs; `diff_query`
+compares the rows.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from backfill_assets.settings import Settings
 from backfill_assets.staleness.input_digest import days_depending_on
 from backfill_assets.tables.code_version import Code
 
-#: Dagster is told of a day that is published by one of these, whether or not it was computed.
+#: Dagster events for a published day, computed or not.
 _PUBLISHED_EVENTS = {
     dg.DagsterEventType.ASSET_MATERIALIZATION,
     dg.DagsterEventType.ASSET_OBSERVATION,
@@ -37,11 +36,12 @@ _NEVER = float("inf")
 
 @dataclass(frozen=True)
 class RequestedDays:
-    """What was asked for under a name.
+    """The requested days of a backfill.
 
     Attributes:
         days: by table.
-        not_published: the days of them that were not published, each table's in a sentence.
+        not_published: one sentence for each table and cause, about the days that were not
+            published.
     """
 
     days: Mapping[str, Collection[date]]
@@ -49,15 +49,11 @@ class RequestedDays:
 
 
 def requested_days(instance: dg.DagsterInstance, ledgers: Ledgers, name: str) -> RequestedDays:
-    """What was asked for under a name, and whether it was published.
+    """The requested days of a backfill, and which of them were not published.
 
-    Published is what a commit speaks of, what Dagster was told of as published already, and what
-    somebody else has published since.
-
-    Args:
-        instance: knows runs and backfills.
-        ledgers: those of all tables; their commits know which runs the name stands for.
-        name: the backfill, as `footprints.is_commit_of` takes it.
+    A day counts as published if a commit covers it, if Dagster has an event that it was published
+    already, or if another run has published it since. `name` is a backfill or run, as in
+    `changes.is_commit_of`.
     """
     own_records = [
         r for ledger in ledgers.values() for r in ledger.records if is_commit_of(r, name)
@@ -92,7 +88,7 @@ def _days_by_table(
     runs: Iterable[dg.DagsterRun],
     ledgers: Ledgers,
 ) -> dict[str, set[date]]:
-    """The days of the runs, and those for which Dagster's backfill has launched none."""
+    """The days of the runs, and the target days of Dagster's backfill, with or without a run."""
     days: dict[str, set[date]] = defaultdict(set)
     for run in runs:
         window = days_of_run(run.tags)
@@ -109,7 +105,7 @@ def _days_by_table(
 
 
 def _days_reported(instance: dg.DagsterInstance, run_ids: Iterable[str]) -> set[tuple[str, date]]:
-    """The days of tables that Dagster knows as published, as runs found or left them."""
+    """The days of tables for which these runs reported an event to Dagster."""
     reported = set()
     for run_id in run_ids:
         for entry in instance.all_logs(run_id, of_type=_PUBLISHED_EVENTS):
@@ -132,7 +128,7 @@ def _unpublished_messages(unpublished: Mapping[tuple[str, date], str]) -> Iterat
 
 
 def _recorded_days(ledger: Ledger, name: str) -> tuple[set[date], dict[date, str]]:
-    """The days that the commits of a backfill speak of, and those that failed last, and why."""
+    """Days that commits of a backfill cover, and the errors of days that failed last."""
     recorded: set[date] = set()
     failed: dict[date, str] = {}
     for record in ledger.records:
@@ -146,7 +142,6 @@ def _recorded_days(ledger: Ledger, name: str) -> tuple[set[date], dict[date, str
 
 
 def _days_by_others(ledger: Ledger, name: str, start: float) -> set[date]:
-    """The days that others than the backfill have published since."""
     return {
         day
         for day, record in ledger.latest.items()
@@ -156,12 +151,12 @@ def _days_by_others(ledger: Ledger, name: str, start: float) -> set[date]:
 
 @dataclass(frozen=True)
 class CodeProvenance:
-    """By which code and configuration a backfill made its days.
+    """The code and configuration that computed the days of a backfill.
 
     Attributes:
-        days_by_code: the code versions, with the days of each table.
-        code_descriptions: the same with what git knows of them, in words.
-        config_digests: the digests of what decides the rows, by table.
+        days_by_code: days of each table by code version.
+        code_descriptions: code versions with what git knows of them, as text.
+        config_digests: digests of the settings that decide the rows, by table.
     """
 
     days_by_code: Mapping[str, Mapping[str, Sequence[date]]]
@@ -170,7 +165,7 @@ class CodeProvenance:
 
     @property
     def problems(self) -> list[str]:
-        """Why nobody can answer for the backfill as one."""
+        """Sentences about several code versions or configurations in one backfill."""
         problems = []
         if len(self.days_by_code) > 1:
             text = "; ".join(
@@ -188,11 +183,9 @@ class CodeProvenance:
 
 
 def code_provenance(ledgers: Ledgers, name: str) -> CodeProvenance:
-    """The certificate of a backfill, from every commit that it made.
+    """The code and configuration of every commit of a backfill.
 
-    Args:
-        ledgers: those of all tables.
-        name: as `footprints.is_commit_of` takes it.
+    `name` is a backfill or run, as in `changes.is_commit_of`.
     """
     days_by_code: dict[str, dict[str, list[date]]] = {}
     descriptions = set()
@@ -213,9 +206,9 @@ def code_provenance(ledgers: Ledgers, name: str) -> CodeProvenance:
 
 
 def find_mixed_backfills(ledgers: Ledgers) -> list[str]:
-    """The backfills that several codes or configurations had a part in, as far as they stand.
+    """Sentences about backfills whose current days have several code versions or configurations.
 
-    Each table has a configuration of its own, that of the settings which decide its rows.
+    Configurations are compared within a table, as each has the digest of its own settings.
     """
     tables_by_backfill: dict[str, dict[tuple[str, str], dict[str, list[date]]]] = {}
     for name, ledger in ledgers.items():
@@ -239,12 +232,11 @@ def find_mixed_backfills(ledgers: Ledgers) -> list[str]:
 
 
 def _share_a_table(table_groups: Collection[Mapping[str, Sequence[date]]]) -> bool:
-    """Whether two had a part in one table."""
     return len({name for tables in table_groups for name in tables}) < sum(map(len, table_groups))
 
 
 def changed_days_by_table(ledgers: Ledgers, name: str) -> dict[str, dict[date, DayChange]]:
-    """What a backfill wrote, in every table that it wrote."""
+    """Days that a backfill wrote, by table; only tables with such days."""
     days_by_table = {
         table: changed_days(ledger, commits_of(name)) for table, ledger in ledgers.items()
     }
@@ -254,17 +246,12 @@ def changed_days_by_table(ledgers: Ledgers, name: str) -> dict[str, dict[date, D
 def find_unfinished_days(
     current_plan: BackfillPlan, ledgers: Ledgers, name: str, policy: Policy
 ) -> Iterator[str]:
-    """The days that the backfill was to build and that are not as it would build them now.
+    """Sentences about days of the backfill that are not published as it would build them now.
 
-    A later stage may load lines that belong, beyond the window, to a day of an earlier one. The
-    backfill has built that day; its new input is in the backlog. So it is not counted here, and
-    nor is what depends on that day alone.
-
-    Args:
-        current_plan: a plan of the same days as of now: when all is done, nothing is left to do.
-        ledgers: those of all tables.
-        name: as `footprints.is_commit_of` takes it.
-        policy: the late-data policy.
+    A later stage may load late lines for a day of an earlier stage. The backfill has built that
+    day, and its new input makes it stale for the next run; so such a day does not count, nor do
+    days that depend only on it. `current_plan` is a plan of the same days as of now, with no day to
+    compute when all is done.
     """
     remaining_by_table: dict[str, list[date]] = {}
     for table, forecast in current_plan.tables.items():
@@ -281,7 +268,7 @@ def find_unfinished_days(
 
 
 def _is_built(ledger: Ledger, day: date, own_versions: Sequence[int]) -> bool:
-    """Whether a backfill with these versions published a day, or a later run did; and it stands."""
+    """Whether a day's current record is a commit of the backfill, or a later one."""
     record = ledger.latest.get(day)
     if record is None or ledger.current_record(day) is None or not own_versions:
         return False
@@ -289,7 +276,7 @@ def _is_built(ledger: Ledger, day: date, own_versions: Sequence[int]) -> bool:
 
 
 def compare_with_plan(plan: BackfillPlan, ledgers: Ledgers) -> Iterator[tuple[str, str, str]]:
-    """What came of the plan's days: table, what was expected, and what became of them."""
+    """Rows of table, planned outcome and actual outcome."""
     for table, forecast in plan.tables.items():
         rewritten_by_day: dict[date, bool] = {}
         for record in ledgers[table].records:
@@ -316,16 +303,16 @@ def compare_with_plan(plan: BackfillPlan, ledgers: Ledgers) -> Iterator[tuple[st
 
 @dataclass(frozen=True)
 class ReconcileResult:
-    """All that can be said of a backfill when it is done.
+    """The result of a reconciliation.
 
     Attributes:
         name: the backfill.
-        reports: before and after, by table.
-        provenance: by what it was made.
-        plan_results: what came of the plan, by table; nothing without a plan.
-        problems: why the backfill is not what it should be, in sentences; without any, it is.
-        plan_error: why its plan could not be read, so that it is compared with what Dagster was
-            asked for; empty if it was read, or if there was none.
+        reports: diffs by table.
+        provenance: the code and configuration.
+        plan_results: rows of table, planned outcome, actual outcome; empty without a plan.
+        problems: sentences about what is wrong; empty if the backfill is as it should be.
+        plan_error: why the plan could not be read, so that the request in Dagster was compared
+            instead; empty if it was read or there is none.
     """
 
     name: str
@@ -337,7 +324,7 @@ class ReconcileResult:
 
     @property
     def verdict(self) -> str:
-        """Whether all is as it should be, in a sentence."""
+        """The problems, or that there are none, in one sentence."""
         return "; ".join(self.problems) or "all of it is there, and adds up"
 
 
@@ -350,16 +337,16 @@ def reconcile_tables(
     requested: RequestedDays | None = None,
     plan_error: str = "",
 ) -> ReconcileResult:
-    """Read what a backfill replaced and what it published, and compare.
+    """Compare the rows that a backfill replaced with the rows that it published.
 
     Args:
         settings: the deployment's settings.
         spark: reads the tables.
-        name: the backfill, as `footprints.is_commit_of` takes it.
-        plan: what it was launched by, if it was planned.
+        name: backfill or run, as in `changes.is_commit_of`.
+        plan: the plan that it was launched with; None if not planned.
         current_plan: the plan of the same days as of now.
-        requested: what Dagster was asked for, if it was not planned.
-        plan_error: as the account has it.
+        requested: the request in Dagster, if it was not planned.
+        plan_error: as in `ReconcileResult`.
     """
     ledgers = read_ledgers(settings)
     reports = [
@@ -393,7 +380,7 @@ def reconcile_tables(
 
 
 def reconcile_facts(result: ReconcileResult) -> Iterator[tuple[str, str]]:
-    """The account beside the reports, for a reader; the verdict comes first."""
+    """Names and texts of the result without its diffs, for a reader; the verdict comes first."""
     yield "verdict", result.verdict
     if result.plan_error:
         yield "plan", result.plan_error

@@ -1,7 +1,7 @@
-"""Planned backfills under way: their stages, launched one after another as Dagster's own backfills.
+"""Run a planned backfill: launch its stages one after another as backfills of Dagster.
 
-Nothing is loaded here and nobody waits here. What is kept of a plan lies in Dagster's storage; a
-sensor looks at it, and at how Dagster's backfills and the runs that reconcile them have ended.
+Nothing waits here: a sensor calls `advance`, which reads the stored state, Dagster's backfills and
+the runs that reconcile them.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ from backfill_assets.publish.types import (
     format_code_pin,
 )
 
-#: A daemon tells Dagster every 30 seconds that it lives. Dagster counts it as alive for half an
-#: hour after its last word; a backfill that is launched in that time would wait for nobody.
+#: A daemon sends a heartbeat every 30 seconds. Dagster tolerates half an hour without one; a
+#: backfill launched in that time would wait for a daemon that has stopped.
 _HEARTBEAT_TOLERANCE = 300.0  # seconds
-#: The tag of a run that reconciles a stage: the id of the stage's backfill.
+#: Tag of a run that reconciles a stage; its value is the id of the stage's backfill.
 RECONCILES_TAG = "backfill_assets/reconciles"
-#: How many runs of a backfill the queue lets go at a time: `dagster.yaml` has a limit for each.
+#: Tag with the most parallel runs of a backfill: `dagster.yaml` has a limit for each value.
 PARALLEL_TAG = "backfill_assets/max_parallel"
 
 
@@ -62,17 +62,13 @@ def launch_stage(
     id_: str,
     current: BackfillPlan,
 ) -> BackfillState:
-    """Launch a plan's first stage; or once more the stage that it ended with.
+    """Launch a plan's first stage, or launch the stage that it ended with again.
 
-    Args:
-        instance: where it runs.
-        graph: the assets.
-        id_: of the plan.
-        current: the same plan made anew.
+    `current` is the plan made again as of now.
 
     Raises:
-        BackfillRefusedError: what it was planned on has moved, naming what; or it is under way, or
-            complete.
+        BackfillRefusedError: something has changed since planning (the message names it), days
+            cannot be built, too many files are accepted, or the backfill is active or complete.
     """
     state = load(instance, id_)
     if state.complete or id_ in active_ids(instance):
@@ -80,8 +76,8 @@ def launch_stage(
         raise BackfillRefusedError(f"backfill {id_} is {status}; make a new plan for another")
     changes = state.plan.changes_since_planning(current)
     if state.attempt and instance.get_backfill(state.backfill_id) is None:
-        state.attempt = 0  # it was kept, and nothing came of it
-    if state.attempt:  # its own commits have moved the tables
+        state.attempt = 0  # saved, but never launched
+    if state.attempt:  # its own commits have changed the tables
         planned_by = (state.plan.code_version, state.plan.config_digest)
         changes = changes if planned_by != (current.code_version, current.config_digest) else []
     if changes:
@@ -114,9 +110,9 @@ def launch_stage(
 
 
 def _requested_days(graph: BaseAssetGraph, plan: BackfillPlan, table: str) -> set[date]:
-    """The days of a table that were asked for: not those that only follow by mapping.
+    """The requested days of a table, without days that only follow by partition mapping.
 
-    Of a table by week that follows others of the plan, the weeks all of whose days are asked for.
+    Of a table by week with inputs in the plan: weeks whose days are all requested.
     """
     node, window = graph.get(dg.AssetKey(table)), plan.parameters.window
     cadence = Grain.from_partitions_def(node.partitions_def)
@@ -125,7 +121,7 @@ def _requested_days(graph: BaseAssetGraph, plan: BackfillPlan, table: str) -> se
 
 
 def _refuse_long_tag(instance: dg.DagsterInstance, state: BackfillState) -> None:
-    """Refuse what Dagster's daemon would try to launch for ever."""
+    """Raise if a tag is too long, as Dagster's daemon would retry the launch forever."""
     limit, names = max_tag_bytes(instance), state.plan.parameters.accept
     if limit is not None and len(",".join(names).encode()) > limit:
         raise BackfillRefusedError(
@@ -138,7 +134,7 @@ def _refuse_long_tag(instance: dg.DagsterInstance, state: BackfillState) -> None
 def _submit_stage(
     instance: dg.DagsterInstance, graph: BaseAssetGraph, state: BackfillState
 ) -> None:
-    """Hand the stage to Dagster's backfill daemon, unless it has it already."""
+    """Submit the stage to Dagster's backfill daemon, unless it is submitted already."""
     if instance.get_backfill(state.backfill_id) is not None:
         return
     request = state.plan.parameters
@@ -176,12 +172,12 @@ def _submit_stage(
         description=request.reason or None,
         run_config=None,
     )
-    # Nothing is the daemon's to do where no week ends with the stage.
+    # The daemon has nothing to do if no week ends in the stage.
     stage = stage if days else stage.with_status(BulkActionStatus.COMPLETED_SUCCESS)
     try:
         instance.add_backfill(stage)
     except Exception:
-        # The sensor and a person may come to it at once, and Dagster takes each id but once.
+        # The sensor and a person may submit at the same time; Dagster accepts each id only once.
         if instance.get_backfill(state.backfill_id) is None:
             raise
 
@@ -189,13 +185,7 @@ def _submit_stage(
 def _stage_days(
     graph: BaseAssetGraph, request: BackfillRequest, window: Window
 ) -> dict[str, list[date]]:
-    """The days of a stage. A week comes with the stage of the last of its days that are asked for.
-
-    Args:
-        graph: the assets.
-        request: what the backfill is for.
-        window: the days of the stage.
-    """
+    """The days of a stage; a week belongs to the stage of its last requested day."""
     stage_days = days_by_table(graph, request.tables, window)
     for table, days in stage_days.items():
         days_of = Grain.from_partitions_def(graph.get(dg.AssetKey(table)).partitions_def).days_of
@@ -207,7 +197,7 @@ def _stage_days(
 def _buildable_days(
     state: BackfillState, days: Mapping[str, Sequence[date]]
 ) -> Iterator[tuple[str, list[date]]]:
-    """The days without those that only follow by mapping, and whose input is not there."""
+    """Days by table, without those that follow by mapping only and whose input is missing."""
     for table, requested in days.items():
         forecast = state.plan.tables[table]
         blocked = {*from_ranges([*forecast.lacking, *forecast.other_settings])}
@@ -217,11 +207,11 @@ def _buildable_days(
 
 @dataclass(frozen=True)
 class NextAction:
-    """What is to be done about a backfill next.
+    """The next action for a backfill.
 
     Attributes:
-        text: where it stands.
-        stage_to_reconcile: the backfill of a stage that is to be reconciled now; empty if none.
+        text: its current state.
+        stage_to_reconcile: id of the stage's backfill to reconcile now; empty if none.
     """
 
     text: str
@@ -231,7 +221,7 @@ class NextAction:
 def advance(
     instance: dg.DagsterInstance, graph: BaseAssetGraph, state: BackfillState
 ) -> NextAction:
-    """Look how a stage has come along, and launch the next when it has been reconciled."""
+    """Check the current stage, and launch the next one once this one is reconciled."""
     if missing_tables := [
         name for name in state.plan.parameters.tables if not graph.has(dg.AssetKey(name))
     ]:
@@ -239,7 +229,7 @@ def advance(
         return _end_backfill(
             instance, state, f"{message}; {state.backfill_id} and what follows it is not built"
         )
-    _submit_stage(instance, graph, state)  # it may have been interrupted before
+    _submit_stage(instance, graph, state)  # an earlier launch may have been interrupted
     backfill = instance.get_backfill(state.backfill_id)
     assert backfill is not None
     if backfill.status not in BULK_ACTION_TERMINAL_STATUSES:
@@ -282,7 +272,7 @@ def _end_backfill(
 
 
 def describe_progress(instance: dg.DagsterInstance, state: BackfillState) -> str:
-    """Where a backfill stands, in a line."""
+    """The current state of a backfill, in one line."""
     if state.ended:
         return state.ended
     stages = state.plan.stages
@@ -306,7 +296,7 @@ def describe_progress(instance: dg.DagsterInstance, state: BackfillState) -> str
 
 
 def missing_daemons(instance: dg.DagsterInstance) -> list[str]:
-    """The daemons that a backfill needs and that do not run."""
+    """The daemons that a backfill needs and that are not running."""
     required = [BackfillDaemon.daemon_type(), SensorDaemon.daemon_type()]
     statuses: Mapping = get_daemon_statuses(
         instance, required, ignore_errors=True, heartbeat_tolerance_seconds=_HEARTBEAT_TOLERANCE

@@ -1,7 +1,7 @@
-"""The state of planned backfills and their recorded commands, in the storage of Dagster.
+"""State of planned backfills and recorded commands, stored in Dagster's instance.
 
-Plans, launches, stages and undos are on record in Dagster's storage and in the tables' logs. An
-account that a person asked for is not: it is kept here, in Dagster's storage as well.
+Commands of a person, such as a reconciliation, are stored here because neither runs nor commits
+record them.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from backfill_assets.dagster_ext.internals import (
 _log = logging.getLogger(__name__)
 
 _COMMANDS_KEY = "backfill_assets/commands/{}"
-#: So many of one backfill are kept, the last ones.
+#: How many commands are kept for a backfill, the last ones.
 _MOST_COMMANDS = 50
-#: So many characters of an outcome.
+#: Most characters of an outcome.
 _LONGEST_OUTCOME = 1000
 
 
 class Command(BaseModel, frozen=True):
-    """A command that was given.
+    """A command of a person.
 
     Attributes:
-        at: when, in seconds since 1970.
-        text: as it was typed.
-        outcome: what came of it, in a sentence.
+        at: seconds since 1970.
+        text: as typed.
+        outcome: the result, in a sentence.
     """
 
     at: float
@@ -47,16 +47,10 @@ _COMMAND_LIST = TypeAdapter(list[Command])
 
 
 def record_command(instance: dg.DagsterInstance, name: str, text: str, outcome: str) -> None:
-    """Keep a command that was given now.
+    """Store a command about a backfill or run with the current time.
 
-    Who may read the storage and not write to it has the answer all the same: a warning says that
-    the command was not kept.
-
-    Args:
-        instance: where it is kept.
-        name: what it was about, as `footprints.is_commit_of` takes it.
-        text: as it was typed.
-        outcome: what came of it.
+    Without write access to the storage this only logs a warning, so that the command itself still
+    works.
     """
     command = Command(at=time.time(), text=text, outcome=outcome[:_LONGEST_OUTCOME])
     commands = [*list_commands(instance, name), command][-_MOST_COMMANDS:]
@@ -64,7 +58,7 @@ def record_command(instance: dg.DagsterInstance, name: str, text: str, outcome: 
     assert store is not None
     try:
         store.set_cursor_values({_command_key(name): _COMMAND_LIST.dump_json(commands).decode()})
-    except Exception as error:  # noqa: BLE001 - each storage has errors of its own
+    except Exception as error:  # noqa: BLE001 - each storage raises its own errors
         first_line = next(iter(str(error).splitlines()), "")
         _log.warning(
             "`%s` is not kept for the post-mortem of %s, as Dagster's storage does not take it "
@@ -73,7 +67,7 @@ def record_command(instance: dg.DagsterInstance, name: str, text: str, outcome: 
 
 
 def list_commands(instance: dg.DagsterInstance, name: str) -> list[Command]:
-    """The commands about a backfill, the oldest first; none of what another version has kept."""
+    """The commands about a backfill, oldest first; empty if another release stored them."""
     store = instance.daemon_cursor_storage
     assert store is not None
     stored = store.get_cursor_values({_command_key(name)}).get(_command_key(name))
@@ -84,46 +78,46 @@ def list_commands(instance: dg.DagsterInstance, name: str) -> list[Command]:
 
 
 def delete_commands(instance: dg.DagsterInstance, name: str) -> None:
-    """Keep nothing about a backfill any more."""
+    """Delete the stored commands about a backfill."""
     store = instance.daemon_cursor_storage
     assert store is not None
     store.set_cursor_values({_command_key(name): ""})
 
 
 def _command_key(name: str) -> str:
-    """Of a backfill with all its stages; of a run, by the characters that name it."""
+    """One key for a backfill with all its stages; for a run, the prefix that names it."""
     return _COMMANDS_KEY.format(name.partition("-")[0])
 
 
-#: Where Dagster keeps the plans for us.
+#: Key of a plan in Dagster's storage.
 _PLAN_KEY = "backfill_assets/plan/{}"
-#: The ids of those that are under way: dynamic partitions, as these are what Dagster adds and takes
-#: away one by one, whoever else does so at the same moment.
+#: Ids of active backfills, as dynamic partitions: Dagster adds and deletes these one by one, also
+#: with concurrent writers.
 ACTIVE = "backfill_assets_plans_under_way"
-#: The ids of all plans, the oldest first: Dagster's storage does not list what it keeps.
+#: Ids of all plans, oldest first, as Dagster's storage cannot list its keys.
 _PLAN_IDS = "backfill_assets_plans"
 
 
 class BackfillRefusedError(ValueError):
-    """A backfill was not launched; nothing was written."""
+    """A backfill was refused; nothing was written."""
 
 
 class PlanUnreadableError(BackfillRefusedError):
-    """A plan is kept in a form that this version of the project does not know."""
+    """A plan is stored in a format that this release does not know."""
 
 
 class BackfillState(BaseModel):
-    """A plan and how far it has come.
+    """A plan and its progress.
 
     Attributes:
         plan: the plan.
-        stage: number of the stage that is under way, from 0.
-        attempt: how often that stage has been launched, from 1; 0 if nothing has been yet.
+        stage: index of the current stage, from 0.
+        attempt: launches of that stage, from 1; 0 before the first.
         ended: how it ended, in a sentence; empty until then.
-        complete: whether it ended well.
-        made: when it was planned, in seconds since 1970; 0 if nobody recorded it.
-        began: when it was launched, in seconds since 1970.
-        took: seconds from then to its end.
+        complete: whether it ended successfully.
+        made: time of planning, in seconds since 1970; 0 if not recorded.
+        began: time of launch, in seconds since 1970.
+        took: seconds from launch to end.
     """
 
     plan: BackfillPlan
@@ -143,14 +137,14 @@ class BackfillState(BaseModel):
 
     @property
     def backfill_id(self) -> str:
-        """Of the stage that is under way, as a backfill of Dagster's."""
+        """The id of the current stage's backfill in Dagster."""
         name, _ = self.plan.stages[self.stage]
         suffix = f"-{self.attempt}" if self.attempt > 1 else ""
         return f"{self.plan.id}-{name}{suffix}"
 
 
 def save(instance: dg.DagsterInstance, state: BackfillState) -> None:
-    """Put a plan, or how far it has come, into Dagster's storage."""
+    """Store a plan and its progress."""
     _cursor_storage(instance).set_cursor_values(
         {_PLAN_KEY.format(state.plan.id): state.model_dump_json()}
     )
@@ -158,16 +152,16 @@ def save(instance: dg.DagsterInstance, state: BackfillState) -> None:
 
 
 def list_ids(instance: dg.DagsterInstance) -> list[str]:
-    """The ids of the plans that are kept, the oldest first."""
+    """The ids of all stored plans, oldest first."""
     return list(instance.get_dynamic_partitions(_PLAN_IDS))
 
 
 def load(instance: dg.DagsterInstance, id_: str) -> BackfillState:
-    """A plan that was kept.
+    """Read a stored plan.
 
     Raises:
         BackfillRefusedError: there is none.
-        PlanUnreadableError: there is one that another version of this project kept.
+        PlanUnreadableError: another release stored it, in another format.
     """
     key = _PLAN_KEY.format(id_)
     text = _cursor_storage(instance).get_cursor_values({key}).get(key)
@@ -188,10 +182,10 @@ def load(instance: dg.DagsterInstance, id_: str) -> BackfillState:
 
 
 def close_by_id(instance: dg.DagsterInstance, id_: str) -> bool:
-    """End what is under way by an id alone, as its plan cannot be read; what is kept stays.
+    """End an active backfill whose plan cannot be read; its stored state stays.
 
     Returns:
-        Whether it has ended: not while Dagster works at a stage of it.
+        Whether it has ended; False while a stage of it is active in Dagster.
     """
     active_statuses = [s for s in BulkActionStatus if s not in BULK_ACTION_TERMINAL_STATUSES]
     backfills = instance.get_backfills(BulkActionsFilter(statuses=active_statuses))
@@ -202,25 +196,22 @@ def close_by_id(instance: dg.DagsterInstance, id_: str) -> bool:
 
 
 def delete_older(instance: dg.DagsterInstance, before: float) -> list[str]:
-    """Take away plans that ended, or were made and never launched, before a moment.
+    """Delete plans that ended, or were made and never launched, before a time (seconds since 1970).
 
-    Args:
-        instance: Dagster's.
-        before: in seconds since 1970.
+    Plans that are active or have no recorded time stay.
 
     Returns:
-        Their ids. One that is under way stays, and so does one of which it is not known when it was
-        made or launched.
+        Ids of the deleted plans.
     """
     deleted, active = [], active_ids(instance)
     for id_ in list_ids(instance):
         try:
             state = load(instance, id_)
-        except BackfillRefusedError:  # of another version: nobody knows how old it is
+        except BackfillRefusedError:  # of another release: its age is not known
             continue
         last = max(state.made, state.began + state.took)
         if id_ not in active and 0 < last < before:
-            # Dagster's storage of texts takes none away.
+            # Dagster's cursor storage cannot delete a key.
             _cursor_storage(instance).set_cursor_values({_PLAN_KEY.format(id_): ""})
             instance.delete_dynamic_partition(_PLAN_IDS, id_)
             delete_commands(instance, id_)
@@ -229,7 +220,7 @@ def delete_older(instance: dg.DagsterInstance, before: float) -> list[str]:
 
 
 def load_launched(instance: dg.DagsterInstance, id_: str) -> BackfillState | None:
-    """What has been launched under an id; none if nothing has."""
+    """The state of a launched backfill; None if there is none under this id."""
     try:
         state = load(instance, id_)
     except BackfillRefusedError:
@@ -239,19 +230,19 @@ def load_launched(instance: dg.DagsterInstance, id_: str) -> BackfillState | Non
 
 
 def active_ids(instance: dg.DagsterInstance) -> list[str]:
-    """The ids of the backfills that have been launched and have not ended."""
+    """The ids of backfills that are launched and have not ended."""
     return sorted(instance.get_dynamic_partitions(ACTIVE))
 
 
 def _cursor_storage(instance: dg.DagsterInstance) -> DaemonCursorStorage:
-    """What Dagster keeps for its own daemons: texts by key."""
+    """Dagster's key-value storage for its daemons."""
     store = instance.daemon_cursor_storage
     assert store is not None
     return store
 
 
 def refuse_active(instance: dg.DagsterInstance, name: str) -> None:
-    """Keep a person from undoing what is still being written.
+    """Raise if a backfill is still writing, so that it is not undone.
 
     Raises:
         BackfillRefusedError: a planned backfill or one of Dagster's of that name has not ended.

@@ -1,9 +1,8 @@
-"""Undo: the days that one backfill wrote are put back to what they were before it, they alone.
+"""Undo: restore the days that a backfill changed, and the days computed from them since.
 
-With them goes what was made of them since, by whichever run. The old rows go through the same audit
-and the same commit as new ones, one commit a table, so that the undo is in the trail like
-everything else and can be undone itself. Inputs come first: a day that has not been put back yet is
-then behind its input for all to see, and is put back when the undo is asked for again.
+The old rows pass the same audit and are committed as new ones are, one commit per table, so an undo
+is in the log and can be undone itself. Input tables are reverted first. If the undo is interrupted,
+the remaining days are stale until it is requested again.
 """
 
 from __future__ import annotations
@@ -62,11 +61,11 @@ from backfill_assets.tables.table import Table
 
 
 class UndoRefusedError(ValueError):
-    """A backfill cannot be undone as asked; nothing was written, or the message says what was."""
+    """A backfill cannot be undone as requested; the message says whether anything was written."""
 
 
 class NothingToUndoError(UndoRefusedError):
-    """Nothing of a backfill stands: it wrote nothing, or is undone already."""
+    """A backfill has no day to revert: it wrote nothing, or is undone already."""
 
 
 def undo_backfill(
@@ -77,22 +76,22 @@ def undo_backfill(
     tags: Mapping[str, str],
     days: Container[date] | None = None,
 ) -> Iterator[tuple[Table, list[DayResult]]]:
-    """Put back the days that a backfill wrote and what was made of them, table after table.
+    """Revert the days that a backfill wrote and the days downstream of them, table by table.
 
-    One that was killed halfway is finished by asking again: what is put back already stays so.
+    If it was interrupted, the same request reverts the remaining days.
 
     Args:
         publisher: reads and publishes.
         settings: the deployment's settings.
-        name: the backfill, as `footprints.is_commit_of` takes it.
-        run_id: of the run that undoes.
-        tags: of that run.
-        days: only these of those that it wrote, and what was made of them; all if not given.
+        name: backfill or run, as in `changes.is_commit_of`.
+        run_id: the run that undoes.
+        tags: tags of that run.
+        days: only these of the written days, and the days downstream of them; None for all.
 
     Raises:
-        UndoRefusedError: the backfill wrote nothing; or a day has been written since, was made of
-            what others wrote as well, its old files are gone, or what was there would not pass the
-            audit. Found before anything is written, unless another run comes in between.
+        UndoRefusedError: the backfill wrote nothing; or a day was overwritten since, also depends
+            on input by others, its old files are deleted, or its old rows would fail the audit.
+            Raised before anything is written, unless another run commits meanwhile.
     """
     request = _UndoRequest(settings, name, days)
     scopes = request.current_scopes()
@@ -103,7 +102,7 @@ def undo_backfill(
     if message := _nothing_to_undo(name, scopes):
         raise NothingToUndoError(f"{message} at {settings.warehouse}; nothing was written.")
     for table in request.tables.values():
-        # Another run may have followed what is undone since the first look.
+        # Another run may have published downstream days since the first check.
         scope = request.current_scopes()[table.name]
         if todo := {**scope.unchanged, **scope.changes}:
             record = publisher.run_metadata(table, run_id, tags)
@@ -115,13 +114,7 @@ def undo_backfill(
 def preview_undo(
     settings: Settings, name: str, days: Container[date] | None = None
 ) -> tuple[dict[str, UndoScope], list[str]]:
-    """What `undo_backfill` would do now, by table, and why it would refuse. Nothing is written.
-
-    Args:
-        settings: the deployment's settings.
-        name: the backfill, as `footprints.is_commit_of` takes it.
-        days: only these of those that it wrote, and what was made of them; all if not given.
-    """
+    """What `undo_backfill` would revert now, by table, and why it would refuse; writes nothing."""
     request = _UndoRequest(settings, name, days)
     scopes = request.current_scopes()
     problems = request.find_problems(scopes)
@@ -131,7 +124,6 @@ def preview_undo(
 
 
 def _nothing_to_undo(name: str, scopes: Mapping[str, UndoScope]) -> str:
-    """That a backfill has no day to put back; empty if it has."""
     if any(scope.changes or scope.unchanged for scope in scopes.values()):
         return ""
     already_undone = any(scope.already_reverted for scope in scopes.values())
@@ -142,12 +134,7 @@ def _nothing_to_undo(name: str, scopes: Mapping[str, UndoScope]) -> str:
 
 
 def days_written_by_run(settings: Settings, run_id: str) -> dict[str, set[date]]:
-    """By table, the days that the commits of a run wrote or withdrew; no table without such.
-
-    Args:
-        settings: say where the tables are.
-        run_id: of the run.
-    """
+    """Days that the commits of a run wrote or revoked, by table; only tables with such days."""
     days_by_table = {}
     for name, ledger in read_ledgers(settings).items():
         commits = [record for record in ledger.records if record.run_id == run_id]
@@ -157,11 +144,9 @@ def days_written_by_run(settings: Settings, run_id: str) -> dict[str, set[date]]
 
 
 def reverted_by_table(ledgers: Ledgers, name: str) -> dict[str, dict[date, CommitRecord]]:
-    """The days that a backfill wrote and that have been put back, each with its commit, by table.
+    """Days that a backfill wrote and that are reverted, each with its last commit, by table.
 
-    Args:
-        ledgers: those of all tables.
-        name: the backfill, as `footprints.is_commit_of` takes it.
+    `name` is a backfill or run, as in `changes.is_commit_of`.
     """
     reverted = {}
     for table, ledger in ledgers.items():
@@ -171,7 +156,7 @@ def reverted_by_table(ledgers: Ledgers, name: str) -> dict[str, dict[date, Commi
 
 
 class _UndoRequest:
-    """What a person asks to be undone."""
+    """One undo request; caches its scopes until a table has a new version."""
 
     def __init__(self, settings: Settings, name: str, days: Container[date] | None) -> None:
         self.settings, self.name, self.days = settings, name, days
@@ -179,7 +164,7 @@ class _UndoRequest:
         self._cached: tuple[dict[str, int | None], dict[str, UndoScope]] = ({}, {})
 
     def current_scopes(self) -> dict[str, UndoScope]:
-        """What that is about as of now, by table."""
+        """What to revert now, by table."""
         ledgers = read_ledgers(self.settings)
         versions = {name: ledger.version for name, ledger in ledgers.items()}
         if versions != self._cached[0]:
@@ -188,7 +173,7 @@ class _UndoRequest:
         return self._cached[1]
 
     def find_problems(self, scopes: Mapping[str, UndoScope]) -> list[str]:
-        """Why days cannot be put back, each with their names, by what the undo is about."""
+        """Why days cannot be reverted: messages that name the days."""
         return [
             text for name, scope in scopes.items() for text in self._table_problems(name, scope)
         ]
@@ -215,14 +200,13 @@ class _UndoRequest:
         return problems
 
     def _schema_version_at(self, table: Table, version: int) -> int:
-        """The version of a table's schema as of a version of the table."""
         return read_schema_version(
             read_metadata(delta_log(self.settings.table(table.name), version).load())
         )
 
 
 def _other_columns(table: Table, days: Iterable[date], version: int, schema: int) -> str:
-    """That rows cannot be put back as they were: a migration tells one step, and not the way."""
+    """Message that the schema changed more than once: one migration cannot map the old rows."""
     return (
         f"{table.name} [{format_ranges(days)}] had the columns of schema {schema} in version "
         f"{version}, and has those of schema {table.schema_version}: what became of each value in "
@@ -239,7 +223,12 @@ def _group_by_version(changes: Mapping[date, DayChange]) -> dict[int, list[date]
 
 @dataclass(frozen=True)
 class _OldFiles:
-    """Days at an old version: those that had files, and those whose files are not all there now."""
+    """Files of days at an old version.
+
+    Attributes:
+        days_with_files: days that had files at that version.
+        days_with_missing_files: days of which files are deleted since.
+    """
 
     days_with_files: frozenset[date]
     days_with_missing_files: frozenset[date]
@@ -255,18 +244,18 @@ def _check_old_files(url: str, table: Table, version: int, days: Iterable[date])
     return _OldFiles(frozenset(file["day"] for file in files), frozenset(missing_days))
 
 
-#: Before the time to undo is over: an undo takes less.
+#: Safety margin before the undo period ends: longer than an undo takes.
 _MARGIN = timedelta(hours=6)
 
 
 def _restorable_files(
     url: str, ledger: Ledger, changes: Mapping[date, DayChange], undo_days: int
 ) -> DataFiles:
-    """The files that days had, where the day can have them back as they are.
+    """The old files of each day that can be added again without rewriting rows.
 
-    A commit cannot take away a file and add it: where a merge has left one in place, the rows of
-    the day are written again. So they are where the time to undo is over: a VACUUM that has begun
-    before this undo may be about to remove the files.
+    A commit cannot both remove and add the same file, so a day of which a merge left a file in
+    place is rewritten. So is a day near the end of the undo period: a running VACUUM may delete its
+    old files.
     """
     table, current_version = ledger.table, ledger.version or 0
     oldest_safe = datetime.now(timezone.utc) - timedelta(days=undo_days) + _MARGIN
@@ -293,7 +282,6 @@ def _restorable_files(
 
 
 def _later_commits(ledger: Ledger, day: date, change: DayChange) -> list[CommitRecord]:
-    """The commits since a day had the rows that are put back which wrote it."""
     return [
         commit
         for commit in ledger.records
@@ -303,8 +291,6 @@ def _later_commits(ledger: Ledger, day: date, change: DayChange) -> list[CommitR
 
 @dataclass(frozen=True)
 class _TableUndo:
-    """How one table is put back."""
-
     publisher: DeltaIOManager
     request: _UndoRequest
     table: Table
@@ -314,7 +300,7 @@ class _TableUndo:
         return Policy.from_settings(self.request.settings)
 
     def compute_plan(self, _: Window) -> ComputePlan:
-        """What is to be put back as of now.
+        """Plan the rows to restore as of now.
 
         Raises:
             UndoRefusedError: another run has written one of the days meanwhile.
@@ -364,7 +350,7 @@ class _TableUndo:
                 assert before is not None
                 return self._commit_notes(before, rows, verdicts, todo, changes, withdrawn)
 
-            # They were made by what made them then, whatever the settings and inputs of now are.
+            # Old rows keep their old provenance, whatever the current settings and inputs are.
             previous = {d: c.previous_commit for d, c in todo.items() if c.previous_commit}
             return ComputedDays(
                 rows,
@@ -380,14 +366,15 @@ class _TableUndo:
             build_rows,
             sources,
             input_changes=dict.fromkeys(todo, f"undo of {self.request.name}"),
-            # Rows that stay get their old record.
+            # Days with unchanged rows get their old record back.
             recommitted_days=unchanged,
         )
 
     def _input_digest(self, ledger: Ledger, day: date, change: DayChange) -> str:
-        """What the old rows were made of; empty if that is not known.
+        """Digest of the inputs of the old rows; empty if not known.
 
-        As of rows of another writer, and of those from the landing, which is not put back.
+        Not known for rows by another writer, and for rows loaded from the landing, which an undo
+        does not change.
         """
         if not self.table.inputs(self._policy):
             return ""
@@ -401,10 +388,10 @@ class _TableUndo:
         previous: Mapping[date, CommitRecord],
         fingerprints: Mapping[date, str],
     ) -> dict[date, Provenance]:
-        """What the old rows were made by and from.
+        """Provenance of the old rows by day.
 
-        Where the inputs hold what they held then, as of the versions of now: what comes later is
-        newer for these days. So it is where nobody knows what they held.
+        If the inputs have the same content now as then, or it is not known, their current versions
+        are recorded, so that only later changes make the day stale.
         """
         versions = {source.table.name: source.ledger.version or 0 for source in sources}
         ledgers = {source.table.name: source.ledger for source in sources}
@@ -425,7 +412,7 @@ class _TableUndo:
     def _published_before(
         self, ledger: Ledger, day: date, change: DayChange
     ) -> PublishedDay | None:
-        """The old rows as their commit tells of them; None if others had changed them."""
+        """The old rows as recorded by their commit; None without one or if others changed them."""
         old = change.previous_commit
         if old is None:
             return None
@@ -437,12 +424,12 @@ class _TableUndo:
     def _refuse_other_rows(
         self, ledger: Ledger, verdicts: Sequence[Verdict], changes: Mapping[date, DayChange]
     ) -> None:
-        """See that the old files give the rows that their commits tell of.
+        """Raise if the old files hold other rows than their commits recorded.
 
-        Rows from before a migration are digested in their own columns, not in those of now.
+        Rows from before a migration are digested with their old columns.
 
         Raises:
-            UndoRefusedError: they give others.
+            UndoRefusedError: they hold other rows.
         """
         publisher, table = self.publisher, self.table
         digests = {v.day: v.metrics.digest for v in verdicts if v.day in changes}
@@ -458,7 +445,7 @@ class _TableUndo:
             if rows_differ(digest, digests[day])
         }
         for version, days in _group_by_version(differing).items():
-            # The table gets a new column of the model with its next commit.
+            # The next commit adds new columns of the model to the table.
             if columns(version) != {c.name: c.dataType.simpleString() for c in table.struct_type}:
                 rows = publisher.engine.spark_session.read.format("delta").option(
                     "versionAsOf", version
@@ -483,15 +470,15 @@ class _TableUndo:
                 )
 
     def _columns_at(self, version: int) -> dict[str, str]:
-        """The columns of the table as of a version, with their types."""
+        """Spark types of the table's columns by name, as of a version."""
         struct = read_metadata(delta_log(self.publisher.url(self.table), version).load()).struct
         return {column.name: column.dataType.simpleString() for column in struct}
 
     def _on_hold(self, ledger: Ledger, days: Iterable[date]) -> dict[date, str]:
-        """The input fingerprints of the rows that go: while the inputs are these, nothing is due.
+        """Input digests of the reverted rows: with these inputs the day is not built again.
 
-        A person has decided against these rows. A log is loaded from files, which have their own
-        rule, see `manifests.after_undo`.
+        A person rejected these rows. Logs are loaded from files, which have a rule of their own:
+        see `load_manifest.after_undo`.
         """
         current = {day: ledger.current_record(day) for day in days}
         return {
@@ -514,10 +501,10 @@ class _TableUndo:
         changes: Mapping[date, DayChange],
         withdrawn: Collection[date],
     ) -> CommitNotes:
-        """What the commit is to say of itself.
+        """Notes of the commit: final days, revoked days and details.
 
         Raises:
-            UndoRefusedError: what was there would not pass the audit.
+            UndoRefusedError: the old rows would fail the audit.
         """
         if failed := [v for v in verdicts if not v.may_publish]:
             reasons = "; ".join(f"{self.table.name}[{v.day}] {v.failure_reasons}" for v in failed)
@@ -531,7 +518,7 @@ class _TableUndo:
             self._commit_details(before, rows, verdicts, todo),
             undoes=self.request.name,
             on_hold={
-                # Of days whose rows stay, what holds goes on to hold.
+                # Days with unchanged rows stay on hold.
                 **{d: digest for d, digest in before.ledger.on_hold.items() if d in todo},
                 **self._on_hold(before.ledger, changes),
             },
@@ -548,7 +535,7 @@ class _TableUndo:
         verdicts: Sequence[Verdict],
         changes: Mapping[date, DayChange],
     ) -> CommitDetails:
-        """What those who follow this table read from its commits, as its assets say it."""
+        """Details that downstream tables read from this commit, as the assets write them."""
         days = [v.day for v in verdicts]
         table = self.table
         if not isinstance(table, SourceTable):
@@ -577,8 +564,8 @@ class _TableUndo:
 def _restored_manifest(
     previous: CommitRecord | None, day: date, undone: LoadManifest
 ) -> LoadManifest:
-    """What a log day is made of once the commit before stands again; see `after_undo`."""
+    """Load manifest of a log day once its previous commit is restored; see `after_undo`."""
     before = LoadManifest.from_record(previous.details.landing.get(day)) if previous else None
     if previous and before is None:
-        return undone  # a commit of an earlier release did not record it
+        return undone  # not recorded by a commit of an earlier release
     return after_undo(before, undone)

@@ -1,8 +1,4 @@
-"""Verify published days by recomputing them and comparing; nothing is written.
-
-What a day is computed from and how it is judged is the assets' and `publisher`'s part, as in any
-run; how it compares is for `comparison`.
-"""
+"""Verify published days: recompute them with the assets and compare; nothing is written."""
 
 from __future__ import annotations
 
@@ -51,23 +47,23 @@ _UNEXPLAINED = (
 
 
 class VerifyOutcome(Enum):
-    """How a day that was computed anew compares with the published one."""
+    """How a recomputed day compares with the published one."""
 
     MATCHES = "matches"
     DIFFERS = "differs"
     NOT_PUBLISHED = "not published"
-    #: It is published, but what would be computed now does not pass the audit.
+    #: Published, but the recomputed rows fail the audit.
     WOULD_FAIL = "would fail"
 
 
 @dataclass(frozen=True)
 class DaySummary:
-    """What a day holds, in numbers; equal if the digests are.
+    """The content of a day in numbers; two are equal if their digests are.
 
     Attributes:
         rows: number of rows.
         totals: sums by column, as text; money exact.
-        digest: of the rows.
+        digest: digest of the rows.
     """
 
     rows: int = field(compare=False)
@@ -76,7 +72,7 @@ class DaySummary:
 
     @classmethod
     def from_numbers(cls, numbers: DayMetrics | PublishedDay) -> DaySummary:
-        """The content that an audit measured, now or when the day was published."""
+        """Summary of what an audit measured, now or when the day was published."""
         totals = {name: str(total) for name, total in numbers.totals.items()}
         return cls(numbers.rows, totals, numbers.digest)
 
@@ -87,17 +83,17 @@ class DaySummary:
 
 @dataclass(frozen=True)
 class VerifiedDay:
-    """What was found of one day of a table.
+    """The verification of one day of a table.
 
     Attributes:
         table: the table's name.
         day: the day.
         outcome: how the day compares.
-        why: what explains the outcome; of a day that matches, what has changed without changing it.
-        published: what the record of the day's commit says; none if there is no record.
-        held: what the data files hold; none if the day is not published or cannot be read.
-        now: what was computed anew; none if it could not be computed.
-        same_inputs: whether inputs and settings are those that the day was published with.
+        why: explanation of the outcome; for a matching day, what changed without changing its rows.
+        published: as recorded by the day's commit; None without a record.
+        held: content of the data files; None if the day is not published or cannot be read.
+        now: the recomputed content; None if it could not be computed.
+        same_inputs: whether inputs and settings are those of the published day.
     """
 
     table: str
@@ -119,7 +115,7 @@ class VerifiedDay:
         return f"{'; '.join(parts)}: {self.why}"
 
     def _describe_other(self, other: DaySummary | None) -> str:
-        """Another content than the published one, also where its numbers alone do not tell."""
+        """Another content as text; says so if only its values differ, not its numbers."""
         if other != self.published and str(other) == str(self.published):
             return "as many rows with the same totals, but other values"
         return str(other)
@@ -136,23 +132,23 @@ def compare_day(
     changed_since_publish: Sequence[str],
     same_inputs: bool = False,
 ) -> VerifiedDay:
-    """How a day that was computed anew compares with the published one.
+    """Compare a recomputed day with the published one.
 
     Args:
-        ledger: what the table's log says.
+        ledger: the table's ledger.
         day: the day.
-        recomputed: what was computed; none if it could not be.
-        audit_failure: why it would not be published now; empty if it would.
-        stored: what the data files hold; none if nothing is published or they cannot be read.
+        recomputed: None if it could not be computed.
+        audit_failure: why the day would not be published now; empty if it would.
+        stored: content of the data files; None if not published or not readable.
         read_error: why the data files cannot be read; empty if they can.
-        changed_since_publish: what is no longer as it was when the day was published.
-        same_inputs: whether inputs and settings are as they were then.
+        changed_since_publish: sentences.
+        same_inputs: whether inputs and settings are those of the published day.
     """
     record = ledger.latest.get(day)
     published = DaySummary.from_numbers(record.days[day]) if record else None
     file_problem = f"its files cannot be read ({read_error})" if read_error else ""
     if published and stored and not rows_differ(published.digest, stored.digest):
-        # The record is of a time when nested values were hashed in another way.
+        # The record may be from a release that hashed nested values differently.
         published = replace(published, digest=stored.digest)
     if stored != published:
         file_problem = file_problem or _explain_files(ledger, record, day)
@@ -216,30 +212,32 @@ def verify_days(
     tables: Sequence[str] = (),
     as_of: Mapping[str, int] | None = None,
 ) -> list[VerifiedDay]:
-    """Compute days anew by the assets themselves, and compare them with what is published.
+    """Recompute days with the assets themselves, and compare them with the published days.
 
-    Every table is computed from the published versions of its inputs, raw from the landing, all
-    as of one moment. So if every day matches in every table, and so do the log days beyond these
-    that they are made of, by induction a rebuild of the whole chain from the landing would end in
-    what is published. Days that are final are no exception: computed from the published log, they
-    give the same rows on any later date.
+    Every table is computed from the published versions of its inputs, raw tables from the landing,
+    all as of one moment. If every day matches in every table, and so do the log days outside the
+    window that they depend on, then by induction a rebuild of the whole chain from the landing
+    gives the published rows. This includes final days: computed from the published log, they give
+    the same rows on any later date.
 
-    Nothing is written: no commit, no file, no event in the deployment's instance. No call is made.
+    Nothing is written: no commit, no file, no event in the deployment's instance. No service is
+    called.
 
     Args:
         settings: the deployment's settings.
         defs: its assets and resources.
         window: the days.
-        tables: names of tables; all that there are and that are fed, if none is given.
-        as_of: by table, the version that it is seen at; the last one where none is given.
+        tables: names of tables; if empty, all published tables that are not retired.
+        as_of: the version to read, by table; the last version of tables not named.
 
     Returns:
-        What was found, table by table as they are declared, days in ascending order.
+        One result per day, table by table in the order of declaration, days in ascending order.
 
     Raises:
-        ValueError: days outside of the calendar, no table at all, or one that is retired.
-        LandingError: the landing is not where the settings say.
-        EngineError: no Spark session can be had.
+        ValueError: days outside of the calendar, no such table, nothing published, or a retired
+            table.
+        LandingError: there is no landing at the configured location.
+        EngineError: no Spark session is available.
     """
     parse_calendar_days(str(window), settings)
     ledgers = _ledgers_as_of(settings, as_of or {})
@@ -251,10 +249,10 @@ def verify_days(
     resources = dict(defs.resources or {})
     with dg.build_resources({"publisher": resources["io_manager"]}) as own_resources:
         verifier = _Verifier.for_ledgers(own_resources.publisher, ledgers)
-    # As it is: of a resource that is configurable, Dagster would make a copy.
+    # Hardcoded, as Dagster would copy a configurable resource.
     resources["io_manager"] = dg.IOManagerDefinition.hardcoded_io_manager(verifier)
     with dg.DagsterInstance.ephemeral() as instance:
-        # Without the check on the states of the days: it is about what runs have published.
+        # Only assets, not their checks: the check of day states is about published days.
         for part, run_tables in _partition_runs(settings, names, window):
             dg.materialize(
                 [asset for asset in defs.assets or () if isinstance(asset, dg.AssetsDefinition)],
@@ -274,7 +272,7 @@ def verify_days(
 def _partition_runs(
     settings: Settings, names: Sequence[str], window: Window
 ) -> Iterator[tuple[Window, list[str]]]:
-    """Ranges of partitions, each with the tables of its cadence: a run of Dagster's has but one."""
+    """Ranges of partitions with the tables of their grain, as a Dagster run has one grain only."""
     tables = tables_of(settings)
     for cadence in Grain:
         if not (names_of_grain := [name for name in names if tables[name].grain is cadence]):
@@ -286,32 +284,31 @@ def _partition_runs(
 
 
 def _ledgers_as_of(settings: Settings, as_of: Mapping[str, int]) -> Ledgers:
-    """What the tables' logs say, of some as of a version."""
     ledgers = read_ledgers(settings)
     pinned = {name: ledgers[name].as_of(at) for name, at in as_of.items() if name in ledgers}
     return {**ledgers, **pinned}
 
 
 class _Verifier(DeltaIOManager):
-    """Takes the days up to where they would be committed, and compares them instead."""
+    """An IO manager that compares audited days instead of committing them."""
 
     _ledgers: dict[str, Ledger] = PrivateAttr(default_factory=dict)
     _verified_days: list[VerifiedDay] = PrivateAttr(default_factory=list)
 
     @classmethod
     def for_ledgers(cls, publisher: DeltaIOManager, ledgers: Mapping[str, Ledger]) -> _Verifier:
-        """One for the same tables by the same code, which sees them as of these ledgers."""
+        """A verifier with the publisher's configuration that reads tables as of these ledgers."""
         verifier = cls(**{name: getattr(publisher, name) for name in type(publisher).model_fields})
         verifier._ledgers.update(ledgers)
         return verifier
 
     @property
     def verified_days(self) -> list[VerifiedDay]:
-        """All that was compared so far."""
+        """All results so far."""
         return self._verified_days
 
     def ledger(self, table: Table) -> Ledger:
-        """What the table's log said when verification began."""
+        """The table's ledger as of the start of the verification."""
         return self._ledgers[table.name]
 
     def publish(
@@ -323,7 +320,7 @@ class _Verifier(DeltaIOManager):
         rewrite: Container[date] = (),
         merge: bool = False,
     ) -> list[DayResult]:
-        """Compute and audit all days, compare them, and publish none."""
+        """Compute, audit and compare all days; publish none."""
         table, ledger = candidate.table, self.ledger(candidate.table)
         plan = candidate.plan(window)
         refused = missing_inputs(
@@ -365,7 +362,6 @@ class _Verifier(DeltaIOManager):
         return []
 
     def _same_inputs(self, ledger: Ledger, day: date, plan: ComputePlan) -> bool:
-        """Whether inputs and settings of a day are those that it was published with."""
         record = ledger.latest.get(day)
         return (
             record is not None
@@ -374,7 +370,6 @@ class _Verifier(DeltaIOManager):
         )
 
     def _changed_since_publish(self, ledger: Ledger, day: date, plan: ComputePlan) -> list[str]:
-        """What is no longer as it was when the day was published."""
         record = ledger.latest.get(day)
         if record is None:
             return []
@@ -398,17 +393,17 @@ class _Verifier(DeltaIOManager):
 def _bisect_days(
     days: Sequence[date], check: Callable[[Sequence[date]], dict[date, _Result]]
 ) -> tuple[dict[date, _Result], dict[date, str]]:
-    """What is found of each day, and why of those where nothing can be.
+    """Results by day, and errors of the days without a result.
 
-    Where Spark fails the days are looked at in halves, so that one bad file hides no other day. So
-    they are where the function of the table mixes the days of a range.
+    If Spark fails, the days are checked in halves, so that one bad file does not hide the other
+    days. So are the days of a table whose function mixes the days of a range.
     """
     if not days:
         return {}, {}
     try:
         return check(days), {}
     except DependentDaysError:
-        pass  # each day alone is what it is to be compared with
+        pass  # compare each day computed alone
     except (RefusedError, SchemaError, dg.Failure) as error:
         if not isinstance(error.__cause__, SPARK_ERRORS) or len(days) == 1:
             return {}, dict.fromkeys(days, str(error))
@@ -424,14 +419,14 @@ def _bisect_days(
 
 
 def is_good(verified: Iterable[VerifiedDay], reads: Iterable[ReadCheck]) -> bool:
-    """Whether all days match, and other engines read what was published."""
+    """Whether all days match, and other engines can read the published tables."""
     return all(day.outcome is VerifyOutcome.MATCHES for day in verified) and not any(
         test.problems for test in reads
     )
 
 
 def as_grid(verified: Iterable[VerifiedDay]) -> Grid:
-    """The days as a console table: those that match as ranges, the others one by one."""
+    """The days as a console table: matching days as ranges, others one by one."""
     grid = Grid(box=None, padding=(0, 2, 0, 0))
     for heading in ("table", "days", "outcome"):
         grid.add_column(heading, no_wrap=True)
@@ -447,12 +442,11 @@ def as_grid(verified: Iterable[VerifiedDay]) -> Grid:
 
 
 def _group_key(day: VerifiedDay) -> tuple[str, date | str]:
-    """What days that share a line of the table have in common."""
     return day.table, f"matches {day.why}" if day.outcome is VerifyOutcome.MATCHES else day.day
 
 
 def as_json(verified: Iterable[VerifiedDay], reads: Iterable[ReadCheck]) -> dict[str, Any]:
-    """All that was found, for a program."""
+    """All results as JSON values."""
     verified, reads = list(verified), list(reads)
     return {
         "good": is_good(verified, reads),

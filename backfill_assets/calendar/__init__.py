@@ -1,1 +1,1 @@
-"""Days: partitions, windows, how a person says them, reaches, and the late-data policy."""
+"""Days and weeks: partitions, half-open windows, reaches, the late-data policy."""

@@ -18,17 +18,17 @@ class NotContiguousError(ValueError):
 
 
 class Grain(Enum):
-    """A table has a partition a day, or one a week, which is named by the week's Monday.
+    """Daily partitions, or weekly ones; the value is the number of days of a partition.
 
-    Weeks are those of ISO 8601. The value is the number of days of a partition. A partition is the
-    date of its first day, in the table, in its commits and as Dagster's key.
+    Weeks are those of ISO 8601. A partition is named by the date of its first day (of a week, the
+    Monday): in the table, in its commits and as Dagster's key.
     """
 
     DAILY = 1
     WEEKLY = 7
 
     def first_day(self, day: date) -> date:
-        """The first day of the partition that a day lies in."""
+        """The first day of the partition that contains a day."""
         return day - day.weekday() * DAY if self is Grain.WEEKLY else day
 
     def days_of(self, partition: date) -> Window:
@@ -36,15 +36,15 @@ class Grain(Enum):
         return Window(partition, partition + self.value * DAY)
 
     def partitions_before(self, partition: date, count: int) -> list[date]:
-        """So many partitions before one, the last of them first."""
+        """The partitions before one, the latest first."""
         return [partition - n * self.value * DAY for n in range(1, count + 1)]
 
     def partitions_of(self, days: Iterable[date]) -> list[date]:
-        """The partitions that some days lie in, in ascending order."""
+        """The partitions that contain the days, in ascending order."""
         return sorted({self.first_day(day) for day in days})
 
     def whole_partitions(self, window: Window) -> Window:
-        """The partitions that lie in a window with all their days."""
+        """The partitions all of whose days are in a window."""
         if self is Grain.DAILY:
             return window
         last = window.end - self.value * DAY
@@ -56,7 +56,7 @@ class Grain(Enum):
         return DaySet.from_days(partitions) if partitions else Window(window.start, window.start)
 
     def gapless_ranges(self, partitions: Iterable[date]) -> list[Window]:
-        """Partitions as the fewest gapless ranges, each from the first to the last of them."""
+        """Partitions as the fewest gapless ranges, each from its first to its last one."""
         ranges: list[Window] = []
         for partition in sorted(partitions):
             if ranges and partition - (ranges[-1].end - DAY) <= self.value * DAY:
@@ -66,7 +66,7 @@ class Grain(Enum):
         return ranges
 
     def one_range(self, keys: Iterable[str]) -> Window:
-        """The partitions of a run, by their keys.
+        """The partitions of a run, from their keys.
 
         Raises:
             NotContiguousError: there is no key, or a gap between two of them.
@@ -79,23 +79,23 @@ class Grain(Enum):
         return DaySet.from_days(partitions)
 
     def partitions_def(self, settings: Settings) -> dg.TimeWindowPartitionsDefinition:
-        """The partitions as Dagster knows them.
+        """The partitions definition for Dagster.
 
-        One definition for all tables of a cadence: with differing start days a backfill falls apart
-        into many runs.
+        One for all tables of a grain: with different start days, Dagster splits a backfill into
+        many runs.
         """
         start, zone = settings.start.isoformat(), settings.timezone
         end = settings.end.isoformat() if settings.end else None
         if self is Grain.DAILY:
             return dg.DailyPartitionsDefinition(start_date=start, end_date=end, timezone=zone)
-        # Else Dagster's weeks begin on Sunday.
+        # By default Dagster's weeks begin on Sunday.
         return dg.WeeklyPartitionsDefinition(
             start_date=start, end_date=end, timezone=zone, day_offset=1
         )
 
     @classmethod
     def from_partitions_def(cls, definition: dg.PartitionsDefinition | None) -> Grain:
-        """The cadence of an asset's partitions, as `partitions_def` made them."""
+        """The grain of a definition that `partitions_def` returned."""
         assert isinstance(definition, dg.TimeWindowPartitionsDefinition)
         assert definition.schedule_type is not None
         return cls[definition.schedule_type.name]

@@ -1,6 +1,6 @@
-"""The late-data policy: what may change which day, until when, and what a window catches.
+"""The late-data policy: which lines may change which days, and until when.
 
-Nothing here reads a clock, a table or a file.
+It reads no clock, table or file.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ class Policy:
     """How late data is treated.
 
     Attributes:
-        start: the first day of all.
-        end: the day after the last one; none if the calendar goes on.
-        window_days: the reprocessing window W: lines logged up to W days after the day that they
-            tell of still change it.
+        start: the first day of the calendar.
+        end: the day after the last one; None if the calendar has no end.
+        window_days: the reprocessing window W: lines logged up to W days after their event day
+            still change that day.
         lag_days: day D is first published by a scheduled run on D + lag.
         corrects: whether lines beyond the window become corrections (`correct`); otherwise they
             are counted and in no total (`drop`).
-        only_touched: whether a scheduled run rebuilds just the days that new lines change
-            (`touched`); otherwise all that they may change (`window`).
+        only_touched: whether a scheduled run rebuilds only the days that new lines change
+            (`touched`); otherwise all days that they could change (`window`).
         arrives_after: the usual number of days from an event to its log day. It is part of the
-            window, and tables by event day are first published so many days later.
-        absent_days: a folder is waited for until one of so many days later was loaded; then its
-            day counts as one on which nothing came.
-        grain: how far apart the partitions are that `loadable_days` and `expected_days` give.
+            window, and tables by event day are first published this many days later.
+        absent_days: a missing arrival folder is expected until a folder of this many days later
+            was loaded; then its day counts as a day without lines.
+        grain: the grain of the partitions that `loadable_days` and `expected_days` return.
     """
 
     start: date
@@ -49,7 +49,7 @@ class Policy:
 
     @classmethod
     def from_settings(cls, settings: Settings) -> Policy:
-        """The policy that the settings ask for."""
+        """The deployment's policy."""
         return cls(
             start=settings.start,
             end=settings.end,
@@ -66,32 +66,32 @@ class Policy:
         return next_days(self.window_days)
 
     def loadable_days(self, today: date) -> Window:
-        """The partitions that are over on a day: of a raw log, the log days that can be loaded."""
+        """The partitions that are over on a day: for a raw log, the log days that can be loaded."""
         return self.partitions_until(today - DAY)
 
     def expected_days(self, today: date, last: date = date.max) -> Window:
         """The partitions that should have been published by the end of a day's nightly run.
 
-        With a lag of 1, yesterday is the last of their days, if not an earlier one is given.
+        With a lag of 1 they end yesterday, or on `last` if that is earlier.
         """
         return self.partitions_until(min(today - self.lag_days * DAY, last))
 
     def partitions_until(self, last: date) -> Window:
-        """The partitions whose days are not after a last one."""
+        """The partitions of the calendar all of whose days are up to a last one."""
         end = last + DAY if self.end is None else min(last + DAY, self.end)
         return self.grain.whole_partitions(Window(self.start, max(self.start, end)))
 
     def affected_event_days(self, log_day: date) -> Window:
-        """The event days that a line logged on a day may change: itself and the W days before."""
+        """The event days that a line of a log day may change: this day and the W days before."""
         return self.reach.affected_days(Window(log_day, log_day + DAY))
 
     def log_days(self, event_day: date) -> Window:
-        """The log days that an event day's window has: none before it, as no line comes before."""
+        """The log days of an event day's window: no line is logged before its event day."""
         return self.reach.input_days(Window(event_day, event_day + DAY))
 
 
 def combine_policies(policies: Sequence[Policy]) -> Policy:
-    """The policy of what is made of several sources: the last start, the longest window."""
+    """The policy of a table with several sources: the latest start, the longest window."""
     return replace(
         policies[0],
         start=max(policy.start for policy in policies),
@@ -101,12 +101,12 @@ def combine_policies(policies: Sequence[Policy]) -> Policy:
     )
 
 
-#: The window lengths that are compared, in days.
+#: The window lengths that the lateness page compares, in days.
 COMPARED_WINDOWS = range(15)
 
 
 def total_within(by_delay: Mapping[int, int], window_days: int) -> int:
-    """How much a window takes in.
+    """The lines or cents that a window covers.
 
     Args:
         by_delay: lines or cents by delay in days.
@@ -116,11 +116,11 @@ def total_within(by_delay: Mapping[int, int], window_days: int) -> int:
 
 
 def lines_within(row: Mapping[str, Any], window_days: int) -> int:
-    """How many of a log day's lines a window takes in.
+    """The number of lines of a log day that a window covers.
 
     Args:
-        row: of `models.ArrivalLateness`.
-        window_days: the length of the window from the event day on, whichever was configured when
-            the row was made.
+        row: of `sources.ArrivalLateness`.
+        window_days: the length of the window from the event day on; it need not be the configured
+            one.
     """
     return total_within(dict(zip(row["delays"], row["lines_by_delay"], strict=True)), window_days)

@@ -1,6 +1,6 @@
-"""Days as a person writes them, half-open windows of days, and their SQL conditions.
+"""Days: parsing of ranges, half-open windows of days, and their SQL conditions.
 
-Light on purpose: the command line asks here before it loads Dagster or Spark.
+It imports neither Dagster nor Spark, as the command line uses it before it loads them.
 """
 
 from __future__ import annotations
@@ -13,18 +13,14 @@ from datetime import date, datetime, timedelta
 from backfill_assets.settings import Settings
 
 _DAY = r"\d{4}-\d{2}-\d{2}"
-#: A day or a range; as Dagster's UI has it in brackets, and as others write it.
+#: A day or a range, with or without the brackets of Dagster's UI.
 _DAYS = re.compile(rf"(\[?)\s*({_DAY})(?:\s*(?:\.{{2,3}}|:)\s*({_DAY}))?\s*(\]?)")
 
 
 def calendar_bounds(settings: Settings, now: datetime | None = None) -> tuple[date, date] | None:
-    """The first and the last day that there is a partition for; none if there is no day yet.
+    """The first and the last day that have a partition; None if no day has one yet.
 
-    The same as those of `Cadence.DAILY.definition`, without Dagster.
-
-    Args:
-        settings: the deployment's settings.
-        now: the moment; the present one if not given.
+    The same as those of `Grain.DAILY.partitions_def`, without Dagster.
     """
     today = (now or datetime.now(settings.zone)).astimezone(settings.zone).date()
     end = min(settings.end or today, today)
@@ -34,16 +30,16 @@ def calendar_bounds(settings: Settings, now: datetime | None = None) -> tuple[da
 def parse_calendar_days(
     text: str, settings: Settings, now: datetime | None = None
 ) -> tuple[date, date]:
-    """The first and the last of the days that a person asks for.
+    """The first and the last of the days that a person requests.
 
     Args:
         text: `FIRST...LAST`, or one day; `[FIRST...LAST]`, as the UI has it, `FIRST..LAST` and
             `FIRST:LAST` are the same.
         settings: the deployment's settings.
-        now: the moment; the present one if not given.
+        now: the current time, if not given.
 
     Raises:
-        ValueError: they are no days, or reversed, or not all on the calendar: one sentence for all.
+        ValueError: the text is not a range of days, reversed, or not all on the calendar.
     """
     days, bounds = parse_days(text), calendar_bounds(settings, now)
     if days and bounds and bounds[0] <= days[0] <= days[1] <= bounds[1]:
@@ -59,7 +55,7 @@ def parse_single_day(text: str) -> date:
     """The day that a person names, on the calendar or not.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the text is not a day.
     """
     days = parse_days(text) if re.fullmatch(_DAY, text) else None
     if days is None:
@@ -68,7 +64,7 @@ def parse_single_day(text: str) -> date:
 
 
 def parse_days(text: str) -> tuple[date, date] | None:
-    """The first and the last of some days, on the calendar or not; none if the text names none."""
+    """The first and the last day of a range, on the calendar or not; None if it is not one."""
     match = _DAYS.fullmatch(text.strip())
     if match is None or bool(match[1]) != bool(match[4]):
         return None
@@ -86,7 +82,7 @@ DAY = timedelta(days=1)
 class Window:
     """The days `start <= day < end`.
 
-    Half-open, so that adjoining windows neither overlap nor leave a gap.
+    Half-open, so that adjacent windows neither overlap nor leave a gap.
     """
 
     start: date
@@ -107,10 +103,10 @@ class Window:
 
     @classmethod
     def parse(cls, text: str) -> Window:
-        """The window that `str` spells, or a person, see `days.parse_calendar_days`.
+        """The window from the text of `str`, or of a person; see `parse_calendar_days`.
 
         Raises:
-            ValueError: it is none.
+            ValueError: the text is not a range of days.
         """
         days = parse_days(text)
         if days is None:
@@ -118,17 +114,17 @@ class Window:
         return cls(days[0], days[1] + DAY)
 
     def contains_any(self, days: Set[date]) -> bool:
-        """Whether some of the days lie in this window."""
+        """Whether this window contains any of the days."""
         if len(self) < len(days):
             return any(day in days for day in self)
         return any(day in self for day in days)
 
     def widen_by(self, *, before: int = 0, after: int = 0) -> Window:
-        """This window and so many days more on either side."""
+        """This window with more days on either side."""
         return Window(self.start - before * DAY, self.end + after * DAY)
 
     def split_by_length(self, max_days: int) -> list[Window]:
-        """Windows of at most so many days that make up this one."""
+        """Consecutive windows of at most `max_days` days that make up this one."""
         step = max_days * DAY
         starts = [self.start]
         while starts[-1] + step < self.end:
@@ -136,26 +132,26 @@ class Window:
         return [Window(start, min(start + step, self.end)) for start in starts]
 
     def sql_condition(self, column: str, *, relation: str = "") -> str:
-        """The SQL condition on a DATE column, of a relation if named, for this window's days."""
+        """The SQL condition on a DATE column, of a relation if named, for these days."""
         quoted = f"{relation and relation + '.'}`{column.replace('`', '``')}`"
         return f"{quoted} >= DATE'{self.start}' AND {quoted} < DATE'{self.end}'"
 
 
 @dataclass(frozen=True)
 class DaySet(Window):
-    """Some days, with gaps between them, where a `Window` is expected.
+    """Days with gaps between them, usable as a `Window`.
 
     Attributes:
         start: the first day.
         end: the day after the last one.
-        parts: the windows that hold exactly these days, in ascending order.
+        parts: the windows that contain exactly these days, in ascending order.
     """
 
     parts: tuple[Window, ...]
 
     @classmethod
     def from_days(cls, days: Iterable[date]) -> Window:
-        """The days; a plain window if there is no gap between them."""
+        """The days; a plain `Window` if they have no gaps."""
         parts = to_windows(days)
         if len(parts) == 1:
             return parts[0]
@@ -174,7 +170,7 @@ class DaySet(Window):
         return ", ".join(map(str, self.parts))
 
     def widen_by(self, *, before: int = 0, after: int = 0) -> Window:
-        """The days of all parts, each widened."""
+        """The days of all parts, each part widened."""
         parts = (part.widen_by(before=before, after=after) for part in self.parts)
         return DaySet.from_days(day for part in parts for day in part)
 
@@ -184,7 +180,7 @@ class DaySet(Window):
 
 
 def to_windows(days: Iterable[date]) -> list[Window]:
-    """The fewest windows that hold exactly these days, in ascending order."""
+    """The fewest windows that contain exactly these days, in ascending order."""
     merged: list[Window] = []
     for day in sorted(set(days)):
         if merged and merged[-1].end == day:
@@ -195,7 +191,7 @@ def to_windows(days: Iterable[date]) -> list[Window]:
 
 
 def format_ranges(days: Iterable[date]) -> str:
-    """Days for a reader, as the fewest ranges."""
+    """Days as text for display, as the fewest ranges."""
     return ", ".join(map(str, to_windows(days)))
 
 
@@ -208,13 +204,13 @@ def from_ranges(ranges: Collection[str]) -> list[date]:
     """The days of `to_ranges`."""
     days: list[date] = []
     for text in ranges:
-        # Most are one day, and a long history has many.
+        # Fast path: most ranges are one day, and a long history has many.
         days += Window.parse(text) if "..." in text else [date.fromisoformat(text)]
     return days
 
 
 def days_of_run(tags: Mapping[str, str]) -> Window | None:
-    """The days that a run is for, from its tags; none if it has none."""
+    """The days of a run, from its tags; None if it has none."""
     tag_prefix = "dagster/asset_partition_range_"
     first = tags.get(f"{tag_prefix}start", tags.get("dagster/partition"))
     last = tags.get(f"{tag_prefix}end", first)
@@ -222,12 +218,12 @@ def days_of_run(tags: Mapping[str, str]) -> Window | None:
 
 
 def run_windows(partitions: Sequence[date], max_partitions: int) -> Iterator[Window]:
-    """Gapless partitions, ascending, in ranges of at most so many: each is one run."""
+    """Gapless partitions, ascending, as one window per run of at most `max_partitions`."""
     for n in range(0, len(partitions), max_partitions):
         run = partitions[n : n + max_partitions]
         yield Window(run[0], run[-1] + DAY)
 
 
 def any_window_condition(parts: Iterable[Window], column: str, *, relation: str = "") -> str:
-    """`Window.predicate` for the days of several windows."""
+    """`Window.sql_condition` for the days of several windows."""
     return " OR ".join(f"({window.sql_condition(column, relation=relation)})" for window in parts)

@@ -1,44 +1,69 @@
 """Reaches: which days of an input decide a day of a table.
 
-A reach gives the days to read, the days touched (its inverse), and the partition mapping that
-Dagster is told. The window in which a day takes late data, and the days that a rolling table reads,
-are both reaches; but they are two settings.
+A reach gives the input days to read, the days that changed input days affect (the inverse), and
+Dagster's partition mapping. The reprocessing window and the days of a rolling table are both
+reaches, but from separate settings.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
-from typing import TYPE_CHECKING, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import dagster as dg
 
 from backfill_assets.calendar.grain import Grain
 from backfill_assets.calendar.partitions import DAY, DaySet, Window, from_ranges
 
-if TYPE_CHECKING:
-    from backfill_assets.delta.ledgers import Ledger
+
+class PublishedLog(Protocol):
+    """The part of `delta.ledgers.Ledger` that a reach reads."""
+
+    @property
+    def records(self) -> Sequence[Any]:
+        """The commits, oldest first."""
+
+    @property
+    def external_commits(self) -> Sequence[Any]:
+        """The commits of other writers."""
+
+    @property
+    def latest(self) -> Mapping[date, Any]:
+        """The latest record of each published day, empty days included."""
+
+    @property
+    def published_days(self) -> Collection[date]:
+        """The published days, empty ones included."""
+
+    @property
+    def hypothetical_days(self) -> frozenset[date]:
+        """The days that may change in a what-if; empty for a published table."""
+
+    @property
+    def days_without_record(self) -> frozenset[date]:
+        """The days whose last commit is not known, because the log was cut."""
 
 
 @dataclass(frozen=True)
 class Reach:
-    """A day is decided by input days in a row: most often its own day, and days around it.
+    """A day is decided by consecutive input days: usually its own day, and days around it.
 
     Attributes:
-        before: so many days before.
-        after: so many days after. So an `after` of 7 spans 8 days, and with 0 only what is logged
-            on the very day counts. With -1 the last of them is the day before.
+        before: number of days before.
+        after: number of days after. So an `after` of 7 covers 8 days, and 0 ends with the day
+            itself. With -1 the last of them is the day before.
         stays_open: whether the days after are a window for late data: a day of the table is built
-            when its own day has come, and again as long as the window is open.
+            when its own day is loaded, and again as long as the window is open.
     """
 
     before: int = 0
     after: int = 0
     stays_open: bool = False
-    #: Whether how many input days there are differs by day, so that they must be told by date.
+    #: Whether the number of input days differs by day, so that they must be listed by date.
     varies_by_day: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -46,26 +71,26 @@ class Reach:
             raise ValueError(f"{self} begins after the day, or ends before it begins")
 
     def required_days(self, day: date) -> Sequence[date]:
-        """The input days without which a day cannot be made: its own, or the last before it.
+        """The input days without which a day cannot be built: its own, or the last before it.
 
-        Whatever else the reach has is read if it is there.
+        The other days of the reach are read if they are published.
         """
         return [day + min(self.after, 0) * DAY]
 
     def input_days(self, days: Window) -> Window:
-        """The input days that decide some days."""
+        """The input days that decide the days."""
         return days.widen_by(before=self.before, after=self.after)
 
     def affected_days(self, days: Window) -> Window:
-        """The days that some input days decide: the inverse of `input_days`."""
+        """The days that the input days decide: the inverse of `input_days`."""
         return days.widen_by(before=self.after, after=self.before)
 
-    def deciding_days(self, _source: Ledger) -> Callable[[date], Collection[date]]:
-        """By day, the input days that decide it, in ascending order."""
+    def deciding_days(self, _source: PublishedLog) -> Callable[[date], Collection[date]]:
+        """A function from a day to the input days that decide it, in ascending order."""
         return lambda day: tuple(self.input_days(Window(day, day + DAY)))
 
-    def changed_days(self, days: Collection[date], _source: Ledger) -> Iterable[date]:
-        """The days that changes of some input days may change."""
+    def changed_days(self, days: Collection[date], _source: PublishedLog) -> Iterable[date]:
+        """The days that changed input days may change."""
         if self == SAME_DAY:
             return days
         offsets = [n * DAY for n in range(-self.after, self.before + 1)]
@@ -73,15 +98,15 @@ class Reach:
 
     @property
     def partition_mapping(self) -> dg.PartitionMapping | None:
-        """The reach as Dagster sees it; none for the same day, which is its own default.
+        """The mapping for Dagster; None for the same day, which is its default.
 
-        The last days of a range reach for input days that do not exist yet; they are open, not
+        For the last days of a range, later input days do not exist yet; these days are open, not
         broken.
         """
         if self == SAME_DAY:
             return None
         with warnings.catch_warnings():
-            # The parameter is beta; the exact pin of Dagster is what makes it safe to use.
+            # The parameter is in beta; the exact pin of Dagster makes it safe to use.
             warnings.simplefilter("ignore", dg.BetaWarning)
             return dg.TimeWindowPartitionMapping(
                 start_offset=-self.before,
@@ -92,32 +117,32 @@ class Reach:
 
 @dataclass(frozen=True)
 class _WeekReach(Reach):
-    """A week is decided by its seven days, and needs all of them: a sum of six looks like one."""
+    """A week is decided by its seven days, and requires all: a sum of six days looks complete."""
 
     after: int = 6
 
     def required_days(self, day: date) -> Sequence[date]:
-        """The input days without which a week cannot be made: all."""
+        """All seven days."""
         return [*Grain.WEEKLY.days_of(day)]
 
     def affected_days(self, days: Window) -> Window:
-        """The weeks that some input days lie in."""
+        """The weeks that contain the input days."""
         return DaySet.from_days(Grain.WEEKLY.partitions_of(days))
 
-    def changed_days(self, days: Collection[date], _source: Ledger) -> Iterable[date]:
-        """The weeks that changes of some input days may change."""
+    def changed_days(self, days: Collection[date], _source: PublishedLog) -> Iterable[date]:
+        """The weeks that contain the input days."""
         return Grain.WEEKLY.partitions_of(days)
 
     @property
     def partition_mapping(self) -> None:
-        """Dagster's default maps a week to its days."""
+        """None: by default Dagster maps a week to its days."""
         return
 
 
 SAME_DAY = Reach()
-#: The seven days of a week, of a table that has a partition a week.
+#: The seven days of a week, for a table with weekly partitions.
 WEEK = _WeekReach()
-#: The day before, alone: of a table that carries its own state from day to day.
+#: Only the day before, for a table that carries its own state from day to day.
 PREVIOUS_DAY = Reach(before=1, after=-1)
 
 
@@ -133,9 +158,9 @@ def last_days(n: int) -> Reach:
 
 
 def following_days(n: int) -> Reach:
-    """The day itself and the `n` days after it, as what decides it: an outcome comes later.
+    """The day itself and the `n` days after it, for outcomes that come later.
 
-    Unlike `next_days` it is no window: whatever of these days is published decides the day.
+    Unlike `next_days` it is not a window for late data: all published days of it decide the day.
     """
     _refuse_days("following_days", n, 0)
     return Reach(after=n)
@@ -143,24 +168,24 @@ def following_days(n: int) -> Reach:
 
 @dataclass(frozen=True)
 class RecordedReach:
-    """A day is decided by all input days that hold something of it, however late they came.
+    """A day is decided by all input days with lines of it, however late they came.
 
-    Which they are is what the input's commits recorded under `spans`: by input day, the days that
-    it tells of. No input day tells of a later one.
+    The input's commits record them under `spans`: by input day, the days of its lines. No line has
+    a day after its input day.
     """
 
     stays_open: ClassVar[bool] = True
     varies_by_day: ClassVar[bool] = True
 
     def required_days(self, day: date) -> Sequence[date]:
-        """The input days without which a day cannot be made: its own."""
+        """Only the day itself."""
         return [day]
 
-    def deciding_days(self, source: Ledger) -> Callable[[date], Collection[date]]:
-        """By day, the input days that decide it, in ascending order.
+    def deciding_days(self, source: PublishedLog) -> Callable[[date], Collection[date]]:
+        """A function from a day to the input days that decide it, in ascending order.
 
-        Of input days that somebody else changed, and of those that were published when no spans
-        were recorded, anything is possible.
+        Input days that another writer changed, or that were published without recorded spans, may
+        decide any day.
         """
         recorded_days: dict[date, set[date]] = defaultdict(set)
         unknown_days = {
@@ -186,14 +211,14 @@ class RecordedReach:
 
         return days_of
 
-    def changed_days(self, days: Collection[date], source: Ledger) -> Iterable[date]:
-        """The days that changes of some input days may change, if nobody recorded which."""
+    def changed_days(self, days: Collection[date], source: PublishedLog) -> Iterable[date]:
+        """The days that changed input days may change, if their commits did not record it."""
         last = max(days, default=date.min)
         return {day for day in source.published_days if day <= last}
 
     @property
     def partition_mapping(self) -> dg.PartitionMapping:
-        """The reach as Dagster sees it: any day may decide any."""
+        """The mapping for Dagster: any input day may decide any day."""
         return dg.AllPartitionMapping()
 
 

@@ -18,7 +18,7 @@ from backfill_assets.cli.output import Finding, Output, Status, level_options
 from backfill_assets.escaping import escape_terminal
 from backfill_assets.settings import load_env_file
 
-#: The commands by family, each with its module. A command is the function of its name there.
+#: The commands by family, each with its module; a command is the function of the same name.
 _FAMILIES = {
     "Tables": {"show": "tables", "status": "tables", "history": "tables"},
     "Backfills": {
@@ -59,7 +59,7 @@ _FAMILIES = {
         "progress": "deployment",
     },
 }
-#: Those that are no name of a function.
+#: Commands whose function has another name.
 _FUNCTIONS = {
     "accept-code": "accept_code",
     "verify-export": "verify_export",
@@ -67,7 +67,7 @@ _FUNCTIONS = {
 }
 _MODULES = {name: module for commands in _FAMILIES.values() for name, module in commands.items()}
 
-_INTERRUPTED = 130  # as a shell tells it
+_INTERRUPTED = 130  # as in a shell
 
 _EPILOG = """\b
 Exit status:
@@ -86,23 +86,23 @@ Example:
 
 
 class _LazyCommands(click.Group):
-    """Loads a command's module when the command is asked for."""
+    """Imports a command's module when the command is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """All commands, by family."""
         return list(_MODULES)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command of a name; none if there is none."""
+        """The command of a name; None if there is none."""
         if cmd_name not in _MODULES:
             self.commands = {
                 name: _load_command(name) for name in _MODULES
-            }  # click names the nearest
+            }  # click suggests the most similar name
             return None
         return _load_command(cmd_name)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The commands under the heading of their family."""
+        """List the commands under the heading of their family."""
         for heading, names in _FAMILIES.items():
             with formatter.section(heading):
                 rows = [(f"{name:9}", _load_command(name).get_short_help_str(70)) for name in names]
@@ -114,7 +114,7 @@ def _load_command(name: str) -> click.Command:
 
 
 def _explains_itself(error: Exception) -> bool:
-    """Whether an error says itself what is wrong: ours, and those of files, tables and Dagster."""
+    """Whether an error's message is enough: ours, and those of files, tables and Dagster."""
     if isinstance(error, (OSError, ValueError)):
         return True
     if type(error).__module__.startswith(("backfill_assets.", "backfill_assets_guide.")):
@@ -144,10 +144,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command.
 
     Args:
-        arguments: those of the command line; the process's own if not given.
+        arguments: the command line; the process's own if None.
 
     Returns:
-        The exit status, as `output.Status` says it.
+        The exit status, see `output.Status`.
     """
     out = Output()
     try:

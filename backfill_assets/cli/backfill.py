@@ -1,4 +1,4 @@
-"""`plan`, `plans`, `backfill`: plan days, launch a plan, watch it. Dagster does the work."""
+"""The commands `plan`, `plans` and `backfill`: plan days, launch a plan, watch its stages."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 def backfill_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The options that say what a backfill is to do: the fields of `plans.BackfillRequest`."""
+    """The options of a backfill: the fields of `BackfillRequest`."""
     for option in reversed(
         (
             select_option,
@@ -115,16 +115,16 @@ def plan(out: Output, partitions: Window, target: str, as_json: bool, **options:
 def plan_anew(
     settings: Settings, dagster: dg.DagsterInstance, days: Window, options: dict[str, Any]
 ) -> BackfillPlan:
-    """A new plan, kept in Dagster's storage.
+    """Create a plan and save it in Dagster's storage.
 
     Args:
         settings: the deployment's settings.
         dagster: the instance.
-        days: the days that are asked for.
-        options: the options of `parameters`, by name.
+        days: the requested days.
+        options: the values of `backfill_options`, by name.
 
     Raises:
-        click.UsageError: what is asked for cannot be planned.
+        click.UsageError: the request cannot be planned.
     """
     from backfill_assets.assets import backfill_jobs
     from backfill_assets.backfills.backfill_plan import BackfillRequest
@@ -146,7 +146,7 @@ def _refuse_impossible(settings: Settings, request: BackfillRequest) -> None:
 
 
 def show_plan(out: Output, backfill_plan: BackfillPlan) -> None:
-    """Print what becomes of each day, and what it costs."""
+    """Print the outcome of each day, and the cost."""
     from rich.table import Table as Grid
 
     from backfill_assets.backfills.backfill_plan import day_rows, plan_facts
@@ -166,7 +166,7 @@ def show_plan(out: Output, backfill_plan: BackfillPlan) -> None:
 
 
 def format_final_days(backfill_plan: BackfillPlan) -> str:
-    """The final days that a plan rewrites, for a reader."""
+    """The final days that a plan rewrites, by table."""
     from backfill_assets.calendar.partitions import format_ranges
 
     return ", ".join(
@@ -203,7 +203,7 @@ def plans(out: Output, as_json: bool) -> None:
         grid.add_column(heading)
     for row in plan_rows:
         tables = row["tables"]
-        # As text: a reason is no markup.
+        # As plain text, as a reason may contain markup.
         cells = [*list(row.values())[:3], tables[0] if len(tables) == 1 else str(len(tables))]
         grid.add_row(*cells, row["state"], row["reason"])
     out.print_grid(grid)
@@ -217,7 +217,7 @@ def _plan_row(dagster: dg.DagsterInstance, ledgers: Ledgers, id_: str) -> dict[s
         backfill_state = state_store.load(dagster, id_)
     except (
         state_store.BackfillRefusedError
-    ) as error:  # kept by another version: the others are told
+    ) as error:  # saved by another version: show the other plans
         unknown = {"made": "", "days": "", "tables": [], "state": str(error), "reason": ""}
         return {"plan": id_, **unknown}
     request = backfill_state.plan.parameters
@@ -278,7 +278,7 @@ def backfill(
             raise click.UsageError("--json cannot be given with --target")
         return build_target(out, _parse_days(ctx, what), target, options)
     settings = load_settings()
-    # An id may be that of a run, whose characters may all be digits.
+    # An id may be a run's, whose characters may all be digits.
     days = _parse_days(ctx, what) if re.match(r"\d+-\d", what) or "..." in what else None
     if days is None:
         _refuse_options(ctx, what)
@@ -311,7 +311,7 @@ def backfill(
 
 
 def _ui_url(settings: Settings, dagster: dg.DagsterInstance) -> str:
-    """Where the UI is: as the settings say, else where the deployment of this machine has it."""
+    """The UI's URL: as set in the settings, else that of this machine's deployment."""
     from backfill_assets.dagster_ext.instance_access import read_ui_url
 
     local_url = (
@@ -326,7 +326,7 @@ def _parse_days(ctx: click.Context, what: str) -> Window:
 
 
 def _refuse_options(ctx: click.Context, what: str) -> None:
-    """A plan is launched as it was made: an option that says otherwise is not to be ignored."""
+    """Raise if options would change a saved plan, which is launched unchanged."""
     options = [
         param.opts[0]
         for param in ctx.command.params
@@ -359,7 +359,7 @@ def _load_state(dagster: dg.DagsterInstance, id_: str) -> BackfillState:
 
 
 def _confirm_final(backfill_plan: BackfillPlan, yes: bool) -> None:
-    """See that a person wants final days rewritten: readers count on it that they do not move."""
+    """Ask before final days are rewritten: readers rely on final days not to change."""
     if yes or not backfill_plan.rewritten_final_days:
         return
     message = (
@@ -390,7 +390,7 @@ def _launched(
 def _watch_backfill(
     out: Output, dagster: dg.DagsterInstance, state: BackfillState, *, quiet: bool
 ) -> BackfillState:
-    """Tell how it comes along, and unless quiet how it ended, until it has."""
+    """Print the progress until the backfill ends; with `quiet`, not its end."""
     from backfill_assets.backfills import stages, state_store
 
     id_, previous = state.plan.id, ""

@@ -1,4 +1,4 @@
-"""The deployment: `init`, `ui`, `engine`, `password`, `doctor`, `settings`, `jars`, samples."""
+"""Commands of the deployment: `init`, `ui`, `engine`, `doctor`, `settings`, `jars` and others."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def ui(out: Output, port: int) -> Status:
 
     if message := describe_configuration(Path(folder)):
         out.print_note(message)
-    # Before anything is started, or fetched.
+    # Before anything is started or downloaded.
     with lock_home(Path(folder), port), listen_on_port(port) as listening:
         _fetch_jars(out, settings)
         from backfill_assets.dagster_ext.supervisor import run_deployment
@@ -109,7 +109,7 @@ def engine(out: Output, port: int) -> None:
     check_java()
     settings = load_settings()
     _fetch_jars(out, settings)
-    # Spark reads its settings there; this process becomes the server, and cannot clean up.
+    # Spark reads its settings there; this process becomes the server and cannot clean up.
     command = connect_server_command(settings, port, Path(tempfile.mkdtemp(prefix="engine-")))
     os.execve(command[0], command, jvm_environment(master_url(settings)))
 
@@ -219,7 +219,7 @@ def progress(out: Output) -> Status:
 
 
 _SCAFFOLD = Path(__file__).parent.parent / "scaffold"
-#: The files of a project, each with what it is made of. `{name}` is the name of its package.
+#: The files of a project, each with its template. `{name}` is the name of its package.
 _PROJECT_FILES = {
     "pyproject.toml": "pyproject.toml.j2",
     "Makefile": "Makefile.j2",
@@ -227,7 +227,8 @@ _PROJECT_FILES = {
     ".gitignore": "gitignore",
     "README.md": "README.md.j2",
     "workspace.yaml": "workspace.yaml.j2",
-    # Not in the folder itself: Dagster without DAGSTER_HOME takes one there for that of a home.
+    # Not in the project folder: without DAGSTER_HOME, Dagster would take it for its own
+    # configuration.
     "deployment/dagster.yaml": "dagster.yaml",
     "{name}/sources.py": "sources.py.j2",
     "{name}/tables.py": "tables.py.j2",
@@ -249,7 +250,7 @@ def init(out: Output, directory: Path) -> Status:
     name = directory.resolve().name.replace("-", "_")
     if not name.isidentifier():
         raise click.BadParameter(f"{directory.name} cannot name a Python package: use letters")
-    # A folder without a file is no module of anybody's.
+    # A folder without files is not another module.
     if keyword.iskeyword(name) or ((spec := find_spec(name)) and spec.origin):
         raise click.BadParameter(
             f"Python has {name} already, and would import that: take another name, as {name}_tables"
@@ -264,7 +265,7 @@ def init(out: Output, directory: Path) -> Status:
         keep_trailing_newline=True,
         autoescape=False,
     )
-    # The sample's days end yesterday: Dagster's plots begin with the newest.
+    # The sample's days end yesterday: Dagster's plots start with the newest.
     end = datetime.now(timezone.utc).date()
     values = {
         "name": name,
@@ -284,7 +285,7 @@ def init(out: Output, directory: Path) -> Status:
 
 
 def _pip_requirement() -> str:
-    """How pip finds the package again: where it was installed from, or its version."""
+    """The package as a pip requirement: where it was installed from, or its version."""
     package = distribution("backfill-assets")
     install_source = json.loads(package.read_text("direct_url.json") or "{}")
     if url := install_source.get("url"):
@@ -316,7 +317,7 @@ def settings(out: Output, as_json: bool) -> Status:
 
 
 def _ignored_env_file() -> Path | None:
-    """The `.env` of a folder above, where the current one has none."""
+    """The `.env` of a parent folder, if the current folder has none."""
     current = Path.cwd()
     if (current / ".env").is_file():
         return None
@@ -331,7 +332,7 @@ def _setting_rows() -> Iterator[dict[str, Any]]:
 
 
 _CHECK_SECONDS = 20.0
-#: A session of a server, or an engine that is started, takes its time.
+#: Seconds: connecting a server session or starting an engine takes time.
 _ENGINE_SECONDS = 120.0
 
 
@@ -366,7 +367,7 @@ def doctor(out: Output, port: int, engine: bool, seconds: float, as_json: bool) 
         out.print_note("Nothing is wrong.")
     status = Status.FINDING if wrong_lines else Status.FINE
     if runner.hung:
-        # What hangs in the system would keep the process from its end.
+        # A hanging system call would prevent the process's exit.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
@@ -379,7 +380,7 @@ def _print_line(out: Output, line: ReportLine) -> None:
 
 
 def _basic_checks(port: int, start: bool) -> Iterator[Check]:
-    """What is looked at, in this order."""
+    """The checks, in their order."""
     from backfill_assets.doctor import machine
     from backfill_assets.doctor.checks import Check
 

@@ -1,4 +1,4 @@
-"""Data in and out: `export` and `verify-export` of days, `import` of foreign tables."""
+"""The commands `export` and `verify-export` for days, and `import` for foreign tables."""
 
 from __future__ import annotations
 

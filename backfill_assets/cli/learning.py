@@ -1,4 +1,4 @@
-"""What teaches: `lab`, small experiments; `drill`, outages played against the clock."""
+"""The commands `lab`, small experiments, and `drill`, timed outages to practise on."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def start(out: Output, folder: Path, name: str, seed: int | None, days: int | No
     from backfill_assets_guide.drills.deployment import other_variables
     from backfill_assets_guide.drills.places import ENVIRONMENT
 
-    for variable in other_variables():  # as `env.sh` does in the player's shell
+    for variable in other_variables():  # as `env.sh` does in the user's shell
         os.environ.pop(variable, None)
     out.print_note("Making a deployment, and loading it. This takes a minute or two ...")
     new_drill = playing.start_drill(Engine.from_settings(load_settings()), folder, name, seed, days)

@@ -1,4 +1,4 @@
-"""`night`: what schedule and sensors would run; and the log of a run, condensed."""
+"""The command `night`: the runs of schedule and sensors; and the condensed log of a run."""
 
 from __future__ import annotations
 
@@ -28,29 +28,25 @@ if TYPE_CHECKING:
 
 _EVENT = re.compile(r" - dagster - \w+ - .* - (?P<step>\w+) - (?P<event>[A-Z_]+)(?: - |$)")
 _ASSET = re.compile(r"Materialized value (\w+)\.")
-#: What the IO manager logs of a table, if there is something that it need not do.
+#: What the IO manager logs of a table's days that need no change.
 _IDENTICAL = re.compile(r" - (\w+) - (\w+) \[[-.\d]+\]: (?:.*, )?(\d+) days? identical")
 _SKIPPED = re.compile(r"Dependencies for step (\w+) (?:failed|were not executed)")
-#: A check that did not pass, and the first line of what it says.
+#: A failed check, and the first line of its message.
 _FINDING = re.compile(r"Asset check '(\w+)' on '(\w+)' did not pass\.(?: Description: '(.*))?")
 _FAILURE = "dagster._core.definitions.events.Failure: "
-#: Errors that say themselves what is wrong and what to do; their stack trace would hide that.
+#: Errors whose message is enough; their stack trace would hide it.
 _SELF_EXPLAINED = (_FAILURE, "backfill_assets.")
 _TAIL = 40
-#: Before the name of a page, which has no days: the name of the step that makes it.
+#: The prefix of a page's name in the name of its step; a page has no days.
 _PAGE_PREFIX = "draw_"
 
 
 def condense_log(lines: Iterable[str], out: Output) -> Status:
-    """Condense a run's log into a line a step, and pass on what a failed step says.
-
-    Args:
-        lines: those of the log.
-        out: where to print.
+    """Condense a run's log into one line per step, and print a failed step's error.
 
     Returns:
         `FINE` if the run succeeded, else `FINDING`. If it ended without a failed step (killed, or
-        never started), what was last said outside of Dagster's log is passed on.
+            never started), the last output outside of Dagster's log is printed.
     """
     condenser = _LogCondenser(out)
     for line in lines:
@@ -63,7 +59,7 @@ def condense_log(lines: Iterable[str], out: Output) -> Status:
 
 @dataclass
 class _Step:
-    """What a step has published and evaluated so far."""
+    """The days and checks of a step so far."""
 
     days: Counter[str] = field(default_factory=Counter)
     identical: Counter[str] = field(default_factory=Counter)
@@ -77,19 +73,19 @@ class _Step:
 
     @property
     def failure_reasons(self) -> Iterator[str]:
-        """For each check that did not pass what it said first, and how often it did not."""
+        """For each failed check, its first message and the number of further failures."""
         for name, texts in self.findings.items():
             more = f" (and {len(texts) - 1} more)" if len(texts) > 1 else ""
             yield f"{name}: {texts[0]}{more}"
 
     def describe_counts(self, name: str) -> str:
-        """The same in words, of the step of that name."""
+        """The counts as text; `name` is the step's."""
         days, identical = (
             ", ".join(
                 f"{asset} {n} day{'s' * (n != 1)}" if name != f"{_PAGE_PREFIX}{asset}" else asset
                 for asset, n in counts.items()
             )
-            # Days that stay as they are, are materialized as well.
+            # Identical days are materialized as well.
             for counts in (self.days - self.identical, self.identical)
         )
         bad = f", {self.failed_checks} did not pass" if self.failed_checks else ""
@@ -102,7 +98,7 @@ class _Step:
 
 
 class _LogCondenser:
-    """A run's log so far: a line for each step that ended, and the steps that run."""
+    """A run's log so far: prints a line for each ended step, and holds the running steps."""
 
     def __init__(self, out: Output) -> None:
         self.out = out
@@ -111,7 +107,7 @@ class _LogCondenser:
         self.step_failed = self.error_printed = self.succeeded = False
 
     def read_line(self, line: str) -> None:
-        """Take in one line of Dagster's own."""
+        """Process one line of Dagster's log."""
         if self.step_failed:
             self.print_error()
         self.tail.clear()
@@ -125,7 +121,7 @@ class _LogCondenser:
             self.print_line(f"  {skipped_match[1]} ... not run, because of what failed before it")
 
     def _handle_event(self, name: str, kind: str, line: str) -> None:
-        """Take in an event of a step, or of the run."""
+        """Process an event of a step or of the run."""
         if kind == "STEP_START":
             self.running[name] = _Step()
         elif kind == "ASSET_MATERIALIZATION":
@@ -135,7 +131,7 @@ class _LogCondenser:
             step = self.running[name]
             step.checks += 1
             if finding := _FINDING.search(line):
-                # Backslashes are for Dagster's pages.
+                # Backslashes escape Markdown for Dagster's pages.
                 text = re.sub(r"\\(\W|_)", r"\1", (finding[3] or "").rstrip("\n").removesuffix("'"))
                 step.findings[f"{finding[2]} {finding[1]}"].append(text)
         elif kind in ("STEP_SUCCESS", "STEP_FAILURE"):
@@ -145,18 +141,18 @@ class _LogCondenser:
             self.succeeded = True
 
     def end_step(self, name: str, prefix: str) -> None:
-        """Say what a step has done. Steps run at the same time: each has its line when it ends."""
+        """Print a step's outcome in one line; steps may run at the same time."""
         step = self.running.pop(name, _Step())
         self.print_line(f"  {name} ... {prefix}{step.describe_counts(name)}")
-        # A step that failed says itself which days, and why.
+        # A failed step's error names the days and the reason.
         for reason in () if prefix else step.failure_reasons:
             self.print_line(f"    {reason}")
 
     def end_run(self) -> Status:
-        """Say how the run ended."""
+        """Print the outcome of the run's remaining steps."""
         if self.step_failed:
             self.print_error()
-        # Seen once: the line that said a step's end was not among those of a run that succeeded.
+        # Seen once: a successful run's log without the line of a step's end.
         for name in [*self.running]:
             self.end_step(name, "" if self.succeeded else "BROKEN OFF; ")
         if self.succeeded:
@@ -166,7 +162,7 @@ class _LogCondenser:
         return Status.FINDING
 
     def print_error(self) -> None:
-        """Pass on what was said; the stack trace only of an error that nobody foresaw."""
+        """Print the error; with a stack trace only if it is unexpected."""
         lines = list(self.tail)
         own_errors = [n for n, text in enumerate(lines) if text.startswith(_SELF_EXPLAINED)]
         if own_errors:
@@ -207,7 +203,7 @@ def night(out: Output, run: bool, as_of: date | None) -> Status:
             tables_in_progress, instance, planner.tables, daemon=not missing_daemons(instance)
         )
         for log, message in () if out.quiet else planner.no_data_warnings(today).items():
-            # As a shell's comment: the commands that follow may be piped into one.
+            # As a shell comment: the commands below it may be piped into a shell.
             out.print_command(f"# {log}: {message}.")
         if not run:
             _print_commands(
@@ -231,7 +227,7 @@ def _print_commands(
 
 
 def _describe_commands(today: date, kind: str, requests: Sequence[Request]) -> str:
-    """What the commands are that follow, as a shell's comment."""
+    """A shell comment on the commands below it."""
     from backfill_assets.monitoring.next_runs import LOAD
 
     if not requests:
@@ -258,9 +254,9 @@ def _report_result(out: Output, today: date, result: NightResult) -> Status:
 
 @contextlib.contextmanager
 def _home_or_temporary() -> Iterator[str]:
-    """Dagster's home; where there is none, one that lasts as long as the command.
+    """Dagster's home; if not set, a temporary one until the command ends.
 
-    Dagster would make one for each run, and configure it by whatever dagster.yaml lies around.
+    Dagster would create one for each run, with any dagster.yaml of the current folder.
     """
     if folder := dagster_home():
         yield folder
@@ -273,7 +269,7 @@ def _home_or_temporary() -> Iterator[str]:
 def _run_request(
     out: Output, planner: RunPlanner, folder: str, kind: str, request: Request
 ) -> bool:
-    """Run a request as a process of its own; whether it succeeded."""
+    """Run a request in a process of its own; whether it succeeded."""
     from backfill_assets.monitoring.next_runs import LOAD
     from backfill_assets.publish.types import NIGHT_VARIABLE
 

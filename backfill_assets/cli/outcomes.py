@@ -1,4 +1,4 @@
-"""After a backfill: `reconcile`, its result; `undo`, its reversal; `runbook`, its pages."""
+"""The commands after a backfill: `reconcile`, `undo` and `runbook`."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def _plan_undo(
     partitions: Window | None,
     as_json: bool,
 ) -> Status:
-    """Tell what an undo would do."""
+    """Print the days that an undo would revert, and why it would be refused."""
     from backfill_assets.backfills.undo import preview_undo
     from backfill_assets.shadow import switch
 
@@ -218,14 +218,14 @@ def _show_days(out: Output, rows: Iterable[tuple[str, str, list[str]]]) -> None:
 def run_job(
     dagster: dg.DagsterInstance, job: str, op: str, config: dict[str, str], log_level: str
 ) -> str:
-    """Run a job as a run of Dagster's own, so that it is in the trail like any other; its id.
+    """Run a job as a recorded run of Dagster, and return its id.
 
     Args:
         dagster: the instance.
         job: its name.
         op: the name of its op.
         config: the configuration of the op.
-        log_level: what the console gets of the log.
+        log_level: the level of the log on the console.
 
     Raises:
         ValueError: why it was refused, or failed.
@@ -243,7 +243,7 @@ def run_job(
             "loggers": {"console": {"config": {"log_level": log_level}}},
         },
     )
-    # What failed in the step says why; what failed outside of it is in the run's log.
+    # A step's failure has a message; any other failure is only in the run's log.
     for event in result.all_events:
         if event.is_step_failure:
             failure = event.step_failure_data.user_failure_data
@@ -254,10 +254,10 @@ def run_job(
 
 
 def refuse_unknown(settings: Settings, dagster: dg.DagsterInstance, name: str) -> None:
-    """See that a backfill, a stage of one, or a run of that name is on record, without Spark.
+    """Raise if no backfill, stage or run of that name is recorded; needs no Spark.
 
     Raises:
-        click.UsageError: it is not, with the nearest names.
+        click.UsageError: naming the most similar names.
     """
     from backfill_assets.backfills import state_store
     from backfill_assets.backfills.changes import is_commit_of
@@ -266,13 +266,13 @@ def refuse_unknown(settings: Settings, dagster: dg.DagsterInstance, name: str) -
 
     ledgers = read_ledgers(settings)
     plan = name.partition("-")[0]
-    # A run of ours that Dagster knows and that committed nothing has an account as well.
+    # A run without a commit that Dagster knows can be reconciled as well.
     if (
         any(is_commit_of(record, name) for ledger in ledgers.values() for record in ledger.records)
         or dagster.get_backfill(name) is not None
         or dagster.get_run_by_id(name) is not None
         or (plan == name and plan in state_store.list_ids(dagster))
-        # A switch-over that was killed before its first commit is undone as well.
+        # A switch-over that was killed before its first commit can be undone as well.
         or plan in targets.list_targets(settings)
     ):
         return
@@ -281,11 +281,11 @@ def refuse_unknown(settings: Settings, dagster: dg.DagsterInstance, name: str) -
 
 
 def _backfill_names(ledgers: Ledgers) -> Iterator[str]:
-    """What commits are known by, the oldest first: backfills, and runs without one."""
+    """The ids in commits, the oldest first: of backfills, and of runs without one."""
     records = [record for ledger in ledgers.values() for record in ledger.records]
     for record in sorted(records, key=lambda commit: commit.at.timestamp() if commit.at else 0):
         if record.backfill_id:
-            # The planned ones by the plan's id: their stages are many.
+            # A planned backfill by its plan's id, without its stages.
             yield re.sub(r"-(pilot|rest|\d{3})(-\d+)?$", "", record.backfill_id)
         else:
             yield record.run_id[:8]
@@ -331,11 +331,11 @@ def runbook(out: Output, backfill: str, folder: Path | None) -> None:
 
 
 def _is_unedited(path: Path) -> bool:
-    """Whether a page is as this command wrote it, so that nothing of a person's is in it."""
+    """Whether a page is unchanged since this command wrote it, so that no edit is lost."""
     mark, _, text = path.read_text(encoding="utf-8", errors="replace").partition("\n")
     return mark == _page_mark(text)
 
 
 def _page_mark(text: str) -> str:
-    """The first line of a page, which no reader of Markdown shows."""
+    """The first line of a page: a hidden comment in Markdown."""
     return f"<!-- backfill-assets runbook {sha256(text.encode()).hexdigest()[:16]} -->"

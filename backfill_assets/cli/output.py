@@ -1,4 +1,4 @@
-"""What the commands print and how they end: text for a person, JSON for a program, a status."""
+"""The output of commands: text for a person, JSON for a program, and the exit status."""
 
 from __future__ import annotations
 
@@ -21,39 +21,39 @@ from rich.text import Text
 
 from backfill_assets.escaping import escape_terminal
 
-#: A pipe has no width of its own: each row of a table stays one line.
+#: A pipe has no width: each row of a table stays on one line.
 _PIPE_WIDTH = 1000
-#: What a line begins with whose text is in a column: spaces, or a heading and spaces.
+#: The start of a line with aligned text: spaces, or a heading and spaces.
 _HEADING = re.compile(r"\s*\S+\s{2,}|\s+")
-#: A column of sentences wraps, but is of no use below this width.
+#: The minimum width of a column of sentences, which wraps.
 _SENTENCE_WIDTH = 30
 
 
 class Status(enum.IntEnum):
-    """How a command ends."""
+    """The exit status of a command."""
 
     FINE = 0
-    #: Something is not as it should be.
+    #: Something is wrong.
     FINDING = 1
     WRONG_USE = 2
     COULD_NOT_RUN = 3
 
 
 class Finding(Exception):
-    """What a command found wrong is all that there is to say."""
+    """A command's finding, printed without a further message."""
 
 
 class CannotRunError(Exception):
-    """A command cannot do what it was asked for; the message says what to do."""
+    """A command cannot run; the message says what to do."""
 
 
 class Output:
-    """Where a command prints to, and how much.
+    """The printer of a command.
 
     Attributes:
-        quiet: print results alone, neither progress nor hints.
-        verbose: print the traces of errors as well, and Dagster's log of an undo.
-        command: the command that runs, for messages.
+        quiet: print only results, neither progress nor hints.
+        verbose: also print stack traces, and Dagster's log of an undo.
+        command: the name of the running command, for messages.
     """
 
     def __init__(self) -> None:
@@ -61,23 +61,23 @@ class Output:
         self.command = ""
 
     def print_text(self, text: str) -> None:
-        """Print text in lines of the terminal's width; no word, so no path, is broken."""
+        """Print text wrapped to the terminal's width; words and paths are not broken."""
         console = _make_console()
         if sys.stdout.isatty():
             text = "\n".join(_wrap_line(line, console.width) for line in text.split("\n"))
         console.print(text, soft_wrap=True)
 
     def print_command(self, text: str) -> None:
-        """Print a command that may be piped into a shell, on one line."""
+        """Print a command on one line, so that it can be piped into a shell."""
         _make_console().print(text, soft_wrap=True)
 
     def print_note(self, text: str) -> None:
-        """Print progress or a hint."""
+        """Print progress or a hint, unless quiet."""
         if not self.quiet:
             self.print_text(text)
 
     def print_facts(self, rows: Iterable[tuple[str, str]]) -> None:
-        """Print names and texts, a line each; the texts begin in one column."""
+        """Print names and texts, one line each, with the texts aligned."""
         pairs = list(rows)
         width = max((14, *(len(name) for name, _ in pairs)))
         for name, text in pairs:
@@ -92,12 +92,12 @@ class Output:
                 console.print(fitted)
 
     def print_json(self, value: Any) -> None:
-        """Print a value for a program."""
+        """Print a value as JSON."""
         click.echo(json.dumps(value, indent=2, default=str))
 
 
 class _PlainConsole(Console):
-    """A console to which no text is markup, and that passes no control characters on."""
+    """A console that takes no text for markup, and escapes control characters."""
 
     def render_str(self, text: str, **named: Any) -> Text:
         """A text with a style."""
@@ -105,7 +105,7 @@ class _PlainConsole(Console):
 
 
 def _make_console() -> Console:
-    """A console on the standard output of now; plain in a pipe and under NO_COLOR."""
+    """A console on the current standard output; without colours in a pipe and under NO_COLOR."""
     terminal = sys.stdout.isatty()
     return _PlainConsole(
         markup=False,
@@ -117,7 +117,7 @@ def _make_console() -> Console:
 
 
 def _wrap_line(line: str, width: int) -> str:
-    """A line of text in as many as the width takes, set in below its text if it has a heading."""
+    """Wrap a line to the width; further lines are indented below its text."""
     if len(line) <= width:
         return line
     heading = _HEADING.match(line)
@@ -135,7 +135,7 @@ def _wrap_line(line: str, width: int) -> str:
 
 
 def _fit_grid(grid: Grid, console: Console) -> list[RenderableType]:
-    """The table; where it is too wide, with its first columns on lines of their own."""
+    """The table; if it is too wide, with its first columns on separate lines."""
     widths = [_column_width(column, console) for column in grid.columns]
     for lead in range(len(widths)):
         indent = 2 if lead else 0
@@ -145,7 +145,7 @@ def _fit_grid(grid: Grid, console: Console) -> list[RenderableType]:
 
 
 def _column_width(column: Column, console: Console) -> int:
-    """The width that a column needs; one of sentences needs not all of it."""
+    """The width that a column needs; a column of sentences may wrap."""
     wide = console.options.update(max_width=_PIPE_WIDTH)
     cells = [column.header, *column.cells]
     needed = max(Measurement.get(console, wide, cell).maximum for cell in cells)
@@ -167,7 +167,7 @@ def _stack_columns(grid: Grid, lead: int, widths: Sequence[int]) -> list[Rendera
         line = Grid(box=None, padding=(0, 2, 0, 0), show_header=False, pad_edge=False)
         line.add_column(width=1)
         for column, width in zip(columns[lead:], widths[lead:], strict=True):
-            # The last one may take what is left of the line.
+            # The last column may take the rest of the line.
             fixed = None if column is columns[-1] and not column.no_wrap else width
             line.add_column(width=fixed, justify=column.justify, overflow="fold")
         line.add_row("", *row[lead:])
@@ -176,12 +176,12 @@ def _stack_columns(grid: Grid, lead: int, widths: Sequence[int]) -> list[Rendera
 
 
 def level_options() -> list[click.Option]:
-    """The options -q and -v, which may stand before the name of a command or after it."""
+    """The options -q and -v, before or after the name of a command."""
     return [
         click.Option(
             [f"-{name[0]}", f"--{name}"],
             is_flag=True,
-            is_eager=True,  # also what is said of the other parameters names the command
+            is_eager=True,  # so that errors of other parameters name the command
             expose_value=False,
             callback=_set_level,
             help=text,
@@ -207,7 +207,7 @@ def command(*examples: str) -> Callable[[Callable[..., Any]], click.Command]:
     """Make a function a command, whose help ends with examples.
 
     Args:
-        examples: what is typed after `backfill-assets`.
+        examples: arguments after `backfill-assets`.
     """
     lines = "\n".join(f"  backfill-assets {example}" for example in examples)
     epilog = f"\b\n{'Examples' if examples[1:] else 'Example'}:\n{lines}"

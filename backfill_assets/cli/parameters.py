@@ -1,4 +1,4 @@
-"""What commands are given: partitions, tables, one instance of Dagster; refused in one sentence."""
+"""The parameters of commands: partitions, tables, shared options, and the Dagster instance."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 
 def unknown_name_message(what: str, name: str, known: Iterable[str], *, most: int = 10) -> str:
-    """The sentence on a name that there is not.
+    """A sentence on an unknown name, with the most similar ones.
 
     Args:
-        what: what it would name.
-        name: the name that was given.
-        known: the names that there are.
-        most: so many names are listed, the last ones.
+        what: the kind of the named thing, such as `table`.
+        name: the unknown name.
+        known: the existing names.
+        most: the maximum number of listed names, the last ones.
     """
     known = list(known)
     similar = get_close_matches(name, known, n=3, cutoff=0.5)
@@ -40,7 +40,7 @@ def unknown_name_message(what: str, name: str, known: Iterable[str], *, most: in
 
 
 class Partitions(click.ParamType):
-    """Days of the calendar, as Dagster spells a range of partitions: FIRST...LAST, or one day."""
+    """Calendar days in Dagster's notation of a partition range: FIRST...LAST, or one day."""
 
     name = "partitions"
 
@@ -57,12 +57,12 @@ class Partitions(click.ParamType):
 
 
 class ChunkDays(click.ParamType):
-    """How days are cut into stages: so many days each, `auto`, or `none` for one stage."""
+    """The size of stages: a number of days, `auto`, or `none` for one stage."""
 
     name = "auto|none|N"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """As `plans.BackfillRequest` takes it."""
+        """The value of `BackfillRequest.chunk_days`."""
         if value in ("auto", None):
             return value
         if value == "none":
@@ -71,7 +71,7 @@ class ChunkDays(click.ParamType):
 
 
 class Day(click.ParamType):
-    """One day, on the calendar or not."""
+    """One day, in the deployment's calendar or not."""
 
     name = "day"
 
@@ -84,11 +84,7 @@ class Day(click.ParamType):
 
 
 class Tables(click.ParamType):
-    """Tables, as Dagster selects assets: names with commas between them, or `*` for all.
-
-    Args:
-        one: whether it must be one table.
-    """
+    """Table names with commas between them, or `*` for all, as in Dagster's asset selection."""
 
     name = "tables"
 
@@ -96,7 +92,7 @@ class Tables(click.ParamType):
         self.single = single
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """A tuple of names; the name itself where it must be one."""
+        """A tuple of names; with `single`, the name."""
         known = _table_names()
         if value == "*" and not self.single:
             return tuple(known)
@@ -109,7 +105,7 @@ class Tables(click.ParamType):
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
-        """The tables that begin so."""
+        """The tables whose name starts with the text."""
         return [CompletionItem(name) for name in _table_names() if name.startswith(incomplete)]
 
 
@@ -121,14 +117,14 @@ def _table_names() -> Iterable[str]:
 
 
 def merge_selections(_ctx: click.Context, _param: click.Parameter, values: Any) -> tuple[str, ...]:
-    """The tables of several options, or arguments, each once and inputs first; none for all."""
+    """The tables of all values of an option or argument, inputs first; empty for all tables."""
     if not values:
         return ()
     return tuple(name for name in _table_names() if any(name in names for names in values))
 
 
 def select_option(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The option --select, and --table, its older name."""
+    """The option --select, or --table, its older name."""
     return click.option(
         "--select",
         "--table",
@@ -149,7 +145,7 @@ def json_option(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def port_option(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`--port`: where the UI is."""
+    """The option --port: the UI's port."""
     return click.option(
         "--port",
         type=click.IntRange(1, 65535),
@@ -160,15 +156,15 @@ def port_option(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def dagster_home(note: Callable[[str], None] | None = None) -> str:
-    """DAGSTER_HOME, where plans are kept and runs recorded; empty if it is not set.
+    """DAGSTER_HOME, the folder of plans and runs; empty if it is not set.
 
     It is closed to other users of the machine.
 
     Args:
-        note: prints what was changed of it.
+        note: prints a change of its permissions.
 
     Raises:
-        CannotRunError: Dagster would not take it.
+        CannotRunError: Dagster would refuse it.
     """
     value = os.environ.get("DAGSTER_HOME", "")
     folder = Path(value).expanduser()
@@ -189,10 +185,10 @@ def dagster_home(note: Callable[[str], None] | None = None) -> str:
 
 @contextlib.contextmanager
 def open_instance() -> Iterator[dg.DagsterInstance]:
-    """Dagster's instance, where plans are kept and backfills run.
+    """Dagster's instance, with plans and runs.
 
     Raises:
-        CannotRunError: DAGSTER_HOME does not name one.
+        CannotRunError: DAGSTER_HOME is not set.
     """
     if not dagster_home():
         raise CannotRunError(

@@ -1,4 +1,4 @@
-"""Looking at the tables: `show`, `status`, `history`. Nothing is computed, no JVM is started."""
+"""The commands `show`, `status` and `history` of tables: they compute nothing and start no JVM."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def show(out: Output, tables: Sequence[str], as_json: bool) -> None:
 
 
 def _published_rows(settings: Settings, tables: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """What is published of each table, from its log."""
+    """A row on each table's published days, from its log."""
     from backfill_assets.calendar.partitions import to_windows
     from backfill_assets.delta.ledger_reader import read_ledger
     from backfill_assets.tables.graph import tables_of
@@ -89,10 +89,10 @@ def _row_cells(row: dict[str, Any]) -> list[str]:
 
 
 def refuse_no_warehouse(settings: Settings) -> None:
-    """See that there is a warehouse.
+    """Raise if there is no warehouse.
 
     Raises:
-        CannotRunError: there is none where the settings say.
+        CannotRunError: nothing exists at the location in the settings.
     """
     from backfill_assets.spark.filesystems import open_store
 
@@ -203,5 +203,5 @@ def history(out: Output, table: str, partitions: Window | None, as_json: bool) -
             out.print_grid(commits.format_day_history(settings, table, partitions.start))
         else:
             out.print_grid(commits.format_history(settings, table, partitions))
-    except ValueError as error:  # there is no such commit
+    except ValueError as error:  # no such commit
         raise Finding(f"{error}") from error

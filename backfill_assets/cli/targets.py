@@ -1,4 +1,4 @@
-"""Targets, built beside production: `targets`, `compare`, `switch`, `drop`, and `--target`."""
+"""The commands `targets`, `compare`, `switch` and `drop`, and the option `--target`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from backfill_assets.publish.io_manager import DeltaIOManager
     from backfill_assets.shadow.build import StageResult
 
-#: What a shadow backfill has no use for, by the name of its parameter.
+#: Options that a shadow backfill does not support, by parameter name.
 _UNSUPPORTED_OPTIONS = {
     "max_parallel": "--max-parallel",
     "rewrite": "--rewrite",
@@ -47,7 +47,7 @@ def target_option(function: Any) -> Any:
 
 
 def plan_target(out: Output, days: Window, name: str, options: Mapping[str, Any]) -> None:
-    """Print what a shadow backfill would do with each day. Nothing is made."""
+    """Print the outcome of each day of a shadow backfill; nothing is built."""
     from backfill_assets.delta import targets
     from backfill_assets.shadow.days import stale_days, target_tables
     from backfill_assets.tables.code_version import running_code
@@ -88,7 +88,7 @@ def _print_forecasts(
 
 
 def build_target(out: Output, days: Window, name: str, options: Mapping[str, Any]) -> Status:
-    """Build days into a target, stage after stage; 1 if a stage did not pass."""
+    """Build days into a target, stage by stage; `FINDING` if a stage did not pass."""
     import dagster as dg
 
     from backfill_assets.backfills.backfill_plan import BackfillRequest
@@ -173,12 +173,12 @@ def targets(out: Output, as_json: bool) -> None:
 
 
 def target_row(settings: Settings, name: str) -> dict[str, Any]:
-    """What `targets` says of a target, by the names of its columns."""
+    """A row of `targets`, by the names of its columns."""
     from backfill_assets.delta import targets as known
 
     try:
         target = known.load_target(settings, name)
-    except known.TargetError as error:  # made by another version: the others are told
+    except known.TargetError as error:  # built by another version: show the other targets
         unknown = {"made": "", "days": "", "tables": "", "state": str(error), "comparison": ""}
         return {"target": name, **unknown, "reason": "", "paths": {}}
     return {
@@ -194,7 +194,7 @@ def target_row(settings: Settings, name: str) -> dict[str, Any]:
 
 
 def _describe_comparison(target: ShadowTarget) -> str:
-    """What the last comparison came to, and whether a switch-over needs one."""
+    """The result of the last comparison, and whether a switch-over needs one."""
     text = "none"
     if target.compared:
         count = len(target.compared.problems)

@@ -1,4 +1,4 @@
-"""Upkeep of tables: `verify`, `accept-code`, `maintain`, `migrate`, `forget`."""
+"""The commands for upkeep of tables: `verify`, `accept-code`, `maintain`, `migrate`, `forget`."""
 
 from __future__ import annotations
 

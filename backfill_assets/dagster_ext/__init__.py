@@ -1,1 +1,1 @@
-"""What extends Dagster: executor, launcher, retries, storage; and all of its private names."""
+"""Extensions of Dagster: executor, launcher, retries, storage; all of its private names."""

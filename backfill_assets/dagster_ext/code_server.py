@@ -1,8 +1,8 @@
-"""Dagster's code server, whose runs are forked from a process that has loaded the definitions.
+"""Dagster's code server, with runs that are forked from a process with loaded definitions.
 
 `python -m backfill_assets.code_server api grpc ...` is `dagster api grpc ...`. Dagster starts a new
-Python for each run, and most of what that does before its first step is to import. Python's fork
-server does so once: a process with one thread, and without connections or open files.
+Python for each run, which mostly imports modules before its first step. Python's fork server
+imports them once: a process with one thread, and without connections or open files.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 from dagster._cli import main
 from dagster._grpc import server
 
-#: What the fork server imports.
+#: The module that the fork server imports.
 PRELOAD_MODULE = "backfill_assets.preloaded"
 
 
@@ -28,7 +28,7 @@ class RunProcess(ForkServerProcess):
     """The process of a run."""
 
     def run(self) -> None:
-        """The run; then what a process does at its end, which forked ones leave out."""
+        """Run the run, then the exit functions, which forked processes skip."""
         Thread(target=_end_with_fork_server, args=(os.getppid(),), daemon=True).start()
         try:
             super().run()
@@ -39,9 +39,9 @@ class RunProcess(ForkServerProcess):
 def _end_with_fork_server(fork_server: int) -> None:
     """End this process if its fork server was killed.
 
-    Dagster's code server learns from the fork server how runs end. Without it, it takes them for
-    dead and has them launched again. If the code server is gone as well, nobody does: the run goes
-    on, see `launcher`.
+    Dagster's code server learns from the fork server how runs end. Without it, the code server
+    takes the runs for dead and they are launched again. If the code server is gone as well, the run
+    goes on, see `launcher`.
     """
     while os.getppid() == fork_server:
         time.sleep(0.5)
@@ -50,7 +50,7 @@ def _end_with_fork_server(fork_server: int) -> None:
 
 
 class ForkContext(ForkServerContext):
-    """What makes processes of runs."""
+    """Creates the processes of runs."""
 
     Process = RunProcess
 
@@ -68,8 +68,8 @@ class ForkingServer(server.DagsterApiServer):
 
 
 def run_code_server() -> None:
-    """Dagster's command line, with the server that forks."""
-    # Elsewhere than on Linux the system's own libraries may not outlive a fork.
+    """Dagster's command line, with the forking server on Linux."""
+    # On other systems the system's libraries may not survive a fork.
     if sys.platform == "linux":
         vars(server)["DagsterApiServer"] = ForkingServer
     main()

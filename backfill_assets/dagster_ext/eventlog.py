@@ -1,14 +1,13 @@
-"""Dagster's event log: in SQLite without waits, events in batches, old records deleted.
+"""Dagster's event log: SQLite without waits, events in batches, and pruning of old runs.
 
-Dagster can delete a run with all of its events. With them goes what it knows of the days that the
-run made last: the UI would show them as missing. So events are told apart here: of each day, table
-and check the latest ones stay, however old they are. Dagster has no way of its own to do that.
+Pruning: Dagster can only delete a run with all of its events, and with them the latest state of the
+days that the run published: the UI would show them as missing. Here the latest events of each day,
+table and check stay, however old they are.
 
-Dagster's own makes its tables in whichever process comes first, and two that come at once spoil
-them or fail. And a range run tells Dagster of every day and check by itself, for which Dagster's
-own opens, syncs and closes up to three database connections each (15 to 20 ms on a small machine),
-and asks each time which tables there are: for a year of days that was more than Spark's part. Here
-connections stay open, and a batch of events is two transactions.
+Storage: Dagster's SQLite storage creates its tables in whichever process comes first, and two at
+once corrupt them or fail. For each event of a day or check it opens, syncs and closes up to three
+connections (15 to 20 ms on a small machine) and lists the tables: for a year of days that took
+longer than Spark. Here connections stay open, and a batch of events is two transactions.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.pool import QueuePool
 
 _EVENTS, _CHECKS = SqlEventLogStorageTable.c, AssetCheckExecutionsTable.c
-#: Runs at once; and ids in one condition: SQLite takes no more than some hundred.
+#: Runs in one batch; and ids in one condition, as SQLite takes no more than some hundred.
 _RUN_BATCH, _ID_BATCH = 1000, 500
 _MATERIALIZED, _OBSERVED, _PLANNED = (
     kind.value
@@ -68,12 +67,12 @@ _MATERIALIZED, _OBSERVED, _PLANNED = (
 
 @dataclass(frozen=True)
 class PruneResult:
-    """What was taken away.
+    """What was deleted.
 
     Attributes:
-        logs: runs whose logs are gone.
-        events: so many events.
-        runs: runs that are gone altogether, as nothing of them was left.
+        logs: the number of runs whose logs were deleted.
+        events: the number of events.
+        runs: the number of runs that were deleted, as no events of them remained.
     """
 
     logs: int = 0
@@ -90,19 +89,19 @@ class PruneResult:
 def prune_runs(
     instance: dg.DagsterInstance, before: datetime, spared: Collection[str] = ()
 ) -> PruneResult:
-    """Take away what nobody needs of runs that ended before a moment.
+    """Delete the events and logs of runs that ended before a moment, except the latest of each day.
 
-    What stays: the latest materialization, observation and evaluation of each check, of each day;
-    and the attempt to make a day that failed, until the day is made. Runs of which something is
-    left stay in the list of runs, and so do those of the backfills that are spared.
+    The latest materialization, observation and check evaluation of each day stay, and a failed
+    attempt at a day until the day is materialized. Runs with remaining events stay in the list of
+    runs, and so do those of the spared backfills.
 
     Args:
-        instance: Dagster's.
-        before: runs that were last changed before it.
+        instance: Dagster's instance.
+        before: deletes from runs whose last change is older.
         spared: ids of planned backfills.
 
     Raises:
-        ValueError: Dagster's events are not in a database that can be told apart so.
+        ValueError: the event log is not a SQL database.
     """
     storage = instance.event_log_storage
     if not isinstance(storage, SqlEventLogStorage):
@@ -128,7 +127,7 @@ def prune_runs(
 
 
 def _latest_event_ids(index: Connection) -> set[int]:
-    """Ids of the events that say what Dagster knows of a day, and of attempts without success."""
+    """Ids of each day's latest events, and of planned materializations without a later success."""
     day = (_EVENTS.asset_key, _EVENTS.partition, _EVENTS.dagster_event_type)
     latest = (
         db.select(*day, db.func.max(_EVENTS.id))
@@ -144,7 +143,7 @@ def _latest_event_ids(index: Connection) -> set[int]:
 
 
 def _latest_check_ids(index: Connection) -> tuple[set[int], set[int]]:
-    """Ids of the rows of the latest execution of each check of each day, and of their events."""
+    """Ids of the rows of each check's latest execution by day, and of their events."""
     latest = db.select(db.func.max(_CHECKS.id)).group_by(
         _CHECKS.asset_key, _CHECKS.check_name, _CHECKS.partition
     )
@@ -154,12 +153,12 @@ def _latest_check_ids(index: Connection) -> tuple[set[int], set[int]]:
 
 
 def _ended_runs(instance: dg.DagsterInstance, before: datetime) -> Iterator[list[dg.DagsterRun]]:
-    """The runs that ended before a moment, some at a time, the newest first."""
+    """The runs that ended before a moment, in batches, the newest first."""
     run_filter = dg.RunsFilter(statuses=FINISHED_STATUSES, updated_before=before)
     runs = instance.get_runs(run_filter, limit=_RUN_BATCH)
     while runs:
         batch = runs
-        # Looked for first: a run that is gone is no cursor any more.
+        # Read first: a deleted run is no valid cursor.
         runs = instance.get_runs(run_filter, cursor=batch[-1].run_id, limit=_RUN_BATCH)
         yield list(batch)
 
@@ -191,7 +190,7 @@ def _delete_checks(index: Connection, run_ids: Sequence[str], retained: Collecti
 
 
 def _runs_with_rows(index: Connection, run_ids: Sequence[str]) -> set[str]:
-    """The runs of which an event or an evaluation is left."""
+    """The runs with a remaining event or evaluation."""
     remaining: Iterable[str] = ()
     for part in _split_ids(run_ids):
         for column in (_EVENTS.run_id, _CHECKS.run_id):
@@ -201,17 +200,17 @@ def _runs_with_rows(index: Connection, run_ids: Sequence[str]) -> set[str]:
 
 
 def _delete_logs(instance: dg.DagsterInstance, storage: SqlEventLogStorage, run_id: str) -> bool:
-    """Take away a run's own log; whether there was one."""
+    """Delete a run's own log; whether there was one."""
     folder = Path(instance.storage_directory(), run_id)
     had_folder = folder.is_dir()
     instance.compute_log_manager.delete_logs(prefix=[run_id, "compute_logs"])
-    with suppress(OSError):  # others may keep something there
+    with suppress(OSError):  # other programs may have files there
         folder.rmdir()
     return _drop_shard(storage, run_id) or had_folder
 
 
 def _drop_shard(storage: SqlEventLogStorage, run_id: str) -> bool:
-    """Remove the database that SQLite has for each run; whether there was one."""
+    """Delete SQLite's database of a run; whether there was one."""
     if not isinstance(storage, SqliteEventLogStorage):
         return False
     file = Path(storage.path_for_shard(run_id))
@@ -221,15 +220,15 @@ def _drop_shard(storage: SqlEventLogStorage, run_id: str) -> bool:
     return existed
 
 
-#: Dagster's own switch: so many events at once, at the most. It makes no batches unless it is told
-#: to, and tells of each planned day by itself.
+#: Dagster's own variable: the maximum size of a batch. Unless it is set, Dagster writes no batches
+#: and stores each planned day by itself.
 _BATCH_SIZE_VARIABLE = "DAGSTER_EVENT_BATCH_SIZE"
-#: What tells the checks of a run apart.
+#: The key of a check within a run.
 _CHECK_KEY = ("asset_key", "check_name", "partition")
 
 
 class BatchedEventLog(SqlEventLogStorage):
-    """An event log of Dagster's that can store many events about assets and checks at once."""
+    """A SQL event log that can store many events about assets and checks at once."""
 
     #: Whether `store_event_batch` takes evaluations of asset checks.
     batches_take_checks = True
@@ -240,7 +239,7 @@ class BatchedEventLog(SqlEventLogStorage):
         super().__init__(*args, **named)
 
     def has_table(self, table_name: str) -> bool:
-        """Whether there is a table; what was there once is not looked for again."""
+        """Whether a table exists; an existing table is not looked up again."""
         if table_name not in self._known_tables and super().has_table(table_name):  # type: ignore[safe-super]
             self._known_tables.add(table_name)
         return table_name in self._known_tables
@@ -256,10 +255,10 @@ class BatchedEventLog(SqlEventLogStorage):
     def _store_events(
         self, index: Connection, events: Sequence[EventLogEntry]
     ) -> list[dict[str, Any]]:
-        """Store events of a run that are about assets and checks, as `store_event` of each would.
+        """Store one run's events about assets and checks, as `store_event` of each would.
 
         Args:
-            index: a transaction on the database that has the events of all runs.
+            index: a transaction on the database with the events of all runs.
             events: of one run.
 
         Returns:
@@ -279,8 +278,8 @@ class BatchedEventLog(SqlEventLogStorage):
         self._store_asset_event_tags(
             index, [entry.event for entry in asset_entries], [entry.id for entry in asset_entries]
         )
-        # Of an asset, only the last event of each kind; in an order that is the same for all who do
-        # so at the same time, or two would wait for each other's rows for ever.
+        # Only an asset's last event of each kind; in a fixed order, so that parallel writers do not
+        # deadlock on each other's rows.
         latest = {
             (entry.row["asset_key"], entry.event.dagster_event_type): entry
             for entry in asset_entries
@@ -293,14 +292,14 @@ class BatchedEventLog(SqlEventLogStorage):
 
 @dataclass(frozen=True)
 class _StoredEvent:
-    """An event that is stored, with its id in the index and its row."""
+    """A stored event, with its id in the index and its row."""
 
     event: EventLogEntry
     id: int
     row: Mapping[str, Any]
 
     def check_row(self, data: Any, partition: str | None, **columns: Any) -> dict[str, Any]:
-        """A row of the index's table of checks."""
+        """A row of the index's table of check executions."""
         return {
             "asset_key": data.asset_key.to_string(),
             "check_name": data.check_name,
@@ -314,7 +313,7 @@ class _StoredEvent:
 
 
 def _store_checks(index: Connection, run_id: str, stored: Sequence[_StoredEvent]) -> None:
-    """What the index keeps of checks besides their events: of each day, the last of a run."""
+    """Write the index's rows of check executions: of each day, the last evaluation of a run."""
     table = AssetCheckExecutionsTable
     status = AssetCheckExecutionRecordStatus
     planned, evaluated = [], {}
@@ -359,7 +358,7 @@ def _store_checks(index: Connection, run_id: str, stored: Sequence[_StoredEvent]
         index.execute(update, changes)
 
 
-#: Databases that stay open: the index of all runs, and those of the runs that were used last.
+#: Databases that stay open: the index of all runs, and those of the most recent runs.
 _OPEN = 16
 _CONFIG = {"base_dir": dg.Field(dg.StringSource, is_required=False)}
 
@@ -368,14 +367,14 @@ class LocalEventLog(BatchedEventLog, SqliteEventLogStorage):
     """The event log of one machine: `event_log_storage` in `dagster.yaml`.
 
     Its files are those of Dagster's default storage, in the default place unless `base_dir` is
-    configured, so that one can be exchanged for the other at any time. Synchronised are the files
-    at checkpoints rather than at each event: an event may be lost with the power, but not with a
-    process; and what the tables' commits say, a run that is launched again restores.
+    configured, so each can replace the other at any time. SQLite syncs at checkpoints, not at each
+    event: a power failure may lose events, the end of a process does not; a run that is launched
+    again restores them from the tables' commits.
     """
 
     def __init__(self, base_dir: str, inst_data: ConfigurableClassData | None = None) -> None:
         self._engines: OrderedDict[str, Engine] = OrderedDict()
-        #: The files of the databases that were made or found, as the system tells files apart.
+        #: Device and inode of each database file that was created or opened.
         self._file_ids: dict[str, tuple[int, int] | None] = {}
         with _lock_folder(Path(base_dir)):
             super().__init__(base_dir, inst_data)
@@ -389,10 +388,11 @@ class LocalEventLog(BatchedEventLog, SqliteEventLogStorage):
     def from_config_value(
         cls, inst_data: ConfigurableClassData | None, config_value: Mapping[str, Any]
     ) -> LocalEventLog:
-        """The storage that the configuration asks for.
+        """The storage of the configuration.
 
         Raises:
-            DagsterInvariantViolationError: neither it nor the environment says where.
+            DagsterInvariantViolationError: neither the configuration nor the environment has a
+                folder.
         """
         base_dir = config_value.get("base_dir") or str(
             _dagster_home("event log") / "history" / "runs"
@@ -406,13 +406,13 @@ class LocalEventLog(BatchedEventLog, SqliteEventLogStorage):
             yield connection
 
     def _recreate_index(self) -> None:
-        """An index where there was one; somebody took it away, with all that it kept."""
+        """Create the index again if its file was deleted while this process had it open."""
         if INDEX_SHARD_NAME in self._file_ids and not self._file_id(INDEX_SHARD_NAME):
             with _lock_folder(Path(self._base_dir)):
-                SqliteEventLogStorage(self._base_dir).dispose()  # only to have it made
+                SqliteEventLogStorage(self._base_dir).dispose()  # creates the file
 
     def _file_id(self, shard: str) -> tuple[int, int] | None:
-        """Which file is the database of a shard; none if there is none."""
+        """Device and inode of a shard's database file; None if there is none."""
         try:
             status = Path(self.path_for_shard(shard)).stat()
         except FileNotFoundError:
@@ -422,7 +422,7 @@ class LocalEventLog(BatchedEventLog, SqliteEventLogStorage):
     @contextmanager
     def _begin_transaction(self, shard: str) -> Iterator[Connection]:
         if shard in self._file_ids and self._file_ids[shard] != self._file_id(shard):
-            # Deleted, or restored from a backup: what an open connection writes nobody would read.
+            # Deleted, or restored from a backup: writes through an open connection would be lost.
             self._close_engine(shard)
         engine = self._open_engine(shard)
         if shard not in self._initialized_dbs:
@@ -437,7 +437,7 @@ class LocalEventLog(BatchedEventLog, SqliteEventLogStorage):
             engine = create_engine(
                 self.conn_string_for_shard(shard),
                 poolclass=QueuePool,
-                # One at a time has it, as `_db_lock` sees to, but not always the same thread.
+                # `_db_lock` allows one thread at a time, but not always the same one.
                 connect_args={"timeout": SQLITE_BUSY_TIMEOUT_SECONDS, "check_same_thread": False},
             )
             event.listen(engine, "connect", _sync_at_checkpoints)
@@ -462,9 +462,10 @@ class LocalEventLog(BatchedEventLog, SqliteEventLogStorage):
         super().dispose()
 
     def store_event_batch(self, events: Sequence[EventLogEntry]) -> None:
-        """Store events of a run that are about assets and checks; if one cannot be, none is.
+        """Store all of one run's events about assets and checks, or none of them.
 
-        As `store_event` of each, with one transaction for the run's database and one for the index.
+        Like `store_event` of each, with one transaction for the run's database and one for the
+        index.
         """
         (run_id,) = {event.run_id for event in events}
         self._recreate_index()
@@ -481,10 +482,10 @@ def _sync_at_checkpoints(connection: Any, _record: Any) -> None:
 
 
 class LocalStorage(DagsterSqliteStorage):
-    """All that one machine's Dagster keeps: `storage` in `dagster.yaml`.
+    """All storages of one machine's Dagster: `storage` in `dagster.yaml`.
 
     Its files are those of Dagster's default storage, in the default places unless `base_dir` is
-    configured. One process at a time opens them, so that a new instance is made by one.
+    configured. One process at a time opens them, so that only one creates them.
     """
 
     def __init__(self, base_dir: str, inst_data: ConfigurableClassData | None = None) -> None:
@@ -497,7 +498,7 @@ class LocalStorage(DagsterSqliteStorage):
                 str(Path(base_dir, "schedules"))
             )
         self._inst_data = inst_data
-        super(DagsterSqliteStorage, self).__init__()  # the parent's would open them once more
+        super(DagsterSqliteStorage, self).__init__()  # the parent's would open them again
 
     @classmethod
     def config_type(cls) -> Any:
@@ -508,24 +509,25 @@ class LocalStorage(DagsterSqliteStorage):
     def from_config_value(
         cls, inst_data: ConfigurableClassData | None, config_value: Mapping[str, Any]
     ) -> LocalStorage:
-        """The storage that the configuration asks for.
+        """The storage of the configuration.
 
         Raises:
-            DagsterInvariantViolationError: neither it nor the environment says where.
+            DagsterInvariantViolationError: neither the configuration nor the environment has a
+                folder.
         """
         return cls(config_value.get("base_dir") or str(_dagster_home("storage")), inst_data)
 
 
-#: Beside databases: who opens or makes them holds it.
+#: Lock file beside the databases, held while they are opened or created.
 STORAGE_LOCK_FILE = "storage.lock"
 
 
 @contextmanager
 def _lock_folder(folder: Path) -> Iterator[None]:
-    """One process at a time, in a folder that is there."""
+    """Hold the lock file of an existing folder: one process at a time."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / STORAGE_LOCK_FILE).open("ab") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # until it is closed
+        fcntl.flock(lock, fcntl.LOCK_EX)  # released at close
         yield
 
 

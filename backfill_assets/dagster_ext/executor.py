@@ -1,6 +1,6 @@
-"""How a run runs: its steps in threads of one process, known by its lock and its retries.
+"""The executor of a run: its steps in threads of one process, which holds the run's lock.
 
-Only what concerns every run, whoever launched it, belongs here.
+It is used by every run, whoever launched it; it also marks failed runs for a retry.
 """
 
 from __future__ import annotations
@@ -52,18 +52,18 @@ from backfill_assets.dagster_ext.failures import (
 )
 from backfill_assets.dagster_ext.launcher import hold_run_lock
 
-#: How long an interrupted step may take to say that it was.
+#: Seconds for an interrupted step to report its end.
 _GRACE_SECONDS = 3.0
-#: Steps that wait for another run's slot, or for another attempt, are looked at so often.
+#: Seconds between two looks at steps that wait for a concurrency slot or a retry.
 _POLL_SECONDS = 1.0
 
 _thread_state = local()
 
 
 def raise_if_interrupted() -> None:
-    """To be called by a step before it makes a change: nothing is changed after a termination.
+    """Raise if the run was terminated; a step calls it before each change.
 
-    A signal reaches the main thread alone, and a step that waits for the engine has no other.
+    A signal reaches only the main thread, never a step that waits for the engine.
 
     Raises:
         DagsterExecutionInterruptedError: the run of this thread's step was terminated.
@@ -75,13 +75,13 @@ def raise_if_interrupted() -> None:
 
 @dataclass(frozen=True)
 class _StepThreads:
-    """The steps that run, and what they have told of.
+    """The threads of running steps, and their events.
 
     Attributes:
-        event_queue: a step's key with each of its events, and at its end with what it raised, or
-            none.
-        running: by step that runs, the event that says how it ended; none as yet.
-        interrupted: whether the run was terminated.
+        event_queue: a step's key with each of its events, and at its end with its exception or
+            None.
+        running: by running step, the event that ended it; None until then.
+        interrupted: set when the run is terminated.
     """
 
     event_queue: SimpleQueue[tuple[str, DagsterEvent | BaseException | None]] = field(
@@ -91,9 +91,9 @@ class _StepThreads:
     interrupted: Event = field(default_factory=Event)
 
     def start_step(self, context: StepExecutionContext) -> None:
-        """Begin a step."""
+        """Start a step's thread."""
         self.running[context.step.key] = None
-        # Without `daemon`, Python would wait at its end for a step that was interrupted.
+        # Without `daemon`, Python would wait at exit for an interrupted step.
         Thread(target=self._run_step, args=[context], name=context.step.key, daemon=True).start()
 
     def _run_step(self, context: StepExecutionContext) -> None:
@@ -114,9 +114,9 @@ class _StepThreads:
             self.event_queue.put((key, None))
 
     def next_events(self, active: ActiveExecution, timeout: float) -> Iterator[DagsterEvent]:
-        """What a step tells of next, if it does so in time; its end counts when its thread is done.
+        """The next event of any step, if one comes in time; a step ends when its thread has ended.
 
-        Otherwise another attempt, or the steps after it, could begin before its hooks are through.
+        Otherwise a retry, or the steps after it, could start before its hooks have run.
 
         Raises:
             BaseException: what ended the step's thread.
@@ -139,7 +139,7 @@ class _StepThreads:
             raise event
 
     def interrupt_steps(self, active: ActiveExecution) -> Iterator[DagsterEvent]:
-        """Interrupt all steps; what they still tell of, if they do so soon."""
+        """Interrupt all steps, and yield the events that they still report in time."""
         self.interrupted.set()
         deadline = monotonic() + _GRACE_SECONDS
         while self.running and (remaining := deadline - monotonic()) > 0:
@@ -148,19 +148,19 @@ class _StepThreads:
 
 
 def _is_end(event: DagsterEvent) -> bool:
-    """Whether an event says how an attempt of a step ended."""
+    """Whether an event ends an attempt of a step."""
     return event.is_step_success or event.is_step_failure or event.is_step_up_for_retry
 
 
 def run_steps_in_threads(
     job_context: PlanExecutionContext, execution_plan: ExecutionPlan, at_once: int
 ) -> Iterator[DagsterEvent]:
-    """Run the steps of a plan, each as soon as what it needs is there.
+    """Run the steps of a plan, each as soon as its inputs exist.
 
-    The events of a step come in their order, those of several steps between one another.
+    Each step's events stay in order; those of several steps are interleaved.
 
     Args:
-        job_context: that of the run, whose resources all steps share.
+        job_context: the run's context, whose resources all steps share.
         execution_plan: the steps.
         at_once: how many may run at the same time.
 
@@ -213,7 +213,7 @@ def _run_steps(
 def _capture_logs(
     context: PlanExecutionContext, plan: ExecutionPlan, logs: ExitStack
 ) -> Iterator[DagsterEvent]:
-    """Have what the process prints shown for all steps: a process has one output."""
+    """Show the process's output for all steps: a process has one output."""
     manager = context.instance.compute_log_manager
     log_key = manager.build_log_key_for_run(context.run_id, create_compute_log_file_key())
     keys = [step.key for step in plan.get_steps_to_execute_in_topo_order()]
@@ -225,10 +225,10 @@ def _capture_logs(
 
 
 class _OneProcessExecutor(dg.Executor):
-    """Runs steps that do not depend on one another at the same time, on one engine.
+    """Runs independent steps at the same time, on one engine.
 
-    It signs the process on, and marks what deserves another attempt. Dagster's in-process executor
-    runs one step at a time, and its multiprocess executor starts a process for each step.
+    It holds the run's lock, and marks failed runs for a retry. Dagster's in-process executor runs
+    one step at a time, and its multiprocess executor starts a process for each step.
     """
 
     def __init__(
@@ -287,7 +287,7 @@ class _OneProcessExecutor(dg.Executor):
 def _mark_for_retry(
     instance: dg.DagsterInstance, run_id: str, error: SerializableErrorInfo | None
 ) -> None:
-    """Mark a run whose step failed, if that was not the data's doing."""
+    """Mark a run for a retry if a step failed because of the engine, not because of the data."""
     disk = is_disk_failure(error)
     if disk:
         instance.add_run_tags(run_id, {DISK_FAILED_TAG: "true"})

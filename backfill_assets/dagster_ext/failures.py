@@ -1,14 +1,11 @@
-"""Failed runs: in the words of their steps, whether the engine failed, and which are retried.
+"""Failed runs: their messages, whether the engine failed, and which runs are retried.
 
-The one place that tells. Nothing is tried out on the engine: Connect's client would wait for a dead
-server for minutes.
-
-A run that ends without a word is Dagster's to retry (`run_retries` in dagster.yaml). A step that
-fails is not retried, as its input is the same next time, unless what failed is Spark itself: see
-`engine_failures`.
-
-Dagster looks at a failed run once. A retry that it cannot launch at that moment is lost, and a
-backfill waits for it for ever: `launch_lost_retries` finds such runs.
+All of it is read from errors and records. Nothing is tried on the engine: Connect's client would
+wait for a dead server for minutes. Dagster retries a run whose process dies (`run_retries` in
+dagster.yaml). A failed step is not retried, as its input is the same next time, unless Spark itself
+failed: see `is_engine_lost` and `is_disk_failure`. Dagster looks at a failed run once; if it cannot
+launch the retry at that moment, it is lost and a backfill waits for it for ever:
+`launch_lost_retries` finds such runs.
 """
 
 from __future__ import annotations
@@ -39,7 +36,8 @@ from backfill_assets.spark.jars import EngineError
 
 ErrorLike = BaseException | SerializableErrorInfo | None
 
-#: What a broken line to the JVM or to the Connect server raises, as Python, py4j and gRPC call it.
+#: Errors of a broken connection to the JVM or the Connect server, by their Python, py4j and gRPC
+#: names.
 _LOST_CLASSES = {
     "BrokenPipeError",
     "ConnectionAbortedError",
@@ -51,17 +49,17 @@ _LOST_MESSAGES = re.compile(
     "|".join(
         [
             r"Answer from Java side is empty",
-            # A JVM that is still there says more than this.
+            # A JVM that still runs gives a longer message.
             r"An error occurred while calling \S+\Z",
-            # The Connect server was started anew, and does not know the session or the query.
+            # The Connect server was restarted, and does not know the session or the query.
             r"INVALID_HANDLE\.(SESSION|OPERATION)_(NOT_FOUND|CLOSED|CHANGED|ABANDONED)",
             r"\[NO_ACTIVE_SESSION\]",
             r"StatusCode\.UNAVAILABLE",
-            # Spark goes on without its master or its executors no more than we do.
+            # Spark stops without its master or its executors.
             r"stopped SparkContext",
             r"SparkContext (was|has been) shut ?down",
             r"ExecutorLostFailure",
-            # Our own EngineError; one about Java or jars stays until a person has mended it.
+            # Our own EngineError; one about Java or jars needs a person to fix it.
             r"the Spark (Connect server|cluster) at .* does not answer",
         ]
     )
@@ -71,12 +69,12 @@ _DISK_MESSAGES = re.compile(
     "|".join(
         [
             _DISK_FAILED,
-            # The system's words end a line: the name of a file that holds them goes on.
+            # The system's message ends the line; a file name that contains it does not.
             r"(No space left on device|Disk quota exceeded|Too many open files)\)?\s*$",
-            # Where Spark keeps blocks, spilled rows and its own copies of jars. No file of a
-            # landing is in such a folder.
+            # Spark's folders of blocks, spilled rows and copied jars. No landing file is in such a
+            # folder.
             r"/(blockmgr|spark)-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}/",
-            # What it kept there is gone.
+            # Files in those folders are missing.
             r"\b(Metadata)?FetchFailed(Exception)?\b",
             r"Missing an output location for shuffle",
             r"\b(rdd|shuffle|broadcast)_\d+\w* (was )?not found",
@@ -88,25 +86,25 @@ _DISK_MESSAGES = re.compile(
 
 
 def is_engine_lost(error: ErrorLike) -> bool:
-    """Whether the engine is gone: another process may well succeed.
+    """Whether the engine is gone: a retry in another process may succeed.
 
     Args:
-        error: an exception, or what Dagster has kept of one, with what it was raised from.
+        error: an exception, or Dagster's record of one, with its causes.
     """
     return _matches_error(error, _LOST_MESSAGES, _LOST_CLASSES)
 
 
 def is_disk_failure(error: ErrorLike) -> bool:
-    """Whether the disk of the engine is full, or somebody cleared it: no file is at fault.
+    """Whether the engine's disk is full or was cleared: no input file is at fault.
 
     Args:
-        error: as above.
+        error: an exception, or Dagster's record of one, with its causes.
     """
     return _matches_error(error, _DISK_MESSAGES)
 
 
 def raise_if_engine_failed(error: Exception) -> None:
-    """Raise what has nothing to do with the data that were read.
+    """Raise if the error comes from the engine, not from the data that were read.
 
     Raises:
         EngineError: the engine's disk failed.
@@ -131,7 +129,7 @@ def _matches_error(
         error = SerializableErrorInfo.from_traceback(TracebackException.from_exception(error))
     while error is not None:
         if error.cls_name == dg.Failure.__name__:
-            return False  # somebody judged the data
+            return False  # a dg.Failure is about the data
         if error.cls_name in classes or messages.search(error.message.strip()):
             return True
         error = error.cause or error.context
@@ -139,7 +137,7 @@ def _matches_error(
 
 
 def failed_run_messages(instance: dg.DagsterInstance, backfill_id: str) -> Iterator[str]:
-    """The runs of one of Dagster's backfills that failed for good, each in a sentence."""
+    """A sentence for each finally failed run of a Dagster backfill."""
     failed = dg.RunsFilter(
         tags={"dagster/backfill": backfill_id}, statuses=[dg.DagsterRunStatus.FAILURE]
     )
@@ -149,7 +147,7 @@ def failed_run_messages(instance: dg.DagsterInstance, backfill_id: str) -> Itera
 
 
 def run_failure_message(instance: dg.DagsterInstance, run_id: str) -> str:
-    """What the failed steps of a run say; what the run says if it came to no step."""
+    """The messages of a run's failed steps; the run's own message if no step failed."""
     step_messages, run_messages = [], []
     kinds = {dg.DagsterEventType.STEP_FAILURE, dg.DagsterEventType.RUN_FAILURE}
     for entry in instance.all_logs(run_id, of_type=kinds):
@@ -162,7 +160,7 @@ def run_failure_message(instance: dg.DagsterInstance, run_id: str) -> str:
         if failure.user_failure_data and failure.user_failure_data.description:
             message = failure.user_failure_data.description
         elif failure.error:
-            # What the step raised is the cause of an error of Dagster that says only which step.
+            # The step's exception is the cause of a Dagster error that names only the step.
             message = (failure.error.cause or failure.error).message
         else:
             message = event.message or ""
@@ -170,16 +168,16 @@ def run_failure_message(instance: dg.DagsterInstance, run_id: str) -> str:
     return "\n".join(step_messages or run_messages).strip()
 
 
-#: The tag of a run that lost its engine: the id of the run.
+#: The tag of a run that lost its engine; its value is the run's id.
 ENGINE_LOST_TAG = "backfill_assets/engine_lost"
-#: The tag of a run that failed as the engine's disk did; to retries it is said anew.
+#: The tag of a run whose engine's disk failed; a retry starts with "false".
 DISK_FAILED_TAG = "backfill_assets/engine_disk_failed"
 
 
 def retry_later(instance: dg.DagsterInstance, run_id: str) -> None:
-    """Have Dagster run this run again if it fails, although it is a step that fails.
+    """Let Dagster retry this run if it fails, although a step's failure is not retried by default.
 
-    To be called before the run ends: Dagster decides at its end.
+    Call it before the run ends: Dagster decides at its end.
     """
     run = instance.get_run_by_id(run_id)
     if run and not get_boolean_tag_value(run.tags.get(RETRY_ON_FAILURE)):
@@ -187,50 +185,50 @@ def retry_later(instance: dg.DagsterInstance, run_id: str) -> None:
 
 
 def initial_run_tags(instance: dg.DagsterInstance, run: dg.DagsterRun) -> dict[str, str]:
-    """The tags that a run begins with: how it is retried, and nothing of the run before it."""
-    # Dagster's default takes up the steps that the log of a dead process does not show as done; it
-    # gives up if there are none. To publish a day once more costs little and is always right.
+    """The tags that a run starts with: how it is retried, without the state of the failed run."""
+    # Dagster's default retries the steps that the log of a dead process does not show as done; it
+    # gives up if there are none. Publishing a day again costs little and is always right.
     tags = {} if RETRY_STRATEGY_TAG in run.tags else {RETRY_STRATEGY_TAG: "ALL_STEPS"}
-    # Of no use to a run that has begun, but its retry inherits it: what waits for the run, waits
-    # for that, and has been in the queue once.
+    # For the retry, which inherits it: other work waits for it, and it has been in the queue once.
     tags[PRIORITY_TAG] = str(_queue_priority(run) + 1)
     if DISK_FAILED_TAG in run.tags:
         tags[DISK_FAILED_TAG] = "false"
     if run.tags.get(ENGINE_LOST_TAG, run.run_id) != run.run_id:
-        # A retry is given the tags of the run before it; but what fails now may be the data.
+        # A retry inherits the tags of the failed run; but its own failure may come from the data.
         default = instance.run_retries_retry_on_asset_or_op_failure
         tags[RETRY_ON_FAILURE] = str(default).lower()
     return tags
 
 
 def _queue_priority(run: dg.DagsterRun) -> int:
-    """As the queue reads it."""
+    """The priority as the queue reads it."""
     text = run.tags.get(PRIORITY_TAG, "0")
     return int(text) if re.fullmatch(r"-?\d+", text) else 0
 
 
-#: For so long Dagster has time to launch a retry, and after so long nobody waits for one any more.
+#: The time that Dagster has to launch a retry; and the age after which a retry is not expected any
+#: more.
 RETRY_PATIENCE = timedelta(minutes=2)
 _STALE = timedelta(days=1)
-#: So often a retry is asked for.
+#: The maximum number of requests for a retry.
 MAX_ATTEMPTS = 5
 
 
 def launch_lost_retries(
     instance: dg.DagsterInstance, attempts: Mapping[str, int], now: datetime
 ) -> dict[str, int]:
-    """Have Dagster look once more at failed runs whose retry it did not launch.
+    """Have Dagster look again at failed runs whose retry it did not launch.
 
-    Its daemon retries at the event of a failure, so that is told again. After some attempts the run
-    is marked as one that is not retried: a backfill then ends as failed rather than never.
+    Its daemon retries at a failure event, so that event is sent again. After `MAX_ATTEMPTS` the run
+    is marked as not retried: a backfill then ends as failed instead of never.
 
     Args:
-        instance: where the runs are.
-        attempts: how often each was told of, as this function returned it the last time.
-        now: the time.
+        instance: Dagster's instance.
+        attempts: the number of sent events by run, as returned by the last call.
+        now: the current time.
 
     Returns:
-        The same, as of now.
+        The updated numbers.
     """
     updated = {run_id: n for run_id, n in attempts.items() if _is_waiting(instance, run_id, now)}
     for run in _lost_runs(instance, now - RETRY_PATIENCE):
@@ -253,7 +251,7 @@ def _is_waiting(instance: dg.DagsterInstance, run_id: str, now: datetime) -> boo
 
 
 def _lost_runs(instance: dg.DagsterInstance, before: datetime) -> list[dg.DagsterRun]:
-    """The runs that wait for a retry that nobody is about to launch."""
+    """The failed or unqueued runs whose expected retry nobody will launch."""
     runs: dict[str, dg.DagsterRun] = {}
     for status in (dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.NOT_STARTED):
         recent = dg.RunsFilter(
@@ -261,7 +259,7 @@ def _lost_runs(instance: dg.DagsterInstance, before: datetime) -> list[dg.Dagste
         )
         runs |= {run.run_id: run for run in instance.get_runs(recent)}
         for backfill in instance.get_backfills(status=BulkActionStatus.REQUESTED):
-            # It waits for ever.
+            # However old: the backfill waits for ever.
             backfill_runs = dg.RunsFilter(
                 statuses=[status],
                 tags={BACKFILL_ID_TAG: backfill.backfill_id},
@@ -275,14 +273,14 @@ def _is_lost(instance: dg.DagsterInstance, run: dg.DagsterRun) -> bool:
     if BACKFILL_ID_TAG in run.tags:
         backfill = instance.get_backfill(run.tags[BACKFILL_ID_TAG])
         if backfill is None or backfill.status in BULK_ACTION_TERMINAL_STATUSES:
-            return False  # Dagster retries nothing of a backfill that has ended
+            return False  # Dagster retries no run of an ended backfill
     if run.status is dg.DagsterRunStatus.NOT_STARTED:
         return RETRY_NUMBER_TAG in run.tags
     return run.is_complete_and_waiting_to_retry or _failed_to_retry(instance, run)
 
 
 def _failed_to_retry(instance: dg.DagsterInstance, run: dg.DagsterRun) -> bool:
-    """Whether the run should have been retried and Dagster could not: it says "false" then."""
+    """Whether Dagster should have retried the run but could not: the tag is "false" then."""
     if run.tags.get(WILL_RETRY_TAG) != "false":
         return False
     reason_tag = run.tags.get(RUN_FAILURE_REASON_TAG)
@@ -294,12 +292,12 @@ def _failed_to_retry(instance: dg.DagsterInstance, run: dg.DagsterRun) -> bool:
 
 
 def is_retry(run: dg.DagsterRun) -> bool:
-    """Whether a run is one that Dagster repeats."""
+    """Whether the run is a retry by Dagster."""
     return "dagster/retry_number" in run.tags
 
 
 def first_attempt(instance: dg.DagsterInstance, run: dg.DagsterRun) -> dg.DagsterRun:
-    """The run that this one repeats, if it is a retry of Dagster's; else itself."""
+    """The original run of a retry by Dagster; else the run itself."""
     while is_retry(run):
         parent = instance.get_run_by_id(run.tags.get("dagster/parent_run_id", ""))
         if parent is None:

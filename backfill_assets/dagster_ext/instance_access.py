@@ -1,6 +1,6 @@
-"""Who may use an instance: one deployment has its home and port, and the UI has passwords.
+"""Access to an instance: one deployment per home and port, and passwords for the UI.
 
-The passwords themselves are not in it: scrypt is slow to compute, and cannot be turned around.
+The password file holds scrypt hashes, which are slow to compute and cannot be reversed.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ _LOCK_FILE = "deployment.lock"
 
 
 class TakenError(Exception):
-    """Home or port cannot be had; the message says why and what to do."""
+    """The home or the port is taken; the message says why and what to do."""
 
 
 @contextlib.contextmanager
 def lock_home(home: Path, port: int) -> Iterator[None]:
-    """Have a home of Dagster to this process; the system gives it free however the process ends.
+    """Hold a Dagster home for this process; the system releases it when the process ends.
 
-    Two deployments of one home would have two daemons: each launches what the other has launched.
+    Two deployments of one home would have two daemons, and each would launch the same runs.
 
     Args:
         home: DAGSTER_HOME.
-        port: of the UI, for whoever comes second.
+        port: the UI's port, for the message to a second deployment.
 
     Raises:
-        TakenError: another deployment has it, or it cannot be locked.
+        TakenError: another deployment holds it, or it cannot be locked.
     """
     with contextlib.ExitStack() as stack:
         try:
-            # Not emptied: as long as another one has it, it says who that is.
+            # Not truncated: another deployment may have written its process and port.
             descriptor = os.open(home / _LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o600)
             lock = stack.enter_context(os.fdopen(descriptor, "r+"))
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -68,7 +68,7 @@ def lock_home(home: Path, port: int) -> Iterator[None]:
 def _describe_owner(text: str) -> str:
     try:
         return f": process {int(json.loads(text)['pid'])}, its UI at {_parse_ui_url(text)}"
-    except (ValueError, LookupError, TypeError):  # it has the lock, and has not said yet
+    except (ValueError, LookupError, TypeError):  # locked, but not written yet
         return ""
 
 
@@ -77,7 +77,7 @@ def _parse_ui_url(text: str) -> str:
 
 
 def read_ui_url(home: Path) -> str:
-    """Where the UI of a home's newest deployment is; empty if there was none on this machine."""
+    """The UI's URL of a home's latest deployment; empty if there was none on this machine."""
     try:
         return _parse_ui_url((home / _LOCK_FILE).read_text())
     except (OSError, ValueError, LookupError, TypeError):
@@ -86,23 +86,23 @@ def read_ui_url(home: Path) -> str:
 
 @contextlib.contextmanager
 def listen_on_port(port: int) -> Iterator[list[socket.socket]]:
-    """Have a port of this machine: sockets that nobody else can have, for the web server.
+    """Listen on a port of this machine with sockets for the web server.
 
-    Whoever calls before that runs is not refused, but waits. `localhost` may mean ::1, where there
-    is one: nobody else is to answer there.
+    Connections wait until the web server runs. `localhost` may mean ::1: where the machine has
+    IPv6, no other process may answer there.
 
     Raises:
-        TakenError: somebody listens there, or this user may not.
+        TakenError: the port is in use, or not allowed for this user.
     """
     with contextlib.ExitStack() as stack:
         sockets = []
         for family, host in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")):
             try:
                 listener = stack.enter_context(socket.socket(family))
-                # What was closed just now is no hindrance.
+                # A recently closed socket must not block the port.
                 listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 listener.bind((host, port))
-                listener.listen()  # else another one with the same option could have it as well
+                listener.listen()  # else another process with this option could bind it
             except OSError as error:
                 if family == socket.AF_INET6 and error.errno != errno.EADDRINUSE:
                     continue  # a machine without IPv6
@@ -115,13 +115,13 @@ def listen_on_port(port: int) -> Iterator[list[socket.socket]]:
 
 
 def make_home_private(home: Path) -> str:
-    """Close a home of Dagster to the other users of the machine.
+    """Close a Dagster home to other users of the machine.
 
-    Plans, logs and the events of runs tell of settings, files and rows. A group that may write is
-    meant to: its members work on the deployment.
+    Plans, logs and run events contain settings, files and rows. A group with write access keeps it:
+    its members work on the deployment.
 
     Returns:
-        The sentence on what was changed, or could not be; empty if others could not read it.
+        A sentence on what was changed, or could not be; empty if nothing was readable by others.
     """
     mode = stat.S_IMODE(home.stat().st_mode)
     others = mode & (0o007 if mode & stat.S_IWGRP else 0o077)
@@ -137,25 +137,25 @@ def make_home_private(home: Path) -> str:
     return f"DAGSTER_HOME={home} was open to other users of this machine: now it is not."
 
 
-#: What OWASP asks of scrypt in 16 MB of memory.
+#: OWASP's parameters of scrypt for 16 MB of memory.
 _COST = {"n": 1 << 14, "r": 8, "p": 5}
 _VARIABLE = f"{PREFIX}UI_PASSWORDS"
 
 
 class PasswordFile:
-    """Names, each with a salt and what that and the password make."""
+    """The users' names, each with a salt and a password hash."""
 
     def __init__(self, entries: Mapping[str, tuple[bytes, bytes]]) -> None:
         self._entries = dict(entries)
-        # Whether there is a name must not show in how long the answer takes.
+        # The time of an answer must not show whether a name exists.
         self._unknown_user = (secrets.token_bytes(16), b"")
 
     @classmethod
     def read_file(cls, path: Path) -> PasswordFile:
-        """Those of a file.
+        """The entries of a file.
 
         Raises:
-            SettingsError: it cannot be read, or by others as well, or has no or bad lines.
+            SettingsError: it cannot be read, is readable by others, or has no valid lines.
         """
         try:
             mode = path.stat().st_mode
@@ -182,7 +182,7 @@ class PasswordFile:
         return cls(entries)
 
     def is_valid(self, authorization: str) -> bool:
-        """Whether the header of HTTP's Basic authentication has a name and its password."""
+        """Whether an HTTP Basic authorization header has a known name and its password."""
         scheme, _, credentials = authorization.partition(" ")
         try:
             name, _, password = base64.b64decode(credentials, validate=True).decode().partition(":")
@@ -199,7 +199,7 @@ def write_password(path: Path, name: str, password: str) -> None:
     """Add a name and its password to a file, or replace the password.
 
     Raises:
-        SettingsError: the file is there and is none of passwords.
+        SettingsError: the existing file is not a password file.
     """
     previous_lines = path.read_text().splitlines() if path.exists() else []
     if previous_lines:

@@ -1,4 +1,4 @@
-"""Names of Dagster that it does not publish, for the other rooms: what an upgrade may move."""
+"""The private names of Dagster that other rooms use: an upgrade may move them."""
 
 from __future__ import annotations
 
@@ -97,9 +97,9 @@ __all__ = [
 
 
 def max_tag_bytes(instance: DagsterInstance) -> int | None:
-    """How many bytes the value of a run's tag may have; none if it may have any number.
+    """The maximum bytes of a run tag's value; None for no limit.
 
-    Dagster indexes them, and an entry of an index in Postgres has 2,704 bytes at most.
+    Dagster indexes tags, and an index entry in Postgres has 2,704 bytes at most.
     """
     is_local = isinstance(instance.run_storage, SqliteRunStorage | InMemoryRunStorage)
     return None if is_local else 2000
@@ -111,10 +111,10 @@ AssetEvent = dg.AssetMaterialization | dg.AssetCheckEvaluation
 def stored_events(
     step: StepExecutionContext, asset_events: Sequence[AssetEvent]
 ) -> list[DagsterEvent]:
-    """What a step tells Dagster of, as events that are stored.
+    """Dagster events for a step's materializations and checks, ready to be stored.
 
-    As one batch where batches are turned on (`DAGSTER_EVENT_BATCH_SIZE`) and the storage takes
-    such events in a batch: see `LocalEventLog`.
+    As one batch where batches are turned on (`DAGSTER_EVENT_BATCH_SIZE`) and the storage takes such
+    events in a batch: see `LocalEventLog`.
     """
     batch = generate_event_batch_id()
     checks_too = getattr(step.instance.event_log_storage, "batches_take_checks", False)
@@ -131,7 +131,7 @@ def stored_events(
         elif not checks_too:
             events.append(DagsterEvent.asset_check_evaluation(step, asset_event))
         else:
-            # As Dagster's own, which is not made for batches.
+            # Like Dagster's own message, whose function does not support batches.
             outcome = "passed." if asset_event.passed else "did not pass."
             description = (
                 ""

@@ -1,8 +1,8 @@
-"""How runs are queued and launched, and the lock that a run holds.
+"""The launcher and queue of runs, and the lock by which a run's process is known to live.
 
-A run's process holds a lock for as long as it lives, and nothing but its end gives the lock up. So
-neither a process id that was used again, nor a clock that was set, a reboot, a container or a
-restart of the daemon or the code server can make a dead run look alive or one that lives dead.
+A run's process holds the lock as long as it lives, and only its end releases it. So a reused
+process id, a changed clock, a reboot, a container or a restart of the daemon or the code server can
+make neither a dead run look alive nor a live run look dead.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from dagster._serdes import ConfigurableClassData
 
 _log = logging.getLogger(__name__)
 
-#: The tag of a run whose process holds the run's lock, and in which file; the UI hides it.
+#: The tag that says which process holds the run's lock, and in which file; hidden in the UI.
 PROCESS_TAG = f"{HIDDEN_TAG_PREFIX}backfill_assets/process"
-#: In Dagster's home: one byte of it, by run, is what is locked.
+#: File in DAGSTER_HOME; each run locks one byte of it.
 RUN_LOCK_FILE = "runs.lock"
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
-# A process that closes any handle of a file loses all its locks on it: those in which it holds one
-# are never closed.
+# A process that closes any handle of a file loses all its locks on it: files with a held lock are
+# never closed.
 _open_files: dict[Path, int] = {}
-#: Runs of this very process, whose own locks the system does not show it, by file.
+#: The locks' files by run of this process: the system does not report a process's own locks.
 _held_locks: dict[str, int] = {}
-#: Held while a file is opened: of two handles of a file, one would be closed.
+#: Held while a file is opened: a second handle would have to be closed.
 _opening = Lock()
 
 
@@ -52,13 +52,13 @@ def hold_run_lock(instance: dg.DagsterInstance, run_id: str) -> dict[str, str]:
     """Hold the run's lock until this process ends.
 
     Returns:
-        The tag that says so; none where files cannot be locked, which is no reason for a run to
-        fail: it is then not looked after, as with Dagster's own launcher.
+        The tag that says so. Empty where files cannot be locked, which must not fail a run: its
+            process is then not watched, as with Dagster's own launcher.
     """
     with _opening:
         try:
             file, name = _open_lock_file(instance)
-            # Shared, so that two never wait for each other.
+            # A shared lock, so that two processes never wait for each other.
             fcntl.lockf(file, fcntl.LOCK_SH, 1, _lock_byte(run_id))
         except OSError as error:
             _log.warning("run %s: nobody will notice if its process dies (%s)", run_id, error)
@@ -68,7 +68,7 @@ def hold_run_lock(instance: dg.DagsterInstance, run_id: str) -> dict[str, str]:
 
 
 def is_alive(instance: dg.DagsterInstance, run: dg.DagsterRun) -> bool | None:
-    """Whether the run's process lives; none if that cannot be told from here."""
+    """Whether the run's process lives; None if unknown from here."""
     if run.run_id in _held_locks:
         return True
     holder = _lock_holder(instance, run)
@@ -76,58 +76,57 @@ def is_alive(instance: dg.DagsterInstance, run: dg.DagsterRun) -> bool | None:
 
 
 def run_pid(instance: dg.DagsterInstance, run: dg.DagsterRun) -> int | None:
-    """The process of a run, by its id as this process counts them.
+    """The process id of a run in this process's namespace.
 
-    None if it is gone, or if it has no id here: on another machine, or in a container from which
-    this process cannot see it.
+    None if the process has ended, or has no id here: on another machine, or in a container that
+    this process cannot see.
     """
     if run.run_id in _held_locks:
         return os.getpid()
     holder = _lock_holder(instance, run)
-    # A network's file system may tell an id of another machine.
+    # A network file system may report a process id of another machine.
     if holder is None or holder <= 0 or _parse_process_tag(run)[1] != _machine():
         return None
     return holder
 
 
 def process_label(run: dg.DagsterRun) -> str:
-    """The process of a run as it signed on: its id and its host."""
+    """The id and host of a run's process, as in its tag."""
     return _parse_process_tag(run)[0]
 
 
 def _parse_process_tag(run: dg.DagsterRun) -> tuple[str, str, str]:
-    """What the run's tag says: process and host; machine; run and file."""
+    """The parts of the run's tag: process and host; machine; run and file."""
     process, _, rest = run.tags.get(PROCESS_TAG, "").partition(" ")
     machine, _, lock = rest.partition(" ")
     return process, machine, lock
 
 
 def _machine() -> str:
-    """What tells machines apart; containers of one share it, and after a reboot it is another."""
+    """The machine's boot id: containers of one machine share it, and a reboot changes it."""
     try:
         return _BOOT_ID.read_text().strip()
     except OSError:  # not on Linux
         return socket.gethostname()
 
 
-#: The system's `struct flock`, and the order of its fields.
+#: The layout of the system's `struct flock`.
 _FLOCK = "hhqqi0q" if sys.platform == "linux" else "qqihh"
-#: No process holds the lock; or one does which has no id here.
+#: No process holds the lock; or a process without an id here holds it.
 _NO_PROCESS, _FOREIGN_PROCESS = -1, 0
 
 
 def _lock_holder(instance: dg.DagsterInstance, run: dg.DagsterRun) -> int | None:
-    """Who holds the run's lock: a process id, `_FOREIGN_PROCESS` or `_NO_PROCESS`; none if unknown.
+    """The lock's holder: a process id, `_FOREIGN_PROCESS` or `_NO_PROCESS`; None if unknown.
 
-    Asks the system, and takes no lock: of two that look at the same time, one would see the other.
+    It queries the lock without taking it: otherwise two callers would see each other's locks.
     """
     if PROCESS_TAG not in run.tags:
         return None
     with _opening:
         try:
             file, name = _open_lock_file(instance)
-            # A retry comes with the tags of the run before it, and another machine has another
-            # file.
+            # A retry inherits the tags of the failed run, and another machine has another file.
             if _parse_process_tag(run)[2] != f"{run.run_id} in {name}":
                 return None
             return _locked_by(file, _lock_byte(run.run_id))
@@ -147,8 +146,8 @@ def _locked_by(file: int, byte: int) -> int:
 
 
 def _open_lock_file(instance: dg.DagsterInstance) -> tuple[int, str]:
-    """The file of the locks, and its name: another one if the file is replaced or restored."""
-    # As it is without links: a file has one handle here.
+    """The file of the locks, and its identity, which changes if it is replaced or restored."""
+    # Resolved, as each file must have only one handle here.
     path = Path(instance.root_directory).resolve() / RUN_LOCK_FILE
     file = _open_files.get(path)
     while file is None or not _is_same_file(file, path):
@@ -160,12 +159,12 @@ def _open_lock_file(instance: dg.DagsterInstance) -> tuple[int, str]:
         except FileNotFoundError:
             file = None
             _create_lock_file(path)
-    # Not the folder's own id, which on a network's file system differs between machines.
+    # Not the device's id, which differs between machines on a network file system.
     return file, f"{os.pread(file, 64, 0).decode()}.{os.fstat(file).st_ino}"
 
 
 def _is_same_file(file: int, path: Path) -> bool:
-    """Whether an open file is the one that lies there."""
+    """Whether an open file is still the one at the path."""
     try:
         return os.path.samestat(os.fstat(file), path.stat())
     except FileNotFoundError:
@@ -173,7 +172,7 @@ def _is_same_file(file: int, path: Path) -> bool:
 
 
 def _create_lock_file(path: Path) -> None:
-    """A new file, with its content from its first moment on."""
+    """Create the file atomically with its content."""
     temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
     temporary.write_text(uuid.uuid4().hex)
     try:
@@ -184,28 +183,28 @@ def _create_lock_file(path: Path) -> None:
 
 
 def _lock_byte(run_id: str) -> int:
-    """Which byte of the file stands for a run; it need not exist to be locked."""
+    """The offset of a run's byte in the file; a byte beyond the end can be locked as well."""
     digest = hashlib.sha256(run_id.encode()).digest()
     return 1 + int.from_bytes(digest[:7], "big")
 
 
 def _after_fork() -> None:
-    """A child holds no lock of its parent's."""
+    """Forget the parent's locks: a child does not hold them."""
     _held_locks.clear()
     _opening.release()
 
 
-# In a child, no other thread is there to let go of what it holds.
+# In a child, no other thread would release a lock that is held at the fork.
 os.register_at_fork(
     before=_opening.acquire, after_in_parent=_opening.release, after_in_child=_after_fork
 )
 
 
 class WatchingRunLauncher(DefaultRunLauncher):
-    """Dagster's launcher for one machine, which also tells the daemon that a process is gone.
+    """Dagster's launcher for one machine, which also tells the daemon of dead run processes.
 
-    The code server that started a process reports its death at once, but only while it lives
-    itself; after that Dagster's own launcher leaves the run "started" for ever.
+    The code server that started a process reports its death, but only while the server itself
+    lives; after that, Dagster's own launcher leaves the run "started" for ever.
     """
 
     def __init__(
@@ -217,7 +216,7 @@ class WatchingRunLauncher(DefaultRunLauncher):
 
     @classmethod
     def config_type(cls) -> dict[str, Any]:
-        """What dagster.yaml may say."""
+        """The launcher's configuration in dagster.yaml."""
         return {
             "grace_seconds": dg.Field(
                 int,
@@ -232,16 +231,16 @@ class WatchingRunLauncher(DefaultRunLauncher):
     def from_config_value(
         cls, inst_data: ConfigurableClassData, config_value: Mapping[str, Any]
     ) -> WatchingRunLauncher:
-        """As dagster.yaml asks."""
+        """The launcher of the configuration."""
         return cls(config_value["grace_seconds"], inst_data)
 
     def terminate(self, run_id: str) -> bool:
-        """Tell the run's process to end, also if another code server started it."""
+        """Terminate the run's process, even if another code server started it."""
         try:
             if super().terminate(run_id):
                 return True
         except DagsterUserCodeUnreachableError:
-            pass  # the code server that started it is gone; the process may have outlived it
+            pass  # its code server is gone; the process may live on
         run = self._instance.get_run_by_id(run_id)
         if run is None or run.is_finished or not is_alive(self._instance, run):
             return False
@@ -259,14 +258,14 @@ class WatchingRunLauncher(DefaultRunLauncher):
 
     @property
     def supports_check_run_worker_health(self) -> bool:
-        """Yes; Dagster's run monitoring then asks about every started run."""
+        """True: Dagster's run monitoring then checks every started run."""
         return True
 
     def check_run_worker_health(self, run: dg.DagsterRun) -> CheckRunHealthResult:
-        """Whether the run's process is there; in doubt, it is.
+        """Whether the run's process lives; if unknown, it counts as alive.
 
-        The daemon looks at the run's status once more before it believes that the process is gone:
-        what ended properly has said so before it went.
+        The daemon reads the run's status again before it acts on a missing process: a run that
+        ended properly recorded that before its process ended.
         """
         if is_alive(self._instance, run) is not False:
             return CheckRunHealthResult(WorkerStatus.RUNNING)
@@ -279,7 +278,7 @@ class WatchingRunLauncher(DefaultRunLauncher):
 
 
 def _interrupt_process(instance: dg.DagsterInstance, run: dg.DagsterRun) -> bool:
-    """Interrupt the run's process, and no other; whether it could be."""
+    """Send an interrupt to the run's process, and to no other; whether it was sent."""
     pid = run_pid(instance, run)
     if pid is None:
         return False
@@ -291,7 +290,7 @@ def _interrupt_process(instance: dg.DagsterInstance, run: dg.DagsterRun) -> bool
     except ProcessLookupError:
         return False
     try:
-        # While it holds the lock, the process of that id is no other.
+        # While it holds the lock, its process id is not reused.
         if run_pid(instance, run) != pid:
             return False
         signal.pidfd_send_signal(process, signal.SIGINT)
@@ -302,18 +301,18 @@ def _interrupt_process(instance: dg.DagsterInstance, run: dg.DagsterRun) -> bool
         os.close(process)
 
 
-#: Libraries whose launchers start runs where the files of this machine are not.
+#: Libraries whose launchers start runs without access to this machine's files.
 _REMOTE_LAUNCHERS = ("dagster_aws", "dagster_celery", "dagster_docker", "dagster_k8s")
-#: Dagster's own seconds between two looks at backfills.
+#: Dagster's own seconds between two evaluations of backfills.
 _DAGSTER_INTERVAL = 30
 
 
 class DaemonInterval(int):
-    """Seconds from one look at the backfills to the next.
+    """Seconds between two evaluations of the backfills.
 
-    Dagster's loop takes from it the seconds that a look took, and waits for what is left. A look at
-    a large backfill may take longer than this: the daemon then waits as long as it took, so that
-    it works half of the time at most.
+    Dagster's loop subtracts the duration of an evaluation and waits for the rest. If an evaluation
+    of a large backfill takes longer than the interval, the daemon waits as long as it took, so that
+    it is busy half of the time at most.
     """
 
     def __sub__(self, took: float) -> float:  # type: ignore[override]
@@ -322,25 +321,26 @@ class DaemonInterval(int):
 
 
 class PromptRunCoordinator(QueuedRunCoordinator):
-    """Dagster's queue; `dequeue_interval_seconds` is also how often backfills are looked at.
+    """Dagster's queue; `dequeue_interval_seconds` is also the interval of backfill evaluation.
 
-    Dagster looks at them every 30 seconds, a constant without a setting (its issue 11649): the next
-    runs of a backfill wait that long although what they follow has ended.
+    Dagster evaluates backfills every 30 seconds, a constant without a setting (its issue 11649):
+    the next runs of a backfill wait that long although the runs before them have ended.
     """
 
     def __init__(self, *args: Any, **named: Any) -> None:
         super().__init__(*args, **named)
-        # The daemon asks for its queue before its loops begin, which then read the constant. In
-        # other processes there is nothing to set.
+        # The daemon creates its queue before its loops start and read the constant. Other processes
+        # have nothing to set.
         if controller := sys.modules.get("dagster._daemon.controller"):
             interval = DaemonInterval(self.dequeue_interval_seconds)
             vars(controller)["DEFAULT_DAEMON_INTERVAL_SECONDS"] = interval
 
     def register_instance(self, instance: dg.DagsterInstance) -> None:
-        """Belong to an instance.
+        """Attach the coordinator to an instance.
 
         Raises:
-            DagsterInvariantViolationError: its runs are elsewhere, and its storage is here.
+            DagsterInvariantViolationError: runs start on other machines, and the storage is on this
+                one.
         """
         _raise_if_sqlite_for_remote_runs(instance)
         super().register_instance(instance)

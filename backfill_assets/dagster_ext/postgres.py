@@ -1,9 +1,8 @@
-"""Dagster's storage in Postgres, with connections that stay open and batches of events.
+"""Dagster's storage in Postgres, with pooled connections and batches of events.
 
-Dagster's own opens a connection for each query, three for an event of a check: the server starts a
-process for it, and the two compute a password's digest some thousand times. What a run tells of a
-year of days took longer than Spark's part. Here a process keeps one connection, and a batch of
-events is one transaction.
+Dagster's own opens a connection for each query, three for a check's event: each starts a server
+process and computes a password digest of some thousand rounds. For a year of days that took longer
+than Spark. Here a process keeps one connection, and a batch of events is one transaction.
 """
 
 from __future__ import annotations
@@ -30,9 +29,9 @@ from sqlalchemy.engine import Engine
 
 from backfill_assets.dagster_ext.eventlog import BatchedEventLog
 
-#: A process's threads share the connection that stays, and may open so many others for a while.
+#: Further connections that the threads of a process may open for a short time.
 _MAX_OVERFLOW = 20
-#: What SQLAlchemy 2.1 takes for `postgresql` is another driver than the one of Dagster.
+#: SQLAlchemy 2.1's default driver for `postgresql` is not the one that Dagster uses.
 _DRIVER = "postgresql+psycopg2"
 
 
@@ -40,7 +39,7 @@ class PooledEventLog(BatchedEventLog, PostgresEventLogStorage):
     """The event log of `PostgresStorage`."""
 
     def store_event_batch(self, events: Sequence[EventLogEntry]) -> None:
-        """Store events of a run that are about assets and checks; if one cannot be, none is."""
+        """Store all of one run's events about assets and checks, or none of them."""
         with self.index_transaction() as connection:
             self._store_events(connection, events)
 
@@ -51,9 +50,9 @@ class PooledEventLog(BatchedEventLog, PostgresEventLogStorage):
 
 
 class PostgresStorage(DagsterPostgresStorage):
-    """All that Dagster keeps: `storage` in `dagster.yaml`, configured as Dagster's own.
+    """All of Dagster's storages: `storage` in `dagster.yaml`, with Dagster's own configuration.
 
-    Its tables are those of Dagster's own storage, so that one can be exchanged for the other.
+    Its tables are those of Dagster's own storage, so each can replace the other.
     """
 
     def __init__(
@@ -74,7 +73,7 @@ class PostgresStorage(DagsterPostgresStorage):
         engine = _create_engine(url, token_provider)
         for storage in (self._run_storage, self._event_log_storage, self._schedule_storage):
             storage._engine = engine
-        super(DagsterPostgresStorage, self).__init__()  # the parent's would open them once more
+        super(DagsterPostgresStorage, self).__init__()  # the parent's would open them again
 
     @classmethod
     def from_config_value(
@@ -82,7 +81,7 @@ class PostgresStorage(DagsterPostgresStorage):
         inst_data: ConfigurableClassData | None,
         config_value: Mapping[str, Any],
     ) -> PostgresStorage:
-        """The storage that the configuration asks for."""
+        """The storage of the configuration."""
         return cls(
             pg_url_from_config(config_value),
             config_value.get("should_autocreate_tables", True),
@@ -92,7 +91,7 @@ class PostgresStorage(DagsterPostgresStorage):
 
 
 def _with_driver(url: str) -> str:
-    """A URL with the driver that Dagster has, where it names none."""
+    """The URL with Dagster's driver, unless it names one."""
     parsed = make_url(url)
     if parsed.drivername in ("postgresql", "postgres"):
         parsed = parsed.set(drivername=_DRIVER)
@@ -106,6 +105,6 @@ def _create_engine(url: str, token_provider: PgTokenProvider | None) -> Engine:
         isolation_level="AUTOCOMMIT",
         pool_size=1,
         max_overflow=_MAX_OVERFLOW,
-        # A server that was restarted meanwhile is asked again, at the cost of a question a query.
+        # Reconnect after a restart of the server, at the cost of one more query each.
         pool_pre_ping=True,
     )

@@ -1,7 +1,7 @@
-"""One machine's deployment: Dagster, and one warm Spark engine that all of its runs share.
+"""The deployment of one machine: Dagster, and one warm Spark engine that all of its runs share.
 
-The engine is a Spark Connect server on loopback. How it and Dagster's code server are watched is
-for `servers`. Nothing of the deployment outlives the process that runs `run_deployment`.
+The engine is a Spark Connect server on loopback; `spark.servers` watches it and Dagster's code
+server. No process of the deployment outlives the process that runs `run_deployment`.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from backfill_assets.spark.jvm_launch import ScratchDir
 from backfill_assets.spark.processes import ProcessGroup, jvm_environment
 from backfill_assets.spark.servers import Say, Server, SparkServer
 
-#: Seconds between two looks at what runs.
+#: Seconds between two looks at the processes.
 _TICK = 0.5
-#: What Dagster and the runs find in their environment, unless the user has decided.
+#: Environment variables of Dagster and the runs, unless the user has set them.
 _DEFAULT_ENVIRONMENT = {
-    # Sensors tick every few seconds, and each tick would be two lines.
+    # Sensors tick every few seconds, and each tick would log two lines.
     "DAGSTER_DAEMON_LOG_LEVEL": "warning",
-    # Without it, Dagster gives a backfill up if its daemon looks while the code server is down.
+    # Without it, Dagster fails a backfill if its daemon evaluates it while the code server is down.
     "DAGSTER_BACKFILL_RETRY_DEFINITION_CHANGED_ERROR": "1",
 }
 _DEFINITIONS = "backfill_assets.definitions"
@@ -49,12 +49,12 @@ _CODE_SERVER_OPTIONS = [
 
 @dataclass(frozen=True)
 class DagsterProcess:
-    """A process of Dagster's own, whose end is that of the deployment.
+    """A process of Dagster; when it ends, the deployment ends.
 
     Attributes:
-        name: what to call it.
+        name: its name in messages.
         command: the command.
-        inherits: the descriptors that it has of this process.
+        inherits: file descriptors of this process that it inherits.
     """
 
     name: str
@@ -63,24 +63,24 @@ class DagsterProcess:
 
 
 def run_deployment(settings: Settings, listening: Sequence[socket.socket], say: Say) -> int:
-    """Run the deployment until it is told to end, or a part of Dagster ends.
+    """Run the deployment until a signal ends it, or a Dagster process ends.
 
     Args:
         settings: the deployment's settings, beside DAGSTER_HOME in the environment. With
             `spark_remote`, no engine is started; without, the Delta jars have been fetched.
-        listening: where the UI is to answer, see `claims`.
-        say: prints a line for the person at the terminal.
+        listening: the UI's sockets, see `listen_on_port`.
+        say: prints a line on the terminal.
 
     Returns:
-        The exit status of the part that ended, or 0 if a signal ended the deployment.
+        The exit status of the process that ended, or 0 after a signal.
 
     Raises:
-        EngineError: there can be no engine here, or a server died too often.
-        SettingsError: the file of passwords is not as it should be.
+        EngineError: no engine can run here, or a server died too often.
+        SettingsError: the password file is not valid.
     """
     if settings.ui_passwords:
         PasswordFile.read_file(settings.ui_passwords)
-    # Links lead to this UI, unless the user knows a better way to it.
+    # Links lead to this UI, unless the user has set another URL.
     ui_url = "http://{}:{}".format(*listening[0].getsockname())
     defaults = {**_DEFAULT_ENVIRONMENT, f"{PREFIX}UI_URL": ui_url}
     environment = {**os.environ, **{k: os.environ.get(k) or v for k, v in defaults.items()}}
@@ -94,10 +94,10 @@ def run_deployment(settings: Settings, listening: Sequence[socket.socket], say: 
         engine = SparkServer(command, jvm_environment(master_url(settings)), log, say, scratch)
         environment |= engine.client_environment
         servers.append(engine)
-    # An instance that is not as it should be is to fail here, and not in each of its processes.
+    # A broken instance must fail here, not in each of its processes.
     dg.DagsterInstance.get().dispose()
     with tempfile.TemporaryDirectory(prefix="backfill_assets-") as folder:
-        address = f"{folder}/code.sock"  # a short path: that of a socket may have 100 characters
+        address = f"{folder}/code.sock"  # a short path: a socket's path has 100 characters at most
         code_command = [
             sys.executable,
             "-m",
@@ -110,7 +110,7 @@ def run_deployment(settings: Settings, listening: Sequence[socket.socket], say: 
         ]
         code_command += ["--location-name", settings.location]
         servers.append(Server("code server", code_command, address, environment, say))
-        # In a place that nobody cleans up: Dagster reads it again and again.
+        # In DAGSTER_HOME, where no cleaner removes it: Dagster reads it again and again.
         workspace = Path(os.environ["DAGSTER_HOME"], "deployment.workspace.yaml").resolve()
         location = {"grpc_server": {"socket": address, "location_name": settings.location}}
         workspace.write_text(json.dumps({"load_from": [location]}))
@@ -118,7 +118,7 @@ def run_deployment(settings: Settings, listening: Sequence[socket.socket], say: 
 
 
 def _dagster_processes(workspace: Path, listening: Sequence[socket.socket]) -> list[DagsterProcess]:
-    """What `dagster dev` starts, with the web server behind its door."""
+    """The processes that `dagster dev` starts, with the web server behind its guard."""
     python, workspace_option = [sys.executable, "-m"], ["--workspace", str(workspace)]
     descriptors = [listener.fileno() for listener in listening]
     sockets = [word for number in descriptors for word in ("--listening", str(number))]
@@ -136,7 +136,7 @@ def supervise(
     servers: Sequence[Server],
     say: Say,
 ) -> int:
-    """Start the servers, then the parts; look after all until one is over or a signal comes."""
+    """Start the servers, then the parts; watch them until a part ends or a signal comes."""
     running: dict[str, ProcessGroup] = {}
     with _stop_signals() as received:
         try:
@@ -152,12 +152,13 @@ def supervise(
                 for name, group in running.items():
                     if (status := group.exit_status()) is not None:
                         say(f"The {name} ended with status {status}: ending the deployment ...")
-                        # As a shell tells it: one that a signal ended has 128 and the signal.
+                        # As in a shell: after a signal, 128 plus the signal's number.
                         return status if status >= 0 else 128 - status
                 time.sleep(_TICK)
             return 0
         finally:
-            # What launches runs, then the runs, and then the engine that they talk to meanwhile.
+            # First the processes that launch runs, then the runs, then the engine that the runs
+            # use.
             for group in reversed(running.values()):
                 group.terminate()
             for server in reversed(servers):
@@ -166,12 +167,12 @@ def supervise(
 
 @contextlib.contextmanager
 def _stop_signals() -> Iterator[list[int]]:
-    """The signals received so far that tell a deployment to end."""
+    """The signals received so far that end a deployment."""
     received: list[int] = []
     previous = {}
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         # Also where SIGINT was ignored, as in a script's background: the children would ignore it
-        # too, and not end. What `nohup` was asked for stays.
+        # too, and not end. The effect of `nohup` stays.
         if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
             previous[number] = signal.signal(number, lambda caught, _: received.append(caught))
     try:

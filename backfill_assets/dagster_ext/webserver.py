@@ -1,12 +1,12 @@
-"""Dagster's web server behind a guard that refuses foreign pages and asks for passwords.
+"""Dagster's web server behind a guard that refuses other sites' requests and checks passwords.
 
-Dagster's web server takes mutations from any web page that its user looks at: by links, by forms,
-under any host name and by websockets. No page can choose the headers `Host`, `Origin` and
-`Sec-Fetch-Site` of its requests, or send JSON to another server unasked: the door goes by these, as
-W3C's Fetch Metadata has it. Programs that are no browsers send the first alone, and may come in.
+Dagster's web server accepts mutations from any web page that its user opens: by links, by forms,
+under any host name and by websockets. The guard decides by headers that no page can choose (`Host`,
+`Origin` and `Sec-Fetch-Site`, W3C's Fetch Metadata), and by JSON, which no page can send to another
+server unasked. Programs that are not browsers send only `Host`, and may pass.
 
 `python -m backfill_assets.webserver --workspace FILE` serves on a port of this machine; with
-`--listening`, on sockets that whoever started it holds already.
+`--listening`, on sockets that the parent process has opened.
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ from backfill_assets.settings import PREFIX, Settings, load_settings
 
 _THIS_MACHINE = ("127.0.0.1", "localhost", "[::1]")
 _READ_METHODS = ("GET", "HEAD", "OPTIONS")
-#: What a form of any page may send to any server.
+#: The content types that a form of any page may send to any server.
 _FORM_TYPES = ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data")
 _FIX = f"If that is the address of this server, set {PREFIX}UI_URL to it."
 
 
 class RequestGuard:
-    """An ASGI application in front of another one."""
+    """An ASGI application in front of Dagster's web server."""
 
     def __init__(self, app: ASGIApp, ui_url: str, passwords: PasswordFile | None = None) -> None:
-        """Nobody is let in yet.
+        """No login is accepted yet.
 
         Args:
             app: Dagster's web server.
-            ui_url: where people find it, besides on this machine.
-            passwords: of those who may come in; none lets everybody in who can reach it.
+            ui_url: its URL for users of other machines.
+            passwords: the users who may log in; None for no login.
         """
         url = urlsplit(ui_url)
         host = url.netloc.rpartition("@")[2].lower()
@@ -66,7 +66,7 @@ class RequestGuard:
         self._password_lock = asyncio.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Hand a request on, or refuse it with a sentence."""
+        """Pass a request on, or refuse it with a sentence."""
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
@@ -82,7 +82,7 @@ class RequestGuard:
             await self._app(scope, receive, _deny_framing(send))
 
     def _check_request(self, request: HTTPConnection) -> tuple[int, str] | None:
-        """Status and sentence; none for a request that any page of this server could make."""
+        """Status and sentence of a refusal; None for a request that may pass."""
         headers = request.headers
         host = headers.get("host", "").lower()
         if _host_name(host) not in self._host_names:
@@ -108,7 +108,7 @@ class RequestGuard:
         return None
 
     def _is_own_origin(self, origin: str, host: str) -> bool:
-        """Whether a page is one of this server; on this machine, of the port that was asked."""
+        """Whether a page is of this server; for local hosts, of the same port."""
         if origin == self._origin:
             return True
         return _host_name(host) in _THIS_MACHINE and origin.partition("://")[2] == host
@@ -119,7 +119,7 @@ class RequestGuard:
         digest = sha256(authorization.encode()).digest()
         if digest in self._accepted_logins:
             return True
-        # A password is slow to check, so that it is slow to guess.
+        # Checking a password is slow, so that guessing is slow.
         async with self._password_lock:
             if digest not in self._accepted_logins:
                 if not await run_in_threadpool(self._passwords.is_valid, authorization):
@@ -134,23 +134,23 @@ def _host_name(host: str) -> str:
 
 
 def _is_graphql(path: str) -> bool:
-    """Whether a path may lead to GraphQL: to Starlette, one with a line's end behind it does."""
+    """Whether a path may lead to GraphQL: Starlette ignores a line break at its end."""
     return any(part.strip() == "graphql" for part in path.split("/"))
 
 
 def _is_query_page(request: HTTPConnection) -> bool:
-    """Whether Dagster answers with a page for typing queries, and executes none."""
+    """Whether Dagster answers with the page for writing queries, and executes none."""
     return request.scope["method"] == "GET" and "text/html" in request.headers.get("accept", "")
 
 
 def _is_navigation(headers: Mapping[str, str]) -> bool:
-    """Whether a browser goes to a page, rather than puts it into another one."""
+    """Whether a browser opens a page, rather than embeds it in another one."""
     expected = [("sec-fetch-mode", "navigate"), ("sec-fetch-dest", "document")]
     return all(headers.get(name) == value for name, value in expected)
 
 
 def _deny_framing(send: Send) -> Send:
-    """Answers that no other page may show in a frame, where clicks could be lured onto them."""
+    """Forbid other pages to show the answers in a frame, where they could catch clicks."""
 
     async def send_unframed(message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -164,11 +164,11 @@ def _printable(text: str) -> str:
     return ascii(text[:100])
 
 
-#: As Dagster's own command has them: milliseconds for a statement, seconds a connection is kept,
-#: connections beyond the pool; milliseconds between two looks of an open page.
+#: As in Dagster's own command: milliseconds for a statement, seconds that a connection is kept,
+#: connections beyond the pool; milliseconds between two polls of an open page.
 _DATABASE_OPTIONS = (15_000, 3600, 20)
 _POLL_MILLISECONDS = 2000
-#: Seconds for requests under way once it is told to end.
+#: Seconds for running requests at shutdown.
 _SHUTDOWN_SECONDS = 5
 
 
@@ -208,10 +208,10 @@ def serve(workspace: Path, listening: Sequence[int], host: str, port: int) -> No
 
 
 def guard_app(app: Starlette, settings: Settings) -> RequestGuard:
-    """An application behind the door of a deployment.
+    """An application behind the guard of a deployment.
 
     Raises:
-        SettingsError: the file of passwords is not as it should be.
+        SettingsError: the password file is not valid.
     """
     path = settings.ui_passwords
     return RequestGuard(app, settings.ui_url, PasswordFile.read_file(path) if path else None)
@@ -219,8 +219,8 @@ def guard_app(app: Starlette, settings: Settings) -> RequestGuard:
 
 @contextlib.asynccontextmanager
 async def _announce_start(text: str, _app: Starlette) -> AsyncIterator[None]:
-    """Print a text when the application takes requests: it is to be the last of a start."""
+    """Print a text once the application takes requests: it must be the last line of a start."""
     click.echo(text)
-    # As Dagster's own: a server that is told to end cancels what waits here.
+    # As in Dagster's own: the server cancels this wait at shutdown.
     with contextlib.suppress(asyncio.CancelledError):
         yield

@@ -1,1 +1,1 @@
-"""Delta tables: their log as ledgers of days, commits, versions, maintenance."""
+"""Delta tables: the log as ledgers of days, commits, versions, migrations, maintenance."""

@@ -1,12 +1,11 @@
 """The commit files of a table's log: read, cached, and copied into a shallow clone.
 
-A commit never changes, but with every night there is one more, and ten thousand small files are
-minutes on an object store. What is to be told of a commit is decided by `entries`. While the
-commits are there, nothing depends on the copy but the time that it takes to read. Of commits that
-are gone, the copy is all that is left.
+Commits never change, but each night adds one, and reading ten thousand small files takes minutes on
+an object store. So the lines encoded by `records.encode_commit` are cached in one file. While the
+commit files exist, the cache only saves time; of deleted commits, it is the only record.
 
-A fork begins with the commits of its table, up to a version, and goes on with commits of its own.
-It names its data files by where they lie; those that it adds lie with the files of the table.
+A shallow clone starts with the commits of its table up to a version, and continues with its own. It
+names data files by absolute paths; new data files are written into the folder of the table.
 """
 
 from __future__ import annotations
@@ -26,19 +25,19 @@ import pyarrow.fs as pafs
 
 from backfill_assets.spark.filesystems import on_s3, open_store, replace_file
 
-#: Under the table. Delta, VACUUM included, passes over what begins with an underscore.
+#: In the table's folder. Delta and VACUUM ignore names with a leading underscore.
 _FOLDER, _CACHE_FILE = "_backfill_assets", "commits.jsonl.zst"
-#: Who has had to read so many commit files writes the copy.
+#: After reading so many commit files, write the cache.
 _MIN_READS_TO_CACHE = 100
 _READERS = 16
 
 
 class CommitLines(NamedTuple):
-    """What is known of commits.
+    """Encoded commits.
 
     Attributes:
-        lines: what is told of them, in ascending order; of many there is nothing to tell.
-        missing_versions: versions of which neither the commit nor a copy is there.
+        lines: the lines, in ascending order of versions; many commits have none.
+        missing_versions: versions found neither in the log nor in the cache.
     """
 
     lines: list[bytes]
@@ -47,14 +46,14 @@ class CommitLines(NamedTuple):
 
 @dataclass(frozen=True)
 class _CacheContent:
-    """What a copy has.
+    """The content of the cache.
 
     Attributes:
-        version: up to which it tells of all commits; -1 if of none.
-        lines: what it tells of them.
-        missing_versions: versions that were lost when it was made.
-        fallback_lines: by version, lines in another form, for commits that are no longer there.
-        fallback_versions: versions of which there is a line in `fallback_lines` or nothing to tell.
+        version: the last version that the cache covers; -1 if none.
+        lines: the encoded commits.
+        missing_versions: versions that were already missing when the cache was written.
+        fallback_lines: by version, lines in another encoding, used for deleted commits.
+        fallback_versions: versions covered by `fallback_lines`, those without a line included.
     """
 
     version: int = -1
@@ -69,7 +68,7 @@ class CommitLog:
     """The commit files of one table.
 
     Attributes:
-        url: where the table lives.
+        url: where the table is stored.
     """
 
     url: str
@@ -79,7 +78,7 @@ class CommitLog:
         return open_store(self.url)
 
     def read_commit(self, version: int) -> bytes | None:
-        """A commit's file; none if there is none."""
+        """The content of a commit file; None if it does not exist."""
         filesystem, path = self._location
         try:
             with filesystem.open_input_stream(f"{path}/_delta_log/{version:020d}.json") as stream:
@@ -88,7 +87,7 @@ class CommitLog:
             return None
 
     def list_versions(self) -> set[int]:
-        """The versions whose commit files are there."""
+        """The versions whose commit files exist."""
         filesystem, path = self._location
         listed = filesystem.get_file_info(
             pafs.FileSelector(f"{path}/_delta_log", allow_not_found=True)
@@ -99,14 +98,13 @@ class CommitLog:
 
 @dataclass(frozen=True)
 class CachedCommitLog(CommitLog):
-    """The commit files of one of our tables, and the copy of what they say.
+    """The commit files of one of our tables, with their cache.
 
     Attributes:
-        encode_commit: what is told of a commit in a line of text, given its version and its file;
-            none if nothing is.
-        decode_version: the version that a line tells of; none if it can't be read.
-        encoding_id: names what `encode_commit` tells, and changes with it: a copy in another form
-            is used for commits only that are no longer there.
+        encode_commit: encodes a commit as a line, from its version and file; None for no line.
+        decode_version: the version of a line; None if it cannot be read.
+        encoding_id: identifies the encoding; a cache in another encoding is used only for deleted
+            commits.
     """
 
     encode_commit: Callable[[int, bytes], bytes | None]
@@ -114,36 +112,36 @@ class CachedCommitLog(CommitLog):
     encoding_id: str
 
     def has_commit(self, version: int) -> bool:
-        """Whether a commit's file is there."""
+        """Whether the commit file exists."""
         filesystem, path = self._location
         return bool(filesystem.get_file_info(f"{path}/_delta_log/{version:020d}.json").is_file)
 
     def oldest_version(self, upto: int) -> int:
-        """The first version, of those up to one, whose commit file is there."""
+        """The first version up to `upto` whose commit file exists."""
         return 0 if self.has_commit(0) else min(self.list_versions(), default=upto)
 
     def commit_digest(self, version: int) -> str:
-        """Tells a commit, and with it all before it, from any other; empty if it has no file.
+        """Identifies a commit and all commits before it; empty if the file does not exist.
 
-        Commits have identifiers and names of files in them that are used but once.
+        Commits contain ids and file names that are used only once.
         """
         text = self.read_commit(version)
         return hashlib.sha256(text).hexdigest() if text else ""
 
     def has_digest(self, version: int, digest: str) -> bool:
-        """Whether a commit is still the one that was marked."""
+        """Whether the commit of a version is still the one with this digest."""
         return bool(digest) and self.commit_digest(version) == digest
 
     def read_lines(self, since: int | None, upto: int, table_id: str) -> CommitLines:
-        """What is told of the commits after one version (of all, if none) up to another.
+        """Read the lines of the commits after `since` up to `upto`.
 
         Args:
-            since: the version.
-            upto: the other.
-            table_id: Delta's identifier of the table.
+            since: the version before the first one; None to read all commits.
+            upto: the last version.
+            table_id: Delta's id of the table.
         """
         cache = self._read_cache(upto, table_id) if since is None else _CacheContent(since)
-        # What was lost may have been put back.
+        # Missing commit files may have been restored.
         restored = (
             self.list_versions().intersection(cache.missing_versions)
             if cache.missing_versions
@@ -173,10 +171,10 @@ class CachedCommitLog(CommitLog):
         return commits
 
     def _read_cache(self, upto: int, table_id: str) -> _CacheContent:
-        """What the copy has; nothing if it is of no use.
+        """The content of the cache; empty if the cache cannot be used.
 
-        It is not where it speaks of commits that this table does not have (it was made again, or
-        put back from a backup), and where it is damaged.
+        It cannot be used if it is damaged, or covers commits that this table does not have: the
+        table was created again, or restored from a backup.
         """
         filesystem, path = self._location
         try:
@@ -203,7 +201,7 @@ class CachedCommitLog(CommitLog):
     def _is_own_cache(
         self, version: int, digest: str, cached_table_id: str | None, table_id: str
     ) -> bool:
-        """Whether a copy is of this table: by its last commit, or if that is gone, by the id."""
+        """Whether the cache is of this table: by its last commit, or by the id if that is gone."""
         current = self.commit_digest(version)
         return current == digest if current and digest else cached_table_id == table_id
 
@@ -216,7 +214,7 @@ class CachedCommitLog(CommitLog):
             "lost": commits.missing_versions,
         }
         content = b"\n".join([*commits.lines, json.dumps(about).encode()])
-        # Who may only read here goes without.
+        # A reader without write access has no cache.
         with suppress(OSError, NotImplementedError):
             replace_file(f"{self.url}/{_FOLDER}", _CACHE_FILE, content)
 
@@ -225,30 +223,30 @@ _THREADS = 16
 
 
 class CloneError(RuntimeError):
-    """A table cannot be forked; it is as it was."""
+    """A table cannot be cloned; it is unchanged."""
 
 
 def folder_uri(url: str) -> str:
-    """A folder as the log of another table names it, not encoded."""
+    """A folder as another table's log names it, not percent-encoded."""
     return url if on_s3(url) else f"file://{url}"
 
 
 def file_uri(url: str, path: str) -> str:
-    """A data file of a table as the log of another one names it.
+    """A data file as another table's log names it.
 
     Args:
-        url: where the table lives.
-        path: as its own log has it, relative.
+        url: where the table of the file is stored.
+        path: the relative path in that table's log.
     """
     return f"{quote(folder_uri(url), safe=':/=')}/{path}"
 
 
 def resolve_path(url: str, path: str) -> str:
-    """Where a data file lies, as a path or a URL that Spark and `open_store` take.
+    """A data file of a log as a path or URL for Spark and `open_store`.
 
     Args:
         url: of the table whose log names the file.
-        path: as the log has it; that of a fork is absolute.
+        path: as in the log; absolute in the log of a shallow clone.
     """
     path = unquote(path)
     if path.startswith("file://"):
@@ -257,15 +255,15 @@ def resolve_path(url: str, path: str) -> str:
 
 
 def shallow_clone(url: str, destination: str, version: int) -> None:
-    """Make a fork of a table as of a version.
+    """Clone a table as of a version, without copying its data files.
 
     Args:
-        url: where the table lives.
-        destination: where the fork is to live; nothing is there, or what a killed fork has left.
-        version: the version.
+        url: where the table is stored.
+        destination: where to store the clone: a new folder, or that of a killed clone.
+        version: the version to clone.
 
     Raises:
-        ForkError: commits are gone, or the table has features that a fork cannot have.
+        CloneError: commits are missing, or the table has features that a clone cannot have.
     """
     commits = CommitLog(url)
     filesystem, path = open_store(destination)
@@ -288,7 +286,7 @@ def shallow_clone(url: str, destination: str, version: int) -> None:
 
 
 def _with_absolute_paths(url: str, version: int, text: bytes) -> Iterator[bytes]:
-    """The lines of a commit, with data files by where they lie."""
+    """The lines of a commit, with absolute paths of data files."""
     for line in text.splitlines():
         action = json.loads(line)
         if not action.keys() & {"add", "remove", "protocol"}:
@@ -307,9 +305,9 @@ def _with_absolute_paths(url: str, version: int, text: bytes) -> Iterator[bytes]
 
 
 def added_files(url: str, since: int) -> dict[str, Mapping[str, Any]]:
-    """What commits after a version have added: by where a data file lies, what its commit says.
+    """By resolved path, the `add` actions of the commits after a version.
 
-    Files that were replaced since are among them.
+    Files that were replaced later are included.
     """
     commits = CommitLog(url)
     files: dict[str, Mapping[str, Any]] = {}

@@ -1,10 +1,7 @@
-"""The commit: days of a table replaced, merged, or deleted as it retires, unless another was first.
+"""Commits to a table: replaces, merges or deletes days, if no other commit came first.
 
-How Delta is made to do that is known here and nowhere else. What is committed, and what the commit
-says of itself, is decided by `publisher`.
-
-The log stays. So readers find an empty table instead of none, `history` tells what it was, and
-nobody takes it for one that is still to be made.
+A retired table keeps its log: readers find an empty table, `history` still works, and no run takes
+the table for a new one.
 """
 
 from __future__ import annotations
@@ -56,7 +53,7 @@ from backfill_assets.spark.frames import read_observation
 from backfill_assets.spark.session import SPARK_ERRORS, commit_session
 from backfill_assets.tables.table import Table
 
-#: Delta's names for "somebody else committed first"; over Connect only the message carries them.
+#: Delta's names of commit conflicts; over Spark Connect only the error message has them.
 _CONFLICTS = (
     "ConcurrentAppend",
     "ConcurrentDelete",
@@ -69,26 +66,25 @@ _CONFLICTS = (
     "DELTA_PROTOCOL_CHANGED",
     "DELTA_CONSTRAINT_ALREADY_EXISTS",
     "FileAlreadyExistsException",
-    "RemoteFileChangedException",  # a conditional PUT of Hadoop's S3A that came second
+    "RemoteFileChangedException",  # Hadoop's S3A: a conditional PUT that lost
 )
-#: How long Delta keeps the commits. They are the record of what was published, and when; it would
-#: drop them after a month.
+#: Commits are our record of what was published; by default Delta deletes them after a month.
 LOG_RETENTION = {"delta.logRetentionDuration": "interval 36500 days"}
-#: After so many commits the log is put together, as Delta does it.
+#: Number of commits between two checkpoints, as in Delta.
 CHECKPOINT_INTERVAL = 10
 
 _log = logging.getLogger(__name__)
 
 
 class PublishError(RuntimeError):
-    """A commit did not come about; the table is as it was."""
+    """A commit failed; the table is unchanged."""
 
 
 def table_properties(undo_days: int) -> dict[str, str]:
-    """Delta's properties of our tables, by name.
+    """The Delta properties of our tables.
 
     Args:
-        undo_days: for how many days VACUUM must keep the files that were replaced.
+        undo_days: for how many days VACUUM must keep replaced files.
     """
     return {
         **LOG_RETENTION,
@@ -97,16 +93,16 @@ def table_properties(undo_days: int) -> dict[str, str]:
 
 
 def format_properties(properties: Mapping[str, str]) -> str:
-    """Properties as TBLPROPERTIES takes them."""
+    """The properties in the syntax of TBLPROPERTIES."""
     return ", ".join(f"'{name}' = '{value}'" for name, value in properties.items())
 
 
 class WrittenFiles(NamedTuple):
-    """Data files that were written, and that no commit names yet.
+    """Data files that no commit names yet.
 
     Attributes:
-        files: by day.
-        digest: of all rows in them together.
+        files: the files by day.
+        digest: digest of all rows together.
     """
 
     files: DataFiles
@@ -118,12 +114,11 @@ class Writer:
     """Commits to one table.
 
     Attributes:
-        session: gives the session, which starts when it is first needed: a commit of files that are
-            there needs none.
-        url: where the table lives.
-        table: which one it is.
-        undo_days: for how many days a table that is created keeps the files that were replaced.
-        files: of a fork, the table that it is a fork of, with whose files its own lie.
+        session: starts the Spark session on first use; a commit of existing files needs none.
+        url: where the table is stored.
+        table: the declaration.
+        undo_days: for how many days a newly created table keeps replaced files.
+        files: of a shallow clone, the URL of the cloned table; new data files are written there.
     """
 
     session: SessionFactory
@@ -134,27 +129,27 @@ class Writer:
 
     @property
     def spark(self) -> SparkSession:
-        """The session."""
+        """The Spark session, started on first use."""
         return self.session()
 
     def write_rows(
         self, frame: DataFrame, days: Sequence[date], *, scattered: bool
     ) -> WrittenFiles:
-        """Write days' rows as data files that no version of the table names, see `commit`.
+        """Write rows of days as data files that no commit names yet, see `commit`.
 
         Args:
-            frame: rows of these days, and maybe of others, which are left out.
-            days: the days.
-            scattered: whether a day's rows lie in many Spark partitions.
+            frame: rows of these days; rows of other days are left out.
+            days: the days to write.
+            scattered: whether the rows of a day are in many Spark partitions.
 
         Raises:
-            PublishError: the table is as it was.
+            PublishError: the write failed; the table is unchanged.
         """
         rows = frame.where(any_window_condition(to_windows(days), self.table.partition))
         if scattered:
             rows = rows.hint("rebalance", self.table.partition)
-        # Digested by the write itself: the rows that are in the files, and not those of another
-        # computation.
+        # The write computes the digest, so it covers the rows in the files and not those of a
+        # second computation.
         sums = Observation()
         named_sums = (
             column.alias(name) for name, column in digest_sums(self.table.struct_type).items()
@@ -171,7 +166,7 @@ class Writer:
             raise self._publish_error(days, error) from error
 
     def remove_files(self, files: Iterable[AddAction]) -> None:
-        """Remove data files that no commit will name; what cannot be removed is left to VACUUM."""
+        """Remove data files that no commit names; what cannot be removed is left to VACUUM."""
         try:
             delete_files(self.files or self.url, files)
         except OSError as error:
@@ -184,21 +179,19 @@ class Writer:
         metadata: Mapping[str, Any],
         since: Ledger,
     ) -> int | None:
-        """Make the days what their files have, in one commit; with no days, it is for the record.
-
-        A day without files has no rows.
+        """Replace the days by files in one commit; without days, only the record is committed.
 
         Args:
-            files: of these days, as `write_rows` gives them.
+            files: the new files of the days; a day without files gets no rows.
             days: the days to replace.
-            metadata: what the commit is to say of itself.
-            since: the ledger on which all this rests.
+            metadata: the record of the commit.
+            since: the ledger that the rows were computed from.
 
         Returns:
-            The version that it made; none if another commit came after that ledger.
+            The new version; None if another commit came after that ledger.
 
         Raises:
-            PublishError: the table is as it was.
+            PublishError: the commit failed; the table is unchanged.
         """
         ready = self._prepare_table(since, days)
         if ready is None:
@@ -209,8 +202,8 @@ class Writer:
             self._replace(files, days, full_metadata, ready)
         except (DeltaError, OSError) as error:
             failure = error
-        # A commit whose answer was lost has come about; and one that another engine has written
-        # over, as it may on a store without a lock that both know, has not.
+        # Look for the commit in the log: it may be there although its response was lost, or be
+        # overwritten by another engine, on a store without a lock that both use.
         version, last = self._find_own_commit(full_metadata)
         if version is None and failure and last == ready.version:
             raise self._publish_error(days, failure) from failure
@@ -221,7 +214,7 @@ class Writer:
     def _replace(
         self, files: DataFiles, days: Sequence[date], metadata: Mapping[str, Any], ready: Ledger
     ) -> None:
-        """Commit the version that comes after the ledger's, or none."""
+        """Commit the version right after the ledger's; fail if it exists."""
         log = delta_log(self.url, ready.version).load()
         column = self.table.partition
         log.create_write_transaction(
@@ -241,11 +234,11 @@ class Writer:
         )
 
     def _with_log_path(self, file: AddAction) -> AddAction:
-        """A data file as the log names it."""
+        """A data file with its path in the log."""
         return replace(file, path=f"{folder_uri(self.files)}/{file.path}") if self.files else file
 
     def _find_own_commit(self, metadata: Mapping[str, Any]) -> tuple[int | None, int | None]:
-        """The version that has a commit of ours, none if there is none; and the last version."""
+        """The version of our commit, None if it is not in the log; and the latest version."""
         ledger = read_ledger(self.url, self.table)
         own_versions = (
             r.version for r in reversed(ledger.records) if r.commit_id == metadata["commit_id"]
@@ -255,17 +248,14 @@ class Writer:
     def merge(
         self, files: DataFiles, days: Sequence[date], metadata: Mapping[str, Any], since: Ledger
     ) -> int | None:
-        """As `commit`, by changing, adding and leaving rows by their natural key.
-
-        The files are those of the rows to merge: no commit names them.
-        """
+        """Like `commit`, but merges the rows of the files by natural key; other rows stay."""
         ready = self._prepare_table(since, days)
         if ready is None:
             return None
         full_metadata = _commit_metadata(metadata, days)
-        # Delta passes over a write whose number is not above that of the last one: this is how
-        # a commit depends on none of ours having come in between. The last one is that of the
-        # snapshot that the ledger was read from, whatever records are left of it.
+        # Delta skips a write whose transaction number is not above the last one: so the commit
+        # fails if one of ours came in between. The last number is taken from the snapshot of the
+        # ledger, as records may be missing.
         number = (ready.transaction or 0) + 1
         rows = rows_of_files(self.spark, self.url, self.table, files, days)
         try:
@@ -278,17 +268,17 @@ class Writer:
         return self._find_own_commit(full_metadata)[0]
 
     def _prepare_table(self, since: Ledger, days: Sequence[date]) -> Ledger | None:
-        """The ledger of a table that can take the rows; none if somebody else came first.
+        """Create the table or add its new columns; None if another commit came first.
 
         Raises:
-            PublishError: it is retired, it cannot be made, or its columns not be added.
+            PublishError: the table is retired, or cannot be created or extended.
             DagsterExecutionInterruptedError: the run was terminated; nothing is committed.
         """
         raise_if_interrupted()
         if message := retired_message(since, self.url, days):
             raise PublishError(message)
-        # Also if a creation was killed before it was done. Where the log was cut, no record may be
-        # left, but the number of the last commit is.
+        # True also if an earlier creation was killed. Where the log was cut, records may be
+        # missing, but the number of the last commit is still known.
         new = not since.records and since.transaction is None
         try:
             if new:
@@ -301,7 +291,7 @@ class Writer:
             if not is_conflict(error):
                 raise self._publish_error(days, error) from error
         current = read_ledger(self.url, self.table)
-        # What was judged must be what is published: with other columns, one looks again.
+        # The audited rows must be the published ones: with other columns, the caller starts again.
         return current if current.version == since.version or (new and is_empty(current)) else None
 
     def _publish_error(self, days: Sequence[date], error: Exception) -> PublishError:
@@ -320,7 +310,7 @@ class Writer:
         )
 
     def _write_checkpoint(self, version: int) -> None:
-        """Put the log together for readers, who otherwise read every commit."""
+        """Write a checkpoint, so that readers need not read every commit."""
         try:
             delta_log(self.url, version).load().create_checkpoint()
         except (DeltaError, OSError) as error:
@@ -330,7 +320,7 @@ class Writer:
         table, view = self.table, f"merge_{uuid4().hex}"
         columns = (table.partition, *table.key)
         same_key = " AND ".join(f"t.`{name}` = s.`{name}`" for name in dict.fromkeys(columns))
-        # Literal days: a merge that may touch any day conflicts with the writers of every day.
+        # Days as literals: a merge without them conflicts with writers of all other days.
         days_only = any_window_condition(to_windows(days), table.partition, relation="t")
         same = " AND ".join(f"t.`{name}` <=> s.`{name}`" for name in table.columns)
         rows.createOrReplaceTempView(view)
@@ -350,20 +340,20 @@ class Writer:
                     "WHEN NOT MATCHED THEN INSERT *"
                 )
         finally:
-            # The session may outlive this process.
+            # The session may outlive this process, so drop the view.
             with suppress(*SPARK_ERRORS):
                 self.spark.catalog.dropTempView(view)
 
     def count_leftover_rows(
         self, frame: DataFrame, days: Sequence[date], at: int
     ) -> dict[date, int]:
-        """By day, the rows of the table that a merge would leave although they do not belong there.
+        """Count by day the rows that a merge would wrongly leave in the table.
 
-        Their key is not in the frame, or they are there more than once.
+        Their key is not in the frame, or the table has them more than once.
 
         Args:
             frame: the rows to merge.
-            days: the days in question.
+            days: the days to count.
             at: the table's version.
         """
         table = self.table
@@ -380,39 +370,33 @@ class Writer:
 
 
 def _commit_metadata(metadata: Mapping[str, Any], days: Sequence[date]) -> dict[str, Any]:
-    """What a commit is to say of itself, with the days that it writes and a name of its own."""
+    """The record of a commit, with its days and a unique id."""
     return {**metadata, "days": [str(w) for w in to_windows(days)], "commit_id": uuid4().hex}
 
 
 def is_conflict(error: Exception) -> bool:
-    """Whether a Spark error says that somebody else committed first."""
+    """Whether a Spark error means that another commit came first."""
     text = str(error)
     return any(name in text for name in _CONFLICTS)
 
 
 def summarize_error(error: Exception) -> str:
-    """The line of a Spark error that tells: the one with an error class, or else the first."""
+    """The line of a Spark error with an error class, or else the first line."""
     lines = str(error).splitlines() or [type(error).__name__]
     return next((line for line in lines if re.search(r"\[[A-Z_]{6,}", line)), lines[0])[:300]
 
 
-#: Who makes the commit.
+#: `launched_by` of the commit that deletes the rows of a retired table.
 _LAUNCHED_BY = "maintenance"
 
 
 def can_delete_rows(table: Table, undo_days: int, today: date) -> bool:
-    """Whether a table has been retired for so long that nothing of it can be undone any more.
-
-    Args:
-        table: the table.
-        undo_days: for how many days a backfill can be undone.
-        today: the business day.
-    """
+    """Whether a table has been retired for longer than a backfill can be undone."""
     return table.is_retired(today - undo_days * DAY)
 
 
 def retired_message(ledger: Ledger, url: str, days: Iterable[date]) -> str:
-    """Why days cannot be published in a table that has given up its rows; empty if it has not."""
+    """Why days of a retired table without rows cannot be published; empty if they can."""
     if ledger.retirement_commit is None:
         return ""
     return (
@@ -424,14 +408,10 @@ def retired_message(ledger: Ledger, url: str, days: Iterable[date]) -> str:
 
 
 def delete_all_rows(writer: Writer, ledger: Ledger) -> bool:
-    """Commit that a table has no rows any more; whether no other commit came first.
-
-    Args:
-        writer: commits to it.
-        ledger: what its log says.
+    """Delete all rows of a table in one commit; return False if another commit came first.
 
     Raises:
-        PublishError: the table is as it was.
+        PublishError: the commit failed; the table is unchanged.
     """
     days = sorted(ledger.published_days)
     record = {
@@ -450,15 +430,15 @@ def delete_all_rows(writer: Writer, ledger: Ledger) -> bool:
 
 
 def delete_data_files(url: str, table: Table, *, dry_run: bool) -> int:
-    """Remove the data files of a table that has given up its rows; how many these are.
+    """Remove the data files of a table whose rows were deleted, and return their number.
 
-    Nobody writes to it any more, so none of them is still to be named. (VACUUM, without a time to
-    keep files, makes two commits each time, and delta-rs counts files that are gone.)
+    Nobody writes to the table any more, so no file is about to be named by a commit. (VACUUM with
+    retention 0 makes two commits each time, and delta-rs counts files that are already removed.)
 
     Args:
-        url: where it lives.
-        table: the table.
-        dry_run: whether to count them only, as if it had given up its rows.
+        url: where the table is stored.
+        table: the declaration.
+        dry_run: only count the files, as if the rows were deleted.
     """
     log = load_log(url)
     assert log is not None

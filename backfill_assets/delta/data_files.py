@@ -1,10 +1,10 @@
 """Data files: written before a commit names them, and read as of any version.
 
-Spark writes Parquet into a folder of the write, from where the files move to the folders of their
-days. What is to be known of a file stands in its footer.
+Spark writes Parquet into a staging folder; from there the files move to the folders of their days.
+Statistics come from the Parquet footers.
 
-Delta's own time travel puts together the table's whole state for each version that is read, which
-for a few days of a long history takes longer than all the rest.
+Rows as of a version are read from their Parquet files directly: Delta's time travel loads the whole
+state of the table for each version, which takes longest for a few days of a long history.
 """
 
 from __future__ import annotations
@@ -40,33 +40,33 @@ from backfill_assets.spark.jars import LOCAL_FILES_SETTING, RAW_LOCAL_FILES_CLAS
 from backfill_assets.tables.columns import files_match_schema
 from backfill_assets.tables.table import Table
 
-#: How the folder of a write begins. What a killed run leaves there is removed by maintenance.
+#: Prefix of staging folders. Maintenance removes those of killed runs.
 STAGING_PREFIX = "writing-"
-#: Delta's own limit: of longer texts, no bounds are told.
+#: Longer texts get no bounds, as in Delta.
 _MAX_TEXT = 32
 _THREADS = 16
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
-#: By day, the data files that are to be committed.
+#: By day, the data files for a commit.
 DataFiles = Mapping[date, list[AddAction]]
 
 
 def write_files(rows: DataFrame, url: str, partition: str) -> DataFiles:
-    """Write rows as data files of a table, which no version of it names.
+    """Write rows as data files that no version of the table names yet.
 
     Args:
-        rows: of any days, each with a day.
-        url: where the table lives.
-        partition: its partition column.
+        rows: rows of any days.
+        url: where the table is stored.
+        partition: the partition column, the day.
 
     Returns:
-        The files of the days that have rows.
+        The files by day; days without rows are left out.
     """
     filesystem, root = open_store(url)
     staging = f"{STAGING_PREFIX}{uuid4().hex}"
     write = _write_directly if on_s3(url) else _write_parquet
     written = write(rows, f"{url}/{staging}", partition)
-    if not on_s3(url):  # where there are no folders
+    if not on_s3(url):  # S3 has no folders
         for folder in {file.path.partition("/")[0] for file in written}:
             filesystem.create_dir(f"{root}/{folder}")
 
@@ -82,18 +82,18 @@ def write_files(rows: DataFrame, url: str, partition: str) -> DataFiles:
     with ThreadPoolExecutor(_THREADS) as pool:
         for day, action in pool.map(place_file, written):
             files[day].append(action)
-    with suppress(OSError):  # maintenance removes what is left
+    with suppress(OSError):  # maintenance removes it later
         filesystem.delete_dir(f"{root}/{staging}")
     return dict(files)
 
 
 class _StagedFile(NamedTuple):
-    """A file in the folder of a write.
+    """A file in the staging folder of a write.
 
     Attributes:
-        path: its folder, of a day, and its name.
+        path: relative path: the folder of the day, and the file name.
         size: bytes.
-        modified_at: when it was written, in milliseconds since 1970.
+        modified_at: in milliseconds since 1970.
     """
 
     path: str
@@ -102,10 +102,10 @@ class _StagedFile(NamedTuple):
 
 
 def _write_parquet(rows: DataFrame, folder: str, partition: str) -> list[_StagedFile]:
-    """Write rows by Spark's own committer, which renames each file twice."""
-    # Only the Parquet files stay: no mark of success is needed beside them.
+    """Write rows with Spark's own committer, which renames each file twice."""
+    # Only the Parquet files are used, so no _SUCCESS file is needed.
     options = {"mapreduce.fileoutputcommitter.marksuccessfuljobs": "false"}
-    # By the other one, a task that dies while it commits leaves some of its files as good ones.
+    # With algorithm 2, a task that dies during its commit leaves some files as committed.
     options["mapreduce.fileoutputcommitter.algorithm.version"] = "1"
     configured = rows.sparkSession.conf.get(LOCAL_FILES_SETTING, None)
     options["fs.file.impl"] = configured or RAW_LOCAL_FILES_CLASS
@@ -119,16 +119,16 @@ def _write_parquet(rows: DataFrame, folder: str, partition: str) -> list[_Staged
     return [
         _StagedFile(path, info.size, int(info.mtime.timestamp() * 1000))
         for info, path in candidates
-        # Not what an attempt has left that was given up.
+        # No leftovers of aborted attempts.
         if re.fullmatch(r"[^/]+=[^/]+/[^/]+\.parquet", path)
     ]
 
 
 def _write_directly(rows: DataFrame, folder: str, partition: str) -> list[_StagedFile]:
-    """Write rows as a table of Delta's, which on S3 spares two copies of each file.
+    """Write rows as a Delta table, which saves two copies of each file on S3.
 
-    A rename copies there, and Spark's own committer does it one after the other. Delta's knows the
-    files that count from the tasks that have written them, and lists them in the table's log.
+    On S3 a rename is a copy, and Spark's own committer renames one file after the other. Delta gets
+    the list of valid files from the tasks, and writes it to the log.
     """
     rows.write.format("delta").partitionBy(partition).save(folder)
     filesystem, root = open_store(folder)
@@ -141,7 +141,7 @@ def _write_directly(rows: DataFrame, folder: str, partition: str) -> list[_Stage
 
 
 def delete_files(url: str, files: Iterable[AddAction]) -> None:
-    """Remove data files that no commit will name; those that are gone already do not matter."""
+    """Remove data files that no commit will name; files already removed are ignored."""
     filesystem, root = open_store(url)
     for file in files:
         try:
@@ -151,7 +151,7 @@ def delete_files(url: str, files: Iterable[AddAction]) -> None:
 
 
 def abandoned_folders(url: str, cutoff: datetime) -> list[str]:
-    """The folders in which nothing was written since a time: whoever wrote there was killed."""
+    """The staging folders without writes since `cutoff`: their runs were killed."""
     filesystem, root = open_store(url)
     top = filesystem.get_file_info(pafs.FileSelector(root))
     folders = []
@@ -166,21 +166,21 @@ def abandoned_folders(url: str, cutoff: datetime) -> list[str]:
 
 
 def count_rows(files: Iterable[AddAction]) -> int:
-    """The rows of data files, as their statistics count them."""
+    """The number of rows of data files, from their statistics."""
     return sum(json.loads(file.stats)["numRecords"] for file in files)
 
 
 def read_statistics(filesystem: pafs.FileSystem, path: str, partition: str) -> dict[str, Any]:
-    """The statistics of a data file in the form that Delta has them in, from its footer.
+    """The statistics of a data file from its footer, in Delta's form.
 
-    Rows, and by column nulls, and bounds where the footer has such and they are short. Not of the
-    partition column, which the files that Delta writes have as well.
+    Number of rows; by column nulls, and bounds where the footer has them and they are short. The
+    partition column is left out, although Delta's own statistics have it.
     """
     with filesystem.open_input_file(path) as source:
         file = pq.ParquetFile(source)
         footer = file.metadata
         nested = {f.name: f.type for f in file.schema_arrow if pa.types.is_nested(f.type)}
-        # Their leaves count the nulls within as well; a struct's are told by its leaves, or not.
+        # Footers count nulls by leaf, inner ones included, so count those of arrays and maps here.
         nulls: dict[str, int] = {
             name: file.read([name]).column(0).null_count
             for name, kind in nested.items()
@@ -195,7 +195,7 @@ def read_statistics(filesystem: pafs.FileSystem, path: str, partition: str) -> d
             continue
         if not all(part.is_stats_set for part in parts):
             continue
-        # Parquet's writer keeps none of them of texts that are long.
+        # Parquet's writer leaves out the statistics of long texts.
         if not all(part.statistics.has_null_count for part in parts):
             continue
         nulls[name] = sum(part.statistics.null_count for part in parts)
@@ -210,7 +210,7 @@ def read_statistics(filesystem: pafs.FileSystem, path: str, partition: str) -> d
 
 
 def _min_max(parts: Sequence[pq.Statistics]) -> tuple[Any, Any] | None:
-    """The least and the greatest value as JSON has them; none if they cannot be told exactly."""
+    """The minimum and maximum as in JSON; None if they cannot be given exactly."""
     filled = [part for part in parts if part.num_values]
     if not filled or not all(part.has_min_max for part in filled):
         return None
@@ -218,7 +218,7 @@ def _min_max(parts: Sequence[pq.Statistics]) -> tuple[Any, Any] | None:
         low = _encode_bound(min(part.min for part in filled), _floor_millis)
         high = _encode_bound(max(part.max for part in filled), _ceiling_millis)
     except (ValueError, OverflowError, NotImplementedError):
-        return None  # of no date or text that Python has
+        return None  # a date or text that Python cannot represent
     return None if low is None or high is None else (low, high)
 
 
@@ -231,11 +231,11 @@ def _ceiling_millis(micros: int) -> int:
 
 
 def _encode_bound(value: Any, to_millis: Callable[[int], int]) -> Any:
-    """A bound as JSON has it; none if it cannot be told exactly.
+    """A bound as in JSON; None if it cannot be given exactly.
 
     Args:
-        value: as the footer has it.
-        to_millis: takes microseconds to milliseconds, as Delta has them, that are as far out.
+        value: the value from the footer.
+        to_millis: rounds microseconds outwards to milliseconds, the precision of Delta.
     """
     if isinstance(value, datetime):
         if value.tzinfo is None:
@@ -246,7 +246,7 @@ def _encode_bound(value: Any, to_millis: Callable[[int], int]) -> Any:
     if isinstance(value, date):
         return value.isoformat()
     if isinstance(value, Decimal):
-        # As the shortest text of the double, which is what JSON gets.
+        # JSON gets the shortest text of the double.
         return float(value) if Decimal(repr(float(value))) == value else None
     if isinstance(value, str):
         return value if len(value) <= _MAX_TEXT else None
@@ -255,30 +255,30 @@ def _encode_bound(value: Any, to_millis: Callable[[int], int]) -> Any:
     return value if isinstance(value, int) else None
 
 
-#: Spark looks for each file that it is given. With more than these, Delta's state costs less.
+#: Spark checks each given path. With more paths, Delta's time travel is faster.
 _MAX_LISTED_FILES = 500
 
 
 def list_data_files(url: str, table: Table, days: Iterable[date], version: int) -> pa.Table:
-    """The data files of days as of a version, from the log: their `day` and `path`."""
+    """The `day` and `path` of the data files of days as of a version, from the log."""
     return _list_files(delta_log(url, version).load(), table, days)
 
 
 def files_as_of(
     url: str, table: Table, days: Iterable[date], version: int, since: int = -1
 ) -> DataFiles:
-    """The data files of days as of a version, as a commit to the table is to name them.
+    """The data files of days as of a version, for a commit to the same table.
 
-    Days with a file of which no commit tells any more, or not how many rows it has, or that has
-    rows taken away by a deletion vector, are left out. So are all if the columns were others, as
-    the files do not hold the rows of now then.
+    A day is left out if a file of it has no commit any more, no row count, or a deletion vector.
+    All days are left out if the columns differed then, as the files do not have the current
+    columns.
 
     Args:
-        url: where the table lives, or a fork of it.
-        table: which one it is.
+        url: where the table, or a shallow clone of it, is stored.
+        table: the declaration.
         days: the days.
         version: the version.
-        since: a version after which most of the files came: these commits are looked at first.
+        since: read the commits after this version first, as they added most of the files.
     """
     locations_by_day: dict[date, list[str]] = defaultdict(list)
     log = delta_log(url, version).load()
@@ -305,7 +305,7 @@ def files_as_of(
 
 def _to_add_action(location: str, added: Mapping[str, Any]) -> AddAction:
     path = unquote(added["path"])
-    if "://" in path:  # of a fork; its files lie with those of the table, each in that of its day
+    if "://" in path:  # of a shallow clone: its files are in the day folders of the table
         path = "/".join(location.rsplit("/", 2)[1:])
     size, at = added["size"], added["modificationTime"]
     return AddAction(path, size, added["partitionValues"], at, True, added["stats"])
@@ -324,18 +324,18 @@ def _list_files(log: DeltaTable, table: Table, days: Iterable[date] | None) -> p
 def rows_as_of(
     spark: SparkSession, url: str, table: Table, version: int, days: Collection[date] | None
 ) -> DataFrame:
-    """The rows of days as of a version, as a reader of Delta had them then.
+    """The rows of days as of a version, as Delta's time travel reads them.
 
     Args:
         spark: the session.
-        url: where the table lives.
-        table: which one it is.
+        url: where the table is stored.
+        table: the declaration.
         version: the version.
-        days: the days; all if none are given.
+        days: the days; all if None.
 
     Raises:
-        DeltaError, OSError: there is no such version (any more), or it cannot be read.
-        AnalysisException: a data file is gone; with Spark Connect when the rows are asked for.
+        DeltaError, OSError: the version does not exist (any more), or cannot be read.
+        AnalysisException: a data file is missing; with Spark Connect only when rows are read.
     """
     log = delta_log(url, version).load()
     files = _list_files(log, table, days).to_pylist()
@@ -355,14 +355,14 @@ def rows_as_of(
 def rows_of_files(
     spark: SparkSession, url: str, table: Table, files: DataFiles, days: Iterable[date]
 ) -> DataFrame:
-    """The rows of data files of a table, whether a version of it names them or not.
+    """The rows of data files of a table, committed or not.
 
     Args:
         spark: the session.
-        url: where the table lives.
-        table: which one it is.
-        files: by day, in the columns of the table.
-        days: the days.
+        url: where the table is stored.
+        table: the declaration.
+        files: by day; with the current columns of the table.
+        days: the days to read.
     """
     paths = [escape_glob(f"{url}/{file.path}") for day in days for file in files.get(day, ())]
     if not paths:
@@ -372,7 +372,7 @@ def rows_of_files(
 
 
 def escape_glob(path: str) -> str:
-    """A path as Spark takes it, which takes what it is given for a pattern."""
+    """Escape a path for Spark, which reads paths as glob patterns."""
     return re.sub(r"([\\*?\[\]{}])", r"\\\1", path)
 
 
@@ -386,10 +386,10 @@ def _same_types(stored: T.StructType, table: Table) -> bool:
 def _common_root(
     url: str, log: DeltaTable, table: Table, files: Iterable[Mapping[str, Any]]
 ) -> str | None:
-    """The folder in which files lie that hold the rows as they are, each in the folder of its day.
+    """The folder of the files, if each file is in its day folder and has the rows of the table.
 
-    None if there is no such folder: rows may be deleted without a new file, columns renamed or not
-    there yet, and paths may be of any form: all that is for Delta to know.
+    None if only Delta can read them: rows may be deleted by deletion vectors, columns renamed or
+    missing, or paths have another form.
     """
     struct = read_metadata(log).struct
     complete = set(struct.names).issuperset(table.columns) and _same_types(struct, table)

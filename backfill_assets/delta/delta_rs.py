@@ -1,7 +1,7 @@
 """A table's log through delta-rs: handle, metadata, data files by day, and a check of the store.
 
-Who commits creates a file that may not be there yet. A store that overlooks this condition lets two
-writers make the same version, and the commit of one is gone without a word.
+A commit creates a file that must not exist yet. If a store ignores this condition, two writers can
+create the same version, and one commit is silently lost.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from backfill_assets.delta.ledgers import StoredFiles, TableMetadata
 from backfill_assets.spark.filesystems import S3, on_s3, open_store
 from backfill_assets.tables.table import Table
 
-#: Delta knows the number of the last commit of each writing application: this is ours.
+#: Our application id: Delta stores the number of the last commit of each application.
 APPLICATION = "backfill_assets"
 
 
 def load_log(url: str) -> DeltaTable | None:
-    """A table's transaction log; none while there is no table."""
+    """A table's transaction log; None if there is no table."""
     try:
         return delta_log(url).load()
     except TableNotFoundError:
@@ -48,8 +48,8 @@ def delta_log(url: str, version: int | None = None) -> DeltaTableResource:
 
 @lru_cache(maxsize=256)
 def _cached_resource(url: str, version: int | None, s3: S3 | None) -> DeltaTableResource:
-    # Dagster derives a resource's configuration schema again for each instance (7 ms), and a run
-    # loads each log many times. The resource is frozen; `load` opens the log anew.
+    # Dagster derives the configuration schema again for each resource (7 ms), and a run loads each
+    # log many times. The resource is frozen; `load` opens the log again.
     if s3 is None:
         return DeltaTableResource(url=url, storage_options=LocalConfig(), version=version)
     return DeltaTableResource(
@@ -61,14 +61,14 @@ def _cached_resource(url: str, version: int | None, s3: S3 | None) -> DeltaTable
 
 
 def storage_options(url: str) -> dict[str, str]:
-    """What delta-rs is told of the store that a table lies on, as its handle tells it."""
+    """The storage options of delta-rs for a table's store."""
     log = delta_log(url)
     client = log.client_options.str_dict() if log.client_options else {}
     return {**log.storage_options.str_dict(), **client}
 
 
 def read_metadata(log: DeltaTable) -> TableMetadata:
-    """What a log says of the table itself."""
+    """The columns, partition columns and properties of a table."""
     metadata = log.metadata()
     struct = T.StructType.fromJson(json.loads(log.schema().to_json()))
     return TableMetadata(struct, tuple(metadata.partition_columns), dict(metadata.configuration))
@@ -77,9 +77,10 @@ def read_metadata(log: DeltaTable) -> TableMetadata:
 def files_by_day(
     log: DeltaTable, table: Table
 ) -> tuple[Mapping[date, DayMetrics], Mapping[date, StoredFiles], Mapping[date, int] | None]:
-    """What the log says of each day's files: their statistics; themselves; and rows alone.
+    """From the statistics in the log by day: the metrics, the data files, and the number of rows.
 
-    No row is read. Digest and totals are not in the log and are left empty.
+    No row is read. Digest and totals are not in the log and are left empty. The numbers of rows
+    lack days with a file without statistics; they are None if the table has deletion vectors.
     """
     actions = pa.table(log.get_add_actions(flatten=True))
     day = f"partition.{table.partition}"
@@ -89,7 +90,7 @@ def files_by_day(
     if rows not in actions.column_names:
         actions = actions.append_column(rows, pa.nulls(actions.num_rows, pa.int64()))
     for name in table.null_bounds:
-        # A file from before the column was added has a null in each row, and says nothing of it.
+        # A file from before the column was added has no statistics of it: count each row as null.
         count = f"null_count.{name}"
         if count not in actions.column_names:
             actions = actions.append_column(count, actions[rows])
@@ -117,7 +118,7 @@ def files_by_day(
 
     positions = {day: n for n, day in enumerate(sums.column(day).to_pylist())}
     row_counts = None
-    # A deletion vector takes rows away that the statistics of its file go on counting.
+    # The statistics of a file still count the rows that a deletion vector removed.
     if "deletionVectors" not in (log.protocol().reader_features or ()):
         complete = sums.filter(pc.equal(sums["path_count"], sums["num_records_count"]))
         pairs = (complete.column(name).to_pylist() for name in (day, "num_records_sum"))
@@ -133,7 +134,7 @@ _Value = TypeVar("_Value")
 
 
 class _LazyRows(Mapping[date, _Value]):
-    """By day, what is made of a row of a table when somebody asks for it."""
+    """By day, the converted row of a table; rows are converted on access."""
 
     def __init__(
         self,
@@ -165,18 +166,18 @@ _PROBE_SCHEMA = Schema([Field("probe", PrimitiveType("integer"))])
 
 
 class UnsafeStoreError(RuntimeError):
-    """Commits on a store could be lost; nothing was written to any table."""
+    """The store can lose commits; nothing was written to any table."""
 
 
 @cache
 def refuse_unsafe_store(warehouse: str) -> None:
-    """See, once a process, that of several commits of the same version one comes about.
+    """Check once a process that of concurrent commits of a version only one succeeds; on S3 only.
 
     Args:
-        warehouse: the folder of the tables; a small table is made in it and removed.
+        warehouse: the folder of the tables; a small table is created there and removed.
 
     Raises:
-        UnsafeStoreError: two came about.
+        UnsafeStoreError: more than one succeeded.
         DeltaError, OSError: the store cannot be written to.
     """
     if not on_s3(warehouse):
@@ -200,7 +201,7 @@ def refuse_unsafe_store(warehouse: str) -> None:
 
 
 def _commit_succeeds(log: DeltaTable) -> bool:
-    """Whether a commit of the next version comes about."""
+    """Whether a commit of the next version succeeds."""
     try:
         log.create_write_transaction(
             [],

@@ -1,7 +1,7 @@
-"""A document with compare-and-set, as the commits of a Delta log of its own.
+"""A document with compare-and-set, stored as the commits of its own Delta log.
 
-Nothing else is the same on a local disk and on an object store. The table has no rows; the last
-commit says what is known.
+Only a Delta log does this the same way on a local disk and on an object store. The table has no
+rows; the last commit holds the document.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from backfill_assets.delta.delta_rs import delta_log, storage_options
 
 _SCHEMA = Schema([Field("target", PrimitiveType("string"))])
 _NO_HOOKS = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
-#: Before the first commit.
+#: The revision before the first commit.
 NO_REVISION = -1
 
 
 class Document(NamedTuple):
-    """What is known, and since which commit.
+    """A document and its revision.
 
     Attributes:
         revision: the version of the log.
-        text: what it says.
+        text: the content.
     """
 
     revision: int
@@ -35,10 +35,10 @@ class Document(NamedTuple):
 
 
 def read_document(url: str) -> Document | None:
-    """What is known by now; none if nothing is.
+    """Read the document; None if there is none.
 
     Args:
-        url: where the log lives.
+        url: where the log is stored.
     """
     commits = CommitLog(url)
     revision = max(commits.list_versions(), default=NO_REVISION)
@@ -49,12 +49,12 @@ def read_document(url: str) -> Document | None:
 
 
 def write_document(url: str, text: str, after: int) -> int | None:
-    """Commit what is known now; its revision, or none if another commit came first.
+    """Write the document; returns its revision, None if another commit came first.
 
     Args:
-        url: where the log lives.
-        text: what is known.
-        after: the revision that this rests on.
+        url: where the log is stored.
+        text: the new content.
+        after: the revision that the content is based on.
 
     Raises:
         DeltaError, OSError: the store cannot be written to.

@@ -1,4 +1,4 @@
-"""The history of a table, and the life of one day of it: every commit, from the log alone."""
+"""The history of a table or of one day: all commits, from the log alone."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _MOST_SPANS = 5
 def format_history(settings: Settings, name: str, days: Window | None = None) -> Grid:
     """The commits of a table, oldest first, as a console table.
 
-    A day that a commit found with the rows that it was to write is *unchanged*: the commit speaks
-    of the day, and the files are older. Maintenance that changes no row (`OPTIMIZE`) is left out.
+    A day whose rows were already those to be written is *unchanged*: the commit covers the day, but
+    its files are older. Maintenance (`OPTIMIZE`) changes no row and is left out.
 
     Args:
         settings: the deployment's settings.
         name: the table.
-        days: only the commits that speak of one of these days; all if not given.
+        days: only commits that cover one of these days; all if None.
 
     Raises:
         ValueError: there is no such commit.
@@ -50,12 +50,7 @@ def format_history(settings: Settings, name: str, days: Window | None = None) ->
 
 
 def format_day_history(settings: Settings, name: str, day: date) -> Grid:
-    """What became of one day in each commit that speaks of it: who, what, when, why, by which code.
-
-    Args:
-        settings: the deployment's settings.
-        name: the table.
-        day: the day.
+    """Each commit that covers a day: what it did, when, by whom, why, and with which code.
 
     Raises:
         ValueError: there is no such commit.
@@ -72,12 +67,12 @@ def format_day_history(settings: Settings, name: str, day: date) -> Grid:
 
 
 def as_json(settings: Settings, name: str, days: Window | None = None) -> list[dict[str, Any]]:
-    """The commits of a table, oldest first, for a program.
+    """The commits of a table, oldest first, as JSON.
 
     Args:
         settings: the deployment's settings.
         name: the table.
-        days: only what the commits say of these days; of all if not given.
+        days: only these days of each commit; all if None.
 
     Raises:
         ValueError: there is no such commit.
@@ -87,7 +82,7 @@ def as_json(settings: Settings, name: str, days: Window | None = None) -> list[d
 
 
 def _undone_kinds(settings: Settings, name: str) -> dict[str, str]:
-    """What is undone by the names of backfills that were none: switch-overs, and whole targets."""
+    """By id that is not that of a backfill, what it is: a kind of switch-over, or `target`."""
     ledger = read_ledger(settings.table(name), tables_of(settings)[name])
     kinds: dict[str, str] = {}
     for record in ledger.records:
@@ -97,16 +92,16 @@ def _undone_kinds(settings: Settings, name: str) -> dict[str, str]:
 
 
 def _target_name(record: CommitRecord) -> str:
-    """The name of the target that a commit has switched over."""
+    """The target that a commit switched over."""
     return (record.backfill_id or "").rpartition("-")[0]
 
 
 def _describe_kind(commit: CommitRecord, kinds: Mapping[str, str]) -> str:
-    """What kind of commit it is, with what it is of; empty if a run has computed its days.
+    """The kind of a commit and what it refers to; empty if a run computed its days.
 
     Args:
         commit: the commit.
-        kinds: as `_undone_kinds` gives them.
+        kinds: from `_undone_kinds`.
     """
     if undone := commit.details.undoes:
         return " ".join(filter(None, ["undo of", kinds.get(undone, ""), undone]))
@@ -166,7 +161,6 @@ def _select_commits(
 
 
 def _covered_days(commit: CommitRecord | ExternalCommit) -> Set[date]:
-    """The days that a commit speaks of."""
     if isinstance(commit, ExternalCommit):
         return commit.days
     return commit.days.keys() | commit.revoked_days
@@ -228,7 +222,7 @@ def _format_day(
 
 
 def _what_happened(commit: CommitRecord, day: date, kinds: Mapping[str, str]) -> str:
-    """What a commit did to a day, for a reader."""
+    """What a commit did to a day, as a sentence."""
     if undone := commit.details.undoes:
         if day in commit.revoked_days:
             return f"taken back: before {undone} it had never been published"
@@ -243,7 +237,7 @@ def _what_happened(commit: CommitRecord, day: date, kinds: Mapping[str, str]) ->
 
 
 def format_windows(ranges: Sequence[Window]) -> str:
-    """One line for each gapless range; of many, the last."""
+    """One line for each range of days without gaps; of many ranges, only the last ones."""
     more = len(ranges) - _MOST_SPANS
     head = [f"{more} range(s) before"] if more > 0 else []
     return "\n".join([*head, *map(str, ranges[-_MOST_SPANS:])]) or "none"

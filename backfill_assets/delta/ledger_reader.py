@@ -1,11 +1,11 @@
-"""Reads logs: ledgers, tables without days, and the versions of all tables that belong together.
+"""Reads ledgers, unpartitioned inputs, and versions of all tables that belong together.
 
-Only the transaction logs are read, without a JVM; how their files are read is known to
-`commit_files`.
+Only the transaction logs are read, without a JVM; `commit_log` reads their files.
 
-Tables are committed one after another. While a run or a switch-over is under way, a reader of two
-tables sees one before and one after. The file `_versions.json` in the warehouse names versions at
-which every day was made of what its inputs held; it is written when all tables have come to that.
+Tables are committed one after another. While a run or a switch-over is active, a reader of two
+tables may see one before and the other after it. The file `_versions.json` in the warehouse names
+versions at which every day was built from the current rows of its inputs; it is written whenever
+all tables have reached such a state.
 """
 
 from __future__ import annotations
@@ -42,21 +42,21 @@ from backfill_assets.tables.graph import tables_of
 from backfill_assets.tables.table import Table
 
 _PHYSICAL_NAME = "name in files"
-#: What Delta's schema says of a field besides its name and its type.
+#: Keys of a field in Delta's schema that are neither its name nor its type.
 _IGNORED_TYPE_KEYS = ("metadata", "nullable", "containsNull", "valueContainsNull")
-#: In the log of a table that grows, the number of the last commit that took rows away.
+#: Application id of a growing table's commits that delete rows: their number is in its log.
 DELETION_COUNTER = "backfill_assets/forgotten"
 
 
 @dataclass(frozen=True)
 class UnpartitionedState:
-    """A table without days, as of now.
+    """The current state of an unpartitioned table.
 
     Attributes:
-        url: where it lies.
-        version: its latest version; none while there is no table.
-        content: what it holds, as text: with equal texts it has equal rows. None without a table.
-        grows: whether rows may have been added, see `WithoutDays`.
+        url: where the table is stored.
+        version: the latest version; None if there is no table.
+        content: identifies the rows: equal contents mean equal rows. None if there is no table.
+        grows: whether rows may be added without a change of `content`, see `UnpartitionedInput`.
     """
 
     url: str
@@ -65,20 +65,20 @@ class UnpartitionedState:
     grows: bool = False
 
     def read_rows(self, spark: SparkSession) -> DataFrame:
-        """All of its rows, as of the version."""
+        """All rows as of the version."""
         return spark.read.format("delta").option("versionAsOf", self.version).load(self.url)
 
 
 def read_unpartitioned(url: str, *, grows: bool = False) -> UnpartitionedState:
-    """What a table without days holds now, by its log alone.
+    """The current state of an unpartitioned table, from its log alone.
 
-    Maintenance does not count: OPTIMIZE and VACUUM change no row. Commits that are gone from the
-    log count as changes, and so do other names of columns, which no commit of rows tells of.
+    Maintenance is ignored: OPTIMIZE and VACUUM change no row. Commits missing from the log count as
+    changes, and so do renamed columns, which no commit of rows shows.
 
     Args:
-        url: where it lies.
-        grows: whether only rows that are taken away count, see `WithoutDays`; the table need not
-            be there.
+        url: where the table is stored.
+        grows: whether only deleted rows count as changes, see `UnpartitionedInput`; the table need
+            not exist.
     """
     log = load_log(url)
     if grows:
@@ -93,13 +93,13 @@ def read_unpartitioned(url: str, *, grows: bool = False) -> UnpartitionedState:
     last_change = version
     while (text := commits.read_commit(last_change)) is not None and not changes_rows(text):
         last_change -= 1
-    # A table that is made anew begins again with its versions.
+    # A table that is created again starts with version 0 again, so include its id.
     content = f"version {last_change} of {log.metadata().id}"
     return UnpartitionedState(url, version, f"{content}{_column_mapping(log)}")
 
 
 def _column_mapping(log: DeltaTable) -> str:
-    """By which names the columns in the files are read, where these are others (column mapping)."""
+    """Identifies the column mapping; empty if the columns have the same names in the files."""
     if log.metadata().configuration.get("delta.columnMapping.mode", "none") == "none":
         return ""
     names = json.dumps(_physical_type(json.loads(log.schema().to_json())))
@@ -109,7 +109,7 @@ def _column_mapping(log: DeltaTable) -> str:
 
 
 def _physical_type(type_json: Any) -> Any:
-    """A type with the name of each field, and the one in the files if it differs; no comments."""
+    """A type with the names of its fields, and their names in the files if they differ."""
     if isinstance(type_json, list):
         return [_physical_type(part) for part in type_json]
     if not isinstance(type_json, dict):
@@ -125,7 +125,7 @@ def _physical_type(type_json: Any) -> Any:
 
 
 def read_unpartitioned_inputs(table: Table, warehouse: str) -> Mapping[str, UnpartitionedState]:
-    """By name, the tables without days that a table is made of, as of now."""
+    """By name, the current state of the unpartitioned inputs of a table."""
     return {
         reference.name: read_unpartitioned(reference.place(warehouse), grows=reference.grows)
         for reference in table.unpartitioned_inputs
@@ -133,12 +133,12 @@ def read_unpartitioned_inputs(table: Table, warehouse: str) -> Mapping[str, Unpa
 
 
 class _CachedLedger(NamedTuple):
-    """What was last read of a table in this process.
+    """The ledger that this process has last read of a table.
 
     Attributes:
-        ledger: as of then.
-        digest: that of its last commit.
-        oldest_version: the first version whose commit was there.
+        ledger: the ledger.
+        digest: digest of its last commit.
+        oldest_version: the first version whose commit file existed.
     """
 
     ledger: Ledger
@@ -146,12 +146,12 @@ class _CachedLedger(NamedTuple):
     oldest_version: int
 
     def is_current(self, table: Table, commits: CachedCommitLog) -> bool:
-        """Whether the log still has what was read of it."""
+        """Whether the log still has the commits of the ledger."""
         ledger = self.ledger
         return (
             ledger.table is table
             and commits.has_digest(ledger.version or 0, self.digest)
-            # Who has not read the log before knows no more than what is there, and so shall we.
+            # A process without a cache sees only the existing commits; this one must agree.
             and commits.has_commit(self.oldest_version)
             and not (
                 ledger.missing_versions
@@ -164,12 +164,12 @@ _cached_ledgers: dict[str, _CachedLedger] = {}
 
 
 def read_ledger(url: str, table: Table, warehouse: str = "") -> Ledger:
-    """The ledger of a table as of now.
+    """The current ledger of a table.
 
     Args:
-        url: where the table lives, or a fork of it.
-        table: which one it is.
-        warehouse: where the tables without days are; the folder of the table, if not given.
+        url: where the table, or a shallow clone of it, is stored.
+        table: the declaration.
+        warehouse: folder of the unpartitioned inputs; the parent folder of the table if not given.
     """
     ledger = _read_log(url, table)
     if not table.unpartitioned_inputs:
@@ -181,7 +181,7 @@ def read_ledger(url: str, table: Table, warehouse: str = "") -> Ledger:
 
 
 def _read_log(url: str, table: Table) -> Ledger:
-    """What a table's own log says."""
+    """The ledger from the table's own log, without unpartitioned inputs."""
     commits = CachedCommitLog(
         url, partial(encode_commit, table), decode_version, encoding_id(table)
     )
@@ -203,14 +203,14 @@ def _read_log(url: str, table: Table) -> Ledger:
                 ledger, commits.commit_digest(log.version()), oldest_version
             )
             return ledger
-        # Somebody committed in between.
+        # Another commit came in between: read again.
     return Ledger(table)
 
 
 def read_ledgers(settings: Settings) -> Ledgers:
-    """The ledgers of all tables as of now, inputs first."""
-    # Those that are built last are read first: an input may be newer than what was looked at
-    # before, which the next look mends, but not older than what was built from it.
+    """The current ledgers of all tables, inputs first."""
+    # Downstream tables are read first: an input may then be newer than what was built from it,
+    # which the next read corrects, but never older.
     tables = tables_of(settings)
     ledgers = {
         name: read_ledger(settings.table(name), table)
@@ -220,14 +220,14 @@ def read_ledgers(settings: Settings) -> Ledgers:
 
 
 def _extend_ledger(ledger: Ledger, new_commits: CommitLines, log: DeltaTable) -> Ledger:
-    """A ledger with the commits that came since."""
+    """A ledger with the new commits."""
     missing = [*ledger.missing_versions, *new_commits.missing_versions]
     metadata = read_metadata(log)
     if metadata.partitioned_by != (ledger.table.partition,) or not any(
         column.name == ledger.table.partition and column.dataType == T.DateType()
         for column in metadata.struct
     ):
-        # Its days are not those of the table that is meant.
+        # It is partitioned in another way, so its files have no days of ours.
         return Ledger(ledger.table, log.version(), missing_versions=missing, metadata=metadata)
     records, external, changed_columns = (
         list(ledger.records),
@@ -242,7 +242,7 @@ def _extend_ledger(ledger: Ledger, new_commits: CommitLines, log: DeltaTable) ->
             columns = set(summary.columns)
         if summary.said:
             records.append(to_record(summary, summary.said))
-        # What came before our first one was the creation.
+        # External commits before our first one are the creation.
         elif (summary.days or summary.anywhere) and (records or missing):
             days = frozenset(map(date.fromisoformat, summary.days))
             at = commit_time(summary)
@@ -262,7 +262,7 @@ def _extend_ledger(ledger: Ledger, new_commits: CommitLines, log: DeltaTable) ->
     )
 
 
-#: In the warehouse.
+#: Name of the file in the warehouse.
 VERSIONS_FILE = "_versions.json"
 
 
@@ -282,11 +282,11 @@ def versions_that_belong_together(warehouse: str) -> dict[str, int]:
 
 
 def save_versions(warehouse: str, ledgers: Ledgers) -> bool:
-    """Take note that the tables belong together as they are; whether that was news.
+    """Save the current versions as belonging together; return whether they changed.
 
     Args:
         warehouse: the folder or URL of the tables.
-        ledgers: those of all tables, none of which has an open day behind its inputs.
+        ledgers: the ledgers of all tables; none has an open day that is behind its inputs.
     """
     current = {
         name: ledger.version for name, ledger in ledgers.items() if ledger.version is not None

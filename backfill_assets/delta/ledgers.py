@@ -1,12 +1,8 @@
-"""The ledger of a table: all that its log says, and what follows from it for each day.
-
-Later decisions rest on it, those of `reprocessing` among them; how it is read is known to
-`reading`.
-"""
+"""The ledger of a table: its log as of one version, and each day's state that follows from it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
 from functools import cached_property
@@ -15,6 +11,8 @@ from typing import NamedTuple
 import pyspark.sql.types as T
 
 from backfill_assets.audit.verdicts import DayMetrics
+from backfill_assets.calendar.late_data import Policy
+from backfill_assets.calendar.partitions import from_ranges
 from backfill_assets.delta.records import (
     ACCEPTED_CODE,
     RETIREMENT,
@@ -22,11 +20,18 @@ from backfill_assets.delta.records import (
     ExternalCommit,
     PublishedDay,
 )
-from backfill_assets.tables.table import Table
+from backfill_assets.tables.graph import Graph
+from backfill_assets.tables.table import Dependency, Table
 
 
 class StoredFiles(NamedTuple):
-    """The data files of a day: how many, their bytes, and when the newest was made."""
+    """The data files of a day.
+
+    Attributes:
+        files: number of files.
+        size: total bytes.
+        newest: the newest modification time, in milliseconds since 1970.
+    """
 
     files: int
     size: int
@@ -35,10 +40,10 @@ class StoredFiles(NamedTuple):
 
 @dataclass(frozen=True)
 class TableMetadata:
-    """What a table's log says of the table itself.
+    """The metadata of a Delta table.
 
     Attributes:
-        struct: its columns.
+        struct: the columns.
         partitioned_by: the partition columns.
         properties: Delta's properties by name, constraints included.
     """
@@ -53,21 +58,21 @@ class Ledger:
     """All that a table's log says.
 
     Attributes:
-        table: the table.
-        version: its latest version; none while there is no table.
-        records: our commits in ascending order of their versions.
-        external_commits: commits of others that may have changed rows, in ascending order.
-        measured: rows and nulls by day as the data files have them, whoever wrote them.
-        stored: the data files by day.
-        rows: rows by day as the data files' statistics count them; days with a file that has no
-            statistics are left out. None if nobody has looked at the files.
-        transaction: the number of our last commit, as Delta keeps it; none if there was none.
-        missing_versions: versions of which nothing is known any more: the log was cut.
-        metadata: the table's own; none while there is no table.
-        changed_columns: columns that the table did not have from the beginning, or has no longer,
-            with the version since when.
-        references: by name, what the tables without days hold now that it is made of; none of one
-            that is not there.
+        table: the declaration.
+        version: the latest version; None if there is no table.
+        records: our commits, in ascending order of versions.
+        external_commits: commits of other writers that may have changed rows, in ascending order.
+        measured: by day, rows and nulls from the files' statistics, whoever wrote the files.
+        stored: by day, the data files.
+        rows: by day, rows from the files' statistics; days with a file without statistics are left
+            out. None if the files were not read.
+        transaction: the number of our last commit, as stored by Delta; None if there was none.
+        missing_versions: versions that are not known, because the log was cut.
+        metadata: the table's metadata; None if there is no table.
+        changed_columns: columns added or dropped since the table was created, with the version of
+            the change.
+        references: by name, the current content of each unpartitioned input; None if it does not
+            exist.
     """
 
     table: Table
@@ -85,12 +90,12 @@ class Ledger:
 
     @property
     def hypothetical_days(self) -> frozenset[date]:
-        """The days that may come to hold anything; none of what is published."""
+        """The days that may change in a what-if; empty for a published table."""
         return frozenset()
 
     @cached_property
     def latest(self) -> dict[date, CommitRecord]:
-        """The record that speaks of each published day, empty ones included."""
+        """The latest record of each published day, empty days included."""
         by_day: dict[date, CommitRecord] = {}
         for record in self.records:
             by_day |= dict.fromkeys(record.days, record)
@@ -100,10 +105,7 @@ class Ledger:
 
     @cached_property
     def on_hold(self) -> Mapping[date, str]:
-        """The days for whose rows a person has decided, and that nobody has published since.
-
-        By day, the input fingerprint of the rows that it was decided against.
-        """
+        """By day on hold and not published since, the input fingerprint that a person rejected."""
         holds: dict[date, str] = {}
         for record in self.records:
             for day in (*record.days, *record.revoked_days) if holds else ():
@@ -113,35 +115,35 @@ class Ledger:
 
     @cached_property
     def revocations(self) -> Mapping[date, CommitRecord]:
-        """The days that were taken back and that nobody has published since, each with by which."""
+        """The reverted days that were not published since, with the commit that reverted them."""
         revoking_records = {day: record for record in self.records for day in record.revoked_days}
         return {day: record for day, record in revoking_records.items() if day not in self.latest}
 
     @cached_property
     def published_days(self) -> frozenset[date]:
-        """The days that have been published, empty ones included."""
+        """The published days, empty ones included."""
         return frozenset(self.latest).union(self.measured)
 
     @cached_property
     def final_days(self) -> frozenset[date]:
-        """The days whose latest record calls them final."""
+        """The days that are final by their latest record."""
         return frozenset(day for day, record in self.latest.items() if day in record.final)
 
     @property
     def retirement_commit(self) -> CommitRecord | None:
-        """The commit by which a retired table gave up its rows; none if it has not."""
+        """The commit that deleted the rows of a retired table; None if there is none."""
         last = self.records[-1] if self.records else None
         return last if last and last.details.kind == RETIREMENT else None
 
     def under_other_settings(self, config_digest: str) -> frozenset[date]:
-        """The published days that were made under other settings than these."""
+        """The published days whose settings digest is another one."""
         return frozenset(
             day for day, record in self.latest.items() if record.made_under(day) != config_digest
         )
 
     @cached_property
     def days_without_record(self) -> frozenset[date]:
-        """Days of which no commit tells any more who published them, as the log was cut."""
+        """The days whose last commit is not known, because the log was cut."""
         if not self.missing_versions:
             return frozenset()
         return frozenset(
@@ -156,23 +158,23 @@ class Ledger:
 
     @cached_property
     def _external_versions(self) -> dict[date, int]:
-        """The last version of each day's files that is not ours."""
+        """By day, the last version in which another writer changed its files."""
         return {day: other.version for other in self.external_commits for day in other.days}
 
     @cached_property
     def _unknown_days_version(self) -> int:
-        """The last version that took files of unknown days away; -1 if none did."""
+        """The last version that removed files of unknown days; -1 if none did."""
         return max(
             (other.version for other in self.external_commits if other.has_unknown_days), default=-1
         )
 
     @cached_property
     def _last_missing_version(self) -> int:
-        """The last version of which nothing is known; -1 if all is."""
+        """The last version that is not known; -1 if all are known."""
         return max(self.missing_versions, default=-1)
 
     def current_record(self, day: date) -> PublishedDay | None:
-        """The day as it was last published; none if never, or if others have changed it since."""
+        """The day as last published; None if never published, or if others changed it since."""
         record = self.latest.get(day)
         if record is None:
             return None
@@ -182,15 +184,15 @@ class Ledger:
         published = record.days[day]
         if self.rows is not None:
             if day in self.measured and day not in self.rows:
-                # Nobody has counted them: this day's files may be those that were taken away.
+                # The rows are not known: the removed files may be those of this day.
                 return None if self._unknown_days_version > since else published
-            # Others may have changed a day without a word of it in the log.
+            # Other writers may have changed a day in a commit that is no longer in the log.
             if self.rows.get(day, 0) != published.rows:
                 return None
         return published
 
     def rows_of(self, day: date) -> int | None:
-        """The rows of a day; none if it is not published."""
+        """The number of rows of a day; None if it is not published."""
         if day not in self.published_days:
             return None
         if self.rows is not None and day in self.rows:
@@ -198,7 +200,7 @@ class Ledger:
         return self.measured[day].rows if day in self.measured else 0
 
     def content_key(self, day: date) -> str:
-        """What a day holds, as text: days with equal texts have equal rows."""
+        """Identifies the rows of a day: days with equal keys have equal rows."""
         published = self.current_record(day)
         if published is not None:
             return published.digest
@@ -222,7 +224,7 @@ class Ledger:
         )
 
     def as_of(self, version: int) -> Ledger:
-        """What the commits up to a version say; what the data files held then is not known."""
+        """The ledger as of an older version; the data files of that version are not known."""
         return replace(
             self,
             version=version,
@@ -235,13 +237,13 @@ class Ledger:
         )
 
     def columns_changed_since(self, record: CommitRecord) -> frozenset[str]:
-        """The columns that came or went since a commit: its figures are not those of now."""
+        """The columns added or dropped since a commit, which its figures do not cover."""
         return frozenset(
             name for name, since in self.changed_columns.items() if since > record.version
         )
 
     def changed_references(self, day: date) -> dict[str, str | None]:
-        """The tables without days that hold something else than when a day was published."""
+        """The unpartitioned inputs whose content has changed since a day was published."""
         previous = self.latest[day].details.references
         return {
             name: current
@@ -250,9 +252,9 @@ class Ledger:
         }
 
     def code_of(self, record: CommitRecord, day: date) -> str:
-        """The code of all tables that a day of a commit counts as made by.
+        """The code of all tables that a day of a commit counts as computed by.
 
-        That of the commit, unless a person has accepted the day as made by other code since.
+        This is the code of the commit, unless a person has accepted the day under newer code since.
         """
         latest = self.latest.get(day)
         if latest and latest.details.kind == ACCEPTED_CODE and latest.version > record.version:
@@ -261,20 +263,20 @@ class Ledger:
 
     @property
     def all_commits(self) -> list[CommitRecord | ExternalCommit]:
-        """Ours and those of others, in ascending order of their versions."""
+        """Our commits and those of other writers, in ascending order of versions."""
         commits: list[CommitRecord | ExternalCommit] = [*self.records, *self.external_commits]
         return sorted(commits, key=lambda commit: commit.version)
 
     @cached_property
     def changed_days(self) -> Mapping[int, frozenset[date]]:
-        """By version of our commits, the days that have held something else since."""
+        """By version of our commits, the days whose rows the commit changed."""
         contents: dict[date, str] = {}
         others: dict[date, int] = {}
         changes = {}
         cut = self._last_missing_version
         for commit in self.all_commits:
             if commit.version > cut >= 0:
-                contents.clear()  # whatever it was, it may have become something else
+                contents.clear()  # a missing commit may have changed any day
                 cut = -1
             if isinstance(commit, ExternalCommit):
                 if commit.has_unknown_days:
@@ -294,9 +296,31 @@ class Ledger:
 
     @cached_property
     def last_change(self) -> int:
-        """The last version that made a day hold something else; -1 if there is none."""
+        """The last version that changed the rows of a day; -1 if there is none."""
         ours = [version for version, days in self.changed_days.items() if days]
         return max([*ours, *(other.version for other in self.external_commits)], default=-1)
 
 
 Ledgers = Mapping[str, Ledger]
+
+
+def graph_of(ledgers: Ledgers, policy: Policy) -> Graph:
+    """The graph of the tables of these ledgers."""
+    return Graph.from_tables((ledger.table for ledger in ledgers.values()), policy)
+
+
+def due_days(dependency: Dependency, source: Ledger) -> Callable[[CommitRecord], Iterable[date]]:
+    """A function from a commit of an input to the days of the table that it makes due.
+
+    Args:
+        dependency: the input, with the reach of the table.
+        source: the commits of the input.
+    """
+
+    def days_due_by(record: CommitRecord) -> Iterable[date]:
+        ranges = getattr(record.details, dependency.recorded) if dependency.recorded else None
+        if ranges is not None:
+            return from_ranges(ranges)
+        return dependency.reach.changed_days(source.changed_days[record.version], source)
+
+    return days_due_by

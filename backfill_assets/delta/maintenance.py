@@ -1,7 +1,7 @@
-"""Maintenance: compacts small files, deletes those past the time to undo, and changes no row.
+"""Maintenance: compacts small files and deletes files past the undo time; it changes no row.
 
-How long replaced files are kept is the setting `undo_days`, which each table carries as a property,
-so that a VACUUM by anybody keeps them as well. This module alone compacts and takes files away.
+The setting `undo_days` says how long replaced files are kept. Each table has it as a property too,
+so that a VACUUM by anybody keeps them. Only this module compacts tables and deletes replaced files.
 """
 
 import json
@@ -50,18 +50,18 @@ from backfill_assets.spark.session import SPARK_ERRORS
 from backfill_assets.tables.graph import tables_of
 from backfill_assets.tables.table import Table
 
-#: Delta fills a file up to so many bytes.
+#: Target file size of OPTIMIZE, in bytes.
 _FILE_SIZE = 1 << 30
 
 
 @dataclass(frozen=True)
 class TableFiles:
-    """The data files of a table as a reader finds them.
+    """The data files of one version of a table.
 
     Attributes:
-        version: of the table.
-        by_day: how many a day has.
-        bytes_by_day: how many bytes these have.
+        version: the table version.
+        by_day: number of files by day.
+        bytes_by_day: bytes by day.
     """
 
     version: int
@@ -70,7 +70,7 @@ class TableFiles:
 
     @classmethod
     def from_log(cls, log: DeltaTable, table: Table) -> "TableFiles":
-        """The files as a log has them."""
+        """The data files in a log."""
         actions = log.get_add_actions(flatten=True)
         files, sizes = Counter[date](), Counter[date]()
         if actions.num_rows:
@@ -92,17 +92,17 @@ class TableFiles:
 
 @dataclass(frozen=True)
 class MaintenanceResult:
-    """What maintenance made of a table, or would make of it.
+    """The result of maintenance of a table, or the expected one of a dry run.
 
     Attributes:
-        table: its name.
+        table: the table's name.
         before: its files before.
-        after: its files after; the same where nothing was to be changed.
-        compacted: days whose files were put together, or would be.
-        removed: how many files past the time to undo, and empty folders, were taken away or would
-            be; none if that was not looked at.
-        notes: what a person should know, as sentences.
-        problems: what a person must see to, as sentences; nothing was taken away then.
+        after: its files after; the same if nothing was changed.
+        compacted: the compacted days.
+        removed: number of removed files past the undo time, and of removed empty folders; None if
+            this was not checked.
+        notes: information for a person, as sentences.
+        problems: what a person must fix, as sentences; if there are any, no file was removed.
     """
 
     table: str
@@ -118,7 +118,7 @@ _HEADINGS = ("table", "versions", "files", "size", "days compacted", "removed")
 
 
 def format_cells(result: MaintenanceResult) -> list[str]:
-    """What was made of a table, for a reader, under the headings of the tables below."""
+    """The result of a table as the cells of a row, see `_HEADINGS`."""
 
     def format_change(before: object, after: object) -> str:
         return f"{before}" if before == after else f"{before} → {after}"
@@ -135,7 +135,7 @@ def format_cells(result: MaintenanceResult) -> list[str]:
 
 
 def as_grid(results: Sequence[MaintenanceResult]) -> Grid:
-    """What was done, as a console table."""
+    """The results as a console table."""
     grid = Grid(box=None, padding=(0, 2, 0, 0))
     for heading in _HEADINGS:
         grid.add_column(heading, no_wrap=True, justify="left" if heading == "table" else "right")
@@ -145,13 +145,13 @@ def as_grid(results: Sequence[MaintenanceResult]) -> Grid:
 
 
 def as_markdown(results: Sequence[MaintenanceResult]) -> str:
-    """What was done, as a table for the UI."""
+    """The results as a Markdown table for the UI."""
     rows = [_HEADINGS, ["---"] * len(_HEADINGS), *map(format_cells, results)]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def format_notes(results: Sequence[MaintenanceResult], *, dry_run: bool = False) -> list[str]:
-    """What there is to say besides: problems come last."""
+    """The notes of all tables, then the problems."""
     days = sum(len(result.compacted) for result in results)
     problems = [text for result in results for text in result.problems]
     notes = [text for result in results for text in result.notes]
@@ -172,22 +172,23 @@ def run_maintenance(
 ) -> Iterator[MaintenanceResult]:
     """Maintain tables, one after the other.
 
-    Days with files that fit into fewer are compacted; each such day must then hold what it held,
-    by its digest. Files that no version of the last `undo_days` days has are taken away, those that
-    killed runs left behind included, unless `_versions.json` names a version that has them. The log
-    is kept whole. A run that writes the same days at the same time is not disturbed: one of the two
-    commits second, a run then commits once more, and maintenance leaves the table to the next time.
-    A table that is retired for `undo_days` days gives up its rows and all files, see `retirement`.
+    Days whose files fit into fewer are compacted; each compacted day must keep its rows, checked by
+    digest. Files that no version of the last `undo_days` days uses are removed, including those
+    left by killed runs, unless `_versions.json` names a version that uses them. The log is kept
+    whole. A run that writes the same days at the same time is not disturbed: if the run commits
+    second, it commits once more; if maintenance does, it leaves the table to the next maintenance.
+    A table that has been retired for `undo_days` days loses its rows and all files, see
+    `commits.delete_all_rows`.
 
     Args:
         spark: the session.
         settings: the deployment's settings.
-        names: which tables; all if none is given. One that does not exist yet is left out.
-        dry_run: tell what would be done, and do nothing.
-        today: the business day; that of the clock, if not given.
+        names: the tables; all if empty. Tables that do not exist yet are skipped.
+        dry_run: only report what would be done.
+        today: the business day; the current one if not given.
 
     Raises:
-        ValueError: there is no table of such a name.
+        ValueError: a name is not that of a table.
     """
     tables = tables_of(settings)
     today = today or datetime.now(settings.zone).date()
@@ -207,7 +208,7 @@ def run_maintenance(
             problem = f"{name}: {message}. It was left as it is. {advice}"
             yield MaintenanceResult(name, no_files, no_files, problems=[problem])
         elif log is not None:
-            # A target has files that no version of the table has, or no longer.
+            # A shadow target may use files that no version of the table uses (any more).
             is_retired = commits.can_delete_rows(table, settings.undo_days, today)
             age = NO_AGE if is_retired else max(settings.undo_days - 1, 0)
             retaining_targets = targets_older_than(settings, name, age)
@@ -242,7 +243,7 @@ class _TableMaintenance:
     problems: list[str] = field(default_factory=list)
 
     def run(self, log: DeltaTable) -> MaintenanceResult:
-        """All of it, or up to what failed."""
+        """Run all steps, or those up to the first failure."""
         before = TableFiles.from_log(log, self.table)
         try:
             if self.is_retired:
@@ -280,7 +281,7 @@ class _TableMaintenance:
             self._vacuum_files()
 
     def _retire_table(self) -> None:
-        """Take all rows and files away from a table that has been retired for long enough."""
+        """Delete all rows and files of a table that has been retired for long enough."""
         if self._is_retained():
             return
         ledger, retired = read_ledger(self.url, self.table), self.table.retired
@@ -302,7 +303,7 @@ class _TableMaintenance:
             )
 
     def _set_properties(self, properties: dict[str, str]) -> bool:
-        """Bring the table's properties up to date; whether they were not."""
+        """Update the table's properties; return whether they differed."""
         expected = table_properties(self.undo_days)
         if expected.items() <= properties.items():
             return False
@@ -311,7 +312,8 @@ class _TableMaintenance:
                 f"ALTER TABLE {self._sql_name} SET TBLPROPERTIES ({format_properties(expected)})"
             )
         previous = [f"{name} was {properties.get(name, 'not set')}" for name in expected]
-        # What is gone is gone: a shell without the deployment's settings must not decide that.
+        # Removed files cannot be restored, so the run that changes the retention removes none: it
+        # may be a shell without the deployment's settings.
         self.notes.append(
             f"{self.table.name}: replaced files are kept for {self.undo_days} days from now on "
             f"({PREFIX}UNDO_DAYS; {', '.join(previous)}); the next maintenance takes older ones "
@@ -345,10 +347,10 @@ class _TableMaintenance:
         return sorted(date.fromisoformat(day) for day in days if day)
 
     def _verify_compaction(self, version: int, days: Sequence[date]) -> None:
-        """See that a compaction has changed no row.
+        """Verify that a compaction changed no row.
 
-        Its days must hold what their records say. Where a record says something else, or there is
-        none, they must hold what they held before.
+        Its days must have the rows of their records. Days with other rows than their record, or
+        without a record, must have the same rows as before the compaction.
         """
         ledger = read_ledger(self.url, self.table).as_of(version - 1)
         digests = self._read_digests(version, days)
@@ -364,8 +366,8 @@ class _TableMaintenance:
                 "rows as they were and no file was taken away: launch these days with the tag "
                 "backfill_assets/rewrite = true"
             )
-        # Nobody vouches for days that other writers have changed; that is on record elsewhere.
-        # Nor do records from before a column was added speak of what the rows hold with it.
+        # Days changed by other writers have no current record; that is reported elsewhere. Records
+        # from before a column was added do not cover that column.
         unexplained_days = [
             day
             for day in different_days
@@ -388,7 +390,7 @@ class _TableMaintenance:
     def _vacuum_files(self) -> None:
         if self._is_retained():
             return
-        # First what there is to do: a VACUUM makes two commits even if there is nothing.
+        # A dry run first: VACUUM makes two commits even if it removes nothing.
         old_files = self.spark.sql(f"VACUUM {self._sql_name} DRY RUN").collect()
         if named_files := self._consistent_files().intersection(
             row["path"].rpartition("/")[2] for row in old_files
@@ -402,7 +404,7 @@ class _TableMaintenance:
             old_files = []
         if old_files and not self.dry_run:
             self._run_sql(f"VACUUM {self._sql_name}")
-        # Spark keeps what it has not finished where a VACUUM does not look.
+        # VACUUM does not look into the staging folders of killed writes.
         retention = timedelta(days=max(self.undo_days, 1))
         filesystem, _ = open_store(self.url)
         abandoned = abandoned_folders(self.url, datetime.now(timezone.utc) - retention)
@@ -411,9 +413,9 @@ class _TableMaintenance:
         self.removed = len(old_files) + len(abandoned)
 
     def _consistent_files(self) -> set[str]:
-        """The names of the data files of the version that readers of all tables are told."""
+        """The names of the data files of the version named in `_versions.json`."""
         log = load_log(self.url)
-        # A table that was made anew begins again with its versions.
+        # A table that was created again starts with version 0 again.
         if (
             self.consistent_version is None
             or log is None
@@ -424,7 +426,7 @@ class _TableMaintenance:
         return {unquote(path).rpartition("/")[2] for path in actions["path"].to_pylist()}
 
     def _is_retained(self) -> bool:
-        """Whether targets may need files of the table."""
+        """Whether shadow targets may need files of the table."""
         if self.retaining_targets:
             self.notes.append(
                 f"{self.table.name}: no file was taken away, as the target(s) "
@@ -449,7 +451,7 @@ class MaintenanceConfig(dg.Config):
 
 
 def maintenance_job(settings: Settings) -> dg.JobDefinition:
-    """Maintenance as a job, for the UI and for a schedule of the deployment's own."""
+    """Maintenance as a Dagster job, for the UI and for the deployment's own schedule."""
 
     @dg.op(name="maintain_tables", required_resource_keys={"engine"}, out=dg.Out(dg.Nothing))
     def maintain_tables(context: dg.OpExecutionContext, config: MaintenanceConfig) -> None:

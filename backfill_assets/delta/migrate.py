@@ -1,12 +1,12 @@
-"""Migrations, and the records of commits that carry over days without computing them.
+"""Migrations: change a table's columns in place, and carry over the records of its days.
 
-A migration changes the columns of the days' rows, an acceptance of code the code version alone; a
-target gives production its days as they are.
+Other commits that compute no rows use the same records: the acceptance of code, and the switch-over
+of a target.
 
-Three steps, of which the second is what readers see. Before it, names of columns that are dropped
-are noted, and constraints that speak of a changed column are dropped; after it, the properties and
-the model's constraints are set. Killed anywhere, the same again does what is left: until the last
-step, the version of the schema is the old one, and no code writes to the table.
+A migration has three steps. First, the names of dropped columns are noted in a property, and
+constraints on changed columns are dropped. Then one commit changes columns and files; readers see
+only this one. Last, properties and constraints are set. A killed migration can be run again: until
+the last step, the schema version is the old one, and no code writes to the table.
 """
 
 from __future__ import annotations
@@ -66,19 +66,19 @@ from backfill_assets.tables.table import SchemaError, Table
 def build_migration_record(
     migration: Migration, measured: Mapping[date, DayMetrics], current: Ledger
 ) -> dict[str, Any]:
-    """The record of a migration: of the rewritten days, what their records said.
+    """The record of a migration: the records of the rewritten days, with new figures.
 
-    Days that others have changed since they were published stay so: nobody vouches for them.
+    Days that other writers changed since they were published get no record.
 
     Args:
-        migration: the migration.
-        measured: by day, what its new data files hold.
-        current: the ledger that the commit rests on.
+        migration: the planned migration.
+        measured: by day, the metrics of its new data files.
+        current: the ledger that the commit is based on.
     """
     ledger = migration.ledger
     days = [day for day in sorted(migration.days) if ledger.current_record(day)]
     reason = "; ".join(change.text for change in migration.changes)
-    # Whose rows a day holds stays as it was: an undo sees through the migration.
+    # An undo must find the commit that computed a day's rows, and not the migration.
     as_of = {str(current.version): to_ranges(migration.days)} if migration.days else {}
     return {
         **build_carried_record(
@@ -98,13 +98,13 @@ def build_migration_record(
 def build_acceptance_record(
     ledger: Ledger, days: Collection[date], code: Code, reason: str
 ) -> dict[str, Any]:
-    """The record of an acceptance: days count as made by the present code, their rows stay.
+    """The record of an acceptance: the days count as computed by the current code, rows unchanged.
 
     Args:
-        ledger: that of the table.
-        days: the days; each has a current record.
-        code: the present code.
-        reason: why, as the person who accepts it puts it.
+        ledger: the table's ledger.
+        days: the accepted days; each has a current record.
+        code: the current code.
+        reason: the reason given by the person who accepts.
     """
     by_version: dict[str, list[date]] = defaultdict(list)
     for day in sorted(days):
@@ -141,13 +141,13 @@ def build_carried_record(
     provenances: Mapping[date, Provenance],
     details: CommitDetails,
 ) -> dict[str, Any]:
-    """What a commit says of days whose rows another commit has made.
+    """The record of days whose rows were computed by earlier commits.
 
     Args:
-        ledger: that in which the days have their records.
-        published: by day, what the commit is to say of it.
-        provenances: by day, what its rows were made by and from.
-        details: those of the commit.
+        ledger: the ledger with the records of the days.
+        published: by day, its figures for the new commit.
+        provenances: by day, its code and inputs.
+        details: the details of the new commit.
     """
     made_under = {day: ledger.latest[day].made_under(day) for day in published}
     config = Counter(made_under.values()).most_common(1)[0][0] if made_under else ""
@@ -174,12 +174,12 @@ def build_carried_record(
     }
 
 
-#: What a commit says of the code, by the names that `Provenance` has as well.
+#: The code fields that a commit and a `Provenance` both have.
 _CODE_FIELDS = ("code_version", "release", "package", "git_commit", "git_dirty")
 
 
 def _common_provenance(provenances: Collection[Provenance]) -> Provenance:
-    """What a commit says of all of its days: what they have in common, and their oldest inputs."""
+    """The values that all days have in common, and their oldest inputs."""
     git_dirty = {provenance.git_dirty for provenance in provenances}
     references = [provenance.references for provenance in provenances]
     all_equal = references and all(each == references[0] for each in references)
@@ -203,7 +203,7 @@ def _common_value(values: Iterable[str]) -> str:
 
 
 def _oldest_inputs(provenances: Collection[Provenance]) -> dict[str, int]:
-    """The oldest version of each input that a day was made from."""
+    """By input, the oldest version that a day was built from."""
     oldest: dict[str, int] = {}
     for provenance in provenances:
         for name, version in provenance.inputs.items():
@@ -212,7 +212,7 @@ def _oldest_inputs(provenances: Collection[Provenance]) -> dict[str, int]:
 
 
 def _with_new_figures(published: PublishedDay, measured: DayMetrics) -> PublishedDay:
-    """What is said of a day: as before, with the figures of its rows under a schema change."""
+    """A published day with the metrics of its rewritten rows."""
     return msgspec.structs.replace(
         published,
         digest=measured.digest,
@@ -224,7 +224,7 @@ def _with_new_figures(published: PublishedDay, measured: DayMetrics) -> Publishe
 def _without_row_changes(
     ledger: Ledger, days: Collection[date], details: CommitDetails
 ) -> CommitDetails:
-    """What those who follow the table read: that no row of theirs changes."""
+    """The details of a commit that changes no row of these days."""
     by_day = {day: ledger.latest[day].details for day in days}
     spans = [carried.spans for carried in by_day.values()]
     return msgspec.structs.replace(
@@ -242,22 +242,22 @@ def _without_row_changes(
     )
 
 
-#: Days that Spark rewrites at a time.
+#: Number of days that Spark rewrites at a time.
 CHUNK_DAYS = 200
-#: Days that others write meanwhile are rewritten again, as often.
+#: Number of attempts when other commits come first; changed days are rewritten again.
 _ATTEMPTS = 10
-#: No table has this day: a commit that replaces it changes no data file.
+#: No table has this day, so a commit that replaces it changes no data file.
 _NO_DAY = "0001-01-01"
 
 
 @dataclass
 class _RewrittenDays:
-    """Days that are rewritten in data files that no commit names.
+    """Rewritten days whose data files no commit names yet.
 
     Attributes:
-        source_files: by day, the data files that it had in the table.
-        files: by day, those that it is to have.
-        measured: by day, what they hold.
+        source_files: by day, its data files in the table.
+        files: by day, its new data files.
+        measured: by day, the metrics of the new files.
     """
 
     source_files: dict[date, frozenset[str]] = field(default_factory=dict)
@@ -266,12 +266,7 @@ class _RewrittenDays:
 
 
 def read_migration(url: str, table: Table) -> Migration | None:
-    """What is to change in a table; none if there is no table.
-
-    Args:
-        url: where it lives.
-        table: the declaration.
-    """
+    """Plan the migration of a table; None if there is no table."""
     ledger = read_ledger(url, table)
     if ledger.version is None:
         return None
@@ -279,7 +274,7 @@ def read_migration(url: str, table: Table) -> Migration | None:
 
 
 def _null_days(url: str, ledger: Ledger) -> dict[str, dict[date, int | None]]:
-    """By column that is to be required, the days with nulls, or of which nobody tells."""
+    """By column that becomes required, the days with nulls and their number; None if unknown."""
     assert ledger.metadata is not None
     table = ledger.table
     required = set()
@@ -306,15 +301,12 @@ def _null_days(url: str, ledger: Ledger) -> dict[str, dict[date, int | None]]:
 
 
 def migrate_table(writer: Writer) -> Iterator[str]:
-    """Bring a table to the columns of its model; what was done, a sentence each.
-
-    Args:
-        writer: commits to the table, which is there.
+    """Migrate a table to the columns of its model; yields one sentence for each step.
 
     Raises:
         SchemaError: something cannot be changed in place. Nothing was written.
-        PublishError: the columns and the days are as they were.
-        EngineError: the engine was lost; the same again does what is left.
+        PublishError: columns and days are unchanged.
+        EngineError: the engine was lost; run the migration again.
     """
     staged = _RewrittenDays()
     for _ in range(_ATTEMPTS):
@@ -340,10 +332,10 @@ def migrate_table(writer: Writer) -> Iterator[str]:
 
 
 def raise_if_refused(migration: Migration) -> None:
-    """Refuse what cannot be changed in place.
+    """Raise if a change cannot be made in place.
 
     Raises:
-        SchemaError: what, and what to do.
+        SchemaError: names the changes and what to do.
     """
     if migration.refused:
         raise SchemaError(
@@ -353,7 +345,7 @@ def raise_if_refused(migration: Migration) -> None:
 
 
 def _apply_changes(writer: Writer, migration: Migration, staged: _RewrittenDays) -> int | None:
-    """Change the columns, and the files with them; none if another commit came first."""
+    """Change the columns and files in one commit; None if another commit came first."""
     ledger = migration.ledger
     try:
         if migration.days:
@@ -374,7 +366,7 @@ def _apply_changes(writer: Writer, migration: Migration, staged: _RewrittenDays)
 
 
 def _prepare_log(url: str, migration: Migration) -> bool:
-    """What must be in the log before the columns change; whether anything was not."""
+    """Do the first step in the log; return whether it changed anything."""
     log = delta_log(url, migration.ledger.version).load()
     rules, properties = list(constraints_to_drop(migration)), properties_before(migration)
     if properties:
@@ -385,8 +377,8 @@ def _prepare_log(url: str, migration: Migration) -> bool:
 
 
 def _have_same_files(writer: Writer, previous: Ledger, current: Ledger) -> bool:
-    """Whether the days hold the same data files as of two versions; no if nobody can tell."""
-    if current.rows is None:  # deletion vectors take rows away from files that stay
+    """Whether the days have the same data files in both versions; False if unknown."""
+    if current.rows is None:  # deletion vectors remove rows without a new file
         return False
     versions = (previous.version or 0, current.version or 0)
     first, second = (
@@ -397,13 +389,13 @@ def _have_same_files(writer: Writer, previous: Ledger, current: Ledger) -> bool:
 
 
 def _rewrite_days(writer: Writer, migration: Migration, staged: _RewrittenDays) -> None:
-    """Write the days that are rewritten, but for those that are staged as they are now."""
+    """Rewrite the days whose files are not staged yet, or have changed since."""
     ledger, table = migration.ledger, writer.table
     version = ledger.version or 0
     source_files: dict[date, set[str]] = {}
     for file in list_data_files(writer.url, table, migration.days, version).to_pylist():
         source_files.setdefault(file["day"], set()).add(file["path"])
-    comparable = ledger.rows is not None  # deletion vectors take rows away from files that stay
+    comparable = ledger.rows is not None  # deletion vectors remove rows without a new file
     old = [
         day
         for day, paths in staged.source_files.items()
@@ -430,10 +422,10 @@ def _verify_rewrite(
     days: Sequence[date],
     ledger: Ledger,
 ) -> dict[date, DayMetrics]:
-    """What the new files of days hold: the old rows under the change, by rows and digest.
+    """Measure the new files, and compare them with the old rows by row count and digest.
 
     Raises:
-        PublishError: they do not. No commit names them.
+        PublishError: they differ. No commit names the new files.
     """
     table = writer.table
     new = measure(rows_of_files(writer.spark, writer.url, table, files, days), table)
@@ -461,7 +453,7 @@ def _verify_rewrite(
 def _commit_migration(
     writer: Writer, migration: Migration, staged: _RewrittenDays, ledger: Ledger
 ) -> int | None:
-    """Commit columns and files as the version after the ledger's; none if another came first."""
+    """Commit columns and files as the version after the ledger's; None if another came first."""
     table, days = writer.table, sorted(migration.days)
     metadata = {
         **build_migration_record(migration, staged.measured, ledger),
@@ -499,7 +491,7 @@ def _commit_migration(
 
 
 def _finish_migration(writer: Writer, migration: Migration) -> Iterator[str]:
-    """Set the properties, and the constraints that rows do not break."""
+    """Set the properties, and add the constraints that no row violates."""
     url, table = writer.url, writer.table
     log = delta_log(url).load()
     properties, expected = log.metadata().configuration, properties_after(migration)
@@ -517,10 +509,10 @@ def _finish_migration(writer: Writer, migration: Migration) -> Iterator[str]:
 
 
 def _raise_if_engine_lost(table: Table, error: Exception) -> None:
-    """See that it was not the engine that failed.
+    """Raise if the engine was lost.
 
     Raises:
-        EngineError: it did; nothing is wrong with the table.
+        EngineError: the table itself is fine.
     """
     if is_engine_lost(error):
         raise EngineError(
@@ -535,7 +527,6 @@ def _raise_if_engine_lost(table: Table, error: Exception) -> None:
 def _remove_staged(
     writer: Writer, staged: _RewrittenDays, days: Sequence[date] | Mapping[date, Any]
 ) -> None:
-    """Remove the staged files of days."""
     for day in list(days):
         writer.remove_files(staged.files.pop(day, ()))
         staged.source_files.pop(day, None)

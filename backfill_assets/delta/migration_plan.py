@@ -1,6 +1,6 @@
-"""What a migration changes in a table, and which days it rewrites.
+"""The plan of a migration: what changes in a table, and which days are rewritten.
 
-Decided from the model and the log alone; no row is read. `migrating` does it.
+It is made from the model and the log alone; no row is read. `migrate` runs it.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class SchemaChange:
     """One change of a table.
 
     Attributes:
-        text: what changes.
-        days: the days that are rewritten for it; none if it is a matter of the log alone.
+        text: the change.
+        days: the days to rewrite; empty if only the log changes.
     """
 
     text: str
@@ -42,21 +42,21 @@ class SchemaChange:
 
     @property
     def cost(self) -> str:
-        """What it takes, as the plan has it."""
+        """The cost of the change, as shown in the plan."""
         return f"{len(self.days)} days are rewritten" if self.days else "metadata only"
 
 
 @dataclass(frozen=True)
 class Migration:
-    """All that is to change in a table.
+    """All changes of a table.
 
     Attributes:
-        ledger: that of the table; all rests on it.
-        changes: one after the other.
-        refused: what cannot be changed in place, a sentence each; nothing is done then.
-        sources: by column of the model, the column of the table that it is made of; none for null.
-        relaxed_columns: columns of the table whose constraints are dropped before the change.
-        retained_columns: columns that the data files go on having, and the table has no longer.
+        ledger: the ledger that the plan is based on.
+        changes: the changes in order.
+        refused: changes that cannot be made in place, a sentence each; if any, nothing is done.
+        sources: by column of the model, the column of the table to read; None for null.
+        relaxed_columns: columns of the table whose constraints are dropped first.
+        retained_columns: dropped columns that are still in the data files.
     """
 
     ledger: Ledger
@@ -68,22 +68,22 @@ class Migration:
 
     @property
     def days(self) -> frozenset[date]:
-        """The days that are rewritten."""
+        """The days to rewrite."""
         return frozenset().union(*(change.days for change in self.changes))
 
     @property
     def rewrites_all_files(self) -> bool:
-        """Whether all data files are rewritten."""
+        """Whether every day is rewritten."""
         return bool(self.days) and self.days == frozenset(self.ledger.stored)
 
 
 def plan_migration(ledger: Ledger, nulls: Mapping[str, Mapping[date, int | None]]) -> Migration:
-    """What is to change in a table for it to be the one of its model.
+    """Plan the changes that turn a table into the one of its model.
 
     Args:
-        ledger: that of the table, which is there.
-        nulls: by column of the table, the days that have nulls in it or of which the log does not
-            tell, with how many, as far as it tells.
+        ledger: the ledger of an existing table.
+        nulls: by column of the table, the days with nulls and their number; None if the log does
+            not have it.
     """
     assert ledger.metadata is not None
     migration = Migration(ledger)
@@ -114,7 +114,7 @@ def plan_migration(ledger: Ledger, nulls: Mapping[str, Mapping[date, int | None]
 
 
 def _check_table(migration: Migration, table: Table, metadata: TableMetadata) -> None:
-    """What of the table as such cannot be changed in place."""
+    """Add what cannot be changed in place in the table as a whole."""
     if (stored_version := read_schema_version(metadata)) > table.schema_version:
         migration.refused.append(
             f"the table's schema has version {stored_version}, and this code has "
@@ -138,7 +138,7 @@ def _plan_column(
     stored: Mapping[str, T.StructField],
     nulls: Mapping[str, Mapping[date, int | None]],
 ) -> None:
-    """What becomes of one column of the model."""
+    """Plan the changes of one column of the model."""
     assert migration.ledger.metadata is not None
     name, model = column.name, table.columns[column.name]
     days = frozenset(migration.ledger.stored)
@@ -218,7 +218,7 @@ def _plan_nullability(
 
 
 def _plan_dropped(migration: Migration, table: Table, stored: Mapping[str, T.StructField]) -> None:
-    """The columns that the model has no longer."""
+    """Plan the drop of columns that the model no longer has."""
     used = {*filter(None, migration.sources.values())}
     for name in stored:
         if name in table.columns or name in used:
@@ -233,7 +233,7 @@ def _plan_dropped(migration: Migration, table: Table, stored: Mapping[str, T.Str
 
 
 def _plan_gaps(migration: Migration, table: Table, metadata: TableMetadata) -> None:
-    """The days that a default is to be written on."""
+    """Plan the days on which a default must be written."""
     stored_gaps = json.loads(metadata.properties.get(COLUMN_GAPS, "{}"))
     for name in unfilled_columns(table, metadata):
         gap = gaps_of(table.columns)[name]
@@ -251,7 +251,7 @@ def _plan_gaps(migration: Migration, table: Table, metadata: TableMetadata) -> N
 
 
 def properties_after(migration: Migration) -> dict[str, str]:
-    """The properties of the table once all is changed."""
+    """The properties of the table after the migration."""
     assert migration.ledger.metadata is not None
     table = migration.ledger.table
     dropped_names = (
@@ -267,7 +267,7 @@ def properties_after(migration: Migration) -> dict[str, str]:
 
 
 def properties_before(migration: Migration) -> dict[str, str]:
-    """The properties that must be there before the columns change; none if there are such."""
+    """The properties to set before the columns change; empty if they are already set."""
     assert migration.ledger.metadata is not None
     dropped_names = json.loads(migration.ledger.metadata.properties.get(DROPPED_COLUMNS, "[]"))
     if migration.retained_columns <= set(dropped_names):
@@ -276,7 +276,7 @@ def properties_before(migration: Migration) -> dict[str, str]:
 
 
 def constraints_to_drop(migration: Migration) -> Iterator[str]:
-    """The names of the constraints that speak of columns whose name or nullability changes."""
+    """The names of the constraints on columns whose name or nullability changes."""
     assert migration.ledger.metadata is not None
     begin = "delta.constraints."
     for name, rule in migration.ledger.metadata.properties.items():

@@ -1,4 +1,4 @@
-"""Reads published days by delta-rs and Arrow, and compares them with their records."""
+"""Check of published days: read by delta-rs and Arrow, and compared with their records."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from backfill_assets.tables.table import Table
 
 @dataclass(frozen=True)
 class ReadCheck:
-    """How a table reads in an engine that is not Spark.
+    """The result of reading a table with an engine other than Spark.
 
     Attributes:
         table: the table's name.
-        version: the version that was opened; none while there is no table.
-        problems: a sentence for each thing that is not as published.
+        version: the version that was read; None if there is no table.
+        problems: a sentence for each difference.
     """
 
     table: str
@@ -45,14 +45,9 @@ class ReadCheck:
 def check_read(settings: Settings, table: Table, days: Iterable[date]) -> ReadCheck:
     """Read days as a consumer may: by delta-rs and Arrow, without a JVM.
 
-    The table is opened at its published version, and of each day all columns are read. Rows, nulls
-    and totals (money as exact decimals) must be what the record of the day's commit says. Only the
-    files of these days are opened; a day without a record is left out.
-
-    Args:
-        settings: the deployment's settings.
-        table: the table.
-        days: the days.
+    All columns of each day are read at the published version. Rows, nulls and totals (money as
+    exact decimals) must equal the record of the day. Only the files of these days are opened; days
+    without a record are left out.
     """
     url = settings.table(table.name)
     try:
@@ -91,7 +86,7 @@ def _read_differences(
     published: PublishedDay,
     skipped_columns: Collection[str],
 ) -> Iterator[str]:
-    """What the rows of a day have otherwise than its record, which lacked some columns."""
+    """The differences between the rows of a day and its record, without `skipped_columns`."""
     columns = [name for name in table.columns if name not in skipped_columns]
     try:
         files = log.to_pyarrow_dataset(

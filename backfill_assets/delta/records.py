@@ -1,8 +1,4 @@
-"""What a commit says of its table's days: the record, and its encoding in the log and the cache.
-
-What is written there is decided by `publisher` and by the assets; what follows from it by `backlog`
-and `finality`.
-"""
+"""The record of a commit, its encoding in the log and in the commit cache."""
 
 from __future__ import annotations
 
@@ -22,18 +18,19 @@ from backfill_assets.tables.table import Table
 
 
 class Provenance(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """What the rows of a day were made by and from, where that is not what their commit says.
+    """The code and inputs of a day's rows, where they differ from those of the commit.
 
-    An undo puts rows back that an older run made, a switch-over publishes those of a target.
+    They differ after an undo, which restores rows of an older run, and after a switch-over, which
+    publishes rows of a shadow target.
 
     Attributes:
-        code_version: of the code that computed them, as far as that makes the table.
+        code_version: code version of the table.
         release: version of the code of all tables together; empty if not recorded.
-        package: the release of this package that ran; empty if not recorded.
-        git_commit: of the code; empty if unknown.
-        git_dirty: whether that code differed from the commit; None if unknown.
-        inputs: the version of each table that they were computed from.
-        references: by name, what the tables without days held.
+        package: release of this package; empty if not recorded.
+        git_commit: empty if unknown.
+        git_dirty: whether the code differed from `git_commit`; None if unknown.
+        inputs: by name, the version of each input table.
+        references: by name, the content of each unpartitioned input.
     """
 
     code_version: str
@@ -46,22 +43,20 @@ class Provenance(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class PublishedDay(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """One day of a commit, as the audit found it: all that Dagster is told of it.
+    """One day of a commit with its audit results; Dagster's metadata comes from here.
 
     Attributes:
         rows: number of rows.
-        digest: of the rows.
-        verdict: the worst that any check found.
+        digest: digest of the rows.
+        verdict: the worst severity of all checks.
         totals: sums by column, as text.
-        fingerprint: digest of what the inputs held, see `staleness.fingerprints`; empty if nobody
-            recorded it.
-        nulls: nulls by column, where there are any.
+        fingerprint: digest of the inputs, see `staleness.input_digest`; empty if not recorded.
+        nulls: number of nulls by column; columns without nulls are left out.
         entries: the counts behind the expectation, by name; sums of money as text.
-        findings: what was not in order, as severity and text by check.
+        findings: by check that is not OK, its severity and text.
         numbers: further figures for the UI.
-        made_under: digest of the settings that it was made under, where these are not those of the
-            commit: an undo puts rows back as they were.
-        provenance: what the rows were made by and from, where the commit says something else.
+        made_under: settings digest, where it is not that of the commit, as after an undo.
+        provenance: code and inputs of the rows, where they are not those of the commit.
     """
 
     rows: int
@@ -77,37 +72,36 @@ class PublishedDay(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     provenance: Provenance | None = None
 
 
-#: Kinds of commits that nobody computed: days of a target became production, all of them or some
-#: first; a retired table gave up its rows; a person accepted days as made by the present code.
+#: Kinds of commits that compute no rows: a switch-over of all days of a target or of the first ones
+#: (canary), the deletion of a retired table's rows, the acceptance of days as of the current code.
 SWITCH_OVER, CANARY, RETIREMENT = "switch-over", "canary", "retirement"
 ACCEPTED_CODE = "accepted code"
 
 
 class CommitDetails(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """What a commit tells those who follow its table, besides the days that it published.
+    """What a commit tells downstream tables and later runs, besides its published days.
 
-    Days are ranges, as `partitions.to_ranges` makes them. What is none was not recorded: the commit
-    is of an earlier release, or of a table that does not record it.
+    Days are ranges, as made by `partitions.to_ranges`. None means not recorded: the commit is of an
+    earlier release, or of a table that does not record it.
 
     Attributes:
-        landing: by log day, the manifest that it was loaded from; see `landing.manifests`.
-        event_days: the event days whose staged rows it changes; see `staleness.touched`.
-        current_days: the event days whose rows it changes in what is known now.
-        log_days: the log days whose lateness it changes.
-        spans: by log day, the event days that its lines tell of.
-        settled: the log days for which nothing more is due since; see `staleness.finality`.
-        unsettled: the log days for which something is due again.
+        landing: by log day, the manifest of the loaded files; see `landing.load_manifest`.
+        event_days: the event days whose staged rows the commit changes; see `staleness.impact`.
+        current_days: the event days whose current rows the commit changes.
+        log_days: the log days whose lateness the commit changes.
+        spans: by log day, the event days of its lines.
+        settled: the log days that are complete since this commit; see `staleness.finality`.
+        unsettled: the log days that are no longer complete.
         late: by log day, the number of late lines, and their amount as text.
-        kind: `SWITCH_OVER`, `CANARY`, `RETIREMENT` or `ACCEPTED_CODE`; empty for what a run or an
-            undo published.
-        undoes: the backfill that it undoes.
-        as_of: of an undo and a migration, by version of the table, the days that hold the rows of
+        kind: `SWITCH_OVER`, `CANARY`, `RETIREMENT` or `ACCEPTED_CODE`; empty for a run and an undo.
+        undoes: the id of the backfill or switch-over that the commit undoes.
+        as_of: of an undo and a migration, by version of the table, the days that have the rows of
             that version since.
-        references: by name, what the tables without days held that its days were made of.
-        spreads: by day and column that is watched, the rows in each bin; see `quality.drift`.
-        accepts: of `ACCEPTED_CODE`, by code version that made them, the days, as ranges.
+        references: by name, the content of the unpartitioned inputs that the days were built from.
+        spreads: by day and watched column, the number of rows in each bin; see `audit.profile`.
+        accepts: of `ACCEPTED_CODE`, by the code version that computed them, the accepted days.
         on_hold: of an undo and a canary, by day, the input fingerprint of rows that a person has
-            decided against. No schedule or sensor builds the day while its inputs are these.
+            rejected. No schedule or sensor builds the day while its inputs have this fingerprint.
     """
 
     landing: dict[date, Any] = msgspec.field(default_factory=dict)
@@ -128,33 +122,32 @@ class CommitDetails(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class CommitRecord(msgspec.Struct, frozen=True, gc=False):
-    """What one commit of ours says of itself.
+    """The record of one commit made by this package.
 
     Attributes:
-        version: the table's version that it made.
+        version: the table version that the commit made.
         run_id: the Dagster run.
-        backfill_id: the Dagster backfill that the run belongs to, if any.
+        backfill_id: the Dagster backfill of the run, if any.
         launched_by: `schedule <name>`, `sensor <name>`, `command night`, or `person`.
-        code_version: of the code that computed it, as far as that makes the table.
-        config_digest: of the settings that decide what is in the table.
-        inputs: the version of each table that it was computed from.
-        days: what was published, by day.
-        final: those of the days that will not change any more unless a person rebuilds them.
-        details: what it tells those who follow the table.
-        commit_id: tells this commit from every other.
-        since: the version that it was compared with; none if there was no table.
-        written_days: those of the days whose files it wrote; the others had these rows already.
-        at: when it was made, in UTC.
-        reason: why, as whoever launched it put it.
-        git_commit: of the code that computed it; empty if unknown.
-        git_dirty: whether that code differed from the commit; none if unknown.
-        revoked_days: days that it took back: they count as never published.
-        reasons: why its days were computed: the days, as ranges, by reason; see `reason_for_day`.
-        is_merge: whether it changed rows of the days that it wrote, rather than replace all of
-            them.
-        failed_days: days that its run could not publish, each with the reason.
+        code_version: code version of the table.
+        config_digest: digest of the settings that decide the rows.
+        inputs: by name, the version of each input table.
+        days: the published days.
+        final: the days that do not change any more unless a person rebuilds them.
+        details: what downstream tables and later runs read.
+        commit_id: unique for each commit.
+        since: the table version that the commit was compared with; None if there was no table.
+        written_days: the days whose files the commit wrote; the others had the same rows already.
+        at: commit time in UTC.
+        reason: the reason given at launch.
+        git_commit: empty if unknown.
+        git_dirty: whether the code differed from `git_commit`; None if unknown.
+        revoked_days: days that the commit reverted: they count as never published.
+        reasons: by reason for computing them, the days as ranges; see `reason_for_day`.
+        is_merge: whether the commit merged rows into its written days instead of replacing them.
+        failed_days: days that the run could not publish, with the reason.
         release: version of the code of all tables together; empty if not recorded.
-        package: the release of this package that ran; empty if not recorded.
+        package: release of this package; empty if not recorded.
     """
 
     version: int
@@ -182,7 +175,7 @@ class CommitRecord(msgspec.Struct, frozen=True, gc=False):
     package: str = ""
 
     def reason_for_day(self, day: date) -> str:
-        """Why a day was computed; empty if nobody recorded it."""
+        """Why a day was computed; empty if not recorded."""
         for reason, ranges in self.reasons.items():
             if any(day in Window.parse(text) for text in ranges):
                 return reason
@@ -190,14 +183,14 @@ class CommitRecord(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def rewritten_days(self) -> frozenset[date]:
-        """The days whose files it wrote; where nobody recorded which, all that it speaks of."""
+        """The days whose files the commit wrote; all of its days if not recorded."""
         return frozenset(self.days) if self.written_days is None else self.written_days
 
     def valid_as_of(self, day: date) -> int:
-        """The version as of which the day is what the record says.
+        """The table version as of which the record describes the day's rows.
 
-        Overwriting a day replaces whatever was there until then. A merge leaves rows, of which only
-        those of the version that it was compared with were looked at.
+        A replaced day is valid as of the commit. A merge leaves other rows in place, which were
+        checked only as of the version that the commit was compared with.
         """
         if self.written_days is None or (day in self.written_days and not self.is_merge):
             return self.version
@@ -205,11 +198,11 @@ class CommitRecord(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def code_id(self) -> str:
-        """The version of the code of all tables together, as far as it is on record."""
+        """The version of the code of all tables together; of this table's code if not recorded."""
         return self.release or self.code_version
 
     def for_day(self, day: date) -> CommitRecord:
-        """The record as it holds for one of its days: with what this day was made by and from."""
+        """The record with the code and inputs of one of its days."""
         published = self.days.get(day)
         if published is None or published.provenance is None:
             return self
@@ -218,7 +211,7 @@ class CommitRecord(msgspec.Struct, frozen=True, gc=False):
         return msgspec.structs.replace(self, **fields, details=details)
 
     def day_provenance(self, day: date) -> Provenance:
-        """What a day was made by and from, to be carried by another commit."""
+        """The code and inputs of a day, for a later commit that carries over its rows."""
         published = self.days.get(day)
         if published and published.provenance:
             return published.provenance
@@ -227,12 +220,12 @@ class CommitRecord(msgspec.Struct, frozen=True, gc=False):
         return Provenance(**values, references=self.details.references)
 
     def made_under(self, day: date) -> str:
-        """Digest of the settings that a day of it was made under."""
+        """The settings digest of a day."""
         return self.days[day].made_under or self.config_digest
 
     @property
     def by_person(self) -> bool:
-        """Whether a person launched the run, rather than a schedule, a sensor or a night."""
+        """Whether a person launched the run, rather than a schedule, a sensor or `night`."""
         return self.launched_by == PERSON
 
 
@@ -241,14 +234,14 @@ PERSON = "person"
 
 @dataclass(frozen=True)
 class ExternalCommit:
-    """A commit that is not ours.
+    """A commit of another writer.
 
     Attributes:
-        version: the table's version that it made.
-        operation: what it was, in Delta's words.
-        days: the days whose files it changed.
-        at: when it was made, in UTC.
-        has_unknown_days: whether it took files away of which it does not say whose days they were.
+        version: the table version that the commit made.
+        operation: Delta's name of the operation.
+        days: the days whose files the commit changed.
+        at: commit time in UTC.
+        has_unknown_days: whether the commit removed files whose days are unknown.
     """
 
     version: int
@@ -265,7 +258,7 @@ def to_published_day(
     made_under: str = "",
     provenance: Provenance | None = None,
 ) -> PublishedDay:
-    """What a commit is to say of a day that passed."""
+    """The published day of a passed verdict."""
     measured = verdict.metrics
     return PublishedDay(
         rows=measured.rows,
@@ -290,14 +283,14 @@ def to_published_day(
 
 
 def encode_day(day: PublishedDay) -> dict[str, Any]:
-    """What a commit is to say of a day, by the names that commits have it under."""
+    """A published day by the keys that commits use."""
     values = dict(zip(day.__struct_encode_fields__, msgspec.structs.astuple(day), strict=True))
     provenance = msgspec.to_builtins(values.pop("provenance"))
     return {**values, "provenance": provenance} if provenance else values
 
 
 def restore_verdict(table: Table, day: date, published: PublishedDay) -> Verdict:
-    """The verdict on a day, from what its commit says."""
+    """The verdict on a day, from its record."""
     entries = {
         name: count if isinstance(count, int) else Decimal(count)
         for name, count in published.entries.items()
@@ -322,7 +315,7 @@ def restore_verdict(table: Table, day: date, published: PublishedDay) -> Verdict
 
 
 class _EncodedRecord(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """What a commit says of itself, as it is written; see `Record`."""
+    """A `CommitRecord` as encoded in the commit's `userMetadata`."""
 
     run_id: str
     code_version: str
@@ -347,16 +340,16 @@ class _EncodedRecord(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class CommitSummary(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """What is told of a commit.
+    """What the ledger needs of one commit of the log, ours or another writer's.
 
     Attributes:
-        version: the table's version that it made.
-        operation: what it was, in Delta's words.
-        timestamp: when it was made, in milliseconds.
-        said: what it says of itself, if it is ours.
+        version: the table version that the commit made.
+        operation: Delta's name of the operation.
+        timestamp: commit time in milliseconds since 1970.
+        said: the encoded record, if the commit is ours.
         days: the days that another writer changed.
-        anywhere: whether that writer took files of unknown days away.
-        columns: those of the table, if it changed them.
+        anywhere: whether another writer removed files whose days are unknown.
+        columns: the table's columns, if the commit changed them.
     """
 
     version: int
@@ -368,26 +361,26 @@ class CommitSummary(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     columns: list[str] = msgspec.field(default_factory=list)
 
 
-#: Ten thousand empty sets are ten thousand objects to look through for garbage.
+#: Shared: ten thousand empty sets would be ten thousand objects for the garbage collector.
 _NO_DAYS: frozenset[date] = frozenset()
 _DECODER = msgspec.json.Decoder(CommitSummary)
 
 
 def decode_commit(line: bytes) -> CommitSummary:
-    """What a line tells of a commit.
+    """Decode one line of the commit cache.
 
     Raises:
-        ValueError: it is not one of ours, or of another form.
+        ValueError: the line is not one of ours, or has another form.
     """
     try:
         return _DECODER.decode(line)
     except msgspec.DecodeError:
-        # JSON as Python writes it has more: NaN, and halves of characters in what a person typed.
+        # Python's JSON allows more: NaN, and lone surrogates in text that a person typed.
         return msgspec.convert(json.loads(line), CommitSummary)
 
 
 def decode_version(line: bytes) -> int | None:
-    """The version that a line tells of; none if other code wrote it in a way of its own."""
+    """The version of a line of the commit cache; None if the line has an unknown form."""
     try:
         return decode_commit(line).version
     except (msgspec.ValidationError, ValueError):
@@ -395,7 +388,7 @@ def decode_version(line: bytes) -> int | None:
 
 
 def encoding_id(table: Table) -> str:
-    """Names what `encode_commit` tells: its number goes up when that changes."""
+    """Identifies the form of `encode_commit`: raise its number when that form changes."""
     return " ".join(
         [
             "3",
@@ -408,7 +401,7 @@ def encoding_id(table: Table) -> str:
 
 
 def encode_commit(table: Table, version: int, text: bytes) -> bytes | None:
-    """What is told of a commit, as a line of text; none if it changed no row, as OPTIMIZE does."""
+    """Encode a commit as one line; None if the commit changed no row, like OPTIMIZE."""
     lines = text.splitlines()
     infos = (json.loads(line).get("commitInfo") for line in lines if b'"commitInfo"' in line)
     info: Mapping[str, Any] = next(filter(None, infos), {})
@@ -433,7 +426,7 @@ def encode_commit(table: Table, version: int, text: bytes) -> bytes | None:
 
 
 def changes_rows(text: bytes) -> bool:
-    """Whether a commit changed rows, as OPTIMIZE does not."""
+    """Whether a commit changed rows (OPTIMIZE does not)."""
     return any(True for _ in _changed_files(text.splitlines()))
 
 
@@ -446,9 +439,9 @@ def _changed_files(lines: Iterable[bytes]) -> Iterator[Mapping[str, Any]]:
 
 
 def _file_day(file: Mapping[str, Any], partition: str) -> str | None:
-    """The day of a file that was added or removed; empty for rows without one, none if unknown.
+    """The day of an added or removed file; empty for rows without a day, None if unknown.
 
-    Delta asks of a removal no more than the path, in which the day is by custom.
+    Delta requires only the path of a removal; by convention the path has the day.
     """
     values = file.get("partitionValues") or {}
     if partition in values:
@@ -458,7 +451,7 @@ def _file_day(file: Mapping[str, Any], partition: str) -> str | None:
 
 
 def _new_columns(lines: Iterable[bytes]) -> list[str]:
-    """The table's columns where a commit says what they are from now on."""
+    """The table's columns, if the commit sets them; else empty."""
     for line in lines:
         if b'"metaData"' in line and (metadata := json.loads(line).get("metaData")):
             return [column["name"] for column in json.loads(metadata["schemaString"])["fields"]]
@@ -466,7 +459,7 @@ def _new_columns(lines: Iterable[bytes]) -> list[str]:
 
 
 def _own_metadata(metadata: Any) -> _EncodedRecord | None:
-    """What a commit says of itself; none if it is somebody else's, in any form of their own."""
+    """The record in a commit's `userMetadata`; None if another writer made the commit."""
     try:
         encoded = msgspec.convert(json.loads(metadata), _EncodedRecord)
         to_record(CommitSummary(0, ""), encoded)
@@ -476,7 +469,7 @@ def _own_metadata(metadata: Any) -> _EncodedRecord | None:
 
 
 def to_record(summary: CommitSummary, encoded: _EncodedRecord) -> CommitRecord:
-    """The record of a commit of ours, from what it says of itself."""
+    """The record of a commit of ours."""
     return CommitRecord(
         version=summary.version,
         run_id=encoded.run_id,
@@ -509,7 +502,7 @@ def _parse_days(ranges: list[str]) -> frozenset[date]:
 
 
 def commit_time(summary: CommitSummary) -> datetime | None:
-    """When a commit was made, in UTC; none if it does not say."""
+    """The commit time in UTC; None if not recorded."""
     if summary.timestamp is None:
         return None
     return datetime.fromtimestamp(summary.timestamp / 1000, timezone.utc)

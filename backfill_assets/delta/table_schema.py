@@ -1,7 +1,7 @@
-"""A table's columns and constraints: created, compared with the declaration, and added.
+"""The columns and constraints of a table: created, compared with the declaration, and added.
 
-A column that may be null is added by itself, as nothing that is there changes by it. Other changes
-are migrations, see `schema_changes`, or ask for rows that only a rebuild can give.
+A nullable column is added automatically, as it changes no existing row. Other changes are
+migrations, see `migration_plan`, or need a rebuild.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from backfill_assets.spark.session import SPARK_ERRORS, commit_session
 from backfill_assets.tables.columns import gaps_of, sql_conditions
 from backfill_assets.tables.table import SchemaError, Table
 
-#: The property with the version of a table's schema; a table without it has version 1.
+#: The property with the schema version; a table without it has version 1.
 SCHEMA_VERSION = "backfill_assets.schemaVersion"
-#: The property with the names of columns that were dropped and that data files may still have.
+#: The property with the names of dropped columns that data files may still have.
 DROPPED_COLUMNS = "backfill_assets.droppedColumns"
 
-#: The property with the gaps of columns, and what they hold there, as JSON by column.
+#: The property with the gaps of columns and their defaults, as JSON by column.
 COLUMN_GAPS = "backfill_assets.gaps"
 
 
 def encode_gaps(table: Table) -> str:
-    """The gaps of the model as the property has them."""
+    """The gaps of the model as the text of the property."""
     gaps = {}
     for name, gap in gaps_of(table.columns).items():
         default = None if gap.default is None else str(gap.default)
@@ -41,7 +41,7 @@ def encode_gaps(table: Table) -> str:
 
 
 def schema_properties(table: Table) -> dict[str, str]:
-    """What a table that is created says of its schema."""
+    """The schema properties of a new table."""
     gaps = encode_gaps(table)
     return {
         SCHEMA_VERSION: str(table.schema_version),
@@ -50,7 +50,7 @@ def schema_properties(table: Table) -> dict[str, str]:
 
 
 def unfilled_columns(table: Table, metadata: TableMetadata) -> list[str]:
-    """The columns with a default on days before their source had them that days have not got."""
+    """The columns whose declared gap has a default that the rows of the table do not have yet."""
     stored = json.loads(metadata.properties.get(COLUMN_GAPS, "{}"))
     declared = json.loads(encode_gaps(table))
     filled = {name: gap for name, gap in declared.items() if gap["default"] is not None}
@@ -58,21 +58,21 @@ def unfilled_columns(table: Table, metadata: TableMetadata) -> list[str]:
 
 
 def read_schema_version(metadata: TableMetadata) -> int:
-    """The version of a table's schema."""
+    """The schema version of a table; 1 if it has none."""
     return int(metadata.properties.get(SCHEMA_VERSION, 1))
 
 
 def dropped_columns(metadata: TableMetadata) -> frozenset[str]:
-    """Columns that were dropped: their values are still in data files.
+    """The dropped columns whose values are still in data files.
 
-    A column of such a name would show the old values.
+    A new column of the same name would show the old values.
     """
     names = json.loads(metadata.properties.get(DROPPED_COLUMNS, "[]"))
     return frozenset(names).difference(metadata.struct.names)
 
 
 def missing_columns(table: Table, metadata: TableMetadata) -> list[T.StructField]:
-    """The columns of the model that the table has not and that may be null, in their order."""
+    """The nullable columns of the model that can be added to the table, in model order."""
     existing = dropped_columns(metadata).union(metadata.struct.names)
     return [
         column for column in table.struct_type if column.nullable and column.name not in existing
@@ -80,7 +80,7 @@ def missing_columns(table: Table, metadata: TableMetadata) -> list[T.StructField
 
 
 def schema_differences(table: Table, metadata: TableMetadata) -> list[str]:
-    """What keeps the table from taking rows of the model, one sentence each."""
+    """The differences that keep the table from taking rows of the model, one sentence each."""
     stored = {column.name: column for column in metadata.struct}
     declared = {column.name: column for column in table.struct_type}
     dropped_names = dropped_columns(metadata)
@@ -120,16 +120,15 @@ def schema_differences(table: Table, metadata: TableMetadata) -> list[str]:
 
 
 def raise_if_schema_differs(ledger: Ledger, url: str, inputs: Sequence[str] | None = None) -> None:
-    """Refuse to go on with a table that is not the one of its model.
+    """Raise if the table does not have the schema of its model.
 
     Args:
-        ledger: the table's.
-        url: where it lives.
-        inputs: the tables that it is made from, none if from the landing; not given if that
-            does not matter here.
+        ledger: the table's ledger.
+        url: where the table is stored.
+        inputs: the input tables, empty if it is loaded from the landing; None if not relevant.
 
     Raises:
-        SchemaError: what is different, and what to do.
+        SchemaError: names the differences and what to do.
     """
     table, metadata = ledger.table, ledger.metadata
     if metadata is None or not (messages := schema_differences(table, metadata)):
@@ -142,7 +141,7 @@ def raise_if_schema_differs(ledger: Ledger, url: str, inputs: Sequence[str] | No
 
 
 def suggest_fix(table: Table, metadata: TableMetadata, inputs: Sequence[str] | None) -> str:
-    """What to do about a table that is not the one of its model; see `raise_if_schema_differs`."""
+    """How to fix a table that differs from its model; see `raise_if_schema_differs`."""
     stored_version, declared_version = read_schema_version(metadata), table.schema_version
     if stored_version > declared_version:
         return (
@@ -168,16 +167,16 @@ def suggest_fix(table: Table, metadata: TableMetadata, inputs: Sequence[str] | N
     )
 
 
-#: How the property of a CHECK constraint begins, before its name.
+#: Prefix of the property of a CHECK constraint, before its name.
 CONSTRAINT = "delta.constraints."
-#: Gives the session, which starts when it is first needed.
+#: Starts the Spark session on first use.
 SessionFactory = Callable[[], SparkSession]
-#: The version after the one that was looked at, or none.
+#: Commit only the version right after the one that was read.
 _NO_RETRY = CommitProperties(max_commit_retries=0)
 
 
 def all_constraints(table: Table, metadata: TableMetadata | None) -> dict[str, str]:
-    """By name, as Delta has it, what the model and the table ask of each row, in SQL."""
+    """By lower-case name, the SQL conditions of the model and of the table."""
     properties = metadata.properties if metadata else {}
     stored = {
         name.removeprefix(CONSTRAINT): rule
@@ -188,12 +187,12 @@ def all_constraints(table: Table, metadata: TableMetadata | None) -> dict[str, s
 
 
 def declared_constraints(table: Table) -> dict[str, str]:
-    """By name, as Delta has it, what the model asks of each row, in SQL."""
+    """By lower-case name, the SQL conditions of the model."""
     return {name.lower(): rule for name, rule in table.check_constraints.items()}
 
 
 def delta_schema(table: Table) -> Schema:
-    """The columns of a table as Delta has them, with their descriptions."""
+    """The Delta schema of a table, with column descriptions."""
     columns = T.StructType(
         [
             T.StructField(
@@ -211,10 +210,10 @@ def delta_schema(table: Table) -> Schema:
 def create_table(
     session: SessionFactory, url: str, table: Table, properties: Mapping[str, str]
 ) -> None:
-    """Create the empty table, constraints included; harmless if somebody else just did.
+    """Create an empty table with its constraints; does nothing if another process just did.
 
     Raises:
-        UnsafeStoreError: it would be on a store on which commits can be lost.
+        UnsafeStoreError: the store can lose commits.
     """
     refuse_unsafe_store(url.rpartition("/")[0])
     try:
@@ -230,12 +229,12 @@ def create_table(
     except DeltaError:
         if load_log(url) is None:
             raise
-    # What a creation that was killed has not come to.
+    # A killed creation may have left out constraints.
     add_constraints(session, url, table, declared_constraints(table))
 
 
 def is_empty(ledger: Ledger) -> bool:
-    """Whether a table is as `create_table` has made it: nobody has written to it, or changed it."""
+    """Whether a table is unchanged since `create_table`."""
     metadata = ledger.metadata
     return (
         metadata is not None
@@ -247,7 +246,7 @@ def is_empty(ledger: Ledger) -> bool:
 
 
 def _column_ddl(table: Table, column: T.StructField) -> str:
-    """A column as CREATE and ALTER TABLE take it."""
+    """The column definition for CREATE and ALTER TABLE."""
     required = "" if column.nullable else " NOT NULL"
     comment = _escape_sql(table.columns[column.name].description or "")
     return f"`{column.name}` {column.dataType.simpleString()}{required} COMMENT '{comment}'"
@@ -256,7 +255,7 @@ def _column_ddl(table: Table, column: T.StructField) -> str:
 def add_constraints(
     session: SessionFactory, url: str, table: Table, rules: Mapping[str, str]
 ) -> bool:
-    """Add the rules that the table has not; whether there were any."""
+    """Add the missing constraints; return whether there were any."""
     log = delta_log(url).load()
     properties = log.metadata().configuration
     new = {name: rule for name, rule in rules.items() if f"{CONSTRAINT}{name}" not in properties}
@@ -271,10 +270,10 @@ def add_constraints(
 
 
 def _is_portable(table: Table, rule: str) -> bool:
-    """Whether delta-rs, which needs no second for it, writes a rule down as it is.
+    """Whether delta-rs, which takes far less than a second, writes a rule unchanged.
 
-    Others it says in words of its own, which Spark takes otherwise: `x >= 0.5` of a decimal becomes
-    `x >= '50'::decimal(10, 2)`, and a name with a capital letter a text.
+    It rewrites other rules in a way that Spark reads differently: `x >= 0.5` of a decimal becomes
+    `x >= '50'::decimal(10, 2)`, and a name with a capital letter becomes a text.
     """
     match = re.fullmatch(r"(?:[a-z0-9_]+ IS NULL OR )?([a-z][a-z0-9_]*) >= -?\d+", rule)
     types = {column.name: column.dataType for column in table.struct_type}
@@ -282,17 +281,17 @@ def _is_portable(table: Table, rule: str) -> bool:
 
 
 def add_columns(session: SessionFactory, url: str, ledger: Ledger) -> bool:
-    """Add the columns that the model has got since, and their rules; whether there were any.
+    """Add the new columns of the model and their rules; return whether there were any.
 
-    Harmless if somebody else does just that. The names are those of the model, and `evolution`
-    says which may be added.
+    Does nothing if another process just did the same. `missing_columns` says which columns can be
+    added.
     """
     assert ledger.metadata is not None
     table = ledger.table
     names = list(table.columns)
     new = missing_columns(table, ledger.metadata)
     for column in new:
-        # Where the model has it: rows of both are compared by position.
+        # At the position in the model, as rows of both are compared by position.
         index = names.index(column.name)
         position = f"AFTER `{names[index - 1]}`" if index else "FIRST"
         change = f"ALTER TABLE delta.`{url}` ADD COLUMNS ({_column_ddl(table, column)} {position})"
@@ -303,9 +302,9 @@ def add_columns(session: SessionFactory, url: str, ledger: Ledger) -> bool:
             log = load_log(url)
             if log is None or column.name not in {f.name for f in log.schema().fields}:
                 raise
-    # Who added a column may have been killed before its rules.
+    # A process may have been killed after it added a column and before it added the rules.
     added = {*ledger.changed_columns, *(column.name for column in new)}
-    # A rule over several columns is held by the audit alone: the rows that are there may break it.
+    # Rules over several columns are checked by the audit alone: existing rows may violate them.
     rules = {
         name.lower(): rule
         for column in added & table.columns.keys()

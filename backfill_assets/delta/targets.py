@@ -1,7 +1,7 @@
-"""Shadow targets: tables that are cloned and built beside production, and the state of each target.
+"""Shadow targets: tables cloned and built beside production, and the saved state of each target.
 
-A target has forks of some tables, see `forks`. All other tables are read from production, as of the
-versions that they had when the target was made, or last caught up.
+A target has shallow clones of some tables. It reads all other tables from production, at the
+versions they had when the target was created, or last caught up.
 """
 
 from __future__ import annotations
@@ -25,51 +25,51 @@ from backfill_assets.settings import Settings
 from backfill_assets.spark.filesystems import open_store
 from backfill_assets.tables.graph import tables_of
 
-#: Under the warehouse, where no table has such a name.
+#: In the warehouse; no table can have this name.
 TARGETS_FOLDER = "_targets"
 _STATE = "_state"
-#: So often a change is tried again that others came before.
+#: Number of attempts of an update when other updates come first.
 _ATTEMPTS = 10
-#: In days, less than the age of any target, see `targets_older_than`.
+#: In days, below the age of any target; see `targets_older_than`.
 NO_AGE = -1
-#: Of a name: it stands in paths, in tags of runs and in commits.
+#: A target's name is used in paths, in tags of runs and in commits.
 NAME_PATTERN = re.compile(r"[a-z][a-z0-9_]{0,30}")
 
 
 class TargetError(ValueError):
-    """What is asked of a target is not possible; the message says what state it is in."""
+    """A target does not allow the request; the message says what state it is in."""
 
 
 class ChangedError(TargetError):
-    """Somebody else has changed the target meanwhile."""
+    """Another command has changed the target in the meantime."""
 
 
 class ComparisonLimits(BaseModel, frozen=True):
-    """What a comparison of a target with production must keep to.
+    """The limits that a comparison of a target with production must keep.
 
     Attributes:
-        most_drift: the population stability index that no column may exceed; none for any.
-        most_rows: the share by which the rows of no table may be more or fewer; none for any.
+        most_drift: maximum population stability index of each column; None for no limit.
+        most_rows: maximum share by which the rows of a table may differ; None for no limit.
     """
 
     most_drift: float | None = None
     most_rows: float | None = None
 
     def __str__(self) -> str:
-        """As a sentence has it, and as the command takes it."""
+        """The limits as options of the command line."""
         options = {"--most-drift": self.most_drift, "--most-rows": self.most_rows}
         return " ".join(f"{name} {limit:g}" for name, limit in options.items() if limit is not None)
 
 
 class TargetComparison(BaseModel, frozen=True):
-    """What a comparison of a target with production found, and of what it was.
+    """The result of a comparison of a target with production.
 
     Attributes:
-        generation: of the forks.
-        versions: by table, that of the fork.
-        pins: by table, that of production.
-        bounds: that it was held against.
-        problems: what does not add up, and which bounds are not kept, a sentence each.
+        generation: generation of the target's clones.
+        versions: by table, the compared version of the clone.
+        pins: by table, the compared version of production.
+        bounds: the limits used.
+        problems: differences that are not explained and limits that are exceeded, a sentence each.
     """
 
     generation: str
@@ -80,31 +80,29 @@ class TargetComparison(BaseModel, frozen=True):
 
 
 class ShadowTarget(BaseModel, frozen=True):
-    """Tables that are built beside production.
+    """A shadow target: tables that are built beside production.
 
     Attributes:
-        name: of the target.
-        tables: those that it has, inputs first.
-        asked: the days that were asked for, as ranges.
-        newest: whether these are to end with the newest day of production.
-        pins: by table, the version that the target sees of production; of its own tables, the one
-            that they were forked at. None of a table that was not there.
-        generation: names the folder of the forks; it changes when they are made anew. Empty while
-            there are none.
-        made: when it was made, in seconds since 1970.
-        reason: why, as whoever made it put it.
-        switches: how often days of it have been switched over, or begun to be.
-        switching: whether the last of these has not ended.
-        canary: whether some of its days are switched over and the others not.
-        days: by table, the days that it switches over, as ranges.
-        versions: by table, the version of the fork that it takes them from.
-        switch_reason: why it switches over, as whoever began it put it.
-        undoing: what of it is being put back, as an undo takes it; empty if nothing is.
-        dropping: whether it is being removed.
-        required: the bounds that a comparison must have kept before a switch-over; none if none
-            is required.
-        compared: the last comparison; none if there was none.
-        revision: of what is known of it; whoever changes that rests on the last one.
+        name: unique name.
+        tables: the tables with a clone, inputs first.
+        asked: the requested days, as ranges.
+        newest: whether the requested days end with the newest day of production.
+        pins: by table, the version of production that the target reads, or, for a table of the
+            target, the version that was cloned. None if the table did not exist.
+        generation: folder name of the clones; new clones get a new one. Empty if there are none.
+        made: creation time, in seconds since 1970.
+        reason: the reason given at creation.
+        switches: the number of switch-overs, the unfinished one included.
+        switching: whether the last switch-over is unfinished.
+        canary: whether only some of the days are switched over.
+        days: by table, the days that the current switch-over publishes, as ranges.
+        versions: by table, the version of the clone that they are taken from.
+        switch_reason: the reason given for the switch-over.
+        undoing: the switch-over, or the target, that an unfinished undo reverts; empty if none.
+        dropping: whether the target is being removed.
+        required: the limits that a comparison must keep before a switch-over; None if not required.
+        compared: the last comparison; None if there was none.
+        revision: revision of the saved state, for compare-and-set.
     """
 
     name: str
@@ -129,30 +127,30 @@ class ShadowTarget(BaseModel, frozen=True):
 
     @property
     def switch_id(self) -> str:
-        """The id of the last switch-over, which its commits have as those of a backfill have."""
+        """The id of the last switch-over; its commits have it as `backfill_id`."""
         return f"{self.name}-{self.switches}"
 
     @property
     def requested_windows(self) -> list[Window]:
-        """The days that were asked for."""
+        """The requested days, as windows."""
         return [Window.parse(text) for text in self.asked]
 
     def table_url(self, settings: Settings, table: str) -> str:
-        """Where a table is, as the target has it."""
+        """Where the target reads a table: its clone, or production."""
         if table not in self.tables or not self.generation:
             return settings.table(table)
         return f"{target_folder(settings, self.name)}/{self.generation}/{table}"
 
     def fork_version(self, table: str) -> int:
-        """The version of a table that its fork begins with; -1 if the fork began without one."""
+        """The cloned version of a table; -1 if the table did not exist."""
         pin = self.pins.get(table)
         return -1 if pin is None else pin
 
     def table_ledger(self, settings: Settings, table: str) -> Ledger:
-        """What the log of a table says, as the target sees it.
+        """The ledger of a table as the target reads it.
 
         Raises:
-            TargetError: no table of this name is declared any more.
+            TargetError: the table is not declared any more.
         """
         declared = tables_of(settings).get(table)
         if declared is None:
@@ -163,7 +161,7 @@ class ShadowTarget(BaseModel, frozen=True):
             )
         ledger = read_ledger(self.table_url(settings, table), declared, settings.warehouse)
         if table in self.tables:
-            # Whoever builds on meanwhile adds nothing to a switch-over that has begun.
+            # Days built after the start of a switch-over are not part of it.
             version = self.versions.get(table) if self.switching else None
             return ledger if version in (None, ledger.version) else ledger.as_of(version)
         pin = self.pins.get(table)
@@ -172,11 +170,12 @@ class ShadowTarget(BaseModel, frozen=True):
         return ledger if ledger.version == pin else ledger.as_of(pin)
 
     def table_ledgers(self, settings: Settings, *, pinned: bool = True) -> Ledgers:
-        """Those of all tables, inputs first.
+        """The ledgers of all tables, inputs first.
 
         Args:
             settings: the deployment's settings.
-            pinned: whether tables that the target has not are seen as it sees them, or as they are.
+            pinned: whether tables without a clone are read at their pinned version, or the latest
+                one.
         """
         tables = tables_of(settings)
         return {
@@ -188,12 +187,12 @@ class ShadowTarget(BaseModel, frozen=True):
 
 
 def target_folder(settings: Settings, name: str) -> str:
-    """Where a target lives."""
+    """The folder of a target, in the warehouse."""
     return f"{settings.warehouse}/{TARGETS_FOLDER}/{name}"
 
 
 def list_targets(settings: Settings) -> list[str]:
-    """The targets that there are."""
+    """The names of all targets."""
     filesystem, path = open_store(f"{settings.warehouse}/{TARGETS_FOLDER}")
     infos = filesystem.get_file_info(pafs.FileSelector(path, allow_not_found=True))
     folders = (info.base_name for info in infos if info.type == pafs.FileType.Directory)
@@ -201,16 +200,16 @@ def list_targets(settings: Settings) -> list[str]:
 
 
 def any_targets(settings: Settings) -> bool:
-    """Whether there are any targets, by their folders alone."""
+    """Whether there are any targets; checks only their folders."""
     filesystem, path = open_store(f"{settings.warehouse}/{TARGETS_FOLDER}")
     return bool(filesystem.get_file_info(pafs.FileSelector(path, allow_not_found=True)))
 
 
 def load_target(settings: Settings, name: str) -> ShadowTarget:
-    """A target by its name.
+    """Load a target.
 
     Raises:
-        TargetError: there is none, or it was made by another version of this package.
+        TargetError: there is no such target, or another version of this package made it.
     """
     state_document = _read_state(settings, name) if NAME_PATTERN.fullmatch(name) else None
     if state_document is None:
@@ -231,7 +230,7 @@ def _read_state(settings: Settings, name: str) -> document.Document | None:
 
 
 def save_target(settings: Settings, target: ShadowTarget) -> ShadowTarget:
-    """Keep what is known of a target now, which rests on what was known at its revision.
+    """Save a target's state if nobody changed it since its revision.
 
     Raises:
         TargetError: another command has changed it since.
@@ -249,15 +248,15 @@ def save_target(settings: Settings, target: ShadowTarget) -> ShadowTarget:
 def update_target(
     settings: Settings, name: str, update: Callable[[ShadowTarget], ShadowTarget]
 ) -> ShadowTarget:
-    """Change what is known of a target, whatever others change meanwhile.
+    """Update a target's state; retries when other commands change it at the same time.
 
     Args:
         settings: the deployment's settings.
-        name: of the target.
-        update: what it is then, of what it is.
+        name: the target's name.
+        update: computes the new state from the current one.
 
     Raises:
-        TargetError: there is no such target, or others change it all the time.
+        TargetError: there is no such target, or others keep changing it.
     """
     for _ in range(_ATTEMPTS - 1):
         with suppress(ChangedError):
@@ -266,10 +265,10 @@ def update_target(
 
 
 def refuse_busy(target: ShadowTarget) -> None:
-    """See that nobody switches a target over, puts it back, or removes it.
+    """Raise if a target is being switched over, undone, or dropped.
 
     Raises:
-        TargetError: somebody does.
+        TargetError: names the unfinished command.
     """
     name = target.name
     if target.dropping:
@@ -288,26 +287,26 @@ def refuse_busy(target: ShadowTarget) -> None:
 
 
 def delete_target(settings: Settings, name: str) -> None:
-    """Remove all that is kept of a target."""
+    """Delete the folder of a target."""
     filesystem, path = open_store(target_folder(settings, name))
-    filesystem.delete_dir(f"{path}/{_STATE}")  # it is no target any more, whatever is left of it
+    filesystem.delete_dir(f"{path}/{_STATE}")  # first: without its state it is no target any more
     filesystem.delete_dir(path)
 
 
 def interrupted_switches(settings: Settings) -> list[ShadowTarget]:
-    """The targets whose switch-over has begun and not ended, but for those that are undone."""
+    """The targets with an unfinished switch-over that is not being undone."""
     return [t for t in readable_targets(settings) if t.switching and not t.undoing]
 
 
 def readable_targets(settings: Settings) -> Iterator[ShadowTarget]:
-    """The targets, but for those of another version, which looks after them."""
+    """The targets, except those that another version of this package made."""
     for name in list_targets(settings):
         with suppress(TargetError):
             yield load_target(settings, name)
 
 
 def targets_older_than(settings: Settings, table: str, days: int) -> list[str]:
-    """The targets that have a table, and are older than so many days; all that cannot be read."""
+    """The targets with a clone of a table that are older than `days`, and all unreadable ones."""
     matches = []
     for name in list_targets(settings):
         try:
@@ -323,17 +322,17 @@ def targets_older_than(settings: Settings, table: str, days: int) -> list[str]:
 def describe_target(
     settings: Settings, name: str, tables: Iterable[str], requested_days: Window, reason: str = ""
 ) -> ShadowTarget:
-    """A target as it would be made now.
+    """The initial state of a target; nothing is written.
 
     Args:
         settings: the deployment's settings.
-        name: of the target.
-        tables: those that it is to have, inputs first.
-        requested_days: the days that are asked for.
-        reason: why.
+        name: the target's name.
+        tables: the tables to clone, inputs first.
+        requested_days: the days to build.
+        reason: why the target is created.
 
     Raises:
-        TargetError: the name is not possible, or commits have it already.
+        TargetError: the name is invalid, or commits use it already.
     """
     if not NAME_PATTERN.fullmatch(name):
         raise TargetError(
@@ -366,19 +365,19 @@ def describe_target(
 
 
 def make_target(settings: Settings, target: ShadowTarget) -> ShadowTarget:
-    """Make a target that there is none of: fork its tables.
+    """Create a new target: clone its tables and save its state.
 
     Raises:
-        ForkError: a table cannot be forked.
+        CloneError: a table cannot be cloned.
     """
     return save_target(settings, clone_tables(settings, target))
 
 
 def clone_tables(settings: Settings, target: ShadowTarget) -> ShadowTarget:
-    """Fork the tables of a target, as of its pins; the target with these forks.
+    """Clone the tables of a target at its pins; returns the target with the new generation.
 
     Raises:
-        ForkError: a table cannot be forked.
+        CloneError: a table cannot be cloned.
     """
     target = target.model_copy(update={"generation": uuid4().hex[:8]})
     for table in target.tables:
@@ -389,13 +388,12 @@ def clone_tables(settings: Settings, target: ShadowTarget) -> ShadowTarget:
 
 
 def drop_target(settings: Settings, name: str) -> int:
-    """Remove a target, with the data files that it alone has; how many these were.
+    """Remove a target and the data files that only it has; return the number of files.
 
-    Production has what was switched over; readers of the target find nothing any more. Killed, it
-    is finished by asking again.
+    Production keeps what was switched over. If killed, run it again to finish.
 
     Raises:
-        TargetError: there is no such target, or it is being switched over, or that is half undone.
+        TargetError: there is no such target, or a switch-over or its undo is unfinished.
     """
     target = load_target(settings, name)
     if target.switching:
@@ -408,7 +406,7 @@ def drop_target(settings: Settings, name: str) -> int:
             f"switch-over {target.undoing} is half undone: `backfill-assets undo {target.undoing}` "
             f"finishes that; drop {name} then. Nothing was removed."
         )
-    # From here on nobody else changes it.
+    # From here on no other command changes the target.
     target = save_target(settings, target.model_copy(update={"dropping": True}))
     removed = 0
     for table in target.tables:
@@ -418,9 +416,9 @@ def drop_target(settings: Settings, name: str) -> int:
 
 
 def _delete_own_files(settings: Settings, target: ShadowTarget, table: str) -> int:
-    """Remove the data files of a table that no commit of production names; how many these were.
+    """Remove the data files of a table that no commit of production names; return their number.
 
-    Where commits of production are gone, nobody knows what they named: VACUUM removes the files.
+    If commits of production are missing, the files they named are unknown: VACUUM removes them.
     """
     production = settings.table(table)
     log, versions = load_log(production), CommitLog(production).list_versions()
@@ -435,7 +433,7 @@ def _delete_own_files(settings: Settings, target: ShadowTarget, table: str) -> i
             url = f"{target_folder(settings, target.name)}/{info.base_name}/{table}"
             own_files |= {*added_files(url, -1)}
     own_files -= {*added_files(production, -1)}
-    # The forks of a warehouse that was copied name the files of the other one.
+    # The clones in a copied warehouse name the files of the original warehouse.
     own_files = {location for location in own_files if location.startswith(f"{production}/")}
     for location in own_files:
         store, file = open_store(location)

@@ -1,1 +1,1 @@
-"""What is wrong with a deployment, looked for part by part; nothing is written or started."""
+"""Checks of a deployment, part by part; they write and start nothing."""

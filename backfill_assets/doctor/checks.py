@@ -1,4 +1,4 @@
-"""The checks of a deployment: one by one, each with a deadline, and their results."""
+"""The checks of a deployment: run one by one, each with a deadline, and their results."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from dataclasses import dataclass
 
 
 class Level(enum.Enum):
-    """What is to be said of a part."""
+    """How serious a result is."""
 
     OK = "ok"
-    #: Nothing has to be done about it.
+    #: No action is needed.
     NOTE = "note"
     WRONG = "WRONG"
 
 
 @dataclass(frozen=True)
 class ReportLine:
-    """What was found out about a part.
+    """A check's result with the name of its part.
 
     Attributes:
-        part: its name.
-        level: whether it is as it should be.
-        said: what was found, in one line.
-        mend: what to do about it; empty if there is nothing to do.
+        part: the part's name.
+        level: how serious it is.
+        said: the message, in one line.
+        mend: the fix; empty if none is needed.
     """
 
     part: str
@@ -36,7 +36,7 @@ class ReportLine:
 
 @dataclass(frozen=True)
 class CheckResult:
-    """What a check found: a line but for the name of the part."""
+    """A check's result: a `ReportLine` without the name of the part."""
 
     level: Level
     message: str
@@ -44,29 +44,29 @@ class CheckResult:
 
 
 def ok(message: str) -> CheckResult:
-    """All is as it should be."""
+    """A part without a problem."""
     return CheckResult(Level.OK, message)
 
 
 def note(message: str, fix: str = "") -> CheckResult:
-    """Something that a person may want to know."""
+    """A message that needs no action."""
     return CheckResult(Level.NOTE, message, fix)
 
 
 def wrong(message: str, fix: str) -> CheckResult:
-    """Something that has to be mended, and how."""
+    """A problem, and its fix."""
     return CheckResult(Level.WRONG, message, fix)
 
 
 @dataclass(frozen=True)
 class Check:
-    """A look at one part.
+    """A check of one part.
 
     Attributes:
-        part: its name.
-        look: looks at it; what it raises is what is wrong.
-        needs: parts without which it cannot be looked at.
-        seconds: more than the usual time, for what is known to be slow.
+        part: the part's name.
+        look: runs the check; an exception is a problem.
+        needs: parts without which it cannot be checked.
+        seconds: its deadline, if longer than the usual one.
     """
 
     part: str
@@ -76,25 +76,25 @@ class Check:
 
 
 class CheckRunner:
-    """Some checks, one after the other, each in its own thread and with its own deadline.
+    """Runs checks one after the other, each in its own thread and with its own deadline.
 
     Attributes:
-        hung: whether a check did not end: its thread lives on.
+        hung: whether a check did not end, so that its thread still runs.
     """
 
     def __init__(self, checks: Sequence[Check], seconds: float) -> None:
-        """Nothing is looked at yet.
+        """No check has run yet.
 
         Args:
-            checks: in the order in which they are made.
-            seconds: for so long a check may take.
+            checks: in the order in which they run.
+            seconds: the usual deadline of a check.
         """
         self.hung = False
         self._checks, self._seconds = checks, seconds
         self._unreachable: set[str] = set()
 
     def run_checks(self) -> Iterator[ReportLine]:
-        """What was found, as it is found."""
+        """Run the checks, and yield each result at once."""
         for check in self._checks:
             if missing := [part for part in check.needs if part in self._unreachable]:
                 message = f"not looked at, because of the line on: {missing[0]}"
@@ -109,7 +109,7 @@ class CheckRunner:
                 )
 
     def _run_check(self, check: Check) -> Sequence[CheckResult]:
-        """What a check found in its time."""
+        """Run a check until its deadline."""
         seconds = max(self._seconds, check.seconds)
         results: list[CheckResult] = []
         ended = threading.Event()
@@ -123,7 +123,7 @@ class CheckRunner:
             finally:
                 ended.set()
 
-        # As a daemon: what hangs in the system never ends, and is not waited for at the end.
+        # A daemon thread: a hanging system call never ends, and the process must not wait for it.
         threading.Thread(target=run_look, name=check.part, daemon=True).start()
         if ended.wait(seconds):
             any_wrong = any(result.level is Level.WRONG for result in results)
@@ -136,7 +136,7 @@ class CheckRunner:
 
 
 def _result_from_error(error: Exception) -> CheckResult:
-    """What a check could not do."""
+    """The problem that a check's exception shows."""
     message = str(error) or type(error).__name__
     if isinstance(error, PermissionError):
         return wrong(message, f"let this user ({_user_name()}) have what the line names")

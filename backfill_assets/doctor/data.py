@@ -1,4 +1,4 @@
-"""What runs read and write: landing, warehouse, tables, their times; and the engine."""
+"""Checks of what runs read and write: landing, warehouse, tables, clock; and of the engine."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ from backfill_assets.staleness.stale import StaleDays
 from backfill_assets.tables.graph import config_digests, graph_for
 from backfill_assets.tables.sources import Source
 
-#: A time so far ahead of the clock is not that of two clocks that differ a little.
+#: A time further ahead is not explained by two clocks that differ a little.
 _CLOCK_TOLERANCE = timedelta(hours=1)
 WAREHOUSE = "warehouse"
-#: So many names are given of what is not read.
+#: The number of unread names that a message lists.
 _MAX_NAMES = 5
 
 
@@ -64,7 +64,7 @@ def data_checks(settings: Settings) -> list[Check]:
 
 
 def check_landing(settings: Settings, source: Source) -> Iterator[CheckResult]:
-    """Whether a source's folders can be listed, and the newest file opened."""
+    """Check that a source's folders can be listed, and its newest file opened."""
     listing = list_landing(settings.landing, source)
     location = f"{settings.landing}/{source.name}"
     if strays := listing.strays:
@@ -97,7 +97,7 @@ def _open_file(settings: Settings, entry: ListedFile) -> None:
 
 
 def check_warehouse(settings: Settings) -> Iterator[CheckResult]:
-    """Whether the warehouse is there and can be written."""
+    """Check that the warehouse exists and can be written."""
     location = settings.warehouse
     if "://" not in location:
         folder = nearest_folder(Path(location))
@@ -116,7 +116,7 @@ def check_warehouse(settings: Settings) -> Iterator[CheckResult]:
 
 
 def check_table(settings: Settings, name: str) -> Iterator[CheckResult]:
-    """Whether a table is that of the code, has its log, is ours alone and reads as published."""
+    """Check that a table matches its code, has a log and no other writers, and can be read."""
     graph, url = graph_for(settings), settings.table(name)
     try:
         log = load_log(url)
@@ -149,7 +149,7 @@ def check_table(settings: Settings, name: str) -> Iterator[CheckResult]:
 
 
 def _check_features(protocol: ProtocolVersions) -> Iterator[CheckResult]:
-    """What of Delta's newer features somebody has switched on that this package cannot follow."""
+    """Features of Delta that another writer has enabled and this package does not support."""
     fix = "find who did it; ALTER TABLE ... DROP FEATURE takes one off again"
     if newer := {*(protocol.reader_features or ())} - SUPPORTED_READER_FEATURES:
         message = "another writer has switched on, and readers without Spark cannot follow"
@@ -160,12 +160,12 @@ def _check_features(protocol: ProtocolVersions) -> Iterator[CheckResult]:
         yield note(f"{message}: {', '.join(sorted(newer))}", fix)
 
 
-#: Features that ask nothing of who replaces files of whole days.
+#: Features that need no support from a writer that replaces whole days.
 _KNOWN = frozenset({"checkConstraints", "generatedColumns"})
 
 
 def _check_other_writers(ledger: Ledger) -> Iterator[CheckResult]:
-    """Days that somebody else has changed since they were published."""
+    """Days that another writer has changed since they were published."""
     changed = [
         day
         for day in ledger.published_days
@@ -186,7 +186,7 @@ def _check_other_writers(ledger: Ledger) -> Iterator[CheckResult]:
 
 
 def check_clock(settings: Settings) -> Iterator[CheckResult]:
-    """The clock of this machine against what has landed and what was published."""
+    """Compare the clock of this machine with the times of landing files and publications."""
     now = datetime.now(timezone.utc)
     today = now.astimezone(settings.zone).date()
     ledgers = read_ledgers(settings)
@@ -218,19 +218,19 @@ def check_clock(settings: Settings) -> Iterator[CheckResult]:
 
 
 def check_engine(settings: Settings, *, start: bool) -> Iterator[CheckResult]:
-    """Whether there is an engine, and the right one.
+    """Check that there is an engine, and that it matches the settings.
 
     Args:
         settings: the deployment's settings.
         start: also start an embedded one, and write a small table with it.
 
     Raises:
-        EngineError: there is none, or another one than the settings need.
+        EngineError: there is none, or it does not match the settings.
     """
     if not settings.spark_remote and not start:
         yield ok("embedded: --engine starts one and writes a small table with it")
         return
-    # A server that has other settings than it must is refused here.
+    # Raises for a server with wrong settings.
     spark = Engine.from_settings(settings).spark_session
     try:
         if spark.range(3).count() != 3:
@@ -244,7 +244,7 @@ def check_engine(settings: Settings, *, start: bool) -> Iterator[CheckResult]:
 
 
 def _write_table(spark: SparkSession) -> None:
-    """Write a table and read it: with jars that do not fit, that fails."""
+    """Write a table and read it: that fails if the jars do not fit."""
     with tempfile.TemporaryDirectory(prefix="backfill_assets-") as folder:
         table = str(Path(folder, "table"))
         spark.range(3).write.format("delta").save(table)

@@ -1,4 +1,4 @@
-"""This machine and DAGSTER_HOME: Java, jars, ports, disks; `dagster.yaml`, instance, ticks."""
+"""Checks of this machine and DAGSTER_HOME: Java, jars, disks; `dagster.yaml`, storage, ticks."""
 
 from __future__ import annotations
 
@@ -29,20 +29,21 @@ from backfill_assets.spark.jars import check_java, delta_coordinate, delta_jars,
 from backfill_assets.spark.known_jars import unknown_jars
 from backfill_assets.spark.processes import ignored_variables
 
-#: Less free space than this ends runs; less than the second may, in a day of much data.
+#: Bytes of free space: below the first, runs fail; below the second, they may on a day with much
+#: data.
 _LITTLE, _SOME = 1 << 30, 10 << 30
-#: And so many files that can still be made.
+#: Files that can still be created: below this number, runs fail.
 _FEW_FILES = 10_000
-#: What the names of Delta's own jars begin with.
+#: The prefix of Delta's own jars.
 _DELTA_PREFIX = "delta-"
 #: Seconds for a UI to answer.
 _ANSWERS = 5
-#: What an answer has for a status where nobody is logged in.
+#: The HTTP status of a UI that requires a login.
 _LOGIN_STATUS = 401
 
 
 def check_java_version(settings: Settings) -> Iterator[CheckResult]:
-    """The Java that the engine would run on."""
+    """Check the Java that the engine would run on."""
     if settings.spark_remote:
         yield ok("not needed here: SPARK_REMOTE is set")
         return
@@ -51,7 +52,7 @@ def check_java_version(settings: Settings) -> Iterator[CheckResult]:
 
 
 def check_environment(settings: Settings) -> Iterator[CheckResult]:
-    """The variables of Spark and Java that are set here, and do not reach the engine."""
+    """Name the Spark and Java variables that are set here but do not reach the engine."""
     if settings.spark_remote:
         yield ok("not needed here: SPARK_REMOTE is set")
         return
@@ -64,7 +65,7 @@ def check_environment(settings: Settings) -> Iterator[CheckResult]:
 
 
 def check_jars(settings: Settings) -> Iterator[CheckResult]:
-    """The jars in the cache: there, and whole."""
+    """Check that the jars in the cache exist and are the published ones."""
     if settings.spark_remote:
         yield ok("not needed here: SPARK_REMOTE is set")
         return
@@ -90,7 +91,7 @@ def check_jars(settings: Settings) -> Iterator[CheckResult]:
 
 
 def check_loopback() -> Iterator[CheckResult]:
-    """The name by which Spark and its clients find this machine."""
+    """Check the name `localhost`, by which Spark and its clients find this machine."""
     addresses = {str(info[4][0]) for info in socket.getaddrinfo("localhost", None)}
     if foreign_addresses := {
         address for address in addresses if not ip_address(address).is_loopback
@@ -105,7 +106,7 @@ def check_loopback() -> Iterator[CheckResult]:
 
 
 def check_port(number: int) -> Iterator[CheckResult]:
-    """The port of the UI: free, or that of a UI."""
+    """Check that the UI's port is free, or that a UI answers there."""
     try:
         with listen_on_port(number):
             pass
@@ -120,7 +121,7 @@ def check_port(number: int) -> Iterator[CheckResult]:
 
 
 def _ui_at(number: int) -> str:
-    """What is said of a UI at a port; empty if there is none."""
+    """A sentence on the UI at a port; empty if there is none."""
     try:
         with urlopen(f"http://127.0.0.1:{number}/server_info", timeout=_ANSWERS) as answer:
             version = json.load(answer).get("dagster_version")
@@ -132,7 +133,7 @@ def _ui_at(number: int) -> str:
 
 
 def scratch_folder(settings: Settings) -> Path:
-    """Where an engine of this machine puts what does not fit into memory."""
+    """The folder for an engine's data that do not fit into memory."""
     setting = os.environ.get("SPARK_LOCAL_DIRS") or settings.spark_conf.get("spark.local.dir")
     if not setting and (home := os.environ.get("DAGSTER_HOME")):
         return Path(home, "scratch")
@@ -140,10 +141,10 @@ def scratch_folder(settings: Settings) -> Path:
 
 
 def check_disks(folders: Mapping[str, Path]) -> Iterator[CheckResult]:
-    """Space on the disks, and whether they can be written.
+    """Check the free space of the disks, and that the folders can be written.
 
     Args:
-        folders: by what it is to the deployment.
+        folders: the folders, by their role in the deployment.
     """
     disks: dict[int, tuple[str, os.statvfs_result]] = {}
     for name, folder in folders.items():
@@ -166,12 +167,12 @@ def check_disks(folders: Mapping[str, Path]) -> Iterator[CheckResult]:
 
 
 def nearest_folder(folder: Path) -> Path:
-    """The folder, or the nearest one above it that exists."""
+    """The folder, or its nearest existing parent."""
     return next(path for path in (folder, *folder.parents) if path.is_dir())
 
 
 def refuses(folder: Path) -> str:
-    """Why a folder cannot be written; empty if it can. Nothing is left in it."""
+    """Why a folder cannot be written; empty if it can. The test file is removed."""
     try:
         with tempfile.TemporaryFile(dir=folder) as tried:
             tried.write(b"x")
@@ -187,21 +188,21 @@ def _fix_for(reason: str, folder: Path) -> str:
     return f"let this user write to {folder}, or set another folder"
 
 
-#: The ones that the package has: one for each storage.
+#: The package's own `dagster.yaml` files: one for each storage.
 _PACKAGE = Path(__file__).parent.parent
 _OUR_CONFIGURATIONS = [
     _PACKAGE / "scaffold/dagster.yaml",
     _PACKAGE / "deploy/dagster.postgres.yaml",
 ]
-#: A tick that is so many seconds ahead of the clock is not of this second.
+#: Seconds that a tick may be ahead of the clock.
 _TICK_TOLERANCE = 300
 
 
 def home_folder() -> Path | None:
-    """DAGSTER_HOME; none if it is not set.
+    """DAGSTER_HOME; None if it is not set.
 
     Raises:
-        ValueError: Dagster would not take it.
+        ValueError: Dagster would refuse it.
     """
     value = os.environ.get("DAGSTER_HOME")
     if not value:
@@ -215,7 +216,7 @@ def home_folder() -> Path | None:
 
 
 def check_permissions() -> Iterator[CheckResult]:
-    """Whether DAGSTER_HOME is there, and whose it is."""
+    """Check that DAGSTER_HOME exists, its owner, and who else can read or write it."""
     folder = home_folder()
     if folder is None:
         fix = "set it to the deployment's folder; without it Dagster keeps nothing"
@@ -234,7 +235,7 @@ def check_permissions() -> Iterator[CheckResult]:
 
 
 def check_configuration() -> Iterator[CheckResult]:
-    """The `dagster.yaml` of DAGSTER_HOME against that of this version."""
+    """Compare the `dagster.yaml` of DAGSTER_HOME with this version's."""
     folder = home_folder()
     if folder is None:
         yield ok("no DAGSTER_HOME, none needed")
@@ -260,7 +261,7 @@ def _compare_configuration(folder: Path) -> Iterator[CheckResult]:
 
 
 def describe_configuration(folder: Path) -> str:
-    """One sentence on a `dagster.yaml` that is not ours; empty if it is, or there is none."""
+    """One sentence on a `dagster.yaml` that differs from ours; empty if none does."""
     theirs = folder / "dagster.yaml"
     sentences = find_differences(theirs)[1] if theirs.is_file() else []
     if not sentences:
@@ -272,10 +273,10 @@ def describe_configuration(folder: Path) -> str:
 
 
 def find_differences(theirs: Path) -> tuple[Path, list[str]]:
-    """The nearest of ours to a `dagster.yaml`, and how that differs, a sentence for each setting.
+    """Our `dagster.yaml` that is nearest to theirs, and a sentence for each setting that differs.
 
     Raises:
-        ValueError: it is no YAML of settings.
+        ValueError: theirs is not valid YAML.
     """
     their_settings = _read_settings(theirs)
     all_ours = (
@@ -323,7 +324,7 @@ def _show_value(value: Any, name_path: str) -> str:
 
 
 def check_instance() -> Iterator[CheckResult]:
-    """Dagster's storage, and whether a daemon is at work."""
+    """Check Dagster's storage, and that a daemon runs."""
     folder = home_folder()
     if folder is None or not _has_storage(folder):
         yield ok("nothing has run here yet")
@@ -343,14 +344,14 @@ def check_instance() -> Iterator[CheckResult]:
 
 
 def _has_storage(folder: Path) -> bool:
-    """Whether there is a storage already: to look at it must not make one."""
+    """Whether a storage exists: the check itself must not create one."""
     storage = _read_settings(folder / "dagster.yaml").get("storage", {"sqlite": {}})
     local = "sqlite" in storage or storage.get("custom", {}).get("class") == LocalStorage.__name__
     return not local or (folder / "history").is_dir()
 
 
 def check_ticks() -> Iterator[CheckResult]:
-    """Schedules and sensors whose last tick is ahead of the clock: until then they are silent."""
+    """Find schedules and sensors whose last tick is in the future: until then they do not run."""
     folder = home_folder()
     if folder is None or not _has_storage(folder):
         yield ok("nothing has run here yet")
@@ -379,5 +380,5 @@ def check_ticks() -> Iterator[CheckResult]:
     )
 
 
-#: Where Dagster notes when a schedule or a sensor ticked last.
+#: The attributes with the time of the last tick of a schedule or a sensor.
 _TICK_ATTRIBUTES = ("last_tick_timestamp", "last_tick_start_timestamp", "last_iteration_timestamp")

@@ -1,4 +1,4 @@
-"""Imports: an append-only table of somebody else's becomes landing files of a source, and goes on.
+"""Imports: an append-only table of another system becomes landing files of a source.
 
 The table is read and never written. Audit, deduplication and publication are those of any load.
 """

@@ -1,10 +1,10 @@
 """An external table, Delta or Parquet files: all rows as of a version, or those appended since.
 
-Files are taken as Spark takes them, but each by its own columns: Spark alone reads the types of one
-file into all, or fails without the name of the file.
+It is only read. What was appended is known from the commits of a Delta table, and from the new
+files of a Parquet folder.
 
-Nothing is written to it. Of a Delta table, the commits say what was appended; of a folder of
-Parquet files, the files that are new.
+Parquet files are grouped by schema and read with one type for each column: Spark alone applies the
+types of one file to all, or fails without the name of the file.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from backfill_assets.landing.files import escape_glob
 from backfill_assets.landing.listing import FOLDER_MARK
 from backfill_assets.spark.filesystems import on_s3, open_store
 
-#: So many footers are read at a time.
+#: Number of footers read at a time.
 _READERS = 16
-#: Whole numbers, the narrowest first, by the digits of a decimal that holds them.
+#: Integer types, the narrowest first, with the digits of a decimal that holds all their values.
 _DIGITS: dict[type[T.DataType], int] = {
     T.ByteType: 3,
     T.ShortType: 5,
@@ -43,12 +43,12 @@ _DIGITS: dict[type[T.DataType], int] = {
     T.LongType: 20,
 }
 _NESTED = (T.StructType, T.ArrayType, T.MapType)
-#: Digits of a decimal, at most.
+#: Maximum digits of a decimal.
 _MOST_DIGITS = 38
 
 
 def list_parquet_files(url: str) -> list[ParquetFile]:
-    """The data files of a folder: all that is not hidden, whatever suffix a name has."""
+    """The files of a folder that are not hidden, whatever their suffix."""
     filesystem, root = open_store(url)
     listed = filesystem.get_file_info(pafs.FileSelector(root, recursive=True, allow_not_found=True))
     files = []
@@ -60,13 +60,13 @@ def list_parquet_files(url: str) -> list[ParquetFile]:
 
 
 def read_files(spark: SparkSession, url: str, files: Sequence[ParquetFile]) -> DataFrame:
-    """The rows of files of a folder, with its partitions as columns of text.
+    """The rows of files of a folder, with its partition columns as text.
 
-    A column of several types has one that holds the values of all; one that a file lacks is null.
+    A column with several types gets a type that holds all values; a missing column is null.
 
     Raises:
-        ImportRefusedError: a file is no Parquet file, or its columns do not go with those of
-            another file.
+        ImportRefusedError: a file is not a Parquet file, or its columns do not fit those of another
+            file.
     """
     paths, schemas = {}, {}
     for group, columns in _by_schema(url, files):
@@ -101,7 +101,7 @@ def read_files(spark: SparkSession, url: str, files: Sequence[ParquetFile]) -> D
 
 
 def _with_nulls(struct: T.StructType, columns: pa.Schema) -> T.StructType:
-    """Spark's columns; it takes one that has nulls alone, and so no type, for one of numbers."""
+    """Spark's schema with NullType for columns of nulls only, which Spark reads as integers."""
     untyped = {column.name for column in columns if pa.types.is_null(column.type)}
     return T.StructType(
         [
@@ -112,14 +112,14 @@ def _with_nulls(struct: T.StructType, columns: pa.Schema) -> T.StructType:
 
 
 def _is_hidden(name: str) -> bool:
-    """Whether Spark passes over a file or folder; what begins so may be a partition."""
+    """Whether Spark ignores a file or folder by its name; `_name=value` is a partition folder."""
     return (name.startswith(("_", ".")) and "=" not in name) or name.endswith(FOLDER_MARK)
 
 
 def _by_schema(
     url: str, files: Sequence[ParquetFile]
 ) -> Iterable[tuple[list[ParquetFile], pa.Schema]]:
-    """Files whose columns have the same names and types, with these."""
+    """Group files by the names and types of their columns."""
     filesystem, root = open_store(url)
 
     def schema_of(file: ParquetFile) -> pa.Schema | None:
@@ -153,19 +153,19 @@ def _by_schema(
 
 
 def _partition_columns(file: ParquetFile) -> list[str]:
-    """The partition columns of a file, by the folders that it lies in."""
+    """The partition columns of a file, from its folders."""
     return [name.partition("=")[0] for name in file.path.split("/")[:-1] if "=" in name]
 
 
 def _types_of_all(url: str, schemas: Mapping[ParquetFile, T.StructType]) -> dict[str, T.DataType]:
-    """By column in small letters, a type that holds the values of all files.
+    """By lower-case column name, a type that holds the values of all files.
 
     Args:
         url: the folder.
         schemas: by the first file of each schema.
 
     Raises:
-        ImportRefusedError: there is no such type of a column.
+        ImportRefusedError: a column has no such type.
     """
     types: dict[str, tuple[ParquetFile, T.DataType]] = {}
     for file, schema in schemas.items():
@@ -209,7 +209,7 @@ def _common_type(first: T.DataType, second: T.DataType) -> T.DataType | None:
 
 
 def _common_nested(first: T.DataType, second: T.DataType) -> T.DataType | None:
-    """The same of lists, maps and structs; of structs with the fields of both."""
+    """`_common_type` of two lists, maps or structs; a struct gets the fields of both."""
     if isinstance(first, T.ArrayType) and isinstance(second, T.ArrayType):
         element = _common_type(first.elementType, second.elementType)
         return T.ArrayType(element) if element else None
@@ -229,22 +229,22 @@ def _common_nested(first: T.DataType, second: T.DataType) -> T.DataType | None:
 
 
 def _as_decimal(kind: T.DataType) -> T.DecimalType:
-    """The decimal that holds all values of a decimal or of a type of whole numbers."""
+    """The decimal type that holds all values of a decimal or integer type."""
     digits = _DIGITS.get(type(kind))
     return T.DecimalType(digits, 0) if digits else cast("T.DecimalType", kind)
 
 
 @dataclass(frozen=True)
 class NewData:
-    """What a table holds that has not been imported.
+    """The data of a table that is not imported yet.
 
     Attributes:
-        version: up to which version.
-        since: after which version; none for all of it.
-        size: in bytes, of its files.
-        files: the files, of a Parquet folder.
-        add_actions: what the commits say of the files, of a Delta table.
-        skipped: the versions that are passed over.
+        version: the last version to import.
+        since: the last imported version; None to import all.
+        size: total bytes of the files.
+        files: the files of a Parquet folder.
+        add_actions: the `add` actions of a Delta table.
+        skipped: versions that are left out.
     """
 
     version: int
@@ -261,7 +261,7 @@ class NewData:
 
 
 class ExternalTable(Protocol):
-    """A table of somebody else's."""
+    """A table that other systems write."""
 
     @property
     def kind(self) -> str:
@@ -269,35 +269,35 @@ class ExternalTable(Protocol):
 
     @property
     def table_id(self) -> str:
-        """Delta's identifier of it; empty if it has none."""
+        """Delta's id of the table; empty for Parquet files."""
 
     def find_new_data(self, table_import: TableImport) -> NewData:
-        """What it holds that has not been imported.
+        """The data that is not imported yet.
 
         Raises:
-            ImportRefusedError: what was imported is not in it any more, or cannot be told.
+            ImportRefusedError: imported data was removed or changed, or commits are missing.
         """
 
     def read_rows(self, spark: SparkSession, new_data: NewData, scratch: str) -> DataFrame:
-        """The rows of a step.
+        """The rows of the new data.
 
         Args:
             spark: the session.
-            new_data: which ones.
-            scratch: a folder that may be written, and is removed afterwards.
+            new_data: the data to read.
+            scratch: a temporary folder for files of the reader.
         """
 
 
 def normalize_url(table: str) -> str:
-    """The folder or URL of a table, as it is written down."""
+    """The folder or URL of a table in the form that is saved."""
     return table.rstrip("/") if on_s3(table) else str(Path(table).expanduser().resolve())
 
 
 def open_external_table(url: str) -> ExternalTable:
-    """The table that lies in a folder.
+    """Open the Delta table or the Parquet files in a folder.
 
     Raises:
-        ImportRefusedError: there is none.
+        ImportRefusedError: there are none.
     """
     log = load_log(url)
     if log is not None:
@@ -341,7 +341,7 @@ class _DeltaTable:
     def _added_files(
         self, since: int, upto: int, skipped: Sequence[int] = ()
     ) -> Iterator[Mapping[str, Any]]:
-        """What the commits after a version say of the files that they add with new rows."""
+        """The `add` actions with new rows of the commits after a version."""
         commits = CommitLog(self.url)
         for version in range(since + 1, upto + 1):
             if version in skipped:
@@ -365,7 +365,7 @@ class _DeltaTable:
         reader = spark.read.format("delta")
         if new_data.since is None:
             return reader.option("versionAsOf", new_data.version).load(self.url)
-        # Delta itself knows best how to read its files: it is given a log that has these alone.
+        # Let Delta read the files: write a log that names only these.
         log_folder = f"{scratch}/appended"
         log = delta_log(self.url, new_data.version).load()
         adds = new_data.add_actions or self._added_files(
@@ -398,7 +398,7 @@ def _total_bytes(log: DeltaTable) -> int:
 
 
 def _log_header(log: DeltaTable) -> list[dict[str, Any]]:
-    """What a log says of the table itself: the features that a reader needs, and the columns."""
+    """The protocol and metadata of a log, as actions: what a reader needs to read its files."""
     protocol, metadata = log.protocol(), log.metadata()
     protocol_fields: dict[str, Any] = {
         "minReaderVersion": protocol.min_reader_version,
@@ -422,7 +422,7 @@ def _log_header(log: DeltaTable) -> list[dict[str, Any]]:
 
 
 def _with_absolute_path(url: str, add: Mapping[str, Any]) -> dict[str, Any]:
-    """What a commit says of a file, for the log of another table."""
+    """An `add` action with an absolute path, for the log of another table."""
     path = str(add["path"])
     if "://" not in path and not path.startswith("file:"):
         path = file_uri(url, path)

@@ -1,4 +1,4 @@
-"""What has been imported from which table: saved in the warehouse before any row lands."""
+"""The saved state of imports: which rows of which external table have landed, or are about to."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from backfill_assets.settings import Settings
 from backfill_assets.spark.filesystems import open_store, replace_file
 from backfill_assets.spark.processes import process_start_time
 
-#: What the lock of a table says while nobody imports it.
+#: The content of a lock that no process holds.
 _FREE = "free"
-#: In the warehouse; a folder for each source, a file for each table.
+#: In the warehouse: a folder for each source, with a file for each table.
 _FOLDER = "_imports"
 
 
 class ImportRefusedError(RuntimeError):
-    """A table cannot be imported, or followed, as it was asked; the message says what to do."""
+    """A table cannot be imported or followed as requested; the message says what to do."""
 
 
 class ParquetFile(msgspec.Struct, frozen=True, order=True):
@@ -36,7 +36,7 @@ class ParquetFile(msgspec.Struct, frozen=True, order=True):
     Attributes:
         path: relative to the folder.
         size: in bytes.
-        mtime: when it was last changed, in nanoseconds since 1970.
+        mtime: time of the last change, in nanoseconds since 1970.
     """
 
     path: str
@@ -45,17 +45,17 @@ class ParquetFile(msgspec.Struct, frozen=True, order=True):
 
 
 class ImportStep(msgspec.Struct, frozen=True):
-    """Rows that land together: all of the table, or what its owner has appended since.
+    """Rows that land together: all rows of the table, or those appended since.
 
     Attributes:
-        name: of its landing files.
-        since: after which version; none for all that the table held.
-        version: up to which version. The versions of a Parquet folder are counted by its steps.
-        rows: number of rows by arrival day, as they were counted before any of them landed.
-        landed: number of rows by landing file, of those that are in their folders.
-        done: whether all have landed.
-        read: the files that are read, of a Parquet folder.
-        skipped: versions of a Delta table that are passed over.
+        name: prefix of its landing files.
+        since: the last version imported before; None for all rows.
+        version: the last version of the step. The versions of a Parquet folder count its steps.
+        rows: number of rows by arrival day, counted before any of them landed.
+        landed: number of rows by landing file, of the files that have landed.
+        done: whether all rows have landed.
+        read: the files of a Parquet folder that are read.
+        skipped: versions of a Delta table that are left out.
     """
 
     name: str
@@ -69,7 +69,7 @@ class ImportStep(msgspec.Struct, frozen=True):
 
     @property
     def row_count(self) -> int:
-        """Number of rows."""
+        """Number of rows of all days."""
         return sum(self.rows.values())
 
 
@@ -77,11 +77,11 @@ class ImportMapping(msgspec.Struct, frozen=True):
     """How rows of the table become lines of the source.
 
     Attributes:
-        fields: SQL expressions over the table's columns, by field; others are columns of the same
-            name.
-        arrived: an SQL expression that tells when a row arrived; empty for the later one of event
-            and version time.
-        stray: the arrival day of rows that tell none, or one off the calendar; none to refuse them.
+        fields: by field, an SQL expression over the table's columns; other fields are columns of
+            the same name.
+        arrived: an SQL expression of the arrival time; empty for the later of event and version
+            time.
+        stray: the arrival day of rows without one on the calendar; None to refuse such rows.
     """
 
     fields: dict[str, str] = {}
@@ -90,17 +90,17 @@ class ImportMapping(msgspec.Struct, frozen=True):
 
 
 class TableImport(msgspec.Struct, frozen=True):
-    """A table that is imported.
+    """The import of one external table.
 
     Attributes:
-        source: name of the source that its rows are lines of.
-        table: its folder or URL.
+        source: name of the source that the rows become lines of.
+        table: folder or URL of the table.
         kind: `delta` or `parquet`.
-        table_id: Delta's identifier of it.
-        how: how its rows become lines.
-        version: up to which version it has been looked at; -1 if not at all.
-        steps: what has landed, or is about to; only the last one may be unfinished.
-        skipped: versions whose changes a person has decided not to follow.
+        table_id: Delta's id of the table.
+        how: how rows become lines.
+        version: the last version that was checked; -1 if none.
+        steps: the steps; only the last one may be unfinished.
+        skipped: versions that a person has decided not to follow.
     """
 
     source: str
@@ -114,7 +114,7 @@ class TableImport(msgspec.Struct, frozen=True):
 
     @property
     def unfinished_step(self) -> ImportStep | None:
-        """The step that was begun and not ended."""
+        """The last step, if not all of its rows have landed."""
         return self.steps[-1] if self.steps and not self.steps[-1].done else None
 
     @property
@@ -123,13 +123,13 @@ class TableImport(msgspec.Struct, frozen=True):
         return {name: rows for step in self.steps for name, rows in step.landed.items()}
 
     def with_step(self, step: ImportStep) -> TableImport:
-        """The import with a new state of its last step, or with one more."""
+        """The import with a step added, or replaced if it has the same name."""
         others = [existing for existing in self.steps if existing.name != step.name]
         return msgspec.structs.replace(self, steps=[*others, step], version=step.version)
 
 
 def load_imports(settings: Settings, source: str) -> dict[str, TableImport]:
-    """The tables that have been imported into a source, by folder or URL."""
+    """The imports into a source, by folder or URL of the table."""
     filesystem, path = open_store(_imports_folder(settings, source))
     listed = filesystem.get_file_info(pafs.FileSelector(path, allow_not_found=True))
     imports = {}
@@ -142,7 +142,7 @@ def load_imports(settings: Settings, source: str) -> dict[str, TableImport]:
 
 
 def save_import(settings: Settings, table_import: TableImport) -> TableImport:
-    """Write down how far an import has come."""
+    """Save the state of an import."""
     text = json.dumps(msgspec.to_builtins(table_import), indent=2).encode() + b"\n"
     replace_file(
         _imports_folder(settings, table_import.source),
@@ -153,14 +153,14 @@ def save_import(settings: Settings, table_import: TableImport) -> TableImport:
 
 
 class _LockHolder(msgspec.Struct, frozen=True):
-    """The process that imports a table.
+    """The process that holds the lock of an import.
 
     Attributes:
-        host: the machine's name.
-        process: its id there.
-        since: when the import began, in UTC.
-        start: when the process began, as the system counts it.
-        namespace: in which the id is that of the process; containers have their own.
+        host: name of the machine.
+        process: process id.
+        since: start of the import, in UTC.
+        start: start of the process, as the system counts it.
+        namespace: PID namespace; containers have their own.
     """
 
     host: str
@@ -171,13 +171,13 @@ class _LockHolder(msgspec.Struct, frozen=True):
 
     @classmethod
     def of_this_process(cls) -> _LockHolder:
-        """This process, which begins to import."""
+        """The lock holder of this process, from now on."""
         host, process = socket.gethostname(), os.getpid()
         current_time = datetime.now(timezone.utc)
         return cls(host, process, current_time, process_start_time(process), _pid_namespace())
 
     def is_alive(self) -> bool:
-        """Whether it may still run; of another machine or container nobody can tell."""
+        """Whether the process may still run; True for another machine or container."""
         if (self.host, self.namespace) != (socket.gethostname(), _pid_namespace()):
             return True
         return process_start_time(self.process) == self.start
@@ -192,10 +192,10 @@ def _pid_namespace() -> str:
 
 @contextmanager
 def lock_import(settings: Settings, source: str, table: str) -> Iterator[None]:
-    """Have the import of a table into a source to this process.
+    """Lock the import of a table into a source for this process.
 
     Raises:
-        ImportRefusedError: another process imports it; the message names that.
+        ImportRefusedError: another process imports it; the message names the process.
     """
     url = f"{_imports_folder(settings, source)}/{short_digest(table)}.lock"
     lock = document.read_document(url)
@@ -217,13 +217,13 @@ def lock_import(settings: Settings, source: str, table: str) -> Iterator[None]:
     try:
         yield
     finally:
-        # A lock that stays is that of a process that will have ended.
+        # If this fails, the lock stays, but its process ends and the lock becomes free.
         with suppress(DeltaError, OSError):
             document.write_document(url, _FREE, revision)
 
 
 def short_digest(*texts: str) -> str:
-    """A few letters that tell texts from others."""
+    """A short digest of texts."""
     return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:12]
 
 

@@ -1,4 +1,4 @@
-"""Imports a table: plans what would land, lands it, follows the table, and checks the counts."""
+"""Imports an external table: plans the import, lands rows, follows the table, checks the counts."""
 
 from __future__ import annotations
 
@@ -58,22 +58,22 @@ from backfill_assets.transforms.dedup import (
     within_window,
 )
 
-#: A chunk has so many rows, or one day.
+#: Maximum rows of a chunk of several days.
 ROWS_PER_CHUNK = 20_000_000
 
 
 @dataclass(frozen=True)
 class ImportRequest:
-    """What an import reads and writes.
+    """What to import, and how.
 
     Attributes:
         settings: the deployment's settings.
         spark: the session.
-        source: what the rows become lines of.
-        table: the folder or URL of the table.
-        mapping: how its rows become lines; as before, where nothing is said.
+        source: the source that the rows become lines of.
+        table: the folder or URL of the external table.
+        mapping: how rows become lines; empty parts are taken from the saved import.
         skip: versions of the table that are not followed.
-        chunk_rows: so many rows land at a time.
+        chunk_rows: maximum rows that land at a time.
     """
 
     settings: Settings
@@ -90,10 +90,10 @@ class ImportRequest:
         return self.source.policy(self.settings)
 
     def open_import(self) -> tuple[ExternalTable, TableImport]:
-        """The table, and how far its import has come.
+        """The table and its saved import, or a new one.
 
         Raises:
-            ImportRefusedError: it was begun in another way, or cannot be imported at all.
+            ImportRefusedError: the saved import has another mapping, or the source is hourly.
         """
         if self.source.hourly:
             raise ImportRefusedError(
@@ -124,13 +124,13 @@ class ImportRequest:
     def read_lines(
         self, external_table: ExternalTable, new_data: NewData, mapping: ImportMapping, scratch: str
     ) -> SourceLines:
-        """Rows of the table as lines."""
+        """The new rows of the table as lines."""
         rows = external_table.read_rows(self.spark, new_data, scratch)
         return map_rows(rows, self.source, mapping, self.settings.timezone)
 
     @contextmanager
     def open_scratch(self, name: str) -> Iterator[str]:
-        """A folder beside the arrival days, which is removed."""
+        """A temporary folder beside the arrival days, removed at the end."""
         folder = scratch_folder(self.settings.landing, self.source, name)
         try:
             yield folder
@@ -147,10 +147,10 @@ def _format_mapping(mapping: ImportMapping) -> str:
 
 
 def spark_for(settings: Settings, tables: Iterable[str]) -> SparkSession:
-    """The session that reads the tables.
+    """The Spark session that reads the tables.
 
     Raises:
-        ImportRefusedError: a table lies on S3, and nothing else of the deployment does.
+        ImportRefusedError: a table is on S3, and neither the landing nor the warehouse is.
     """
     engine = Engine.from_settings(settings)
     if not engine.uses_s3 and any(map(on_s3, tables)):
@@ -163,14 +163,15 @@ def spark_for(settings: Settings, tables: Iterable[str]) -> SparkSession:
 
 @dataclass(frozen=True)
 class RowCounts:
-    """How many rows of an arrival day are of which kind.
+    """Numbers of rows of an arrival day.
 
     Attributes:
-        rows: all.
-        repeated: rows that are equal to another one in all fields of the source, but for the first.
-        no_key: without a key; they are rejected.
-        late: that came after the window of their day; they count as corrections.
-        ahead: whose version time lies beyond the day after; they are rejected.
+        rows: all rows.
+        repeated: rows equal to another one in all fields of the source, without the first of each.
+        no_key: rows without a key; they will be rejected.
+        late: rows that arrived after the window of their day; they count as corrections.
+        ahead: rows whose version time is after the day following their arrival; they will be
+            rejected.
     """
 
     rows: int = 0
@@ -194,16 +195,16 @@ class ImportPlan:
     """What an import would land now.
 
     Attributes:
-        table_import: the import as it is.
-        new_data: what is read.
-        by_day: by the arrival day that rows tell, in ascending order.
-        stray: rows that tell no day of the calendar.
-        keys: how many different keys there are.
-        versions: how many different rows have a key.
-        max_repeats: how often the row that is repeated most is there.
+        table_import: the import before it.
+        new_data: the data to read.
+        by_day: counts by arrival day, in ascending order.
+        stray: counts of rows without an arrival day on the calendar.
+        keys: number of distinct keys.
+        versions: number of distinct rows with a key.
+        max_repeats: how often the most repeated row occurs.
         absent: fields that the table does not have.
-        unused: columns of the table that no field takes.
-        chunks: the days of each chunk.
+        unused: columns of the table that no field is read from.
+        chunks: the arrival days of each chunk.
     """
 
     table_import: TableImport
@@ -219,12 +220,12 @@ class ImportPlan:
 
     @property
     def total(self) -> RowCounts:
-        """All rows."""
+        """The counts of all rows, stray ones included."""
         return sum(self.by_day.values(), self.stray)
 
 
 def plan_import(request: ImportRequest) -> ImportPlan:
-    """What an import would land; nothing is written that stays.
+    """Plan an import; only temporary files are written.
 
     Raises:
         ImportRefusedError: the table cannot be imported.
@@ -261,7 +262,7 @@ def plan_import(request: ImportRequest) -> ImportPlan:
 def _count_by_day(
     rows: DataFrame, request: ImportRequest, *, count_repeats: bool = True
 ) -> tuple[dict[date, RowCounts], RowCounts]:
-    """How many rows there are by arrival day, and how many tell none of the calendar."""
+    """Count the rows by arrival day, and those without an arrival day on the calendar."""
     policy = request.late_data_policy
     repeated: dict[date | None, int] = {}
     if count_repeats:
@@ -282,7 +283,7 @@ def _count_by_day(
 
 
 def _count_keys(rows: DataFrame, source: Source) -> tuple[int, int, int]:
-    """How many keys there are, how many different rows of them, and the most that are the same."""
+    """Number of distinct keys and of distinct rows with a key, and the maximum of equal rows."""
     distinct_rows = rows.groupBy(*source.fields).agg(F.count(F.lit(1)).alias("same"))
     by_key = distinct_rows.groupBy(*source.key).agg(
         F.count(F.lit(1)).alias("versions"), F.max("same").alias("same")
@@ -298,7 +299,7 @@ def _count_keys(rows: DataFrame, source: Source) -> tuple[int, int, int]:
 def _rows_by_folder(
     by_day: Mapping[date, RowCounts], stray: RowCounts, stray_day: date | None
 ) -> dict[date, int]:
-    """Number of rows by the folder that they land in."""
+    """Number of rows by the arrival day of the folder that they land in."""
     rows = {day: counts.rows for day, counts in by_day.items()}
     if stray.rows and stray_day is not None:
         rows[stray_day] = rows.get(stray_day, 0) + stray.rows
@@ -306,16 +307,16 @@ def _rows_by_folder(
 
 
 def run_import(request: ImportRequest, note: Callable[[str], None] = lambda _: None) -> TableImport:
-    """Land what the table holds and what has not landed.
+    """Land the rows of the table that have not landed.
 
-    What is to land is written down first. An import that was killed goes on with the same rows.
+    The step is saved before any row lands, so that a killed import continues with the same rows.
 
     Args:
-        request: what is asked for.
+        request: what to import.
         note: prints progress.
 
     Raises:
-        ImportRefusedError: the table cannot be imported, or followed, or another process does so.
+        ImportRefusedError: the table cannot be imported or followed, or another process imports it.
     """
     with lock_import(request.settings, request.source.name, normalize_url(request.table)):
         return _run_import(request, note)
@@ -395,7 +396,7 @@ def _land_step(
     step: ImportStep,
     note: Callable[[str], None],
 ) -> TableImport:
-    """Land what has not landed of a step."""
+    """Land the remaining days of a step."""
     new_data = NewData(step.version, step.since, 0, step.read, skipped=step.skipped)
     landed = {date.fromisoformat(file[13:23]) for file in step.landed}
     remaining = {day: rows for day, rows in step.rows.items() if day not in landed}
@@ -423,16 +424,16 @@ class ImportCheck(msgspec.Struct, frozen=True):
     """Where the imported rows of a source are.
 
     Attributes:
-        read: rows of the tables, up to the versions that were imported.
-        landed: those in landing files.
-        raw: those in the raw log.
-        rejected: those among the rejected lines.
-        staged: those that count, each for a key, on their event day.
-        superseded: those that came in time, and a greater version of their key as well.
-        late: those that came after the window of their day.
-        early: those that tell of days before the first one of all; none of the three.
-        in_staging: those of `staged` that are in the staging table.
-        problems: what does not add up, each in a sentence.
+        read: rows of the external tables, up to the imported versions.
+        landed: rows in landing files.
+        raw: rows in the raw log.
+        rejected: rows among the rejected lines.
+        staged: rows that count: for each key one, on its event day.
+        superseded: rows in time for which a greater version of their key came in time as well.
+        late: rows that came after the window of their day.
+        early: rows of event days before the first day; not counted as staged, superseded or late.
+        in_staging: the rows of `staged` that are in the staging table.
+        problems: differences, a sentence each.
     """
 
     read: int
@@ -450,13 +451,13 @@ class ImportCheck(msgspec.Struct, frozen=True):
 def check_import(
     settings: Settings, spark: SparkSession, source: Source, imports: Collection[TableImport]
 ) -> ImportCheck:
-    """Count the imported rows where they are.
+    """Count the imported rows in each table.
 
     Args:
         settings: the deployment's settings.
         spark: the session.
         source: the source.
-        imports: all imports into it.
+        imports: all imports into the source.
     """
     landed = {
         file: rows for table_import in imports for file, rows in table_import.landed_files.items()
@@ -493,7 +494,7 @@ def _files_frame(spark: SparkSession, names: Iterable[str]) -> DataFrame:
 
 
 def _read_published(settings: Settings, spark: SparkSession, table: Table) -> DataFrame | None:
-    """The rows of a table; none if it is not there yet."""
+    """The rows of a table; None if it does not exist yet."""
     url = settings.table(table.name)
     if load_log(url) is None:
         return None
@@ -510,7 +511,7 @@ def _by_file(rows: DataFrame | None, files: DataFrame) -> dict[str, int]:
 def _not_loaded(
     landed: Mapping[str, int], raw: Mapping[str, int], rejected: Mapping[str, int]
 ) -> list[str]:
-    """Which files are not in the tables, and which have other rows there."""
+    """Report files that are not in the tables, and files with another number of rows there."""
     loaded = {file: raw.get(file, 0) + rejected.get(file, 0) for file in landed}
     none = [file for file in landed if not loaded[file]]
     other = [file for file in landed if loaded[file] not in (0, landed[file])]
@@ -529,7 +530,7 @@ def _format_days(files: Sequence[str]) -> str:
 def _count_outcomes(
     settings: Settings, spark: SparkSession, source: Source, raw: DataFrame, files: DataFrame
 ) -> dict[str, int]:
-    """What became of the imported rows of the raw log, by the rules of staging."""
+    """Count the imported rows of the raw log by outcome, by the rules of staging."""
     policy = source.policy(settings)
     late, early = ~within_window(policy.window_days), F.col("event_date") < F.lit(policy.start)
     versions = greatest_first(source, *source.key)

@@ -1,7 +1,7 @@
-"""Rows of an external table as lines of a source, written as landing files.
+"""Landing files of an import: rows of an external table as lines of a source.
 
-What a value means is decided when the line is loaded; here it is refused by name what can be no
-value of its field at all.
+Values are parsed when the lines are loaded. Here, only columns are refused whose type can never be
+a value of the field.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from backfill_assets.spark.session import first_line
 from backfill_assets.tables.sources import Source
 from backfill_assets.transforms.dedup import business_day
 
-#: The arrival day that a row tells; no field is named so.
+#: Column with the arrival day of a row; no field can have this name.
 ARRIVAL_DAY = "_told"
 _NESTED = (T.StructType, T.ArrayType, T.MapType)
 _NUMBERS = (T.StringType, T.IntegralType, T.DecimalType)
-#: What the reader of landing files takes for a field of a type.
+#: By type of a field, the column types that the reader of landing files accepts.
 _READABLE_TYPES: dict[type[T.DataType], tuple[type[T.DataType], ...]] = {
     T.StringType: (T.StringType, T.IntegralType, T.DecimalType),
     T.LongType: _NUMBERS,
@@ -45,12 +45,12 @@ _READABLE_TYPES: dict[type[T.DataType], tuple[type[T.DataType], ...]] = {
 
 @dataclass(frozen=True)
 class SourceLines:
-    """Rows as lines.
+    """Rows as lines of a source.
 
     Attributes:
-        rows: the fields of the source, in their own types, and `ARRIVAL_DAY`.
-        absent: fields that may be null, and that the table does not have.
-        unused: columns of the table that no field is named like.
+        rows: the fields of the source, in the types of the table, and `ARRIVAL_DAY`.
+        absent: nullable fields that the table does not have.
+        unused: columns of the table without a field of the same name.
     """
 
     rows: DataFrame
@@ -59,10 +59,10 @@ class SourceLines:
 
 
 def map_rows(rows: DataFrame, source: Source, mapping: ImportMapping, timezone: str) -> SourceLines:
-    """Rows as lines of a source.
+    """Map rows to lines of a source.
 
     Raises:
-        ImportRefusedError: columns do not fit; the message has all of them.
+        ImportRefusedError: columns do not fit; the message names all of them.
     """
     if unknown_fields := sorted(mapping.fields.keys() - {*source.fields}):
         raise ImportRefusedError(
@@ -93,7 +93,7 @@ def map_rows(rows: DataFrame, source: Source, mapping: ImportMapping, timezone: 
             "written. Say how a field is made of the table's columns with --field "
             "NAME=EXPRESSION, in Spark's SQL."
         )
-    # A day that is made of fields is made of what they are, and not of the columns of these names.
+    # The default arrival day uses the mapped fields, not the table's columns of the same names.
     if mapping.arrived:
         lines = rows.select(arrival.alias(ARRIVAL_DAY), *fields)
     else:
@@ -111,7 +111,7 @@ def _quote_name(name: str) -> str:
 
 
 def _expression_type(rows: DataFrame, expression: str) -> tuple[T.DataType, str]:
-    """The type of an expression, or why it is none."""
+    """The type of an expression, or why it cannot be computed."""
     try:
         return rows.select(F.expr(expression)).schema[0].dataType, ""
     except (AnalysisException, ParseException) as error:
@@ -119,7 +119,7 @@ def _expression_type(rows: DataFrame, expression: str) -> tuple[T.DataType, str]
 
 
 def _type_problem(source: Source, name: str, kind: T.DataType) -> str:
-    """Why no value of a type can be one of a field; empty if it can."""
+    """Why a type does not fit a field; empty if it fits."""
     field_type = source.types[name]
     if name in json_fields(source):
         fits = isinstance(kind, (T.StringType, *_NESTED))
@@ -134,7 +134,7 @@ def _type_problem(source: Source, name: str, kind: T.DataType) -> str:
 
 
 def _landing_value(column: Column, kind: T.DataType) -> Column:
-    """A value as it lands; what is nested as JSON text, which can be sorted and compared."""
+    """A value as it lands: nested values as JSON text, which can be sorted and compared."""
     nested = isinstance(kind, _NESTED)
     return F.to_json(column, {"ignoreNullFields": "false"}) if nested else column
 
@@ -142,7 +142,7 @@ def _landing_value(column: Column, kind: T.DataType) -> Column:
 def _arrival_expression(
     rows: DataFrame, source: Source, mapping: ImportMapping, timezone: str
 ) -> tuple[Column, str]:
-    """The day on which a row arrived, or why that is none."""
+    """The arrival day of a row, or why it cannot be computed."""
     if not mapping.arrived:
         times = (F.col(name).cast("timestamp") for name in (source.event_time, source.version_time))
         return business_day(F.greatest(*times), timezone), ""
@@ -157,14 +157,14 @@ def _arrival_expression(
 
 
 def log_day(source: Source, timezone: str) -> tuple[Column, Column]:
-    """The day of a line's version time, and the day it would be logged on, by `ARRIVAL_DAY`."""
+    """The day of a line's version time, and its log day by `ARRIVAL_DAY`."""
     times = (F.col(name).cast("timestamp") for name in (source.event_time, source.version_time))
     version_day = business_day(F.greatest(*times), timezone)
     return version_day, F.greatest(F.col(ARRIVAL_DAY), version_day)
 
 
 def counts_by_day(rows: DataFrame, source: Source, policy: Policy, timezone: str) -> DataFrame:
-    """By the arrival day that rows tell: how many there are, and how many are of doubtful kinds."""
+    """By arrival day, the number of rows, and of rows without key, late, or ahead."""
     version_day, log_date = log_day(source, timezone)
     event_day = business_day(F.col(source.event_time).cast("timestamp"), timezone)
     ahead = F.datediff(version_day, F.col(ARRIVAL_DAY)) > 1
@@ -180,17 +180,17 @@ def counts_by_day(rows: DataFrame, source: Source, policy: Policy, timezone: str
     )
 
 
-#: Beside the folders of the arrival days; who lists those passes over it.
+#: Beside the folders of arrival days; a listing of the landing ignores it.
 _SCRATCH = "_imports"
-#: A day of more rows has several files.
+#: A day with more rows gets several files.
 ROWS_PER_FILE = 2_000_000
 _DAY, _PART = "_day", "_part"
-#: So many tasks write a chunk at most.
+#: Maximum number of tasks that write a chunk.
 _WRITERS = 200
 
 
 def arrival_day(policy: Policy, stray: date | None) -> Column:
-    """The arrival day of a row: the one that it tells, if that is on the calendar."""
+    """The arrival day of a row if it is on the calendar, else `stray`."""
     arrival = F.col(ARRIVAL_DAY)
     known = arrival >= F.lit(policy.start)
     if policy.end is not None:
@@ -199,7 +199,7 @@ def arrival_day(policy: Policy, stray: date | None) -> Column:
 
 
 def split_chunks(rows: Mapping[date, int], most: int) -> Iterator[list[date]]:
-    """Days in ascending order, in groups of at most so many rows, or of one day."""
+    """Days in ascending order, in groups of at most `most` rows or of one day."""
     group: list[date] = []
     for day in sorted(rows):
         if group and sum(rows[grouped_day] for grouped_day in group) + rows[day] > most:
@@ -211,12 +211,12 @@ def split_chunks(rows: Mapping[date, int], most: int) -> Iterator[list[date]]:
 
 
 def scratch_folder(landing: str, source: Source, name: str) -> str:
-    """A folder for what a step writes before it lands."""
+    """The temporary folder of a step, before its files land."""
     return f"{landing}/{source.name}/{_SCRATCH}/{name}"
 
 
 def clear_folder(scratch: str) -> None:
-    """Remove what a step has left there."""
+    """Remove a temporary folder, if it exists."""
     filesystem, path = open_store(scratch)
     if filesystem.get_file_info(path).type == pafs.FileType.Directory:
         filesystem.delete_dir(path)
@@ -230,14 +230,14 @@ def land_files(
     arrival: Column,
     landing: str,
 ) -> dict[str, int]:
-    """Write the lines of some days into their folders.
+    """Write the lines of some days into their landing folders.
 
-    The names follow from the step, and what is in a file from the rows: who does it again puts the
-    same files in the place of those that are there.
+    File names depend only on the step, and contents only on the rows: a repeated call replaces the
+    files with equal ones.
 
     Args:
-        lines: as `lines.map_rows` gives them.
-        source: whose lines they are.
+        lines: from `map_rows`.
+        source: the source of the lines.
         step: the step.
         days: the arrival days.
         arrival: the arrival day of a line.
@@ -247,7 +247,7 @@ def land_files(
         Number of rows by file.
 
     Raises:
-        ImportRefusedError: they are not as many rows as were counted; none of them landed.
+        ImportRefusedError: the number of rows differs from the counted one; none of them landed.
     """
     chunk_folder = f"{scratch_folder(landing, source, step.name)}/chunk"
     parts = {day: -(-step.rows[day] // ROWS_PER_FILE) for day in days}

@@ -1,1 +1,1 @@
-"""Landed files: what lies in the folders, and their lines as fields of text."""
+"""Landing files: listing, size limits, formats, and the manifest of what is loaded."""

@@ -1,4 +1,4 @@
-"""What lies in the folders of some arrival days: the files, and what the source says it sent."""
+"""The landing files of some arrival days, and the totals that the source sent for them."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _UNUSABLE = (
     ArithmeticError,
     RecursionError,
 )
-#: Characters of the reason why a control file cannot be used.
+#: Maximum characters of the reason why a control file cannot be used.
 _MOST_REASON = 200
-#: Digits of a total.
+#: Maximum digits of a total.
 _MOST_DIGITS = 38
 _GLOB = re.compile(r"[\\{}\[\]*?]")
 
@@ -39,11 +39,11 @@ class LandingFile:
     """One landing file.
 
     Attributes:
-        arrival_date: day of the folder it lies in.
-        name: file name, after the folder of its hour where the source lands by the hour.
-        url: what Spark opens, escaped where it would see a pattern.
+        arrival_date: the day of its folder.
+        name: file name, with the hour folder if the source lands hourly.
+        url: path or URL for Spark, with glob characters escaped.
         size: bytes.
-        path: for Arrow's file system.
+        path: path for Arrow's file system.
     """
 
     arrival_date: date
@@ -54,7 +54,7 @@ class LandingFile:
 
     @property
     def source_file(self) -> str:
-        """The file's name in the tables: relative, so that moving the landing changes no row."""
+        """The file's name in the tables; relative, so that moving the landing changes no row."""
         return f"{folder_name(self.arrival_date)}/{self.name}"
 
     @property
@@ -66,11 +66,11 @@ class LandingFile:
 
 @dataclass(frozen=True)
 class Control:
-    """What the source says that it delivered on an arrival day.
+    """The totals that the source sent for an arrival day.
 
     Attributes:
-        rows: number of lines that are in order.
-        amount: sum of their amounts; none where the source declares no amount.
+        rows: number of valid lines.
+        amount: sum of their amounts; None if the source declares no amount.
     """
 
     rows: int
@@ -79,21 +79,20 @@ class Control:
 
 @dataclass
 class LandingFiles:
-    """What lies in the folders of some arrival days.
+    """The landing files of some arrival days.
 
     Attributes:
         files: the readable files.
-        broken: why a file cannot be read at all, by file.
-        unknown_files: files of no known format; not read, worth a warning.
-        hours: by arrival day, the folders of hours that are there.
-        strays: by arrival day, what lies beside its folder and may be meant for it; not read.
-        controls: the source's own totals by arrival day, where it sends them.
-        control_problems: why a control file cannot be used, by arrival day.
-        line_counts: non-blank data lines found, headers not counted, by the file's name in the
-            tables.
+        broken: by unreadable file, the reason.
+        unknown_files: by arrival day, files of unknown formats; not read, worth a warning.
+        hours: by arrival day, the existing hour folders.
+        strays: by arrival day, items beside its folder that may belong to it; not read.
+        controls: by arrival day, the source's own totals, if sent.
+        control_problems: by arrival day, why its control file cannot be used.
+        line_counts: non-blank data lines, without headers, by the file's name in the tables.
         headers: the first line of CSV files.
-        columns: what is read of Parquet files.
-        limits: what a file may be at most.
+        columns: the columns of Parquet files.
+        limits: size limits of the files.
     """
 
     files: list[LandingFile] = field(default_factory=list)
@@ -110,25 +109,25 @@ class LandingFiles:
 
     @property
     def broken_names(self) -> set[str]:
-        """The names in the tables of the files that cannot be read."""
+        """The names in the tables of the unreadable files."""
         return {file.source_file for file in self.broken}
 
     def broken_by_day(self) -> Mapping[date, list[str]]:
-        """The unreadable files of each arrival day that has any, each with its reason."""
+        """The unreadable files by arrival day, each with its reason."""
         by_day: dict[date, list[str]] = defaultdict(list)
         for file, reason in self.broken.items():
             by_day[file.arrival_date].append(f"{file.source_file} ({reason})")
         return by_day
 
     def broken_on(self, day: date) -> list[str]:
-        """The unreadable files of one arrival day."""
+        """The unreadable files of one arrival day, each with its reason."""
         return self.broken_by_day().get(day, [])
 
     def exclude_files(self, names: Collection[str]) -> bool:
-        """Take out files that are not at rest, readable or not; whether any would have been read.
+        """Remove files that are still being written; return whether any of them was readable.
 
         Args:
-            names: their names in the tables.
+            names: the files' names in the tables.
         """
         for file in [file for file in self.broken if file.source_file in names]:
             del self.broken[file]
@@ -140,7 +139,7 @@ class LandingFiles:
         return bool(stale)
 
     def drop_file(self, file: LandingFile, reason: str) -> None:
-        """Take a file out that turned out to be unreadable."""
+        """Move a file that turned out to be unreadable to `broken`."""
         self.files.remove(file)
         self.broken[file] = reason
 
@@ -150,10 +149,10 @@ def _control_name(day: date) -> str:
 
 
 def escape_glob(url: str) -> str:
-    """A path for Spark, which would take the brackets of `part[1].json` for a glob.
+    """Escape a path for Spark, which would read the brackets of `part[1].json` as a glob.
 
-    Not its option to turn globs off: with that, each such path stands for all paths that are read
-    with it, and every line would count as often.
+    Spark's option to turn globs off is no alternative: with it, each such path stands for all paths
+    of the read, and each line is counted that many times.
     """
     return _GLOB.sub(r"\\\g<0>", url)
 
@@ -165,7 +164,7 @@ def read_control(
     day: date,
     landing_files: LandingFiles,
 ) -> None:
-    """What the source says that it delivered on a day, or why that cannot be used."""
+    """Read the control file of a day into `landing_files`, or the reason why it cannot be used."""
     if entry.refused:
         landing_files.control_problems[day] = f"{CONTROL_FILE} cannot be used: {entry.refused}"
         return
@@ -186,7 +185,7 @@ def _parse_control(content: Any, source: Source) -> Control:
     if source.amount is None and "amount" in content:
         raise ValueError(f"the source {source.name} declares no amount")
     amount = Decimal(content["amount"]) if source.amount else None
-    # Size before value: the whole number of `1e999999999` would never be done.
+    # Check the size before the value: computing `int(1e999999999)` would never end.
     if not rows.is_finite() or rows.adjusted() > 18 or rows != int(rows):
         raise ValueError("rows must be a whole number")
     if amount is not None and not _is_valid_total(amount):
@@ -195,9 +194,9 @@ def _parse_control(content: Any, source: Source) -> Control:
 
 
 def _is_valid_total(amount: Decimal) -> bool:
-    """Whether a number is none that only an attacker, or a fault, would send as a total."""
+    """Whether a total is finite and has at most 38 digits; others are attacks or faults."""
     if not amount.is_finite():
         return False
-    # Zeros at the end do no harm, but for the time that it takes to print millions of them.
+    # Trailing zeros count as digits too: printing millions of them takes too long.
     digits = len(amount.as_tuple().digits)
     return digits <= _MOST_DIGITS and abs(amount.adjusted()) <= _MOST_DIGITS

@@ -1,4 +1,4 @@
-"""JSON lines, CSV and Parquet files as fields of text."""
+"""The file formats of the landing: JSON lines, CSV and Parquet, read as fields of text."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ from backfill_assets.tables.columns import holds_json
 from backfill_assets.tables.sources import Source
 
 BYTE_ORDER_MARK = "\ufeff"
-#: The line as it landed (a Parquet row as JSON), and why it has no fields; no field is named so.
+#: Columns with the original line (a Parquet row as JSON), and why it has no fields. No field can
+#: have these names.
 TEXT, PROBLEM = "_text", "_problem"
 
 
 def lines_schema(source: Source) -> T.StructType:
-    """The columns of what the readers give: origin and text of a line, its fields, its problem."""
+    """The schema that the readers return: origin and text of a line, its fields, its problem."""
     texts = ("source_file", TEXT, *source.fields, PROBLEM)
     return T.StructType(
         [
@@ -39,9 +40,9 @@ def lines_schema(source: Source) -> T.StructType:
 
 
 def origin_columns(source: Source) -> tuple[Column, Column]:
-    """Arrival day and file of a row, from the path that Spark read it from.
+    """The arrival day and file of a row, from the path that Spark read.
 
-    Asked for every row, hence plain cuts rather than patterns.
+    Computed for every row, so it cuts the path instead of using slow patterns.
     """
     tail = F.substring_index("_metadata.file_path", "/", -3 if source.hourly else -2)
     # A file path is percent-encoded, but a plus sign in it is a plus sign.
@@ -57,32 +58,32 @@ def text_lines(
     max_bytes: int,
     header: str | None = None,
 ) -> DataFrame:
-    """The non-blank lines of text files; a line equal to the header is not data.
+    """The non-blank lines of text files, without lines equal to the header.
 
     Args:
         spark: the session.
-        source: whose files they are.
+        source: the source of the files.
         urls: the files.
-        max_bytes: no line has more bytes. Of a file that was put in the place of the one which was
-            looked at, longer lines are skipped rather than held in memory.
+        max_bytes: maximum bytes of a line. If a file was replaced after the size check, longer
+            lines are skipped instead of held in memory.
         header: the first line of the files.
     """
-    # Hadoop's reader counts the end of a line, and takes what is shorter than this.
+    # Hadoop's reader includes the line end, and reads lines shorter than this.
     reader = spark.read.option("mapreduce.input.linerecordreader.line.maxlength", max_bytes + 3)
     lines = reader.text([*urls])
     value, text = F.col("value"), F.col(TEXT)
-    # Files that were put together from several have a byte-order mark within. (Not `ltrim`, which
-    # takes the bytes of half a mark for a whole one.)
+    # Concatenated files have byte-order marks in the middle. (Not `ltrim`, which also removes parts
+    # of a mark.)
     marked = F.when(value.startswith(BYTE_ORDER_MARK), F.expr("substring(value, 2)"))
     lines = lines.select(*origin_columns(source), marked.otherwise(value).alias(TEXT))
-    # What begins with more than a space needs no trimming, which is slow.
+    # Lines that begin with a visible character need no trimming, which is slow.
     starts_with_text, trimmed = text >= "!", F.trim(text, F.lit(" \t\v\f"))
     lines = lines.where(starts_with_text | (trimmed != ""))
     return lines if header is None else lines.where(F.make_valid_utf8(text) != F.lit(header))
 
 
 def identifier_fields(source: Source) -> tuple[str, ...]:
-    """The fields that are text verbatim: a string, or a whole number as it is written."""
+    """The string fields without JSON: a string, or a whole number as written."""
     return tuple(
         name
         for name, kind in source.types.items()
@@ -96,25 +97,25 @@ def json_fields(source: Source) -> tuple[str, ...]:
 
 
 def decimal_fields(source: Source) -> tuple[str, ...]:
-    """The fields that are exact numbers with decimals."""
+    """The fields with exact decimal numbers."""
     return tuple(name for name, kind in source.types.items() if isinstance(kind, T.DecimalType))
 
 
 def missing_field(name: str) -> Column:
-    """A field that a file does not have."""
+    """The null column of a field that a file does not have."""
     return F.lit(None).cast("string").alias(name)
 
 
-# A field in quotes as it should be; `*+` because Java would recurse for each turn of a plain `*`.
+# A correctly quoted field; `*+` because Java recurses for each repetition of a plain `*`.
 _QUOTED = r'(^|,)"[^"]*+(?:""[^"]*+)*+"(?=,|\z)'
 # Spark's CSV parser fails the whole job on a record with more fields than 20480.
 _MOST_FIELDS = 20_000
-# Characters of a header in a message.
+# Maximum characters of a header in a message.
 _EXCERPT_LENGTH = 120
 
 
 def read_header(filesystem: pafs.FileSystem, path: str, source: Source) -> str | None:
-    """The first line that is not blank, cut where Spark's text reader cuts; none if all are.
+    """The first non-blank line, split as Spark's text reader does; None if all lines are blank.
 
     Raises:
         LandingError: it is not a header with each required field once.
@@ -131,7 +132,7 @@ def _first_line(filesystem: pafs.FileSystem, path: str) -> str | None:
     with filesystem.open_input_stream(path, compression=compression) as stream:
         while chunk := stream.read(65536):
             head += chunk
-            # What follows the last line end may go on in the next chunk.
+            # The text after the last line end may continue in the next chunk.
             if (line := _first_nonblank(_split_lines(head)[:-1])) is not None:
                 return line
             if len(head) > 1 << 20:
@@ -153,8 +154,8 @@ def header_columns(header: str, source: Source) -> list[str]:
     """The column names of a CSV file.
 
     Raises:
-        LandingError: its first line is not a header with each required field once. Without a
-            header a file would lose its first line, and all others would be rejected.
+        LandingError: the first line is not a header with each required field once. A file without a
+            header would lose its first line, and all other lines would be rejected.
     """
     try:
         names = [name.strip() for name in next(csv.reader([header], strict=True))]
@@ -177,13 +178,13 @@ def header_columns(header: str, source: Source) -> list[str]:
 
 
 def _header_excerpt(header: str) -> str:
-    """The first line as a message shows it: the beginning, with what cannot be seen spelled out."""
+    """The beginning of a header for a message, with invisible characters escaped."""
     text = escape_line(header)
     return f": it is {text[:_EXCERPT_LENGTH]}{' ...' if len(text) > _EXCERPT_LENGTH else ''}"
 
 
 def csv_records(lines: DataFrame, header: str, source: Source) -> DataFrame:
-    """The fields of CSV records, found by the header's names in whatever order."""
+    """The fields of CSV records, found by the names in the header, in any order."""
     names = header_columns(header, source)
     places = {name: f"_csv.c{names.index(name)}" for name in source.fields if name in names}
 
@@ -211,11 +212,11 @@ def csv_records(lines: DataFrame, header: str, source: Source) -> DataFrame:
     )
 
 
-#: The field that ends the envelope of a line. No file can hold it: a line that ended the envelope
-#: itself would hide what follows in it.
+#: The field at the end of a line's envelope. It is random, so that no line can contain it: such a
+#: line could close the envelope itself and hide the rest of its text.
 _CLOSED = f"closed_{uuid4().hex}"
-# Half of a surrogate pair, as only a JSON escape can spell it. No text can hold it, so Spark makes
-# the value null, and a null would pass where a field may be null.
+# Half of a surrogate pair, which only a JSON escape can write. It is not valid text, so Spark makes
+# the value null, which a nullable field would accept.
 _LONE_SURROGATE = (
     r"(?i)\\ud[89ab][0-9a-f]{2}(?!\\ud[c-f][0-9a-f]{2})"
     r"|(?<!\\ud[89ab][0-9a-f]{2})\\ud[c-f][0-9a-f]{2}"
@@ -226,14 +227,16 @@ _KEY_MAY_BE_ESCAPED = r"\\u"
 def json_lines(lines: DataFrame, source: Source) -> DataFrame:
     """The fields of JSON lines.
 
-    A line is parsed as the only element of an array, in an envelope that only closes if the line is
-    one whole value: Spark's parser otherwise ignores whatever follows the first one, and a line
-    would be lost in silence. (Without the array, `{...},"x":{...}` would be more of the envelope.)
-    Where identifiers and decimals are plain strings, as nearly always, they are read as such; only
-    the other lines pay for care. There, numbers are put in quotes before, as the parser would pass
-    some of them through a double, and these fields go through VARIANT, which tells a string from a
-    boolean or an object. Of the other types any JSON may be read as text: what is no such value
-    does not read as one later. What is nested is read of the line as it is, without such quotes.
+    A line is parsed as the only element of an array in an envelope, which is closed only if the
+    line is one whole value. Otherwise Spark's parser ignores everything after the first value, and
+    lines would be lost silently. (Without the array, `{...},"x":{...}` would be part of the
+    envelope.)
+
+    Nearly always, identifiers and decimals are plain strings and are read directly. Only other
+    lines are parsed carefully: numbers are quoted first, as the parser would convert some to a
+    double, and these fields are read as VARIANT, which distinguishes a string from a boolean or an
+    object. Fields of other types may be read as text from any JSON: an invalid value fails later
+    when it is parsed. Nested values are read from the original line, without added quotes.
     """
     text, careful = F.col(TEXT), F.col("_careful")
     ids, nested = identifier_fields(source), json_fields(source)
@@ -272,7 +275,7 @@ def json_lines(lines: DataFrame, source: Source) -> DataFrame:
 
 
 def number_pattern(source: Source) -> str:
-    """A number where a line has an identifier or a decimal; an identifier takes whole ones only.
+    """A pattern for numbers of identifiers and decimals; an identifier accepts whole numbers only.
 
     Empty if the source has neither.
     """
@@ -290,10 +293,10 @@ def number_pattern(source: Source) -> str:
 
 
 def not_plain_patterns(exact_fields: Iterable[str]) -> list[str]:
-    """Where a field is not simply a string, or a key may be escaped.
+    """Patterns for lines in which a field is not a plain string, or a key may be escaped.
 
-    One pattern a field: one that begins with plain text is found several times as fast as one with
-    a choice.
+    One pattern for each field: a pattern that begins with plain text is found several times as fast
+    as one with alternatives.
     """
     patterns = [rf'"{re.escape(name)}"\s*:\s*(?!"|null\b|\s)' for name in exact_fields]
     return [*patterns, _KEY_MAY_BE_ESCAPED] if patterns else []
@@ -324,7 +327,7 @@ def _from_json(text: Column, names: Iterable[str], variants: Iterable[str] = ())
 
 
 def _is_one_object() -> Column:
-    """Whether the line was one object; null if it was not parsed at all."""
+    """Whether the line is one object; null if it was not parsed."""
     return (
         F.coalesce(f"_json.{_CLOSED}", f"_plain.{_CLOSED}")
         & (F.coalesce(F.array_size("_json.lines"), F.array_size("_plain.lines")) == 1)
@@ -333,7 +336,7 @@ def _is_one_object() -> Column:
 
 
 def _has_lone_surrogate(source: Source, exact_fields: Iterable[str]) -> Column:
-    """Whether an identifier is null, or a number that may be, as no text can hold what it was."""
+    """Whether half of a surrogate pair made an identifier or a nullable number null."""
     ids = identifier_fields(source)
     doubtful = [name for name in exact_fields if name in ids or name in source.may_be_null]
     is_missing = reduce(
@@ -352,7 +355,7 @@ def _variant_text(name: str) -> Column:
 
 def _identifier_problem(name: str) -> Column:
     """The problem of an identifier that is neither a string nor a whole number, else null."""
-    # Only text that could come of something else is asked for its type.
+    # Check the type only of text that could come from another type.
     doubtful = _variant_text(name).rlike(r"^(true\z|false\z|[\[{]|-?[0-9])")
     kind = F.schema_of_variant(_parsed_line("_json")[name])
     return F.when(doubtful, F.when(kind != "STRING", F.lit(f"bad {name}: not a string")))
@@ -382,15 +385,15 @@ _NESTED = (T.StructType, T.ArrayType, T.MapType)
 
 @dataclass(frozen=True)
 class ParquetColumns:
-    """What is read of a Parquet file.
+    """The columns to read of a Parquet file.
 
-    Spark is told the types instead of finding them: one column that it cannot read (a half float, a
-    time, a name in two spellings) would otherwise fail every file of the run.
+    Spark gets the types instead of inferring them: otherwise one column that it cannot read (a half
+    float, a time, a name in two spellings) fails every file of the run.
 
     Attributes:
-        types: the columns that Spark can read, by name.
-        nanoseconds: those of them that are timestamps in nanoseconds.
-        unreadable: the types of the source's fields that cannot be read, by name.
+        types: the columns that Spark can read, with their types.
+        nanoseconds: the columns that are timestamps in nanoseconds.
+        unreadable: fields of the source that cannot be read, with their types.
     """
 
     types: tuple[tuple[str, T.DataType], ...]
@@ -407,13 +410,13 @@ def footer_columns(footer: pq.FileMetaData, source: Source) -> ParquetColumns:
     """The columns of a file, from its footer.
 
     Raises:
-        LandingError: a field of the source is there twice.
+        LandingError: the file has a field of the source twice.
     """
     schema = footer.schema.to_arrow_schema()
     leaves = [footer.schema.column(n) for n in range(len(footer.schema))]
-    # The timestamps of Impala, Hive and older Spark; Arrow shows them as nanoseconds.
+    # Timestamps of Impala, Hive and older Spark; Arrow shows them as nanoseconds.
     int96 = {leaf.path for leaf in leaves if leaf.physical_type == "INT96"}
-    # Spark does not tell upper from lower case; `_metadata` is its own column.
+    # Spark ignores upper and lower case; `_metadata` is its own column.
     spellings = Counter([*(name.lower() for name in schema.names), "_metadata"])
     types, nanoseconds, unreadable = {}, set(), {}
     for name, kind in zip(schema.names, schema.types, strict=True):
@@ -434,7 +437,7 @@ def footer_columns(footer: pq.FileMetaData, source: Source) -> ParquetColumns:
 
 
 def _spark_type(kind: pa.DataType, int96: bool = False) -> T.DataType | None:
-    """The type that Spark reads a Parquet column as; none for what is no single value."""
+    """The type that Spark reads a Parquet column as; None for nested and unsupported types."""
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
     if pa.types.is_decimal(kind) and kind.precision <= 38:
@@ -449,10 +452,10 @@ def _spark_type(kind: pa.DataType, int96: bool = False) -> T.DataType | None:
 
 
 def _nested_type(kind: pa.DataType) -> T.DataType | None:
-    """The same for what is nested, whose text is JSON; none where a part cannot be read."""
+    """The type that Spark reads a nested column as; None if a part cannot be read."""
     if pa.types.is_struct(kind):
         parts = [(field.name, _nested_type(field.type)) for field in kind]
-        # As of the columns, Spark fails on two spellings of a name.
+        # Spark fails on two spellings of a name, as for columns.
         if not parts or len({name.lower() for name, _ in parts}) < len(parts):
             return None
         read = [T.StructField(name, part) for name, part in parts if part is not None]
@@ -463,18 +466,18 @@ def _nested_type(kind: pa.DataType) -> T.DataType | None:
     if pa.types.is_map(kind):
         key, part = _spark_type(kind.key_type), _nested_type(kind.item_type)
         return T.MapType(key, part) if isinstance(key, T.StringType) and part is not None else None
-    # Of nanoseconds within something else, JSON would have the integers.
+    # Nested nanoseconds would be integers in the JSON.
     nanos = pa.types.is_timestamp(kind) and kind.unit == "ns"
     return None if nanos else _spark_type(kind)
 
 
 def parquet_rows(spark: SparkSession, urls: Sequence[str], columns: ParquetColumns) -> DataFrame:
-    """The rows of Parquet files that have these columns."""
+    """The rows of Parquet files with these columns."""
     return spark.read.schema(columns.spark_schema).parquet(*urls)
 
 
 def decoding_hash(columns: ParquetColumns) -> Column:
-    """A hash that needs every column: Spark decodes every page for it, not just the footer."""
+    """A hash over all columns: makes Spark decode every page, not just the footer."""
     return F.xxhash64(
         F.lit(0),
         *(
@@ -485,7 +488,7 @@ def decoding_hash(columns: ParquetColumns) -> Column:
 
 
 def parquet_fields(rows: DataFrame, columns: ParquetColumns, source: Source) -> DataFrame:
-    """The fields of Parquet rows by value, written out as text that reads back the same."""
+    """The fields of Parquet rows, as text that parses to the same values."""
     texts = {name: _text_column(columns, name, kind) for name, kind in columns.types}
     problems = [F.lit(f"bad {name}: a column of type {kind}") for name, kind in columns.unreadable]
     all_problems = [*problems, *_identifier_column_problems(columns, source)]
@@ -505,7 +508,7 @@ def parquet_fields(rows: DataFrame, columns: ParquetColumns, source: Source) -> 
 
 
 def _identifier_column_problems(columns: ParquetColumns, source: Source) -> list[Column]:
-    """The problems of identifiers that are neither strings nor whole numbers, null where null."""
+    """The problems of identifiers that are neither strings nor whole numbers, null if none."""
     problems = []
     for name, kind in columns.types:
         whole = isinstance(kind, T.IntegralType) or getattr(kind, "scale", None) == 0

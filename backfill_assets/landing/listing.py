@@ -1,7 +1,6 @@
-"""What lies in the folders of the landing: names, sizes, times, digests; nothing is parsed.
+"""Listing of the landing folders: names, sizes, times and digests of files; nothing is parsed.
 
-One listing decides what a run is made of and what it reads, and tells afterwards whether a file
-changed meanwhile.
+A run decides and reads by one listing, and later compares with it whether a file has changed.
 """
 
 from __future__ import annotations
@@ -23,20 +22,20 @@ import pyarrow.fs as pafs
 from backfill_assets.spark.filesystems import open_store
 from backfill_assets.tables.sources import Source
 
-#: Stands for a name that is not UTF-8: neither Python nor Spark could open it.
+#: Shown for a name that is not UTF-8; neither Python nor Spark can open such a file.
 UNDECODABLE_NAME = "(a file whose name is not UTF-8)"
 
 
 @dataclass(frozen=True)
 class FolderItem:
-    """One thing in a folder.
+    """One item of a folder.
 
     Attributes:
         name: its own name, or `UNDECODABLE_NAME`.
-        path: for Arrow's file system.
-        is_file: whether it is a file that can be opened: no folder, pipe, socket or device.
+        path: path for Arrow's file system.
+        is_file: whether it is a regular file: no folder, pipe, socket or device.
         size: bytes.
-        mtime: when it was last changed, in nanoseconds since 1970.
+        mtime: time of the last change, in nanoseconds since 1970.
         refused: why it must not be opened; empty if it may be.
     """
 
@@ -49,16 +48,14 @@ class FolderItem:
 
 
 def local_items(folder: str, *roots: str) -> Iterator[FolderItem]:
-    """What lies in a local folder.
-
-    Arrow's own listing follows links to wherever they lead, folders included.
+    """The items of a local folder; Arrow's own listing would follow all links.
 
     Args:
         folder: the folder.
-        roots: the folders that no link may lead out of, without links themselves.
+        roots: resolved folders; links to outside of them are refused.
 
     Raises:
-        OSError: it cannot be listed.
+        OSError: the folder cannot be listed.
     """
     with os.scandir(folder) as entries:
         for entry in entries:
@@ -71,7 +68,7 @@ def local_items(folder: str, *roots: str) -> Iterator[FolderItem]:
             except FileNotFoundError:
                 if refused:
                     yield FolderItem(entry.name, entry.path, refused=refused)
-                continue  # it has gone meanwhile
+                continue  # deleted since it was listed
             except OSError as error:
                 yield FolderItem(entry.name, entry.path, refused=refused or error_text(error))
                 continue
@@ -85,13 +82,13 @@ def local_items(folder: str, *roots: str) -> Iterator[FolderItem]:
 
 
 def link_problem(link: str, *roots: str) -> str:
-    """Why a link must not be followed; empty if it leads to something below one of the roots."""
+    """Why a link must not be followed; empty if its target is below one of the roots."""
     try:
         target = Path(link).resolve(strict=True)
     except (FileNotFoundError, NotADirectoryError):
         return "a link that leads nowhere: remove it, or land the file itself"
     except (RuntimeError, OSError) as error:
-        # Links that lead to each other are a RuntimeError before Python 3.13.
+        # Before Python 3.13, a loop of links is a RuntimeError.
         if isinstance(error, RuntimeError) or error.errno == errno.ELOOP:
             return "a link that leads to itself: remove it"
         return error_text(error)
@@ -101,7 +98,7 @@ def link_problem(link: str, *roots: str) -> str:
 
 
 def error_text(error: OSError) -> str:
-    """An error of the file system in words, without the path."""
+    """A file system error as text, without the path."""
     return f"{type(error).__name__}: {error.strerror or error}"
 
 
@@ -116,11 +113,11 @@ def _is_text(name: str) -> bool:
 CONTROL_FILE = "_control.json"
 _READABLE_NAME = re.compile(r".*\.((jsonl|json|csv)(\.gz)?|parquet)", re.DOTALL)
 _DATE = re.compile(r"(?<!\d)(\d{4})\D?(\d{2})\D?(\d{2})(?!\d)")
-#: Names that writers give to what they have not finished.
+#: Suffixes of unfinished files.
 _UNFINISHED = (".tmp", ".part")
-#: What some writers name an empty object by that stands for a folder of an object store.
+#: Suffix of the empty objects by which some writers mark a folder of an object store.
 FOLDER_MARK = "_$folder$"
-#: The folders within an arrival day's of a source whose files land by the hour.
+#: The folders of hours in an arrival day's folder, for a source that lands hourly.
 HOUR_FOLDERS = tuple(f"hour={n:02}" for n in range(24))
 
 
@@ -130,26 +127,25 @@ def folder_name(day: date) -> str:
 
 
 def folder_of(source_file: str) -> str:
-    """The name of the arrival day's folder that a file lies in, by its name in the tables."""
+    """The arrival day's folder of a file, by the file's name in the tables."""
     return source_file.partition("/")[0]
 
 
 class LandingError(RuntimeError):
-    """The landing folder as a whole is not what the settings say."""
+    """The landing folder does not match the settings, or a landing file cannot be read."""
 
 
 @dataclass(frozen=True)
 class ListedFile:
-    """One file of an arrival day, as it was listed.
+    """One file of an arrival day, as listed.
 
     Attributes:
-        source_file: its name in the tables: relative, so that moving the landing changes no row.
-        path: for Arrow's file system.
+        source_file: its name in the tables; relative, so that moving the landing changes no row.
+        path: path for Arrow's file system.
         size: bytes.
-        mtime: when it was last changed, in nanoseconds since 1970; 0 where the store does not say.
-        refused: why it must not be opened; empty if it may be. So is a link that leads out of the
-            landing, and a folder that cannot be listed, which stands here without a name, or by
-            that of its hour.
+        mtime: time of the last change, in nanoseconds since 1970; 0 if unknown.
+        refused: why it must not be opened; empty if it may be. A link to outside of the landing is
+            refused, and so is a folder that cannot be listed: it has no name, or that of its hour.
     """
 
     source_file: str
@@ -160,19 +156,19 @@ class ListedFile:
 
     @property
     def name(self) -> str:
-        """Its name within the day's folder, after that of its hour; empty for the whole folder."""
+        """Its name in the day's folder, with that of its hour; empty for the folder itself."""
         return self.source_file.partition("/")[2]
 
 
 @dataclass(frozen=True)
 class DayFolder:
-    """What an arrival day's folder holds, hidden and unfinished files left out.
+    """The content of an arrival day's folder, without hidden and unfinished files.
 
     Attributes:
-        files: those of a known format, the control file, and what is refused, by
-            `Entry.source_file`.
-        unknown_files: names of others; they are not read, which is worth a warning.
-        hours: names of the folders of hours, where the source lands by the hour.
+        files: files of a known format, the control file, and refused items, by
+            `ListedFile.source_file`.
+        unknown_files: names of other files; they are not read, which is worth a warning.
+        hours: names of the hour folders, if the source lands hourly.
     """
 
     files: Mapping[str, ListedFile]
@@ -182,14 +178,14 @@ class DayFolder:
 
 @dataclass(frozen=True)
 class Listing:
-    """Folders of arrival days; an arrival day without a folder is not there.
+    """The listed folders of arrival days; a day without a folder is left out.
 
     Attributes:
         landing: the landing folder.
         folders: by arrival day.
-        requested_days: the arrival days that were looked for; empty if all.
-        source_name: of the source, whose folder in the landing holds them.
-        strays: names of what lies beside the folders of arrival days; it is not read.
+        requested_days: the listed arrival days; empty if all.
+        source_name: the source, which is also its folder in the landing.
+        strays: names of items beside the folders of arrival days; they are not read.
     """
 
     landing: str
@@ -199,22 +195,22 @@ class Listing:
     strays: tuple[str, ...] = ()
 
     def strays_of(self, day: date) -> list[str]:
-        """The strays that may be meant for an arrival day: those with its date in their name.
+        """The strays that may belong to an arrival day: those with its date in their name.
 
-        Of a day that has no folder, those without any date as well.
+        For a day without a folder, strays without a date are included.
         """
         dates = {None} if day not in self.folders else set()
         return [name for name in self.strays if _date_in(name) in {day, *dates}]
 
     def files_on(self, day: date) -> Mapping[str, ListedFile]:
-        """The files of an arrival day; none if it has no folder."""
+        """The files of an arrival day; empty if it has no folder."""
         folder = self.folders.get(day)
         return folder.files if folder else {}
 
     def content_digests(self, entries: Iterable[ListedFile]) -> dict[ListedFile, str]:
-        """Content digests (half a SHA-256, as hex); each file is read whole, once a process.
+        """Content digests (half a SHA-256, as hex); a process reads each file only once.
 
-        A file that cannot be read has an empty digest, which equals none on record.
+        A file that cannot be read has an empty digest, which equals no recorded one.
         """
         unique = set(entries)
         known = dict.fromkeys((entry for entry in unique if entry.refused), "")
@@ -236,7 +232,7 @@ class Listing:
         return self.landing, self.source_name, entry
 
 
-#: Digests of this process, by landing, source and listed file.
+#: Cached digests of this process, by landing, source and listed file.
 _digests: dict[tuple[str, str, ListedFile], str] = {}
 
 
@@ -254,17 +250,17 @@ def _digest(filesystem: pafs.FileSystem, path: str) -> str:
 def list_landing(landing: str, source: Source, days: Iterable[date] | None = None) -> Listing:
     """List the folders of arrival days of a source; no file is opened.
 
-    What cannot be listed of one day, or must not be followed, is refused by name: it is that day's
-    problem, and no other's.
+    An item that cannot be listed or must not be followed is refused by name: it affects only its
+    own day.
 
     Args:
         landing: the landing folder.
-        source: whose folders they are.
-        days: the arrival days; all of them, in one listing, if not given.
+        source: the source.
+        days: the arrival days; None to list all at once.
 
     Raises:
-        LandingError: the source has no folder at all, or one that cannot be listed: a wrong
-            setting, not an empty day.
+        LandingError: the source has no folder, or one that cannot be listed: a wrong setting, not
+            an empty day.
     """
     filesystem, root = open_store(landing)
     name, hourly = source.name, source.hourly
@@ -290,21 +286,21 @@ def list_landing(landing: str, source: Source, days: Iterable[date] | None = Non
     return Listing(landing, folders, requested_days or frozenset(), name, tuple(sorted(strays)))
 
 
-#: So many folders of a store are listed at a time.
+#: Number of folders of a store listed at a time.
 _LIST_THREADS = 16
-#: What lies in each folder of an arrival day, or why that cannot be told. The folder of an hour has
-#: a name that ends in a slash; what lies in it has a name that begins with that.
+#: By arrival day, the items of its folder, or why it cannot be listed. The name of an hour folder
+#: ends with a slash, and the names of its items begin with it.
 _Listed = dict[date, Iterable[FolderItem] | str]
 
 
 def _list_local(
     root: str, base: str, days: Iterable[date] | None, hourly: bool
 ) -> tuple[_Listed, set[str]]:
-    """The folders of a local landing, those of some days or all; and the strays."""
+    """List folders of arrival days of a local landing, and the strays."""
     names = [path.name for path in Path(base).iterdir()]
     if days is None:
         days = filter(None, map(_arrival_day, names))
-    # The folder of the source is the deployment's own; what lies in it comes from others.
+    # The folder of the source itself may be a link of the deployment; its items come from others.
     real = str(Path(base).resolve()), str(Path(root).resolve())
     listed: _Listed = {}
     for day in days:
@@ -323,7 +319,7 @@ def _list_local(
 
 
 def _with_hour(item: FolderItem, roots: tuple[str, ...], hourly: bool) -> Iterator[FolderItem]:
-    """What lies in an arrival day's folder; of an hour's folder, what lies in that as well."""
+    """An item of an arrival day's folder; for an hour folder, its items as well."""
     if not hourly or item.name not in HOUR_FOLDERS:
         yield item
         return
@@ -331,7 +327,7 @@ def _with_hour(item: FolderItem, roots: tuple[str, ...], hourly: bool) -> Iterat
     try:
         inside = [] if item.refused else [*local_items(item.path, *roots)]
     except FileNotFoundError:
-        return  # it has gone meanwhile
+        return  # deleted since it was listed
     except OSError as error:
         folder = replace(folder, refused=error_text(error))
     yield folder
@@ -341,12 +337,13 @@ def _with_hour(item: FolderItem, roots: tuple[str, ...], hourly: bool) -> Iterat
 def _list_store(
     filesystem: pafs.FileSystem, base: str, days: Collection[date] | None, hourly: bool
 ) -> tuple[_Listed, set[str]]:
-    """The same of a store that has no links, and the strays; what it refuses, it refuses for all.
+    """List folders of arrival days of an object store, and the strays.
 
-    A request lists a thousand names: strays are looked for where a day has no folder.
+    A store has no links, and an access error concerns all folders. As a request lists a thousand
+    names, strays are listed only if a day has no folder.
     """
     if days is not None:
-        # Each day is a request, and most of its time is the way there and back.
+        # One request a day; most of its time is network latency.
         with ThreadPoolExecutor(_LIST_THREADS) as pool:
             futures = {
                 day: pool.submit(_list_store_folder, filesystem, base, day, hourly) for day in days
@@ -376,7 +373,7 @@ def _list_store(
 def _list_store_folder(
     filesystem: pafs.FileSystem, base: str, day: date, hourly: bool
 ) -> Iterable[FolderItem] | None:
-    """What lies in an arrival day's folder; none if there is no folder."""
+    """The items of an arrival day's folder; None if there is no folder."""
     folder = f"{base}/{folder_name(day)}"
     infos = filesystem.get_file_info(
         pafs.FileSelector(folder, allow_not_found=True, recursive=hourly)
@@ -389,7 +386,7 @@ def _list_store_folder(
 def _folder_items(
     infos: Iterable[pafs.FileInfo], folder: str, hourly: bool
 ) -> Iterable[FolderItem]:
-    """What lies in an arrival day's folder, by a listing of all below it."""
+    """The items of an arrival day's folder, from a recursive listing."""
     items: dict[str, FolderItem] = {}
     for info in infos:
         within = info.path.removeprefix(f"{folder}/").split("/")
@@ -412,7 +409,7 @@ def _arrival_day(folder: str) -> date | None:
         day = date.fromisoformat(folder.removeprefix("arrival_date="))
     except ValueError:
         return None
-    # Python reads more as a day than a run would look for.
+    # Python parses more forms of a date than those used in folder names.
     return day if folder == folder_name(day) else None
 
 
@@ -421,13 +418,13 @@ def _is_stray(name: str) -> bool:
 
 
 def _is_stray_object(info: pafs.FileInfo) -> bool:
-    """Whether what lies in the folder of a source is one; so is an object named like a folder."""
+    """Whether an object in the folder of a source is a stray, also a file named like a folder."""
     file = info.type == pafs.FileType.File
     return _is_stray(info.base_name) or (file and not _is_hidden(info.base_name))
 
 
 def _date_in(name: str) -> date | None:
-    """The date that a name holds, however it is written; none if there is no such date."""
+    """The date in a name, in any common form; None if there is none."""
     if match := _DATE.search(name):
         with suppress(ValueError):
             return date(*map(int, match.groups()))
@@ -456,7 +453,7 @@ def _day_folder(day: date, items: Iterable[FolderItem] | str, hourly: bool) -> D
 
 
 def _is_read(item: FolderItem, name: str, hourly: bool, hour: str) -> bool:
-    """Whether a file by its name is one to read, or one that must be refused by name."""
+    """Whether a file is read, or must be refused by name."""
     if name == UNDECODABLE_NAME:
         return True
     if name == CONTROL_FILE:

@@ -1,7 +1,7 @@
 """Load manifests: the files a log day was loaded from, and what a new listing changes.
 
-The raw log is the record of what arrived. What was loaded once is never loaded away because its
-file is gone, smaller or other; what counts of a file is its content, told by a digest.
+The raw log is the record of what arrived: loaded rows are never removed because a file is gone,
+smaller, or replaced. A file counts as changed by its content digest.
 """
 
 from __future__ import annotations
@@ -20,7 +20,13 @@ Digests = Callable[[Iterable[ListedFile]], Mapping[ListedFile, str]]
 
 
 class LoadedFile(NamedTuple):
-    """A file as it was loaded: bytes, time of change (0 if not known), content digest."""
+    """A file as it was loaded.
+
+    Attributes:
+        size: bytes.
+        mtime: time of the last change, in nanoseconds since 1970; 0 if unknown.
+        digest: content digest.
+    """
 
     size: int
     mtime: int
@@ -29,17 +35,16 @@ class LoadedFile(NamedTuple):
 
 @dataclass(frozen=True)
 class LoadManifest:
-    """What a log day is made of: its own folder, and early lines of the folder before it.
+    """The files of a log day: those of its own folder, and of the folder before it for early lines.
 
     Attributes:
-        files: the files whose rows the day holds, by their name in the tables, also those that are
-            no longer in the landing.
-        present_days: which of the two folders have been there.
-        closed: whether somebody decided that nothing more comes although there is no folder.
-        awaiting_approval: replaced files that wait for a person, by name: the digest of what lies
-            there now.
-        known_before_undo: if an undo put the day back, what it was made of before that: it counts
-            as known, so nothing is due until something else is there than then.
+        files: the files whose rows the day has, by their name in the tables; files that are no
+            longer in the landing are included.
+        present_days: the arrival days of the two folders that have existed.
+        closed: whether a person decided that nothing more will come although there is no folder.
+        awaiting_approval: by name of a replaced file that a person must accept, its new digest.
+        known_before_undo: after an undo of the day, its manifest before the undo. Its files count
+            as known, so that the day is reloaded only when the listing changes again.
     """
 
     files: Mapping[str, LoadedFile] = field(default_factory=dict)
@@ -50,7 +55,7 @@ class LoadManifest:
 
     @classmethod
     def from_record(cls, recorded: Any) -> LoadManifest | None:
-        """The manifest in a record; none if the record is of a time before there were any."""
+        """The manifest in a record; None if the record is older than manifests."""
         if not isinstance(recorded, Mapping):
             return None
         return cls(
@@ -63,7 +68,7 @@ class LoadManifest:
 
     @property
     def as_json(self) -> dict[str, Any]:
-        """The manifest for a record; what is empty is left out."""
+        """The manifest for a record; empty fields are left out."""
         fields: dict[str, Any] = {
             "files": {name: list(file) for name, file in self.files.items()},
             "there": sorted(map(str, self.present_days)),
@@ -74,9 +79,9 @@ class LoadManifest:
         return {name: value for name, value in fields.items() if value}
 
     def content_digest(self) -> str:
-        """A digest of what the day is made of: contents, not names, sizes or times.
+        """A digest of the contents of the day's files, without names, sizes or times.
 
-        And what it waits for: when that changes, its windows may close.
+        Files that await approval are included: the day's windows may close when they change.
         """
         parts = [
             *sorted(f"{folder_of(name)} {file.digest}" for name, file in self.files.items()),
@@ -87,11 +92,11 @@ class LoadManifest:
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
     def is_complete(self, day: date, start: date) -> bool:
-        """Whether nothing more is due for a log day: its folders have come, and nothing waits.
+        """Whether nothing more is due for a log day: its folders exist and no file awaits approval.
 
         Args:
             day: the log day.
-            start: the first day of all; nothing is due before it.
+            start: the first day of the calendar; no folder is due before it.
         """
         has_come = day in self.present_days or self.closed
         return (
@@ -103,18 +108,18 @@ class LoadManifest:
 
 @dataclass(frozen=True)
 class LoadTarget:
-    """What a log day is to be made of now.
+    """What a log day must be loaded from now.
 
     Attributes:
-        manifest: what the day will be made of, if no replaced file takes orders away.
+        manifest: the manifest after the load, if no replaced file would remove orders.
         files_to_read: the files to read, by their name in the tables.
-        replaced: those of them that had other content when they were loaded, or whose content then
-            is not known; they may not take orders away unless a person accepts it.
-        dropped: files that were loaded and whose rows go: their content lies under another name
-            now, or they are gone and a person accepted it.
-        retained_files: files that were loaded and are gone, or held back: their rows stay.
-        digest_before_undo: the fingerprint of the day without the undo that put it back; empty if
-            none did.
+        replaced: the files to read whose content has changed since they were loaded, or was not
+            known then; they may remove orders only if a person accepts it.
+        dropped: loaded files whose rows are removed: their content now has another name, or they
+            are gone and a person accepted it.
+        retained_files: loaded files that are gone or held back; their rows stay.
+        digest_before_undo: the manifest digest of the day without its undo; empty if it was not
+            undone.
     """
 
     manifest: LoadManifest
@@ -125,11 +130,11 @@ class LoadTarget:
     digest_before_undo: str = ""
 
     def without_files(self, names: Collection[str], previous: LoadManifest | None) -> LoadTarget:
-        """The target without some of the files to read: those that were loaded stay as they were.
+        """The target without some of the files to read; their loaded rows stay unchanged.
 
         Args:
-            names: the files that cannot be read now, or are not at rest.
-            previous: what the day was made of.
+            names: files that cannot be read now, or are still being written.
+            previous: the manifest of the last load.
         """
         if not self.files_to_read.keys() & set(names):
             return self
@@ -170,15 +175,15 @@ def load_target(
     accepted: Collection[str] = (),
     close: bool = False,
 ) -> LoadTarget:
-    """What a log day is to be made of, by what it was made of and what lies in its folders.
+    """Decide what a log day must be loaded from, by its last manifest and a listing.
 
     Args:
         day: the log day.
-        recorded: what it was made of; none if it never was, or nobody recorded it.
-        listing: of the day's folder and the one before it.
-        arrived_days: arrival days whose folders have been there, by what other days were made of.
-        accepted: files that may take away, by their disappearance too, orders that came from them.
-        close: whether nothing more is expected of a day without a folder.
+        recorded: the manifest of the last load; None if there was none, or it was not recorded.
+        listing: a listing of the day's folder and the one before it.
+        arrived_days: arrival days whose folders have existed, by the manifests of other days.
+        accepted: files that may remove the orders they brought, also by being gone.
+        close: whether nothing more is expected for a day without a folder.
     """
     previous = recorded or LoadManifest()
     result = _build_target(day, previous, listing, arrived_days, accepted, close)
@@ -232,14 +237,14 @@ def _build_target(
 
 
 def after_undo(recorded: LoadManifest | None, reverted: LoadManifest) -> LoadManifest:
-    """What a log day is made of once an undo has put it back.
+    """The manifest of a log day after an undo.
 
-    Its rows are those of the files before. What it was loaded from since counts as known: it is not
-    loaded again by itself, and a replaced file is asked about once more when somebody loads it.
+    Its rows are those of the previous files. The files loaded since count as known: they are not
+    loaded again automatically, and a replaced file needs approval again when it is loaded.
 
     Args:
-        recorded: what it was made of before what is undone; none if it was not there.
-        reverted: what it was made of until now.
+        recorded: the manifest before the undone load; None if there was none.
+        reverted: the manifest that is undone.
     """
     previous, before_undo = recorded or LoadManifest(), reverted.known_before_undo or reverted
     return replace(
@@ -257,7 +262,7 @@ def _is_control(source_file: str) -> bool:
 def _with_digests(
     entries: Mapping[str, ListedFile], previous: Mapping[str, LoadedFile], digests: Digests
 ) -> dict[str, LoadedFile]:
-    """The listed files with their digests; only those that look changed are read for it."""
+    """The listed files with digests; only files with a changed size or time are read."""
 
     def is_unchanged(name: str, entry: ListedFile) -> bool:
         loaded = previous.get(name)
@@ -275,9 +280,9 @@ def _with_digests(
 def _renamed_files(
     previous: Mapping[str, LoadedFile], deleted: Iterable[str], current: Mapping[str, LoadedFile]
 ) -> set[str]:
-    """Those of the files that are gone whose content has come under another name.
+    """The deleted files whose content has come under another name.
 
-    As many as there are new names with that content in the same folder.
+    At most as many as there are new names with that content in the same folder.
     """
     unmatched: dict[tuple[str, str], int] = defaultdict(int)
     for name, file in current.items():
@@ -293,7 +298,7 @@ def _renamed_files(
 
 
 def describe_change(previous: LoadManifest | None, target: LoadTarget) -> str:
-    """What has changed since a day was loaded, in words; empty if nothing, or if it never was."""
+    """What has changed since a day was loaded, as text; empty if nothing, or never loaded."""
     if previous is None or not needs_reload(previous, target):
         return ""
     current = target.manifest
@@ -318,7 +323,7 @@ def _has_content(manifest: LoadManifest, name: str, digest: str) -> bool:
 
 
 def needs_reload(previous: LoadManifest | None, target: LoadTarget) -> bool:
-    """Whether a day is made of something else than is to be loaded now."""
+    """Whether a day was loaded from other contents than those to load now."""
     if previous is None:
         return True
     if previous.known_before_undo:

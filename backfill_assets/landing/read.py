@@ -1,7 +1,7 @@
-"""Probe the landing files of a source, and read their lines as fields of text.
+"""Reads landing files: checks that each can be read, counts its lines, and reads fields as text.
 
-Which files there are is told by `listing`; each format has a module of its own. What a field
-*means* (a timestamp, money, a log day) is decided in `assets.lines`; here every field is text.
+`listing` lists the files, and `formats` reads each format. Here all fields are text; what they mean
+(a timestamp, money, a log day) is decided in `assets.raw_rows`.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from backfill_assets.tables.sources import Source
 
 Result = TypeVar("Result")
 Kind = TypeVar("Kind")
-#: Of the CSV and Parquet files of one folder.
+#: Maximum number of different headers and sets of columns in one folder.
 _MOST_KINDS = 100
 
 
@@ -66,18 +66,18 @@ def probe_files(
     listing: Listing | None = None,
     limits: SizeLimits | None = None,
 ) -> LandingFiles:
-    """See that each file of the arrival days can be read to its end, and count its lines.
+    """Check that each file of the arrival days can be read to its end, and count its lines.
 
     Args:
         spark: the session.
         landing: the landing folder.
-        source: whose files they are.
+        source: the source.
         days: the arrival days.
-        listing: of these days at least; made now if not given.
-        limits: what a file may be at most; the usual ones if not given.
+        listing: a listing with these days; made here if None.
+        limits: size limits of the files; the default ones if None.
 
     Raises:
-        LandingError: the source has no folder at all: a wrong setting, not an empty day.
+        LandingError: the source has no folder: a wrong setting, not an empty day.
     """
     listing = listing or list_landing(landing, source, days)
     landing_files = _probe_all(
@@ -92,20 +92,20 @@ def probe_files(
 def retry_without_bad_files(
     spark: SparkSession, landing_files: LandingFiles, work: Callable[[LandingFiles], Result]
 ) -> Result:
-    """Do something with the files, without those that make Spark fail.
+    """Run work on the files, without those that make Spark fail.
 
-    Such a file is taken out and named, and the others are tried again; so one broken file never
-    hides the rest. Where Spark does not say which one it is, it is found by halves: N files take
+    A bad file is dropped with a reason, and the work runs again with the others, so one broken file
+    never hides the rest. If Spark does not name the file, it is found by bisection: N files take
     log2(N) + 1 attempts besides the first and the last.
 
     Args:
         spark: the session.
-        landing_files: the files; those that cannot be read are dropped from it.
-        work: anything that reads them all.
+        landing_files: the files; unreadable ones are dropped from it.
+        work: reads all of the files.
 
     Raises:
         EngineError: the engine's own disk failed, or it can open none of the files.
-        Exception: what failed is not the files' doing.
+        Exception: the failure has another cause than a file.
     """
     while True:
         try:
@@ -127,10 +127,7 @@ def retry_without_bad_files(
 def _bisect_bad_file(
     landing_files: LandingFiles, work: Callable[[LandingFiles], Any]
 ) -> LandingFile | None:
-    """The first of the files that make the work fail; none if it is not one of them by itself.
-
-    So it is when all of them are too much.
-    """
+    """The first file that makes the work fail; None if only several files together do."""
 
     def work_fails(files: list[LandingFile]) -> bool:
         try:
@@ -148,18 +145,18 @@ def _bisect_bad_file(
     return files[0] if first_half_fails or work_fails(files) else None
 
 
-#: So many files, of all sizes, are opened to see whether the engine can open any; and the bytes
-#: of a file beyond which its size will do.
+#: Number of files, of all sizes, that are opened to check whether the engine can open any; and the
+#: bytes beyond which only the length of a file is read.
 _MOST_OPENED, _MOST_BYTES = 20, 1 << 26
-#: What Hadoop says of one file: its checksum file is that of another content, or it has a colon in
-#: its name.
+#: Hadoop's errors of a single file: its checksum file is of another content, or its name has a
+#: colon.
 _SINGLE_FILE_ERRORS = ("ChecksumException", "Relative path in absolute URI")
 
 
 def _raise_if_none_opens(spark: SparkSession, files: Collection[LandingFile], cause: str) -> None:
     """Raise if the engine can open none of the files although this process can.
 
-    Their bytes are read and not decoded, so no content of a file is at fault.
+    Bytes are read but not decoded, so the content of a file cannot be the cause.
     """
     by_size = sorted(files, key=lambda file: file.size)
     sample = by_size[:: -(-len(by_size) // _MOST_OPENED)]
@@ -230,9 +227,9 @@ def _probe_all(
 
 
 def _limit_kinds(landing_files: LandingFiles) -> None:
-    """Take out the files of a folder beyond so many headers, or sets of columns.
+    """Drop the files of a folder beyond `_MOST_KINDS` headers or sets of columns.
 
-    Spark plans a reading of its own for each; thousands of them are more than it can.
+    Spark plans one read for each; it cannot handle thousands.
     """
     kinds: dict[date, set[str | ParquetColumns]] = defaultdict(set)
     for file, kind in sorted(
@@ -251,13 +248,13 @@ def _limit_kinds(landing_files: LandingFiles) -> None:
 
 @dataclass(frozen=True)
 class _Unreadable:
-    """Why a file cannot be read at all."""
+    """Why a file cannot be read."""
 
     reason: str
 
 
-#: What must be known before Spark reads a file: Parquet types, the CSV header (none if there is no
-#: line); nothing of JSON.
+#: The result of a probe: the Parquet columns, the CSV header (None if there is no line), None for
+#: JSON, or why the file cannot be read.
 _Probe = ParquetColumns | str | None | _Unreadable
 
 
@@ -273,7 +270,7 @@ def _probe_file(
             return footer_columns(limits.read_footer(filesystem, entry), source)
         limits.check_text(filesystem, entry)
         return read_header(filesystem, entry.path, source) if file.format == "csv" else None
-    # Arrow decodes the names of Parquet columns only when it is asked for them.
+    # Arrow decodes the names of Parquet columns lazily.
     except (OSError, pa.ArrowException, EOFError, LandingError, UnicodeDecodeError) as error:
         reason = (str(error) or "?").splitlines()[0][:200]
         return _Unreadable(f"{type(error).__name__}: {reason}")
@@ -287,13 +284,13 @@ def _add_probed_file(landing_files: LandingFiles, file: LandingFile, probe: _Pro
         landing_files.columns[file] = probe
     elif file.format == "csv":
         if probe is None:
-            return  # nothing but blank lines
+            return  # only blank lines
         landing_files.headers[file] = probe
     landing_files.files.append(file)
 
 
 def _file_named_in(message: str, files: Iterable[LandingFile]) -> LandingFile | None:
-    """The file that Spark cannot read, or cannot find."""
+    """The file that Spark's error message names as unreadable or not found."""
     if "FAILED_READ_FILE" not in message and "PATH_NOT_FOUND" not in message:
         return None
     plain = unquote(message)
@@ -340,10 +337,9 @@ def _file_urls(files: Iterable[LandingFile]) -> list[str]:
 def _count_lines(
     spark: SparkSession, source: Source, landing_files: LandingFiles
 ) -> dict[str, int]:
-    """Lines by file, from a scan of its own that knows nothing of how lines are parsed.
+    """Lines by file, from a separate scan that does not parse the lines.
 
-    Conservation is measured against these counts. Every byte is read, so a file that breaks off in
-    the middle is found here.
+    These counts check that no line is lost. Every byte is read, so a truncated file is found here.
     """
     frames = []
     if json_files := _json_files(landing_files):
@@ -365,10 +361,10 @@ def _count_lines(
 
 
 def read_lines(spark: SparkSession, landing_files: LandingFiles, source: Source) -> DataFrame:
-    """Every line of the surveyed files, with its fields as text.
+    """Every line of the probed files, with its fields as text.
 
-    Columns: `arrival_date`, `source_file`, `_text` (the line; a Parquet row as JSON), the fields
-    of the source as text, and `_problem` (why the line has no fields, or null).
+    Columns: `arrival_date`, `source_file`, `_text` (the line; a Parquet row as JSON), the fields of
+    the source as text, and `_problem` (why the line has no fields, or null).
     """
     frames = []
     if json_files := _json_files(landing_files):

@@ -1,7 +1,7 @@
-"""A sample of a landing file: the values of some fields of some of its lines, without Spark.
+"""Samples of landing files: values of some fields of some lines, read without Spark.
 
-It is bounded, however large the file. Of a text file it is taken at several places. What a run
-makes of the lines is not decided here: those that cannot be read are left out.
+A sample is small, however large the file; that of a text file comes from several places. Lines that
+cannot be read are left out.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ from backfill_assets.landing.size_limits import SizeLimits
 from backfill_assets.spark.filesystems import open_store
 from backfill_assets.tables.sources import Source
 
-#: At most so many lines of a file.
+#: Maximum number of lines of a file.
 MOST_LINES = 1000
-#: So many places of a larger file, and bytes from each of them on.
+#: Number of places in a large file, and bytes read at each.
 _PIECES, _PIECE_BYTES = 4, 256 << 10
-#: Seconds for the Parquet files of a sample.
+#: Timeout in seconds for the Parquet files of a sample.
 _TIMEOUT_SECONDS = 60
 _LINE_END = re.compile(rb"\r\n|\n|\r")
-#: What a file raises that cannot be read.
+#: Errors of a file that cannot be read.
 _UNREADABLE = (OSError, EOFError, ValueError, pa.ArrowException, LandingError, RecursionError)
 
-#: The values of a line, in the order of the fields that were asked for.
+#: The values of a line, in the order of the requested fields.
 Values = tuple[str | None, ...]
 
 
 def sample_values(
     landing: str, source: Source, entries: Sequence[ListedFile], fields: Sequence[str]
 ) -> dict[ListedFile, list[Values] | str]:
-    """Lines of some files; of a file that cannot be read, why.
+    """Sampled values by file; for an unreadable file, the reason.
 
     Args:
-        landing: the root of the landing.
-        source: whose files they are.
+        landing: the landing folder.
+        source: the source of the files.
         entries: the files.
-        fields: of the source, whose values are wanted.
+        fields: the fields to sample.
     """
     filesystem, _ = open_store(landing)
     values_by_file: dict[ListedFile, list[Values] | str] = {}
@@ -82,7 +82,7 @@ def _sample_text(
 
 
 def _sample_lines(filesystem: pafs.FileSystem, entry: ListedFile) -> Iterator[str]:
-    """The lines that are whole, of a part of a file; blank ones are left out."""
+    """The whole, non-blank lines in the sampled parts of a file."""
     for piece in _read_pieces(filesystem, entry):
         for line in _LINE_END.split(piece):
             text = line.decode(errors="replace").removeprefix(BYTE_ORDER_MARK)
@@ -93,7 +93,7 @@ def _sample_lines(filesystem: pafs.FileSystem, entry: ListedFile) -> Iterator[st
 def _read_pieces(filesystem: pafs.FileSystem, entry: ListedFile) -> Iterator[bytes]:
     max_bytes = _PIECES * _PIECE_BYTES
     if entry.path.endswith(".gz"):
-        # There is no other place in it than its beginning.
+        # A gzip file can only be read from its beginning.
         with filesystem.open_input_stream(entry.path, compression="gzip") as stream:
             piece = stream.read(max_bytes)
             yield _whole_lines(piece, end=not stream.read(1))
@@ -109,7 +109,7 @@ def _read_pieces(filesystem: pafs.FileSystem, entry: ListedFile) -> Iterator[byt
 
 
 def _whole_lines(piece: bytes, *, begin: bool = True, end: bool = True) -> bytes:
-    """A part of a file without the lines of which only a part is in it."""
+    """A part of a file without its incomplete lines."""
     if not begin:
         first = _LINE_END.search(piece)
         piece = piece[first.end() :] if first else b""
@@ -141,7 +141,7 @@ def _csv_values(line: str, names: Sequence[str]) -> dict[str, str] | None:
 def _sample_parquet(
     landing: str, entries: Sequence[ListedFile], fields: Sequence[str]
 ) -> dict[ListedFile, list[Values] | str]:
-    """The same of Parquet files, in a process of its own: Arrow ends the one that reads some."""
+    """Sample Parquet files in a separate process: some files make Arrow end the process."""
     if not entries:
         return {}
     request = json.dumps([landing, [entry.path for entry in entries], [*fields]])
@@ -185,12 +185,12 @@ def _parquet_rows(filesystem: pafs.FileSystem, path: str, fields: Sequence[str])
 
 
 def _batch_rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
-    # Without a column, a batch has rows and nothing else.
+    # A batch without columns still has a number of rows.
     return batch.to_pylist() if batch.num_columns else [{}] * batch.num_rows
 
 
 def _value_text(value: Any) -> str | None:
-    """A value as text; an empty one is none."""
+    """A value as text; None for an empty one."""
     if isinstance(value, dict | list):
         return json.dumps(value)
     return None if value is None else str(value) or None
@@ -201,7 +201,7 @@ def _error_text(error: BaseException) -> str:
 
 
 def _answer_request(request: str) -> Iterable[str]:
-    """For each Parquet file its rows, or why it cannot be read, as a line of JSON."""
+    """For each Parquet file, its rows or why it cannot be read, as a line of JSON."""
     landing, paths, fields = json.loads(request)
     filesystem, _ = open_store(landing)
     for path in paths:

@@ -1,7 +1,7 @@
 """Size limits of landing files, checked before Spark opens a file.
 
-Spark holds a line in memory as a whole, several times over. One line of a gigabyte, which fits into
-a megabyte of gzip, would end the engine, and the runs beside it.
+Spark holds whole lines in memory, several times. A line of a gigabyte, which fits into a megabyte
+of gzip, would kill the engine and all runs on it.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ import pyarrow.parquet as pq
 from backfill_assets.landing.listing import LandingError, ListedFile
 from backfill_assets.settings import PREFIX, Settings
 
-#: Bytes that are looked at together.
+#: Bytes read at a time.
 _PIECE = 1 << 20
-#: So much of the end of a line's reach is looked at first: it holds a line end, nearly always.
+#: Bytes read first at the far end of the allowed line length; they nearly always have a line end.
 _TAIL = 1 << 12
-#: The last bytes of a Parquet file: the length of its footer, and a mark.
+#: Last bytes of a Parquet file: the length of the footer, and the magic number.
 _MARK = 8
 _MOST_FOOTER = 64 << 20
 _MOST_COLUMNS = 20_000
-#: Spark holds a row group in memory, compressed: it expands to at most as much as so many lines.
+#: Maximum expanded size of a row group, in lines of `max_line` bytes: Spark holds it in memory.
 _LINES_OF_A_GROUP = 1024
 
 
 @dataclass(frozen=True)
 class SizeLimits:
-    """What a landing file may be at most, in bytes.
+    """Maximum sizes of a landing file, in bytes.
 
     Attributes:
-        max_line: a line, or a row of a Parquet file.
-        max_expanded: what a compressed file expands to.
-        max_control: a control file.
+        max_line: of a line, or of a row of a Parquet file.
+        max_expanded: of a compressed file after expansion.
+        max_control: of a control file.
     """
 
     max_line: int
@@ -44,23 +44,24 @@ class SizeLimits:
 
     @classmethod
     def from_settings(cls, settings: Settings) -> SizeLimits:
-        """The caps that the settings ask for."""
+        """The limits in the settings."""
         return cls(settings.max_line, settings.max_expanded, settings.max_control)
 
     @classmethod
     def default_limits(cls) -> SizeLimits:
-        """The caps of a deployment that sets none."""
+        """The limits of a deployment that sets none."""
         return cls.from_settings(Settings.model_construct())
 
     def check_text(self, filesystem: pafs.FileSystem, entry: ListedFile) -> None:
-        """See that no line of a text file is too long, and that it does not expand to too much.
+        """Raise if a text file has too long a line, or expands to too much.
 
-        A plain file that is no longer than a line is not opened; of a larger one, a small part is
-        read. A compressed file is expanded in constant memory: a broken one is told here, as Spark
-        would read all files once more for each that it fails on.
+        A plain file not longer than one line is not opened; of a larger one, a small part is read.
+        A compressed file is expanded in constant memory, which also finds a broken one here;
+        otherwise Spark would read all files again for each broken one.
 
         Raises:
-            LandingError: it has too long a line, expands to too much, or is no whole gzip.
+            LandingError: a line is too long, it expands to too much, or it is not a whole gzip
+                file.
             OSError: it cannot be read.
         """
         if entry.path.endswith(".gz"):
@@ -71,13 +72,13 @@ class SizeLimits:
                 self._check_plain(file)
 
     def _check_plain(self, file: pafs.NativeFile) -> None:
-        """Look for a line end within the reach of each line, from its far end backwards."""
+        """Search a line end within the maximum length of each line, backwards from its far end."""
         begin, size = 0, file.size()
         while size - begin > self.max_line:
             end, length = begin + self.max_line + 1, _TAIL
             while True:
                 start = max(begin, end - length)
-                # A line end at the far end is one of the last read; what is before was read before.
+                # Only the newly read bytes can have a line end: the ones after them had none.
                 line_end = _last_line_end(file.read_at(end - start, start))
                 if line_end >= 0:
                     begin = start + line_end + 1
@@ -105,14 +106,14 @@ class SizeLimits:
         return LandingError(f"a line is longer than {self.max_line:,} bytes ({PREFIX}MAX_LINE)")
 
     def read_control_file(self, filesystem: pafs.FileSystem, entry: ListedFile) -> bytes:
-        """What a control file holds.
+        """The content of a control file.
 
         Raises:
             LandingError: it is too large.
             OSError: it cannot be read.
         """
         with filesystem.open_input_stream(entry.path) as stream:
-            # However large it was when it was listed.
+            # It may have grown since it was listed.
             text: bytes = stream.read(self.max_control + 1)
         if len(text) > self.max_control:
             raise LandingError(
@@ -121,12 +122,12 @@ class SizeLimits:
         return text
 
     def read_footer(self, filesystem: pafs.FileSystem, entry: ListedFile) -> pq.FileMetaData:
-        """The footer of a Parquet file, which tells how much the file expands to.
+        """The footer of a Parquet file, which has the expanded size.
 
         Raises:
-            LandingError: it expands to too much, has too large rows, or too large a footer.
+            LandingError: the expanded size, a row, or the footer is too large.
             OSError: it cannot be read.
-            pyarrow.ArrowException: it is no Parquet file.
+            pyarrow.ArrowException: it is not a Parquet file.
         """
         with filesystem.open_input_file(entry.path) as file:
             if (size := file.size()) > _MOST_FOOTER:
@@ -139,7 +140,7 @@ class SizeLimits:
         if footer.num_columns > _MOST_COLUMNS:
             raise LandingError(f"it has {footer.num_columns} columns, more than {_MOST_COLUMNS}")
         total = 0
-        # Not by column: of a broken one, Arrow ends the process when it is asked.
+        # Not by column: for a broken file, Arrow ends the process then.
         for group in map(footer.row_group, range(footer.num_row_groups)):
             size = group.total_byte_size
             total += size
@@ -161,10 +162,10 @@ class SizeLimits:
 
 
 def _decompress_pieces(stream: pafs.NativeFile, max_bytes: int) -> Iterator[bytes]:
-    """What a gzip file holds, its members one after another, in pieces of so many bytes at most.
+    """The content of a gzip file with all its members, in pieces of at most `max_bytes`.
 
     Raises:
-        LandingError: it is no whole gzip.
+        LandingError: it is not a whole gzip file.
     """
     member, in_member = zlib.decompressobj(wbits=31), False
     try:
@@ -186,7 +187,7 @@ def _decompress_pieces(stream: pafs.NativeFile, max_bytes: int) -> Iterator[byte
 
 
 def _last_line_end(data: bytes) -> int:
-    """Where the last line of a text ends, as Spark's reader tells lines; -1 if none does."""
+    """The position of the last line end, by the rules of Spark's reader; -1 if there is none."""
     return max(data.rfind(b"\n"), data.rfind(b"\r"))
 
 

@@ -1,1 +1,1 @@
-"""Asking services over HTTP: their shared quota, the calls, and the answers that are kept."""
+"""Lookups: requests to HTTP services, their shared quota, and the cache of answers."""

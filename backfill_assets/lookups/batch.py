@@ -1,7 +1,7 @@
-"""Answers of a service for a batch of requests: the cache, the shared quota, the calls.
+"""The answers of a lookup for a batch of requests: answer cache, shared quota, calls.
 
-Nothing is known here of tables and days. Answers are handed over while the rest is being asked, so
-that a process that is killed loses the last few.
+It knows no tables and days. Answers are stored while other requests still run, so that a killed
+process loses only the last few.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ from backfill_assets.spark.filesystems import folder_filesystem
 from backfill_assets.tables.unpartitioned import ANSWERED_AT, Lookup, Quota
 
 _ATTEMPTS = 50
-#: After so many small files they are put together.
+#: The number of added files after which they are compacted.
 _FILES = 200
-#: The version after the one that was looked at, or none.
+#: Commit directly after the version that was read, or fail.
 _NO_RETRIES = 0
 
 
 class AnswersError(RuntimeError):
-    """Answers could not be kept, or forgotten; those that were kept before are as they were."""
+    """Answers could not be stored or deleted; those stored before are unchanged."""
 
 
 class KeptAnswers:
-    """The answers that are kept, as of the moment at which this was made, and what is added.
+    """The stored answers as of the creation of this object, and those added here.
 
     Attributes:
-        version: of the table; all answers that were there, or were added here, are in it.
+        version: of the Delta table; it contains all answers of this object.
     """
 
     def __init__(self, lookup: Lookup, url: str) -> None:
-        """The kept answers at a place.
+        """Open the table of answers.
 
         Raises:
             AnswersError: there is no such table, or it has other columns.
@@ -74,11 +74,11 @@ class KeptAnswers:
         self._added = 0
 
     def add(self, answers: Sequence[Mapping[str, Any]], run_id: str) -> None:
-        """Keep answers; of a request that somebody else kept meanwhile, the first answer counts.
+        """Store answers; if another process stored an answer meanwhile, that one counts.
 
         Args:
             answers: to different requests that had none, with the columns of the table.
-            run_id: of the run that asked.
+            run_id: of the run that sent the requests.
 
         Raises:
             AnswersError: other processes committed first, again and again.
@@ -116,7 +116,7 @@ class KeptAnswers:
         )
 
     def _requests_in_new_files(self, log: DeltaTable) -> set[tuple[Any, ...]]:
-        """The requests that others have kept since this looked last."""
+        """The requests whose answers others stored since the last look."""
         if not (new := {*log.file_uris()} - self._files):
             return set()
         names = [uri.rpartition("/")[2] for uri in new]
@@ -126,7 +126,7 @@ class KeptAnswers:
         return {*zip(*(requests.column(name).to_pylist() for name in columns), strict=True)}
 
     def _compact_files(self) -> None:
-        """Put small files together; if somebody else is at the table, the next one may."""
+        """Compact small files; skipped if another process commits at the same time."""
         self._added = 0
         try:
             log = delta_log(self._url).load()
@@ -140,10 +140,10 @@ class KeptAnswers:
 
 
 def create(lookup: Lookup, url: str) -> None:
-    """Create the empty table of answers; harmless if it is there.
+    """Create the empty table of answers, if it does not exist.
 
     Raises:
-        UnsafeStoreError: it would be on a store on which commits can be lost.
+        UnsafeStoreError: its location is on a store on which commits can be lost.
     """
     if load_log(url) is not None:
         return
@@ -158,18 +158,18 @@ def create(lookup: Lookup, url: str) -> None:
 
 
 def forget_answers(lookup: Lookup, url: str, condition: str) -> int:
-    """Take answers away, so that they are asked for again; all days of the tables become due.
+    """Delete answers, so that they are requested again; all days of the tables become due.
 
     Args:
         lookup: the lookup.
-        url: where its answers are.
-        condition: which, in SQL.
+        url: the location of its answers.
+        condition: a SQL condition for the answers to delete.
 
     Returns:
-        How many there were.
+        The number of deleted answers.
 
     Raises:
-        AnswersError: there is no table, the condition is none, or a run is just keeping answers.
+        AnswersError: there is no table, the condition is wrong, or a run is storing answers.
     """
     try:
         log = delta_log(url).load()
@@ -195,20 +195,20 @@ def _table_schema(lookup: Lookup) -> Schema:
     return Schema.from_json(lookup.kept.json())
 
 
-_CLEAN_EVERY = 60.0  # seconds between two looks for calls that no longer count
+_CLEAN_EVERY = 60.0  # seconds between two deletions of calls that no longer count
 
 
 class SharedQuota:
-    """Who calls takes from it first; all calls of all runs count, also those of others."""
+    """A rate limit that all runs share: every call of every run counts."""
 
     def __init__(self, folder: Path, name: str, quotas: Sequence[Quota], share: float) -> None:
-        """The quota of a service.
+        """Open the shared count of calls.
 
         Args:
             folder: the same for all processes that share it.
             name: of the service.
-            quotas: what the service allows, the shortest time first.
-            share: the share of it (0 to 1) that all calls together may have used for one more.
+            quotas: the limits of the service, the shortest period first.
+            share: a call is allowed here if all runs together have used less than this share.
         """
         folder.mkdir(parents=True, exist_ok=True)
         self._pause_file = folder / f"{name}.until"
@@ -222,10 +222,10 @@ class SharedQuota:
         )
 
     def take(self) -> float:
-        """Take a call: 0, or the seconds after which there may be one."""
+        """Count one call and return 0; or return the seconds after which one may be allowed."""
         if (wait := self.pause_seconds) > 0:
             return wait
-        # The time is told under the lock: of two calls, the one that counts first is the earlier.
+        # The time is read under the lock, so that calls are counted in the order of their times.
         with self._lock, self._bucket.lock:
             item = RateItem("call", time.time_ns() // 1_000_000)
             if self._bucket.put(item):
@@ -234,13 +234,13 @@ class SharedQuota:
             return max(int(self._bucket.waiting(item)), 1) / 1000  # type: ignore[arg-type]
 
     def pause_calls(self, seconds: float) -> None:
-        """No process takes a call for some time, as the service has asked for."""
+        """Block calls of all processes for some time, as the service requested."""
         until = time.time() + seconds
         # Under the lock of all processes: of two pauses, the longer one counts.
         with self._lock, self._bucket.lock:
             if until <= self._paused_until:
                 return
-            # Another name for each: a reader sees the old moment or the new one.
+            # Write to a temporary file and rename it: a reader sees the old time or the new one.
             new = self._pause_file.with_name(
                 f"{self._pause_file.name}.{os.getpid()}.{time.monotonic_ns()}"
             )
@@ -249,7 +249,7 @@ class SharedQuota:
 
     @property
     def pause_seconds(self) -> float:
-        """For how many seconds nobody may call; 0 if anybody may."""
+        """The seconds for which no process may call; 0 if there is no pause."""
         return max(0.0, self._paused_until - time.time())
 
     @property
@@ -270,15 +270,15 @@ class SharedQuota:
 
 
 def rates_of(quotas: Sequence[Quota], share: float) -> list[Rate]:
-    """A share of quotas, as the library takes it: of a longer time more calls, and not more a time.
+    """The rates of `pyrate_limiter` for a share of quotas: longer periods have lower rates.
 
-    A rate of a shorter time does not stand for one of a longer: other runs, with another share of
-    the same quota, may have used up the longer one.
+    The rate of a shorter period cannot replace that of a longer one: other runs, with another share
+    of the same quota, may have used up the longer one.
     """
     rates: list[Rate] = []
     for quota in quotas:
         calls, interval = max(1, int(quota.calls * share)), quota.seconds * 1000
-        # Fewer calls in all of the longer time are fewer in any part of it.
+        # A limit on the longer period also limits every shorter one.
         while rates and calls <= rates[-1].limit:
             rates.pop()
         if rates:
@@ -289,21 +289,21 @@ def rates_of(quotas: Sequence[Quota], share: float) -> list[Rate]:
 
 #: The values of the request columns.
 Request = tuple[Any, ...]
-#: After so many requests in a row without an answer, the rest is not asked.
+#: After this many failed requests in a row, the other requests are not sent.
 MAX_FAILURES_IN_A_ROW = 20
-#: Answers are handed over when there are so many, or when so many seconds have gone.
+#: Answers are stored after this number of them, or after these seconds.
 _BATCH, _BATCH_SECONDS = 1000, 5.0
-#: Seconds before the second try; twice as long before each further one, and no longer than that.
+#: Seconds before the second try, doubled before each further one; and the longest pause.
 _PAUSE, _LONGEST_PAUSE = 0.5, 30.0
-_POLL_SECONDS = 0.2  # seconds between two looks whether the run is to end
+_POLL_SECONDS = 0.2  # seconds between two checks for an interruption of the run
 
 
 @dataclass
 class BatchResult:
-    """What came of asking.
+    """The result of a batch of requests.
 
     Attributes:
-        calls: by request, the calls that it took.
+        calls: by request, the number of calls.
         unanswered: by request, why it has no answer.
     """
 
@@ -318,25 +318,24 @@ def ask(
     quota: SharedQuota,
     save_answers: Callable[[Sequence[Mapping[str, Any]]], None],
 ) -> BatchResult:
-    """Ask requests, each until it is answered or its tries are used up.
+    """Send requests, each until it is answered or its tries are used up.
 
     Args:
         lookup: the lookup.
         requests: different ones.
         service: answers them.
-        quota: what the process may use of the quota.
-        save_answers: is given the answers, some at a time, with the columns of the kept table.
+        quota: the rate limit.
+        save_answers: is called with some answers at a time, with the columns of the stored table.
     """
     return _BatchCall(lookup, requests, service, quota).call_all(save_answers)
 
 
 class _BatchCall:
-    """Threads that call, and the results that they put down for the one that began them."""
+    """Threads that call the service, and a queue of results for the thread that started them."""
 
     def __init__(
         self, lookup: Lookup, requests: Sequence[Request], service: Service, quota: SharedQuota
     ) -> None:
-        """As for `ask`."""
         self._lookup, self._service, self._quota = lookup, service, quota
         self._remaining: Iterator[Request] = iter(requests)
         self._count = len(requests)
@@ -348,7 +347,7 @@ class _BatchCall:
         self._error: Exception | None = None
 
     def call_all(self, save_answers: Callable[[Sequence[Mapping[str, Any]]], None]) -> BatchResult:
-        """Ask all."""
+        """Send all requests."""
         result, batch, since = BatchResult(), [], time.monotonic()
         threads = [
             Thread(target=self._call_until_finished, daemon=True)
@@ -371,7 +370,7 @@ class _BatchCall:
             self._stop_calls("the run has ended")
             for thread in threads:
                 thread.join()
-            with suppress(Empty):  # after an interruption: what was paid for is kept
+            with suppress(Empty):  # after an interruption: store finished answers too
                 while True:
                     request, reply, _ = self._finished.get_nowait()
                     if reply.answer is not None:
@@ -393,7 +392,7 @@ class _BatchCall:
         return {**request_columns, **answer, ANSWERED_AT: datetime.now(timezone.utc)}
 
     def _call_until_finished(self) -> None:
-        """Ask one request after the other, until there is none."""
+        """Send one request after the other, until none remains."""
         while True:
             with self._lock:
                 request = next(self._remaining, None)
@@ -401,13 +400,13 @@ class _BatchCall:
                 return
             try:
                 reply, calls = self._answer_request(request)
-            except Exception as error:  # noqa: BLE001 - raised where the results are waited for
+            except Exception as error:  # noqa: BLE001 - raised in the thread that waits for results
                 self._error = error
                 return
             self._finished.put((request, reply, calls))
 
     def _answer_request(self, request: Request) -> tuple[Reply, int]:
-        """The answer to a request, and the calls that it took."""
+        """The answer to a request, and the number of calls for it."""
         request_columns = dict(zip(self._lookup.request, request, strict=True))
         calls = tries = busy = 0
         last = ""
@@ -415,7 +414,7 @@ class _BatchCall:
         while self._wait_for_quota():
             try:
                 reply = self._service.request_answer(request_columns)
-            except Exception as error:  # noqa: BLE001 - a thread that ends would be waited for
+            except Exception as error:  # noqa: BLE001 - a dead thread would block the batch
                 reply = Reply(problem=f"the call failed ({type(error).__name__})", retry=False)
             calls, last = calls + 1, reply.problem
             busy = busy + 1 if reply.busy else 0
@@ -431,7 +430,7 @@ class _BatchCall:
             if reply.answer is not None:
                 self._failed_in_a_row = 0
                 return reply, calls
-            # That the quota is used up says nothing against the request.
+            # A used-up quota is not a failure of the request.
             tries += not reply.busy
             if reply.refused:
                 self._stop_calls(f"it takes no request of ours ({reply.problem})")
@@ -452,7 +451,7 @@ class _BatchCall:
         return Reply(problem=f"{reply.problem}{tried}")
 
     def _wait_for_quota(self) -> bool:
-        """Wait for a call that the quota allows; whether there is one."""
+        """Wait until the quota allows a call; false if the batch was stopped."""
         since = time.monotonic()
         while not self._stop.is_set():
             wait = self._quota.take()
@@ -463,8 +462,8 @@ class _BatchCall:
                 until = datetime.now(timezone.utc).timestamp() + wait
                 when = datetime.fromtimestamp(until, timezone.utc)
                 self._stop_calls(f"the quota is used up until {when:%Y-%m-%d %H:%M:%S} UTC")
-            # No longer than that: what another process uses does not change how long we wait, but
-            # several that wait for one moment would come at the same time.
+            # At most 1 s, plus a random part: several processes that wait for the same time would
+            # call at once.
             self._stop.wait(min(wait, 1.0) + random.uniform(0, 0.02))
         return False
 

@@ -23,25 +23,25 @@ from urllib3.exceptions import HTTPError
 
 from backfill_assets.tables.unpartitioned import ANSWER_CHECKS, Lookup
 
-#: What a message shows of a value at most.
+#: The most characters of a value that a message shows.
 _SHOWN = 40
 
 
 class WrongAnswerError(ValueError):
-    """An answer is none: it is not kept, and the request is tried again."""
+    """An answer is not valid: it is not stored, and the request is tried again."""
 
 
 def parse_answer(lookup: Lookup, request: Mapping[str, Any], body: bytes) -> dict[str, Any]:
     """The columns of the answer.
 
     Args:
-        lookup: whose model the answer must have.
-        request: the values that were asked for.
-        body: what came.
+        lookup: has the model of the answer.
+        request: the values of the request.
+        body: the body of the response.
 
     Raises:
-        WrongAnswerError: it is no JSON, lacks a column, breaks the model, or answers another
-            request.
+        WrongAnswerError: the body is not JSON, lacks a column, breaks the model, or answers
+            another request.
     """
     try:
         content = json.loads(body, parse_float=Decimal, parse_constant=_reject_constant)
@@ -70,7 +70,7 @@ def parse_answer(lookup: Lookup, request: Mapping[str, Any], body: bytes) -> dic
 
 
 def empty_answer(lookup: Lookup) -> dict[str, None]:
-    """What is kept where the service knows of no answer."""
+    """The answer to store if the service has none: nulls."""
     return {name: None for name in lookup.columns if name not in lookup.request}
 
 
@@ -79,7 +79,7 @@ def _reject_constant(text: str) -> Any:
 
 
 def _parse_column(lookup: Lookup, name: str, raw_value: Any) -> Any:
-    """A value as its column has it."""
+    """A JSON value in the type of its column."""
     if raw_value is None:
         return None
     column = lookup.columns[name]
@@ -108,7 +108,7 @@ def _shorten_value(value: Any) -> str:
 def _parse_text(raw_value: Any, _: Any) -> str:
     if not isinstance(raw_value, str):
         raise TypeError
-    raw_value.encode()  # a lone surrogate is no text
+    raw_value.encode()  # raises for a lone surrogate
     return raw_value
 
 
@@ -129,7 +129,7 @@ def _parse_boolean(raw_value: Any, _: Any) -> bool:
 
 
 def _parse_decimal(raw_value: Any, kind: T.DecimalType) -> Decimal:
-    """A number that has no more decimals than its column: nothing is rounded in silence."""
+    """A number with no more decimals than its column, so that nothing is rounded silently."""
     if isinstance(raw_value, bool) or not isinstance(raw_value, str | int | Decimal):
         raise TypeError
     if isinstance(raw_value, str) and not re.fullmatch(r"-?\d+(\.\d+)?", raw_value, re.ASCII):
@@ -162,7 +162,7 @@ def _parse_date(raw_value: Any, _: Any) -> date:
 
 
 def _parse_timestamp(raw_value: Any, _: Any) -> datetime:
-    """In UTC; without an offset it is UTC already, as in the landing."""
+    """In UTC; a text without an offset is taken as UTC, as in the landing."""
     if not isinstance(raw_value, str):
         raise TypeError
     value = datetime.fromisoformat(raw_value)
@@ -180,35 +180,35 @@ _PARSERS: Mapping[type, Callable[[Any, Any], Any]] = {
 }
 
 
-#: An answer of more bytes is none.
+#: The most bytes of an answer.
 _LARGEST = 1 << 20
 _CHUNK = 1 << 16
 _TOO_MANY = 429
 _REFUSED = (401, 403)
-#: Greater numbers of seconds to wait are moments (of 2001 and later), and yet greater ones are
-#: moments in milliseconds.
+#: Numbers in `Retry-After` above these are times since 1970 (of 2001 and later), in seconds and in
+#: milliseconds.
 _EPOCH_SECONDS, _EPOCH_MILLISECONDS = 1e9, 1e12
 _MOST_DIGITS = 15
 _LONGEST_WAIT = 86_400.0
-#: Statuses of a client's mistake that another try may cure, besides 429.
+#: Client error statuses for which a retry may succeed, besides 429.
 _TRANSIENT = (408, 425)
 
 
 class ServiceError(RuntimeError):
-    """A service cannot be asked at all, as its URL or its secret is not set."""
+    """A service cannot be called, as its URL or its secret is not set."""
 
 
 @dataclass(frozen=True)
 class Reply:
-    """What came of a call.
+    """The result of a call.
 
     Attributes:
-        answer: the columns of the answer; none if there is none.
-        problem: why there is none, in words without the secret.
-        retry: whether another try may have one.
+        answer: the columns of the answer; None if there is none.
+        problem: why there is none, without the secret.
+        retry: whether another try may succeed.
         busy: whether the service says that the quota is used up.
-        refused: whether it takes no request of ours, as the secret is not the right one.
-        wait: for how many seconds the service wants no call, if it says so.
+        refused: whether the service rejects the secret.
+        wait: seconds for which the service wants no call; None if it does not say.
     """
 
     answer: Mapping[str, Any] | None = None
@@ -220,13 +220,13 @@ class Reply:
 
 
 class Service:
-    """The service of a lookup, as the environment says where it is."""
+    """The service of a lookup, with the URL and the secret from the environment."""
 
     def __init__(self, lookup: Lookup) -> None:
-        """The service of a lookup.
+        """Open a session, without a call.
 
         Raises:
-            ServiceError: a variable that the lookup names is not set, or is no URL.
+            ServiceError: an environment variable of the lookup is not set, or is not a URL.
         """
         # At DEBUG level urllib3 logs the path of every request.
         logging.getLogger("urllib3.connectionpool").setLevel(logging.INFO)
@@ -237,7 +237,7 @@ class Service:
         adapter = requests.adapters.HTTPAdapter(pool_maxsize=lookup.connections, max_retries=0)
         for scheme in ("http://", "https://"):
             self._session.mount(scheme, adapter)
-        self._session.auth = self._sign_request  # else a .netrc would say who we are
+        self._session.auth = self._sign_request  # otherwise credentials of a .netrc would be sent
 
     def _sign_request(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
         if self._secret:
@@ -246,10 +246,10 @@ class Service:
         return request
 
     def request_answer(self, request: Mapping[str, Any]) -> Reply:
-        """Ask once."""
+        """Send the request once."""
         try:
             path = self._lookup.path.format(**{n: quote(str(v), "") for n, v in request.items()})
-            # A redirect is not followed: it may lead anywhere, with the secret.
+            # A redirect is not followed: it could send the secret anywhere.
             with self._session.get(
                 self._url + path,
                 timeout=self._lookup.timeout,
@@ -260,7 +260,7 @@ class Service:
                 return self._parse_response(request, response)
         except (requests.Timeout, TimeoutError):
             return Reply(problem=f"no answer within {self._lookup.timeout:g} s")
-        # The texts of these may have the URL, and whatever else was sent.
+        # The texts of these errors may contain the URL and the headers.
         except requests.ConnectionError:
             return Reply(problem="no connection")
         except (requests.RequestException, HTTPError, OSError) as error:
@@ -288,10 +288,10 @@ class Service:
             return Reply(problem=str(error))
 
     def _read_body(self, response: requests.Response) -> bytes:
-        """All of an answer, unless it takes too long or has no end."""
+        """The whole body, unless it takes too long or is too large."""
         deadline = time.monotonic() + self._lookup.timeout
         body = b""
-        # What `iter_content` gives comes in whole chunks: a server that drips would never end.
+        # `iter_content` waits for whole chunks: with a slow server it would pass the deadline.
         while chunk := response.raw.read1(_CHUNK, decode_content=True):
             body += chunk
             if time.monotonic() > deadline:
@@ -306,15 +306,15 @@ class Service:
 
 
 def _url_of(lookup: Lookup) -> str:
-    """Where the service is.
+    """The URL of the service.
 
     Raises:
-        ServiceError: nobody says so, or it is no URL.
+        ServiceError: the variable is not set, or is not a URL.
     """
     url = os.environ.get(lookup.url, "")
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.password is not None:
-        # What it is set to may have a password.
+        # The message does not show the value: it may have a password.
         raise ServiceError(
             f"the variable {lookup.url} is not the service's URL (http:// or https://, without a "
             "password); set it where runs are started"
@@ -348,9 +348,9 @@ def _secret_of(lookup: Lookup) -> str:
 
 
 def _retry_after_seconds(retry_after: str) -> float | None:
-    """`Retry-After` in seconds: a number of them, or a date of HTTP's; a day at most.
+    """`Retry-After` in seconds: a number, or an HTTP date; a day at most.
 
-    Some services give the moment instead, in seconds or milliseconds since 1970.
+    Some services give the time instead, in seconds or milliseconds since 1970.
     """
     now = datetime.now(timezone.utc)
     if retry_after.isascii() and retry_after.isdecimal():

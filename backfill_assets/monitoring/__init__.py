@@ -1,1 +1,1 @@
-"""What runs by itself and what a person is told: states, incidents, alerts, nights, the page."""
+"""Day states, incidents, alerts, the next runs, and the lateness page."""

@@ -1,10 +1,9 @@
-"""Alerts: which incidents are reported, when, in which words, and the post to a webhook.
+"""Alerts: which incidents and failed runs are reported, when, in which words, and to which webhook.
 
-An incident that has grown is posted once more: see `Incident.size`.
-
-What was told and what still has to be is kept in the sensor's cursor and nowhere else, so that a
-restart neither loses nor repeats an alert. Killed between a post and the saving of the cursor, or
-left without an answer by a server that took the text all the same, it tells an alert twice.
+The sensor's cursor alone holds what was reported and what waits, so a restart neither loses nor
+repeats an alert. An alert is sent twice if the process is killed between a post and the saving of
+the cursor, or if the server takes the text without an answer. An incident that has grown is posted
+again: see `Incident.size`.
 """
 
 from __future__ import annotations
@@ -41,23 +40,22 @@ from backfill_assets.escaping import escape_chat
 from backfill_assets.settings import PREFIX, Settings
 
 Key = tuple[str, str, str]
-#: How large an incident is: by aspect, such as a sum of money or a failed check, a number.
+#: How large an incident is: a number by aspect, such as an amount or a failed check.
 Size = Mapping[str, float]
-#: Told once more from so many times the number that was told.
+#: An incident is reported again if a number has grown by this factor.
 _GROWTH_FACTOR = 2
 
 
 @dataclass(frozen=True)
 class Incident:
-    """Something that a person must know, for as long as it is found.
+    """Something that a person must know, reported at every look as long as it lasts.
 
     Attributes:
         kind: what is wrong, such as `check failed`, `hole` or `stale`.
         subject: the asset.
         item: the day as YYYY-MM-DD; empty for the asset as a whole.
         detail: one line for a reader: what state the table is in, what to do.
-        size: how large it is. It is told again when an aspect comes up that was not told, or has
-            doubled.
+        size: how large it is. It is reported again when an aspect is new or has doubled.
     """
 
     kind: str
@@ -68,19 +66,19 @@ class Incident:
 
     @property
     def key(self) -> Key:
-        """What makes it this incident: the detail may change from tick to tick."""
+        """Its identity; the detail may change from tick to tick."""
         return self.kind, self.subject, self.item
 
 
 @dataclass(frozen=True)
 class Alert:
-    """One message that has to be delivered.
+    """One message to deliver.
 
     Attributes:
         name: the same at every tick, so that attempts can be counted.
         text: composes the message.
-        incidents: the incidents that it tells, with the size of each.
-        runs: the ids of the failed runs that it tells.
+        incidents: the size of each incident in it.
+        runs: the ids of the failed runs in it.
     """
 
     name: str
@@ -91,17 +89,17 @@ class Alert:
 
 @dataclass(frozen=True)
 class Outbox:
-    """The memory of the sensor from tick to tick: its cursor as a value.
+    """The sensor's memory between ticks: its cursor as a value.
 
     Attributes:
-        looked: when failed runs were last looked for; none on a fresh start, which takes the runs
-            that have failed before as known.
-        seen_runs: the failed runs found then, told or not.
-        waiting: the failed runs that nobody was told of yet, by when they failed.
-        reported: the incidents that a person was told of and that are still there, with the largest
-            size told. One that goes away is forgotten, so that it alerts again when it comes back.
-        attempts: how often each alert that waits was posted in vain.
-        blind: for how many ticks in a row the tables could not be looked at.
+        looked: when failed runs were last read; None on a fresh start, which takes all earlier
+            failed runs as known.
+        seen_runs: the failed runs found then, reported or not.
+        waiting: failed runs not reported yet, with the time of failure.
+        reported: incidents that were reported and still exist, with the largest size reported.
+            An incident that ends is forgotten, so that it alerts again when it comes back.
+        attempts: by alert that waits, the number of failed posts.
+        blind: for how many ticks in a row the tables could not be read.
     """
 
     looked: float | None = None
@@ -113,7 +111,7 @@ class Outbox:
 
     @classmethod
     def from_text(cls, text: str | None) -> Outbox:
-        """The outbox of a cursor; an empty one if there is none or it cannot be read."""
+        """Parse a cursor; return an empty outbox if there is none or it cannot be read."""
         try:
             saved = json.loads(text or "")
             return cls(
@@ -130,7 +128,7 @@ class Outbox:
             return cls()
 
     def to_text(self) -> str:
-        """The cursor, with days as ranges: years of them must not make it long."""
+        """Return the cursor, with days as ranges: years of days must not make it long."""
         groups: dict[tuple[str, str, str], list[str]] = defaultdict(list)
         for key in sorted(self.reported):
             kind, subject, item = key
@@ -152,7 +150,7 @@ class Outbox:
         )
 
     def with_failed_runs(self, failed: Mapping[str, float], now: float) -> Outbox:
-        """With the runs that failed since a while before the last look."""
+        """Add the failed runs that were not seen before."""
         fresh = self.looked is None
         new = {run: at for run, at in failed.items() if not fresh and run not in self.seen_runs}
         return replace(
@@ -160,15 +158,15 @@ class Outbox:
         )
 
     def with_incidents(self, incidents: Sequence[Incident] | None) -> Outbox:
-        """With what was found in the tables; none if they could not be looked at."""
+        """Drop reported incidents that have ended; None if the tables could not be read."""
         if incidents is None:
             return replace(self, blind=self.blind + 1)
-        # A size is unknown of what an earlier version of this project told: the first look sets it.
+        # An earlier release stored no size: the first look sets it.
         still = {i.key: self.reported[i.key] or i.size for i in incidents if i.key in self.reported}
         return replace(self, blind=0, reported=still)
 
     def unreported(self, incidents: Iterable[Incident]) -> Iterator[Incident]:
-        """The incidents that nobody was told of, and those that have grown since."""
+        """Yield the incidents that were not reported, and those that have grown since."""
         for incident in incidents:
             reported_size = self.reported.get(incident.key)
             if reported_size is None:
@@ -177,17 +175,17 @@ class Outbox:
                 yield replace(incident, detail=f"more than was told: {incident.detail}")
 
     def without_runs(self, runs: Set[str]) -> Outbox:
-        """With these runs no longer waiting."""
+        """Remove runs that no longer wait."""
         waiting = {run: at for run, at in self.waiting.items() if run not in runs}
         return replace(self, waiting=waiting)
 
     def with_pending(self, alerts: Sequence[Alert]) -> Outbox:
-        """With attempts only of the alerts that there still are."""
+        """Keep the attempts of these alerts only."""
         names = {alert.name for alert in alerts}
         return replace(self, attempts={a: n for a, n in self.attempts.items() if a in names})
 
     def mark_delivered(self, alert: Alert) -> Outbox:
-        """With an alert delivered."""
+        """Move an alert's incidents to the reported ones, and remove its runs."""
         attempts = {name: n for name, n in self.attempts.items() if name != alert.name}
         reported = {
             **self.reported,
@@ -199,13 +197,13 @@ class Outbox:
         return replace(self.without_runs(alert.runs), reported=reported, attempts=attempts)
 
     def count_failure(self, alert: Alert) -> Outbox:
-        """With one more attempt to deliver an alert in vain."""
+        """Count one more failed post of an alert."""
         attempts = {**self.attempts, alert.name: self.attempts.get(alert.name, 0) + 1}
         return replace(self, attempts=attempts)
 
 
 def split_days(items: Iterable[str]) -> tuple[list[Window], list[str]]:
-    """Items as windows of days, and those that are no days."""
+    """Split items into windows of days, and those that are not days."""
     days, others = [], []
     for item in items:
         day = _parse_day(item)
@@ -233,7 +231,7 @@ def _has_grown(reported: Size, current: Size) -> bool:
 
 
 def _largest_size(reported: Size, current: Size) -> Size:
-    """The largest of each aspect: what goes down and up again is no news."""
+    """Return the largest number of each aspect: one that falls and rises again is no news."""
     return {
         name: max(reported.get(name, 0), current.get(name, 0), key=abs)
         for name in {**reported, **current}
@@ -247,7 +245,7 @@ def _group_incidents(
     others: Iterable[str],
     size: Mapping[str, float] | None = None,
 ) -> Iterator[tuple[Key, Size]]:
-    """The incidents of a group in the cursor."""
+    """Yield the incidents of a group in the cursor, with their size."""
     known_size = {str(name): float(n) for name, n in (size or {}).items()}
     for start, end in days:
         for day in Window(date.fromisoformat(start), date.fromisoformat(end)):
@@ -256,7 +254,7 @@ def _group_incidents(
         yield (str(kind), str(subject), str(item)), known_size
 
 
-# A message has some 2500 characters at most: chat systems cut off or refuse those of 4000 and more.
+# A message has about 2500 characters at most: chat systems cut or refuse those of 4000 and more.
 REASON_CHARS = 1500
 MAX_DETAILS, DETAIL_CHARS = 5, 300
 MAX_PLACES = 10
@@ -265,7 +263,7 @@ ALL_TABLES = "all tables"
 
 
 def incident_alerts(incidents: Sequence[Incident], ui_url: str) -> Iterator[Alert]:
-    """One alert for all that is new of one kind about one subject."""
+    """Yield one alert for all new incidents of one kind and subject."""
     groups: dict[tuple[str, str], list[Incident]] = defaultdict(list)
     for incident in incidents:
         groups[incident.kind, incident.subject].append(incident)
@@ -294,7 +292,7 @@ def _incident_text(group: Sequence[Incident], ui_url: str) -> str:
 
 
 def run_alert(run: dg.DagsterRun, instance: dg.DagsterInstance, ui_url: str) -> Alert:
-    """The alert of a failed run."""
+    """Return the alert of a failed run."""
     text = partial(_run_text, run, instance, ui_url)
     return Alert(name=run.run_id, text=text, runs=frozenset([run.run_id]))
 
@@ -327,12 +325,12 @@ def _limit_texts(limit: int, texts: Sequence[str]) -> list[str]:
 
 
 def truncate_text(text: str, limit: int) -> str:
-    """A text, or the first of it and three dots."""
+    """Shorten a text to a limit, ending with three dots."""
     return text if len(text) <= limit else f"{text[: limit - 3]}..."
 
 
 TIMEOUT = 5.0  # seconds
-#: So many posts may hang; then there are no new ones until one has come back.
+#: Posts that may hang at the same time; further ones are refused until one ends.
 _POST_SLOTS = BoundedSemaphore(5)
 T = TypeVar("T")
 
@@ -341,13 +339,13 @@ def post_text(url: str, text: str, timeout: float = TIMEOUT) -> str | None:
     """Post a text to a webhook.
 
     Returns:
-        What went wrong, without the URL, which is a secret; none if the server took the text.
+        What went wrong, without the URL, which is a secret; None if the server took the text.
     """
-    # At DEBUG level urllib3 logs the path of every request.
+    # At DEBUG level urllib3 logs the path of every request, which is secret.
     logging.getLogger("urllib3.connectionpool").setLevel(logging.INFO)
 
     def post_in_turn() -> int:
-        # A server that drips its answer holds up a few threads, not one more with each tick.
+        # A server that drips its answer blocks a few threads, not one more with each tick.
         if not _POST_SLOTS.acquire(timeout=timeout):
             raise TimeoutError
         try:
@@ -356,7 +354,7 @@ def post_text(url: str, text: str, timeout: float = TIMEOUT) -> str | None:
             _POST_SLOTS.release()
 
     def send_request() -> int:
-        # The body is not read, and a redirect not followed: it may lead anywhere.
+        # Do not read the body nor follow a redirect: it may lead anywhere.
         with requests.post(
             url,
             json={"text": escape_chat(text)},
@@ -366,18 +364,18 @@ def post_text(url: str, text: str, timeout: float = TIMEOUT) -> str | None:
         ) as response:
             return response.status_code
 
-    # The timeout of requests is one between two bytes: a server that drips them never hits it.
+    # The timeout of requests applies between two bytes: a server that drips them never hits it.
     answer = run_in_thread(2 * timeout, post_in_turn)
     if not answer.done():
         return f"no answer within {2 * timeout:g} s"
     if error := answer.exception():
-        return type(error).__name__  # its text has the URL
+        return type(error).__name__  # its text contains the URL
     code = answer.result()
     return None if 200 <= code < 300 else f"HTTP {code}"
 
 
 def run_in_thread(seconds: float, work: Callable[[], T]) -> Future[T]:
-    """The result of work in a thread of its own, which may not be there yet after that time."""
+    """Run work in a thread of its own; the result may still be missing after that time."""
     future: Future[T] = Future()
 
     def complete_future() -> None:
@@ -386,24 +384,24 @@ def run_in_thread(seconds: float, work: Callable[[], T]) -> Future[T]:
         except Exception as error:  # noqa: BLE001 - handed to the waiting thread
             future.set_exception(error)
 
-    # A daemon, unlike the threads of an executor: one that hangs must not keep the process alive.
+    # A daemon thread, unlike those of an executor: one that hangs must not keep the process alive.
     Thread(target=complete_future, daemon=True).start()
     wait([future], timeout=seconds)
     return future
 
 
-# A tick of a sensor is cut off after 60 s, and its cursor with it: a look at the tables, the posts
+# Dagster ends a sensor's tick after 60 s, and its cursor is lost: the look at the tables, the posts
 # and the last post begun in time stay below that together.
 LOOK_SECONDS = 20.0
 POST_SECONDS = 20.0
-MAX_MESSAGES = 5  # a tick
+MAX_MESSAGES = 5  # per tick
 
-# An event may be stored later than it says, by the clock of another machine: so far back each tick
-# looks again for failed runs, and knows by their ids which ones it has met.
+# An event may be stored later than its timestamp, which another machine's clock gave: each tick
+# looks this far back for failed runs, and knows by their ids which ones it has seen.
 OVERLAP = 3600.0
-# Dagster says within seconds whether it retries a run, and starts the retry within a minute or two.
+# Dagster decides within seconds whether it retries a run, and starts the retry within two minutes.
 RETRY_SECONDS = 600.0
-# One tick that cannot look at the tables is a hiccup of the storage.
+# A single tick that cannot read the tables is a short failure of the storage.
 BLIND_TICKS = 3
 PAGE = 500  # events
 
@@ -414,16 +412,16 @@ def build_alerts_sensor(
     *,
     timeout: float = TIMEOUT,
 ) -> dg.SensorDefinition:
-    """The sensor that posts alerts, of failed runs of the whole instance and of incidents.
+    """Build the sensor that posts alerts of failed runs of the whole instance and of incidents.
 
     It is not one of Dagster's run failure sensors, as those move their cursor past a failed run
     also when their function raised: an alert that could not be delivered would be lost.
 
     Args:
         settings: the deployment's settings.
-        find_incidents: all the incidents that there are, at every tick as long as they last. It
-            may raise or hang: that becomes an incident itself, and failed runs are told anyhow.
-        timeout: how many seconds a server may take to connect, and to answer.
+        find_incidents: returns all incidents at every tick, as long as they last. It may raise or
+            hang: that is an incident itself, and failed runs are reported anyway.
+        timeout: seconds for a server to connect, and to answer.
     """
 
     @dg.sensor(
@@ -447,10 +445,10 @@ def build_alerts_sensor(
             *(run_alert(run, context.instance, settings.ui_url) for run in runs),
         ]
         outbox = outbox.with_pending(pending)
-        # The least tried first: one that the server never takes must not hold up the others.
+        # The least tried first: an alert that the server never takes must not block the others.
         pending.sort(key=lambda alert: outbox.attempts.get(alert.name, 0))
-        # All that can raise has to come before the first post: a tick that raises loses its cursor,
-        # and would tell again what it has told.
+        # All that can raise comes before the first post: a tick that raises loses its cursor, and
+        # the next one would repeat its alerts.
         messages = [(alert, alert.text()) for alert in pending[:MAX_MESSAGES]]
         outbox, delivered, error = _deliver_alerts(outbox, messages, settings.webhook, timeout)
         context.update_cursor(outbox.to_text())
@@ -462,7 +460,7 @@ def build_alerts_sensor(
 def _deliver_alerts(
     outbox: Outbox, messages: Sequence[tuple[Alert, str]], webhook: str, timeout: float
 ) -> tuple[Outbox, int, str | None]:
-    """Post messages, as many as there is time for; how many were, and what went wrong with one."""
+    """Post messages while time remains; return the outbox, the number posted, and an error."""
     delivered, error = 0, None
     until = time.monotonic() + POST_SECONDS
     for alert, text in messages:
@@ -472,7 +470,7 @@ def _deliver_alerts(
         if error:
             outbox = outbox.count_failure(alert)
             error += f", attempt {outbox.attempts[alert.name]}"
-            break  # the server is down: the others would only take their time as well
+            break  # the server is down: more posts would only cost time
         outbox = outbox.mark_delivered(alert)
         delivered += 1
     return outbox, delivered, error
@@ -482,7 +480,7 @@ def _look_at_tables(
     find_incidents: Callable[[dg.SensorEvaluationContext], Sequence[Incident]],
     context: dg.SensorEvaluationContext,
 ) -> tuple[Sequence[Incident] | None, str | None]:
-    """The incidents; or none, and why they could not be found."""
+    """Return the incidents; or None, and why they could not be found."""
     future = run_in_thread(LOOK_SECONDS, partial(find_incidents, context))
     if not future.done():
         return None, f"looking at the tables took longer than {LOOK_SECONDS:g} s"
@@ -502,9 +500,9 @@ def _unreported_incidents(
 
 
 def _failed_runs(instance: dg.DagsterInstance, since: float) -> dict[str, float]:
-    """The runs that failed since a time, by when they did.
+    """Return the runs that failed since a time, with the time of failure.
 
-    Their events tell: the time of the last update, which a run record has, changes with any tag.
+    It comes from their events: the update time of a run record changes with any tag.
     """
     failure_filter = dg.RunStatusChangeRecordsFilter(
         dg.DagsterEventType.RUN_FAILURE, after_timestamp=since
@@ -523,7 +521,7 @@ def _failed_runs(instance: dg.DagsterInstance, since: float) -> dict[str, float]
 def _unreported_runs(
     outbox: Outbox, instance: dg.DagsterInstance, now: float
 ) -> tuple[Outbox, list[dg.DagsterRun]]:
-    """The waiting runs that a person must know of now; the others are dropped or held back."""
+    """Return the waiting runs to report now; the others are dropped or wait on."""
     if not outbox.waiting:
         return outbox, []
     runs = {run.run_id: run for run in instance.get_runs(dg.RunsFilter(list(outbox.waiting)))}
@@ -535,11 +533,11 @@ def _unreported_runs(
         will_retry = run.tags.get(WILL_RETRY_TAG)
         retried = will_retry == "true" and AUTO_RETRY_RUN_ID_TAG in run.tags
         if retried or run.status is dg.DagsterRunStatus.SUCCESS:
-            # The retry speaks for itself; a run taken for dead may still have come to its end.
+            # The retry is reported by itself; a run taken for dead may have ended well.
             dropped.add(run_id)
             continue
-        # The event of the failure is stored first, the status after it and the tag last. A retry
-        # that was said to come and does not, such as one of a canceled backfill, ends the waiting.
+        # Dagster stores the failure event first, then the status, then the tag. If an announced
+        # retry does not come, as in a canceled backfill, the wait ends after a time.
         will_not_retry = will_retry == "false" or (
             will_retry is None and not instance.run_retries_enabled
         )

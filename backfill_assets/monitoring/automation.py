@@ -1,9 +1,7 @@
-"""What Dagster runs by itself: jobs, schedules, sensors, and checks on the states of days.
+"""Automation: jobs, schedules, sensors, and the asset checks on the states of days.
 
-What state a day is in is decided in `states`; here that meets Dagster.
-
-What is to run is decided in `night`; here it meets Dagster. Every run that is asked for goes
-through the same assets as one that a person starts.
+`states` decides the state of a day and `next_runs` what to run. Every requested run uses the same
+assets as one that a person starts.
 """
 
 import hashlib
@@ -131,7 +129,7 @@ def _evaluate_checks(situation: Situation) -> Iterator[dg.AssetCheckEvaluation]:
 
 
 def _state_table(states: Mapping[date, DayState]) -> str:
-    """The states as a Markdown table, a row for each gapless range of days in one state."""
+    """Return the states as a Markdown table, a row for each gapless range of days in one state."""
     spans: list[tuple[Window, str]] = []
     for state in set(states.values()):
         days = [day for day, day_state in states.items() if day_state is state]
@@ -141,7 +139,7 @@ def _state_table(states: Mapping[date, DayState]) -> str:
 
 
 def build_state_checks(monitor: Monitor) -> dg.AssetChecksDefinition:
-    """The checks as a step of a run, after all of its assets."""
+    """Build the checks as a step of a run, after all of its assets."""
 
     @dg.multi_asset_check(
         name="check_days",
@@ -173,10 +171,10 @@ def build_state_checks(monitor: Monitor) -> dg.AssetChecksDefinition:
 def _failed_days(
     context: dg.AssetCheckExecutionContext, names: Sequence[str]
 ) -> dict[str, dict[date, str]]:
-    """The days that a run left failed, with the reasons, by table.
+    """Return, by table, the days that a run did not publish, with the reasons.
 
-    A run that repeats another one from its failed step on computes only some tables, or none: what
-    the runs before it left failed in the others must not look as if it were published.
+    A run that repeats another one from its failed step computes only some tables, or none. The days
+    that earlier runs did not publish in the other tables must not look as if they were published.
     """
     run: dg.DagsterRun | None = context.run
     failed = context.resources.io_manager.failed_days(context.run.run_id)
@@ -190,7 +188,7 @@ def _failed_days(
 def _failed_days_of_run(
     instance: dg.DagsterInstance, run_id: str, names: Collection[str]
 ) -> dict[str, dict[date, str]]:
-    """The days that a run of the past left failed, in those tables that it told of at all."""
+    """Return the days that an earlier run did not publish, in the tables that it evaluated."""
     failed: dict[str, dict[date, float]] = {}
     for entry in instance.all_logs(run_id, of_type=dg.DagsterEventType.ASSET_CHECK_EVALUATION):
         evaluation = entry.get_dagster_event().asset_check_evaluation_data
@@ -210,10 +208,10 @@ def _failed_days_of_run(
 
 
 def _is_quiet(instance: dg.DagsterInstance, monitor: Monitor) -> bool:
-    """Whether no run, no backfill and no switch-over has begun and not ended, canaries included.
+    """Return whether no run, backfill or switch-over is in progress, canaries included.
 
-    The days of a backfill may be in order between two of its stages; final days that are behind
-    their inputs in the middle of one are no open days.
+    Day states do not tell: the days of a backfill may be in order between two of its stages, and
+    final days that are behind their inputs within a backfill are not open.
     """
     return not (
         active_ids(instance)
@@ -223,7 +221,7 @@ def _is_quiet(instance: dg.DagsterInstance, monitor: Monitor) -> bool:
 
 
 def build_state_sensor(monitor: Monitor) -> dg.SensorDefinition:
-    """The sensor that evaluates them where no run does."""
+    """Build the sensor that evaluates the state checks outside of runs."""
 
     @dg.sensor(
         name="watch_days",
@@ -239,7 +237,7 @@ def build_state_sensor(monitor: Monitor) -> dg.SensorDefinition:
         with monitor.take_turn():
             situation = monitor.read_situation(context.instance)
         settled = situation.ledgers and not any(situation.stale.open.values())
-        # Nobody was writing before the look, nor after it.
+        # Nothing was written before the look, nor after it.
         if settled and quiet and _is_quiet(context.instance, monitor):
             save_versions(monitor.settings.warehouse, situation.ledgers)
         for evaluation in _evaluate_checks(situation):
@@ -254,7 +252,7 @@ def build_state_sensor(monitor: Monitor) -> dg.SensorDefinition:
     return watch_days
 
 
-#: Sundays at noon, in the business time zone: long after the night, and before the next.
+#: Sundays at noon, in the business time zone: far from the nightly runs.
 _CRON = "0 12 * * 0"
 _DAY_SECONDS = 86400.0
 
@@ -266,11 +264,11 @@ class HousekeepingConfig(dg.Config):
 
 
 def build_housekeeping(settings: Settings) -> dg.ScheduleDefinition:
-    """The schedule, with its job."""
+    """Build the weekly schedule, with its job."""
 
     @dg.op(out=dg.Out(dg.Nothing))
     def forget_old_runs(context: dg.OpExecutionContext) -> None:
-        # What an undo may still take back is still to be told of.
+        # Keep the runs that an undo may still revert.
         days = max(settings.keep_runs_days, settings.undo_days)
         before = datetime.now(timezone.utc) - timedelta(days=days)
         deleted = prune_runs(context.instance, before, state_store.list_ids(context.instance))
@@ -319,13 +317,13 @@ def build_housekeeping(settings: Settings) -> dg.ScheduleDefinition:
     )
 
 
-#: The job of the tables of a cadence.
+#: The job of the tables of a grain.
 _JOBS = {Grain.DAILY: "daily", Grain.WEEKLY: "weekly"}
 
 
 @dataclass(frozen=True)
 class Automation:
-    """What Dagster runs by itself, and the checks that tell whether it did."""
+    """The jobs, schedules, sensors and checks of a deployment."""
 
     jobs: Sequence[Any] = field(default_factory=list)
     schedules: Sequence[dg.ScheduleDefinition] = field(default_factory=list)
@@ -334,11 +332,11 @@ class Automation:
 
 
 def build_automation(settings: Settings, clock: Clock | None = None) -> Automation:
-    """The deployment's automation.
+    """Build the deployment's automation.
 
     Args:
         settings: the deployment's settings.
-        clock: tells the time to the sensors; a test may stop it. (A schedule is told by Dagster.)
+        clock: the clock of the sensors; a test may replace it. (Dagster gives schedules the time.)
     """
     monitor = Monitor(settings, clock or (lambda: datetime.now(settings.zone)))
     jobs = [*_build_jobs(monitor)]
@@ -357,7 +355,7 @@ def build_automation(settings: Settings, clock: Clock | None = None) -> Automati
 
 
 def _build_jobs(monitor: Monitor) -> Iterator[Any]:
-    """A job for the tables of each cadence: Dagster's jobs have partitions of one definition."""
+    """Yield a job for the tables of each grain: a Dagster job has one partitions definition."""
     for cadence, name in _JOBS.items():
         fed_tables = monitor.planner.fed_tables(monitor.today)
         if tables := [table for table in fed_tables.values() if table.grain is cadence]:
@@ -371,15 +369,15 @@ def _build_jobs(monitor: Monitor) -> Iterator[Any]:
 
 
 def freshness_policy(settings: Settings, policy: Policy) -> dg.FreshnessPolicy | None:
-    """Dagster's own freshness: something was materialized between midnight and the deadline.
+    """Return Dagster's own freshness: a materialization between midnight and the deadline.
 
-    Of a table by week, on the weekday on which a week is first published. It looks at the last
+    For a weekly table, on the weekday on which a week is first published. It looks at the last
     materialization, whichever day that was of: the check `days` looks at every day. None for a
     calendar with an end, after which nothing is ever fresh.
 
     Args:
         settings: the deadline and the business time zone.
-        policy: that of the table, or of the deployment for what has no days.
+        policy: of the table, or of the deployment for assets without days.
     """
     if settings.end is not None:
         return None
@@ -394,11 +392,11 @@ def freshness_policy(settings: Settings, policy: Policy) -> dg.FreshnessPolicy |
 
 
 def _since_midnight(moment: time, zone: ZoneInfo) -> timedelta:
-    """From midnight to a moment, on the day of a year on which that takes longest.
+    """Return the time from midnight to a moment, on the day of a year on which it is longest.
 
-    Not from the nightly run: `landed_files` loads a day as soon as it is over. Dagster takes one
-    length for all days. Where clocks are put back in the night, other days begin an hour early:
-    better than a red day. Dagster takes no more than 24 hours.
+    Not the time since the nightly run: `landed_files` loads a day as soon as it is over. Dagster
+    takes one length for all days. Where clocks are set back in the night, the interval of other
+    days begins an hour early; that is better than a false alarm. Dagster takes at most 24 hours.
     """
     today = datetime.now(zone).date()
     longest = max(
@@ -418,7 +416,7 @@ def _run_request(monitor: Monitor, request: Request, kind: str, night: date) -> 
         tags={
             "dagster/asset_partition_range_start": str(request.window.start),
             "dagster/asset_partition_range_end": str(request.window.end - DAY),
-            # Ahead of backfills in the queue, which have none.
+            # Before backfills in the queue, which have no priority.
             "dagster/priority": "1",
             BATCH_TAG: kind,
         },
@@ -430,7 +428,7 @@ def _request_cadence(monitor: Monitor, request: Request) -> Grain:
 
 
 def _run_key(request: Request, night: date) -> str:
-    """A key is used once: what failed is tried once more each night, or when its input moves."""
+    """Return a key that is used once: a failed request is retried each night, or on new input."""
     return f"{night}:{request.key}"
 
 
@@ -499,8 +497,8 @@ def _touched_days_sensor(jobs: Sequence[Any], monitor: Monitor) -> dg.SensorDefi
         "them, rebuilds the open days that they change. Never a day whose window has closed.",
     )
     def touched_days(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
-        # What is under way comes first: what ends meanwhile is waited for once more rather than
-        # asked for twice.
+        # Read the runs in progress first: a run that ends meanwhile then delays a request, and does
+        # not cause a second one.
         in_progress = tables_in_progress(context.instance, monitor.tables)
         if running := unfinished_batch_runs(context.instance):
             return dg.SkipReason(f"{len(running)} run(s) of the wave before are under way")
@@ -519,10 +517,10 @@ def _request_once(
     requests: Sequence[Request],
     idle_message: str,
 ) -> dg.SensorResult | dg.SkipReason:
-    """The next handful of runs to ask for, without those that were launched before."""
+    """Return the next batch of run requests, without those that were launched before."""
     night = monitor.planner.night_of(monitor.clock())
     new = not_launched(context.instance, {_run_key(request, night) for request in requests})
-    # Before the handful is taken: what fails must not keep the others from their turn.
+    # Filter before the batch is cut: requests that fail must not block the others.
     batch = first_batch([request for request in requests if _run_key(request, night) in new])
     if not batch:
         return dg.SkipReason(idle_message)

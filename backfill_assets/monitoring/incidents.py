@@ -1,4 +1,4 @@
-"""What is wrong in a deployment: incidents, and the look at tables and landing that finds them."""
+"""Incidents: what is wrong in a deployment, and the monitor that reads its state."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from backfill_assets.dagster_ext.internals import (
 )
 from backfill_assets.delta.commits import LOG_RETENTION
 from backfill_assets.delta.ledger_reader import read_ledgers
-from backfill_assets.delta.ledgers import Ledger
+from backfill_assets.delta.ledgers import Ledger, graph_of
 from backfill_assets.delta.table_schema import schema_differences, suggest_fix
 from backfill_assets.monitoring.alerts import ALL_TABLES, Incident
 from backfill_assets.monitoring.next_runs import RunPlanner, unloaded_by_log
@@ -36,11 +36,11 @@ from backfill_assets.monitoring.states import (
 from backfill_assets.settings import Settings
 from backfill_assets.staleness.stale import find_stale_days
 from backfill_assets.staleness.unloaded import no_data_warning
-from backfill_assets.tables.graph import config_digests, graph_of, tables_of
+from backfill_assets.tables.graph import config_digests, tables_of
 from backfill_assets.tables.sources import Role, Source, SourceTable
 from backfill_assets.tables.table import Table
 
-#: Late lines of so many days back are still news.
+#: Incidents about lines concern log days of the last so many days only.
 _NEWS_DAYS = 30
 _ABSENT = (
     "no folder has landed for this arrival day, so it counts as an empty day until files land; if "
@@ -53,7 +53,7 @@ _CLOSED = (
 
 
 def find_incidents(situation: Situation) -> list[Incident]:
-    """All that is wrong as of now; the same as long as it is."""
+    """Return all incidents; the same ones as long as their causes last."""
     states = {name: day_states(name, situation) for name in situation.ledgers}
     changed = {name: changed_final_days(name, situation) for name in situation.frozen_tables}
     incidents: list[Incident] = []
@@ -64,14 +64,14 @@ def find_incidents(situation: Situation) -> list[Incident]:
     for name, by_day in states.items():
         incidents += table_incidents(situation.ledgers[name], situation.graph.direct_inputs(name))
         if _schema_differences(situation.ledgers[name]):
-            continue  # no day of it is known, and none can be published
-        # Where a day is missing in what the table is made from, that is the incident.
+            continue  # its days are unknown, and none can be published
+        # If the same day of an input is missing, only that is an incident.
         upstream = [
             states[input_table]
             for input_table in situation.graph.direct_inputs(name) or _loaded_with(name, situation)
         ]
         not_built = {day for source in upstream for day in _days_in(source, DayState.CHECK_FAILED)}
-        # A day that failed is failed in all that is made of it: the first table is the one to mend.
+        # A failed day fails in all downstream tables: only the first table needs a fix.
         incidents += _failed_checks(
             name, _days_in(by_day, DayState.CHECK_FAILED) - not_built, situation
         )
@@ -89,7 +89,7 @@ def find_incidents(situation: Situation) -> list[Incident]:
             "changed by another writer", name, external, STATE_MEANINGS[DayState.EXTERNAL]
         )
         if other_settings_days := _days_in(by_day, DayState.OTHER_SETTINGS):
-            # One for the table: a setting that was changed concerns most of its days.
+            # One incident for the table: a changed setting concerns most of its days.
             detail = (
                 f"{format_ranges(other_settings_days)}: {STATE_MEANINGS[DayState.OTHER_SETTINGS]}"
             )
@@ -129,14 +129,14 @@ def _failed_checks(name: str, days: Collection[date], situation: Situation) -> I
 
 
 def _loaded_with(name: str, situation: Situation) -> list[str]:
-    """The raw log that rejected lines are loaded with: a day missing in both is one incident."""
+    """Return the raw log of rejected lines: a day missing in both is one incident."""
     table = situation.ledgers[name].table
     rejected = isinstance(table, SourceTable) and table.role is Role.REJECTED
     return [*situation.graph.source_logs(name)] if rejected else []
 
 
 def _closed_days_text(name: str, situation: Situation) -> str:
-    """What became of lines for the closed days of a table, and what a person can do."""
+    """Describe where new lines for closed days are, and what a person can do."""
     graph = situation.graph
     never_close = [table for table in graph.by_event_day if table not in graph.closing_tables]
     covering_tables = [
@@ -152,12 +152,12 @@ def _closed_days_text(name: str, situation: Situation) -> str:
 
 
 def _schema_differences(ledger: Ledger) -> list[str]:
-    """What is different in a table from what its model says."""
+    """Return the differences between a table and its model."""
     return schema_differences(ledger.table, ledger.metadata) if ledger.metadata else []
 
 
 def table_incidents(ledger: Ledger, made_from: Sequence[str]) -> Iterator[Incident]:
-    """What is wrong with a table rather than with days of it."""
+    """Yield the incidents of a table as a whole."""
     name = ledger.table.name
     if (misfits := _schema_differences(ledger)) and ledger.metadata:
         advice = suggest_fix(ledger.table, ledger.metadata, made_from)
@@ -186,7 +186,6 @@ def table_incidents(ledger: Ledger, made_from: Sequence[str]) -> Iterator[Incide
 
 
 def _version_ranges(versions: Iterable[int]) -> str:
-    """Versions as ranges."""
     ranges: list[list[int]] = []
     for version in sorted(versions):
         if ranges and version == ranges[-1][1] + 1:
@@ -201,7 +200,7 @@ def _days_in(states: dict[date, DayState], *matching: DayState) -> set[date]:
 
 
 def clock_incidents(situation: Situation, log: str) -> Iterator[Incident]:
-    """Where the clock and what has landed do not go together: one of the two is wrong."""
+    """Yield contradictions between the clock and the landed days: one of the two is wrong."""
     if warning := no_data_warning(
         situation.unloaded[log], situation.graph.policy_of(log), situation.today
     ):
@@ -216,7 +215,7 @@ def clock_incidents(situation: Situation, log: str) -> Iterator[Incident]:
 
 
 def _rejected_incidents(situation: Situation, log: str) -> list[Incident]:
-    """Published days of which many lines were rejected; those not published are failed checks."""
+    """Return published days with many rejected lines; unpublished ones are failed checks."""
     incidents = []
     for day, record in sorted(situation.ledgers[log].latest.items()):
         published = record.days[day]
@@ -247,23 +246,23 @@ def _late_money_incidents(situation: Situation, source: Source) -> list[Incident
 
 
 Clock = Callable[[], datetime]
-#: Well below the 60 s after which Dagster gives up a tick, whose thread goes on.
+#: Well below the 60 s after which Dagster ends a tick; its thread continues.
 TURN_SECONDS = 15.0
 
 
 class LookError(RuntimeError):
-    """Tables and landing cannot be looked at now, as somebody else has not come back from there."""
+    """Tables and landing cannot be read now, as another look hangs."""
 
 
-#: For so long a disk that failed is an incident; once that is over, it is told again.
+#: How long a failed disk is an incident; a later failure is a new one.
 _DISK_NEWS_PERIOD = timedelta(days=1)
 
 
 class Monitor:
-    """Looks at tables, landing and Dagster's instance, as of now.
+    """Reads tables, landing and Dagster's instance, as of now.
 
-    A look at a dead mount does not come back, and nobody can end it. Ticks take turns: those that
-    come meanwhile fail, instead of losing one thread of the code server after another.
+    A read of a dead mount hangs, and cannot be ended. So ticks take turns: those that come
+    meanwhile fail, instead of blocking one thread of the code server after another.
     """
 
     def __init__(self, settings: Settings, clock: Clock) -> None:
@@ -276,10 +275,10 @@ class Monitor:
 
     @contextmanager
     def take_turn(self) -> Iterator[None]:
-        """For a tick: nobody else looks meanwhile.
+        """Keep other ticks from reading meanwhile.
 
         Raises:
-            LookError: another look does not come back.
+            LookError: another look hangs.
         """
         if not self._lock.acquire(timeout=TURN_SECONDS):
             since = f"{self._since:%Y-%m-%d %H:%M:%S %Z}" if self._since else "a moment ago"
@@ -300,14 +299,14 @@ class Monitor:
         return self.clock().astimezone(self.settings.zone).date()
 
     def read_situation(self, instance: dg.DagsterInstance) -> Situation:
-        """All that the states of the days follow from."""
+        """Read everything that the day states are derived from."""
         return read_situation(self.settings, instance, self.clock())
 
     def find_incidents(self, context: dg.SensorEvaluationContext) -> list[Incident]:
-        """What a person must be told.
+        """Return all incidents, with those of the engine's disk.
 
         Raises:
-            LookError: another look does not come back.
+            LookError: another look hangs.
         """
         with self.take_turn():
             disk = disk_failures(context.instance, self.clock() - _DISK_NEWS_PERIOD)
@@ -315,7 +314,7 @@ class Monitor:
 
 
 def disk_failures(instance: dg.DagsterInstance, since: datetime) -> list[Incident]:
-    """That the disk of the engine failed, once for all runs that it made fail."""
+    """Return one incident if runs failed because of the engine's disk."""
     failed = dg.RunsFilter(tags={DISK_FAILED_TAG: "true"}, updated_after=since)
     runs = instance.get_runs(failed, limit=1)
     return [
@@ -332,11 +331,11 @@ def disk_failures(instance: dg.DagsterInstance, since: datetime) -> list[Inciden
 
 
 def read_situation(settings: Settings, instance: dg.DagsterInstance, now: datetime) -> Situation:
-    """All that the states of the days follow from.
+    """Read everything that the day states are derived from.
 
     Args:
         settings: the deployment's settings.
-        instance: knows the runs whose checks failed.
+        instance: has the runs whose checks failed.
         now: the moment.
 
     Raises:
@@ -362,9 +361,9 @@ def read_situation(settings: Settings, instance: dg.DagsterInstance, now: dateti
 def _read_failed_checks(
     settings: Settings, table: Table, instance: dg.DagsterInstance
 ) -> dict[date, set[str]]:
-    """The days that the last run over them did not publish because of checks, and which."""
+    """Return the days that their last run did not publish because of checks, with the checks."""
     key, partitions = AssetKey(table.name), table.grain.partitions_def(settings)
-    # What `instance.get_status_by_partition` is made of: that asks for each day of the calendar.
+    # `instance.get_status_by_partition` uses the same, but queries each day of the calendar.
     status = get_and_update_asset_status_cache_value(instance, key, partitions)
     if status is None:
         return {}

@@ -1,13 +1,9 @@
-"""The lateness page: which window catches how much, as figures, charts and one HTML file.
+"""The lateness page: which window catches how many lines, as figures, charts and one HTML file.
 
-Nothing here knows Spark, Dagster or the page.
-
-Places are in percent of a picture, from its upper left corner: a picture takes any width, and its
-words keep their size. Marks are SVG paths on a grid of one unit a day (or a day of the window) by
-100. How they look is the template's.
-
-Nothing here knows Spark or Dagster. The same rows give the same page, byte for byte: it has no
-clock and no random ids. What the page looks like is in `templates/lateness.html.j2`.
+Pure functions without Spark, Dagster, clock and random ids: the same rows give the same page, byte
+for byte. `templates/lateness.html.j2` holds the layout. Positions are in percent of a picture, from
+its upper left corner, so a picture takes any width while its text keeps its size. Marks are SVG
+paths on a grid of one unit a day (or a day of the window) by 100.
 """
 
 from __future__ import annotations
@@ -27,20 +23,20 @@ from backfill_assets.calendar.partitions import DAY
 from backfill_assets.settings import Settings
 from backfill_assets.tables.sources import Source
 
-#: Rows of `models.ArrivalLateness`, as they come from the table.
+#: Rows of `tables.sources.ArrivalLateness`, as they come from the table.
 Rows = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
 class LatenessFigures:
-    """What is known of the event days that had the time to be known.
+    """Delays of the lines of those event days that are measured completely.
 
     Attributes:
-        needed: so many log days an event day needs, itself the first.
+        needed: the number of log days that must be measured for an event day, itself included.
         days: the event days, ascending.
-        lines: of these event days, by delay in days from when the source's lines usually arrive.
-        cents: the amounts of these lines without their signs, in cents: a refund that is late does
-            not make up for a sale that is.
+        lines: number of lines by delay, in days from when the source's lines usually arrive.
+        cents: absolute amounts of these lines, in cents: a late refund does not cancel a late
+            sale.
     """
 
     needed: int
@@ -50,17 +46,17 @@ class LatenessFigures:
 
 
 def lateness_figures(rows: Rows, window_days: int, arrives_after: int = 0) -> LatenessFigures:
-    """The lines by which windows are judged: only of event days that had the chance to be late.
+    """Return the delays to judge windows by, of completely measured event days only.
 
-    A log that begins with a day holds nothing late on it, and of the last days more is to come:
-    counted, both would make lines look more punctual than they are. So an event day counts if it
-    and as many log days after it as the longest window compared are measured, and then with all of
-    its lines, those that came later still included.
+    On the first log days nothing is late yet, and for the last ones more lines will come: counted,
+    both would make lines look more punctual than they are. So an event day counts if it and as many
+    log days after it as the longest compared window are measured; then all its lines count, also
+    later ones.
 
     Args:
-        rows: of `models.ArrivalLateness`.
+        rows: of `tables.sources.ArrivalLateness`.
         window_days: the reprocessing window W, which is compared as well.
-        arrives_after: after so many days the source's lines usually arrive; windows begin then.
+        arrives_after: days after which the source's lines usually arrive; windows begin then.
     """
     longest = arrives_after + max(COMPARED_WINDOWS[-1], window_days)
     measured = {row["log_date"] for row in rows}
@@ -70,7 +66,7 @@ def lateness_figures(rows: Rows, window_days: int, arrives_after: int = 0) -> La
     for row in rows:
         parts = zip(row["delays"], row["lines_by_delay"], row["amount_by_delay"], strict=True)
         for delay, count, amount in parts:
-            # A delay may reach back to before all days.
+            # A delay may reach back before the first possible date.
             if (
                 delay <= row["log_date"].toordinal()
                 and row["log_date"] - delay * DAY in settled_days
@@ -84,7 +80,7 @@ def lateness_figures(rows: Rows, window_days: int, arrives_after: int = 0) -> La
 def key_figures(
     rows: Rows, window_days: int, arrives_after: int = 0
 ) -> dict[str, int | float | str]:
-    """The page's figures, as metadata; see `lateness_figures`."""
+    """Return the page's figures as metadata; see `lateness_figures`."""
     lines = sum(row["lines"] for row in rows)
     figures: dict[str, int | float | str] = {"days": len(rows), "lines": lines}
     if lines:
@@ -102,13 +98,13 @@ def key_figures(
 
 
 def smallest_window(by_delay: Mapping[int, int], per_mille: int) -> int | None:
-    """The shortest window, in days, that takes in so many of a thousand; none if none does.
+    """Return the shortest window, in days, that catches this share; None if none does.
 
-    Counted in integers: 99.8999 % is not 99.9 %.
+    Computed with integers: 99.8999 % is not 99.9 %.
 
     Args:
         by_delay: lines or cents by delay in days.
-        per_mille: how many of a thousand.
+        per_mille: the share in thousandths.
     """
     whole = sum(by_delay.values())
     return next(
@@ -116,19 +112,18 @@ def smallest_window(by_delay: Mapping[int, int], per_mille: int) -> int | None:
     )
 
 
-#: Longer delays, in days, are drawn to a logarithmic scale: a few lines of long ago would press
-#: all others flat.
+#: Longer delays, in days, have a logarithmic scale: a few very late lines would flatten all others.
 LINEAR_DELAY_DAYS = 60
-#: So many log days are drawn, the newest: three years. The page stays small, and a bar can be seen.
+#: The newest log days that are drawn, three years: the page stays small, and bars are visible.
 MAX_LOG_DAYS = 1_096
 
-#: From a value to its height: 0 at the top of the picture, 100 at its bottom.
+#: Maps a value to its position: 0 at the top of the picture, 100 at its bottom.
 Scale = Callable[[float], float]
 
 
 @dataclass(frozen=True)
 class Label:
-    """Words at a place of the picture; a narrow picture does without those that are spare."""
+    """Text at a position of the picture; a narrow picture omits spare ones."""
 
     text: str
     x: float = 0
@@ -142,9 +137,9 @@ class Series:
 
     Attributes:
         look: CSS classes: a shape (`bar`, `edge`, `dot`, `square`, `line`, `dashes`) and a colour.
-        path: where the marks are.
-        name: in the legend, and over the column of the table; empty for what is in neither.
-        cells: the same numbers in words, one for each row of the table; empty for a help line.
+        path: the SVG path of the marks.
+        name: in the legend, and the column head in the table; empty if in neither.
+        cells: the numbers as text, one for each row of the table; empty for a help line.
     """
 
     look: str
@@ -161,9 +156,9 @@ class Chart:
         view: the grid of the paths, as the `viewBox` of an SVG.
         x: ticks of the horizontal axis.
         y: ticks of the vertical axis.
-        series: the marks, those behind first.
+        series: the marks, those in the background first.
         keys: the heads of the table's rows.
-        labels: words among the marks.
+        labels: text among the marks.
     """
 
     view: str
@@ -175,22 +170,22 @@ class Chart:
 
 
 def windows_chart(lateness: LatenessFigures, window_days: int) -> Chart:
-    """The share of the lines and of the money that each window takes in.
+    """Return the chart of the share of lines and money that each window catches.
 
     Args:
         lateness: of event days with lines.
-        window_days: the reprocessing window W that is configured.
+        window_days: the configured reprocessing window W.
     """
     parts = (
         ("money", lateness.cents, "orange", "square"),
         ("lines", lateness.lines, "blue", "dot"),
     )
-    # Lines may be without amounts.
+    # Lines may have no amounts.
     kinds = [(*part, sum(part[1].values())) for part in parts if any(part[1].values())]
     bottom, step = _choose_scale(
         min(100 * total_within(by_delay, 0) / whole for _, by_delay, _, _, whole in kinds)
     )
-    # Below the lowest point is room for its number.
+    # Leave room below the lowest point for its number.
     floor, top = bottom - step / 2, 100 + step / 4
     x_min, x_max = -0.5, COMPARED_WINDOWS[-1] + 1
 
@@ -209,7 +204,7 @@ def windows_chart(lateness: LatenessFigures, window_days: int) -> Chart:
         )
         series.append(Series(f"line {colour}", f"M{line}"))
         series.append(Series(f"{shape} {colour}", dots, name, shares))
-        # The last are the lines: both with numbers would write one over the other.
+        # Only the last series, the lines, gets numbers: those of both would overlap.
         labels = [
             Label(
                 text.removesuffix(" %"), _to_percent(w, x_min, x_max), _round_number(y), w % 2 == 1
@@ -232,7 +227,7 @@ def windows_chart(lateness: LatenessFigures, window_days: int) -> Chart:
 
 
 def _window_marks(lateness: LatenessFigures, window_days: int) -> Mapping[int, tuple[str, str]]:
-    """The windows to point at: their colours, and what they are."""
+    """Return the windows to mark, each with colour and text."""
     marks: dict[int, tuple[str, str]] = {}
     if window_days in COMPARED_WINDOWS:
         marks[window_days] = ("red", "configured")
@@ -243,7 +238,7 @@ def _window_marks(lateness: LatenessFigures, window_days: int) -> Mapping[int, t
 
 
 def _choose_scale(lowest: float) -> tuple[float, float]:
-    """The bottom of a scale that ends at 100 %, and the distance of its few ticks."""
+    """Return the bottom of a scale that ends at 100 %, and the distance of its ticks."""
     for step in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10):
         ticks = -(-(100 - lowest) // step)
         if ticks <= 6:
@@ -252,7 +247,7 @@ def _choose_scale(lowest: float) -> tuple[float, float]:
 
 
 def late_chart(rows: Rows, window_days: int, arrives_after: int) -> Chart:
-    """The late lines of each log day, those beyond the window on top."""
+    """Return the chart of late lines by log day, those beyond the window on top."""
     beyond = [row["lines"] - lines_within(row, arrives_after + window_days) for row in rows]
     inside = [row["late_lines"] - n for row, n in zip(rows, beyond, strict=True)]
     marks = [
@@ -263,10 +258,10 @@ def late_chart(rows: Rows, window_days: int, arrives_after: int) -> Chart:
 
 
 def counts_chart(rows: Rows, name: str, title: str, colour: str) -> Chart:
-    """One count of each log day.
+    """Return the chart of one count by log day.
 
     Args:
-        rows: of `models.ArrivalLateness`.
+        rows: of `tables.sources.ArrivalLateness`.
         name: of the column `<name>_lines`.
         title: what is counted.
         colour: of the bars, as a CSS class.
@@ -276,12 +271,12 @@ def counts_chart(rows: Rows, name: str, title: str, colour: str) -> Chart:
 
 
 def longest_delay(rows: Rows) -> int:
-    """The longest delay of all, in days; 0 without late lines."""
+    """Return the longest delay of all, in days; 0 without late lines."""
     return max(row["delay_days_max"] or 0 for row in rows)
 
 
 def delays_chart(rows: Rows, window_days: int) -> Chart:
-    """How late the late lines of each log day are."""
+    """Return the chart of the delays of late lines by log day."""
     most, p95, p50 = ([row[f"delay_days_{n}"] for row in rows] for n in ("max", "p95", "p50"))
     marks = [
         ("bar pale", "longest", most),
@@ -291,10 +286,10 @@ def delays_chart(rows: Rows, window_days: int) -> Chart:
     ]
     longest = longest_delay(rows)
     top, end = max(longest, 1) + 0.5, []
-    # Where all is far below the end of the window, its line would press it flat.
+    # If all values are far below the end of the window, its line would flatten them.
     if window_days + 1 <= 2 * top:
         top = max(top, window_days + 1)
-        # A delay of W days is the last within the window.
+        # A delay of W days is still within the window.
         name = f"above this line: beyond the window of {format_count(window_days, 'day')}"
         end = [(name, window_days + 0.5)]
     axis = _log_axis(top * 1.3) if longest > LINEAR_DELAY_DAYS else _linear_axis(top)
@@ -307,13 +302,13 @@ def _log_day_chart(
     axis: tuple[Scale, Sequence[Label]],
     across: Sequence[tuple[str, float]] = (),
 ) -> Chart:
-    """A chart over log days, with room around few of them.
+    """Return a chart over log days, with space around if they are few.
 
     Args:
-        rows: of `models.ArrivalLateness`, by log day.
-        marks: looks, names and values of the series; bars stand on those before.
-        axis: the scale upwards, and its ticks.
-        across: names and heights of lines.
+        rows: of `tables.sources.ArrivalLateness`, by log day.
+        marks: looks, names and values of the series; bars are stacked in this order.
+        axis: the vertical scale, and its ticks.
+        across: names and values of horizontal lines.
     """
     scale, y = axis
     first, last = rows[0]["log_date"], rows[-1]["log_date"]
@@ -352,14 +347,14 @@ def _log_day_chart(
 
 
 def _mark_path(shape: str, day: int, y: float) -> str:
-    if shape == "edge":  # the upper one of a bar
+    if shape == "edge":  # the upper edge of a bar
         return f"M{_format_number(day - 0.425)} {_format_number(y)}h.85"
-    # A line without a length: its caps are the mark, which keeps its shape at any width.
+    # A line of zero length: its caps are the mark, which keeps its shape at any width.
     return f"M{day} {_format_number(y)}h0"
 
 
 def _day_ticks(first: date, last: date) -> Sequence[date]:
-    """At most eight days to write below the axis; of long spans the first days of months."""
+    """Return at most eight days to label on the axis; of long spans the first days of months."""
     days = [first + n * DAY for n in range((last - first).days + 1)]
     for step in (1, 2, 7, 14):
         if len(days) <= 8 * step:
@@ -369,7 +364,7 @@ def _day_ticks(first: date, last: date) -> Sequence[date]:
 
 
 def _linear_axis(most: float) -> tuple[Scale, list[Label]]:
-    """A scale from zero in whole numbers, and its ticks."""
+    """Return a scale from zero in whole numbers, and its ticks."""
     steps = (n * 10**power for power in range(15) for n in (1, 2, 5))
     step = next(step for step in steps if most <= 6 * step)
     top = max(ceil(most / step), 1) * step
@@ -383,7 +378,7 @@ def _linear_axis(most: float) -> tuple[Scale, list[Label]]:
 
 
 def _log_axis(top: float) -> tuple[Scale, list[Label]]:
-    """A logarithmic scale from a half, and its ticks."""
+    """Return a logarithmic scale from a half, and its ticks."""
 
     def to_height(value: float) -> float:
         return 100 * (log10(top) - log10(value)) / (log10(top) - log10(0.5))
@@ -405,12 +400,12 @@ def _format_number(number: float) -> str:
 
 
 def percent_down(part: int, whole: int) -> str:
-    """A share in percent that says 100 only of all."""
+    """Return a share in percent, rounded down: 100 means all."""
     return _format_hundredths(part * 10_000 // whole)
 
 
 def percent_up(part: int, whole: int) -> str:
-    """A share in percent that says 0 only of none."""
+    """Return a share in percent, rounded up: 0 means none."""
     return _format_hundredths(-(-part * 10_000 // whole))
 
 
@@ -421,7 +416,7 @@ def _format_hundredths(share: int) -> str:
 
 
 def format_count(count: int, name: str) -> str:
-    """A number of things, in words."""
+    """Return a number with its noun, in singular or plural."""
     return f"{count:,} {name}{'' if count == 1 else 's'}"
 
 
@@ -436,16 +431,16 @@ _PAGES.filters |= {"many": format_count, "were": lambda count: "was" if count ==
 
 
 def render_page(table: pa.Table, source: Source, settings: Settings, version: int) -> str:
-    """The dashboard as one HTML page that needs nothing from elsewhere.
+    """Return the page as one HTML file without external resources.
 
     Args:
-        table: rows of the table with the source's figures of lateness, at least one.
+        table: rows of the source's lateness table, at least one.
         source: the source.
-        settings: the window that is configured, the business time zone, and where the UI is.
-        version: of the table that the rows are from.
+        settings: give the window, the business time zone, and the URL of the UI.
+        version: of the table that the rows were read at.
     """
     rows = sorted(table.to_pylist(), key=lambda row: row["log_date"])
-    # As people are told it: from the day on which the lines of an event day usually arrive.
+    # As shown to people: counted from the day on which the lines of an event day usually arrive.
     window_days = source.policy(settings).window_days - source.arrives_after
     lateness = lateness_figures(rows, window_days, source.arrives_after)
     drawn = rows[-MAX_LOG_DAYS:]
@@ -474,8 +469,8 @@ def render_page(table: pa.Table, source: Source, settings: Settings, version: in
 
 
 def _sum_totals(rows: Rows, window_days: int) -> dict[str, Any]:
-    """Sums over all log days, and what a reader must know before believing them."""
-    # Whatever window was configured when a row was made.
+    """Return sums over all log days, and the numbers that limit their validity."""
+    # Recomputed: a row may have been built with another window.
     missed = [row["lines"] - lines_within(row, window_days) for row in rows]
     lines = sum(row["lines"] for row in rows)
     late = sum(row["late_lines"] for row in rows)
@@ -495,11 +490,11 @@ def _sum_totals(rows: Rows, window_days: int) -> dict[str, Any]:
 
 
 def _caught_by_window(by_delay: Mapping[int, int], window_days: int) -> dict[str, Any] | None:
-    """What windows take in of the lines, or of the money; none of nothing.
+    """Return the shares of lines or money that windows catch; None if there are none.
 
     Args:
         by_delay: lines or cents by delay in days.
-        window_days: the reprocessing window W that is configured.
+        window_days: the configured reprocessing window W.
     """
     whole = sum(by_delay.values())
     if not whole:

@@ -1,8 +1,7 @@
-"""What to run next: runs that load what has landed, then those that rebuild what it changed.
+"""The next runs: those that load what has landed, then those that rebuild what it changed.
 
-The schedule, the sensors and the command `backfill-assets night` all ask here. What is to be built
-is decided in `backlog` and `run_requests`; here it meets tables, landing and Dagster's instance.
-Without a daemon, `run_night` does what schedule and sensors would.
+Used by the schedule, the sensors and the command `backfill-assets night`. Without a daemon,
+`run_night` does what schedule and sensors would do.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from backfill_assets.dagster_ext.internals import (
 )
 from backfill_assets.dagster_ext.launcher import is_alive
 from backfill_assets.delta.ledger_reader import read_ledger, read_ledgers
-from backfill_assets.delta.ledgers import Ledger, Ledgers
+from backfill_assets.delta.ledgers import Ledger, Ledgers, graph_of
 from backfill_assets.landing.listing import list_landing
 from backfill_assets.publish.assess import recompute_reason
 from backfill_assets.settings import Settings
@@ -37,22 +36,22 @@ from backfill_assets.staleness.stale import StaleDay, StaleDays, find_stale_days
 from backfill_assets.staleness.unloaded import UnloadedDays, find_unloaded_days, no_data_warning
 from backfill_assets.tables.code_version import Code, running_code
 from backfill_assets.tables.derived import carries_state
-from backfill_assets.tables.graph import Graph, config_digests, graph_for, graph_of
+from backfill_assets.tables.graph import Graph, config_digests, graph_for
 from backfill_assets.tables.table import Table
 
-#: So many runs one wave asks for at most, besides those that a limit of days a run makes of one.
+#: The most runs of one batch; the parts of a range that was cut for its length count as one.
 BATCH_SIZE = 5
 
 
 @dataclass(frozen=True)
 class Request:
-    """One run to ask for: a gapless range of days of some tables.
+    """A run to launch: a gapless range of days of some tables.
 
     Attributes:
-        tables: the tables to build, by name.
+        tables: names of the tables to build.
         window: the days.
-        key: names what the run is for; the same days for the same inputs have the same key.
-        uncut_range: the range that `window` is a part of, where a run may take only so many days.
+        key: identifies the purpose: the same days for the same inputs have the same key.
+        uncut_range: the range that `window` is a part of, if runs are limited in days.
     """
 
     tables: tuple[str, ...]
@@ -61,7 +60,7 @@ class Request:
     uncut_range: Window | None = None
 
 
-#: Whether a run may take in a day of a table that need not be built, and leave it as it is.
+#: Whether a run may include a day of a table that need not be built, without changing it.
 GapRule = Callable[[str, date], bool]
 
 
@@ -75,13 +74,13 @@ def load_requests(
     per_run: int,
     may_fill_gap: GapRule = _fill_no_gap,
 ) -> list[Request]:
-    """The runs that load what has landed, with all that follows a raw log by log day.
+    """Return the runs that load what has landed, with all tables by log day that follow.
 
     Args:
-        unloaded: by raw log, what has landed and is not loaded.
+        unloaded: by raw log.
         graph: of all tables.
-        per_run: at most so many days a run.
-        may_fill_gap: tells the days of a gap over which two ranges become one.
+        per_run: the most days of a run.
+        may_fill_gap: whether a day between two ranges may be included to join them.
     """
     groups = {
         graph.loaded_with(log): dict(unloaded_days.days_to_load)
@@ -97,16 +96,16 @@ def rebuild_requests(
     in_progress: Mapping[str, Container[str]] | None = None,
     may_fill_gap: GapRule = _fill_no_gap,
 ) -> list[Request]:
-    """The runs that bring the open days up to date, in ascending order of their ranges.
+    """Return the runs that bring the open days up to date, in ascending order of their ranges.
 
     Args:
-        stale: the backlog.
+        stale: the stale days.
         graph: of all tables.
-        per_run: at most so many days a run.
-        in_progress: by the id of a run or backfill that is under way, the tables that wait for it
-            where it changed one of their inputs: it is about to build them, or to change more.
-        may_fill_gap: tells the days of a gap over which two ranges become one, and the tables that
-            a run may build besides those that a day lacks.
+        per_run: the most days of a run.
+        in_progress: by the id of an unfinished run or backfill, the tables that wait for it if it
+            changed one of their inputs: it will build them, or change more.
+        may_fill_gap: whether a day between two ranges may be included to join them, and whether a
+            run may build a further table for a day.
     """
     may_fill_gap = _split_at_weeks(may_fill_gap, graph)
 
@@ -126,9 +125,9 @@ def rebuild_requests(
         tables_by_day: dict[date, tuple[str, ...]] = {}
         for day in sorted({day for day, table in tokens if table in chain}):
             stale_tables = tuple(table for table in chain if (day, table) in tokens)
-            # By event day, what follows a rebuilt table is rebuilt with it.
+            # By event day, downstream tables are rebuilt together with a table.
             build = _with_followers(stale_tables, chain, graph) if together else stale_tables
-            # But not what another run is about to build the input of.
+            # But not those whose input another run will build.
             waits = {table for table in chain if day in stale.open.get(table, ())} - {*build}
             waits -= graph.upstream_tables(stale_tables[0])
             tables_by_day[day] = tuple(
@@ -145,14 +144,14 @@ def rebuild_requests(
 
 
 def _table_chains(graph: Graph) -> Iterator[tuple[list[str], bool]]:
-    """Tables that a run may build together; and whether what follows a table is built with it."""
+    """Yield tables that one run may build, and whether downstream ones are built with a table."""
     for tables, together in ((graph.by_log_day, False), (graph.by_event_day, True)):
         for cadence in Grain:
             yield [name for name in tables if graph.tables[name].grain is cadence], together
 
 
 def _split_at_weeks(may_fill_gap: GapRule, graph: Graph) -> GapRule:
-    """The same; and nothing lies between one week and the next."""
+    """Forbid to join ranges across the boundary of two weeks."""
 
     def may_fill(table: str, day: date) -> bool:
         return graph.tables[table].grain.first_day(day) != day or may_fill_gap(table, day)
@@ -161,10 +160,10 @@ def _split_at_weeks(may_fill_gap: GapRule, graph: Graph) -> GapRule:
 
 
 def _drop_waiting_parts(requests: Sequence[Request], graph: Graph) -> list[Request]:
-    """The requests; of a range that a limit of days a run has cut, only the first in some cases.
+    """Keep only the first part of a cut range if one of its tables is stateful.
 
-    Days that are built one upon the other cannot be built by runs at the same time. What is left is
-    still behind when the first run has ended.
+    Stateful days cannot be built by parallel runs. The other parts are still stale when the first
+    run has ended.
     """
     runnable: list[Request] = []
     begun: set[tuple[tuple[str, ...], Window | None]] = set()
@@ -180,7 +179,7 @@ def _drop_waiting_parts(requests: Sequence[Request], graph: Graph) -> list[Reque
 def _with_followers(
     stale_tables: Sequence[str], chain: Sequence[str], graph: Graph
 ) -> tuple[str, ...]:
-    """Tables, and those after the first of them that come of the same sources."""
+    """Return the tables, and those later in the chain that have the same sources."""
     first = {log: name for name in reversed(stale_tables) for log in graph.source_logs(name)}
     return tuple(
         name
@@ -190,9 +189,9 @@ def _with_followers(
 
 
 def first_batch(requests: Sequence[Request], limit: int = BATCH_SIZE) -> list[Request]:
-    """The first of the requests, as many as one wave asks for.
+    """Return the first requests, as many as one batch allows.
 
-    What a limit of days a run has made of one range counts as one.
+    The parts of a range that was cut for its length count as one.
     """
     uncut_ranges = dict.fromkeys((request.tables, request.uncut_range) for request in requests)
     first = set(list(uncut_ranges)[:limit])
@@ -202,7 +201,7 @@ def first_batch(requests: Sequence[Request], limit: int = BATCH_SIZE) -> list[Re
 def _widest_build(
     tables: Collection[str], builds: Iterable[tuple[str, ...]], allowed_tables: Collection[str]
 ) -> tuple[str, ...]:
-    """The most tables that are built for some day and may be built for this one as well."""
+    """Return the most tables built for some day that may also be built for this day."""
     return max((b for b in builds if {*tables} <= {*b} <= {*allowed_tables}), key=len)
 
 
@@ -223,7 +222,7 @@ def _build_requests(
 def _merge_ranges(
     days: Iterable[date], tables: Sequence[str], may_fill_gap: GapRule
 ) -> list[Window]:
-    """The fewest windows that hold these days, and others only where all tables are bridged."""
+    """Return the fewest windows that hold these days, joined where all tables may fill the gap."""
     merged: list[Window] = []
     for window in to_windows(days):
         gap = Window(merged[-1].end, window.start) if merged else ()
@@ -235,7 +234,7 @@ def _merge_ranges(
 
 
 def _split_days(days: Sequence[date], max_days: int) -> list[Window]:
-    """The fewest windows of at most so many days that hold these, which are in order."""
+    """Return the fewest windows of at most `max_days` days that hold these sorted days."""
     parts: list[Window] = []
     for day in days:
         if parts and len(Window(parts[-1].start, day)) < max_days:
@@ -245,22 +244,22 @@ def _split_days(days: Sequence[date], max_days: int) -> list[Window]:
     return parts
 
 
-#: The tag of a run of a wave: `load` or `rebuild`. The queue lets one load go at a time.
+#: The tag of a run of a batch: `load` or `rebuild`. The queue runs one load at a time.
 BATCH_TAG = "backfill_assets/wave"
 LOAD, REBUILD = "load", "rebuild"
-#: For so long a run that failed counts as under way while its retry is still to come.
+#: How long a failed run counts as unfinished while its retry is expected.
 _RETRY_PERIOD = timedelta(minutes=10)
 
 RequestFilter = Callable[[Sequence[Request]], list[Request]]
 
 
 class RunPlanner:
-    """What there is to do as of a business day.
+    """Plans the next runs as of a business day.
 
     Args:
         settings: the deployment's settings.
-        now: the business day by the clock, if another may be asked for: a table that is retired by
-            now has no asset that a run could make, whatever day is asked for.
+        now: the business day by the clock, if another one may be planned: a table that is retired
+            by now has no asset to run, whatever day is planned.
     """
 
     def __init__(self, settings: Settings, now: date = date.min) -> None:
@@ -273,20 +272,20 @@ class RunPlanner:
         self.tables = self._graph.tables
 
     def fed_tables(self, today: date) -> Mapping[str, Table]:
-        """The tables that are fed on a business day, by name: those that are not retired."""
+        """Return the tables that are not retired on a business day, by name."""
         return self._fed_graph(today).tables
 
     def _fed_graph(self, today: date) -> Graph:
         return self._graph.without_retired(max(today, self._now))
 
     def night_of(self, moment: datetime) -> date:
-        """The day on which the night before a moment began its work."""
+        """Return the date on which the last nightly run before a moment began."""
         local = moment.astimezone(self.settings.zone)
         began = local.strftime("%H:%M") >= self.settings.nightly_at
         return local.date() if began else local.date() - DAY
 
     def plan_loads(self, today: date) -> list[Request]:
-        """The runs that load what has landed, in ascending order of their days."""
+        """Return the runs that load what has landed, in ascending order of their days."""
         ledgers, unloaded = self._read_unloaded(today)
         graph = self._fed_graph(today)
 
@@ -316,7 +315,7 @@ class RunPlanner:
         return ledgers, unloaded_by_log(self.settings, ledgers, self._graph, today)
 
     def no_data_warnings(self, today: date) -> dict[str, str]:
-        """By raw log whose source has been silent for long, what is to be said of it."""
+        """Return, by raw log whose source has been silent for long, a warning."""
         _, unloaded = self._read_unloaded(today)
         warnings = (
             (log, no_data_warning(unloaded_days, self._graph.policy_of(log), today))
@@ -327,11 +326,11 @@ class RunPlanner:
     def plan_rebuilds(
         self, today: date, in_progress: Mapping[str, Collection[str]]
     ) -> list[Request]:
-        """The runs that bring open days up to date.
+        """Return the runs that bring open days up to date.
 
         Args:
             today: the business day.
-            in_progress: what is under way, as `in_progress` says it, looked at before.
+            in_progress: the result of `tables_in_progress`, read before this call.
         """
         ledgers = read_ledgers(self.settings)
         stale = find_stale_days(ledgers, self.policy, today)
@@ -342,7 +341,7 @@ class RunPlanner:
         return rebuild_requests(stale, self._fed_graph(today), per_run, in_progress, may_fill_gap)
 
     def materialize_command(self, request: Request) -> list[str]:
-        """Dagster's own command for a request's run."""
+        """Return Dagster's own command for a request."""
         materialize = ["dagster", "asset", "materialize", "-m", "backfill_assets.definitions"]
         first, last = request.window.start, request.window.end - DAY
         selected = ",".join(assets_of(request, self.tables))
@@ -351,15 +350,15 @@ class RunPlanner:
     def next_batch(
         self, today: date, in_progress: Mapping[str, Collection[str]], not_tried: RequestFilter
     ) -> tuple[str, list[Request]]:
-        """What is to be run next, and its kind: loads, or once there are none, rebuilds.
+        """Return the next requests and their kind: loads or, if there are none, rebuilds.
 
-        Loads are asked for all at once, as they follow each other in the queue. Between two ranges
-        of them that are not one lies a day that cannot be loaded.
+        All loads are returned at once, as they run one by one in the queue. Between two of their
+        ranges there is always a day that cannot be loaded.
 
         Args:
             today: the business day.
-            in_progress: what is under way, as `in_progress` says it.
-            not_tried: takes away what was asked for before.
+            in_progress: the result of `tables_in_progress`.
+            not_tried: removes requests that were made before.
         """
         if load_runs := not_tried(self.plan_loads(today)):
             return LOAD, load_runs
@@ -369,10 +368,10 @@ class RunPlanner:
 def unloaded_by_log(
     settings: Settings, ledgers: Ledgers, graph: Graph, today: date
 ) -> dict[str, UnloadedDays]:
-    """By raw log, what has landed against what was loaded.
+    """Return, by raw log, what has landed compared with what was loaded.
 
     Args:
-        settings: say where the landing is.
+        settings: give the place of the landing.
         ledgers: of the raw logs and the rejected lines.
         graph: of all tables.
         today: the business day.
@@ -395,7 +394,7 @@ def unloaded_by_log(
 def _unchanged_days(
     ledger: Ledger, fingerprints: Mapping[date, str], code: str, config: str
 ) -> set[date]:
-    """The days that are published as this code and these settings would make them now."""
+    """Return the days that are published with current inputs, code and settings."""
     code_and_settings = (code, config)
     return {
         day
@@ -407,15 +406,14 @@ def _unchanged_days(
 def make_gap_rule(
     ledgers: Ledgers, stale: StaleDays, policy: Policy, code: Code, configs: Mapping[str, str]
 ) -> GapRule:
-    """Tells the days that a run may take in although nothing asks for them.
+    """Return a rule that allows published days with current settings and unchanged inputs.
 
-    Those that are published, from these settings, with nothing new in their inputs: to compute them
-    anew changes no row, and where nothing at all has changed they are not even computed. A final
-    day only if it would not be computed: no scheduled run may write it.
+    Computing such a day again changes no row; if its code has not changed either, it is not even
+    computed. A final day is allowed only in the latter case: no scheduled run may write it.
 
     Args:
-        ledgers: those of all tables.
-        stale: the days that are behind.
+        ledgers: of all tables.
+        stale: the stale days.
         policy: the late-data policy.
         code: of the runs.
         configs: by table, the digest of the settings that decide it.
@@ -424,7 +422,6 @@ def make_gap_rule(
 
     @cache
     def published_days(table: str) -> frozenset[date]:
-        """The days on which the table and what it is made of are published."""
         tables = {table, *graph.upstream_tables(table)}
         published = (ledgers[name].published_days for name in tables)
         return frozenset.intersection(*published) - stale.all_days(table)
@@ -451,12 +448,7 @@ def make_gap_rule(
 
 
 def assets_of(request: Request, tables: Mapping[str, Table]) -> list[str]:
-    """The assets that a request's run is to select: the tables, and the pages made of them.
-
-    Args:
-        request: the request.
-        tables: all tables, by name.
-    """
+    """Return the assets that a request's run selects: the tables, and their pages."""
     return [
         *request.tables,
         *(page for name in request.tables for page in tables[name].page_assets),
@@ -465,12 +457,12 @@ def assets_of(request: Request, tables: Mapping[str, Table]) -> list[str]:
 
 @dataclass
 class NightResult:
-    """What a night without a daemon did.
+    """Outcome of a night without a daemon.
 
     Attributes:
-        succeeded: the requests whose runs succeeded.
-        failed: those whose runs failed.
-        waiting: those that are left to runs that others have launched.
+        succeeded: requests whose runs succeeded.
+        failed: requests whose runs failed.
+        waiting: requests left to unfinished runs of others.
     """
 
     succeeded: list[Request] = field(default_factory=list)
@@ -484,15 +476,15 @@ def run_night(
     find_in_progress: Callable[[], Mapping[str, Collection[str]]],
     run_request: Callable[[str, Request], bool],
 ) -> NightResult:
-    """Run wave after wave, looking again after each, until nothing is asked for.
+    """Run batch after batch, reading the tables again after each, until nothing is due.
 
-    What failed is not tried again; the rest goes on, as at night.
+    A failed request is not tried again; the others continue.
 
     Args:
-        planner: what there is to do.
+        planner: plans the batches.
         today: the business day.
-        find_in_progress: what is under way besides, as `tables_in_progress` says it.
-        run_request: runs a request of a kind, and tells whether that succeeded.
+        find_in_progress: calls `tables_in_progress` for the runs of others.
+        run_request: runs a request of a kind, and returns whether it succeeded.
     """
     result = NightResult()
 
@@ -513,13 +505,13 @@ def run_night(
 def tables_in_progress(
     instance: dg.DagsterInstance, tables: Collection[str], *, daemon: bool = True
 ) -> dict[str, frozenset[str]]:
-    """What waits for the runs and backfills that are under way: tables, by the id of each.
+    """Return, by id of each unfinished run and backfill, the tables that wait for it.
 
     Args:
-        instance: where they run.
-        tables: all tables, by name.
-        daemon: whether a daemon is at work. Without one nobody launches what is queued, and nobody
-            gives up or repeats a run whose process is gone.
+        instance: has the runs.
+        tables: names of all tables.
+        daemon: whether a daemon is running. Without one, queued runs are never launched, and runs
+            whose process is dead are never ended or retried.
     """
     waiting_tables = {
         run.run_id: _selected_tables(run.asset_selection, tables)
@@ -528,12 +520,11 @@ def tables_in_progress(
     }
     for status in (BulkActionStatus.REQUESTED, BulkActionStatus.CANCELING):
         for backfill in instance.get_backfills(status=status) if daemon else ():
-            # All that follows: until it has ended, its next run may change the inputs again.
+            # All tables wait: until the backfill ends, its next run may change their inputs again.
             waiting_tables[backfill.backfill_id] = frozenset(tables)
     return waiting_tables
 
 
-#: The statuses of a run that has not ended.
 UNFINISHED_STATUSES = [status for status in dg.DagsterRunStatus if status not in FINISHED_STATUSES]
 _WAITING = (dg.DagsterRunStatus.QUEUED, dg.DagsterRunStatus.NOT_STARTED)
 
@@ -541,7 +532,7 @@ _WAITING = (dg.DagsterRunStatus.QUEUED, dg.DagsterRunStatus.NOT_STARTED)
 def unfinished_batch_runs(
     instance: dg.DagsterInstance, kinds: Sequence[str] = (LOAD, REBUILD)
 ) -> list[str]:
-    """The runs of waves before that have not ended, or are about to be retried; their ids."""
+    """Return the ids of batch runs that have not ended, or will be retried."""
     tags = {BATCH_TAG: list(kinds)}
     unfinished = instance.get_runs(dg.RunsFilter(tags=tags, statuses=UNFINISHED_STATUSES))
     failed = instance.get_runs(
@@ -556,7 +547,7 @@ def unfinished_batch_runs(
 
 
 def not_launched(instance: dg.DagsterInstance, keys: Collection[str]) -> set[str]:
-    """The run keys that no run has had."""
+    """Return the run keys that no run has had."""
     if not keys:
         return set()
     runs = instance.get_runs(dg.RunsFilter(tags={RUN_KEY_TAG: sorted(keys)}))
@@ -566,7 +557,7 @@ def not_launched(instance: dg.DagsterInstance, keys: Collection[str]) -> set[str
 def _selected_tables(
     selection: Collection[dg.AssetKey] | None, tables: Collection[str]
 ) -> frozenset[str]:
-    """The selected assets; without a selection, all."""
+    """Return the selected assets; all tables without a selection."""
     if selection is None:
         return frozenset(tables)
     return frozenset(key.to_user_string() for key in selection)

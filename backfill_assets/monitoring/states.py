@@ -1,7 +1,7 @@
-"""The state of every day of every table, as of a day: what may be trusted, what is missing.
+"""Day states: for every day of every table, whether it can be trusted and what is missing.
 
 Pure functions over ledgers, the landing's contents and dates. Dagster's own freshness looks at an
-asset's last materialization, whichever day that was of; this looks at each day.
+asset's last materialization, whichever day that was of; day states look at each day.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from functools import cached_property
 
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import DAY, Window, to_windows
-from backfill_assets.delta.ledgers import Ledgers
+from backfill_assets.delta.ledgers import Ledgers, graph_of
 from backfill_assets.staleness.finality import final_days, finality_check
 from backfill_assets.staleness.stale import StaleDays, built_from_revoked
 from backfill_assets.staleness.unloaded import UnloadedDays
-from backfill_assets.tables.graph import Graph, graph_of
+from backfill_assets.tables.graph import Graph
 
 
 class DayState(enum.Enum):
-    """What is to be said of a day of a table; the first that applies."""
+    """The state of a day of a table; the first that applies."""
 
     CHECK_FAILED = "check failed"
     MISSING = "missing"
@@ -42,11 +42,11 @@ class DayState(enum.Enum):
 
     @property
     def is_good(self) -> bool:
-        """Whether nobody has to do anything."""
+        """Whether nobody has to act."""
         return self in (DayState.RETIRED, DayState.OPEN, DayState.FINAL, DayState.FRESH)
 
 
-#: What each state means for a reader, and what to do about it.
+#: What each state means for a reader of the table, and what to do.
 STATE_MEANINGS: Mapping[DayState, str] = {
     DayState.CHECK_FAILED: "the last run did not publish it, as a check failed; readers see what "
     "was there before. Mend the input that the check names, then materialize these days",
@@ -83,13 +83,13 @@ STATE_MEANINGS: Mapping[DayState, str] = {
 
 @dataclass(frozen=True)
 class Situation:
-    """All that the states follow from.
+    """Everything that the day states are derived from.
 
     Attributes:
         ledgers: by table.
         stale: the days behind their inputs.
-        unloaded: by raw log, the landing against it.
-        failed_checks: by table, days whose last run failed in checks of theirs, and which.
+        unloaded: by raw log, the landing compared with it.
+        failed_checks: by table, the days whose last run failed in checks, with the checks.
         policy: the late-data policy.
         config_digests: by table, of the settings that decide its rows now.
         today: the business day.
@@ -108,12 +108,12 @@ class Situation:
 
     @cached_property
     def graph(self) -> Graph:
-        """What each table is made of."""
+        """The graph of the tables."""
         return graph_of(self.ledgers, self.policy)
 
     @cached_property
     def closed_by_log(self) -> Mapping[str, set[date]]:
-        """By raw log, the days that are final in its frozen tables, or in all that close."""
+        """By raw log, the days final in all its frozen tables; if none, in all that close."""
         closed_days = {}
         for log in self.graph.sources:
             graph = self.graph.without_retired(self.today)
@@ -127,7 +127,7 @@ class Situation:
 
     @property
     def frozen_tables(self) -> list[str]:
-        """The tables of which no schedule may change a final day."""
+        """The tables whose final days no schedule may change."""
         return [name for name, ledger in self.ledgers.items() if ledger.table.frozen]
 
     @cached_property
@@ -137,12 +137,12 @@ class Situation:
 
     @cached_property
     def revoked_input_days(self) -> Mapping[str, Collection[date]]:
-        """The days that were made of input which has been taken back since, by table."""
+        """By table, the days that were built from input which was reverted since."""
         return built_from_revoked(self.ledgers, self.policy)
 
     @cached_property
     def unloaded_by_log(self) -> Mapping[str, set[date]]:
-        """By raw log, log days that have landed and should have been loaded by now."""
+        """By raw log, landed log days that should be loaded by now."""
         return {
             log: self._overdue_days(unloaded.days_to_load)
             for log, unloaded in self.unloaded.items()
@@ -157,10 +157,10 @@ class Situation:
         }
 
     def due_days(self, table: str) -> Window:
-        """The days that should be published by now.
+        """Return the days that should be published by now.
 
-        Not those so far beyond what has landed that no scheduled run asks for them. Of a retired
-        table, none.
+        Without days so far after the newest landed one that no scheduled run requests them. Empty
+        for a retired table.
         """
         if self.ledgers[table].table.is_retired(self.today):
             return Window(self.today, self.today)
@@ -169,13 +169,13 @@ class Situation:
         return self.graph.policy_of(table).expected_days(today, last)
 
     def _overdue_days(self, log_days: Collection[date]) -> set[date]:
-        # Tonight's run loads yesterday, and the last due day as an empty one if nothing has come.
+        # Tonight's run loads yesterday, and the last due day as an empty one if nothing has landed.
         coming = {self.today - DAY, self.today - self.policy.lag_days * DAY}
         return set(log_days) - (coming if self.before_deadline else set())
 
 
 def day_states(table: str, situation: Situation) -> dict[date, DayState]:
-    """The state of every day that is due or published."""
+    """Return the state of every day that is due or published."""
     graph, ledger = situation.graph, situation.ledgers[table]
     other_settings_days = ledger.under_other_settings(situation.config_digests[table])
     stale_days, failed = (
@@ -238,31 +238,31 @@ def _lacks_input(table: str, day: date, situation: Situation) -> bool:
 
 
 def _lacks_log(log: str, table: str, day: date, situation: Situation) -> bool:
-    """Whether log days of one source that decide a day have not landed, or are not loaded."""
+    """Return whether log days of a source that decide a day have not landed or are not loaded."""
     policy, unloaded_days, absent_days = (
         situation.graph.policy_of(log),
         situation.unloaded_by_log[log],
         situation.absent_by_log[log],
     )
     if table in situation.graph.by_event_day:
-        # A closed day waits for nobody; only what is there and not loaded concerns it.
+        # A closed day waits for no folder; only landed files that are not loaded concern it.
         closed = day in situation.closed_by_log[log]
         return any(
             d in unloaded_days or (not closed and d in absent_days) for d in policy.log_days(day)
         )
-    # A day without a folder is normal in the end; while its window is open, somebody may wonder.
+    # A day without a folder is reported only while its window is open.
     open_since = situation.today - (policy.window_days + policy.lag_days) * DAY
     return day in absent_days and day >= open_since
 
 
 def count_states(states: Mapping[date, DayState]) -> dict[str, int]:
-    """How many days are in each state."""
+    """Return the number of days in each state."""
     counts = Counter(states.values())
     return {state.value: counts[state] for state in DayState}
 
 
 def describe_states(states: Mapping[date, DayState]) -> str:
-    """The days of each state that somebody should see to, with what it means; empty if none."""
+    """Return the days of each state that needs action, with its meaning; empty if none."""
     lines = []
     for state in DayState:
         days = [day for day, day_state in states.items() if day_state is state]
@@ -273,14 +273,14 @@ def describe_states(states: Mapping[date, DayState]) -> str:
 
 
 def find_holes(states: Mapping[date, DayState]) -> set[date]:
-    """Missing days before a day that is there."""
+    """Return the missing days before a published one."""
     published_days = (day for day, state in states.items() if state is not DayState.MISSING)
     last = max(published_days, default=date.min)
     return {day for day, state in states.items() if state is DayState.MISSING and day < last}
 
 
 def changed_final_days(table: str, situation: Situation) -> dict[date, str]:
-    """Final days of a table that differ from what was last published deliberately, and how.
+    """Return final days that differ from what was last published deliberately, and how.
 
     A person may rebuild a final day; a schedule, a sensor or another writer may not change one.
     """

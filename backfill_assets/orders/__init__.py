@@ -1,1 +1,1 @@
-"""The orders pipeline: a source, the facts that are made of it, and the list of all its tables."""
+"""The default tables: orders, their daily facts, and what follows from them."""

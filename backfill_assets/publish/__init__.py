@@ -1,1 +1,1 @@
-"""The write path: what an asset hands over is compared, computed, audited and committed."""
+"""The write path: which days differ, compute them, audit them, one commit."""

@@ -1,7 +1,7 @@
-"""Days that a fork of a table has, published in the table as they are: files and verdicts.
+"""Publish days of a shallow clone (fork) in its table, by the clone's own files and verdicts.
 
-Nothing is computed, read or copied. The audit has seen the rows when the fork got them, and data
-files do not change.
+Nothing is computed, read or copied: the audit has checked the rows when they were written to the
+clone, and data files do not change.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from backfill_assets.publish.assess import days_by_reason
 from backfill_assets.publish.types import DayResult, Outcome
 from backfill_assets.spark.filesystems import open_store
 
-#: Commits that rest on another state than that of now are tried again, as often.
+#: Attempts to commit if other commits come first.
 _ATTEMPTS = 10
 
 
 @dataclass(frozen=True)
 class Origin:
-    """What adopted days were made by and from, as the log of the table that takes them names it.
+    """Provenance of adopted days, in the table versions of the receiving table's inputs.
 
     Attributes:
         provenances: by day.
-        other_inputs: the days whose inputs hold something else there than in the fork, each with
-            the input fingerprint that it has there.
+        other_inputs: by day whose inputs differ from those of the clone, its input fingerprint
+            in the receiving table.
     """
 
     provenances: Mapping[date, Provenance]
@@ -42,13 +42,13 @@ class Origin:
 
 @dataclass(frozen=True)
 class ClonedDays:
-    """Days of a fork that a table is to have.
+    """Days of a shallow clone that a table is to receive.
 
     Attributes:
-        url: where the fork lives.
-        ledger: what its log says.
-        days: the days, each on record there.
-        forked_at: the version that it was forked at: most of the files came later.
+        url: of the clone.
+        ledger: of the clone.
+        days: the days; the ledger has a record of each.
+        forked_at: the version of the clone's first commit; most files were added after it.
     """
 
     url: str
@@ -58,10 +58,10 @@ class ClonedDays:
 
     @cached_property
     def files(self) -> DataFiles:
-        """The data files of the days, as the log of the table is to name them.
+        """The data files of the days, with the paths that the receiving table's log needs.
 
         Raises:
-            PublishError: somebody else wrote to the fork: its files are not those of its commits.
+            PublishError: another writer changed the clone: row counts of files and commits differ.
         """
         table, version = self.ledger.table, self.ledger.version or 0
         files = files_as_of(self.url, table, self.days, version, self.forked_at)
@@ -79,18 +79,18 @@ class ClonedDays:
         return files
 
     def changed_days(self, days: Iterable[date], current: Ledger) -> list[date]:
-        """Those of days that hold something else in a table, as of now."""
+        """Return the days whose content differs from the receiving table."""
         return [day for day in days if current.content_key(day) != self.ledger.content_key(day)]
 
     def raise_if_files_missing(self, url: str, days: Iterable[date]) -> None:
-        """See that the data files of days are still there.
+        """Check that the data files of these days still exist.
 
         Args:
-            url: of the table that is to have them.
-            days: the days.
+            url: of the table that is to receive them.
+            days: the days to check.
 
         Raises:
-            PublishError: they are not.
+            PublishError: files are missing.
         """
         day_paths = [(day, file.path) for day in days for file in self.files.get(day, ())]
         filesystem, root = open_store(url)
@@ -115,23 +115,23 @@ def adopt_files(
     check_ledger: Callable[[Ledger], None] = lambda _: None,
     kind: str = "",
 ) -> list[DayResult]:
-    """Publish days of a fork in its table, or in another fork of it, in one commit.
+    """Publish days of a clone in its table, or in another clone of it, in one commit.
 
     Args:
         cloned: the days.
-        writer: commits to the table.
-        read_ledger: what its log says, as of now.
-        run_metadata: what the commit is to say of the run.
-        origin_of: what days were made by and from, as the log of the table is to name it; as of
-            now.
-        check_ledger: is given the ledger on which the commit will rest, and may raise.
-        kind: of the commit, see `Details`.
+        writer: commits to the receiving table.
+        read_ledger: reads the current ledger of the receiving table.
+        run_metadata: the run's part of the commit metadata.
+        origin_of: returns the provenance of days for the receiving table's log; called once for
+            each attempt.
+        check_ledger: called with the ledger that the commit is based on; may raise.
+        kind: of the commit, see `CommitDetails`.
 
     Returns:
-        What became of each day, in ascending order.
+        The result of each day, in ascending order.
 
     Raises:
-        PublishError: the commit failed, or others committed first each time.
+        PublishError: the commit failed, or other commits came first each time.
     """
     days = sorted(cloned.days)
     for _ in range(_ATTEMPTS):
@@ -156,12 +156,7 @@ def adopt_files(
 
 
 def results_of_adopted(ledger: Ledger, days: Iterable[date]) -> list[DayResult]:
-    """What became of days that a table had adopted already, by what its log says.
-
-    Args:
-        ledger: that of the table.
-        days: the days.
-    """
+    """Return the results of days that the table has already adopted, from its ledger."""
     return [
         result
         for day in sorted(days)
@@ -173,7 +168,6 @@ def results_of_adopted(ledger: Ledger, days: Iterable[date]) -> list[DayResult]:
 def _adoption_metadata(
     ledger: Ledger, days: Sequence[date], origin: Origin, kind: str
 ) -> dict[str, Any]:
-    """What a commit is to say of days that it adopts."""
     records = {day: ledger.latest[day] for day in days}
     details = CommitDetails(
         kind=kind,

@@ -1,4 +1,4 @@
-"""Which days a run computes, and why; and what keeps days from being computed."""
+"""Which days a run computes and why, and which days cannot be computed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from backfill_assets.publish.types import ComputePlan, Snapshot
 from backfill_assets.tables.derived import carries_state
 from backfill_assets.tables.table import Table
 
-#: A day that is made of what it was made of, by the code that made it.
+#: Reason of a day whose inputs, code and settings have not changed.
 REQUESTED = "asked for"
 
 
@@ -30,17 +30,17 @@ def recompute_reason(
     inputs: Iterable[Ledger] = (),
     input_change: str = "",
 ) -> str | None:
-    """Why a day is to be computed; none if it is published as it would be made now.
+    """Return why a day must be computed; None if it is published with current inputs and code.
 
     Args:
-        ledger: that of the table.
+        ledger: of the table.
         day: the day.
-        fingerprint: the input fingerprint that the day would have now.
+        fingerprint: the current input fingerprint of the day.
         code_version: of the code that would compute it.
-        config_digest: of the settings that would decide what is in it.
-        rewrite: whether somebody asks for it, whatever is published.
-        inputs: the tables that it is made of, as they are now, to tell which of them is new.
-        input_change: what is new in its input, where somebody knows better than these tables do.
+        config_digest: of the settings that decide its rows now.
+        rewrite: whether the run requests the day in any case.
+        inputs: current ledgers of the input tables; they tell which input is newer.
+        input_change: replaces the text `new input` where the caller knows the change.
     """
     latest, published = ledger.latest.get(day), ledger.current_record(day)
     if latest is None:
@@ -51,7 +51,7 @@ def recompute_reason(
     if not published.fingerprint:
         reasons.append(input_change or "input not on record")
     elif published.fingerprint != fingerprint:
-        # A table may have changed on other days only; the fingerprint knows which days count.
+        # The input may have changed on other days only: the fingerprint tells which days count.
         newer = [
             x.table.name for x in inputs if x.last_change > latest.inputs.get(x.table.name, -1)
         ]
@@ -66,7 +66,7 @@ def recompute_reason(
 
 
 def new_input_reason(names: Sequence[str]) -> str:
-    """New input as a reason, with the tables that it comes from as far as they are known."""
+    """Return the reason for new input, with the names of the changed tables if known."""
     return f"new input: {', '.join(names)}" if names else "new input"
 
 
@@ -77,14 +77,14 @@ def days_to_compute(
     config_digest: str,
     rewrite: Container[date],
 ) -> dict[date, str]:
-    """The days of a plan that are to be computed, each with why.
+    """Return the days of a plan that must be computed, each with its reason.
 
     Args:
-        ledger: that of the table.
-        plan: how its days would be made now.
-        code_version: of the code that would compute them.
-        config_digest: of the settings that would decide what is in them.
-        rewrite: the days that somebody asks for, whatever is published.
+        ledger: of the table.
+        plan: the compute plan, with the current input fingerprints.
+        code_version: of the code that would compute the days.
+        config_digest: of the settings that decide their rows now.
+        rewrite: days that the run requests in any case.
     """
     inputs = [source.ledger for source in plan.sources]
     reasons = {
@@ -104,14 +104,14 @@ def days_to_compute(
 
 
 def days_on_hold(ledger: Ledger, fingerprints: Mapping[date, str]) -> set[date]:
-    """The days that would come out with rows that a person has decided against.
+    """Return the days that a person put on hold and whose inputs have not changed since.
 
-    Of a table that carries state, the days after such a day as well, as far as they were decided
-    against: they were built upon it.
+    Of a stateful table, also the days on hold that follow such a day without a gap: they were built
+    from it.
 
     Args:
-        ledger: that of the table.
-        fingerprints: by day, the input fingerprint that it would have now.
+        ledger: of the table.
+        fingerprints: by day, the current input fingerprint.
     """
     held_days: set[date] = set()
     for day in sorted(ledger.on_hold.keys() & fingerprints.keys()):
@@ -122,7 +122,7 @@ def days_on_hold(ledger: Ledger, fingerprints: Mapping[date, str]) -> set[date]:
 
 
 def days_by_reason(reasons: Mapping[date, str]) -> dict[str, list[str]]:
-    """The days by reason, for a record."""
+    """Group days by reason, in the form that a commit stores."""
     grouped = defaultdict(list)
     for day, reason in reasons.items():
         grouped[reason].append(day)
@@ -135,17 +135,17 @@ def refuse_other_code(
     record: Mapping[str, Any],
     config_of: Callable[[Table], str],
 ) -> None:
-    """Keep one backfill to one code and one configuration, in a table and in those it reads.
+    """Raise if the backfill of this run was planned with other code or other settings.
 
     Args:
-        ledgers: that of the table, and those of the tables that it reads.
+        ledgers: of the table and of its inputs.
         window: the run's days.
-        record: what the commit is to say of the run.
-        config_of: the digest of the settings that decide a table now.
+        record: the run's part of the commit metadata.
+        config_of: returns the digest of the settings that decide a table now.
 
     Raises:
-        PublishError: a deploy came in between. No day of a range that is answered for as one may
-            be computed by other rules than the rest.
+        PublishError: a deploy came in between. All days of one backfill must be computed by the
+            same rules, as it is reconciled as a whole.
     """
     backfill = record.get("backfill_id")
     if not backfill:
@@ -180,17 +180,17 @@ def missing_inputs(
     config_of: Callable[[Table], str],
     failed: Mapping[str, Container[date]],
 ) -> dict[date, Expectation]:
-    """The days that an input has not, or not as the settings of now make it; with the reason.
+    """Return the days that an input lacks, or has under other settings only, with the reason.
 
-    Such a day has no rows to read, but that does not make it an empty day; and one that has
-    just failed upstream must not be built from what was there before. What was made under
-    other settings would count an order twice, or not at all.
+    A missing input day is not an empty one. A day that failed upstream in this run must not be
+    built from its older rows. Input days of other settings could count an order twice, or not at
+    all.
 
     Args:
         sources: the inputs.
-        window: the days to be made.
-        config_of: the digest of the settings that decide a table now.
-        failed: days that this run has failed to publish, by table.
+        window: the days to compute.
+        config_of: returns the digest of the settings that decide a table now.
+        failed: by table, the days that this run failed to publish.
     """
     expectations: dict[date, Expectation] = {}
     for source in sources:

@@ -1,8 +1,8 @@
-"""Computing the days of a plan and having them judged; the message if they cannot be computed.
+"""Compute and audit the days of a plan, and describe errors of the computation.
 
-A run computes the days of its range at once. A function that groups without the day would mix them,
-and no check of a day by itself would tell. So the first range that new code of a table computes is
-held against a day or two of it that are computed alone.
+A run computes all days of its range at once. A function that groups without the day would mix
+days, and no check of a single day would notice. So the first range that new code of a table
+computes is compared with one or two of its days that are computed alone.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ from backfill_assets.tables.arguments import declaration_location
 from backfill_assets.tables.model_metadata import DRIFT, drifts_of
 from backfill_assets.tables.table import Table
 
-#: The traceback of a Python worker, and how it ends.
+#: The traceback of a Python worker, and its last lines.
 _WORKER_TRACEBACK = re.compile(
     r"^Traceback \(most recent call last\):\n(?:[ \t].*\n)+(\S.*)$", re.MULTILINE
 )
@@ -67,15 +67,15 @@ _WORKER_TRACEBACK = re.compile(
 
 @contextmanager
 def explain_spark_errors(table: Table, days: Window) -> Iterator[None]:
-    """Tell of what Spark cannot compute in a sentence: Spark's own has a plan and a stack.
+    """Replace errors of Spark by a step failure with a short message, without plan and stack.
 
     Args:
         table: the table.
-        days: of it that are computed.
+        days: the days that are computed.
 
     Raises:
         dagster.Failure: the rows cannot be computed.
-        Exception: the engine failed, and not the rows.
+        Exception: the error is one of the engine, not of the rows; unchanged.
     """
     try:
         yield
@@ -86,15 +86,15 @@ def explain_spark_errors(table: Table, days: Window) -> Iterator[None]:
 
 @contextmanager
 def explain_function_errors(table: Table, days: Window) -> Iterator[None]:
-    """Tell of what the function of a table raises in a sentence, with its file and line.
+    """Replace errors of a table's function by a step failure that names its file and line.
 
     Args:
         table: the table.
-        days: of it that it is called for.
+        days: the days that the function is called for.
 
     Raises:
-        dagster.Failure: the function raised something.
-        Exception: the engine failed, and not the function.
+        dagster.Failure: the function raised an exception.
+        Exception: the error is one of the engine, not of the function; unchanged.
     """
     try:
         yield
@@ -106,12 +106,12 @@ def explain_function_errors(table: Table, days: Window) -> Iterator[None]:
 
 
 def step_failure(table: Table, days: Window, problem: str, error: Exception) -> dg.Failure:
-    """The failure of a step: what failed, why, what state the table is in, what to do.
+    """Return the failure of a step: what failed, why, the state of the table, what to do.
 
     Args:
         table: the table.
-        days: of it that were to be computed.
-        problem: failed.
+        days: the days that were to be computed.
+        problem: the first part of the message.
         error: the cause.
     """
     is_spark_error = isinstance(error, SPARK_ERRORS)
@@ -132,7 +132,7 @@ def step_failure(table: Table, days: Window, problem: str, error: Exception) -> 
     )
 
 
-#: Of the rows that are compared, whether their day was computed alone.
+#: The column that marks rows of a day that was computed alone.
 _ALONE_COLUMN = "_alone"
 
 
@@ -141,7 +141,7 @@ class DependentDaysError(RefusedError):
 
 
 def has_computed_ranges(ledger: Ledger, code_version: str) -> bool:
-    """Whether a run has published several days at once by some code of the table."""
+    """Return whether some run published several days at once by this code version."""
     return any(
         record.code_version == code_version and len(record.days) > 1 and _is_computed(record)
         for record in ledger.records
@@ -149,7 +149,7 @@ def has_computed_ranges(ledger: Ledger, code_version: str) -> bool:
 
 
 def _is_computed(record: CommitRecord) -> bool:
-    """Whether a run computed the days of a commit; others carry what was computed before."""
+    """Return whether a run computed the days of a commit; other commits carry earlier rows over."""
     details = record.details
     return not (details.kind or details.undoes or details.as_of)
 
@@ -163,18 +163,18 @@ def refuse_dependent_days(
     *,
     stateful: bool = False,
 ) -> None:
-    """See that days of a range have the rows that they have when each is computed alone.
+    """Raise if a day has other rows in the range than when it is computed alone.
 
-    The day with the fewest rows is looked at, and one without rows. Values of floating-point
-    columns are not compared: a sum of them depends on the order of the rows.
+    It compares the day with the fewest rows, and one day without rows. Values of floating-point
+    columns are not compared: their sum depends on the order of the rows.
 
     Args:
         table: the table.
         frame: the rows of the range.
         days: the range.
-        rows: by day that may be published, how many rows it has.
-        compute_alone: computes one of the days by itself.
-        stateful: whether the days are built one upon the other: only the first can be alone.
+        rows: row counts of the days that passed the audit.
+        compute_alone: computes one day by itself.
+        stateful: whether the table is stateful: then only the first day can be computed alone.
 
     Raises:
         DependentDaysError: a day has other rows; nothing was written.
@@ -220,9 +220,9 @@ def _row_count_text(sums: tuple[int, ...] | None) -> str:
 
 
 def _sample_days(rows: Mapping[date, int], first: date) -> list[date]:
-    """The days to compute alone, of those that may be published.
+    """Choose the days to compute alone, of those that passed the audit.
 
-    A function that looks at the row before goes wrong on later days of a range than the first.
+    A later day is preferred: on the first one, a function that looks at the row before is right.
     """
     filled = [day for day in rows if rows[day]]
     empty = [day for day in rows if not rows[day]]
@@ -242,17 +242,17 @@ def _is_inexact(kind: T.DataType) -> bool:
 
 @dataclass(frozen=True)
 class AuditedDays:
-    """Days that were computed and judged.
+    """Days that were computed and audited.
 
     Attributes:
-        built: as the asset built them.
+        built: the result of the asset's function.
         frame: their rows, with the columns and types of the table.
-        fingerprints: by day, the input fingerprint that it was made under.
-        verdicts: what the audit says of them.
-        rules: by name, what was asked of each row.
-        merge: whether they were judged as for a merge.
-        files: by day, the data files that are written and not committed.
-        spreads: by day, how its columns are distributed that are watched.
+        fingerprints: by day, the input fingerprint.
+        verdicts: of the audit.
+        rules: by name, the rules that each row was checked against.
+        merge: whether they were audited for a merge.
+        files: by day, data files that are written but not committed.
+        spreads: by day, the histograms of the columns that are watched for drift.
     """
 
     built: ComputedDays
@@ -265,15 +265,15 @@ class AuditedDays:
     spreads: Mapping[date, Histograms] = field(default_factory=dict)
 
     def is_current_for(self, expected: Mapping[date, str], ledger: Ledger) -> bool:
-        """Whether these days would be made and judged no otherwise now."""
+        """Return whether computing and auditing these days again would give the same."""
         rules = all_constraints(ledger.table, ledger.metadata)
         return expected.items() <= self.fingerprints.items() and rules == self.rules
 
     def write_files(self, writer: Writer, days: Sequence[date]) -> DataFiles:
-        """The data files of days, which are written once; those that are there already, never.
+        """Write the data files of days once, and return them; files that exist are reused.
 
         Raises:
-            PublishError: they could not be written, or hold other rows than were audited.
+            PublishError: writing failed, or the files hold other rows than were audited.
         """
         existing_files = self.built.files
         if new_days := [day for day in days if day not in self.files and day not in existing_files]:
@@ -295,13 +295,13 @@ class AuditedDays:
         }
 
     def mark_committed(self, days: Iterable[date]) -> None:
-        """Take note of days whose files a version of the table has now."""
+        """Forget the files of days that a version of the table now contains."""
         for day in days:
             self.files.pop(day, None)
 
     @property
     def orphaned_files(self) -> list[AddAction]:
-        """The data files that no commit will name."""
+        """Data files that no commit contains."""
         return [file for files in self.files.values() for file in files]
 
 
@@ -314,23 +314,21 @@ def compute_days(
     *,
     skip_independence: bool = False,
 ) -> AuditedDays:
-    """The days computed and judged; those between them are not.
+    """Compute and audit the days that have a fingerprint, not those between them.
 
     Args:
-        table: the table that they are meant for.
-        plan: how they are made.
-        fingerprints: the days, each with its fingerprint.
-        ledger: that of the table.
-        merge_writer: what would merge them into the table; none if they are to replace what is
-            there.
-        skip_independence: whether a range that this code computes need not be held against its days
-            alone.
+        table: the table.
+        plan: the compute plan.
+        fingerprints: the days, each with its input fingerprint.
+        ledger: of the table.
+        merge_writer: merges the days into the table; None if they replace whole days.
+        skip_independence: whether this code's ranges need no comparison with days computed alone.
 
     Raises:
         SchemaError: a column is missing or of another type.
-        DeclarationError: a condition of the model is none.
-        RefusedError: rows outside of these days, rows without a day, none where some are due, or
-            a day that has other rows when it is computed alone.
+        DeclarationError: a condition of the model is not valid SQL.
+        RefusedError: rows outside of these days, rows without a day, no rows where some are
+            expected, or a day that has other rows when it is computed alone.
     """
     days = DaySet.from_days(fingerprints)
     built = plan.build(days)
@@ -378,7 +376,7 @@ def compute_days(
 
 
 def _expect_no_leftover(expectation: Expectation | None, rows: int) -> Expectation:
-    """What is expected of a day, which has rows that a merge would leave."""
+    """Add the problem that a merge would leave rows of the day behind."""
     expectation = expectation or Expectation()
     problem = (
         f"{rows} published row(s) are absent or less frequent in the source, and a merge would "
@@ -394,7 +392,7 @@ def _add_drift_notices(
     days: Window,
     expectations: dict[date, Expectation],
 ) -> dict[date, Mapping[str, float]]:
-    """Add what is found of drift to what is expected of the days; numbers for the UI by day."""
+    """Add drift to the expectations of the days, and return its figures for the UI by day."""
     numbers: dict[date, Mapping[str, float]] = {}
     for day in days if drifts_of(table) else ():
         notice, numbers[day] = judge_drift(
@@ -412,7 +410,7 @@ def _add_drift_notices(
 def _earlier_spread(
     ledger: Ledger, day_spreads: Mapping[date, Histograms], day: date
 ) -> Baseline | None:
-    """What a day is held against: the version that it replaces, or else the last day before it."""
+    """Return the histograms to compare a day with: those it replaces, or of the last day before."""
 
     def published_spread(past_day: date) -> Histograms | None:
         record = ledger.latest.get(past_day)
@@ -440,7 +438,7 @@ def _merge_figures(
 
 
 def _trailing_days(ledger: Ledger, window: Window) -> dict[date, DayMetrics]:
-    """The days before those of the window in numbers, from the statistics in the table's log."""
+    """Return the metrics of the days before the window, from the statistics in the table's log."""
     cadence = ledger.table.grain
     earlier_days = {d for day in window for d in cadence.partitions_before(day, TRAILING_DAYS)} - {
         *window
@@ -449,7 +447,7 @@ def _trailing_days(ledger: Ledger, window: Window) -> dict[date, DayMetrics]:
 
 
 def audit_summary(verdicts: Sequence[Verdict], audited: AuditedDays) -> dict[str, Any]:
-    """What a commit is to say of days: those that passed, and why the others did not."""
+    """Return the audit's part of the commit metadata: days that passed, and why others did not."""
     built = audited.built
     return {
         "audit": {
@@ -472,6 +470,6 @@ def audit_summary(verdicts: Sequence[Verdict], audited: AuditedDays) -> dict[str
 def add_spreads(
     details: CommitDetails, audited: AuditedDays, passed: Iterable[Verdict]
 ) -> CommitDetails:
-    """What a commit is to tell of itself, with the distributions of its days."""
+    """Add the histograms of the days that passed to the details of a commit."""
     passed_spreads = {v.day: audited.spreads[v.day] for v in passed if v.day in audited.spreads}
     return msgspec.structs.replace(details, spreads=passed_spreads) if passed_spreads else details

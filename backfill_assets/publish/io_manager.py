@@ -1,8 +1,8 @@
-"""The IO managers: inputs for the assets, publication of what they return, events for Dagster.
+"""The IO managers: they load inputs, publish what assets return, and log events to Dagster.
 
-Such an asset has its pandera model in its metadata. Whether it can be published is told when the
-definitions load. Nothing is known of its inputs, so its days are computed each time; a day whose
-rows are there already is not written again.
+`DataFrameIOManager` also takes ordinary assets that have a pandera model in their metadata; the
+model is checked when the definitions load. The inputs of such an asset are not recorded, so its
+days are computed each time; a day with unchanged rows is not written again.
 """
 
 from __future__ import annotations
@@ -50,22 +50,21 @@ from backfill_assets.tables.code_version import asset_version
 from backfill_assets.tables.derived import carries_state
 from backfill_assets.tables.graph import load_tables
 from backfill_assets.tables.model_metadata import WHOLE_DAYS, wrong_drifts, wrong_skews
-from backfill_assets.tables.rules import wrong_names
-from backfill_assets.tables.table import Table
+from backfill_assets.tables.table import Table, wrong_names
 
-#: Records fetched at once: SQLite takes no more than some hundred values in one condition.
+#: Records of one query: SQLite takes at most some hundred values in one condition.
 _QUERY_SIZE = 500
 
 
 def latest_materializations(
     instance: dg.DagsterInstance, asset: str, days: Iterable[date]
 ) -> dict[date, dg.EventLogRecord]:
-    """The latest materialization of each day; of a day that was not published, an older one.
+    """Return the latest materialization of each day; of a day not published now, an older one.
 
-    An evaluation names it, or the UI counts it as missing: it compares the two by storage id.
+    An evaluation must name it, or the UI shows it as missing: Dagster compares the storage ids.
     """
     key, partition_keys = dg.AssetKey(asset), {day.isoformat() for day in days}
-    if not partition_keys:  # which would ask for all days
+    if not partition_keys:  # an empty list would select all days
         return {}
     ids = instance.event_log_storage.get_latest_storage_id_by_partition(
         key, dg.DagsterEventType.ASSET_MATERIALIZATION, partition_keys
@@ -81,15 +80,15 @@ def latest_materializations(
     return latest
 
 
-#: The entry that has the plot.
+#: The metadata key of the plot.
 PLOT = "task times"
-#: So many tasks have a line each; of more, the lines are spread over them.
+#: The plot has at most this many lines; of more tasks, evenly spaced ones are shown.
 _LINES = 12
 _BAR = 30
 
 
 def task_metadata(times: TaskTimes | None) -> dict[str, Any]:
-    """Two numbers, which the UI plots over days, and a plot of the tasks; nothing without times."""
+    """Return two numbers, which the UI plots over days, and a plot of tasks, if there are times."""
     if times is None:
         return {}
     return {
@@ -100,13 +99,13 @@ def task_metadata(times: TaskTimes | None) -> dict[str, Any]:
 
 
 def _task_plot(times: TaskTimes) -> str:
-    """A line for each task, from the longest on, with a bar as long as it took."""
+    """Return a line for each task, longest first, with a bar of its duration."""
     last_index = len(times.seconds) - 1
     line_count = min(len(times.seconds), _LINES)
     width = len(str(times.tasks))
     rows = []
     for n in range(line_count):
-        at = round(n * last_index / max(line_count - 1, 1))  # from the longest on
+        at = round(n * last_index / max(line_count - 1, 1))  # longest first
         seconds = times.seconds[last_index - at]
         rank = 1 + round(at * (times.tasks - 1) / max(last_index, 1))
         bar = (
@@ -123,21 +122,21 @@ class DeltaIOManager(Publisher):
     """Hands days of tables to the assets, publishes what they propose, and tells Dagster of it."""
 
     def load_input(self, context: dg.InputContext) -> Input:
-        """The input, to be read after the ledger of the table that is made of it."""
+        """Return the input, to be read after the ledger of the table that is built from it."""
         table = load_tables(self.tables)[context.asset_key.path[-1]]
         by_day = bool(context.asset_partition_keys)
         return Input(lambda: self.table_snapshot(self.ledger(table), by_day))
 
-    # Dagster takes a generator as well, though its base class says None.
+    # Dagster also accepts a generator, although the base class returns None.
     def handle_output(  # type: ignore[override]
         self, context: dg.OutputContext, obj: Candidate
     ) -> Iterator[DagsterEvent]:
-        """Publish what has changed, and tell Dagster of every day.
+        """Publish the days that changed, and log events for every day.
 
         Raises:
             SchemaError: a column is missing or of another type, in the frame or in the table.
-            RefusedError: rows outside the run's days, rows without a day, or none where some are
-                due.
+            RefusedError: rows outside the run's days, rows without a day, or no rows where some are
+                expected.
             NotContiguousError: the run's days have a gap.
             PublishError: the commit failed.
         """
@@ -169,7 +168,7 @@ class DeltaIOManager(Publisher):
             failed |= {
                 d.day: d.verdict.failure_reasons for d in results if d.outcome is Outcome.FAILED
             }
-            self._failed_days[run.run_id, obj.table.name] = {**failed}  # other steps read it
+            self._failed_days[run.run_id, obj.table.name] = {**failed}  # later steps read it
             outcome_counts.update(d.outcome.value for d in results)
             task_figures = task_metadata(tasks.read_times())
             for events in self.events(step.instance, obj.table, results, task_figures):
@@ -184,7 +183,7 @@ class DeltaIOManager(Publisher):
     def _report_stalls(
         self, context: dg.OutputContext, days: str
     ) -> contextlib.AbstractContextManager[None]:
-        """Say in the log of the step which query it waits for, if that takes long."""
+        """Log which query the step waits for, if that takes long."""
 
         def log_stall(text: str) -> None:
             context.log.warning(f"{days}: {text}")
@@ -198,24 +197,24 @@ class DeltaIOManager(Publisher):
         results: Sequence[DayResult],
         task_figures: Mapping[str, Any] = MappingProxyType({}),
     ) -> Iterator[list[AssetEvent]]:
-        """What Dagster is to be told of the days; a list must be stored before the next.
+        """Yield the events of the days in lists; store each list before you take the next.
 
-        A day that stays as it is gets a materialization and evaluations like any other: Dagster
-        expects both of every day of a run, and shows a day that lacks them as failed or missing if
-        the run fails.
+        An unchanged day gets a materialization and evaluations like any other: Dagster expects both
+        of every day of a run, and shows a day that lacks them as failed or missing if the run
+        fails.
 
         Args:
-            instance: where it is told.
+            instance: holds the materializations that evaluations refer to.
             table: the table.
-            results: what the run made of the days.
-            task_figures: metadata of the days that were computed, besides what is known of each.
+            results: of the run's days.
+            task_figures: additional metadata of the days that were computed.
         """
         not_computed = (Outcome.IDENTICAL, Outcome.FAILED, Outcome.WITHDRAWN)
         newest = max(
             (result.day for result in results if result.outcome not in not_computed), default=None
         )
         numbers = {name: figure for name, figure in task_figures.items() if name != PLOT}
-        # The plot is large, and the same for all days of a run: the newest has it.
+        # The plot is large, and the same for all days of a run: only the newest day has it.
         yield [
             self._day_materialization(
                 table, result, task_figures if result.day == newest else numbers
@@ -223,7 +222,7 @@ class DeltaIOManager(Publisher):
             for result in results
             if result.outcome not in (Outcome.FAILED, Outcome.WITHDRAWN)
         ]
-        # Afterwards, as an evaluation names the materialization that it speaks of.
+        # Afterwards, as an evaluation names the materialization that it belongs to.
         latest = latest_materializations(instance, table.name, [result.day for result in results])
         check_events: list[AssetEvent] = []
         for result in results:
@@ -263,22 +262,21 @@ def _outcome_metadata(result: DayResult) -> dict[str, Any]:
     return {**metadata, "computed because": result.reason} if result.reason else metadata
 
 
-#: The metadata of an asset that has its pandera model.
+#: The metadata key of an asset's pandera model.
 MODEL = "backfill_assets/model"
 
 
-#: Dagster's keys of days, as this writes and reads them.
+#: The format of Dagster's partition keys of days.
 _DAYS = "%Y-%m-%d"
-#: An asset as it may be given to the IO manager.
 Asset = dg.AssetsDefinition | dg.AssetSpec
 
 
 def tables_of_assets(assets: Iterable[Asset]) -> dict[str, Table]:
-    """The tables of ordinary assets, by name.
+    """Return the tables of ordinary assets, by name.
 
     Raises:
-        DeclarationError: an asset has no model in its metadata, no partition a day, or a model that
-            no table can have.
+        DeclarationError: an asset has no model in its metadata, no daily partitions, or a model
+            that is not possible for a table.
     """
     specs = [
         spec
@@ -323,7 +321,7 @@ class DataFrameIOManager(DeltaIOManager):
     _asset_tables: dict[str, Table] = PrivateAttr(default_factory=dict)
 
     def add_assets(self, assets: Iterable[Asset]) -> DataFrameIOManager:
-        """The same, for ordinary assets as well.
+        """Return a copy that also publishes these ordinary assets.
 
         Raises:
             DeclarationError: one of them cannot be published.
@@ -338,10 +336,10 @@ class DataFrameIOManager(DeltaIOManager):
         return self
 
     def _find_table(self, key: dg.AssetKey) -> Table:
-        """The table of an asset.
+        """Return the table of an asset.
 
         Raises:
-            dagster.Failure: nobody has named it.
+            dagster.Failure: the asset was not given to `add_assets`.
         """
         name = key.path[-1]
         if (table := load_tables(self.tables).get(name) or self._asset_tables.get(name)) is None:
@@ -353,9 +351,9 @@ class DataFrameIOManager(DeltaIOManager):
         return table
 
     def load_input(self, context: dg.InputContext) -> Input | DataFrame:  # type: ignore[override]
-        """The rows of the run's days for a parameter that is a DataFrame; else as our assets take.
+        """Return the rows of the run's days for a DataFrame parameter, else the unread input.
 
-        A day of the output whose own day of such an input is not published is not published either.
+        If such an input lacks a day, the same day of the output is not published.
         """
         if context.dagster_type.typing_type is not DataFrame:
             return super().load_input(context)
@@ -369,11 +367,11 @@ class DataFrameIOManager(DeltaIOManager):
     def handle_output(  # type: ignore[override]
         self, context: dg.OutputContext, obj: Candidate | DataFrame
     ) -> Iterator[DagsterEvent]:
-        """Publish the good days of a DataFrame, and fail the step if there are others.
+        """Publish the days of a DataFrame that pass the audit, and fail the step if others do not.
 
         Raises:
-            dagster.Failure: some days did not pass the audit; the message names them. Or nobody has
-                named the asset.
+            dagster.Failure: some days did not pass the audit; the message names them. Or the asset
+                was not given to `add_assets`.
         """
         if not isinstance(obj, DataFrame):
             yield from super().handle_output(context, obj)
@@ -388,7 +386,7 @@ class DataFrameIOManager(DeltaIOManager):
                     watch_session(
                         rows.sparkSession
                     )  # the asset had it before the publisher asks for it
-                    # Not those of days that lack an input. Others outside of the run are refused.
+                    # Drop the rows of days that lack an input. Rows outside of the run are refused.
                     other_days = any_window_condition(
                         to_windows({*window} - {*days}), table.partition
                     )
@@ -398,7 +396,7 @@ class DataFrameIOManager(DeltaIOManager):
                 return ComputePlan(dict.fromkeys(window, ""), compute_window, sources)
 
             yield from super().handle_output(context, Candidate(table, plan_days))
-        # Or Dagster would log one materialization more for each day, the same for all of them.
+        # Else Dagster would log a second materialization for each day, the same for all of them.
         context._asset_key = None
         run_id = context.step_context.run_id
         if failed := self.failed_days(run_id).get(table.name):

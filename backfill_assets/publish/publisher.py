@@ -1,7 +1,6 @@
-"""The one write path: what has changed is computed and audited, then there is one commit.
+"""The only write path: compute and audit the days that changed, then make one commit.
 
-Every row that reaches a table passes `Publisher.publish`. What a verdict means is `audit`'s
-business; what a table looks like is `tables.table`'s.
+Every row that reaches a table passes through `Publisher.publish`.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ from backfill_assets.tables.table import Table
 
 
 def result_from_record(ledger: Ledger, day: date) -> DayResult:
-    """A day as the record of its commit tells of it."""
+    """Return the result of a day that stays as published, from the record of its commit."""
     record = ledger.latest[day]
     published = record.days[day]
     verdict = restore_verdict(ledger.table, day, published)
@@ -72,7 +71,7 @@ def result_from_record(ledger: Ledger, day: date) -> DayResult:
 def skipped_days(
     ledger: Ledger, plan: ComputePlan, reasons: Container[date], refused: Mapping[date, Expectation]
 ) -> list[DayResult]:
-    """The days that are not computed: as they are published already, or as an input lacks them."""
+    """Return the results of days that are not computed: identical, reverted or without an input."""
     current_days = {day for day in plan.fingerprints if day not in reasons and day not in refused}
     failed = judge_days(ledger.table, sorted(refused), {}, refused, {})
     reverted = sorted(current_days - ledger.latest.keys())
@@ -98,16 +97,16 @@ def day_results(
     commit_notes: CommitNotes,
     changed: Container[date],
 ) -> list[DayResult]:
-    """What became of the days that were computed.
+    """Return the results of the days that were computed.
 
     Args:
         table: the table.
-        audited: the days, computed and judged.
-        reasons: the days, each with why it was computed.
-        version: the commit that speaks of those that passed; none if there are none.
-        inputs: the version of each table that they were computed from.
+        audited: the days.
+        reasons: by day, why it was computed.
+        version: of the commit that covers the days that passed; None if there is none.
+        inputs: the version of each input table.
         commit_notes: what the asset added to the commit.
-        changed: the days that were written.
+        changed: the days whose files were written.
     """
     results = []
     for day, reason in reasons.items():
@@ -134,20 +133,20 @@ _ATTEMPTS = 30
 
 
 class Publisher(dg.ConfigurableIOManager):
-    """Reads and replaces whole days of the Delta tables under one warehouse.
+    """Reads and replaces whole days of the Delta tables of one warehouse.
 
     Attributes:
-        engine: where the Spark session comes from.
-        warehouse: each table lives at `<warehouse>/<asset name>`.
-        code_version: of the code that computes the tables, to which a backfill is pinned.
-        code_versions: the same by table, of the code that makes it, for the commit's record.
-        config_digest: of all settings that decide what is in them, to which a backfill is pinned.
-        config_digests: the same by table, each of those that decide it, for the commit's record.
-        tables: where the tables are declared, see `catalog.load_tables`.
-        git_commit: of that code; empty if unknown.
-        git_dirty: whether the code differs from that commit; none if unknown.
-        undo_days: for how many days a table that is created keeps the files that were replaced.
-        stalled_after: after so many seconds a step says which query it waits for; 0 for never.
+        engine: provides the Spark session.
+        warehouse: each table is at `<warehouse>/<asset name>`.
+        code_version: of the code of all tables; a backfill is pinned to it.
+        code_versions: by table, of the code that computes it; commits record it.
+        config_digest: of all settings that decide rows; a backfill is pinned to it.
+        config_digests: by table, of the settings that decide its rows; commits record it.
+        tables: where the tables are declared, see `load_tables`.
+        git_commit: of the code; empty if unknown.
+        git_dirty: whether the code differs from that commit; None if unknown.
+        undo_days: for how many days a new table keeps replaced files.
+        stalled_after: seconds after which a step logs the query it waits for; 0 for never.
     """
 
     engine: Engine
@@ -164,7 +163,7 @@ class Publisher(dg.ConfigurableIOManager):
     _failed_days: dict[tuple[str, str], dict[date, str]] = PrivateAttr(default_factory=dict)
 
     def run_metadata(self, table: Table, run_id: str, tags: Mapping[str, str]) -> dict[str, Any]:
-        """What a commit says of the run that makes it: who, why, and by which code."""
+        """Return the run's part of the commit metadata: who, why, and by which code."""
         return {
             "run_id": run_id,
             "backfill_id": tags.get("dagster/backfill"),
@@ -180,11 +179,8 @@ class Publisher(dg.ConfigurableIOManager):
         }
 
     def failed_days(self, run_id: str) -> dict[str, dict[date, str]]:
-        """The days that a run of this process did not publish, with the reasons.
-
-        By table, for all tables that it has computed so far.
-        """
-        # Other steps of the run add to it meanwhile.
+        """Return the days that a run in this process did not publish, with reasons, by table."""
+        # Other steps of the run add to it at the same time.
         entries = list(self._failed_days.items())
         return {name: dict(days) for (run, name), days in entries if run == run_id}
 
@@ -197,26 +193,26 @@ class Publisher(dg.ConfigurableIOManager):
         rewrite: Container[date] = (),
         merge: bool = False,
     ) -> list[DayResult]:
-        """Compute what is not published as it is, audit it, and commit what has changed.
+        """Compute the days that changed, audit them, and commit those that pass.
 
-        The order keeps older input from overwriting newer, however many runs meet on a day: first
-        the table's ledger is read, then the inputs, and the commit comes about only if no other did
-        meanwhile. A run that comes second starts over with the ledger as it is then.
+        Older input never overwrites newer, however many runs write a day: first the table's ledger
+        is read, then the inputs, and the commit succeeds only if no other came since. If one did,
+        the run starts again with the new ledger.
 
         Args:
-            candidate: what the asset proposes.
+            candidate: the asset's table and plan.
             window: the run's days.
-            record: what the commit is to say of the run.
+            record: the run's part of the commit metadata.
             rewrite: days to compute and write even if nothing has changed.
-            merge: whether to change rows by their natural key, if the table allows it. The outcome
-                is the same: a day with rows that a merge would leave behind fails.
+            merge: whether to merge rows by their natural key, if the table allows it. The result is
+                the same: a day with rows that a merge would leave behind fails.
 
         Returns:
-            What became of each day, in ascending order.
+            The result of each day, in ascending order.
 
         Raises:
-            PublishError: the commit failed, or the backfill was begun by other code.
-            SchemaError: the table, or one that it is made from, is not the one of its model.
+            PublishError: the commit failed, or the backfill was planned with other code.
+            SchemaError: the table or one of its inputs does not match its model.
         """
         table, merge = candidate.table, merge and candidate.table.merges
         audited: AuditedDays | None = None
@@ -228,7 +224,7 @@ class Publisher(dg.ConfigurableIOManager):
             results = skipped_days(ledger, plan, reasons, refused)
             if reasons:
                 fingerprints = {day: plan.fingerprints[day] for day in reasons}
-                # What a merge would leave depends on the table as well.
+                # The rows that a merge would leave behind also depend on the table.
                 if audited is None or merge or not audited.is_current_for(fingerprints, ledger):
                     self._remove_orphaned_files(table, audited)
                     audited = self._compute_days(
@@ -242,7 +238,7 @@ class Publisher(dg.ConfigurableIOManager):
                 )
                 if written_results is None:
                     _log.info("%s [%s]: another run was first, looking again", table.name, window)
-                    time.sleep(random.uniform(0.1, 0.5) * min(attempt, 4))  # not both at once again
+                    time.sleep(random.uniform(0.1, 0.5) * min(attempt, 4))  # or runs collide again
                     continue
                 results += written_results
             self._remove_orphaned_files(table, audited)
@@ -262,7 +258,7 @@ class Publisher(dg.ConfigurableIOManager):
         *,
         merge: bool,
     ) -> AuditedDays:
-        """The days computed and judged, as this code makes them.
+        """Compute and audit the days; errors of Spark become a step failure.
 
         Raises:
             dagster.Failure: Spark cannot compute the rows.
@@ -277,11 +273,11 @@ class Publisher(dg.ConfigurableIOManager):
     def _plan_days(
         self, candidate: Candidate, window: Window, record: Mapping[str, Any]
     ) -> tuple[Ledger, ComputePlan]:
-        """The table's ledger and, read after it, the plan; both as of now.
+        """Read the table's ledger and, after it, the inputs for the plan.
 
         Raises:
-            PublishError: the backfill was begun by other code.
-            SchemaError: the table, or one that it is made from, is not the one of its model.
+            PublishError: the backfill was planned with other code.
+            SchemaError: the table or one of its inputs does not match its model.
         """
         ledger = self.ledger(candidate.table)
         plan = candidate.plan(window)
@@ -301,14 +297,14 @@ class Publisher(dg.ConfigurableIOManager):
         requested: Mapping[date, str],
         record: Mapping[str, Any],
     ) -> tuple[dict[date, str], dict[date, Expectation]]:
-        """Of the days to compute, those that can be, each with why; and those that cannot.
+        """Split the days to compute into those that can be built and those that are refused.
 
         Args:
-            ledger: that of the table.
-            plan: how its days would be made now.
+            ledger: of the table.
+            plan: the compute plan.
             window: the days of the plan.
-            requested: the days that are not published as they would be made now.
-            record: what the commit is to say of the run.
+            requested: the days to compute, each with its reason.
+            record: the run's part of the commit metadata.
         """
         table, failed_by_table = ledger.table, self.failed_days(record["run_id"])
         others = [source for source in plan.sources if source.table is not table]
@@ -330,16 +326,16 @@ class Publisher(dg.ConfigurableIOManager):
         record: Mapping[str, Any],
         rewrite: Container[date],
     ) -> list[DayResult] | None:
-        """Commit the days that passed; none if another commit of ours came first.
+        """Commit the days that passed; return None if another commit of this package came first.
 
         Args:
             table: the table.
-            audited: the days, computed and judged.
-            reasons: the days to publish, each with why it was computed.
-            ledger: that of the table.
-            plan: what the days were made by.
-            record: what the commit is to say of the run.
-            rewrite: the days to write although they have the rows that are there already.
+            audited: the days.
+            reasons: the days to publish, each with its reason.
+            ledger: of the table.
+            plan: the compute plan.
+            record: the run's part of the commit metadata.
+            rewrite: days to write although their rows have not changed.
         """
         verdicts = [audited.verdicts[day] for day in reasons]
         inputs = {source.table.name: source.ledger.version or 0 for source in plan.sources}
@@ -379,10 +375,10 @@ class Publisher(dg.ConfigurableIOManager):
         metadata: Mapping[str, Any],
         ledger: Ledger,
     ) -> int | None:
-        """The version that holds the days; none if another commit came first.
+        """Return the version that holds the days; None if another commit came first.
 
         Raises:
-            PublishError: the commit failed, or rows were not the ones that the audit has seen.
+            PublishError: the commit failed, or the rows are not those that were audited.
         """
         writer = self.writer(table)
         if audited.merge and days:
@@ -393,35 +389,34 @@ class Publisher(dg.ConfigurableIOManager):
         return version
 
     def _remove_orphaned_files(self, table: Table, audited: AuditedDays | None) -> None:
-        """Remove the data files that no commit will name."""
         if audited and audited.orphaned_files:
             self.writer(table).remove_files(audited.orphaned_files)
 
     def url(self, table: Table) -> str:
-        """Where a table lives."""
+        """Return the URL of a table."""
         return f"{self.warehouse}/{table.name}"
 
     def ledger(self, table: Table) -> Ledger:
-        """What the table's log says, as of now."""
+        """Read the current ledger of a table."""
         return read_ledger(self.url(table), table)
 
     def code_of(self, table: Table) -> str:
-        """The version of the code that makes a table; of all, if the table is not declared."""
+        """Return the code version of a table; of all tables if it is not declared."""
         return self.code_versions.get(table.name, self.code_version)
 
     def config_of(self, table: Table) -> str:
-        """The digest of the settings that decide a table; of all, if the table is not declared."""
+        """Return the digest of the settings that decide a table; of all if it is not declared."""
         return self.config_digests.get(table.name, self.config_digest)
 
     def writer(self, table: Table) -> Writer:
-        """What commits to a table."""
+        """Return the writer that commits to a table."""
         return Writer(lambda: self.engine.spark_session, self.url(table), table, self.undo_days)
 
     def table_snapshot(self, ledger: Ledger, by_day: bool) -> Snapshot:
-        """A table at the version of its ledger, to be read when the rows are wanted.
+        """Return a table at the version of its ledger; rows are read on demand.
 
-        The version is pinned: the audit and the write evaluate a frame at different times, and a
-        commit in between must not come between them.
+        The version is pinned: the audit and the write evaluate a frame at different times, and must
+        not see a commit that comes in between.
         """
         table = ledger.table
 
@@ -445,9 +440,9 @@ def _skip_days_on_hold(
     requested: Mapping[date, str],
     record: Mapping[str, Any],
 ) -> tuple[dict[date, str], Window]:
-    """The days to compute and the window to build, without days on hold if no person launched it.
+    """Drop days on hold from the days to compute and the window, unless a person launched the run.
 
-    Of a table that carries state, nothing is built upon a day that is on hold.
+    Of a stateful table, days after a day on hold are not built either.
     """
     if record.get("launched_by", PERSON) == PERSON:
         return dict(requested), window

@@ -1,4 +1,4 @@
-"""Tables that carry state: their days are built in date order, each upon the one before."""
+"""Stateful tables: their days are built in date order, each from the day before."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from backfill_assets.publish.types import ComputePlan
 from backfill_assets.settings import PREFIX
 from backfill_assets.tables.table import Table
 
-#: So many days of such a table are computed at once, and published by a commit: a row of the first
-#: of them is read for each of the others. So a run that is killed continues from the last of them.
-#: A run of a month is one commit.
+#: Days of a stateful table that are computed and committed together. Limited, as each row of the
+#: state is repeated for each of these days; and a run that was killed continues after its last
+#: commit. A month fits into one commit.
 DAYS_PER_COMMIT = 31
 
 
@@ -29,18 +29,18 @@ def split_buildable_days(
     failed: Collection[date],
     config_digest: str,
 ) -> tuple[dict[date, str], dict[date, Expectation]]:
-    """The days to compute, and those to refuse, as each day is built upon the one before it.
+    """Return the days to compute and those to refuse, as each day is built from the day before.
 
-    With a day, all days after it are computed, as they may change with it. After a day that is not
-    published as it would be now, no day is built.
+    If a day is computed, so are all later days, as they may change. No day is built after a day
+    that is not published with its current inputs.
 
     Args:
-        ledger: that of the table.
-        plan: how its days would be made now.
+        ledger: of the table.
+        plan: the compute plan.
         window: the days of the plan, without a gap.
-        reasons: the days to compute, each with why, by what else they are made of.
-        refused: the days that cannot be made, by what else they are made of.
-        failed: earlier days of the table that this run has failed to publish.
+        reasons: the days to compute because of other inputs, each with its reason.
+        refused: the days that cannot be built because of other inputs.
+        failed: earlier days of the table that this run failed to publish.
         config_digest: of the settings that decide the table now.
     """
     name = ledger.table.name
@@ -60,7 +60,7 @@ def split_buildable_days(
 def _blocking_reason(
     ledger: Ledger, plan: ComputePlan, first: date, failed: Collection[date], config_digest: str
 ) -> str:
-    """Why nothing can be built upon the days before a first one; empty if it can."""
+    """Return why the first day cannot be built from the days before; empty if it can."""
     name = ledger.table.name
     if earlier := [day for day in failed if day < first]:
         return f"{name}[{max(earlier)}] failed in this run"
@@ -83,17 +83,17 @@ def _blocking_reason(
 def recompute_digests(
     table: Table, plan: ComputePlan, ledger: Ledger, verdicts: Sequence[Verdict]
 ) -> tuple[dict[date, str], list[Verdict]]:
-    """What days were really made of, and what the audit says of them, one upon the other.
+    """Return the actual input fingerprints and verdicts of days that depend on each other.
 
     Args:
         table: the table.
-        plan: how its days were made.
-        ledger: that of the table.
+        plan: the compute plan.
+        ledger: of the table.
         verdicts: of each day by itself, in ascending order.
 
     Returns:
         The fingerprint of each day, given the day before as it was computed; and the verdicts, of
-        which none passes after a day that did not.
+        which none passes after a day that did not pass.
     """
     assert plan.fingerprint_after is not None
     fingerprints: dict[date, str] = {}
@@ -118,13 +118,13 @@ def unchanged_suffix(
     fingerprints: Mapping[date, str],
     requested_days: Collection[date],
 ) -> list[date]:
-    """The days of a table that carries state that came out as they are published.
+    """Return the days of a stateful table that came out as they are published.
 
     Args:
-        ledger: that of the table.
-        plan: how its days were made; of a table that carries no state, there are none.
-        fingerprints: of the days, as `recompute_digests` has them.
-        requested_days: the days that were computed for another reason than the day before them.
+        ledger: of the table.
+        plan: the compute plan; for a table that is not stateful, the result is empty.
+        fingerprints: as returned by `recompute_digests`.
+        requested_days: days that were computed for another reason than a change of the day before.
     """
     unchanged = []
     for day, fingerprint in fingerprints.items() if plan.fingerprint_after else ():

@@ -1,7 +1,4 @@
-"""What passes through a publication: tags of the run, days to compute, computed days, results.
-
-An asset gets inputs and proposes rows of days; nothing is read or computed here.
-"""
+"""Types of a publication: tags of the run, inputs, compute plans, computed days, results."""
 
 from __future__ import annotations
 
@@ -23,33 +20,33 @@ from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.records import PERSON, CommitDetails, Provenance
 from backfill_assets.tables.table import Table
 
-#: A run with this tag set to `true` computes and writes all its days, whatever is published.
+#: A run with this tag set to `true` computes and writes all its days, even if unchanged.
 REWRITE_TAG = "backfill_assets/rewrite"
 #: How a run writes: `overwrite` replaces whole days, `merge` changes their rows by the natural key
 #: in the tables that allow it.
 WRITE_MODE_TAG = "backfill_assets/write_mode"
-#: What a person agrees to: names of replaced files as `arrival_date=YYYY-MM-DD/name`, `rows`,
-#: `rejected`, with commas between them; see `assets.landed`.
+#: What a person accepts: names of replaced files as `arrival_date=YYYY-MM-DD/name`, `rows`,
+#: `rejected`, separated by commas; see `assets.raw_expectations`.
 ACCEPT_TAG = "backfill_assets/accept"
 #: A run with this tag set to `true` closes its arrival days that have no folder.
 CLOSE_TAG = "backfill_assets/close"
-#: A run with this tag set to `none` calls no service: there are the answers that are kept, and no
-#: others.
+#: A run with this tag set to `none` calls no service and uses cached answers only.
 CALLS_TAG = "backfill_assets/calls"
 #: Why a run was launched, for the record of its commits.
 REASON_TAG = "backfill_assets/reason"
-#: The code and the configuration that a backfill was planned with, see `format_code_pin`.
+#: The code and the settings that a backfill was planned with, see `format_code_pin`.
 CODE_TAG = "backfill_assets/code"
-#: In the environment of a run of `backfill-assets night --run`: Dagster's command takes no tags.
+#: Environment variable of runs of `backfill-assets night --run`: Dagster's command takes no tags.
 NIGHT_VARIABLE = "_BACKFILL_ASSETS_NIGHT"
-#: Who launched such a run: no person, so it writes no day on hold and may use all of a quota.
+#: `launched_by` of such a run: not a person, so it writes no day on hold and may use a full quota.
 NIGHT = "command night"
 
 
 def launched_by(tags: Mapping[str, str]) -> str:
-    """Who launched a run, from its tags.
+    """Return who launched a run, from its tags.
 
-    One that a person launches again has the tags of the first, unlike one that Dagster retries.
+    A run that a person re-executes has the tags of the first run, as has one that Dagster retries;
+    only the latter has a retry number.
     """
     if "dagster/parent_run_id" in tags and "dagster/retry_number" not in tags:
         return PERSON
@@ -60,12 +57,12 @@ def launched_by(tags: Mapping[str, str]) -> str:
 
 
 def format_code_pin(code_version: str, config_digest: str) -> str:
-    """Code and configuration as a tag spells them."""
+    """Return code version and settings digest as the value of `CODE_TAG`."""
     return f"{code_version}/{config_digest}"
 
 
 def is_merge_run(tags: Mapping[str, str]) -> bool:
-    """Whether a run asks for merges."""
+    """Return whether the run's write mode is `merge`."""
     mode = tags.get(WRITE_MODE_TAG, "overwrite")
     if mode not in ("overwrite", "merge"):
         raise dg.Failure(
@@ -81,13 +78,13 @@ class Snapshot:
     """A table at one version.
 
     Attributes:
-        ledger: what its log says, as of the version that the rows are read at.
-        by_day: whether a day that is made of it needs the same day of it.
-        read: reads the rows of some days; of all, if none are given.
-        input_days: which days of it a day is made of; of those that are not published, nothing is
-            read. Just the same day, if not given and it is needed.
-        required_days_of: the days of it without which a day cannot be made; the same day, if not
-            given.
+        ledger: of the version that the rows are read at.
+        by_day: whether a day that is built from the table needs the same day of it.
+        read: reads the rows of some days; of all days if None.
+        input_days: returns the days of the table that a day is built from; days not published are
+            not read. Default: the same day if `by_day`.
+        required_days_of: returns the days of the table without which a day cannot be built.
+            Default: the same day.
     """
 
     ledger: Ledger
@@ -98,7 +95,7 @@ class Snapshot:
 
     @property
     def table(self) -> Table:
-        """The table it comes from."""
+        """The table of the ledger."""
         return self.ledger.table
 
     @property
@@ -107,7 +104,7 @@ class Snapshot:
         return self.read(None)
 
     def read_days(self, days: Iterable[date]) -> DataFrame:
-        """The rows of some days."""
+        """Read the rows of some days."""
         return self.read(frozenset(days))
 
     def with_reach(
@@ -115,11 +112,11 @@ class Snapshot:
         input_days: Callable[[date], Iterable[date]],
         required_days_of: Callable[[date], Sequence[date]] | None = None,
     ) -> Snapshot:
-        """The same, for days that are made of these days of it, and need some of them."""
+        """Return a copy with other input days and required days."""
         return replace(self, input_days=input_days, required_days_of=required_days_of)
 
     def required_days(self, day: date) -> Sequence[date]:
-        """The days of it without which a day cannot be made."""
+        """Return the days of the table without which a day cannot be built."""
         if not self.by_day:
             return []
         return self.required_days_of(day) if self.required_days_of else [day]
@@ -127,10 +124,10 @@ class Snapshot:
     def days_with_other_settings(
         self, window: Window, config_digest: str
     ) -> dict[date, list[date]]:
-        """By day of a window, the days that it is made of and that other settings made.
+        """Return, by day of a window, its input days that were built under other settings.
 
         Args:
-            window: the days to be made.
+            window: the days to build.
             config_digest: of the settings that decide this table now.
         """
         other_settings_days = self.ledger.under_other_settings(config_digest)
@@ -146,10 +143,10 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class Input:
-    """An input as an asset gets it: not yet read, see `Publisher.publish`.
+    """An input of an asset, not read yet: see `Publisher.publish`.
 
     Attributes:
-        read_snapshot: the table as of the moment that this is called.
+        read_snapshot: returns the table as of now.
     """
 
     read_snapshot: Callable[[], Snapshot]
@@ -161,8 +158,8 @@ class CommitNotes:
 
     Attributes:
         final_days: days that only a person may rebuild from now on.
-        revoked_days: days, by the reason, that are to count as never published; they have no rows.
-        details: what the commit is to tell those who follow the table.
+        revoked_days: by day without rows, the reason why it counts as never published from now on.
+        details: what downstream tables need to know of the commit.
     """
 
     final_days: Collection[date] = ()
@@ -172,20 +169,20 @@ class CommitNotes:
 
 @dataclass(frozen=True)
 class ComputedDays:
-    """The rows of some days, and what is known about them.
+    """The rows of some days, with expectations and figures.
 
     Attributes:
         frame: the rows, with the partition column.
-        expectations: what the inputs say about each day.
-        scattered: whether each day's rows lie in many Spark partitions, as after a shuffle; they
-            are then gathered, for a file a day rather than one for each task and day.
-        numbers: figures for the UI by day, besides those of the audit.
-        commit_notes: what the commit is to say of itself besides, given the table as it is (none
-            while there is none) and the verdicts of all days.
-        fingerprints: those of days that turned out to be made of something else than planned.
-        made_under: digests of the settings that days were made under, where not under those of now.
-        provenance: what days were made by and from, where not by this run.
-        files: data files that hold the rows already, by day; of other days, they are written.
+        expectations: what each day must satisfy, according to its inputs.
+        scattered: whether each day's rows are in many Spark partitions, as after a shuffle; they
+            are then gathered, to write one file a day instead of one for each task and day.
+        numbers: by day, figures for the UI besides those of the audit.
+        commit_notes: returns additions to the commit, from the current table (None if it does not
+            exist) and the verdicts of all days.
+        fingerprints: by day, where the inputs turned out to be others than planned.
+        made_under: by day, the digest of its settings, if not the current ones.
+        provenance: by day, its code and inputs, if not those of this run.
+        files: by day, data files that already hold the rows; other days are written.
     """
 
     frame: DataFrame
@@ -199,24 +196,24 @@ class ComputedDays:
     files: DataFiles = field(default_factory=dict)
 
 
-#: Computes days, and keeps their rows as long as they are looked at.
+#: Computes days; their rows stay cached until the context ends.
 ComputeAlone = Callable[[Window], AbstractContextManager[ComputedDays]]
 
 
 @dataclass(frozen=True)
 class ComputePlan:
-    """How some days are made from the inputs as they are now; nothing is computed yet.
+    """How to compute some days from the current inputs; nothing is computed yet.
 
     Attributes:
-        fingerprints: the input fingerprint of each day, see `staleness.fingerprints`.
-        build: computes the days of a window, which may be fewer than were planned.
-        sources: the tables that it reads.
-        input_changes: what is new in a day's input, where the asset can say more than `new input`.
-        recommitted_days: days that the commit is to cover although nothing in them has changed.
-        fingerprint_after: of a table that carries state, the fingerprint of a day if the day before
-            holds this content; none of other tables.
-        compute_alone: computes days beside those that were built last, to be compared with them,
-            and forgets them; none of a table whose days are not to be.
+        fingerprints: by day, the input fingerprint, see `staleness.input_digest`.
+        build: computes the days of a window, which may be fewer than planned.
+        sources: the input tables.
+        input_changes: by day, what changed in its input, if the asset knows more than `new input`.
+        recommitted_days: days that the commit must cover although they have not changed.
+        fingerprint_after: of a stateful table, returns the fingerprint of a day, given the content
+            of the day before; None of other tables.
+        compute_alone: computes days a second time for a comparison, and drops their rows; None if
+            the table's days are not compared.
     """
 
     fingerprints: Mapping[date, str]
@@ -230,11 +227,11 @@ class ComputePlan:
 
 @dataclass(frozen=True)
 class Candidate:
-    """What an asset proposes for publication.
+    """What an asset returns for publication.
 
     Attributes:
-        table: the table it is meant for.
-        plan: looks at the inputs as of now and plans the days of a window.
+        table: the table to publish to.
+        plan: reads the current inputs and plans the days of a window.
     """
 
     table: Table
@@ -242,30 +239,30 @@ class Candidate:
 
 
 class Outcome(enum.Enum):
-    """What a run made of a day."""
+    """Outcome of a day in a run."""
 
     WRITTEN = "written"
-    #: Computed anew, with the rows that are published already: no file was written.
+    #: Computed again, with the same rows as published: no file was written.
     UNCHANGED = "unchanged"
-    #: Made of what it was made of before, by the same code and configuration: not computed again.
+    #: Same inputs, code and settings as published: not computed again.
     IDENTICAL = "identical"
-    #: Taken back: it counts as never published.
+    #: Reverted: it counts as never published.
     WITHDRAWN = "withdrawn"
     FAILED = "failed"
 
 
 @dataclass(frozen=True)
 class DayResult:
-    """What a run made of one day.
+    """The result of one day in a run.
 
     Attributes:
-        outcome: what became of it.
-        verdict: what the audit says of it, or said when it was published.
-        version: the commit that speaks of the day; none if there is none.
-        numbers: figures for the UI, besides those of the audit.
-        inputs: the version of each table that it was computed from.
-        reason: why it was computed, as `reason` says it; of an identical day, when it was
-            published.
+        outcome: of the day.
+        verdict: of the audit; of an identical day, the one of its publication.
+        version: of the commit that covers the day; None if there is none.
+        numbers: figures for the UI besides those of the audit.
+        inputs: the version of each input table.
+        reason: why it was computed, see `recompute_reason`; of an identical day, at its
+            publication.
     """
 
     outcome: Outcome
@@ -277,5 +274,5 @@ class DayResult:
 
     @property
     def day(self) -> date:
-        """The day."""
+        """The day of the verdict."""
         return self.verdict.day

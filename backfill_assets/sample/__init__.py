@@ -1,1 +1,1 @@
-"""Landing data to try the pipeline on; nothing that the pipeline itself needs to run."""
+"""Sample landing data; the pipeline does not need it."""

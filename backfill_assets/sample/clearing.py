@@ -1,6 +1,6 @@
-"""Taking the sample away again, and nothing that is not the sample: `make clean`.
+"""Removal of the sample data, and of nothing else: `make clean`.
 
-It runs as a file, by any Python, also where nothing is installed.
+It runs as a file with any Python, also if the package is not installed.
 """
 
 import hashlib
@@ -11,14 +11,14 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-#: In the landing: what was written there as a sample, by file the SHA-256.
+#: The list of the sample's files in the landing, with the SHA-256 by file.
 MARK = ".sample.json"
-#: So many digits of it do the tables keep of a file that they were loaded from.
+#: The digits of a file's SHA-256 that the commits of a table record.
 _DIGITS = 32
 
 
 def write_file_list(landing: Path) -> None:
-    """Keep with the sample which files it has, so that `remove_sample` tells them from others."""
+    """Write the list of the sample's files, by which `remove_sample` recognizes them."""
     files = {str(path.relative_to(landing)): _file_digest(path) for path in _landing_files(landing)}
     (landing / MARK).write_text(json.dumps(files, indent=1))
 
@@ -26,15 +26,15 @@ def write_file_list(landing: Path) -> None:
 def remove_sample(project: Path) -> str:
     """Remove the sample's landing, its warehouse and the Dagster instance of a project.
 
-    All of `data` and `.dagster`, or nothing: only if every file of the landing is one of the
-    sample as it was written, every table of the warehouse was loaded from such files alone, and
-    none of the folders is a link.
+    It removes all of `data` and `.dagster`, or nothing: every file of the landing must be an
+    unchanged file of the sample, every table of the warehouse must be loaded only from such files,
+    and no folder may be a link.
 
     Args:
-        project: the folder that holds `data` and `.dagster`.
+        project: the folder that contains `data` and `.dagster`.
 
     Returns:
-        What was kept, and why; empty if there is nothing left.
+        Which folders were not removed, and why; empty if none remains.
     """
     data, home = project / "data", project / ".dagster"
     folders = [folder for folder in (data, home) if os.path.lexists(folder)]
@@ -50,7 +50,7 @@ def remove_sample(project: Path) -> str:
 
 
 def _foreign_items(data: Path, home: Path, settings: Mapping[str, str]) -> Iterator[str]:
-    """What there is besides the sample; the first one is reason enough."""
+    """Messages on items that are not of the sample; the caller needs only the first."""
     for name in ("landing", "warehouse"):
         variable = f"BACKFILL_ASSETS_{name.upper()}"
         if settings.get(variable) and Path(settings[variable]).absolute() != data / name:
@@ -75,7 +75,7 @@ def _foreign_items(data: Path, home: Path, settings: Mapping[str, str]) -> Itera
 
 
 def _foreign_tables(warehouse: Path, digests: set[str]) -> Iterator[str]:
-    """What the warehouse has besides tables that were made of files of these digests."""
+    """Messages on items of the warehouse other than tables loaded from files of these digests."""
     for folder in sorted(warehouse.glob("*")):
         commits = sorted((folder / "_delta_log").glob("*.json"))
         is_whole = commits and not commits[0].stem.strip("0")
@@ -87,7 +87,7 @@ def _foreign_tables(warehouse: Path, digests: set[str]) -> Iterator[str]:
 
 
 def _commit_problem(commit: Path, digests: set[str]) -> str:
-    """What is wrong with a commit for one of the sample's; empty if nothing is."""
+    """Why a commit cannot be one of the sample; empty if it can."""
     try:
         actions = [json.loads(line) for line in commit.read_text().splitlines()]
         infos = [action["commitInfo"] for action in actions if "commitInfo" in action]

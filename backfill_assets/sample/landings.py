@@ -1,13 +1,10 @@
-"""Sample landing data: invented orders with late lines, CDNOW, and the expected answer.
+"""Sample landings: invented orders with late lines and their expected result, and the CDNOW data.
 
-It is never read back from the files, and it shares no code with the pipeline: that is what makes it
-worth comparing with.
+The expected result is computed from the invented lines, not from the files, and shares no code with
+the pipeline: so it is an independent check.
 
-What happens is for `emitter`, what the files look like for `rendering`, and what a pipeline must
-make of them for `answer`. No real data belongs here (that is `cdnow`).
-
-The CDNOW data set is a public record of real purchases, which makes its totals a check that owes
-nothing to this project: whatever is landed here must come out of the fact table again.
+CDNOW is a public data set of real purchases. Its totals are known, so the fact table can be
+compared with them.
 """
 
 from __future__ import annotations
@@ -29,13 +26,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 DAY = timedelta(days=1)
-#: The source of the lines: its folder in the landing.
+#: The name of the source, which is its folder in the landing.
 SOURCE = "orders"
 
 
 @dataclass(frozen=True)
 class Line:
-    """One line of a landing file. With a `trouble` it must be rejected."""
+    """One line of a landing file; it must be rejected if it has a `trouble`."""
 
     arrival: date
     order_id: str
@@ -48,17 +45,17 @@ class Line:
 
     @property
     def event_day(self) -> date:
-        """The day it happened on."""
+        """The day of the order."""
         return self.order_ts.date()
 
     @property
     def log_day(self) -> date:
-        """The day it is logged on."""
+        """The log day: the arrival day, or the day of a later event or version time."""
         return max(self.arrival, self.order_ts.date(), self.ingestion_ts.date())
 
     @property
     def version_key(self) -> tuple[object, ...]:
-        """What orders the versions of one order."""
+        """The sort key of the versions of one order."""
         customer = (self.customer_id is not None, (self.customer_id or "").encode())
         version_time = max(self.order_ts, self.ingestion_ts)
         return (
@@ -76,7 +73,7 @@ def end_of(day: date) -> datetime:
     return start_of(day + DAY) - timedelta(milliseconds=1)
 
 
-# Shares of the orders (the malformed lines: of the orders of a day) that meet each trouble.
+# Shares of the orders with each property; malformed lines are added to the orders of a day.
 _NO_CUSTOMER = 0.02
 _LATE_IN_WINDOW = 0.05
 _LATE_BEYOND_WINDOW = 0.005
@@ -90,7 +87,7 @@ _TROUBLES = ("broken", "missing", "bad number", "bad timestamp", "future")
 
 @dataclass
 class Emitter:
-    """Decides what happens: orders, and how each of them reaches the landing zone."""
+    """Generates orders, and the lines by which each of them arrives in the landing."""
 
     rng: random.Random
     start: date
@@ -106,7 +103,7 @@ class Emitter:
         self.customer_weights = list(accumulate(10**9 // k for k in range(1, population + 1)))
 
     def emit_lines(self) -> list[Line]:
-        """Return every line of every file, in no order that matters."""
+        """All lines of all files, in no defined order."""
         for offset in range(self.days):
             day = self.start + offset * DAY
             for number in range(self.orders_per_day):
@@ -141,13 +138,13 @@ class Emitter:
             line = corrected
 
     def _prompt_line(self, order_id: str, order_ts: datetime) -> Line:
-        """Ingested within minutes, in the folder of the day of ingestion."""
+        """A line ingested within minutes, in the folder of the day of ingestion."""
         latency = timedelta(milliseconds=self.rng.randrange(200, 5 * 60_000))
         ingestion_ts = min(order_ts + latency, end_of(self.last))
         return self._new_line(ingestion_ts.date(), order_id, order_ts, ingestion_ts)
 
     def _delayed_line(self, order_id: str, order_ts: datetime, delay: int) -> Line:
-        """In the folder of a later day: ingested late, or ingested at once and shipped late."""
+        """A line in a later folder: ingested late, or ingested at once and shipped late."""
         arrival = order_ts.date() + delay * DAY
         if self.rng.random() < 0.5:
             return self._new_line(arrival, order_id, order_ts, self._random_moment(arrival))
@@ -155,15 +152,15 @@ class Emitter:
         return self._new_line(arrival, order_id, order_ts, ingestion_ts)
 
     def _early_line(self, order_id: str, day: date) -> Line:
-        """In today's folder, though its version time already lies in the next day."""
+        """A line in today's folder with a version time on the next day."""
         midnight = start_of(day + DAY)
         ingestion_ts = midnight + timedelta(seconds=self.rng.randrange(1, 300))
-        # Half of them happened before midnight; the other half bear a clock that runs ahead.
+        # Half of the events are before midnight; the other half have a clock that is ahead.
         shift = self.rng.choice((-1, 1)) * timedelta(seconds=self.rng.randrange(1, 60))
         return self._new_line(day, order_id, midnight + shift, ingestion_ts)
 
     def _corrected_line(self, line: Line) -> Line | None:
-        """Return a later version of the order, or None if it would arrive after the last day."""
+        """A later version of the order; None if it would arrive after the last day."""
         rng = self.rng
         # Counted from the ingestion, not the arrival: a correction may overtake what it corrects.
         since = line.ingestion_ts + timedelta(seconds=1)
@@ -198,7 +195,7 @@ class Emitter:
             trouble = rng.choice(_TROUBLES)
             ingestion_ts = moment
             if trouble == "future":
-                # In the name of a real order, which it must not replace.
+                # The id of a real order, which this line must not replace.
                 order_id = f"o-{day:%Y%m%d}-{rng.randrange(self.orders_per_day):06d}"
                 ingestion_ts = moment + (2 + rng.randrange(400)) * DAY
             line = self._new_line(day, order_id, moment, ingestion_ts)
@@ -240,7 +237,7 @@ class Emitter:
 _FIELDS = ("order_id", "customer_id", "order_ts", "amount", "ingestion_ts")
 _REQUIRED = ("order_id", "order_ts", "amount", "ingestion_ts")
 
-# Files take their format from this list in turn, so that a short run, too, has all of them.
+# Files take their format from this list in turn, so that a short run has all of them, too.
 FORMATS = (
     "jsonl", "csv", "jsonl", "parquet", "jsonl", "jsonl.gz", "jsonl", "csv.gz", "json", "parquet",
     "jsonl", "jsonl.gz",
@@ -261,7 +258,7 @@ _BAD_TIMESTAMPS = ("2024-02-30T10:00:00Z", "yesterday", "2024-01-15T25:00:00Z", 
 
 
 def render_file(suffix: str, lines: list[Line], file_number: int, rng: random.Random) -> bytes:
-    """Return the bytes of one landing file."""
+    """The bytes of one landing file."""
     kind = suffix.removesuffix(".gz")
     if kind == "parquet":
         return _parquet_bytes(lines, file_number)
@@ -281,7 +278,7 @@ def render_file(suffix: str, lines: list[Line], file_number: int, rng: random.Ra
 
 
 def _text_cells(line: Line, file_number: int) -> dict[str, str | None]:
-    """Return the fields as text, None where missing. Of the troubles, `broken` is not done yet."""
+    """The fields as text, None if missing; the trouble `broken` is left to the caller."""
     cells = {
         "order_id": line.order_id,
         "customer_id": line.customer_id,
@@ -300,7 +297,7 @@ def _text_cells(line: Line, file_number: int) -> dict[str, str | None]:
 
 
 def _format_timestamp(moment: datetime, file_number: int) -> str:
-    """Return the moment in the notation that this file uses."""
+    """A timestamp in the notation of this file."""
     style = file_number % 4
     if style == 1:
         return moment.astimezone(timezone(timedelta(hours=2))).isoformat()
@@ -320,7 +317,7 @@ def _json_line(line: Line, file_number: int) -> str:
         value = text if number else json.dumps(text, ensure_ascii=file_number % 2 == 0)
         parts.append(f'"{name}": {value}')
     if file_number % 5 == 0:
-        parts.append('"channel": {"name": "web", "tags": []}')  # a field nobody asked for
+        parts.append('"channel": {"name": "web", "tags": []}')  # an unknown field
     text = "{" + ", ".join(parts) + "}"
     if line.trouble == "broken":
         variants = (text[: len(text) // 2], text + "}", f"[{text}]", text + text)
@@ -361,7 +358,7 @@ def _parquet_bytes(lines: list[Line], file_number: int) -> bytes:
         types = _PARQUET_TYPES
         for line in lines:
             rows.append({name: getattr(line, name) for name in _FIELDS})
-            # A typed column cannot hold a bad number or half a record; it can hold nothing.
+            # A typed column cannot hold a bad number or a broken record, but it can hold a null.
             if line.trouble not in (None, "future"):
                 rows[-1][_REQUIRED[line.detail % len(_REQUIRED)]] = None
     table = pa.Table.from_pylist(rows, schema=pa.schema(types))
@@ -371,7 +368,7 @@ def _parquet_bytes(lines: list[Line], file_number: int) -> bytes:
 
 
 def expected_answer(lines: list[Line], calendar: list[date], window: timedelta) -> dict:
-    """Count what the pipeline must arrive at."""
+    """The counts and totals that the pipeline must produce."""
     accepted = [line for line in lines if line.trouble is None]
     landed = Counter(line.arrival for line in lines)
     rejected = Counter(line.arrival for line in lines if line.trouble is not None)
@@ -413,7 +410,7 @@ def expected_answer(lines: list[Line], calendar: list[date], window: timedelta) 
 def _winning_lines(
     accepted: list[Line], calendar: list[date], window: timedelta
 ) -> tuple[dict[date, list[Line]], int, int]:
-    """The line that wins of each order by event day; how many orders have two days, and none."""
+    """By event day the winning lines; the number of orders with two days, and with none."""
     versions: defaultdict[str, list[Line]] = defaultdict(list)
     for line in accepted:
         versions[line.order_id].append(line)
@@ -422,15 +419,15 @@ def _winning_lines(
     no_day_orders = 0
     for history in versions.values():
         days = 0
-        # Each day asks for itself: of what was logged by its end, is the greatest one mine?
+        # For each day: is the greatest version that was logged in its window one of this day?
         for day in sorted({line.event_day for line in history}):
             known = [line for line in history if line.log_day <= day + window]
             winner = max(known, key=lambda line: line.version_key, default=None)
             if winner is not None and winner.event_day == day:
                 staged[day].append(winner)
                 days += 1
-        # Corrections onto another day that came after one of the two days was final: the order
-        # stays on the old day as well, or has left it while its new day was closed already.
+        # Corrections that move an order to another day after one of the two days was final: the
+        # order is on both days, or on none, if its new day was already final.
         two_day_orders += days > 1
         no_day_orders += days == 0 and any(
             line.log_day <= line.event_day + window for line in history
@@ -439,7 +436,7 @@ def _winning_lines(
 
 
 def _event_days(staged: dict[date, list[Line]], in_time: Counter[date]) -> dict[str, dict]:
-    """The numbers of each event day."""
+    """The expected numbers of each event day."""
     event_days = {}
     for day, winners in staged.items():
         revenue = sum((line.amount for line in winners), Decimal("0.00"))
@@ -462,7 +459,7 @@ def write_invented_landing(
     seed: int = 7,
     window_days: int = 7,
 ) -> dict:
-    """Write `days` arrival folders below `landing`, and `expected.json`; return what it says.
+    """Write arrival folders and `expected.json` below `landing`; return the content of the latter.
 
     The same arguments give the same bytes. The business time zone is UTC. All orders happen, and
     all lines arrive and are logged, from `start` to the day before `start + days`.
@@ -471,9 +468,9 @@ def write_invented_landing(
         landing: The landing root; its `orders` folder must not exist yet.
         start: The first arrival day.
         days: The number of arrival days.
-        orders_per_day: How many orders happen on a day.
+        orders_per_day: The number of orders per day.
         seed: Another seed gives other orders with the same troubles.
-        window_days: The reprocessing window that the expected answer is for.
+        window_days: The reprocessing window of the expected result.
 
     Raises:
         FileExistsError: If `landing` already has an `orders` folder.
@@ -506,7 +503,7 @@ def write_invented_landing(
 
 
 def _write_files(orders: Path, by_arrival: dict[date, list[Line]], rng: random.Random) -> None:
-    """Write the arrival folders, given their days in order."""
+    """Write the arrival folders; `by_arrival` has its days in order."""
     file_number = 0
     for index, (day, lines) in enumerate(by_arrival.items()):
         folder = orders / f"arrival_date={day}"
@@ -535,10 +532,10 @@ _RECORD = re.compile(r"\s*([0-9]+)\s+([0-9]{4})([0-9]{2})([0-9]{2})\s+[0-9]+\s+(
 
 
 def write_cdnow_landing(master: Path, landing: Path) -> int:
-    """Write one arrival folder for each purchase day and return the number of lines written.
+    """Write one arrival folder per purchase day; return the number of lines.
 
-    A record has no key of its own and exact repeats are real purchases, so the record's number in
-    the file (1 for the first line below the header) becomes the order's id.
+    A record has no key, and exact repeats are real purchases. So the record's number in the file
+    (1 for the first line after the header) becomes the order's id.
 
     Args:
         master: The master file: a header line, then customer, date, number of CDs and value,

@@ -1,7 +1,7 @@
 """Build days into a shadow target, beside production; production does not change.
 
-The assets themselves compute and audit the days, as in any run; Dagster's instance is not told, as
-no table of production has changed.
+The assets compute and audit the days as in any run. Dagster's instance gets no events, as no table
+of production changes.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from backfill_assets.tables.table import Table
 
 
 class ShadowIOManager(DeltaIOManager):
-    """Reads as a target sees the tables, and publishes in its forks."""
+    """Reads tables as a target sees them, and publishes into the target's forks."""
 
     _settings: Settings = PrivateAttr()
     _target: ShadowTarget = PrivateAttr()
@@ -56,26 +56,26 @@ class ShadowIOManager(DeltaIOManager):
     def for_target(
         cls, publisher: DeltaIOManager, settings: Settings, target: ShadowTarget
     ) -> ShadowIOManager:
-        """One for the tables of a target, by the same code."""
+        """An IO manager for a target with the publisher's configuration."""
         shadow = cls(**{name: getattr(publisher, name) for name in type(publisher).model_fields})
         shadow._settings, shadow._target = settings, target
         return shadow
 
     @property
     def results(self) -> Sequence[tuple[Table, DayResult]]:
-        """What became of the days so far."""
+        """Results of all published days so far."""
         return self._results
 
     def url(self, table: Table) -> str:
-        """Where a table is, as the target has it."""
+        """Location of a table: the fork, if the target has one."""
         return self._target.table_url(self._settings, table.name)
 
     def ledger(self, table: Table) -> Ledger:
-        """What the log of a table says, as the target sees it."""
+        """The ledger of a table as the target sees it."""
         return self._target.table_ledger(self._settings, table.name)
 
     def writer(self, table: Table) -> Writer:
-        """Commits to the fork, and writes data files where those of the table lie."""
+        """A writer that commits to the fork, with data files in the production table's folder."""
         files = self._settings.table(table.name)
         return replace(super().writer(table), files=files)
 
@@ -88,20 +88,20 @@ class ShadowIOManager(DeltaIOManager):
         rewrite: Container[date] = (),
         merge: bool = False,
     ) -> list[DayResult]:
-        """As any run; what it made of the days is remembered. Days are replaced, never merged."""
+        """Publish as in any run and keep the results; days are replaced, never merged."""
         results = super().publish(candidate, window, record, rewrite=rewrite)
         self._results += [(candidate.table, result) for result in results]
         return results
 
 
 class StageResult(NamedTuple):
-    """What became of a stage of a shadow backfill.
+    """The result of a stage of a shadow backfill.
 
     Attributes:
-        name: of the stage.
+        name: the stage's name.
         window: its days.
-        counts: by table, how many days had which outcome.
-        failure: what failed, in the words of the steps; empty if nothing did.
+        counts: number of days by table and outcome.
+        failure: error messages of the steps; empty if nothing failed.
     """
 
     name: str
@@ -113,16 +113,10 @@ class StageResult(NamedTuple):
 def prepare_target(
     publisher: DeltaIOManager, settings: Settings, name: str, request: BackfillRequest
 ) -> ShadowTarget:
-    """The target of a name: made if there is none, or else caught up, with these days as well.
-
-    Args:
-        publisher: reads and publishes.
-        settings: the deployment's settings.
-        name: of the target.
-        request: the days, and the tables if the target is to be made.
+    """Create the target, or let an existing one catch up and add the requested days.
 
     Raises:
-        TargetError: it cannot be made so, or is there with other tables.
+        TargetError: it cannot be created like this, or exists with other tables.
         ForkError: a table cannot be forked.
     """
     if name not in targets.list_targets(settings):
@@ -146,17 +140,12 @@ def prepare_target(
 
 
 def catch_up(publisher: DeltaIOManager, settings: Settings, target: ShadowTarget) -> ShadowTarget:
-    """Let a target see production as it is now; its forks begin there, with the days it has made.
-
-    Args:
-        publisher: reads and publishes.
-        settings: the deployment's settings.
-        target: the target.
+    """Let a target see production as of now: fork its tables again, and keep the days it has built.
 
     Raises:
-        TargetError: another writer has changed days that the target has made, or a table of it was
+        TargetError: another writer has changed days that the target has built, or a table of it was
             migrated.
-        PublishError: files of days that it has made are gone.
+        PublishError: files of days that it has built are deleted.
     """
     targets.refuse_busy(target)
     tables = tables_of(settings)
@@ -198,21 +187,15 @@ def translate_origin(
     ledgers: Callable[[], Ledgers],
     days: Iterable[date],
 ) -> Origin:
-    """What days of a fork were made by and from, as another log of the table is to name it.
+    """Provenance of days of a fork, for another log of the same table.
 
-    Of an input that the target has too, the version there as of now is named, if the input holds
-    there what the day was made of. Else no version is, as none holds it: the day is behind.
-
-    Args:
-        settings: the deployment's settings.
-        target: the target.
-        fork: the ledger of the table, as the target has it.
-        ledgers: those of all tables where the days are to be, as of now.
-        days: the days.
+    For an input that the target has too, its current version in the destination is named if it has
+    the same content for the day as the fork's input. Otherwise no version is named, and the day is
+    stale. `ledgers` reads the ledgers of all tables at the destination.
     """
     days, name, destination = sorted(days), fork.table.name, ledgers()
     inputs = fork.table.inputs(Policy.from_settings(settings))
-    # Of a table that carries state, days are built upon days that come with them.
+    # A stateful table reads its previous days, which are copied together with these days.
     fork_contents = {(name, day): fork.content_key(day) for day in days}
     fingerprints = input_digests(
         inputs, destination, days, destination[name].references, fork_contents
@@ -222,7 +205,7 @@ def translate_origin(
 
     def holds_same_input(day: date, table: str, version: int) -> bool:
         dependencies = tuple(dependency for dependency in inputs if dependency.source.name == table)
-        # What the table carries on from may have been built in the same commit.
+        # The previous state of a stateful table may be from the same commit.
         fork_version = fork.latest[day].version if table == name else version
         past_ledgers = {table: forks[table].as_of(fork_version)}
         made_from = input_digests(dependencies, past_ledgers, [day])
@@ -249,7 +232,7 @@ def translate_origin(
 
 
 def _requested_ranges(target: ShadowTarget, current: Ledgers) -> tuple[str, ...]:
-    """The days that are asked for, up to the newest of production if they are to end there."""
+    """The requested days, extended to the newest day of production if the request is open-ended."""
     newest = max(
         (day for name in target.tables for day in current[name].published_days), default=None
     )
@@ -266,20 +249,12 @@ def build_stages(
     target: ShadowTarget,
     parameters: BackfillRequest,
 ) -> Iterator[StageResult]:
-    """Build days into a target, stage after stage; the last one may have days that did not pass.
+    """Build days into a target, stage by stage; stops after a stage with failed days.
 
-    Days that the target has already, as they would be made now, are left alone: so a build that
-    was killed goes on where it was.
-
-    Args:
-        publisher: reads and publishes.
-        settings: the deployment's settings.
-        assets: those of the deployment.
-        target: the target.
-        parameters: the days, and how they are cut into stages.
+    Days of the target that are up to date are skipped, so an interrupted build continues.
 
     Raises:
-        TargetError: another command has made its forks anew meanwhile.
+        TargetError: another command has forked its tables again meanwhile.
     """
     shadow = ShadowIOManager.for_target(publisher, settings, target)
     resources = {
@@ -327,7 +302,7 @@ def _missed_days(
     shadow: ShadowIOManager,
     run_id: str,
 ) -> dict[str, dict[date, str]]:
-    """By table, the days that a run did not publish, but for those that nobody can make yet."""
+    """By table, the days that a run failed to publish, without days that cannot be built yet."""
     failed = {name: by_day for name, by_day in shadow.failed_days(run_id).items() if by_day}
     if not failed:
         return {}
@@ -343,7 +318,7 @@ def _missed_days(
 def _split_runs(
     settings: Settings, days: Mapping[str, Sequence[date]]
 ) -> Iterator[tuple[Window, list[str]]]:
-    """Ranges of partitions, each with tables that have just these, inputs first."""
+    """Ranges of partitions with the tables that have exactly these, inputs first."""
     groups: list[tuple[Sequence[date], list[str]]] = []
     for name, table_days in days.items():
         cadence = tables_of(settings)[name].grain

@@ -36,12 +36,12 @@ from backfill_assets.tables.graph import tables_of
 
 @dataclass(frozen=True)
 class Comparison:
-    """What a comparison of a target found.
+    """The result of comparing a target with production.
 
     Attributes:
-        reports: by table, each day that the target has made: before as production has it, after
-            as the target does.
-        problems: what does not add up, and which bounds are not kept, a sentence each.
+        reports: diffs by table of all days that the target has built: production before, the target
+            after.
+        problems: mismatches and exceeded limits, a sentence each.
     """
 
     reports: list[TableDiff] = field(default_factory=list)
@@ -56,21 +56,14 @@ def compare_target(
     code: Code,
     bounds: ComparisonLimits | None = None,
 ) -> Comparison:
-    """Compare the days that a target has made with those of production as the target sees it.
+    """Compare the days that a target has built with production at the version that the target sees.
 
-    What was found is kept with the target.
-
-    Args:
-        settings: the deployment's settings.
-        spark: the session.
-        graph: the assets.
-        target: the target.
-        code: the code.
-        bounds: what it must keep to; what a switch-over of it requires, if none are given.
+    The result is stored with the target. Without `bounds`, the limits are those that a switch-over
+    of the target requires.
 
     Raises:
         ReconciliationError: a version cannot be read.
-        TargetError: the target is gone, or a table of it was migrated since.
+        TargetError: the target is deleted, or a table of it was migrated since.
     """
     refuse_migrated(settings, target, read_ledgers(settings))
     bounds = bounds or target.required or ComparisonLimits()
@@ -99,7 +92,7 @@ def compare_target(
 
 
 def comparison_metrics(report: TableDiff) -> dict[str, float | int]:
-    """A table's comparison in numbers, as Dagster plots them."""
+    """Numbers of a table's comparison that Dagster plots."""
     return {
         "days": len(report.days),
         "changed days": len(report.days_with(DayChangeKind.CHANGED)),
@@ -112,7 +105,7 @@ def comparison_metrics(report: TableDiff) -> dict[str, float | int]:
 
 
 def exceeded_limits(report: TableDiff, limits: ComparisonLimits) -> Iterator[str]:
-    """Which bounds a table does not keep, a sentence each."""
+    """One sentence for each limit that a table exceeds."""
     name = report.table.name
     for column, drift in report.drift.items():
         if limits.most_drift is not None and drift.psi > limits.most_drift:
@@ -123,7 +116,7 @@ def exceeded_limits(report: TableDiff, limits: ComparisonLimits) -> Iterator[str
 
 
 def row_change_ratio(report: TableDiff) -> float:
-    """By which share the rows of the days that were there are more, or fewer."""
+    """Relative change of the number of rows, over days that production has too."""
     days = [day for day in report.days if day.before is not None]
     before = sum(day.before.rows for day in days if day.before)
     after = sum(day.after.rows for day in days if day.after)
@@ -133,10 +126,10 @@ def row_change_ratio(report: TableDiff) -> float:
 def require_comparison(
     settings: Settings, target: ShadowTarget, limits: ComparisonLimits | None
 ) -> ShadowTarget:
-    """Let a switch-over of a target need a comparison that keeps to bounds; or none, if not given.
+    """Require a comparison within limits before a switch-over; None to require none.
 
     Raises:
-        TargetError: it is being switched over, undone or dropped.
+        TargetError: the target is being switched over, undone or dropped.
     """
     targets.refuse_busy(target)
     return targets.save_target(settings, target.model_copy(update={"required": limits}))
@@ -149,14 +142,9 @@ def save_comparison(
     limits: ComparisonLimits,
     problems: Collection[str],
 ) -> None:
-    """Keep with a target what a comparison of it found.
+    """Store the result of a comparison with the target.
 
-    Args:
-        settings: the deployment's settings.
-        target: as it was compared.
-        ledgers: those of its tables, as they were compared.
-        limits: that they were held against.
-        problems: what was found.
+    `target` and `ledgers` must be as they were when compared.
     """
     compared = TargetComparison(
         generation=target.generation,
@@ -173,16 +161,12 @@ def save_comparison(
 def refuse_uncompared(
     settings: Settings, target: ShadowTarget, versions: Mapping[str, int], current: Ledgers
 ) -> None:
-    """See that a target which must be compared was, as it is, and kept its bounds.
+    """Raise if a required comparison of the target is missing, outdated or failed.
 
-    Args:
-        settings: the deployment's settings.
-        target: the target.
-        versions: by table, that of the fork that is to be switched over.
-        current: the tables, as production has them.
+    `versions` are the forks' versions to switch over, `current` the ledgers of production.
 
     Raises:
-        TargetError: it was not; nothing was written.
+        TargetError: a required comparison has not passed; nothing was written.
     """
     if target.required is None:
         return
@@ -207,7 +191,7 @@ def _missing_comparison(
     versions: Mapping[str, int],
     published_since: str,
 ) -> str:
-    """What is missing of a passed comparison, and what to do; empty if nothing is."""
+    """Why there is no passed comparison, and what to do; empty if there is one."""
     compared = target.compared
     advice = f"run `backfill-assets compare {target.name}` and ask again"
     if compared is None:
@@ -235,7 +219,7 @@ def _missing_comparison(
 def _days_published_since(
     settings: Settings, target: ShadowTarget, current: Ledgers
 ) -> Iterator[str]:
-    """The days of a target that production has published since, but for those of the target."""
+    """Built days of a target that other runs have published in production since, by table."""
     for name in target.tables:
         days = _published_by_others(current[name].records, target, target.fork_version(name))
         if rewritten := days & built_days(target, target.table_ledger(settings, name)):

@@ -1,4 +1,4 @@
-"""Tables and days of a shadow target, and which of them are stale."""
+"""The tables and days of a shadow target, and which days are missing or stale."""
 
 from __future__ import annotations
 
@@ -25,13 +25,10 @@ from backfill_assets.tables.table import Table
 
 
 def target_tables(settings: Settings, chosen: Sequence[str]) -> tuple[str, ...]:
-    """The tables of a target: those that are chosen, and all that follow from them.
+    """The tables of a target: the chosen tables, and all tables downstream of them.
 
-    What is known now of a table (`current`) is made by the same function, so it belongs to it.
-
-    Args:
-        settings: the deployment's settings.
-        chosen: names of tables; all that are not loaded from files, if none is given.
+    Without chosen tables: all that are not loaded from files. A `current` view of a table is
+    included, as the same function computes it.
 
     Raises:
         TargetError: there is no such table, it is loaded from files, or it is retired.
@@ -61,13 +58,9 @@ def target_tables(settings: Settings, chosen: Sequence[str]) -> tuple[str, ...]:
 def days_of_target(
     settings: Settings, graph: BaseAssetGraph, target: ShadowTarget, only_days: Window | None = None
 ) -> dict[str, list[date]]:
-    """By table of a target, its days: those that were asked for, and those that they change.
+    """The days of each table of a target: requested days and the days downstream of them.
 
-    Args:
-        settings: the deployment's settings.
-        graph: the assets.
-        target: the target.
-        only_days: only these days of those that were asked for, and what they change.
+    `only_days` limits the requested days; None for all.
     """
     days_by_name: dict[str, set[date]] = {name: set() for name in target.tables}
     for window in [only_days] if only_days else target.requested_windows:
@@ -96,21 +89,16 @@ def stale_days(
     *,
     pinned: bool = False,
 ) -> dict[str, dict[date, DayForecast]]:
-    """The days of a target that are not as this code would make them of production.
+    """The days of a target that differ from what this code would build from production now.
 
-    Args:
-        settings: the deployment's settings.
-        graph: the assets.
-        target: the target.
-        code: the code.
-        only_days: only these days are asked for.
-        pinned: of production as the target sees it, and not as it is now.
+    `only_days` limits the requested days; None for all. With `pinned`, production is as the target
+    sees it, not as it is now.
     """
     ledgers = target.table_ledgers(settings, pinned=pinned)
     tables = tables_of(settings)
     production = {name: read_ledger(settings.table(name), tables[name]) for name in target.tables}
     if not pinned:
-        # Of days that it has not made, those of production count, as of now.
+        # For days that the target has not built, production's current days count.
         forks = {name: ledgers[name] for name in target.tables}
         ledgers = {
             **ledgers,
@@ -130,7 +118,7 @@ def stale_days(
             day: forecast
             for day, forecast in forecasts.items()
             if forecast.outcome is not DayOutcome.IDENTICAL
-            # What nobody can make, and nobody has, is not missed.
+            # A day that cannot be built and is published nowhere is not stale.
             and not (
                 forecast.outcome is DayOutcome.LACKING
                 and day not in published | ledgers[name].published_days
@@ -144,7 +132,7 @@ def stale_days(
 def describe_missing_days(
     settings: Settings, graph: BaseAssetGraph, target: ShadowTarget, code: Code
 ) -> Iterator[str]:
-    """The days that a target was asked for, and has not made: of each table, in a sentence."""
+    """One sentence for each table about requested days that the target has not built."""
     for name, forecasts in stale_days(settings, graph, target, code, pinned=True).items():
         if missing := forecasts.keys() - built_days(target, target.table_ledger(settings, name)):
             reasons = ", ".join(sorted({forecasts[day].reason for day in missing}))
@@ -152,7 +140,7 @@ def describe_missing_days(
 
 
 def built_days(target: ShadowTarget, ledger: Ledger) -> set[date]:
-    """The days of a table that the target has made, with the rows that were there or others."""
+    """The days of a table that the target has built, with changed rows or not."""
     since = target.fork_version(ledger.table.name)
     return {day for day, record in ledger.latest.items() if record.version > since}
 
@@ -160,13 +148,9 @@ def built_days(target: ShadowTarget, ledger: Ledger) -> set[date]:
 def days_to_clone(
     settings: Settings, target: ShadowTarget, name: str, days: Iterable[date] | None = None
 ) -> ClonedDays:
-    """The days of a table that a target has made, for another log of the table.
+    """The built days of a target's table, to be copied to another log of the table.
 
-    Args:
-        settings: the deployment's settings.
-        target: the target.
-        name: of the table.
-        days: only these; all if none are given.
+    `days` limits them; None for all.
     """
     ledger = target.table_ledger(settings, name)
     built = built_days(target, ledger)
@@ -178,15 +162,10 @@ def days_to_clone(
 
 
 def refuse_migrated(settings: Settings, target: ShadowTarget, current: Ledgers) -> None:
-    """See that no table has been migrated since its fork was made: the fork has the old columns.
-
-    Args:
-        settings: the deployment's settings.
-        target: the target.
-        current: tables of it, as production has them.
+    """Raise if a table was migrated since its fork was made, as the fork has the old columns.
 
     Raises:
-        TargetError: one has; the days of the target cannot become those of the table any more.
+        TargetError: a table was; the target's days cannot be switched over any more.
     """
     problems = []
     for name in target.tables:
@@ -210,15 +189,10 @@ def refuse_migrated(settings: Settings, target: ShadowTarget, current: Ledgers) 
 
 
 def refuse_external_changes(settings: Settings, target: ShadowTarget, current: Ledgers) -> None:
-    """See that no other writer has changed days that a target has made, since it was pinned.
-
-    Args:
-        settings: the deployment's settings.
-        target: the target.
-        current: tables of it, as production has them.
+    """Raise if another writer has changed days that a target has built, since it was pinned.
 
     Raises:
-        TargetError: one has; the switch-over would lose what it wrote.
+        TargetError: a writer has; a switch-over would lose its rows.
     """
     problems = []
     for name in target.tables:
@@ -228,7 +202,7 @@ def refuse_external_changes(settings: Settings, target: ShadowTarget, current: L
             for commit in (current[name].external_commits if name in current else ())
             if pin is not None and commit.version > pin
             for day in commit.days
-            # Of a day that production has published since, nothing of theirs is left.
+            # A day that production has published since has none of their rows left.
             if current[name].current_record(day) is None
         }
         if overwritten := external_days & built_days(target, target.table_ledger(settings, name)):

@@ -1,7 +1,7 @@
 """Switch a shadow target over to production by metadata commits, and undo a switch-over.
 
-A switch-over that was begun is known by the target. Asked for again, it goes on where it was; what
-it made of production is undone as a backfill's.
+The target's state records a running switch-over, so the same command resumes it. It is undone like
+a backfill.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ from backfill_assets.tables.table import Table
 
 #: The job that switches over.
 SWITCH_JOB = "switch_over"
-#: Of its latest runs, so many may still be at work.
+#: How many of its latest runs are checked for being active.
 _RECENT_RUNS = 20
 
 
 def active_switch_runs(instance: dg.DagsterInstance) -> list[str]:
-    """The runs of switch-overs that are at work, or will be."""
+    """The ids of switch-over runs that are active or queued."""
     runs = instance.get_runs(dg.RunsFilter(job_name=SWITCH_JOB), limit=_RECENT_RUNS)
     return [run.run_id for run in runs if _may_be_active(instance, run)]
 
@@ -73,20 +73,14 @@ def undo_backfill_or_switch(
     tags: Mapping[str, str],
     days: Container[date] | None = None,
 ) -> Iterator[tuple[Table, list[DayResult]]]:
-    """As `undo.undo_backfill`, also of switch-overs.
+    """Undo a backfill, as `undo.undo_backfill` does, or a switch-over.
 
-    Args:
-        publisher: reads and publishes.
-        settings: the deployment's settings.
-        instance: knows the runs that switch over.
-        names: the name that was given, then the backfills and switch-overs that it is about.
-        run_id: of the run that undoes.
-        tags: of that run.
-        days: only these; all if not given.
+    `names` are from `resolve_names`: the given name, then the ids of its backfills and
+    switch-overs.
 
     Raises:
-        UndoRefusedError: as `undo.undo_backfill`.
-        TargetError: some days alone cannot be undone, or a run switches over.
+        UndoRefusedError: as in `undo.undo_backfill`.
+        TargetError: single days cannot be undone, or a switch-over run is active.
     """
     name, *_ = names
     target = _find_target(settings, names)
@@ -100,12 +94,12 @@ def undo_backfill_or_switch(
             has_written = True
             yield table, results
     except NothingToUndoError:
-        # Killed after the last table; or a switch-over that was killed before its first.
+        # An earlier undo was killed after its last table, or a switch-over before its first.
         _end_undo(settings, target)
         if not (resumed or target.switching):
             raise
     except UndoRefusedError:
-        # What was put back is finished by asking again; till then nobody builds upon a half.
+        # A partial undo stays marked until it is finished, so that nothing builds on half of it.
         if not (has_written or resumed):
             _cancel_undo(settings, target)
         raise
@@ -118,7 +112,7 @@ def _switch_ids(target: ShadowTarget) -> list[str]:
 
 
 def resolve_names(settings: Settings, name: str) -> list[str]:
-    """The name that an undo was given, then the backfills that it is a run of."""
+    """The given name, then the ids of the backfills if it names a run."""
     owners = backfill_ids_of(read_ledgers(settings), name)
     return [name, *sorted(owners - {name})]
 
@@ -129,17 +123,11 @@ def refuse_undo(
     names: Collection[str],
     days: Container[date] | None,
 ) -> None:
-    """Raise what `undo_backfill_or_switch` would raise before it looks at any table.
-
-    Args:
-        settings: the deployment's settings.
-        instance: knows the runs and backfills that are under way.
-        names: the name that was given, then the backfills and switch-overs that it is about.
-        days: only these; all if not given.
+    """Raise what `undo_backfill_or_switch` would raise before it reads any table.
 
     Raises:
-        BackfillRefusedError: a backfill is under way.
-        TargetError: some days alone cannot be undone, or a run switches over.
+        BackfillRefusedError: a backfill is active.
+        TargetError: single days cannot be undone, or a switch-over run is active.
     """
     for name in names:
         state_store.refuse_active(instance, name)
@@ -183,13 +171,13 @@ def _begin_undo(
     name: str,
     days: Container[date] | None,
 ) -> bool:
-    """Take note that a switch-over is being undone; whether that was begun before.
+    """Mark the target as being undone; returns whether it was marked before.
 
     Raises:
         TargetError: it cannot be undone now; nothing was written.
     """
     _refuse_partial_undo(target, name, days)
-    # Noted before the look: a run that begins after it sees the note.
+    # Mark first, then check for runs: a run that starts after the check sees the mark.
     targets.save_target(settings, target.model_copy(update={"undoing": name}))
     if runs := active_switch_runs(instance):
         if not target.undoing:
@@ -205,9 +193,9 @@ def _cancel_undo(settings: Settings, target: ShadowTarget) -> None:
 
 
 def _end_undo(settings: Settings, target: ShadowTarget) -> None:
-    """Take note of what production still has of the target, and of versions that belong together.
+    """Record the end of an undo, and save the consistent versions of the tables.
 
-    A switch-over that had not ended is undone as a whole, so it is over.
+    An unfinished switch-over is undone as a whole, so it ends too.
     """
     update = {"undoing": "", "switching": False, "canary": has_days_in_production(settings, target)}
     targets.update_target(settings, target.name, lambda current: current.model_copy(update=update))
@@ -215,14 +203,9 @@ def _end_undo(settings: Settings, target: ShadowTarget) -> None:
 
 
 def save_consistent_versions(settings: Settings, today: date) -> None:
-    """Take note of the versions of the tables, if they have come to one state.
+    """Save the tables' versions if no open day is stale and production has no part of a target.
 
-    That is if no open day is behind its inputs, and production has no part of a target. To be
-    called when nothing else writes.
-
-    Args:
-        settings: say where the tables are.
-        today: the business day.
+    Call it only when nothing else writes.
     """
     ledgers = read_ledgers(settings)
     stale_by_table = find_stale_days(ledgers, Policy.from_settings(settings), today).open
@@ -231,10 +214,10 @@ def save_consistent_versions(settings: Settings, today: date) -> None:
 
 
 def is_mixed(settings: Settings) -> bool:
-    """Whether production has some days of a target, or some tables of it, and not the others.
+    """Whether production has a part of a target's days or tables, and not the others.
 
-    Where days of it have been switched over alone, or undone alone, runs of production may have
-    made the rest as the target has it, or all of them anew: then it is not mixed any more.
+    After single days were switched over or undone, later production runs may have rebuilt the rest
+    with the same rows, or all of it: then it is no longer mixed.
     """
     return any(
         target.switching
@@ -249,16 +232,16 @@ def is_mixed(settings: Settings) -> bool:
 
 
 def _has_other_rows(settings: Settings, target: ShadowTarget) -> bool:
-    """Whether production has any day with other rows than the target has made."""
+    """Whether any day has other rows in production than in the target."""
     ledgers = read_ledgers(settings)
-    # A table that is declared no more is in no state with the others.
+    # Tables that are no longer declared do not count.
     names = [name for name in target.tables if name in ledgers]
     pairs = ((days_to_clone(settings, target, name), ledgers[name]) for name in names)
     return any(cloned.changed_days(cloned.days, current) for cloned, current in pairs)
 
 
 def has_days_in_production(settings: Settings, target: ShadowTarget) -> bool:
-    """Whether production has any day as the target made it."""
+    """Whether production has any day with the rows of the target."""
     ledgers = read_ledgers(settings)
     for name in target.tables:
         if name not in ledgers:
@@ -280,28 +263,27 @@ def switch_over(
     tags: Mapping[str, str],
     only_days: Window | None = None,
 ) -> Iterator[tuple[Table, list[DayResult]]]:
-    """Publish in production what a target has made, table after table, inputs first.
+    """Publish a target's days in production, table by table, inputs first.
 
-    It has not ended before the caller has taken all that it yields, and may have told Dagster: who
-    is killed meanwhile is finished, and tells it then.
+    The switch-over ends only after the caller has consumed all results, and so has reported them to
+    Dagster. If it is killed before, it can be resumed, and reports them again.
 
     Args:
         publisher: reads and publishes in production.
         settings: the deployment's settings.
         graph: the assets.
-        code: that of the tables, by which the target must have been made.
-        name: of the target.
-        run_id: of the run that switches over.
-        tags: of that run.
-        only_days: only these of the days that were asked for, and what follows from them.
+        code: the present code, which must have built the target.
+        name: the target's name.
+        run_id: the run that switches over.
+        tags: tags of that run.
+        only_days: only these requested days and the days downstream of them; None for all.
 
     Yields:
-        Each table, with what became of all of its days: also of those that a switch-over had
-        published that was killed.
+        Each table with the results of all its days, including days published before a resume.
 
     Raises:
-        TargetError: the target is behind production, or others have changed the days. Nothing was
-            written; or a switch-over that was begun goes no further, and the message says so.
+        TargetError: the target is stale, or others have changed its days. Nothing was written; a
+            resumed switch-over stops, as the message says.
     """
     target = targets.load_target(settings, name)
     if not target.switching or target.undoing:
@@ -310,8 +292,8 @@ def switch_over(
     tags = {**tags, REASON_TAG: tags.get(REASON_TAG) or target.switch_reason}
     _refuse_other_columns(settings, target)
     switched = []
-    # All commits come first: of three years of days it takes longer to tell of them, and readers of
-    # several tables would see a mix as long.
+    # Commit all tables before yielding: reporting three years of days to Dagster takes longer, and
+    # until the last commit readers of several tables see a mix.
     for table_name, days in target.days.items():
         table, cloned = (
             tables_of(settings)[table_name],
@@ -332,13 +314,13 @@ def _publish_days(
     cloned: ClonedDays,
     record: Mapping[str, Any],
 ) -> list[DayResult]:
-    """Publish days of a table in production; what became of each, also of those that were."""
+    """Publish days of a table; results of all days, including those already published."""
     table = cloned.ledger.table
     current = publisher.ledger(table)
     own_days = {
         day for day, commit in current.latest.items() if commit.backfill_id == target.switch_id
     }
-    # Who was killed may not have told Dagster of these.
+    # A killed run may not have reported these to Dagster.
     results = results_of_adopted(current, cloned.days & own_days)
     if remaining := cloned.days - own_days:
 
@@ -349,7 +331,7 @@ def _publish_days(
             replace(cloned, days=remaining),
             publisher.writer(table),
             partial(publisher.ledger, table),
-            # A person has begun it, whoever finishes it.
+            # Started by a person, even if a resumed run finishes it.
             {**record, "backfill_id": target.switch_id, "launched_by": PERSON},
             partial(
                 translate_origin, settings, target, cloned.ledger, partial(read_ledgers, settings)
@@ -361,7 +343,7 @@ def _publish_days(
 
 
 def _end_switch(settings: Settings, target: ShadowTarget) -> None:
-    """Take note that a switch-over has ended, and of the versions that belong together since."""
+    """Record the end of a switch-over, and save the consistent versions of the tables."""
 
     def mark_ended(current: ShadowTarget) -> ShadowTarget:
         is_same_switch = current.switch_id == target.switch_id
@@ -372,10 +354,10 @@ def _end_switch(settings: Settings, target: ShadowTarget) -> None:
 
 
 def _refuse_other_columns(settings: Settings, target: ShadowTarget) -> None:
-    """See that this code has the tables of a switch-over as the code has them that began it.
+    """Raise if this code declares other tables or columns than the code that began the switch-over.
 
     Raises:
-        TargetError: it has not.
+        TargetError: it does.
     """
     problems = [
         f"there is no table {name}" for name in target.days if name not in tables_of(settings)
@@ -403,14 +385,14 @@ def _begin_switch(
     reason: str,
     only_days: Window | None,
 ) -> ShadowTarget:
-    """See that days can be switched over, and take note that they are being so.
+    """Check that the days can be switched over, and mark the target as switching.
 
     Raises:
         TargetError: why they cannot, or another command came first; nothing was written.
-        PublishError: files that the target names are gone; nothing was written.
+        PublishError: files of the target are deleted; nothing was written.
     """
     current = read_ledgers(settings)
-    # All that follows is about the forks as they are here, and so is what is switched over.
+    # All checks are about these versions of the forks, and these are switched over.
     versions = {name: target.table_ledger(settings, name).version or 0 for name in target.tables}
     refuse_migrated(settings, target, current)
     refuse_external_changes(settings, target, current)

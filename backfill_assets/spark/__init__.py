@@ -1,1 +1,1 @@
-"""Spark and what it needs on a machine: sessions, Java and jars, servers, file systems."""
+"""Spark: sessions, servers, Java, jars, file systems."""

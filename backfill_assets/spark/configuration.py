@@ -15,74 +15,73 @@ from backfill_assets.spark.jars import raise_if_unknown_jars, with_jars
 from backfill_assets.spark.jvm_launch import ScratchDir, submit_options, with_class_archive
 from backfill_assets.spark.processes import is_local, spark_home
 
-#: Settings of a session that can be changed while it runs; a Connect session gets these alone.
+#: Settings that a running session can change; a Connect session gets only these.
 _RUNTIME_CONF = {
-    # Days are cut by explicit zone conversion; the session itself must not move a timestamp. And
-    # a file that cannot be read is an error, never left out.
+    # Days come from explicit zone conversion; the session itself must not shift a timestamp. And a
+    # file that cannot be read is an error, never skipped.
     **PINNED,
-    # Spark's own defaults, which a server may have been started without.
+    # Spark's own defaults, which a server may override.
     "spark.sql.ansi.enabled": "true",
     "spark.sql.caseSensitive": "false",
     "spark.sql.decimalOperations.allowPrecisionLoss": "true",
     "spark.sql.shuffle.partitions": "8",
-    # INT96, which Spark still writes by itself, has no statistics and other readers drop it.
+    # INT96, Spark's default, has no statistics, and other readers drop it.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
-    # pandas writes nanoseconds, which Spark refuses; as integers they can be converted.
+    # pandas writes nanoseconds, which Spark refuses to read; as integers they can be converted.
     "spark.sql.legacy.parquet.nanosAsLong": "true",
-    # The value of a partition is the text that its folder has: shop=007 is not shop 7.
+    # A partition's value is the text in its folder's name: shop=007 is not shop 7.
     "spark.sql.sources.partitionColumnTypeInference.enabled": "false",
-    # What is persisted is read twice and dropped: packing it costs more than it saves.
+    # Persisted rows are read twice and dropped: compression costs more than it saves.
     "spark.sql.inMemoryColumnarStorage.compressed": "false",
-    # A reader holds so many rows of a column at once, 4,096 unless told, however long they are; of
-    # lines of a megabyte that is more than an engine has. Short ones are read no slower.
+    # Rows of a column that a reader holds at once; by default 4,096, however long they are. With
+    # lines of a megabyte that exceeds an engine's memory. Short lines are read as fast.
     "spark.sql.parquet.columnarReaderBatchSize": "128",
-    # With columns handed to a Python worker as they are, a UDF that a function makes hangs for ever
-    # (SPARK-58241, Spark 4.2.0).
+    # With columnar input, a UDF that a function creates hangs for ever (SPARK-58241, Spark 4.2.0).
     "spark.sql.execution.arrow.pythonUDF.columnarInput.enabled": "false",
-    # A longer method than this the JVM never compiles; Spark's own limit is eight times as much.
+    # The JVM never compiles a longer method; Spark's own limit is eight times as much.
     "spark.sql.codegen.hugeMethodLimit": "8000",
-    # A day that was empty and stays empty is a publication like any other, with its record.
+    # A day that was and stays empty is published with a record, like any other.
     "spark.databricks.delta.skipRecordingEmptyCommits": "false",
-    # A day's folder is listed by the driver already; no job to list a few hundred files.
+    # The driver lists a day's folder already; a few hundred files need no job.
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "1000",
-    # VACUUM lists a table's folders with 10,000 tasks unless told: 93 seconds for 13 folders.
+    # VACUUM lists a table's folders with 10,000 tasks by default: 93 seconds for 13 folders.
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "32",
-    # Delta refuses any version but the latest that was written longer ago than files are kept, even
-    # if its files were replaced only now and are all there. A file that is gone is an error anyway.
+    # Delta refuses a version older than the retention time, even if its files were replaced only
+    # now and still exist. A deleted file is an error anyway.
     "spark.databricks.delta.vacuum.enforceTimeTravelWithinDeletedFileRetentionDuration": "false",
 }
 
 
-#: What Spark must be told to know Delta's tables.
+#: The settings with which Spark knows Delta's tables.
 DELTA_CONF = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
 }
-#: What holds where the driver is its own executor: nobody else is to find it.
+#: For a driver that is its own executor: not reachable from other machines.
 _LOOPBACK_CONF = {"spark.driver.host": "localhost", "spark.driver.bindAddress": "127.0.0.1"}
-#: A path without a scheme is one of the machines', whatever HADOOP_CONF_DIR says.
+#: A path without a scheme is a local one, whatever HADOOP_CONF_DIR says.
 _LOCAL_PATHS_CONF = {"spark.hadoop.fs.defaultFS": "file:///"}
-#: Masters that hand on what a driver gives its executors by the default file system.
+#: Masters that pass files from driver to executors through the default file system.
 _STAGING_MASTERS = ("yarn", "k8s:")
-#: Options of a JVM, which are added to ours rather than replacing them.
+#: Options of a JVM, which are appended to ours.
 _JAVA_OPTION_SETTINGS = ("spark.driver.extraJavaOptions", "spark.executor.extraJavaOptions")
-#: Partition values of the past followed the JVM's zone, not the session's.
+#: Old partition values depend on the JVM's time zone, not the session's.
 _UTC_OPTION = "-Duser.timezone=UTC"
-#: A JVM that has run out of memory may go on without some of its threads.
+#: A JVM that is out of memory may go on without some of its threads.
 _OUT_OF_MEMORY_OPTION = "-XX:+ExitOnOutOfMemoryError"
-#: A driver listens at two ports of Spark's own, for any user of the machine: with a secret. Without
-#: executors elsewhere it makes one up, and nobody else has it.
+#: A driver listens at two ports that any user of the machine can reach: require a secret. Without
+#: remote executors Spark generates one that nobody else has.
 _AUTHENTICATION_CONF = {"spark.authenticate": "true"}
 
 
 def spark_config(settings: Settings) -> dict[str, Any]:
     """The session's configuration: defaults for a small machine, then the deployment's own.
 
-    `snapshotPartitions` and `shuffle.partitions` are 50 and 200 out of the box; on two cores a
-    small Delta commit then takes 11 to 19 s instead of 2 s.
+    By default `snapshotPartitions` and `shuffle.partitions` are 50 and 200; on two cores a small
+    Delta commit then takes 11 to 19 s instead of 2 s.
     """
     if settings.spark_remote:
-        # The master is the server's affair, and Spark refuses to be told both.
+        # The server has the master, and Spark refuses both settings together.
         deployment_conf = {
             name: value for name, value in settings.spark_conf.items() if name != "spark.master"
         }
@@ -104,9 +103,9 @@ def connect_server_command(
 
     Args:
         settings: the deployment's settings.
-        port: where it serves.
+        port: the port to serve on.
         folder: takes the files of Spark's settings, which are read at each start.
-        scratch: its folder for what does not fit into memory; Spark's own choice if not given.
+        scratch: the server's local folder; Spark's default if None.
 
     Raises:
         EngineError: a jar in the cache is not the published one.
@@ -114,7 +113,7 @@ def connect_server_command(
     server_conf = {
         "spark.connect.grpc.binding.address": "127.0.0.1",
         "spark.connect.grpc.binding.port": str(port),
-        # The runs of a deployment share a session, which is to outlast a quiet weekend.
+        # The runs of a deployment share a session, which must outlast a weekend without runs.
         "spark.connect.session.manager.defaultSessionTimeout": "7d",
     }
     if is_local(master_url(settings)):
@@ -131,22 +130,22 @@ def connect_server_command(
 
 
 def static_config(java_options: str = "") -> dict[str, str]:
-    """What must be set before the JVM starts, embedded or as a Connect server.
+    """The settings that must be set before the JVM starts, embedded or as a Connect server.
 
     Args:
-        java_options: the options that the driver's JVM is given besides.
+        java_options: further options of the driver's JVM.
     """
     return {
         **DELTA_CONF,
         "spark.databricks.delta.snapshotPartitions": "2",
-        # A run of all tables compiles some 300 classes, and Spark keeps 100: none was used twice.
+        # A run of all tables compiles some 300 classes, and Spark caches 100: none was used twice.
         "spark.sql.codegen.cache.maxEntries": "5000",
         "spark.driver.memory": "3g",
         "spark.driver.extraJavaOptions": (
             f"{_UTC_OPTION} {_OUT_OF_MEMORY_OPTION} {_collector_option(java_options)}"
         ).strip(),
         "spark.executor.extraJavaOptions": _UTC_OPTION,
-        # Of Python on executors, which converts times by it.
+        # For Python on executors, which converts times by it.
         "spark.executorEnv.TZ": "UTC",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
@@ -155,12 +154,7 @@ def static_config(java_options: str = "") -> dict[str, str]:
 
 
 def _driver_config(settings: Settings, extra: Mapping[str, str]) -> dict[str, Any]:
-    """The configuration of a driver here: ours, then the deployment's; jars, and where S3 is.
-
-    Args:
-        settings: the deployment's settings.
-        extra: what this driver has besides.
-    """
+    """The configuration of a driver on this machine: ours, then the deployment's; jars, and S3."""
     deployment_conf = settings.spark_conf
     master = master_url(settings)
     config = {
@@ -188,9 +182,9 @@ def master_url(settings: Settings) -> str:
 
 
 def _collector_option(java_options: str) -> str:
-    """Java's parallel collector, which on few cores costs a tenth less than its usual one.
+    """Java's parallel collector, which on few cores costs a tenth less than the default; or none.
 
-    A JVM that is given two does not start.
+    A JVM with two collectors does not start.
     """
     environment_options = (
         os.environ.get(name, "") for name in ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS")

@@ -1,6 +1,6 @@
-"""Folders and URLs as Arrow file systems, for what is listed, read or written without Spark.
+"""Folders and URLs as Arrow file systems, for files that are listed, read or written without Spark.
 
-And where S3 is: Arrow, delta-rs and Spark are told the same, from Amazon's environment variables.
+And the location of S3: Arrow, delta-rs and Spark all take it from Amazon's environment variables.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import pyarrow.fs as pafs
 from backfill_assets.spark.known_jars import LOG_STORE, LOG_STORE_CLASS
 
 _S3_SCHEME = "s3a://"
-#: The SDK's own chain: the environment, web identity, profiles, the container, the machine. Before
-#: it, keys that the Spark settings of a deployment have.
+#: The SDK's own chain: environment, web identity, profiles, container, machine. The keys in a
+#: deployment's Spark settings come first.
 _CREDENTIALS = (
     "org.apache.hadoop.fs.s3a.TemporaryAWSCredentialsProvider",
     "org.apache.hadoop.fs.s3a.SimpleAWSCredentialsProvider",
@@ -27,11 +27,11 @@ _CREDENTIALS = (
 
 
 class S3(NamedTuple):
-    """Where S3 is, as Amazon's SDKs are told; credentials are found by each of them.
+    """The location of S3, for Amazon's SDKs; each SDK finds the credentials by itself.
 
     Attributes:
-        endpoint: URL of a store that is not Amazon's; empty if it is.
-        region: empty if it is found otherwise, as in a profile.
+        endpoint: URL of another S3 store; empty for Amazon's.
+        region: empty if found elsewhere, as in a profile.
     """
 
     endpoint: str
@@ -39,9 +39,9 @@ class S3(NamedTuple):
 
     @classmethod
     def from_environment(cls) -> S3:
-        """As `AWS_ENDPOINT_URL_S3`, `AWS_ENDPOINT_URL`, `AWS_REGION` and so on have it."""
+        """From `AWS_ENDPOINT_URL_S3`, `AWS_ENDPOINT_URL`, `AWS_REGION` and so on."""
         endpoint = _first_variable("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
-        # A store that is not Amazon's has no regions, and its clients want one.
+        # Other stores have no regions, but their clients require one.
         region = _first_variable("AWS_REGION", "AWS_DEFAULT_REGION") or (
             "us-east-1" if endpoint else ""
         )
@@ -49,24 +49,25 @@ class S3(NamedTuple):
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is spoken to without TLS."""
+        """Whether the connection is without TLS."""
         return self.endpoint.startswith("http:")
 
     def with_s3a_conf(self, config: Mapping[str, str]) -> dict[str, str]:
-        """Spark's configuration with what Hadoop's S3A is told; there is no secret in that.
+        """Spark's configuration with the settings of Hadoop's S3A; they contain no secret.
 
         Args:
-            config: of a JVM that is to start; it goes first, but not where commits would be lost.
+            config: of a JVM that is to start; it overrides ours, except where commits would be
+                lost.
         """
         options = {
             "endpoint": self.endpoint,
             "endpoint.region": self.region,
             "path.style.access": "true" if self.endpoint else "",
             "aws.credentials.provider": ",".join(_CREDENTIALS),
-            # Hadoop's newer one remembers what an object was, and an engine lives for weeks: of a
-            # file that has been replaced it would go on reading the old one.
+            # Hadoop's newer stream caches objects, and an engine lives for weeks: it would go on
+            # reading the old content of a file that was replaced.
             "input.stream.type": "classic",
-            # A file of a name that nobody else takes is not looked for before it is written.
+            # File names are unique, so no check for an existing file before a write.
             "performance.flags": "create",
         }
         s3a_conf = {
@@ -89,7 +90,7 @@ def on_s3(url: str) -> bool:
 def open_store(url: str) -> tuple[pafs.FileSystem, str]:
     """The file system of a local path or a URL, and the path in it."""
     if on_s3(url):
-        # Not by the URL, in which a name with a space or a percent sign would be another.
+        # Not from the URL, in which a space or a percent sign would be decoded.
         return _s3_filesystem(S3.from_environment()), url.removeprefix(_S3_SCHEME)
     return pafs.LocalFileSystem(), url
 
@@ -101,25 +102,26 @@ def _s3_filesystem(s3: S3) -> pafs.S3FileSystem:
         region=s3.region or None,
         scheme=url.scheme or None,
         endpoint_override=url.netloc or None,
-        # A small file is one request, and not the three of an upload in parts.
+        # A small file takes one request, not the three of a multipart upload.
         allow_delayed_open=True,
     )
 
 
 def replace_file(folder: str, name: str, content: bytes) -> None:
-    """Write a file at once, in place of what was there: nobody reads half of it.
+    """Write a file atomically, in place of an existing one.
 
     Args:
-        folder: path or URL, made if need be.
-        name: of the file.
-        content: what it is to hold.
+        folder: path or URL, created if missing.
+        name: the file's name.
+        content: the file's bytes.
 
     Raises:
         OSError: it cannot be written.
     """
     filesystem, root = open_store(folder)
     filesystem.create_dir(root, recursive=True)
-    # An object is there when it is whole. Two processes that write at once have files of their own.
+    # An object on S3 appears as a whole. Two local processes that write at once need different
+    # temporary files.
     new_name = name if on_s3(folder) else f".{uuid4().hex}-{name}"
     with filesystem.open_output_stream(f"{root}/{new_name}") as stream:
         stream.write(content)
@@ -130,8 +132,8 @@ def replace_file(folder: str, name: str, content: bytes) -> None:
 def folder_filesystem(url: str) -> pafs.FileSystem:
     """A folder as a file system of Arrow's own, for reading a table by delta-rs.
 
-    Arrow's threads may still use delta-rs's own, which is Python, when the process ends. Then it
-    ends with an abort.
+    Arrow's threads may still use delta-rs's own file system, which is in Python, when the process
+    exits; the process then aborts.
     """
     filesystem, path = open_store(url)
     return pafs.SubTreeFileSystem(path, filesystem)

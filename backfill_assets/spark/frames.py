@@ -1,4 +1,4 @@
-"""DataFrames: made from rows of this process, observed, and cached until a block ends."""
+"""DataFrames: created from rows of this process, observed, and cached until a block ends."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def create_frame(
 ) -> DataFrame:
     """A frame of a few rows.
 
-    From rows, even from none, Spark itself makes a frame by a process of Python's on its executors:
-    a second on each of them, and there may be none on a cluster. From Arrow it does not.
+    From rows, even from none, Spark creates a frame with Python processes on its executors: a
+    second on each of them, and a cluster may have no executors yet. From Arrow it does not.
 
     Args:
         spark: the session.
@@ -44,21 +44,21 @@ def create_frame(
 
 
 def _to_utc(value: Any) -> Any:
-    """A time as it is in UTC: pandera turns Arrow's sense for offsets off, for all of a process."""
+    """A time in UTC: pandera turns off Arrow's handling of offsets for the whole process."""
     is_aware = isinstance(value, datetime) and value.tzinfo is not None
     return value.astimezone(timezone.utc) if is_aware else value
 
 
 def read_observation(observation: Observation, seconds: float = 60) -> dict[str, Any]:
-    """What Spark has observed of a frame whose action has ended, by name.
+    """The values that Spark observed of a frame whose action has ended, by name.
 
     Args:
-        observation: as `DataFrame.observe` took it.
-        seconds: how long to wait: Spark tells it by way of its event bus, which may drop events,
-            and `Observation.get` waits for ever then.
+        observation: the one passed to `DataFrame.observe`.
+        seconds: the timeout: values come by Spark's event bus, which may drop events, and
+            `Observation.get` then waits for ever.
 
     Raises:
-        TimeoutError: Spark has not told it.
+        TimeoutError: no values in time.
     """
     results: SimpleQueue[dict[str, Any]] = SimpleQueue()
     Thread(target=lambda: results.put(observation.get), daemon=True).start()
@@ -70,23 +70,23 @@ def read_observation(observation: Observation, seconds: float = 60) -> dict[str,
 
 Cache = Callable[[DataFrame], DataFrame]
 
-#: Where Spark keeps views that all sessions see.
+#: Spark's database of views that all sessions see.
 _GLOBAL_VIEWS = "global_temp"
 _VIEW_NAME = re.compile(r"cached_(?P<host>[0-9a-f]{12})_(?P<pid>\d+)_(?P<began>\d+)_[0-9a-f]{32}")
 
 
 @contextmanager
 def caching() -> Iterator[Cache]:
-    """Gives a function that caches a frame's rows once they are computed, until the end.
+    """Gives a function that caches the rows of computed frames until the block ends.
 
-    A server keeps the rows for as long as it runs, whoever asked for them. There, they have a name
-    that tells which process did, so that others can release what a killed one left.
+    A server keeps cached rows for as long as it runs. There, the frames get a name that contains
+    the process, so that others can release the frames of a killed process.
     """
     releases: list[Callable[[], object]] = []
 
     def cache_frame(frame: DataFrame) -> DataFrame:
-        # Spark keeps rows by the plan, for all sessions of a server: without something of its own
-        # in the plan, what a killed run had kept would be taken for a file that was mended since.
+        # Spark caches rows by plan, for all sessions of a server: without a unique part in the
+        # plan, rows that a killed run had cached would be used for a file that was fixed since.
         token = uuid4().hex
         distinct = frame.where(f"'{token}' = '{token}'")
         if not is_remote():
@@ -102,13 +102,13 @@ def caching() -> Iterator[Cache]:
         yield cache_frame
     finally:
         for release in releases:
-            # If the engine is gone, that is what is to be told, and not this.
+            # If the engine is gone, report that error, not this one.
             with suppress(PySparkException, Py4JError, OSError):
                 release()
 
 
 def release_orphaned_frames(session: SparkSession) -> list[str]:
-    """Release the frames of processes of this machine that are gone.
+    """Release the cached frames of dead processes of this machine.
 
     Args:
         session: any session of the server.

@@ -1,4 +1,4 @@
-"""What Spark needs on a machine before a session starts: Java, Delta's jars, and those of S3."""
+"""The Java and the jars that Spark needs before a session starts: Delta's, and those of S3."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from backfill_assets.spark.tasks import with_task_times
 
 _SCALA_VERSION = "2.13"
 _JAVA_VERSIONS = (17, 21)
-# What Delta's pom names besides its own jars is in Spark's distribution already, and newer there.
+# Other dependencies in Delta's pom; Spark's distribution has newer versions of them.
 _SPARK_EXCLUDES = (
     "org.apache.*:*,com.fasterxml*:*,com.google*:*,com.github*:*,io.airlift:*,io.unitycatalog:*,"
     "org.xerial*:*,org.locationtech*:*,org.roaringbitmap:*,commons*:*,org.slf4j:*,javax*:*"
 )
 #: Without its native library, Hadoop starts a process (`chmod`) for each file and folder that it
-#: makes on a local disk: a small file took 7 ms, and takes 2 with this library.
+#: creates on a local disk: a small file took 7 ms, and takes 2 with this library.
 _LOCAL_FILES = "com.globalmentor:hadoop-bare-naked-local-fs:0.1.0"
 _LOCAL_FILES_CLASS = "com.globalmentor.apache.hadoop.fs.NakedLocalFileSystem"
-#: The setting of a session whose JVM has that class, and Hadoop's own class of the kind. Neither
-#: keeps files with checksums, which take a fifth of the time to write a small one.
+#: The setting that says that the JVM has that class, and the class of Hadoop that it replaces.
+#: Neither writes checksum files, which would take a fifth of the time of a small file.
 LOCAL_FILES_SETTING = "spark.backfill_assets.localFiles"
 RAW_LOCAL_FILES_CLASS = "org.apache.hadoop.fs.RawLocalFileSystem"
-#: Hadoop's file system for S3, of the Hadoop that is in Spark, and what it uses of Amazon's SDK: 13
-#: MB. Hadoop itself asks for all services of Amazon in one jar of 690 MB.
+#: Hadoop's file system for S3, in the version of Spark's Hadoop, and the modules of Amazon's SDK
+#: that it uses: 13 MB. Hadoop itself requires all of the SDK in one jar of 690 MB.
 _SDK_MODULES = ("s3", "s3-transfer-manager", "sts", "sso")
 _S3 = (
     "org.apache.hadoop:hadoop-aws:3.5.0",
@@ -54,7 +54,7 @@ _S3_EXCLUDES = (
 
 
 class EngineError(RuntimeError):
-    """No Spark session can be had here; the message is one sentence with the fix."""
+    """No Spark session can be started or reached; the message is one sentence with the fix."""
 
 
 def delta_coordinate() -> str:
@@ -64,17 +64,17 @@ def delta_coordinate() -> str:
 
 
 def find_java() -> str | None:
-    """The Java that Spark would start; none if there is none."""
+    """The Java that Spark would start; None if there is none."""
     home = os.environ.get("JAVA_HOME")
     return shutil.which(str(Path(home, "bin", "java")) if home else "java")
 
 
 def check_java() -> None:
-    """Refuse early what would otherwise end as `JAVA_GATEWAY_EXITED`.
+    """Raise early what would otherwise fail as `JAVA_GATEWAY_EXITED`.
 
     Raises:
-        EngineError: there is no Java, or one that this Spark does not run on, or an environment
-            that no JVM of Spark's can do with.
+        EngineError: no Java, one that this Spark does not run on, or an environment in which no JVM
+            of Spark can start.
     """
     if problem := environment_problem():
         raise EngineError(problem)
@@ -111,24 +111,24 @@ def check_java() -> None:
 
 
 def delta_jars(cache: Path) -> list[Path]:
-    """The Delta jars in the cache; empty while they have not been downloaded."""
+    """The Delta jars in the cache; empty if not downloaded."""
     return _cached_jars(cache, delta_coordinate())
 
 
 def s3_jars(cache: Path) -> list[Path]:
-    """The jars for S3 in the cache; empty while they have not all been downloaded and built."""
+    """The jars for S3 in the cache; empty unless all are downloaded and built."""
     hadoop_jars, log_store_jar = _cached_jars(cache, _S3[0]), LOG_STORE_SOURCE.jar_in(cache)
     return [*hadoop_jars, log_store_jar] if hadoop_jars and log_store_jar.exists() else []
 
 
 def with_jars(config: Mapping[str, Any], cache: Path) -> dict[str, Any]:
-    """A session's configuration with the jars that are in the cache, and the deployment's own.
+    """A session's configuration with the jars of the cache, and the deployment's own.
 
     Args:
-        config: of a JVM that is to start; its `spark.jars`, if any, are added to ours.
+        config: of a JVM that is to start; its own `spark.jars` are kept.
         cache: the folder of the jars.
     """
-    # Delta's alone will do, copied there by hand; and without them the others are of no use.
+    # Delta's alone are enough, copied there by hand; without them the others are useless.
     package_jars = delta_jars(cache)
     if package_jars:
         package_jars += _cached_jars(cache, _LOCAL_FILES)
@@ -144,10 +144,10 @@ def with_jars(config: Mapping[str, Any], cache: Path) -> dict[str, Any]:
 
 
 def raise_if_unknown_jars(config: Mapping[str, Any], cache: Path) -> None:
-    """Refuse a session that would load jars from the cache that are not the published ones.
+    """Raise if a session would load jars from the cache that are not the published ones.
 
     Args:
-        config: its configuration. A user's own jars, which lie elsewhere, are the user's affair.
+        config: its configuration. A user's own jars, in other folders, are not checked.
         cache: the folder of the Delta jars.
 
     Raises:
@@ -163,12 +163,12 @@ def raise_if_unknown_jars(config: Mapping[str, Any], cache: Path) -> None:
 
 
 def fetch_delta_jars(cache: Path) -> list[Path]:
-    """Download the Delta jars into the cache, once; later sessions need no resolution.
+    """Download the Delta jars into the cache, once.
 
-    And a library that makes writing local files quicker, if it can be had.
+    And, if possible, a library that makes writing local files faster.
 
     Raises:
-        EngineError: there is no Java, or the registry cannot be reached, or it sent other jars.
+        EngineError: no Java, the registry cannot be reached, or it sent other jars.
     """
     if not delta_jars(cache):
         _fetch_jars("the Delta jars", [delta_coordinate()], cache)
@@ -180,10 +180,10 @@ def fetch_delta_jars(cache: Path) -> list[Path]:
 def fetch_s3_jars(cache: Path) -> list[Path]:
     """Download the jars of S3's file system into the cache and build the log store, once.
 
-    Delta's jars are there already: the log store extends a class of theirs.
+    Needs Delta's jars: the log store extends one of their classes.
 
     Raises:
-        EngineError: there is no Java, or the registry cannot be reached.
+        EngineError: no Java, or the registry cannot be reached.
     """
     if not _cached_jars(cache, _S3[0]):
         _fetch_jars("the jars of s3a://", _S3, cache, _S3_EXCLUDES)
@@ -206,14 +206,14 @@ def _fetch_jars(
 
 
 def _download_jars(coordinates: Sequence[str], cache: Path, excludes: str) -> str:
-    """Try to download artifacts, and what they need of their own kinds, and say what was said.
+    """Try to download artifacts with their dependencies, and return the error output.
 
     The jars appear under their final name all at once, so a broken download is never used.
 
     Args:
         coordinates: the artifacts; the folder is named for the first.
         cache: the folder of the jars.
-        excludes: what is not to be downloaded with them.
+        excludes: dependencies that are not downloaded.
     """
     cache.mkdir(parents=True, exist_ok=True)
     groups = tuple({coordinate.split(":")[0] for coordinate in coordinates})
@@ -224,7 +224,8 @@ def _download_jars(coordinates: Sequence[str], cache: Path, excludes: str) -> st
             *("--conf", f"spark.jars.ivy={scratch}/ivy", "--master", "local[1]"),
             *("--class", "org.apache.spark.deploy.PythonRunner", "spark-internal"),
         ]
-        # Resolution comes before the main class, which has nothing to run and fails: the jars tell.
+        # Resolution comes before the main class, which is missing and fails: success shows in the
+        # jars.
         environment = jvm_environment("local[1]")
         result = subprocess.run(
             command, capture_output=True, text=True, check=False, env=environment

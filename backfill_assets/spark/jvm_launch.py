@@ -1,10 +1,8 @@
-"""How a JVM of Spark is started: settings in private files, a local folder, and a class archive.
+"""How a Spark JVM is started: settings in private files, a local folder, and a class archive.
 
-What stands in the arguments of a command, everybody on the machine can read.
-
-A cleaner of /tmp that removes files of an engine that runs makes each job of it fail.
-
-Without it, a new JVM reads and verifies some 15,000 classes: about 4 seconds of each start.
+Settings are not passed as arguments, which all users of the machine can read. The local folder is
+not in /tmp, where a cleaner could remove files of a running engine. Without the class archive, a
+JVM reads and verifies some 15,000 classes: about 4 seconds of each start.
 """
 
 from __future__ import annotations
@@ -33,15 +31,15 @@ _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 
 
 def submit_options(config: Mapping[str, Any], folder: Path) -> list[str]:
-    """The options of `spark-submit` that name the settings' files, which are written.
+    """Write the settings to private files, and return the options of `spark-submit` that name them.
 
     Args:
         config: the settings.
-        folder: where the files are to lie; they are read whenever the command is started.
+        folder: the folder of the files, which are read at each start of the command.
     """
     settings = {name: str(value) for name, value in config.items()}
     if options := shlex.split(settings.get(_JAVA_OPTIONS, "")):
-        # Java reads its arguments from a file as well, and needs quotes around those with spaces.
+        # Java also reads its arguments from a file, and needs quotes around those with spaces.
         quoted = (json.dumps(option, ensure_ascii=False) for option in options)
         file = _write_private(folder / "java.options", "\n".join(quoted))
         settings[_JAVA_OPTIONS] = f'"@{file}"'
@@ -49,14 +47,14 @@ def submit_options(config: Mapping[str, Any], folder: Path) -> list[str]:
         f"{_escape_property(name)}={_escape_property(value)}" for name, value in settings.items()
     )
     file = _write_private(folder / "spark.properties", "\n".join(lines))
-    # With a file of its own, Spark leaves out any spark-defaults.conf.
+    # With its own properties file, Spark ignores any spark-defaults.conf.
     return ["--properties-file", str(file)]
 
 
 def start_driver(config: Mapping[str, Any]) -> None:
-    """Start the JVM of this process' embedded sessions, unless it has one.
+    """Start the JVM of this process's embedded sessions, unless it runs.
 
-    The environment is that of the JVM meanwhile, see `environment`.
+    The caller has set the JVM's environment, see `use_jvm_environment`.
     """
     if SparkContext._gateway is not None:  # noqa: SLF001 - only this tells
         return
@@ -68,7 +66,7 @@ def start_driver(config: Mapping[str, Any]) -> None:
 
 
 def _write_private(file: Path, text: str) -> Path:
-    """Write a file that is its owner's alone from its first byte on."""
+    """Write a file that only its owner can read, from its first byte on."""
     file.unlink(missing_ok=True)
     with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as opened:
         opened.write(f"{text}\n".encode())
@@ -76,7 +74,7 @@ def _write_private(file: Path, text: str) -> Path:
 
 
 def _escape_property(text: str) -> str:
-    """As `java.util.Properties` reads it."""
+    """Escape a text for `java.util.Properties`."""
     return "".join(f"\\u{ord(c):04x}" if c in "\\=:#! \t\n\r\f" else c for c in text)
 
 
@@ -85,17 +83,17 @@ _TMPDIR_OPTION = "-Djava.io.tmpdir="
 
 
 class ScratchDir:
-    """A folder of one engine's own, until the process that made this ends.
+    """The local folder of one engine, until the process that created it ends.
 
     Attributes:
-        folder: nobody else can read it, or write to it.
+        folder: the folder; only its owner can read or write it.
     """
 
     def __init__(self, home: Path) -> None:
-        """Make the folder, and remove those of engines that are gone.
+        """Create the folder, and remove the folders of dead engines.
 
         Args:
-            home: DAGSTER_HOME; `scratch` in it holds the folders of all its engines.
+            home: DAGSTER_HOME; its folder `scratch` holds the folders of all its engines.
         """
         self._root = home.resolve() / "scratch"
         self.folder = self._root / f"engine-{uuid4().hex}"
@@ -103,36 +101,36 @@ class ScratchDir:
         self.recreate()
 
     def recreate(self) -> None:
-        """Empty the folder for the next engine, or make it again if somebody removed it."""
+        """Empty the folder for the next engine, or create it again if it was removed."""
         self._root.mkdir(parents=True, exist_ok=True)
         if self._lock is not None:
             os.close(self._lock)
-        with _lock_folder(self._root):  # nobody takes a new folder, not yet locked, for a left one
+        with _lock_folder(self._root):  # a new folder, not yet locked, must not look abandoned
             for old_folder in self._root.iterdir():
                 with suppress(OSError), _lock_folder(old_folder, wait=False):
                     shutil.rmtree(old_folder, ignore_errors=True)
             self.folder.mkdir(mode=0o700, exist_ok=True)
-            # The lock ends with the process, however that ends.
+            # The lock ends with the process, even if that is killed.
             self._lock = os.open(self.folder, os.O_RDONLY)
-            with suppress(OSError):  # where nothing can be locked, nothing is taken for left
+            with suppress(OSError):  # without file locks, no folder looks abandoned
                 fcntl.flock(self._lock, fcntl.LOCK_EX)
         self._known_blocks: set[Path] = set()
 
     def with_local_dir(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Spark's configuration, with this folder where it does not name one itself.
+        """Spark's configuration, with this folder unless it names another one.
 
         Args:
             config: of a driver whose JVM is to start.
         """
         options = config.get(_JAVA_OPTIONS, "")
-        # Spark cuts the options of a JVM at each space.
+        # Spark splits the options of a JVM at each space.
         if _TMPDIR_OPTION not in options and " " not in str(self.folder):
             options = f"{options} {_TMPDIR_OPTION}{self.folder}".strip()
         extra = {_JAVA_OPTIONS: options} if options else {}
         return {_LOCAL_DIR: str(self.folder), **config, **extra}
 
     def is_complete(self) -> bool:
-        """Whether all that Spark's blocks lie in is still there: Spark makes it once only."""
+        """Whether all folders of Spark's blocks still exist: Spark creates them once only."""
         blocks = {*self.folder.glob("blockmgr-*"), *self.folder.glob("blockmgr-*/*")}
         self._known_blocks |= blocks
         return blocks == self._known_blocks
@@ -140,10 +138,10 @@ class ScratchDir:
 
 @contextmanager
 def _lock_folder(folder: Path, *, wait: bool = True) -> Iterator[None]:
-    """Hold the lock of a folder; with `wait`, do without where nothing can be locked.
+    """Hold a folder's lock; with `wait`, go on without a lock if the file system has none.
 
     Raises:
-        OSError: it is no folder; or somebody has its lock, or it has none, without `wait`.
+        OSError: not a folder; or, without `wait`, locked by another process or not lockable.
     """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -158,27 +156,23 @@ def _lock_folder(folder: Path, *, wait: bool = True) -> Iterator[None]:
 
 
 _ARCHIVE_PREFIX = "classes-"
-#: Beside an archive: the folder of the Spark that it is for.
+#: File beside an archive: the folder of the Spark that the archive is for.
 _SPARK_HOME_FILE = "spark_home"
-#: Seconds; it is a matter of 20.
+#: Seconds; it usually takes 20.
 _ARCHIVE_TIMEOUT = 300
-# An archive that does not fit (other jars on the class path) is passed over, and that is all.
+# The JVM silently ignores an archive that does not fit (other jars on the class path).
 _SHARING_OPTIONS = "-Xshare:auto -Xlog:cds=off -Xlog:cds+dynamic=off -Xlog:class+path=off"
 
 
 def class_archive_path(cache: Path) -> Path | None:
-    """Where the archive for this Java and this Spark lies or is to lie; none if there can be none.
-
-    Args:
-        cache: the folder of the Delta jars.
-    """
+    """The path of the archive for this Java and this Spark; None if there can be none."""
     java = find_java()
-    # Spark cuts the options of a JVM at each space.
+    # Spark splits the options of a JVM at each space.
     if java is None or " " in str(cache):
         return None
     java_binary = Path(java).resolve()
-    # Rewritten by every update of Java, whose JVM refuses the archive of another. It refuses that
-    # of other jars as well, and the same ones elsewhere are others.
+    # Every update of Java rewrites this file, and a JVM refuses the archive of another Java. It
+    # also refuses the archive of other jars, or of the same jars in another folder.
     modules = java_binary.parent.parent / "lib" / "modules"
     stamp = modules.stat().st_mtime_ns if modules.exists() else 0
     jars = max(jar.stat().st_mtime_ns for jar in (spark_home() / "jars").glob("*.jar"))
@@ -202,7 +196,7 @@ def with_class_archive(config: Mapping[str, Any], cache: Path) -> dict[str, Any]
 
 
 def make_class_archive(cache: Path) -> bool:
-    """Make the archive unless there is one, which takes some 20 seconds.
+    """Create the archive unless there is one, which takes some 20 seconds.
 
     Returns:
         Whether there is one now; a JVM starts without one as well.
@@ -210,10 +204,10 @@ def make_class_archive(cache: Path) -> bool:
     archive = class_archive_path(cache)
     if archive is None or archive.exists():
         return archive is not None
-    # Somebody else may be first, or the folder not be ours to write to.
+    # Another process may be first, or the folder may be read-only.
     with suppress(OSError):
         cache.mkdir(parents=True, exist_ok=True)
-        # It appears under its final name all at once, so half of one is never used.
+        # It appears under its final name all at once, so a partial archive is never used.
         with tempfile.TemporaryDirectory(dir=cache) as scratch:
             ready = Path(scratch, "ready")
             ready.mkdir()
@@ -234,7 +228,7 @@ def make_class_archive(cache: Path) -> bool:
 
 
 def _remove_old_archives(cache: Path, new_folder: Path) -> None:
-    """Remove the archives of a Spark that is gone, and older ones of this: 180 MB each."""
+    """Remove the archives of removed Sparks, and older ones of this Spark: 180 MB each."""
     for marker in cache.glob(f"{_ARCHIVE_PREFIX}*/{_SPARK_HOME_FILE}"):
         home = marker.read_text()
         if marker.parent != new_folder and (home == str(spark_home()) or not Path(home).exists()):
@@ -242,7 +236,7 @@ def _remove_old_archives(cache: Path, new_folder: Path) -> None:
 
 
 def _record_classes(archive: Path, scratch: Path) -> None:
-    """Have a JVM load what most runs use, and write its classes to an archive at its end."""
+    """Run typical queries in a JVM that writes the classes it loaded to an archive at its exit."""
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
     from pyspark.sql import functions as F
@@ -262,7 +256,7 @@ def _record_classes(archive: Path, scratch: Path) -> None:
     spark.read.parquet(f"{scratch}/parquet").groupBy("day").agg(F.collect_list("id")).collect()
     jvm: Any = SparkContext._gateway  # noqa: SLF001 - only this knows the process
     spark.stop()
-    # The JVM writes the archive when its input ends, and this must not end before it has.
+    # The JVM writes the archive when its input ends; wait for it.
     jvm.proc.stdin.close()
     if status := jvm.proc.wait():
         raise SystemExit(status)

@@ -12,11 +12,11 @@ from zipfile import ZIP_STORED, ZipFile, ZipInfo
 
 from backfill_assets.spark.processes import use_jvm_environment
 
-#: The content counts: a copy made by hand may have another name. For a new version: the SHA-256 of
-#: the downloaded jars, after a comparison of their SHA-1 with those beside the jars at Maven
-#: Central (or of their signatures).
+#: The content decides: a copy made by hand may have another name. For a new version: the SHA-256 of
+#: the downloaded jars, after comparing their SHA-1 with those beside the jars at Maven Central (or
+#: their signatures).
 SHA256 = {
-    # Built here, see java_sources.
+    # Built here, see `JavaSource`.
     "conditional-log-store.jar": (
         "dfbb7889d84052e4ef5948d371b0b98537a39a4eff4fe3001234a3e4bd5c2c02"
     ),
@@ -37,7 +37,7 @@ SHA256 = {
         "27d4fd8b1f879535c573ed1c718177d6a27f24d3e626ba02e216369725721ead"
     ),
     "delta-storage-4.4.0.jar": "c46735481fa8e326b0957be02b4420cbcab4b325bb08009b7f2045a95133f1cc",
-    # Of S3's file system.
+    # S3's file system.
     "hadoop-aws-3.5.0.jar": ("66bd9eefb938b1a1657487324b63c13df2d8b17164a1dd24e0ef37b905bc5baa"),
     "reactive-streams-1.0.4.jar": (
         "f75ca597789b3dac58f61857b9ac2e1034a68fa672db35055a8fb4509e325f28"
@@ -112,12 +112,12 @@ SHA256 = {
 
 
 def unknown_jars(jars: Iterable[Path]) -> list[Path]:
-    """The jars that are none of the known ones, by their content."""
+    """The jars whose content is not one of the known ones."""
     known = set(SHA256.values())
     return [jar for jar in jars if hashlib.sha256(jar.read_bytes()).hexdigest() not in known]
 
 
-#: Of the classes, so that a jar is the same on each Java that Spark runs on.
+#: The target version of the classes, so that a jar is the same on each Java that Spark runs on.
 _TARGET_JAVA = 8
 
 
@@ -126,7 +126,7 @@ class JavaSource:
     """A source file, and the jar of its classes.
 
     Attributes:
-        file: the name of the source, which lies beside this module.
+        file: the name of the source file, in this module's folder.
         jar: the name of the jar.
     """
 
@@ -134,11 +134,7 @@ class JavaSource:
     jar: str
 
     def jar_in(self, cache: Path) -> Path:
-        """Where the jar of this source is, or is to be.
-
-        Args:
-            cache: the folder of the jars.
-        """
+        """The path of this source's jar in the jar cache, built or not."""
         digest = hashlib.sha256(self._source_path.read_bytes()).hexdigest()
         return cache / f"{Path(self.jar).stem}-{digest[:12]}" / self.jar
 
@@ -149,7 +145,7 @@ class JavaSource:
 
         Args:
             cache: the folder of the jars.
-            libraries: jars with classes that it uses, besides Spark's own.
+            libraries: jars with classes that the source uses, besides Spark's own.
         """
         jar = self.jar_in(cache)
         if not jar.exists():
@@ -160,7 +156,7 @@ class JavaSource:
                     for name, content in sorted(
                         compiled(self._source_path.read_text(), libraries).items()
                     ):
-                        # With a date of its own, the jar would be another each time.
+                        # A current date would change the jar each time.
                         entry = ZipInfo(f"{name.replace('.', '/')}.class", (1980, 1, 1, 0, 0, 0))
                         archive.writestr(entry, content)
                 new_jar.replace(jar)
@@ -172,11 +168,11 @@ class JavaSource:
 
 
 def compiled(source: str, libraries: Sequence[Path]) -> dict[str, bytes]:
-    """The classes of a source by name, compiled in a JVM that ends with this.
+    """The classes of a source by name, compiled in a JVM of its own.
 
     Args:
-        source: the text.
-        libraries: jars with classes that it uses, besides Spark's own.
+        source: the source's text.
+        libraries: jars with classes that the source uses, besides Spark's own.
     """
     from pyspark.java_gateway import launch_gateway
 
@@ -199,7 +195,7 @@ def compiled(source: str, libraries: Sequence[Path]) -> dict[str, bytes]:
         gateway.proc.wait()
 
 
-#: The setting of Spark that names the log store of `s3a://`, and ours, in place of Delta's own.
+#: Spark's setting for the log store of `s3a://`, and our class, which replaces Delta's own.
 LOG_STORE = "spark.delta.logStore.s3a.impl"
 LOG_STORE_CLASS = "backfill_assets.ConditionalLogStore"
 #: It extends a class of Delta's jars.

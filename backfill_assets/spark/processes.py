@@ -1,9 +1,7 @@
-"""The processes of the engine: their environment, their groups, their garbage collection.
+"""The processes of the engine: environment variables, process groups, start times, and GC.
 
-A shell, cron and systemd each pass on other variables. How Spark computes is decided by the
-deployment's settings alone, so that the same command gives the same rows wherever it is called.
-
-And when a process began, by which it is told from a later one with the same id.
+A shell, cron and systemd each pass other variables. Only the deployment's settings decide how Spark
+computes, so that a command gives the same rows wherever it is called.
 """
 
 from __future__ import annotations
@@ -23,43 +21,44 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-#: Spark's own name; both its server and its client read the token from there.
+#: Spark's own name; its server and its client read the token from it.
 TOKEN_VARIABLE = "SPARK_CONNECT_AUTHENTICATE_TOKEN"
-#: What PySpark gives to `spark-submit`.
+#: The arguments that PySpark passes to `spark-submit`.
 SUBMIT_ARGS_VARIABLE = "PYSPARK_SUBMIT_ARGS"
-#: Names another Spark, its configuration, or options that go before those of the deployment.
+#: Variables that name another Spark or its configuration, or options that override the
+#: deployment's.
 _SPARK_VARIABLES = re.compile(r"(PY)?SPARK_.+|_JAVA_OPTIONS")
 _PASSED_ON = frozenset({TOKEN_VARIABLE, "SPARK_LOCAL_DIRS", "SPARK_USER"})
-#: What executors on other machines need: their Python, and how they reach the driver.
+#: What executors on other machines need: their Python, and the driver's address.
 _PASSED_ON_TO_CLUSTERS = frozenset({"PYSPARK_PYTHON", "SPARK_LOCAL_HOSTNAME", "SPARK_PUBLIC_DNS"})
-#: pandera sets it in each process that imports it; no executor elsewhere would reach the driver.
+#: pandera sets it on import; executors on other machines could not reach the driver.
 _PANDERA_VARIABLE = ("SPARK_LOCAL_IP", "127.0.0.1")
-#: PySpark, or this package, sets them in a process that has a session.
+#: Set by PySpark or this package in a process that has a session.
 _SESSION_VARIABLES = frozenset(
     {"SPARK_AUTH_SOCKET_TIMEOUT", "SPARK_BUFFER_SIZE", "SPARK_CONNECT_MODE_ENABLED"}
 )
-#: Options that every JVM adds to its own; a bad one keeps it from starting.
+#: Options that every JVM adds to its own; a bad one prevents its start.
 _JVM_OPTIONS = ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS")
 _UTF_8 = "C.UTF-8"
 
 
 def spark_home() -> Path:
-    """The folder of Spark's distribution, which is that of the Python package."""
+    """The folder of Spark's distribution in the Python package."""
     import pyspark
 
     return Path(pyspark.__path__[0])
 
 
 def is_local(master: str) -> bool:
-    """Whether a master URL means that the driver is its own executor: `local[*]` and its kind."""
+    """Whether a master URL means that the driver is its own executor, such as `local[*]`."""
     return re.fullmatch(r"local(\[.*\])?", master) is not None
 
 
 def jvm_environment(master: str) -> dict[str, str]:
-    """The environment of a JVM of Spark's: that of this process, and in it our Spark and Python.
+    """The environment of a Spark JVM: that of this process, with our Spark and Python.
 
-    Variables of another Spark and `_JAVA_OPTIONS`, which goes before all other options, are left
-    out. `JAVA_TOOL_OPTIONS` and `JDK_JAVA_OPTIONS` are passed on.
+    Variables of another Spark and `_JAVA_OPTIONS`, which overrides all other options, are left out.
+    `JAVA_TOOL_OPTIONS` and `JDK_JAVA_OPTIONS` are passed on.
 
     Args:
         master: the master URL of the driver. Executors on other machines have their own Python.
@@ -75,47 +74,39 @@ def jvm_environment(master: str) -> dict[str, str]:
     if local:
         environment["PYSPARK_PYTHON"] = sys.executable
         environment["SPARK_LOCAL_IP"] = "127.0.0.1"
-        # A worker imports the module of a UDF from where this process looks for a project's, too.
+        # A Python worker must find the module of a UDF where this process finds it.
         folders = [str(Path.cwd()), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment["PYTHONPATH"] = os.pathsep.join(folders)
     if sys.platform == "linux":
-        # By its locale a JVM takes and gives names of files.
+        # A JVM encodes file names by its locale.
         environment["LC_ALL"] = _UTF_8
     return environment
 
 
 def choose_pyspark_api() -> None:
-    """Let PySpark make columns and UDFs for a Connect server, if the environment names one.
+    """Make PySpark build columns and UDFs for a Connect server, if the environment names one.
 
-    PySpark chooses when a UDF is made. Modules that declare tables are imported before there is a
-    session, and it would choose the other.
+    PySpark decides when a UDF is created: in modules that declare tables that is before there is a
+    session, and it would decide for the embedded one.
     """
     if os.environ.get("SPARK_REMOTE"):
         os.environ["SPARK_CONNECT_MODE_ENABLED"] = "1"  # so does Spark's own builder
 
 
 def ignored_variables(master: str) -> list[str]:
-    """Names of variables of this process that its JVMs are not given as they are.
-
-    Args:
-        master: the master URL of the driver.
-    """
+    """Names of variables of this process that its JVMs do not get, or get changed."""
     passed_on = jvm_environment(master)
     variables = os.environ.items() - {_PANDERA_VARIABLE}
     names = {name for name, value in variables if passed_on.get(name) != value}
-    # Of PYTHONPATH all is passed on, and more.
+    # PYTHONPATH is passed on and extended.
     return sorted(names - {"SPARK_REMOTE", "LC_ALL", "PYTHONPATH"} - _SESSION_VARIABLES)
 
 
 @contextmanager
 def use_jvm_environment(master: str) -> Iterator[None]:
-    """Have this process the environment of its JVM meanwhile, for PySpark to pass it on.
-
-    Args:
-        master: the master URL of the driver.
-    """
+    """Give this process the environment of its JVM until the block ends; PySpark passes it on."""
     previous, passed_on = dict(os.environ), jvm_environment(master)
-    # Others stay untouched: PySpark sets some of its own, and other threads may read them.
+    # Other variables stay untouched: PySpark sets some, and other threads may read them.
     names = {name for name, _ in previous.items() ^ passed_on.items()} | {SUBMIT_ARGS_VARIABLE}
     _set_variables(names, passed_on)
     try:
@@ -133,7 +124,7 @@ def _set_variables(names: Iterable[str], environment: Mapping[str, str]) -> None
 
 
 def environment_problem() -> str:
-    """What of the environment no JVM can do with, in one sentence; empty if there is nothing."""
+    """Why no JVM can start in this environment, in one sentence; empty if it can."""
     try:
         pwd.getpwuid(os.geteuid())
     except KeyError:
@@ -152,16 +143,17 @@ def environment_problem() -> str:
 
 
 def jvm_options() -> dict[str, str]:
-    """The options that variables of the environment give to every JVM, by variable."""
+    """The options that environment variables give to every JVM, by variable."""
     return {name: os.environ[name] for name in _JVM_OPTIONS if os.environ.get(name)}
 
 
-#: What ends a process group, and the seconds that it has for it; what is left then is killed.
-#: To Dagster SIGINT is Ctrl-C; run workers then record their runs as failed.
+#: The signals that end a process group, and the seconds to wait after each; then it is killed.
+#: Dagster takes SIGINT for Ctrl-C: run workers then record their runs as failed.
 _END = ((signal.SIGINT, 60.0), (signal.SIGTERM, 15.0))
 
-#: Becomes the command, and leaves a guard behind, outside of the command's process group. The guard
-#: waits for a byte; the end of the pipe instead means that nobody is left to end the group.
+#: Becomes the command, and leaves a guard process outside of the command's process group. The guard
+#: waits for a byte; the end of the pipe instead means that the parent is gone, and the guard ends
+#: the group.
 _GUARD_SCRIPT = """
 import os, signal, sys
 group = os.getpid()
@@ -176,9 +168,9 @@ os.execv(sys.argv[1], sys.argv[1:])
 
 
 class ProcessGroup:
-    """A command and all that it starts: a process group that does not outlive this process.
+    """A command and its children: a process group that does not outlive this process.
 
-    (The kernel's own way, PR_SET_PDEATHSIG, reaches the command alone, and not what it started.)
+    (The kernel's PR_SET_PDEATHSIG reaches only the command, not its children.)
     """
 
     def __init__(
@@ -188,13 +180,14 @@ class ProcessGroup:
         log: Path | None = None,
         inherits: Sequence[int] = (),
     ) -> None:
-        """Start it.
+        """Start the command.
 
         Args:
             command: the command.
-            environment: that of the command.
-            log: the file that takes its output, rather than the terminal; it runs in that folder.
-            inherits: the descriptors that it has of this process, under their numbers.
+            environment: its environment variables.
+            log: the file for its output, whose folder is its working directory; None for the
+                terminal.
+            inherits: file descriptors of this process that it inherits, under the same numbers.
         """
         with contextlib.ExitStack() as stack:
             out = stack.enter_context(log.open("ab")) if log else None
@@ -210,11 +203,11 @@ class ProcessGroup:
             )
 
     def exit_status(self) -> int | None:
-        """The exit status of the command, or none while it runs."""
+        """The exit status of the command; None while it runs."""
         return self._process.poll()
 
     def processor_seconds(self) -> float:
-        """What the command itself has used of processors so far; infinite if that is not known."""
+        """The processor seconds of the command itself so far; infinite if unknown."""
         try:
             stat = Path(f"/proc/{self._process.pid}/stat").read_text()
         except OSError:  # not Linux, or it has ended
@@ -223,16 +216,16 @@ class ProcessGroup:
         return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
     def kill_command(self) -> None:
-        """Kill the command itself; what it started lives on."""
+        """Kill the command itself; its children live on."""
         self._process.kill()
         self._process.wait()
 
     def is_alive(self) -> bool:
-        """Whether anything of the group still runs."""
+        """Whether any process of the group still runs."""
         return self._send_signal(0)
 
     def terminate(self) -> None:
-        """End what still runs of the group, and wait until it has ended."""
+        """End the processes of the group that still run, and wait for their end."""
         for signal_number, seconds in (*_END, (signal.SIGKILL, 5.0)):
             deadline = time.monotonic() + seconds
             if self._send_signal(signal_number):
@@ -246,19 +239,22 @@ class ProcessGroup:
             self._process.stdin.close()
 
     def _send_signal(self, signal_number: int) -> bool:
-        """Send a signal to the group; whether anything is left of it."""
-        self._process.poll()  # what has ended and nobody asked for still counts as running
+        """Send a signal to the group; False if it has no processes any more."""
+        self._process.poll()  # a zombie still counts as running
         try:
             os.killpg(self._process.pid, signal_number)
-        except (ProcessLookupError, PermissionError):  # the latter is macOS's word for it
+        except (ProcessLookupError, PermissionError):  # the latter on macOS
             return False
         return True
 
 
 def process_start_time(pid: int) -> str | None:
-    """When a process began, as the system counts it; None if there is no such process."""
+    """When a process started, in the system's units; None if there is no such process.
+
+    It distinguishes a process from a later one with the same id.
+    """
     try:
-        # The name of the command, which may hold anything, ends at the last bracket.
+        # The name of the command may contain anything; it ends at the last bracket.
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except OSError:
         pass
@@ -268,12 +264,12 @@ def process_start_time(pid: int) -> str | None:
         return None
     except PermissionError:
         pass
-    return "0"  # a system that does not tell
+    return "0"  # a system without /proc
 
 
 @contextmanager
 def pause_gc() -> Iterator[None]:
-    """Without garbage collection, as where much is made of which nothing is garbage."""
+    """Turn garbage collection off until the block ends, for many new objects that live on."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -284,10 +280,10 @@ def pause_gc() -> Iterator[None]:
 
 
 def tune_gc() -> None:
-    """Look for garbage after 50,000 new objects, not 700, and not at the end of the process.
+    """Collect garbage after 50,000 new objects instead of 700, and not at exit.
 
-    What a process imports and defines lives to its end. To look through it took 0.4 seconds of the
-    imports, and 0.8 seconds of the end.
+    What a process imports and defines lives until its end. Scanning it took 0.4 seconds of the
+    imports, and 0.8 seconds of the exit.
     """
     gc.set_threshold(50_000)
     atexit.register(gc.freeze)

@@ -1,11 +1,8 @@
-"""Spark Connect servers: the port, the version, health, start and stop.
+"""Spark Connect servers: start, stop, health, port owner and version.
 
-When the engine has died, another user of the machine could take its port before it is restarted.
-
-Among them is Spark's engine, a Spark Connect server. How a session attaches to it is for `spark`.
-
-It is asked by a process of its own: gRPC's threads do not go together with the processes that the
-one which looks after the engine starts.
+The owner of the engine's port is checked before each call: when the engine has died, another user
+of the machine could take the port and receive the token. A separate process runs the health query,
+as gRPC's threads conflict with the processes that a supervisor starts.
 """
 
 from __future__ import annotations
@@ -41,32 +38,28 @@ from backfill_assets.spark.processes import TOKEN_VARIABLE, ProcessGroup
 if TYPE_CHECKING:
     from pyspark.sql.connect.client import DefaultChannelBuilder
 
-#: Where Linux tells of sockets.
+#: Linux's lists of open sockets.
 _SOCKETS = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
-#: The ways to write this machine that are not `localhost`.
+#: The loopback addresses other than `localhost`.
 _LOOPBACK = re.compile(r"^sc://(127\.0\.0\.1|\[::1\])(?=[:/]|$)")
-#: In the environment of what the engine's deployment starts: where the engine is.
+#: Environment variable: the address of the deployment's own engine.
 ENGINE_VARIABLE = "BACKFILL_ENGINE"
 
 
 def port_users(port: int) -> set[int] | None:
-    """The ids of the users that listen at a port, at any address; none if the system has no word.
-
-    Args:
-        port: a TCP port of this machine.
-    """
-    # Number, local address, remote one, state (0A listens), queues, timer, retries, user.
+    """The ids of the users that listen at a TCP port, at any address; None if unknown."""
+    # Number, local address, remote address, state (0A listens), queues, timer, retries, user.
     line = re.compile(rf"^ *\d+: [0-9A-F]+:{port:04X} \S+ 0A \S+ \S+ \S+ +(\d+) ", re.MULTILINE)
     texts = [path.read_text() for path in _SOCKETS if path.exists()]
     return {int(user) for text in texts for user in line.findall(text)} if texts else None
 
 
 def raise_if_foreign_port(port: int) -> None:
-    """Raise unless it is this user who listens at the engine's port.
+    """Raise if the listener at the engine's port is not this user.
 
     Raises:
         ConnectionRefusedError: nobody listens.
-        EngineError: somebody else does.
+        EngineError: another user listens.
     """
     users = port_users(port)
     if users is None:
@@ -83,14 +76,10 @@ def raise_if_foreign_port(port: int) -> None:
 
 
 def channel_builder(url: str) -> DefaultChannelBuilder:
-    """The channel to a Spark Connect server; to our own engine one that looks who is there.
-
-    Args:
-        url: of the server.
-    """
+    """The channel to a Spark Connect server; for our own engine it checks the port's owner."""
     from pyspark.sql.connect.client import DefaultChannelBuilder
 
-    # Spark's client shows a token without TLS to `localhost` by that name alone.
+    # Without TLS, Spark's client sends a token only to the name `localhost`.
     channel = DefaultChannelBuilder(_LOOPBACK.sub("sc://localhost", url))
     if channel.endpoint == os.environ.get(ENGINE_VARIABLE):
         port = int(channel.endpoint.rpartition(":")[2])
@@ -103,7 +92,7 @@ class _PortOwnerCheck(
     grpc.UnaryStreamClientInterceptor,
     grpc.StreamUnaryClientInterceptor,
 ):
-    """Looks before each call: gRPC connects again by itself, and each call carries the token."""
+    """Checks before each call: gRPC reconnects by itself, and each call carries the token."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -117,9 +106,9 @@ class _PortOwnerCheck(
     intercept_stream_unary = _check_and_call
 
 
-#: Asks for Delta's version; of values, so that it needs no job.
+#: Queries Delta's version; over VALUES, so that it needs no job.
 _DELTA_VERSION_QUERY = "SELECT reflect('io.delta.package', 'VERSION') FROM VALUES (1)"
-#: What Spark says of a class, of Delta's or of the catalog, that it does not have.
+#: Spark's messages when Delta's class or the catalog's class is missing.
 _NO_DELTA = re.compile(r"io\.delta\.package not found|Cannot find catalog plugin class")
 
 
@@ -129,18 +118,18 @@ def hide_token(url: str) -> str:
 
 
 def raise_if_incompatible(session: SparkSession, config: Mapping[str, Any]) -> None:
-    """Refuse a server that cannot compute what the configuration says, or would compute otherwise.
+    """Raise if a server cannot compute what the configuration says, or would give other rows.
 
     Raises:
         EngineError: another minor version of Spark or Delta; no Delta, or not its settings; a
-            setting that decides rows and that the server does not let a session change.
+            setting that decides rows and that a session cannot change on this server.
     """
     server = f"the Spark Connect server at SPARK_REMOTE={hide_token(config['spark.remote'])}"
     _raise_if_other_version(server, "Spark", session.version, "pyspark")
     server_conf = session.conf.getAll
     delta = _delta_version(session)
     missing = [] if delta else [f"Delta's jars (spark.jars.packages={delta_coordinate()})"]
-    # The catalog may be another one that knows Delta's tables; Spark's own does not.
+    # Another catalog may know Delta's tables; Spark's own does not.
     missing += [
         f"{name}={expected}" for name, expected in DELTA_CONF.items() if not server_conf.get(name)
     ]
@@ -164,10 +153,10 @@ def raise_if_incompatible(session: SparkSession, config: Mapping[str, Any]) -> N
 
 
 def raise_if_unsafe_commits(session: SparkSession, config: Mapping[str, Any]) -> None:
-    """Refuse a server that would overwrite the commits of others on S3.
+    """Raise if a server would overwrite commits of other writers on S3.
 
     Raises:
-        EngineError: it was started without the setting.
+        EngineError: it was started without our log store.
     """
     if session.conf.get(LOG_STORE, "") != LOG_STORE_CLASS:
         raise EngineError(
@@ -198,16 +187,16 @@ def _delta_version(session: SparkSession) -> str:
     return str(row[0])
 
 
-#: Seconds between two probes of a server, and until one failed.
+#: Seconds between two probes of a server, and the timeout of a probe.
 _PROBE_EVERY = 10.0
 _PATIENCE = 3.0
-#: So many failed probes in a row (more than three minutes) are a server that hangs. A busy one
-#: takes a connection at once, as that needs none of Spark's threads.
+#: After so many failed probes in a row (more than three minutes) a server hangs. A busy server
+#: accepts a connection at once, as that needs none of Spark's threads.
 _MOST_UNHEARD = 60
-#: A server that does not answer for so many seconds died right after its start.
+#: A server that answers for fewer seconds died right after its start.
 _STEADY = 60.0
 _MAX_DEATHS = 3
-#: A log that is longer is begun anew.
+#: A longer log is rotated.
 _LOG_BYTES = 20 * 2**20
 _NO_PROXY_VARIABLE = "no_grpc_proxy"
 
@@ -218,7 +207,7 @@ class Server:
     """A gRPC server that is watched, and restarted at the same address.
 
     Attributes:
-        ready: whether it has answered since it was last started.
+        ready: whether it has answered since its last start.
     """
 
     def __init__(
@@ -233,12 +222,13 @@ class Server:
         """Nothing is started yet.
 
         Args:
-            name: what to call it.
+            name: its name in messages.
             command: the command that serves.
-            address: where it serves: a socket's path, or a host and a port.
-            environment: that of the command.
-            say: prints a line for the person at the terminal.
-            log: the file that takes its output, rather than the terminal; it runs in that folder.
+            address: a socket's path, or host and port.
+            environment: the command's environment variables.
+            say: prints a line on the terminal.
+            log: the file for its output, whose folder is its working directory; None for the
+                terminal.
         """
         self.ready = False
         self._name, self._command, self._address = name, command, address
@@ -248,7 +238,7 @@ class Server:
         self._deaths = 0
 
     def keep_running(self) -> None:
-        """See whether it runs and answers; if not, start it.
+        """Start the server if it does not run, restart it if it does not answer.
 
         Raises:
             EngineError: it died too often right after its start.
@@ -268,7 +258,7 @@ class Server:
             _rotate_log(self._log)
 
     def stop(self) -> None:
-        """Stop it and what it started, and wait until that has ended."""
+        """Stop the server and all that it started, and wait for their end."""
         while self._replaced_groups:
             self._replaced_groups.pop().terminate()
         if self._group is not None:
@@ -282,7 +272,7 @@ class Server:
 
     def _probe_server(self) -> None:
         if not self._is_answering():
-            # How long a start takes is the machine's affair: it ends with an answer or a death.
+            # A start has no timeout: it ends with an answer or an exit.
             self._failed_probes += self.ready
             if self._failed_probes >= _MOST_UNHEARD:
                 self._restart("does not answer any more")
@@ -302,14 +292,14 @@ class Server:
         return _answers_grpc(self._address, _PATIENCE)
 
     def _restart_reason(self) -> str | None:
-        """Why a server that answers is to be restarted all the same."""
+        """Why a server that answers must be restarted all the same; None if it need not."""
         return None
 
     def _restart(self, reason: str) -> None:
         self._deaths += 1
         group, self._group = self._group, None
         assert group is not None
-        # What it started lives on: runs need no code server to get to their end.
+        # Its child processes live on: runs need no code server to finish.
         group.kill_command()
         self._replaced_groups.append(group)
         if self._deaths >= _MAX_DEATHS:
@@ -322,11 +312,11 @@ class Server:
 
 
 class SparkServer(Server):
-    """A Spark Connect server on loopback that answers only those who show its token.
+    """A Spark Connect server on loopback that answers only clients with its token.
 
     Attributes:
-        url: where it is, and a session of it that all clients share, see `sharing`.
-        token: what a client must show. It is no part of the URL, which Dagster shows.
+        url: its URL with the name of the session that all clients share, see `session_url`.
+        token: what a client must send. It is not part of the URL, which Dagster shows.
     """
 
     def __init__(
@@ -340,11 +330,12 @@ class SparkServer(Server):
         """Nothing is started yet.
 
         Args:
-            command: the command that serves on a port; it finds the token in its environment.
-            environment: that of the command, but for the token.
-            log: the file that takes its output; it runs in that folder.
-            say: prints a line for the person at the terminal.
-            scratch: what the command has as its folder for that.
+            command: gives the command that serves on a port; it reads the token from its
+                environment.
+            environment: the command's environment variables, without the token.
+            log: the file for its output, whose folder is its working directory.
+            say: prints a line on the terminal.
+            scratch: the command's local folder.
         """
         port, self._ipv6_socket = _reserve_port()
         self._port, self._scratch = port, scratch
@@ -358,19 +349,19 @@ class SparkServer(Server):
 
     @property
     def client_environment(self) -> dict[str, str]:
-        """What a client needs to attach to it."""
+        """The environment variables of a client of this server."""
         return {
             "SPARK_REMOTE": self.url,
             TOKEN_VARIABLE: self.token,
             ENGINE_VARIABLE: f"localhost:{self._port}",
-            # The session is for those that come later as well.
+            # Later clients use the same session.
             "SPARK_CONNECT_RELEASE_SESSION_ON_EXIT": "false",
-            # Where the machine has a proxy, gRPC would ask that even for a server on the machine.
+            # On a machine with a proxy, gRPC would use it even for a local server.
             _NO_PROXY_VARIABLE: os.environ.get(_NO_PROXY_VARIABLE) or "localhost",
         }
 
     def stop(self) -> None:
-        """Stop it and what it started, and wait until that has ended."""
+        """Stop the server and all that it started, and wait for their end."""
         self._stop_health_probe()
         super().stop()
 
@@ -391,7 +382,7 @@ class SparkServer(Server):
             self._health.stop_query()
 
     def _is_answering(self) -> bool:
-        # Whoever else has taken the port would be shown the token by the runs.
+        # Runs would send the token to any other process that has taken the port.
         is_ours = port_users(self._port) in (None, {os.geteuid()})
         return is_ours and super()._is_answering()
 
@@ -404,24 +395,21 @@ class SparkServer(Server):
 
 
 def _rotate_log(log: Path) -> None:
-    """Begin a log anew when it has grown; the one before is kept.
-
-    The server appends to the file, wherever that ends.
-    """
+    """Copy a long log to `.1` and truncate it: the server keeps the file open and appends."""
     if log.exists() and log.stat().st_size > _LOG_BYTES:
         shutil.copyfile(log, f"{log}.1")
         os.truncate(log, 0)
 
 
-#: What an HTTP/2 client begins with (RFC 9113, 3.4): the preface, and settings that set nothing.
+#: The first bytes of an HTTP/2 client (RFC 9113, 3.4): the preface, and an empty SETTINGS frame.
 _GRPC_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5)
 
 
 def _answers_grpc(address: str | tuple[str, int], seconds: float) -> bool:
-    """Whether a gRPC server answers a greeting with its own settings.
+    """Whether a gRPC server answers the HTTP/2 preface with its own settings.
 
-    Without a gRPC client: its threads do not go together with the processes started here, and now
-    and then one would wait for ever for its own end.
+    Without a gRPC client: its threads conflict with the processes started here, and sometimes one
+    would wait for its own end for ever.
     """
     family = socket.AF_UNIX if isinstance(address, str) else socket.AF_INET
     try:
@@ -435,13 +423,13 @@ def _answers_grpc(address: str | tuple[str, int], seconds: float) -> bool:
 
 
 def _reserve_port() -> tuple[int, socket.socket | None]:
-    """A port that is free on loopback, and what keeps it free on that of IPv6, where there is one.
+    """A port that is free on loopback, and a socket that blocks it on IPv6, if the machine has it.
 
-    `localhost` means ::1 first: nobody else is to listen there, and be shown the token.
+    `localhost` means ::1 first: no other process may listen there and receive the token.
     """
     while True:
-        # Below the range that outgoing connections take theirs of: one of those could have the port
-        # when the server is restarted, even a client's own attempt to reach it.
+        # Below the range of ports of outgoing connections: one of those could have the port at a
+        # restart, even a client's own attempt to reach the server.
         port = random.randint(15002, 32767)
         ipv6_socket = None
         try:
@@ -455,26 +443,27 @@ def _reserve_port() -> tuple[int, socket.socket | None]:
         return port, ipv6_socket
 
 
-#: Seconds between two queries, and those that one has.
+#: Seconds between two queries, and the timeout of a query.
 _EVERY = 300.0
 _DEADLINE = 300.0
-#: So many in a row that failed are an engine that does not compute any more.
+#: After so many failed queries in a row the engine does not compute any more.
 _MAX_FAILURES = 3
-#: An engine that used so much of a processor meanwhile is busy: the query waits for its turn.
+#: An engine that used this share of a processor meanwhile is busy: its queries have to wait.
 _BUSY_SHARE = 0.05
-#: The module that asks; it is this one.
+#: This module, run as a process.
 _QUERY = ("-m", "backfill_assets.spark.servers")
 
 
 class HealthProbe:
-    """Asks an engine, and remembers what came of it."""
+    """Runs a query on an engine from time to time, and counts failures."""
 
     def __init__(self, environment: Mapping[str, str], processor_seconds: Callable[[], float]):
-        """Nothing is asked yet.
+        """Nothing is queried yet.
 
         Args:
-            environment: how a client attaches to the engine.
-            processor_seconds: what the engine has used so far; infinite if that is not known.
+            environment: the environment variables of a client of the engine.
+            processor_seconds: gives the processor seconds that the engine has used; infinite if
+                unknown.
         """
         self._environment, self._processor_seconds = environment, processor_seconds
         self._process: subprocess.Popen[bytes] | None = None
@@ -482,7 +471,7 @@ class HealthProbe:
         self._next_query_at = time.monotonic() + _EVERY
 
     def is_good(self) -> bool:
-        """Ask, or see what has come of it; false once it failed too often. Never waits."""
+        """Start a query, or read its result; False after too many failures. Never waits."""
         now = time.monotonic()
         if self._process is None:
             if now >= self._next_query_at:
@@ -493,14 +482,14 @@ class HealthProbe:
             return True
         self.stop_query()
         self._next_query_at = now + _EVERY
-        # Also where it is not known: there is no number then.
+        # If unknown, the difference is NaN, and the engine is not idle.
         idle = self._processor_seconds() - self._seconds_before <= _BUSY_SHARE * _DEADLINE
         if status is not None or idle:
             self._failures = 0 if status == 0 else self._failures + 1
         return self._failures < _MAX_FAILURES
 
     def stop_query(self) -> None:
-        """Stop asking."""
+        """Kill the process of the query."""
         process, self._process = self._process, None
         if process is not None:
             process.kill()
@@ -519,13 +508,13 @@ class HealthProbe:
 
 
 def _run_query(seconds: int) -> None:
-    """Have the engine run a job, which needs its threads and its disk; and clear its cache."""
+    """Run a job on the engine, which needs its threads and its disk; release orphaned frames."""
     from pyspark.sql.connect.session import SparkSession
 
     from backfill_assets.spark.frames import release_orphaned_frames
 
     os.nice(10)
-    signal.alarm(seconds)  # also if nobody is left to end this
+    signal.alarm(seconds)  # even if the parent process is gone
     channel = channel_builder(os.environ["SPARK_REMOTE"])
     session: Any = SparkSession.builder.channelBuilder(channel).create()
     (row,) = session.range(10).groupBy().sum("id").collect()

@@ -1,10 +1,8 @@
-"""The Spark session: embedded, of a Spark Connect server, or shared there by many processes.
+"""The Spark session: embedded, or of a Spark Connect server, where many processes may share it.
 
-Spark compiles parts of queries to classes, and on a server no session can use those of another. A
-run of all tables compiles some 300 of them.
-
-Only this module knows how a session comes to be; everyone else is handed one. With what settings
-is for `configuration`.
+A shared session saves time: Spark compiles some 300 classes for a run of all tables, and on a
+server a session cannot use the classes of another. Only this module creates sessions; their
+settings come from `configuration`.
 """
 
 from __future__ import annotations
@@ -55,7 +53,7 @@ from backfill_assets.spark.servers import (
 from backfill_assets.spark.tasks import build_task_times, watch_session
 
 _SESSION_NAME = re.compile(r"(?<=;session_id=)[^;]+")
-#: Set when the process ends.
+#: Set when the process exits.
 _process_ending = Event()
 #: Held while Spark commits in a session that the steps of a run share.
 _COMMIT_LOCK = RLock()
@@ -63,9 +61,9 @@ _COMMIT_LOCK = RLock()
 
 @cache
 def _process_tag() -> str:
-    """By which the operations of this process are told from those of others in its session.
+    """The tag of this process's operations in a shared session.
 
-    Not made when this module is imported: processes may be forked after that.
+    Created at its first use: processes may be forked after this module is imported.
     """
     return f"process-{uuid4().hex}"
 
@@ -76,13 +74,13 @@ def is_shared(url: str) -> bool:
 
 
 def session_url(config: Mapping[str, Any], closed: int) -> str:
-    """The URL with the id of the session that all processes with the same settings share.
+    """The server's URL, with the id of the session that processes with the same settings share.
 
     Args:
-        config: the settings; `spark.remote` is the URL, and its `session_id`, if it has one, a
-            name for the session: its id depends on the other settings as well.
-        closed: how many sessions of that name and these settings have been closed already. No
-            session can be opened again.
+        config: the settings. `spark.remote` is the URL; its `session_id`, if any, is only a name:
+            the id is a digest of that name and the other settings.
+        closed: the number of closed sessions of that name and these settings; a closed session
+            cannot be opened again.
     """
     url: str = config["spark.remote"]
     conf = sorted((name, str(value)) for name, value in config.items() if name != "spark.remote")
@@ -96,15 +94,15 @@ def session_url(config: Mapping[str, Any], closed: int) -> str:
 
 @cache
 def randomize_plan_ids() -> None:
-    """Have the plans of this process numbered unlike those of any other.
+    """Number the plans of this process differently from those of every other process.
 
-    For a session, a server keeps plans by what was sent, numbers and all, with the files that it
-    found then. A process whose numbers began at 0 would be handed those of the one before.
+    A server caches the plans of a session by what was sent, ids included, with the files listed at
+    that time. A process whose ids start at 0 would get the cached plans of an earlier process.
 
     Raises:
-        EngineError: Spark's client numbers them in another way than it did.
+        EngineError: this version of Spark's client numbers plans in another way.
     """
-    # Spark has no other way to say so.
+    # Spark has no public way to set it.
     with LogicalPlan._lock:  # noqa: SLF001
         LogicalPlan._nextPlanId = first = secrets.randbits(48) + 2**48  # noqa: SLF001
     if LogicalPlan._fresh_plan_id() < first:  # noqa: SLF001
@@ -115,17 +113,17 @@ def randomize_plan_ids() -> None:
 
 
 def forget_closed_session(error: Exception) -> bool:
-    """Whether an error says that a session was closed before; then this process forgets it."""
+    """Whether the error reports a closed session; if so, this process forgets that session."""
     if "SESSION_CLOSED" not in str(error):
         return False
-    # That of this thread, or else that of all.
+    # The session of this thread, else the default one.
     with suppress(PySparkException):
         SparkSession.active().stop()
     return True
 
 
 def interrupt_at_exit(session: SparkSession) -> None:
-    """Have what this thread asks of a shared session interrupted when the process ends before."""
+    """Interrupt this thread's operations in a shared session when the process exits."""
     if _process_tag() not in session.getTags():
         session.addTag(_process_tag())
     atexit.unregister(_interrupt_operations)
@@ -134,7 +132,7 @@ def interrupt_at_exit(session: SparkSession) -> None:
 
 def _interrupt_operations(session: SparkSession) -> None:
     _process_ending.set()
-    # The engine may be gone, and Spark's client would try for ten minutes.
+    # The engine may be gone, and Spark's client would retry for ten minutes.
     with suppress(Exception):
         session.client.set_retry_policies([])
         session.interruptTag(_process_tag())
@@ -142,21 +140,17 @@ def _interrupt_operations(session: SparkSession) -> None:
 
 @contextmanager
 def commit_session(session: SparkSession, settings: Mapping[str, str]) -> Iterator[SparkSession]:
-    """A session for a commit of Spark's own: what the commit says of itself are settings.
+    """A session for one commit, with the settings from which Delta takes the commit's metadata.
 
     On a server it is a clone of the session, with its temporary views; embedded, it is the session
-    itself, while no other commit has it. A commit without settings needs no clone.
-
-    Args:
-        session: which others use, too.
-        settings: for the commit alone.
+    itself, under a lock. Without settings no clone is needed.
 
     Raises:
-        EngineError: the process is about to end.
+        EngineError: the process is about to exit.
     """
     if settings and is_remote():
         clone = session.cloneSession()  # type: ignore[attr-defined]  # of Connect alone
-        # A partial of its own, as `unregister` takes all that are equal.
+        # A new partial, as `unregister` removes all equal functions.
         close = partial(_close_session, clone)
         atexit.register(close)
         try:
@@ -164,7 +158,7 @@ def commit_session(session: SparkSession, settings: Mapping[str, str]) -> Iterat
                 raise EngineError("the run was terminated, and nothing was committed.")
             for name, value in settings.items():
                 clone.conf.set(name, value)
-            for tag in session.getTags():  # which a clone does not have
+            for tag in session.getTags():  # a clone has none of them
                 clone.addTag(tag)
             yield clone
         finally:
@@ -182,39 +176,39 @@ def commit_session(session: SparkSession, settings: Mapping[str, str]) -> Iterat
 
 
 def _close_session(session: SparkSession) -> None:
-    """End a session of a server, with what it does: `stop` does not work for a clone."""
+    """Close a server session and stop its operations; `stop` does not work for a clone."""
     with suppress(Exception):
         session.client.set_retry_policies([])
         session.client.release_session()
         session.client.close()
 
 
-#: What a failing Spark call raises: a failing task comes as a bare Java error when embedded.
+#: What a failing Spark call raises; embedded, a failing task raises a bare Java error.
 SPARK_ERRORS = (PySparkException, Py4JError)
 
-#: A server that has not taken the connection after so many seconds does not answer. (Spark's own
-#: client goes on for more than ten minutes.)
+#: Seconds to wait for a server to accept a connection. (Spark's own client waits for more than ten
+#: minutes.)
 _PATIENCE = 15.0
 
 #: PySpark's name for a JVM that did not start.
 _NO_JVM = "JAVA_GATEWAY_EXITED"
 
-#: So many sessions that were closed does a server of Spark's remember.
+#: The number of closed sessions that a Spark server remembers.
 _MAX_CLOSED_SESSIONS = 1000
 
 
 def first_line(error: Exception) -> str:
-    """Why Spark takes no expression, without the plan that it prints below."""
+    """The first line of a Spark error, without the plan that Spark prints below it."""
     return next(filter(None, map(str.strip, str(error).splitlines())), "no expression")
 
 
 class Engine(LazyPySparkResource):
-    """dagster-pyspark's lazy session, after a look at what usually prevents one.
+    """dagster-pyspark's lazy session, which first checks what usually prevents a start.
 
     Attributes:
-        spark_config: Spark's settings, some of which may be secrets.
-        jars: where the Delta jars are kept, and fetched to when they are missing.
-        uses_s3: whether landing or warehouse are there.
+        spark_config: Spark's settings, which may hold secrets.
+        jars: the cache folder of the Delta jars, which are downloaded if missing.
+        uses_s3: whether landing or warehouse are on S3.
     """
 
     spark_config: dict[str, Any] = Field(repr=False)
@@ -223,19 +217,19 @@ class Engine(LazyPySparkResource):
 
     @classmethod
     def from_settings(cls, settings: Settings) -> Engine:
-        """The engine that the settings ask for; nothing is started yet."""
+        """The engine of these settings; nothing is started yet."""
         return cls(
             spark_config=spark_config(settings), jars=str(settings.jars), uses_s3=uses_s3(settings)
         )
 
     @property
     def spark_session(self) -> SparkSession:
-        """The session of this process, started when it is first asked for.
+        """The session of this process, started at its first use.
 
         Raises:
-            EngineError: no Java, no jars and no way to get them, or no answer from the server.
+            EngineError: no Java, no jars and no way to download them, or no answer from the server.
         """
-        # Steps that run at the same time ask for it at the same time.
+        # Steps in parallel threads may call this at the same time.
         with _session_lock:
             if self._spark_session is None:
                 self._prepare_session()
@@ -247,7 +241,7 @@ class Engine(LazyPySparkResource):
 
     @property
     def started_session(self) -> SparkSession | None:
-        """The session of this process, if one was started."""
+        """The session of this process; None if none was started."""
         return self._spark_session
 
     def _prepare_session(self) -> None:
@@ -266,7 +260,7 @@ class Engine(LazyPySparkResource):
             self.spark_config.update(ScratchDir(Path(home)).with_local_dir(self.spark_config))
         self.spark_config.update(with_class_archive(self.spark_config, jar_cache))
         if not os.environ.get("SPARK_REMOTE"):
-            # To Spark an empty variable is a server without a name; to us it is none.
+            # Spark takes an empty variable for a server without a name; here it means no server.
             os.environ.pop("SPARK_REMOTE", None)
 
     def _init_session(self) -> None:
@@ -289,7 +283,7 @@ class Engine(LazyPySparkResource):
             self._init_session()
         except (PySparkException, grpc.RpcError, grpc.FutureTimeoutError) as error:
             text = str(error) or f"no connection within {_PATIENCE:g} s"
-            details = re.search(r'details = "(.*)"', text)  # what gRPC itself says, further down
+            details = re.search(r'details = "(.*)"', text)  # gRPC's own message, further down
             message = details[1] if details else text.splitlines()[0]
             raise EngineError(
                 f"the Spark Connect server at SPARK_REMOTE={address} does not answer "
@@ -302,7 +296,7 @@ def _embedded_session(config: Mapping[str, Any]) -> SparkSession:
     """A session whose driver is in this process.
 
     Raises:
-        EngineError: the JVM does not start, or the cluster does not take it.
+        EngineError: the JVM does not start, or the cluster does not accept the driver.
     """
     master = config["spark.master"]
     try:
@@ -320,7 +314,7 @@ def _embedded_session(config: Mapping[str, Any]) -> SparkSession:
             ) from error
         if is_local(master):
             raise
-        # Spark itself speaks of a context that was stopped, and why stands in a log.
+        # Spark's own error only reports a stopped context; the reason is in a log.
         raise EngineError(
             f"the Spark cluster at {master} does not answer, or does not take the driver: see that "
             "its master runs, with the Spark version of pyspark here, and that its machines reach "
@@ -330,7 +324,7 @@ def _embedded_session(config: Mapping[str, Any]) -> SparkSession:
 
 
 def _server_session(config: Mapping[str, Any]) -> SparkSession:
-    """A session of the server: the one that the URL names, or the first after it that is open."""
+    """The session that the URL names, or the first one after it that is not closed."""
     shared = is_shared(config["spark.remote"])
     if shared:
         randomize_plan_ids()
@@ -347,21 +341,21 @@ def _server_session(config: Mapping[str, Any]) -> SparkSession:
 
 
 def _session_of(url: str, config: Mapping[str, Any]) -> SparkSession:
-    """As `spark_session_from_config`, by a channel of ours."""
+    """Like `spark_session_from_config`, with the channel of `channel_builder`."""
     from pyspark.sql.connect.session import SparkSession as RemoteSession
 
     session_conf = {name: value for name, value in config.items() if name != "spark.remote"}
-    os.environ["SPARK_CONNECT_MODE_ENABLED"] = "1"  # so does Spark's own builder
+    os.environ["SPARK_CONNECT_MODE_ENABLED"] = "1"  # as Spark's own builder does
     builder = RemoteSession.builder.channelBuilder(channel_builder(url)).config(map=session_conf)
     session: Any = builder.getOrCreate()
     return session
 
 
 def _await_server(url: str) -> None:
-    """Wait for the server to take a connection, but not as long as Spark's client would.
+    """Wait until the server accepts a connection, for less time than Spark's client would.
 
     Raises:
-        grpc.FutureTimeoutError: it did not.
+        grpc.FutureTimeoutError: no connection in time.
     """
     channel = channel_builder(url).toChannel()
     try:

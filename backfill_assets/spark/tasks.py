@@ -1,10 +1,8 @@
-"""The tasks of Spark: how long they took, and which query a step waits for.
+"""The tasks of Spark: their run times, and the query that a step waits for.
 
-A listener needs no port and no file: whoever may send the engine a query may ask it. The way is the
-same for an embedded session and for a Spark Connect server.
-
-A thread looks at a step from time to time. If no stage of Spark's has come further for long, it
-says which stages run and where the step's own thread is.
+Times come from a Spark listener that is read by a query, so that it needs no port and no file, and
+works the same embedded and with Spark Connect. Stalls are found by a thread: if no stage has
+progressed for long, it reports the stages that run and the step's stack.
 """
 
 from __future__ import annotations
@@ -27,17 +25,17 @@ from pyspark.sql import SparkSession
 
 from backfill_assets.spark.known_jars import JavaSource, unknown_jars
 
-#: The class of the listener, and the setting of an engine that has it: Spark's own setting of
-#: listeners may be another one in a session.
+#: The listener's class, and the setting that says that the engine has it: Spark's own setting of
+#: listeners may differ in a session.
 TASK_TIMES_CLASS = "backfill_assets.TaskTimes"
 TASK_TIMES = "spark.backfill_assets.taskTimes"
 _LISTENERS = "spark.extraListeners"
 _SOURCE = JavaSource("TaskTimes.java", "task-times.jar")
-#: What a tag begins with whose tasks the listener looks at.
+#: Prefix of the tags whose tasks the listener records.
 _TAG_PREFIX = "backfill-assets-tasks-"
-#: What a compiler raises that cannot be started, and a folder that cannot be written to.
+#: Errors of a compiler that does not start, or of a folder that is read-only.
 _COMPILE_ERRORS = (PySparkException, Py4JError, OSError)
-#: Of each thread, what it watches.
+#: By thread, its `TaskWatch`.
 _thread_state = threading.local()
 
 
@@ -46,7 +44,7 @@ class TaskTimes:
     """The run times of the tasks of a stage.
 
     Attributes:
-        tasks: how many there were.
+        tasks: the number of tasks.
         seconds: their times in ascending order; of more than 101 tasks, the percentiles.
     """
 
@@ -60,12 +58,12 @@ class TaskTimes:
 
     @property
     def median_seconds(self) -> float:
-        """Seconds of the task in the middle."""
+        """Seconds of the median task."""
         return median(self.seconds)
 
     @classmethod
     def from_text(cls, text: str) -> TaskTimes | None:
-        """As the listener tells of them; none if it saw no task."""
+        """The times in the listener's text; None if it saw no task."""
         tasks, _, times = text.partition(":")
         if not times:
             return None
@@ -73,7 +71,7 @@ class TaskTimes:
 
 
 class TaskWatch:
-    """The tasks of what a thread asks an engine for."""
+    """Records the tasks of one thread's queries."""
 
     def __init__(self) -> None:
         self._tag = f"{_TAG_PREFIX}{uuid4().hex}"
@@ -81,31 +79,31 @@ class TaskWatch:
         self._is_asked = False
 
     def attach_session(self, session: SparkSession) -> None:
-        """Have the listener look at what the thread asks this session for, if there is one."""
+        """Tag this thread's queries in the session, if the engine has the listener."""
         if not self._is_asked:
-            self._is_asked = True  # a server without the listener is asked for it but once
-            with suppress(Exception):  # which the next query says as well
+            self._is_asked = True  # look for the listener once only
+            with suppress(Exception):  # the next query fails as well
                 if session.conf.get(TASK_TIMES, "") == TASK_TIMES_CLASS:
                     session.addTag(self._tag)
                     self._session = session
 
     def detach_session(self) -> None:
-        """Have the listener look no more."""
+        """Remove the tag from the session."""
         if self._session is not None:
-            # The days are published; and a transform may have cleared the tags of its thread.
+            # The days are published already; and a transform may have cleared its thread's tags.
             with suppress(Exception):
                 self._session.removeTag(self._tag)
 
     def read_times(self) -> TaskTimes | None:
-        """The tasks of the stage with the longest one; they are told once.
+        """The times of the stage with the longest task; each is returned once.
 
         None if the engine has computed nothing, or has no listener.
         """
         if self._session is None:
             return None
-        # Of values, so that it needs no job.
+        # Over VALUES, so that it needs no job.
         query = f"SELECT reflect('{TASK_TIMES_CLASS}', 'taken', '{self._tag}') FROM VALUES (1)"
-        with suppress(Exception):  # the days are published, with these numbers or without
+        with suppress(Exception):  # the days are published without these numbers as well
             (row,) = self._session.sql(query).collect()
             return TaskTimes.from_text(row[0] or "")
         return None
@@ -113,7 +111,7 @@ class TaskWatch:
 
 @contextmanager
 def watch_tasks() -> Iterator[TaskWatch]:
-    """Watch the tasks of all that this thread asks an engine for, until the end."""
+    """Record the tasks of this thread's queries until the block ends."""
     previous, _thread_state.watch = getattr(_thread_state, "watch", None), TaskWatch()
     try:
         yield _thread_state.watch
@@ -123,31 +121,22 @@ def watch_tasks() -> Iterator[TaskWatch]:
 
 
 def watch_session(session: SparkSession) -> None:
-    """Have the tasks of a session watched, if this thread watches any."""
+    """Attach a session to this thread's `TaskWatch`, if it has one."""
     if current_watch := getattr(_thread_state, "watch", None):
         current_watch.attach_session(session)
 
 
 def build_task_times(cache: Path) -> None:
-    """Compile the listener, once; an engine starts without it as well.
-
-    Args:
-        cache: the folder of the jars.
-    """
-    # The folder may not be ours to write to.
+    """Compile the listener into the jar cache, once; an engine starts without it as well."""
+    # The folder may be read-only.
     with suppress(*_COMPILE_ERRORS):
         jar = _SOURCE.build_jar(cache)
-        if unknown_jars([jar]):  # a compiler that is none of those that this was tried with
+        if unknown_jars([jar]):  # built by an untested compiler
             jar.unlink()
 
 
 def with_task_times(config: Mapping[str, Any], cache: Path) -> dict[str, Any]:
-    """Spark's configuration, with the listener if it is in the cache.
-
-    Args:
-        config: of a driver whose JVM is to start, with its jars.
-        cache: the folder of the jars.
-    """
+    """Spark's configuration, with the listener if the jar cache has it."""
     jar = _SOURCE.jar_in(cache)
     if not jar.exists():
         return dict(config)
@@ -160,9 +149,9 @@ def _append_value(words: str, value: str) -> str:
     return ",".join(dict.fromkeys([*filter(None, words.split(",")), value]))
 
 
-#: How far stages are: of each its id, its name, how many tasks have ended, how many there are.
+#: The progress of stages: id, name, ended tasks, all tasks.
 Stages = Sequence[tuple[int, str, int, int]]
-#: Looks within the time after which a step counts as standing still.
+#: Looks at the stages within the time after which a step counts as stalled.
 _CHECKS_PER_STALL = 10
 #: This package may be installed among the libraries.
 _PACKAGE = str(Path(__file__).parents[1])
@@ -173,14 +162,12 @@ _LIBRARIES = tuple({str(Path(path)) for path in sysconfig.get_paths().values()})
 def report_stalls(
     session: Callable[[], SparkSession | None], seconds: float, say: Callable[[str], None]
 ) -> Iterator[None]:
-    """Report the calling thread if it waits for Spark and nothing comes further for so long.
-
-    Once for each time that it stands still.
+    """Report once per stall that the calling thread waits for Spark without progress.
 
     Args:
-        session: the session that the thread uses; none if there is none yet.
-        seconds: so long; never if 0.
-        say: takes the sentence, from another thread.
+        session: gives the session that the thread uses; None if it has none yet.
+        seconds: the time without progress; 0 for no reports.
+        say: takes the sentence, in another thread.
     """
     if not seconds:
         yield
@@ -217,7 +204,7 @@ def _watch_thread(
 
 @contextmanager
 def _track_stages(session: Callable[[], SparkSession | None]) -> Iterator[Callable[[], Stages]]:
-    """Tells how far the stages are that run: of an embedded session, or by a Connect server."""
+    """Gives a function that returns the running stages, embedded or of a Connect server."""
     running: dict[str, Stages] = {}
     handled_sessions: list[Any] = []
 
@@ -231,7 +218,7 @@ def _track_stages(session: Callable[[], SparkSession | None]) -> Iterator[Callab
             )
 
     def current_stages() -> Stages:
-        # What looks on must not break what it looks at.
+        # An observer must not break the step.
         with suppress(Exception):
             spark = session()
             if spark is None:
@@ -259,7 +246,7 @@ def _embedded_stages(spark: SparkSession) -> Stages:
 
 
 def _thread_location(thread: int) -> tuple[str, ...]:
-    """Where a thread is: its calls outside of libraries, the innermost first."""
+    """The stack of a thread outside of libraries, the innermost call first."""
     frame, calls = sys._current_frames().get(thread), []
     while frame is not None:
         code = frame.f_code

@@ -1,1 +1,1 @@
-"""Which days are behind their inputs, and which of them may change."""
+"""Stale days: which days differ from their inputs, and which may still change."""

@@ -1,6 +1,6 @@
-"""Which days only a person may rebuild: those whose window has closed.
+"""Final days: those whose late-data window has closed, so that only a person may rebuild them.
 
-Read from the commits of the raw logs and of the tables that are made of them.
+Derived from the commits of the raw logs and of the tables that are built from them.
 """
 
 from __future__ import annotations
@@ -11,20 +11,19 @@ from datetime import date
 
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import from_ranges
-from backfill_assets.delta.ledgers import Ledger, Ledgers
+from backfill_assets.delta.ledgers import Ledger, Ledgers, due_days, graph_of
 from backfill_assets.delta.records import CommitRecord
 from backfill_assets.tables.derived import carries_state
-from backfill_assets.tables.graph import graph_of
 from backfill_assets.tables.table import Dependency
 
 
 def final_days(
     ledgers: Ledgers, policy: Policy, among: Container[date] | None = None
 ) -> dict[str, set[date]]:
-    """The days that only a person may rebuild, of all tables that close; among some, if given.
+    """Return the final days of all tables that close, restricted to `among` if given.
 
-    Those whose latest record says that they were built when their window had closed; and those
-    whose window closed later and quietly, as the last of its log days changed nothing for them.
+    A day is final if its latest record was built after its window had closed, or if the window
+    closed later by commits that did not change the day.
     """
     is_final = finality_check(ledgers, policy)
     return {
@@ -39,11 +38,11 @@ def final_days(
 
 
 def window_closed_at(raw: Ledger, policy: Policy) -> dict[date, int]:
-    """By event day whose window has closed, the version of the raw log that closed it.
+    """Return, by event day whose window has closed, the version of the raw log that closed it.
 
-    A window closes with the commit after which all its log days are settled at the same time: what
-    had landed for them was in the log, and more was not due. What lands later does not open it
-    again; a log day that is taken back does.
+    A window closes with the commit after which all its log days are settled at the same time: all
+    that had landed for them was loaded, and nothing more was due. Files that land later do not open
+    it again; a log day that is reverted does.
     """
     closed_at: dict[date, int] = {}
     for record, new, settled in _completed_log_days(raw):
@@ -56,14 +55,14 @@ def window_closed_at(raw: Ledger, policy: Policy) -> dict[date, int]:
         for day in {
             d for logged in new for d in policy.affected_event_days(logged)
         } - closed_at.keys():
-            # The last one first: of most windows it is the one that lacks.
+            # The last log day first: it is the one that most open windows lack.
             if all(logged in settled for logged in reversed(list(policy.log_days(day)))):
                 closed_at[day] = record.version
     return closed_at
 
 
 def settled_days(raw: Ledger) -> set[date]:
-    """The log days of which all that had landed was loaded, and nothing more was due."""
+    """Return the log days of which all that had landed is loaded, and nothing more was due."""
     settled: set[date] = set()
     for _record, _new, settled_so_far in _completed_log_days(raw):
         settled = settled_so_far
@@ -71,7 +70,7 @@ def settled_days(raw: Ledger) -> set[date]:
 
 
 def _completed_log_days(raw: Ledger) -> Iterator[tuple[CommitRecord, frozenset[date], set[date]]]:
-    """By commit of the raw log: the log days that it settled, and all that are settled then."""
+    """Yield each commit of the raw log, the log days it settled, and all days settled so far."""
     settled: set[date] = set()
     for record in raw.records:
         settled -= {*from_ranges(record.details.unsettled)} | record.revoked_days
@@ -81,12 +80,11 @@ def _completed_log_days(raw: Ledger) -> Iterator[tuple[CommitRecord, frozenset[d
 
 
 def finality_check(ledgers: Ledgers, policy: Policy) -> Callable[[str, CommitRecord, date], bool]:
-    """Whether a record of a table that closes holds all that will ever decide one of its days.
+    """Return a function of table, record and day: whether the record's rows of the day are final.
 
-    Of a table that is made of a raw log, that is so if the window of the day has closed, and the
-    record was built from the last of those commits of the log that changed the day until then, or
-    later. Of a table that is made of such tables, if so were the input days that decide the day.
-    With its own day before among them, that goes back to the first day of all.
+    Table that reads a raw log: the day's window has closed, and the record was built from the last
+    commit that changed the day up to the closing one, or from a later one. Other tables: the input
+    days that decide the day were final. A stateful table goes back to its first day.
     """
     graph = graph_of(ledgers, policy)
     closed = {log: window_closed_at(ledgers[log], graph.policy_of(log)) for log in graph.sources}
@@ -131,7 +129,7 @@ def finality_check(ledgers: Ledgers, policy: Policy) -> Callable[[str, CommitRec
 
     def was_final(source: str, version: int, day: date) -> bool:
         published_then = [r for r in builds[source][day] if r.version <= version][-1:]
-        # Built again since with the same rows, the day asks nothing new of those that follow.
+        # A later build with the same rows does not change the days that depend on it.
         same_rows = [
             r
             for r in builds[source][day]
@@ -142,7 +140,7 @@ def finality_check(ledgers: Ledgers, policy: Policy) -> Callable[[str, CommitRec
         return any(is_final(source, r, day) for r in [*published_then, *same_rows])
 
     for name in (name for name in builds if carries_state(ledgers[name].table)):
-        # In this order, no day has to go back further than to the one before it.
+        # In date order, so that the recursion goes back one day only.
         for day, records in sorted(builds[name].items()):
             for record in records:
                 is_final(name, record, day)
@@ -150,15 +148,15 @@ def finality_check(ledgers: Ledgers, policy: Policy) -> Callable[[str, CommitRec
 
 
 def _input_version(source: str, table: str, record: CommitRecord) -> int:
-    """The version of an input that a record's days were built from.
+    """Return the version of an input that a record's days were built from.
 
-    Those of a table that carries state were built one upon the other, in the same commit.
+    A stateful table reads its previous day in the same commit.
     """
     return record.version if source == table else record.inputs.get(source, -1)
 
 
 def _publishing_records(ledger: Ledger) -> Mapping[date, Sequence[CommitRecord]]:
-    """By day, the commits that published it since it was last withdrawn, in ascending order."""
+    """Return, by day, the commits that published it since its last revert, in ascending order."""
     records_by_day: dict[date, list[CommitRecord]] = defaultdict(list)
     for record in ledger.records:
         for day in record.days:
@@ -169,10 +167,10 @@ def _publishing_records(ledger: Ledger) -> Mapping[date, Sequence[CommitRecord]]
 
 
 def _changing_versions(dependency: Dependency, ledgers: Ledgers) -> Mapping[date, Sequence[int]]:
-    """By day of a table, the commits of a raw log that made it due."""
+    """Return, by day of a table, the versions of a raw log that made it due."""
     versions_by_day: dict[date, list[int]] = defaultdict(list)
     log = ledgers[dependency.source.name]
-    days_of = dependency.due_days(log)
+    days_of = due_days(dependency, log)
     for record in log.records:
         for day in days_of(record):
             versions_by_day[day].append(record.version)

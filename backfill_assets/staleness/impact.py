@@ -1,6 +1,6 @@
-"""Which days a change of the raw log affects: exactly those whose rows it changes, and no other.
+"""Days that a change of the raw log affects: exactly those whose rows it changes.
 
-Only the keys that changed are looked at, in all their versions.
+Only keys with changed lines are read, with all their versions.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from backfill_assets.transforms.dedup import (
 
 @dataclass(frozen=True)
 class ChangeImpact:
-    """What a new version of some log days changes downstream.
+    """Days affected by new versions of some log days.
 
     Attributes:
         event_days: event days whose staged rows change, or that can be staged for the first time.
-        current_days: the same with everything known now, by an endless window.
-        log_days: log days whose lateness may change: those that changed themselves, and those of
-            the W days after with a line of the same keys.
-        spans: by log day, the event days that any version of the keys tells of that changed and
-            have a line there. So all log days that decide an event day are those whose spans,
-            over all commits, hold it.
+        current_days: event days whose rows change in current tables, which have an endless window.
+        log_days: log days whose lateness may change: the changed days, and those of the W days
+            after with a line of the same keys.
+        spans: by log day, the event days of all versions of the changed keys that have a line on
+            it. The log days that decide an event day are those whose spans, over all commits,
+            contain it.
     """
 
     event_days: frozenset[date] = frozenset()
@@ -50,7 +50,7 @@ class ChangeImpact:
 
     @property
     def as_details(self) -> CommitDetails:
-        """The same for the record of a commit, where `backlog` and `reach` read it."""
+        """The details of a commit, read by `staleness.stale` and `calendar.reach`."""
         return CommitDetails(
             event_days=to_ranges(self.event_days),
             current_days=to_ranges(self.current_days),
@@ -67,13 +67,13 @@ def impact_of(
     policy: Policy,
     timezone: str,
 ) -> ChangeImpact:
-    """What is touched by the days that passed.
+    """Return the impact of the log days that passed the audit.
 
     Args:
         source: of the raw log.
-        before: the raw log as it is; none while there is no table.
-        after: the raw rows that are about to replace it, of all days of the run.
-        verdicts: the verdicts on these days.
+        before: the published raw log; None if there is no table yet.
+        after: the raw rows that will replace it, of all days of the run.
+        verdicts: of these days.
         policy: the late-data policy.
         timezone: the business time zone.
     """
@@ -90,7 +90,7 @@ def impact_of(
     changed_days = any_window_condition(to_windows(changed), source.raw.partition)
     new_versions = _row_versions(after.where(changed_days), source, timezone)
     if before is None or not published_days:
-        # An event day can only be built once its own log day is there.
+        # An event day can only be built once its own log day is loaded.
         return ChangeImpact(
             first_days, first_days, frozenset(changed), _event_days_by_log_day(source, new_versions)
         )
@@ -108,7 +108,7 @@ def impact_of(
         )
         spans = _event_days_by_log_day(source, current)
         event_days, current_days = _changed_event_days(source, previous, current, policy)
-        # What others did to the log is in no fingerprint of what was built before.
+        # Changes of the log by other writers are in no fingerprint of an earlier build.
         foreign_days = {
             day for day in changed & published_days if before.ledger.current_record(day) is None
         }
@@ -123,7 +123,7 @@ def impact_of(
 
 
 def _row_versions(raw: DataFrame, source: Source, timezone: str) -> DataFrame:
-    """Of raw rows what the rules look at: not from which file they came."""
+    """Select the columns that decide versions, without the file that a row came from."""
     dated = with_event_day(raw, source, timezone)
     return dated.select("event_date", *source.fields, "log_date")
 
@@ -131,7 +131,7 @@ def _row_versions(raw: DataFrame, source: Source, timezone: str) -> DataFrame:
 def _changed_event_days(
     source: Source, previous: DataFrame, current: DataFrame, policy: Policy
 ) -> tuple[frozenset[date], frozenset[date]]:
-    """The event days on which other rows of the keys are staged, and count with all known."""
+    """Return the event days whose staged rows change, and those whose current rows change."""
     sides = previous.withColumn("_side", F.lit(-1)).unionByName(
         current.withColumn("_side", F.lit(1))
     )
@@ -160,11 +160,11 @@ def _signed_side(condition: Column) -> Column:
 
 
 def _event_days_by_log_day(source: Source, versions: DataFrame) -> dict[date, frozenset[date]]:
-    """By log day, the event days of the keys that have a line there.
+    """Return, by log day, the event days of the keys that have a line on it.
 
-    Sets of days are slow to build. Nearly all keys have at most two lines: of these, the least
-    and the greatest day are all. Keys are told apart by a hash: where two meet, a day counts for
-    more log days than it must, and nothing is missed.
+    Sets of days are slow to build, and nearly all keys have at most two lines: for these, the least
+    and the greatest day suffice. Keys are compared by a hash: a collision adds event days to a log
+    day, and loses none.
     """
     spans: dict[date, set[date]] = defaultdict(set)
 
@@ -191,7 +191,7 @@ def _event_days_by_log_day(source: Source, versions: DataFrame) -> dict[date, fr
 
 
 def _days_soon_after(changed: Iterable[date], among: Iterable[date], policy: Policy) -> set[date]:
-    """Those of the log days that follow a changed one within the window."""
+    """Return the log days of `among` that follow a changed one within the window."""
     changed = set(changed)
     return {
         day

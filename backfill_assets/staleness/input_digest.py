@@ -1,7 +1,7 @@
-"""What each day of a table is built from, as a digest; also if days of an input were to change.
+"""Input fingerprints: a digest of what a day is built from, also for hypothetical inputs.
 
-Pure functions over ledgers. Days with the same fingerprint, code and configuration have the same
-rows, so a day whose fingerprint has not changed need not be computed again.
+Pure functions over ledgers. Days with the same fingerprint, code and settings have the same rows,
+so a day with an unchanged fingerprint need not be computed again.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ def input_digests(
     references: Mapping[str, str | None] | None = None,
     content_overrides: Mapping[tuple[str, date], str] | None = None,
 ) -> dict[date, str]:
-    """The fingerprints of days of a table that is made of other tables.
+    """Return the input fingerprints of days of a table.
 
     Args:
-        inputs: those of the table.
-        ledgers: those of its inputs, by name.
-        days: the days to tell of.
-        references: by name, what the tables without days hold that it is made of.
-        content_overrides: by input and day, what it is to hold instead of what it holds now.
+        inputs: of the table.
+        ledgers: of its inputs, by name.
+        days: the days.
+        references: by name, the content of its unpartitioned inputs.
+        content_overrides: by input and day, content to use instead of the published one.
     """
     overrides = content_overrides or {}
     reference_contents = [f"{name} {content}" for name, content in (references or {}).items()]
     reads = [
-        # Where the number of days varies, a day's content alone does not tell which day it is of.
+        # If the number of input days varies, content without its date would be ambiguous.
         (
             ledgers[dependency.source.name],
             dependency.reach.deciding_days(ledgers[dependency.source.name]),
@@ -65,37 +65,37 @@ def _hash_contents(contents: Iterable[str]) -> str:
 
 @dataclass(frozen=True)
 class HypotheticalLedger(Ledger):
-    """A ledger some of whose days may come to hold anything."""
+    """A ledger in which the content of some days is unknown, as they may change."""
 
     changing_days: frozenset[date] = frozenset()
 
     @classmethod
     def from_ledger(cls, ledger: Ledger, changing_days: Iterable[date]) -> HypotheticalLedger:
-        """A ledger, some days of which may change."""
+        """Copy a ledger, with some days that may change."""
         return cls(**_ledger_fields(ledger), changing_days=frozenset(changing_days))
 
     @cached_property
     def published_days(self) -> frozenset[date]:
-        """The days that have been published, or may come to be."""
+        """The published days, and those that may change."""
         return super().published_days | self.changing_days
 
     @property
     def hypothetical_days(self) -> frozenset[date]:
-        """The days that may come to hold anything."""
+        """The days that may change."""
         return self.changing_days
 
     def content_key(self, day: date) -> str:
-        """What a day holds, as text; of a day that may change, nobody knows yet."""
+        """Return the content of a day as text; a constant for a day that may change."""
         return "not known yet" if day in self.changing_days else super().content_key(day)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SwitchedLedger(Ledger):
-    """The ledger of a fork, as production will be: it gives only the days that it has made.
+    """The ledger of a shallow clone as it will be in production after the switch.
 
     Attributes:
-        built_days: the days that the fork has made.
-        production: the ledger of the table that is forked, as of now.
+        built_days: the days that the clone built; other days keep the content of production.
+        production: the current ledger of the cloned table.
     """
 
     built_days: frozenset[date]
@@ -105,11 +105,11 @@ class SwitchedLedger(Ledger):
     def from_fork(
         cls, fork: Ledger, built_days: Iterable[date], production: Ledger
     ) -> SwitchedLedger:
-        """The ledger of a fork, and that of its table."""
+        """Combine the ledger of a clone with that of its table."""
         return cls(**_ledger_fields(fork), built_days=frozenset(built_days), production=production)
 
     def content_key(self, day: date) -> str:
-        """What a day holds, as text, where it is made; else what production has."""
+        """Return the content of a day as text: of the clone if built there, else of production."""
         return (
             super().content_key(day) if day in self.built_days else self.production.content_key(day)
         )
@@ -127,15 +127,15 @@ def days_depending_on(
     source: str,
     changing_days: Collection[date],
 ) -> set[date]:
-    """Those of some days of a table whose fingerprint is another if days of an input change.
+    """Return the days of a table whose fingerprint changes if some days of an input change.
 
     Args:
-        ledgers: those of all tables.
+        ledgers: of all tables.
         policy: the late-data policy.
-        table: the table's name.
-        days: its days.
-        source: the input's name.
-        changing_days: the days of it that may change.
+        table: its name.
+        days: days of the table to test.
+        source: the name of the input.
+        changing_days: the days of the input that may change.
     """
     if not days or not changing_days:
         return set()

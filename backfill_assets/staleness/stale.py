@@ -1,10 +1,8 @@
-"""Days that are behind their inputs, and days built from input that was reverted since.
+"""Stale days: those behind their inputs, and those built from input that was reverted since.
 
-Pure functions over ledgers and dates. They look at the state, not at events: what was missed while
-nothing ran is found the next time that somebody looks.
-
-A pure function over ledgers. It sees what no backlog can: a day whose input is no more cannot be
-built again, so nothing asks for it.
+Pure functions over ledgers and dates. They compare states and need no events: a change that was
+missed while nothing ran is found at the next look. Days of reverted input are a question of their
+own: they cannot be built again, so no scheduled run requests them.
 """
 
 from __future__ import annotations
@@ -18,13 +16,13 @@ from typing import NamedTuple
 
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import DAY
-from backfill_assets.delta.ledgers import Ledger, Ledgers
+from backfill_assets.delta.ledgers import Ledger, Ledgers, due_days, graph_of
 from backfill_assets.delta.records import CommitRecord
 from backfill_assets.publish.assess import days_on_hold
 from backfill_assets.staleness.finality import final_days
 from backfill_assets.staleness.input_digest import days_depending_on, input_digests
 from backfill_assets.tables.derived import carries_state
-from backfill_assets.tables.graph import Graph, graph_of
+from backfill_assets.tables.graph import Graph
 
 
 @dataclass(frozen=True)
@@ -32,8 +30,8 @@ class StaleDay:
     """Why a day of a table is behind.
 
     Attributes:
-        inputs: by input, the record that changed what the day is made of.
-        references: by name, what the tables without days hold now, where that is something else.
+        inputs: by input, the record that changed the day's input.
+        references: by name, the current content of unpartitioned inputs that changed.
     """
 
     inputs: Mapping[str, CommitRecord]
@@ -41,7 +39,10 @@ class StaleDay:
 
     @property
     def commit_key(self) -> str:
-        """The commits that the day needs, as text: versions begin anew when a table does."""
+        """The commits that the day needs, as text.
+
+        Commit ids are preferred: the versions of a recreated table start again.
+        """
         commits = {name: record.commit_id or record.version for name, record in self.inputs.items()}
         changes = sorted({**commits, **self.references}.items())
         return ",".join(f"{name}@{commit}" for name, commit in changes)
@@ -52,10 +53,10 @@ class StaleDays:
     """The days that are behind their inputs, by table.
 
     Attributes:
-        open: those that a scheduled run rebuilds.
-        final: those that only a person may rebuild, as their window has closed.
-        on_hold: days whose inputs are those of rows that a person has decided against: no schedule
-            or sensor builds these.
+        open: days that a scheduled run rebuilds.
+        final: days that only a person may rebuild, as their window has closed.
+        on_hold: days whose inputs still give the rows that a person decided against: no schedule
+            or sensor builds them.
     """
 
     open: Mapping[str, Mapping[date, StaleDay]] = field(default_factory=dict)
@@ -63,20 +64,20 @@ class StaleDays:
     on_hold: Mapping[str, set[date]] = field(default_factory=dict)
 
     def all_days(self, table: str) -> set[date]:
-        """All days of a table that are behind."""
+        """Return all days of a table that are behind, without those on hold."""
         return {*self.open.get(table, ()), *self.final.get(table, ())}
 
 
 def find_stale_days(ledgers: Ledgers, policy: Policy, today: date) -> StaleDays:
-    """Which days are behind their inputs.
+    """Return the days that are behind their inputs.
 
-    A day is behind if an input's commit changed what the day is made of, and the day was last
-    published from an older version of that input, or never; unless the inputs hold again what they
-    held then, or what they held for rows that a person has decided against. It is behind as well if
-    a table without days holds other rows than it did then. No day of a retired table is.
+    A day is behind if a commit of an input changed what the day is built from, and the day was last
+    published from an older version of that input, or never. It is also behind if an unpartitioned
+    input has changed. It is not behind if its input fingerprint is that of its publication, or that
+    of rows which a person decided against. Days of retired tables are never behind.
 
-    While nothing is committed, what was found last in this process is the answer: a sensor asks
-    every few seconds, and ten thousand days of twenty tables take four seconds.
+    The last answer is cached until there is a new commit: a sensor asks every few seconds, and ten
+    thousand days of twenty tables take four seconds.
     """
     if _last_answer and _last_answer[0].is_valid_for(ledgers, policy, today):
         return _last_answer[0].result
@@ -86,7 +87,7 @@ def find_stale_days(ledgers: Ledgers, policy: Policy, today: date) -> StaleDays:
 
 
 class _LastAnswer(NamedTuple):
-    """What was found last in this process, and in what."""
+    """The last answer in this process, with its arguments."""
 
     ledgers: tuple[Ledger, ...]
     policy: Policy
@@ -94,7 +95,7 @@ class _LastAnswer(NamedTuple):
     result: StaleDays
 
     def is_valid_for(self, ledgers: Ledgers, policy: Policy, today: date) -> bool:
-        """Whether it was found in the same: a ledger that is read again is another object."""
+        """Return whether the arguments are the same; a ledger read again is another object."""
         same = len(self.ledgers) == len(ledgers) and all(map(is_, self.ledgers, ledgers.values()))
         return same and (self.policy, self.today) == (policy, today)
 
@@ -125,9 +126,9 @@ def _compute_stale_days(ledgers: Ledgers, policy: Policy, today: date) -> StaleD
 
 
 def _add_later_days(stale: StaleDays, ledger: Ledger, closed: Container[date]) -> None:
-    """Count what is built upon days that are behind as behind, for the same reasons.
+    """Count days of a stateful table after a stale day as stale, for the same reasons.
 
-    A run that builds them in order ends where a day comes out as it was.
+    A run that builds them in order stops where a day comes out unchanged.
     """
     name, reason = ledger.table.name, None
     for day in sorted(ledger.published_days | stale.all_days(name)):
@@ -141,9 +142,9 @@ def _add_later_days(stale: StaleDays, ledger: Ledger, closed: Container[date]) -
 def _newer_inputs(
     ledgers: Ledgers, policy: Policy, graph: Graph, today: date
 ) -> dict[str, dict[date, dict[str, CommitRecord]]]:
-    """By table and day, the commits of inputs that are newer than the day.
+    """Return, by table, day and input, the commit that is newer than the day.
 
-    None of them where a table without days has changed alone.
+    The inner mapping is empty if only an unpartitioned input has changed.
     """
     newer: dict[str, dict[date, dict[str, CommitRecord]]] = defaultdict(lambda: defaultdict(dict))
 
@@ -166,7 +167,7 @@ def _newer_inputs(
         for day in buildable_days(table, needed):
             built = ledger.latest.get(day)
             if built is None and day not in ledger.on_hold:
-                # An undo of an earlier release has withdrawn it, and says no more than when.
+                # Undo commits of an earlier release record the version only.
                 built = ledger.revocations.get(day)
             if _is_older(built, day, ledgers[source], needed[day], is_self=source == table):
                 newer[table][day][source] = needed[day]
@@ -181,18 +182,18 @@ def _newer_inputs(
 def downstream_tables(
     ledgers: Ledgers, policy: Policy
 ) -> list[tuple[str, str, Callable[[CommitRecord], Iterable[date]]]]:
-    """Which table follows which: the days of it that a commit of its input makes due."""
+    """Return (input, table, function): which days of the table an input's commit makes due."""
     return [
-        (dependency.source.name, table, dependency.due_days(ledgers[dependency.source.name]))
+        (dependency.source.name, table, due_days(dependency, ledgers[dependency.source.name]))
         for table, inputs in graph_of(ledgers, policy).inputs.items()
         for dependency in inputs
     ]
 
 
 def _can_be_built(table: str, day: date, ledgers: Ledgers, graph: Graph) -> bool:
-    """Whether all that a day needs is published: it may have been taken back since.
+    """Return whether all required input days are published; one may have been reverted since.
 
-    Before the first day of an input there is nothing to wait for.
+    Days before the first day of an input are not required.
     """
     needed = (
         (dependency.source.name, d)
@@ -210,7 +211,7 @@ def _can_be_built(table: str, day: date, ledgers: Ledgers, graph: Graph) -> bool
 
 
 def _has_arrived(table: str, day: date, ledgers: Ledgers, graph: Graph) -> bool:
-    """Whether the folders are loaded that the lines of a day usually arrive in."""
+    """Return whether the folders in which the lines of a day usually arrive are loaded."""
     delays = {log: graph.sources[log].arrives_after for log in graph.source_logs(table)}
     days = [*ledgers[table].table.grain.days_of(day)]
     return all(
@@ -224,10 +225,11 @@ def _has_arrived(table: str, day: date, ledgers: Ledgers, graph: Graph) -> bool:
 def _is_older(
     built: CommitRecord | None, day: date, source: Ledger, needed: CommitRecord, *, is_self: bool
 ) -> bool:
-    """Whether a day was built before an input's commit, or from a table that was since replaced.
+    """Return whether a day was built before an input's commit, or from a table replaced since.
 
-    A commit of a table that carries state has built its days one upon the other. A record names no
-    version of an input that has never held here what the day was made of.
+    A commit of a stateful table builds its days in order, so it is not older than itself. A record
+    names no version of an input if that input never had here the content that the day was built
+    from.
     """
     if built is None:
         return True
@@ -238,13 +240,13 @@ def _is_older(
 
 
 def built_from_revoked(ledgers: Ledgers, policy: Policy) -> dict[str, set[date]]:
-    """The published days that were made of a day that is withdrawn now, by table.
+    """Return, by table, the published days that were built, directly or not, from reverted days.
 
-    Directly, or by way of another table. An undo takes them back with their input; they are there
-    while it is under way, after one that was broken off, or where a run was too late to see it.
+    An undo reverts them together with their input. They exist while an undo runs, after one that
+    was interrupted, or if a run read the input just before.
 
     Args:
-        ledgers: those of all tables.
+        ledgers: of all tables.
         policy: the late-data policy.
     """
     affected_days: dict[str, set[date]] = {name: set() for name in ledgers}
@@ -266,7 +268,7 @@ def built_from_revoked(ledgers: Ledgers, policy: Policy) -> dict[str, set[date]]
 
 
 def _revocations(ledger: Ledger) -> list[tuple[CommitRecord, set[date]]]:
-    """The commits that took back days which nobody has published since."""
+    """Return the commits that reverted days, each with its days that were not published since."""
     revoked = ledger.revocations
     records = {record.version: record for record in revoked.values()}
     return [

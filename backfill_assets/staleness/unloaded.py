@@ -1,4 +1,4 @@
-"""What has landed and is not loaded: the log days to load, and from which files."""
+"""Unloaded days: log days whose landed files differ from what the raw log was loaded from."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from backfill_assets.settings import PREFIX
 
 @dataclass(frozen=True)
 class UnloadedDays:
-    """The landing folders against what the raw log was loaded from.
+    """The landing folders compared with what the raw log was loaded from.
 
     Attributes:
-        days_to_load: log days to load, with what they are to be loaded from.
+        days_to_load: log days to load, each with a fingerprint of its files.
         missing_days: log days that are due and have no folder.
-        files_on_hold: by log day, the files that were replaced by ones that take orders away, and
-            wait for a person to accept it.
-        fingerprints: by log day, that of what it would be made of now.
-        last_expected: the last log day that is asked for although nothing has landed for it.
-        strays: names of what lies beside the folders of arrival days.
+        files_on_hold: by log day, files that were replaced by ones that lack orders, and wait for
+            a person to accept them.
+        fingerprints: by log day, that of the files it would be loaded from now.
+        last_expected: the last log day that is requested although nothing has landed for it.
+        strays: names of files and folders beside the folders of arrival days.
     """
 
     days_to_load: Mapping[date, str] = field(default_factory=dict)
@@ -44,17 +44,17 @@ class UnloadedDays:
 def find_unloaded_days(
     raw: Ledger, listing: Listing, policy: Policy, today: date, rejected: Ledger | None = None
 ) -> UnloadedDays:
-    """Which log days have landed and are not loaded as they are.
+    """Return the log days whose landed files are not loaded in their present state.
 
     Args:
         raw: the ledger of a raw log.
-        rejected: that of its rejected lines, which a run may have failed to publish with it.
+        rejected: the ledger of its rejected lines, which a run may have failed to publish.
         listing: of the whole landing.
         policy: the late-data policy.
-        today: a log day must be over to be loaded. One without a folder is loaded as an empty day
-            when it is due; its window stays open, until the folder comes or is no longer waited
-            for. Not so far beyond the newest day that has landed: there the source is silent, or
-            the clock is wrong, and more empty days would not help.
+        today: only log days before it are loaded. A due day without a folder is loaded as an empty
+            day; its window stays open until the folder comes or is no longer expected. But not
+            days far after the newest landed one: then the source is silent or the clock is wrong,
+            and more empty days would not help.
     """
     loaded, days_to_load, missing_days, files_on_hold, fingerprints = (
         loaded_manifests(raw),
@@ -106,7 +106,7 @@ def find_unloaded_days(
 
 
 def no_data_warning(unloaded: UnloadedDays, policy: Policy, today: date) -> str:
-    """What is to be said of a source from which nothing has come for long; empty if it has."""
+    """Return a warning if nothing has landed from a source for long; empty otherwise."""
     if unloaded.last_expected >= policy.expected_days(today).end - DAY:
         return ""
     newest = unloaded.last_expected - policy.absent_days * DAY
@@ -123,9 +123,9 @@ def no_data_warning(unloaded: UnloadedDays, policy: Policy, today: date) -> str:
 def _last_expected_day(
     loaded: Mapping[date, LoadManifest], listing: Listing, log_window: Window, policy: Policy
 ) -> date:
-    """The last log day that is asked for without a folder: so many days after the newest landed.
+    """Return the last log day that is requested without a folder: `absent_days` after the newest.
 
-    By what was loaded as well: the landing may have been purged.
+    Loaded days count as landed: the landing may have been purged.
     """
     landed = {day for day in listing.folders if day in log_window}
     landed.update(*(manifest.present_days for manifest in loaded.values()))
@@ -142,17 +142,17 @@ def load_targets(
     accepted: Collection[str] = (),
     close: bool = False,
 ) -> dict[date, LoadTarget]:
-    """What log days are to be made of; see `manifests.load_target`.
+    """Return what each log day is to be loaded from; see `landing.load_manifest.load_target`.
 
-    A folder is waited for until one has been loaded that came so many days later.
+    A missing folder is expected until a folder that is `absent_days` newer has been loaded.
 
     Args:
         loaded: what all log days were last loaded from.
         listing: of the folders of these days.
         days: the log days.
         policy: the late-data policy.
-        accepted: files that may take orders away.
-        close: whether nothing more is expected of any of the days without a folder.
+        accepted: files that may lack orders which were loaded before.
+        close: whether to stop expecting the folders that these days lack.
     """
     seen_days = {day for day, manifest in loaded.items() if day in manifest.present_days}
     newest = max(seen_days, default=date.min)
@@ -170,7 +170,7 @@ def load_targets(
 
 
 def loaded_manifests(raw: Ledger) -> dict[date, LoadManifest]:
-    """What each log day was last loaded from; those of which it is not known are left out."""
+    """Return what each log day was last loaded from, without days that have no such record."""
     loaded = {
         day: manifest for record in raw.records for day, manifest in record.details.landing.items()
     }
@@ -179,7 +179,7 @@ def loaded_manifests(raw: Ledger) -> dict[date, LoadManifest]:
 
 
 def _is_outdated(table: Ledger, day: date, fingerprint: str) -> bool:
-    """Whether a day is not published with this fingerprint; one without any counts as published."""
+    """Return whether a day must be published again; a record without a fingerprint is accepted."""
     published = table.current_record(day)
     if published is None:
         return day not in table.revocations

@@ -1,1 +1,1 @@
-"""Declarations of sources and tables, and what follows from them as a whole."""
+"""Declarations of sources and tables, their graph, and their code versions."""

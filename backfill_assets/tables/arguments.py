@@ -1,4 +1,4 @@
-"""What the arguments of a declaration are: a value of another type is refused in a sentence."""
+"""Validation of the arguments of declarations, with error messages for the person who declares."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
-#: Characters of a value that a message shows.
+#: The most characters of a value that a message shows.
 _MAX_SHOWN = 100
 
 
 class DeclarationError(TypeError):
-    """A declared table or source is not possible; the message names it and what is wrong.
+    """A table, source or lookup is declared wrongly; the message names it and the problem.
 
-    The message ends with the file and the line of the declaration, where it has one outside of this
-    package.
+    The message ends with the file and line of the declaration, if it is outside of this package.
     """
 
     def __init__(self, text: str) -> None:
@@ -30,10 +29,10 @@ class DeclarationError(TypeError):
 
 
 def declaration_location(frames: Iterable[tuple[FrameType, int]]) -> str:
-    """Where code stands that is neither of an installation nor of this package; empty if nowhere.
+    """The first frame that is neither installed code nor this package, as text; empty if none.
 
     Args:
-        frames: each with its line; the first of such code counts.
+        frames: each with its line number.
     """
     package = Path(__file__).parent.parent
     installed = (sysconfig.get_path("stdlib"), f"{package}{os.sep}", "<")
@@ -50,10 +49,8 @@ class Argument(NamedTuple):
     """An argument of a declaration.
 
     Attributes:
-        name: of the argument.
-        value: what is given.
-        fits: whether a value is one that is allowed.
-        allowed: what is, as it follows the word `give`.
+        fits: whether a value is allowed.
+        allowed: what is allowed, as it follows the word `give` in a message.
     """
 
     name: str
@@ -63,14 +60,10 @@ class Argument(NamedTuple):
 
 
 def check_arguments(name: str, arguments: Iterable[Argument]) -> None:
-    """Refuse arguments that are none that are allowed.
-
-    Args:
-        name: of what is declared, as the message has it.
-        arguments: the arguments.
+    """Raise if an argument has a value that is not allowed.
 
     Raises:
-        DeclarationError: naming each that is none, and what is allowed.
+        DeclarationError: it names each wrong argument, and what is allowed.
     """
     wrong = [
         f"{argument} is {describe_value(value)}: give {allowed}"
@@ -82,11 +75,11 @@ def check_arguments(name: str, arguments: Iterable[Argument]) -> None:
 
 
 def describe_value(value: object) -> str:
-    """A value as a message has it: what is named by its name, all else as Python writes it."""
+    """A value as a message shows it: a named object by its name, all else as its `repr`."""
     name = getattr(value, "name", None)
     if isinstance(value, type) or inspect.isfunction(value):
         return f"the {'class' if isinstance(value, type) else 'function'} {value.__name__}"
-    # A table or a source is long as Python writes it, and rows are nobody's business.
+    # The `repr` of a table or a source is long, and rows must not get into messages.
     if isinstance(name, str):
         return f"the {type(value).__name__} {name}"
     text = " ".join(repr(value).split())
@@ -96,27 +89,27 @@ def describe_value(value: object) -> str:
 
 
 def is_text(value: object) -> bool:
-    """Whether a value is a text with something in it."""
+    """Whether a value is a non-empty string."""
     return isinstance(value, str) and value != ""
 
 
 def is_name(value: object) -> bool:
-    """Whether a value can name a folder, a table and a column."""
+    """Whether a value can be the name of a folder, a table and a column."""
     return isinstance(value, str) and value.isidentifier()
 
 
 def is_date(value: object) -> bool:
-    """Whether a value is a date, and no moment."""
+    """Whether a value is a date, not a datetime."""
     return type(value) is date
 
 
 def is_bool(value: object) -> bool:
-    """Whether a value is true or false."""
+    """Whether a value is a bool."""
     return isinstance(value, bool)
 
 
 def is_whole_number(value: object, minimum: int = 0) -> bool:
-    """Whether a value is a whole number, no less than another."""
+    """Whether a value is an int of at least `minimum`."""
     return type(value) is int and value >= minimum
 
 
@@ -126,12 +119,12 @@ def is_share(value: object) -> bool:
 
 
 def none_or(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    """What is allowed, and none."""
+    """A test that accepts None and whatever `fits` accepts."""
     return lambda value: value is None or fits(value)
 
 
 def sequence_of(fits: Callable[[Any], bool], minimum: int = 0) -> Callable[[Any], bool]:
-    """A collection such as a list, of no fewer items than so many, all of which fit."""
+    """A test for a collection of at least `minimum` items, all of which fit."""
 
     def fits_all(value: Any) -> bool:
         is_collection = isinstance(value, Collection) and not isinstance(
@@ -143,7 +136,7 @@ def sequence_of(fits: Callable[[Any], bool], minimum: int = 0) -> Callable[[Any]
 
 
 def mapping_of(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    """A mapping by names, all of whose values fit."""
+    """A test for a mapping with string keys, all of whose values fit."""
     return lambda value: (
         isinstance(value, Mapping) and all(map(is_text, value)) and all(map(fits, value.values()))
     )

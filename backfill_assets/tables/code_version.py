@@ -1,7 +1,7 @@
 """The code version of a table: a promise about rows, not about source text.
 
 It has two parts. `ROWS_VERSION` stands for the code of this package: it is raised by hand when a
-release makes other rows of the same input, and a test compares the rows of every kind of table.
+release gives other rows for the same input; a test compares the rows of every kind of table.
 The digest stands for the code of the project that declares the table: the modules of its function
 and its model, and the modules of the project that these import, over a normalized syntax tree.
 """
@@ -27,9 +27,9 @@ from backfill_assets.spark.processes import pause_gc
 from backfill_assets.tables.graph import tables_of
 from backfill_assets.tables.table import Table
 
-#: By kind of table, which rows this package makes of the same input. Raise a number when, and only
-#: when, a change of this package changes rows of that kind; `package` stands for the tables that it
-#: declares.
+#: By kind of table, the version of the rows that this package computes. Raise a number if, and only
+#: if, a change of this package gives other rows of that kind for the same input; `package` stands
+#: for the tables that this package declares.
 ROWS_VERSION: Mapping[str, int] = {
     "raw": 1,
     "rejected": 1,
@@ -44,9 +44,9 @@ ROWS_VERSION: Mapping[str, int] = {
 }
 
 _PACKAGE = Path(__file__).parents[1]
-#: Beside this package in the same distribution, written as a project is; it counts as one.
+#: In the same distribution as this package, but it counts as a project.
 _GUIDE = "backfill_assets_guide"
-#: Libraries that a Spark distribution puts on the path, outside of `site-packages`.
+#: Libraries that a Spark distribution puts on the path outside of `site-packages`.
 _SPARK_LIBRARIES = ("pyspark", "py4j")
 _DIGEST_LENGTH = 12
 _TIMEOUT = 10  # seconds: a repository on a network drive must not keep a run from starting
@@ -57,7 +57,7 @@ class Code:
     """The code that computes the tables.
 
     Attributes:
-        version: stands for the versions of all tables; a backfill is pinned to it.
+        version: covers the versions of all tables; a backfill is pinned to it.
         commit: the git commit that is checked out; empty if unknown.
         dirty: whether the source differs from that commit; None if unknown.
         tables: the code version by table.
@@ -80,11 +80,10 @@ class Code:
 
 
 def running_code(settings: Settings) -> Code:
-    """The code of a deployment's tables as it is on disk now.
+    """The code of a deployment's tables, as it is on disk now.
 
     Args:
-        settings: name the tables, and the commit, where the code is installed without its
-            repository.
+        settings: name the tables, and the commit if the code is installed without its repository.
 
     Raises:
         SettingsError: a module that declares a table has no source file.
@@ -98,7 +97,7 @@ def table_versions(tables: Mapping[str, Table]) -> dict[str, str]:
     """The code version of each table, by name.
 
     Raises:
-        SettingsError: a module that declares a table, or that a table depends on, is not there.
+        SettingsError: a module that declares a table, or a dependency in `depends_on`, is missing.
     """
     files = SourceFiles()
     return {name: _table_version(table, files) for name, table in tables.items()}
@@ -155,8 +154,8 @@ class _Module:
 class SourceFiles:
     """The source files of the project that declares tables, each parsed once.
 
-    The project is what is neither in the standard library, nor in this package, nor installed from
-    another distribution.
+    The project is all that is neither in the standard library, nor in this package, nor installed
+    from another distribution.
     """
 
     def __init__(self) -> None:
@@ -165,14 +164,14 @@ class SourceFiles:
         self._distributions: set[str] = set()
 
     def modules_digest(self, modules: Iterable[str], depends_on: Sequence[str | Path] = ()) -> str:
-        """A digest of the source of modules, and of what they import from the project.
+        """A digest of the source of modules and of what they import from the project.
 
         Args:
             modules: full names.
-            depends_on: as `table` takes it, but for paths, which are absolute.
+            depends_on: as `table` takes it, but paths are absolute.
 
         Raises:
-            SettingsError: one of the modules or files is not there.
+            SettingsError: a module or file is missing.
         """
         declared = {*modules}
         for module in declared:
@@ -190,17 +189,17 @@ class SourceFiles:
                 raise SettingsError(
                     f"bad settings: {module}, which declares a table, has no source file"
                 )
-        # With the names: two modules that swap their contents make other rows.
+        # With the names: if two modules swap their contents, rows may change.
         sources = {name: self._load_module(name) for name in self.import_closure(declared)}
         texts += [f"{name} {module.text}" for name, module in sources.items() if module]
         return _text_digest("\n".join(sorted(texts)))
 
     def has_source(self, module: str) -> bool:
-        """Whether a module is one of the project, and its source can be read."""
+        """Whether a module belongs to the project, and its source can be read."""
         return bool(module) and self._load_module(module) is not None
 
     def import_closure(self, modules: Iterable[str]) -> set[str]:
-        """Modules, and those of the project that they import, directly or not."""
+        """The modules, and those of the project that they import, directly or indirectly."""
         closure: set[str] = set()
         remaining = {*modules}
         while remaining:
@@ -211,7 +210,7 @@ class SourceFiles:
         return closure
 
     def _add_distribution(self, module: str) -> None:
-        """A project that is installed: what its distribution has besides belongs to it."""
+        """Count all packages of an installed module's distribution as the project."""
         top = module.partition(".")[0]
         if top in self._project_packages:
             return
@@ -233,7 +232,7 @@ class SourceFiles:
         return self._project_packages[top]
 
     def _load_module(self, name: str) -> _Module | None:
-        """A module of the project; None if it is none, or has no source."""
+        """A module of the project; None if it is not one, or has no source."""
         if name not in self._modules:
             file = _source_file(name) if self._is_project(name) else None
             self._modules[name] = None if file is None else _parse_module(name, file)
@@ -241,7 +240,7 @@ class SourceFiles:
 
 
 def _module_paths(top: str) -> list[Path]:
-    """The folders of a package, or the file of a module in none; none if it is built in."""
+    """The folders of a package, or the file of a top-level module; empty if built in."""
     try:
         spec = importlib.util.find_spec(top)
     except ValueError:  # `__main__` of a script
@@ -262,7 +261,7 @@ def _is_installed(place: Path) -> bool:
 
 
 def _source_file(module: str) -> Path | None:
-    """The source file of a module, without importing it; None if there is none."""
+    """The source file of a module, found without importing it; None if it has none."""
     top, *inner = module.split(".")
     for place in _module_paths(top):
         path = place.joinpath(*inner)
@@ -275,7 +274,7 @@ def _source_file(module: str) -> Path | None:
 
 @cache
 def _distributions() -> Mapping[str, list[str]]:
-    """By top-level module, the installed distributions that have it; takes 0.2 s to find out."""
+    """The installed distributions by top-level module; cached, as it takes 0.2 s."""
     return importlib.metadata.packages_distributions()
 
 
@@ -300,7 +299,7 @@ def _file_digest(file: Path) -> str:
 
 
 def _parse_module(module: str, file: Path) -> _Module:
-    # Python 3.11 fails if a finalizer that prints a traceback comes in between.
+    # Python 3.11 fails if a finalizer prints a traceback while `ast.parse` runs.
     with pause_gc():
         tree = ast.parse(file.read_bytes(), str(file))
         package = module if file.name == "__init__.py" else module.rpartition(".")[0]
@@ -310,16 +309,16 @@ def _parse_module(module: str, file: Path) -> _Module:
 
 
 class _Normalizer(ast.NodeTransformer):
-    """Drops what decides no row: docstrings, annotations, what only type checkers see.
+    """Drops what cannot change rows: docstrings, annotations, code only for type checkers.
 
-    Annotations of a decorated function stay, as its decorator may read them: `table` takes the
-    inputs from them. So do those in the body of a class: they are the columns of a model.
+    The annotations of a decorated function stay, as its decorator may read them: `table` takes the
+    inputs from them. Annotations in the body of a class stay too: they are the columns of a model.
     """
 
     _in_class = False
 
     def normalized_statements(self, body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
-        """The statements without those that decide nothing."""
+        """The statements that can change rows, each normalized."""
         for statement in body:
             if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
                 continue
@@ -330,7 +329,7 @@ class _Normalizer(ast.NodeTransformer):
                 yield normalized
 
     def generic_visit(self, node: ast.AST) -> ast.AST:
-        """Normalize the blocks of a statement, and what it is made of."""
+        """Normalize the blocks and the expressions of a node."""
         for name, value in ast.iter_fields(node):
             if isinstance(value, list) and value and isinstance(value[0], ast.stmt):
                 setattr(node, name, [*self.normalized_statements(value)])
@@ -344,23 +343,23 @@ class _Normalizer(ast.NodeTransformer):
         return self.visit(value) if isinstance(value, ast.AST) else value
 
     def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
-        """A class: its annotations stay."""
+        """Normalize a class, and keep its annotations."""
         return self._visit_scope(node, in_class=True)
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
-        """A function: its annotations go, unless a decorator may read them."""
+        """Normalize a function; drop its annotations, unless a decorator may read them."""
         if not node.decorator_list:
             _drop_annotations(node)
         return self._visit_scope(node, in_class=False)
 
     def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> ast.AST:
-        """As any function."""
+        """As `visit_FunctionDef`."""
         if not node.decorator_list:
             _drop_annotations(node)
         return self._visit_scope(node, in_class=False)
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST | None:
-        """An annotated variable: an assignment, or nothing at all, unless it is in a class."""
+        """Make an annotated variable an assignment, or drop it; unchanged in a class."""
         if self._in_class:
             return self.generic_visit(node)
         if node.value is None:
@@ -368,7 +367,7 @@ class _Normalizer(ast.NodeTransformer):
         return self.generic_visit(ast.Assign(targets=[node.target], value=node.value))
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.AST:
-        """An import of this package's machinery: which of its modules has a name is our affair."""
+        """Replace a module of this package by the package: moving a name changes no rows."""
         if not node.level and _is_of_this_package(node.module or ""):
             node.module = _PACKAGE.name
         return node
@@ -407,7 +406,7 @@ def _drop_annotations(node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
 
 
 def _serialize_tree(value: Any) -> Iterator[str]:
-    """A syntax tree as text that is the same in all versions of Python; `ast.dump` is not."""
+    """A syntax tree as text that is the same in all versions of Python, unlike `ast.dump`."""
     if isinstance(value, list):
         yield "["
         for item in value:
@@ -428,7 +427,7 @@ def _serialize_tree(value: Any) -> Iterator[str]:
 
 
 def _imported_modules(module: str, package: str, statements: Iterable[ast.stmt]) -> Iterator[str]:
-    """The modules that normalized statements import, with the packages that these are in."""
+    """The modules that normalized statements import, with the packages that contain them."""
     for node in (node for statement in statements for node in ast.walk(statement)):
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -450,7 +449,7 @@ def _with_parents(module: str) -> Iterator[str]:
 
 
 def _lazy_module(module: str, source: str, alias: ast.alias) -> Iterator[str]:
-    """The module of a name that a package gives out by a `__getattr__` of its own."""
+    """The module of a name that a package provides by its own `__getattr__`."""
     if not hasattr(sys.modules.get(source), "__getattr__"):
         return
     value = getattr(sys.modules.get(module), alias.asname or alias.name, None)
@@ -462,7 +461,7 @@ def _lazy_module(module: str, source: str, alias: ast.alias) -> Iterator[str]:
 
 
 def _declaring_package(place: str) -> Path:
-    """The package that declares the tables: its folder, or the file of a module without one."""
+    """The package that declares the tables: its folder, or the file of a top-level module."""
     module = import_module(place.partition(":")[0])
     source = Path(str(module.__file__))
     while (source.parent / "__init__.py").is_file():
@@ -471,14 +470,14 @@ def _declaring_package(place: str) -> Path:
 
 
 def git_state(given_commit: str | None, source: Path) -> tuple[str, bool | None]:
-    """The git commit of some code, empty if unknown; and whether it is changed, None if unknown.
+    """The git commit of code, empty if unknown; and whether it was changed, None if unknown.
 
     Args:
-        given_commit: the commit it was built from, where it is installed without its repository.
+        given_commit: the commit that the code was built from, if installed without its repository.
         source: the folder of a package, or the file of a module.
     """
     package, file = (source, "__init__.py") if source.is_dir() else (source.parent, source.name)
-    # Code that git does not track lies in somebody else's repository, as in a `.venv`.
+    # Untracked code, such as a `.venv`, lies in a repository that is not its own.
     if _run_git(package, "ls-files", "--error-unmatch", file) is None:
         return given_commit or "", None
     commit = (_run_git(package, "rev-parse", "HEAD") or "").strip()
@@ -487,7 +486,7 @@ def git_state(given_commit: str | None, source: Path) -> tuple[str, bool | None]
 
 
 def _run_git(folder: Path, *arguments: str) -> str | None:
-    """The output of git; None if it fails, or is not there."""
+    """The output of git; None if it fails or is not installed."""
     try:
         process = subprocess.run(
             ["git", "-C", str(folder), *arguments],

@@ -1,9 +1,8 @@
-"""The columns of a table: types, checks, nulls, JSON, and how they changed over time.
+"""The columns of a table: types, checks as SQL conditions, bounds on nulls, JSON, schema changes.
 
-The condition is a CHECK constraint of the Delta table, and what the audit counts. Of the lines of a
-source, one that does not meet it is rejected.
-
-How a table on disk is brought there is the business of `delta.schema_changes`.
+A condition is a CHECK constraint of the Delta table, and the audit counts the rows that break it.
+A line of a source that breaks it is rejected. `delta.migrate` changes a table on disk to the
+columns of its model.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from pyspark.sql import functions as F
 
 from backfill_assets.tables.arguments import Argument, check_arguments, is_date, is_share
 
-#: In the metadata of a column that holds JSON text.
+#: The option in the metadata of a column that holds JSON text.
 _JSON = "json"
 
 
@@ -33,10 +32,10 @@ def nullable(warn: float, error: float, description: str) -> Any:
     Args:
         warn: a day with a larger share of nulls (0 to 1) is published with a warning.
         error: a day with a larger share of nulls is not published.
-        description: what the column means.
+        description: the meaning of the column.
 
     Raises:
-        DeclarationError: a share is none, or that of the warning is the larger one.
+        DeclarationError: a value is not a share, or `warn` is larger than `error`.
     """
     check_arguments("nullable", bounds_arguments(warn, error, description))
     return Field(
@@ -45,7 +44,7 @@ def nullable(warn: float, error: float, description: str) -> Any:
 
 
 def bounds_arguments(warn: Any, error: Any, description: Any) -> list[Argument]:
-    """What every column that may be null is given."""
+    """The arguments that every nullable column has."""
     return [
         Argument("warn", warn, is_share, "a share of nulls from 0 to 1"),
         Argument(
@@ -60,24 +59,24 @@ def bounds_arguments(warn: Any, error: Any, description: Any) -> list[Argument]:
 
 @dataclass(frozen=True)
 class NullBounds:
-    """The largest share of nulls (0 to 1) that is in order, and that is still published."""
+    """The largest shares of nulls (0 to 1) without a warning, and without an error."""
 
     warn: float
     error: float
 
 
 def nullable_bounds(column: Any) -> NullBounds:
-    """The bounds of a pandera column that may be null; any share, if it has none of its own."""
+    """The bounds of a nullable pandera column; any share, if it has none."""
     metadata = column.metadata or {}
     return NullBounds(metadata.get("null_warn", 1.0), metadata.get("null_error", 1.0))
 
 
 def json_text(description: str, *, optional: bool = False) -> Any:
-    """A string column of a line that holds JSON text: what is nested in the line is kept in it.
+    """A string column of a line that holds a nested value as JSON text.
 
     Args:
-        description: what the column means.
-        optional: whether it may be null, as often as it likes.
+        description: the meaning of the column.
+        optional: whether it may be null, in any share of the lines.
     """
     bounds = {"null_warn": 1.0, "null_error": 1.0} if optional else {}
     return Field(nullable=optional, description=description, metadata={**bounds, _JSON: True})
@@ -88,7 +87,7 @@ def holds_json(column: Any) -> bool:
     return bool((column.metadata or {}).get(_JSON))
 
 
-#: What a value that is compared with a column of a type must be.
+#: By type of a column, the Python types of a value that it can be compared with.
 _VALUE_TYPES: Mapping[type[T.DataType], tuple[tuple[type, ...], str]] = {
     T.IntegralType: ((int, float, Decimal), "a number"),
     T.DecimalType: ((int, float, Decimal), "a number"),
@@ -118,7 +117,7 @@ def _membership_condition(sign: str, values: str) -> Callable[[str, Mapping[str,
 
 
 def _match_condition(name: str, statistics: Mapping[str, Any]) -> str:
-    # As pandera has it, a value begins with a match.
+    # As in pandera, the pattern must match at the start of the value.
     return f"{name} RLIKE {_sql_literal(f'^(?:{_pattern_text(statistics)})')}"
 
 
@@ -131,9 +130,9 @@ def _length_condition(name: str, statistics: Mapping[str, Any]) -> str:
     )
 
 
-#: What a pattern may have in Python alone: Spark's patterns are Java's.
+#: Constructs of Python's patterns that Spark's, which are Java's, do not have.
 _PYTHON_ONLY = re.compile(r"\(\?(?:P[<=>]|\(|#|[aLu]|[imsu]*x)|\\Z")
-#: By name of a check of pandera's, its condition for a column.
+#: By pandera check, its SQL condition for a column.
 _CONDITIONS: Mapping[str, Callable[[str, Mapping[str, Any]], str]] = {
     "greater_than": _comparison_condition(">", "min_value"),
     "greater_than_or_equal_to": _comparison_condition(">=", "min_value"),
@@ -156,7 +155,7 @@ _CONDITIONS: Mapping[str, Callable[[str, Mapping[str, Any]], str]] = {
     ),
     "str_length": _length_condition,
 }
-#: How a declaration writes them.
+#: The supported checks, as a declaration writes them.
 ALLOWED_CHECKS = (
     "gt, ge, lt, le, eq, ne, in_range, isin, notin, str_matches, str_contains, str_startswith, "
     "str_endswith and str_length"
@@ -165,7 +164,7 @@ ALLOWED_CHECKS = (
 
 def sql_conditions(name: str, column: Any) -> dict[str, str]:
     """The checks of a pandera column as SQL conditions, by the name of the constraint."""
-    # What is neither true nor false does not hold.
+    # A condition that is null does not hold.
     null = f"{name} IS NULL OR " if column.nullable else ""
     return {
         f"{name}_{check.name}": f"{null}{_CONDITIONS[check.name](name, check.statistics)}"
@@ -174,7 +173,7 @@ def sql_conditions(name: str, column: Any) -> dict[str, str]:
 
 
 def wrong_checks(columns: Mapping[str, Any]) -> list[str]:
-    """Which checks of a model's columns mean nothing here, one sentence each."""
+    """The checks of a model's columns that are not supported, one sentence each."""
     return [
         sentence
         for name, column in columns.items()
@@ -222,7 +221,7 @@ def wrong_value(kind: T.DataType, value: Any) -> str:
     )
     if not allowed:
         return f"the column is {kind.simpleString()}, for which no value can be given"
-    # A bool is no number here, and a moment no date.
+    # Python counts a bool as an int, and a datetime as a date.
     fits = isinstance(value, types) and (bool in types or not isinstance(value, bool))
     fits = fits and (datetime in types or not isinstance(value, datetime))
     finite = not isinstance(value, float | Decimal) or math.isfinite(value)
@@ -230,7 +229,7 @@ def wrong_value(kind: T.DataType, value: Any) -> str:
 
 
 def _compared_values(statistics: Mapping[str, Any]) -> list[Any]:
-    """What a check compares with."""
+    """The values that a check compares with."""
     several = [values for name, values in statistics.items() if name.endswith("_values")]
     single = ("min_value", "max_value", "value")
     return [x for values in several for x in values] + [
@@ -244,7 +243,7 @@ def _pattern_text(statistics: Mapping[str, Any]) -> str:
 
 
 def _wrong_text(statistics: Mapping[str, Any]) -> str:
-    """What a check of texts compares with that it cannot; empty if it can."""
+    """Why a check of texts cannot be evaluated; empty if it can."""
     if "string" in statistics and not isinstance(statistics["string"], str):
         return f"{statistics['string']!r}: give a text"
     if lengths := [
@@ -265,13 +264,12 @@ def _wrong_text(statistics: Mapping[str, Any]) -> str:
 
 
 def _sql_literals(values: Iterable[Any]) -> list[str]:
-    """Values as SQL has them: those of a set in one order."""
+    """Values as SQL literals; those of a set are sorted."""
     literals = map(_sql_literal, values)
     return sorted(literals) if isinstance(values, Set) else [*literals]
 
 
 def _sql_literal(value: Any) -> str:
-    """A value as Spark's SQL has it."""
     if isinstance(value, str):
         escaped = str.__str__(value).replace("\\", "\\\\").replace("'", "\\'")
         return f"'{escaped}'"
@@ -285,19 +283,19 @@ def _sql_literal(value: Any) -> str:
     return str(value)
 
 
-#: Whole numbers, the narrower first.
+#: Integer types, the narrowest first.
 _WHOLE_TYPES = (T.ByteType, T.ShortType, T.IntegerType, T.LongType)
-#: In the metadata of a model, and of a column.
+#: Options in the metadata of a model, and of a column.
 _VERSION, _RENAMED, _GAP = "schema_version", "renamed_from", "gap"
 
 
 @dataclass(frozen=True)
 class ColumnGap:
-    """The days before the source had a column, and what the column holds on them.
+    """The days before the source had a column, and the value of the column on them.
 
     Attributes:
-        since: the first day that has values of the source.
-        default: what the column holds on the days before; none for null.
+        since: the first day with values of the source.
+        default: the value on the days before; None for null.
     """
 
     since: date
@@ -313,19 +311,19 @@ class ColumnGap:
 def added(
     default: Any, since: date, description: str, *, warn: float = 1.0, error: float = 1.0
 ) -> Any:
-    """A column that the source has since a day; on the days before, a default takes a null's place.
+    """A column that the source has since a day; on the days before, a default replaces null.
 
-    A value that the table's function gives on the days before is kept.
+    A value that the table's function returns for the days before is not replaced.
 
     Args:
-        default: what a null is on the days before; none if it stays null.
+        default: the value in place of null on the days before; None if it stays null.
         since: the first day of the table with values of the source.
-        description: what the column means. The gap is told after it.
+        description: the meaning of the column. A sentence about the gap is appended.
         warn: a day with a larger share of nulls (0 to 1) is published with a warning.
         error: a day with a larger share of nulls is not published.
 
     Raises:
-        DeclarationError: `since` is no date, or a share is none.
+        DeclarationError: `since` is not a date, or a value is not a share.
     """
     since_date = Argument("since", since, is_date, "a date, as date(2025, 3, 20)")
     check_arguments("added", [since_date, *bounds_arguments(warn, error, description)])
@@ -343,22 +341,22 @@ def gap_of(column: Any) -> ColumnGap | None:
 
 
 def gaps_of(columns: Mapping[str, Any]) -> dict[str, ColumnGap]:
-    """By column, the days before its source had it."""
+    """The gaps by column, without columns that have none."""
     return {name: gap for name, column in columns.items() if (gap := gap_of(column))}
 
 
 def renamed_from(column: Any) -> str | None:
-    """The name that a pandera column had before; none if its metadata has no `renamed_from`."""
+    """The previous name of a pandera column; None if its metadata has no `renamed_from`."""
     return (column.metadata or {}).get(_RENAMED)
 
 
 def schema_version(metadata: Mapping[str, Any]) -> int:
-    """The version of a model's schema, from the model's metadata; 1 if that names none."""
+    """The schema version in a model's metadata; 1 if it has none."""
     return metadata.get(_VERSION, 1)
 
 
 def wrong_schema(metadata: Mapping[str, Any], columns: Mapping[str, Any]) -> list[str]:
-    """What a model says wrongly of its schema, one sentence each."""
+    """The errors in a model's schema version, renames and gaps, one sentence each."""
     version = metadata.get(_VERSION, 1)
     problems = []
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
@@ -376,7 +374,7 @@ def wrong_schema(metadata: Mapping[str, Any], columns: Mapping[str, Any]) -> lis
 
 
 def _parses_as(text: str, kind: T.DataType) -> bool:
-    """Whether a text is a value of a type, as a cast takes it; also where that is not known."""
+    """Whether a cast of a text to a type succeeds; true also if that is not known."""
     try:
         if isinstance(kind, T.NumericType):
             Decimal(text)
@@ -388,13 +386,7 @@ def _parses_as(text: str, kind: T.DataType) -> bool:
 
 
 def with_defaults(frame: DataFrame, partition: str, columns: Mapping[str, Any]) -> DataFrame:
-    """A frame with the defaults of its columns on the days before their source had them.
-
-    Args:
-        frame: rows in the columns of a table.
-        partition: the partition column.
-        columns: the pandera columns by name.
-    """
+    """A frame with the defaults of its columns on the days before their source had them."""
     filled = {
         name: fill_default(F.col(name), partition, gap, column.dtype.type)
         for name, column in columns.items()
@@ -410,15 +402,10 @@ def fill_default(column: Column, partition: str, gap: ColumnGap, kind: Any) -> C
 
 
 def convert_columns(frame: DataFrame, partition: str, columns: Mapping[str, Any]) -> DataFrame:
-    """Rows from before schema changes in the columns of now.
+    """Rows that were written before schema changes, in the current columns.
 
-    What was renamed has its name, what was widened its type; a column that may be null and was not
-    there is null, or its default on the days of its gap.
-
-    Args:
-        frame: the rows.
-        partition: the partition column.
-        columns: the pandera columns by name.
+    Renamed columns get their new names and widened ones their new types. A nullable column that is
+    missing is null, or its default on the days of its gap.
     """
     types = {column.name: column.dataType for column in frame.schema}
 
@@ -437,11 +424,11 @@ def convert_columns(frame: DataFrame, partition: str, columns: Mapping[str, Any]
 
 
 def files_match_schema(stored: T.StructType, columns: Mapping[str, Any]) -> bool:
-    """Whether data files of a table's columns hold what they are to hold under those of a model.
+    """Whether data files need no conversion by `convert_columns`.
 
     Args:
-        stored: the columns of the table as of then.
-        columns: the pandera columns by name.
+        stored: the columns of the Delta table when the files were written.
+        columns: the current pandera columns by name.
     """
     types = {column.name: column.dataType.simpleString() for column in stored}
     for name, column in columns.items():
@@ -454,7 +441,7 @@ def files_match_schema(stored: T.StructType, columns: Mapping[str, Any]) -> bool
 
 
 def is_wider_type(old: T.DataType, new: T.DataType) -> bool:
-    """Whether a type holds all values of another as they are."""
+    """Whether the new type holds all values of the old one without loss."""
     if isinstance(old, T.DecimalType) and isinstance(new, T.DecimalType):
         whole = new.precision - new.scale >= old.precision - old.scale
         return whole and new.scale >= old.scale

@@ -1,9 +1,9 @@
-"""`current` and `corrections`: tables of everything known now, and how final facts differ.
+"""`current` and `corrections`: a table with all late data, and its difference from final facts.
 
-A table that is made of staging is as final as staging is: it has what came in time. `current` is
-the same function over the greatest version of every key that is known now, as by an endless window.
-`corrections` is the difference between the two, whatever the reason: nothing of it depends on when
-a line came, only on what there is.
+A table that is built from staging has only lines that came in time. `current` applies the same
+function to the greatest version of every key known now, as if the window had no end. `corrections`
+is the difference between the two, for whatever reason: it depends only on which lines exist, not on
+when they came.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from backfill_assets.tables.unpartitioned import UnpartitionedInput
 
 @dataclass(frozen=True, kw_only=True)
 class Current(Table):
-    """A table that says what another would say with everything that is known now.
+    """A table computed like another one, but from everything that is known now.
 
     Attributes:
-        base: the other table; of inputs with days, it has the staging of a source alone.
+        base: the other table; its only input with days is the staging of a source.
         source: that source.
     """
 
@@ -48,7 +48,7 @@ class Current(Table):
 
     @property
     def kind(self) -> str:
-        """What is known now, whatever function it is made by."""
+        """One kind for all functions."""
         return "current"
 
     @property
@@ -58,7 +58,7 @@ class Current(Table):
 
     @property
     def lineage(self) -> Lineage:
-        """As of the other table, by way of the raw log instead of staging."""
+        """As that of the other table, with the raw log in place of staging."""
         log, days = self.source.raw, {self.source.staged.partition: self.source.event_time}
         return {
             column: [(log.name, days.get(name, name)) for _, name in origins]
@@ -68,7 +68,7 @@ class Current(Table):
 
 @dataclass(frozen=True, kw_only=True)
 class Corrections(Table):
-    """A table of what must be added to facts to have what is known now.
+    """A table of the amounts to add to facts to get everything that is known now.
 
     Attributes:
         facts: the facts.
@@ -80,12 +80,12 @@ class Corrections(Table):
 
     @property
     def kind(self) -> str:
-        """The difference of two tables, whatever function they are made by."""
+        """One kind for all functions."""
         return "corrections"
 
     @property
     def key_columns(self) -> tuple[str, ...]:
-        """The columns that tell the rows apart."""
+        """The columns that identify a row."""
         return tuple(dict.fromkeys((self.partition, *self.key)))
 
     @property
@@ -95,7 +95,7 @@ class Corrections(Table):
 
     @property
     def layer_equations(self) -> list[Equation]:
-        """The totals of both tables are those that this one was made of."""
+        """The totals of both tables equal those that this table was built from."""
 
         def recorded_figure(name: str) -> Figure:
             return Figure(self, RECORDED + name, "was made of {}")
@@ -111,12 +111,12 @@ class Corrections(Table):
 
 
 def current(of: Derived, *, name: str | None = None, doc: str | None = None) -> Current:
-    """Declare what a table would say with everything that is known now, however late it came.
+    """Declare the table that another would be with everything that is known now, however late.
 
     Args:
         of: the table: its only input with days is the staging of a source, of the same day.
         name: of the new table; that of the other and `_current`, if not given.
-        doc: what a row is.
+        doc: the meaning of a row.
 
     Raises:
         DeclarationError: the table has another input, or reads other days of it.
@@ -128,8 +128,8 @@ def current(of: Derived, *, name: str | None = None, doc: str | None = None) -> 
     row = doc or f"{_row_description(of)}, with everything that is known now."
 
     def log_inputs(policy: Policy) -> Inputs:
-        # As a mapping, its reach would make a launch of one raw day in the UI build every earlier
-        # day. The raw log's commits say which of them need it.
+        # With its reach as a mapping, a launch of one raw day in the UI would build every earlier
+        # day. The raw log's commits record which of them need it.
         return (
             Dependency(
                 source.raw, RecordedReach(), "current_days", launched=source.under(policy).reach
@@ -150,7 +150,7 @@ def current(of: Derived, *, name: str | None = None, doc: str | None = None) -> 
 
 
 def _staged_source(name: str, reads: list[Reads]) -> Source:
-    """The source whose staging, of the same day, is all that is read."""
+    """The source whose staging, of the same day, is the only input with days."""
     if len(reads) == 1:
         read, table = reads[0], reads[0].table
         if isinstance(table, SourceTable) and table.role is Role.STAGED and read.reach == SAME_DAY:
@@ -167,16 +167,16 @@ def corrections(
 ) -> Corrections:
     """Declare the difference between facts and what is known now: current less facts.
 
-    It has a row for each day and key where one of the totals differs.
+    It has a row for each day and key for which a total differs.
 
     Args:
         of: the facts.
-        current: what is known of them, as `current` has declared it.
+        current: the result of `current` for these facts.
         name: of the new table; that of the facts and `_corrections`, if not given.
-        doc: what a row is.
+        doc: the meaning of a row.
 
     Raises:
-        DeclarationError: the tables do not belong together, or have no totals.
+        DeclarationError: `current` was declared for another table, or the facts have no totals.
     """
     name = name or f"{of.name}_corrections"
     if current.base is not of:
@@ -197,18 +197,18 @@ def corrections(
 
 
 def _row_description(table: Table) -> str:
-    """What a row of a table is: the first sentence of its model's docstring."""
+    """The meaning of a row: the first line of the model's docstring."""
     return inspect.cleandoc(table.model.__doc__ or table.name).partition("\n")[0].rstrip(".")
 
 
 def _copy_model(model: type[pa.DataFrameModel], doc: str) -> type[pa.DataFrameModel]:
-    """A model with the columns of another; what a row is stands in its docstring."""
+    """A model with the same columns and another docstring."""
     config = type("Config", (model.Config,), {})
     return type(model.__name__, (model,), {"__doc__": doc, "Config": config})
 
 
 def _corrections_model(facts: Table, doc: str) -> type[pa.DataFrameModel]:
-    """The model of corrections: by key, and the totals without bounds, as they may be negative."""
+    """The model of corrections: the key, and totals without bounds, as they may be negative."""
     facts_columns = sources.model_columns(facts.model, bounded=False)
     columns = {
         **{name: facts_columns[name] for name in (facts.partition, *facts.key)},

@@ -1,4 +1,4 @@
-"""Tables that a function makes: its parameters are the inputs, its rows the days."""
+"""Tables that a function computes, and the annotations that declare its parameters as inputs."""
 
 from __future__ import annotations
 
@@ -28,34 +28,34 @@ from backfill_assets.tables.table import (
 )
 from backfill_assets.tables.unpartitioned import Answers, Unpartitioned, UnpartitionedInput
 
-#: The column that says for which day of the table a row of an input counts. A row of an input that
-#: decides seven days is there seven times.
+#: The column with the day of the table for which a row of an input counts. A row that decides seven
+#: days occurs seven times.
 FOR_DAY = "for_day"
 
 Transform = Callable[..., DataFrame]
 
 
 class _Self:
-    """Stands for a table in its own declaration, which has no name for it yet."""
+    """Stands for a table in its own declaration, where it has no name yet."""
 
     name = "the table itself"
 
 
-#: In `Reads`, the table that is being declared. Any type will do: `Derived` takes its place.
+#: In `Reads`, the table that is being declared; `Derived` replaces it by itself.
 SELF: Any = _Self()
 
 
 @dataclass(frozen=True)
 class Reads:
-    """Which days of a table a parameter holds; the annotation of a parameter.
+    """The days of a table that a parameter holds; the annotation of a parameter.
 
     Attributes:
         table: the input; `SELF` is the table that is being declared.
-        reach: which days of it decide a day: `SAME_DAY`, `last_days(n)`, `following_days(n)`,
-            `PREVIOUS_DAY`, or `WEEK`, which makes the table one by week.
-        as_known: of the raw log of a source: the parameter holds the columns of its staging, each
-            key in the greatest version that was logged by `for_day`, and the event days that the
-            reach has. So nothing in it became known after that day, and it never changes.
+        reach: the input days that decide a day: `SAME_DAY`, `last_days(n)`, `following_days(n)`,
+            `PREVIOUS_DAY`, or `WEEK`, which makes the table a weekly one.
+        as_known: only for the raw log of a source: the parameter holds the columns of its staging,
+            for the event days of the reach, with each key in the greatest version that was logged
+            by `for_day`. So no row became known after that day, and the rows never change.
     """
 
     table: Table
@@ -64,7 +64,7 @@ class Reads:
 
     @property
     def of_the_day(self) -> bool:
-        """Whether the parameter holds the rows of the same day as they are."""
+        """Whether the parameter holds the rows of the same day, unchanged."""
         return self.reach == SAME_DAY and not self.as_known
 
 
@@ -72,13 +72,13 @@ class Reads:
 class Published:
     """Which days of a table are published; the annotation of a parameter.
 
-    The parameter holds a row for each day of the reach that is there, empty days included:
-    `for_day`, the day of the table that is made, and `day`. So a function can tell *nothing came*
-    from *not known yet*, without a clock.
+    The parameter has a row for each published day of the reach, empty days included: `for_day`, the
+    day of the table to compute, and `day`. So a function can distinguish *nothing came* from
+    *not known yet*, without a clock.
 
     Attributes:
-        table: the table. Where another parameter reads it, that has the same reach.
-        reach: which days of it are looked at.
+        table: the table. If another parameter reads it, both have the same reach.
+        reach: the days of the table to look at.
     """
 
     table: Table
@@ -87,12 +87,12 @@ class Published:
 
 @dataclass(frozen=True)
 class Conserved:
-    """A total of a day that must equal what its input rows say.
+    """A total of a day that must equal a sum, or the row count, of its input.
 
     Attributes:
         parameter: the input.
-        column: the column of it that is summed; none counts the rows.
-        total: the column of the table whose sum it must be; it is one of the model's `totals`.
+        column: the input's column to sum; None to count rows.
+        total: the table's column whose sum must be equal; one of the model's `totals`.
     """
 
     parameter: str
@@ -103,16 +103,16 @@ class Conserved:
 def conserves(parameter: str, column: str | None, total: str) -> Conserved:
     """A check: the day's sum of `total` is the sum of an input's `column`, or its row count.
 
-    Where several checks name a total, it is the sum of what they say. A day that does not pass is
+    If several checks name the same total, it must be the sum of their values. A day that fails is
     not published.
 
     Args:
         parameter: the name of the input's parameter.
-        column: the column to sum; none to count rows.
+        column: the column to sum; None to count rows.
         total: one of the model's `totals`.
 
     Raises:
-        DeclarationError: one of them is no name.
+        DeclarationError: an argument is not a name.
     """
     name = "the name of one"
     check_arguments(
@@ -127,12 +127,12 @@ def conserves(parameter: str, column: str | None, total: str) -> Conserved:
 
 
 def carries_state(table: Table) -> bool:
-    """Whether a day of a table is made of its own day before."""
+    """Whether a day of a table is built from the previous day of the same table."""
     return isinstance(table, Derived) and any(read.table is table for read in table.reads.values())
 
 
 def versions_in(tables: Mapping[str, Table], first: str) -> list[Derived]:
-    """The versions of one table among some, in ascending order.
+    """The versions of one table, in ascending order.
 
     Args:
         tables: by name.
@@ -146,19 +146,19 @@ def versions_in(tables: Mapping[str, Table], first: str) -> list[Derived]:
 
 @dataclass(frozen=True, kw_only=True)
 class Derived(Table):
-    """A table that a function makes of other tables. It can be called as that function.
+    """A table that a function computes from other tables. It can be called like that function.
 
     Attributes:
         transform: the function.
-        reads: its inputs by day, by parameter.
+        reads: its inputs with days, by parameter.
         unpartitioned: its inputs without days, by parameter.
-        published: the inputs of which it is told which days are published, by parameter.
-        answers: what it asks of services, by parameter.
-        conserved: the totals that must follow from the inputs.
+        published: the inputs whose published days it gets, by parameter.
+        answers: its requests to lookups, by parameter.
+        conserved: the totals that must equal those of the inputs.
         group: the asset group.
-        version: which version it is of a declaration; see `declaring.version_of`.
+        version: its version number, see `table_function.version_of`.
         first: name of the first version; its own if there is no other.
-        lineage: by column, the columns of the inputs that it is made of, where that is said.
+        lineage: by column, the input columns that it is built from, if declared.
         decided_by: the settings that decide its inputs, and so its rows.
     """
 
@@ -183,10 +183,10 @@ class Derived(Table):
             for name, read in self.reads.items()
         }
         object.__setattr__(self, "reads", reads)
-        # Dagster is told the same day: with an offset in the mapping, a launch of the newest day
-        # of the input would ask for days of this table whose own input day does not exist yet. The
-        # days after it follow by themselves, as all that is behind its inputs. Of a table that
-        # depends on itself, Dagster must know that the days are earlier ones.
+        # Dagster gets the same-day mapping: with an offset, a launch of the newest day of the
+        # input would request days of this table whose own input day does not exist yet. The later
+        # days are built when they are found stale, as all days behind their inputs. For a table
+        # that depends on itself, Dagster must know that the days are earlier ones.
         dependencies = tuple(
             Dependency(
                 read.table,
@@ -201,12 +201,12 @@ class Derived(Table):
 
     @property
     def kind(self) -> str:
-        """A function of its project makes it."""
+        """A function of its project computes it."""
         return "derived"
 
     @property
     def grain(self) -> Grain:
-        """How far apart its partitions are: a week, if it is made of weeks."""
+        """Weekly if one of its inputs is read by week, daily otherwise."""
         others = [read for read in self.inputs_by_day.values() if read.table is not self]
         weekly = any(read.reach == WEEK or read.table.grain is Grain.WEEKLY for read in others)
         return Grain.WEEKLY if weekly else Grain.DAILY
@@ -226,9 +226,9 @@ class Derived(Table):
 
     @property
     def layer_equations(self) -> list[Equation]:
-        """What is conserved of inputs of the same day, where their commits have the number."""
+        """The conserved totals of same-day inputs whose commits have the number."""
         equations = []
-        # A day that carries state holds what came before, too.
+        # A day that carries state holds rows of earlier days, too.
         for check in () if carries_state(self) else self.conserved:
             read = self.reads[check.parameter]
             name = "rows" if check.column is None else check.column
@@ -240,10 +240,10 @@ class Derived(Table):
         return equations
 
     def total_figure(self, total: str) -> Figure:
-        """A total of a day, said as what it is: a number of rows of an input, or a sum."""
+        """A total of a day, worded as a number of rows or as a sum."""
         counts = any(c.total == total and c.column is None for c in self.conserved)
         return Figure(self, total, f"has {{}} {total}" if counts else f"has {total} {{}}")
 
     def __call__(self, *frames: DataFrame, **named: DataFrame) -> DataFrame:
-        """What the function gives, for tests: frames with the column `for_day`."""
+        """Call the function, for tests: on frames with the column `for_day`."""
         return self.transform(*frames, **named)

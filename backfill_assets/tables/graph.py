@@ -1,8 +1,7 @@
 """The tables of a deployment and the graph of their inputs.
 
-What a day's fingerprint holds, which days are behind their inputs, what a plan builds and reads,
-what an undo reaches, which incident is the first of several, and the assets' partition mappings all
-follow from the declarations of the tables.
+Input digests, stale days, plans, undo, incidents and the partition mappings of the assets all
+follow from this graph.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from dataclasses import dataclass, replace
 from datetime import date
 from functools import cache, cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pandera.errors import SchemaInitError
 from pyspark.errors import PySparkException
@@ -34,9 +33,6 @@ from backfill_assets.tables.sources import Source, SourceTable
 from backfill_assets.tables.table import Inputs, Table
 from backfill_assets.tables.unpartitioned import Lookup, Unpartitioned
 
-if TYPE_CHECKING:
-    from backfill_assets.delta.ledgers import Ledgers
-
 
 @dataclass(frozen=True)
 class Graph:
@@ -44,7 +40,7 @@ class Graph:
 
     Attributes:
         tables: by name, inputs first.
-        policy: the deployment's late-data policy; a source may have another.
+        policy: the deployment's late-data policy; a source may override it.
     """
 
     tables: Mapping[str, Table]
@@ -52,11 +48,11 @@ class Graph:
 
     @classmethod
     def from_tables(cls, tables: Iterable[Table], policy: Policy) -> Graph:
-        """The graph of tables, which are given inputs first."""
+        """The graph of tables that are given inputs first."""
         return cls({table.name: table for table in tables}, policy)
 
     def without_retired(self, today: date) -> Graph:
-        """Those that are fed on a business day: without the retired ones, which no other reads."""
+        """The graph without the tables that are retired on a business day."""
         return Graph(
             {name: table for name, table in self.tables.items() if not table.is_retired(today)},
             self.policy,
@@ -64,12 +60,12 @@ class Graph:
 
     @cached_property
     def inputs(self) -> Mapping[str, Inputs]:
-        """By table, what it is made of; nothing for those that come from the landing."""
+        """The inputs by table; empty for tables that are loaded from the landing."""
         return {name: table.inputs(self.policy) for name, table in self.tables.items()}
 
     @cached_property
     def sources(self) -> Mapping[str, Source]:
-        """The sources, each by the name of its raw log."""
+        """The sources, by the name of the raw log."""
         return {
             table.source.raw.name: table.source
             for table in self.tables.values()
@@ -77,7 +73,7 @@ class Graph:
         }
 
     def source_logs(self, name: str) -> frozenset[str]:
-        """The raw logs of the sources that a table is made of, directly or by way of others."""
+        """The raw logs that a table is built from, directly or indirectly."""
         return self._logs_by_table[name]
 
     @cached_property
@@ -93,10 +89,7 @@ class Graph:
         return logs
 
     def policy_of(self, name: str) -> Policy:
-        """The late-data policy of a table: that of its source; of several, the widest.
-
-        With the table's cadence.
-        """
+        """The policy of a table, with its grain: that of its source, or of all combined."""
         return self._policy_by_table[name]
 
     @cached_property
@@ -107,19 +100,19 @@ class Graph:
             policy = combine_policies(
                 [source_policies[log] for log in sorted(logs)] or [self.policy]
             )
-            # A log day is over when it is; an event day is empty until its lines have arrived.
+            # A log day can be loaded when it is over; an event day is empty until its lines arrive.
             if name in self.by_event_day and policy.arrives_after:
                 days_later = policy.arrives_after
-                # What is in no folder of the calendar does not arrive.
+                # Lines in folders after the end of the calendar are never loaded.
                 end = policy.end and max(policy.start, policy.end - days_later * DAY)
                 policy = replace(policy, lag_days=policy.lag_days + days_later, end=end)
             policies[name] = replace(policy, grain=self.tables[name].grain)
         return policies
 
     def loaded_with(self, log: str) -> tuple[str, ...]:
-        """The tables that one run loads with a raw log: what lands, and what is made by log day.
+        """The tables that one run loads with a raw log: from the landing, and by log day.
 
-        Dagster's runs have partitions of one definition, so none of a table by week.
+        A weekly table is not among them: a run of Dagster has partitions of one definition.
         """
         return tuple(
             name
@@ -128,7 +121,7 @@ class Graph:
         )
 
     def direct_inputs(self, name: str) -> list[str]:
-        """The other tables that a table is made of directly."""
+        """The other tables that a table reads directly."""
         return [
             dependency.source.name
             for dependency in self.inputs[name]
@@ -136,12 +129,12 @@ class Graph:
         ]
 
     def upstream_tables(self, name: str) -> set[str]:
-        """All other tables that a table is made of, directly or by way of others."""
+        """All other tables that a table is built from, directly or indirectly."""
         parents = set(self.direct_inputs(name))
         return parents.union(*(self.upstream_tables(source) for source in parents))
 
     def current_tables(self, log: str) -> list[str]:
-        """The tables that are made of all that is known of a source, however late it came."""
+        """The tables built from all that is known of a source, however late it came."""
         return [
             name
             for name, inputs in self.inputs.items()
@@ -153,19 +146,19 @@ class Graph:
 
     @cached_property
     def landed_tables(self) -> tuple[str, ...]:
-        """The tables that come from the landing."""
+        """The tables that are loaded from the landing."""
         return tuple(name for name, inputs in self.inputs.items() if not inputs)
 
     @cached_property
     def by_log_day(self) -> tuple[str, ...]:
-        """The tables that are made with the load of their own day."""
+        """The tables that are built with the load of their own day."""
         return tuple(
             name for name in self.inputs if name not in (*self.landed_tables, *self.by_event_day)
         )
 
     @cached_property
     def by_event_day(self) -> tuple[str, ...]:
-        """The tables whose days stay open for late data, or are made of such."""
+        """The tables whose days stay open for late data, directly or by their inputs."""
         names: list[str] = []
         for name, inputs in self.inputs.items():
             if any(
@@ -177,10 +170,10 @@ class Graph:
 
     @cached_property
     def closing_tables(self) -> tuple[str, ...]:
-        """The tables of which a day is final once all input days that decide it are.
+        """The tables whose days become final when all input days that decide them are.
 
-        A day that all that is known decides never is; nor is one that is made of such. Its own
-        days before close no later than a table's other inputs do.
+        A day of a table with a `RecordedReach` is never final, nor is one that is built from such a
+        day. Of its own, a table reads earlier days, which close no later than its other inputs.
         """
         names: list[str] = []
         for name in self.by_event_day:
@@ -193,12 +186,7 @@ class Graph:
         return tuple(names)
 
 
-def graph_of(ledgers: Ledgers, policy: Policy) -> Graph:
-    """The graph of the tables whose ledgers these are."""
-    return Graph.from_tables((ledger.table for ledger in ledgers.values()), policy)
-
-
-#: What a declaration raises while its module is imported, besides `DeclarationError`.
+#: Errors of a declaration while its module is imported, besides `DeclarationError`.
 _DECLARATION_ERRORS = (
     *(ImportError, AttributeError, NameError, TypeError, ValueError, LookupError),
     *(
@@ -267,7 +255,7 @@ def buildable_tables(settings: Settings, chosen: Collection[str], today: date) -
 
     Args:
         settings: the deployment's settings.
-        chosen: names of tables; all that are fed, if none is given.
+        chosen: names of tables; if empty, all tables that are not retired.
         today: the business day.
 
     Raises:
@@ -288,10 +276,10 @@ def buildable_tables(settings: Settings, chosen: Collection[str], today: date) -
 
 
 def lookups_of(settings: Settings) -> Mapping[str, Lookup]:
-    """The lookups that the tables of a deployment ask, by name.
+    """The lookups of a deployment's tables, by name.
 
     Raises:
-        SettingsError: as `load_tables`; or two are named alike.
+        SettingsError: as `load_tables`; or two lookups have the same name.
     """
     return _load_lookups(settings.tables)
 
@@ -301,7 +289,7 @@ def _load_lookups(place: str) -> Mapping[str, Lookup]:
     lookups: dict[str, Lookup] = {}
     for table in load_tables(place).values():
         for answers in table.answers.values() if isinstance(table, Derived) else ():
-            # They would share a table of answers, and a quota.
+            # Two of one name would share a table of answers, and a quota.
             if lookups.setdefault(answers.lookup.name, answers.lookup) is not answers.lookup:
                 raise _settings_error(place, f"two lookups are named {answers.lookup.name}")
     return lookups
@@ -312,11 +300,12 @@ def load_tables(place: str) -> Mapping[str, Table]:
     """The tables that are declared at a place, by name.
 
     Args:
-        place: as `module:attribute`; the attribute holds tables and sources, or these by name.
+        place: as `module:attribute`; the attribute holds a list, or a mapping by name, of tables
+            and sources.
 
     Raises:
-        SettingsError: there is no such module or attribute, or it holds something else than tables
-            that have a name each of their own.
+        SettingsError: the module or attribute does not exist, holds something else, or has two
+            tables with the same name.
     """
     module, _, attribute = place.partition(":")
     if (
@@ -365,7 +354,7 @@ def _retired_input_message(table: Table, source: Table) -> str:
 
 
 def _listing_hint(entry: object) -> str:
-    """What to do about something that is listed among the tables."""
+    """How to replace an entry that is neither a table nor a source."""
     if isinstance(entry, Lookup | Unpartitioned):
         return ": tables that read it are, and it is not listed"
     if inspect.isfunction(entry):
@@ -376,7 +365,7 @@ def _listing_hint(entry: object) -> str:
 
 
 def _expand_sources(entries: Iterable[object]) -> Iterator[object]:
-    """What is given, with the tables of a source in place of the source."""
+    """The entries, with the tables of a source in place of the source."""
     for entry in entries:
         yield from entry.tables if isinstance(entry, Source) else [entry]
 
@@ -387,9 +376,9 @@ def _settings_error(place: str, reason: str) -> SettingsError:
 
 
 def config_digests(settings: Settings) -> dict[str, str]:
-    """By table, a digest of all that decides its rows.
+    """By table, a digest of all settings that decide its rows.
 
-    Of a table that is made of sources with settings of their own, these count.
+    Settings that a source overrides count with the value of the source.
     """
     graph = graph_for(settings)
     digests = {}
@@ -405,7 +394,7 @@ def config_digests(settings: Settings) -> dict[str, str]:
 def _deciding_settings(
     settings: Settings, table: Table, source: Source
 ) -> tuple[Sequence[str], Mapping[str, Any]]:
-    """What decides the rows that a table has of a source: names, and the values of the source."""
+    """The settings that decide the rows from one source: names, and overridden values."""
     if not source.arrives_after or "window_days" not in table.decided_by:
         return table.decided_by, source.overrides
     policy = source.policy(settings)
@@ -414,7 +403,7 @@ def _deciding_settings(
 
 
 def _combined_digest(digests: Collection[str]) -> str:
-    """The digest that all are, or one of all."""
+    """The common digest if all are equal, otherwise a digest of all."""
     if len(same := {*digests}) == 1:
         return same.pop()
     return hashlib.sha256(",".join(digests).encode()).hexdigest()[:16]

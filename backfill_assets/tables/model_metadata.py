@@ -1,21 +1,21 @@
-"""What a pandera model may say of its table in `Config.metadata`, and what is wrong with it.
+"""The options of a table in a pandera model's `Config.metadata`, and their validation.
 
-In `Config.metadata`, `counts` names kinds of rows, each with a condition in SQL:
+`counts` names kinds of rows, each with a condition in SQL:
 `{"counts": {"open labels": "label_state = 'open'"}}`.
 
-In `Config.metadata`, `skew` names columns and the share of a day's rows beyond which a plan says
-that one key has so many, or that so many have none: `{"skew": {"customer_id": 0.2}}`. Of a source,
-the model of its lines names them, and its staging is watched.
+`skew` names columns, each with a share of a day's rows. A plan reports a column if one key, or
+null, has a larger share: `{"skew": {"customer_id": 0.2}}`. For a source, the model of its lines
+names the columns, and its staging is watched.
 
-In `Config.metadata`, `drift` names columns and how far each may move before a day is published with
-a warning: `{"drift": {"revenue_30d": 0.25}}`.
+`drift` names columns, each with the largest population stability index without a warning; a day
+beyond it is published with a warning: `{"drift": {"revenue_30d": 0.25}}`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import pandera.pyspark as pa
 import pyspark.sql.types as T
@@ -24,12 +24,9 @@ from pandera.errors import SchemaInitError
 from backfill_assets.tables.arguments import DeclarationError, is_share
 from backfill_assets.tables.columns import nullable_bounds, wrong_checks
 
-if TYPE_CHECKING:
-    from backfill_assets.tables.table import Table
-
-#: By name in the metadata of a table's model, what it holds.
+#: By option in the metadata of a table's model: the type of its value, and its description.
 _METADATA: Mapping[str, tuple[type | tuple[type, ...], str]] = {
-    "partition": (object, "the DATE column of the day"),  # `partitioning` tells what is wrong
+    "partition": (object, "the DATE column of the day"),  # `wrong_partition` checks it
     "key": ((list, tuple), 'a list of columns, as ["customer_id"]'),
     "totals": ((list, tuple), 'a list of columns, as ["amount"]'),
     "rules": (Mapping, "conditions by name, as {'paid': ('paid <= due', 'No more than due.')}"),
@@ -38,19 +35,19 @@ _METADATA: Mapping[str, tuple[type | tuple[type, ...], str]] = {
     "counts": (Mapping, "conditions by kind of rows, as {'open': \"state = 'open'\"}"),
     "notices": (Mapping, "descriptions by check"),
     "merge": (bool, "true or false"),
-    "schema_version": (object, "a whole number"),  # `schemas` tells what is wrong
+    "schema_version": (object, "a whole number"),  # `columns.wrong_schema` checks it
 }
-#: Names in the metadata of a column, see `columns` and `schemas`. Others are the user's own.
+#: The options in the metadata of a column, see `columns`. Other names are the user's own.
 _COLUMN_OPTIONS = ("null_warn", "null_error", "renamed_from", "gap", "json")
-#: So like a name of ours is one of a user's own that is a slip; most are not.
+#: A user's own name that is at least this similar to an option is reported as a typo.
 _TYPO_CUTOFF = 0.85
-#: A rule of a row has a condition and a description.
+#: The length of a rule: a condition and a description.
 _RULE_LENGTH = 2
 _CONFIG_OPTIONS = ("metadata", "strict", "name", "title", "description", "unique", "ordered")
 
 
 def is_model(value: object) -> bool:
-    """Whether a value is a pandera model of Spark's columns."""
+    """Whether a value is a pandera model for Spark."""
     return isinstance(value, type) and issubclass(value, pa.DataFrameModel)
 
 
@@ -58,7 +55,7 @@ def metadata_of(model: type[pa.DataFrameModel]) -> Mapping[str, Any]:
     """The metadata of a model; empty if it has none.
 
     Raises:
-        DeclarationError: it is no mapping.
+        DeclarationError: it is not a mapping.
     """
     metadata = getattr(model.Config, "metadata", None) or {}
     if not isinstance(metadata, Mapping):
@@ -67,14 +64,14 @@ def metadata_of(model: type[pa.DataFrameModel]) -> Mapping[str, Any]:
 
 
 def suggest_name(name: object, names: Collection[str]) -> str:
-    """A question for the name that is meant, and all names that there are."""
+    """The end of a message: a similar name as a question, and all names."""
     close = get_close_matches(str(name), names, n=1)
     question = f"; did you mean {close[0]!r}?" if close else "."
     return f"{question} There are {', '.join(names)}"
 
 
 def wrong_model(model: type[pa.DataFrameModel]) -> list[str]:
-    """What makes a model none of a table or a line, one sentence each."""
+    """Why a model cannot be that of a table or a line, one sentence each."""
     try:
         schema = model.to_schema()
     except (SchemaInitError, AttributeError, TypeError, ValueError, KeyError) as error:
@@ -107,7 +104,7 @@ def _wrong_types(columns: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _wrong_options(schema: Any, columns: Mapping[str, Any]) -> Iterator[str]:
-    """What pandera has for a frame, and nothing here looks at."""
+    """The options of pandera that have no effect here, one sentence each."""
     for check in schema.checks:
         yield (
             f"the model has the check {check.name or check} of a frame, which no run would look "
@@ -149,7 +146,7 @@ def key_of(model: type[pa.DataFrameModel], metadata: Mapping[str, Any]) -> Seque
 
 
 def wrong_metadata(model: type[pa.DataFrameModel], metadata: Mapping[str, Any]) -> list[str]:
-    """What the metadata of a table's model says wrongly, one sentence each."""
+    """The errors in the metadata of a table's model, one sentence each."""
     return [*_wrong_names(metadata)] or [
         *_wrong_keys(model, metadata),
         *_wrong_rules(metadata),
@@ -202,7 +199,7 @@ def _wrong_shares(metadata: Mapping[str, Any]) -> Iterator[str]:
 
 
 def wrong_line_metadata(metadata: Mapping[str, Any]) -> list[str]:
-    """What the metadata of a source's model of lines says wrongly, one sentence each."""
+    """The errors in the metadata of a source's model of lines, one sentence each."""
     return [
         f'the metadata of its lines has "{name}"{suggest_name(name, ["skew"])}; the key, the times '
         "and the amount are arguments of Source"
@@ -215,7 +212,7 @@ def _is_texts(values: Any) -> bool:
     return isinstance(values, Sequence) and all(isinstance(value, str) for value in values)
 
 
-#: Why a table has one partition column, and that is a day; and what to do about others.
+#: Why a table has one partition column, the day; and where other columns belong.
 WHOLE_DAYS = (
     "A run publishes whole days: one commit replaces a day of a table, for all regions, shops and "
     "hours of it. Partition it by day alone, and put the others into the model's key"
@@ -223,7 +220,7 @@ WHOLE_DAYS = (
 
 
 def wrong_partition(model: type[pa.DataFrameModel], metadata: Mapping[str, Any]) -> list[str]:
-    """What keeps a table from being partitioned as its model says, in a sentence; or nothing."""
+    """Why a table cannot be partitioned as its model says; at most one sentence."""
     partition = metadata.get("partition")
     if not isinstance(partition, str):
         return [
@@ -238,29 +235,41 @@ def wrong_partition(model: type[pa.DataFrameModel], metadata: Mapping[str, Any])
     return []
 
 
-def counts_of(table: Table) -> Mapping[str, str]:
-    """By kind of rows, the condition that they meet."""
+class ModelledTable(Protocol):
+    """The part of `table.Table` that is needed to read the options of a model."""
+
+    @property
+    def model(self) -> type[pa.DataFrameModel]:
+        """The pandera model."""
+
+    @property
+    def struct_type(self) -> T.StructType:
+        """The Spark type of the columns."""
+
+
+def counts_of(table: ModelledTable) -> Mapping[str, str]:
+    """By kind of rows, the SQL condition that they meet."""
     metadata: Mapping[str, Any] = table.model.Config.metadata or {}
     return metadata.get("counts", {})
 
 
-#: The name in the metadata of a model.
+#: The option in the metadata of a model.
 SKEW = "skew"
 
 
-def skews_of(table: Table) -> Mapping[str, float]:
-    """By column, the share of a day's rows (0 to 1) beyond which a plan tells of it."""
+def skews_of(table: ModelledTable) -> Mapping[str, float]:
+    """By column, the share of a day's rows (0 to 1) beyond which a plan reports skew."""
     metadata: Mapping[str, Any] = table.model.Config.metadata or {}
     return metadata.get(SKEW, {})
 
 
 def most_rows_of(column: str) -> str:
-    """What the rows of the most frequent value of a column are called among a day's numbers."""
+    """The name of a day's figure for the rows of the most frequent value of a column."""
     return f"most rows of one {column}"
 
 
-def wrong_skews(table: Table) -> list[str]:
-    """What cannot be watched, one sentence each."""
+def wrong_skews(table: ModelledTable) -> list[str]:
+    """Why columns cannot be watched for skew, one sentence each."""
     types = {column.name: column.dataType for column in table.struct_type}
     problems = []
     for name, share in skews_of(table).items():
@@ -271,18 +280,18 @@ def wrong_skews(table: Table) -> list[str]:
     return problems
 
 
-#: The check.
+#: The option in the metadata of a model, and the name of the asset check.
 DRIFT = "drift"
 
 
-def drifts_of(table: Table) -> Mapping[str, float]:
-    """By column, the population stability index beyond which a day is warned of."""
+def drifts_of(table: ModelledTable) -> Mapping[str, float]:
+    """By column, the population stability index beyond which a day has a warning."""
     metadata: Mapping[str, Any] = table.model.Config.metadata or {}
     return metadata.get(DRIFT, {})
 
 
 def notices_of(metadata: Mapping[str, Any]) -> Mapping[str, str]:
-    """The notices that a model's metadata asks for, with their descriptions."""
+    """The notices of a model's metadata, and the check of drift, with their descriptions."""
     notices: Mapping[str, str] = metadata.get("notices", {})
     if columns := metadata.get(DRIFT):
         text = "is distributed as in the version before, or as on the day before"
@@ -290,8 +299,8 @@ def notices_of(metadata: Mapping[str, Any]) -> Mapping[str, str]:
     return notices
 
 
-def wrong_drifts(table: Table) -> list[str]:
-    """What no distribution can be told of, one sentence each."""
+def wrong_drifts(table: ModelledTable) -> list[str]:
+    """Why columns cannot be watched for drift, one sentence each."""
     types = {column.name: column.dataType for column in table.struct_type}
     return [
         f"drift of {name}, which is no number and no boolean column of it"

@@ -1,8 +1,8 @@
-"""A source: the model of its lines, and the tables that every source has.
+"""A source: the pandera model of its lines, and the tables that every source has.
 
-The raw log and the rejected lines come from its landing folder; from the log follow staging (each
-key once on its event day, in the greatest version that came in time), the late lines, and the
-figures of lateness.
+The raw log and the rejected lines are loaded from its landing folder. From the raw log follow the
+staging (each key once on its event day, in the greatest version that came in time), the late lines,
+and the lateness figures.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ _ARRIVAL_DAY = "Day of the arrival folder, from its path."
 def build_model(
     name: str, doc: str, columns: Mapping[str, Column], metadata: Mapping[str, Any]
 ) -> type[pa.DataFrameModel]:
-    """A pandera model of columns, as a class statement gives it.
+    """A pandera model built from columns, as a class statement would define it.
 
     Args:
         name: of the class.
-        doc: what a row is.
+        doc: its docstring: the meaning of a row.
         columns: by name, in the order of the table.
         metadata: `Config.metadata`, see `table.Table`.
     """
@@ -72,11 +72,11 @@ def build_model(
 
 
 def model_columns(lines: type[pa.DataFrameModel], *, bounded: bool = True) -> dict[str, Column]:
-    """The columns of a model of lines, for a model of a table.
+    """The columns of a model of lines, for use in the model of a table.
 
     Args:
         lines: the model.
-        bounded: whether the shares of nulls that it allows hold for the table as well.
+        bounded: whether its bounds on the share of nulls hold for the table as well.
     """
     return {
         name: (column.dtype.type, _copied_field(column, bounded))
@@ -126,7 +126,7 @@ def raw_model(
 
 
 def rejected_model(source: str) -> type[pa.DataFrameModel]:
-    """The model of the rejected lines. They have no key that could be relied on."""
+    """The model of the rejected lines. They have no reliable key."""
     columns = {
         "arrival_date": day_column(_ARRIVAL_DAY),
         "source_file": _file_column(source),
@@ -140,7 +140,7 @@ def rejected_model(source: str) -> type[pa.DataFrameModel]:
 def staged_model(
     source: str, lines: type[pa.DataFrameModel], key: list[str], totals: list[str]
 ) -> type[pa.DataFrameModel]:
-    """The model of staging: a key counts once a day."""
+    """The model of staging: each key has one row a day."""
     columns = {
         "event_date": day_column("Day of the event, in the business time zone."),
         **model_columns(lines),
@@ -155,7 +155,7 @@ def staged_model(
 def late_model(
     source: str, lines: type[pa.DataFrameModel], totals: list[str]
 ) -> type[pa.DataFrameModel]:
-    """The model of the late lines. A log has no key: the same line may be sent twice."""
+    """The model of the late lines. It has no key: the same line may be sent twice."""
     columns = {
         "log_date": day_column("Log day."),
         "event_date": day_column("The closed day that the line tells of."),
@@ -222,14 +222,14 @@ class ArrivalLateness(pa.DataFrameModel):
         metadata: ClassVar = {"partition": "log_date", "key": ["log_date"]}
 
 
-#: What the raw log and the tables of a source have besides the source's own columns.
+#: The columns that this package adds to the fields of a source.
 OWN_COLUMNS = ("log_date", "arrival_date", "event_date", "source_file")
-#: The types that a field of a line may have; a decimal besides, and a string holds what is nested.
+#: The types that a field of a line may have; nested values are JSON text in a string.
 FIELD_TYPES = (T.StringType, T.LongType, T.BooleanType, T.DateType, T.TimestampType, T.DecimalType)
 
 
 class Role(enum.Enum):
-    """What an asset is to its source: a table, or the page with its figures."""
+    """The role of an asset in its source: one of its tables, or the page with its figures."""
 
     LOG = "raw log"
     REJECTED = "rejected lines"
@@ -247,7 +247,7 @@ _KINDS = {
     Role.LATE: "late",
     Role.LATENESS: "lateness",
 }
-#: What its assets are called where a source does not say otherwise.
+#: The names of a source's assets by role, unless the source overrides them.
 _NAMES = {
     Role.LOG: "raw_{}",
     Role.REJECTED: "raw_{}_rejected",
@@ -259,7 +259,7 @@ _NAMES = {
 
 
 def _type_advice(kind: T.DataType) -> str:
-    """What to do about the type of a field that none may have."""
+    """How to replace a type that no field may have, to end an error message."""
     if isinstance(kind, T.FractionalType):
         return (
             ": sums of it depend on the order of the rows. Make it a DECIMAL, as "
@@ -278,29 +278,24 @@ def _is_name_by_role(value: object) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class SourceTable(Table):
-    """A table that every source has.
-
-    Attributes:
-        source: the source.
-        role: what the table is to it.
-    """
+    """One of the tables that every source has; `role` says which."""
 
     source: Source = field(repr=False, compare=False)
     role: Role
 
     @property
     def kind(self) -> str:
-        """The code that makes it is that of its role."""
+        """The kind that belongs to its role."""
         return _KINDS[self.role]
 
     @property
     def page_assets(self) -> tuple[str, ...]:
-        """The assets without days that are made anew with it."""
+        """The assets without partitions that are rebuilt with it."""
         return (self.source.page,) if self.role is Role.LATENESS else ()
 
     @property
     def layer_equations(self) -> list[Equation]:
-        """The numbers of a day that this table and earlier ones of the source must share."""
+        """The numbers of a day that must equal those of earlier tables of the source."""
         raw, rejected = (
             Figure(table, "rows", "has {} rows")
             for table in (self.source.raw, self.source.rejected)
@@ -329,38 +324,39 @@ class SourceTable(Table):
 class Source:
     """Lines that land in folders `<landing>/<name>/arrival_date=YYYY-MM-DD/`.
 
-    Or in `hour=HH/` within these: the tables have a partition a day all the same.
+    Or in `hour=HH/` within these; the tables have a partition a day in both cases.
 
     A line is one version of something that has a key: an order, a visit. All versions stay in the
     raw log. On its event day each key counts once, in the greatest version that was logged within
-    the reprocessing window; the version is the later one of event and version time.
+    the reprocessing window; versions are ordered by the later one of event time and version time.
 
     Attributes:
         name: of the landing folder; the names of the tables end in it.
         lines: the pandera model of a line. Types: string, long, boolean, date, timestamp, decimal.
             A field that may be null is declared by `nullable`; a line without another one is
-            rejected. What is nested in a line is kept as JSON text in a string field. Its `Config`
-            may name columns of the staging that are watched for skew, see `tables.skews`.
-        key: the fields that name what a line is a version of.
-        event_time: the timestamp field that tells the event day, in the business time zone.
-        version_time: the timestamp field that tells when the source took this version.
-        amount: the decimal field whose sum is audited, and compared with what the source says it
-            sent; none if there is no such.
+            rejected. Nested values are stored as JSON text in a string field. Its `Config` may name
+            columns of the staging that are watched for skew, see `model_metadata.skews_of`.
+        key: the fields that identify the thing of which a line is a version.
+        event_time: the timestamp field with the event time; its day in the business time zone is
+            the event day.
+        version_time: the timestamp field with the time at which the source created this version.
+        amount: the decimal field whose sum is audited, and compared with the sum in a control file
+            of the source; None if there is none.
         start: the first day of the source; the deployment's, if not given.
         window_days: its reprocessing window; the deployment's, if not given.
-        late_lines: what becomes of its late lines, `correct` or `drop`; as the deployment says, if
-            not given.
+        late_lines: how its late lines are treated, `correct` or `drop`; the deployment's setting,
+            if not given.
         arrives_after: the usual number of days from the event day of a line to the folder that it
-            arrives in, such as 1 where the file of a day comes the next day. Lateness and the
-            reprocessing window count from then. The tables by event day are first published so many
-            days later.
+            arrives in, such as 1 if the file of a day comes the next day. Lateness and the
+            reprocessing window are counted from then. The tables by event day are first published
+            this many days later.
         hourly: whether its files lie in folders `hour=00` to `hour=23` within those of the days.
-            A day that lacks some is published with a warning that names them.
-        named: names of its assets, by role, where they differ from what follows from `name`.
-        declared_in: the module that declares it; the one that calls this, if not given.
+            A day without some of them is published with a warning that names them.
+        named: names of its assets by role, if they differ from those derived from `name`.
+        declared_in: the module that declares it; the calling module, if not given.
 
     Raises:
-        DeclarationError: a name is no field, or has another type.
+        DeclarationError: a name is not a field, or has another type.
     """
 
     name: str
@@ -497,7 +493,7 @@ class Source:
 
     @cached_property
     def late(self) -> SourceTable:
-        """The lines of the log that came after the window of their event day had closed."""
+        """The lines that were logged after the window of their event day had closed."""
         return self._build_table(
             Role.LATE,
             late_model(self.name, self.lines, self._total_columns),
@@ -510,7 +506,7 @@ class Source:
         """How late the lines of each log day were."""
 
         def lateness_inputs(policy: Policy) -> Inputs:
-            # With an offset in the mapping, the UI would ask for more days than the user did.
+            # With an offset in the mapping, the UI would request more days than the user did.
             window = last_days(self.under(policy).window_days + 1)
             return (
                 Dependency(self.rejected, SAME_DAY),
@@ -526,7 +522,7 @@ class Source:
 
     @property
     def page(self) -> str:
-        """The asset of the page with the figures of lateness."""
+        """The name of the asset of the page with the lateness figures."""
         return self._asset_name(Role.PAGE)
 
     def _asset_name(self, role: Role) -> str:
@@ -534,14 +530,14 @@ class Source:
 
     @property
     def overrides(self) -> dict[str, Any]:
-        """The settings of the deployment that are others for this source, by field."""
+        """The deployment's settings that this source overrides, by field."""
         values = {name: getattr(self, name) for name in ("start", "window_days", "late_lines")}
         return {name: value for name, value in values.items() if value is not None}
 
     def under(self, policy: Policy) -> Policy:
-        """The late-data policy of the source, where the deployment has this one.
+        """The late-data policy of the source, given the policy of the deployment.
 
-        Its window is in log days, so it begins with the days that all lines take.
+        Its window is counted in log days, so `arrives_after` is added to it.
         """
         changes = {"window_days": policy.window_days, **self.overrides}
         changes["window_days"] += self.arrives_after

@@ -1,7 +1,7 @@
-"""A table: its pandera model, what follows from that, and what it is made of.
+"""A table: its pandera model, its inputs, and all properties that follow from them.
 
-The one source for Spark types, Delta constraints, checks and UI metadata. No rule about a column
-belongs anywhere else; how a rule is evaluated is the business of `audit` and `check_descriptions`.
+It is the one source for Spark types, Delta constraints, checks and UI metadata: a rule about a
+column belongs here, its evaluation in `audit`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import dagster as dg
 import pandera.pyspark as pa
@@ -22,7 +22,6 @@ from pyspark.sql import DataFrame
 
 from backfill_assets.calendar.grain import Grain
 from backfill_assets.calendar.late_data import Policy
-from backfill_assets.calendar.partitions import from_ranges
 from backfill_assets.calendar.reach import Reach, RecordedReach
 from backfill_assets.tables.arguments import DeclarationError
 from backfill_assets.tables.columns import (
@@ -45,10 +44,6 @@ from backfill_assets.tables.model_metadata import (
 from backfill_assets.tables.rules import Forbidden, Rule, rules_in, wrong_totals
 from backfill_assets.tables.unpartitioned import UnpartitionedInput
 
-if TYPE_CHECKING:
-    from backfill_assets.delta.ledgers import Ledger
-    from backfill_assets.delta.records import CommitRecord
-
 
 class SchemaError(ValueError):
     """A frame does not have the columns and types of its table; nothing was written."""
@@ -58,16 +53,15 @@ class SchemaError(ValueError):
 class Dependency:
     """An input of a table.
 
-    A day of the table needs one day of the input to be published, see `Reach.needed`; whatever
-    else it reaches is read if it is there.
+    A day of the table needs the input days of `Reach.required_days` to be published; the other days
+    of the reach are read if they are published.
 
     Attributes:
-        source: the input; the table itself, if it reads days of its own.
-        reach: which days of it decide a day.
+        source: the input; the table itself, if it reads its own earlier days.
+        reach: which input days decide a day.
         recorded: the field of `records.CommitDetails` in which a commit of the input records the
-            days of the table that it changes; where it does not, all that it may change are meant.
-        launched: the reach that Dagster is told, where it is another: what a launch of the input's
-            days takes along, and no more.
+            days of the table that it changes; if a commit has none, all days of the reach change.
+        launched: the reach given to Dagster as the partition mapping, if it differs from `reach`.
     """
 
     source: Table
@@ -75,20 +69,9 @@ class Dependency:
     recorded: str = ""
     launched: Reach | None = None
 
-    def due_days(self, source: Ledger) -> Callable[[CommitRecord], Iterable[date]]:
-        """The days of the table that a commit of the input makes due."""
-
-        def days_due_by(record: CommitRecord) -> Iterable[date]:
-            ranges = getattr(record.details, self.recorded) if self.recorded else None
-            if ranges is not None:
-                return from_ranges(ranges)
-            return self.reach.changed_days(source.changed_days[record.version], source)
-
-        return days_due_by
-
 
 Inputs = tuple[Dependency, ...]
-#: By column of a table, the (table, column) pairs that it is made of.
+#: By column of a table, the (table, column) pairs that it is built from.
 Lineage = Mapping[str, Sequence[tuple[str, str]]]
 
 
@@ -96,7 +79,7 @@ def _no_inputs(_: Policy) -> Inputs:
     return ()
 
 
-#: Before the name of what a commit recorded of a day's inputs.
+#: The prefix of the name of a number that a commit recorded of a day's inputs.
 RECORDED = "recorded "
 
 
@@ -104,9 +87,8 @@ class Figure(NamedTuple):
     """A number of a day of a table.
 
     Attributes:
-        table: the table.
-        name: `rows`, one of its totals, or what a commit recorded, after `RECORDED`.
-        text: says it of the table, with `{}` for the number.
+        name: `rows`, a total, or a number recorded in the commit, with the prefix `RECORDED`.
+        text: what the table has, with `{}` for the number.
     """
 
     table: Table
@@ -123,32 +105,31 @@ class Equation(NamedTuple):
 
 @dataclass(frozen=True)
 class Table:
-    """The declaration of one table, and what follows from its pandera model.
+    """The declaration of one table, and the properties that follow from its pandera model.
 
     Attributes:
-        name: asset and folder name.
+        name: name of the asset and the folder.
         model: the pandera model.
-        modules: the modules that declare it, by their full names; see `code_version`.
+        modules: the full names of the modules that declare it; see `code_version`.
         depends_on: what else decides its rows: modules, and absolute paths of data files.
         decided_by: the settings that decide its rows, besides those that decide all tables, see
             `Settings.digest_of`.
-        inputs: what it is made of, under a late-data policy; nothing if it comes from the landing.
-        frozen: whether a check says so if a final day of it was changed by no person.
-        forbidden: which rows of a day may not be there beside others.
-        retired: the business day from which on nobody feeds it; none if that is not declared.
-        partition: name of the DATE column the table is partitioned by.
-        key: columns that are unique within a partition; empty where there is no natural key.
+        inputs: its inputs under a late-data policy; empty if it is loaded from the landing.
+        frozen: whether a check reports that a final day was changed other than by a person.
+        forbidden: checks for rows that must not be in a day beside others.
+        retired: the first business day on which it is no longer built; None if not declared.
+        partition: name of the DATE column that the table is partitioned by.
+        key: columns that are unique within a partition; empty if there is no natural key.
         totals: numeric columns whose daily sums are part of the audit.
-        notices: checks of what the inputs say of a day, beyond conservation, with their
-            descriptions; they hold a day back only if they say that it is an error.
-        rules: what must hold for each row over several columns, by name.
-        merges: whether a run may ask for its rows to be merged instead of replacing the days.
-        schema_version: which version of its columns the model is.
+        notices: further checks of a day against its inputs, with their descriptions; they block a
+            day only if their finding is an error.
+        rules: conditions on each row over several columns, by name.
+        merges: whether a run may merge its rows instead of replacing the days.
+        schema_version: the version of the model's columns.
 
     Raises:
-        DeclarationError: the model has no one DATE column that the table can be partitioned by, a
-            check of a column or a name in the metadata that means nothing, or a total that is no
-            DECIMAL or whole number.
+        DeclarationError: the model has no single DATE column to partition by, an unknown check of a
+            column or name in the metadata, or a total that is neither DECIMAL nor a whole number.
     """
 
     name: str
@@ -186,34 +167,35 @@ class Table:
         object.__setattr__(self, "schema_version", schema_version(metadata))
 
     def is_retired(self, today: date) -> bool:
-        """Whether nobody feeds it any more on a business day."""
+        """Whether it is no longer built on a business day."""
         return self.retired is not None and self.retired <= today
 
     @property
     def kind(self) -> str:
-        """Which code of this package makes its rows, see `code_version.ROWS_VERSION`."""
+        """The key of `code_version.ROWS_VERSION` for the code that computes its rows."""
         return "asset"
 
     @property
     def unpartitioned_inputs(self) -> Sequence[UnpartitionedInput]:
-        """What it is made of besides `inputs`: tables without days."""
+        """Its inputs without days, which `inputs` does not have."""
         return ()
 
     @property
     def grain(self) -> Grain:
-        """How far apart its partitions are."""
+        """Whether its partitions are days or weeks."""
         return Grain.DAILY
 
     @property
     def page_assets(self) -> tuple[str, ...]:
-        """The assets without days that are made anew with it."""
+        """The assets without partitions that are rebuilt with it."""
         return ()
 
     @property
     def layer_equations(self) -> list[Equation]:
-        """The numbers of a day that it must share with earlier layers.
+        """The numbers of a day that must equal those of earlier layers.
 
-        Staging has none: an event day's lines lie in many log days; `conservation` looks at that.
+        Staging has none: the lines of an event day are in many log days; the check `conservation`
+        compares them.
         """
         return []
 
@@ -224,7 +206,7 @@ class Table:
 
     @property
     def struct_type(self) -> T.StructType:
-        """The Spark type; pandera's own `to_structtype` calls every column nullable."""
+        """The Spark type; pandera's own `to_structtype` makes every column nullable."""
         return T.StructType(
             [T.StructField(n, c.dtype.type, bool(c.nullable)) for n, c in self.columns.items()]
         )
@@ -237,7 +219,7 @@ class Table:
 
     @property
     def null_bounds(self) -> Mapping[str, NullBounds]:
-        """The null-rate bounds of the columns that may be null."""
+        """The bounds on the share of nulls, by nullable column."""
         return {
             name: nullable_bounds(column)
             for name, column in self.columns.items()
@@ -246,14 +228,14 @@ class Table:
 
     @property
     def check_constraints(self) -> Mapping[str, str]:
-        """What must hold for each row, as SQL by name, for Delta CHECK constraints."""
+        """The conditions on each row as SQL, by the name of the Delta CHECK constraint."""
         bounds = [sql_conditions(name, column) for name, column in self.columns.items()]
         rules = {name: rule.condition for name, rule in self.rules.items()}
         return {name: rule for by_name in [*bounds, rules] for name, rule in by_name.items()}
 
     @property
     def check_descriptions(self) -> Mapping[str, str]:
-        """Which checks exist for this table, with their descriptions."""
+        """The asset checks of this table, with their descriptions."""
         descriptions = {
             "row_count": "The day's rows, against the days before it.",
             "nulls": "No null in a required column, and bounded shares of nulls in the others.",
@@ -267,7 +249,7 @@ class Table:
 
     @property
     def column_schema(self) -> dg.TableSchema:
-        """The columns as Dagster's UI shows them, constraints included."""
+        """The columns and constraints as Dagster's UI shows them."""
         return dg.TableSchema(
             columns=[
                 dg.TableColumn(
@@ -295,13 +277,12 @@ class Table:
         """The frame with its columns in the table's order.
 
         Raises:
-            SchemaError: a column is missing, unknown or of another type. Found from the schema
-                alone; no Spark job runs.
+            SchemaError: a column is missing, unknown or of another type; found without a Spark job.
         """
         missing = [name for name in self.columns if name not in frame.columns]
         unknown = [name for name in frame.columns if name not in self.columns]
         if missing or unknown:
-            # Pandera's own words have a row of the data in them.
+            # Pandera's own message would contain a row of the data.
             differences = {"lacks": missing, "has besides": unknown}
             problems = [
                 f"{verb} {', '.join(names)}" for verb, names in differences.items() if names
@@ -311,7 +292,7 @@ class Table:
                 f"{', '.join(self.columns)}. Nothing was written; the table is as it was."
             )
         with config_context(validation_depth=ValidationDepth.SCHEMA_ONLY):
-            # Of a column in place of a decimal pandera asserts that it is one; so types come first.
+            # Types first: pandera fails with an assertion if a decimal column has another type.
             wrong = self._wrong_types(frame)
             checked = self._types_only_schema(without=wrong).validate(frame.drop(*wrong))
         problems = [
@@ -330,10 +311,7 @@ class Table:
         return with_defaults(frame.select(*self.columns), self.partition, self.columns)
 
     def with_current_columns(self, frame: DataFrame) -> DataFrame:
-        """Rows as they were written, in the table's columns of now.
-
-        A frame from before a schema change is read under it; see `schemas.convert_columns`.
-        """
+        """Rows that were written before a schema change, see `columns.convert_columns`."""
         return convert_columns(frame, self.partition, self.columns)
 
     def _wrong_types(self, frame: DataFrame) -> dict[str, str]:
@@ -345,7 +323,7 @@ class Table:
         }
 
     def _types_only_schema(self, without: Iterable[str] = ()) -> Any:
-        """The model's names and types alone: for each rule on values pandera would run a job."""
+        """The model's names and types alone: for rules on values pandera would run Spark jobs."""
         schema = copy.deepcopy(self.model.to_schema())
         for name in without:
             del schema.columns[name]
@@ -355,5 +333,20 @@ class Table:
 
 
 def decided_by(tables: Iterable[Table]) -> tuple[str, ...]:
-    """The settings that decide some tables, and so all that is made of them alone."""
+    """The settings that decide the rows of any of the tables."""
     return tuple(dict.fromkeys(name for table in tables for name in table.decided_by))
+
+
+def wrong_names(table: Table) -> list[str]:
+    """Why rules and checks cannot have their names, one sentence each."""
+    bounds = {n for name, column in table.columns.items() for n in sql_conditions(name, column)}
+    others = {"row_count", "nulls", "conservation", "unique_key", *table.notices}
+    return [
+        f"a {kind} cannot be named {name!r}: a name has letters, digits and _, and is that of one"
+        for kind, names, reserved in (
+            ("rule", [*table.rules], bounds),
+            ("check", [check.name for check in table.forbidden], others),
+        )
+        for name in dict.fromkeys(names)
+        if not name.isidentifier() or name in reserved or names.count(name) > 1
+    ]

@@ -1,4 +1,4 @@
-"""`table` and `version_of`: a table declared by a function, whose parameters are its inputs."""
+"""`table` and `version_of`: declare a table by a function whose parameters are its inputs."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ from backfill_assets.tables.arguments import (
 )
 from backfill_assets.tables.derived import SELF, Conserved, Derived, Published, Reads, Transform
 from backfill_assets.tables.model_metadata import is_model, suggest_name, wrong_drifts, wrong_skews
-from backfill_assets.tables.rules import Forbidden, wrong_names
+from backfill_assets.tables.rules import Forbidden
 from backfill_assets.tables.sources import Role, Source, SourceTable
-from backfill_assets.tables.table import Lineage, Table
+from backfill_assets.tables.table import Lineage, Table, wrong_names
 from backfill_assets.tables.unpartitioned import Answers, Lookup, Unpartitioned, UnpartitionedInput
 
-#: What a parameter may be annotated with.
+#: The annotations that a parameter may have.
 _ANNOTATIONS = (Reads, Unpartitioned, Published, Answers)
 
 
 class FunctionInputs(NamedTuple):
-    """The inputs of a function by parameter, each kind by itself."""
+    """The inputs of a function by parameter, grouped by kind."""
 
     reads: dict[str, Reads]
     unpartitioned: dict[str, Unpartitioned]
@@ -48,12 +48,12 @@ class FunctionInputs(NamedTuple):
 
     @property
     def request_modules(self) -> list[str]:
-        """The modules of the functions that make requests."""
+        """The modules of the functions that build the requests to lookups."""
         return [answers.of.__module__ for answers in self.answers.values()]
 
 
 def inputs_of(function: Transform) -> FunctionInputs:
-    """The inputs of a function, as its parameters are annotated."""
+    """The inputs of a function, from its parameters' annotations."""
     try:
         hints: Mapping[str, Any] = get_type_hints(function, include_extras=True)
     except (NameError, TypeError, ValueError, AttributeError) as error:
@@ -97,7 +97,7 @@ def inputs_of(function: Transform) -> FunctionInputs:
 
 
 def _input_arguments(annotation: Any) -> list[Argument]:
-    """What an annotation of a parameter is made of."""
+    """The arguments of an annotation, to be checked."""
     if isinstance(annotation, Unpartitioned):
         return [Argument("the name", annotation.name, is_text, "a name")]
     if isinstance(annotation, Answers):
@@ -128,7 +128,7 @@ def _input_arguments(annotation: Any) -> list[Argument]:
 
 
 def _check_state(name: str, reads: Mapping[str, Reads]) -> None:
-    """Refuse what a table that is made of its own day before cannot be made of."""
+    """Raise if a table that reads its own previous day has an input that it cannot have."""
     for parameter, read in reads.items():
         if read.table is SELF and read.reach != PREVIOUS_DAY:
             raise DeclarationError(
@@ -143,7 +143,7 @@ def _check_state(name: str, reads: Mapping[str, Reads]) -> None:
 
 
 def _check_days(name: str, reads: Mapping[str, Reads], published: Mapping[str, Published]) -> None:
-    """Refuse what no day can be made of."""
+    """Raise if a parameter asks for days that its table cannot provide."""
     for parameter, read in reads.items():
         log = isinstance(read.table, SourceTable) and read.table.role is Role.LOG
         if read.as_known and (not log or read.reach.after):
@@ -164,7 +164,7 @@ def _check_days(name: str, reads: Mapping[str, Reads], published: Mapping[str, P
             )
 
 
-#: A column is told by its table and its name.
+#: The length of a (table, column) pair.
 _PAIR = 2
 
 
@@ -178,7 +178,7 @@ def table(
     retired: date | None = None,
     depends_on: Sequence[str | Path] = (),
 ) -> Callable[[Transform], Derived]:
-    """Declare the table that a function makes; it is named like the function.
+    """Declare a table that a function computes; it has the name of the function.
 
     Each parameter is an input, annotated with the table and its reach::
 
@@ -190,26 +190,26 @@ def table(
                 F.sum("amount").alias("spend")
             )
 
-    The function gets all rows that decide some days, with the column `for_day`: the day of the
-    table that a row counts for. It gives the rows of these days. It reads no clock and no table.
-    That of an `Unpartitioned` has all rows; that of a `Published`, which days are there; that of
-    `Answers`, what a service says.
+    The function gets all rows that decide the days to compute. Their column `for_day` is the day of
+    the table for which a row counts. The function returns the rows of these days. It reads no clock
+    and no table. An `Unpartitioned` parameter holds all rows of its table, a `Published` one the
+    days that are published, and an `Answers` one the answers of a service.
 
     Args:
         model: the columns. `Config.metadata` has `partition`, the name of the DATE column of the
-            day; and, where there are such, `key`, `totals`, `rules` and `drift`.
-        checks: what must be conserved between the inputs and a day; and which rows of a day may
-            not be there beside others, see `forbids`.
+            day; and, if needed, `key`, `totals`, `rules` and `drift`.
+        checks: totals that must be conserved between the inputs and a day (`conserves`), and rows
+            that must not be in a day (`forbids`).
         group: the asset group in the UI.
-        frozen: whether a check says so if a final day was changed by no person.
-        lineage: for the UI, by column of the table, the (table, column) pairs it is made of.
-        retired: the business day from which on nobody feeds it, see `version_of`.
-        depends_on: what decides the rows and cannot be seen from the imports of the module. The
-            name of a module: its source counts for the code version, or, if it is installed, the
-            version of its distribution. A `Path`, from the folder of the module: a data file.
+        frozen: whether a check reports that a final day was changed other than by a person.
+        lineage: for the UI, by column of the table, the (table, column) pairs it is built from.
+        retired: the first business day on which the table is no longer built, see `version_of`.
+        depends_on: what decides the rows but is not visible in the imports of the module. The name
+            of a module: its source counts for the code version, or, if it is installed, the
+            version of its distribution. A `Path`, relative to the module's folder: a data file.
 
     Raises:
-        DeclarationError: a parameter has neither, or something is named that is not there.
+        DeclarationError: a parameter has no such annotation, or a name does not exist.
     """
     check_arguments("@table", [_model_argument(model)])
     return partial(
@@ -234,26 +234,26 @@ def version_of(
     retired: date | None = None,
     depends_on: Sequence[str | Path] | None = None,
 ) -> Callable[[Transform], Derived]:
-    """Declare another version of a table, made by another function; it is named like the function.
+    """Declare another version of a table, computed by another function and named like it.
 
-    Both are tables: each has its days, its code version and its readers, and is fed until it is
-    retired. What is not given is as the other declares it::
+    Both are tables: each has its own days, code version and readers, and is built until it is
+    retired. Arguments that are not given are those of the other version::
 
         @version_of(features, 2)
         def features_v2(orders: Annotated[DataFrame, Reads(...)]) -> DataFrame: ...
 
     Args:
         other: a version of the table.
-        number: of the version that is declared.
-        model: the columns, if they are others.
-        checks: as of `table`, if they are others.
-        lineage: as of `table`, if it is another.
-        retired: the business day from which on nobody feeds it.
-        depends_on: as of `table`, if it is another.
+        number: the number of the new version.
+        model: the columns.
+        checks: see `table`.
+        lineage: see `table`.
+        retired: the first business day on which the new version is no longer built.
+        depends_on: see `table`.
 
     Raises:
         DeclarationError: as `table`; the number is not above that of the other version; or the
-            function stands in the module of the other one, so that the code of both would be one.
+            function is in the module of the other one, so that both would have the same code.
     """
     check_arguments(
         "@version_of",
@@ -307,7 +307,7 @@ def _table_arguments(
     retired: object,
     dependencies: object,
 ) -> list[Argument]:
-    """What a table is given besides its model and its function."""
+    """The arguments of a table besides its model and its function, to be checked."""
 
     def is_check(value: object) -> bool:
         return isinstance(value, Conserved | Forbidden)
@@ -355,7 +355,6 @@ def _declare_table(
     depends_on: Sequence[str | Path],
     **version: Any,
 ) -> Derived:
-    """The table that a function makes."""
     name = getattr(function, "__name__", "")
     if not inspect.isfunction(function):
         raise DeclarationError(
@@ -385,14 +384,14 @@ def _declare_table(
 
 
 def _resolve_dependency(dependency: str | Path, function: Transform) -> str | Path:
-    """A module as it is; a data file from the folder of the function's module."""
+    """A module name unchanged; a data file relative to the folder of the function's module."""
     if isinstance(dependency, str):
         return dependency
     return Path(inspect.getfile(function)).resolve().parent / dependency
 
 
 def _check_table(derived: Derived) -> Derived:
-    """The same; refused if it names what is not there."""
+    """The table itself; raise if it names a parameter, column or total that does not exist."""
     for check in derived.conserved:
         if check.parameter not in derived.reads:
             raise DeclarationError(
@@ -429,7 +428,7 @@ def _check_table(derived: Derived) -> Derived:
 
 
 def _check_answers(derived: Derived) -> None:
-    """Refuse requests that are made of nothing, and pools that a step cannot have."""
+    """Raise if requests are built from no rows, or if the lookups need several pools."""
     rows = [*derived.inputs_by_day, *derived.unpartitioned]
     for parameter, answers in derived.answers.items():
         if not answers.parameters or not {*answers.parameters} <= {*rows}:
@@ -445,7 +444,7 @@ def _check_answers(derived: Derived) -> None:
 
 
 def _check_weeks(derived: Derived) -> None:
-    """Refuse what has no week, or more than one, in a table by week."""
+    """Raise if an input of a weekly table does not cover exactly one week."""
     if derived.grain is Grain.DAILY:
         return
     for parameter, read in derived.inputs_by_day.items():

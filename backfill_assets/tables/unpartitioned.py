@@ -19,34 +19,33 @@ from backfill_assets.tables.arguments import DeclarationError
 
 
 class UnpartitionedInput(Protocol):
-    """A Delta table without days that a table is made of.
+    """A Delta table without days that a table is built from.
 
     Attributes:
-        grows: whether rows that are added change no day that is there: each day is made of rows
-            that it asked for, and these stay as they are. Where it does not, other rows are
-            another input.
+        grows: whether added rows change no published day: each day is built only from the rows that
+            it requested, and these do not change. If it is false, other rows are a changed input.
     """
 
     grows: ClassVar[bool]
 
     @property
     def name(self) -> str:
-        """What it is called in the UI, in reasons and in messages."""
+        """Its name in the UI, in reasons and in messages."""
 
     def place(self, warehouse: str) -> str:
-        """Where it lies, in a deployment with this warehouse."""
+        """Its location, in a deployment with this warehouse."""
 
 
 @dataclass(frozen=True)
 class Unpartitioned:
     """A Delta table that has no days; the annotation of a parameter that holds all of its rows.
 
-    Every day is made of the version that is there when it is computed. Whoever changes rows of it
-    makes all days due: open days are built again, final ones wait for a person.
+    Every day is built from the version that is current when it is computed. A change of its rows
+    makes all days due: open days are rebuilt, final ones wait for a person.
 
     Attributes:
-        name: what it is called in the UI, in reasons and in messages.
-        url: where it lies, as Spark reads it; in the warehouse under its name, if not given.
+        name: its name in the UI, in reasons and in messages.
+        url: its location, as Spark reads it; in the warehouse under its name, if not given.
 
     Raises:
         ValueError: the URL is of a store other than S3, or has a password.
@@ -60,13 +59,13 @@ class Unpartitioned:
         object.__setattr__(self, "url", normalize_location(self.url))
 
     def place(self, warehouse: str) -> str:
-        """Where it lies, in a deployment with this warehouse."""
+        """Its location, in a deployment with this warehouse."""
         return self.url or f"{warehouse}/{self.name}"
 
 
-#: The column that says when an answer came.
+#: The column with the time of an answer.
 ANSWERED_AT = "answered_at"
-#: The types that a column may have.
+#: The types that a column of request or answer may have.
 _TYPES = (
     *(T.StringType, T.LongType, T.BooleanType, T.DateType, T.TimestampType, T.DecimalType),
     T.DoubleType,
@@ -75,25 +74,25 @@ _SECONDS = {"second": 1, "minute": 60, "hour": 3600, "day": 86400}
 
 
 def requests_figure(name: str) -> str:
-    """The figure of a day that says how many requests to a lookup it made, by its name."""
+    """The name of a day's figure for the number of requests to a lookup."""
     return f"requests to {name}"
 
 
 def calls_figure(name: str) -> str:
-    """The figure of a day that says how many calls of a lookup it took, by its name."""
+    """The name of a day's figure for the number of HTTP calls of a lookup."""
     return f"calls of {name}"
 
 
 @dataclass(frozen=True)
 class Quota:
-    """So many calls a second, minute, hour or day, in any such time."""
+    """At most so many calls in any second, minute, hour or day."""
 
     calls: int
     per: Literal["second", "minute", "hour", "day"]
 
     @property
     def seconds(self) -> int:
-        """The time that it is for, in seconds."""
+        """The length of the period, in seconds."""
         return _SECONDS[self.per]
 
     def __str__(self) -> str:
@@ -104,7 +103,7 @@ def _is_in(value: Any, allowed: Any) -> bool:
     return bool(value in allowed)
 
 
-#: By name of a check of pandera's: its parameter, how it is said, and whether a value passes.
+#: By pandera check: its parameter, its sign in messages, and whether a value passes.
 ANSWER_CHECKS: Mapping[str, tuple[str, str, Callable[[Any, Any], bool]]] = {
     "greater_than_or_equal_to": ("min_value", ">=", lambda value, bound: value >= bound),
     "greater_than": ("min_value", ">", lambda value, bound: value > bound),
@@ -117,35 +116,37 @@ ANSWER_CHECKS: Mapping[str, tuple[str, str, Callable[[Any, Any], bool]]] = {
 
 @dataclass(frozen=True)
 class Lookup:
-    """An HTTP service that answers requests, and takes so many of them in a time.
+    """An HTTP service that answers requests, with a limit on calls per time.
 
-    A request is a GET, and its answer a JSON object. What was answered once is kept in a Delta
-    table of the lookup's name in the warehouse, and never asked again.
+    A request is a GET, and its answer a JSON object. Each answer is stored in a Delta table of the
+    lookup's name in the warehouse, and the same request is never sent again.
 
     Attributes:
-        name: of the table, and what it is called in messages.
+        name: of the table of answers and in messages.
         model: the pandera model of the columns of request and answer. An answer that breaks it is
-            not kept. Columns may be bounded by `ge`, `gt`, `le`, `lt`, `isin` and `str_matches`.
-        request: the columns that a request is made of; the others are the answer.
-        path: what follows the URL, with request columns in braces, as `/rates/{day}/{currency}`.
+            not stored. Columns may be bounded by `ge`, `gt`, `le`, `lt`, `isin` and `str_matches`.
+        request: the columns that make up a request; the others are the answer.
+        path: the part after the URL, with request columns in braces, as `/rates/{day}/{currency}`.
         url: the environment variable that has the URL of the service.
-        quota: what the service allows; several may hold at once.
+        quota: the limits of the service; several may hold at once.
         secret: the environment variable that has the secret of the service. If it is not set, the
-            variable of that name and `_FILE` names a file that has it. None if it needs none.
+            variable of that name and `_FILE` names a file that has it. Empty if it needs none.
         header: the header that the secret is sent in, and its value with `{}` for the secret.
-        read: gives the answer's columns by name, from the JSON; as they are in it, if not given.
-        none_at: statuses by which the service says that it knows of no answer, as 404. That is
-            kept too, with nulls.
-        reserve: the share of the quota (0 to 1) that backfills, and whatever else a person
+        read: returns the answer's columns by name, from the JSON; the JSON object itself, if not
+            given.
+        none_at: statuses that mean that the service has no answer, as 404. They are stored too,
+            with nulls.
+        reserve: the share of the quota (0 to 1) that backfills, and all other runs that a person
             launches, leave for runs of the schedule and the sensors.
-        pool: Dagster's pool of the steps that ask; the lookup's name, if not given.
-        connections: at most so many requests of a step are under way at once.
+        pool: Dagster's pool of the steps that call it; the lookup's name, if not given.
+        connections: the most requests of a step that are open at once.
         timeout: seconds to wait for an answer.
-        tries: so often a request is tried before it counts as unanswered.
-        patience: seconds that a step waits for the quota, or as `Retry-After` asks, at a time.
+        tries: how often a request is tried before it counts as unanswered.
+        patience: the most seconds that a step waits at a time, for the quota or because of
+            `Retry-After`.
 
     Raises:
-        DeclarationError: it is not possible; the message says why.
+        DeclarationError: the declaration is wrong; the message says why.
     """
 
     name: str
@@ -172,7 +173,7 @@ class Lookup:
             raise DeclarationError(f"lookup {self.name}: {problem}")
 
     def _find_problem(self) -> str:
-        """Why it is not possible; empty if it is."""
+        """Why the declaration is wrong; empty if it is not."""
         path_columns = {
             name for _, name, _, _ in string.Formatter().parse(self.path) if name is not None
         }
@@ -237,7 +238,7 @@ class Lookup:
 
     @property
     def quotas(self) -> Sequence[Quota]:
-        """What the service allows, the shortest time first."""
+        """The limits of the service, the shortest period first."""
         limits = [self.quota] if isinstance(self.quota, Quota) else self.quota
         return sorted(limits, key=lambda quota: quota.seconds)
 
@@ -250,29 +251,28 @@ class Lookup:
         return 1.0 if live else 1.0 - self.reserve
 
     def seconds_for(self, calls: int, *, live: bool = False) -> float:
-        """How many seconds the quota makes calls take, if nobody else calls."""
+        """The seconds that calls take because of the quota, if no other run calls."""
         share = self.share(live=live)
         return max(
             calls * quota.seconds / max(1, int(quota.calls * share)) for quota in self.quotas
         )
 
     def place(self, warehouse: str) -> str:
-        """Where the answers are kept, in a deployment with this warehouse."""
+        """The location of the table of answers, in a deployment with this warehouse."""
         return f"{warehouse}/{self.name}"
 
 
 @dataclass(frozen=True)
 class Answers:
-    """What a lookup answers; the annotation of a parameter.
+    """The answers of a lookup; the annotation of a parameter.
 
     The parameter holds, with the column `for_day`, the requests of each day with their answers,
-    and `answered_at`, when an answer came.
+    and `answered_at`, the time of the answer.
 
     Attributes:
-        lookup: the lookup.
-        of: gives the requests: a function of other parameters, by their names, to a frame with
-            `for_day` and the columns of a request. Rows that are there again, or have a null in a
-            request, ask nothing.
+        of: builds the requests: a function of other parameters, by their names, that returns a
+            frame with `for_day` and the columns of a request. Repeated rows, and rows with a null
+            in a request, cause no call.
     """
 
     lookup: Lookup
@@ -280,5 +280,5 @@ class Answers:
 
     @property
     def parameters(self) -> Sequence[str]:
-        """The parameters that the requests are made of."""
+        """The parameters that the requests are built from."""
         return [*inspect.signature(self.of).parameters]

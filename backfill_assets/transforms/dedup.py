@@ -1,7 +1,7 @@
-"""Deduplication: which version of a key counts on which day.
+"""Deduplication: which version of a key counts on which event day.
 
-The rule of DESIGN: a version of a key with event day D counts iff it was logged by D + W and no
-greater version of the same key was logged by D + W.
+A version of a key with event day D counts if and only if it was logged by D + W, and no greater
+version of the same key was logged by D + W; W is the reprocessing window in days.
 """
 
 from decimal import Decimal
@@ -16,8 +16,8 @@ from backfill_assets.calendar.reach import Reach
 from backfill_assets.tables.derived import FOR_DAY
 from backfill_assets.tables.sources import Source
 
-#: Of the rows of `rank_in_window` and `rank_all`: whether they do not count. No field has a name
-#: like this.
+#: The column of `rank_in_window` and `rank_all` that is true for rows that do not count. No field
+#: of a source may have such a name.
 SUPERSEDED = "_superseded"
 
 
@@ -27,15 +27,15 @@ def business_day(moment: Column, timezone: str) -> Column:
 
 
 def line_amount(source: Source) -> Column:
-    """What a line is worth: zero if its source has no amount."""
+    """The amount of a line; zero if its source has no amount."""
     return F.col(source.amount) if source.amount else F.lit(Decimal("0.00"))
 
 
 def greatest_first(source: Source, *partition: str) -> WindowSpec:
-    """Versions in descending order: of a key in one log, the first is the one that counts.
+    """Versions in descending order: the first one of a key counts.
 
-    The fields that are neither key nor time come last, and of them the last one first: they only
-    make sure that the same lines are always in the same order.
+    The fields that are neither key nor time come last, in reverse order; they only make the order
+    of the same lines deterministic.
     """
     times = (source.event_time, source.version_time)
     others = [name for name in source.fields if name not in (*source.key, *times)]
@@ -47,9 +47,9 @@ def greatest_first(source: Source, *partition: str) -> WindowSpec:
 
 
 def is_superseded(versions: WindowSpec, window_days: int) -> Column:
-    """Whether a greater version was logged while the row's event day was open.
+    """Whether a greater version was logged while the window of the row's event day was open.
 
-    Of the greater versions, the one that was logged first tells whether any came in time.
+    The earliest log day of the greater versions decides whether any of them came in time.
     """
     greater = versions.rowsBetween(SqlWindow.unboundedPreceding, -1)
     days_until = F.datediff(F.min("log_date").over(greater), F.col("event_date"))
@@ -64,19 +64,19 @@ def within_window(window_days: int) -> Column:
 def is_latest(versions: WindowSpec, window_days: int, *, corrects: bool) -> Column:
     """Whether a version is the one that counts with everything known now.
 
-    The greatest version of a key, whenever it was logged. Where late lines are dropped, they are
-    as if they had never come, but for one thing: a key that such a line moved away from a day
-    which was still open is gone from that day, as it is in staging.
+    It is the greatest version of a key, whenever it was logged. If late lines are dropped, they are
+    ignored, with one exception: a key that a late line moved away from a day that was still open
+    is removed from that day, as in staging.
 
     Args:
-        versions: all known versions of a key, as `greatest_first` has them.
+        versions: all known versions of a key, in the order of `greatest_first`.
         window_days: the reprocessing window W.
         corrects: whether late lines count.
     """
     if corrects:
         return F.row_number().over(versions) == 1
     greater = versions.rowsBetween(SqlWindow.unboundedPreceding, -1)
-    # A version in time for its own day counts against all others, whenever it came.
+    # A version that was in time for its own day supersedes others, whenever it was logged.
     since = F.when(within_window(window_days), F.lit("0001-01-01").cast("date")).otherwise(
         F.col("log_date")
     )
@@ -85,21 +85,21 @@ def is_latest(versions: WindowSpec, window_days: int, *, corrects: bool) -> Colu
 
 
 def with_event_day(raw: DataFrame, source: Source, timezone: str) -> DataFrame:
-    """The raw log with the business day that each line tells of, `event_date`."""
+    """The raw log with the column `event_date`, the business day of the event."""
     return raw.withColumn("event_date", business_day(F.col(source.event_time), timezone))
 
 
 def rank_in_window(raw: DataFrame, source: Source, window: Window, window_days: int) -> DataFrame:
-    """The rows in time of the window's event days, each with whether it is `SUPERSEDED`.
+    """The rows in time for the window's event days, with the flag `SUPERSEDED`.
+
+    Each day of a range is decided only by the log days of its own window.
 
     Args:
-        raw: `with_event_day` of the log days `window.start` to `window.end + window_days`. All of
-            them take part, as a greater version may tell of a day outside the window.
+        raw: `with_event_day` of the log days `window.start` to `window.end + window_days`. All are
+            needed, as a greater version may have an event day outside the window.
         source: of the log.
         window: the event days to stage.
         window_days: the reprocessing window W.
-
-    A range decides each day by what that day alone would have seen.
     """
     versions = greatest_first(source, *source.key)
     return (
@@ -113,7 +113,7 @@ def rank_in_window(raw: DataFrame, source: Source, window: Window, window_days: 
 def rank_all(
     raw: DataFrame, source: Source, window: Window, window_days: int, *, corrects: bool
 ) -> DataFrame:
-    """As `rank_in_window`, with everything known now: an endless window.
+    """As `rank_in_window`, with everything known now, as if the window had no end.
 
     Args:
         raw: `with_event_day` of all log days with lines of the keys of the window's days.
@@ -134,18 +134,18 @@ def rank_all(
 
 
 def as_known(raw: DataFrame, source: Source, reach: Reach, days: Window) -> DataFrame:
-    """Each key as it was known at the end of each of some days: nothing that was logged later.
+    """Each key as it was known at the end of each day, without lines that were logged later.
 
     Args:
         raw: `with_event_day` of the log days that `reach` reads. No earlier one has a greater
-            version of what they tell of, as no line is logged before the day of its version time.
+            version, as no line is logged before the day of its version time.
         source: of the log.
         reach: the event days that count for a day; the last of them is the day itself.
-        days: the days.
+        days: the days to compute.
 
     Returns:
-        The columns of staging and `for_day`: a row for each key and day on which the version that
-        was the greatest one then tells of a day that counts. `log_date` is never after `for_day`.
+        The columns of staging and `for_day`: a row for each key and day on which the then greatest
+        version has an event day that counts. `log_date` is never after `for_day`.
     """
     greater = greatest_first(source, *source.key).rowsBetween(SqlWindow.unboundedPreceding, -1)
     superseded_on = F.min("log_date").over(greater)
@@ -160,5 +160,5 @@ def as_known(raw: DataFrame, source: Source, reach: Reach, days: Window) -> Data
 
 
 def staged(rows: DataFrame, source: Source) -> DataFrame:
-    """The rows of `rank_in_window`, or of `rank_all`, that count."""
+    """The rows of `rank_in_window` or `rank_all` that count."""
     return rows.where(~F.col(SUPERSEDED)).select(*source.staged.columns)

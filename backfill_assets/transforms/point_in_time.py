@@ -1,7 +1,7 @@
-"""Joins by time and by key, and histories of versions (SCD 2).
+"""Point-in-time transforms: as-of joins, histories of versions (SCD 2), and salted joins.
 
-A history is a table that carries state: a day of it has all changes that the log knew at its end,
-each in its latest version. So the day before and the changes of a day suffice for it.
+A history is a table that carries state: each of its days has all changes that were logged by then,
+each in its latest version. So a day is computed from the day before and its own changes.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from pyspark.sql.window import Window, WindowSpec
 from backfill_assets.tables.derived import FOR_DAY
 from backfill_assets.tables.rules import Forbidden, Rule, forbids
 
-#: No column of a table has a name like these.
+#: Temporary columns; no column of a table has such a name.
 _HASH, _SALT, _HOT = "_key_hash", "_salt", "_hot"
-#: Types whose values are equal if and only if their hashes are, but for chance.
+#: Types whose values are equal if and only if their hashes are, except for collisions.
 _HASHED = (T.IntegralType, T.DecimalType, T.BooleanType, T.BinaryType, T.DateType, T.TimestampType)
 
 
@@ -35,14 +35,14 @@ def spread_join(
 ) -> DataFrame:
     """The join of two frames by their key, with the rows of a hot key in several tasks.
 
-    Its rows are those of `rows.join(other, key, how)`. Spark brings all rows of a key into one
+    Its rows are those of `rows.join(other, key, how)`. Spark moves all rows of a key into one
     task, and all rows without a key as well. Here, each row of a hot key gets a number below
-    `tasks`, and what the other frame has of these keys is there once for each number. Rows without
-    a key match nothing: they get a number too.
+    `tasks`, and the other frame's rows of this key are repeated for each number. Rows without a
+    key match nothing: they get a number too.
 
-    Which keys are hot is counted by Spark when the join runs. So `rows` are read once more, and
-    must be the same each time, or a row may miss its match. Use it for joins that were measured to
-    wait for one task. Of a hot key, the other frame should have few rows.
+    Spark counts the rows by key when the join runs, to find the hot keys. So `rows` are read twice,
+    and must be the same each time, or a row may miss its match. Use it for joins of which
+    measurements show that they wait for one task. The other frame should have few rows per hot key.
 
     Args:
         rows: the frame with the hot keys.
@@ -50,7 +50,7 @@ def spread_join(
         key: columns that both have, of the same types.
         how: the join.
         hot: share of the rows with a key (0 to 1) beyond which a key is hot.
-        tasks: over how many tasks the rows of a hot key are spread.
+        tasks: number of tasks over which the rows of a hot key are spread.
 
     Raises:
         ValueError: a column of the key is missing, or of types that are not spread.
@@ -74,7 +74,7 @@ def spread_join(
 
 
 def _hot_keys(hashes: DataFrame, hot: float) -> DataFrame:
-    """The hashes of the hot keys, with true; counted exactly, so that each look finds the same."""
+    """The hashes of the hot keys, with true; exact counts, so that each run finds the same keys."""
     counts = hashes.groupBy(_HASH).agg(F.count(F.lit(1)).alias("rows"))
     total = F.broadcast(counts.agg(F.sum("rows").alias("total")))
     hot_hashes = counts.crossJoin(total).where(F.col("rows") > F.col("total") * hot)
@@ -82,14 +82,14 @@ def _hot_keys(hashes: DataFrame, hot: float) -> DataFrame:
 
 
 def _hashable_columns(frame: DataFrame) -> list[str]:
-    """The columns that have a hash; maps, and what holds some, have none."""
+    """The columns that Spark can hash; maps, and types that contain one, have no hash."""
     return [
         field.name for field in frame.schema.fields if "map<" not in field.dataType.simpleString()
     ]
 
 
 def _check_key(rows: DataFrame, other: DataFrame, keys: Sequence[str]) -> None:
-    """Refuse a key whose hash may differ although it is equal."""
+    """Raise if a column of the key is missing, or equal values may have different hashes."""
     for frame_name, frame in (("rows", rows), ("other", other)):
         if missing := sorted({*keys} - {*frame.columns}):
             raise ValueError(f"spread_join: {frame_name} has no column {', '.join(missing)}")
@@ -104,7 +104,7 @@ def _check_key(rows: DataFrame, other: DataFrame, keys: Sequence[str]) -> None:
             raise ValueError(f"spread_join: {name} is {kind.simpleString()}, which is not spread")
 
 
-#: No column of a table has a name like this.
+#: Temporary columns; no column of a table has such a name.
 _VERSIONS, _VERSION = "_versions", "_version"
 
 
@@ -119,35 +119,35 @@ def as_of(
     cutoff: str | Column,
     hot: float | None = None,
 ) -> DataFrame:
-    """Rows, each with the version of its key that held at its moment, as far as it was known.
+    """Rows, each with the version of its key that was valid at its moment, as far as it was known.
 
-    Of the versions with `valid_from <= at` and `known <= cutoff`, the one with the latest
-    `valid_from` is taken; of several, the one that became known last; of several, the greatest in
-    its other columns. A version holds until the next one begins: what ends is a version too, such
-    as one that says `is_deleted`.
+    Of the versions with `valid_from <= at` and `known <= cutoff`, it is the one with the latest
+    `valid_from`; of several, the one that became known last; of several, the greatest in its other
+    columns. A version is valid until the next one begins: an end is a version too, such as one
+    with `is_deleted`.
 
-    The cutoff has no default: what was written after the moment of a row is not to be in it, unless
-    somebody says so. Let `cutoff` be `at` for what was known at that moment.
+    The cutoff has no default: data written after the moment of a row must not be used unless this
+    is chosen explicitly. Let `cutoff` be `at` for what was known at that moment.
 
-    Each row stays once. Without such a version, and where the key is null, it has nulls. Both
-    frames are shuffled once, by the key. The versions of a key stand in one row of Spark: these may
-    be thousands, and not millions.
+    Each row occurs once. Without such a version, or with a null key, it has nulls. Both frames are
+    shuffled once, by the key. All versions of a key are in one row of Spark: these may be
+    thousands, but not millions.
 
     Args:
         rows: any frame.
-        versions: its columns are those of the key, and others than those of the rows.
-        key: columns that both have. Where the inputs of a table have `for_day`, it is one of them.
+        versions: has the columns of the key; none of its other columns may be in the rows.
+        key: columns that both have. If the inputs of a table have `for_day`, it is one of them.
         at: column of the rows: the moment.
-        valid_from: column of the versions: since when it holds.
-        known: column of the versions: since when it is known.
-        cutoff: column of the rows, or an expression over them: what became known later is left out.
+        valid_from: column of the versions: the time since which it is valid.
+        known: column of the versions: the time since which it is known.
+        cutoff: column of the rows, or an expression over them: versions known later are ignored.
         hot: share of the rows (0 to 1) beyond which those of a key are spread, see `spread_join`.
 
     Returns:
-        The columns of the rows, and those of the versions that are not of the key.
+        The columns of the rows, and those of the versions that are not part of the key.
 
     Raises:
-        ValueError: a column is not there, or both frames have it.
+        ValueError: a column is missing, or both frames have it.
     """
     keys = [key] if isinstance(key, str) else [*key]
     others = [name for name in versions.columns if name not in keys]
@@ -165,7 +165,7 @@ def as_of(
 
 
 def _by_key(versions: DataFrame, keys: Sequence[str], order: Sequence[str]) -> DataFrame:
-    """The versions of each key in one row, each as a struct whose first columns decide."""
+    """The versions of each key in one row, as structs that sort by the columns of `order`."""
     struct = F.struct(*dict.fromkeys(order))
     return (
         versions.dropna(subset=[*keys]).groupBy(*keys).agg(F.collect_list(struct).alias(_VERSIONS))
@@ -175,7 +175,7 @@ def _by_key(versions: DataFrame, keys: Sequence[str], order: Sequence[str]) -> D
 def _check_columns(
     rows: DataFrame, versions: DataFrame, keys: Sequence[str], at: str, moments: set[str]
 ) -> None:
-    """Refuse frames that lack a column, or both have one."""
+    """Raise if a column is missing, or both frames have it."""
     for frame_name, frame, names in (
         ("the rows", rows, {*keys, at}),
         ("the versions", versions, {*keys, *moments}),
@@ -188,7 +188,7 @@ def _check_columns(
         )
 
 
-#: No column of a table has a name like these.
+#: Temporary columns; no column of a table has such a name.
 _FIRST, _LATEST, _NEXT, _CURRENT = "_first", "_of", "_next", "_current"
 
 
@@ -196,19 +196,19 @@ _FIRST, _LATEST, _NEXT, _CURRENT = "_first", "_of", "_next", "_current"
 class History:
     """The declaration of a history: `rules` are for its model, `checks` for its table.
 
-    Besides the columns that are named here, the table has `valid_from` (since when the key was as
-    the row says), `valid_to` (until when, exclusive; null while it is so; equal to `valid_from` if
-    it never was), `is_current` (whether it is so still) and `logged_on` (the log day on which this
-    version of the change came first).
+    Besides the columns that are named here, the table has `valid_from` (start of the version),
+    `valid_to` (its end, exclusive; null if it is still valid; equal to `valid_from` if it never
+    was), `is_current` (whether it is still valid) and `logged_on` (the log day on which this
+    version of the change was first logged).
 
     Attributes:
-        day: the DATE column that the table is partitioned by: the log day at whose end this was
-            known.
-        key: what the history is of, such as a customer.
+        day: the DATE column that the table is partitioned by: the log day at whose end the rows
+            were known.
+        key: the column of the key of the history, such as a customer.
         change: identifies a change; its versions correct each other.
-        known: since when a version of a change is known. Of the versions of a change the latest
-            counts, of several the greatest by `valid_from`, key and values, in this order.
-        values: the columns that a change sets. That a key was deleted is one of them.
+        known: the time since which a version of a change is known. Of the versions of a change the
+            latest counts, of several the greatest by `valid_from`, key and values, in this order.
+        values: the columns that a change sets, such as a flag for the deletion of the key.
     """
 
     day: str
@@ -219,7 +219,7 @@ class History:
 
     @property
     def rules(self) -> dict[str, Rule]:
-        """What must hold of each row: for `rules` in the metadata of the model."""
+        """The conditions on each row, for `rules` in the metadata of the model."""
         return {
             "ends_no_earlier": Rule(
                 "valid_to IS NULL OR valid_to >= valid_from",
@@ -236,7 +236,7 @@ class History:
 
     @property
     def checks(self) -> list[Forbidden]:
-        """What must hold between the rows of a day: for `checks` of `table`."""
+        """The conditions between the rows of a day, for `checks` of `table`."""
         return [
             forbids("overlap", self.overlaps, f"No two versions of one {self.key} overlap."),
             forbids("gap", self.gaps, f"Between two versions of one {self.key} there is no gap."),
@@ -256,24 +256,23 @@ class History:
         return self._with_next(rows).where(F.col(_NEXT) > F.col("valid_to"))
 
     def without_one_current(self, rows: DataFrame) -> DataFrame:
-        """Versions of keys with no current version, or several."""
+        """Versions of keys without a current version, or with several."""
         current = F.sum(F.col("is_current").cast("int")).over(self._key_window())
         return rows.withColumn(_CURRENT, current).where(F.col(_CURRENT) != 1)
 
     def versions(self, changes: DataFrame, before: DataFrame) -> DataFrame:
-        """The rows of some days: all changes that are known, in the order in which they hold.
+        """The rows of the days: all known changes, in the order in which they are valid.
 
         Args:
-            changes: those that were logged, with `for_day`; columns `key`, `change`, `known`,
-                `values`, `valid_from`, and `logged_on`, their log day. What else they have is left
-                out.
+            changes: the logged changes, with `for_day`; columns `key`, `change`, `known`, `values`,
+                `valid_from`, and `logged_on`, their log day. Other columns are ignored.
             before: the table itself as of the day before the first, with `for_day`.
         """
         version = (self.known, "valid_from", self.key, *self.values)
         columns = (FOR_DAY, self.change, *version, "logged_on")
         all_changes = changes.select(*columns).unionByName(before.select(*columns))
-        # A line that is sent again was known since it came first: the greatest of these is the
-        # least.
+        # A line that is sent again is known since its first log day: the greatest negated day is
+        # the earliest one.
         first = (-F.unix_date("logged_on")).alias(_FIRST)
         latest = all_changes.groupBy(F.col(FOR_DAY).alias(self.day), self.change).agg(
             F.max(F.struct(*version, first)).alias(_LATEST)
@@ -291,6 +290,6 @@ class History:
         return Window.partitionBy(self.day, self.key)
 
     def _with_next(self, rows: DataFrame) -> DataFrame:
-        """The versions, each with when the one after it begins."""
+        """The versions, each with the start of the next one."""
         in_order = self._key_window().orderBy("valid_from", F.col("valid_to").asc_nulls_last())
         return rows.withColumn(_NEXT, F.lead("valid_from").over(in_order))

@@ -1,1 +1,1 @@
-"""Drills: mock outages on a deployment of one's own, played against the clock and scored."""
+"""Drills: mock outages on a deployment, played against the clock and scored."""

@@ -1,1 +1,1 @@
-"""Pipelines of other sources than orders, to read and to copy."""
+"""Examples: pipelines of other sources than orders, to read and to copy."""

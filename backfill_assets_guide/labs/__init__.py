@@ -1,1 +1,1 @@
-"""Labs: small experiments that show what goes wrong otherwise, on tables of their own."""
+"""Labs: small experiments, each with one mistake and its result, on their own tables."""

@@ -126,7 +126,7 @@ def take_tables(shapes: Shapes, folder: Path, monkeypatch: pytest.MonkeyPatch) -
         git_dirty=False,
         reason="why",
     )
-    publish_facts(folder, {JAN[3]: "ok"}, fields={"undoes": "aecrkdop"})
+    publish_facts(folder, {JAN[3]: "ok"}, said={"undoes": "aecrkdop"})
     DeltaTable(folder / "warehouse" / FACT.name).delete("run_date = '2024-01-02'")
     shapes.take("show", "show")
     states = {state.value: "<state>" for state in DayState}

@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 
 import backfill_assets
+import backfill_assets_guide
 from backfill_assets.settings import PREFIX, Settings, load_settings
 from backfill_assets_tests.contracts.snapshot_files import TextFile
 
 PACKAGE = Path(backfill_assets.__file__).parent
+GUIDE = Path(backfill_assets_guide.__file__).parent
 #: A value for each variable that is not the default.
 VALUES = {
     "LANDING": "/l",
@@ -82,7 +84,8 @@ def test_each_setting_is_read_from_its_variable(monkeypatch):
 
 
 def test_variables_that_the_package_reads(snapshot):
-    trees = [ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))]
+    paths = [path for package in (PACKAGE, GUIDE) for path in sorted(package.rglob("*.py"))]
+    trees = [ast.parse(path.read_text()) for path in paths]
     constants = constants_of(trees)
     names = {name for tree in trees for name in variables_of(tree, constants)} - OTHER_WORDS
     assert snapshot(extension_class=TextFile) == "\n".join([*sorted(names), ""])

@@ -7,16 +7,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import backfill_assets
+import backfill_assets_guide
 from backfill_assets_tests.contracts.snapshot_files import TextFile
 
 PACKAGE = Path(backfill_assets.__file__).parent
+GUIDE = Path(backfill_assets_guide.__file__).parent
 
 
 def test_words_of_enumerations(snapshot):
     """The values of each enumeration; their names in the code are no contract."""
     values = [
         [*values_of(node)]
-        for path in PACKAGE.rglob("*.py")
+        for package in (PACKAGE, GUIDE)
+        for path in package.rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.ClassDef) and "Enum" in " ".join(map(ast.unparse, node.bases))
     ]
@@ -41,7 +44,10 @@ def test_kinds_of_incidents(snapshot):
         if isinstance(node, ast.Call)
         and node.args
         and isinstance(node.args[0], ast.Constant)
-        and (name_of(node) == "Incident" or (name_of(node) == "add" and len(node.args) == 4))
+        and (
+            name_of(node) == "Incident"
+            or (name_of(node) == "add_incidents" and len(node.args) == 4)
+        )
     }
     assert snapshot(extension_class=TextFile) == "".join(f"{kind}\n" for kind in sorted(kinds))
 

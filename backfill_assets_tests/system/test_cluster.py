@@ -72,7 +72,7 @@ def test_the_core_of_the_suite_passes_by_a_connect_server(machines, tmp_path):
 START_SESSION = """
 from backfill_assets.spark.session import Engine
 from backfill_assets.settings import load_settings
-spark = Engine.of(load_settings()).spark_session
+spark = Engine.from_settings(load_settings()).spark_session
 """
 ZONES = """
 from pyspark.sql import functions as F

@@ -49,16 +49,16 @@ def test_the_core_of_the_suite_passes_on_connect(server, tmp_path):
 
 
 MERGING = """
-from backfill_assets.spark.session import alone
+from backfill_assets.spark.session import commit_session
 spark.range(3).createOrReplaceTempView("mine")
-with alone(spark, {"spark.sql.shuffle.partitions": "77"}) as own:
+with commit_session(spark, {"spark.sql.shuffle.partitions": "77"}) as own:
     print(own.session_id, own.conf.get("spark.sql.shuffle.partitions"))
     print(own.sql("SELECT count(*) FROM mine").first()[0])
 print(spark.session_id, spark.conf.get("spark.sql.shuffle.partitions"))
 """
 UNFINISHED = """
-from backfill_assets.spark.session import alone
-first, second = (alone(spark, {"spark.sql.shuffle.partitions": "77"}) for _ in range(2))
+from backfill_assets.spark.session import commit_session
+first, second = (commit_session(spark, {"spark.sql.shuffle.partitions": "77"}) for _ in range(2))
 print(first.__enter__().session_id)
 with second:
     pass

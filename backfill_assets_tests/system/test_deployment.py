@@ -567,7 +567,7 @@ CLIENT = """
 from backfill_assets.settings import load_settings
 from backfill_assets.spark.session import Engine, EngineError
 try:
-    spark = Engine.of(load_settings()).spark_session
+    spark = Engine.from_settings(load_settings()).spark_session
     print(spark.range(4).count(), spark.conf.get("spark.sql.extensions"))
 except EngineError as error:
     print(error)

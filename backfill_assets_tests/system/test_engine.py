@@ -29,14 +29,14 @@ from datetime import date
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.spark.frames import caching
 from backfill_assets.spark.session import Engine
-from backfill_assets.landing.read import survey
+from backfill_assets.landing.read import probe_files
 from backfill_assets.orders.tables import ORDER_LINES
 from backfill_assets.settings import load_settings
-spark = Engine.of(load_settings()).spark_session
+spark = Engine.from_settings(load_settings()).spark_session
 """
 SURVEY = """
-found = survey(spark, sys.argv[1], ORDER_LINES, Window(date(2024, 1, 1), date(2024, 1, 3)))
-print(sorted(found.counts.values()), list(found.broken.values()))
+files = probe_files(spark, sys.argv[1], ORDER_LINES, Window(date(2024, 1, 1), date(2024, 1, 3)))
+print(sorted(files.line_counts.values()), list(files.broken.values()))
 """
 #: Caches a frame and tells of it; then it is killed, or ends as it should.
 CACHING = """
@@ -55,7 +55,7 @@ from backfill_assets.settings import load_settings
 from backfill_assets_tests.pipeline import Pipeline, order
 conf = {"spark.driver.memory": "1500m"}
 pipeline = Pipeline(
-    Engine.of(load_settings(spark_master="local[2]", spark_conf=conf)), Path(sys.argv[1])
+    Engine.from_settings(load_settings(spark_master="local[2]", spark_conf=conf)), Path(sys.argv[1])
 )
 with gzip.open(pipeline.folder(1) / "a.jsonl.gz", "wt", compresslevel=1) as file:
     for n in range(400):

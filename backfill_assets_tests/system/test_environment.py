@@ -88,7 +88,7 @@ def test_python_workers_of_a_session_of_ones_own(hostile):
     code = (
         "from backfill_assets.spark.session import Engine\n"
         "from backfill_assets.settings import load_settings\n"
-        "spark = Engine.of(load_settings()).spark_session\n"
+        "spark = Engine.from_settings(load_settings()).spark_session\n"
     )
     result = subprocess.run(
         [sys.executable, "-c", code + UDF],
@@ -116,7 +116,7 @@ def test_a_java_that_ends_at_its_start(tmp_path):
         "from backfill_assets.spark.session import Engine\n"
         "from backfill_assets.settings import load_settings\n"
         "try:\n"
-        "    Engine.of(load_settings()).spark_session\n"
+        "    Engine.from_settings(load_settings()).spark_session\n"
         "except EngineError as error:\n"
         "    print(error)\n"
     )

@@ -53,12 +53,12 @@ NIGHT = date(2024, 1, 3)
 WORKER = """
 import os, signal, subprocess, sys, time
 import dagster as dg
-from backfill_assets.dagster_ext.launcher import sign_on
+from backfill_assets.dagster_ext.launcher import hold_run_lock
 
 # As Dagster does in a run's process, whatever started it: a shell's background ignores it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 with dg.DagsterInstance.from_config(sys.argv[1]) as instance:
-    instance.add_run_tags(sys.argv[2], sign_on(instance, sys.argv[2]))
+    instance.add_run_tags(sys.argv[2], hold_run_lock(instance, sys.argv[2]))
     {more}
     print("signed on", flush=True)
     sys.stdin.read()

@@ -199,7 +199,7 @@ def test_a_server_that_would_lose_commits_is_refused(tmp_path):
     code = (
         "from backfill_assets.spark.session import Engine\n"
         "from backfill_assets.settings import load_settings\n"
-        f"Engine.of(load_settings(warehouse='s3a://{BUCKET}/w')).spark_session\n"
+        f"Engine.from_settings(load_settings(warehouse='s3a://{BUCKET}/w')).spark_session\n"
     )
     with connect_server(tmp_path, SMALL) as url:
         # In a process of its own: a session of Connect would stay this one's.
@@ -223,7 +223,7 @@ from py4j.protocol import Py4JJavaError
 from backfill_assets.spark.session import Engine
 from backfill_assets.settings import load_settings
 url, line = sys.argv[1:]
-spark = Engine.of(load_settings(spark_master="local[1]", warehouse=url)).spark_session
+spark = Engine.from_settings(load_settings(spark_master="local[1]", warehouse=url)).spark_session
 jvm, conf = spark._jvm, spark._jsc.hadoopConfiguration()
 lines = jvm.java.util.ArrayList()
 lines.add(line)
@@ -267,7 +267,7 @@ from backfill_assets.spark.session import SPARK_ERRORS, Engine
 from backfill_assets.landing.listing import folder_name, list_landing
 from backfill_assets.settings import load_settings
 url, name, count = sys.argv[1:]
-spark = Engine.of(load_settings(spark_master="local[1]", warehouse=url)).spark_session
+spark = Engine.from_settings(load_settings(spark_master="local[1]", warehouse=url)).spark_session
 print("ready", flush=True)
 sys.stdin.readline()
 for n in range(int(count)):

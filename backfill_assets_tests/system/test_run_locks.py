@@ -27,14 +27,14 @@ SCRIPT = """
 import json, os, signal, sys, threading, time
 from concurrent.futures import ThreadPoolExecutor
 import dagster as dg
-from backfill_assets.dagster_ext.launcher import is_alive, sign_on
+from backfill_assets.dagster_ext.launcher import hold_run_lock, is_alive
 signal.signal(signal.SIGINT, signal.default_int_handler)
 given = sys.argv[2:]
 with dg.DagsterInstance.from_config(sys.argv[1]) as instance:
     def run(run_id):
         return instance.get_run_by_id(run_id)
     def sign(run_id):
-        instance.add_run_tags(run_id, sign_on(instance, run_id))
+        instance.add_run_tags(run_id, hold_run_lock(instance, run_id))
 {body}
 """
 SIGN_ON = """
@@ -94,7 +94,7 @@ THREADS = """
     at_once = threading.Barrier(len(given))
     def work(run_id):
         at_once.wait()
-        tags = sign_on(instance, run_id)
+        tags = hold_run_lock(instance, run_id)
         return run_id, tags
     with ThreadPoolExecutor(len(given)) as pool:
         for run_id, tags in pool.map(work, given):

@@ -22,7 +22,7 @@ CONF = {
 ASK = """
 from backfill_assets.spark.session import Engine
 from backfill_assets.settings import load_settings
-spark = Engine.of(load_settings(spark_master="local[1]")).spark_session
+spark = Engine.from_settings(load_settings(spark_master="local[1]")).spark_session
 asked = "java_method('java.lang.System', 'getProperty', 'trust.Password')"
 print([spark.conf.get("spark.hadoop.fs.azure.sas.box.account"), spark.conf.get("spark.url"),
        spark.sql(f"SELECT {asked}").first()[0]], flush=True)

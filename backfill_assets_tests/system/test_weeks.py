@@ -77,7 +77,7 @@ dates = st.dates(date(2019, 1, 1), date(2026, 1, 1))
 def test_the_policy_and_dagster_know_the_same_weeks(start: date, length: int, ahead: int) -> None:
     settings = load_settings(start=start, end=start + (length + 1) * DAY)
     policy = Policy.from_settings(settings)
-    weekly_policy = Policy(**{**vars(policy), "cadence": WEEKLY})
+    weekly_policy = Policy(**{**vars(policy), "grain": WEEKLY})
     mondays = [*map(str, weekly_policy.partitions_until(settings.end))]
     # Of a calendar that ends before its first week, Dagster names that week nevertheless.
     assert WEEKLY.partitions_def(settings).get_partition_keys()[: len(mondays) or None] == (
