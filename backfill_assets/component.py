@@ -60,10 +60,10 @@ _ATTRIBUTES = create_model("BackfillAssetsAttributes", __base__=dg.Model, **_FIE
 
 
 def _render_templates(value: Any, context: dg.ResolutionContext) -> Any:
-    """A value with its templates rendered.
+    """Render templates in a value, and leave other text as text.
 
-    Only templates are rendered: Dagster would turn any text that looks like a number into a number,
-    such as the value of a Spark setting.
+    Dagster would turn any text that looks like a number into a number, such as a Spark setting's
+    value.
     """
     if isinstance(value, dict):
         return {

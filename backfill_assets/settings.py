@@ -407,13 +407,11 @@ def _explain_errors(problems: list[Any], overrides: Mapping[str, Any]) -> str:
 
 
 def _suggest_name(name: str, known: Collection[str]) -> str:
-    """A question with the setting that is most similar to a misspelt one."""
     close = get_close_matches(name, known, n=1)
     return f" (did you mean {close[0]}?)" if close else ""
 
 
 def _describe_bounds(field: str) -> str:
-    """The minimum and maximum of a numeric setting, if it has them."""
     field_info = Settings.model_fields.get(field)
     phrases = {"ge": "at least", "gt": "more than", "le": "at most"}
     bounds = [

@@ -1284,7 +1284,8 @@ def test_five_hundred_scattered_days_are_a_handful_of_requests():
     assert len(requests) == math.ceil(len(SCATTERED) / 11)
     assert first_batch(requests) == requests
     assert (
-        len(request_rebuilds(make_backlog(stg=needed_records(1, 1, 900)), 31, may_fill_gap=bridge)) == 2
+        len(request_rebuilds(make_backlog(stg=needed_records(1, 1, 900)), 31, may_fill_gap=bridge))
+        == 2
     )
 
 
@@ -1297,7 +1298,10 @@ def test_a_gap_that_may_not_be_built_is_not_bridged():
     ]
     # All tables of the run must allow it.
     behind = make_backlog(stg=needed_records(1, 1, 3))
-    assert len(request_rebuilds(behind, NO_LIMIT, may_fill_gap=lambda table, _: table != FACT.name)) == 2
+    assert (
+        len(request_rebuilds(behind, NO_LIMIT, may_fill_gap=lambda table, _: table != FACT.name))
+        == 2
+    )
 
 
 def test_a_wave_is_a_handful_and_the_next_one_goes_on():

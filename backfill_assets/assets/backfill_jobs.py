@@ -57,7 +57,7 @@ class BackfillConfig(dg.Config):
     reason: str = Field("", description="Why, for the record.")
 
     def to_request(self) -> BackfillRequest:
-        """The same, as a plan takes it."""
+        """Return the request of a plan."""
         return BackfillRequest(
             days=self.days,
             tables=tuple(self.tables),
@@ -114,7 +114,7 @@ def create_plan(
 def launch_plan(
     settings: Settings, graph: BaseAssetGraph, instance: dg.DagsterInstance, code: Code, id_: str
 ) -> BackfillState:
-    """Launch a plan, or its next stage, if nothing has changed since planning.
+    """Launch a plan, or again the stage that it ended with, if nothing changed since planning.
 
     Raises:
         BackfillRefusedError: something has changed; or days that earlier stages wrote were

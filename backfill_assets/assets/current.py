@@ -34,11 +34,7 @@ def current_rows(
 ) -> DataFrame:
     """Return the rows of some days.
 
-    Args:
-        table: the table.
-        rows: the result of `rank_all`.
-        days: the days.
-        whole: by parameter, the unpartitioned inputs.
+    `rows` is the result of `rank_all`; `whole` has the unpartitioned inputs by parameter.
     """
     (parameter,) = table.base.reads
     counting = staged(rows, table.source)
@@ -51,12 +47,7 @@ def current_expectations(
 ) -> dict[date, Expectation]:
     """By day: lines that count (as counted from the raw log) = rows that count + superseded.
 
-    Args:
-        table: the table.
-        lines: the input of `rank_all`.
-        rows: the result of `rank_all`.
-        days: the days.
-        policy: the late-data policy.
+    `lines` and `rows` are the input and the result of `rank_all`.
     """
     day = table.source.staged.partition
     counted = lines.where(days.sql_condition(day))
@@ -111,14 +102,7 @@ def correction_expectations(
     current_sums: Mapping[date, Sums],
     days: Window,
 ) -> dict[date, Expectation]:
-    """By day: facts + corrections = current.
-
-    Args:
-        table: the table.
-        fact_sums: the totals of the facts, by day that has rows.
-        current_sums: the totals of the current table, likewise.
-        days: the days.
-    """
+    """By day: facts + corrections = current."""
     expectations = {}
     for day in days:
         fact_totals, current_totals = (

@@ -39,13 +39,8 @@ def input_sums(
 ) -> dict[date, Sums]:
     """Return sums of an input by day: from its commit if recorded there, else from its rows.
 
-    Args:
-        source: the input.
-        rows: of the input, each for one day.
-        day_column: the column of the day.
-        columns: by name, the column to sum; None to count rows.
-        zeros: by name, the value of an empty sum.
-        days: the days, each built from the same day of the input.
+    `columns` maps a name to the column to sum, or to None to count rows; `zeros` has the values of
+    empty sums. Each day is built from the same day of the input.
     """
     sums_by_date = {}
     for day in days:
@@ -89,11 +84,7 @@ def derived_expectations(
 ) -> dict[date, Expectation]:
     """Return, by day, the totals that the inputs require.
 
-    Args:
-        table: the table.
-        sources: the inputs, by parameter.
-        frames: their rows with `for_day`, by parameter.
-        days: the days.
+    `frames` have the column `for_day`.
     """
     totals: dict[date, Sums] = {day: {} for day in days}
     for parameter, frame in frames.items():
@@ -216,12 +207,7 @@ def _is_final(
 ) -> bool:
     """Return whether all input days that decide a day are final; a missing one is not.
 
-    Args:
-        table: the table.
-        sources: its inputs, by parameter.
-        day: the day.
-        starts: the first day of each input, by parameter.
-        final: days of the table itself that this run makes final.
+    `final` are days of the table itself that this run makes final.
     """
     return all(
         input_day in source.ledger.final_days or (source.table is table and input_day in final)

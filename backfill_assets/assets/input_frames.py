@@ -31,11 +31,7 @@ def sums_by_day(
 ) -> dict[date, Sums]:
     """Return some sums by day that has rows.
 
-    Args:
-        rows: of any days.
-        day: the column of the day.
-        aggregations: by name.
-        zeros: by name, the value of an empty sum; 0 if not given.
+    `zeros` has the values of empty sums, by default 0.
     """
     if not aggregations:
         return {}
@@ -58,12 +54,6 @@ _PUBLISHED_SCHEMA = T.StructType(
 def for_days(rows: DataFrame, partition: str, reach: Reach, days: Window) -> DataFrame:
     """Repeat each row of an input for each of the days that it decides.
 
-    Args:
-        rows: of the input.
-        partition: its partition column.
-        reach: which days of the input decide a day.
-        days: the days.
-
     Returns:
         The columns of the input, and `for_day`.
     """
@@ -83,14 +73,7 @@ def input_frames(
     days: Window,
     timezone: str,
 ) -> dict[str, DataFrame]:
-    """Return the rows of the partitioned inputs by parameter, with the column `for_day`.
-
-    Args:
-        table: the table.
-        sources: its inputs, by parameter.
-        days: the days to build.
-        timezone: the business time zone.
-    """
+    """Return the rows of the partitioned inputs by parameter, with the column `for_day`."""
     if carries_state(table):
         return _stateful_frames(table, sources, days)
     frames: dict[str, DataFrame] = {}
@@ -155,11 +138,7 @@ def _state_rows(source: Snapshot, day: date, spark: SparkSession) -> DataFrame:
 def known_rows(rows: DataFrame, reads: Reads, days: Window, timezone: str) -> DataFrame:
     """Return what was known of a source at the end of each day.
 
-    Args:
-        rows: of its raw log, of the days in the reach.
-        reads: the parameter.
-        days: the days.
-        timezone: the business time zone.
+    `rows` are those of its raw log, of the days in the reach.
     """
     assert isinstance(reads.table, SourceTable)
     source = reads.table.source
@@ -169,14 +148,7 @@ def known_rows(rows: DataFrame, reads: Reads, days: Window, timezone: str) -> Da
 def published_days(
     table: Derived, sources: Mapping[str, Snapshot], days: Window, spark: SparkSession
 ) -> dict[str, DataFrame]:
-    """Return the published input days, for each parameter that requests them.
-
-    Args:
-        table: the table.
-        sources: its inputs, by parameter.
-        days: the days to build.
-        spark: the session.
-    """
+    """Return the published input days, for each parameter that requests them."""
     frames = {}
     for name, reads in table.published.items():
         ledger = sources[name].ledger
@@ -193,11 +165,6 @@ def repeated_key_problems(
 
     Commits of this package have passed the check of keys. So only input days that another writer
     has changed since are read: typically an old job appended its rows a second time.
-
-    Args:
-        table: the table.
-        sources: its inputs, by parameter.
-        days: the days to build.
     """
     messages: dict[date, list[str]] = {}
     for name, reads in table.reads.items():

@@ -32,13 +32,8 @@ def lateness_figures(
 ) -> DataFrame:
     """Return one row for each log day of the window, also for a day without lines.
 
-    Args:
-        raw: `with_event_day` of the log days from `window_days` before the window to its end; the
-            days before only tell which keys were known.
-        rejected: the rejected lines of the window's arrival days.
-        source: of the lines.
-        window: the log days to measure.
-        window_days: the reprocessing window, in log days.
+    `raw` is the result of `with_event_day` for the log days from `window_days` before the window to
+    its end; the days before only tell which keys were known.
     """
     logged = raw.where(window.sql_condition("log_date"))
     unread = rejected.groupBy(F.col("arrival_date").alias("log_date")).agg(
@@ -166,14 +161,8 @@ def lateness_expectations(
 ) -> dict[date, Expectation]:
     """By log day: one row, whose counts are those of the inputs.
 
-    Args:
-        rows: the result of `lateness_figures`, by day.
-        raw: as for `lateness_figures`.
-        rejected: as for `lateness_figures`.
-        source: of the lines.
-        window: the log days to measure.
-        window_days: the reprocessing window, in log days.
-        unknown: days whose log has never been published, so that its keys are not known.
+    `rows` is the result of `lateness_figures` by day. The logs of `unknown` days have never been
+    published, so that their keys are not known.
     """
     logged = raw.where(window.sql_condition("log_date"))
     both = logged.select(

@@ -62,18 +62,7 @@ def raw_expectations(
     limits: RejectedLimits,
     accepted: Collection[str],
 ) -> dict[date, Expectation]:
-    """By log day: landed lines = raw + early + rejected, with warnings and problems.
-
-    Args:
-        source: of the lines.
-        parsed_files: the files.
-        targets: what each day is to be loaded from.
-        retained: the rows that stay.
-        window: the days.
-        log: the current ledger of the raw log.
-        limits: of the shares of rejected lines.
-        accepted: what a person accepted.
-    """
+    """By log day: landed lines = raw + early + rejected, with warnings and problems."""
     expectations = {}
     for day in window:
         target = targets[day]
@@ -288,16 +277,7 @@ def rejected_share(
     limits: RejectedLimits,
     accepted: Collection[str],
 ) -> tuple[Severity, str]:
-    """Judge the share of rejected lines, by itself and against the days before.
-
-    Args:
-        source: of the lines.
-        log: the current ledger of the raw log, with the shares of other days.
-        day: the arrival day.
-        counts: of its files.
-        limits: of the shares.
-        accepted: what a person accepted.
-    """
+    """Judge the share of rejected lines, by itself and against the days before."""
     if not counts.rejected:
         return Severity.OK, "no line is rejected"
     share = counts.rejected / counts.landed

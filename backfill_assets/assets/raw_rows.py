@@ -150,10 +150,7 @@ def _parse_field(source: Source, name: str, text: Column) -> Column:
 def read_versions(lines: DataFrame, source: Source, timezone: str) -> DataFrame:
     """Parse landed lines: their fields and log day, or the reason of rejection.
 
-    Args:
-        lines: the result of `landing.read.read_lines`.
-        source: of the lines.
-        timezone: the business time zone.
+    `lines` is the result of `landing.read.read_lines`.
 
     Returns:
         `log_date`, `arrival_date`, `source_file`, `_text` (null for an accepted line), `_reason`
@@ -252,8 +249,8 @@ class FileCounts:
         landed: lines, counted separately from parsing.
         rejected: lines that could not be parsed.
         early: accepted lines that are logged on the next day.
-        accepted: the other accepted lines.
-        amount: the sum of the amounts of `accepted`; zero if the source declares none.
+        accepted: all other lines than the rejected ones, early ones included.
+        amount: the sum of their amounts; zero if the source declares none.
     """
 
     landed: int = 0
@@ -335,10 +332,7 @@ def count_lines_by_file(
 ) -> dict[str, FileCounts]:
     """Return the counts of each file.
 
-    Args:
-        versions: the result of `read_versions`.
-        source: of the lines.
-        landed: lines by file, from a separate scan.
+    `landed` has lines by file, from a separate scan.
     """
     is_accepted, amount = F.col(REASON).isNull(), F.lit(_NO_MONEY)
     if source.amount:
@@ -362,11 +356,7 @@ def lost_keys(
 ) -> dict[str, int]:
     """Return, by replaced file, how many of the keys loaded from it it no longer has.
 
-    Args:
-        published: rows of the raw log.
-        lines: the present lines of the files, as the result of `read_versions`.
-        source: of the lines.
-        names: the replaced files.
+    `lines` is the result of `read_versions` for the present files.
     """
     keys = ["source_file", *source.key]
     of_files = F.col("source_file").isin(sorted(names))
@@ -386,14 +376,7 @@ def rows_to_retain(
 ) -> DataFrame:
     """Return the rows of days whose files are retained, with the column `_elsewhere`.
 
-    Args:
-        published: the published table.
-        targets: what each day is to be loaded from.
-        days: the days that retain rows.
-        source: of the rows.
-        table: the source's log, or its rejected lines.
-        timezone: the business time zone; `_elsewhere` tells whether a raw row would be logged on
-            another day in it.
+    `_elsewhere` tells whether a raw row would be logged on another day in `timezone`.
     """
     spark = published.sparkSession
     struct = T.StructType().add(table.partition, T.DateType()).add("source_file", T.StringType())
@@ -412,15 +395,7 @@ def rows_to_retain(
 def selected_rows(
     parsed_files: ParsedFiles, targets: LoadTargets, source: Source, table: Table, days: Window
 ) -> DataFrame:
-    """Return the parsed lines, without those of files that are held back on a day.
-
-    Args:
-        parsed_files: the files.
-        targets: what each day is to be loaded from.
-        source: of the lines.
-        table: the source's log, or its rejected lines.
-        days: the days of the table.
-    """
+    """Return the parsed lines, without those of files that are held back on a day."""
     of_table = accepted_rows if table is source.raw else rejected_rows
     rows = of_table(parsed_files.lines, source)
     rows = rows.where(days.sql_condition(table.partition))

@@ -110,12 +110,6 @@ class ServiceCaller:
     ) -> ServiceAnswers:
         """Return the answers to the requests of days, and call services for those not cached.
 
-        Args:
-            asks: by parameter, the declared requests.
-            frames: by parameter, the rows that the requests are built from.
-            cache: keeps the rows of a frame until they are published.
-            days: the days.
-
         Raises:
             dagster.Failure: the answer table is missing, or does not match the lookup.
             SchemaError: requests do not have the columns and types of the lookup.
@@ -191,11 +185,6 @@ class ServiceCaller:
 
 def distinct_requests(lookup: Lookup, frame: DataFrame, days: Window) -> DataFrame:
     """Return the distinct requests of each day.
-
-    Args:
-        lookup: the lookup.
-        frame: the result of the declared function.
-        days: the days.
 
     Raises:
         SchemaError: a column is missing or of another type.

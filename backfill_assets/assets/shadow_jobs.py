@@ -61,7 +61,7 @@ class CompareConfig(dg.Config):
 
     @property
     def limits(self) -> ComparisonLimits | None:
-        """Those that were given; none if none were."""
+        """The given limits; None if no limit is given."""
         limits = ComparisonLimits(most_drift=self.most_drift, most_rows=self.most_rows)
         return limits if str(limits) else None
 

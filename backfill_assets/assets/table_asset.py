@@ -46,8 +46,7 @@ _COMMANDS = ("materialize", "launch")
 def backfill_policy(partitions_per_run: int) -> dg.BackfillPolicy:
     """Return the policy of all assets; ranges of several assets need the same one.
 
-    Args:
-        partitions_per_run: the most partitions of a run, unless a command is given a range.
+    A range that is given to a command is one run.
     """
     if _range_of_command():
         return dg.BackfillPolicy.single_run()
@@ -91,14 +90,8 @@ def delta_assets(
 ) -> Callable[[Callable[..., Any]], dg.AssetsDefinition]:
     """Declare the assets of one step: inputs, partitions, checks and UI metadata from the tables.
 
-    Args:
-        settings: the deployment's settings.
-        name: of the step.
-        tables: one asset each, all of one grain.
-        group: asset group.
-        lineage: for each column, the (asset, column) pairs that it is built from.
-        code: that computes the assets.
-        pool: Dagster's pool of the step; None if such steps may run in parallel.
+    The tables have one grain. `lineage` has, by column, the (asset, column) pairs that it is built
+    from. `pool` is None if such steps may run in parallel.
     """
     partitions_def = tables[0].grain.partitions_def(settings)
     return dg.multi_asset(
@@ -261,15 +254,8 @@ def table_asset(
 ) -> dg.AssetsDefinition:
     """Build the asset of a table that is built from other tables.
 
-    Args:
-        settings: the deployment's settings.
-        code: that computes the asset.
-        table: the table; its inputs are read in this order.
-        compute_days: computes some of its days.
-        name: of the step; default: `make_` and the table's name.
-        group: the asset group.
-        lineage: for each column, the (table, column) pairs that it is built from.
-        lookups: the services that it calls.
+    Inputs are read in the order of the table. `lineage` has, by column, the (table, column) pairs
+    that it is built from. The step's default name is `make_` and the table's name.
     """
 
     @delta_assets(
@@ -394,7 +380,7 @@ def _record_references(
     """Add the content of the unpartitioned inputs to what the commit records."""
     if not reference_digests:
         return built
-    # Later versions of an append-only input have the same rows for a day.
+    # A later version of a growing input has the same rows for a day.
     replaceable = {name: reference for name, reference in references.items() if not reference.grows}
     numbers = {
         f"input version {name}": reference.version for name, reference in replaceable.items()

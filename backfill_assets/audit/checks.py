@@ -49,14 +49,7 @@ def check_evaluations(
     *,
     blocks: bool = True,
 ) -> Iterator[dg.AssetCheckEvaluation]:
-    """One evaluation per check for the verdict's day.
-
-    Args:
-        table: the table.
-        verdict: of one of its days.
-        target: the materialization that is evaluated.
-        blocks: whether an error may fail the step that logs it.
-    """
+    """One evaluation per check for the verdict's day; without `blocks` no error fails the step."""
     for finding in verdict.findings:
         yield dg.AssetCheckEvaluation(
             asset_key=dg.AssetKey(table.name),

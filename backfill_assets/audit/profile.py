@@ -30,11 +30,6 @@ def check_conditions(frame: DataFrame, table: Table, rules: Mapping[str, str]) -
 
     No Spark job runs: Spark analyzes the columns and their types only.
 
-    Args:
-        frame: with the columns of the table.
-        table: has the conditions of the counts.
-        rules: by name, the SQL conditions that must be true for each row.
-
     Raises:
         DeclarationError: it names the wrong conditions, with Spark's reasons.
     """
@@ -131,12 +126,7 @@ _SMOOTHING = 0.5
 
 
 class Baseline(NamedTuple):
-    """The day or version that a day is compared with.
-
-    Attributes:
-        name: for display.
-        histograms: its distributions.
-    """
+    """The day or version that a day is compared with; `name` is for display."""
 
     name: str
     histograms: Histograms
@@ -212,12 +202,9 @@ def histogram_rows(histograms: Histograms) -> int:
 def judge_drift(
     table: Table, current: Histograms, baseline: Baseline | None
 ) -> tuple[tuple[Severity, str], dict[str, float]]:
-    """The drift of a day: severity and text of the finding, and numbers for the UI.
+    """The drift of a day before it is published: severity, text, and numbers for the UI.
 
-    Args:
-        table: has the bounds by column.
-        current: the distributions of the day, before it is published.
-        baseline: the distributions to compare with; None if there are none.
+    The baseline is None if there is nothing to compare with.
     """
     rows = histogram_rows(current)
     if baseline is None or not rows or not histogram_rows(baseline.histograms):

@@ -30,11 +30,9 @@ SHOWN_KEYS = 3
 
 @dataclass(frozen=True)
 class Violation:
-    """The forbidden rows that a check found in a day.
+    """The forbidden rows that a check found in a day: their number, and the keys of a few of them.
 
-    Attributes:
-        rows: their number.
-        keys: the keys of a few of them, each as one text; the same for the same rows.
+    The same rows give the same keys, each as one text.
     """
 
     rows: int
@@ -286,11 +284,7 @@ def measure(
 
     The digest is a sum of the row hashes (upper and lower half separately, so that no sum
     overflows): it does not depend on the order, and unlike XOR it changes if a row is duplicated.
-
-    Args:
-        frame: the rows.
-        table: has the columns, the key and the totals.
-        rules: SQL conditions that must be true for each row, as Delta's constraints.
+    Rules are SQL conditions that must be true for each row, as Delta's constraints.
     """
     day = F.col(table.partition)
     sums = {
@@ -368,14 +362,9 @@ def judge_days(
     expectations: Mapping[date, Expectation],
     previous: Mapping[date, DayMetrics],
 ) -> list[Verdict]:
-    """A verdict for every day.
+    """A verdict for every day of a run; the days are ascending.
 
-    Args:
-        table: the table to publish.
-        days: the days of the run, in ascending order.
-        metrics_by_day: the numbers of the frame, from `measure`.
-        expectations: the expected numbers from the inputs, by day.
-        previous: published days before them, for comparison.
+    They are compared with the `previous` days, which are already published.
     """
     verdicts = []
     days_before = dict(previous)

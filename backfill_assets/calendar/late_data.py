@@ -106,21 +106,13 @@ COMPARED_WINDOWS = range(15)
 
 
 def total_within(by_delay: Mapping[int, int], window_days: int) -> int:
-    """The lines or cents that a window covers.
-
-    Args:
-        by_delay: lines or cents by delay in days.
-        window_days: the length of the window.
-    """
+    """The lines or cents, given by delay in days, that a window covers."""
     return sum(count for delay, count in by_delay.items() if delay <= window_days)
 
 
 def lines_within(row: Mapping[str, Any], window_days: int) -> int:
-    """The number of lines of a log day that a window covers.
+    """The number of lines of a log day, a row of `sources.ArrivalLateness`, in a window.
 
-    Args:
-        row: of `sources.ArrivalLateness`.
-        window_days: the length of the window from the event day on; it need not be the configured
-            one.
+    The window is counted from the event day on, and need not be the configured one.
     """
     return total_within(dict(zip(row["delays"], row["lines_by_delay"], strict=True)), window_days)

@@ -32,11 +32,8 @@ def parse_calendar_days(
 ) -> tuple[date, date]:
     """The first and the last of the days that a person requests.
 
-    Args:
-        text: `FIRST...LAST`, or one day; `[FIRST...LAST]`, as the UI has it, `FIRST..LAST` and
-            `FIRST:LAST` are the same.
-        settings: the deployment's settings.
-        now: the current time, if not given.
+    The text is `FIRST...LAST`, `[FIRST...LAST]` (as in the UI), `FIRST..LAST`, `FIRST:LAST` or one
+    day.
 
     Raises:
         ValueError: the text is not a range of days, reversed, or not all on the calendar.
@@ -141,10 +138,7 @@ class Window:
 class DaySet(Window):
     """Days with gaps between them, usable as a `Window`.
 
-    Attributes:
-        start: the first day.
-        end: the day after the last one.
-        parts: the windows that contain exactly these days, in ascending order.
+    `parts` are the windows that contain exactly these days, in ascending order.
     """
 
     parts: tuple[Window, ...]

@@ -89,11 +89,9 @@ class _LazyCommands(click.Group):
     """Imports a command's module when the command is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """All commands, by family."""
         return list(_MODULES)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command of a name; None if there is none."""
         if cmd_name not in _MODULES:
             self.commands = {
                 name: _load_command(name) for name in _MODULES
@@ -102,7 +100,6 @@ class _LazyCommands(click.Group):
         return _load_command(cmd_name)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the commands under the heading of their family."""
         for heading, names in _FAMILIES.items():
             with formatter.section(heading):
                 rows = [(f"{name:9}", _load_command(name).get_short_help_str(70)) for name in names]
@@ -141,14 +138,7 @@ cli.params += level_options()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command.
-
-    Args:
-        arguments: the command line; the process's own if None.
-
-    Returns:
-        The exit status, see `output.Status`.
-    """
+    """Run one command, by default the process's own; return its status, see `output.Status`."""
     out = Output()
     try:
         load_env_file(Path.cwd())

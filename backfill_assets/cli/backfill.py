@@ -115,13 +115,7 @@ def plan(out: Output, partitions: Window, target: str, as_json: bool, **options:
 def plan_anew(
     settings: Settings, dagster: dg.DagsterInstance, days: Window, options: dict[str, Any]
 ) -> BackfillPlan:
-    """Create a plan and save it in Dagster's storage.
-
-    Args:
-        settings: the deployment's settings.
-        dagster: the instance.
-        days: the requested days.
-        options: the values of `backfill_options`, by name.
+    """Create a plan with the values of `backfill_options`, and save it in Dagster's storage.
 
     Raises:
         click.UsageError: the request cannot be planned.

@@ -380,7 +380,6 @@ def _print_line(out: Output, line: ReportLine) -> None:
 
 
 def _basic_checks(port: int, start: bool) -> Iterator[Check]:
-    """The checks, in their order."""
     from backfill_assets.doctor import machine
     from backfill_assets.doctor.checks import Check
 

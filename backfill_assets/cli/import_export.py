@@ -109,7 +109,6 @@ def verify_export(out: Output, folder: Path, rebuild: bool, as_json: bool) -> St
 def _parse_fields(
     _ctx: click.Context, param: click.Parameter, values: Sequence[str]
 ) -> dict[str, str]:
-    """The expressions by field."""
     expressions = {}
     for text in values:
         name, equals, expression = text.partition("=")

@@ -68,7 +68,6 @@ class _Step:
 
     @property
     def failed_checks(self) -> int:
-        """How many checks did not pass."""
         return sum(map(len, self.findings.values()))
 
     @property
@@ -107,7 +106,6 @@ class _LogCondenser:
         self.step_failed = self.error_printed = self.succeeded = False
 
     def read_line(self, line: str) -> None:
-        """Process one line of Dagster's log."""
         if self.step_failed:
             self.print_error()
         self.tail.clear()
@@ -121,7 +119,6 @@ class _LogCondenser:
             self.print_line(f"  {skipped_match[1]} ... not run, because of what failed before it")
 
     def _handle_event(self, name: str, kind: str, line: str) -> None:
-        """Process an event of a step or of the run."""
         if kind == "STEP_START":
             self.running[name] = _Step()
         elif kind == "ASSET_MATERIALIZATION":
@@ -176,7 +173,6 @@ class _LogCondenser:
         self.step_failed, self.error_printed = False, True
 
     def print_line(self, text: str) -> None:
-        """Print a line."""
         self.out.print_text(text)
 
 
@@ -227,7 +223,6 @@ def _print_commands(
 
 
 def _describe_commands(today: date, kind: str, requests: Sequence[Request]) -> str:
-    """A shell comment on the commands below it."""
     from backfill_assets.monitoring.next_runs import LOAD
 
     if not requests:

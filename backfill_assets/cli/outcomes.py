@@ -153,7 +153,6 @@ def _plan_undo(
     partitions: Window | None,
     as_json: bool,
 ) -> Status:
-    """Print the days that an undo would revert, and why it would be refused."""
     from backfill_assets.backfills.undo import preview_undo
     from backfill_assets.shadow import switch
 
@@ -219,13 +218,6 @@ def run_job(
     dagster: dg.DagsterInstance, job: str, op: str, config: dict[str, str], log_level: str
 ) -> str:
     """Run a job as a recorded run of Dagster, and return its id.
-
-    Args:
-        dagster: the instance.
-        job: its name.
-        op: the name of its op.
-        config: the configuration of the op.
-        log_level: the level of the log on the console.
 
     Raises:
         ValueError: why it was refused, or failed.

@@ -100,7 +100,6 @@ class _PlainConsole(Console):
     """A console that takes no text for markup, and escapes control characters."""
 
     def render_str(self, text: str, **named: Any) -> Text:
-        """A text with a style."""
         return super().render_str(escape_terminal(text), **named)
 
 
@@ -204,11 +203,7 @@ def _set_level(ctx: click.Context, option: click.Parameter, value: bool) -> None
 
 
 def command(*examples: str) -> Callable[[Callable[..., Any]], click.Command]:
-    """Make a function a command, whose help ends with examples.
-
-    Args:
-        examples: arguments after `backfill-assets`.
-    """
+    """Make a function a command, whose help ends with examples, without `backfill-assets`."""
     lines = "\n".join(f"  backfill-assets {example}" for example in examples)
     epilog = f"\b\n{'Examples' if examples[1:] else 'Example'}:\n{lines}"
 

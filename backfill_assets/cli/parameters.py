@@ -22,14 +22,7 @@ if TYPE_CHECKING:
 
 
 def unknown_name_message(what: str, name: str, known: Iterable[str], *, most: int = 10) -> str:
-    """A sentence on an unknown name, with the most similar ones.
-
-    Args:
-        what: the kind of the named thing, such as `table`.
-        name: the unknown name.
-        known: the existing names.
-        most: the maximum number of listed names, the last ones.
-    """
+    """A sentence on an unknown name, with the most similar ones and the last of the known ones."""
     known = list(known)
     similar = get_close_matches(name, known, n=3, cutoff=0.5)
     suggestion = f"; did you mean {' or '.join(similar)}?" if similar else "."
@@ -158,10 +151,7 @@ def port_option(function: Callable[..., Any]) -> Callable[..., Any]:
 def dagster_home(note: Callable[[str], None] | None = None) -> str:
     """DAGSTER_HOME, the folder of plans and runs; empty if it is not set.
 
-    It is closed to other users of the machine.
-
-    Args:
-        note: prints a change of its permissions.
+    It is closed to other users of the machine; `note` prints a change of its permissions.
 
     Raises:
         CannotRunError: Dagster would refuse it.

@@ -55,7 +55,6 @@ def show(out: Output, tables: Sequence[str], as_json: bool) -> None:
 
 
 def _published_rows(settings: Settings, tables: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """A row on each table's published days, from its log."""
     from backfill_assets.calendar.partitions import to_windows
     from backfill_assets.delta.ledger_reader import read_ledger
     from backfill_assets.tables.graph import tables_of

@@ -67,13 +67,7 @@ _MATERIALIZED, _OBSERVED, _PLANNED = (
 
 @dataclass(frozen=True)
 class PruneResult:
-    """What was deleted.
-
-    Attributes:
-        logs: the number of runs whose logs were deleted.
-        events: the number of events.
-        runs: the number of runs that were deleted, as no events of them remained.
-    """
+    """The numbers of runs whose logs were deleted, of deleted events, and of deleted runs."""
 
     logs: int = 0
     events: int = 0
@@ -93,12 +87,7 @@ def prune_runs(
 
     The latest materialization, observation and check evaluation of each day stay, and a failed
     attempt at a day until the day is materialized. Runs with remaining events stay in the list of
-    runs, and so do those of the spared backfills.
-
-    Args:
-        instance: Dagster's instance.
-        before: deletes from runs whose last change is older.
-        spared: ids of planned backfills.
+    runs, and so do those of the spared planned backfills.
 
     Raises:
         ValueError: the event log is not a SQL database.
@@ -190,7 +179,6 @@ def _delete_checks(index: Connection, run_ids: Sequence[str], retained: Collecti
 
 
 def _runs_with_rows(index: Connection, run_ids: Sequence[str]) -> set[str]:
-    """The runs with a remaining event or evaluation."""
     remaining: Iterable[str] = ()
     for part in _split_ids(run_ids):
         for column in (_EVENTS.run_id, _CHECKS.run_id):
@@ -255,14 +243,9 @@ class BatchedEventLog(SqlEventLogStorage):
     def _store_events(
         self, index: Connection, events: Sequence[EventLogEntry]
     ) -> list[dict[str, Any]]:
-        """Store one run's events about assets and checks, as `store_event` of each would.
+        """Store one run's events about assets and checks like `store_event`; return their rows.
 
-        Args:
-            index: a transaction on the database with the events of all runs.
-            events: of one run.
-
-        Returns:
-            The rows of the events, in their order.
+        `index` is a transaction on the database with the events of all runs.
         """
         (run_id,) = {event.run_id for event in events}
         rows = [self._event_to_row(event) for event in events]
@@ -292,14 +275,13 @@ class BatchedEventLog(SqlEventLogStorage):
 
 @dataclass(frozen=True)
 class _StoredEvent:
-    """A stored event, with its id in the index and its row."""
+    """An event, with its id in the index and its row."""
 
     event: EventLogEntry
     id: int
     row: Mapping[str, Any]
 
     def check_row(self, data: Any, partition: str | None, **columns: Any) -> dict[str, Any]:
-        """A row of the index's table of check executions."""
         return {
             "asset_key": data.asset_key.to_string(),
             "check_name": data.check_name,

@@ -91,7 +91,6 @@ class _StepThreads:
     interrupted: Event = field(default_factory=Event)
 
     def start_step(self, context: StepExecutionContext) -> None:
-        """Start a step's thread."""
         self.running[context.step.key] = None
         # Without `daemon`, Python would wait at exit for an interrupted step.
         Thread(target=self._run_step, args=[context], name=context.step.key, daemon=True).start()
@@ -148,21 +147,15 @@ class _StepThreads:
 
 
 def _is_end(event: DagsterEvent) -> bool:
-    """Whether an event ends an attempt of a step."""
     return event.is_step_success or event.is_step_failure or event.is_step_up_for_retry
 
 
 def run_steps_in_threads(
     job_context: PlanExecutionContext, execution_plan: ExecutionPlan, at_once: int
 ) -> Iterator[DagsterEvent]:
-    """Run the steps of a plan, each as soon as its inputs exist.
+    """Run the steps of a plan, each as soon as its inputs exist; they share the run's resources.
 
     Each step's events stay in order; those of several steps are interleaved.
-
-    Args:
-        job_context: the run's context, whose resources all steps share.
-        execution_plan: the steps.
-        at_once: how many may run at the same time.
 
     Raises:
         DagsterExecutionInterruptedError: the run was terminated.

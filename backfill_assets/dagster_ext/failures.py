@@ -86,20 +86,12 @@ _DISK_MESSAGES = re.compile(
 
 
 def is_engine_lost(error: ErrorLike) -> bool:
-    """Whether the engine is gone: a retry in another process may succeed.
-
-    Args:
-        error: an exception, or Dagster's record of one, with its causes.
-    """
+    """Whether an error or one of its causes says that the engine is gone: a retry may succeed."""
     return _matches_error(error, _LOST_MESSAGES, _LOST_CLASSES)
 
 
 def is_disk_failure(error: ErrorLike) -> bool:
-    """Whether the engine's disk is full or was cleared: no input file is at fault.
-
-    Args:
-        error: an exception, or Dagster's record of one, with its causes.
-    """
+    """Whether the engine's disk is full or was cleared: no input file is at fault."""
     return _matches_error(error, _DISK_MESSAGES)
 
 
@@ -220,15 +212,8 @@ def launch_lost_retries(
     """Have Dagster look again at failed runs whose retry it did not launch.
 
     Its daemon retries at a failure event, so that event is sent again. After `MAX_ATTEMPTS` the run
-    is marked as not retried: a backfill then ends as failed instead of never.
-
-    Args:
-        instance: Dagster's instance.
-        attempts: the number of sent events by run, as returned by the last call.
-        now: the current time.
-
-    Returns:
-        The updated numbers.
+    is marked as not retried: a backfill then ends as failed instead of never. `attempts` is the
+    result of the last call: the number of sent events by run.
     """
     updated = {run_id: n for run_id, n in attempts.items() if _is_waiting(instance, run_id, now)}
     for run in _lost_runs(instance, now - RETRY_PATIENCE):

@@ -33,11 +33,8 @@ class TakenError(Exception):
 def lock_home(home: Path, port: int) -> Iterator[None]:
     """Hold a Dagster home for this process; the system releases it when the process ends.
 
-    Two deployments of one home would have two daemons, and each would launch the same runs.
-
-    Args:
-        home: DAGSTER_HOME.
-        port: the UI's port, for the message to a second deployment.
+    Two deployments of one home would have two daemons, and each would launch the same runs. The
+    lock file has the UI's port, for the message to a second deployment.
 
     Raises:
         TakenError: another deployment holds it, or it cannot be locked.

@@ -164,7 +164,6 @@ def _open_lock_file(instance: dg.DagsterInstance) -> tuple[int, str]:
 
 
 def _is_same_file(file: int, path: Path) -> bool:
-    """Whether an open file is still the one at the path."""
     try:
         return os.path.samestat(os.fstat(file), path.stat())
     except FileNotFoundError:

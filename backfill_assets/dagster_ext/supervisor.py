@@ -49,13 +49,7 @@ _CODE_SERVER_OPTIONS = [
 
 @dataclass(frozen=True)
 class DagsterProcess:
-    """A process of Dagster; when it ends, the deployment ends.
-
-    Attributes:
-        name: its name in messages.
-        command: the command.
-        inherits: file descriptors of this process that it inherits.
-    """
+    """A process of Dagster and its inherited descriptors; when it ends, the deployment ends."""
 
     name: str
     command: Sequence[str]
@@ -63,16 +57,10 @@ class DagsterProcess:
 
 
 def run_deployment(settings: Settings, listening: Sequence[socket.socket], say: Say) -> int:
-    """Run the deployment until a signal ends it, or a Dagster process ends.
+    """Run the deployment until a signal ends it, or a Dagster process ends; return the exit status.
 
-    Args:
-        settings: the deployment's settings, beside DAGSTER_HOME in the environment. With
-            `spark_remote`, no engine is started; without, the Delta jars have been fetched.
-        listening: the UI's sockets, see `listen_on_port`.
-        say: prints a line on the terminal.
-
-    Returns:
-        The exit status of the process that ended, or 0 after a signal.
+    DAGSTER_HOME is in the environment. With `spark_remote`, no engine is started; without, the
+    Delta jars have been fetched. `listening` are the UI's sockets, see `listen_on_port`.
 
     Raises:
         EngineError: no engine can run here, or a server died too often.

@@ -47,16 +47,9 @@ _FIX = f"If that is the address of this server, set {PREFIX}UI_URL to it."
 
 
 class RequestGuard:
-    """An ASGI application in front of Dagster's web server."""
+    """An ASGI application in front of Dagster's web server; without passwords, anyone may pass."""
 
     def __init__(self, app: ASGIApp, ui_url: str, passwords: PasswordFile | None = None) -> None:
-        """No login is accepted yet.
-
-        Args:
-            app: Dagster's web server.
-            ui_url: its URL for users of other machines.
-            passwords: the users who may log in; None for no login.
-        """
         url = urlsplit(ui_url)
         host = url.netloc.rpartition("@")[2].lower()
         self._app, self._passwords = app, passwords
@@ -129,7 +122,6 @@ class RequestGuard:
 
 
 def _host_name(host: str) -> str:
-    """A host without its port."""
     return re.sub(r":\d+$", "", host.lower())
 
 

@@ -33,11 +33,9 @@ _READERS = 16
 
 
 class CommitLines(NamedTuple):
-    """Encoded commits.
+    """Encoded commits in ascending order, and versions found neither in the log nor in the cache.
 
-    Attributes:
-        lines: the lines, in ascending order of versions; many commits have none.
-        missing_versions: versions found neither in the log nor in the cache.
+    Many commits have no line.
     """
 
     lines: list[bytes]
@@ -65,11 +63,7 @@ class _CacheContent:
 
 @dataclass(frozen=True)
 class CommitLog:
-    """The commit files of one table.
-
-    Attributes:
-        url: where the table is stored.
-    """
+    """The commit files of one table."""
 
     url: str
 
@@ -133,13 +127,7 @@ class CachedCommitLog(CommitLog):
         return bool(digest) and self.commit_digest(version) == digest
 
     def read_lines(self, since: int | None, upto: int, table_id: str) -> CommitLines:
-        """Read the lines of the commits after `since` up to `upto`.
-
-        Args:
-            since: the version before the first one; None to read all commits.
-            upto: the last version.
-            table_id: Delta's id of the table.
-        """
+        """Read the lines of the commits after `since` (of all if None) up to `upto`."""
         cache = self._read_cache(upto, table_id) if since is None else _CacheContent(since)
         # Missing commit files may have been restored.
         restored = (
@@ -232,22 +220,12 @@ def folder_uri(url: str) -> str:
 
 
 def file_uri(url: str, path: str) -> str:
-    """A data file as another table's log names it.
-
-    Args:
-        url: where the table of the file is stored.
-        path: the relative path in that table's log.
-    """
+    """A data file as another table's log names it; `path` is relative to `url`."""
     return f"{quote(folder_uri(url), safe=':/=')}/{path}"
 
 
 def resolve_path(url: str, path: str) -> str:
-    """A data file of a log as a path or URL for Spark and `open_store`.
-
-    Args:
-        url: of the table whose log names the file.
-        path: as in the log; absolute in the log of a shallow clone.
-    """
+    """A path in the log of the table at `url`, as a path or URL for Spark and `open_store`."""
     path = unquote(path)
     if path.startswith("file://"):
         return path.removeprefix("file://")
@@ -255,12 +233,7 @@ def resolve_path(url: str, path: str) -> str:
 
 
 def shallow_clone(url: str, destination: str, version: int) -> None:
-    """Clone a table as of a version, without copying its data files.
-
-    Args:
-        url: where the table is stored.
-        destination: where to store the clone: a new folder, or that of a killed clone.
-        version: the version to clone.
+    """Clone a table as of a version, without its data files; a killed clone can be made again.
 
     Raises:
         CloneError: commits are missing, or the table has features that a clone cannot have.

@@ -81,11 +81,7 @@ class PublishError(RuntimeError):
 
 
 def table_properties(undo_days: int) -> dict[str, str]:
-    """The Delta properties of our tables.
-
-    Args:
-        undo_days: for how many days VACUUM must keep replaced files.
-    """
+    """The Delta properties of our tables: VACUUM keeps replaced files for `undo_days`."""
     return {
         **LOG_RETENTION,
         "delta.deletedFileRetentionDuration": f"interval {undo_days} days",
@@ -98,12 +94,7 @@ def format_properties(properties: Mapping[str, str]) -> str:
 
 
 class WrittenFiles(NamedTuple):
-    """Data files that no commit names yet.
-
-    Attributes:
-        files: the files by day.
-        digest: digest of all rows together.
-    """
+    """Data files by day that no commit names yet, and the digest of all their rows."""
 
     files: DataFiles
     digest: str
@@ -115,8 +106,6 @@ class Writer:
 
     Attributes:
         session: starts the Spark session on first use; a commit of existing files needs none.
-        url: where the table is stored.
-        table: the declaration.
         undo_days: for how many days a newly created table keeps replaced files.
         files: of a shallow clone, the URL of the cloned table; new data files are written there.
     """
@@ -135,12 +124,10 @@ class Writer:
     def write_rows(
         self, frame: DataFrame, days: Sequence[date], *, scattered: bool
     ) -> WrittenFiles:
-        """Write rows of days as data files that no commit names yet, see `commit`.
+        """Write rows of the days as data files that no commit names yet, see `commit`.
 
-        Args:
-            frame: rows of these days; rows of other days are left out.
-            days: the days to write.
-            scattered: whether the rows of a day are in many Spark partitions.
+        Rows of other days are left out. `scattered`: the rows of a day are in many Spark
+        partitions.
 
         Raises:
             PublishError: the write failed; the table is unchanged.
@@ -234,7 +221,6 @@ class Writer:
         )
 
     def _with_log_path(self, file: AddAction) -> AddAction:
-        """A data file with its path in the log."""
         return replace(file, path=f"{folder_uri(self.files)}/{file.path}") if self.files else file
 
     def _find_own_commit(self, metadata: Mapping[str, Any]) -> tuple[int | None, int | None]:
@@ -347,14 +333,9 @@ class Writer:
     def count_leftover_rows(
         self, frame: DataFrame, days: Sequence[date], at: int
     ) -> dict[date, int]:
-        """Count by day the rows that a merge would wrongly leave in the table.
+        """Count by day the rows of a version that a merge of the frame would wrongly leave.
 
         Their key is not in the frame, or the table has them more than once.
-
-        Args:
-            frame: the rows to merge.
-            days: the days to count.
-            at: the table's version.
         """
         table = self.table
         columns = list(dict.fromkeys((table.partition, *table.key)))
@@ -370,7 +351,6 @@ class Writer:
 
 
 def _commit_metadata(metadata: Mapping[str, Any], days: Sequence[date]) -> dict[str, Any]:
-    """The record of a commit, with its days and a unique id."""
     return {**metadata, "days": [str(w) for w in to_windows(days)], "commit_id": uuid4().hex}
 
 
@@ -432,13 +412,9 @@ def delete_all_rows(writer: Writer, ledger: Ledger) -> bool:
 def delete_data_files(url: str, table: Table, *, dry_run: bool) -> int:
     """Remove the data files of a table whose rows were deleted, and return their number.
 
-    Nobody writes to the table any more, so no file is about to be named by a commit. (VACUUM with
-    retention 0 makes two commits each time, and delta-rs counts files that are already removed.)
-
-    Args:
-        url: where the table is stored.
-        table: the declaration.
-        dry_run: only count the files, as if the rows were deleted.
+    A dry run counts them as if the rows were deleted. Nobody writes to the table any more, so no
+    file is about to be named by a commit. (VACUUM with retention 0 makes two commits each time, and
+    delta-rs counts files that are already removed.)
     """
     log = load_log(url)
     assert log is not None

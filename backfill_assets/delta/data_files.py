@@ -54,13 +54,7 @@ DataFiles = Mapping[date, list[AddAction]]
 def write_files(rows: DataFrame, url: str, partition: str) -> DataFiles:
     """Write rows as data files that no version of the table names yet.
 
-    Args:
-        rows: rows of any days.
-        url: where the table is stored.
-        partition: the partition column, the day.
-
-    Returns:
-        The files by day; days without rows are left out.
+    The result has only the days with rows.
     """
     filesystem, root = open_store(url)
     staging = f"{STAGING_PREFIX}{uuid4().hex}"
@@ -88,13 +82,7 @@ def write_files(rows: DataFrame, url: str, partition: str) -> DataFiles:
 
 
 class _StagedFile(NamedTuple):
-    """A file in the staging folder of a write.
-
-    Attributes:
-        path: relative path: the folder of the day, and the file name.
-        size: bytes.
-        modified_at: in milliseconds since 1970.
-    """
+    """A file of a write: day folder and name, bytes, time of the write in ms since 1970."""
 
     path: str
     size: int
@@ -233,9 +221,7 @@ def _ceiling_millis(micros: int) -> int:
 def _encode_bound(value: Any, to_millis: Callable[[int], int]) -> Any:
     """A bound as in JSON; None if it cannot be given exactly.
 
-    Args:
-        value: the value from the footer.
-        to_millis: rounds microseconds outwards to milliseconds, the precision of Delta.
+    `to_millis` rounds microseconds outwards to milliseconds, the precision of Delta.
     """
     if isinstance(value, datetime):
         if value.tzinfo is None:
@@ -271,14 +257,8 @@ def files_as_of(
 
     A day is left out if a file of it has no commit any more, no row count, or a deletion vector.
     All days are left out if the columns differed then, as the files do not have the current
-    columns.
-
-    Args:
-        url: where the table, or a shallow clone of it, is stored.
-        table: the declaration.
-        days: the days.
-        version: the version.
-        since: read the commits after this version first, as they added most of the files.
+    columns. `url` may be that of a shallow clone. The commits after `since` are read first: pass a
+    version after which most of the files were added.
     """
     locations_by_day: dict[date, list[str]] = defaultdict(list)
     log = delta_log(url, version).load()
@@ -324,14 +304,7 @@ def _list_files(log: DeltaTable, table: Table, days: Iterable[date] | None) -> p
 def rows_as_of(
     spark: SparkSession, url: str, table: Table, version: int, days: Collection[date] | None
 ) -> DataFrame:
-    """The rows of days as of a version, as Delta's time travel reads them.
-
-    Args:
-        spark: the session.
-        url: where the table is stored.
-        table: the declaration.
-        version: the version.
-        days: the days; all if None.
+    """The rows of days (all if None) as of a version, as Delta's time travel reads them.
 
     Raises:
         DeltaError, OSError: the version does not exist (any more), or cannot be read.
@@ -355,15 +328,7 @@ def rows_as_of(
 def rows_of_files(
     spark: SparkSession, url: str, table: Table, files: DataFiles, days: Iterable[date]
 ) -> DataFrame:
-    """The rows of data files of a table, committed or not.
-
-    Args:
-        spark: the session.
-        url: where the table is stored.
-        table: the declaration.
-        files: by day; with the current columns of the table.
-        days: the days to read.
-    """
+    """The rows of data files of a table, committed or not; files must have its current columns."""
     paths = [escape_glob(f"{url}/{file.path}") for day in days for file in files.get(day, ())]
     if not paths:
         return create_frame(spark, table.struct_type)

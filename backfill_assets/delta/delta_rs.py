@@ -173,8 +173,7 @@ class UnsafeStoreError(RuntimeError):
 def refuse_unsafe_store(warehouse: str) -> None:
     """Check once a process that of concurrent commits of a version only one succeeds; on S3 only.
 
-    Args:
-        warehouse: the folder of the tables; a small table is created there and removed.
+    A small table is created in the warehouse and removed.
 
     Raises:
         UnsafeStoreError: more than one succeeded.
@@ -201,7 +200,6 @@ def refuse_unsafe_store(warehouse: str) -> None:
 
 
 def _commit_succeeds(log: DeltaTable) -> bool:
-    """Whether a commit of the next version succeeds."""
     try:
         log.create_write_transaction(
             [],

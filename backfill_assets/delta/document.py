@@ -23,23 +23,14 @@ NO_REVISION = -1
 
 
 class Document(NamedTuple):
-    """A document and its revision.
-
-    Attributes:
-        revision: the version of the log.
-        text: the content.
-    """
+    """A document; its revision is the version of the log."""
 
     revision: int
     text: str
 
 
 def read_document(url: str) -> Document | None:
-    """Read the document; None if there is none.
-
-    Args:
-        url: where the log is stored.
-    """
+    """Read the document; None if there is none."""
     commits = CommitLog(url)
     revision = max(commits.list_versions(), default=NO_REVISION)
     lines = (commits.read_commit(revision) or b"").splitlines()
@@ -49,12 +40,7 @@ def read_document(url: str) -> Document | None:
 
 
 def write_document(url: str, text: str, after: int) -> int | None:
-    """Write the document; returns its revision, None if another commit came first.
-
-    Args:
-        url: where the log is stored.
-        text: the new content.
-        after: the revision that the content is based on.
+    """Write the document if its revision is `after`; returns the new revision, else None.
 
     Raises:
         DeltaError, OSError: the store cannot be written to.

@@ -26,15 +26,10 @@ _MOST_SPANS = 5
 
 
 def format_history(settings: Settings, name: str, days: Window | None = None) -> Grid:
-    """The commits of a table, oldest first, as a console table.
+    """The commits of a table that cover one of the days, oldest first, as a console table.
 
     A day whose rows were already those to be written is *unchanged*: the commit covers the day, but
     its files are older. Maintenance (`OPTIMIZE`) changes no row and is left out.
-
-    Args:
-        settings: the deployment's settings.
-        name: the table.
-        days: only commits that cover one of these days; all if None.
 
     Raises:
         ValueError: there is no such commit.
@@ -67,12 +62,7 @@ def format_day_history(settings: Settings, name: str, day: date) -> Grid:
 
 
 def as_json(settings: Settings, name: str, days: Window | None = None) -> list[dict[str, Any]]:
-    """The commits of a table, oldest first, as JSON.
-
-    Args:
-        settings: the deployment's settings.
-        name: the table.
-        days: only these days of each commit; all if None.
+    """The commits of a table, oldest first, as JSON; of each commit only the given days.
 
     Raises:
         ValueError: there is no such commit.
@@ -92,17 +82,11 @@ def _undone_kinds(settings: Settings, name: str) -> dict[str, str]:
 
 
 def _target_name(record: CommitRecord) -> str:
-    """The target that a commit switched over."""
     return (record.backfill_id or "").rpartition("-")[0]
 
 
 def _describe_kind(commit: CommitRecord, kinds: Mapping[str, str]) -> str:
-    """The kind of a commit and what it refers to; empty if a run computed its days.
-
-    Args:
-        commit: the commit.
-        kinds: from `_undone_kinds`.
-    """
+    """The kind of a commit and what it refers to; empty if a run computed its days."""
     if undone := commit.details.undoes:
         return " ".join(filter(None, ["undo of", kinds.get(undone, ""), undone]))
     if commit.details.kind in (SWITCH_OVER, CANARY):
@@ -222,7 +206,6 @@ def _format_day(
 
 
 def _what_happened(commit: CommitRecord, day: date, kinds: Mapping[str, str]) -> str:
-    """What a commit did to a day, as a sentence."""
     if undone := commit.details.undoes:
         if day in commit.revoked_days:
             return f"taken back: before {undone} it had never been published"

@@ -50,12 +50,10 @@ DELETION_COUNTER = "backfill_assets/forgotten"
 
 @dataclass(frozen=True)
 class UnpartitionedState:
-    """The current state of an unpartitioned table.
+    """The current state of an unpartitioned table; version and content are None without a table.
 
     Attributes:
-        url: where the table is stored.
-        version: the latest version; None if there is no table.
-        content: identifies the rows: equal contents mean equal rows. None if there is no table.
+        content: identifies the rows: equal contents mean equal rows.
         grows: whether rows may be added without a change of `content`, see `UnpartitionedInput`.
     """
 
@@ -73,12 +71,8 @@ def read_unpartitioned(url: str, *, grows: bool = False) -> UnpartitionedState:
     """The current state of an unpartitioned table, from its log alone.
 
     Maintenance is ignored: OPTIMIZE and VACUUM change no row. Commits missing from the log count as
-    changes, and so do renamed columns, which no commit of rows shows.
-
-    Args:
-        url: where the table is stored.
-        grows: whether only deleted rows count as changes, see `UnpartitionedInput`; the table need
-            not exist.
+    changes, and so do renamed columns, which no commit of rows shows. For a table that grows, see
+    `UnpartitionedInput`, only deleted rows count as changes, and it need not exist.
     """
     log = load_log(url)
     if grows:
@@ -133,11 +127,9 @@ def read_unpartitioned_inputs(table: Table, warehouse: str) -> Mapping[str, Unpa
 
 
 class _CachedLedger(NamedTuple):
-    """The ledger that this process has last read of a table.
+    """The ledger that this process has last read of a table, and the digest of its last commit.
 
     Attributes:
-        ledger: the ledger.
-        digest: digest of its last commit.
         oldest_version: the first version whose commit file existed.
     """
 
@@ -164,12 +156,10 @@ _cached_ledgers: dict[str, _CachedLedger] = {}
 
 
 def read_ledger(url: str, table: Table, warehouse: str = "") -> Ledger:
-    """The current ledger of a table.
+    """The current ledger of the table, or of its shallow clone, at a URL.
 
-    Args:
-        url: where the table, or a shallow clone of it, is stored.
-        table: the declaration.
-        warehouse: folder of the unpartitioned inputs; the parent folder of the table if not given.
+    Unpartitioned inputs are read from the warehouse; by default, this is the parent folder of the
+    URL.
     """
     ledger = _read_log(url, table)
     if not table.unpartitioned_inputs:
@@ -220,7 +210,6 @@ def read_ledgers(settings: Settings) -> Ledgers:
 
 
 def _extend_ledger(ledger: Ledger, new_commits: CommitLines, log: DeltaTable) -> Ledger:
-    """A ledger with the new commits."""
     missing = [*ledger.missing_versions, *new_commits.missing_versions]
     metadata = read_metadata(log)
     if metadata.partitioned_by != (ledger.table.partition,) or not any(
@@ -284,9 +273,7 @@ def versions_that_belong_together(warehouse: str) -> dict[str, int]:
 def save_versions(warehouse: str, ledgers: Ledgers) -> bool:
     """Save the current versions as belonging together; return whether they changed.
 
-    Args:
-        warehouse: the folder or URL of the tables.
-        ledgers: the ledgers of all tables; none has an open day that is behind its inputs.
+    No table may have an open day that is behind its inputs.
     """
     current = {
         name: ledger.version for name, ledger in ledgers.items() if ledger.version is not None

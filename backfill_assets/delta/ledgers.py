@@ -25,13 +25,7 @@ from backfill_assets.tables.table import Dependency, Table
 
 
 class StoredFiles(NamedTuple):
-    """The data files of a day.
-
-    Attributes:
-        files: number of files.
-        size: total bytes.
-        newest: the newest modification time, in milliseconds since 1970.
-    """
+    """The data files of a day: number, bytes, newest modification time in ms since 1970."""
 
     files: int
     size: int
@@ -40,13 +34,7 @@ class StoredFiles(NamedTuple):
 
 @dataclass(frozen=True)
 class TableMetadata:
-    """The metadata of a Delta table.
-
-    Attributes:
-        struct: the columns.
-        partitioned_by: the partition columns.
-        properties: Delta's properties by name, constraints included.
-    """
+    """The metadata of a Delta table; `properties` include the constraints."""
 
     struct: T.StructType
     partitioned_by: tuple[str, ...]
@@ -58,17 +46,15 @@ class Ledger:
     """All that a table's log says.
 
     Attributes:
-        table: the declaration.
         version: the latest version; None if there is no table.
         records: our commits, in ascending order of versions.
         external_commits: commits of other writers that may have changed rows, in ascending order.
         measured: by day, rows and nulls from the files' statistics, whoever wrote the files.
-        stored: by day, the data files.
         rows: by day, rows from the files' statistics; days with a file without statistics are left
             out. None if the files were not read.
         transaction: the number of our last commit, as stored by Delta; None if there was none.
         missing_versions: versions that are not known, because the log was cut.
-        metadata: the table's metadata; None if there is no table.
+        metadata: None if there is no table.
         changed_columns: columns added or dropped since the table was created, with the version of
             the change.
         references: by name, the current content of each unpartitioned input; None if it does not

@@ -56,13 +56,7 @@ _FILE_SIZE = 1 << 30
 
 @dataclass(frozen=True)
 class TableFiles:
-    """The data files of one version of a table.
-
-    Attributes:
-        version: the table version.
-        by_day: number of files by day.
-        bytes_by_day: bytes by day.
-    """
+    """Number and bytes of the data files of one table version, by day."""
 
     version: int
     by_day: Counter[date]
@@ -95,10 +89,7 @@ class MaintenanceResult:
     """The result of maintenance of a table, or the expected one of a dry run.
 
     Attributes:
-        table: the table's name.
-        before: its files before.
         after: its files after; the same if nothing was changed.
-        compacted: the compacted days.
         removed: number of removed files past the undo time, and of removed empty folders; None if
             this was not checked.
         notes: information for a person, as sentences.
@@ -170,7 +161,7 @@ def run_maintenance(
     dry_run: bool = False,
     today: date | None = None,
 ) -> Iterator[MaintenanceResult]:
-    """Maintain tables, one after the other.
+    """Maintain tables, one after the other; all if no names are given.
 
     Days whose files fit into fewer are compacted; each compacted day must keep its rows, checked by
     digest. Files that no version of the last `undo_days` days uses are removed, including those
@@ -178,14 +169,7 @@ def run_maintenance(
     whole. A run that writes the same days at the same time is not disturbed: if the run commits
     second, it commits once more; if maintenance does, it leaves the table to the next maintenance.
     A table that has been retired for `undo_days` days loses its rows and all files, see
-    `commits.delete_all_rows`.
-
-    Args:
-        spark: the session.
-        settings: the deployment's settings.
-        names: the tables; all if empty. Tables that do not exist yet are skipped.
-        dry_run: only report what would be done.
-        today: the business day; the current one if not given.
+    `commits.delete_all_rows`. Tables that do not exist yet are skipped.
 
     Raises:
         ValueError: a name is not that of a table.
@@ -227,8 +211,6 @@ def run_maintenance(
 
 @dataclass
 class _TableMaintenance:
-    """The maintenance of one table."""
-
     spark: SparkSession
     url: str
     table: Table

@@ -69,11 +69,6 @@ def build_migration_record(
     """The record of a migration: the records of the rewritten days, with new figures.
 
     Days that other writers changed since they were published get no record.
-
-    Args:
-        migration: the planned migration.
-        measured: by day, the metrics of its new data files.
-        current: the ledger that the commit is based on.
     """
     ledger = migration.ledger
     days = [day for day in sorted(migration.days) if ledger.current_record(day)]
@@ -100,11 +95,7 @@ def build_acceptance_record(
 ) -> dict[str, Any]:
     """The record of an acceptance: the days count as computed by the current code, rows unchanged.
 
-    Args:
-        ledger: the table's ledger.
-        days: the accepted days; each has a current record.
-        code: the current code.
-        reason: the reason given by the person who accepts.
+    Each day must have a current record.
     """
     by_version: dict[str, list[date]] = defaultdict(list)
     for day in sorted(days):
@@ -141,14 +132,7 @@ def build_carried_record(
     provenances: Mapping[date, Provenance],
     details: CommitDetails,
 ) -> dict[str, Any]:
-    """The record of days whose rows were computed by earlier commits.
-
-    Args:
-        ledger: the ledger with the records of the days.
-        published: by day, its figures for the new commit.
-        provenances: by day, its code and inputs.
-        details: the details of the new commit.
-    """
+    """The record of days whose rows were computed by earlier commits."""
     made_under = {day: ledger.latest[day].made_under(day) for day in published}
     config = Counter(made_under.values()).most_common(1)[0][0] if made_under else ""
     common = _common_provenance(provenances.values())
@@ -203,7 +187,6 @@ def _common_value(values: Iterable[str]) -> str:
 
 
 def _oldest_inputs(provenances: Collection[Provenance]) -> dict[str, int]:
-    """By input, the oldest version that a day was built from."""
     oldest: dict[str, int] = {}
     for provenance in provenances:
         for name, version in provenance.inputs.items():
@@ -212,7 +195,6 @@ def _oldest_inputs(provenances: Collection[Provenance]) -> dict[str, int]:
 
 
 def _with_new_figures(published: PublishedDay, measured: DayMetrics) -> PublishedDay:
-    """A published day with the metrics of its rewritten rows."""
     return msgspec.structs.replace(
         published,
         digest=measured.digest,
@@ -252,13 +234,7 @@ _NO_DAY = "0001-01-01"
 
 @dataclass
 class _RewrittenDays:
-    """Rewritten days whose data files no commit names yet.
-
-    Attributes:
-        source_files: by day, its data files in the table.
-        files: by day, its new data files.
-        measured: by day, the metrics of the new files.
-    """
+    """By day, its old data files, and its new ones that no commit names yet, with their metrics."""
 
     source_files: dict[date, frozenset[str]] = field(default_factory=dict)
     files: dict[date, list[AddAction]] = field(default_factory=dict)

@@ -30,12 +30,7 @@ from backfill_assets.tables.table import Table
 
 @dataclass(frozen=True)
 class SchemaChange:
-    """One change of a table.
-
-    Attributes:
-        text: the change.
-        days: the days to rewrite; empty if only the log changes.
-    """
+    """One change of a table, with the days to rewrite; no days if only the log changes."""
 
     text: str
     days: frozenset[date] = frozenset()
@@ -78,12 +73,9 @@ class Migration:
 
 
 def plan_migration(ledger: Ledger, nulls: Mapping[str, Mapping[date, int | None]]) -> Migration:
-    """Plan the changes that turn a table into the one of its model.
+    """Plan the changes that turn an existing table into the one of its model.
 
-    Args:
-        ledger: the ledger of an existing table.
-        nulls: by column of the table, the days with nulls and their number; None if the log does
-            not have it.
+    `nulls` has, by column of the table, the days with nulls and their number; None if unknown.
     """
     assert ledger.metadata is not None
     migration = Migration(ledger)
@@ -138,7 +130,6 @@ def _plan_column(
     stored: Mapping[str, T.StructField],
     nulls: Mapping[str, Mapping[date, int | None]],
 ) -> None:
-    """Plan the changes of one column of the model."""
     assert migration.ledger.metadata is not None
     name, model = column.name, table.columns[column.name]
     days = frozenset(migration.ledger.stored)
@@ -218,7 +209,6 @@ def _plan_nullability(
 
 
 def _plan_dropped(migration: Migration, table: Table, stored: Mapping[str, T.StructField]) -> None:
-    """Plan the drop of columns that the model no longer has."""
     used = {*filter(None, migration.sources.values())}
     for name in stored:
         if name in table.columns or name in used:

@@ -23,13 +23,7 @@ from backfill_assets.tables.table import Table
 
 @dataclass(frozen=True)
 class ReadCheck:
-    """The result of reading a table with an engine other than Spark.
-
-    Attributes:
-        table: the table's name.
-        version: the version that was read; None if there is no table.
-        problems: a sentence for each difference.
-    """
+    """The result of reading a table with another engine than Spark; no version without a table."""
 
     table: str
     version: int | None

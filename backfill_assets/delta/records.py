@@ -27,7 +27,6 @@ class Provenance(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
         code_version: code version of the table.
         release: version of the code of all tables together; empty if not recorded.
         package: release of this package; empty if not recorded.
-        git_commit: empty if unknown.
         git_dirty: whether the code differed from `git_commit`; None if unknown.
         inputs: by name, the version of each input table.
         references: by name, the content of each unpartitioned input.
@@ -46,8 +45,6 @@ class PublishedDay(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """One day of a commit with its audit results; Dagster's metadata comes from here.
 
     Attributes:
-        rows: number of rows.
-        digest: digest of the rows.
         verdict: the worst severity of all checks.
         totals: sums by column, as text.
         fingerprint: digest of the inputs, see `staleness.input_digest`; empty if not recorded.
@@ -55,8 +52,8 @@ class PublishedDay(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
         entries: the counts behind the expectation, by name; sums of money as text.
         findings: by check that is not OK, its severity and text.
         numbers: further figures for the UI.
-        made_under: settings digest, where it is not that of the commit, as after an undo.
-        provenance: code and inputs of the rows, where they are not those of the commit.
+        made_under: settings digest, if it is not that of the commit, as after an undo.
+        provenance: code and inputs of the rows, if they are not those of the commit.
     """
 
     rows: int
@@ -126,21 +123,16 @@ class CommitRecord(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         version: the table version that the commit made.
-        run_id: the Dagster run.
-        backfill_id: the Dagster backfill of the run, if any.
         launched_by: `schedule <name>`, `sensor <name>`, `command night`, or `person`.
         code_version: code version of the table.
         config_digest: digest of the settings that decide the rows.
         inputs: by name, the version of each input table.
-        days: the published days.
         final: the days that do not change any more unless a person rebuilds them.
-        details: what downstream tables and later runs read.
         commit_id: unique for each commit.
         since: the table version that the commit was compared with; None if there was no table.
         written_days: the days whose files the commit wrote; the others had the same rows already.
         at: commit time in UTC.
         reason: the reason given at launch.
-        git_commit: empty if unknown.
         git_dirty: whether the code differed from `git_commit`; None if unknown.
         revoked_days: days that the commit reverted: they count as never published.
         reasons: by reason for computing them, the days as ranges; see `reason_for_day`.
@@ -237,7 +229,6 @@ class ExternalCommit:
     """A commit of another writer.
 
     Attributes:
-        version: the table version that the commit made.
         operation: Delta's name of the operation.
         days: the days whose files the commit changed.
         at: commit time in UTC.
@@ -343,7 +334,6 @@ class CommitSummary(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """What the ledger needs of one commit of the log, ours or another writer's.
 
     Attributes:
-        version: the table version that the commit made.
         operation: Delta's name of the operation.
         timestamp: commit time in milliseconds since 1970.
         said: the encoded record, if the commit is ours.
@@ -431,7 +421,6 @@ def changes_rows(text: bytes) -> bool:
 
 
 def _changed_files(lines: Iterable[bytes]) -> Iterator[Mapping[str, Any]]:
-    """The files that a commit added or removed with rows that changed."""
     for action in map(json.loads, lines):
         for kind in ("add", "remove"):
             if kind in action and action[kind].get("dataChange", True):

@@ -122,10 +122,7 @@ def schema_differences(table: Table, metadata: TableMetadata) -> list[str]:
 def raise_if_schema_differs(ledger: Ledger, url: str, inputs: Sequence[str] | None = None) -> None:
     """Raise if the table does not have the schema of its model.
 
-    Args:
-        ledger: the table's ledger.
-        url: where the table is stored.
-        inputs: the input tables, empty if it is loaded from the landing; None if not relevant.
+    The message names the input tables; `inputs` is empty for a table loaded from the landing.
 
     Raises:
         SchemaError: names the differences and what to do.
@@ -246,7 +243,6 @@ def is_empty(ledger: Ledger) -> bool:
 
 
 def _column_ddl(table: Table, column: T.StructField) -> str:
-    """The column definition for CREATE and ALTER TABLE."""
     required = "" if column.nullable else " NOT NULL"
     comment = _escape_sql(table.columns[column.name].description or "")
     return f"`{column.name}` {column.dataType.simpleString()}{required} COMMENT '{comment}'"

@@ -45,11 +45,11 @@ class ChangedError(TargetError):
 
 
 class ComparisonLimits(BaseModel, frozen=True):
-    """The limits that a comparison of a target with production must keep.
+    """The limits that a comparison of a target with production must keep; None for no limit.
 
     Attributes:
-        most_drift: maximum population stability index of each column; None for no limit.
-        most_rows: maximum share by which the rows of a table may differ; None for no limit.
+        most_drift: maximum population stability index of each column.
+        most_rows: maximum share by which the rows of a table may differ.
     """
 
     most_drift: float | None = None
@@ -69,7 +69,7 @@ class TargetComparison(BaseModel, frozen=True):
         versions: by table, the compared version of the clone.
         pins: by table, the compared version of production.
         bounds: the limits used.
-        problems: differences that are not explained and limits that are exceeded, a sentence each.
+        problems: unexplained differences and exceeded limits, a sentence each.
     """
 
     generation: str
@@ -83,7 +83,6 @@ class ShadowTarget(BaseModel, frozen=True):
     """A shadow target: tables that are built beside production.
 
     Attributes:
-        name: unique name.
         tables: the tables with a clone, inputs first.
         asked: the requested days, as ranges.
         newest: whether the requested days end with the newest day of production.
@@ -91,17 +90,14 @@ class ShadowTarget(BaseModel, frozen=True):
             target, the version that was cloned. None if the table did not exist.
         generation: folder name of the clones; new clones get a new one. Empty if there are none.
         made: creation time, in seconds since 1970.
-        reason: the reason given at creation.
         switches: the number of switch-overs, the unfinished one included.
         switching: whether the last switch-over is unfinished.
         canary: whether only some of the days are switched over.
         days: by table, the days that the current switch-over publishes, as ranges.
         versions: by table, the version of the clone that they are taken from.
-        switch_reason: the reason given for the switch-over.
         undoing: the switch-over, or the target, that an unfinished undo reverts; empty if none.
-        dropping: whether the target is being removed.
         required: the limits that a comparison must keep before a switch-over; None if not required.
-        compared: the last comparison; None if there was none.
+        compared: the last comparison.
         revision: revision of the saved state, for compare-and-set.
     """
 
@@ -172,10 +168,8 @@ class ShadowTarget(BaseModel, frozen=True):
     def table_ledgers(self, settings: Settings, *, pinned: bool = True) -> Ledgers:
         """The ledgers of all tables, inputs first.
 
-        Args:
-            settings: the deployment's settings.
-            pinned: whether tables without a clone are read at their pinned version, or the latest
-                one.
+        `pinned`: whether tables without a clone are read at their pinned version, or the latest
+        one.
         """
         tables = tables_of(settings)
         return {
@@ -250,11 +244,6 @@ def update_target(
 ) -> ShadowTarget:
     """Update a target's state; retries when other commands change it at the same time.
 
-    Args:
-        settings: the deployment's settings.
-        name: the target's name.
-        update: computes the new state from the current one.
-
     Raises:
         TargetError: there is no such target, or others keep changing it.
     """
@@ -323,13 +312,6 @@ def describe_target(
     settings: Settings, name: str, tables: Iterable[str], requested_days: Window, reason: str = ""
 ) -> ShadowTarget:
     """The initial state of a target; nothing is written.
-
-    Args:
-        settings: the deployment's settings.
-        name: the target's name.
-        tables: the tables to clone, inputs first.
-        requested_days: the days to build.
-        reason: why the target is created.
 
     Raises:
         TargetError: the name is invalid, or commits use it already.

@@ -19,14 +19,7 @@ class Level(enum.Enum):
 
 @dataclass(frozen=True)
 class ReportLine:
-    """A check's result with the name of its part.
-
-    Attributes:
-        part: the part's name.
-        level: how serious it is.
-        said: the message, in one line.
-        mend: the fix; empty if none is needed.
-    """
+    """A check's result, in one line each, with the name of its part."""
 
     part: str
     level: Level
@@ -83,12 +76,6 @@ class CheckRunner:
     """
 
     def __init__(self, checks: Sequence[Check], seconds: float) -> None:
-        """No check has run yet.
-
-        Args:
-            checks: in the order in which they run.
-            seconds: the usual deadline of a check.
-        """
         self.hung = False
         self._checks, self._seconds = checks, seconds
         self._unreachable: set[str] = set()
@@ -109,7 +96,6 @@ class CheckRunner:
                 )
 
     def _run_check(self, check: Check) -> Sequence[CheckResult]:
-        """Run a check until its deadline."""
         seconds = max(self._seconds, check.seconds)
         results: list[CheckResult] = []
         ended = threading.Event()
@@ -136,7 +122,6 @@ class CheckRunner:
 
 
 def _result_from_error(error: Exception) -> CheckResult:
-    """The problem that a check's exception shows."""
     message = str(error) or type(error).__name__
     if isinstance(error, PermissionError):
         return wrong(message, f"let this user ({_user_name()}) have what the line names")

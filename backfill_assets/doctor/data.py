@@ -220,9 +220,7 @@ def check_clock(settings: Settings) -> Iterator[CheckResult]:
 def check_engine(settings: Settings, *, start: bool) -> Iterator[CheckResult]:
     """Check that there is an engine, and that it matches the settings.
 
-    Args:
-        settings: the deployment's settings.
-        start: also start an embedded one, and write a small table with it.
+    With `start`, also start an embedded one, and write a small table with it.
 
     Raises:
         EngineError: there is none, or it does not match the settings.

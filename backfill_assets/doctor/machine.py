@@ -141,11 +141,7 @@ def scratch_folder(settings: Settings) -> Path:
 
 
 def check_disks(folders: Mapping[str, Path]) -> Iterator[CheckResult]:
-    """Check the free space of the disks, and that the folders can be written.
-
-    Args:
-        folders: the folders, by their role in the deployment.
-    """
+    """Check the free space of the disks, and that the folders can be written."""
     disks: dict[int, tuple[str, os.statvfs_result]] = {}
     for name, folder in folders.items():
         path = nearest_folder(folder)

@@ -119,7 +119,6 @@ def _is_hidden(name: str) -> bool:
 def _by_schema(
     url: str, files: Sequence[ParquetFile]
 ) -> Iterable[tuple[list[ParquetFile], pa.Schema]]:
-    """Group files by the names and types of their columns."""
     filesystem, root = open_store(url)
 
     def schema_of(file: ParquetFile) -> pa.Schema | None:
@@ -153,16 +152,11 @@ def _by_schema(
 
 
 def _partition_columns(file: ParquetFile) -> list[str]:
-    """The partition columns of a file, from its folders."""
     return [name.partition("=")[0] for name in file.path.split("/")[:-1] if "=" in name]
 
 
 def _types_of_all(url: str, schemas: Mapping[ParquetFile, T.StructType]) -> dict[str, T.DataType]:
     """By lower-case column name, a type that holds the values of all files.
-
-    Args:
-        url: the folder.
-        schemas: by the first file of each schema.
 
     Raises:
         ImportRefusedError: a column has no such type.
@@ -244,7 +238,6 @@ class NewData:
         size: total bytes of the files.
         files: the files of a Parquet folder.
         add_actions: the `add` actions of a Delta table.
-        skipped: versions that are left out.
     """
 
     version: int
@@ -279,13 +272,7 @@ class ExternalTable(Protocol):
         """
 
     def read_rows(self, spark: SparkSession, new_data: NewData, scratch: str) -> DataFrame:
-        """The rows of the new data.
-
-        Args:
-            spark: the session.
-            new_data: the data to read.
-            scratch: a temporary folder for files of the reader.
-        """
+        """The rows of the new data; files of the reader go to a temporary folder."""
 
 
 def normalize_url(table: str) -> str:

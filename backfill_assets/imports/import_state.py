@@ -31,13 +31,7 @@ class ImportRefusedError(RuntimeError):
 
 
 class ParquetFile(msgspec.Struct, frozen=True, order=True):
-    """A file of a folder of Parquet files.
-
-    Attributes:
-        path: relative to the folder.
-        size: in bytes.
-        mtime: time of the last change, in nanoseconds since 1970.
-    """
+    """A file of a folder: relative path, bytes, time of the last change in ns since 1970."""
 
     path: str
     size: int
@@ -93,13 +87,11 @@ class TableImport(msgspec.Struct, frozen=True):
     """The import of one external table.
 
     Attributes:
-        source: name of the source that the rows become lines of.
         table: folder or URL of the table.
         kind: `delta` or `parquet`.
         table_id: Delta's id of the table.
-        how: how rows become lines.
         version: the last version that was checked; -1 if none.
-        steps: the steps; only the last one may be unfinished.
+        steps: only the last one may be unfinished.
         skipped: versions that a person has decided not to follow.
     """
 
@@ -156,8 +148,6 @@ class _LockHolder(msgspec.Struct, frozen=True):
     """The process that holds the lock of an import.
 
     Attributes:
-        host: name of the machine.
-        process: process id.
         since: start of the import, in UTC.
         start: start of the process, as the system counts it.
         namespace: PID namespace; containers have their own.

@@ -67,9 +67,6 @@ class ImportRequest:
     """What to import, and how.
 
     Attributes:
-        settings: the deployment's settings.
-        spark: the session.
-        source: the source that the rows become lines of.
         table: the folder or URL of the external table.
         mapping: how rows become lines; empty parts are taken from the saved import.
         skip: versions of the table that are not followed.
@@ -195,8 +192,6 @@ class ImportPlan:
     """What an import would land now.
 
     Attributes:
-        table_import: the import before it.
-        new_data: the data to read.
         by_day: counts by arrival day, in ascending order.
         stray: counts of rows without an arrival day on the calendar.
         keys: number of distinct keys.
@@ -307,13 +302,9 @@ def _rows_by_folder(
 
 
 def run_import(request: ImportRequest, note: Callable[[str], None] = lambda _: None) -> TableImport:
-    """Land the rows of the table that have not landed.
+    """Land the rows of the table that have not landed; progress goes to `note`.
 
     The step is saved before any row lands, so that a killed import continues with the same rows.
-
-    Args:
-        request: what to import.
-        note: prints progress.
 
     Raises:
         ImportRefusedError: the table cannot be imported or followed, or another process imports it.
@@ -451,14 +442,7 @@ class ImportCheck(msgspec.Struct, frozen=True):
 def check_import(
     settings: Settings, spark: SparkSession, source: Source, imports: Collection[TableImport]
 ) -> ImportCheck:
-    """Count the imported rows in each table.
-
-    Args:
-        settings: the deployment's settings.
-        spark: the session.
-        source: the source.
-        imports: all imports into the source.
-    """
+    """Count the imported rows of a source in each table."""
     landed = {
         file: rows for table_import in imports for file, rows in table_import.landed_files.items()
     }

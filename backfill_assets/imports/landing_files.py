@@ -230,21 +230,10 @@ def land_files(
     arrival: Column,
     landing: str,
 ) -> dict[str, int]:
-    """Write the lines of some days into their landing folders.
+    """Write the lines of some days into their landing folders; returns the number of rows by file.
 
     File names depend only on the step, and contents only on the rows: a repeated call replaces the
     files with equal ones.
-
-    Args:
-        lines: from `map_rows`.
-        source: the source of the lines.
-        step: the step.
-        days: the arrival days.
-        arrival: the arrival day of a line.
-        landing: the landing folder.
-
-    Returns:
-        Number of rows by file.
 
     Raises:
         ImportRefusedError: the number of rows differs from the counted one; none of them landed.

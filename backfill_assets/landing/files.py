@@ -42,7 +42,6 @@ class LandingFile:
         arrival_date: the day of its folder.
         name: file name, with the hour folder if the source lands hourly.
         url: path or URL for Spark, with glob characters escaped.
-        size: bytes.
         path: path for Arrow's file system.
     """
 
@@ -66,12 +65,7 @@ class LandingFile:
 
 @dataclass(frozen=True)
 class Control:
-    """The totals that the source sent for an arrival day.
-
-    Attributes:
-        rows: number of valid lines.
-        amount: sum of their amounts; None if the source declares no amount.
-    """
+    """The totals of valid lines that the source sent for a day; no amount if it declares none."""
 
     rows: int
     amount: Decimal | None
@@ -124,11 +118,7 @@ class LandingFiles:
         return self.broken_by_day().get(day, [])
 
     def exclude_files(self, names: Collection[str]) -> bool:
-        """Remove files that are still being written; return whether any of them was readable.
-
-        Args:
-            names: the files' names in the tables.
-        """
+        """Remove files that are still being written; return whether any of them was readable."""
         for file in [file for file in self.broken if file.source_file in names]:
             del self.broken[file]
         for day in [d for d in self.controls | self.control_problems if _control_name(d) in names]:

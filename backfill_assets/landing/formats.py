@@ -60,13 +60,8 @@ def text_lines(
 ) -> DataFrame:
     """The non-blank lines of text files, without lines equal to the header.
 
-    Args:
-        spark: the session.
-        source: the source of the files.
-        urls: the files.
-        max_bytes: maximum bytes of a line. If a file was replaced after the size check, longer
-            lines are skipped instead of held in memory.
-        header: the first line of the files.
+    Lines longer than `max_bytes` are skipped, not held in memory: a file may have been replaced
+    after the size check.
     """
     # Hadoop's reader includes the line end, and reads lines shorter than this.
     reader = spark.read.option("mapreduce.input.linerecordreader.line.maxlength", max_bytes + 3)

@@ -34,7 +34,6 @@ class FolderItem:
         name: its own name, or `UNDECODABLE_NAME`.
         path: path for Arrow's file system.
         is_file: whether it is a regular file: no folder, pipe, socket or device.
-        size: bytes.
         mtime: time of the last change, in nanoseconds since 1970.
         refused: why it must not be opened; empty if it may be.
     """
@@ -48,11 +47,9 @@ class FolderItem:
 
 
 def local_items(folder: str, *roots: str) -> Iterator[FolderItem]:
-    """The items of a local folder; Arrow's own listing would follow all links.
+    """The items of a local folder; links to outside of the resolved roots are refused.
 
-    Args:
-        folder: the folder.
-        roots: resolved folders; links to outside of them are refused.
+    Arrow's own listing would follow all links.
 
     Raises:
         OSError: the folder cannot be listed.
@@ -142,7 +139,6 @@ class ListedFile:
     Attributes:
         source_file: its name in the tables; relative, so that moving the landing changes no row.
         path: path for Arrow's file system.
-        size: bytes.
         mtime: time of the last change, in nanoseconds since 1970; 0 if unknown.
         refused: why it must not be opened; empty if it may be. A link to outside of the landing is
             refused, and so is a folder that cannot be listed: it has no name, or that of its hour.
@@ -181,8 +177,6 @@ class Listing:
     """The listed folders of arrival days; a day without a folder is left out.
 
     Attributes:
-        landing: the landing folder.
-        folders: by arrival day.
         requested_days: the listed arrival days; empty if all.
         source_name: the source, which is also its folder in the landing.
         strays: names of items beside the folders of arrival days; they are not read.
@@ -248,15 +242,10 @@ def _digest(filesystem: pafs.FileSystem, path: str) -> str:
 
 
 def list_landing(landing: str, source: Source, days: Iterable[date] | None = None) -> Listing:
-    """List the folders of arrival days of a source; no file is opened.
+    """List the folders of arrival days of a source, all at once if no days are given.
 
-    An item that cannot be listed or must not be followed is refused by name: it affects only its
-    own day.
-
-    Args:
-        landing: the landing folder.
-        source: the source.
-        days: the arrival days; None to list all at once.
+    No file is opened. An item that cannot be listed or must not be followed is refused by name: it
+    affects only its own day.
 
     Raises:
         LandingError: the source has no folder, or one that cannot be listed: a wrong setting, not

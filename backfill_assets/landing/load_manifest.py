@@ -20,13 +20,7 @@ Digests = Callable[[Iterable[ListedFile]], Mapping[ListedFile, str]]
 
 
 class LoadedFile(NamedTuple):
-    """A file as it was loaded.
-
-    Attributes:
-        size: bytes.
-        mtime: time of the last change, in nanoseconds since 1970; 0 if unknown.
-        digest: content digest.
-    """
+    """A file as loaded: bytes, time of change in ns since 1970 (0 if unknown), content digest."""
 
     size: int
     mtime: int
@@ -94,9 +88,7 @@ class LoadManifest:
     def is_complete(self, day: date, start: date) -> bool:
         """Whether nothing more is due for a log day: its folders exist and no file awaits approval.
 
-        Args:
-            day: the log day.
-            start: the first day of the calendar; no folder is due before it.
+        No folder is due before `start`, the first day of the calendar.
         """
         has_come = day in self.present_days or self.closed
         return (
@@ -132,9 +124,7 @@ class LoadTarget:
     def without_files(self, names: Collection[str], previous: LoadManifest | None) -> LoadTarget:
         """The target without some of the files to read; their loaded rows stay unchanged.
 
-        Args:
-            names: files that cannot be read now, or are still being written.
-            previous: the manifest of the last load.
+        These files cannot be read now, or are still being written.
         """
         if not self.files_to_read.keys() & set(names):
             return self
@@ -237,14 +227,11 @@ def _build_target(
 
 
 def after_undo(recorded: LoadManifest | None, reverted: LoadManifest) -> LoadManifest:
-    """The manifest of a log day after an undo.
+    """The manifest of a log day after an undo of the load that wrote `reverted`.
 
-    Its rows are those of the previous files. The files loaded since count as known: they are not
-    loaded again automatically, and a replaced file needs approval again when it is loaded.
-
-    Args:
-        recorded: the manifest before the undone load; None if there was none.
-        reverted: the manifest that is undone.
+    Its rows are those of the previous files, in `recorded`. The files loaded since count as known:
+    they are not loaded again automatically, and a replaced file needs approval again when it is
+    loaded.
     """
     previous, before_undo = recorded or LoadManifest(), reverted.known_before_undo or reverted
     return replace(

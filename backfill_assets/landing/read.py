@@ -68,13 +68,7 @@ def probe_files(
 ) -> LandingFiles:
     """Check that each file of the arrival days can be read to its end, and count its lines.
 
-    Args:
-        spark: the session.
-        landing: the landing folder.
-        source: the source.
-        days: the arrival days.
-        listing: a listing with these days; made here if None.
-        limits: size limits of the files; the default ones if None.
+    A listing of the days is made if none is given.
 
     Raises:
         LandingError: the source has no folder: a wrong setting, not an empty day.
@@ -97,11 +91,6 @@ def retry_without_bad_files(
     A bad file is dropped with a reason, and the work runs again with the others, so one broken file
     never hides the rest. If Spark does not name the file, it is found by bisection: N files take
     log2(N) + 1 attempts besides the first and the last.
-
-    Args:
-        spark: the session.
-        landing_files: the files; unreadable ones are dropped from it.
-        work: reads all of the files.
 
     Raises:
         EngineError: the engine's own disk failed, or it can open none of the files.

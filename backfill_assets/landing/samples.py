@@ -42,14 +42,7 @@ Values = tuple[str | None, ...]
 def sample_values(
     landing: str, source: Source, entries: Sequence[ListedFile], fields: Sequence[str]
 ) -> dict[ListedFile, list[Values] | str]:
-    """Sampled values by file; for an unreadable file, the reason.
-
-    Args:
-        landing: the landing folder.
-        source: the source of the files.
-        entries: the files.
-        fields: the fields to sample.
-    """
+    """Sampled values by file; for an unreadable file, the reason."""
     filesystem, _ = open_store(landing)
     values_by_file: dict[ListedFile, list[Values] | str] = {}
     parquet = []

@@ -46,8 +46,7 @@ class AnswersError(RuntimeError):
 class KeptAnswers:
     """The stored answers as of the creation of this object, and those added here.
 
-    Attributes:
-        version: of the Delta table; it contains all answers of this object.
+    `version` is the version of the Delta table that contains all of them.
     """
 
     def __init__(self, lookup: Lookup, url: str) -> None:
@@ -74,11 +73,7 @@ class KeptAnswers:
         self._added = 0
 
     def add(self, answers: Sequence[Mapping[str, Any]], run_id: str) -> None:
-        """Store answers; if another process stored an answer meanwhile, that one counts.
-
-        Args:
-            answers: to different requests that had none, with the columns of the table.
-            run_id: of the run that sent the requests.
+        """Store answers to different requests; of several to one request, the first one counts.
 
         Raises:
             AnswersError: other processes committed first, again and again.
@@ -158,15 +153,9 @@ def create(lookup: Lookup, url: str) -> None:
 
 
 def forget_answers(lookup: Lookup, url: str, condition: str) -> int:
-    """Delete answers, so that they are requested again; all days of the tables become due.
+    """Delete answers by a SQL condition, so that they are requested again; return their number.
 
-    Args:
-        lookup: the lookup.
-        url: the location of its answers.
-        condition: a SQL condition for the answers to delete.
-
-    Returns:
-        The number of deleted answers.
+    All days of the tables that read them become due.
 
     Raises:
         AnswersError: there is no table, the condition is wrong, or a run is storing answers.
@@ -202,13 +191,10 @@ class SharedQuota:
     """A rate limit that all runs share: every call of every run counts."""
 
     def __init__(self, folder: Path, name: str, quotas: Sequence[Quota], share: float) -> None:
-        """Open the shared count of calls.
+        """Open the count of calls in a folder that all processes share.
 
-        Args:
-            folder: the same for all processes that share it.
-            name: of the service.
-            quotas: the limits of the service, the shortest period first.
-            share: a call is allowed here if all runs together have used less than this share.
+        A call is allowed here if all runs together have used less than `share` of the quotas; these
+        are given with the shortest period first.
         """
         folder.mkdir(parents=True, exist_ok=True)
         self._pause_file = folder / f"{name}.until"
@@ -300,12 +286,7 @@ _POLL_SECONDS = 0.2  # seconds between two checks for an interruption of the run
 
 @dataclass
 class BatchResult:
-    """The result of a batch of requests.
-
-    Attributes:
-        calls: by request, the number of calls.
-        unanswered: by request, why it has no answer.
-    """
+    """By request, the number of calls, and why it is unanswered."""
 
     calls: Counter[Request] = field(default_factory=Counter)
     unanswered: dict[Request, str] = field(default_factory=dict)
@@ -318,14 +299,9 @@ def ask(
     quota: SharedQuota,
     save_answers: Callable[[Sequence[Mapping[str, Any]]], None],
 ) -> BatchResult:
-    """Send requests, each until it is answered or its tries are used up.
+    """Send different requests, each until it is answered or its tries are used up.
 
-    Args:
-        lookup: the lookup.
-        requests: different ones.
-        service: answers them.
-        quota: the rate limit.
-        save_answers: is called with some answers at a time, with the columns of the stored table.
+    `save_answers` is called with some answers at a time, with the columns of the stored table.
     """
     return _BatchCall(lookup, requests, service, quota).call_all(save_answers)
 
@@ -392,7 +368,6 @@ class _BatchCall:
         return {**request_columns, **answer, ANSWERED_AT: datetime.now(timezone.utc)}
 
     def _call_until_finished(self) -> None:
-        """Send one request after the other, until none remains."""
         while True:
             with self._lock:
                 request = next(self._remaining, None)

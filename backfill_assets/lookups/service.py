@@ -32,12 +32,7 @@ class WrongAnswerError(ValueError):
 
 
 def parse_answer(lookup: Lookup, request: Mapping[str, Any], body: bytes) -> dict[str, Any]:
-    """The columns of the answer.
-
-    Args:
-        lookup: has the model of the answer.
-        request: the values of the request.
-        body: the body of the response.
+    """The columns of the answer, without those of the request.
 
     Raises:
         WrongAnswerError: the body is not JSON, lacks a column, breaks the model, or answers
@@ -79,7 +74,6 @@ def _reject_constant(text: str) -> Any:
 
 
 def _parse_column(lookup: Lookup, name: str, raw_value: Any) -> Any:
-    """A JSON value in the type of its column."""
     if raw_value is None:
         return None
     column = lookup.columns[name]
@@ -203,8 +197,7 @@ class Reply:
     """The result of a call.
 
     Attributes:
-        answer: the columns of the answer; None if there is none.
-        problem: why there is none, without the secret.
+        problem: why there is no answer, without the secret.
         retry: whether another try may succeed.
         busy: whether the service says that the quota is used up.
         refused: whether the service rejects the secret.

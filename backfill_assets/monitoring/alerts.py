@@ -158,7 +158,7 @@ class Outbox:
         )
 
     def with_incidents(self, incidents: Sequence[Incident] | None) -> Outbox:
-        """Drop reported incidents that have ended; None if the tables could not be read."""
+        """Drop reported incidents that have ended; pass None if the tables could not be read."""
         if incidents is None:
             return replace(self, blind=self.blind + 1)
         # An earlier release stored no size: the first look sets it.
@@ -185,7 +185,7 @@ class Outbox:
         return replace(self, attempts={a: n for a, n in self.attempts.items() if a in names})
 
     def mark_delivered(self, alert: Alert) -> Outbox:
-        """Move an alert's incidents to the reported ones, and remove its runs."""
+        """Add an alert's incidents to the reported ones; remove its runs and attempts."""
         attempts = {name: n for name, n in self.attempts.items() if name != alert.name}
         reported = {
             **self.reported,

@@ -334,9 +334,7 @@ class Automation:
 def build_automation(settings: Settings, clock: Clock | None = None) -> Automation:
     """Build the deployment's automation.
 
-    Args:
-        settings: the deployment's settings.
-        clock: the clock of the sensors; a test may replace it. (Dagster gives schedules the time.)
+    `clock` is that of the sensors; Dagster gives schedules the time.
     """
     monitor = Monitor(settings, clock or (lambda: datetime.now(settings.zone)))
     jobs = [*_build_jobs(monitor)]
@@ -375,9 +373,7 @@ def freshness_policy(settings: Settings, policy: Policy) -> dg.FreshnessPolicy |
     materialization, whichever day that was of: the check `days` looks at every day. None for a
     calendar with an end, after which nothing is ever fresh.
 
-    Args:
-        settings: the deadline and the business time zone.
-        policy: of the table, or of the deployment for assets without days.
+    `policy` is that of the table, or of the deployment for assets without days.
     """
     if settings.end is not None:
         return None

@@ -40,7 +40,7 @@ from backfill_assets.tables.graph import config_digests, tables_of
 from backfill_assets.tables.sources import Role, Source, SourceTable
 from backfill_assets.tables.table import Table
 
-#: Incidents about lines concern log days of the last so many days only.
+#: Incidents about lines and missing folders concern the last so many days only.
 _NEWS_DAYS = 30
 _ABSENT = (
     "no folder has landed for this arrival day, so it counts as an empty day until files land; if "
@@ -332,11 +332,6 @@ def disk_failures(instance: dg.DagsterInstance, since: datetime) -> list[Inciden
 
 def read_situation(settings: Settings, instance: dg.DagsterInstance, now: datetime) -> Situation:
     """Read everything that the day states are derived from.
-
-    Args:
-        settings: the deployment's settings.
-        instance: has the runs whose checks failed.
-        now: the moment.
 
     Raises:
         LandingError: the landing is not where the settings say.

@@ -170,12 +170,7 @@ class Chart:
 
 
 def windows_chart(lateness: LatenessFigures, window_days: int) -> Chart:
-    """Return the chart of the share of lines and money that each window catches.
-
-    Args:
-        lateness: of event days with lines.
-        window_days: the configured reprocessing window W.
-    """
+    """Return the chart of the share of lines and money that each window catches."""
     parts = (
         ("money", lateness.cents, "orange", "square"),
         ("lines", lateness.lines, "blue", "dot"),
@@ -260,11 +255,7 @@ def late_chart(rows: Rows, window_days: int, arrives_after: int) -> Chart:
 def counts_chart(rows: Rows, name: str, title: str, colour: str) -> Chart:
     """Return the chart of one count by log day.
 
-    Args:
-        rows: of `tables.sources.ArrivalLateness`.
-        name: of the column `<name>_lines`.
-        title: what is counted.
-        colour: of the bars, as a CSS class.
+    The column is `<name>_lines`; `colour` is a CSS class.
     """
     counts = [row[f"{name}_lines"] for row in rows]
     return _log_day_chart(rows, [(f"bar {colour}", title, counts)], _linear_axis(max(counts)))
@@ -304,11 +295,7 @@ def _log_day_chart(
 ) -> Chart:
     """Return a chart over log days, with space around if they are few.
 
-    Args:
-        rows: of `tables.sources.ArrivalLateness`, by log day.
-        marks: looks, names and values of the series; bars are stacked in this order.
-        axis: the vertical scale, and its ticks.
-        across: names and values of horizontal lines.
+    Bars are stacked in the order of `marks`; `across` are horizontal lines.
     """
     scale, y = axis
     first, last = rows[0]["log_date"], rows[-1]["log_date"]
@@ -433,11 +420,7 @@ _PAGES.filters |= {"many": format_count, "were": lambda count: "was" if count ==
 def render_page(table: pa.Table, source: Source, settings: Settings, version: int) -> str:
     """Return the page as one HTML file without external resources.
 
-    Args:
-        table: rows of the source's lateness table, at least one.
-        source: the source.
-        settings: give the window, the business time zone, and the URL of the UI.
-        version: of the table that the rows were read at.
+    `table` has at least one row, read at `version`.
     """
     rows = sorted(table.to_pylist(), key=lambda row: row["log_date"])
     # As shown to people: counted from the day on which the lines of an event day usually arrive.
@@ -492,9 +475,7 @@ def _sum_totals(rows: Rows, window_days: int) -> dict[str, Any]:
 def _caught_by_window(by_delay: Mapping[int, int], window_days: int) -> dict[str, Any] | None:
     """Return the shares of lines or money that windows catch; None if there are none.
 
-    Args:
-        by_delay: lines or cents by delay in days.
-        window_days: the configured reprocessing window W.
+    `by_delay` has lines or cents by delay in days.
     """
     whole = sum(by_delay.values())
     if not whole:

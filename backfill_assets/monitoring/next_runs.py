@@ -76,11 +76,7 @@ def load_requests(
 ) -> list[Request]:
     """Return the runs that load what has landed, with all tables by log day that follow.
 
-    Args:
-        unloaded: by raw log.
-        graph: of all tables.
-        per_run: the most days of a run.
-        may_fill_gap: whether a day between two ranges may be included to join them.
+    `per_run` is the most days of a run.
     """
     groups = {
         graph.loaded_with(log): dict(unloaded_days.days_to_load)
@@ -98,14 +94,9 @@ def rebuild_requests(
 ) -> list[Request]:
     """Return the runs that bring the open days up to date, in ascending order of their ranges.
 
-    Args:
-        stale: the stale days.
-        graph: of all tables.
-        per_run: the most days of a run.
-        in_progress: by the id of an unfinished run or backfill, the tables that wait for it if it
-            changed one of their inputs: it will build them, or change more.
-        may_fill_gap: whether a day between two ranges may be included to join them, and whether a
-            run may build a further table for a day.
+    `per_run` is the most days of a run. `in_progress` has, by id of an unfinished run or backfill,
+    the tables that wait for it if it changed one of their inputs: it will build them, or change
+    more.
     """
     may_fill_gap = _split_at_weeks(may_fill_gap, graph)
 
@@ -151,7 +142,7 @@ def _table_chains(graph: Graph) -> Iterator[tuple[list[str], bool]]:
 
 
 def _split_at_weeks(may_fill_gap: GapRule, graph: Graph) -> GapRule:
-    """Forbid to join ranges across the boundary of two weeks."""
+    """Also allow days on which no partition begins, such as those within a week."""
 
     def may_fill(table: str, day: date) -> bool:
         return graph.tables[table].grain.first_day(day) != day or may_fill_gap(table, day)
@@ -162,8 +153,8 @@ def _split_at_weeks(may_fill_gap: GapRule, graph: Graph) -> GapRule:
 def _drop_waiting_parts(requests: Sequence[Request], graph: Graph) -> list[Request]:
     """Keep only the first part of a cut range if one of its tables is stateful.
 
-    Stateful days cannot be built by parallel runs. The other parts are still stale when the first
-    run has ended.
+    Stateful days cannot be built by parallel runs. The other parts are still stale after the first
+    run.
     """
     runnable: list[Request] = []
     begun: set[tuple[tuple[str, ...], Window | None]] = set()
@@ -328,9 +319,7 @@ class RunPlanner:
     ) -> list[Request]:
         """Return the runs that bring open days up to date.
 
-        Args:
-            today: the business day.
-            in_progress: the result of `tables_in_progress`, read before this call.
+        `in_progress`, the result of `tables_in_progress`, must be read before this call.
         """
         ledgers = read_ledgers(self.settings)
         stale = find_stale_days(ledgers, self.policy, today)
@@ -355,10 +344,7 @@ class RunPlanner:
         All loads are returned at once, as they run one by one in the queue. Between two of their
         ranges there is always a day that cannot be loaded.
 
-        Args:
-            today: the business day.
-            in_progress: the result of `tables_in_progress`.
-            not_tried: removes requests that were made before.
+        `not_tried` removes requests that were made before.
         """
         if load_runs := not_tried(self.plan_loads(today)):
             return LOAD, load_runs
@@ -369,12 +355,6 @@ def unloaded_by_log(
     settings: Settings, ledgers: Ledgers, graph: Graph, today: date
 ) -> dict[str, UnloadedDays]:
     """Return, by raw log, what has landed compared with what was loaded.
-
-    Args:
-        settings: give the place of the landing.
-        ledgers: of the raw logs and the rejected lines.
-        graph: of all tables.
-        today: the business day.
 
     Raises:
         LandingError: the landing is not where the settings say.
@@ -410,13 +390,6 @@ def make_gap_rule(
 
     Computing such a day again changes no row; if its code has not changed either, it is not even
     computed. A final day is allowed only in the latter case: no scheduled run may write it.
-
-    Args:
-        ledgers: of all tables.
-        stale: the stale days.
-        policy: the late-data policy.
-        code: of the runs.
-        configs: by table, the digest of the settings that decide it.
     """
     final_by_table, graph = final_days(ledgers, policy), graph_of(ledgers, policy)
 
@@ -459,10 +432,7 @@ def assets_of(request: Request, tables: Mapping[str, Table]) -> list[str]:
 class NightResult:
     """Outcome of a night without a daemon.
 
-    Attributes:
-        succeeded: requests whose runs succeeded.
-        failed: requests whose runs failed.
-        waiting: requests left to unfinished runs of others.
+    `waiting` requests are left to unfinished runs of others.
     """
 
     succeeded: list[Request] = field(default_factory=list)
@@ -479,12 +449,6 @@ def run_night(
     """Run batch after batch, reading the tables again after each, until nothing is due.
 
     A failed request is not tried again; the others continue.
-
-    Args:
-        planner: plans the batches.
-        today: the business day.
-        find_in_progress: calls `tables_in_progress` for the runs of others.
-        run_request: runs a request of a kind, and returns whether it succeeded.
     """
     result = NightResult()
 
@@ -507,11 +471,8 @@ def tables_in_progress(
 ) -> dict[str, frozenset[str]]:
     """Return, by id of each unfinished run and backfill, the tables that wait for it.
 
-    Args:
-        instance: has the runs.
-        tables: names of all tables.
-        daemon: whether a daemon is running. Without one, queued runs are never launched, and runs
-            whose process is dead are never ended or retried.
+    Without a daemon, queued runs are never launched, and runs whose process is dead are never ended
+    or retried: they are left out.
     """
     waiting_tables = {
         run.run_id: _selected_tables(run.asset_selection, tables)

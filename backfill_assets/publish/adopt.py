@@ -85,9 +85,7 @@ class ClonedDays:
     def raise_if_files_missing(self, url: str, days: Iterable[date]) -> None:
         """Check that the data files of these days still exist.
 
-        Args:
-            url: of the table that is to receive them.
-            days: the days to check.
+        `url` is that of the receiving table.
 
         Raises:
             PublishError: files are missing.

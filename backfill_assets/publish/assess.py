@@ -79,12 +79,7 @@ def days_to_compute(
 ) -> dict[date, str]:
     """Return the days of a plan that must be computed, each with its reason.
 
-    Args:
-        ledger: of the table.
-        plan: the compute plan, with the current input fingerprints.
-        code_version: of the code that would compute the days.
-        config_digest: of the settings that decide their rows now.
-        rewrite: days that the run requests in any case.
+    Days in `rewrite` are computed in any case.
     """
     inputs = [source.ledger for source in plan.sources]
     reasons = {
@@ -108,10 +103,6 @@ def days_on_hold(ledger: Ledger, fingerprints: Mapping[date, str]) -> set[date]:
 
     Of a stateful table, also the days on hold that follow such a day without a gap: they were built
     from it.
-
-    Args:
-        ledger: of the table.
-        fingerprints: by day, the current input fingerprint.
     """
     held_days: set[date] = set()
     for day in sorted(ledger.on_hold.keys() & fingerprints.keys()):
@@ -137,11 +128,7 @@ def refuse_other_code(
 ) -> None:
     """Raise if the backfill of this run was planned with other code or other settings.
 
-    Args:
-        ledgers: of the table and of its inputs.
-        window: the run's days.
-        record: the run's part of the commit metadata.
-        config_of: returns the digest of the settings that decide a table now.
+    `ledgers` starts with the table's own; those of its inputs follow.
 
     Raises:
         PublishError: a deploy came in between. All days of one backfill must be computed by the
@@ -185,12 +172,6 @@ def missing_inputs(
     A missing input day is not an empty one. A day that failed upstream in this run must not be
     built from its older rows. Input days of other settings could count an order twice, or not at
     all.
-
-    Args:
-        sources: the inputs.
-        window: the days to compute.
-        config_of: returns the digest of the settings that decide a table now.
-        failed: by table, the days that this run failed to publish.
     """
     expectations: dict[date, Expectation] = {}
     for source in sources:

@@ -69,10 +69,6 @@ _WORKER_TRACEBACK = re.compile(
 def explain_spark_errors(table: Table, days: Window) -> Iterator[None]:
     """Replace errors of Spark by a step failure with a short message, without plan and stack.
 
-    Args:
-        table: the table.
-        days: the days that are computed.
-
     Raises:
         dagster.Failure: the rows cannot be computed.
         Exception: the error is one of the engine, not of the rows; unchanged.
@@ -87,10 +83,6 @@ def explain_spark_errors(table: Table, days: Window) -> Iterator[None]:
 @contextmanager
 def explain_function_errors(table: Table, days: Window) -> Iterator[None]:
     """Replace errors of a table's function by a step failure that names its file and line.
-
-    Args:
-        table: the table.
-        days: the days that the function is called for.
 
     Raises:
         dagster.Failure: the function raised an exception.
@@ -108,11 +100,7 @@ def explain_function_errors(table: Table, days: Window) -> Iterator[None]:
 def step_failure(table: Table, days: Window, problem: str, error: Exception) -> dg.Failure:
     """Return the failure of a step: what failed, why, the state of the table, what to do.
 
-    Args:
-        table: the table.
-        days: the days that were to be computed.
-        problem: the first part of the message.
-        error: the cause.
+    `problem` is a clause such as "its function failed".
     """
     is_spark_error = isinstance(error, SPARK_ERRORS)
     cause = (
@@ -168,13 +156,8 @@ def refuse_dependent_days(
     It compares the day with the fewest rows, and one day without rows. Values of floating-point
     columns are not compared: their sum depends on the order of the rows.
 
-    Args:
-        table: the table.
-        frame: the rows of the range.
-        days: the range.
-        rows: row counts of the days that passed the audit.
-        compute_alone: computes one day by itself.
-        stateful: whether the table is stateful: then only the first day can be computed alone.
+    `rows` has the row counts of the days that passed the audit. Of a stateful table, only the first
+    day can be computed alone.
 
     Raises:
         DependentDaysError: a day has other rows; nothing was written.
@@ -316,13 +299,8 @@ def compute_days(
 ) -> AuditedDays:
     """Compute and audit the days that have a fingerprint, not those between them.
 
-    Args:
-        table: the table.
-        plan: the compute plan.
-        fingerprints: the days, each with its input fingerprint.
-        ledger: of the table.
-        merge_writer: merges the days into the table; None if they replace whole days.
-        skip_independence: whether this code's ranges need no comparison with days computed alone.
+    `merge_writer` is None if the days replace whole days. With `skip_independence`, days are not
+    compared with days computed alone.
 
     Raises:
         SchemaError: a column is missing or of another type.

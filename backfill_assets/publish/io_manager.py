@@ -203,11 +203,7 @@ class DeltaIOManager(Publisher):
         of every day of a run, and shows a day that lacks them as failed or missing if the run
         fails.
 
-        Args:
-            instance: holds the materializations that evaluations refer to.
-            table: the table.
-            results: of the run's days.
-            task_figures: additional metadata of the days that were computed.
+        `task_figures` is additional metadata of the days that were computed.
         """
         not_computed = (Outcome.IDENTICAL, Outcome.FAILED, Outcome.WITHDRAWN)
         newest = max(

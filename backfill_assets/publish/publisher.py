@@ -99,14 +99,7 @@ def day_results(
 ) -> list[DayResult]:
     """Return the results of the days that were computed.
 
-    Args:
-        table: the table.
-        audited: the days.
-        reasons: by day, why it was computed.
-        version: of the commit that covers the days that passed; None if there is none.
-        inputs: the version of each input table.
-        commit_notes: what the asset added to the commit.
-        changed: the days whose files were written.
+    `version` is None if no day passed; `changed` are the days whose files were written.
     """
     results = []
     for day, reason in reasons.items():
@@ -297,15 +290,7 @@ class Publisher(dg.ConfigurableIOManager):
         requested: Mapping[date, str],
         record: Mapping[str, Any],
     ) -> tuple[dict[date, str], dict[date, Expectation]]:
-        """Split the days to compute into those that can be built and those that are refused.
-
-        Args:
-            ledger: of the table.
-            plan: the compute plan.
-            window: the days of the plan.
-            requested: the days to compute, each with its reason.
-            record: the run's part of the commit metadata.
-        """
+        """Split the days to compute into those that can be built and those that are refused."""
         table, failed_by_table = ledger.table, self.failed_days(record["run_id"])
         others = [source for source in plan.sources if source.table is not table]
         refused = missing_inputs(others, window, self.config_of, failed_by_table)
@@ -328,14 +313,7 @@ class Publisher(dg.ConfigurableIOManager):
     ) -> list[DayResult] | None:
         """Commit the days that passed; return None if another commit of this package came first.
 
-        Args:
-            table: the table.
-            audited: the days.
-            reasons: the days to publish, each with its reason.
-            ledger: of the table.
-            plan: the compute plan.
-            record: the run's part of the commit metadata.
-            rewrite: days to write although their rows have not changed.
+        Days in `rewrite` are written although their rows have not changed.
         """
         verdicts = [audited.verdicts[day] for day in reasons]
         inputs = {source.table.name: source.ledger.version or 0 for source in plan.sources}

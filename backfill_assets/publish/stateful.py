@@ -34,14 +34,8 @@ def split_buildable_days(
     If a day is computed, so are all later days, as they may change. No day is built after a day
     that is not published with its current inputs.
 
-    Args:
-        ledger: of the table.
-        plan: the compute plan.
-        window: the days of the plan, without a gap.
-        reasons: the days to compute because of other inputs, each with its reason.
-        refused: the days that cannot be built because of other inputs.
-        failed: earlier days of the table that this run failed to publish.
-        config_digest: of the settings that decide the table now.
+    `reasons` and `refused` consider the other inputs only; `failed` are days of the table that this
+    run failed to publish.
     """
     name = ledger.table.name
     blocker = _blocking_reason(ledger, plan, window.start, failed, config_digest)
@@ -85,11 +79,7 @@ def recompute_digests(
 ) -> tuple[dict[date, str], list[Verdict]]:
     """Return the actual input fingerprints and verdicts of days that depend on each other.
 
-    Args:
-        table: the table.
-        plan: the compute plan.
-        ledger: of the table.
-        verdicts: of each day by itself, in ascending order.
+    `verdicts` are those of each day by itself, in ascending order.
 
     Returns:
         The fingerprint of each day, given the day before as it was computed; and the verdicts, of
@@ -120,11 +110,8 @@ def unchanged_suffix(
 ) -> list[date]:
     """Return the days of a stateful table that came out as they are published.
 
-    Args:
-        ledger: of the table.
-        plan: the compute plan; for a table that is not stateful, the result is empty.
-        fingerprints: as returned by `recompute_digests`.
-        requested_days: days that were computed for another reason than a change of the day before.
+    Empty for other tables. `requested_days` were computed for another reason than a change of the
+    day before.
     """
     unchanged = []
     for day, fingerprint in fingerprints.items() if plan.fingerprint_after else ():

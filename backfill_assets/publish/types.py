@@ -124,12 +124,7 @@ class Snapshot:
     def days_with_other_settings(
         self, window: Window, config_digest: str
     ) -> dict[date, list[date]]:
-        """Return, by day of a window, its input days that were built under other settings.
-
-        Args:
-            window: the days to build.
-            config_digest: of the settings that decide this table now.
-        """
+        """Return, by day of a window, its input days that were built under other settings."""
         other_settings_days = self.ledger.under_other_settings(config_digest)
         input_days = self.input_days or (lambda day: [day] if self.by_day else [])
         if not other_settings_days:
@@ -143,11 +138,7 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class Input:
-    """An input of an asset, not read yet: see `Publisher.publish`.
-
-    Attributes:
-        read_snapshot: returns the table as of now.
-    """
+    """An input of an asset, not read yet: see `Publisher.publish`."""
 
     read_snapshot: Callable[[], Snapshot]
 
@@ -229,9 +220,7 @@ class ComputePlan:
 class Candidate:
     """What an asset returns for publication.
 
-    Attributes:
-        table: the table to publish to.
-        plan: reads the current inputs and plans the days of a window.
+    `plan` reads the current inputs and plans the days of a window.
     """
 
     table: Table

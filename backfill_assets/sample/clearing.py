@@ -24,17 +24,11 @@ def write_file_list(landing: Path) -> None:
 
 
 def remove_sample(project: Path) -> str:
-    """Remove the sample's landing, its warehouse and the Dagster instance of a project.
+    """Remove `data` (landing and warehouse) and `.dagster` of a project, if they are the sample.
 
-    It removes all of `data` and `.dagster`, or nothing: every file of the landing must be an
-    unchanged file of the sample, every table of the warehouse must be loaded only from such files,
-    and no folder may be a link.
-
-    Args:
-        project: the folder that contains `data` and `.dagster`.
-
-    Returns:
-        Which folders were not removed, and why; empty if none remains.
+    It removes all or nothing: every file of the landing must be an unchanged file of the sample,
+    every table of the warehouse must be loaded only from such files, and no folder may be a link.
+    It returns which folders were not removed, and why; empty if none remains.
     """
     data, home = project / "data", project / ".dagster"
     folders = [folder for folder in (data, home) if os.path.lexists(folder)]

@@ -436,7 +436,6 @@ def _winning_lines(
 
 
 def _event_days(staged: dict[date, list[Line]], in_time: Counter[date]) -> dict[str, dict]:
-    """The expected numbers of each event day."""
     event_days = {}
     for day, winners in staged.items():
         revenue = sum((line.amount for line in winners), Decimal("0.00"))
@@ -461,16 +460,9 @@ def write_invented_landing(
 ) -> dict:
     """Write arrival folders and `expected.json` below `landing`; return the content of the latter.
 
-    The same arguments give the same bytes. The business time zone is UTC. All orders happen, and
-    all lines arrive and are logged, from `start` to the day before `start + days`.
-
-    Args:
-        landing: The landing root; its `orders` folder must not exist yet.
-        start: The first arrival day.
-        days: The number of arrival days.
-        orders_per_day: The number of orders per day.
-        seed: Another seed gives other orders with the same troubles.
-        window_days: The reprocessing window of the expected result.
+    The same arguments give the same bytes; another seed gives other orders with the same troubles.
+    The business time zone is UTC. All orders happen, and all lines arrive and are logged, from
+    `start` to the day before `start + days`. `window_days` is that of the expected result.
 
     Raises:
         FileExistsError: If `landing` already has an `orders` folder.
@@ -534,13 +526,9 @@ _RECORD = re.compile(r"\s*([0-9]+)\s+([0-9]{4})([0-9]{2})([0-9]{2})\s+[0-9]+\s+(
 def write_cdnow_landing(master: Path, landing: Path) -> int:
     """Write one arrival folder per purchase day; return the number of lines.
 
-    A record has no key, and exact repeats are real purchases. So the record's number in the file
-    (1 for the first line after the header) becomes the order's id.
-
-    Args:
-        master: The master file: a header line, then customer, date, number of CDs and value,
-            separated by whitespace.
-        landing: The landing root; its `orders` folder must not exist yet.
+    The master file has a header line, then customer, date, number of CDs and value, separated by
+    whitespace. A record has no key, and exact repeats are real purchases. So the record's number
+    in the file (1 for the first line after the header) becomes the order's id.
 
     Raises:
         FileExistsError: If `landing` already has an `orders` folder.

@@ -99,13 +99,9 @@ def connect_server_command(
 ) -> list[str]:
     """The command of a Spark Connect server with Delta, on loopback.
 
-    The pip package has no start script for it; `spark-submit` runs the class.
-
-    Args:
-        settings: the deployment's settings.
-        port: the port to serve on.
-        folder: takes the files of Spark's settings, which are read at each start.
-        scratch: the server's local folder; Spark's default if None.
+    The pip package has no start script for it; `spark-submit` runs the class. The folder takes the
+    files of Spark's settings, which are read at each start; without `scratch`, Spark chooses its
+    local folder.
 
     Raises:
         EngineError: a jar in the cache is not the published one.
@@ -130,11 +126,7 @@ def connect_server_command(
 
 
 def static_config(java_options: str = "") -> dict[str, str]:
-    """The settings that must be set before the JVM starts, embedded or as a Connect server.
-
-    Args:
-        java_options: further options of the driver's JVM.
-    """
+    """The settings that must be set before the JVM starts, embedded or as a Connect server."""
     return {
         **DELTA_CONF,
         "spark.databricks.delta.snapshotPartitions": "2",

@@ -55,9 +55,7 @@ class S3(NamedTuple):
     def with_s3a_conf(self, config: Mapping[str, str]) -> dict[str, str]:
         """Spark's configuration with the settings of Hadoop's S3A; they contain no secret.
 
-        Args:
-            config: of a JVM that is to start; it overrides ours, except where commits would be
-                lost.
+        Its own settings win, except where commits would be lost.
         """
         options = {
             "endpoint": self.endpoint,
@@ -108,12 +106,7 @@ def _s3_filesystem(s3: S3) -> pafs.S3FileSystem:
 
 
 def replace_file(folder: str, name: str, content: bytes) -> None:
-    """Write a file atomically, in place of an existing one.
-
-    Args:
-        folder: path or URL, created if missing.
-        name: the file's name.
-        content: the file's bytes.
+    """Write a file atomically, in place of an existing one; a missing folder is created.
 
     Raises:
         OSError: it cannot be written.

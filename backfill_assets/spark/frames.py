@@ -32,11 +32,6 @@ def create_frame(
 
     From rows, even from none, Spark creates a frame with Python processes on its executors: a
     second on each of them, and a cluster may have no executors yet. From Arrow it does not.
-
-    Args:
-        spark: the session.
-        struct: the columns.
-        rows: their values, row by row.
     """
     dicts = [dict(zip(struct.names, map(_to_utc, row), strict=True)) for row in rows]
     table = pa.Table.from_pylist(dicts, schema=to_arrow_schema(struct, timezone="UTC"))
@@ -52,13 +47,11 @@ def _to_utc(value: Any) -> Any:
 def read_observation(observation: Observation, seconds: float = 60) -> dict[str, Any]:
     """The values that Spark observed of a frame whose action has ended, by name.
 
-    Args:
-        observation: the one passed to `DataFrame.observe`.
-        seconds: the timeout: values come by Spark's event bus, which may drop events, and
-            `Observation.get` then waits for ever.
+    They come by Spark's event bus, which may drop events, and `Observation.get` then waits for
+    ever.
 
     Raises:
-        TimeoutError: no values in time.
+        TimeoutError: no values in `seconds`.
     """
     results: SimpleQueue[dict[str, Any]] = SimpleQueue()
     Thread(target=lambda: results.put(observation.get), daemon=True).start()
@@ -108,13 +101,9 @@ def caching() -> Iterator[Cache]:
 
 
 def release_orphaned_frames(session: SparkSession) -> list[str]:
-    """Release the cached frames of dead processes of this machine.
+    """Release the cached frames of dead processes of this machine, and return their names.
 
-    Args:
-        session: any session of the server.
-
-    Returns:
-        The names of the frames.
+    Any session of the server can do that.
     """
     views = session.sql(f"SHOW VIEWS IN {_GLOBAL_VIEWS} LIKE 'cached_*'").collect()
     orphaned = [view["viewName"] for view in views if _is_orphaned(view["viewName"])]

@@ -122,12 +122,7 @@ def s3_jars(cache: Path) -> list[Path]:
 
 
 def with_jars(config: Mapping[str, Any], cache: Path) -> dict[str, Any]:
-    """A session's configuration with the jars of the cache, and the deployment's own.
-
-    Args:
-        config: of a JVM that is to start; its own `spark.jars` are kept.
-        cache: the folder of the jars.
-    """
+    """A session's configuration with the jars of the cache, and its own `spark.jars`."""
     # Delta's alone are enough, copied there by hand; without them the others are useless.
     package_jars = delta_jars(cache)
     if package_jars:
@@ -146,9 +141,7 @@ def with_jars(config: Mapping[str, Any], cache: Path) -> dict[str, Any]:
 def raise_if_unknown_jars(config: Mapping[str, Any], cache: Path) -> None:
     """Raise if a session would load jars from the cache that are not the published ones.
 
-    Args:
-        config: its configuration. A user's own jars, in other folders, are not checked.
-        cache: the folder of the Delta jars.
+    A user's own jars, in other folders, are not checked.
 
     Raises:
         EngineError: naming the jars; nothing was started.
@@ -208,12 +201,8 @@ def _fetch_jars(
 def _download_jars(coordinates: Sequence[str], cache: Path, excludes: str) -> str:
     """Try to download artifacts with their dependencies, and return the error output.
 
-    The jars appear under their final name all at once, so a broken download is never used.
-
-    Args:
-        coordinates: the artifacts; the folder is named for the first.
-        cache: the folder of the jars.
-        excludes: dependencies that are not downloaded.
+    The jars appear all at once in a folder named for the first artifact, so a broken download is
+    never used.
     """
     cache.mkdir(parents=True, exist_ok=True)
     groups = tuple({coordinate.split(":")[0] for coordinate in coordinates})

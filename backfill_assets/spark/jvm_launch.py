@@ -31,11 +31,9 @@ _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 
 
 def submit_options(config: Mapping[str, Any], folder: Path) -> list[str]:
-    """Write the settings to private files, and return the options of `spark-submit` that name them.
+    """The options of `spark-submit` for settings that are written to private files in the folder.
 
-    Args:
-        config: the settings.
-        folder: the folder of the files, which are read at each start of the command.
+    The files are read at each start of the command.
     """
     settings = {name: str(value) for name, value in config.items()}
     if options := shlex.split(settings.get(_JAVA_OPTIONS, "")):
@@ -83,18 +81,10 @@ _TMPDIR_OPTION = "-Djava.io.tmpdir="
 
 
 class ScratchDir:
-    """The local folder of one engine, until the process that created it ends.
-
-    Attributes:
-        folder: the folder; only its owner can read or write it.
-    """
+    """The private local folder of one engine, until the process that created it ends."""
 
     def __init__(self, home: Path) -> None:
-        """Create the folder, and remove the folders of dead engines.
-
-        Args:
-            home: DAGSTER_HOME; its folder `scratch` holds the folders of all its engines.
-        """
+        """Create the folder in DAGSTER_HOME/scratch, and remove the folders of dead engines."""
         self._root = home.resolve() / "scratch"
         self.folder = self._root / f"engine-{uuid4().hex}"
         self._lock: int | None = None
@@ -117,11 +107,7 @@ class ScratchDir:
         self._known_blocks: set[Path] = set()
 
     def with_local_dir(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Spark's configuration, with this folder unless it names another one.
-
-        Args:
-            config: of a driver whose JVM is to start.
-        """
+        """Spark's configuration, with this folder unless it names another one."""
         options = config.get(_JAVA_OPTIONS, "")
         # Spark splits the options of a JVM at each space.
         if _TMPDIR_OPTION not in options and " " not in str(self.folder):
@@ -182,12 +168,7 @@ def class_archive_path(cache: Path) -> Path | None:
 
 
 def with_class_archive(config: Mapping[str, Any], cache: Path) -> dict[str, Any]:
-    """Spark's configuration, with the archive if there is one.
-
-    Args:
-        config: of a driver whose JVM is to start.
-        cache: the folder of the Delta jars.
-    """
+    """Spark's configuration, with the archive if there is one."""
     archive = class_archive_path(cache)
     if archive is None or not archive.exists():
         return dict(config)
@@ -196,10 +177,9 @@ def with_class_archive(config: Mapping[str, Any], cache: Path) -> dict[str, Any]
 
 
 def make_class_archive(cache: Path) -> bool:
-    """Create the archive unless there is one, which takes some 20 seconds.
+    """Create the archive unless there is one, in some 20 seconds; whether there is one now.
 
-    Returns:
-        Whether there is one now; a JVM starts without one as well.
+    A JVM starts without one as well.
     """
     archive = class_archive_path(cache)
     if archive is None or archive.exists():

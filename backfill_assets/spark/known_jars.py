@@ -123,12 +123,7 @@ _TARGET_JAVA = 8
 
 @dataclass(frozen=True)
 class JavaSource:
-    """A source file, and the jar of its classes.
-
-    Attributes:
-        file: the name of the source file, in this module's folder.
-        jar: the name of the jar.
-    """
+    """A Java source file in this module's folder, and the name of the jar of its classes."""
 
     file: str
     jar: str
@@ -141,11 +136,7 @@ class JavaSource:
     def build_jar(self, cache: Path, libraries: Sequence[Path] = ()) -> Path:
         """Compile the source, unless that is done, with the compiler that is part of Spark.
 
-        So no Java development kit is needed.
-
-        Args:
-            cache: the folder of the jars.
-            libraries: jars with classes that the source uses, besides Spark's own.
+        So no Java development kit is needed. The classpath is Spark's, and the libraries.
         """
         jar = self.jar_in(cache)
         if not jar.exists():
@@ -168,12 +159,7 @@ class JavaSource:
 
 
 def compiled(source: str, libraries: Sequence[Path]) -> dict[str, bytes]:
-    """The classes of a source by name, compiled in a JVM of its own.
-
-    Args:
-        source: the source's text.
-        libraries: jars with classes that the source uses, besides Spark's own.
-    """
+    """The classes of a source by name, compiled against Spark and libraries in a JVM of its own."""
     from pyspark.java_gateway import launch_gateway
 
     with use_jvm_environment("local"):

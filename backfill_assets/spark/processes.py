@@ -58,10 +58,8 @@ def jvm_environment(master: str) -> dict[str, str]:
     """The environment of a Spark JVM: that of this process, with our Spark and Python.
 
     Variables of another Spark and `_JAVA_OPTIONS`, which overrides all other options, are left out.
-    `JAVA_TOOL_OPTIONS` and `JDK_JAVA_OPTIONS` are passed on.
-
-    Args:
-        master: the master URL of the driver. Executors on other machines have their own Python.
+    `JAVA_TOOL_OPTIONS` and `JDK_JAVA_OPTIONS` are passed on. Executors on other machines keep their
+    own Python.
     """
     local = is_local(master)
     passed_on = _PASSED_ON if local else _PASSED_ON | _PASSED_ON_TO_CLUSTERS
@@ -170,7 +168,8 @@ os.execv(sys.argv[1], sys.argv[1:])
 class ProcessGroup:
     """A command and its children: a process group that does not outlive this process.
 
-    (The kernel's PR_SET_PDEATHSIG reaches only the command, not its children.)
+    Its output goes to the file `log`, in whose folder it runs, or to the terminal. (The kernel's
+    PR_SET_PDEATHSIG reaches only the command, not its children.)
     """
 
     def __init__(
@@ -180,15 +179,7 @@ class ProcessGroup:
         log: Path | None = None,
         inherits: Sequence[int] = (),
     ) -> None:
-        """Start the command.
-
-        Args:
-            command: the command.
-            environment: its environment variables.
-            log: the file for its output, whose folder is its working directory; None for the
-                terminal.
-            inherits: file descriptors of this process that it inherits, under the same numbers.
-        """
+        """Start the command; it inherits some file descriptors under the same numbers."""
         with contextlib.ExitStack() as stack:
             out = stack.enter_context(log.open("ab")) if log else None
             self._process = subprocess.Popen(

@@ -206,6 +206,9 @@ Say = Callable[[str], None]
 class Server:
     """A gRPC server that is watched, and restarted at the same address.
 
+    The address is a socket's path, or host and port. The output goes to the file `log`, in whose
+    folder it runs, or to the terminal.
+
     Attributes:
         ready: whether it has answered since its last start.
     """
@@ -219,17 +222,6 @@ class Server:
         say: Say,
         log: Path | None = None,
     ) -> None:
-        """Nothing is started yet.
-
-        Args:
-            name: its name in messages.
-            command: the command that serves.
-            address: a socket's path, or host and port.
-            environment: the command's environment variables.
-            say: prints a line on the terminal.
-            log: the file for its output, whose folder is its working directory; None for the
-                terminal.
-        """
         self.ready = False
         self._name, self._command, self._address = name, command, address
         self._environment, self._say, self._log = environment, say, log
@@ -314,6 +306,8 @@ class Server:
 class SparkServer(Server):
     """A Spark Connect server on loopback that answers only clients with its token.
 
+    `command` gets a port; its process reads the token from its environment.
+
     Attributes:
         url: its URL with the name of the session that all clients share, see `session_url`.
         token: what a client must send. It is not part of the URL, which Dagster shows.
@@ -327,16 +321,6 @@ class SparkServer(Server):
         say: Say,
         scratch: ScratchDir | None = None,
     ) -> None:
-        """Nothing is started yet.
-
-        Args:
-            command: gives the command that serves on a port; it reads the token from its
-                environment.
-            environment: the command's environment variables, without the token.
-            log: the file for its output, whose folder is its working directory.
-            say: prints a line on the terminal.
-            scratch: the command's local folder.
-        """
         port, self._ipv6_socket = _reserve_port()
         self._port, self._scratch = port, scratch
         self.url = f"sc://localhost:{port}/;session_id={uuid4()}"
@@ -455,16 +439,12 @@ _QUERY = ("-m", "backfill_assets.spark.servers")
 
 
 class HealthProbe:
-    """Runs a query on an engine from time to time, and counts failures."""
+    """Runs a query on an engine from time to time, and counts failures.
+
+    `processor_seconds` gives what the engine has used; infinite if unknown.
+    """
 
     def __init__(self, environment: Mapping[str, str], processor_seconds: Callable[[], float]):
-        """Nothing is queried yet.
-
-        Args:
-            environment: the environment variables of a client of the engine.
-            processor_seconds: gives the processor seconds that the engine has used; infinite if
-                unknown.
-        """
         self._environment, self._processor_seconds = environment, processor_seconds
         self._process: subprocess.Popen[bytes] | None = None
         self._failures = 0

@@ -164,10 +164,8 @@ def report_stalls(
 ) -> Iterator[None]:
     """Report once per stall that the calling thread waits for Spark without progress.
 
-    Args:
-        session: gives the session that the thread uses; None if it has none yet.
-        seconds: the time without progress; 0 for no reports.
-        say: takes the sentence, in another thread.
+    `session` returns None before there is one; `say` is called in another thread; 0 `seconds` turn
+    reports off.
     """
     if not seconds:
         yield

@@ -69,13 +69,8 @@ def impact_of(
 ) -> ChangeImpact:
     """Return the impact of the log days that passed the audit.
 
-    Args:
-        source: of the raw log.
-        before: the published raw log; None if there is no table yet.
-        after: the raw rows that will replace it, of all days of the run.
-        verdicts: of these days.
-        policy: the late-data policy.
-        timezone: the business time zone.
+    `before` is the published raw log (None if there is no table yet), `after` the rows of all days
+    of the run that will replace it.
     """
     passed = {v.day: v.metrics.digest for v in verdicts if v.may_publish}
     published_days = before.ledger.published_days if before else frozenset()

@@ -27,12 +27,7 @@ def input_digests(
 ) -> dict[date, str]:
     """Return the input fingerprints of days of a table.
 
-    Args:
-        inputs: of the table.
-        ledgers: of its inputs, by name.
-        days: the days.
-        references: by name, the content of its unpartitioned inputs.
-        content_overrides: by input and day, content to use instead of the published one.
+    `content_overrides` replaces published content, by input and day.
     """
     overrides = content_overrides or {}
     reference_contents = [f"{name} {content}" for name, content in (references or {}).items()]
@@ -127,16 +122,7 @@ def days_depending_on(
     source: str,
     changing_days: Collection[date],
 ) -> set[date]:
-    """Return the days of a table whose fingerprint changes if some days of an input change.
-
-    Args:
-        ledgers: of all tables.
-        policy: the late-data policy.
-        table: its name.
-        days: days of the table to test.
-        source: the name of the input.
-        changing_days: the days of the input that may change.
-    """
+    """Return the days of a table whose fingerprint changes if some days of an input change."""
     if not days or not changing_days:
         return set()
     inputs = ledgers[table].table.inputs(policy)

@@ -244,10 +244,6 @@ def built_from_revoked(ledgers: Ledgers, policy: Policy) -> dict[str, set[date]]
 
     An undo reverts them together with their input. They exist while an undo runs, after one that
     was interrupted, or if a run read the input just before.
-
-    Args:
-        ledgers: of all tables.
-        policy: the late-data policy.
     """
     affected_days: dict[str, set[date]] = {name: set() for name in ledgers}
     for source, table, days_of in downstream_tables(ledgers, policy):

@@ -146,13 +146,8 @@ def load_targets(
 
     A missing folder is expected until a folder that is `absent_days` newer has been loaded.
 
-    Args:
-        loaded: what all log days were last loaded from.
-        listing: of the folders of these days.
-        days: the log days.
-        policy: the late-data policy.
-        accepted: files that may lack orders which were loaded before.
-        close: whether to stop expecting the folders that these days lack.
+    `accepted` files may lack orders that were loaded before; `close` stops expecting the folders
+    that these days lack.
     """
     seen_days = {day for day, manifest in loaded.items() if day in manifest.present_days}
     newest = max(seen_days, default=date.min)

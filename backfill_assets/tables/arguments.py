@@ -29,11 +29,7 @@ class DeclarationError(TypeError):
 
 
 def declaration_location(frames: Iterable[tuple[FrameType, int]]) -> str:
-    """The first frame that is neither installed code nor this package, as text; empty if none.
-
-    Args:
-        frames: each with its line number.
-    """
+    """The first frame, of those with line numbers, that is user code, as text; empty if none."""
     package = Path(__file__).parent.parent
     installed = (sysconfig.get_path("stdlib"), f"{package}{os.sep}", "<")
     for frame, line in frames:
@@ -46,12 +42,7 @@ def declaration_location(frames: Iterable[tuple[FrameType, int]]) -> str:
 
 
 class Argument(NamedTuple):
-    """An argument of a declaration.
-
-    Attributes:
-        fits: whether a value is allowed.
-        allowed: what is allowed, as it follows the word `give` in a message.
-    """
+    """An argument of a declaration; `allowed` is the text after the word `give` in a message."""
 
     name: str
     value: Any

@@ -82,9 +82,6 @@ class Code:
 def running_code(settings: Settings) -> Code:
     """The code of a deployment's tables, as it is on disk now.
 
-    Args:
-        settings: name the tables, and the commit if the code is installed without its repository.
-
     Raises:
         SettingsError: a module that declares a table has no source file.
     """
@@ -104,11 +101,7 @@ def table_versions(tables: Mapping[str, Table]) -> dict[str, str]:
 
 
 def asset_version(module: str) -> str:
-    """The code version of an ordinary asset; empty if the module has no source in a project.
-
-    Args:
-        module: the full name of the module with the asset's function.
-    """
+    """The code version of an ordinary asset; empty if the module has no source in a project."""
     files = SourceFiles()
     if not files.has_source(module):
         return ""
@@ -145,8 +138,6 @@ def _text_digest(text: str) -> str:
 
 @dataclass(frozen=True)
 class _Module:
-    """A module of the project: its normalized source, and the modules that it imports."""
-
     text: str
     imports: frozenset[str]
 
@@ -164,11 +155,7 @@ class SourceFiles:
         self._distributions: set[str] = set()
 
     def modules_digest(self, modules: Iterable[str], depends_on: Sequence[str | Path] = ()) -> str:
-        """A digest of the source of modules and of what they import from the project.
-
-        Args:
-            modules: full names.
-            depends_on: as `table` takes it, but paths are absolute.
+        """A digest of modules (full names), their imports from the project, and `depends_on`.
 
         Raises:
             SettingsError: a module or file is missing.
@@ -254,7 +241,6 @@ def _module_paths(top: str) -> list[Path]:
 
 
 def _is_installed(place: Path) -> bool:
-    """Whether a file or folder belongs to the standard library or an installed distribution."""
     if {"site-packages", "dist-packages"} & {*place.parts}:
         return True
     return place.is_relative_to(sysconfig.get_path("stdlib"))
@@ -279,7 +265,6 @@ def _distributions() -> Mapping[str, list[str]]:
 
 
 def _installed_version(module: str) -> str:
-    """The version of the distribution that a third-party module comes from."""
     for name in _distributions().get(module.partition(".")[0], ()):
         return importlib.metadata.version(name)
     raise SettingsError(
@@ -470,11 +455,10 @@ def _declaring_package(place: str) -> Path:
 
 
 def git_state(given_commit: str | None, source: Path) -> tuple[str, bool | None]:
-    """The git commit of code, empty if unknown; and whether it was changed, None if unknown.
+    """The git commit of a package or module, empty if unknown; and whether its source differs.
 
-    Args:
-        given_commit: the commit that the code was built from, if installed without its repository.
-        source: the folder of a package, or the file of a module.
+    If the code is installed without its repository, the commit is `given_commit`. None means that
+    it is unknown whether the source differs.
     """
     package, file = (source, "__init__.py") if source.is_dir() else (source.parent, source.name)
     # Untracked code, such as a `.venv`, lies in a repository that is not its own.

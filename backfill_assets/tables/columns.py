@@ -229,7 +229,6 @@ def wrong_value(kind: T.DataType, value: Any) -> str:
 
 
 def _compared_values(statistics: Mapping[str, Any]) -> list[Any]:
-    """The values that a check compares with."""
     several = [values for name, values in statistics.items() if name.endswith("_values")]
     single = ("min_value", "max_value", "value")
     return [x for values in several for x in values] + [
@@ -293,9 +292,7 @@ _VERSION, _RENAMED, _GAP = "schema_version", "renamed_from", "gap"
 class ColumnGap:
     """The days before the source had a column, and the value of the column on them.
 
-    Attributes:
-        since: the first day with values of the source.
-        default: the value on the days before; None for null.
+    `since` is the first day with values of the source; a `default` of None means null.
     """
 
     since: date
@@ -424,12 +421,7 @@ def convert_columns(frame: DataFrame, partition: str, columns: Mapping[str, Any]
 
 
 def files_match_schema(stored: T.StructType, columns: Mapping[str, Any]) -> bool:
-    """Whether data files need no conversion by `convert_columns`.
-
-    Args:
-        stored: the columns of the Delta table when the files were written.
-        columns: the current pandera columns by name.
-    """
+    """Whether files with the `stored` columns need no conversion by `convert_columns`."""
     types = {column.name: column.dataType.simpleString() for column in stored}
     for name, column in columns.items():
         if name in types:

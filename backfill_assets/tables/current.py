@@ -1,9 +1,8 @@
 """`current` and `corrections`: a table with all late data, and its difference from final facts.
 
-A table that is built from staging has only lines that came in time. `current` applies the same
-function to the greatest version of every key known now, as if the window had no end. `corrections`
-is the difference between the two, for whatever reason: it depends only on which lines exist, not on
-when they came.
+A table built from staging has only lines that came in time. `current` applies the same function to
+the greatest version of every key known now, as if the window had no end. `corrections` is the
+difference between the two, whatever its reason.
 """
 
 from __future__ import annotations
@@ -36,11 +35,9 @@ from backfill_assets.tables.unpartitioned import UnpartitionedInput
 
 @dataclass(frozen=True, kw_only=True)
 class Current(Table):
-    """A table computed like another one, but from everything that is known now.
+    """A table computed like another one, `base`, but from everything that is known now.
 
-    Attributes:
-        base: the other table; its only input with days is the staging of a source.
-        source: that source.
+    The only input of `base` with days is the staging of `source`.
     """
 
     base: Derived
@@ -68,12 +65,7 @@ class Current(Table):
 
 @dataclass(frozen=True, kw_only=True)
 class Corrections(Table):
-    """A table of the amounts to add to facts to get everything that is known now.
-
-    Attributes:
-        facts: the facts.
-        current: the same with everything that is known now.
-    """
+    """A table of the amounts to add to facts to get everything that is known now."""
 
     facts: Derived
     current: Current

@@ -87,13 +87,7 @@ class Published:
 
 @dataclass(frozen=True)
 class Conserved:
-    """A total of a day that must equal a sum, or the row count, of its input.
-
-    Attributes:
-        parameter: the input.
-        column: the input's column to sum; None to count rows.
-        total: the table's column whose sum must be equal; one of the model's `totals`.
-    """
+    """A total of a day that must equal a sum, or the row count, of its input; see `conserves`."""
 
     parameter: str
     column: str | None
@@ -132,12 +126,7 @@ def carries_state(table: Table) -> bool:
 
 
 def versions_in(tables: Mapping[str, Table], first: str) -> list[Derived]:
-    """The versions of one table, in ascending order.
-
-    Args:
-        tables: by name.
-        first: name of the first version.
-    """
+    """The versions of the table whose first version has this name, in ascending order."""
     versions = [
         table for table in tables.values() if isinstance(table, Derived) and table.first == first
     ]

@@ -251,12 +251,7 @@ def _build_graph(place: str, policy: Policy) -> Graph:
 
 
 def buildable_tables(settings: Settings, chosen: Collection[str], today: date) -> tuple[str, ...]:
-    """The tables that can be built on a business day, inputs first.
-
-    Args:
-        settings: the deployment's settings.
-        chosen: names of tables; if empty, all tables that are not retired.
-        today: the business day.
+    """The chosen tables, or all that are not retired on a business day, inputs first.
 
     Raises:
         ValueError: there is no such table, or it is retired.

@@ -17,12 +17,9 @@ from backfill_assets.tables.arguments import Argument, check_arguments, is_text
 
 
 class Rule(NamedTuple):
-    """A condition that must be true for each row of a table.
+    """A condition in SQL that must be true for each row of a table, and its meaning in a sentence.
 
-    Attributes:
-        condition: in SQL, over the columns of the table. A row for which it is null breaks it, as
-            in Delta: cover null columns in the condition.
-        description: the meaning, in one sentence.
+    A row for which the condition is null breaks it, as in Delta: cover null columns in it.
     """
 
     condition: str
@@ -31,13 +28,7 @@ class Rule(NamedTuple):
 
 @dataclass(frozen=True)
 class Forbidden:
-    """A check between the rows of a day, see `forbids`.
-
-    Attributes:
-        name: of the asset check.
-        find: returns the forbidden rows.
-        description: what must hold, in one sentence.
-    """
+    """A check between the rows of a day, see `forbids`."""
 
     name: str
     find: Callable[[DataFrame], DataFrame]

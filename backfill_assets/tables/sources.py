@@ -56,14 +56,7 @@ _ARRIVAL_DAY = "Day of the arrival folder, from its path."
 def build_model(
     name: str, doc: str, columns: Mapping[str, Column], metadata: Mapping[str, Any]
 ) -> type[pa.DataFrameModel]:
-    """A pandera model built from columns, as a class statement would define it.
-
-    Args:
-        name: of the class.
-        doc: its docstring: the meaning of a row.
-        columns: by name, in the order of the table.
-        metadata: `Config.metadata`, see `table.Table`.
-    """
+    """A pandera model built from columns; `doc` is its docstring, the meaning of a row."""
     config = type("Config", (), {"strict": True, "metadata": dict(metadata)})
     body: dict[str, Any] = {name: column for name, (_, column) in columns.items()}
     body["__annotations__"] = {name: kind for name, (kind, _) in columns.items()}
@@ -74,9 +67,7 @@ def build_model(
 def model_columns(lines: type[pa.DataFrameModel], *, bounded: bool = True) -> dict[str, Column]:
     """The columns of a model of lines, for use in the model of a table.
 
-    Args:
-        lines: the model.
-        bounded: whether its bounds on the share of nulls hold for the table as well.
+    With `bounded`, its bounds on the share of nulls hold for the table as well.
     """
     return {
         name: (column.dtype.type, _copied_field(column, bounded))

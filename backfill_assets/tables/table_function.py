@@ -97,7 +97,6 @@ def inputs_of(function: Transform) -> FunctionInputs:
 
 
 def _input_arguments(annotation: Any) -> list[Argument]:
-    """The arguments of an annotation, to be checked."""
     if isinstance(annotation, Unpartitioned):
         return [Argument("the name", annotation.name, is_text, "a name")]
     if isinstance(annotation, Answers):
@@ -307,8 +306,6 @@ def _table_arguments(
     retired: object,
     dependencies: object,
 ) -> list[Argument]:
-    """The arguments of a table besides its model and its function, to be checked."""
-
     def is_check(value: object) -> bool:
         return isinstance(value, Conserved | Forbidden)
 

@@ -64,14 +64,9 @@ def within_window(window_days: int) -> Column:
 def is_latest(versions: WindowSpec, window_days: int, *, corrects: bool) -> Column:
     """Whether a version is the one that counts with everything known now.
 
-    It is the greatest version of a key, whenever it was logged. If late lines are dropped, they are
-    ignored, with one exception: a key that a late line moved away from a day that was still open
-    is removed from that day, as in staging.
-
-    Args:
-        versions: all known versions of a key, in the order of `greatest_first`.
-        window_days: the reprocessing window W.
-        corrects: whether late lines count.
+    It is the greatest version of a key, whenever it was logged. If late lines are dropped
+    (`corrects` is false), they are ignored, with one exception: a key that a late line moved away
+    from a day that was still open is removed from that day, as in staging.
     """
     if corrects:
         return F.row_number().over(versions) == 1
@@ -92,14 +87,9 @@ def with_event_day(raw: DataFrame, source: Source, timezone: str) -> DataFrame:
 def rank_in_window(raw: DataFrame, source: Source, window: Window, window_days: int) -> DataFrame:
     """The rows in time for the window's event days, with the flag `SUPERSEDED`.
 
-    Each day of a range is decided only by the log days of its own window.
-
-    Args:
-        raw: `with_event_day` of the log days `window.start` to `window.end + window_days`. All are
-            needed, as a greater version may have an event day outside the window.
-        source: of the log.
-        window: the event days to stage.
-        window_days: the reprocessing window W.
+    Each day of a range is decided only by the log days of its own window. `raw` has the log days
+    `window.start` to `window.end + window_days` with their `event_date`: all are needed, as a
+    greater version may have an event day outside the window.
     """
     versions = greatest_first(source, *source.key)
     return (
@@ -115,12 +105,8 @@ def rank_all(
 ) -> DataFrame:
     """As `rank_in_window`, with everything known now, as if the window had no end.
 
-    Args:
-        raw: `with_event_day` of all log days with lines of the keys of the window's days.
-        source: of the log.
-        window: the event days.
-        window_days: the reprocessing window W, beyond which a line is late.
-        corrects: whether late lines count.
+    `raw` has all log days with lines of the keys of the window's days; `corrects` is whether lines
+    after the reprocessing window count.
     """
     versions = greatest_first(source, *source.key)
     latest = is_latest(versions, window_days, corrects=corrects)

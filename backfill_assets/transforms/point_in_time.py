@@ -41,8 +41,8 @@ def spread_join(
     key match nothing: they get a number too.
 
     Spark counts the rows by key when the join runs, to find the hot keys. So `rows` are read twice,
-    and must be the same each time, or a row may miss its match. Use it for joins of which
-    measurements show that they wait for one task. The other frame should have few rows per hot key.
+    and must be the same each time, or a row may miss its match. Use it for a join that was measured
+    to wait for one task. The other frame should have few rows per hot key.
 
     Args:
         rows: the frame with the hot keys.
