@@ -17,7 +17,7 @@ from dagster._core.definitions.sensor_definition import SensorExecutionData
 from deltalake import DeltaTable
 
 from backfill_assets.assets import backfill_jobs
-from backfill_assets.audit.verdicts import measure
+from backfill_assets.audit.verdicts import measure_days
 from backfill_assets.backfills import verify
 from backfill_assets.backfills.backfill_plan import BackfillPlan, BackfillRequest
 from backfill_assets.backfills.verify import VerifiedDay
@@ -227,7 +227,7 @@ class Pipeline:
                     self.settings.table(name)
                 )
                 frame = frame.where(frame[table.partition].isin(new_days))
-                measured = measure(frame, table)
+                measured = measure_days(frame, table)
                 _DIGESTS.update(
                     (keys[d], measured[d].digest if d in measured else None) for d in new_days
                 )

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 from dagster._cli import cli as dagster_cli
 
-from backfill_assets.backfills.history import BLANK, SECTIONS
+from backfill_assets.backfills.history import PLACEHOLDER_PREFIX, SECTIONS
 from backfill_assets.cli import main
 from backfill_assets.spark.session import Engine
 from backfill_assets_guide.drills.deployment import Deployment
@@ -65,6 +65,6 @@ def fill_in(path: Path) -> None:
     """Write something into each section of a post-mortem."""
     text = path.read_text()
     for what in SECTIONS.values():
-        assert f"{BLANK}{what}" in text
-        text = text.replace(f"{BLANK}{what}", "A sentence that says what was.")
+        assert f"{PLACEHOLDER_PREFIX}{what}" in text
+        text = text.replace(f"{PLACEHOLDER_PREFIX}{what}", "A sentence that says what was.")
     path.write_text(text)

@@ -13,10 +13,10 @@ from backfill_assets.audit.verdicts import (
     Expectation,
     RefusedError,
     Severity,
-    check_window,
+    check_frame_window,
     empty_day,
     judge_days,
-    measure,
+    measure_days,
     row_hash,
 )
 from backfill_assets.calendar.partitions import Window
@@ -51,11 +51,11 @@ def rows():
 
 
 def test_digest_knows_content_not_order(spark, rows):
-    digests = {d: m.digest for d, m in measure(make_facts(spark, rows), FACT).items()}
+    digests = {d: m.digest for d, m in measure_days(make_facts(spark, rows), FACT).items()}
     shuffled = make_facts(spark, rows[::-1]).repartition(3)
-    assert {d: m.digest for d, m in measure(shuffled, FACT).items()} == digests
+    assert {d: m.digest for d, m in measure_days(shuffled, FACT).items()} == digests
     changed = [rows[0], (*rows[1][:2], 3, rows[1][3]), rows[2]]
-    other = {d: m.digest for d, m in measure(make_facts(spark, changed), FACT).items()}
+    other = {d: m.digest for d, m in measure_days(make_facts(spark, changed), FACT).items()}
     assert other[day(1)] != digests[day(1)]
     assert other[day(2)] == digests[day(2)]
 
@@ -116,7 +116,7 @@ def test_digest_sees_a_row_that_came_twice(spark):
     at = datetime(2024, 1, 1, tzinfo=timezone.utc)
     order = (day(1), "o", None, at, Decimal("1.00"), at, day(1))
     twice, thrice = (
-        measure(spark.createDataFrame([order] * n, STAGED.struct_type), STAGED)[day(1)]
+        measure_days(spark.createDataFrame([order] * n, STAGED.struct_type), STAGED)[day(1)]
         for n in (2, 3)
     )
     assert twice.digest != thrice.digest
@@ -131,7 +131,7 @@ def test_hash_knows_where_a_null_is(spark):
 
 
 def test_measure_counts_rows_keys_nulls_and_totals(spark, rows):
-    measurements = measure(make_facts(spark, [*rows, rows[0]]), FACT)
+    measurements = measure_days(make_facts(spark, [*rows, rows[0]]), FACT)
     assert measurements[day(1)].rows == 3
     assert measurements[day(1)].duplicate_keys == 1
     assert str(measurements[day(1)].totals["revenue"]) == "4.40"
@@ -139,7 +139,7 @@ def test_measure_counts_rows_keys_nulls_and_totals(spark, rows):
 
 
 def test_a_frame_without_rows_has_no_days(spark):
-    assert measure(make_facts(spark, []), FACT) == {}
+    assert measure_days(make_facts(spark, []), FACT) == {}
 
 
 @pytest.mark.parametrize(
@@ -228,13 +228,13 @@ def test_conservation(expectation, severity):
 )
 def test_refusals_name_table_days_and_cause(found, expectations, said):
     with pytest.raises(RefusedError) as error:
-        check_window(found, STAGED, ONE_DAY, expectations)
+        check_frame_window(found, STAGED, ONE_DAY, expectations)
     for part in ("stg_orders", "2024-01-10", "the table is as it was", said):
         assert part in str(error.value)
 
 
 def test_a_day_that_is_truly_empty_is_fine():
-    check_window({}, STAGED, ONE_DAY, {day(10): Expectation(rows=0)})
+    check_frame_window({}, STAGED, ONE_DAY, {day(10): Expectation(rows=0)})
     verdict = judge_days(STAGED, ONE_DAY, {}, {day(10): Expectation(rows=0)}, {})[0]
     assert verdict.may_publish
     assert verdict.metrics.rows == 0

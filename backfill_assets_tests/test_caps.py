@@ -48,7 +48,7 @@ def longest_line(data: bytes) -> int:
 @pytest.mark.parametrize("last", [False, True])
 def test_the_longest_line(tmp_path, monkeypatch, end, before, last):
     """Wherever it lies: of as many bytes as there may be it is fine, with a byte more it is not."""
-    monkeypatch.setattr(size_limits, "_TAIL", 64)
+    monkeypatch.setattr(size_limits, "_FIRST_READ_BYTES", 64)
     lines = (b"x" * 70 + end) * (before // 70)
     after = b"" if last else end + b"y" * 2000 + end + b"z" * 2000
     for name, packed in (("a.jsonl", bytes), ("a.jsonl.gz", gzip.compress)):
@@ -71,7 +71,7 @@ def test_lines_of_any_lengths(tmp_path_factory, parts, line, tail, piece):
     folder = tmp_path_factory.mktemp("any")
     for name, packed in (("a.csv", bytes), ("a.csv.gz", gzip.compress)):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(size_limits, "_TAIL", tail)
+            patch.setattr(size_limits, "_FIRST_READ_BYTES", tail)
             patch.setattr(size_limits, "_PIECE", piece)
             if longest_line(data) > line:
                 with pytest.raises(LandingError, match="a line is longer"):

@@ -43,7 +43,7 @@ def _deployment(monkeypatch, tmp_path):
     monkeypatch.setenv("BACKFILL_ASSETS_END", "2024-01-29")
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "home"))
     monkeypatch.delenv("SPARK_REMOTE", raising=False)
-    monkeypatch.setattr(backfill, "_LOOK_EVERY", 0)
+    monkeypatch.setattr(backfill, "_POLL_SECONDS", 0)
 
 
 @pytest.fixture
@@ -362,7 +362,7 @@ def account(monkeypatch) -> list[str]:
     monkeypatch.setattr(outcomes, "refuse_unknown", lambda *_: None)
     monkeypatch.setattr(
         outcomes,
-        "_account",
+        "_read_result",
         lambda *_: ReconcileResult("x", [TableDiff(STAGED, [])], proof, [], problems),
     )
     return problems

@@ -115,9 +115,9 @@ class Place:
 
 @pytest.fixture
 def place(tmp_path, monkeypatch) -> Place:
-    monkeypatch.setattr(machine, "_SOME", 0)  # whatever disk the tests run on
-    monkeypatch.setattr(machine, "_ANSWERS", 0.2)
-    monkeypatch.setattr(session, "_PATIENCE", 0.5)
+    monkeypatch.setattr(machine, "_LOW_FREE_BYTES", 0)  # whatever disk the tests run on
+    monkeypatch.setattr(machine, "_UI_TIMEOUT", 0.2)
+    monkeypatch.setattr(session, "_CONNECT_TIMEOUT", 0.5)
     return Place(tmp_path, monkeypatch)
 
 
@@ -238,11 +238,11 @@ def _strange_localhost(place: Place) -> None:
 
 
 def _full_disk(place: Place) -> None:
-    place.patch.setattr(machine, "_LITTLE", 1 << 60)
+    place.patch.setattr(machine, "_MIN_FREE_BYTES", 1 << 60)
 
 
 def _disk_that_fills(place: Place) -> None:
-    place.patch.setattr(machine, "_SOME", 1 << 60)
+    place.patch.setattr(machine, "_LOW_FREE_BYTES", 1 << 60)
 
 
 def _no_place_to_write(place: Place) -> None:
@@ -456,7 +456,7 @@ def test_a_look_that_hangs_is_given_up(place, capsys):
     release = threading.Event()
     ended = []
     place.patch.setattr(data, "open_store", lambda _: release.wait())
-    place.patch.setattr(data, "refuses", lambda _: release.wait())
+    place.patch.setattr(data, "write_error", lambda _: release.wait())
     place.patch.setattr(os, "_exit", ended.append)
     _, report = run_doctor(capsys, "--seconds", "0.4")
     release.set()

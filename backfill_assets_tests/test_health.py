@@ -25,14 +25,14 @@ def working() -> float:
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch) -> None:
-    monkeypatch.setattr(servers, "_EVERY", 0.0)
-    monkeypatch.setattr(servers, "_DEADLINE", 0.3)
+    monkeypatch.setattr(servers, "_QUERY_INTERVAL", 0.0)
+    monkeypatch.setattr(servers, "_QUERY_TIMEOUT", 0.3)
 
 
 def check_engine(monkeypatch, queries: list[str], used: Callable[[], float]) -> bool:
     """What is said of an engine once these queries have been asked."""
     looks, count = HealthProbe({}, used), 0
-    monkeypatch.setattr(servers, "_DEADLINE", 20.0 if HANGS not in queries else 0.3)
+    monkeypatch.setattr(servers, "_QUERY_TIMEOUT", 20.0 if HANGS not in queries else 0.3)
     try:
         for query in queries:
             monkeypatch.setattr(servers, "_QUERY", ("-c", query))

@@ -26,11 +26,11 @@ from backfill_assets import Lookup, Quota
 from backfill_assets.delta.ledger_reader import read_unpartitioned
 from backfill_assets.lookups import batch, service
 from backfill_assets.lookups.batch import (
+    AnswerCache,
     AnswersError,
-    KeptAnswers,
     SharedQuota,
-    ask,
-    create,
+    answer_requests,
+    create_answer_table,
     forget_answers,
     rates_of,
 )
@@ -83,7 +83,7 @@ def server(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def _in_a_hurry(monkeypatch):
-    monkeypatch.setattr(batch, "_PAUSE", 0.01)
+    monkeypatch.setattr(batch, "_FIRST_PAUSE", 0.01)
 
 
 class Kept(list):
@@ -103,7 +103,7 @@ def ask_service(
     keep, client = Kept(), Service(spec)
     quota = SharedQuota(folder, spec.name, spec.quotas, spec.share(live=live))
     try:
-        return ask(spec, keys, client, quota, keep), keep
+        return answer_requests(spec, keys, client, quota, keep), keep
     finally:
         client.close()
         quota.close()
@@ -373,7 +373,7 @@ def test_an_interrupted_run_keeps_what_it_had(server, tmp_path, monkeypatch):
     server.behave = lambda path, before: "slow 0.01"
     keep, quota = Kept(), SharedQuota(tmp_path, "rates", RATES.quotas, 1.0)
     with pytest.raises(EndedError):
-        ask(RATES, requests(500), Service(RATES), quota, keep)
+        answer_requests(RATES, requests(500), Service(RATES), quota, keep)
     count = len(server.requested_paths)
     assert len(keep) == len(keep.rates) == count < 100
     time.sleep(0.1)
@@ -497,9 +497,9 @@ def held(url: str) -> list[dict]:
 
 def test_a_request_is_kept_once_whoever_asks(tmp_path):
     url = str(tmp_path / "rates")
-    create(RATES, url)
-    create(RATES, url)
-    first, second = KeptAnswers(RATES, url), KeptAnswers(RATES, url)
+    create_answer_table(RATES, url)
+    create_answer_table(RATES, url)
+    first, second = AnswerCache(RATES, url), AnswerCache(RATES, url)
     first.add([answer_row(0), answer_row(1)], "run-1")
     second.add([answer_row(1, "9"), answer_row(2)], "run-2")
     first.add([answer_row(2, "8"), answer_row(3)], "run-1")
@@ -510,27 +510,27 @@ def test_a_request_is_kept_once_whoever_asks(tmp_path):
 
 def test_two_that_keep_at_the_same_time_keep_each_request_once(tmp_path, monkeypatch):
     url = str(tmp_path / "rates")
-    create(RATES, url)
-    first, second = KeptAnswers(RATES, url), KeptAnswers(RATES, url)
-    append = KeptAnswers._append
+    create_answer_table(RATES, url)
+    first, second = AnswerCache(RATES, url), AnswerCache(RATES, url)
+    append = AnswerCache._append
 
     def append_late(self, log, rows, run_id):
         if self is first and second.version == 0:
             second.add([answer_row(0, "0.7")], "run-2")
         append(self, log, rows, run_id)
 
-    monkeypatch.setattr(KeptAnswers, "_append", append_late)
+    monkeypatch.setattr(AnswerCache, "_append", append_late)
     first.add([answer_row(0), answer_row(1)], "run-1")
     assert [str(r["in_euros"]) for r in held(url)] == ["0.700000", "0.500000"]
 
 
 def test_small_files_are_put_together(tmp_path, monkeypatch):
-    monkeypatch.setattr(batch, "_FILES", 3)
+    monkeypatch.setattr(batch, "_COMPACT_AFTER_FILES", 3)
     url = str(tmp_path / "rates")
-    create(RATES, url)
-    answers = KeptAnswers(RATES, url)
+    create_answer_table(RATES, url)
+    answers = AnswerCache(RATES, url)
     before = read_unpartitioned(url, grows=True)
-    other = KeptAnswers(RATES, url)
+    other = AnswerCache(RATES, url)
     for n in range(4):
         answers.add([answer_row(n)], "run")
     assert len(DeltaTable(url).file_uris()) == 2
@@ -545,8 +545,8 @@ def test_what_is_forgotten_makes_another_input(tmp_path):
     with pytest.raises(AnswersError, match="there is no table of answers"):
         forget_answers(RATES, url, "TRUE")
     nothing = read_unpartitioned(url, grows=True).content
-    create(RATES, url)
-    KeptAnswers(RATES, url).add([answer_row(n) for n in range(3)], "run")
+    create_answer_table(RATES, url)
+    AnswerCache(RATES, url).add([answer_row(n) for n in range(3)], "run")
     before = read_unpartitioned(url, grows=True).content
     assert nothing != before
     assert forget_answers(RATES, url, "currency = 'ZZZ'") == 0
@@ -560,10 +560,10 @@ def test_what_is_forgotten_makes_another_input(tmp_path):
 
 def test_a_table_of_another_model_is_refused(tmp_path):
     url = str(tmp_path / "rates")
-    create(RATES, url)
+    create_answer_table(RATES, url)
     other = make_lookup(request=["day"], path="/rates/{day}", model=Fewer)
     with pytest.raises(AnswersError, match="is not the one of the model"):
-        KeptAnswers(other, url)
+        AnswerCache(other, url)
 
 
 class Fewer(pa.DataFrameModel):
@@ -581,12 +581,12 @@ from backfill_assets.lookups import batch
 from backfill_assets_tests.test_lookups import *
 batch._BATCH = 10
 url = sys.argv[1] + "/rates"
-create(RATES, url)
-answers = KeptAnswers(RATES, url)
+create_answer_table(RATES, url)
+answers = AnswerCache(RATES, url)
 existing = {(r["day"], r["currency"]) for r in held(url)}
 missing = [request for request in requests(300) if request not in existing]
 quota = SharedQuota(Path(sys.argv[1]), "rates", RATES.quotas, 1.0)
-ask(RATES, missing, Service(RATES), quota, partial(answers.add, run_id="run"))
+answer_requests(RATES, missing, Service(RATES), quota, partial(answers.add, run_id="run"))
 """
 
 

@@ -440,7 +440,7 @@ def test_days_that_others_write_meanwhile_are_rewritten_again(url, pipeline, spa
 
 def test_files_that_hold_something_else_are_not_committed(url, pipeline, spark, monkeypatch):
     before = rows_in_all_readers(spark, url)
-    honest = migrate.measure
+    honest = migrate.measure_days
     marks = iter("ab")  # the new files and the old rows, one after the other
 
     def measure_with_mark(frame: Any, table: Table) -> dict:
@@ -451,7 +451,7 @@ def test_files_that_hold_something_else_are_not_committed(url, pipeline, spark, 
             for measured_day, figures in measured_days
         }
 
-    monkeypatch.setattr(migrate, "measure", measure_with_mark)
+    monkeypatch.setattr(migrate, "measure_days", measure_with_mark)
     with pytest.raises(PublishError, match=r"the new data files hold .* columns and days are as"):
         list(migrate_table(make_writer(pipeline, RENAMED)))
     assert rows_in_all_readers(spark, url) == before

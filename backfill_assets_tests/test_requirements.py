@@ -30,7 +30,7 @@ class FakeServer:
         self.version, self.overrides, self.conf = spark, {**DELTA_CONF, **conf}, self
         self.delta = delta
         monkeypatch.setattr(module, "_await_server", lambda _: None)
-        monkeypatch.setattr(module, "_session_of", self._open_session)
+        monkeypatch.setattr(module, "_create_server_session", self._open_session)
 
     def _open_session(self, _, config):
         self.session_config = config

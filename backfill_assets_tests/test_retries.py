@@ -217,7 +217,7 @@ def test_a_failing_task_of_a_real_engine(spark):
 
 
 def test_a_server_that_does_not_answer(monkeypatch):
-    monkeypatch.setattr(engines, "_PATIENCE", 0.2)
+    monkeypatch.setattr(engines, "_CONNECT_TIMEOUT", 0.2)
     engine = engines.Engine.from_settings(
         load_settings(spark_remote=f"sc://127.0.0.1:{closed_port()}")
     )

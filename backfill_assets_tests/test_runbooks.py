@@ -10,7 +10,7 @@ import pytest
 from dagster._core.test_utils import create_run_for_test
 
 from backfill_assets.backfills import state_store
-from backfill_assets.backfills.history import BLANK, SECTIONS, unfilled_sections
+from backfill_assets.backfills.history import PLACEHOLDER_PREFIX, SECTIONS, unfilled_sections
 from backfill_assets.cli import main
 from backfill_assets_tests.commands import DAYS, JAN, publish_facts, save_plan, usage_error
 
@@ -110,7 +110,9 @@ def test_what_a_person_has_written_stays(instance, tmp_path, capsys):
     assert main(["runbook", "aecrkdop", "--out", str(folder)]) == 0
     text = paths[0].read_text()
     assert text != before, "a page in which nobody has written is made anew"
-    filled = text.replace(f"{BLANK}{SECTIONS['Cause']}", "An old job was left running.")
+    filled = text.replace(
+        f"{PLACEHOLDER_PREFIX}{SECTIONS['Cause']}", "An old job was left running."
+    )
     assert unfilled_sections(filled) == ["Impact", "Follow-ups"]
     beside = text.replace("## Plan", "Two jobs ran at once.\n\n## Plan")
     for post_mortem, runbook in ((filled, b"When: at night\n"), (beside, b"Caf\xe9\n")):

@@ -13,7 +13,7 @@ from pandera.pyspark import Field
 from pyspark.sql import DataFrame
 
 from backfill_assets import STAGED, Reads, Source, nullable, table
-from backfill_assets.audit.profile import most_rows
+from backfill_assets.audit.profile import count_most_frequent
 from backfill_assets.backfills.backfill_plan import (
     BackfillPlan,
     BackfillRequest,
@@ -27,7 +27,7 @@ from backfill_assets.orders.tables import OrderLine
 from backfill_assets.publish.types import REWRITE_TAG
 from backfill_assets.spark import tasks as module
 from backfill_assets.tables.arguments import DeclarationError
-from backfill_assets.tables.model_metadata import skews_of
+from backfill_assets.tables.model_metadata import skew_bounds
 from backfill_assets.tables.table import Table
 from backfill_assets_tests.invented_logs import days, ledger, record
 from backfill_assets_tests.pipeline import Pipeline, day, make_plan, order
@@ -58,13 +58,13 @@ def test_the_rows_of_the_most_frequent_key_are_counted_by_day(spark):
     ]
     frame = spark.createDataFrame(rows, VISITS.struct_type)
     names = "most rows of one customer", "most rows of one shop"
-    assert most_rows(frame, VISITS, [day(1), day(2), day(3), day(4)]) == {
+    assert count_most_frequent(frame, VISITS, [day(1), day(2), day(3), day(4)]) == {
         day(1): dict(zip(names, (3, 4), strict=True)),
         day(2): dict(zip(names, (0, 0), strict=True)),
         day(3): dict(zip(names, (1, 1), strict=True)),
         day(4): dict(zip(names, (0, 0), strict=True)),
     }
-    assert most_rows(frame, STAGED, [day(1)]) == {}, "nobody has asked for it"
+    assert count_most_frequent(frame, STAGED, [day(1)]) == {}, "nobody has asked for it"
 
 
 def with_key_counts(commit_record: CommitRecord, most: int, nulls: int) -> CommitRecord:
@@ -158,8 +158,8 @@ ORDERS_OF = {"key": ["order_id"], "event_time": "order_ts", "version_time": "ing
 
 def test_the_staging_of_a_source_is_watched():
     source = Source("watched", Watched, **ORDERS_OF)
-    assert skews_of(source.staged) == {"customer_id": 0.2}
-    assert skews_of(source.raw) == skews_of(source.late) == {}
+    assert skew_bounds(source.staged) == {"customer_id": 0.2}
+    assert skew_bounds(source.raw) == skew_bounds(source.late) == {}
     with pytest.raises(DeclarationError, match="source watched: skew of customer, which is no col"):
         Source("watched", Mistaken, **ORDERS_OF)
 

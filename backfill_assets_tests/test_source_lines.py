@@ -29,7 +29,7 @@ from backfill_assets.assets.raw_rows import (
 )
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.landing.files import Control
-from backfill_assets.landing.formats import not_plain_patterns, number_pattern
+from backfill_assets.landing.formats import careful_patterns, number_pattern
 from backfill_assets.landing.listing import LandingError, list_landing
 from backfill_assets.landing.read import probe_files, read_lines
 from backfill_assets.orders.tables import ORDER_LINES
@@ -345,7 +345,7 @@ def test_the_folder_of_the_source_is_named(tmp_path: Path) -> None:
 
 
 def test_the_patterns_of_orders() -> None:
-    assert not_plain_patterns(["order_id", "a.b"]) == [
+    assert careful_patterns(["order_id", "a.b"]) == [
         r'"order_id"\s*:\s*(?!"|null\b|\s)',
         r'"a\.b"\s*:\s*(?!"|null\b|\s)',
         r"\\u",

@@ -226,7 +226,7 @@ def test_jars_of_the_deployment_are_added_to_ours(tmp_path):
 def test_the_jars_of_s3_are_fetched_where_they_are_asked_for(monkeypatch, tmp_path):
     names = ["org.apache.hadoop_hadoop-aws-3.5.0.jar", "software.amazon.awssdk_s3-2.35.4.jar"]
     submit = FakeSubmit(monkeypatch, jars=(*names, "com.other_thing-1.jar"))
-    monkeypatch.setattr(known_jars, "compiled", lambda *_: {"a.B": b"code"})
+    monkeypatch.setattr(known_jars, "compile_source", lambda *_: {"a.B": b"code"})
     assert s3_jars(tmp_path) == []
     jars = fetch_s3_jars(tmp_path)
     assert [jar.name for jar in jars] == [*names, "conditional-log-store.jar"]
@@ -546,7 +546,7 @@ def test_an_empty_spark_remote_is_no_server(monkeypatch):
 
 @pytest.mark.parametrize("secret", ["", "/;token=hush", "/;user_id=me;token=hush;x=1"])
 def test_a_dead_server(monkeypatch, secret):
-    monkeypatch.setattr(module, "_PATIENCE", 1.0)
+    monkeypatch.setattr(module, "_CONNECT_TIMEOUT", 1.0)
     engine = Engine.from_settings(load_settings(spark_remote=f"sc://127.0.0.1:1{secret}"))
     began = time.monotonic()
     with pytest.raises(EngineError) as caught:
@@ -561,11 +561,11 @@ def test_a_dead_server(monkeypatch, secret):
 
 def test_patience_is_less_than_half_a_minute():
     """Spark's own client goes on for more than ten minutes."""
-    assert module._PATIENCE <= 30
+    assert module._CONNECT_TIMEOUT <= 30
 
 
 def test_something_else_listens_there(monkeypatch):
-    monkeypatch.setattr(module, "_PATIENCE", 1.0)
+    monkeypatch.setattr(module, "_CONNECT_TIMEOUT", 1.0)
     with socket.create_server(("127.0.0.1", 0)) as server:
         url = f"sc://127.0.0.1:{server.getsockname()[1]}"
         with pytest.raises(EngineError, match="does not answer"):

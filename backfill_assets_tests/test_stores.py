@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from backfill_assets.delta.delta_rs import UnsafeStoreError, refuse_unsafe_store, storage_options
+from backfill_assets.delta.delta_rs import UnsafeStoreError, raise_if_unsafe_store, storage_options
 from backfill_assets.settings import load_settings
 from backfill_assets.spark import jars
 from backfill_assets.spark.configuration import spark_config
@@ -77,11 +77,11 @@ def test_a_store_that_overlooks_conditions_is_refused(no_aws, monkeypatch):
     with careless_s3() as url:
         monkeypatch.setenv("AWS_ENDPOINT_URL", url)
         with pytest.raises(UnsafeStoreError, match="s3a://lake/w overlooks conditions of a PUT"):
-            refuse_unsafe_store("s3a://lake/w")
+            raise_if_unsafe_store("s3a://lake/w")
 
 
 def test_a_local_folder_is_not_asked(tmp_path):
-    refuse_unsafe_store(str(tmp_path))
+    raise_if_unsafe_store(str(tmp_path))
     assert not [*tmp_path.iterdir()]
 
 

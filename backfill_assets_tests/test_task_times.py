@@ -104,7 +104,7 @@ def test_the_listener_comes_with_its_jar(tmp_path):
 
 
 def test_a_listener_that_is_compiled_otherwise_is_not_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr("backfill_assets.spark.known_jars.compiled", lambda *_: {"a.B": b"x"})
+    monkeypatch.setattr("backfill_assets.spark.known_jars.compile_source", lambda *_: {"a.B": b"x"})
     build_task_times(tmp_path)
     assert [*tmp_path.glob("*/*")] == []
     (tmp_path / "file").touch()

@@ -10,7 +10,7 @@ from statistics import median
 from backfill_assets.assets.raw_rows import FileCounts, LoadTargets, ParsedFiles, RetainedRows
 from backfill_assets.audit.verdicts import (
     ENOUGH_DAYS,
-    ENOUGH_ROWS,
+    MIN_JUDGED_ROWS,
     TRAILING_DAYS,
     Expectation,
     Severity,
@@ -259,7 +259,7 @@ def _fewer_rows_problems(
 ) -> list[str]:
     """Return why a day that would lose most of its rows is held back; empty if accepted."""
     published = log.current_record(day)
-    if published is None or published.rows < ENOUGH_ROWS or rows >= published.rows * _ROW_SHARE:
+    if published is None or published.rows < MIN_JUDGED_ROWS or rows >= published.rows * _ROW_SHARE:
         return []
     if set(accepted) & {FEWER_ROWS, *target.files_to_read, *target.dropped}:
         return []
@@ -282,7 +282,7 @@ def rejected_share(
         return Severity.OK, "no line is rejected"
     share = counts.rejected / counts.landed
     text = f"{counts.rejected} of {counts.landed} lines are rejected ({share:.1%})"
-    if counts.landed < ENOUGH_ROWS:
+    if counts.landed < MIN_JUDGED_ROWS:
         return Severity.OK, text
     usual = _usual_share(log, day)
     if share >= limits.hold and MANY_REJECTED not in accepted:

@@ -59,7 +59,7 @@ from backfill_assets.publish.types import (
     Snapshot,
 )
 from backfill_assets.settings import Settings
-from backfill_assets.spark.frames import Cache, caching
+from backfill_assets.spark.frames import Cache, cache_frames
 from backfill_assets.spark.session import Engine
 from backfill_assets.staleness.finality import settled_days
 from backfill_assets.staleness.impact import impact_of
@@ -324,7 +324,7 @@ def build_raw_assets(settings: Settings, code: Code, source: Source) -> dg.Asset
         tags = context.run.tags
         accepted = {name.strip() for name in tags.get(ACCEPT_TAG, "").split(",")} - {""}
         close = tags.get(CLOSE_TAG, "").lower() == "true"
-        with caching() as cache:
+        with cache_frames() as cache:
             work = RawLoader(settings, source, engine, cache, frozenset(accepted), close)
             yield from yield_outputs(
                 context, [Candidate(table, partial(work.plan_days, table)) for table in tables]

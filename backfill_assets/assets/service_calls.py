@@ -18,13 +18,13 @@ from backfill_assets.audit.verdicts import Expectation
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.delta.records import PERSON
 from backfill_assets.lookups.batch import (
+    AnswerCache,
     AnswersError,
     BatchResult,
-    KeptAnswers,
     Request,
     SharedQuota,
-    ask,
-    create,
+    answer_requests,
+    create_answer_table,
 )
 from backfill_assets.lookups.service import Service, ServiceError
 from backfill_assets.publish.types import CALLS_TAG, launched_by
@@ -99,7 +99,7 @@ class ServiceCaller:
         """Create missing answer tables, before days are planned with their content."""
         if self.may_call:
             for lookup in lookups:
-                create(lookup, lookup.place(self.warehouse))
+                create_answer_table(lookup, lookup.place(self.warehouse))
 
     def ask_services(
         self,
@@ -134,7 +134,7 @@ class ServiceCaller:
         spark, url = requests.sparkSession, lookup.place(self.warehouse)
         by_day = {row[FOR_DAY]: row["count"] for row in requests.groupBy(FOR_DAY).count().collect()}
         try:
-            answer_cache = KeptAnswers(lookup, url)
+            answer_cache = AnswerCache(lookup, url)
         except AnswersError as error:
             raise dg.Failure(f"{error}. Nothing was written.", allow_retries=False) from error
         rows = _read_answers(spark, url, answer_cache.version)
@@ -161,7 +161,7 @@ class ServiceCaller:
         )
 
     def _call_service(
-        self, lookup: Lookup, requests: Sequence[Request], answer_cache: KeptAnswers
+        self, lookup: Lookup, requests: Sequence[Request], answer_cache: AnswerCache
     ) -> BatchResult:
         """Return the results of calls; without a call if the run may not call."""
         if not self.may_call:
@@ -174,7 +174,7 @@ class ServiceCaller:
         share = lookup.share(live=self.is_scheduled)
         quota = SharedQuota(self.quotas, lookup.name, lookup.quotas, share)
         try:
-            call_results = ask(
+            call_results = answer_requests(
                 lookup, requests, service, quota, partial(answer_cache.add, run_id=self.run_id)
             )
         finally:

@@ -31,7 +31,7 @@ from backfill_assets.publish.types import (
     Snapshot,
 )
 from backfill_assets.settings import PREFIX, Settings
-from backfill_assets.spark.frames import Cache, caching
+from backfill_assets.spark.frames import Cache, cache_frames
 from backfill_assets.staleness.input_digest import input_digests
 from backfill_assets.tables.code_version import Code
 from backfill_assets.tables.graph import Graph, graph_for
@@ -307,13 +307,13 @@ def _plan_days(
     def build_days(days: Window) -> ComputedDays:
         # The rows of the last build are published by now, or discarded.
         cache_stack.close()
-        cache = cache_stack.enter_context(caching())
+        cache = cache_stack.enter_context(cache_frames())
         built = compute_days(AssetInputs(tables, references, service_caller), cache, days)
         return _record_references(built, references, reference_digests, days)
 
     @contextmanager
     def build_alone(days: Window) -> Iterator[ComputedDays]:
-        with caching() as cache:
+        with cache_frames() as cache:
             yield compute_days(AssetInputs(tables, references, service_caller), cache, days)
 
     def digest_after(day: date, content: str) -> str:

@@ -19,9 +19,14 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from backfill_assets.audit.verdicts import Severity
-from backfill_assets.spark.session import first_line
+from backfill_assets.spark.session import first_error_line
 from backfill_assets.tables.arguments import DeclarationError
-from backfill_assets.tables.model_metadata import counts_of, drifts_of, most_rows_of, skews_of
+from backfill_assets.tables.model_metadata import (
+    counts_of,
+    drift_bounds,
+    most_rows_figure,
+    skew_bounds,
+)
 from backfill_assets.tables.table import Table
 
 
@@ -59,7 +64,7 @@ def _spark_problem(frame: DataFrame, *conditions: str) -> str:
         # `count_if`, as in the real query: it also fails for conditions that are not boolean.
         _ = frame.agg(*(F.count_if(F.expr(condition)) for condition in conditions)).schema
     except AnalysisException as error:
-        return first_line(error)
+        return first_error_line(error)
     return ""
 
 
@@ -90,12 +95,14 @@ def count_kinds(
     }
 
 
-def most_rows(frame: DataFrame, table: Table, days: Iterable[date]) -> dict[date, dict[str, int]]:
+def count_most_frequent(
+    frame: DataFrame, table: Table, days: Iterable[date]
+) -> dict[date, dict[str, int]]:
     """By day, the rows of the most frequent value of each column in the model's `skew`.
 
     In one Spark query. Nulls are not counted as a value. A day without rows has 0.
     """
-    watched = skews_of(table)
+    watched = skew_bounds(table)
     if not watched:
         return {}
     # Hashes: columns of all types are counted together, and only 8 bytes of a key are shuffled.
@@ -111,7 +118,7 @@ def most_rows(frame: DataFrame, table: Table, days: Iterable[date]) -> dict[date
     most = counts.groupBy("_day", "name").agg(F.max("count")).collect()
     most_frequent = {(day, name): count for day, name, count in most}
     return {
-        day: {most_rows_of(name): most_frequent.get((day, name), 0) for name in watched}
+        day: {most_rows_figure(name): most_frequent.get((day, name), 0) for name in watched}
         for day in days
     }
 
@@ -120,7 +127,7 @@ def most_rows(frame: DataFrame, table: Table, days: Iterable[date]) -> dict[date
 Histograms = Mapping[str, Mapping[str, int]]
 
 #: With fewer rows on either side, the index is random.
-ENOUGH_ROWS = 100
+MIN_DRIFT_ROWS = 100
 #: Added to each bin, as an empty bin would make the sum infinite.
 _SMOOTHING = 0.5
 
@@ -139,7 +146,7 @@ def measure_histograms(frame: DataFrame, table: Table) -> dict[date, Histograms]
     for all days. Null and zero have bins of their own.
     """
     types = {column.name: column.dataType for column in table.struct_type}
-    watched = drifts_of(table)
+    watched = drift_bounds(table)
     if not watched:
         return {}
     cells = [
@@ -209,13 +216,13 @@ def judge_drift(
     rows = histogram_rows(current)
     if baseline is None or not rows or not histogram_rows(baseline.histograms):
         return (Severity.OK, f"{rows} rows, and nothing to compare them with"), {}
-    bounds = drifts_of(table)
+    bounds = drift_bounds(table)
     indexes = {
         name: _drift_index(baseline.histograms[name], current[name])
         for name in bounds
         if name in baseline.histograms
     }
-    few = min(rows, histogram_rows(baseline.histograms)) < ENOUGH_ROWS
+    few = min(rows, histogram_rows(baseline.histograms)) < MIN_DRIFT_ROWS
     exceeding = (
         {name for name, index in indexes.items() if index > bounds[name]} if not few else set()
     )
@@ -228,7 +235,7 @@ def judge_drift(
         f"index: {text}"
     )
     if few:
-        summary += f"; below {ENOUGH_ROWS} rows nothing is warned of"
+        summary += f"; below {MIN_DRIFT_ROWS} rows nothing is warned of"
     numbers = {f"drift of {name}": index for name, index in indexes.items()}
     severity = Severity.WARN if exceeding else Severity.OK
     return (severity, summary), {**numbers, "rows before": histogram_rows(baseline.histograms)}

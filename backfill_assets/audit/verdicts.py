@@ -1,6 +1,6 @@
 """The audit before a publish: measure the days of a frame in Spark, and judge each day.
 
-`measure` is one Spark aggregation; `judge_days` is a pure function of its numbers. Neither writes
+`measure_days` is one Spark aggregation; `judge_days` is a pure function of its numbers. Neither writes
 anything, and neither uses Dagster.
 """
 
@@ -89,7 +89,7 @@ ENOUGH_DAYS = 3
 #: its inverse.
 _ROW_SHARE = 0.2
 #: With fewer rows, neither their number nor a share of them is judged.
-ENOUGH_ROWS = 20
+MIN_JUDGED_ROWS = 20
 #: Warn of a null rate that exceeds the median of the previous days by this much (of 1).
 _NULL_SPIKE = 0.2
 
@@ -277,7 +277,7 @@ def digests_by_day(frame: DataFrame, partition: str) -> dict[date, str]:
     return {row["_day"]: digest_text(row.asDict(), frame.schema) for row in rows}
 
 
-def measure(
+def measure_days(
     frame: DataFrame, table: Table, rules: Sequence[str] = ()
 ) -> dict[date | None, DayMetrics]:
     """The frame in numbers by day, in one Spark aggregation.
@@ -324,7 +324,7 @@ def empty_day(table: Table) -> DayMetrics:
     return DayMetrics(0, dict.fromkeys(table.columns, 0), 0, table.zero_totals, "0-0-0")
 
 
-def check_window(
+def check_frame_window(
     metrics_by_day: Mapping[date | None, DayMetrics],
     table: Table,
     window: Window,
@@ -394,7 +394,7 @@ def _judge_row_count(metrics: DayMetrics, trailing: Sequence[DayMetrics]) -> Fin
     text = f"{metrics.rows} rows"
     counts = [other.rows for other in trailing]
     usual = median(counts) if len(counts) >= ENOUGH_DAYS else 0
-    enough = max(usual, metrics.rows) >= ENOUGH_ROWS
+    enough = max(usual, metrics.rows) >= MIN_JUDGED_ROWS
     if usual and enough and not usual * _ROW_SHARE <= metrics.rows <= usual / _ROW_SHARE:
         text += f", where the {len(counts)} days before it have {usual:g} (median)"
         return Finding("row_count", Severity.WARN, text)
@@ -410,7 +410,7 @@ def _judge_nulls(table: Table, metrics: DayMetrics, trailing: Sequence[DayMetric
             if count:
                 problems.append((Severity.ERROR, f"{count} null(s) in {name}, which is required"))
             continue
-        if metrics.rows < ENOUGH_ROWS:
+        if metrics.rows < MIN_JUDGED_ROWS:
             continue
         rates = [other.null_rate(name) for other in trailing if other.rows]
         if rate > bounds.error:

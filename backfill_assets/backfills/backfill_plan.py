@@ -18,7 +18,7 @@ from backfill_assets.calendar.grain import Grain
 from backfill_assets.calendar.partitions import DAY, Window, format_ranges, from_ranges, to_ranges
 from backfill_assets.delta.history import format_windows
 from backfill_assets.delta.ledgers import Ledger, Ledgers
-from backfill_assets.tables.model_metadata import most_rows_of, skews_of
+from backfill_assets.tables.model_metadata import most_rows_figure, skew_bounds
 from backfill_assets.tables.table import Table
 
 
@@ -63,7 +63,7 @@ def find_skews(reads: Iterable[tuple[str, Iterable[date]]], ledgers: Ledgers) ->
     for name, days in reads:
         days_by_input.setdefault(name, set()).update(days)
     for name, table_days in days_by_input.items():
-        for column, above in skews_of(ledgers[name].table).items():
+        for column, above in skew_bounds(ledgers[name].table).items():
             shares = {
                 day: day_shares
                 for day in table_days
@@ -81,7 +81,7 @@ def find_sampled_skews(
         table: the table that the lines will be loaded into.
         lines: samples by arrival day, each line with the values of the watched columns.
     """
-    for n, (column, above) in enumerate(skews_of(table).items()):
+    for n, (column, above) in enumerate(skew_bounds(table).items()):
         shares = {}
         for day, day_lines in lines.items():
             keys = Counter(values[n] for values in day_lines)
@@ -114,9 +114,9 @@ def _skew_above(
 def _recorded_shares(ledger: Ledger, day: date, column: str) -> tuple[float, float] | None:
     """The shares of the most frequent key and of nulls; None if not recorded."""
     published = ledger.current_record(day)
-    if published is None or not published.rows or most_rows_of(column) not in published.numbers:
+    if published is None or not published.rows or most_rows_figure(column) not in published.numbers:
         return None
-    most_rows = published.numbers[most_rows_of(column)]
+    most_rows = published.numbers[most_rows_figure(column)]
     return most_rows / published.rows, published.nulls.get(column, 0) / published.rows
 
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 
-from backfill_assets.audit.verdicts import empty_day, measure, rows_differ
+from backfill_assets.audit.verdicts import empty_day, measure_days, rows_differ
 from backfill_assets.backfills.verify import verify_days
 from backfill_assets.calendar.partitions import (
     Window,
@@ -176,7 +176,7 @@ def _write_day(
     published = ledger.latest[day].days[day]
     frame = rows_as_of(spark, settings.table(table.name), table, version, [day])
     rows = strip_metadata(frame.toArrow())
-    measured = measure(create_frame(spark, table, rows), table).get(day, empty_day(table))
+    measured = measure_days(create_frame(spark, table, rows), table).get(day, empty_day(table))
     if rows_differ(measured.digest, published.digest):
         raise ExportError(
             f"{table.name} [{day}]: version {version} holds {measured.rows} rows (digest "
@@ -313,7 +313,7 @@ def find_export_problems(
             yield f"{file.path} was changed: it has another size or SHA-256"
         try:
             rows = strip_metadata(pq.ParquetFile(folder / file.path).read())
-            measured = measure(create_frame(spark, table, rows), table)
+            measured = measure_days(create_frame(spark, table, rows), table)
         except (pa.ArrowException, ValueError) as error:
             yield f"{file.path} cannot be read: {error}"
             continue

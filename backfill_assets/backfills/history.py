@@ -358,7 +358,7 @@ SECTIONS: Mapping[str, str] = {
     "Follow-ups": "What will be done so that it does not happen again: by whom, until when.",
 }
 #: Prefix of text that a person must replace.
-BLANK = "TO BE FILLED IN: "
+PLACEHOLDER_PREFIX = "TO BE FILLED IN: "
 #: A section with fewer words counts as not filled in.
 _MIN_WORDS = 4
 
@@ -370,7 +370,7 @@ def unfilled_sections(text: str) -> list[str]:
     return [
         name
         for name in SECTIONS
-        if BLANK in (body := bodies.get(name, "")) or len(body.split()) < _MIN_WORDS
+        if PLACEHOLDER_PREFIX in (body := bodies.get(name, "")) or len(body.split()) < _MIN_WORDS
     ]
 
 
@@ -416,7 +416,7 @@ def _postmortem_lines(history: BackfillHistory) -> Iterator[str]:
 def _blank_section(name: str) -> Iterator[str]:
     yield f"## {name}"
     yield ""
-    yield f"{BLANK}{SECTIONS[name]}"
+    yield f"{PLACEHOLDER_PREFIX}{SECTIONS[name]}"
     yield ""
 
 

@@ -55,7 +55,7 @@ from backfill_assets.settings import Settings
 from backfill_assets.staleness.finality import final_days
 from backfill_assets.tables.code_version import Code
 from backfill_assets.tables.graph import Graph, buildable_tables, graph_for, tables_of
-from backfill_assets.tables.model_metadata import skews_of
+from backfill_assets.tables.model_metadata import skew_bounds
 from backfill_assets.tables.sources import Source
 
 
@@ -338,7 +338,7 @@ def add_sampled_skews(settings: Settings, plan: BackfillPlan) -> BackfillPlan:
     skews, unsampled = list(plan.skews), list[str]()
     for log, source in graph_for(settings).sources.items():
         forecast = plan.tables.get(log)
-        if forecast is None or not skews_of(source.staged):
+        if forecast is None or not skew_bounds(source.staged):
             continue
         ledger = read_ledger(f"{settings.warehouse}/{log}", source.raw)
         days = [day for day in from_ranges(forecast.computed) if _is_new(ledger, day)]
@@ -360,7 +360,7 @@ def _sample_files(
     landing: str, source: Source, days: Sequence[date]
 ) -> Iterator[tuple[date, list[Values] | str]]:
     """Sampled lines by arrival day, or a text that names the file that cannot be sampled."""
-    fields = [*skews_of(source.staged)]
+    fields = [*skew_bounds(source.staged)]
     try:
         listing = list_landing(landing, source, _spread_evenly(days, MAX_SAMPLED_FILES))
     except LandingError as error:

@@ -19,7 +19,7 @@ from backfill_assets.audit.verdicts import (
     Verdict,
     empty_day,
     judge_days,
-    measure,
+    measure_days,
     rows_differ,
 )
 from backfill_assets.calendar.grain import Grain
@@ -333,7 +333,9 @@ class _Verifier(DeltaIOManager):
             return {day: verdicts[day] for day in days}
 
         def measure_published(days: Sequence[date]) -> dict[date, DayMetrics]:
-            measured = measure(self.table_snapshot(ledger, by_day=False).read_days(days), table)
+            measured = measure_days(
+                self.table_snapshot(ledger, by_day=False).read_days(days), table
+            )
             return {day: measured.get(day, empty_day(table)) for day in days}
 
         recomputed, broken = _bisect_days([day for day in window if day not in refused], recompute)
@@ -418,10 +420,10 @@ def _bisect_days(
     return results | more_results, failed | more_failed
 
 
-def is_good(verified: Iterable[VerifiedDay], reads: Iterable[ReadCheck]) -> bool:
+def is_good(verified: Iterable[VerifiedDay], read_checks: Iterable[ReadCheck]) -> bool:
     """Whether all days match, and other engines can read the published tables."""
     return all(day.outcome is VerifyOutcome.MATCHES for day in verified) and not any(
-        test.problems for test in reads
+        test.problems for test in read_checks
     )
 
 

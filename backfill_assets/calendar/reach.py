@@ -153,7 +153,7 @@ def next_days(n: int) -> Reach:
 
 def last_days(n: int) -> Reach:
     """The `n` days that end with the day itself; 1 or more."""
-    _refuse_days("last_days", n, 1)
+    _check_days("last_days", n, 1)
     return Reach(before=n - 1)
 
 
@@ -162,7 +162,7 @@ def following_days(n: int) -> Reach:
 
     Unlike `next_days` it is not a window for late data: all published days of it decide the day.
     """
-    _refuse_days("following_days", n, 0)
+    _check_days("following_days", n, 0)
     return Reach(after=n)
 
 
@@ -222,6 +222,6 @@ class RecordedReach:
         return dg.AllPartitionMapping()
 
 
-def _refuse_days(name: str, n: object, least: int) -> None:
+def _check_days(name: str, n: object, least: int) -> None:
     if type(n) is not int or n < least:
         raise ValueError(f"{name}({n!r}): give a whole number of {least} or more")

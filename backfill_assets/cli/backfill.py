@@ -99,7 +99,7 @@ def plan(out: Output, partitions: Window, target: str, as_json: bool, **options:
         return
     settings = load_settings()
     with open_instance() as dagster:
-        backfill_plan = plan_anew(settings, dagster, partitions, options)
+        backfill_plan = create_plan(settings, dagster, partitions, options)
     if as_json:
         out.print_json(backfill_plan.model_dump(mode="json"))
         return
@@ -112,7 +112,7 @@ def plan(out: Output, partitions: Window, target: str, as_json: bool, **options:
     out.print_text(f"Launch   backfill-assets backfill {backfill_plan.id}")
 
 
-def plan_anew(
+def create_plan(
     settings: Settings, dagster: dg.DagsterInstance, days: Window, options: dict[str, Any]
 ) -> BackfillPlan:
     """Create a plan with the values of `backfill_options`, and save it in Dagster's storage.
@@ -237,7 +237,7 @@ def _plan_row(dagster: dg.DagsterInstance, ledgers: Ledgers, id_: str) -> dict[s
     }
 
 
-_LOOK_EVERY = 2  # seconds
+_POLL_SECONDS = 2  # seconds
 
 
 @command(
@@ -278,12 +278,14 @@ def backfill(
         _refuse_options(ctx, what)
     with open_instance() as dagster:
         backfill_plan = (
-            plan_anew(settings, dagster, days, options) if days else _load_state(dagster, what).plan
+            create_plan(settings, dagster, days, options)
+            if days
+            else _load_state(dagster, what).plan
         )
         if not out.quiet:
             show_plan(out, backfill_plan)
         _confirm_final(backfill_plan, yes)
-        state = _launched(settings, dagster, backfill_plan)
+        state = _launch_plan(settings, dagster, backfill_plan)
         out.print_note(f"Launched {_ui_url(settings, dagster)}/runs/b/{state.backfill_id}")
         state = _watch_backfill(out, dagster, state, quiet=as_json)
     if as_json:
@@ -369,7 +371,7 @@ def _confirm_final(backfill_plan: BackfillPlan, yes: bool) -> None:
         raise CannotRunError(f"nothing was launched; the plan is kept as {backfill_plan.id}")
 
 
-def _launched(
+def _launch_plan(
     settings: Settings, dagster: dg.DagsterInstance, backfill_plan: BackfillPlan
 ) -> BackfillState:
     from backfill_assets.assets import backfill_jobs
@@ -391,7 +393,7 @@ def _watch_backfill(
     hint = "`backfill-assets plans` tells how far it is"
     try:
         while not state.ended:
-            time.sleep(_LOOK_EVERY)
+            time.sleep(_POLL_SECONDS)
             state = state_store.load(dagster, id_)
             if (current := stages.describe_progress(dagster, state)) != previous:
                 previous = current

@@ -58,7 +58,7 @@ def condense_log(lines: Iterable[str], out: Output) -> Status:
 
 
 @dataclass
-class _Step:
+class _StepLog:
     """The days and checks of a step so far."""
 
     days: Counter[str] = field(default_factory=Counter)
@@ -102,7 +102,7 @@ class _LogCondenser:
     def __init__(self, out: Output) -> None:
         self.out = out
         self.tail: deque[str] = deque(maxlen=_TAIL)
-        self.running: defaultdict[str, _Step] = defaultdict(_Step)
+        self.running: defaultdict[str, _StepLog] = defaultdict(_StepLog)
         self.step_failed = self.error_printed = self.succeeded = False
 
     def read_line(self, line: str) -> None:
@@ -120,7 +120,7 @@ class _LogCondenser:
 
     def _handle_event(self, name: str, kind: str, line: str) -> None:
         if kind == "STEP_START":
-            self.running[name] = _Step()
+            self.running[name] = _StepLog()
         elif kind == "ASSET_MATERIALIZATION":
             asset = _ASSET.search(line)
             self.running[name].days[asset[1] if asset else "?"] += 1
@@ -139,7 +139,7 @@ class _LogCondenser:
 
     def end_step(self, name: str, prefix: str) -> None:
         """Print a step's outcome in one line; steps may run at the same time."""
-        step = self.running.pop(name, _Step())
+        step = self.running.pop(name, _StepLog())
         self.print_line(f"  {name} ... {prefix}{step.describe_counts(name)}")
         # A failed step's error names the days and the reason.
         for reason in () if prefix else step.failure_reasons:

@@ -44,7 +44,7 @@ def reconcile(out: Output, backfill: str, summary: bool, as_json: bool) -> Statu
     settings = load_settings()
     with open_instance() as dagster:
         refuse_unknown(settings, dagster, backfill)
-        result = _account(settings, dagster, backfill)
+        result = _read_result(settings, dagster, backfill)
         state_store.record_command(
             dagster, backfill, f"backfill-assets reconcile {backfill}", result.verdict
         )
@@ -57,7 +57,7 @@ def reconcile(out: Output, backfill: str, summary: bool, as_json: bool) -> Statu
     return Status.FINDING if result.problems else Status.FINE
 
 
-def _account(settings: Settings, dagster: dg.DagsterInstance, name: str) -> ReconcileResult:
+def _read_result(settings: Settings, dagster: dg.DagsterInstance, name: str) -> ReconcileResult:
     from backfill_assets.assets import backfill_jobs
     from backfill_assets.definitions import build_defs
     from backfill_assets.spark.session import Engine

@@ -59,7 +59,7 @@ def plan_target(out: Output, days: Window, name: str, options: Mapping[str, Any]
         out.print_note(f"Target   {name}, which is there already")
     else:
         tables = target_tables(settings, options["tables"])
-        target = targets.describe_target(settings, name, tables, days, options["reason"])
+        target = targets.new_target(settings, name, tables, days, options["reason"])
     forecasts = stale_days(settings, asset_graph(settings), target, running_code(settings), days)
     _print_forecasts(out, settings, name, forecasts)
 

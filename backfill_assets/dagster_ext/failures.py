@@ -38,7 +38,7 @@ ErrorLike = BaseException | SerializableErrorInfo | None
 
 #: Errors of a broken connection to the JVM or the Connect server, by their Python, py4j and gRPC
 #: names.
-_LOST_CLASSES = {
+_LOST_ERROR_NAMES = {
     "BrokenPipeError",
     "ConnectionAbortedError",
     "ConnectionRefusedError",
@@ -87,7 +87,7 @@ _DISK_MESSAGES = re.compile(
 
 def is_engine_lost(error: ErrorLike) -> bool:
     """Whether an error or one of its causes says that the engine is gone: a retry may succeed."""
-    return _matches_error(error, _LOST_MESSAGES, _LOST_CLASSES)
+    return _matches_error(error, _LOST_MESSAGES, _LOST_ERROR_NAMES)
 
 
 def is_disk_failure(error: ErrorLike) -> bool:

@@ -67,7 +67,7 @@ def hold_run_lock(instance: dg.DagsterInstance, run_id: str) -> dict[str, str]:
     return {PROCESS_TAG: f"{os.getpid()}@{socket.gethostname()} {_machine()} {run_id} in {name}"}
 
 
-def is_alive(instance: dg.DagsterInstance, run: dg.DagsterRun) -> bool | None:
+def is_run_alive(instance: dg.DagsterInstance, run: dg.DagsterRun) -> bool | None:
     """Whether the run's process lives; None if unknown from here."""
     if run.run_id in _held_locks:
         return True
@@ -241,7 +241,7 @@ class WatchingRunLauncher(DefaultRunLauncher):
         except DagsterUserCodeUnreachableError:
             pass  # its code server is gone; the process may live on
         run = self._instance.get_run_by_id(run_id)
-        if run is None or run.is_finished or not is_alive(self._instance, run):
+        if run is None or run.is_finished or not is_run_alive(self._instance, run):
             return False
         if not _interrupt_process(self._instance, run):
             self._instance.report_engine_event(
@@ -266,7 +266,7 @@ class WatchingRunLauncher(DefaultRunLauncher):
         The daemon reads the run's status again before it acts on a missing process: a run that
         ended properly recorded that before its process ended.
         """
-        if is_alive(self._instance, run) is not False:
+        if is_run_alive(self._instance, run) is not False:
             return CheckRunHealthResult(WorkerStatus.RUNNING)
         since = self._missing_since.setdefault(run.run_id, time.monotonic())
         if time.monotonic() - since < self._grace:

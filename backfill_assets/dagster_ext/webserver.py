@@ -39,7 +39,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from backfill_assets.dagster_ext.instance_access import PasswordFile
 from backfill_assets.settings import PREFIX, Settings, load_settings
 
-_THIS_MACHINE = ("127.0.0.1", "localhost", "[::1]")
+_LOCAL_HOSTS = ("127.0.0.1", "localhost", "[::1]")
 _READ_METHODS = ("GET", "HEAD", "OPTIONS")
 #: The content types that a form of any page may send to any server.
 _FORM_TYPES = ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data")
@@ -54,7 +54,7 @@ class RequestGuard:
         host = url.netloc.rpartition("@")[2].lower()
         self._app, self._passwords = app, passwords
         self._origin = f"{url.scheme}://{host}"
-        self._host_names = dict.fromkeys([*_THIS_MACHINE, _host_name(host)])
+        self._host_names = dict.fromkeys([*_LOCAL_HOSTS, _host_name(host)])
         self._accepted_logins: set[bytes] = set()
         self._password_lock = asyncio.Lock()
 
@@ -104,7 +104,7 @@ class RequestGuard:
         """Whether a page is of this server; for local hosts, of the same port."""
         if origin == self._origin:
             return True
-        return _host_name(host) in _THIS_MACHINE and origin.partition("://")[2] == host
+        return _host_name(host) in _LOCAL_HOSTS and origin.partition("://")[2] == host
 
     async def _is_authorized(self, authorization: str) -> bool:
         if self._passwords is None:

@@ -122,18 +122,18 @@ class Writer:
         return self.session()
 
     def write_rows(
-        self, frame: DataFrame, days: Sequence[date], *, scattered: bool
+        self, frame: DataFrame, days: Sequence[date], *, rebalance: bool
     ) -> WrittenFiles:
         """Write rows of the days as data files that no commit names yet, see `commit`.
 
-        Rows of other days are left out. `scattered`: the rows of a day are in many Spark
+        Rows of other days are left out. `rebalance`: the rows of a day are in many Spark
         partitions.
 
         Raises:
             PublishError: the write failed; the table is unchanged.
         """
         rows = frame.where(any_window_condition(to_windows(days), self.table.partition))
-        if scattered:
+        if rebalance:
             rows = rows.hint("rebalance", self.table.partition)
         # The write computes the digest, so it covers the rows in the files and not those of a
         # second computation.

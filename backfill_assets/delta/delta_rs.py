@@ -170,7 +170,7 @@ class UnsafeStoreError(RuntimeError):
 
 
 @cache
-def refuse_unsafe_store(warehouse: str) -> None:
+def raise_if_unsafe_store(warehouse: str) -> None:
     """Check once a process that of concurrent commits of a version only one succeeds; on S3 only.
 
     A small table is created in the warehouse and removed.

@@ -39,8 +39,8 @@ def read_document(url: str) -> Document | None:
     return None if text is None else Document(revision, text)
 
 
-def write_document(url: str, text: str, after: int) -> int | None:
-    """Write the document if its revision is `after`; returns the new revision, else None.
+def write_document(url: str, text: str, base_revision: int) -> int | None:
+    """Write the document if its revision is `base_revision`; returns the new revision, else None.
 
     Raises:
         DeltaError, OSError: the store cannot be written to.
@@ -48,10 +48,10 @@ def write_document(url: str, text: str, after: int) -> int | None:
     properties = CommitProperties({"userMetadata": text}, max_commit_retries=0)
     options = storage_options(url)
     try:
-        if after == NO_REVISION:
+        if base_revision == NO_REVISION:
             DeltaTable.create(url, _SCHEMA, storage_options=options, commit_properties=properties)
         else:
-            delta_log(url, after).load().create_write_transaction(
+            delta_log(url, base_revision).load().create_write_transaction(
                 [],
                 "append",
                 _SCHEMA,
@@ -60,9 +60,9 @@ def write_document(url: str, text: str, after: int) -> int | None:
             )
     except DeltaError:
         current = read_document(url)
-        if current is None and after != NO_REVISION:
+        if current is None and base_revision != NO_REVISION:
             return None  # it was dropped
-        if current is None or current.revision <= after:
+        if current is None or current.revision <= base_revision:
             raise
-        return after + 1 if current == (after + 1, text) else None
-    return after + 1
+        return base_revision + 1 if current == (base_revision + 1, text) else None
+    return base_revision + 1

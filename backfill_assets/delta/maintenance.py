@@ -22,7 +22,7 @@ from pyspark.sql import SparkSession
 from rich.filesize import decimal as in_bytes
 from rich.table import Table as Grid
 
-from backfill_assets.audit.verdicts import are_comparable, measure
+from backfill_assets.audit.verdicts import are_comparable, measure_days
 from backfill_assets.calendar.partitions import any_window_condition, format_ranges, to_windows
 from backfill_assets.dagster_ext.failures import is_engine_lost
 from backfill_assets.delta import commits
@@ -42,7 +42,7 @@ from backfill_assets.delta.ledger_reader import (
     versions_that_belong_together,
 )
 from backfill_assets.delta.table_schema import schema_differences, suggest_fix
-from backfill_assets.delta.targets import NO_AGE, targets_older_than
+from backfill_assets.delta.targets import ANY_AGE, targets_older_than
 from backfill_assets.escaping import escape_markdown
 from backfill_assets.settings import PREFIX, Settings
 from backfill_assets.spark.filesystems import open_store
@@ -194,7 +194,7 @@ def run_maintenance(
         elif log is not None:
             # A shadow target may use files that no version of the table uses (any more).
             is_retired = commits.can_delete_rows(table, settings.undo_days, today)
-            age = NO_AGE if is_retired else max(settings.undo_days - 1, 0)
+            age = ANY_AGE if is_retired else max(settings.undo_days - 1, 0)
             retaining_targets = targets_older_than(settings, name, age)
             maintenance = _TableMaintenance(
                 spark,
@@ -367,7 +367,7 @@ class _TableMaintenance:
 
     def _read_digests(self, version: int, days: Sequence[date]) -> dict[date | None, str]:
         rows = rows_as_of(self.spark, self.url, self.table, version, days)
-        return {day: measured.digest for day, measured in measure(rows, self.table).items()}
+        return {day: measured.digest for day, measured in measure_days(rows, self.table).items()}
 
     def _vacuum_files(self) -> None:
         if self._is_retained():

@@ -27,7 +27,7 @@ from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction
 from pyspark.sql import DataFrame
 
-from backfill_assets.audit.verdicts import DayMetrics, empty_day, measure
+from backfill_assets.audit.verdicts import DayMetrics, empty_day, measure_days
 from backfill_assets.calendar.partitions import any_window_condition, to_ranges, to_windows
 from backfill_assets.dagster_ext.failures import is_engine_lost
 from backfill_assets.delta.commits import PublishError, Writer, summarize_error
@@ -385,7 +385,7 @@ def _rewrite_days(writer: Writer, migration: Migration, staged: _RewrittenDays) 
         frame = table.with_current_columns(
             rows.where(any_window_condition(to_windows(days), table.partition))
         )
-        files = writer.write_rows(frame, days, scattered=True).files
+        files = writer.write_rows(frame, days, rebalance=True).files
         staged.files |= files
         staged.source_files |= {day: frozenset(source_files[day]) for day in days}
         staged.measured |= _verify_rewrite(writer, frame, files, days, ledger)
@@ -404,8 +404,8 @@ def _verify_rewrite(
         PublishError: they differ. No commit names the new files.
     """
     table = writer.table
-    new = measure(rows_of_files(writer.spark, writer.url, table, files, days), table)
-    old = measure(frame, table)
+    new = measure_days(rows_of_files(writer.spark, writer.url, table, files, days), table)
+    old = measure_days(frame, table)
     measured_by_day = {}
     for day in days:
         measured = new.get(day, empty_day(table))

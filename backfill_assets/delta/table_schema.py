@@ -16,7 +16,12 @@ from deltalake import CommitProperties, DeltaTable, Schema
 from deltalake.exceptions import DeltaError
 from pyspark.sql import SparkSession
 
-from backfill_assets.delta.delta_rs import delta_log, load_log, refuse_unsafe_store, storage_options
+from backfill_assets.delta.delta_rs import (
+    delta_log,
+    load_log,
+    raise_if_unsafe_store,
+    storage_options,
+)
 from backfill_assets.delta.ledgers import Ledger, TableMetadata
 from backfill_assets.spark.session import SPARK_ERRORS, commit_session
 from backfill_assets.tables.columns import gaps_of, sql_conditions
@@ -212,7 +217,7 @@ def create_table(
     Raises:
         UnsafeStoreError: the store can lose commits.
     """
-    refuse_unsafe_store(url.rpartition("/")[0])
+    raise_if_unsafe_store(url.rpartition("/")[0])
     try:
         DeltaTable.create(
             url,

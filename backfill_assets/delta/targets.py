@@ -31,7 +31,7 @@ _STATE = "_state"
 #: Number of attempts of an update when other updates come first.
 _ATTEMPTS = 10
 #: In days, below the age of any target; see `targets_older_than`.
-NO_AGE = -1
+ANY_AGE = -1
 #: A target's name is used in paths, in tags of runs and in commits.
 NAME_PATTERN = re.compile(r"[a-z][a-z0-9_]{0,30}")
 
@@ -253,7 +253,7 @@ def update_target(
     return save_target(settings, update(load_target(settings, name)))
 
 
-def refuse_busy(target: ShadowTarget) -> None:
+def raise_if_busy(target: ShadowTarget) -> None:
     """Raise if a target is being switched over, undone, or dropped.
 
     Raises:
@@ -308,7 +308,7 @@ def targets_older_than(settings: Settings, table: str, days: int) -> list[str]:
     return matches
 
 
-def describe_target(
+def new_target(
     settings: Settings, name: str, tables: Iterable[str], requested_days: Window, reason: str = ""
 ) -> ShadowTarget:
     """The initial state of a target; nothing is written.
@@ -346,7 +346,7 @@ def describe_target(
     )
 
 
-def make_target(settings: Settings, target: ShadowTarget) -> ShadowTarget:
+def create_target(settings: Settings, target: ShadowTarget) -> ShadowTarget:
     """Create a new target: clone its tables and save its state.
 
     Raises:

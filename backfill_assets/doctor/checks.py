@@ -57,13 +57,13 @@ class Check:
 
     Attributes:
         part: the part's name.
-        look: runs the check; an exception is a problem.
+        run: runs the check; an exception is a problem.
         needs: parts without which it cannot be checked.
         seconds: its deadline, if longer than the usual one.
     """
 
     part: str
-    look: Callable[[], Iterable[CheckResult]]
+    run: Callable[[], Iterable[CheckResult]]
     needs: Sequence[str] = ()
     seconds: float = 0
 
@@ -102,7 +102,7 @@ class CheckRunner:
 
         def run_look() -> None:
             try:
-                results.extend(check.look())
+                results.extend(check.run())
             except Exception as error:  # noqa: BLE001 - the other parts are to be looked at as well
                 self._unreachable.add(check.part)
                 results.append(_result_from_error(error))

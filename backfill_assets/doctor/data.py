@@ -25,7 +25,7 @@ from backfill_assets.delta.ledger_reader import read_ledger, read_ledgers
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.read_check import check_read
 from backfill_assets.doctor.checks import Check, CheckResult, note, ok, wrong
-from backfill_assets.doctor.machine import nearest_folder, refuses
+from backfill_assets.doctor.machine import nearest_folder, write_error
 from backfill_assets.landing.listing import ListedFile, list_landing
 from backfill_assets.monitoring.incidents import clock_incidents, table_incidents
 from backfill_assets.monitoring.next_runs import unloaded_by_log
@@ -101,7 +101,7 @@ def check_warehouse(settings: Settings) -> Iterator[CheckResult]:
     location = settings.warehouse
     if "://" not in location:
         folder = nearest_folder(Path(location))
-        if reason := refuses(folder):
+        if reason := write_error(folder):
             yield wrong(f"{folder} cannot be written: {reason}", f"let this user write to {folder}")
         elif folder != Path(location):
             yield note(f"there is none at {location} yet: the first run makes it")

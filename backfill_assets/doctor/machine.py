@@ -31,13 +31,13 @@ from backfill_assets.spark.processes import ignored_variables
 
 #: Bytes of free space: below the first, runs fail; below the second, they may on a day with much
 #: data.
-_LITTLE, _SOME = 1 << 30, 10 << 30
+_MIN_FREE_BYTES, _LOW_FREE_BYTES = 1 << 30, 10 << 30
 #: Files that can still be created: below this number, runs fail.
 _FEW_FILES = 10_000
 #: The prefix of Delta's own jars.
 _DELTA_PREFIX = "delta-"
 #: Seconds for a UI to answer.
-_ANSWERS = 5
+_UI_TIMEOUT = 5
 #: The HTTP status of a UI that requires a login.
 _LOGIN_STATUS = 401
 
@@ -123,7 +123,7 @@ def check_port(number: int) -> Iterator[CheckResult]:
 def _ui_at(number: int) -> str:
     """A sentence on the UI at a port; empty if there is none."""
     try:
-        with urlopen(f"http://127.0.0.1:{number}/server_info", timeout=_ANSWERS) as answer:
+        with urlopen(f"http://127.0.0.1:{number}/server_info", timeout=_UI_TIMEOUT) as answer:
             version = json.load(answer).get("dagster_version")
     except HTTPError as error:
         return f"a UI at {number} asks for a login" if error.code == _LOGIN_STATUS else ""
@@ -145,7 +145,7 @@ def check_disks(folders: Mapping[str, Path]) -> Iterator[CheckResult]:
     disks: dict[int, tuple[str, os.statvfs_result]] = {}
     for name, folder in folders.items():
         path = nearest_folder(folder)
-        if reason := refuses(path):
+        if reason := write_error(path):
             yield wrong(f"the {name} at {path} cannot be written: {reason}", _fix_for(reason, path))
         # Folders on one disk share its space.
         disks.setdefault(path.stat().st_dev, (f"{name} at {path}", os.statvfs(path)))
@@ -153,9 +153,9 @@ def check_disks(folders: Mapping[str, Path]) -> Iterator[CheckResult]:
     for name, state in disks.values():
         space, files = state.f_bavail * state.f_frsize, state.f_favail
         free.append(f"{space / (1 << 30):.1f} GiB for the {name}")
-        if space < _LITTLE:
+        if space < _MIN_FREE_BYTES:
             yield wrong(f"{free[-1]} are left", "make room: runs fail when it is full")
-        elif space < _SOME:
+        elif space < _LOW_FREE_BYTES:
             yield note(f"{free[-1]} are left", "see docs/housekeeping.md for what grows")
         elif state.f_files and files < _FEW_FILES:
             yield wrong(f"{files} more files can be made for the {name}", "take files away there")
@@ -167,7 +167,7 @@ def nearest_folder(folder: Path) -> Path:
     return next(path for path in (folder, *folder.parents) if path.is_dir())
 
 
-def refuses(folder: Path) -> str:
+def write_error(folder: Path) -> str:
     """Why a folder cannot be written; empty if it can. The test file is removed."""
     try:
         with tempfile.TemporaryFile(dir=folder) as tried:

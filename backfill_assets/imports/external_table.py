@@ -343,7 +343,7 @@ class _DeltaTable:
                     "(delta.logRetentionDuration)."
                 )
             actions = [json.loads(line) for line in text.splitlines()]
-            _refuse_removed(self.url, version, actions)
+            _raise_if_removed(self.url, version, actions)
             for action in actions:
                 if (add := action.get("add")) and add.get("dataChange", True):
                     yield add
@@ -364,7 +364,7 @@ class _DeltaTable:
         return reader.load(log_folder)
 
 
-def _refuse_removed(url: str, version: int, actions: Sequence[Mapping[str, Any]]) -> None:
+def _raise_if_removed(url: str, version: int, actions: Sequence[Mapping[str, Any]]) -> None:
     removed = [a["remove"] for a in actions if a.get("remove", {}).get("dataChange")]
     marked = [a["add"] for a in actions if a.get("add", {}).get("deletionVector")]
     if removed or any(add.get("dataChange", True) for add in marked):

@@ -329,7 +329,7 @@ def _run_import(request: ImportRequest, note: Callable[[str], None]) -> TableImp
     with request.open_scratch(name) as scratch:
         lines = request.read_lines(external_table, new_data, table_import.how, scratch)
         by_day, stray = _count_by_day(lines.rows, request, count_repeats=False)
-        _refuse_stray(request, table_import, stray)
+        _raise_if_stray(request, table_import, stray)
         rows = _rows_by_folder(by_day, stray, table_import.how.stray)
     step = ImportStep(
         name,
@@ -360,7 +360,7 @@ def _step_digest(table_import: TableImport, new_data: NewData) -> str:
     )
 
 
-def _refuse_stray(request: ImportRequest, table_import: TableImport, stray: RowCounts) -> None:
+def _raise_if_stray(request: ImportRequest, table_import: TableImport, stray: RowCounts) -> None:
     if stray.rows and table_import.how.stray is None:
         policy = request.late_data_policy
         until = f" to {policy.end}" if policy.end else ""

@@ -24,7 +24,7 @@ from backfill_assets.imports.import_state import ImportMapping, ImportRefusedErr
 from backfill_assets.landing.formats import json_fields
 from backfill_assets.landing.listing import folder_name
 from backfill_assets.spark.filesystems import open_store
-from backfill_assets.spark.session import first_line
+from backfill_assets.spark.session import first_error_line
 from backfill_assets.tables.sources import Source
 from backfill_assets.transforms.dedup import business_day
 
@@ -115,7 +115,7 @@ def _expression_type(rows: DataFrame, expression: str) -> tuple[T.DataType, str]
     try:
         return rows.select(F.expr(expression)).schema[0].dataType, ""
     except (AnalysisException, ParseException) as error:
-        return T.NullType(), f"{expression} cannot be computed: {first_line(error)}"
+        return T.NullType(), f"{expression} cannot be computed: {first_error_line(error)}"
 
 
 def _type_problem(source: Source, name: str, kind: T.DataType) -> str:

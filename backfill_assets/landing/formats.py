@@ -244,9 +244,7 @@ def json_lines(lines: DataFrame, source: Source) -> DataFrame:
     }
     if nested:
         columns["_nested"] = F.when(careful, _from_json(text, nested))
-    not_plain = reduce(
-        Column.__or__, map(text.rlike, not_plain_patterns(exact_fields)), F.lit(False)
-    )
+    not_plain = reduce(Column.__or__, map(text.rlike, careful_patterns(exact_fields)), F.lit(False))
     frame = lines.withColumn("_careful", not_plain).withColumns(columns)
 
     def field_column(name: str) -> Column:
@@ -287,7 +285,7 @@ def number_pattern(source: Source) -> str:
     )
 
 
-def not_plain_patterns(exact_fields: Iterable[str]) -> list[str]:
+def careful_patterns(exact_fields: Iterable[str]) -> list[str]:
     """Patterns for lines in which a field is not a plain string, or a key may be escaped.
 
     One pattern for each field: a pattern that begins with plain text is found several times as fast

@@ -19,9 +19,9 @@ from backfill_assets.settings import PREFIX, Settings
 #: Bytes read at a time.
 _PIECE = 1 << 20
 #: Bytes read first at the far end of the allowed line length; they nearly always have a line end.
-_TAIL = 1 << 12
+_FIRST_READ_BYTES = 1 << 12
 #: Last bytes of a Parquet file: the length of the footer, and the magic number.
-_MARK = 8
+_FOOTER_TAIL_BYTES = 8
 _MOST_FOOTER = 64 << 20
 _MOST_COLUMNS = 20_000
 #: Maximum expanded size of a row group, in lines of `max_line` bytes: Spark holds it in memory.
@@ -75,7 +75,7 @@ class SizeLimits:
         """Search a line end within the maximum length of each line, backwards from its far end."""
         begin, size = 0, file.size()
         while size - begin > self.max_line:
-            end, length = begin + self.max_line + 1, _TAIL
+            end, length = begin + self.max_line + 1, _FIRST_READ_BYTES
             while True:
                 start = max(begin, end - length)
                 # Only the newly read bytes can have a line end: the ones after them had none.
@@ -131,7 +131,9 @@ class SizeLimits:
         """
         with filesystem.open_input_file(entry.path) as file:
             if (size := file.size()) > _MOST_FOOTER:
-                length = int.from_bytes(file.read_at(_MARK, size - _MARK)[:4], "little")
+                length = int.from_bytes(
+                    file.read_at(_FOOTER_TAIL_BYTES, size - _FOOTER_TAIL_BYTES)[:4], "little"
+                )
                 if length > _MOST_FOOTER:
                     raise LandingError(
                         f"its footer has {length:,} bytes, more than {_MOST_FOOTER:,}"

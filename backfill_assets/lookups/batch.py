@@ -26,7 +26,12 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 from pyrate_limiter import Rate, RateItem, SQLiteBucket
 
 from backfill_assets.dagster_ext.executor import raise_if_interrupted
-from backfill_assets.delta.delta_rs import delta_log, load_log, refuse_unsafe_store, storage_options
+from backfill_assets.delta.delta_rs import (
+    delta_log,
+    load_log,
+    raise_if_unsafe_store,
+    storage_options,
+)
 from backfill_assets.delta.ledger_reader import DELETION_COUNTER
 from backfill_assets.lookups.service import Reply, Service
 from backfill_assets.spark.filesystems import folder_filesystem
@@ -34,7 +39,7 @@ from backfill_assets.tables.unpartitioned import ANSWERED_AT, Lookup, Quota
 
 _ATTEMPTS = 50
 #: The number of added files after which they are compacted.
-_FILES = 200
+_COMPACT_AFTER_FILES = 200
 #: Commit directly after the version that was read, or fail.
 _NO_RETRIES = 0
 
@@ -43,7 +48,7 @@ class AnswersError(RuntimeError):
     """Answers could not be stored or deleted; those stored before are unchanged."""
 
 
-class KeptAnswers:
+class AnswerCache:
     """The stored answers as of the creation of this object, and those added here.
 
     `version` is the version of the Delta table that contains all of them.
@@ -91,7 +96,7 @@ class KeptAnswers:
                 continue
             self.version, self._files = log.version(), {*log.file_uris()}
             self._added += 1
-            if self._added >= _FILES:
+            if self._added >= _COMPACT_AFTER_FILES:
                 self._compact_files()
             return
         raise AnswersError(
@@ -134,7 +139,7 @@ class KeptAnswers:
         self.version, self._files = log.version(), {*log.file_uris()}
 
 
-def create(lookup: Lookup, url: str) -> None:
+def create_answer_table(lookup: Lookup, url: str) -> None:
     """Create the empty table of answers, if it does not exist.
 
     Raises:
@@ -142,7 +147,7 @@ def create(lookup: Lookup, url: str) -> None:
     """
     if load_log(url) is not None:
         return
-    refuse_unsafe_store(url.rpartition("/")[0])
+    raise_if_unsafe_store(url.rpartition("/")[0])
     try:
         DeltaTable.create(
             url, _table_schema(lookup), mode="ignore", storage_options=storage_options(url)
@@ -280,7 +285,7 @@ MAX_FAILURES_IN_A_ROW = 20
 #: Answers are stored after this number of them, or after these seconds.
 _BATCH, _BATCH_SECONDS = 1000, 5.0
 #: Seconds before the second try, doubled before each further one; and the longest pause.
-_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
 _POLL_SECONDS = 0.2  # seconds between two checks for an interruption of the run
 
 
@@ -292,7 +297,7 @@ class BatchResult:
     unanswered: dict[Request, str] = field(default_factory=dict)
 
 
-def ask(
+def answer_requests(
     lookup: Lookup,
     requests: Sequence[Request],
     service: Service,
@@ -412,7 +417,7 @@ class _BatchCall:
             if not reply.retry or tries >= self._lookup.tries:
                 return self._give_up(reply, tries), calls
             if not reply.busy:
-                pause = min(_PAUSE * 2 ** (tries - 1), _LONGEST_PAUSE)
+                pause = min(_FIRST_PAUSE * 2 ** (tries - 1), _LONGEST_PAUSE)
                 self._stop.wait(pause * random.uniform(0.8, 1.2))
         return Reply(problem=f"{last or 'not asked'}: {self._stop_reason}"), calls
 

@@ -175,10 +175,10 @@ _PARSERS: Mapping[type, Callable[[Any, Any], Any]] = {
 
 
 #: The most bytes of an answer.
-_LARGEST = 1 << 20
+_MAX_ANSWER_BYTES = 1 << 20
 _CHUNK = 1 << 16
-_TOO_MANY = 429
-_REFUSED = (401, 403)
+_TOO_MANY_STATUS = 429
+_REFUSED_STATUSES = (401, 403)
 #: Numbers in `Retry-After` above these are times since 1970 (of 2001 and later), in seconds and in
 #: milliseconds.
 _EPOCH_SECONDS, _EPOCH_MILLISECONDS = 1e9, 1e12
@@ -267,9 +267,9 @@ class Service:
             wait = _retry_after_seconds(response.headers.get("Retry-After", ""))
             return Reply(
                 problem=f"HTTP {status}",
-                retry=status >= 500 or status in (_TOO_MANY, *_TRANSIENT),
-                busy=status == _TOO_MANY,
-                refused=status in _REFUSED,
+                retry=status >= 500 or status in (_TOO_MANY_STATUS, *_TRANSIENT),
+                busy=status == _TOO_MANY_STATUS,
+                refused=status in _REFUSED_STATUSES,
                 wait=wait,
             )
         try:
@@ -289,8 +289,8 @@ class Service:
             body += chunk
             if time.monotonic() > deadline:
                 raise TimeoutError
-            if len(body) > _LARGEST:
-                raise WrongAnswerError(f"an answer of more than {_LARGEST:,} bytes")
+            if len(body) > _MAX_ANSWER_BYTES:
+                raise WrongAnswerError(f"an answer of more than {_MAX_ANSWER_BYTES:,} bytes")
         return body
 
     def close(self) -> None:

@@ -156,11 +156,11 @@ def _schema_differences(ledger: Ledger) -> list[str]:
     return schema_differences(ledger.table, ledger.metadata) if ledger.metadata else []
 
 
-def table_incidents(ledger: Ledger, made_from: Sequence[str]) -> Iterator[Incident]:
+def table_incidents(ledger: Ledger, input_names: Sequence[str]) -> Iterator[Incident]:
     """Yield the incidents of a table as a whole."""
     name = ledger.table.name
     if (misfits := _schema_differences(ledger)) and ledger.metadata:
-        advice = suggest_fix(ledger.table, ledger.metadata, made_from)
+        advice = suggest_fix(ledger.table, ledger.metadata, input_names)
         detail = f"{'; '.join(misfits)}; no day can be published. {advice}"
         yield Incident("table is not that of the code", name, "", detail, dict.fromkeys(misfits, 1))
         return

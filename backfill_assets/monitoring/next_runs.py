@@ -24,7 +24,7 @@ from backfill_assets.dagster_ext.internals import (
     WILL_RETRY_TAG,
     BulkActionStatus,
 )
-from backfill_assets.dagster_ext.launcher import is_alive
+from backfill_assets.dagster_ext.launcher import is_run_alive
 from backfill_assets.delta.ledger_reader import read_ledger, read_ledgers
 from backfill_assets.delta.ledgers import Ledger, Ledgers, graph_of
 from backfill_assets.landing.listing import list_landing
@@ -98,7 +98,7 @@ def rebuild_requests(
     the tables that wait for it if it changed one of their inputs: it will build them, or change
     more.
     """
-    may_fill_gap = _split_at_weeks(may_fill_gap, graph)
+    may_fill_gap = _allow_days_within_weeks(may_fill_gap, graph)
 
     def is_ready(table: str, reason: StaleDay) -> bool:
         writer_ids = {id_ for r in reason.inputs.values() for id_ in (r.run_id, r.backfill_id)}
@@ -141,7 +141,7 @@ def _table_chains(graph: Graph) -> Iterator[tuple[list[str], bool]]:
             yield [name for name in tables if graph.tables[name].grain is cadence], together
 
 
-def _split_at_weeks(may_fill_gap: GapRule, graph: Graph) -> GapRule:
+def _allow_days_within_weeks(may_fill_gap: GapRule, graph: Graph) -> GapRule:
     """Also allow days on which no partition begins, such as those within a week."""
 
     def may_fill(table: str, day: date) -> bool:
@@ -477,7 +477,7 @@ def tables_in_progress(
     waiting_tables = {
         run.run_id: _selected_tables(run.asset_selection, tables)
         for run in instance.get_runs(dg.RunsFilter(statuses=UNFINISHED_STATUSES))
-        if daemon or (run.status not in _WAITING and is_alive(instance, run) is not False)
+        if daemon or (run.status not in _WAITING and is_run_alive(instance, run) is not False)
     }
     for status in (BulkActionStatus.REQUESTED, BulkActionStatus.CANCELING):
         for backfill in instance.get_backfills(status=status) if daemon else ():

@@ -28,9 +28,9 @@ from backfill_assets.audit.profile import (
     Histograms,
     check_conditions,
     count_kinds,
+    count_most_frequent,
     judge_drift,
     measure_histograms,
-    most_rows,
 )
 from backfill_assets.audit.verdicts import (
     TRAILING_DAYS,
@@ -38,11 +38,11 @@ from backfill_assets.audit.verdicts import (
     Expectation,
     RefusedError,
     Verdict,
-    check_window,
+    check_frame_window,
     digest_sums,
     find_violations,
     judge_days,
-    measure,
+    measure_days,
     sum_digests,
 )
 from backfill_assets.calendar.partitions import DaySet, Window, format_ranges
@@ -56,7 +56,7 @@ from backfill_assets.publish.stateful import recompute_digests
 from backfill_assets.publish.types import ComputeAlone, ComputedDays, ComputePlan
 from backfill_assets.spark.session import SPARK_ERRORS, EngineError
 from backfill_assets.tables.arguments import declaration_location
-from backfill_assets.tables.model_metadata import DRIFT, drifts_of
+from backfill_assets.tables.model_metadata import DRIFT, drift_bounds
 from backfill_assets.tables.table import Table
 
 #: The traceback of a Python worker, and its last lines.
@@ -261,7 +261,7 @@ class AuditedDays:
         existing_files = self.built.files
         if new_days := [day for day in days if day not in self.files and day not in existing_files]:
             written, digest = writer.write_rows(
-                self.frame, new_days, scattered=self.built.scattered
+                self.frame, new_days, rebalance=self.built.scattered
             )
             self.files.update({day: written.get(day, []) for day in new_days})
             audited = sum_digests(self.verdicts[day].metrics.digest for day in new_days)
@@ -313,8 +313,8 @@ def compute_days(
     frame = table.conform_frame(built.frame)
     rules = all_constraints(table, ledger.metadata)
     check_conditions(frame, table, rules)
-    measured_days = measure(frame, table, [*rules.values()])
-    check_window(measured_days, table, days, built.expectations)
+    measured_days = measure_days(frame, table, [*rules.values()])
+    check_frame_window(measured_days, table, days, built.expectations)
     for day, day_violations in find_violations(frame, table).items():
         if day not in measured_days:
             raise RefusedError(
@@ -332,7 +332,11 @@ def compute_days(
     found_spreads = measure_histograms(frame, table)
     drift_numbers = _add_drift_notices(table, ledger, found_spreads, days, expectations)
     numbers = built.numbers
-    for extra in (count_kinds(frame, table, days), most_rows(frame, table, days), drift_numbers):
+    for extra in (
+        count_kinds(frame, table, days),
+        count_most_frequent(frame, table, days),
+        drift_numbers,
+    ):
         numbers = _merge_figures(numbers, extra)
     built = replace(built, numbers=numbers)
     verdicts = judge_days(table, days, measured_days, expectations, _trailing_days(ledger, days))
@@ -372,7 +376,7 @@ def _add_drift_notices(
 ) -> dict[date, Mapping[str, float]]:
     """Add drift to the expectations of the days, and return its figures for the UI by day."""
     numbers: dict[date, Mapping[str, float]] = {}
-    for day in days if drifts_of(table) else ():
+    for day in days if drift_bounds(table) else ():
         notice, numbers[day] = judge_drift(
             table, day_spreads.get(day, {}), _earlier_spread(ledger, day_spreads, day)
         )

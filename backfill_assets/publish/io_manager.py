@@ -43,7 +43,7 @@ from backfill_assets.publish.types import (
     format_code_pin,
     is_merge_run,
 )
-from backfill_assets.spark.frames import caching
+from backfill_assets.spark.frames import cache_frames
 from backfill_assets.spark.tasks import TaskTimes, report_stalls, watch_session, watch_tasks
 from backfill_assets.tables.arguments import DeclarationError
 from backfill_assets.tables.code_version import asset_version
@@ -374,7 +374,7 @@ class DataFrameIOManager(DeltaIOManager):
             return
         table = self._find_table(context.asset_key)
         sources = self._inputs_by_step.pop(_step_key(context.step_context), [])
-        with caching() as cache:
+        with cache_frames() as cache:
             rows = cache(obj)
 
             def plan_days(window: Window) -> ComputePlan:

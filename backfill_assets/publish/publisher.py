@@ -223,7 +223,7 @@ class Publisher(dg.ConfigurableIOManager):
                     audited = self._compute_days(
                         table, plan, fingerprints, ledger, record, merge=merge
                     )
-                for day in stateful.unchanged_suffix(ledger, plan, audited.fingerprints, requested):
+                for day in stateful.unchanged_days(ledger, plan, audited.fingerprints, requested):
                     results.append(result_from_record(ledger, day))
                     del reasons[day]
                 written_results = self._commit_passed_days(

@@ -102,7 +102,7 @@ def recompute_digests(
     return fingerprints, [*verdict_by_day.values()]
 
 
-def unchanged_suffix(
+def unchanged_days(
     ledger: Ledger,
     plan: ComputePlan,
     fingerprints: Mapping[date, str],

@@ -121,8 +121,8 @@ def prepare_target(
     """
     if name not in targets.list_targets(settings):
         tables = target_tables(settings, request.tables)
-        new = targets.describe_target(settings, name, tables, request.window, request.reason)
-        return targets.make_target(settings, new)
+        new = targets.new_target(settings, name, tables, request.window, request.reason)
+        return targets.create_target(settings, new)
     target = targets.load_target(settings, name)
     if (
         request.tables
@@ -147,7 +147,7 @@ def catch_up(publisher: DeltaIOManager, settings: Settings, target: ShadowTarget
             migrated.
         PublishError: files of days that it has built are deleted.
     """
-    targets.refuse_busy(target)
+    targets.raise_if_busy(target)
     tables = tables_of(settings)
     current = {name: read_ledger(settings.table(name), table) for name, table in tables.items()}
     pins = {name: ledger.version for name, ledger in current.items()}
@@ -247,7 +247,7 @@ def build_stages(
     settings: Settings,
     assets: Sequence[dg.AssetsDefinition],
     target: ShadowTarget,
-    parameters: BackfillRequest,
+    request: BackfillRequest,
 ) -> Iterator[StageResult]:
     """Build days into a target, stage by stage; stops after a stage with failed days.
 
@@ -263,7 +263,7 @@ def build_stages(
     }
     graph = AssetGraph.from_assets(list(assets))
     with dg.DagsterInstance.ephemeral() as instance:
-        for name, window in parameters.split_stages():
+        for name, window in request.split_stages():
             reported, failures = len(shadow.results), []
             for part, selection in _split_runs(
                 settings, days_of_target(settings, graph, target, window)
@@ -274,7 +274,7 @@ def build_stages(
                     instance=instance,
                     resources=resources,
                     tags={
-                        REASON_TAG: parameters.reason or target.reason,
+                        REASON_TAG: request.reason or target.reason,
                         "dagster/asset_partition_range_start": str(part.start),
                         "dagster/asset_partition_range_end": str(part.end - DAY),
                     },

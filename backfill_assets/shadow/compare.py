@@ -54,11 +54,11 @@ def compare_target(
     graph: BaseAssetGraph,
     target: ShadowTarget,
     code: Code,
-    bounds: ComparisonLimits | None = None,
+    limits: ComparisonLimits | None = None,
 ) -> Comparison:
     """Compare the days that a target has built with production at the version that the target sees.
 
-    The result is stored with the target. Without `bounds`, the limits are those that a switch-over
+    The result is stored with the target. Without `limits`, the limits are those that a switch-over
     of the target requires.
 
     Raises:
@@ -66,7 +66,7 @@ def compare_target(
         TargetError: the target is deleted, or a table of it was migrated since.
     """
     refuse_migrated(settings, target, read_ledgers(settings))
-    bounds = bounds or target.required or ComparisonLimits()
+    limits = limits or target.required or ComparisonLimits()
     comparison = Comparison(problems=list(describe_missing_days(settings, graph, target, code)))
     ledgers = target.table_ledgers(settings)
     for name in target.tables:
@@ -85,9 +85,9 @@ def compare_target(
             comparison.problems.append(
                 f"{name} [{format_ranges(d.day for d in missing)}] is missing"
             )
-        comparison.problems.extend(exceeded_limits(report, bounds))
+        comparison.problems.extend(exceeded_limits(report, limits))
     comparison.problems.extend(cross_table_mismatches(comparison.reports, ledgers))
-    save_comparison(settings, target, ledgers, bounds, comparison.problems)
+    save_comparison(settings, target, ledgers, limits, comparison.problems)
     return comparison
 
 
@@ -131,7 +131,7 @@ def require_comparison(
     Raises:
         TargetError: the target is being switched over, undone or dropped.
     """
-    targets.refuse_busy(target)
+    targets.raise_if_busy(target)
     return targets.save_target(settings, target.model_copy(update={"required": limits}))
 
 

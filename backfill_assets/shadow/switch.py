@@ -21,7 +21,7 @@ from backfill_assets.backfills.undo import NothingToUndoError, UndoRefusedError,
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import Window, format_ranges, from_ranges, to_ranges
 from backfill_assets.dagster_ext.internals import BaseAssetGraph
-from backfill_assets.dagster_ext.launcher import is_alive
+from backfill_assets.dagster_ext.launcher import is_run_alive
 from backfill_assets.delta import targets
 from backfill_assets.delta.ledger_reader import read_ledgers, save_versions
 from backfill_assets.delta.ledgers import Ledger
@@ -60,7 +60,7 @@ def active_switch_runs(instance: dg.DagsterInstance) -> list[str]:
 
 def _may_be_active(instance: dg.DagsterInstance, run: dg.DagsterRun) -> bool:
     if run.status is dg.DagsterRunStatus.STARTED:
-        return is_alive(instance, run) is not False
+        return is_run_alive(instance, run) is not False
     return not run.is_finished
 
 
@@ -154,7 +154,7 @@ def _refuse_partial_undo(target: ShadowTarget, name: str, days: Container[date] 
             f"(`backfill-assets undo {target.switch_id}`). Nothing was written."
         )
     if target.undoing not in ("", name) and name != target.name:
-        targets.refuse_busy(target)
+        targets.raise_if_busy(target)
 
 
 def _active_switch_error(name: str, runs: Sequence[str]) -> TargetError:
@@ -287,7 +287,7 @@ def switch_over(
     """
     target = targets.load_target(settings, name)
     if not target.switching or target.undoing:
-        targets.refuse_busy(target)
+        targets.raise_if_busy(target)
         target = _begin_switch(settings, graph, code, target, tags.get(REASON_TAG, ""), only_days)
     tags = {**tags, REASON_TAG: tags.get(REASON_TAG) or target.switch_reason}
     _refuse_other_columns(settings, target)

@@ -69,7 +69,7 @@ _VIEW_NAME = re.compile(r"cached_(?P<host>[0-9a-f]{12})_(?P<pid>\d+)_(?P<began>\
 
 
 @contextmanager
-def caching() -> Iterator[Cache]:
+def cache_frames() -> Iterator[Cache]:
     """Gives a function that caches the rows of computed frames until the block ends.
 
     A server keeps cached rows for as long as it runs. There, the frames get a name that contains

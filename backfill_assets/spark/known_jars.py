@@ -145,7 +145,7 @@ class JavaSource:
                 new_jar = Path(scratch, jar.name)
                 with ZipFile(new_jar, "w", ZIP_STORED) as archive:
                     for name, content in sorted(
-                        compiled(self._source_path.read_text(), libraries).items()
+                        compile_source(self._source_path.read_text(), libraries).items()
                     ):
                         # A current date would change the jar each time.
                         entry = ZipInfo(f"{name.replace('.', '/')}.class", (1980, 1, 1, 0, 0, 0))
@@ -158,7 +158,7 @@ class JavaSource:
         return Path(__file__).with_name(self.file)
 
 
-def compiled(source: str, libraries: Sequence[Path]) -> dict[str, bytes]:
+def compile_source(source: str, libraries: Sequence[Path]) -> dict[str, bytes]:
     """The classes of a source by name, compiled against Spark and libraries in a JVM of its own."""
     from pyspark.java_gateway import launch_gateway
 

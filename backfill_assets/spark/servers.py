@@ -188,13 +188,13 @@ def _delta_version(session: SparkSession) -> str:
 
 
 #: Seconds between two probes of a server, and the timeout of a probe.
-_PROBE_EVERY = 10.0
-_PATIENCE = 3.0
+_PROBE_INTERVAL = 10.0
+_PROBE_TIMEOUT = 3.0
 #: After so many failed probes in a row (more than three minutes) a server hangs. A busy server
 #: accepts a connection at once, as that needs none of Spark's threads.
-_MOST_UNHEARD = 60
+_MAX_FAILED_PROBES = 60
 #: A server that answers for fewer seconds died right after its start.
-_STEADY = 60.0
+_STABLE_SECONDS = 60.0
 _MAX_DEATHS = 3
 #: A longer log is rotated.
 _LOG_BYTES = 20 * 2**20
@@ -266,22 +266,22 @@ class Server:
         if not self._is_answering():
             # A start has no timeout: it ends with an answer or an exit.
             self._failed_probes += self.ready
-            if self._failed_probes >= _MOST_UNHEARD:
+            if self._failed_probes >= _MAX_FAILED_PROBES:
                 self._restart("does not answer any more")
             return
         now = time.monotonic()
         self._failed_probes = 0
-        self._probe_at = now + _PROBE_EVERY
+        self._probe_at = now + _PROBE_INTERVAL
         if not self.ready:
             self.ready, self._ready_at = True, now
             self._say(f"The {self._name} is ready.")
-        if now - self._ready_at >= _STEADY:
+        if now - self._ready_at >= _STABLE_SECONDS:
             self._deaths = 0
         if reason := self._restart_reason():
             self._restart(reason)
 
     def _is_answering(self) -> bool:
-        return _answers_grpc(self._address, _PATIENCE)
+        return _answers_grpc(self._address, _PROBE_TIMEOUT)
 
     def _restart_reason(self) -> str | None:
         """Why a server that answers must be restarted all the same; None if it need not."""
@@ -428,8 +428,8 @@ def _reserve_port() -> tuple[int, socket.socket | None]:
 
 
 #: Seconds between two queries, and the timeout of a query.
-_EVERY = 300.0
-_DEADLINE = 300.0
+_QUERY_INTERVAL = 300.0
+_QUERY_TIMEOUT = 300.0
 #: After so many failed queries in a row the engine does not compute any more.
 _MAX_FAILURES = 3
 #: An engine that used this share of a processor meanwhile is busy: its queries have to wait.
@@ -448,7 +448,7 @@ class HealthProbe:
         self._environment, self._processor_seconds = environment, processor_seconds
         self._process: subprocess.Popen[bytes] | None = None
         self._failures = 0
-        self._next_query_at = time.monotonic() + _EVERY
+        self._next_query_at = time.monotonic() + _QUERY_INTERVAL
 
     def is_good(self) -> bool:
         """Start a query, or read its result; False after too many failures. Never waits."""
@@ -461,9 +461,9 @@ class HealthProbe:
         if status is None and now < self._deadline:
             return True
         self.stop_query()
-        self._next_query_at = now + _EVERY
+        self._next_query_at = now + _QUERY_INTERVAL
         # If unknown, the difference is NaN, and the engine is not idle.
-        idle = self._processor_seconds() - self._seconds_before <= _BUSY_SHARE * _DEADLINE
+        idle = self._processor_seconds() - self._seconds_before <= _BUSY_SHARE * _QUERY_TIMEOUT
         if status is not None or idle:
             self._failures = 0 if status == 0 else self._failures + 1
         return self._failures < _MAX_FAILURES
@@ -476,10 +476,10 @@ class HealthProbe:
             process.wait()
 
     def _start_query(self, now: float) -> None:
-        self._deadline = now + _DEADLINE
+        self._deadline = now + _QUERY_TIMEOUT
         self._seconds_before = self._processor_seconds()
         self._process = subprocess.Popen(
-            [sys.executable, *_QUERY, str(int(_DEADLINE) + 1)],
+            [sys.executable, *_QUERY, str(int(_QUERY_TIMEOUT) + 1)],
             env={**os.environ, **self._environment},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

@@ -188,7 +188,7 @@ SPARK_ERRORS = (PySparkException, Py4JError)
 
 #: Seconds to wait for a server to accept a connection. (Spark's own client waits for more than ten
 #: minutes.)
-_PATIENCE = 15.0
+_CONNECT_TIMEOUT = 15.0
 
 #: PySpark's name for a JVM that did not start.
 _NO_JVM = "JAVA_GATEWAY_EXITED"
@@ -197,7 +197,7 @@ _NO_JVM = "JAVA_GATEWAY_EXITED"
 _MAX_CLOSED_SESSIONS = 1000
 
 
-def first_line(error: Exception) -> str:
+def first_error_line(error: Exception) -> str:
     """The first line of a Spark error, without the plan that Spark prints below it."""
     return next(filter(None, map(str.strip, str(error).splitlines())), "no expression")
 
@@ -282,7 +282,7 @@ class Engine(LazyPySparkResource):
             _await_server(url)
             self._init_session()
         except (PySparkException, grpc.RpcError, grpc.FutureTimeoutError) as error:
-            text = str(error) or f"no connection within {_PATIENCE:g} s"
+            text = str(error) or f"no connection within {_CONNECT_TIMEOUT:g} s"
             details = re.search(r'details = "(.*)"', text)  # gRPC's own message, further down
             message = details[1] if details else text.splitlines()[0]
             raise EngineError(
@@ -331,7 +331,7 @@ def _server_session(config: Mapping[str, Any]) -> SparkSession:
     for closed in count():
         url = session_url(config, closed)
         try:
-            session = _session_of(url, config)
+            session = _create_server_session(url, config)
         except PySparkException as error:
             if not (shared and closed < _MAX_CLOSED_SESSIONS and forget_closed_session(error)):
                 raise
@@ -340,7 +340,7 @@ def _server_session(config: Mapping[str, Any]) -> SparkSession:
     return session
 
 
-def _session_of(url: str, config: Mapping[str, Any]) -> SparkSession:
+def _create_server_session(url: str, config: Mapping[str, Any]) -> SparkSession:
     """Like `spark_session_from_config`, with the channel of `channel_builder`."""
     from pyspark.sql.connect.session import SparkSession as RemoteSession
 
@@ -359,7 +359,7 @@ def _await_server(url: str) -> None:
     """
     channel = channel_builder(url).toChannel()
     try:
-        grpc.channel_ready_future(channel).result(timeout=_PATIENCE)
+        grpc.channel_ready_future(channel).result(timeout=_CONNECT_TIMEOUT)
     finally:
         channel.close()
 

@@ -18,7 +18,7 @@ from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import any_window_condition, to_ranges, to_windows
 from backfill_assets.delta.records import CommitDetails
 from backfill_assets.publish.types import Snapshot
-from backfill_assets.spark.frames import caching
+from backfill_assets.spark.frames import cache_frames
 from backfill_assets.tables.sources import Source
 from backfill_assets.transforms.dedup import (
     greatest_first,
@@ -89,7 +89,7 @@ def impact_of(
         return ChangeImpact(
             first_days, first_days, frozenset(changed), _event_days_by_log_day(source, new_versions)
         )
-    with caching() as cache:
+    with cache_frames() as cache:
         old_versions = _row_versions(before.all_rows, source, timezone)
         rows = new_versions
         if changed & published_days:

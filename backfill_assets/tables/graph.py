@@ -219,34 +219,35 @@ def graph_for(settings: Settings) -> Graph:
 
 
 @cache
-def _build_graph(place: str, policy: Policy) -> Graph:
+def _build_graph(tables_path: str, policy: Policy) -> Graph:
     tables: dict[str, Table] = {}
-    for name, table in load_tables(place).items():
+    for name, table in load_tables(tables_path).items():
         for dependency in table.inputs(policy):
             if (
                 dependency.source is not table
                 and tables.get(dependency.source.name) is not dependency.source
             ):
                 raise _settings_error(
-                    place, f"{dependency.source.name}, an input of {name}, must come before it"
+                    tables_path,
+                    f"{dependency.source.name}, an input of {name}, must come before it",
                 )
             if dependency.source.retired and not table.is_retired(dependency.source.retired):
-                raise _settings_error(place, _retired_input_message(table, dependency.source))
+                raise _settings_error(tables_path, _retired_input_message(table, dependency.source))
         for reference in table.unpartitioned_inputs:
-            if reference.name in load_tables(place):
+            if reference.name in load_tables(tables_path):
                 raise _settings_error(
-                    place, f"{name} reads {reference.name} whole, which has days: use Reads"
+                    tables_path, f"{name} reads {reference.name} whole, which has days: use Reads"
                 )
         if isinstance(table, SourceTable) and table.source.under(policy).start < policy.start:
             source = table.source
             raise _settings_error(
-                place,
+                tables_path,
                 f"{source.name} starts on {source.start}, before {PREFIX}START ({policy.start})",
             )
         tables[name] = table
         if isinstance(table, Derived):
-            _check_versions(place, tables, table)
-    _load_lookups(place)
+            _check_versions(tables_path, tables, table)
+    _load_lookups(tables_path)
     return Graph(tables, policy)
 
 
@@ -291,18 +292,18 @@ def _load_lookups(place: str) -> Mapping[str, Lookup]:
 
 
 @cache
-def load_tables(place: str) -> Mapping[str, Table]:
+def load_tables(tables_path: str) -> Mapping[str, Table]:
     """The tables that are declared at a place, by name.
 
     Args:
-        place: as `module:attribute`; the attribute holds a list, or a mapping by name, of tables
+        tables_path: as `module:attribute`; the attribute holds a list, or a mapping by name, of tables
             and sources.
 
     Raises:
         SettingsError: the module or attribute does not exist, holds something else, or has two
             tables with the same name.
     """
-    module, _, attribute = place.partition(":")
+    module, _, attribute = tables_path.partition(":")
     if (
         working_folder := str(Path.cwd())
     ) not in sys.path:  # as Dagster's own commands look for modules
@@ -310,24 +311,24 @@ def load_tables(place: str) -> Mapping[str, Table]:
     try:
         listed = getattr(importlib.import_module(module), attribute)
     except DeclarationError as error:
-        raise _settings_error(place, str(error)) from error
+        raise _settings_error(tables_path, str(error)) from error
     except _DECLARATION_ERRORS as error:
         where = declaration_location([*traceback.walk_tb(error.__traceback__)][::-1])
-        raise _settings_error(place, f"{error}{where}") from error
+        raise _settings_error(tables_path, f"{error}{where}") from error
     if not isinstance(listed, Iterable) or isinstance(listed, str):
         raise _settings_error(
-            place,
+            tables_path,
             f"it is {describe_value(listed)}: give a list, as {attribute} = [VISITS, visits_7d]",
         )
     tables: dict[str, Table] = {}
     for table in _expand_sources(listed.values() if isinstance(listed, Mapping) else listed):
         if not isinstance(table, Table):
             raise _settings_error(
-                place,
+                tables_path,
                 f"{describe_value(table)} is neither a table nor a source{_listing_hint(table)}",
             )
         if table.name in tables:
-            raise _settings_error(place, f"two tables are named {table.name}")
+            raise _settings_error(tables_path, f"two tables are named {table.name}")
         tables[table.name] = table
     return tables
 

@@ -257,13 +257,13 @@ def counts_of(table: ModelledTable) -> Mapping[str, str]:
 SKEW = "skew"
 
 
-def skews_of(table: ModelledTable) -> Mapping[str, float]:
+def skew_bounds(table: ModelledTable) -> Mapping[str, float]:
     """By column, the share of a day's rows (0 to 1) beyond which a plan reports skew."""
     metadata: Mapping[str, Any] = table.model.Config.metadata or {}
     return metadata.get(SKEW, {})
 
 
-def most_rows_of(column: str) -> str:
+def most_rows_figure(column: str) -> str:
     """The name of a day's figure for the rows of the most frequent value of a column."""
     return f"most rows of one {column}"
 
@@ -272,7 +272,7 @@ def wrong_skews(table: ModelledTable) -> list[str]:
     """Why columns cannot be watched for skew, one sentence each."""
     types = {column.name: column.dataType for column in table.struct_type}
     problems = []
-    for name, share in skews_of(table).items():
+    for name, share in skew_bounds(table).items():
         if not isinstance(types.get(name), T.AtomicType):
             problems.append(f"skew of {name}, which is no column of it that can be a key")
         elif not 0 < share < 1:
@@ -284,7 +284,7 @@ def wrong_skews(table: ModelledTable) -> list[str]:
 DRIFT = "drift"
 
 
-def drifts_of(table: ModelledTable) -> Mapping[str, float]:
+def drift_bounds(table: ModelledTable) -> Mapping[str, float]:
     """By column, the population stability index beyond which a day has a warning."""
     metadata: Mapping[str, Any] = table.model.Config.metadata or {}
     return metadata.get(DRIFT, {})
@@ -304,6 +304,6 @@ def wrong_drifts(table: ModelledTable) -> list[str]:
     types = {column.name: column.dataType for column in table.struct_type}
     return [
         f"drift of {name}, which is no number and no boolean column of it"
-        for name in drifts_of(table)
+        for name in drift_bounds(table)
         if not isinstance(types.get(name), T.NumericType | T.BooleanType)
     ]

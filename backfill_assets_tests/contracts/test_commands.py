@@ -170,7 +170,7 @@ def end_results(end: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     code = CodeProvenance({}, frozenset(), {})
     for problems, outcome in (([], "adds up"), (["x"], "does not add up")):
         account = ReconcileResult("aaaaaaaa", [], code, [], problems)
-        monkeypatch.setattr(outcomes, "_account", lambda *_, account=account: account)
+        monkeypatch.setattr(outcomes, "_read_result", lambda *_, account=account: account)
         end(outcome, "reconcile", "aaaaaaaa")
     monkeypatch.setattr(outcomes, "run_job", lambda *_: "0123456789")
     end("done", "undo", "aaaaaaaa")

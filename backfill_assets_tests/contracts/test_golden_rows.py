@@ -48,7 +48,7 @@ def landing(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def rates(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The service of exchange rates."""
-    monkeypatch.setattr(batch, "_PAUSE", 0.01)
+    monkeypatch.setattr(batch, "_FIRST_PAUSE", 0.01)
     with rate_server() as server:
         monkeypatch.setenv("RATES_URL", server.url)
         monkeypatch.setenv("RATES_KEY", SECRET)

@@ -193,7 +193,7 @@ def take_plans(shapes: Shapes, _folder: Path, monkeypatch: pytest.MonkeyPatch) -
             filled_plan(seconds=None, parameters=BackfillRequest(days=DAYS)),
             filled_plan(parameters=BackfillRequest(days=DAYS, chunk_days=None)),
         ):
-            patch.setattr(plan_commands, "plan_anew", lambda *_, plan=plan: plan)
+            patch.setattr(plan_commands, "create_plan", lambda *_, plan=plan: plan)
             shapes.take("plan", "plan", DAYS)
     # As it is made from the tables' logs.
     shapes.take("plan", "plan", DAYS, "--select", FACT.name)
@@ -207,8 +207,8 @@ def take_plans(shapes: Shapes, _folder: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def take_launches(shapes: Shapes, _folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ended = BackfillState(plan=filled_plan(), attempt=1, ended="done", complete=True, took=2.5)
-    monkeypatch.setattr(backfill, "plan_anew", lambda *_: ended.plan)
-    monkeypatch.setattr(backfill, "_launched", lambda *_: ended)
+    monkeypatch.setattr(backfill, "create_plan", lambda *_: ended.plan)
+    monkeypatch.setattr(backfill, "_launch_plan", lambda *_: ended)
     shapes.take("backfill", "backfill", DAYS, "--yes")
 
 
@@ -241,7 +241,7 @@ def take_reconcile(shapes: Shapes, _folder: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(outcomes, "refuse_unknown", lambda *_: None)
     for unreadable in ("", "the plan is of another version"):
         account = ReconcileResult("aecrkdop", filled_reports(), code, [], ["a problem"], unreadable)
-        monkeypatch.setattr(outcomes, "_account", lambda *_, account=account: account)
+        monkeypatch.setattr(outcomes, "_read_result", lambda *_, account=account: account)
         shapes.take("reconcile", "reconcile", "aecrkdop")
         shapes.take("reconcile [--summary]", "reconcile", "aecrkdop", "--summary")
 

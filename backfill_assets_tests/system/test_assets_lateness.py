@@ -16,7 +16,7 @@ import pytest
 from deltalake import write_deltalake
 
 from backfill_assets.assets import lateness
-from backfill_assets.audit.verdicts import Severity, judge_days, measure
+from backfill_assets.audit.verdicts import Severity, judge_days, measure_days
 from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.monitoring import lateness_page
 from backfill_assets.orders.tables import LATENESS, ORDER_LINES
@@ -245,7 +245,7 @@ def test_expectations_count_for_themselves(spark):
     frame = lateness.lateness_figures(
         raw_frame, rejected_frame, ORDER_LINES, Window(day(10), day(11)), 2
     )
-    verdicts = judge_days(LATENESS, window, measure(frame, LATENESS), expectations, {})
+    verdicts = judge_days(LATENESS, window, measure_days(frame, LATENESS), expectations, {})
     assert [verdict.worst_severity for verdict in verdicts] == [Severity.WARN, Severity.ERROR]
 
 

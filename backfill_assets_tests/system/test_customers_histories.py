@@ -63,7 +63,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.torture, pytest.mark.timeout(1800)]
 @pytest.fixture(autouse=True)
 def _server(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The service of rates; and days that are built upon each other are committed by threes."""
-    monkeypatch.setattr(batch, "_PAUSE", 0.01)
+    monkeypatch.setattr(batch, "_FIRST_PAUSE", 0.01)
     monkeypatch.setattr(io_manager, "DAYS_PER_COMMIT", 3)
     with rate_server() as server:
         monkeypatch.setenv("RATES_URL", server.url)

@@ -76,8 +76,8 @@ note("child", child.pid)
 def diary(monkeypatch, tmp_path) -> Path:
     """Where the fakes write; the deployment is made quick to look and to give up."""
     monkeypatch.setattr(supervisor, "_TICK", 0.02)
-    monkeypatch.setattr(servers, "_PROBE_EVERY", 0.05)
-    monkeypatch.setattr(servers, "_PATIENCE", 0.3)
+    monkeypatch.setattr(servers, "_PROBE_INTERVAL", 0.05)
+    monkeypatch.setattr(servers, "_PROBE_TIMEOUT", 0.3)
     end = ((signal.SIGINT, 20.0), (signal.SIGTERM, 20.0))
     monkeypatch.setattr(processes, "_END", end)
     path = tmp_path / "diary"
@@ -191,9 +191,9 @@ def test_the_port_is_none_that_a_client_could_take(diary, tmp_path):
 
 
 def test_a_server_that_is_not_there_yet_is_waited_for(diary, tmp_path, monkeypatch):
-    monkeypatch.setattr(servers, "_PATIENCE", 0.05)
-    monkeypatch.setattr(servers, "_MOST_UNHEARD", 1)
-    monkeypatch.setattr(servers, "_PROBE_EVERY", 600)  # once there, on a busy machine it is slow
+    monkeypatch.setattr(servers, "_PROBE_TIMEOUT", 0.05)
+    monkeypatch.setattr(servers, "_MAX_FAILED_PROBES", 1)
+    monkeypatch.setattr(servers, "_PROBE_INTERVAL", 600)  # once there, on a busy machine it is slow
     server = Fake(tmp_path, "note('serving', os.getpid()); time.sleep(2); serve()")
     assert run("note('ui', os.getpid())", server) == 0
     assert len(diary_entries(diary, "serving")) == 2  # from one process
@@ -245,8 +245,8 @@ while len(noted("serving")) < 2: time.sleep(0.02)
 
 
 def test_a_server_that_hangs_is_restarted(diary, tmp_path, monkeypatch):
-    monkeypatch.setattr(servers, "_PATIENCE", 0.5)
-    monkeypatch.setattr(servers, "_MOST_UNHEARD", 2)
+    monkeypatch.setattr(servers, "_PROBE_TIMEOUT", 0.5)
+    monkeypatch.setattr(servers, "_MAX_FAILED_PROBES", 2)
     server = Fake(tmp_path)
     ui = """
 os.kill(int(noted("serving")[0][0]), signal.SIGSTOP)
@@ -258,7 +258,7 @@ while len(noted("serving")) < 2: time.sleep(0.02)
 
 
 def test_one_missed_probe_is_nothing(diary, tmp_path, monkeypatch):
-    monkeypatch.setattr(servers, "_PATIENCE", 0.1)
+    monkeypatch.setattr(servers, "_PROBE_TIMEOUT", 0.1)
     server = Fake(tmp_path)
     ui = """
 pid = int(noted("serving")[0][0])
@@ -285,7 +285,7 @@ def test_a_server_that_dies_at_once_ends_it(diary, tmp_path):
 
 @pytest.mark.parametrize(("steady", "deaths"), [(60.0, 3), (0.0, 6)])
 def test_only_deaths_right_after_a_start_are_counted(diary, tmp_path, monkeypatch, steady, deaths):
-    monkeypatch.setattr(servers, "_STEADY", steady)
+    monkeypatch.setattr(servers, "_STABLE_SECONDS", steady)
     server = Fake(tmp_path)
     ui = (
         FAMILY

@@ -27,7 +27,7 @@ CLIENT = """
 import os, sys
 from datetime import date
 from backfill_assets.calendar.partitions import Window
-from backfill_assets.spark.frames import caching
+from backfill_assets.spark.frames import cache_frames
 from backfill_assets.spark.session import Engine
 from backfill_assets.landing.read import probe_files
 from backfill_assets.orders.tables import ORDER_LINES
@@ -40,7 +40,7 @@ print(sorted(files.line_counts.values()), list(files.broken.values()))
 """
 #: Caches a frame and tells of it; then it is killed, or ends as it should.
 CACHING = """
-with caching() as cache:
+with cache_frames() as cache:
     kept = cache(spark.range(100))
     print(kept.count(), kept.groupBy().sum("id").collect()[0][0], flush=True)
     input()

@@ -111,7 +111,7 @@ FIVE = Window(day(1), day(6))
 
 @pytest.fixture
 def server(monkeypatch):
-    monkeypatch.setattr(batch, "_PAUSE", 0.01)
+    monkeypatch.setattr(batch, "_FIRST_PAUSE", 0.01)
     with rate_server() as rates_server:
         monkeypatch.setenv("RATES_URL", rates_server.url)
         monkeypatch.setenv("RATES_KEY", SECRET)

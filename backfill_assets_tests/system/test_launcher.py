@@ -39,7 +39,7 @@ from backfill_assets.dagster_ext.launcher import (
     DaemonInterval,
     WatchingRunLauncher,
     hold_run_lock,
-    is_alive,
+    is_run_alive,
 )
 from backfill_assets.definitions import build_defs
 from backfill_assets.monitoring.automation import _run_request
@@ -187,14 +187,14 @@ def test_in_doubt_a_run_is_alive(instance, tmp_path):
     with start_worker(instance, run_id):
         pass
     tag = read_run(instance, run_id).tags[PROCESS_TAG]
-    assert is_alive(instance, read_run(instance, run_id)) is False
+    assert is_run_alive(instance, read_run(instance, run_id)) is False
     # A run of other code, and a retry that has the tags of the run before and not begun yet.
     for run in (start_run(instance), start_run(instance, **{PROCESS_TAG: tag})):
-        assert is_alive(instance, read_run(instance, run)) is None
+        assert is_run_alive(instance, read_run(instance, run)) is None
         assert worker_health(instance, run) is WorkerStatus.RUNNING
     # Another machine, whose runs are in the same database: it has a file of its own.
     other = SimpleNamespace(root_directory=str(tmp_path))
-    assert is_alive(other, read_run(instance, run_id)) is None  # type: ignore
+    assert is_run_alive(other, read_run(instance, run_id)) is None  # type: ignore
 
 
 def test_runs_of_this_process_are_alive(instance):

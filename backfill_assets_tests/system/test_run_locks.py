@@ -19,7 +19,12 @@ from dagster._core.storage.dagster_run import DagsterRunStatus
 from dagster._core.storage.tags import GRPC_INFO_TAG
 from dagster._core.test_utils import create_run_for_test
 
-from backfill_assets.dagster_ext.launcher import PROCESS_TAG, RUN_LOCK_FILE, hold_run_lock, is_alive
+from backfill_assets.dagster_ext.launcher import (
+    PROCESS_TAG,
+    RUN_LOCK_FILE,
+    hold_run_lock,
+    is_run_alive,
+)
 from backfill_assets_tests.places import dagster_yaml
 
 #: A process that does something with the project's instance, and then reads what it is told.
@@ -27,7 +32,7 @@ SCRIPT = """
 import json, os, signal, sys, threading, time
 from concurrent.futures import ThreadPoolExecutor
 import dagster as dg
-from backfill_assets.dagster_ext.launcher import hold_run_lock, is_alive
+from backfill_assets.dagster_ext.launcher import hold_run_lock, is_run_alive
 signal.signal(signal.SIGINT, signal.default_int_handler)
 given = sys.argv[2:]
 with dg.DagsterInstance.from_config(sys.argv[1]) as instance:
@@ -61,7 +66,7 @@ def start_run(instance: dg.DagsterInstance, **tags: str) -> str:
 def check_alive(instance: dg.DagsterInstance, run_id: str) -> bool | None:
     run = instance.get_run_by_id(run_id)
     assert run is not None
-    return is_alive(instance, run)
+    return is_run_alive(instance, run)
 
 
 @contextmanager

@@ -28,7 +28,7 @@ from backfill_assets.orders.tables import CURRENT, FACT, ORDERS, STAGED
 from backfill_assets.publish import io_manager
 from backfill_assets.publish.types import REWRITE_TAG
 from backfill_assets.settings import load_settings
-from backfill_assets.spark.frames import Cache, caching
+from backfill_assets.spark.frames import Cache, cache_frames
 from backfill_assets.staleness.finality import final_days
 from backfill_assets.staleness.stale import StaleDay, StaleDays, find_stale_days
 from backfill_assets.tables.graph import graph_for
@@ -397,12 +397,12 @@ def test_rows_of_days_that_are_published_are_not_kept_in_memory(
         nonlocal open_caches
         open_caches += 1
         most.append(open_caches)
-        with caching() as cache:
+        with cache_frames() as cache:
             yield cache
         open_caches -= 1
 
     monkeypatch.setattr(io_manager, "DAYS_PER_COMMIT", 2)
-    monkeypatch.setattr(table_asset, "caching", count_caches)
+    monkeypatch.setattr(table_asset, "cache_frames", count_caches)
     stateful.run(1, 5, [LTV])
     # The second is a day that is computed alone, to be compared with the first range.
     assert (most, open_caches) == ([1, 2, 1, 1], 0)

@@ -186,7 +186,7 @@ def test_the_same_as_the_backfill_in_place(production, new, loaded, tmp_path):
 
 def test_a_plan_tells_what_would_be_built(production, new):
     after = new()
-    target = targets.describe_target(after.settings, "v2", (SCORES,), _parse_window(DAYS))
+    target = targets.new_target(after.settings, "v2", (SCORES,), _parse_window(DAYS))
     stale = stale_days(after.settings, after.repository.asset_graph, target, after.code)
     assert {name: sorted(table_days) for name, table_days in stale.items()} == {
         SCORES: [day(2), day(3), day(4)]

@@ -180,8 +180,8 @@ def test_files_that_a_target_may_need_stay(deployed, monkeypatch):
     before = deployed("TABLES", day(3))
     before.land(1, [order("1", 1)])
     before.run(1, 1, [*LAYERS, *MADE])
-    described = targets.describe_target(before.settings, "v9", ["spent"], Window(day(1), day(2)))
-    targets.make_target(before.settings, described)
+    described = targets.new_target(before.settings, "v9", ["spent"], Window(day(1), day(2)))
+    targets.create_target(before.settings, described)
     after = deployed("RETIRED", GONE)
     (note,) = maintain_tables(after, GONE)["spent"].notes
     assert "no file was taken away, as the target(s) v9 may still need it" in note
