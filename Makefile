@@ -103,13 +103,14 @@ torture: $(VENV)/.installed-dev ## the slow tests in their long forms (hours): 1
 		$(BIN)/python -m pytest -s --timeout 14400 -m 'slow or torture' $(ARGS)
 
 # .pre-commit-config.yaml runs the same before a commit.
-check: $(VENV)/.installed-dev ## lint, format, types, the order of the rooms, declared dependencies
+check: $(VENV)/.installed-dev ## lint, format, types, the order of the rooms, declared dependencies, names
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-logo
 	@$(BIN)/deptry backfill_assets backfill_assets_guide
 	@$(BIN)/deptry backfill_assets_tests --ignore DEP002,DEP004
+	@$(BIN)/python -m backfill_assets_tests.code_shape
 
 bench: $(VENV)/.installed-dev ## measure: ours against a hand-written PySpark job
 	@$(BIN)/backfill-assets jars

@@ -12,7 +12,7 @@ from threading import Barrier
 
 import pytest
 
-from backfill_assets.delta import document
+from backfill_assets.delta import delta_rs
 from backfill_assets.imports.import_state import ImportRefusedError, lock_import, short_digest
 from backfill_assets.settings import Settings, load_settings
 
@@ -29,7 +29,7 @@ def write_lock(settings: Settings, host: str, process: int, **more: str) -> str:
     url = f"{settings.warehouse}/_imports/orders/{short_digest(TABLE)}.lock"
     holder = {"host": host, "process": process, "since": "2026-01-02T03:04:05Z", "start": "1"}
     text = json.dumps({**holder, "namespace": str(Path("/proc/self/ns/pid").readlink()), **more})
-    assert document.write_document(url, text, document.NO_REVISION) == 0
+    assert delta_rs.write_document(url, text, delta_rs.NO_REVISION) == 0
     return url
 
 

@@ -20,13 +20,7 @@ from backfill_assets.settings import Settings
 from backfill_assets.spark.frames import Cache
 from backfill_assets.tables.code_version import Code
 from backfill_assets.tables.current import Corrections, Current
-from backfill_assets.transforms.dedup import (
-    SUPERSEDED,
-    rank_all,
-    staged,
-    with_event_day,
-    within_window,
-)
+from backfill_assets.transforms import dedup
 
 
 def current_rows(
@@ -37,7 +31,7 @@ def current_rows(
     `rows` is the result of `rank_all`; `whole` has the unpartitioned inputs by parameter.
     """
     (parameter,) = table.base.reads
-    counting = staged(rows, table.source)
+    counting = dedup.staged(rows, table.source)
     frame = for_days(counting, table.source.staged.partition, SAME_DAY, days)
     return table.base.transform(**{parameter: frame}, **whole)
 
@@ -52,13 +46,13 @@ def current_expectations(
     day = table.source.staged.partition
     counted = lines.where(days.sql_condition(day))
     if not policy.corrects:
-        counted = counted.where(within_window(policy.window_days))
+        counted = counted.where(dedup.within_window(policy.window_days))
     sums = {check.total: check.column for check in table.base.conserved if check.column}
     row_amounts = {
-        total: F.when(~F.col(SUPERSEDED), F.col(column)) for total, column in sums.items()
+        total: F.when(~F.col(dedup.SUPERSEDED), F.col(column)) for total, column in sums.items()
     }
     both = counted.select(day, F.lit(1), F.lit(0), *(F.lit(None) for _ in sums)).unionAll(
-        rows.select(day, F.lit(0), F.col(SUPERSEDED).cast("int"), *row_amounts.values())
+        rows.select(day, F.lit(0), F.col(dedup.SUPERSEDED).cast("int"), *row_amounts.values())
     )
     # A model may have a total `lines`, but none that begins with an underscore.
     names = ["_lines", "_superseded", *sums]
@@ -128,8 +122,10 @@ def build_current_asset(settings: Settings, code: Code, table: Current) -> dg.As
         log = inputs.tables[source.raw.name]
         logged = RecordedReach().deciding_days(log.ledger)
         raw = log.read_days({d for day in days for d in logged(day)})
-        lines = with_event_day(raw, source, settings.timezone)
-        rows = cache(rank_all(lines, source, days, policy.window_days, corrects=policy.corrects))
+        lines = dedup.with_event_day(raw, source, settings.timezone)
+        rows = cache(
+            dedup.rank_all(lines, source, days, policy.window_days, corrects=policy.corrects)
+        )
         expected = current_expectations(table, lines, rows, days, policy)
         whole = inputs.unpartitioned_rows(table.base.unpartitioned, raw.sparkSession)
         return ComputedDays(current_rows(table, rows, days, whole), expected, scattered=True)

@@ -8,13 +8,7 @@ from datetime import date
 from statistics import median
 
 from backfill_assets.assets.raw_rows import FileCounts, LoadTargets, ParsedFiles, RetainedRows
-from backfill_assets.audit.verdicts import (
-    ENOUGH_DAYS,
-    MIN_JUDGED_ROWS,
-    TRAILING_DAYS,
-    Expectation,
-    Severity,
-)
+from backfill_assets.audit import verdicts
 from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.landing.files import LandingFiles
@@ -61,7 +55,7 @@ def raw_expectations(
     log: Ledger,
     limits: RejectedLimits,
     accepted: Collection[str],
-) -> dict[date, Expectation]:
+) -> dict[date, verdicts.Expectation]:
     """By log day: landed lines = raw + early + rejected, with warnings and problems."""
     expectations = {}
     for day in window:
@@ -87,7 +81,7 @@ def raw_expectations(
                 f"{moved} row(s) whose files are gone belong to another log day in this time "
                 "zone: put the files back, or keep the time zone"
             )
-        expectations[day] = Expectation(
+        expectations[day] = verdicts.Expectation(
             entries=entries,
             rows=rows,
             problems=problems,
@@ -104,7 +98,7 @@ def raw_expectations(
 
 def rejected_expectations(
     parsed_files: ParsedFiles, targets: LoadTargets, retained: RetainedRows, window: Window
-) -> dict[date, Expectation]:
+) -> dict[date, verdicts.Expectation]:
     """By arrival day: landed lines = accepted + rejected."""
     expectations = {}
     for day in window:
@@ -112,7 +106,7 @@ def rejected_expectations(
             parsed_files.counts_of(_files_of_day(targets[day].files_to_read, day)),
             retained.counts.get(day, 0),
         )
-        expectations[day] = Expectation(
+        expectations[day] = verdicts.Expectation(
             entries={
                 "landed": counts.landed,
                 "rejected": counts.rejected,
@@ -259,7 +253,11 @@ def _fewer_rows_problems(
 ) -> list[str]:
     """Return why a day that would lose most of its rows is held back; empty if accepted."""
     published = log.current_record(day)
-    if published is None or published.rows < MIN_JUDGED_ROWS or rows >= published.rows * _ROW_SHARE:
+    if (
+        published is None
+        or published.rows < verdicts.MIN_JUDGED_ROWS
+        or rows >= published.rows * _ROW_SHARE
+    ):
         return []
     if set(accepted) & {FEWER_ROWS, *target.files_to_read, *target.dropped}:
         return []
@@ -276,35 +274,35 @@ def rejected_share(
     counts: FileCounts,
     limits: RejectedLimits,
     accepted: Collection[str],
-) -> tuple[Severity, str]:
+) -> tuple[verdicts.Severity, str]:
     """Judge the share of rejected lines, by itself and against the days before."""
     if not counts.rejected:
-        return Severity.OK, "no line is rejected"
+        return verdicts.Severity.OK, "no line is rejected"
     share = counts.rejected / counts.landed
     text = f"{counts.rejected} of {counts.landed} lines are rejected ({share:.1%})"
-    if counts.landed < MIN_JUDGED_ROWS:
-        return Severity.OK, text
+    if counts.landed < verdicts.MIN_JUDGED_ROWS:
+        return verdicts.Severity.OK, text
     usual = _usual_share(log, day)
     if share >= limits.hold and MANY_REJECTED not in accepted:
-        return Severity.ERROR, (
+        return verdicts.Severity.ERROR, (
             f"{text}, {limits.hold:.0%} or more; see {source.rejected.name} for the reasons; if "
             f"that is right, launch the day with the tag {ACCEPT_TAG} = {MANY_REJECTED}"
         )
     if share >= limits.alert:
-        return Severity.ALERT, f"{text}, {limits.alert:.0%} or more"
+        return verdicts.Severity.ALERT, f"{text}, {limits.alert:.0%} or more"
     if usual is not None and share > usual + limits.warn:
-        return Severity.ALERT, f"{text}, on the days before {usual:.1%} (median)"
+        return verdicts.Severity.ALERT, f"{text}, on the days before {usual:.1%} (median)"
     if share >= limits.warn:
-        return Severity.WARN, f"{text}, {limits.warn:.0%} or more"
-    return Severity.OK, text
+        return verdicts.Severity.WARN, f"{text}, {limits.warn:.0%} or more"
+    return verdicts.Severity.OK, text
 
 
 def _usual_share(log: Ledger, day: date) -> float | None:
     """Return the median share of rejected lines of the days before; None if they are too few."""
     shares = []
-    for before in Window(day - TRAILING_DAYS * DAY, day):
+    for before in Window(day - verdicts.TRAILING_DAYS * DAY, day):
         record = log.latest.get(before)
         entries = record.days[before].entries if record else {}
         if landed := int(entries.get("landed", 0)):
             shares.append(int(entries.get("rejected", 0)) / landed)
-    return median(shares) if len(shares) >= ENOUGH_DAYS else None
+    return median(shares) if len(shares) >= verdicts.ENOUGH_DAYS else None

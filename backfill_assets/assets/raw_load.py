@@ -38,15 +38,9 @@ from backfill_assets.calendar.partitions import DAY, Window, to_ranges
 from backfill_assets.delta.data_files import rows_as_of
 from backfill_assets.delta.ledger_reader import read_ledger
 from backfill_assets.delta.ledgers import Ledger
+from backfill_assets.landing import load_manifest
 from backfill_assets.landing.files import LandingFiles
 from backfill_assets.landing.listing import ListedFile, Listing, list_landing
-from backfill_assets.landing.load_manifest import (
-    LoadedFile,
-    LoadManifest,
-    LoadTarget,
-    describe_change,
-    needs_reload,
-)
 from backfill_assets.landing.read import probe_files, read_lines, retry_without_bad_files
 from backfill_assets.landing.size_limits import SizeLimits
 from backfill_assets.publish.types import (
@@ -145,7 +139,7 @@ class RawLoader:
             {day: target.manifest.content_digest() for day, target in listed_targets.items()},
             compute_days,
             input_changes={
-                day: describe_change(previous.get(day), target)
+                day: load_manifest.describe_change(previous.get(day), target)
                 for day, target in listed_targets.items()
             },
         )
@@ -187,9 +181,9 @@ class RawLoader:
         self,
         parsed_files: ParsedFiles,
         targets: LoadTargets,
-        previous: Mapping[date, LoadManifest],
+        previous: Mapping[date, load_manifest.LoadManifest],
         log: Ledger,
-    ) -> dict[date, LoadTarget]:
+    ) -> dict[date, load_manifest.LoadTarget]:
         """Return the load targets without unreadable files and replaced files that lose keys."""
         unread = parsed_files.moving | parsed_files.landing_files.broken_names
         load_targets = {
@@ -216,21 +210,21 @@ class RawLoader:
 
     def _manifests_from_rows(
         self, log: Ledger, window: Window, recorded: Collection[date]
-    ) -> dict[date, LoadManifest]:
+    ) -> dict[date, load_manifest.LoadManifest]:
         """Derive the manifests of days that were published before manifests were recorded.
 
         The rows tell which files there were, but not their content.
         """
         days = [day for day in window if day in log.published_days and day not in recorded]
-        files_by_day: dict[date, dict[str, LoadedFile]] = {day: {} for day in days}
+        files_by_day: dict[date, dict[str, load_manifest.LoadedFile]] = {day: {} for day in days}
         for table in (self.source.raw, self.source.rejected) if days else ():
             ledger = read_ledger(self.settings.table(table.name), table)
             published_days = [day for day in days if day in ledger.published_days]
             if published_days:
                 rows = self._published_rows(ledger, published_days)
                 for day, name in rows.select(table.partition, "source_file").distinct().collect():
-                    files_by_day[day][name] = LoadedFile(0, 0, "")
-        return {day: LoadManifest(files) for day, files in files_by_day.items()}
+                    files_by_day[day][name] = load_manifest.LoadedFile(0, 0, "")
+        return {day: load_manifest.LoadManifest(files) for day, files in files_by_day.items()}
 
     def retain_rows(self, load_targets: LoadTargets, ledger: Ledger) -> RetainedRows:
         """Return the published rows that stay."""
@@ -284,7 +278,11 @@ class RawLoader:
         return CommitNotes(details=details)
 
     def _settled_before_and_after(
-        self, log: Ledger, loaded: Mapping[date, LoadManifest], listing: Listing, policy: Policy
+        self,
+        log: Ledger,
+        loaded: Mapping[date, load_manifest.LoadManifest],
+        listing: Listing,
+        policy: Policy,
     ) -> tuple[set[date], set[date]]:
         """Return, of the log days whose state may have changed, those settled before and after."""
         known = {**loaded_manifests(log), **loaded}
@@ -304,7 +302,7 @@ class RawLoader:
             day
             for day, target in targets.items()
             if target.manifest.is_complete(day, policy.start)
-            and not needs_reload(known[day], target)
+            and not load_manifest.needs_reload(known[day], target)
         }
         return settled & set(affected_days), settled_after
 

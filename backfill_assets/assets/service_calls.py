@@ -17,27 +17,13 @@ from pyspark.sql import functions as F
 from backfill_assets.audit.verdicts import Expectation
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.delta.records import PERSON
-from backfill_assets.lookups.batch import (
-    AnswerCache,
-    AnswersError,
-    BatchResult,
-    Request,
-    SharedQuota,
-    answer_requests,
-    create_answer_table,
-)
+from backfill_assets.lookups import batch
 from backfill_assets.lookups.service import Service, ServiceError
 from backfill_assets.publish.types import CALLS_TAG, launched_by
 from backfill_assets.spark.frames import Cache
+from backfill_assets.tables import unpartitioned
 from backfill_assets.tables.derived import FOR_DAY
 from backfill_assets.tables.table import SchemaError
-from backfill_assets.tables.unpartitioned import (
-    ANSWERED_AT,
-    Answers,
-    Lookup,
-    calls_figure,
-    requests_figure,
-)
 
 #: The most reasons in a message about requests without an answer.
 _REASONS = 3
@@ -95,15 +81,15 @@ class ServiceCaller:
             may_call=tags.get(CALLS_TAG) != "none",
         )
 
-    def create_answer_tables(self, lookups: Iterable[Lookup]) -> None:
+    def create_answer_tables(self, lookups: Iterable[unpartitioned.Lookup]) -> None:
         """Create missing answer tables, before days are planned with their content."""
         if self.may_call:
             for lookup in lookups:
-                create_answer_table(lookup, lookup.place(self.warehouse))
+                batch.create_answer_table(lookup, lookup.place(self.warehouse))
 
     def ask_services(
         self,
-        asks: Mapping[str, Answers],
+        asks: Mapping[str, unpartitioned.Answers],
         frames: Mapping[str, DataFrame],
         cache: Cache,
         days: Window,
@@ -125,7 +111,7 @@ class ServiceCaller:
 
     def _answer_requests(
         self,
-        lookup: Lookup,
+        lookup: unpartitioned.Lookup,
         requests: DataFrame,
         problems: Mapping[date, list[str]],
         numbers: Mapping[date, dict[str, int]],
@@ -134,16 +120,16 @@ class ServiceCaller:
         spark, url = requests.sparkSession, lookup.place(self.warehouse)
         by_day = {row[FOR_DAY]: row["count"] for row in requests.groupBy(FOR_DAY).count().collect()}
         try:
-            answer_cache = AnswerCache(lookup, url)
-        except AnswersError as error:
+            answer_cache = batch.AnswerCache(lookup, url)
+        except batch.AnswersError as error:
             raise dg.Failure(f"{error}. Nothing was written.", allow_retries=False) from error
         rows = _read_answers(spark, url, answer_cache.version)
         missing = _days_by_request(lookup, requests.join(rows, [*lookup.request], "left_anti"))
         call_results = (
-            self._call_service(lookup, [*missing], answer_cache) if missing else BatchResult()
+            self._call_service(lookup, [*missing], answer_cache) if missing else batch.BatchResult()
         )
         calls: Counter[date] = Counter()
-        unanswered: dict[date, dict[Request, str]] = defaultdict(dict)
+        unanswered: dict[date, dict[batch.Request, str]] = defaultdict(dict)
         for request, request_days in missing.items():
             # A call for several days is counted once.
             calls[min(request_days)] += call_results.calls[request]
@@ -151,30 +137,33 @@ class ServiceCaller:
                 for day in request_days:
                     unanswered[day][request] = call_results.unanswered[request]
         for day, count in by_day.items():
-            numbers[day][requests_figure(lookup.name)] = count
-            numbers[day][calls_figure(lookup.name)] = calls[day]
+            numbers[day][unpartitioned.requests_figure(lookup.name)] = count
+            numbers[day][unpartitioned.calls_figure(lookup.name)] = calls[day]
             if day in unanswered:
                 problems[day].append(_unanswered_message(lookup, count, unanswered[day]))
         answers = _read_answers(spark, url, answer_cache.version)
         return requests.join(answers, [*lookup.request]).select(
-            FOR_DAY, *lookup.columns, ANSWERED_AT
+            FOR_DAY, *lookup.columns, unpartitioned.ANSWERED_AT
         )
 
     def _call_service(
-        self, lookup: Lookup, requests: Sequence[Request], answer_cache: AnswerCache
-    ) -> BatchResult:
+        self,
+        lookup: unpartitioned.Lookup,
+        requests: Sequence[batch.Request],
+        answer_cache: batch.AnswerCache,
+    ) -> batch.BatchResult:
         """Return the results of calls; without a call if the run may not call."""
         if not self.may_call:
             reason = "no answer is kept, and this run makes no call"
-            return BatchResult(unanswered=dict.fromkeys(requests, reason))
+            return batch.BatchResult(unanswered=dict.fromkeys(requests, reason))
         try:
             service = Service(lookup)
         except ServiceError as error:
-            return BatchResult(unanswered=dict.fromkeys(requests, str(error)))
+            return batch.BatchResult(unanswered=dict.fromkeys(requests, str(error)))
         share = lookup.share(live=self.is_scheduled)
-        quota = SharedQuota(self.quotas, lookup.name, lookup.quotas, share)
+        quota = batch.SharedQuota(self.quotas, lookup.name, lookup.quotas, share)
         try:
-            call_results = answer_requests(
+            call_results = batch.answer_requests(
                 lookup, requests, service, quota, partial(answer_cache.add, run_id=self.run_id)
             )
         finally:
@@ -183,7 +172,7 @@ class ServiceCaller:
         return call_results
 
 
-def distinct_requests(lookup: Lookup, frame: DataFrame, days: Window) -> DataFrame:
+def distinct_requests(lookup: unpartitioned.Lookup, frame: DataFrame, days: Window) -> DataFrame:
     """Return the distinct requests of each day.
 
     Raises:
@@ -210,18 +199,22 @@ def _read_answers(spark: Any, url: str, version: int) -> DataFrame:
     return spark.read.format("delta").option("versionAsOf", version).load(url)
 
 
-def _days_by_request(lookup: Lookup, frame: DataFrame) -> dict[Request, list[date]]:
+def _days_by_request(
+    lookup: unpartitioned.Lookup, frame: DataFrame
+) -> dict[batch.Request, list[date]]:
     """Return the days of each request, in a stable order."""
-    days_by_request: dict[Request, list[date]] = defaultdict(list)
+    days_by_request: dict[batch.Request, list[date]] = defaultdict(list)
     rows = frame.select(*lookup.request, FOR_DAY).toArrow()
     for row in zip(*(rows.column(name).to_pylist() for name in rows.column_names), strict=True):
         days_by_request[row[:-1]].append(row[-1])
     return {request: sorted(days_by_request[request]) for request in sorted(days_by_request)}
 
 
-def _unanswered_message(lookup: Lookup, count: int, unanswered: Mapping[Request, str]) -> str:
+def _unanswered_message(
+    lookup: unpartitioned.Lookup, count: int, unanswered: Mapping[batch.Request, str]
+) -> str:
     """Return why a day lacks answers."""
-    first_requests: dict[str, Request] = {}
+    first_requests: dict[str, batch.Request] = {}
     for request, reason in unanswered.items():
         first_requests.setdefault(reason, request)
     reasons = Counter(unanswered.values()).most_common()

@@ -14,14 +14,8 @@ from backfill_assets.delta import targets
 from backfill_assets.delta.targets import ComparisonLimits, TargetError
 from backfill_assets.publish.types import REASON_TAG
 from backfill_assets.settings import Settings
-from backfill_assets.shadow import build
+from backfill_assets.shadow import build, compare
 from backfill_assets.shadow.build import StageResult
-from backfill_assets.shadow.compare import (
-    Comparison,
-    compare_target,
-    comparison_metrics,
-    require_comparison,
-)
 from backfill_assets.shadow.switch import SWITCH_JOB, active_switch_runs, switch_over
 from backfill_assets.tables.code_version import Code
 from backfill_assets.tables.graph import graph_for, tables_of
@@ -125,16 +119,18 @@ def _compare_job(settings: Settings, graph: BaseAssetGraph, code: Code) -> dg.Jo
             target = targets.load_target(settings, config.target)
             if config.require is not None:
                 required = config.limits or target.required or ComparisonLimits()
-                target = require_comparison(settings, target, required if config.require else None)
+                target = compare.require_comparison(
+                    settings, target, required if config.require else None
+                )
             spark = context.resources.engine.spark_session
-            comparison = compare_target(settings, spark, graph, target, code, config.limits)
+            comparison = compare.compare_target(settings, spark, graph, target, code, config.limits)
         except TargetError as error:
             raise dg.Failure(str(error), allow_retries=False) from error
         metadata = _comparison_metadata(comparison)
         # Dagster plots numbers of observations. They belong to a separate asset, as the production
         # asset has not changed.
         for report in comparison.reports:
-            numbers = {"target": config.target, **comparison_metrics(report)}
+            numbers = {"target": config.target, **compare.comparison_metrics(report)}
             yield dg.AssetObservation([COMPARISONS, report.table.name], metadata=numbers)
         if comparison.problems:
             message = f"{config.target} does not hold: {'; '.join(comparison.problems)}"
@@ -152,13 +148,13 @@ def _compare_job(settings: Settings, graph: BaseAssetGraph, code: Code) -> dg.Jo
     return compare_job
 
 
-def _comparison_metadata(comparison: Comparison) -> dict[str, Any]:
+def _comparison_metadata(comparison: compare.Comparison) -> dict[str, Any]:
     """Return the result of a comparison as metadata: numbers first, then each table."""
     tables = {r.table.name: dg.MetadataValue.md(as_markdown(r)) for r in comparison.reports}
     numbers = {
         f"{report.table.name}: {name}": value
         for report in comparison.reports
-        for name, value in comparison_metrics(report).items()
+        for name, value in compare.comparison_metrics(report).items()
     }
     return {**numbers, **tables}
 

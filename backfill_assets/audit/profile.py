@@ -20,13 +20,8 @@ from pyspark.sql import functions as F
 
 from backfill_assets.audit.verdicts import Severity
 from backfill_assets.spark.session import first_error_line
+from backfill_assets.tables import model_metadata
 from backfill_assets.tables.arguments import DeclarationError
-from backfill_assets.tables.model_metadata import (
-    counts_of,
-    drift_bounds,
-    most_rows_figure,
-    skew_bounds,
-)
 from backfill_assets.tables.table import Table
 
 
@@ -40,7 +35,10 @@ def check_conditions(frame: DataFrame, table: Table, rules: Mapping[str, str]) -
     """
     conditions = {
         **{f"the rule {name}": rule for name, rule in rules.items()},
-        **{f"the count {kind!r}": condition for kind, condition in counts_of(table).items()},
+        **{
+            f"the count {kind!r}": condition
+            for kind, condition in model_metadata.counts_of(table).items()
+        },
     }
     if not conditions or not _spark_problem(frame, *conditions.values()):
         return
@@ -75,7 +73,7 @@ def count_kinds(
 
     A row for which a condition is null is not counted. A day without rows has 0 of each kind.
     """
-    kinds = counts_of(table)
+    kinds = model_metadata.counts_of(table)
     if not kinds:
         return {}
     # Aliases by number: the name of a kind may have characters that a column name may not.
@@ -102,7 +100,7 @@ def count_most_frequent(
 
     In one Spark query. Nulls are not counted as a value. A day without rows has 0.
     """
-    watched = skew_bounds(table)
+    watched = model_metadata.skew_bounds(table)
     if not watched:
         return {}
     # Hashes: columns of all types are counted together, and only 8 bytes of a key are shuffled.
@@ -118,7 +116,10 @@ def count_most_frequent(
     most = counts.groupBy("_day", "name").agg(F.max("count")).collect()
     most_frequent = {(day, name): count for day, name, count in most}
     return {
-        day: {most_rows_figure(name): most_frequent.get((day, name), 0) for name in watched}
+        day: {
+            model_metadata.most_rows_figure(name): most_frequent.get((day, name), 0)
+            for name in watched
+        }
         for day in days
     }
 
@@ -146,7 +147,7 @@ def measure_histograms(frame: DataFrame, table: Table) -> dict[date, Histograms]
     for all days. Null and zero have bins of their own.
     """
     types = {column.name: column.dataType for column in table.struct_type}
-    watched = drift_bounds(table)
+    watched = model_metadata.drift_bounds(table)
     if not watched:
         return {}
     cells = [
@@ -216,7 +217,7 @@ def judge_drift(
     rows = histogram_rows(current)
     if baseline is None or not rows or not histogram_rows(baseline.histograms):
         return (Severity.OK, f"{rows} rows, and nothing to compare them with"), {}
-    bounds = drift_bounds(table)
+    bounds = model_metadata.drift_bounds(table)
     indexes = {
         name: _drift_index(baseline.histograms[name], current[name])
         for name in bounds

@@ -1,7 +1,7 @@
 """The audit before a publish: measure the days of a frame in Spark, and judge each day.
 
-`measure_days` is one Spark aggregation; `judge_days` is a pure function of its numbers. Neither writes
-anything, and neither uses Dagster.
+`measure_days` is one Spark aggregation; `judge_days` is a pure function of its numbers. Neither
+writes anything, and neither uses Dagster.
 """
 
 from __future__ import annotations

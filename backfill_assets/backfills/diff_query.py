@@ -21,15 +21,8 @@ from pyspark.sql import functions as F
 from pyspark.sql.window import Window as SqlWindow
 
 from backfill_assets.audit.profile import ks_statistic, stability_index
+from backfill_assets.backfills import diff
 from backfill_assets.backfills.changes import written_days
-from backfill_assets.backfills.diff import (
-    ColumnDrift,
-    DayDiff,
-    DayFigures,
-    RowDiff,
-    TableDiff,
-    VersionPair,
-)
 from backfill_assets.calendar.partitions import to_windows
 from backfill_assets.dagster_ext.failures import is_engine_lost
 from backfill_assets.delta.commits import summarize_error
@@ -89,7 +82,7 @@ def _text_column(value: Column, data_type: T.DataType, table: Table, name: str) 
     return F.coalesce(text, F.lit(_NULL))
 
 
-def measure_days(frame: DataFrame, table: Table) -> dict[date, DayFigures]:
+def measure_days(frame: DataFrame, table: Table) -> dict[date, diff.DayFigures]:
     """The figures of each day of a frame of the table's rows, in one Spark query.
 
     Days without rows are left out: see `DayFigures.for_empty_day`.
@@ -101,7 +94,9 @@ def measure_days(frame: DataFrame, table: Table) -> dict[date, DayFigures]:
     return {day: figures for (day,), figures in figures_by_group.items()}
 
 
-def _measure_groups(frame: DataFrame, table: Table, *group_columns: str) -> dict[tuple, DayFigures]:
+def _measure_groups(
+    frame: DataFrame, table: Table, *group_columns: str
+) -> dict[tuple, diff.DayFigures]:
     line = F.sha2(F.concat_ws("\t", *_text_columns(table).values()), 256).alias("line")
     first = F.substring("line", 1, _GROUP_DIGITS).alias("first")
     sums = [F.sum(f"total_{name}").alias(f"total_{name}") for name in table.totals]
@@ -130,9 +125,9 @@ def _hash_lines(hashes: Column) -> Column:
     return F.sha2(F.array_join(hashes, "\n"), 256)
 
 
-def _figures_from_row(row: Mapping[str, Any], table: Table) -> DayFigures:
+def _figures_from_row(row: Mapping[str, Any], table: Table) -> diff.DayFigures:
     totals = {name: row[f"total_{name}"] or zero for name, zero in table.zero_totals.items()}
-    return DayFigures(row["rows"], row.get("keys"), totals, row["sha256"])
+    return diff.DayFigures(row["rows"], row.get("keys"), totals, row["sha256"])
 
 
 _VERSION = "_version"
@@ -144,9 +139,9 @@ def diff_table(
     spark: SparkSession,
     url: str,
     table: Table,
-    versions: Mapping[date, VersionPair],
+    versions: Mapping[date, diff.VersionPair],
     ledger: Ledger | None = None,
-) -> TableDiff:
+) -> diff.TableDiff:
     """Compare days of a table between two versions each.
 
     Only the files of these days are read: once, and those of changed days again for samples and
@@ -182,21 +177,21 @@ def diff_table(
 def _diff_days(
     read: Callable[[Iterable[_DayAtVersion]], DataFrame],
     table: Table,
-    versions: Mapping[date, VersionPair],
+    versions: Mapping[date, diff.VersionPair],
     ledger: Ledger | None,
-) -> TableDiff:
+) -> diff.TableDiff:
     needed = {(v, day) for day, pair in versions.items() for v in pair if v is not None}
     read_from = _choose_versions(needed, ledger)
-    figures: dict[tuple, DayFigures] = {}
+    figures: dict[tuple, diff.DayFigures] = {}
     if needed:
         figures = _measure_groups(read(read_from.values()), table, _VERSION, table.partition)
-    empty = DayFigures.for_empty_day(table)
+    empty = diff.DayFigures.for_empty_day(table)
 
-    def figures_at(version: int | None, day: date) -> DayFigures | None:
+    def figures_at(version: int | None, day: date) -> diff.DayFigures | None:
         return None if version is None else figures.get(read_from[version, day], empty)
 
     days = [
-        DayDiff(day, (old, new), figures_at(old, day), figures_at(new, day))
+        diff.DayDiff(day, (old, new), figures_at(old, day), figures_at(new, day))
         for day, (old, new) in sorted(versions.items())
     ]
     changed = [
@@ -205,9 +200,9 @@ def _diff_days(
         if old is not None and new is not None and figures_at(old, day) != figures_at(new, day)
     ]
     if not changed:
-        return TableDiff(table, days)
+        return diff.TableDiff(table, days)
     before, after = (read(places) for places in zip(*changed, strict=True))
-    return TableDiff(
+    return diff.TableDiff(
         table, days, _sample_rows(before, after, table), _measure_drift(before, after, table)
     )
 
@@ -257,7 +252,7 @@ def _read_days(
     return reduce(DataFrame.unionByName, frames)
 
 
-def _sample_rows(before: DataFrame, after: DataFrame, table: Table) -> list[RowDiff]:
+def _sample_rows(before: DataFrame, after: DataFrame, table: Table) -> list[diff.RowDiff]:
     """The first differing rows of each kind, by day and key; without a key, by the whole row."""
     names = list(table.columns)
     row = F.array(*_text_columns(table).values()).alias("cells")
@@ -283,7 +278,7 @@ def _sample_rows(before: DataFrame, after: DataFrame, table: Table) -> list[RowD
     order = SqlWindow.partitionBy(*kind).orderBy(table.partition, "key")
     few = pairs.withColumn("n", F.row_number().over(order)).where(F.col("n") <= MAX_SAMPLES)
     samples = [
-        RowDiff(
+        diff.RowDiff(
             row[table.partition],
             _readable_row(row["before"], table),
             _readable_row(row["after"], table),
@@ -314,7 +309,9 @@ def _format_micros(micros: int) -> str:
 _TENTHS = [n / 10 for n in range(1, 10)]
 
 
-def _measure_drift(before: DataFrame, after: DataFrame, table: Table) -> dict[str, ColumnDrift]:
+def _measure_drift(
+    before: DataFrame, after: DataFrame, table: Table
+) -> dict[str, diff.ColumnDrift]:
     """The drift of each numeric column.
 
     Bins: the deciles of the values before, one below and one above all of them, and null. Only
@@ -343,7 +340,7 @@ def _measure_drift(before: DataFrame, after: DataFrame, table: Table) -> dict[st
     drifts = {}
     for name in names:
         old, new = (_bin_counts(row[name]) for row in counts if row)
-        drifts[name] = ColumnDrift(stability_index(old, new), ks_statistic(old, new))
+        drifts[name] = diff.ColumnDrift(stability_index(old, new), ks_statistic(old, new))
     return drifts
 
 

@@ -17,13 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from backfill_assets.audit.verdicts import empty_day, measure_days, rows_differ
 from backfill_assets.backfills.verify import verify_days
-from backfill_assets.calendar.partitions import (
-    Window,
-    format_ranges,
-    from_ranges,
-    to_ranges,
-    to_windows,
-)
+from backfill_assets.calendar import partitions
 from backfill_assets.delta.data_files import rows_as_of
 from backfill_assets.delta.ledger_reader import read_ledger
 from backfill_assets.delta.ledgers import Ledger
@@ -109,7 +103,7 @@ class ExportManifest(msgspec.Struct, frozen=True):
 
 
 def export_days(
-    settings: Settings, spark: SparkSession, name: str, days: Window, destination: Path
+    settings: Settings, spark: SparkSession, name: str, days: partitions.Window, destination: Path
 ) -> tuple[ExportManifest, bool]:
     """Write days of a table, as of its current version, into a new folder.
 
@@ -149,16 +143,18 @@ def export_days(
     return manifest, True
 
 
-def _refuse_unpublished(ledger: Ledger, days: Window) -> None:
+def _refuse_unpublished(ledger: Ledger, days: partitions.Window) -> None:
     name = ledger.table.name
     if missing := [day for day in days if day not in ledger.published_days]:
         raise ExportError(
-            f"{name} [{format_ranges(missing)}] has never been published: nothing was exported. "
+            f"{name} [{partitions.format_ranges(missing)}] has never been published: nothing "
+            "was exported. "
             "Materialize these days first."
         )
     if unrecorded := [day for day in days if ledger.current_record(day) is None]:
         raise ExportError(
-            f"{name} [{format_ranges(unrecorded)}] is not what our commits say: another writer "
+            f"{name} [{partitions.format_ranges(unrecorded)}] is not what our commits say: "
+            "another writer "
             "changed it, or the log was cut. Nothing was exported. Materialize these days again."
         )
 
@@ -213,7 +209,9 @@ def describe_file(folder: Path, path: str, day: date, rows: int) -> ExportedFile
     return ExportedFile(path, day, rows, len(content), hashlib.sha256(content).hexdigest())
 
 
-def _build_manifest(ledger: Ledger, days: Window, files: Sequence[ExportedFile]) -> ExportManifest:
+def _build_manifest(
+    ledger: Ledger, days: partitions.Window, files: Sequence[ExportedFile]
+) -> ExportManifest:
     assert ledger.version is not None
     # Days of one commit may differ in code and inputs.
     by_record: dict[tuple[int, bytes], list[date]] = {}
@@ -240,7 +238,7 @@ def _build_manifest(ledger: Ledger, days: Window, files: Sequence[ExportedFile])
 
 def _build_origin(record: CommitRecord, days: Sequence[date]) -> ExportOrigin:
     return ExportOrigin(
-        days=to_ranges(days),
+        days=partitions.to_ranges(days),
         version=record.version,
         run=record.run_id,
         inputs=dict(record.inputs),
@@ -356,7 +354,7 @@ def find_rebuild_problems(
     table = _exported_table(settings, manifest)
     for origin in manifest.made_by:
         as_of = {**origin.inputs, table.name: manifest.version}
-        for window in to_windows(from_ranges(origin.days)):
+        for window in partitions.to_windows(partitions.from_ranges(origin.days)):
             for result in verify_days(settings, defs, window, [table.name], as_of=as_of):
                 digest = result.now.digest if result.now else "nothing"
                 if digest != manifest.digests[result.day]:

@@ -11,13 +11,7 @@ from typing import Any
 
 import dagster as dg
 
-from backfill_assets.backfills import state_store
-from backfill_assets.backfills.backfill_plan import (
-    BackfillPlan,
-    BackfillRequest,
-    day_rows,
-    plan_facts,
-)
+from backfill_assets.backfills import backfill_plan, state_store
 from backfill_assets.backfills.changes import changed_days, commits_of, is_commit_of, reverted_days
 from backfill_assets.backfills.reconcile import code_provenance, compare_with_plan
 from backfill_assets.backfills.stages import RECONCILES_TAG
@@ -93,7 +87,7 @@ class BackfillHistory:
 
     name: str
     reason: str
-    plan: BackfillPlan | None
+    plan: backfill_plan.BackfillPlan | None
     outcome: str
     events: Sequence[HistoryEvent]
     table_changes: Sequence[TableChanges]
@@ -140,7 +134,7 @@ def _find_state(instance: dg.DagsterInstance, name: str) -> BackfillState | None
         return None
 
 
-def plan_options(request: BackfillRequest) -> list[str]:
+def plan_options(request: backfill_plan.BackfillRequest) -> list[str]:
     """Options of `backfill-assets plan` that repeat a request, without its days and reason."""
     values = {
         "--select": ",".join(request.tables),
@@ -452,9 +446,11 @@ def _plan_section(history: BackfillHistory) -> Iterator[str]:
         yield "There was no plan under this name, or it is not kept any more."
         yield ""
         return
-    yield markdown_table(("table", "what becomes of them", "why", "days"), day_rows(history.plan))
+    yield markdown_table(
+        ("table", "what becomes of them", "why", "days"), backfill_plan.day_rows(history.plan)
+    )
     yield ""
-    yield markdown_table(("", ""), plan_facts(history.plan))
+    yield markdown_table(("", ""), backfill_plan.plan_facts(history.plan))
     yield ""
 
 

@@ -12,15 +12,7 @@ from typing import TypeVar
 
 import dagster as dg
 
-from backfill_assets.backfills.backfill_plan import (
-    BackfillPlan,
-    BackfillRequest,
-    DayOutcome,
-    Stage,
-    TableForecast,
-    find_sampled_skews,
-    find_skews,
-)
+from backfill_assets.backfills import backfill_plan
 from backfill_assets.backfills.cost import (
     WorkEstimate,
     estimate_api_calls,
@@ -37,15 +29,9 @@ from backfill_assets.backfills.forecast import (
     forecast_days,
     plan_load,
 )
+from backfill_assets.calendar import partitions
 from backfill_assets.calendar.grain import Grain
 from backfill_assets.calendar.late_data import Policy
-from backfill_assets.calendar.partitions import (
-    DAY,
-    Window,
-    from_ranges,
-    parse_calendar_days,
-    to_ranges,
-)
 from backfill_assets.dagster_ext.internals import BaseAssetGraph, PartitionsSubset
 from backfill_assets.delta.ledger_reader import read_ledger, read_ledgers
 from backfill_assets.delta.ledgers import Ledger, Ledgers, graph_of
@@ -60,7 +46,7 @@ from backfill_assets.tables.sources import Source
 
 
 def days_by_table(
-    graph: BaseAssetGraph, tables: Sequence[str], window: Window
+    graph: BaseAssetGraph, tables: Sequence[str], window: partitions.Window
 ) -> dict[str, list[date]]:
     """The days of each table: requested days, and days downstream of them.
 
@@ -97,7 +83,7 @@ def days_by_table(
     }
 
 
-def refuse_invalid_request(settings: Settings, request: BackfillRequest) -> None:
+def refuse_invalid_request(settings: Settings, request: backfill_plan.BackfillRequest) -> None:
     """Raise if a request cannot be planned, or a part of it would have no effect.
 
     Raises:
@@ -105,7 +91,7 @@ def refuse_invalid_request(settings: Settings, request: BackfillRequest) -> None
             is left after the pilot, or files are accepted for tables that are not loaded from
             files.
     """
-    parse_calendar_days(request.days, settings)
+    partitions.parse_calendar_days(request.days, settings)
     tables = buildable_tables(settings, request.tables, _current_date(settings))
     if 0 < len(request.window) <= request.pilot_days:
         raise ValueError(
@@ -124,9 +110,11 @@ def _current_date(settings: Settings) -> date:
     return datetime.now(settings.zone).date()
 
 
-def _requested_tables(settings: Settings, request: BackfillRequest) -> tuple[str, ...]:
+def _requested_tables(
+    settings: Settings, request: backfill_plan.BackfillRequest
+) -> tuple[str, ...]:
     """The requested tables, inputs first; a table may be retired since it was planned."""
-    parse_calendar_days(request.days, settings)
+    partitions.parse_calendar_days(request.days, settings)
     if not request.tables:
         return buildable_tables(settings, (), _current_date(settings))
     tables = tables_of(settings)
@@ -139,10 +127,10 @@ def make_plan(
     settings: Settings,
     graph: BaseAssetGraph,
     instance: dg.DagsterInstance,
-    request: BackfillRequest,
+    request: backfill_plan.BackfillRequest,
     code: Code,
     id_: str,
-) -> BackfillPlan:
+) -> backfill_plan.BackfillPlan:
     """Make the plan as of now.
 
     Raises:
@@ -152,7 +140,9 @@ def make_plan(
     request = request.model_copy(update={"tables": tables})
     window = request.window
     days = days_by_table(graph, tables, window)
-    downstream_of_last_day = days_by_table(graph, tables, Window(window.end - DAY, window.end))
+    downstream_of_last_day = days_by_table(
+        graph, tables, partitions.Window(window.end - partitions.DAY, window.end)
+    )
     ledgers = read_ledgers(settings)
     run_history = past_runs(instance)
     return plan_backfill(
@@ -162,14 +152,14 @@ def make_plan(
 
 def plan_backfill(
     settings: Settings,
-    request: BackfillRequest,
+    request: backfill_plan.BackfillRequest,
     days: Mapping[str, Sequence[date]],
     ledgers: Ledgers,
     code: Code,
     id_: str,
     run_history: Sequence[tuple[int, float]] = (),
     downstream_of_last_day: Mapping[str, Sequence[date]] | None = None,
-) -> BackfillPlan:
+) -> backfill_plan.BackfillPlan:
     """Make the plan from given days, ledgers and past runs.
 
     Args:
@@ -200,7 +190,7 @@ def plan_backfill(
     waves = 2 if {*days} & {*tables.sources} and len(days) > 1 else 1
     runs, has_work = run_count * waves, any(work.values())
     used_tables = {*days, *(source for name in days for source in tables.direct_inputs(name))}
-    return BackfillPlan(
+    return backfill_plan.BackfillPlan(
         id=id_,
         parameters=request,
         code_version=code.version,
@@ -230,13 +220,13 @@ def plan_backfill(
         seconds=expected_seconds(run_history, runs, len(request.window) * waves) if has_work else 0,
         calls=estimate_api_calls(forecasts, ledgers),
         cut=stages,
-        skews=tuple(find_skews(_input_days_read(work, ledgers, policy), ledgers)),
+        skews=tuple(backfill_plan.find_skews(_input_days_read(work, ledgers, policy), ledgers)),
     )
 
 
 def _load_plans(
     settings: Settings,
-    request: BackfillRequest,
+    request: backfill_plan.BackfillRequest,
     days: Mapping[str, Sequence[date]],
     ledgers: Ledgers,
     tables: Graph,
@@ -250,13 +240,13 @@ def _load_plans(
 
 
 def _cut_stages(
-    request: BackfillRequest, estimate: WorkEstimate, max_days: int
-) -> tuple[tuple[Stage, ...], int]:
+    request: backfill_plan.BackfillRequest, estimate: WorkEstimate, max_days: int
+) -> tuple[tuple[backfill_plan.Stage, ...], int]:
     """The stages, and their number of runs of at most `max_days` days."""
     stages = list(request.split_stages(partial(even_stages, work=estimate, days_per_run=max_days)))
     runs = sum(len(window.split_by_length(max_days)) for _, window in stages)
     return tuple(
-        Stage(name=name, days=str(window), work=estimate.run_work(window))
+        backfill_plan.Stage(name=name, days=str(window), work=estimate.run_work(window))
         for name, window in stages
     ), runs
 
@@ -265,19 +255,23 @@ def _forecast_table(
     ledger: Ledger,
     forecasts: Mapping[date, DayForecast],
     final_days: Mapping[str, Collection[date]],
-) -> TableForecast:
+) -> backfill_plan.TableForecast:
     final = final_days.get(ledger.table.name, ())
-    return TableForecast(
+    return backfill_plan.TableForecast(
         **{
             outcome.name.lower(): tuple(
-                to_ranges(day for day, forecast in forecasts.items() if forecast.outcome is outcome)
+                partitions.to_ranges(
+                    day for day, forecast in forecasts.items() if forecast.outcome is outcome
+                )
             )
-            for outcome in DayOutcome
+            for outcome in backfill_plan.DayOutcome
         },
-        final=tuple(to_ranges(day for day in forecasts if day in final)),
+        final=tuple(partitions.to_ranges(day for day in forecasts if day in final)),
         why={
             reason: tuple(
-                to_ranges(day for day, forecast in forecasts.items() if forecast.reason == reason)
+                partitions.to_ranges(
+                    day for day, forecast in forecasts.items() if forecast.reason == reason
+                )
             )
             for reason in dict.fromkeys(forecast.reason for forecast in forecasts.values())
             if reason
@@ -329,7 +323,9 @@ Item = TypeVar("Item")
 MAX_SAMPLED_FILES = 32
 
 
-def add_sampled_skews(settings: Settings, plan: BackfillPlan) -> BackfillPlan:
+def add_sampled_skews(
+    settings: Settings, plan: backfill_plan.BackfillPlan
+) -> backfill_plan.BackfillPlan:
     """Add to a plan the skew of days that are loaded for the first time, from sampled files.
 
     Only sources whose staged table watches a column are sampled. Files that cannot be sampled are
@@ -341,14 +337,14 @@ def add_sampled_skews(settings: Settings, plan: BackfillPlan) -> BackfillPlan:
         if forecast is None or not skew_bounds(source.staged):
             continue
         ledger = read_ledger(f"{settings.warehouse}/{log}", source.raw)
-        days = [day for day in from_ranges(forecast.computed) if _is_new(ledger, day)]
+        days = [day for day in partitions.from_ranges(forecast.computed) if _is_new(ledger, day)]
         lines: dict[date, list[Values]] = {}
         for day, values_or_error in _sample_files(settings.landing, source, days):
             if isinstance(values_or_error, str):
                 unsampled.append(values_or_error)
             else:
                 lines.setdefault(day, []).extend(values_or_error)
-        skews += find_sampled_skews(source.staged, lines)
+        skews += backfill_plan.find_sampled_skews(source.staged, lines)
     return plan.model_copy(update={"skews": tuple(skews), "unsampled": tuple(unsampled)})
 
 

@@ -13,16 +13,9 @@ from datetime import date
 
 import dagster as dg
 
+from backfill_assets.backfills import state_store
 from backfill_assets.backfills.backfill_plan import BackfillPlan, BackfillRequest
 from backfill_assets.backfills.planner import days_by_table
-from backfill_assets.backfills.state_store import (
-    ACTIVE,
-    BackfillRefusedError,
-    BackfillState,
-    active_ids,
-    load,
-    save,
-)
 from backfill_assets.calendar.grain import Grain
 from backfill_assets.calendar.partitions import DAY, Window, format_ranges, from_ranges, to_windows
 from backfill_assets.dagster_ext.internals import (
@@ -61,7 +54,7 @@ def launch_stage(
     graph: BaseAssetGraph,
     id_: str,
     current: BackfillPlan,
-) -> BackfillState:
+) -> state_store.BackfillState:
     """Launch a plan's first stage, or launch the stage that it ended with again.
 
     `current` is the plan made again as of now.
@@ -70,10 +63,12 @@ def launch_stage(
         BackfillRefusedError: something has changed since planning (the message names it), days
             cannot be built, too many files are accepted, or the backfill is active or complete.
     """
-    state = load(instance, id_)
-    if state.complete or id_ in active_ids(instance):
+    state = state_store.load(instance, id_)
+    if state.complete or id_ in state_store.active_ids(instance):
         status = "complete" if state.complete else "under way"
-        raise BackfillRefusedError(f"backfill {id_} is {status}; make a new plan for another")
+        raise state_store.BackfillRefusedError(
+            f"backfill {id_} is {status}; make a new plan for another"
+        )
     changes = state.plan.changes_since_planning(current)
     if state.attempt and instance.get_backfill(state.backfill_id) is None:
         state.attempt = 0  # saved, but never launched
@@ -81,20 +76,20 @@ def launch_stage(
         planned_by = (state.plan.code_version, state.plan.config_digest)
         changes = changes if planned_by != (current.code_version, current.config_digest) else []
     if changes:
-        raise BackfillRefusedError(
+        raise state_store.BackfillRefusedError(
             f"backfill {id_} is not launched, as what it was planned on has moved: "
             f"{'; '.join(changes)}. Nothing was written; make a new plan."
         )
     for table, forecast in state.plan.tables.items():
         requested = _requested_days(graph, state.plan, table)
         if missing := requested & {*from_ranges(forecast.lacking)}:
-            raise BackfillRefusedError(
+            raise state_store.BackfillRefusedError(
                 f"backfill {id_} is not launched: {table} "
                 f"[{format_ranges(missing)}] cannot be built, as what these days "
                 "are made of has never been published. Make a plan that has the input tables too."
             )
         if other_settings := requested & {*from_ranges(forecast.other_settings)}:
-            raise BackfillRefusedError(
+            raise state_store.BackfillRefusedError(
                 f"backfill {id_} is not launched: {table} [{format_ranges(other_settings)}] cannot "
                 "be built, as what these days are made of was made under other settings. Nothing "
                 "was written; make a plan that has the input tables and days too, or put the "
@@ -103,8 +98,8 @@ def launch_stage(
     _refuse_long_tag(instance, state)
     state.attempt += 1
     state.ended, state.began = "", state.began or time.time()
-    save(instance, state)
-    instance.add_dynamic_partitions(ACTIVE, [id_])
+    state_store.save(instance, state)
+    instance.add_dynamic_partitions(state_store.ACTIVE, [id_])
     _submit_stage(instance, graph, state)
     return state
 
@@ -120,11 +115,11 @@ def _requested_days(graph: BaseAssetGraph, plan: BackfillPlan, table: str) -> se
     return {*(cadence.whole_partitions(window) if inputs else cadence.partitions_of(window))}
 
 
-def _refuse_long_tag(instance: dg.DagsterInstance, state: BackfillState) -> None:
+def _refuse_long_tag(instance: dg.DagsterInstance, state: state_store.BackfillState) -> None:
     """Raise if a tag is too long, as Dagster's daemon would retry the launch forever."""
     limit, names = max_tag_bytes(instance), state.plan.parameters.accept
     if limit is not None and len(",".join(names).encode()) > limit:
-        raise BackfillRefusedError(
+        raise state_store.BackfillRefusedError(
             f"backfill {state.plan.id} is not launched: it accepts {len(names)} files by name, and "
             f"Dagster's storage takes names of {limit:,} bytes in all for a run. Nothing was "
             "written; make a plan for fewer days at a time."
@@ -132,7 +127,7 @@ def _refuse_long_tag(instance: dg.DagsterInstance, state: BackfillState) -> None
 
 
 def _submit_stage(
-    instance: dg.DagsterInstance, graph: BaseAssetGraph, state: BackfillState
+    instance: dg.DagsterInstance, graph: BaseAssetGraph, state: state_store.BackfillState
 ) -> None:
     """Submit the stage to Dagster's backfill daemon, unless it is submitted already."""
     if instance.get_backfill(state.backfill_id) is not None:
@@ -195,7 +190,7 @@ def _stage_days(
 
 
 def _buildable_days(
-    state: BackfillState, days: Mapping[str, Sequence[date]]
+    state: state_store.BackfillState, days: Mapping[str, Sequence[date]]
 ) -> Iterator[tuple[str, list[date]]]:
     """Days by table, without those that follow by mapping only and whose input is missing."""
     for table, requested in days.items():
@@ -219,7 +214,7 @@ class NextAction:
 
 
 def advance(
-    instance: dg.DagsterInstance, graph: BaseAssetGraph, state: BackfillState
+    instance: dg.DagsterInstance, graph: BaseAssetGraph, state: state_store.BackfillState
 ) -> NextAction:
     """Check the current stage, and launch the next one once this one is reconciled."""
     if missing_tables := [
@@ -257,21 +252,25 @@ def advance(
     if state.stage + 1 == len(stages):
         return _end_backfill(instance, state, "complete and reconciled", complete=True)
     state.stage, state.attempt = state.stage + 1, 1
-    save(instance, state)
+    state_store.save(instance, state)
     _submit_stage(instance, graph, state)
     return NextAction(f"{state.backfill_id} is launched")
 
 
 def _end_backfill(
-    instance: dg.DagsterInstance, state: BackfillState, text: str, *, complete: bool = False
+    instance: dg.DagsterInstance,
+    state: state_store.BackfillState,
+    text: str,
+    *,
+    complete: bool = False,
 ) -> NextAction:
     state.ended, state.complete, state.took = text, complete, time.time() - state.began
-    save(instance, state)
-    instance.delete_dynamic_partition(ACTIVE, state.plan.id)
+    state_store.save(instance, state)
+    instance.delete_dynamic_partition(state_store.ACTIVE, state.plan.id)
     return NextAction(text)
 
 
-def describe_progress(instance: dg.DagsterInstance, state: BackfillState) -> str:
+def describe_progress(instance: dg.DagsterInstance, state: state_store.BackfillState) -> str:
     """The current state of a backfill, in one line."""
     if state.ended:
         return state.ended

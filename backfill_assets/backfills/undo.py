@@ -25,15 +25,8 @@ from backfill_assets.backfills.changes import (
     written_days,
 )
 from backfill_assets.backfills.downstream import UndoScope, undo_scopes
+from backfill_assets.calendar import partitions
 from backfill_assets.calendar.late_data import Policy
-from backfill_assets.calendar.partitions import (
-    DAY,
-    Window,
-    any_window_condition,
-    format_ranges,
-    to_ranges,
-    to_windows,
-)
 from backfill_assets.delta.data_files import DataFiles, files_as_of, list_data_files, rows_as_of
 from backfill_assets.delta.delta_rs import delta_log, read_metadata
 from backfill_assets.delta.ledger_reader import read_ledgers
@@ -107,7 +100,7 @@ def undo_backfill(
         if todo := {**scope.unchanged, **scope.changes}:
             record = publisher.run_metadata(table, run_id, tags)
             candidate = Candidate(table, _TableUndo(publisher, request, table).compute_plan)
-            hull = Window(min(todo), max(todo) + DAY)
+            hull = partitions.Window(min(todo), max(todo) + partitions.DAY)
             yield table, publisher.publish(candidate, hull, record, rewrite=scope.changes)
 
 
@@ -193,7 +186,8 @@ class _UndoRequest:
                 continue
             if missing_days:
                 problems.append(
-                    f"the files that {table.name} [{format_ranges(missing_days)}] had in version "
+                    f"the files that {table.name} [{partitions.format_ranges(missing_days)}] "
+                    "had in version "
                     f"{version} are gone: VACUUM takes them when the time to undo is over; "
                     "mend the input and launch these days again instead"
                 )
@@ -208,7 +202,8 @@ class _UndoRequest:
 def _other_columns(table: Table, days: Iterable[date], version: int, schema: int) -> str:
     """Message that the schema changed more than once: one migration cannot map the old rows."""
     return (
-        f"{table.name} [{format_ranges(days)}] had the columns of schema {schema} in version "
+        f"{table.name} [{partitions.format_ranges(days)}] had the columns of schema {schema} "
+        "in version "
         f"{version}, and has those of schema {table.schema_version}: what became of each value in "
         "between is not known; mend the input and launch these days again instead"
     )
@@ -299,7 +294,7 @@ class _TableUndo:
     def _policy(self) -> Policy:
         return Policy.from_settings(self.request.settings)
 
-    def compute_plan(self, _: Window) -> ComputePlan:
+    def compute_plan(self, _: partitions.Window) -> ComputePlan:
         """Plan the rows to restore as of now.
 
         Raises:
@@ -335,7 +330,7 @@ class _TableUndo:
         ]
         fingerprints = {day: self._input_digest(ledger, day, todo[day]) for day in sorted(todo)}
 
-        def build_rows(_days: Window) -> ComputedDays:
+        def build_rows(_days: partitions.Window) -> ComputedDays:
             as_of = {**_group_by_version(changes), ledger.version or 0: list(unchanged)}
             rows = reduce(
                 DataFrame.unionByName,
@@ -451,7 +446,7 @@ class _TableUndo:
                     "versionAsOf", version
                 )
                 frame = rows.load(publisher.url(table)).where(
-                    any_window_condition(to_windows(days), table.partition)
+                    partitions.any_window_condition(partitions.to_windows(days), table.partition)
                 )
                 digests |= digests_by_day(frame, table.partition)
             wrong = [
@@ -463,7 +458,8 @@ class _TableUndo:
             ]
             if wrong:
                 raise UndoRefusedError(
-                    f"{table.name} [{format_ranges(wrong)}] was not undone: its files of version "
+                    f"{table.name} [{partitions.format_ranges(wrong)}] was not undone: its "
+                    "files of version "
                     f"{version} give other rows than their commit tells of. Tables that were put "
                     "back before it stay so. Leave these days out, or mend the input and launch "
                     "them again."
@@ -522,7 +518,9 @@ class _TableUndo:
                 **{d: digest for d, digest in before.ledger.on_hold.items() if d in todo},
                 **self._on_hold(before.ledger, changes),
             },
-            as_of={str(v): to_ranges(days) for v, days in _group_by_version(todo).items()},
+            as_of={
+                str(v): partitions.to_ranges(days) for v, days in _group_by_version(todo).items()
+            },
         )
         final = {d for d, c in todo.items() if c.previous_commit and d in c.previous_commit.final}
         message = f"taken back by the undo of {self.request.name}: it counts as never published"

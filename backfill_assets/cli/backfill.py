@@ -13,16 +13,8 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from backfill_assets.cli import parameters
 from backfill_assets.cli.output import CannotRunError, Output, Status, command
-from backfill_assets.cli.parameters import (
-    ChunkDays,
-    Partitions,
-    asset_graph,
-    json_option,
-    open_instance,
-    select_option,
-    unknown_name_message,
-)
 from backfill_assets.cli.targets import build_target, plan_target, target_option
 from backfill_assets.settings import Settings, load_settings
 
@@ -39,7 +31,7 @@ def backfill_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """The options of a backfill: the fields of `BackfillRequest`."""
     for option in reversed(
         (
-            select_option,
+            parameters.select_option,
             click.option(
                 "--pilot-days",
                 type=click.IntRange(min=0),
@@ -48,7 +40,7 @@ def backfill_options(function: Callable[..., Any]) -> Callable[..., Any]:
             ),
             click.option(
                 "--chunk-days",
-                type=ChunkDays(),
+                type=parameters.ChunkDays(),
                 default="auto",
                 show_default=True,
                 help="Stages of so many days, each reconciled before the next; auto: of about the "
@@ -84,10 +76,10 @@ def backfill_options(function: Callable[..., Any]) -> Callable[..., Any]:
     "plan 2024-01-10...2024-01-14 --pilot-days 1",
     "plan 2024-01-10 --select stg_orders,fact_daily_orders --json",
 )
-@click.argument("partitions", type=Partitions())
+@click.argument("partitions", type=parameters.Partitions())
 @backfill_options
 @target_option
-@json_option
+@parameters.json_option
 def plan(out: Output, partitions: Window, target: str, as_json: bool, **options: Any) -> None:
     """What a backfill of these days would do, kept under an id.
 
@@ -98,7 +90,7 @@ def plan(out: Output, partitions: Window, target: str, as_json: bool, **options:
         plan_target(out, partitions, target, options)
         return
     settings = load_settings()
-    with open_instance() as dagster:
+    with parameters.open_instance() as dagster:
         backfill_plan = create_plan(settings, dagster, partitions, options)
     if as_json:
         out.print_json(backfill_plan.model_dump(mode="json"))
@@ -127,7 +119,9 @@ def create_plan(
     request = BackfillRequest(days=str(days), **options)
     _refuse_impossible(settings, request)
     code = running_code(settings)
-    return backfill_jobs.create_plan(settings, asset_graph(settings), dagster, code, request)
+    return backfill_jobs.create_plan(
+        settings, parameters.asset_graph(settings), dagster, code, request
+    )
 
 
 def _refuse_impossible(settings: Settings, request: BackfillRequest) -> None:
@@ -170,7 +164,7 @@ def format_final_days(backfill_plan: BackfillPlan) -> str:
 
 
 @command("plans", "plans --json")
-@json_option
+@parameters.json_option
 def plans(out: Output, as_json: bool) -> None:
     """The plans that are kept, and how far each has come.
 
@@ -180,7 +174,7 @@ def plans(out: Output, as_json: bool) -> None:
     from backfill_assets.delta.ledger_reader import read_ledgers
 
     ledgers = read_ledgers(load_settings())
-    with open_instance() as dagster:
+    with parameters.open_instance() as dagster:
         plan_rows = [_plan_row(dagster, ledgers, id_) for id_ in state_store.list_ids(dagster)]
     if as_json:
         out.print_json(plan_rows)
@@ -249,7 +243,7 @@ _POLL_SECONDS = 2  # seconds
 @backfill_options
 @target_option
 @click.option("--yes", is_flag=True, help="Rewrite final days without asking.")
-@json_option
+@parameters.json_option
 @click.pass_context
 def backfill(
     ctx: click.Context,
@@ -276,7 +270,7 @@ def backfill(
     days = _parse_days(ctx, what) if re.match(r"\d+-\d", what) or "..." in what else None
     if days is None:
         _refuse_options(ctx, what)
-    with open_instance() as dagster:
+    with parameters.open_instance() as dagster:
         backfill_plan = (
             create_plan(settings, dagster, days, options)
             if days
@@ -318,7 +312,7 @@ def _ui_url(settings: Settings, dagster: dg.DagsterInstance) -> str:
 
 def _parse_days(ctx: click.Context, what: str) -> Window:
     (argument,) = (param for param in ctx.command.params if param.name == "what")
-    return Partitions().convert(what, argument, ctx)
+    return parameters.Partitions().convert(what, argument, ctx)
 
 
 def _refuse_options(ctx: click.Context, what: str) -> None:
@@ -348,7 +342,8 @@ def _load_state(dagster: dg.DagsterInstance, id_: str) -> BackfillState:
         if id_ in known_ids:
             raise
         message = (
-            f"{unknown_name_message('plan', id_, known_ids)} `backfill-assets plans` lists them. "
+            f"{parameters.unknown_name_message('plan', id_, known_ids)} `backfill-assets "
+            "plans` lists them. "
             "Days would be FIRST...LAST or one day, as YYYY-MM-DD."
         )
         raise click.UsageError(message) from error
@@ -379,7 +374,7 @@ def _launch_plan(
 
     code = running_code(settings)
     return backfill_jobs.launch_plan(
-        settings, asset_graph(settings), dagster, code, backfill_plan.id
+        settings, parameters.asset_graph(settings), dagster, code, backfill_plan.id
     )
 
 

@@ -8,14 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from backfill_assets.cli import parameters
 from backfill_assets.cli.output import Output, Status, command
-from backfill_assets.cli.parameters import (
-    Day,
-    Partitions,
-    Tables,
-    json_option,
-    unknown_name_message,
-)
 from backfill_assets.cli.tables import refuse_no_warehouse
 from backfill_assets.settings import load_settings
 
@@ -31,8 +25,8 @@ if TYPE_CHECKING:
 
 
 @command("export fact_daily_orders 2024-01-10 --to exports/january")
-@click.argument("table", type=Tables(single=True))
-@click.argument("partitions", type=Partitions())
+@click.argument("table", type=parameters.Tables(single=True))
+@click.argument("partitions", type=parameters.Partitions())
 @click.option(
     "--to",
     "folder",
@@ -40,7 +34,7 @@ if TYPE_CHECKING:
     required=True,
     help="A folder that is not there yet.",
 )
-@json_option
+@parameters.json_option
 def export(out: Output, table: str, partitions: Window, folder: Path, as_json: bool) -> None:
     """Write days of a table as Parquet, with a manifest.
 
@@ -72,7 +66,7 @@ def export(out: Output, table: str, partitions: Window, folder: Path, as_json: b
 @command("verify-export exports/january", "verify-export exports/january --rebuild --json")
 @click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
 @click.option("--rebuild", is_flag=True, help="Also compute the days anew, and compare.")
-@json_option
+@parameters.json_option
 def verify_export(out: Output, folder: Path, rebuild: bool, as_json: bool) -> Status:
     """Compare an export with its manifest and the table's log.
 
@@ -141,14 +135,16 @@ def _parse_fields(
     metavar="SQL",
     help="When a row arrived; else the later one of event and version time.",
 )
-@click.option("--stray", type=Day(), help="Arrival day of rows that tell none of the calendar.")
+@click.option(
+    "--stray", type=parameters.Day(), help="Arrival day of rows that tell none of the calendar."
+)
 @click.option(
     "--skip", type=int, multiple=True, metavar="VERSION", help="Do not follow this version."
 )
 @click.option(
     "--chunk-rows", type=click.IntRange(min=1), help="So many rows land at a time.  [20000000]"
 )
-@json_option
+@parameters.json_option
 def import_table(
     out: Output,
     source: str,
@@ -200,7 +196,9 @@ def _find_source(settings: Settings, name: str) -> Source:
 
     sources = {source.name: source for source in graph_for(settings).sources.values()}
     if name not in sources:
-        raise click.BadParameter(unknown_name_message("source", name, sources), param_hint="SOURCE")
+        raise click.BadParameter(
+            parameters.unknown_name_message("source", name, sources), param_hint="SOURCE"
+        )
     return sources[name]
 
 

@@ -10,13 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from backfill_assets.cli import parameters
 from backfill_assets.cli.output import Output, Status, command
-from backfill_assets.cli.parameters import (
-    Partitions,
-    json_option,
-    open_instance,
-    unknown_name_message,
-)
 from backfill_assets.settings import Settings, load_settings
 
 if TYPE_CHECKING:
@@ -32,7 +27,7 @@ if TYPE_CHECKING:
 @command("reconcile aecrkdop", "reconcile aecrkdop --summary", "reconcile aecrkdop-pilot --json")
 @click.argument("backfill", metavar="BACKFILL")
 @click.option("--summary", is_flag=True, help="Only the verdict.")
-@json_option
+@parameters.json_option
 def reconcile(out: Output, backfill: str, summary: bool, as_json: bool) -> Status:
     """What a backfill changed, and whether it is all.
 
@@ -42,7 +37,7 @@ def reconcile(out: Output, backfill: str, summary: bool, as_json: bool) -> Statu
     from backfill_assets.backfills import state_store
 
     settings = load_settings()
-    with open_instance() as dagster:
+    with parameters.open_instance() as dagster:
         refuse_unknown(settings, dagster, backfill)
         result = _read_result(settings, dagster, backfill)
         state_store.record_command(
@@ -109,12 +104,12 @@ def _print_result(out: Output, result: ReconcileResult, summary: bool) -> None:
 @click.option(
     "--partitions",
     "--days",
-    type=Partitions(),
+    type=parameters.Partitions(),
     help="Only these days, FIRST...LAST or one, with what is made of them.",
 )
 @click.option("--reason", default="", help="Why, for the record.")
 @click.option("--plan", is_flag=True, help="Show the tables and days. Nothing is put back.")
-@json_option
+@parameters.json_option
 def undo(
     out: Output, backfill: str, partitions: Window | None, reason: str, plan: bool, as_json: bool
 ) -> Status:
@@ -126,7 +121,7 @@ def undo(
     from backfill_assets.backfills.undo import days_written_by_run
 
     settings = load_settings()
-    with open_instance() as dagster:
+    with parameters.open_instance() as dagster:
         refuse_unknown(settings, dagster, backfill)
         if plan:
             return _plan_undo(out, settings, dagster, backfill, partitions, as_json)
@@ -269,7 +264,7 @@ def refuse_unknown(settings: Settings, dagster: dg.DagsterInstance, name: str) -
     ):
         return
     known_names = [*dict.fromkeys([*_backfill_names(ledgers), *state_store.list_ids(dagster)])]
-    raise click.UsageError(unknown_name_message("backfill or run", name, known_names))
+    raise click.UsageError(parameters.unknown_name_message("backfill or run", name, known_names))
 
 
 def _backfill_names(ledgers: Ledgers) -> Iterator[str]:
@@ -301,7 +296,7 @@ def runbook(out: Output, backfill: str, folder: Path | None) -> None:
     from backfill_assets.delta.ledger_reader import read_ledgers
 
     settings = load_settings()
-    with open_instance() as dagster:
+    with parameters.open_instance() as dagster:
         refuse_unknown(settings, dagster, backfill)
         backfill_history = read_history(dagster, read_ledgers(settings), backfill)
     pages = {

@@ -9,15 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from backfill_assets.cli import parameters
 from backfill_assets.cli.output import CannotRunError, Finding, Output, Status, command
-from backfill_assets.cli.parameters import (
-    Partitions,
-    Tables,
-    dagster_home,
-    json_option,
-    open_instance,
-    select_option,
-)
 from backfill_assets.settings import PREFIX, Settings, load_settings
 
 if TYPE_CHECKING:
@@ -29,8 +22,8 @@ _VERDICTS = ("ok", "warn", "alert")
 
 
 @command("show", "show --select stg_orders,fact_daily_orders --json")
-@select_option
-@json_option
+@parameters.select_option
+@parameters.json_option
 def show(out: Output, tables: Sequence[str], as_json: bool) -> None:
     """What is published of each table."""
     settings = load_settings()
@@ -104,8 +97,8 @@ def refuse_no_warehouse(settings: Settings) -> None:
 
 
 @command("status", "status --select fact_daily_orders --json")
-@select_option
-@json_option
+@parameters.select_option
+@parameters.json_option
 def status(out: Output, tables: Sequence[str], as_json: bool) -> Status:
     """The state of the days of each table.
 
@@ -145,7 +138,11 @@ def _read_situation(settings: Settings) -> Situation:
 
     from backfill_assets.monitoring.incidents import read_situation
 
-    with open_instance() if dagster_home() else dg.DagsterInstance.ephemeral() as dagster:
+    with (
+        parameters.open_instance()
+        if parameters.dagster_home()
+        else dg.DagsterInstance.ephemeral() as dagster
+    ):
         return read_situation(settings, dagster, datetime.now(settings.zone))
 
 
@@ -182,9 +179,9 @@ def _show_states(
 
 
 @command("history fact_daily_orders", "history fact_daily_orders 2024-01-05")
-@click.argument("table", type=Tables(single=True))
-@click.argument("partitions", type=Partitions(), required=False)
-@json_option
+@click.argument("table", type=parameters.Tables(single=True))
+@click.argument("partitions", type=parameters.Partitions(), required=False)
+@parameters.json_option
 def history(out: Output, table: str, partitions: Window | None, as_json: bool) -> None:
     """The commits of a table, or the life of a day of it.
 

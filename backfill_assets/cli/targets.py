@@ -8,15 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from backfill_assets.cli import parameters
 from backfill_assets.cli.outcomes import run_job
 from backfill_assets.cli.output import Output, Status, command
-from backfill_assets.cli.parameters import (
-    Partitions,
-    asset_graph,
-    json_option,
-    open_instance,
-    unknown_name_message,
-)
 from backfill_assets.settings import Settings, load_settings
 
 if TYPE_CHECKING:
@@ -60,7 +54,9 @@ def plan_target(out: Output, days: Window, name: str, options: Mapping[str, Any]
     else:
         tables = target_tables(settings, options["tables"])
         target = targets.new_target(settings, name, tables, days, options["reason"])
-    forecasts = stale_days(settings, asset_graph(settings), target, running_code(settings), days)
+    forecasts = stale_days(
+        settings, parameters.asset_graph(settings), target, running_code(settings), days
+    )
     _print_forecasts(out, settings, name, forecasts)
 
 
@@ -145,7 +141,7 @@ def _refuse_options(options: Mapping[str, Any]) -> None:
 
 
 @command("targets", "targets --json")
-@json_option
+@parameters.json_option
 def targets(out: Output, as_json: bool) -> None:
     """The targets that there are, and how far each has come."""
     from backfill_assets.delta import targets as known
@@ -232,7 +228,7 @@ def _describe_state(settings: Settings, target: ShadowTarget) -> str:
     default=None,
     help="From now on, no switch-over without a passed comparison with these bounds.",
 )
-@json_option
+@parameters.json_option
 def compare(
     out: Output,
     target: str,
@@ -263,7 +259,12 @@ def compare(
         shadow_target = required(settings, shadow_target, limits if require else None)
     spark = Engine.from_settings(settings).spark_session
     comparison = compared(
-        settings, spark, asset_graph(settings), shadow_target, running_code(settings), limits
+        settings,
+        spark,
+        parameters.asset_graph(settings),
+        shadow_target,
+        running_code(settings),
+        limits,
     )
     if as_json:
         out.print_json({"problems": comparison.problems, **reports_as_json(comparison.reports)})
@@ -279,7 +280,7 @@ def compare(
 @click.option(
     "--partitions",
     "--days",
-    type=Partitions(),
+    type=parameters.Partitions(),
     help="Only these days, FIRST...LAST or one, with what follows from them.",
 )
 @click.option("--reason", default="", help="Why, for the record.")
@@ -290,7 +291,7 @@ def switch(out: Output, target: str, partitions: Window | None, reason: str) -> 
     """
     settings = load_settings()
     _find_target(settings, target)
-    with open_instance() as dagster:
+    with parameters.open_instance() as dagster:
         op_config = {"target": target, "days": str(partitions or ""), "reason": reason}
         level = "DEBUG" if out.verbose else "CRITICAL"
         run_id = run_job(dagster, "switch_over", "adopt_days", op_config, level)
@@ -319,5 +320,5 @@ def _find_target(settings: Settings, name: str) -> ShadowTarget:
 
     names = known.list_targets(settings)
     if name not in names:
-        raise click.UsageError(unknown_name_message("target", name, names))
+        raise click.UsageError(parameters.unknown_name_message("target", name, names))
     return known.load_target(settings, name)

@@ -8,15 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from backfill_assets.cli import parameters
 from backfill_assets.cli.output import CannotRunError, Output, Status, command
-from backfill_assets.cli.parameters import (
-    Partitions,
-    Tables,
-    json_option,
-    merge_selections,
-    open_instance,
-    select_option,
-)
 from backfill_assets.cli.tables import refuse_no_warehouse
 from backfill_assets.settings import Settings, load_settings
 
@@ -27,9 +20,9 @@ if TYPE_CHECKING:
 
 
 @command("verify 2024-01-10...2024-01-14", "verify 2024-01-12 --select fact_daily_orders --json")
-@click.argument("partitions", type=Partitions())
-@select_option
-@json_option
+@click.argument("partitions", type=parameters.Partitions())
+@parameters.select_option
+@parameters.json_option
 def verify(out: Output, partitions: Window, tables: Sequence[str], as_json: bool) -> Status:
     """Compute days anew, compare them, write nothing.
 
@@ -55,8 +48,14 @@ def verify(out: Output, partitions: Window, tables: Sequence[str], as_json: bool
 
 
 @command("maintain --dry-run", "maintain --select raw_orders,stg_orders")
-@click.argument("more", metavar="[TABLES]...", type=Tables(), nargs=-1, callback=merge_selections)
-@select_option
+@click.argument(
+    "more",
+    metavar="[TABLES]...",
+    type=parameters.Tables(),
+    nargs=-1,
+    callback=parameters.merge_selections,
+)
+@parameters.select_option
 @click.option("--dry-run", is_flag=True, help="Tell what would be done.")
 def maintain(out: Output, more: Sequence[str], tables: Sequence[str], dry_run: bool) -> Status:
     """Compact small files, take away those past the time to undo.
@@ -104,8 +103,8 @@ def forget(out: Output, lookup: str, condition: str) -> Status:
 
 
 @command("accept-code '*' --reason upgrade", "accept-code stg_orders --reason 'plain join'")
-@click.argument("tables", metavar="TABLES", type=Tables())
-@click.argument("partitions", metavar="[PARTITIONS]", type=Partitions(), required=False)
+@click.argument("tables", metavar="TABLES", type=parameters.Tables())
+@click.argument("partitions", metavar="[PARTITIONS]", type=parameters.Partitions(), required=False)
 @click.option("--reason", required=True, help="Why the rows are the same, for the record.")
 @click.option(
     "--verify-days",
@@ -114,7 +113,7 @@ def forget(out: Output, lookup: str, condition: str) -> Status:
     show_default=True,
     help="Compute so many days of each table anew first; 0 for none.",
 )
-@json_option
+@parameters.json_option
 def accept_code(
     out: Output,
     tables: Sequence[str],
@@ -139,7 +138,7 @@ def accept_code(
     code, defs = running_code(settings), build_defs(settings)
     results: list[AcceptedCode] = []
     refusals: list[str] = []
-    with open_instance() as dagster:
+    with parameters.open_instance() as dagster:
         for table in tables:
             try:
                 result = acceptance.accept_code(
@@ -183,8 +182,14 @@ def _format_result(result: AcceptedCode) -> str:
 
 
 @command("migrate --plan", "migrate fact_daily_orders")
-@click.argument("more", metavar="[TABLES]...", type=Tables(), nargs=-1, callback=merge_selections)
-@select_option
+@click.argument(
+    "more",
+    metavar="[TABLES]...",
+    type=parameters.Tables(),
+    nargs=-1,
+    callback=parameters.merge_selections,
+)
+@parameters.select_option
 @click.option("--plan", "plan_only", is_flag=True, help="Tell each change; write nothing.")
 def migrate(out: Output, more: Sequence[str], tables: Sequence[str], plan_only: bool) -> Status:
     """Change the columns of tables to those of their models.

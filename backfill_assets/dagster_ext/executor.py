@@ -43,13 +43,7 @@ from dagster._core.execution.step_dependency_config import (
 )
 from dagster._utils.error import SerializableErrorInfo
 
-from backfill_assets.dagster_ext.failures import (
-    DISK_FAILED_TAG,
-    initial_run_tags,
-    is_disk_failure,
-    is_engine_lost,
-    retry_later,
-)
+from backfill_assets.dagster_ext import failures
 from backfill_assets.dagster_ext.launcher import hold_run_lock
 
 #: Seconds for an interrupted step to report its end.
@@ -243,7 +237,7 @@ class _OneProcessExecutor(dg.Executor):
         self, plan_context: PlanOrchestrationContext, execution_plan: ExecutionPlan
     ) -> Iterator[DagsterEvent]:
         instance, run = plan_context.instance, plan_context.dagster_run
-        tags = {**hold_run_lock(instance, run.run_id), **initial_run_tags(instance, run)}
+        tags = {**hold_run_lock(instance, run.run_id), **failures.initial_run_tags(instance, run)}
         instance.add_run_tags(run.run_id, tags)
         keys, pid = execution_plan.step_keys_to_execute, os.getpid()
         yield DagsterEvent.engine_event(
@@ -281,11 +275,11 @@ def _mark_for_retry(
     instance: dg.DagsterInstance, run_id: str, error: SerializableErrorInfo | None
 ) -> None:
     """Mark a run for a retry if a step failed because of the engine, not because of the data."""
-    disk = is_disk_failure(error)
+    disk = failures.is_disk_failure(error)
     if disk:
-        instance.add_run_tags(run_id, {DISK_FAILED_TAG: "true"})
-    if disk or is_engine_lost(error):
-        retry_later(instance, run_id)
+        instance.add_run_tags(run_id, {failures.DISK_FAILED_TAG: "true"})
+    if disk or failures.is_engine_lost(error):
+        failures.retry_later(instance, run_id)
 
 
 def _create_executor(context: dg.InitExecutorContext) -> dg.Executor:

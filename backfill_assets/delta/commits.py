@@ -25,23 +25,11 @@ from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 
 from backfill_assets.audit.verdicts import digest_sums, digest_text
-from backfill_assets.calendar.partitions import (
-    DAY,
-    any_window_condition,
-    format_ranges,
-    to_ranges,
-    to_windows,
-)
+from backfill_assets.calendar import partitions
 from backfill_assets.dagster_ext.executor import raise_if_interrupted
 from backfill_assets.dagster_ext.failures import is_engine_lost
+from backfill_assets.delta import data_files
 from backfill_assets.delta.commit_log import folder_uri
-from backfill_assets.delta.data_files import (
-    DataFiles,
-    delete_files,
-    rows_as_of,
-    rows_of_files,
-    write_files,
-)
 from backfill_assets.delta.delta_rs import APPLICATION, delta_log, load_log
 from backfill_assets.delta.ledger_reader import read_ledger
 from backfill_assets.delta.ledgers import Ledger
@@ -96,7 +84,7 @@ def format_properties(properties: Mapping[str, str]) -> str:
 class WrittenFiles(NamedTuple):
     """Data files by day that no commit names yet, and the digest of all their rows."""
 
-    files: DataFiles
+    files: data_files.DataFiles
     digest: str
 
 
@@ -132,7 +120,9 @@ class Writer:
         Raises:
             PublishError: the write failed; the table is unchanged.
         """
-        rows = frame.where(any_window_condition(to_windows(days), self.table.partition))
+        rows = frame.where(
+            partitions.any_window_condition(partitions.to_windows(days), self.table.partition)
+        )
         if rebalance:
             rows = rows.hint("rebalance", self.table.partition)
         # The write computes the digest, so it covers the rows in the files and not those of a
@@ -143,7 +133,7 @@ class Writer:
         )
         rows = rows.observe(sums, *named_sums)
         try:
-            files = write_files(rows, self.files or self.url, self.table.partition)
+            files = data_files.write_files(rows, self.files or self.url, self.table.partition)
             return WrittenFiles(files, digest_text(read_observation(sums), self.table.struct_type))
         except SPARK_ERRORS as error:
             if is_engine_lost(error):
@@ -155,13 +145,13 @@ class Writer:
     def remove_files(self, files: Iterable[AddAction]) -> None:
         """Remove data files that no commit names; what cannot be removed is left to VACUUM."""
         try:
-            delete_files(self.files or self.url, files)
+            data_files.delete_files(self.files or self.url, files)
         except OSError as error:
             _log.warning("%s: files that no commit names are left: %s", self.url, error)
 
     def commit(
         self,
-        files: DataFiles,
+        files: data_files.DataFiles,
         days: Sequence[date],
         metadata: Mapping[str, Any],
         since: Ledger,
@@ -199,7 +189,11 @@ class Writer:
         return version
 
     def _replace(
-        self, files: DataFiles, days: Sequence[date], metadata: Mapping[str, Any], ready: Ledger
+        self,
+        files: data_files.DataFiles,
+        days: Sequence[date],
+        metadata: Mapping[str, Any],
+        ready: Ledger,
     ) -> None:
         """Commit the version right after the ledger's; fail if it exists."""
         log = delta_log(self.url, ready.version).load()
@@ -232,7 +226,11 @@ class Writer:
         return next(own_versions, None), ledger.version
 
     def merge(
-        self, files: DataFiles, days: Sequence[date], metadata: Mapping[str, Any], since: Ledger
+        self,
+        files: data_files.DataFiles,
+        days: Sequence[date],
+        metadata: Mapping[str, Any],
+        since: Ledger,
     ) -> int | None:
         """Like `commit`, but merges the rows of the files by natural key; other rows stay."""
         ready = self._prepare_table(since, days)
@@ -243,7 +241,7 @@ class Writer:
         # fails if one of ours came in between. The last number is taken from the snapshot of the
         # ledger, as records may be missing.
         number = (ready.transaction or 0) + 1
-        rows = rows_of_files(self.spark, self.url, self.table, files, days)
+        rows = data_files.rows_of_files(self.spark, self.url, self.table, files, days)
         try:
             self._run_merge(rows, days, json.dumps(full_metadata), number)
         except SPARK_ERRORS as error:
@@ -281,7 +279,7 @@ class Writer:
         return current if current.version == since.version or (new and is_empty(current)) else None
 
     def _publish_error(self, days: Sequence[date], error: Exception) -> PublishError:
-        shown = ", ".join(map(str, to_windows(days))) or "for the record"
+        shown = ", ".join(map(str, partitions.to_windows(days))) or "for the record"
         message, advice = summarize_error(error), "Launch these days again."
         if "Unsupported table features" in message:
             advice = (
@@ -307,7 +305,9 @@ class Writer:
         columns = (table.partition, *table.key)
         same_key = " AND ".join(f"t.`{name}` = s.`{name}`" for name in dict.fromkeys(columns))
         # Days as literals: a merge without them conflicts with writers of all other days.
-        days_only = any_window_condition(to_windows(days), table.partition, relation="t")
+        days_only = partitions.any_window_condition(
+            partitions.to_windows(days), table.partition, relation="t"
+        )
         same = " AND ".join(f"t.`{name}` <=> s.`{name}`" for name in table.columns)
         rows.createOrReplaceTempView(view)
         try:
@@ -339,7 +339,7 @@ class Writer:
         """
         table = self.table
         columns = list(dict.fromkeys((table.partition, *table.key)))
-        existing = rows_as_of(self.spark, self.url, table, at, days)
+        existing = data_files.rows_as_of(self.spark, self.url, table, at, days)
         keys = frame.select(*columns).distinct().withColumn("_wanted", F.lit(1))
         copies = existing.groupBy(*columns).agg(F.count(F.lit(1)).alias("copies"))
         wrong = copies.join(keys, columns, "left").select(
@@ -351,7 +351,11 @@ class Writer:
 
 
 def _commit_metadata(metadata: Mapping[str, Any], days: Sequence[date]) -> dict[str, Any]:
-    return {**metadata, "days": [str(w) for w in to_windows(days)], "commit_id": uuid4().hex}
+    return {
+        **metadata,
+        "days": [str(w) for w in partitions.to_windows(days)],
+        "commit_id": uuid4().hex,
+    }
 
 
 def is_conflict(error: Exception) -> bool:
@@ -372,7 +376,7 @@ _LAUNCHED_BY = "maintenance"
 
 def can_delete_rows(table: Table, undo_days: int, today: date) -> bool:
     """Whether a table has been retired for longer than a backfill can be undone."""
-    return table.is_retired(today - undo_days * DAY)
+    return table.is_retired(today - undo_days * partitions.DAY)
 
 
 def retired_message(ledger: Ledger, url: str, days: Iterable[date]) -> str:
@@ -380,7 +384,8 @@ def retired_message(ledger: Ledger, url: str, days: Iterable[date]) -> str:
     if ledger.retirement_commit is None:
         return ""
     return (
-        f"{ledger.table.name} [{format_ranges(days)}]: the table is retired, and maintenance has "
+        f"{ledger.table.name} [{partitions.format_ranges(days)}]: the table is retired, and "
+        "maintenance has "
         f"taken its rows away (version {ledger.retirement_commit.version}). Nothing was written. "
         f"To make it anew, take `retired` out of its declaration, move its folder {url} away, and "
         "launch its days."
@@ -403,7 +408,7 @@ def delete_all_rows(writer: Writer, ledger: Ledger) -> bool:
         "config_digest": "",
         "since": ledger.version,
         "audit": {},
-        "withdrawn": to_ranges(days),
+        "withdrawn": partitions.to_ranges(days),
         "said": {"kind": RETIREMENT},
     }
     return writer.commit({}, days, record, ledger) is not None

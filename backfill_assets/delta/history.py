@@ -9,15 +9,8 @@ from typing import Any
 from rich.table import Table as Grid
 
 from backfill_assets.calendar.partitions import DAY, Window, to_windows
+from backfill_assets.delta import records
 from backfill_assets.delta.ledger_reader import read_ledger
-from backfill_assets.delta.records import (
-    ACCEPTED_CODE,
-    CANARY,
-    RETIREMENT,
-    SWITCH_OVER,
-    CommitRecord,
-    ExternalCommit,
-)
 from backfill_assets.settings import Settings
 from backfill_assets.tables.code_version import Code
 from backfill_assets.tables.graph import tables_of
@@ -81,25 +74,27 @@ def _undone_kinds(settings: Settings, name: str) -> dict[str, str]:
     return kinds
 
 
-def _target_name(record: CommitRecord) -> str:
+def _target_name(record: records.CommitRecord) -> str:
     return (record.backfill_id or "").rpartition("-")[0]
 
 
-def _describe_kind(commit: CommitRecord, kinds: Mapping[str, str]) -> str:
+def _describe_kind(commit: records.CommitRecord, kinds: Mapping[str, str]) -> str:
     """The kind of a commit and what it refers to; empty if a run computed its days."""
     if undone := commit.details.undoes:
         return " ".join(filter(None, ["undo of", kinds.get(undone, ""), undone]))
-    if commit.details.kind in (SWITCH_OVER, CANARY):
+    if commit.details.kind in (records.SWITCH_OVER, records.CANARY):
         return f"{commit.details.kind} of target {_target_name(commit)}"
     return commit.details.kind
 
 
 def _as_json(
-    commit: CommitRecord | ExternalCommit, days: Window | None, kinds: Mapping[str, str]
+    commit: records.CommitRecord | records.ExternalCommit,
+    days: Window | None,
+    kinds: Mapping[str, str],
 ) -> dict[str, Any]:
     head = {"version": commit.version, "at": commit.at.isoformat() if commit.at else None}
     covered_days = sorted(day for day in _covered_days(commit) if days is None or day in days)
-    if isinstance(commit, ExternalCommit):
+    if isinstance(commit, records.ExternalCommit):
         writer = {"by": "another writer", "operation": commit.operation}
         return {**head, **writer, "days": {str(day): {"what": "changed"} for day in covered_days}}
     return {
@@ -120,7 +115,7 @@ def _as_json(
     }
 
 
-def _day_as_json(commit: CommitRecord, day: date) -> dict[str, Any]:
+def _day_as_json(commit: records.CommitRecord, day: date) -> dict[str, Any]:
     if day in commit.revoked_days:
         return {"what": "taken back"}
     published = commit.days[day]
@@ -131,7 +126,7 @@ def _day_as_json(commit: CommitRecord, day: date) -> dict[str, Any]:
 
 def _select_commits(
     settings: Settings, name: str, days: Window | None
-) -> list[CommitRecord | ExternalCommit]:
+) -> list[records.CommitRecord | records.ExternalCommit]:
     ledger = read_ledger(settings.table(name), tables_of(settings)[name])
     commits = [
         commit
@@ -144,18 +139,20 @@ def _select_commits(
     return commits
 
 
-def _covered_days(commit: CommitRecord | ExternalCommit) -> Set[date]:
-    if isinstance(commit, ExternalCommit):
+def _covered_days(commit: records.CommitRecord | records.ExternalCommit) -> Set[date]:
+    if isinstance(commit, records.ExternalCommit):
         return commit.days
     return commit.days.keys() | commit.revoked_days
 
 
-def _format_time(commit: CommitRecord | ExternalCommit) -> str:
+def _format_time(commit: records.CommitRecord | records.ExternalCommit) -> str:
     return f"{commit.at:%Y-%m-%d %H:%M}" if commit.at else ""
 
 
-def _format_cells(commit: CommitRecord | ExternalCommit, kinds: Mapping[str, str]) -> list[str]:
-    if isinstance(commit, ExternalCommit):
+def _format_cells(
+    commit: records.CommitRecord | records.ExternalCommit, kinds: Mapping[str, str]
+) -> list[str]:
+    if isinstance(commit, records.ExternalCommit):
         return [
             format_windows(to_windows(commit.days)),
             "",
@@ -178,14 +175,14 @@ def _format_cells(commit: CommitRecord | ExternalCommit, kinds: Mapping[str, str
 
 
 def _format_day(
-    commit: CommitRecord | ExternalCommit, day: date, kinds: Mapping[str, str]
+    commit: records.CommitRecord | records.ExternalCommit, day: date, kinds: Mapping[str, str]
 ) -> Iterator[tuple[str, str]]:
     head = f"version {commit.version}"
-    if isinstance(commit, ExternalCommit):
+    if isinstance(commit, records.ExternalCommit):
         yield head, f"{_format_time(commit)} UTC, changed by another writer: {commit.operation}"
         return
     yield head, f"{_format_time(commit)} UTC, {_what_happened(commit, day, kinds)}"
-    if commit.details.kind == RETIREMENT:
+    if commit.details.kind == records.RETIREMENT:
         yield "by", f"{commit.launched_by}: {commit.reason}"
         return
     if published := commit.days.get(day):
@@ -205,14 +202,14 @@ def _format_day(
     yield "made from", inputs or "the landing"
 
 
-def _what_happened(commit: CommitRecord, day: date, kinds: Mapping[str, str]) -> str:
+def _what_happened(commit: records.CommitRecord, day: date, kinds: Mapping[str, str]) -> str:
     if undone := commit.details.undoes:
         if day in commit.revoked_days:
             return f"taken back: before {undone} it had never been published"
         return f"put back to what it was before {undone}"
-    if commit.details.kind == RETIREMENT:
+    if commit.details.kind == records.RETIREMENT:
         return "given up, as the table is retired"
-    if commit.details.kind == ACCEPTED_CODE:
+    if commit.details.kind == records.ACCEPTED_CODE:
         return "accepted as made by the present code; its rows are as they were"
     if kind := _describe_kind(commit, kinds):
         return f"published by the {kind}"

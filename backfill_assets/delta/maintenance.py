@@ -25,7 +25,7 @@ from rich.table import Table as Grid
 from backfill_assets.audit.verdicts import are_comparable, measure_days
 from backfill_assets.calendar.partitions import any_window_condition, format_ranges, to_windows
 from backfill_assets.dagster_ext.failures import is_engine_lost
-from backfill_assets.delta import commits
+from backfill_assets.delta import commits, ledger_reader
 from backfill_assets.delta.commits import (
     PublishError,
     Writer,
@@ -36,11 +36,6 @@ from backfill_assets.delta.commits import (
 )
 from backfill_assets.delta.data_files import abandoned_folders, rows_as_of
 from backfill_assets.delta.delta_rs import delta_log, load_log, read_metadata
-from backfill_assets.delta.ledger_reader import (
-    VERSIONS_FILE,
-    read_ledger,
-    versions_that_belong_together,
-)
 from backfill_assets.delta.table_schema import schema_differences, suggest_fix
 from backfill_assets.delta.targets import ANY_AGE, targets_older_than
 from backfill_assets.escaping import escape_markdown
@@ -180,7 +175,7 @@ def run_maintenance(
         raise ValueError(f"no such table: {', '.join(unknown)}; there are {', '.join(tables)}")
     consistent_versions: dict[str, int] = {}
     with suppress(FileNotFoundError, ValueError, KeyError):
-        consistent_versions = versions_that_belong_together(settings.warehouse)
+        consistent_versions = ledger_reader.versions_that_belong_together(settings.warehouse)
     for name, table in tables.items():
         url = settings.table(name)
         log = load_log(url) if name in names or not names else None
@@ -266,7 +261,7 @@ class _TableMaintenance:
         """Delete all rows and files of a table that has been retired for long enough."""
         if self._is_retained():
             return
-        ledger, retired = read_ledger(self.url, self.table), self.table.retired
+        ledger, retired = ledger_reader.read_ledger(self.url, self.table), self.table.retired
         days = format_ranges(ledger.published_days)
         if days and not self.dry_run:
             writer = Writer(lambda: self.spark, self.url, self.table, self.undo_days)
@@ -334,7 +329,7 @@ class _TableMaintenance:
         Its days must have the rows of their records. Days with other rows than their record, or
         without a record, must have the same rows as before the compaction.
         """
-        ledger = read_ledger(self.url, self.table).as_of(version - 1)
+        ledger = ledger_reader.read_ledger(self.url, self.table).as_of(version - 1)
         digests = self._read_digests(version, days)
         different_days = [day for day in days if ledger.content_key(day) != digests.get(day)]
         if not different_days:
@@ -378,10 +373,11 @@ class _TableMaintenance:
             row["path"].rpartition("/")[2] for row in old_files
         ):
             self.notes.append(
-                f"{self.table.name}: no replaced file was taken away, as {VERSIONS_FILE} names "
+                f"{self.table.name}: no replaced file was taken away, as "
+                f"{ledger_reader.VERSIONS_FILE} names "
                 f"version {self.consistent_version} and {len(named_files)} of them are its own. "
                 "The sensor watch_days names newer versions once no day is behind: build the days "
-                f"that are. If nobody reads by {VERSIONS_FILE}, remove it"
+                f"that are. If nobody reads by {ledger_reader.VERSIONS_FILE}, remove it"
             )
             old_files = []
         if old_files and not self.dry_run:

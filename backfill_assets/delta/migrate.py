@@ -30,31 +30,12 @@ from pyspark.sql import DataFrame
 from backfill_assets.audit.verdicts import DayMetrics, empty_day, measure_days
 from backfill_assets.calendar.partitions import any_window_condition, to_ranges, to_windows
 from backfill_assets.dagster_ext.failures import is_engine_lost
+from backfill_assets.delta import migration_plan, records, table_schema
 from backfill_assets.delta.commits import PublishError, Writer, summarize_error
 from backfill_assets.delta.data_files import count_rows, list_data_files, rows_of_files
 from backfill_assets.delta.delta_rs import APPLICATION, delta_log
 from backfill_assets.delta.ledger_reader import read_ledger
 from backfill_assets.delta.ledgers import Ledger
-from backfill_assets.delta.migration_plan import (
-    Migration,
-    constraints_to_drop,
-    plan_migration,
-    properties_after,
-    properties_before,
-)
-from backfill_assets.delta.records import (
-    ACCEPTED_CODE,
-    CommitDetails,
-    Provenance,
-    PublishedDay,
-    encode_day,
-)
-from backfill_assets.delta.table_schema import (
-    CONSTRAINT,
-    add_constraints,
-    declared_constraints,
-    delta_schema,
-)
 from backfill_assets.runtime_versions import package_version
 from backfill_assets.spark.jars import EngineError
 from backfill_assets.spark.session import SPARK_ERRORS
@@ -64,7 +45,7 @@ from backfill_assets.tables.table import SchemaError, Table
 
 
 def build_migration_record(
-    migration: Migration, measured: Mapping[date, DayMetrics], current: Ledger
+    migration: migration_plan.Migration, measured: Mapping[date, DayMetrics], current: Ledger
 ) -> dict[str, Any]:
     """The record of a migration: the records of the rewritten days, with new figures.
 
@@ -80,7 +61,7 @@ def build_migration_record(
             ledger,
             {day: _with_new_figures(ledger.latest[day].days[day], measured[day]) for day in days},
             {day: ledger.latest[day].day_provenance(day) for day in days},
-            _without_row_changes(ledger, days, CommitDetails(as_of=as_of)),
+            _without_row_changes(ledger, days, records.CommitDetails(as_of=as_of)),
         ),
         "run_id": f"migrate-{uuid4().hex[:12]}",
         "reason": reason,
@@ -117,7 +98,9 @@ def build_acceptance_record(
             ledger,
             {day: ledger.latest[day].days[day] for day in sorted(days)},
             provenances,
-            _without_row_changes(ledger, days, CommitDetails(kind=ACCEPTED_CODE, accepts=accepts)),
+            _without_row_changes(
+                ledger, days, records.CommitDetails(kind=records.ACCEPTED_CODE, accepts=accepts)
+            ),
         ),
         "run_id": f"accept-{uuid4().hex[:12]}",
         "reason": reason,
@@ -128,16 +111,16 @@ def build_acceptance_record(
 
 def build_carried_record(
     ledger: Ledger,
-    published: Mapping[date, PublishedDay],
-    provenances: Mapping[date, Provenance],
-    details: CommitDetails,
+    published: Mapping[date, records.PublishedDay],
+    provenances: Mapping[date, records.Provenance],
+    details: records.CommitDetails,
 ) -> dict[str, Any]:
     """The record of days whose rows were computed by earlier commits."""
     made_under = {day: ledger.latest[day].made_under(day) for day in published}
     config = Counter(made_under.values()).most_common(1)[0][0] if made_under else ""
     common = _common_provenance(provenances.values())
 
-    def carry_day(day: date, figures: PublishedDay) -> PublishedDay:
+    def carry_day(day: date, figures: records.PublishedDay) -> records.PublishedDay:
         provenance = provenances[day]
         return msgspec.structs.replace(
             figures,
@@ -151,7 +134,8 @@ def build_carried_record(
         **{name: getattr(common, name) for name in _CODE_FIELDS},
         "inputs": dict(common.inputs),
         "audit": {
-            str(day): encode_day(carry_day(day, figures)) for day, figures in published.items()
+            str(day): records.encode_day(carry_day(day, figures))
+            for day, figures in published.items()
         },
         "final": to_ranges(ledger.final_days & published.keys()),
         "said": msgspec.to_builtins(msgspec.structs.replace(details, references=common.references)),
@@ -162,7 +146,7 @@ def build_carried_record(
 _CODE_FIELDS = ("code_version", "release", "package", "git_commit", "git_dirty")
 
 
-def _common_provenance(provenances: Collection[Provenance]) -> Provenance:
+def _common_provenance(provenances: Collection[records.Provenance]) -> records.Provenance:
     """The values that all days have in common, and their oldest inputs."""
     git_dirty = {provenance.git_dirty for provenance in provenances}
     references = [provenance.references for provenance in provenances]
@@ -172,7 +156,7 @@ def _common_provenance(provenances: Collection[Provenance]) -> Provenance:
         for name in _CODE_FIELDS
         if name != "git_dirty"
     }
-    return Provenance(
+    return records.Provenance(
         **texts,
         git_dirty=git_dirty.pop() if len(git_dirty) == 1 else None,
         inputs=_oldest_inputs(provenances),
@@ -186,7 +170,7 @@ def _common_value(values: Iterable[str]) -> str:
     return distinct.pop() if len(distinct) == 1 else ""
 
 
-def _oldest_inputs(provenances: Collection[Provenance]) -> dict[str, int]:
+def _oldest_inputs(provenances: Collection[records.Provenance]) -> dict[str, int]:
     oldest: dict[str, int] = {}
     for provenance in provenances:
         for name, version in provenance.inputs.items():
@@ -194,7 +178,9 @@ def _oldest_inputs(provenances: Collection[Provenance]) -> dict[str, int]:
     return oldest
 
 
-def _with_new_figures(published: PublishedDay, measured: DayMetrics) -> PublishedDay:
+def _with_new_figures(
+    published: records.PublishedDay, measured: DayMetrics
+) -> records.PublishedDay:
     return msgspec.structs.replace(
         published,
         digest=measured.digest,
@@ -204,8 +190,8 @@ def _with_new_figures(published: PublishedDay, measured: DayMetrics) -> Publishe
 
 
 def _without_row_changes(
-    ledger: Ledger, days: Collection[date], details: CommitDetails
-) -> CommitDetails:
+    ledger: Ledger, days: Collection[date], details: records.CommitDetails
+) -> records.CommitDetails:
     """The details of a commit that changes no row of these days."""
     by_day = {day: ledger.latest[day].details for day in days}
     spans = [carried.spans for carried in by_day.values()]
@@ -241,12 +227,12 @@ class _RewrittenDays:
     measured: dict[date, DayMetrics] = field(default_factory=dict)
 
 
-def read_migration(url: str, table: Table) -> Migration | None:
+def read_migration(url: str, table: Table) -> migration_plan.Migration | None:
     """Plan the migration of a table; None if there is no table."""
     ledger = read_ledger(url, table)
     if ledger.version is None:
         return None
-    return plan_migration(ledger, _null_days(url, ledger))
+    return migration_plan.plan_migration(ledger, _null_days(url, ledger))
 
 
 def _null_days(url: str, ledger: Ledger) -> dict[str, dict[date, int | None]]:
@@ -307,7 +293,7 @@ def migrate_table(writer: Writer) -> Iterator[str]:
     )
 
 
-def raise_if_refused(migration: Migration) -> None:
+def raise_if_refused(migration: migration_plan.Migration) -> None:
     """Raise if a change cannot be made in place.
 
     Raises:
@@ -320,7 +306,9 @@ def raise_if_refused(migration: Migration) -> None:
         )
 
 
-def _apply_changes(writer: Writer, migration: Migration, staged: _RewrittenDays) -> int | None:
+def _apply_changes(
+    writer: Writer, migration: migration_plan.Migration, staged: _RewrittenDays
+) -> int | None:
     """Change the columns and files in one commit; None if another commit came first."""
     ledger = migration.ledger
     try:
@@ -341,10 +329,13 @@ def _apply_changes(writer: Writer, migration: Migration, staged: _RewrittenDays)
         ) from error
 
 
-def _prepare_log(url: str, migration: Migration) -> bool:
+def _prepare_log(url: str, migration: migration_plan.Migration) -> bool:
     """Do the first step in the log; return whether it changed anything."""
     log = delta_log(url, migration.ledger.version).load()
-    rules, properties = list(constraints_to_drop(migration)), properties_before(migration)
+    rules, properties = (
+        list(migration_plan.constraints_to_drop(migration)),
+        migration_plan.properties_before(migration),
+    )
     if properties:
         log.alter.set_table_properties(properties, raise_if_not_exists=False)
     for name in rules:
@@ -364,7 +355,9 @@ def _have_same_files(writer: Writer, previous: Ledger, current: Ledger) -> bool:
     return first == second and previous.stored.keys() == current.stored.keys()
 
 
-def _rewrite_days(writer: Writer, migration: Migration, staged: _RewrittenDays) -> None:
+def _rewrite_days(
+    writer: Writer, migration: migration_plan.Migration, staged: _RewrittenDays
+) -> None:
     """Rewrite the days whose files are not staged yet, or have changed since."""
     ledger, table = migration.ledger, writer.table
     version = ledger.version or 0
@@ -427,7 +420,7 @@ def _verify_rewrite(
 
 
 def _commit_migration(
-    writer: Writer, migration: Migration, staged: _RewrittenDays, ledger: Ledger
+    writer: Writer, migration: migration_plan.Migration, staged: _RewrittenDays, ledger: Ledger
 ) -> int | None:
     """Commit columns and files as the version after the ledger's; None if another came first."""
     table, days = writer.table, sorted(migration.days)
@@ -443,7 +436,7 @@ def _commit_migration(
         log.create_write_transaction(
             [file for day in days for file in staged.files.get(day, ())],
             "overwrite",
-            delta_schema(table),
+            table_schema.delta_schema(table),
             [partition],
             [(partition, *replaced)],
             commit_properties=CommitProperties(
@@ -466,16 +459,16 @@ def _commit_migration(
     return own_versions[-1] if own_versions else None
 
 
-def _finish_migration(writer: Writer, migration: Migration) -> Iterator[str]:
+def _finish_migration(writer: Writer, migration: migration_plan.Migration) -> Iterator[str]:
     """Set the properties, and add the constraints that no row violates."""
     url, table = writer.url, writer.table
     log = delta_log(url).load()
-    properties, expected = log.metadata().configuration, properties_after(migration)
-    for name, rule in declared_constraints(table).items():
-        if f"{CONSTRAINT}{name}" in properties:
+    properties, expected = log.metadata().configuration, migration_plan.properties_after(migration)
+    for name, rule in table_schema.declared_constraints(table).items():
+        if f"{table_schema.CONSTRAINT}{name}" in properties:
             continue
         try:
-            add_constraints(writer.session, url, table, {name: rule})
+            table_schema.add_constraints(writer.session, url, table, {name: rule})
         except (ConnectionError, *SPARK_ERRORS) as error:
             _raise_if_engine_lost(table, error)
             yield f"rule {name} ({rule}) is held by the audit alone: {summarize_error(error)}"

@@ -14,16 +14,8 @@ from datetime import date
 import pyspark.sql.types as T
 
 from backfill_assets.calendar.partitions import format_ranges
+from backfill_assets.delta import table_schema
 from backfill_assets.delta.ledgers import Ledger, TableMetadata
-from backfill_assets.delta.table_schema import (
-    COLUMN_GAPS,
-    DROPPED_COLUMNS,
-    SCHEMA_VERSION,
-    dropped_columns,
-    encode_gaps,
-    read_schema_version,
-    unfilled_columns,
-)
 from backfill_assets.tables.columns import gaps_of, is_wider_type, renamed_from
 from backfill_assets.tables.table import Table
 
@@ -91,7 +83,10 @@ def plan_migration(ledger: Ledger, nulls: Mapping[str, Mapping[date, int | None]
     stored_order = [name for name in metadata.struct.names if name in table.columns]
     if stored_order != [name for name in table.columns if name in stored] and not migration.days:
         migration.changes.append(SchemaChange("the columns have another order"))
-    stored_version, declared_version = read_schema_version(metadata), table.schema_version
+    stored_version, declared_version = (
+        table_schema.read_schema_version(metadata),
+        table.schema_version,
+    )
     if stored_version < declared_version:
         migration.changes.append(
             SchemaChange(f"the schema has version {declared_version}, not {stored_version}")
@@ -107,7 +102,7 @@ def plan_migration(ledger: Ledger, nulls: Mapping[str, Mapping[date, int | None]
 
 def _check_table(migration: Migration, table: Table, metadata: TableMetadata) -> None:
     """Add what cannot be changed in place in the table as a whole."""
-    if (stored_version := read_schema_version(metadata)) > table.schema_version:
+    if (stored_version := table_schema.read_schema_version(metadata)) > table.schema_version:
         migration.refused.append(
             f"the table's schema has version {stored_version}, and this code has "
             f"{table.schema_version}: install the code that has it"
@@ -137,7 +132,7 @@ def _plan_column(
     source = name if name in stored else old if old in stored else None
     migration.sources[name] = source
     if source is None:
-        if old is not None and name not in dropped_columns(migration.ledger.metadata):
+        if old is not None and name not in table_schema.dropped_columns(migration.ledger.metadata):
             migration.refused.append(
                 f"column {name} is renamed from {old}, and the table has neither: migrate it with "
                 "the code of each schema_version in between first, or leave renamed_from away if "
@@ -148,7 +143,7 @@ def _plan_column(
                 f"column {name} is new and required, and the days that are there have no values of "
                 "it: declare it nullable, or by `added` with a default"
             )
-        elif name in dropped_columns(migration.ledger.metadata):
+        elif name in table_schema.dropped_columns(migration.ledger.metadata):
             text = f"column {name} is there again, without its values from before it was dropped"
             migration.changes.append(SchemaChange(text, days))
         else:
@@ -224,8 +219,8 @@ def _plan_dropped(migration: Migration, table: Table, stored: Mapping[str, T.Str
 
 def _plan_gaps(migration: Migration, table: Table, metadata: TableMetadata) -> None:
     """Plan the days on which a default must be written."""
-    stored_gaps = json.loads(metadata.properties.get(COLUMN_GAPS, "{}"))
-    for name in unfilled_columns(table, metadata):
+    stored_gaps = json.loads(metadata.properties.get(table_schema.COLUMN_GAPS, "{}"))
+    for name in table_schema.unfilled_columns(table, metadata):
         gap = gaps_of(table.columns)[name]
         if name in stored_gaps and (previous_default := stored_gaps[name]["default"]) is not None:
             migration.refused.append(
@@ -247,22 +242,28 @@ def properties_after(migration: Migration) -> dict[str, str]:
     dropped_names = (
         set()
         if migration.rewrites_all_files
-        else dropped_columns(migration.ledger.metadata) | migration.retained_columns
+        else table_schema.dropped_columns(migration.ledger.metadata) | migration.retained_columns
     )
     return {
-        SCHEMA_VERSION: str(table.schema_version),
-        DROPPED_COLUMNS: json.dumps(sorted(dropped_names - table.columns.keys())),
-        COLUMN_GAPS: encode_gaps(table),
+        table_schema.SCHEMA_VERSION: str(table.schema_version),
+        table_schema.DROPPED_COLUMNS: json.dumps(sorted(dropped_names - table.columns.keys())),
+        table_schema.COLUMN_GAPS: table_schema.encode_gaps(table),
     }
 
 
 def properties_before(migration: Migration) -> dict[str, str]:
     """The properties to set before the columns change; empty if they are already set."""
     assert migration.ledger.metadata is not None
-    dropped_names = json.loads(migration.ledger.metadata.properties.get(DROPPED_COLUMNS, "[]"))
+    dropped_names = json.loads(
+        migration.ledger.metadata.properties.get(table_schema.DROPPED_COLUMNS, "[]")
+    )
     if migration.retained_columns <= set(dropped_names):
         return {}
-    return {DROPPED_COLUMNS: json.dumps(sorted(migration.retained_columns.union(dropped_names)))}
+    return {
+        table_schema.DROPPED_COLUMNS: json.dumps(
+            sorted(migration.retained_columns.union(dropped_names))
+        )
+    }
 
 
 def constraints_to_drop(migration: Migration) -> Iterator[str]:

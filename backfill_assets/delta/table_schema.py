@@ -16,12 +16,7 @@ from deltalake import CommitProperties, DeltaTable, Schema
 from deltalake.exceptions import DeltaError
 from pyspark.sql import SparkSession
 
-from backfill_assets.delta.delta_rs import (
-    delta_log,
-    load_log,
-    raise_if_unsafe_store,
-    storage_options,
-)
+from backfill_assets.delta import delta_rs
 from backfill_assets.delta.ledgers import Ledger, TableMetadata
 from backfill_assets.spark.session import SPARK_ERRORS, commit_session
 from backfill_assets.tables.columns import gaps_of, sql_conditions
@@ -217,7 +212,7 @@ def create_table(
     Raises:
         UnsafeStoreError: the store can lose commits.
     """
-    raise_if_unsafe_store(url.rpartition("/")[0])
+    delta_rs.raise_if_unsafe_store(url.rpartition("/")[0])
     try:
         DeltaTable.create(
             url,
@@ -225,11 +220,11 @@ def create_table(
             mode="ignore",
             partition_by=[table.partition],
             configuration={**properties, **schema_properties(table)},
-            storage_options=storage_options(url),
+            storage_options=delta_rs.storage_options(url),
             raise_if_key_not_exists=False,
         )
     except DeltaError:
-        if load_log(url) is None:
+        if delta_rs.load_log(url) is None:
             raise
     # A killed creation may have left out constraints.
     add_constraints(session, url, table, declared_constraints(table))
@@ -257,7 +252,7 @@ def add_constraints(
     session: SessionFactory, url: str, table: Table, rules: Mapping[str, str]
 ) -> bool:
     """Add the missing constraints; return whether there were any."""
-    log = delta_log(url).load()
+    log = delta_rs.delta_log(url).load()
     properties = log.metadata().configuration
     new = {name: rule for name, rule in rules.items() if f"{CONSTRAINT}{name}" not in properties}
     for name, rule in new.items():
@@ -300,7 +295,7 @@ def add_columns(session: SessionFactory, url: str, ledger: Ledger) -> bool:
             with commit_session(session(), {}) as spark:
                 spark.sql(change)
         except SPARK_ERRORS:
-            log = load_log(url)
+            log = delta_rs.load_log(url)
             if log is None or column.name not in {f.name for f in log.schema().fields}:
                 raise
     # A process may have been killed after it added a column and before it added the rules.

@@ -16,7 +16,7 @@ import pyarrow.fs as pafs
 from pydantic import BaseModel, Field, ValidationError
 
 from backfill_assets.calendar.partitions import Window
-from backfill_assets.delta import document
+from backfill_assets.delta import delta_rs
 from backfill_assets.delta.commit_log import CommitLog, added_files, shallow_clone
 from backfill_assets.delta.delta_rs import load_log
 from backfill_assets.delta.ledger_reader import read_ledger
@@ -119,7 +119,7 @@ class ShadowTarget(BaseModel, frozen=True):
     dropping: bool = False
     required: ComparisonLimits | None = None
     compared: TargetComparison | None = None
-    revision: int = Field(default=document.NO_REVISION, exclude=True)
+    revision: int = Field(default=delta_rs.NO_REVISION, exclude=True)
 
     @property
     def switch_id(self) -> str:
@@ -219,8 +219,8 @@ def load_target(settings: Settings, name: str) -> ShadowTarget:
     return target.model_copy(update={"revision": state_document.revision})
 
 
-def _read_state(settings: Settings, name: str) -> document.Document | None:
-    return document.read_document(f"{target_folder(settings, name)}/{_STATE}")
+def _read_state(settings: Settings, name: str) -> delta_rs.Document | None:
+    return delta_rs.read_document(f"{target_folder(settings, name)}/{_STATE}")
 
 
 def save_target(settings: Settings, target: ShadowTarget) -> ShadowTarget:
@@ -230,7 +230,7 @@ def save_target(settings: Settings, target: ShadowTarget) -> ShadowTarget:
         TargetError: another command has changed it since.
     """
     url = f"{target_folder(settings, target.name)}/{_STATE}"
-    revision = document.write_document(url, target.model_dump_json(), target.revision)
+    revision = delta_rs.write_document(url, target.model_dump_json(), target.revision)
     if revision is None:
         raise ChangedError(
             f"another command has changed target {target.name} meanwhile. Nothing was written "

@@ -15,7 +15,7 @@ import msgspec
 import pyarrow.fs as pafs
 from deltalake.exceptions import DeltaError
 
-from backfill_assets.delta import document
+from backfill_assets.delta import delta_rs
 from backfill_assets.settings import Settings
 from backfill_assets.spark.filesystems import open_store, replace_file
 from backfill_assets.spark.processes import process_start_time
@@ -188,7 +188,7 @@ def lock_import(settings: Settings, source: str, table: str) -> Iterator[None]:
         ImportRefusedError: another process imports it; the message names the process.
     """
     url = f"{_imports_folder(settings, source)}/{short_digest(table)}.lock"
-    lock = document.read_document(url)
+    lock = delta_rs.read_document(url)
     if lock and lock.text != _FREE:
         holder = msgspec.json.decode(lock.text, type=_LockHolder)
         if holder.is_alive():
@@ -198,7 +198,7 @@ def lock_import(settings: Settings, source: str, table: str) -> Iterator[None]:
                 f"until that has ended. If there is no such process any more, remove {url}."
             )
     text = msgspec.json.encode(_LockHolder.of_this_process()).decode()
-    revision = document.write_document(url, text, lock.revision if lock else document.NO_REVISION)
+    revision = delta_rs.write_document(url, text, lock.revision if lock else delta_rs.NO_REVISION)
     if revision is None:
         raise ImportRefusedError(
             f"{table} is being imported into {source} by another process, which has begun just "
@@ -209,7 +209,7 @@ def lock_import(settings: Settings, source: str, table: str) -> Iterator[None]:
     finally:
         # If this fails, the lock stays, but its process ends and the lock becomes free.
         with suppress(DeltaError, OSError):
-            document.write_document(url, _FREE, revision)
+            delta_rs.write_document(url, _FREE, revision)
 
 
 def short_digest(*texts: str) -> str:

@@ -18,21 +18,12 @@ from pyspark.sql import functions as F
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import format_ranges
 from backfill_assets.delta.delta_rs import load_log
+from backfill_assets.imports import import_state
 from backfill_assets.imports.external_table import (
     ExternalTable,
     NewData,
     normalize_url,
     open_external_table,
-)
-from backfill_assets.imports.import_state import (
-    ImportMapping,
-    ImportRefusedError,
-    ImportStep,
-    TableImport,
-    load_imports,
-    lock_import,
-    save_import,
-    short_digest,
 )
 from backfill_assets.imports.landing_files import (
     ARRIVAL_DAY,
@@ -51,12 +42,7 @@ from backfill_assets.spark.frames import create_frame
 from backfill_assets.spark.session import Engine
 from backfill_assets.tables.sources import Source
 from backfill_assets.tables.table import Table
-from backfill_assets.transforms.dedup import (
-    greatest_first,
-    is_superseded,
-    with_event_day,
-    within_window,
-)
+from backfill_assets.transforms import dedup
 
 #: Maximum rows of a chunk of several days.
 ROWS_PER_CHUNK = 20_000_000
@@ -77,7 +63,7 @@ class ImportRequest:
     spark: SparkSession
     source: Source
     table: str
-    mapping: ImportMapping = field(default_factory=ImportMapping)
+    mapping: import_state.ImportMapping = field(default_factory=import_state.ImportMapping)
     skip: tuple[int, ...] = ()
     chunk_rows: int = ROWS_PER_CHUNK
 
@@ -86,31 +72,31 @@ class ImportRequest:
         """The late-data policy of the source."""
         return self.source.policy(self.settings)
 
-    def open_import(self) -> tuple[ExternalTable, TableImport]:
+    def open_import(self) -> tuple[ExternalTable, import_state.TableImport]:
         """The table and its saved import, or a new one.
 
         Raises:
             ImportRefusedError: the saved import has another mapping, or the source is hourly.
         """
         if self.source.hourly:
-            raise ImportRefusedError(
+            raise import_state.ImportRefusedError(
                 f"the source {self.source.name} lands by the hour, and an import lands by day. "
                 "Nothing was written. Declare the source without `hourly`."
             )
         url = normalize_url(self.table)
         external_table = open_external_table(url)
-        table_import = load_imports(self.settings, self.source.name).get(url)
+        table_import = import_state.load_imports(self.settings, self.source.name).get(url)
         if table_import is None:
-            table_import = TableImport(
+            table_import = import_state.TableImport(
                 self.source.name, url, external_table.kind, external_table.table_id, self.mapping
             )
-        mapping = ImportMapping(
+        mapping = import_state.ImportMapping(
             self.mapping.fields or table_import.how.fields,
             self.mapping.arrived or table_import.how.arrived,
             self.mapping.stray or table_import.how.stray,
         )
         if (mapping.fields, mapping.arrived) != (table_import.how.fields, table_import.how.arrived):
-            raise ImportRefusedError(
+            raise import_state.ImportRefusedError(
                 f"{url} is imported into {self.source.name} already, with other expressions: "
                 f"{_format_mapping(table_import.how)}. Nothing was written. Leave --field and "
                 "--arrived out to follow the table as before."
@@ -119,7 +105,11 @@ class ImportRequest:
         return external_table, msgspec.structs.replace(table_import, how=mapping, skipped=skipped)
 
     def read_lines(
-        self, external_table: ExternalTable, new_data: NewData, mapping: ImportMapping, scratch: str
+        self,
+        external_table: ExternalTable,
+        new_data: NewData,
+        mapping: import_state.ImportMapping,
+        scratch: str,
     ) -> SourceLines:
         """The new rows of the table as lines."""
         rows = external_table.read_rows(self.spark, new_data, scratch)
@@ -135,7 +125,7 @@ class ImportRequest:
             clear_folder(folder)
 
 
-def _format_mapping(mapping: ImportMapping) -> str:
+def _format_mapping(mapping: import_state.ImportMapping) -> str:
     options = [f"--field {name}={text!r}" for name, text in sorted(mapping.fields.items())]
     return (
         " ".join([*options, *([f"--arrived {mapping.arrived!r}"] if mapping.arrived else [])])
@@ -151,7 +141,7 @@ def spark_for(settings: Settings, tables: Iterable[str]) -> SparkSession:
     """
     engine = Engine.from_settings(settings)
     if not engine.uses_s3 and any(map(on_s3, tables)):
-        raise ImportRefusedError(
+        raise import_state.ImportRefusedError(
             "the table lies on S3, and neither landing nor warehouse do, so the engine has no way "
             "there. Nothing was written. Put the landing there, or copy the table."
         )
@@ -202,7 +192,7 @@ class ImportPlan:
         chunks: the arrival days of each chunk.
     """
 
-    table_import: TableImport
+    table_import: import_state.TableImport
     new_data: NewData
     by_day: Mapping[date, RowCounts]
     stray: RowCounts
@@ -227,7 +217,7 @@ def plan_import(request: ImportRequest) -> ImportPlan:
     """
     external_table, table_import = request.open_import()
     if step := table_import.unfinished_step:
-        raise ImportRefusedError(
+        raise import_state.ImportRefusedError(
             f"an import of {table_import.table} was ended before its end: "
             f"{sum(step.landed.values()):,} of {step.row_count:,} rows have landed. Import again "
             "to land the others."
@@ -301,7 +291,9 @@ def _rows_by_folder(
     return rows
 
 
-def run_import(request: ImportRequest, note: Callable[[str], None] = lambda _: None) -> TableImport:
+def run_import(
+    request: ImportRequest, note: Callable[[str], None] = lambda _: None
+) -> import_state.TableImport:
     """Land the rows of the table that have not landed; progress goes to `note`.
 
     The step is saved before any row lands, so that a killed import continues with the same rows.
@@ -309,11 +301,13 @@ def run_import(request: ImportRequest, note: Callable[[str], None] = lambda _: N
     Raises:
         ImportRefusedError: the table cannot be imported or followed, or another process imports it.
     """
-    with lock_import(request.settings, request.source.name, normalize_url(request.table)):
+    with import_state.lock_import(
+        request.settings, request.source.name, normalize_url(request.table)
+    ):
         return _run_import(request, note)
 
 
-def _run_import(request: ImportRequest, note: Callable[[str], None]) -> TableImport:
+def _run_import(request: ImportRequest, note: Callable[[str], None]) -> import_state.TableImport:
     external_table, table_import = request.open_import()
     if step := table_import.unfinished_step:
         note(f"going on with {step.name}, which was not ended")
@@ -322,7 +316,7 @@ def _run_import(request: ImportRequest, note: Callable[[str], None]) -> TableImp
     if new_data.is_empty:
         if new_data.version == table_import.version:
             return table_import
-        return save_import(
+        return import_state.save_import(
             request.settings, msgspec.structs.replace(table_import, version=new_data.version)
         )
     name = f"import-{_step_digest(table_import, new_data)}"
@@ -331,7 +325,7 @@ def _run_import(request: ImportRequest, note: Callable[[str], None]) -> TableImp
         by_day, stray = _count_by_day(lines.rows, request, count_repeats=False)
         _raise_if_stray(request, table_import, stray)
         rows = _rows_by_folder(by_day, stray, table_import.how.stray)
-    step = ImportStep(
+    step = import_state.ImportStep(
         name,
         new_data.since,
         new_data.version,
@@ -342,16 +336,16 @@ def _run_import(request: ImportRequest, note: Callable[[str], None]) -> TableImp
     return _land_step(
         request,
         external_table,
-        save_import(request.settings, table_import.with_step(step)),
+        import_state.save_import(request.settings, table_import.with_step(step)),
         step,
         note,
     )
 
 
-def _step_digest(table_import: TableImport, new_data: NewData) -> str:
+def _step_digest(table_import: import_state.TableImport, new_data: NewData) -> str:
     files = [f"{file.path} {file.size} {file.mtime}" for file in new_data.files]
     mapping = msgspec.json.encode(table_import.how, order="sorted").decode()
-    return short_digest(
+    return import_state.short_digest(
         table_import.table,
         table_import.table_id,
         f"{new_data.since}...{new_data.version}",
@@ -360,11 +354,13 @@ def _step_digest(table_import: TableImport, new_data: NewData) -> str:
     )
 
 
-def _raise_if_stray(request: ImportRequest, table_import: TableImport, stray: RowCounts) -> None:
+def _raise_if_stray(
+    request: ImportRequest, table_import: import_state.TableImport, stray: RowCounts
+) -> None:
     if stray.rows and table_import.how.stray is None:
         policy = request.late_data_policy
         until = f" to {policy.end}" if policy.end else ""
-        raise ImportRefusedError(
+        raise import_state.ImportRefusedError(
             f"{stray.rows:,} row(s) of {table_import.table} tell no day of the calendar "
             f"({policy.start}{until}): their time is null, before the first day or after the last. "
             "Nothing was written. Set BACKFILL_ASSETS_START if the history begins earlier, or give "
@@ -374,7 +370,7 @@ def _raise_if_stray(request: ImportRequest, table_import: TableImport, stray: Ro
     if (day := table_import.how.stray) and day not in request.late_data_policy.partitions_until(
         day
     ):
-        raise ImportRefusedError(
+        raise import_state.ImportRefusedError(
             f"--stray {day} is not on the calendar of {request.source.name}. Nothing was written. "
             "Give a day that is."
         )
@@ -383,10 +379,10 @@ def _raise_if_stray(request: ImportRequest, table_import: TableImport, stray: Ro
 def _land_step(
     request: ImportRequest,
     external_table: ExternalTable,
-    table_import: TableImport,
-    step: ImportStep,
+    table_import: import_state.TableImport,
+    step: import_state.ImportStep,
     note: Callable[[str], None],
-) -> TableImport:
+) -> import_state.TableImport:
     """Land the remaining days of a step."""
     new_data = NewData(step.version, step.since, 0, step.read, skipped=step.skipped)
     landed = {date.fromisoformat(file[13:23]) for file in step.landed}
@@ -404,9 +400,9 @@ def _land_step(
                 lines.rows, request.source, step, days, arrival, request.settings.landing
             )
             step = msgspec.structs.replace(step, landed={**step.landed, **files})
-            table_import = save_import(request.settings, table_import.with_step(step))
+            table_import = import_state.save_import(request.settings, table_import.with_step(step))
             note(f"landed {days[0]}...{days[-1]}: {sum(files.values()):,} rows")
-    return save_import(
+    return import_state.save_import(
         request.settings, table_import.with_step(msgspec.structs.replace(step, done=True))
     )
 
@@ -440,7 +436,10 @@ class ImportCheck(msgspec.Struct, frozen=True):
 
 
 def check_import(
-    settings: Settings, spark: SparkSession, source: Source, imports: Collection[TableImport]
+    settings: Settings,
+    spark: SparkSession,
+    source: Source,
+    imports: Collection[import_state.TableImport],
 ) -> ImportCheck:
     """Count the imported rows of a source in each table."""
     landed = {
@@ -516,15 +515,18 @@ def _count_outcomes(
 ) -> dict[str, int]:
     """Count the imported rows of the raw log by outcome, by the rules of staging."""
     policy = source.policy(settings)
-    late, early = ~within_window(policy.window_days), F.col("event_date") < F.lit(policy.start)
-    versions = greatest_first(source, *source.key)
+    late, early = (
+        ~dedup.within_window(policy.window_days),
+        F.col("event_date") < F.lit(policy.start),
+    )
+    versions = dedup.greatest_first(source, *source.key)
     outcome = (
         F.when(early, "early")
         .when(late, "late")
-        .when(is_superseded(versions, policy.window_days), "superseded")
+        .when(dedup.is_superseded(versions, policy.window_days), "superseded")
         .otherwise("staged")
     )
-    rows = with_event_day(raw, source, settings.timezone).withColumn("_kind", outcome)
+    rows = dedup.with_event_day(raw, source, settings.timezone).withColumn("_kind", outcome)
     rows = rows.join(files, "source_file", "left_semi")
     counts: dict[str, int] = dict(rows.groupBy("_kind").agg(F.count(F.lit(1))).toLocalIterator())
     staging = _read_published(settings, spark, source.staged)

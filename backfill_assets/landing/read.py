@@ -23,20 +23,8 @@ from pyspark.sql import functions as F
 
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.dagster_ext.failures import raise_if_engine_failed
+from backfill_assets.landing import formats
 from backfill_assets.landing.files import LandingFile, LandingFiles, escape_glob, read_control
-from backfill_assets.landing.formats import (
-    ParquetColumns,
-    csv_records,
-    decoding_hash,
-    footer_columns,
-    json_lines,
-    lines_schema,
-    origin_columns,
-    parquet_fields,
-    parquet_rows,
-    read_header,
-    text_lines,
-)
 from backfill_assets.landing.listing import (
     CONTROL_FILE,
     LandingError,
@@ -220,7 +208,7 @@ def _limit_kinds(landing_files: LandingFiles) -> None:
 
     Spark plans one read for each; it cannot handle thousands.
     """
-    kinds: dict[date, set[str | ParquetColumns]] = defaultdict(set)
+    kinds: dict[date, set[str | formats.ParquetColumns]] = defaultdict(set)
     for file, kind in sorted(
         (landing_files.headers | landing_files.columns).items(),
         key=lambda pair: pair[0].source_file,
@@ -244,7 +232,7 @@ class _Unreadable:
 
 #: The result of a probe: the Parquet columns, the CSV header (None if there is no line), None for
 #: JSON, or why the file cannot be read.
-_Probe = ParquetColumns | str | None | _Unreadable
+_Probe = formats.ParquetColumns | str | None | _Unreadable
 
 
 def _probe_file(
@@ -256,9 +244,9 @@ def _probe_file(
     entry, file = opened
     try:
         if file.format == "parquet":
-            return footer_columns(limits.read_footer(filesystem, entry), source)
+            return formats.footer_columns(limits.read_footer(filesystem, entry), source)
         limits.check_text(filesystem, entry)
-        return read_header(filesystem, entry.path, source) if file.format == "csv" else None
+        return formats.read_header(filesystem, entry.path, source) if file.format == "csv" else None
     # Arrow decodes the names of Parquet columns lazily.
     except (OSError, pa.ArrowException, EOFError, LandingError, UnicodeDecodeError) as error:
         reason = (str(error) or "?").splitlines()[0][:200]
@@ -269,7 +257,7 @@ def _add_probed_file(landing_files: LandingFiles, file: LandingFile, probe: _Pro
     if isinstance(probe, _Unreadable):
         landing_files.broken[file] = probe.reason
         return
-    if isinstance(probe, ParquetColumns):
+    if isinstance(probe, formats.ParquetColumns):
         landing_files.columns[file] = probe
     elif file.format == "csv":
         if probe is None:
@@ -305,7 +293,9 @@ def _files_by_header(landing_files: LandingFiles) -> Mapping[str, list[LandingFi
     return _group_files(landing_files.headers, landing_files.files)
 
 
-def _files_by_columns(landing_files: LandingFiles) -> Mapping[ParquetColumns, list[LandingFile]]:
+def _files_by_columns(
+    landing_files: LandingFiles,
+) -> Mapping[formats.ParquetColumns, list[LandingFile]]:
     return _group_files(landing_files.columns, landing_files.files)
 
 
@@ -332,15 +322,21 @@ def _count_lines(
     """
     frames = []
     if json_files := _json_files(landing_files):
-        lines = text_lines(spark, source, _file_urls(json_files), landing_files.limits.max_line)
+        lines = formats.text_lines(
+            spark, source, _file_urls(json_files), landing_files.limits.max_line
+        )
         frames.append(lines.select("source_file", F.lit(0).alias("touched")))
     for header, files in _files_by_header(landing_files).items():
-        lines = text_lines(spark, source, _file_urls(files), landing_files.limits.max_line, header)
+        lines = formats.text_lines(
+            spark, source, _file_urls(files), landing_files.limits.max_line, header
+        )
         frames.append(lines.select("source_file", F.lit(0).alias("touched")))
     for columns, files in _files_by_columns(landing_files).items():
-        rows = parquet_rows(spark, _file_urls(files), columns)
+        rows = formats.parquet_rows(spark, _file_urls(files), columns)
         frames.append(
-            rows.select(origin_columns(source)[1], decoding_hash(columns).alias("touched"))
+            rows.select(
+                formats.origin_columns(source)[1], formats.decoding_hash(columns).alias("touched")
+            )
         )
     if not frames:
         return {}
@@ -358,23 +354,29 @@ def read_lines(spark: SparkSession, landing_files: LandingFiles, source: Source)
     frames = []
     if json_files := _json_files(landing_files):
         frames.append(
-            json_lines(
-                text_lines(spark, source, _file_urls(json_files), landing_files.limits.max_line),
+            formats.json_lines(
+                formats.text_lines(
+                    spark, source, _file_urls(json_files), landing_files.limits.max_line
+                ),
                 source,
             )
         )
     for header, files in _files_by_header(landing_files).items():
         frames.append(
-            csv_records(
-                text_lines(spark, source, _file_urls(files), landing_files.limits.max_line, header),
+            formats.csv_records(
+                formats.text_lines(
+                    spark, source, _file_urls(files), landing_files.limits.max_line, header
+                ),
                 header,
                 source,
             )
         )
     for columns, files in _files_by_columns(landing_files).items():
         frames.append(
-            parquet_fields(parquet_rows(spark, _file_urls(files), columns), columns, source)
+            formats.parquet_fields(
+                formats.parquet_rows(spark, _file_urls(files), columns), columns, source
+            )
         )
     if not frames:
-        return create_frame(spark, lines_schema(source))
+        return create_frame(spark, formats.lines_schema(source))
     return _union_all(frames)

@@ -26,12 +26,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 from pyrate_limiter import Rate, RateItem, SQLiteBucket
 
 from backfill_assets.dagster_ext.executor import raise_if_interrupted
-from backfill_assets.delta.delta_rs import (
-    delta_log,
-    load_log,
-    raise_if_unsafe_store,
-    storage_options,
-)
+from backfill_assets.delta import delta_rs
 from backfill_assets.delta.ledger_reader import DELETION_COUNTER
 from backfill_assets.lookups.service import Reply, Service
 from backfill_assets.spark.filesystems import folder_filesystem
@@ -61,7 +56,7 @@ class AnswerCache:
             AnswersError: there is no such table, or it has other columns.
         """
         self._lookup, self._url = lookup, url
-        log = load_log(url)
+        log = delta_rs.load_log(url)
         if log is None:
             raise AnswersError(f"{lookup.name}: there is no table of answers at {url}")
         stored_columns = {field.name: field.type for field in log.schema().fields}
@@ -85,7 +80,7 @@ class AnswerCache:
         """
         names = self._lookup.request
         for _ in range(_ATTEMPTS):
-            log = delta_log(self._url).load()
+            log = delta_rs.delta_log(self._url).load()
             answered = self._requests_in_new_files(log)
             new = [row for row in answers if tuple(row[name] for name in names) not in answered]
             try:
@@ -129,7 +124,7 @@ class AnswerCache:
         """Compact small files; skipped if another process commits at the same time."""
         self._added = 0
         try:
-            log = delta_log(self._url).load()
+            log = delta_rs.delta_log(self._url).load()
             if log.version() != self.version:
                 return
             log.optimize.compact(commit_properties=CommitProperties(max_commit_retries=_NO_RETRIES))
@@ -145,15 +140,15 @@ def create_answer_table(lookup: Lookup, url: str) -> None:
     Raises:
         UnsafeStoreError: its location is on a store on which commits can be lost.
     """
-    if load_log(url) is not None:
+    if delta_rs.load_log(url) is not None:
         return
-    raise_if_unsafe_store(url.rpartition("/")[0])
+    delta_rs.raise_if_unsafe_store(url.rpartition("/")[0])
     try:
         DeltaTable.create(
-            url, _table_schema(lookup), mode="ignore", storage_options=storage_options(url)
+            url, _table_schema(lookup), mode="ignore", storage_options=delta_rs.storage_options(url)
         )
     except DeltaError:
-        if load_log(url) is None:
+        if delta_rs.load_log(url) is None:
             raise
 
 
@@ -166,7 +161,7 @@ def forget_answers(lookup: Lookup, url: str, condition: str) -> int:
         AnswersError: there is no table, the condition is wrong, or a run is storing answers.
     """
     try:
-        log = delta_log(url).load()
+        log = delta_rs.delta_log(url).load()
         number = (log.transaction_version(DELETION_COUNTER) or 0) + 1
         metrics = log.delete(
             condition,

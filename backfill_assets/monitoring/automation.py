@@ -28,19 +28,8 @@ from backfill_assets.dagster_ext.failures import launch_lost_retries
 from backfill_assets.delta.ledger_reader import save_versions
 from backfill_assets.delta.maintenance import as_markdown, format_notes, run_maintenance
 from backfill_assets.escaping import escape_markdown
-from backfill_assets.monitoring import alerts
+from backfill_assets.monitoring import alerts, next_runs
 from backfill_assets.monitoring.incidents import Clock, Monitor
-from backfill_assets.monitoring.next_runs import (
-    BATCH_TAG,
-    LOAD,
-    REBUILD,
-    Request,
-    assets_of,
-    first_batch,
-    not_launched,
-    tables_in_progress,
-    unfinished_batch_runs,
-)
 from backfill_assets.monitoring.states import (
     DayState,
     Situation,
@@ -215,7 +204,7 @@ def _is_quiet(instance: dg.DagsterInstance, monitor: Monitor) -> bool:
     """
     return not (
         active_ids(instance)
-        or tables_in_progress(instance, monitor.tables)
+        or next_runs.tables_in_progress(instance, monitor.tables)
         or is_mixed(monitor.settings)
     )
 
@@ -404,26 +393,28 @@ def _since_midnight(moment: time, zone: ZoneInfo) -> timedelta:
     return min(timedelta(seconds=longest), DAY)
 
 
-def _run_request(monitor: Monitor, request: Request, kind: str, night: date) -> dg.RunRequest:
+def _run_request(
+    monitor: Monitor, request: next_runs.Request, kind: str, night: date
+) -> dg.RunRequest:
     return dg.RunRequest(
         run_key=_run_key(request, night),
         job_name=_JOBS[_request_cadence(monitor, request)],
-        asset_selection=[AssetKey(name) for name in assets_of(request, monitor.tables)],
+        asset_selection=[AssetKey(name) for name in next_runs.assets_of(request, monitor.tables)],
         tags={
             "dagster/asset_partition_range_start": str(request.window.start),
             "dagster/asset_partition_range_end": str(request.window.end - DAY),
             # Before backfills in the queue, which have no priority.
             "dagster/priority": "1",
-            BATCH_TAG: kind,
+            next_runs.BATCH_TAG: kind,
         },
     )
 
 
-def _request_cadence(monitor: Monitor, request: Request) -> Grain:
+def _request_cadence(monitor: Monitor, request: next_runs.Request) -> Grain:
     return monitor.tables[request.tables[0]].grain
 
 
-def _run_key(request: Request, night: date) -> str:
+def _run_key(request: next_runs.Request, night: date) -> str:
     """Return a key that is used once: a failed request is retried each night, or on new input."""
     return f"{night}:{request.key}"
 
@@ -445,9 +436,9 @@ def _nightly_schedule(job: Any, monitor: Monitor) -> dg.ScheduleDefinition:
         today = context.scheduled_execution_time.astimezone(monitor.settings.zone).date()
         with monitor.take_turn():
             kind, requests = monitor.planner.next_batch(
-                today, tables_in_progress(context.instance, monitor.tables), list
+                today, next_runs.tables_in_progress(context.instance, monitor.tables), list
             )
-        if kind == REBUILD and unfinished_batch_runs(context.instance):
+        if kind == next_runs.REBUILD and next_runs.unfinished_batch_runs(context.instance):
             yield dg.SkipReason("the wave before is under way; the sensor touched_days goes on")
             return
         daily = [
@@ -473,12 +464,12 @@ def _landed_files_sensor(job: Any, monitor: Monitor) -> dg.SensorDefinition:
         "when files are added to it. Off by default: the nightly schedule does the same.",
     )
     def landed_files(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
-        if running := unfinished_batch_runs(context.instance, [LOAD]):
+        if running := next_runs.unfinished_batch_runs(context.instance, [next_runs.LOAD]):
             return dg.SkipReason(f"{len(running)} load(s) before are under way")
         with monitor.take_turn():
             requests = monitor.planner.plan_loads(monitor.today)
         idle_message = "nothing has landed that is not loaded or being loaded"
-        return _request_once(context, monitor, LOAD, requests, idle_message)
+        return _request_once(context, monitor, next_runs.LOAD, requests, idle_message)
 
     return landed_files
 
@@ -495,13 +486,13 @@ def _touched_days_sensor(jobs: Sequence[Any], monitor: Monitor) -> dg.SensorDefi
     def touched_days(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
         # Read the runs in progress first: a run that ends meanwhile then delays a request, and does
         # not cause a second one.
-        in_progress = tables_in_progress(context.instance, monitor.tables)
-        if running := unfinished_batch_runs(context.instance):
+        in_progress = next_runs.tables_in_progress(context.instance, monitor.tables)
+        if running := next_runs.unfinished_batch_runs(context.instance):
             return dg.SkipReason(f"{len(running)} run(s) of the wave before are under way")
         with monitor.take_turn():
             requests = monitor.planner.plan_rebuilds(monitor.today, in_progress)
         idle_message = "every open day is up to date or being brought up to date"
-        return _request_once(context, monitor, REBUILD, requests, idle_message)
+        return _request_once(context, monitor, next_runs.REBUILD, requests, idle_message)
 
     return touched_days
 
@@ -510,14 +501,18 @@ def _request_once(
     context: dg.SensorEvaluationContext,
     monitor: Monitor,
     kind: str,
-    requests: Sequence[Request],
+    requests: Sequence[next_runs.Request],
     idle_message: str,
 ) -> dg.SensorResult | dg.SkipReason:
     """Return the next batch of run requests, without those that were launched before."""
     night = monitor.planner.night_of(monitor.clock())
-    new = not_launched(context.instance, {_run_key(request, night) for request in requests})
+    new = next_runs.not_launched(
+        context.instance, {_run_key(request, night) for request in requests}
+    )
     # Filter before the batch is cut: requests that fail must not block the others.
-    batch = first_batch([request for request in requests if _run_key(request, night) in new])
+    batch = next_runs.first_batch(
+        [request for request in requests if _run_key(request, night) in new]
+    )
     if not batch:
         return dg.SkipReason(idle_message)
     return dg.SensorResult([_run_request(monitor, request, kind, night) for request in batch])

@@ -23,15 +23,7 @@ from deltalake.transaction import AddAction
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from backfill_assets.audit.profile import (
-    Baseline,
-    Histograms,
-    check_conditions,
-    count_kinds,
-    count_most_frequent,
-    judge_drift,
-    measure_histograms,
-)
+from backfill_assets.audit import profile
 from backfill_assets.audit.verdicts import (
     TRAILING_DAYS,
     DayMetrics,
@@ -245,7 +237,7 @@ class AuditedDays:
     rules: Mapping[str, str]
     merge: bool = False
     files: dict[date, list[AddAction]] = field(default_factory=dict)
-    spreads: Mapping[date, Histograms] = field(default_factory=dict)
+    spreads: Mapping[date, profile.Histograms] = field(default_factory=dict)
 
     def is_current_for(self, expected: Mapping[date, str], ledger: Ledger) -> bool:
         """Return whether computing and auditing these days again would give the same."""
@@ -312,7 +304,7 @@ def compute_days(
     built = plan.build(days)
     frame = table.conform_frame(built.frame)
     rules = all_constraints(table, ledger.metadata)
-    check_conditions(frame, table, rules)
+    profile.check_conditions(frame, table, rules)
     measured_days = measure_days(frame, table, [*rules.values()])
     check_frame_window(measured_days, table, days, built.expectations)
     for day, day_violations in find_violations(frame, table).items():
@@ -329,12 +321,12 @@ def compute_days(
         expectations |= {
             day: _expect_no_leftover(expectations.get(day), n) for day, n in leftover_rows.items()
         }
-    found_spreads = measure_histograms(frame, table)
+    found_spreads = profile.measure_histograms(frame, table)
     drift_numbers = _add_drift_notices(table, ledger, found_spreads, days, expectations)
     numbers = built.numbers
     for extra in (
-        count_kinds(frame, table, days),
-        count_most_frequent(frame, table, days),
+        profile.count_kinds(frame, table, days),
+        profile.count_most_frequent(frame, table, days),
         drift_numbers,
     ):
         numbers = _merge_figures(numbers, extra)
@@ -370,14 +362,14 @@ def _expect_no_leftover(expectation: Expectation | None, rows: int) -> Expectati
 def _add_drift_notices(
     table: Table,
     ledger: Ledger,
-    day_spreads: Mapping[date, Histograms],
+    day_spreads: Mapping[date, profile.Histograms],
     days: Window,
     expectations: dict[date, Expectation],
 ) -> dict[date, Mapping[str, float]]:
     """Add drift to the expectations of the days, and return its figures for the UI by day."""
     numbers: dict[date, Mapping[str, float]] = {}
     for day in days if drift_bounds(table) else ():
-        notice, numbers[day] = judge_drift(
+        notice, numbers[day] = profile.judge_drift(
             table, day_spreads.get(day, {}), _earlier_spread(ledger, day_spreads, day)
         )
         expectation = expectations.get(day, Expectation())
@@ -390,11 +382,11 @@ def _add_drift_notices(
 
 
 def _earlier_spread(
-    ledger: Ledger, day_spreads: Mapping[date, Histograms], day: date
-) -> Baseline | None:
+    ledger: Ledger, day_spreads: Mapping[date, profile.Histograms], day: date
+) -> profile.Baseline | None:
     """Return the histograms to compare a day with: those it replaces, or of the last day before."""
 
-    def published_spread(past_day: date) -> Histograms | None:
+    def published_spread(past_day: date) -> profile.Histograms | None:
         record = ledger.latest.get(past_day)
         return (
             record.details.spreads.get(past_day)
@@ -403,10 +395,10 @@ def _earlier_spread(
         )
 
     if spread := published_spread(day):
-        return Baseline(f"version {ledger.latest[day].version}", spread)
+        return profile.Baseline(f"version {ledger.latest[day].version}", spread)
     for earlier_day in ledger.table.grain.partitions_before(day, TRAILING_DAYS):
         if spread := day_spreads.get(earlier_day) or published_spread(earlier_day):
-            return Baseline(str(earlier_day), spread)
+            return profile.Baseline(str(earlier_day), spread)
     return None
 
 

@@ -25,14 +25,7 @@ from backfill_assets.delta.data_files import rows_as_of
 from backfill_assets.delta.ledger_reader import read_ledger
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.records import PERSON, restore_verdict
-from backfill_assets.publish import stateful
-from backfill_assets.publish.assess import (
-    days_by_reason,
-    days_on_hold,
-    days_to_compute,
-    missing_inputs,
-    refuse_other_code,
-)
+from backfill_assets.publish import assess, stateful
 from backfill_assets.publish.compute import (
     AuditedDays,
     add_spreads,
@@ -211,7 +204,7 @@ class Publisher(dg.ConfigurableIOManager):
         audited: AuditedDays | None = None
         for attempt in range(1, _ATTEMPTS + 1):
             ledger, plan = self._plan_days(candidate, window, record)
-            requested = days_to_compute(ledger, plan, *_code_and_settings(record), rewrite)
+            requested = assess.days_to_compute(ledger, plan, *_code_and_settings(record), rewrite)
             requested, buildable = _skip_days_on_hold(ledger, plan, window, requested, record)
             reasons, refused = self._buildable_days(ledger, plan, buildable, requested, record)
             results = skipped_days(ledger, plan, reasons, refused)
@@ -279,7 +272,7 @@ class Publisher(dg.ConfigurableIOManager):
         for source in plan.sources:
             table_schema.raise_if_schema_differs(source.ledger, self.url(source.table))
         sources = [source.ledger for source in plan.sources]
-        refuse_other_code([ledger, *sources], window, record, self.config_of)
+        assess.refuse_other_code([ledger, *sources], window, record, self.config_of)
         return ledger, plan
 
     def _buildable_days(
@@ -293,7 +286,7 @@ class Publisher(dg.ConfigurableIOManager):
         """Split the days to compute into those that can be built and those that are refused."""
         table, failed_by_table = ledger.table, self.failed_days(record["run_id"])
         others = [source for source in plan.sources if source.table is not table]
-        refused = missing_inputs(others, window, self.config_of, failed_by_table)
+        refused = assess.missing_inputs(others, window, self.config_of, failed_by_table)
         if plan.fingerprint_after:
             own_failed_days, config = failed_by_table.get(table.name, ()), self.config_of(table)
             return stateful.split_buildable_days(
@@ -335,7 +328,7 @@ class Publisher(dg.ConfigurableIOManager):
                 **audit_summary(
                     [v for v in verdicts if v.day not in commit_notes.revoked_days], audited
                 ),
-                "because": days_by_reason({v.day: reasons[v.day] for v in passed}),
+                "because": assess.days_by_reason({v.day: reasons[v.day] for v in passed}),
                 "final": to_ranges(commit_notes.final_days),
                 "withdrawn": to_ranges(commit_notes.revoked_days),
                 "said": msgspec.to_builtins(add_spreads(commit_notes.details, audited, passed)),
@@ -424,7 +417,7 @@ def _skip_days_on_hold(
     """
     if record.get("launched_by", PERSON) == PERSON:
         return dict(requested), window
-    on_hold = days_on_hold(ledger, plan.fingerprints)
+    on_hold = assess.days_on_hold(ledger, plan.fingerprints)
     if on_hold and plan.fingerprint_after:
         window = Window(window.start, max(window.start, min(on_hold)))
     return {

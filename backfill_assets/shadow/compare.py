@@ -8,13 +8,8 @@ from datetime import date
 
 from pyspark.sql import SparkSession
 
+from backfill_assets.backfills import diff
 from backfill_assets.backfills.changes import is_commit_of, written_days
-from backfill_assets.backfills.diff import (
-    DayChangeKind,
-    TableDiff,
-    VersionPair,
-    cross_table_mismatches,
-)
 from backfill_assets.backfills.diff_query import diff_table
 from backfill_assets.calendar.partitions import format_ranges
 from backfill_assets.dagster_ext.internals import BaseAssetGraph
@@ -44,7 +39,7 @@ class Comparison:
         problems: mismatches and exceeded limits, a sentence each.
     """
 
-    reports: list[TableDiff] = field(default_factory=list)
+    reports: list[diff.TableDiff] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
 
@@ -72,7 +67,7 @@ def compare_target(
     for name in target.tables:
         ledger, pin = ledgers[name], target.pins[name]
         production_days = frozenset[date]() if pin is None else ledger.as_of(pin).published_days
-        versions: dict[date, VersionPair] = {
+        versions: dict[date, diff.VersionPair] = {
             day: (pin if day in production_days else None, ledger.version)
             for day in built_days(target, ledger)
         }
@@ -81,30 +76,30 @@ def compare_target(
         table = tables_of(settings)[name]
         report = diff_table(spark, target.table_url(settings, name), table, versions, ledger)
         comparison.reports.append(report)
-        if missing := report.days_with(DayChangeKind.MISSING):
+        if missing := report.days_with(diff.DayChangeKind.MISSING):
             comparison.problems.append(
                 f"{name} [{format_ranges(d.day for d in missing)}] is missing"
             )
         comparison.problems.extend(exceeded_limits(report, limits))
-    comparison.problems.extend(cross_table_mismatches(comparison.reports, ledgers))
+    comparison.problems.extend(diff.cross_table_mismatches(comparison.reports, ledgers))
     save_comparison(settings, target, ledgers, limits, comparison.problems)
     return comparison
 
 
-def comparison_metrics(report: TableDiff) -> dict[str, float | int]:
+def comparison_metrics(report: diff.TableDiff) -> dict[str, float | int]:
     """Numbers of a table's comparison that Dagster plots."""
     return {
         "days": len(report.days),
-        "changed days": len(report.days_with(DayChangeKind.CHANGED)),
-        "added days": len(report.days_with(DayChangeKind.ADDED)),
-        "missing days": len(report.days_with(DayChangeKind.MISSING)),
+        "changed days": len(report.days_with(diff.DayChangeKind.CHANGED)),
+        "added days": len(report.days_with(diff.DayChangeKind.ADDED)),
+        "missing days": len(report.days_with(diff.DayChangeKind.MISSING)),
         "rows more, in percent": round(100 * row_change_ratio(report), 4),
         "largest PSI": round(max((d.psi for d in report.drift.values()), default=0.0), 6),
         "largest KS": round(max((d.ks for d in report.drift.values()), default=0.0), 6),
     }
 
 
-def exceeded_limits(report: TableDiff, limits: ComparisonLimits) -> Iterator[str]:
+def exceeded_limits(report: diff.TableDiff, limits: ComparisonLimits) -> Iterator[str]:
     """One sentence for each limit that a table exceeds."""
     name = report.table.name
     for column, drift in report.drift.items():
@@ -115,7 +110,7 @@ def exceeded_limits(report: TableDiff, limits: ComparisonLimits) -> Iterator[str
         yield f"{name} has {share:+.1%} rows, more than {limits.most_rows:.1%} either way"
 
 
-def row_change_ratio(report: TableDiff) -> float:
+def row_change_ratio(report: diff.TableDiff) -> float:
     """Relative change of the number of rows, over days that production has too."""
     days = [day for day in report.days if day.before is not None]
     before = sum(day.before.rows for day in days if day.before)

@@ -33,6 +33,7 @@ from pyspark.sql.connect.plan import LogicalPlan
 from pyspark.sql.utils import is_remote
 
 from backfill_assets.settings import PREFIX, Settings
+from backfill_assets.spark import servers
 from backfill_assets.spark.configuration import spark_config, uses_s3
 from backfill_assets.spark.jars import (
     EngineError,
@@ -44,12 +45,6 @@ from backfill_assets.spark.jars import (
 )
 from backfill_assets.spark.jvm_launch import ScratchDir, start_driver, with_class_archive
 from backfill_assets.spark.processes import is_local, jvm_options, use_jvm_environment
-from backfill_assets.spark.servers import (
-    channel_builder,
-    hide_token,
-    raise_if_incompatible,
-    raise_if_unsafe_commits,
-)
 from backfill_assets.spark.tasks import build_task_times, watch_session
 
 _SESSION_NAME = re.compile(r"(?<=;session_id=)[^;]+")
@@ -268,16 +263,16 @@ class Engine(LazyPySparkResource):
             config = self.spark_config
             if "spark.remote" in config:
                 session = _server_session(config)
-                raise_if_incompatible(session, config)
+                servers.raise_if_incompatible(session, config)
                 if self.uses_s3:
-                    raise_if_unsafe_commits(session, config)
+                    servers.raise_if_unsafe_commits(session, config)
             else:
                 session = _embedded_session(config)
             self._spark_session = session
 
     def _connect_server(self) -> None:
         url = self.spark_config["spark.remote"]
-        address = hide_token(url)
+        address = servers.hide_token(url)
         try:
             _await_server(url)
             self._init_session()
@@ -346,7 +341,9 @@ def _create_server_session(url: str, config: Mapping[str, Any]) -> SparkSession:
 
     session_conf = {name: value for name, value in config.items() if name != "spark.remote"}
     os.environ["SPARK_CONNECT_MODE_ENABLED"] = "1"  # as Spark's own builder does
-    builder = RemoteSession.builder.channelBuilder(channel_builder(url)).config(map=session_conf)
+    builder = RemoteSession.builder.channelBuilder(servers.channel_builder(url)).config(
+        map=session_conf
+    )
     session: Any = builder.getOrCreate()
     return session
 
@@ -357,7 +354,7 @@ def _await_server(url: str) -> None:
     Raises:
         grpc.FutureTimeoutError: no connection in time.
     """
-    channel = channel_builder(url).toChannel()
+    channel = servers.channel_builder(url).toChannel()
     try:
         grpc.channel_ready_future(channel).result(timeout=_CONNECT_TIMEOUT)
     finally:

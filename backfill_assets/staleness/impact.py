@@ -20,13 +20,7 @@ from backfill_assets.delta.records import CommitDetails
 from backfill_assets.publish.types import Snapshot
 from backfill_assets.spark.frames import cache_frames
 from backfill_assets.tables.sources import Source
-from backfill_assets.transforms.dedup import (
-    greatest_first,
-    is_latest,
-    is_superseded,
-    with_event_day,
-    within_window,
-)
+from backfill_assets.transforms import dedup
 
 
 @dataclass(frozen=True)
@@ -119,7 +113,7 @@ def impact_of(
 
 def _row_versions(raw: DataFrame, source: Source, timezone: str) -> DataFrame:
     """Select the columns that decide versions, without the file that a row came from."""
-    dated = with_event_day(raw, source, timezone)
+    dated = dedup.with_event_day(raw, source, timezone)
     return dated.select("event_date", *source.fields, "log_date")
 
 
@@ -130,10 +124,12 @@ def _changed_event_days(
     sides = previous.withColumn("_side", F.lit(-1)).unionByName(
         current.withColumn("_side", F.lit(1))
     )
-    versions = greatest_first(source, "_side", *source.key)
+    versions = dedup.greatest_first(source, "_side", *source.key)
     columns = source.staged.columns
-    staged = within_window(policy.window_days) & ~is_superseded(versions, policy.window_days)
-    counts = is_latest(versions, policy.window_days, corrects=policy.corrects)
+    staged = dedup.within_window(policy.window_days) & ~dedup.is_superseded(
+        versions, policy.window_days
+    )
+    counts = dedup.is_latest(versions, policy.window_days, corrects=policy.corrects)
     ranked = sides.select(
         *columns, _signed_side(staged).alias("_staged"), _signed_side(counts).alias("_counts")
     )

@@ -9,13 +9,8 @@ from datetime import date
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.delta.ledgers import Ledger
+from backfill_assets.landing import load_manifest
 from backfill_assets.landing.listing import Listing
-from backfill_assets.landing.load_manifest import (
-    LoadManifest,
-    LoadTarget,
-    load_target,
-    needs_reload,
-)
 from backfill_assets.settings import PREFIX
 
 
@@ -91,7 +86,7 @@ def find_unloaded_days(
             and not planned.manifest.closed
         ):
             missing_days.add(day)
-        if needs_reload(loaded_manifest, planned):
+        if load_manifest.needs_reload(loaded_manifest, planned):
             days_to_load[day] = fingerprint
         elif rejected is not None and _is_outdated(rejected, day, fingerprint):
             days_to_load[day] = f"{fingerprint}+{rejected.table.name}"
@@ -121,7 +116,10 @@ def no_data_warning(unloaded: UnloadedDays, policy: Policy, today: date) -> str:
 
 
 def _last_expected_day(
-    loaded: Mapping[date, LoadManifest], listing: Listing, log_window: Window, policy: Policy
+    loaded: Mapping[date, load_manifest.LoadManifest],
+    listing: Listing,
+    log_window: Window,
+    policy: Policy,
 ) -> date:
     """Return the last log day that is requested without a folder: `absent_days` after the newest.
 
@@ -134,14 +132,14 @@ def _last_expected_day(
 
 
 def load_targets(
-    loaded: Mapping[date, LoadManifest],
+    loaded: Mapping[date, load_manifest.LoadManifest],
     listing: Listing,
     days: Iterable[date],
     policy: Policy,
     *,
     accepted: Collection[str] = (),
     close: bool = False,
-) -> dict[date, LoadTarget]:
+) -> dict[date, load_manifest.LoadTarget]:
     """Return what each log day is to be loaded from; see `landing.load_manifest.load_target`.
 
     A missing folder is expected until a folder that is `absent_days` newer has been loaded.
@@ -152,7 +150,7 @@ def load_targets(
     seen_days = {day for day, manifest in loaded.items() if day in manifest.present_days}
     newest = max(seen_days, default=date.min)
     return {
-        day: load_target(
+        day: load_manifest.load_target(
             day,
             loaded.get(day),
             listing,
@@ -164,12 +162,14 @@ def load_targets(
     }
 
 
-def loaded_manifests(raw: Ledger) -> dict[date, LoadManifest]:
+def loaded_manifests(raw: Ledger) -> dict[date, load_manifest.LoadManifest]:
     """Return what each log day was last loaded from, without days that have no such record."""
     loaded = {
         day: manifest for record in raw.records for day, manifest in record.details.landing.items()
     }
-    manifest_by_day = {day: LoadManifest.from_record(manifest) for day, manifest in loaded.items()}
+    manifest_by_day = {
+        day: load_manifest.LoadManifest.from_record(manifest) for day, manifest in loaded.items()
+    }
     return {day: manifest for day, manifest in manifest_by_day.items() if manifest is not None}
 
 

@@ -11,12 +11,7 @@ from pyspark.sql import DataFrame
 from backfill_assets.calendar.grain import Grain
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.reach import SAME_DAY, WEEK, Reach
-from backfill_assets.tables.arguments import (
-    Argument,
-    check_arguments,
-    is_text,
-    none_or,
-)
+from backfill_assets.tables import arguments
 from backfill_assets.tables.table import (
     Dependency,
     Equation,
@@ -109,12 +104,19 @@ def conserves(parameter: str, column: str | None, total: str) -> Conserved:
         DeclarationError: an argument is not a name.
     """
     name = "the name of one"
-    check_arguments(
+    arguments.check_arguments(
         "conserves",
         [
-            Argument("the parameter", parameter, is_text, name),
-            Argument("the column", column, none_or(is_text), f"{name}, or None to count rows"),
-            Argument("the total", total, is_text, "the name of one of the model's totals"),
+            arguments.Argument("the parameter", parameter, arguments.is_text, name),
+            arguments.Argument(
+                "the column",
+                column,
+                arguments.none_or(arguments.is_text),
+                f"{name}, or None to count rows",
+            ),
+            arguments.Argument(
+                "the total", total, arguments.is_text, "the name of one of the model's totals"
+            ),
         ],
     )
     return Conserved(parameter, column, total)

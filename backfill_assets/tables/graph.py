@@ -296,8 +296,7 @@ def load_tables(tables_path: str) -> Mapping[str, Table]:
     """The tables that are declared at a place, by name.
 
     Args:
-        tables_path: as `module:attribute`; the attribute holds a list, or a mapping by name, of tables
-            and sources.
+        tables_path: `module:attribute` of a list, or a mapping by name, of tables and sources.
 
     Raises:
         SettingsError: the module or attribute does not exist, holds something else, or has two

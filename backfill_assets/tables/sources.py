@@ -22,28 +22,8 @@ from pandera.pyspark import Field
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.reach import SAME_DAY, last_days
 from backfill_assets.settings import Settings
-from backfill_assets.tables.arguments import (
-    Argument,
-    DeclarationError,
-    check_arguments,
-    is_bool,
-    is_date,
-    is_name,
-    is_text,
-    is_whole_number,
-    none_or,
-    sequence_of,
-)
+from backfill_assets.tables import arguments, model_metadata
 from backfill_assets.tables.columns import NullBounds, nullable, nullable_bounds
-from backfill_assets.tables.model_metadata import (
-    SKEW,
-    is_model,
-    metadata_of,
-    suggest_name,
-    wrong_line_metadata,
-    wrong_model,
-    wrong_skews,
-)
 from backfill_assets.tables.table import RECORDED, Dependency, Equation, Figure, Inputs, Table
 
 #: A column of a model: its type, and its `Field`.
@@ -137,7 +117,7 @@ def staged_model(
         **model_columns(lines),
         "log_date": day_column("Log day of the version that won."),
     }
-    watched = {SKEW: metadata_of(lines).get(SKEW, {})}
+    watched = {model_metadata.SKEW: model_metadata.metadata_of(lines).get(model_metadata.SKEW, {})}
     metadata = {"partition": "event_date", "key": key, "totals": totals, "merge": True, **watched}
     doc = f"{source}: each key once on its event day, in the greatest version that came in time."
     return build_model("Staged", doc, columns, metadata)
@@ -263,7 +243,7 @@ def _type_advice(kind: T.DataType) -> str:
 
 def _is_name_by_role(value: object) -> bool:
     return isinstance(value, Mapping) and all(
-        isinstance(role, Role) and is_name(name) for role, name in value.items()
+        isinstance(role, Role) and arguments.is_name(name) for role, name in value.items()
     )
 
 
@@ -368,44 +348,72 @@ class Source:
         if not self.declared_in:
             caller = sys._getframe(2).f_globals.get("__name__", "")
             object.__setattr__(self, "declared_in", caller)
-        check_arguments(f"source {self.name}", self._declaration_arguments())
+        arguments.check_arguments(f"source {self.name}", self._declaration_arguments())
         if wrong := [
-            *wrong_model(self.lines),
-            *wrong_line_metadata(metadata_of(self.lines)),
+            *model_metadata.wrong_model(self.lines),
+            *model_metadata.wrong_line_metadata(model_metadata.metadata_of(self.lines)),
         ]:
-            raise DeclarationError(f"source {self.name}: {'; '.join(wrong)}")
+            raise arguments.DeclarationError(f"source {self.name}: {'; '.join(wrong)}")
         object.__setattr__(self, "key", tuple(self.key))
         self._check_lines()
 
-    def _declaration_arguments(self) -> list[Argument]:
+    def _declaration_arguments(self) -> list[arguments.Argument]:
         name = "the name of a field of the lines"
         lateness = '"correct" or "drop"'
         return [
-            Argument("name", self.name, is_name, "letters, digits and _, as folders have them"),
-            Argument("lines", self.lines, is_model, "a class of pandera.pyspark.DataFrameModel"),
-            Argument("key", self.key, sequence_of(is_text, 1), 'fields, as ["order_id"]'),
-            Argument("event_time", self.event_time, is_text, name),
-            Argument("version_time", self.version_time, is_text, name),
-            Argument("amount", self.amount, none_or(is_text), f"{name}, or leave it out"),
-            Argument("start", self.start, none_or(is_date), "a date, as date(2025, 3, 20)"),
-            Argument(
-                "window_days", self.window_days, none_or(is_whole_number), "a whole number of days"
+            arguments.Argument(
+                "name", self.name, arguments.is_name, "letters, digits and _, as folders have them"
             ),
-            Argument(
+            arguments.Argument(
+                "lines",
+                self.lines,
+                model_metadata.is_model,
+                "a class of pandera.pyspark.DataFrameModel",
+            ),
+            arguments.Argument(
+                "key",
+                self.key,
+                arguments.sequence_of(arguments.is_text, 1),
+                'fields, as ["order_id"]',
+            ),
+            arguments.Argument("event_time", self.event_time, arguments.is_text, name),
+            arguments.Argument("version_time", self.version_time, arguments.is_text, name),
+            arguments.Argument(
+                "amount",
+                self.amount,
+                arguments.none_or(arguments.is_text),
+                f"{name}, or leave it out",
+            ),
+            arguments.Argument(
+                "start",
+                self.start,
+                arguments.none_or(arguments.is_date),
+                "a date, as date(2025, 3, 20)",
+            ),
+            arguments.Argument(
+                "window_days",
+                self.window_days,
+                arguments.none_or(arguments.is_whole_number),
+                "a whole number of days",
+            ),
+            arguments.Argument(
                 "late_lines", self.late_lines, lambda x: x in (None, "correct", "drop"), lateness
             ),
-            Argument(
-                "arrives_after", self.arrives_after, is_whole_number, "a whole number of days"
+            arguments.Argument(
+                "arrives_after",
+                self.arrives_after,
+                arguments.is_whole_number,
+                "a whole number of days",
             ),
-            Argument("hourly", self.hourly, is_bool, "True or False"),
-            Argument(
+            arguments.Argument("hourly", self.hourly, arguments.is_bool, "True or False"),
+            arguments.Argument(
                 "named", self.named, _is_name_by_role, 'names by role, as {Role.STAGED: "visits"}'
             ),
         ]
 
     def _check_lines(self) -> None:
-        def declaration_error(reason: str) -> DeclarationError:
-            return DeclarationError(f"source {self.name}: {reason}")
+        def declaration_error(reason: str) -> arguments.DeclarationError:
+            return arguments.DeclarationError(f"source {self.name}: {reason}")
 
         for name, kind in self.types.items():
             if name.lower() in OWN_COLUMNS or name.startswith("_") or not name.isidentifier():
@@ -422,7 +430,7 @@ class Source:
         for name in (*self.key, *(name for name, _ in typed_fields)):
             if name not in self.types:
                 raise declaration_error(
-                    f"its lines have no field {name}{suggest_name(name, self.types)}"
+                    f"its lines have no field {name}{model_metadata.suggest_name(name, self.types)}"
                 )
             if name != self.amount and name in self.may_be_null:
                 raise declaration_error(f"{name} may not be null")
@@ -431,7 +439,7 @@ class Source:
                 raise declaration_error(
                     f"{name} must be {required.__name__.removesuffix('Type').lower()}"
                 )
-        if wrong := wrong_skews(self.staged):
+        if wrong := model_metadata.wrong_skews(self.staged):
             raise declaration_error("; ".join(wrong))
 
     @cached_property

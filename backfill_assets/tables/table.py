@@ -23,6 +23,7 @@ from pyspark.sql import DataFrame
 from backfill_assets.calendar.grain import Grain
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.reach import Reach, RecordedReach
+from backfill_assets.tables import model_metadata
 from backfill_assets.tables.arguments import DeclarationError
 from backfill_assets.tables.columns import (
     NullBounds,
@@ -32,14 +33,6 @@ from backfill_assets.tables.columns import (
     sql_conditions,
     with_defaults,
     wrong_schema,
-)
-from backfill_assets.tables.model_metadata import (
-    key_of,
-    metadata_of,
-    notices_of,
-    wrong_metadata,
-    wrong_model,
-    wrong_partition,
 )
 from backfill_assets.tables.rules import Forbidden, Rule, rules_in, wrong_totals
 from backfill_assets.tables.unpartitioned import UnpartitionedInput
@@ -150,18 +143,20 @@ class Table:
     schema_version: int = field(init=False)
 
     def __post_init__(self) -> None:
-        metadata = metadata_of(self.model)
-        wrong = wrong_model(self.model) or wrong_metadata(self.model, metadata)
+        metadata = model_metadata.metadata_of(self.model)
+        wrong = model_metadata.wrong_model(self.model) or model_metadata.wrong_metadata(
+            self.model, metadata
+        )
         if wrong := wrong or [
-            *wrong_partition(self.model, metadata),
+            *model_metadata.wrong_partition(self.model, metadata),
             *wrong_schema(metadata, self.columns),
             *wrong_totals(self.columns, metadata.get("totals", ())),
         ]:
             raise DeclarationError(f"{self.name}: {'; '.join(wrong)}")
         object.__setattr__(self, "partition", metadata["partition"])
-        object.__setattr__(self, "key", tuple(key_of(self.model, metadata)))
+        object.__setattr__(self, "key", tuple(model_metadata.key_of(self.model, metadata)))
         object.__setattr__(self, "totals", tuple(metadata.get("totals", ())))
-        object.__setattr__(self, "notices", notices_of(metadata))
+        object.__setattr__(self, "notices", model_metadata.notices_of(metadata))
         object.__setattr__(self, "rules", rules_in(metadata))
         object.__setattr__(self, "merges", metadata.get("merge", False))
         object.__setattr__(self, "schema_version", schema_version(metadata))

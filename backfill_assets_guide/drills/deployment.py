@@ -23,16 +23,8 @@ from backfill_assets.sample.landings import Emitter, render_file
 from backfill_assets.settings import PREFIX, Settings, load_settings
 from backfill_assets.spark.session import Engine
 from backfill_assets.tables.graph import tables_of
+from backfill_assets_guide.drills import places
 from backfill_assets_guide.drills.breaking import arrival_folder
-from backfill_assets_guide.drills.places import (
-    CALLS_ANSWERED,
-    CALLS_PAID,
-    ENVIRONMENT,
-    OWN,
-    RATES_PORT,
-    RATES_URL,
-    DrillError,
-)
 from backfill_assets_guide.drills.rates import url_of
 from backfill_assets_guide.labs.lab import START, materialize_days
 from backfill_assets_guide.labs.loopback import NO_PROXY, set_environment
@@ -50,7 +42,7 @@ Contents = Mapping[str, Mapping[date, str]]
 def other_variables() -> list[str]:
     """The environment variables by which a shell may have another deployment than a drill."""
     names = [PREFIX + name.upper() for name in Settings.model_fields if name not in _MACHINE]
-    return sorted(["SPARK_REMOTE", RATES_URL, *names])
+    return sorted(["SPARK_REMOTE", places.RATES_URL, *names])
 
 
 def failure_messages(result: dg.ExecuteInProcessResult) -> str:
@@ -74,9 +66,9 @@ class Deployment:
         """
         self.folder = folder.resolve()
         try:
-            stored = json.loads((self.folder / OWN / "deployment.json").read_text())
+            stored = json.loads((self.folder / places.OWN / "deployment.json").read_text())
         except (OSError, ValueError) as error:
-            raise DrillError(
+            raise places.DrillError(
                 f"{folder} is no folder of a drill; make one with `backfill-assets drill start "
                 f"{folder}`"
             ) from error
@@ -99,11 +91,13 @@ class Deployment:
             DrillError: the folder has something in it.
         """
         if folder.exists() and any(folder.iterdir()):
-            raise DrillError(f"{folder} is not empty; nothing was written. Name a new folder")
-        (folder / OWN).mkdir(parents=True)
+            raise places.DrillError(
+                f"{folder} is not empty; nothing was written. Name a new folder"
+            )
+        (folder / places.OWN).mkdir(parents=True)
         window = Window(START, START + days * DAY)
         stored = {"days": str(window), "tables": tables}
-        (folder / OWN / "deployment.json").write_text(json.dumps(stored))
+        (folder / places.OWN / "deployment.json").write_text(json.dumps(stored))
         deployment = cls(folder)
         deployment._land_orders(orders_per_day)
         deployment.home.mkdir()
@@ -130,12 +124,12 @@ class Deployment:
         """
         folder.mkdir(parents=True, exist_ok=True)
         excluded = () if loaded else ("warehouse", "home")
-        for name in (OWN, "landing", "home", "warehouse"):
+        for name in (places.OWN, "landing", "home", "warehouse"):
             if name not in excluded:
                 shutil.copytree(
                     self.folder / name,
                     folder / name,
-                    ignore=lambda *_: (RATES_PORT, CALLS_PAID, CALLS_ANSWERED),
+                    ignore=lambda *_: (places.RATES_PORT, places.CALLS_PAID, places.CALLS_ANSWERED),
                 )
         if not loaded:
             (folder / "home").mkdir()
@@ -152,7 +146,7 @@ class Deployment:
         """The environment variables with which the ordinary commands work on it."""
         url = url_of(self.folder)
         return {
-            **({RATES_URL: url, **NO_PROXY} if url else {}),
+            **({places.RATES_URL: url, **NO_PROXY} if url else {}),
             "DAGSTER_HOME": str(self.home),
             f"{PREFIX}LANDING": str(self.folder / "landing"),
             f"{PREFIX}WAREHOUSE": str(self.folder / "warehouse"),
@@ -184,7 +178,7 @@ class Deployment:
         """
         lines = [f"unset {' '.join(other_variables())}\n"]
         lines += [f"export {name}={shlex.quote(value)}\n" for name, value in self.variables.items()]
-        (self.folder / ENVIRONMENT).write_text("".join(lines))
+        (self.folder / places.ENVIRONMENT).write_text("".join(lines))
 
     @contextmanager
     def instance(self) -> Iterator[dg.DagsterInstance]:
@@ -236,7 +230,7 @@ class Deployment:
         """
         result = self.run(engine, days, tables)
         if not result.success:
-            raise DrillError(
+            raise places.DrillError(
                 f"the deployment of the drill could not be loaded: {failure_messages(result)}"
             )
 

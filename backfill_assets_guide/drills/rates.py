@@ -20,14 +20,7 @@ from typing import Any
 
 import requests
 
-from backfill_assets_guide.drills import journal
-from backfill_assets_guide.drills.places import (
-    CALLS_ANSWERED,
-    CALLS_PAID,
-    OWN,
-    RATES_PORT,
-    DrillError,
-)
+from backfill_assets_guide.drills import journal, places
 from backfill_assets_guide.labs.loopback import Loopback
 
 _LOOK, _LONGEST, _LONGEST_START = 0.2, 24 * 3600, 60  # seconds
@@ -53,11 +46,11 @@ class Rates(Loopback):
         if not match:
             known = path == f"/{_folder_key(self._folder)}"
             return 200 if known else 404, {"ask": "/rates/<day>/<currency>"}
-        answered = self._folder / OWN / CALLS_ANSWERED
+        answered = self._folder / places.OWN / places.CALLS_ANSWERED
         with self._lock:
             calls = answered.read_text().splitlines() if answered.exists() else []
             if path not in calls:
-                if len(calls) >= _read_number(self._folder / OWN / CALLS_PAID):
+                if len(calls) >= _read_number(self._folder / places.OWN / places.CALLS_PAID):
                     return 403, {"error": f"the {len(calls)} calls that are paid for are used up"}
                 _replace_file(answered, "\n".join([*calls, path]))
         day, currency = match.groups()
@@ -67,7 +60,7 @@ class Rates(Loopback):
 
 def pay_calls(folder: Path, calls: int) -> None:
     """Pay for more calls of the service of a folder."""
-    paid = folder / OWN / CALLS_PAID
+    paid = folder / places.OWN / places.CALLS_PAID
     _replace_file(paid, str(_read_number(paid) + calls))
 
 
@@ -75,7 +68,7 @@ def pay_calls(folder: Path, calls: int) -> None:
 def serve_rates(folder: Path, port: int = 0) -> Iterator[None]:
     """A service of a folder that ends with the block; as for `Loopback`."""
     with Rates(folder, port) as server:
-        _replace_file(folder / OWN / RATES_PORT, str(server.server_address[1]))
+        _replace_file(folder / places.OWN / places.RATES_PORT, str(server.server_address[1]))
         with server.answer_in_thread():
             yield
 
@@ -86,7 +79,7 @@ def start_service(folder: Path) -> None:
     Raises:
         DrillError: it does not start.
     """
-    log = folder / OWN / "rates.log"
+    log = folder / places.OWN / "rates.log"
     for _ in range(_STARTS):
         if _is_answering(folder):
             return
@@ -105,12 +98,12 @@ def start_service(folder: Path) -> None:
             time.sleep(_LOOK)
         process.kill()
         process.wait()
-    raise DrillError(f"the service of the drill does not start; {log} says why")
+    raise places.DrillError(f"the service of the drill does not start; {log} says why")
 
 
 def url_of(folder: Path) -> str:
     """The URL of the service of a folder; empty if it has none."""
-    port = _read_number(folder / OWN / RATES_PORT)
+    port = _read_number(folder / places.OWN / places.RATES_PORT)
     return f"http://127.0.0.1:{port}/{_folder_key(folder)}" if port else ""
 
 
@@ -148,7 +141,7 @@ def main() -> None:
     """Answer until the drill of a folder has ended, or the folder is gone."""
     folder = Path(sys.argv[1])
     since = time.monotonic()
-    with serve_rates(folder, _read_number(folder / OWN / RATES_PORT)):
+    with serve_rates(folder, _read_number(folder / places.OWN / places.RATES_PORT)):
         while time.monotonic() - since < _LONGEST and not journal.has_ended(folder):
             time.sleep(_LOOK)
 

@@ -31,7 +31,7 @@ from backfill_assets.backfills.state_store import BackfillState
 from backfill_assets.backfills.verify import DaySummary, VerifiedDay, VerifyOutcome
 from backfill_assets.cli import backfill, main, outcomes
 from backfill_assets.cli import backfill as plan_commands
-from backfill_assets.delta import document, targets
+from backfill_assets.delta import delta_rs, targets
 from backfill_assets.delta.read_check import ReadCheck
 from backfill_assets.delta.targets import ComparisonLimits, ShadowTarget, TargetComparison
 from backfill_assets.imports import importer
@@ -254,8 +254,8 @@ def take_targets(shapes: Shapes, folder: Path, monkeypatch: pytest.MonkeyPatch) 
     settings = load_settings()
     targets.save_target(settings, target)
     # A target of another version of the package.
-    document.write_document(
-        f"{targets.target_folder(settings, 'v3')}/_state", "{}", document.NO_REVISION
+    delta_rs.write_document(
+        f"{targets.target_folder(settings, 'v3')}/_state", "{}", delta_rs.NO_REVISION
     )
     shapes.take("targets", "targets")
     monkeypatch.setattr(

@@ -125,7 +125,7 @@ LOOKING = """
     print("ready", flush=True)
     sys.stdin.readline()
     with ThreadPoolExecutor(4) as pool:
-        look = lambda _: (is_alive(instance, dead), is_alive(instance, living))
+        look = lambda _: (is_run_alive(instance, dead), is_run_alive(instance, living))
         found = list(pool.map(look, range(500)))
     print(json.dumps(sorted(set(found))), flush=True)
 """
@@ -178,7 +178,7 @@ FORK = """
     if os.fork() == 0:
         os.close(w)
         os.read(r, 1)  # until the parent is gone
-        print(json.dumps(is_alive(instance, run(given[0]))), flush=True)
+        print(json.dumps(is_run_alive(instance, run(given[0]))), flush=True)
         os._exit(0)
     os._exit(0)
 """
@@ -221,7 +221,7 @@ def test_this_process_keeps_its_lock_when_the_file_is_replaced(instance):
     assert check_alive(instance, start_run(instance)) is None  # opens the new one
     lock_copy.replace(first)
     with start_process(
-        instance, "    print(json.dumps(is_alive(instance, run(given[0]))))", run_id
+        instance, "    print(json.dumps(is_run_alive(instance, run(given[0]))))", run_id
     ) as look:
         assert read_output(look) == "true"
 

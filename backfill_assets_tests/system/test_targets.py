@@ -18,7 +18,7 @@ from backfill_assets.backfills import state_store
 from backfill_assets.backfills.backfill_plan import BackfillRequest
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.cli.targets import target_row
-from backfill_assets.delta import commit_log, commits, document, targets
+from backfill_assets.delta import commit_log, commits, delta_rs, targets
 from backfill_assets.delta.commit_log import CloneError
 from backfill_assets.delta.ledger_reader import read_ledgers, versions_that_belong_together
 from backfill_assets.delta.maintenance import run_maintenance
@@ -496,14 +496,14 @@ def test_of_two_who_change_a_target_one_is_refused(new, tmp_path):
     url = str(tmp_path / "known")
     result = []
     assert not run_together(
-        *(lambda n=n: result.append(document.write_document(url, n, -1)) for n in "ab")
+        *(lambda n=n: result.append(delta_rs.write_document(url, n, -1)) for n in "ab")
     )
     assert sorted(result, key=str) == [0, None]
-    first = document.read_document(url)
+    first = delta_rs.read_document(url)
     assert (first.revision, first.text in ("a", "b")) == (0, True)
-    assert document.write_document(url, "c", 0) == 1
-    assert document.write_document(url, "d", 0) is None
-    assert document.read_document(url) == (1, "c")
+    assert delta_rs.write_document(url, "c", 0) == 1
+    assert delta_rs.write_document(url, "d", 0) is None
+    assert delta_rs.read_document(url) == (1, "c")
     # A target says so, and nothing of what the other has written is lost.
     settings = new().settings
     target = targets.save_target(
@@ -551,7 +551,7 @@ def test_what_cannot_be_asked_of_a_target(production, new):
 def test_a_target_of_a_later_package_is_left_alone(production, new):
     after = new()
     odd = f"{targets.target_folder(after.settings, 'odd')}/_state"
-    document.write_document(odd, json.dumps({"name": "odd", "shape": 2}), document.NO_REVISION)
+    delta_rs.write_document(odd, json.dumps({"name": "odd", "shape": 2}), delta_rs.NO_REVISION)
     with pytest.raises(TargetError, match="made by another version"):
         targets.load_target(after.settings, "odd")
     assert not after.tick("switch_overs").run_requests

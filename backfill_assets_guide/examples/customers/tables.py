@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from backfill_assets import ORDERS
+from backfill_assets_guide.examples.customers import orders
 from backfill_assets_guide.examples.customers.changes import CUSTOMER_CHANGES
 from backfill_assets_guide.examples.customers.cohorts import cohort_value_30d
 from backfill_assets_guide.examples.customers.dimension import dim_customers
@@ -11,10 +12,6 @@ from backfill_assets_guide.examples.customers.features import features
 from backfill_assets_guide.examples.customers.labels import labels_daily
 from backfill_assets_guide.examples.customers.lifetime_value import customer_lifetime_value
 from backfill_assets_guide.examples.customers.markets import revenue_by_market
-from backfill_assets_guide.examples.customers.orders import (
-    fact_orders_enriched,
-    fact_orders_settled,
-)
 from backfill_assets_guide.examples.customers.page_views import PAGE_VIEWS, page_views_daily
 from backfill_assets_guide.examples.customers.training import training_daily
 from backfill_assets_guide.examples.customers.weekly import orders_weekly
@@ -23,8 +20,8 @@ TABLES = [
     *ORDERS,
     CUSTOMER_CHANGES,
     dim_customers,
-    fact_orders_enriched,
-    fact_orders_settled,
+    orders.fact_orders_enriched,
+    orders.fact_orders_settled,
     fact_orders_eur,
     customer_lifetime_value,
     cohort_value_30d,
