@@ -38,8 +38,8 @@ RUN_ELSEWHERE = {
     ("docs/guide/sql.md", "sql"): "system/test_sql_page.py",
     ("docs/own-sources.md", "python"): "system/test_web_events.py",
     ("docs/own-tables.md", "python"): "own_tables.py",
-    ("docs/reconciliation.md", "python"): "test_reconciliation.py",
-    ("docs/reconciliation.md", "sql"): "test_reconciliation.py",
+    ("docs/reconciliation.md", "python"): "test_diff.py",
+    ("docs/reconciliation.md", "sql"): "test_diff.py",
     ("docs/settings.md", "yaml"): "test_component.py",
 }
 

@@ -89,7 +89,7 @@ KNOWN_BY = {"c1": "10.00", "unknown": "1.00"}
 
 
 def test_a_day_whose_sums_are_not_those_of_the_counted_lines_is_not_published(engine, tmp_path):
-    pipeline = Pipeline(engine, tmp_path, tables="backfill_assets_tests.system.test_known:LOSING")
+    pipeline = Pipeline(engine, tmp_path, tables="backfill_assets_tests.system.test_current:LOSING")
     pipeline.land(1, [order("a", 1), order("b", 1, customer=None)])
     result = pipeline.run(1, 1, (*EVERYTHING, losing.name, LOSING[-1].name), fails=True)
     message = pipeline.failure(result)

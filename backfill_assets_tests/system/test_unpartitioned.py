@@ -40,7 +40,7 @@ class Customers:
 
 @pytest.fixture
 def pipeline(engine, tmp_path):
-    place = "backfill_assets_tests.system.test_references:TABLES"
+    place = "backfill_assets_tests.system.test_unpartitioned:TABLES"
     pipeline = Pipeline(engine, tmp_path, tables=place, window_days=2)
     for n in range(1, 7):
         pipeline.land(n, [order(f"o{n}-{c}", n, f"{n}.50", c) for c in ("c1", "c2")])
