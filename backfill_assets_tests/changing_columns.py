@@ -15,7 +15,7 @@ from backfill_assets.delta.delta_rs import delta_log
 from backfill_assets.orders.tables import FACT
 from backfill_assets.tables.columns import nullable
 from backfill_assets.tables.table import Table
-from backfill_assets_tests.pipeline import Pipeline
+from backfill_assets_tests.helpers.pipeline import Pipeline
 
 CONFIG = {"partition": "run_date", "key": ["customer"], "totals": ["orders"]}
 

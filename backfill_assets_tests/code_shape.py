@@ -25,8 +25,8 @@ NO_NAMES = frozenset(
         *("thus", "told", "unlike", "wanted", "was", "whom", "why"),
     ]
 )
-#: Highest allowed value of each figure, in the order in which they are printed. Those of imports and
-#: of single importers are what the code has today: they may only be lowered (towards 9 and 20).
+#: Highest allowed value of each figure, in the order in which they are printed. Those of imports
+#: and of single importers are what the code has today: they may only be lowered (towards 9 and 20).
 LIMITS = {
     "modules": 170,
     "lines of the longest module": 600,

@@ -12,9 +12,9 @@ from hypothesis import settings as hypothesis
 
 from backfill_assets.settings import load_settings
 from backfill_assets.spark.session import Engine
-from backfill_assets_tests import cluster, postgres
-from backfill_assets_tests.pipeline import Pipeline
-from backfill_assets_tests.s3_server import url_of
+from backfill_assets_tests.helpers import postgres, spark_cluster
+from backfill_assets_tests.helpers.pipeline import Pipeline
+from backfill_assets_tests.helpers.s3_server import url_of
 from backfill_assets_tests.timing import SESSION_CPU, cpu_seconds
 
 # Of many tiny jobs, most of the time goes into planning, and into compiling code for a few rows:
@@ -103,10 +103,10 @@ def _on_postgres(request: pytest.FixtureRequest) -> None:
 @pytest.fixture(scope="session")
 def engine(tmp_path_factory) -> Engine:
     """The suite's engine: embedded, on a cluster if one is named, or that of SPARK_REMOTE."""
-    master = os.environ.get(cluster.MASTER, "local[2]")
+    master = os.environ.get(spark_cluster.MASTER, "local[2]")
     # A server has its static settings already, and would warn of each.
     local_conf = SMALL if SHORT in os.environ else LASTING
-    local_conf = local_conf if master.startswith("local") else cluster.SMALL
+    local_conf = local_conf if master.startswith("local") else spark_cluster.SMALL
     conf = {} if "SPARK_REMOTE" in os.environ else local_conf
     # Where the tests run on object storage, so does the engine.
     url = url_of(tmp_path_factory.getbasetemp())

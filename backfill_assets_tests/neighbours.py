@@ -14,8 +14,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from backfill_assets import FACT, ORDERS, WEEK, Reads, Source, conserves, table
+from backfill_assets_tests.helpers.pipeline import Pipeline, day
 from backfill_assets_tests.own_tables import my_countries
-from backfill_assets_tests.pipeline import Pipeline, day
 
 
 class Revenue(pa.DataFrameModel):

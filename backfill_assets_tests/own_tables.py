@@ -7,7 +7,7 @@ import tempfile
 from importlib import import_module
 from pathlib import Path
 
-from backfill_assets_tests.pages import code_blocks
+from backfill_assets_tests.helpers.docs_pages import code_blocks
 
 _HOME = tempfile.TemporaryDirectory()
 _first, _whole, _known = code_blocks("docs/own-tables.md", "python")

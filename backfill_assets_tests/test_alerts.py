@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from backfill_assets.monitoring import alerts
 from backfill_assets.monitoring.alerts import Incident, Outbox, build_alerts_sensor, post_text
 from backfill_assets.settings import load_settings
-from backfill_assets_tests.postgres import instance_in
+from backfill_assets_tests.helpers.postgres import instance_in
 
 SECRET = "T000-B000-x7y8z9"
 UI = "http://dagster.example:3000"

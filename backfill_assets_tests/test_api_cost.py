@@ -20,8 +20,8 @@ from backfill_assets.backfills.forecast import DayForecast
 from backfill_assets.delta.records import CommitRecord
 from backfill_assets.orders.tables import STAGED
 from backfill_assets_guide.examples.customers.enrichment import RATES, fact_orders_eur
-from backfill_assets_tests.invented_logs import days, ledger, ledgers, record
-from backfill_assets_tests.pipeline import day
+from backfill_assets_tests.helpers.invented_logs import days, ledger, ledgers, record
+from backfill_assets_tests.helpers.pipeline import day
 
 EUR = fact_orders_eur.name
 NEVER = DayForecast(DayOutcome.COMPUTED, "never published")

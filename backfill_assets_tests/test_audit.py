@@ -21,7 +21,7 @@ from backfill_assets.audit.verdicts import (
 )
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.orders.tables import FACT, STAGED
-from backfill_assets_tests.pipeline import day
+from backfill_assets_tests.helpers.pipeline import day
 
 ONE_DAY = Window(day(10), day(11))
 

@@ -15,7 +15,7 @@ from backfill_assets.backfills.undo import reverted_by_table
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.records import CommitDetails, CommitRecord, ExternalCommit, PublishedDay
 from backfill_assets.orders.tables import FACT
-from backfill_assets_tests.pipeline import day
+from backfill_assets_tests.helpers.pipeline import day
 
 
 def make_record(version, days, *, written=None, withdrawn=(), **more):

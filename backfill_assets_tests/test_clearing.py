@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from backfill_assets.cli import main
-from backfill_assets_tests.places import PROJECT
+from backfill_assets_tests.helpers.paths import PROJECT
 
 
 @pytest.fixture

@@ -26,8 +26,13 @@ from backfill_assets.spark import jars as jars_module
 from backfill_assets.spark.jars import delta_coordinate
 from backfill_assets.spark.jvm_launch import class_archive_path
 from backfill_assets.spark.session import Engine
-from backfill_assets_tests.commands import JAN, publish_facts, refusal_message, usage_error
-from backfill_assets_tests.places import BIN
+from backfill_assets_tests.helpers.command_line import (
+    JAN,
+    publish_facts,
+    refusal_message,
+    usage_error,
+)
+from backfill_assets_tests.helpers.paths import BIN
 
 FACT = "fact_daily_orders"
 

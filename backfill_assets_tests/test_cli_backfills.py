@@ -23,7 +23,7 @@ from backfill_assets.dagster_ext.instance_access import lock_home
 from backfill_assets.orders.tables import FACT, STAGED, TABLES
 from backfill_assets.settings import PREFIX
 from backfill_assets.spark.session import Engine
-from backfill_assets_tests.commands import (
+from backfill_assets_tests.helpers.command_line import (
     DAYS,
     JAN,
     publish_facts,

@@ -26,9 +26,9 @@ from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.records import ExternalCommit
 from backfill_assets.orders.tables import FACT
 from backfill_assets.spark import filesystems
-from backfill_assets_tests.invented_logs import commit_metadata, days
-from backfill_assets_tests.pipeline import day
-from backfill_assets_tests.written_logs import (
+from backfill_assets_tests.helpers.invented_logs import commit_metadata, days
+from backfill_assets_tests.helpers.pipeline import day
+from backfill_assets_tests.helpers.written_logs import (
     add_action,
     append_commit,
     append_other_commit,

@@ -16,8 +16,8 @@ from backfill_assets.dagster_ext.executor import one_process_executor
 from backfill_assets.definitions import build_defs
 from backfill_assets.orders.tables import TABLES
 from backfill_assets.settings import Settings, SettingsError, load_settings
-from backfill_assets_tests.pages import code_blocks
-from backfill_assets_tests.pipeline import io_manager_of
+from backfill_assets_tests.helpers.docs_pages import code_blocks
+from backfill_assets_tests.helpers.pipeline import io_manager_of
 
 # Dagster makes the checks of a component anew, and warns of an argument that it gives itself.
 pytestmark = pytest.mark.filterwarnings("ignore:Parameter `execution_type`:dagster.BetaWarning")

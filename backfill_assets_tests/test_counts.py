@@ -18,7 +18,7 @@ from backfill_assets.tables.model_metadata import counts_of
 from backfill_assets.tables.table import Table
 from backfill_assets_guide.examples.customers.labels import labels_daily
 from backfill_assets_guide.examples.customers.lifetime_value import customer_lifetime_value
-from backfill_assets_tests.pipeline import day
+from backfill_assets_tests.helpers.pipeline import day
 
 
 class Ticket(pa.DataFrameModel):

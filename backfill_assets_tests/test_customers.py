@@ -27,7 +27,7 @@ from backfill_assets_guide.examples.customers.orders import (
     fact_orders_settled,
 )
 from backfill_assets_guide.examples.customers.sample import create_batches
-from backfill_assets_tests.customers_model import (
+from backfill_assets_tests.helpers.customers_model import (
     Change,
     Version,
     expected_versions,
@@ -36,7 +36,7 @@ from backfill_assets_tests.customers_model import (
     parse_versions,
     version_as_known,
 )
-from backfill_assets_tests.pipeline import START, day
+from backfill_assets_tests.helpers.pipeline import START, day
 
 LAST = 6
 LONG_BEFORE, LONG_AFTER = (datetime(year, 3, 1, tzinfo=timezone.utc) for year in (2020, 2025))

@@ -13,9 +13,9 @@ from pyspark.sql import DataFrame
 from backfill_assets.calendar.partitions import any_window_condition, to_windows
 from backfill_assets.delta.data_files import rows_as_of
 from backfill_assets.orders.tables import FACT
-from backfill_assets_tests.invented_logs import days
-from backfill_assets_tests.publishing import WIDER
-from backfill_assets_tests.written_logs import commit_days, facts_table
+from backfill_assets_tests.helpers.invented_logs import days
+from backfill_assets_tests.helpers.publish_rows import WIDER
+from backfill_assets_tests.helpers.written_logs import commit_days, facts_table
 
 TWO = days(1, 3)
 

@@ -18,7 +18,7 @@ from backfill_assets.delta import targets
 from backfill_assets.orders.tables import TABLES
 from backfill_assets.settings import SettingsError, load_settings
 from backfill_assets.tables.code_version import running_code
-from backfill_assets_tests.places import BIN, PROJECT
+from backfill_assets_tests.helpers.paths import BIN, PROJECT
 
 KEYLESS = {"row_count", "nulls", "conservation", "days"}
 KEYED = KEYLESS | {"unique_key"}

@@ -58,8 +58,8 @@ from backfill_assets.orders.tables import (
     TABLES,
 )
 from backfill_assets.tables.table import Table
-from backfill_assets_tests.pages import code_blocks
-from backfill_assets_tests.pipeline import LAYERS, day, order
+from backfill_assets_tests.helpers.docs_pages import code_blocks
+from backfill_assets_tests.helpers.pipeline import LAYERS, day, order
 
 EMPTY = sha256(b"").hexdigest()
 (PYTHON,) = code_blocks("docs/reconciliation.md", "python")

@@ -38,8 +38,8 @@ from backfill_assets.doctor import data, machine
 from backfill_assets.doctor.checks import Level
 from backfill_assets.spark import known_jars, session
 from backfill_assets.spark.jars import delta_coordinate
-from backfill_assets_tests.commands import JAN
-from backfill_assets_tests.places import PROJECT, free_port
+from backfill_assets_tests.helpers.command_line import JAN
+from backfill_assets_tests.helpers.paths import PROJECT, free_port
 
 FACTS = "table fact_daily_orders"
 SCHEMA = pa.schema(

@@ -11,8 +11,8 @@ from backfill_assets.calendar.partitions import to_ranges
 from backfill_assets.delta.records import CommitRecord, ExternalCommit
 from backfill_assets.orders.tables import CORRECTIONS, FACT, LATE, RAW, STAGED, TABLES
 from backfill_assets.staleness.input_digest import input_digests
-from backfill_assets_tests.invented_logs import days, ledger, ledgers, record
-from backfill_assets_tests.pipeline import START, day
+from backfill_assets_tests.helpers.invented_logs import days, ledger, ledgers, record
+from backfill_assets_tests.helpers.pipeline import START, day
 
 POLICY = Policy(START, None, window_days=2, lag_days=1, corrects=True, only_touched=True)
 

@@ -23,7 +23,7 @@ from backfill_assets.audit.profile import (
 from backfill_assets.audit.verdicts import Severity
 from backfill_assets.tables.arguments import DeclarationError
 from backfill_assets.tables.table import Table
-from backfill_assets_tests.pipeline import day
+from backfill_assets_tests.helpers.pipeline import day
 
 
 class Watched(pa.DataFrameModel):

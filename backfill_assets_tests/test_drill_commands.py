@@ -24,7 +24,7 @@ from backfill_assets_guide.drills.places import OWN
 from backfill_assets_guide.drills.playing import Drill
 from backfill_assets_guide.drills.strikes import READERS, RIGHT, SHOP_FILE
 from backfill_assets_guide.drills.strikes import WRONG as WRONG_AMOUNT
-from backfill_assets_tests.commands import refusal_message, usage_error
+from backfill_assets_tests.helpers.command_line import refusal_message, usage_error
 
 DAYS = Window.parse("2024-01-02...2024-01-03")
 

@@ -15,7 +15,7 @@ from backfill_assets_guide.drills.deployment import Deployment
 from backfill_assets_guide.drills.outages import OUTAGES
 from backfill_assets_guide.drills.places import OWN, RATES_PORT, RATES_URL, DrillError
 from backfill_assets_guide.labs.loopback import set_environment
-from backfill_assets_tests.killing import wait_for
+from backfill_assets_tests.helpers.process_kills import wait_for
 
 
 @pytest.fixture

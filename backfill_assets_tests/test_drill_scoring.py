@@ -19,7 +19,7 @@ from backfill_assets_guide.drills.scoring import (
     Observed,
     score_drill,
 )
-from backfill_assets_tests.pages import PAGES
+from backfill_assets_tests.helpers.docs_pages import PAGES
 
 BEGAN = datetime(2024, 1, 1, 12, tzinfo=timezone.utc)
 PERFECT = Observed(

@@ -19,8 +19,13 @@ from dagster._core.events import DagsterEventType
 from dagster._core.test_utils import instance_for_test
 
 from backfill_assets.dagster_ext.eventlog import LocalEventLog, LocalStorage
-from backfill_assets_tests.events import DAYS, OF_EVENTS, asset_event, make_run_events
-from backfill_assets_tests.places import PROJECT
+from backfill_assets_tests.helpers.dagster_events import (
+    DAYS,
+    OF_EVENTS,
+    asset_event,
+    make_run_events,
+)
+from backfill_assets_tests.helpers.paths import PROJECT
 
 OURS = {"event_log_storage": {"module": "backfill_assets.eventlog", "class": "LocalEventLog"}}
 

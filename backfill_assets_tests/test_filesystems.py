@@ -13,8 +13,8 @@ from backfill_assets.spark.configuration import spark_config
 from backfill_assets.spark.jars import spark_home
 from backfill_assets.spark.known_jars import LOG_STORE, LOG_STORE_CLASS
 from backfill_assets.tables.unpartitioned import Unpartitioned
-from backfill_assets_tests.careless_s3 import careless_s3
-from backfill_assets_tests.connect_server import server_settings
+from backfill_assets_tests.helpers.connect_server import server_settings
+from backfill_assets_tests.helpers.lossy_s3_server import careless_s3
 
 
 @pytest.fixture

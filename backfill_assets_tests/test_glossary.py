@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from backfill_assets_tests.glossary import ROWS, missing_places
+from backfill_assets_tests.helpers.glossary import ROWS, missing_places
 
 
 def test_each_word_says_where_the_thing_lives():

@@ -25,8 +25,8 @@ from backfill_assets.delta.ledgers import due_days
 from backfill_assets.orders.tables import RAW, STAGED, TABLES
 from backfill_assets.tables.graph import Graph
 from backfill_assets.tables.table import Dependency
-from backfill_assets_tests.invented_logs import days, ledger, record
-from backfill_assets_tests.pipeline import START, day
+from backfill_assets_tests.helpers.invented_logs import days, ledger, record
+from backfill_assets_tests.helpers.pipeline import START, day
 
 POLICY = Policy(START, None, window_days=2, lag_days=1, corrects=True, only_touched=True)
 GRAPH = Graph.from_tables(TABLES.values(), POLICY)

@@ -18,9 +18,9 @@ from backfill_assets.monitoring.incidents import Monitor
 from backfill_assets.monitoring.states import DayState, day_states
 from backfill_assets.orders.tables import ORDER_LINES
 from backfill_assets.spark.jars import EngineError
-from backfill_assets_tests.invented_listings import close_folder
-from backfill_assets_tests.pipeline import Pipeline, day, order
-from backfill_assets_tests.places import PROJECT
+from backfill_assets_tests.helpers.invented_listings import close_folder
+from backfill_assets_tests.helpers.paths import PROJECT
+from backfill_assets_tests.helpers.pipeline import Pipeline, day, order
 
 RAW_STEP = ("raw_orders", "raw_orders_rejected")
 

@@ -16,7 +16,7 @@ from backfill_assets.backfills import state_store
 from backfill_assets.dagster_ext.eventlog import prune_runs
 from backfill_assets.monitoring.automation import build_housekeeping
 from backfill_assets.settings import load_settings
-from backfill_assets_tests.places import dagster_yaml
+from backfill_assets_tests.helpers.paths import dagster_yaml
 
 DAYS = dg.DailyPartitionsDefinition("2024-01-01", end_date="2024-01-08")
 KEYS = DAYS.get_partition_keys()

@@ -25,8 +25,8 @@ from backfill_assets.orders.tables import (
 )
 from backfill_assets.staleness.stale import StaleDays
 from backfill_assets.tables.table import Table
-from backfill_assets_tests.invented_logs import days, ledger, ledgers, record
-from backfill_assets_tests.invented_states import (
+from backfill_assets_tests.helpers.invented_logs import days, ledger, ledgers, record
+from backfill_assets_tests.helpers.invented_states import (
     ALL,
     POLICY,
     append_externally,
@@ -35,7 +35,7 @@ from backfill_assets_tests.invented_states import (
     make_healthy_ledgers,
     make_situation,
 )
-from backfill_assets_tests.pipeline import day
+from backfill_assets_tests.helpers.pipeline import day
 
 HOLE = ALL - days(4)
 STALE = days((1, 9))

@@ -18,7 +18,7 @@ from backfill_assets.dagster_ext.instance_access import (
     make_home_private,
     read_ui_url,
 )
-from backfill_assets_tests.places import PROJECT
+from backfill_assets_tests.helpers.paths import PROJECT
 
 HOLD = """
 import sys, time

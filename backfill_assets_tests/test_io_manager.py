@@ -34,9 +34,9 @@ from backfill_assets.spark.session import SPARK_ERRORS
 from backfill_assets.tables.columns import nullable
 from backfill_assets.tables.graph import config_digests
 from backfill_assets.tables.table import SchemaError, Table
-from backfill_assets_tests.invented_logs import days, ledger, record
-from backfill_assets_tests.pipeline import LAYERS, Pipeline, copy_loaded, day, order
-from backfill_assets_tests.publishing import (
+from backfill_assets_tests.helpers.invented_logs import days, ledger, record
+from backfill_assets_tests.helpers.pipeline import LAYERS, Pipeline, copy_loaded, day, order
+from backfill_assets_tests.helpers.publish_rows import (
     RECORD,
     fact_rows,
     make_candidate,

@@ -25,8 +25,8 @@ from backfill_assets.landing.files import Control, LandingFiles
 from backfill_assets.landing.listing import LandingError
 from backfill_assets.landing.read import probe_files, read_lines
 from backfill_assets.orders.tables import ORDER_LINES
-from backfill_assets_tests.model import run_model
-from backfill_assets_tests.pipeline import Pipeline, day, order
+from backfill_assets_tests.helpers.orders_model import run_model
+from backfill_assets_tests.helpers.pipeline import Pipeline, day, order
 
 ZONE = "Asia/Tokyo"
 DAY = date(2024, 1, 2)

@@ -23,9 +23,9 @@ from backfill_assets.orders.tables import ORDER_LINES
 from backfill_assets.settings import load_settings
 from backfill_assets.spark.filesystems import replace_file
 from backfill_assets_guide.examples.web_events import VISITS
-from backfill_assets_tests.model import by_delay
-from backfill_assets_tests.pipeline import day
-from backfill_assets_tests.places import PROJECT
+from backfill_assets_tests.helpers.orders_model import by_delay
+from backfill_assets_tests.helpers.paths import PROJECT
+from backfill_assets_tests.helpers.pipeline import day
 
 UI = "http://dagster:3000"
 

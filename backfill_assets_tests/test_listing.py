@@ -18,7 +18,7 @@ import pytest
 from backfill_assets.landing import listing
 from backfill_assets.landing.listing import UNDECODABLE_NAME, LandingError, list_landing
 from backfill_assets.orders.tables import ORDER_LINES
-from backfill_assets_tests.pipeline import day
+from backfill_assets_tests.helpers.pipeline import day
 
 NAME = f"arrival_date={day(1)}"
 

@@ -20,8 +20,8 @@ from backfill_assets.landing.load_manifest import (
     load_target,
     needs_reload,
 )
-from backfill_assets_tests.invented_listings import InventedListing, file_path, make_landing
-from backfill_assets_tests.pipeline import START, day
+from backfill_assets_tests.helpers.invented_listings import InventedListing, file_path, make_landing
+from backfill_assets_tests.helpers.pipeline import START, day
 
 
 def file_names(n: int, *names: str) -> set[str]:

@@ -36,7 +36,7 @@ from backfill_assets.lookups.batch import (
 )
 from backfill_assets.lookups.service import Service, ServiceError, WrongAnswerError, parse_answer
 from backfill_assets.tables.arguments import DeclarationError
-from backfill_assets_tests.rate_server import SECRET, rate_server, true_rate
+from backfill_assets_tests.helpers.rate_server import SECRET, rate_server, true_rate
 
 DAY = date(2024, 1, 5)
 

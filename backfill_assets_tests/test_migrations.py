@@ -39,9 +39,9 @@ from backfill_assets.tables.arguments import DeclarationError
 from backfill_assets.tables.columns import added, files_match_schema, is_wider_type
 from backfill_assets.tables.table import SchemaError, Table
 from backfill_assets_tests.changing_columns import BEFORE, load_log, make_table, make_writer
-from backfill_assets_tests.invented_logs import days
-from backfill_assets_tests.pipeline import Pipeline, copy_loaded, day
-from backfill_assets_tests.publishing import RECORD, window
+from backfill_assets_tests.helpers.invented_logs import days
+from backfill_assets_tests.helpers.pipeline import Pipeline, copy_loaded, day
+from backfill_assets_tests.helpers.publish_rows import RECORD, window
 
 
 def note_renamed_from(old: str) -> Any:

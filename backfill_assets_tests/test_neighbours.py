@@ -20,7 +20,7 @@ from backfill_assets.settings import load_settings
 from backfill_assets_guide.examples.customers.markets import revenue_by_market
 from backfill_assets_guide.examples.customers.page_views import PAGE_VIEWS, page_views_daily
 from backfill_assets_guide.examples.customers.sample import main
-from backfill_assets_tests.pipeline import START, day
+from backfill_assets_tests.helpers.pipeline import START, day
 
 TABLES = "backfill_assets_guide.examples.customers.tables:TABLES"
 

@@ -33,9 +33,9 @@ from backfill_assets.tables.graph import Graph
 from backfill_assets.tables.sources import Role, Source
 from backfill_assets.tables.table_function import table
 from backfill_assets.transforms import dedup
-from backfill_assets_tests.invented_logs import days, ledger, record
-from backfill_assets_tests.model import by_delay
-from backfill_assets_tests.pipeline import START, day
+from backfill_assets_tests.helpers.invented_logs import days, ledger, record
+from backfill_assets_tests.helpers.orders_model import by_delay
+from backfill_assets_tests.helpers.pipeline import START, day
 
 
 class VisitLine(pa.DataFrameModel):

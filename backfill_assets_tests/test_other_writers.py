@@ -21,14 +21,14 @@ from backfill_assets.monitoring.states import DayState
 from backfill_assets.orders.tables import FACT
 from backfill_assets.publish.types import Candidate, ComputedDays, ComputePlan, Outcome
 from backfill_assets.staleness.stale import StaleDays
-from backfill_assets_tests.invented_logs import commit_metadata, days
-from backfill_assets_tests.invented_states import (
+from backfill_assets_tests.helpers.invented_logs import commit_metadata, days
+from backfill_assets_tests.helpers.invented_states import (
     make_healthy_ledgers,
     make_situation,
     states_by_day,
 )
-from backfill_assets_tests.pipeline import day
-from backfill_assets_tests.publishing import (
+from backfill_assets_tests.helpers.pipeline import day
+from backfill_assets_tests.helpers.publish_rows import (
     RECORD,
     fact_rows,
     outcome_values,
@@ -36,7 +36,7 @@ from backfill_assets_tests.publishing import (
     read_content,
     window,
 )
-from backfill_assets_tests.written_logs import (
+from backfill_assets_tests.helpers.written_logs import (
     append_commit,
     commit_info,
     create_table,

@@ -39,9 +39,9 @@ from backfill_assets.tables.code_version import running_code
 from backfill_assets.tables.derived import carries_state
 from backfill_assets.tables.graph import Graph, config_digests, tables_of
 from backfill_assets_guide.examples.web_events import Visit
-from backfill_assets_tests.invented_logs import days, ledger, ledgers, record
-from backfill_assets_tests.pipeline import START, day
-from backfill_assets_tests.places import PROJECT
+from backfill_assets_tests.helpers.invented_logs import days, ledger, ledgers, record
+from backfill_assets_tests.helpers.paths import PROJECT
+from backfill_assets_tests.helpers.pipeline import START, day
 
 
 @table(DailyOrders)

@@ -19,7 +19,7 @@ from backfill_assets.calendar.partitions import (
     to_windows,
 )
 from backfill_assets.settings import load_settings
-from backfill_assets_tests.pipeline import START, day
+from backfill_assets_tests.helpers.pipeline import START, day
 
 
 def parse_day(text: str) -> date:

@@ -19,7 +19,7 @@ from backfill_assets.spark.servers import (
     port_users,
     raise_if_foreign_port,
 )
-from backfill_assets_tests.places import PROJECT
+from backfill_assets_tests.helpers.paths import PROJECT
 
 TOKEN = "SPARK_CONNECT_AUTHENTICATE_TOKEN"
 NOBODY = 65534

@@ -7,7 +7,7 @@ import tomllib
 
 import yaml
 
-from backfill_assets_tests.places import PROJECT
+from backfill_assets_tests.helpers.paths import PROJECT
 
 LOCKS = {path.name: path.read_text() for path in sorted(PROJECT.glob("requirements*.lock"))}
 #: By file, what it has of each name: the version and the digests of all its archives.

@@ -20,7 +20,7 @@ from backfill_assets.assets.raw_rows import (
     rejected_rows,
 )
 from backfill_assets.orders.tables import ORDER_LINES, RAW, REJECTED
-from backfill_assets_tests import model
+from backfill_assets_tests.helpers import orders_model
 
 FIELDS = ORDER_LINES.fields
 
@@ -201,14 +201,14 @@ def _read_texts(spark, texts: Sequence[str], read: Callable) -> list:
 def parse_or_none(parse: Callable, text: str) -> Decimal | datetime | None:
     try:
         return parse(text)
-    except model.Unreadable:
+    except orders_model.Unreadable:
         return None
 
 
 def test_amounts(spark) -> None:
     read = dict(zip(AMOUNTS, read_money(spark, list(AMOUNTS)), strict=True))
     assert read == {t: None if x is None else Decimal(x) for t, x in AMOUNTS.items()}
-    assert read == {text: parse_or_none(model.parse_amount, text) for text in AMOUNTS}
+    assert read == {text: parse_or_none(orders_model.parse_amount, text) for text in AMOUNTS}
     assert not read["-0.00"].is_signed()
     assert {x.as_tuple().exponent for x in read.values() if x is not None} == {-2}
 
@@ -219,7 +219,7 @@ def test_timestamps(spark) -> None:
         text: None if x is None else datetime.fromisoformat(x).replace(tzinfo=timezone.utc)
         for text, x in TIMESTAMPS.items()
     }
-    assert read == {text: parse_or_none(model.parse_timestamp, text) for text in TIMESTAMPS}
+    assert read == {text: parse_or_none(orders_model.parse_timestamp, text) for text in TIMESTAMPS}
 
 
 _digits = st.text("0123456789", max_size=6) | st.sampled_from(["0" * 30, "9" * 16, "1" + "0" * 40])
@@ -277,8 +277,11 @@ _timestamps = st.builds(
 def test_any_amount_and_timestamp_reads_as_in_the_model(
     spark, amounts: list[str], moments: list[str]
 ) -> None:
-    assert _list_differences(amounts, read_money(spark, amounts), model.parse_amount) == {}
-    assert _list_differences(moments, read_timestamps(spark, moments), model.parse_timestamp) == {}
+    assert _list_differences(amounts, read_money(spark, amounts), orders_model.parse_amount) == {}
+    assert (
+        _list_differences(moments, read_timestamps(spark, moments), orders_model.parse_timestamp)
+        == {}
+    )
 
 
 def _list_differences(texts: Sequence[str], read: Sequence, parse: Callable) -> dict:

@@ -14,8 +14,8 @@ from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import to_ranges
 from backfill_assets.delta.records import CommitRecord
 from backfill_assets.orders.tables import CORRECTIONS, CURRENT, FACT, RAW, STAGED
-from backfill_assets_tests.invented_logs import days, ledger, ledgers, record
-from backfill_assets_tests.pipeline import START
+from backfill_assets_tests.helpers.invented_logs import days, ledger, ledgers, record
+from backfill_assets_tests.helpers.pipeline import START
 
 POLICY = Policy(START, None, window_days=2, lag_days=1, corrects=True, only_touched=True)
 

@@ -23,9 +23,9 @@ from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.records import CommitDetails, CommitRecord, ExternalCommit, PublishedDay
 from backfill_assets.orders.tables import FACT
 from backfill_assets.publish.types import NIGHT_VARIABLE, launched_by
-from backfill_assets_tests.invented_logs import NIGHTLY, commit_metadata, days, record
-from backfill_assets_tests.pipeline import START, day
-from backfill_assets_tests.written_logs import (
+from backfill_assets_tests.helpers.invented_logs import NIGHTLY, commit_metadata, days, record
+from backfill_assets_tests.helpers.pipeline import START, day
+from backfill_assets_tests.helpers.written_logs import (
     append_commit,
     commit_days,
     commit_with_record,

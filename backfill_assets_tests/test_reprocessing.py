@@ -44,8 +44,8 @@ from backfill_assets.staleness.stale import StaleDay, StaleDays, find_stale_days
 from backfill_assets.staleness.unloaded import UnloadedDays, find_unloaded_days, loaded_manifests
 from backfill_assets.tables.graph import Graph
 from backfill_assets.tables.table import Table
-from backfill_assets_tests.invented_listings import file_path, make_landing
-from backfill_assets_tests.invented_logs import (
+from backfill_assets_tests.helpers.invented_listings import file_path, make_landing
+from backfill_assets_tests.helpers.invented_logs import (
     NIGHTLY,
     SOURCES,
     days,
@@ -55,7 +55,7 @@ from backfill_assets_tests.invented_logs import (
     make_raw_record,
     record,
 )
-from backfill_assets_tests.pipeline import START, day
+from backfill_assets_tests.helpers.pipeline import START, day
 
 # A window so long that no day closes unless a test wants it to.
 #: More days than any test has.

@@ -22,8 +22,8 @@ from backfill_assets.dagster_ext import instance_access
 from backfill_assets.dagster_ext.instance_access import PasswordFile, write_password
 from backfill_assets.dagster_ext.webserver import RequestGuard, guard_app
 from backfill_assets.settings import SettingsError, load_settings
-from backfill_assets_tests.commands import refusal_message
-from backfill_assets_tests.killing import wait_for
+from backfill_assets_tests.helpers.command_line import refusal_message
+from backfill_assets_tests.helpers.process_kills import wait_for
 
 MUTATION = "mutation{__typename}"
 BY_LINK = f"/graphql?query={MUTATION}"

@@ -12,9 +12,9 @@ from dagster._core.test_utils import create_run_for_test
 
 from backfill_assets.backfills.reconcile import requested_days
 from backfill_assets.orders.tables import FACT, RAW, STAGED
-from backfill_assets_tests.invented_logs import days, ledger, ledgers, record
-from backfill_assets_tests.pipeline import day
-from backfill_assets_tests.postgres import instance_in
+from backfill_assets_tests.helpers.invented_logs import days, ledger, ledgers, record
+from backfill_assets_tests.helpers.pipeline import day
+from backfill_assets_tests.helpers.postgres import instance_in
 
 NOW = datetime.now(timezone.utc)
 

@@ -62,8 +62,8 @@ from backfill_assets.monitoring.incidents import disk_failures
 from backfill_assets.settings import load_settings
 from backfill_assets.spark import session as engines
 from backfill_assets.spark.jars import EngineError
-from backfill_assets_tests.killing import kill_kinds
-from backfill_assets_tests.places import BIN, dagster_yaml
+from backfill_assets_tests.helpers.paths import BIN, dagster_yaml
+from backfill_assets_tests.helpers.process_kills import kill_kinds
 
 HANDLE = "The handle ab67369f is invalid. "
 

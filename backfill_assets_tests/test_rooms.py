@@ -13,7 +13,7 @@ import backfill_assets_guide
 from backfill_assets.orders.tables import TABLES
 from backfill_assets.settings import load_settings
 from backfill_assets.tables.graph import graph_for, lookups_of
-from backfill_assets_tests.pages import code_blocks
+from backfill_assets_tests.helpers.docs_pages import code_blocks
 
 PACKAGE = Path(backfill_assets.__file__).parent
 GUIDE = Path(backfill_assets_guide.__file__).parent
@@ -142,7 +142,7 @@ def test_no_module_imports_from_a_test():
     """What several tests need is in a module that is none."""
     modules = list(Path(__file__).parent.rglob("*.py"))
     imports = [(path.name, name) for path in modules for name in imported_names(path)]
-    assert ("test_rooms.py", "backfill_assets_tests.pages.code_blocks") in imports
+    assert ("test_rooms.py", "backfill_assets_tests.helpers.docs_pages.code_blocks") in imports
     assert not [
         entry for entry in imports if re.match(r"backfill_assets_tests\.(\w+\.)*test_", entry[1])
     ]

@@ -19,8 +19,8 @@ from backfill_assets.audit.verdicts import RefusedError, Violation, find_violati
 from backfill_assets.publish.compute import compute_days
 from backfill_assets.publish.types import ComputedDays, ComputePlan
 from backfill_assets.tables.arguments import DeclarationError
-from backfill_assets_tests.invented_logs import ledger
-from backfill_assets_tests.pipeline import LAYERS, Pipeline, day, order
+from backfill_assets_tests.helpers.invented_logs import ledger
+from backfill_assets_tests.helpers.pipeline import LAYERS, Pipeline, day, order
 
 
 class Span(pa.DataFrameModel):

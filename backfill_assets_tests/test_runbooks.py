@@ -12,7 +12,13 @@ from dagster._core.test_utils import create_run_for_test
 from backfill_assets.backfills import state_store
 from backfill_assets.backfills.history import PLACEHOLDER_PREFIX, SECTIONS, unfilled_sections
 from backfill_assets.cli import main
-from backfill_assets_tests.commands import DAYS, JAN, publish_facts, save_plan, usage_error
+from backfill_assets_tests.helpers.command_line import (
+    DAYS,
+    JAN,
+    publish_facts,
+    save_plan,
+    usage_error,
+)
 
 
 @pytest.fixture

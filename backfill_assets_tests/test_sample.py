@@ -14,8 +14,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from backfill_assets.sample.landings import write_cdnow_landing, write_invented_landing
-from backfill_assets_tests.model import Model, Unreadable, parse_amount, parse_timestamp, run_model
-from backfill_assets_tests.places import CDNOW
+from backfill_assets_tests.helpers.orders_model import (
+    Model,
+    Unreadable,
+    parse_amount,
+    parse_timestamp,
+    run_model,
+)
+from backfill_assets_tests.helpers.paths import CDNOW
 
 DAY = timedelta(days=1)
 START = date(2024, 2, 20)  # so that the runs cross a leap day

@@ -16,7 +16,7 @@ from backfill_assets.backfills.backfill_plan import plan_facts
 from backfill_assets.backfills.planner import MAX_SAMPLED_FILES
 from backfill_assets.landing.listing import list_landing
 from backfill_assets.landing.samples import MOST_LINES, sample_values
-from backfill_assets_tests.pipeline import Pipeline, day, make_plan, order
+from backfill_assets_tests.helpers.pipeline import Pipeline, day, make_plan, order
 from backfill_assets_tests.skewed_tables import PURCHASES
 
 FIELDS = ["customer_id", "amount"]

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from backfill_assets import History
-from backfill_assets_tests.pipeline import day
+from backfill_assets_tests.helpers.pipeline import day
 
 PRICES = History(day="day", key="item", change="id", known="told_at", values=("gone", "price"))
 CHANGES = (

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from backfill_assets.spark.jvm_launch import ScratchDir
-from backfill_assets_tests.places import PROJECT
+from backfill_assets_tests.helpers.paths import PROJECT
 
 OPTIONS = "spark.driver.extraJavaOptions"
 

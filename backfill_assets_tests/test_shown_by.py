@@ -8,20 +8,22 @@ import re
 import pytest
 
 from backfill_assets_guide.labs import running
-from backfill_assets_tests import claims
-from backfill_assets_tests.glossary import Row
-from backfill_assets_tests.pages import PAGES, anchor_of, split_sections
+from backfill_assets_tests.helpers import guide_claims
+from backfill_assets_tests.helpers.docs_pages import PAGES, anchor_of, split_sections
+from backfill_assets_tests.helpers.glossary import Row
 
 PAGE = "docs/guide/x.md"
 
 
 def list_problems(last: str, before: str = "A sentence.") -> tuple[str, ...]:
-    (claim,) = claims.claims_of_page(PAGE, f"# A page\n\n## A section\n\n{before}\n\n{last}\n")
+    (claim,) = guide_claims.claims_of_page(
+        PAGE, f"# A page\n\n## A section\n\n{before}\n\n{last}\n"
+    )
     return claim.wrong
 
 
 def test_all_that_the_guide_claims_is_shown():
-    assert {claim.where: claim.wrong for claim in claims.list_claims() if claim.wrong} == {}
+    assert {claim.where: claim.wrong for claim in guide_claims.list_claims() if claim.wrong} == {}
 
 
 @pytest.mark.parametrize(
@@ -79,9 +81,11 @@ def test_a_section_must_end_with_it():
     assert list_problems("<!-- No claim: links. -->") == ()
     assert list_problems("<!-- No claim: everybody knows. -->")
     page = "# A page\n\nNothing below it.\n"
-    assert [claim.wrong == () for claim in claims.claims_of_page(PAGE, page)] == [False]
+    assert [claim.wrong == () for claim in guide_claims.claims_of_page(PAGE, page)] == [False]
     shown = f"{page}Shown by: lab `append`.\n"
-    assert [claim.evidence for claim in claims.claims_of_page(PAGE, shown)] == [("lab `append`",)]
+    assert [claim.evidence for claim in guide_claims.claims_of_page(PAGE, shown)] == [
+        ("lab `append`",)
+    ]
 
 
 def test_a_section_has_its_subsections_and_its_blocks():
@@ -97,7 +101,7 @@ def test_a_section_has_its_subsections_and_its_blocks():
 SNIPPET = re.compile(r'^--8<-- "([\w-]+)\.txt(?::(\d+):(\d+))?"$', re.MULTILINE)
 
 
-GUIDE = [text for page, text in PAGES.items() if page.startswith(claims.GUIDE)]
+GUIDE = [text for page, text in PAGES.items() if page.startswith(guide_claims.GUIDE)]
 
 
 def test_what_is_shown_of_a_lab_is_whole_paragraphs_and_the_lab_is_named():
@@ -141,7 +145,9 @@ def test_the_path_of_a_newcomer_takes_two_hours_and_has_every_lab_once():
 
 
 def list_item_problems(data: object) -> dict[str, tuple[str, ...]]:
-    return {claim.where: claim.wrong for claim in claims.claims_of_data("docs/guide/x.json", data)}
+    return {
+        claim.where: claim.wrong for claim in guide_claims.claims_of_data("docs/guide/x.json", data)
+    }
 
 
 def test_items_of_a_data_file():
@@ -167,14 +173,14 @@ def test_items_of_a_data_file():
 
 
 def test_the_list_is_printed(capsys, monkeypatch, tmp_path):
-    assert claims.main() == 0
-    monkeypatch.setattr(claims, "PROJECT", tmp_path)
-    monkeypatch.setattr(claims.glossary, "ROWS", [Row(("word",), "a meaning", "`lab x`")])
+    assert guide_claims.main() == 0
+    monkeypatch.setattr(guide_claims, "PROJECT", tmp_path)
+    monkeypatch.setattr(guide_claims.glossary, "ROWS", [Row(("word",), "a meaning", "`lab x`")])
     (tmp_path / "docs/guide").mkdir(parents=True)
     (tmp_path / "docs/guide/x.json").write_text(json.dumps([{"text": "x"}]))
-    monkeypatch.setattr(claims, "PAGES", {PAGE: "# A\n\n## B\n\nShown by: lab `append`.\n"})
+    monkeypatch.setattr(guide_claims, "PAGES", {PAGE: "# A\n\n## B\n\nShown by: lab `append`.\n"})
     capsys.readouterr()
-    assert claims.main() == 1
+    assert guide_claims.main() == 1
     assert capsys.readouterr().out.splitlines() == [
         f"{PAGE}: B",
         "    lab `append`",

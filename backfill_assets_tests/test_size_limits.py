@@ -22,7 +22,7 @@ from backfill_assets.landing.listing import LandingError, ListedFile
 from backfill_assets.landing.read import _probe_file
 from backfill_assets.landing.size_limits import SizeLimits
 from backfill_assets.orders.tables import ORDER_LINES
-from backfill_assets_tests.pipeline import START
+from backfill_assets_tests.helpers.pipeline import START
 
 KB, MB = 1 << 10, 1 << 20
 LINE = 4 * KB

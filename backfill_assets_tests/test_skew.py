@@ -29,8 +29,8 @@ from backfill_assets.spark import tasks as module
 from backfill_assets.tables.arguments import DeclarationError
 from backfill_assets.tables.model_metadata import skew_bounds
 from backfill_assets.tables.table import Table
-from backfill_assets_tests.invented_logs import days, ledger, record
-from backfill_assets_tests.pipeline import Pipeline, day, make_plan, order
+from backfill_assets_tests.helpers.invented_logs import days, ledger, record
+from backfill_assets_tests.helpers.pipeline import Pipeline, day, make_plan, order
 
 
 class Visit(pa.DataFrameModel):

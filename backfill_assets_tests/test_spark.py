@@ -48,8 +48,8 @@ from backfill_assets.spark.jvm_launch import (
 )
 from backfill_assets.spark.known_jars import LOG_STORE_SOURCE
 from backfill_assets.spark.session import Engine
-from backfill_assets_tests.connect_server import server_settings
-from backfill_assets_tests.pipeline import Pipeline, day, order
+from backfill_assets_tests.helpers.connect_server import server_settings
+from backfill_assets_tests.helpers.pipeline import Pipeline, day, order
 
 
 def one_sentence(error: pytest.ExceptionInfo) -> str:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from backfill_assets.backfills.backfill_plan import BackfillRequest
 from backfill_assets.backfills.cost import TOLERANCE, WorkEstimate, even_stages, median_stage_work
 from backfill_assets.calendar.partitions import DAY, Window
-from backfill_assets_tests.pipeline import START
+from backfill_assets_tests.helpers.pipeline import START
 
 
 def make_window(count: int) -> Window:

@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from backfill_assets.spark.tasks import report_stalls
-from backfill_assets_tests.killing import wait_for
+from backfill_assets_tests.helpers.process_kills import wait_for
 
 
 def collect_when_there(spark: SparkSession, file: Path) -> list:

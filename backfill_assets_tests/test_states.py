@@ -39,8 +39,8 @@ from backfill_assets.settings import load_settings
 from backfill_assets.staleness.stale import StaleDays
 from backfill_assets.tables.graph import config_digests
 from backfill_assets.tables.table import Table
-from backfill_assets_tests.invented_logs import NIGHTLY, days, ledger, ledgers, record
-from backfill_assets_tests.invented_states import (
+from backfill_assets_tests.helpers.invented_logs import NIGHTLY, days, ledger, ledgers, record
+from backfill_assets_tests.helpers.invented_states import (
     ALL,
     POLICY,
     W,
@@ -51,8 +51,8 @@ from backfill_assets_tests.invented_states import (
     make_situation,
     states_by_day,
 )
-from backfill_assets_tests.pipeline import START, day
-from backfill_assets_tests.written_logs import commit_with_record, run_operation
+from backfill_assets_tests.helpers.pipeline import START, day
+from backfill_assets_tests.helpers.written_logs import commit_with_record, run_operation
 
 #: Tables by event day; those of them whose days become final; those that go on changing.
 BY_EVENT_DAY = (STAGED, FACT, CURRENT, CORRECTIONS)

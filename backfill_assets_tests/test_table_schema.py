@@ -30,10 +30,10 @@ from backfill_assets.orders.tables import CORRECTIONS, CURRENT, FACT, DailyOrder
 from backfill_assets.publish.types import Candidate, ComputedDays, ComputePlan, Outcome
 from backfill_assets.staleness.stale import StaleDays
 from backfill_assets.tables.table import SchemaError, Table
-from backfill_assets_tests.invented_logs import days
-from backfill_assets_tests.invented_states import make_healthy_ledgers, make_situation
-from backfill_assets_tests.pipeline import Pipeline, day
-from backfill_assets_tests.publishing import (
+from backfill_assets_tests.helpers.invented_logs import days
+from backfill_assets_tests.helpers.invented_states import make_healthy_ledgers, make_situation
+from backfill_assets_tests.helpers.pipeline import Pipeline, day
+from backfill_assets_tests.helpers.publish_rows import (
     OPTIONAL,
     RECORD,
     WIDER,
@@ -44,7 +44,7 @@ from backfill_assets_tests.publishing import (
     run_together,
     window,
 )
-from backfill_assets_tests.written_logs import (
+from backfill_assets_tests.helpers.written_logs import (
     add_action,
     append_commit,
     append_other_commit,

@@ -66,8 +66,8 @@ from backfill_assets_tests.benchmarks.bench_served import (
 from backfill_assets_tests.benchmarks.bench_skew import measure_skew
 from backfill_assets_tests.benchmarks.bench_state import DAYS, measure_state
 from backfill_assets_tests.benchmarks.bench_targets import measure_shadows
-from backfill_assets_tests.connect_server import connect_server
-from backfill_assets_tests.pipeline import LAYERS, START, Pipeline, order
+from backfill_assets_tests.helpers.connect_server import connect_server
+from backfill_assets_tests.helpers.pipeline import LAYERS, START, Pipeline, order
 
 SPARK = {"spark.driver.memory": "6g"}
 PARTS = (

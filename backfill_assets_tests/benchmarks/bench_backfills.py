@@ -28,9 +28,9 @@ from backfill_assets_tests.benchmarks.bench_jobs import (
     time_work,
     write_landing,
 )
-from backfill_assets_tests.connect_server import connect_server
-from backfill_assets_tests.pipeline import EVERYTHING, LAYERS, START
-from backfill_assets_tests.places import BIN
+from backfill_assets_tests.helpers.connect_server import connect_server
+from backfill_assets_tests.helpers.paths import BIN
+from backfill_assets_tests.helpers.pipeline import EVERYTHING, LAYERS, START
 
 DAY = timedelta(days=1)
 _FLAT = {"the layers": "1.15", f"{CORRECTIONS.name} and {CURRENT.name}": "1.25"}

@@ -9,7 +9,7 @@ from statistics import mean
 from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.spark.session import Engine
 from backfill_assets_tests.benchmarks.bench_jobs import print_result, time_work
-from backfill_assets_tests.pipeline import START, Pipeline, make_plan, order
+from backfill_assets_tests.helpers.pipeline import START, Pipeline, make_plan, order
 
 #: How many times the lines of another day the large one has, and the most days of a run.
 _TIMES, _MOST = 20, 7

@@ -12,10 +12,10 @@ from uuid import uuid4
 import dagster as dg
 import yaml
 
-from backfill_assets_tests import postgres
 from backfill_assets_tests.benchmarks.bench_jobs import print_result
-from backfill_assets_tests.events import make_run_events
-from backfill_assets_tests.places import PROJECT
+from backfill_assets_tests.helpers import postgres
+from backfill_assets_tests.helpers.dagster_events import make_run_events
+from backfill_assets_tests.helpers.paths import PROJECT
 
 #: Seconds for each figure.
 _SECONDS = 3.0

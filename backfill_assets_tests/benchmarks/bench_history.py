@@ -22,8 +22,8 @@ from backfill_assets.delta.ledger_reader import read_ledgers
 from backfill_assets.delta.maintenance import TableFiles
 from backfill_assets.orders.tables import FACT, TABLES
 from backfill_assets.spark.session import Engine
-from backfill_assets_tests.deployed import Deployment
-from backfill_assets_tests.pipeline import LAYERS, START, Pipeline, order
+from backfill_assets_tests.helpers.deployment import Deployment
+from backfill_assets_tests.helpers.pipeline import LAYERS, START, Pipeline, order
 
 DAY = timedelta(days=1)
 #: The days that are really there, and those of them that are built again.

@@ -16,8 +16,8 @@ from pyspark.sql import functions as F
 from pyspark.sql.window import Window as SqlWindow
 
 from backfill_assets.spark.session import Engine
-from backfill_assets_tests.pipeline import LAYERS, START, Pipeline
-from backfill_assets_tests.places import PROJECT
+from backfill_assets_tests.helpers.paths import PROJECT
+from backfill_assets_tests.helpers.pipeline import LAYERS, START, Pipeline
 
 #: Work, what was measured, and what is aimed at, of the parts that have run.
 _results: list[tuple[str, str, str]] = []

@@ -20,7 +20,7 @@ from backfill_assets.orders.tables import ORDER_LINES
 from backfill_assets.settings import load_settings
 from backfill_assets.staleness.unloaded import load_targets
 from backfill_assets_tests.benchmarks.bench_jobs import print_result
-from backfill_assets_tests.pipeline import START, order
+from backfill_assets_tests.helpers.pipeline import START, order
 
 T = TypeVar("T")
 DAYS = Window(START, START + timedelta(days=100))

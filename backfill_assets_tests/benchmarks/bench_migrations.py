@@ -14,8 +14,8 @@ from backfill_assets.publish.types import Candidate, ComputedDays, ComputePlan
 from backfill_assets.spark.session import Engine
 from backfill_assets_tests.benchmarks.bench_jobs import print_result, time_work
 from backfill_assets_tests.changing_columns import BEFORE, load_log, make_table, make_writer
-from backfill_assets_tests.pipeline import Pipeline, day
-from backfill_assets_tests.publishing import RECORD, window
+from backfill_assets_tests.helpers.pipeline import Pipeline, day
+from backfill_assets_tests.helpers.publish_rows import RECORD, window
 
 
 def measure_migrations(engine: Engine, root: Path, days: int) -> None:

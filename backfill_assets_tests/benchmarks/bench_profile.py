@@ -31,7 +31,7 @@ from backfill_assets_tests.benchmarks.bench_jobs import (
     run_plain_job,
     write_landing,
 )
-from backfill_assets_tests.pipeline import EVERYTHING, LAYERS, START, Pipeline
+from backfill_assets_tests.helpers.pipeline import EVERYTHING, LAYERS, START, Pipeline
 
 #: What is timed: the part, and the function that is it. A part has its own seconds alone.
 _TIMED: Sequence[tuple[str, Any, str]] = (

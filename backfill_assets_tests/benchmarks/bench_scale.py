@@ -35,7 +35,7 @@ from backfill_assets.spark.session import Engine
 from backfill_assets.staleness.stale import find_stale_days
 from backfill_assets_tests.benchmarks.bench_history import add_nights
 from backfill_assets_tests.benchmarks.bench_jobs import Deployed, print_result
-from backfill_assets_tests.pipeline import START, Pipeline, make_plan, order
+from backfill_assets_tests.helpers.pipeline import START, Pipeline, make_plan, order
 
 DAY = timedelta(days=1)
 TABLES = "backfill_assets_tests.benchmarks.twenty_tables:TABLES"

@@ -25,8 +25,8 @@ from backfill_assets_tests.benchmarks.bench_jobs import (
     time_work,
     write_landing,
 )
-from backfill_assets_tests.deployed import Deployment
-from backfill_assets_tests.pipeline import EVERYTHING, LAYERS, START
+from backfill_assets_tests.helpers.deployment import Deployment
+from backfill_assets_tests.helpers.pipeline import EVERYTHING, LAYERS, START
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from backfill_assets.orders.tables import CURRENT, ORDERS, RAW, REJECTED
 from backfill_assets.spark.session import Engine
 from backfill_assets_guide.examples.customers.lifetime_value import customer_lifetime_value
 from backfill_assets_tests.benchmarks.bench_jobs import Deployed, print_result, time_work
-from backfill_assets_tests.pipeline import Pipeline, day, order
+from backfill_assets_tests.helpers.pipeline import Pipeline, day, order
 
 TABLES = [*ORDERS, customer_lifetime_value]
 STATE = customer_lifetime_value

@@ -13,7 +13,7 @@ from backfill_assets.shadow.build import build_stages, prepare_target
 from backfill_assets.shadow.switch import switch_over
 from backfill_assets.spark.session import Engine
 from backfill_assets_tests.benchmarks.bench_jobs import print_result, time_work
-from backfill_assets_tests.pipeline import Pipeline, day, io_manager_of, order
+from backfill_assets_tests.helpers.pipeline import Pipeline, day, io_manager_of, order
 
 _BEFORE, _AFTER = (
     f"backfill_assets_tests.target_tables{suffix}:TABLES" for suffix in ("", "_after")

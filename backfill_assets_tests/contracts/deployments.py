@@ -11,7 +11,7 @@ import pytest
 
 from backfill_assets.cli import cli
 from backfill_assets.spark.session import Engine
-from backfill_assets_tests.commands import JAN, publish_facts
+from backfill_assets_tests.helpers.command_line import JAN, publish_facts
 
 _WIDTH = 80
 

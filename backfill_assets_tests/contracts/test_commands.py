@@ -16,9 +16,9 @@ from backfill_assets.backfills.reconcile import CodeProvenance, ReconcileResult
 from backfill_assets.cli import backfill, main, outcomes, output
 from backfill_assets.monitoring.states import DayState
 from backfill_assets.orders.tables import FACT
-from backfill_assets_tests.commands import DAYS, JAN, save_plan
 from backfill_assets_tests.contracts.deployments import all_commands, make_deployment
 from backfill_assets_tests.contracts.snapshot_files import TextFile
+from backfill_assets_tests.helpers.command_line import DAYS, JAN, save_plan
 
 
 def test_help(snapshot):

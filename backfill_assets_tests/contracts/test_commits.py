@@ -31,10 +31,21 @@ from backfill_assets.imports.importer import ImportRequest, run_import
 from backfill_assets.orders.tables import FACT, ORDER_LINES
 from backfill_assets.tables.code_version import Code
 from backfill_assets.tables.graph import tables_of
-from backfill_assets_tests.beside import build_shadow, compare_shadow, run_switch_over
 from backfill_assets_tests.contracts.commit_tables import RETIRES
 from backfill_assets_tests.contracts.shapes import shape
-from backfill_assets_tests.pipeline import EVERYTHING, LAYERS, Pipeline, day, order, run_undo
+from backfill_assets_tests.helpers.pipeline import (
+    EVERYTHING,
+    LAYERS,
+    Pipeline,
+    day,
+    order,
+    run_undo,
+)
+from backfill_assets_tests.helpers.shadow_targets import (
+    build_shadow,
+    compare_shadow,
+    run_switch_over,
+)
 
 pytestmark = pytest.mark.system
 PLACE = "backfill_assets_tests.contracts.commit_tables:"

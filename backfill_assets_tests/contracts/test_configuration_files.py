@@ -17,7 +17,7 @@ import yaml
 import backfill_assets
 from backfill_assets.settings import PREFIX, Settings
 from backfill_assets_tests.contracts.snapshot_files import TextFile
-from backfill_assets_tests.places import PROJECT
+from backfill_assets_tests.helpers.paths import PROJECT
 
 PACKAGE = Path(backfill_assets.__file__).parent
 FILES = [

@@ -36,8 +36,8 @@ from backfill_assets.settings import load_settings
 from backfill_assets.shadow.compare import comparison_metrics
 from backfill_assets.spark.tasks import TaskTimes
 from backfill_assets_tests.contracts.snapshot_files import TextFile
-from backfill_assets_tests.invented_states import make_situation
-from backfill_assets_tests.pipeline import io_manager_of
+from backfill_assets_tests.helpers.invented_states import make_situation
+from backfill_assets_tests.helpers.pipeline import io_manager_of
 
 PACKAGE = Path(backfill_assets.__file__).parent
 GUIDE = Path(backfill_assets_guide.__file__).parent

@@ -27,8 +27,8 @@ from backfill_assets.tables.code_version import rows_version
 from backfill_assets.tables.graph import tables_of
 from backfill_assets_tests.contracts import golden_landing
 from backfill_assets_tests.contracts.golden_landing import DAYS, START, day, write_landing
-from backfill_assets_tests.pipeline import Pipeline
-from backfill_assets_tests.rate_server import SECRET, rate_server
+from backfill_assets_tests.helpers.pipeline import Pipeline
+from backfill_assets_tests.helpers.rate_server import SECRET, rate_server
 
 pytestmark = pytest.mark.system
 EXAMPLES = "backfill_assets_tests.contracts.golden_tables:TABLES"

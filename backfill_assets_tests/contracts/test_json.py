@@ -45,9 +45,9 @@ from backfill_assets.settings import load_settings
 from backfill_assets.shadow import compare
 from backfill_assets.shadow.compare import Comparison
 from backfill_assets.spark.session import Engine
-from backfill_assets_tests.commands import DAYS, JAN, publish_facts, save_plan
 from backfill_assets_tests.contracts.deployments import all_commands, make_deployment
 from backfill_assets_tests.contracts.snapshot_files import Shape, TextFile
+from backfill_assets_tests.helpers.command_line import DAYS, JAN, publish_facts, save_plan
 
 LANDED = "arrival_date=2024-01-01/import-0.parquet"
 #: Keys that are data.

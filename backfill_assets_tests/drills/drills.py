@@ -33,8 +33,8 @@ from backfill_assets.monitoring.states import DayState
 from backfill_assets.orders.tables import FACT, LATE, RAW, REJECTED, STAGED, TABLES
 from backfill_assets.settings import load_settings
 from backfill_assets_guide.drills.breaking import Facts, append_again, read_facts, send_orders
-from backfill_assets_tests.deployed import Deployment
-from backfill_assets_tests.pipeline import LAYERS
+from backfill_assets_tests.helpers.deployment import Deployment
+from backfill_assets_tests.helpers.pipeline import LAYERS
 
 #: Nothing of a drill takes longer, also beside somebody else's Spark.
 PATIENCE = 900

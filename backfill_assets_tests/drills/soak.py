@@ -31,10 +31,10 @@ from backfill_assets.orders.tables import FACT, ORDER_LINES, RAW, REJECTED
 from backfill_assets.settings import Settings, load_settings
 from backfill_assets.staleness.stale import find_stale_days
 from backfill_assets.staleness.unloaded import find_unloaded_days
-from backfill_assets_tests.arriving import DAY, Source, Truth
-from backfill_assets_tests.deployed import Deployment
-from backfill_assets_tests.killing import KINDS, kill_random_process
-from backfill_assets_tests.whatever import list_differences
+from backfill_assets_tests.helpers.deployment import Deployment
+from backfill_assets_tests.helpers.landing_truth import list_differences
+from backfill_assets_tests.helpers.process_kills import KINDS, kill_random_process
+from backfill_assets_tests.helpers.random_arrivals import DAY, Source, Truth
 
 #: A day that is not done after so many seconds is a finding.
 _PATIENCE = 1800

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from selenium.webdriver import Chrome
 
-from backfill_assets_tests.built_site import site_in
+from backfill_assets_tests.helpers.docs_site import site_in
 from backfill_assets_tests.ui.browser import CHROMIUM, DRIVER, open_chromium, serve_folder
 
 

@@ -15,7 +15,7 @@ from backfill_assets.delta.ledger_reader import read_ledger, read_ledgers
 from backfill_assets.delta.records import ACCEPTED_CODE
 from backfill_assets.orders.tables import FACT
 from backfill_assets.tables import code_version
-from backfill_assets_tests.pipeline import LAYERS, Pipeline, day, make_plan, order, run_undo
+from backfill_assets_tests.helpers.pipeline import LAYERS, Pipeline, day, make_plan, order, run_undo
 
 RAISED = {kind: number + 1 for kind, number in code_version.ROWS_VERSION.items()}
 

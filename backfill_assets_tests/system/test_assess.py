@@ -18,9 +18,9 @@ from backfill_assets.orders.tables import CURRENT, FACT, LATENESS, RAW, REJECTED
 from backfill_assets.publish.assess import recompute_reason
 from backfill_assets.publish.types import REWRITE_TAG
 from backfill_assets.tables.code_version import Code
-from backfill_assets_tests.invented_logs import commit_metadata, days, ledger, record
-from backfill_assets_tests.pipeline import LAYERS, Pipeline, day, make_plan, order, run_undo
-from backfill_assets_tests.written_logs import commit_days, read_facts
+from backfill_assets_tests.helpers.invented_logs import commit_metadata, days, ledger, record
+from backfill_assets_tests.helpers.pipeline import LAYERS, Pipeline, day, make_plan, order, run_undo
+from backfill_assets_tests.helpers.written_logs import commit_days, read_facts
 
 NOW = ("fingerprint", "code", "config")
 

@@ -20,8 +20,8 @@ from backfill_assets.audit.verdicts import Severity, judge_days, measure_days
 from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.monitoring import lateness_page
 from backfill_assets.orders.tables import LATENESS, ORDER_LINES
-from backfill_assets_tests.model import by_delay
-from backfill_assets_tests.pipeline import Pipeline, day, order
+from backfill_assets_tests.helpers.orders_model import by_delay
+from backfill_assets_tests.helpers.pipeline import Pipeline, day, order
 
 WEEK = Window(day(10), day(17))
 LINE = T.StructType(

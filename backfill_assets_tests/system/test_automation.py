@@ -13,7 +13,7 @@ from dagster._core.test_utils import create_run_for_test
 from backfill_assets.monitoring.incidents import Monitor, find_incidents
 from backfill_assets.monitoring.next_runs import tables_in_progress
 from backfill_assets.orders.tables import CORRECTIONS, CURRENT, FACT, LATE, RAW, STAGED, TABLES
-from backfill_assets_tests.pipeline import LAYERS, Pipeline, day, order
+from backfill_assets_tests.helpers.pipeline import LAYERS, Pipeline, day, order
 
 LOADING = {
     "raw_orders",

@@ -15,9 +15,9 @@ import dagster as dg
 import pytest
 
 from backfill_assets.orders.tables import TABLES
-from backfill_assets_tests.deployed import Deployment
-from backfill_assets_tests.killing import KINDS, kill_random_process
-from backfill_assets_tests.pipeline import LAYERS, Pipeline, day, order
+from backfill_assets_tests.helpers.deployment import Deployment
+from backfill_assets_tests.helpers.pipeline import LAYERS, Pipeline, day, order
+from backfill_assets_tests.helpers.process_kills import KINDS, kill_random_process
 
 DAYS = int(os.environ.get("BACKFILL_TEST_KILL_DAYS", "4"))
 KILLS = int(os.environ.get("BACKFILL_TEST_KILLS", "2"))

@@ -25,8 +25,8 @@ from backfill_assets.orders.tables import FACT, RAW, STAGED, TABLES
 from backfill_assets.settings import load_settings
 from backfill_assets.tables.code_version import Code
 from backfill_assets.tables.graph import Graph, config_digests
-from backfill_assets_tests.invented_logs import days, ledger, ledgers, record
-from backfill_assets_tests.pipeline import (
+from backfill_assets_tests.helpers.invented_logs import days, ledger, ledgers, record
+from backfill_assets_tests.helpers.pipeline import (
     EVERYTHING,
     LAYERS,
     Pipeline,

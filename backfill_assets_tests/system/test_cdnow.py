@@ -13,8 +13,8 @@ import pytest
 from backfill_assets.calendar.partitions import DAY
 from backfill_assets.orders.tables import TABLES
 from backfill_assets.sample.landings import write_cdnow_landing
-from backfill_assets_tests.pipeline import EVERYTHING, Pipeline
-from backfill_assets_tests.places import CDNOW
+from backfill_assets_tests.helpers.paths import CDNOW
+from backfill_assets_tests.helpers.pipeline import EVERYTHING, Pipeline
 
 FIRST, LAST = date(1997, 1, 1), date(1998, 6, 30)
 

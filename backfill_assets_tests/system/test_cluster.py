@@ -11,12 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from backfill_assets_tests.cluster import MASTER, SMALL, Cluster, kill_process, run_cluster
-from backfill_assets_tests.connect_server import connect_server
-from backfill_assets_tests.killing import wait_for
-from backfill_assets_tests.pipeline import END, EVERYTHING, START, Pipeline, day, order
-from backfill_assets_tests.places import BIN, PROJECT
-from backfill_assets_tests.postgres import option
+from backfill_assets_tests.helpers.connect_server import connect_server
+from backfill_assets_tests.helpers.paths import BIN, PROJECT
+from backfill_assets_tests.helpers.pipeline import END, EVERYTHING, START, Pipeline, day, order
+from backfill_assets_tests.helpers.postgres import option
+from backfill_assets_tests.helpers.process_kills import wait_for
+from backfill_assets_tests.helpers.spark_cluster import (
+    MASTER,
+    SMALL,
+    Cluster,
+    kill_process,
+    run_cluster,
+)
 
 pytestmark = [
     pytest.mark.slow,

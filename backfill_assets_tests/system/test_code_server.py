@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from backfill_assets_tests import forked
-from backfill_assets_tests.killing import is_alive, wait_for
-from backfill_assets_tests.places import PROJECT
+from backfill_assets_tests.helpers import forked_process
+from backfill_assets_tests.helpers.paths import PROJECT
+from backfill_assets_tests.helpers.process_kills import is_alive, wait_for
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks on Linux alone")
 Reports = dict[str, dict[str, Any]]
@@ -24,7 +24,9 @@ Reports = dict[str, dict[str, Any]]
 @pytest.fixture
 def server(tmp_path) -> Iterator[subprocess.Popen]:
     """A process that has forked two others."""
-    process = subprocess.Popen([sys.executable, "-m", forked.__name__, str(tmp_path)], cwd=PROJECT)
+    process = subprocess.Popen(
+        [sys.executable, "-m", forked_process.__name__, str(tmp_path)], cwd=PROJECT
+    )
     try:
         yield process
     finally:

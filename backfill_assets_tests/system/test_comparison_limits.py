@@ -12,7 +12,8 @@ from backfill_assets.definitions import build_defs
 from backfill_assets.delta import targets
 from backfill_assets.delta.targets import ComparisonLimits, ShadowTarget
 from backfill_assets.shadow.compare import require_comparison
-from backfill_assets_tests.beside import (
+from backfill_assets_tests.helpers.pipeline import Pipeline, copy_loaded, day, order, run_undo
+from backfill_assets_tests.helpers.shadow_targets import (
     AFTER,
     ALL,
     BEFORE,
@@ -23,7 +24,6 @@ from backfill_assets_tests.beside import (
     read_scores,
     run_switch_over,
 )
-from backfill_assets_tests.pipeline import Pipeline, copy_loaded, day, order, run_undo
 
 New = Callable[..., Pipeline]
 WHOLE = f"{day(1)}...{day(6)}"

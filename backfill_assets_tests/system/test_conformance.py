@@ -16,13 +16,13 @@ import dagster as dg
 import pytest
 
 from backfill_assets.dagster_ext.postgres import PooledEventLog
-from backfill_assets_tests import pipeline as pipelines
-from backfill_assets_tests import s3_server
-from backfill_assets_tests.cluster import MASTER, run_cluster
-from backfill_assets_tests.conformance import Digests, conformance_life
 from backfill_assets_tests.conftest import SHORT, SMALL
-from backfill_assets_tests.connect_server import SESSION_ID, connect_server, run_attached
-from backfill_assets_tests.places import PROJECT
+from backfill_assets_tests.helpers import pipeline as pipelines
+from backfill_assets_tests.helpers import s3_server
+from backfill_assets_tests.helpers.conformance_life import Digests, conformance_life
+from backfill_assets_tests.helpers.connect_server import SESSION_ID, connect_server, run_attached
+from backfill_assets_tests.helpers.paths import PROJECT
+from backfill_assets_tests.helpers.spark_cluster import MASTER, run_cluster
 
 #: Where a nested session writes its digests.
 RESULT = "BACKFILL_TEST_DIGESTS"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from backfill_assets_tests.conftest import SMALL
-from backfill_assets_tests.connect_server import SESSION_ID, connect_server, run_attached
+from backfill_assets_tests.helpers.connect_server import SESSION_ID, connect_server, run_attached
 
 #: The suite's core, run once more in a process that has a Connect session.
 CORE = [

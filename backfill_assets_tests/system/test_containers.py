@@ -29,10 +29,10 @@ import yaml
 from backfill_assets.dagster_ext.launcher import PromptRunCoordinator
 from backfill_assets.settings import load_settings
 from backfill_assets_tests import conftest
-from backfill_assets_tests.graphql import ask
-from backfill_assets_tests.killing import find_processes, kill_kinds
-from backfill_assets_tests.places import BIN, PROJECT, free_port
-from backfill_assets_tests.postgres import Database
+from backfill_assets_tests.helpers.graphql import ask
+from backfill_assets_tests.helpers.paths import BIN, PROJECT, free_port
+from backfill_assets_tests.helpers.postgres import Database
+from backfill_assets_tests.helpers.process_kills import find_processes, kill_kinds
 
 DEPLOY = PROJECT / "backfill_assets/deploy"
 COMPOSE = (DEPLOY / "compose.yaml").read_text()

@@ -24,8 +24,8 @@ from backfill_assets.tables.arguments import DeclarationError
 from backfill_assets.tables.code_version import running_code
 from backfill_assets.tables.graph import Graph, tables_of
 from backfill_assets.tables.table import RECORDED
+from backfill_assets_tests.helpers.pipeline import EVERYTHING, Pipeline, day, order, run_verify
 from backfill_assets_tests.own_tables import my_known
-from backfill_assets_tests.pipeline import EVERYTHING, Pipeline, day, order, run_verify
 
 PLACE = "my_known:TABLES"
 SPEND, NOW, MORE = my_known.TABLES[-3:]

@@ -20,7 +20,7 @@ from backfill_assets_guide.examples.customers.orders import (
     fact_orders_settled,
 )
 from backfill_assets_guide.examples.customers.sample import Batch, create_batches, land_batch
-from backfill_assets_tests.customers_model import (
+from backfill_assets_tests.helpers.customers_model import (
     Version,
     expected_versions,
     parse_change,
@@ -28,7 +28,7 @@ from backfill_assets_tests.customers_model import (
     parse_versions,
     version_as_known,
 )
-from backfill_assets_tests.pipeline import LAYERS, START, Pipeline, day
+from backfill_assets_tests.helpers.pipeline import LAYERS, START, Pipeline, day
 
 DAYS = 7
 

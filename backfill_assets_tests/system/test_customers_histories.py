@@ -29,20 +29,20 @@ from backfill_assets.delta.ledger_reader import read_ledgers
 from backfill_assets.lookups import batch
 from backfill_assets.publish import io_manager
 from backfill_assets.staleness.stale import find_stale_days
-from backfill_assets_tests import memory_model
-from backfill_assets_tests.customers_histories import DAYS, LOOKS, history
-from backfill_assets_tests.customers_model import (
+from backfill_assets_tests.customers_tables import COHORT_DAYS, LABEL_DAYS, SETTLES_AFTER
+from backfill_assets_tests.helpers import memory_model
+from backfill_assets_tests.helpers.customers_histories import DAYS, LOOKS, history
+from backfill_assets_tests.helpers.customers_model import (
     Change,
     expected_versions,
     parse_change,
     parse_versions,
     version_as_known,
 )
-from backfill_assets_tests.customers_tables import COHORT_DAYS, LABEL_DAYS, SETTLES_AFTER
-from backfill_assets_tests.model import run_model
-from backfill_assets_tests.pipeline import EVERYTHING, START, Pipeline, day
-from backfill_assets_tests.places import BIN
-from backfill_assets_tests.rate_server import SECRET, rate_server, true_rate
+from backfill_assets_tests.helpers.orders_model import run_model
+from backfill_assets_tests.helpers.paths import BIN
+from backfill_assets_tests.helpers.pipeline import EVERYTHING, START, Pipeline, day
+from backfill_assets_tests.helpers.rate_server import SECRET, rate_server, true_rate
 
 PLACE = "backfill_assets_tests.customers_tables:TABLES"
 WINDOW = 2

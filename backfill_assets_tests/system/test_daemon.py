@@ -20,9 +20,9 @@ from backfill_assets.orders.tables import ORDER_LINES, RAW, TABLES
 from backfill_assets.staleness.stale import find_stale_days
 from backfill_assets.staleness.unloaded import find_unloaded_days
 from backfill_assets_tests import conftest
-from backfill_assets_tests.killing import find_processes, kill_kinds
-from backfill_assets_tests.pipeline import EVERYTHING, Pipeline, day, order
-from backfill_assets_tests.places import BIN, dagster_yaml
+from backfill_assets_tests.helpers.paths import BIN, dagster_yaml
+from backfill_assets_tests.helpers.pipeline import EVERYTHING, Pipeline, day, order
+from backfill_assets_tests.helpers.process_kills import find_processes, kill_kinds
 
 DAYS = 4
 KILLS = 6

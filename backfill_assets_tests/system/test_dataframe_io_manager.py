@@ -18,7 +18,7 @@ from backfill_assets.delta.ledger_reader import read_ledger
 from backfill_assets.publish.io_manager import MODEL
 from backfill_assets.tables.arguments import DeclarationError
 from backfill_assets.tables.table import Table
-from backfill_assets_tests.pipeline import START, Pipeline, day, order
+from backfill_assets_tests.helpers.pipeline import START, Pipeline, day, order
 
 DAYS = dg.DailyPartitionsDefinition(str(START), end_date=str(day(31)))
 

@@ -26,10 +26,15 @@ from backfill_assets.spark.jars import EngineError
 from backfill_assets.spark.jvm_launch import ScratchDir
 from backfill_assets.spark.servers import Server, SparkServer
 from backfill_assets_tests import conftest
-from backfill_assets_tests.commands import refusal_message
-from backfill_assets_tests.graphql import ask
-from backfill_assets_tests.killing import find_processes, is_alive, kill_kinds, wait_for
-from backfill_assets_tests.places import BIN, PROJECT, dagster_yaml
+from backfill_assets_tests.helpers.command_line import refusal_message
+from backfill_assets_tests.helpers.graphql import ask
+from backfill_assets_tests.helpers.paths import BIN, PROJECT, dagster_yaml
+from backfill_assets_tests.helpers.process_kills import (
+    find_processes,
+    is_alive,
+    kill_kinds,
+    wait_for,
+)
 
 TOKEN = "SPARK_CONNECT_AUTHENTICATE_TOKEN"
 QUIET = "DAGSTER_DAEMON_LOG_LEVEL"

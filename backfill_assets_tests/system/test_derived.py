@@ -24,9 +24,8 @@ from backfill_assets.staleness.finality import final_days
 from backfill_assets.tables.arguments import DeclarationError
 from backfill_assets.tables.code_version import running_code
 from backfill_assets.tables.graph import Graph, load_tables, tables_of
-from backfill_assets_tests.invented_logs import days, ledger, ledgers, record
-from backfill_assets_tests.own_tables import my_tables
-from backfill_assets_tests.pipeline import (
+from backfill_assets_tests.helpers.invented_logs import days, ledger, ledgers, record
+from backfill_assets_tests.helpers.pipeline import (
     EVERYTHING,
     START,
     Pipeline,
@@ -35,6 +34,7 @@ from backfill_assets_tests.pipeline import (
     run_undo,
     run_verify,
 )
+from backfill_assets_tests.own_tables import my_tables
 
 PLACE = "my_tables:TABLES"
 SPEND, CustomerSpend = my_tables.customer_spend_7d, my_tables.CustomerSpend

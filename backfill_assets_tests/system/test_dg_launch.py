@@ -9,8 +9,8 @@ import subprocess
 from backfill_assets.delta.ledger_reader import read_ledgers
 from backfill_assets.orders.tables import FACT
 from backfill_assets_tests import conftest
-from backfill_assets_tests.pipeline import LAYERS, Pipeline, day, order
-from backfill_assets_tests.places import BIN, dagster_yaml
+from backfill_assets_tests.helpers.paths import BIN, dagster_yaml
+from backfill_assets_tests.helpers.pipeline import LAYERS, Pipeline, day, order
 
 
 def test_a_range_that_is_longer_than_a_run_elsewhere(engine, tmp_path):

@@ -21,8 +21,8 @@ from backfill_assets_guide.drills.outages import OUTAGES
 from backfill_assets_guide.drills.playing import Drill
 from backfill_assets_guide.drills.scoring import Score
 from backfill_assets_guide.drills.strikes import EUROS, READERS
-from backfill_assets_tests.pages import code_blocks
-from backfill_assets_tests.playing import Player
+from backfill_assets_tests.helpers.docs_pages import code_blocks
+from backfill_assets_tests.helpers.drill_player import Player
 
 DAYS = 12
 PAGE = "docs/guide/incident-room.md"

@@ -21,7 +21,7 @@ from backfill_assets.spark.configuration import connect_server_command
 from backfill_assets.spark.jvm_launch import ScratchDir
 from backfill_assets.spark.processes import jvm_environment
 from backfill_assets.spark.servers import SparkServer
-from backfill_assets_tests.places import PROJECT
+from backfill_assets_tests.helpers.paths import PROJECT
 
 CLIENT = """
 import os, sys
@@ -52,7 +52,7 @@ import gzip, json, sys
 from pathlib import Path
 from backfill_assets.spark.session import Engine
 from backfill_assets.settings import load_settings
-from backfill_assets_tests.pipeline import Pipeline, order
+from backfill_assets_tests.helpers.pipeline import Pipeline, order
 conf = {"spark.driver.memory": "1500m"}
 pipeline = Pipeline(
     Engine.from_settings(load_settings(spark_master="local[2]", spark_conf=conf)), Path(sys.argv[1])

@@ -33,8 +33,8 @@ from backfill_assets.tables.current import current
 from backfill_assets.tables.graph import tables_of
 from backfill_assets_guide.examples.customers import enrichment
 from backfill_assets_guide.examples.customers.enrichment import RATES, fact_orders_eur
-from backfill_assets_tests.pages import code_blocks
-from backfill_assets_tests.pipeline import (
+from backfill_assets_tests.helpers.docs_pages import code_blocks
+from backfill_assets_tests.helpers.pipeline import (
     EVERYTHING,
     Pipeline,
     copy_loaded,
@@ -44,7 +44,7 @@ from backfill_assets_tests.pipeline import (
     run_undo,
     run_verify,
 )
-from backfill_assets_tests.rate_server import SECRET, rate_server, true_rate
+from backfill_assets_tests.helpers.rate_server import SECRET, rate_server, true_rate
 
 EUR = fact_orders_eur.name
 

@@ -13,9 +13,9 @@ import pytest
 from deltalake import DeltaTable
 
 from backfill_assets_tests.conftest import SMALL
-from backfill_assets_tests.connect_server import connect_server, run_attached
-from backfill_assets_tests.pipeline import END, START, day, order
-from backfill_assets_tests.places import BIN, PROJECT
+from backfill_assets_tests.helpers.connect_server import connect_server, run_attached
+from backfill_assets_tests.helpers.paths import BIN, PROJECT
+from backfill_assets_tests.helpers.pipeline import END, START, day, order
 
 pytestmark = pytest.mark.skipif("SPARK_REMOTE" in os.environ, reason="starts engines of its own")
 

@@ -23,8 +23,8 @@ from backfill_assets.calendar.partitions import Window
 from backfill_assets.definitions import build_defs
 from backfill_assets.orders.tables import FACT, STAGED
 from backfill_assets.spark.session import Engine
-from backfill_assets_tests.commands import refusal_message
-from backfill_assets_tests.pipeline import Pipeline, copy_loaded, day, order
+from backfill_assets_tests.helpers.command_line import refusal_message
+from backfill_assets_tests.helpers.pipeline import Pipeline, copy_loaded, day, order
 
 DAYS = Window(day(1), day(5))
 

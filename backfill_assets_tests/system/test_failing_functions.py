@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from backfill_assets.delta.ledger_reader import read_ledgers
-from backfill_assets_tests.pipeline import LAYERS, Pipeline, day, order
+from backfill_assets_tests.helpers.pipeline import LAYERS, Pipeline, day, order
 
 TABLES = "backfill_assets_tests.failing_tables:TABLES"
 #: By table, what its failure says.

@@ -18,8 +18,8 @@ import pytest
 
 from backfill_assets.dagster_ext.instance_access import lock_home, write_password
 from backfill_assets.settings import load_settings
-from backfill_assets_tests.deployed import Deployment
-from backfill_assets_tests.killing import find_processes, is_alive, wait_for
+from backfill_assets_tests.helpers.deployment import Deployment
+from backfill_assets_tests.helpers.process_kills import find_processes, is_alive, wait_for
 
 ANNA = {"Authorization": "Basic " + base64.b64encode(b"anna:secret").decode()}
 MUTATION = "mutation{__typename}"

@@ -10,7 +10,7 @@ from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.wait import WebDriverWait
 
-from backfill_assets_tests.glossary import ROWS, Row
+from backfill_assets_tests.helpers.glossary import ROWS, Row
 
 #: So many pages are looked at from the top of the results.
 FIRST = 8

@@ -15,8 +15,8 @@ from selenium.webdriver import Chrome, Keys
 from selenium.webdriver.common.by import By
 
 from backfill_assets.cli import cli
-from backfill_assets_tests.pages import PAGES
-from backfill_assets_tests.places import PROJECT
+from backfill_assets_tests.helpers.docs_pages import PAGES
+from backfill_assets_tests.helpers.paths import PROJECT
 from backfill_assets_tests.ui.guide_pages import (
     Keyboard,
     call_module,

@@ -26,12 +26,12 @@ from backfill_assets.orders.tables import CORRECTIONS, CURRENT, FACT, LATE, RAW,
 from backfill_assets.settings import load_settings
 from backfill_assets.staleness.finality import window_closed_at
 from backfill_assets.tables.graph import Graph
-from backfill_assets_tests.invented_logs import ledger
-from backfill_assets_tests.invented_logs import make_raw_record as commit
-from backfill_assets_tests.lab_pages import read_figures
-from backfill_assets_tests.model import current_facts, run_model, version_key
-from backfill_assets_tests.pages import PAGES
-from backfill_assets_tests.pipeline import START, day
+from backfill_assets_tests.helpers.docs_pages import PAGES
+from backfill_assets_tests.helpers.invented_logs import ledger
+from backfill_assets_tests.helpers.invented_logs import make_raw_record as commit
+from backfill_assets_tests.helpers.lab_pages import read_figures
+from backfill_assets_tests.helpers.orders_model import current_facts, run_model, version_key
+from backfill_assets_tests.helpers.pipeline import START, day
 from backfill_assets_tests.ui.guide_pages import call_module
 from backfill_assets_tests.ui.simulators import Simulator
 

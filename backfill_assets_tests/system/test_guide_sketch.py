@@ -19,7 +19,7 @@ from backfill_assets.tables.graph import Graph
 from backfill_assets.tables.sources import Role, SourceTable
 from backfill_assets.tables.table import Table
 from backfill_assets_guide.labs.running import LABS
-from backfill_assets_tests.places import PROJECT
+from backfill_assets_tests.helpers.paths import PROJECT
 from backfill_assets_tests.ui.guide_pages import (
     Keyboard,
     call_module,

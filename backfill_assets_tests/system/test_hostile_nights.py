@@ -10,8 +10,8 @@ import pytest
 
 from backfill_assets.monitoring.incidents import Monitor, find_incidents
 from backfill_assets.monitoring.states import DayState, Situation, day_states
-from backfill_assets_tests.invented_listings import close_folder
-from backfill_assets_tests.pipeline import Pipeline, day, order
+from backfill_assets_tests.helpers.invented_listings import close_folder
+from backfill_assets_tests.helpers.pipeline import Pipeline, day, order
 
 FINE = (1, 2, 7)
 

@@ -14,8 +14,8 @@ from backfill_assets.backfills.verify import VerifyOutcome
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.landing.listing import list_landing
 from backfill_assets.publish.types import ACCEPT_TAG
+from backfill_assets_tests.helpers.pipeline import Pipeline, day, make_plan, run_undo, run_verify
 from backfill_assets_tests.neighbours import TAPS, Taps, taps_by_hour
-from backfill_assets_tests.pipeline import Pipeline, day, make_plan, run_undo, run_verify
 
 NAMES = tuple(declared.name for declared in (*TAPS.tables, taps_by_hour))
 

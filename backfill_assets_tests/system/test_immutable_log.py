@@ -22,8 +22,8 @@ from backfill_assets.monitoring.states import DayState, Situation, day_states
 from backfill_assets.orders.tables import ORDER_LINES, RAW, TABLES
 from backfill_assets.publish.types import ACCEPT_TAG, REWRITE_TAG
 from backfill_assets.staleness.unloaded import find_unloaded_days, loaded_manifests
-from backfill_assets_tests.invented_listings import file_path
-from backfill_assets_tests.pipeline import Pipeline, count_outcomes, day, order
+from backfill_assets_tests.helpers.invented_listings import file_path
+from backfill_assets_tests.helpers.pipeline import Pipeline, count_outcomes, day, order
 
 RAW_STEP = ("raw_orders", "raw_orders_rejected")
 REWRITE = {REWRITE_TAG: "true"}

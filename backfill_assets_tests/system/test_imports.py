@@ -34,7 +34,7 @@ from backfill_assets.imports.importer import (
 from backfill_assets.imports.landing_files import split_chunks
 from backfill_assets.orders.tables import ORDER_LINES
 from backfill_assets.spark.session import Engine
-from backfill_assets_tests.pipeline import LAYERS, Pipeline, day
+from backfill_assets_tests.helpers.pipeline import LAYERS, Pipeline, day
 
 SCHEMA = pa.schema(
     [

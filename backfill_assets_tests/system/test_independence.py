@@ -21,8 +21,8 @@ from backfill_assets.publish.compute import (
 )
 from backfill_assets.publish.types import ComputedDays
 from backfill_assets_tests.dependent_tables import by_day
-from backfill_assets_tests.invented_logs import record
-from backfill_assets_tests.pipeline import LAYERS, Pipeline, day, order, run_verify
+from backfill_assets_tests.helpers.invented_logs import record
+from backfill_assets_tests.helpers.pipeline import LAYERS, Pipeline, day, order, run_verify
 
 TABLES = "backfill_assets_tests.dependent_tables:TABLES"
 GOOD = "by_day"

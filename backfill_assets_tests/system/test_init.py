@@ -14,7 +14,7 @@ import yaml
 
 from backfill_assets.cli import main
 from backfill_assets_tests.conftest import SMALL
-from backfill_assets_tests.places import BIN, PROJECT
+from backfill_assets_tests.helpers.paths import BIN, PROJECT
 
 
 def run_make(folder: Path, target: str) -> str:

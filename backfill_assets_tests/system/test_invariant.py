@@ -28,9 +28,9 @@ from backfill_assets.monitoring.incidents import Monitor
 from backfill_assets.monitoring.states import day_states
 from backfill_assets.publish.types import REWRITE_TAG
 from backfill_assets.tables.graph import tables_of
-from backfill_assets_tests.beside import build_shadow
-from backfill_assets_tests.lived import RULES, WINDOW, false_claims
-from backfill_assets_tests.pipeline import START, Pipeline, day, order
+from backfill_assets_tests.helpers.pipeline import START, Pipeline, day, order
+from backfill_assets_tests.helpers.random_lives import RULES, WINDOW, false_claims
+from backfill_assets_tests.helpers.shadow_targets import build_shadow
 
 pytestmark = [pytest.mark.torture, pytest.mark.timeout(14400)]
 #: So many seeds from 0; seed 4 failed once.

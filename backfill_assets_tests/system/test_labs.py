@@ -8,8 +8,8 @@ import pytest
 
 from backfill_assets.cli import main
 from backfill_assets_guide.labs import running
-from backfill_assets_tests.lab_pages import read_figures
-from backfill_assets_tests.places import PROJECT
+from backfill_assets_tests.helpers.lab_pages import read_figures
+from backfill_assets_tests.helpers.paths import PROJECT
 
 #: Of a few rows; they write as careless jobs do, and as the package does.
 CHEAP = ("torn", "merge")

@@ -46,7 +46,7 @@ from backfill_assets.monitoring.automation import _run_request
 from backfill_assets.monitoring.incidents import Monitor
 from backfill_assets.monitoring.next_runs import LOAD, REBUILD, Request
 from backfill_assets.settings import load_settings
-from backfill_assets_tests.places import PROJECT, dagster_yaml
+from backfill_assets_tests.helpers.paths import PROJECT, dagster_yaml
 
 NIGHT = date(2024, 1, 3)
 #: A run's process: it works until its standard input ends.

@@ -32,8 +32,8 @@ from backfill_assets_tests.fixtures.write_life import (
     serve_stage,
     tick_until_launched,
 )
-from backfill_assets_tests.pipeline import START, Pipeline, day, make_plan, run_undo
-from backfill_assets_tests.places import PROJECT
+from backfill_assets_tests.helpers.paths import PROJECT
+from backfill_assets_tests.helpers.pipeline import START, Pipeline, day, make_plan, run_undo
 
 FIXTURE = PROJECT / "backfill_assets_tests" / "fixtures" / "life-before-code-versions.tar.gz"
 

@@ -12,7 +12,14 @@ from backfill_assets.calendar.partitions import DAY, Window, from_ranges
 from backfill_assets.delta.ledger_reader import read_ledgers
 from backfill_assets.monitoring.incidents import Monitor
 from backfill_assets.monitoring.states import DayState, day_states
-from backfill_assets_tests.pipeline import EVERYTHING, LAYERS, Pipeline, day, make_plan, run_verify
+from backfill_assets_tests.helpers.pipeline import (
+    EVERYTHING,
+    LAYERS,
+    Pipeline,
+    day,
+    make_plan,
+    run_verify,
+)
 
 PLACE = "backfill_assets_tests.training_tables:TABLES"
 NAMES = (*EVERYTHING, "features", "labels_daily", "training_daily")

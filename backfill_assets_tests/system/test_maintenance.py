@@ -23,7 +23,7 @@ from backfill_assets.delta.maintenance import MaintenanceResult, TableFiles, run
 from backfill_assets.orders.tables import CORRECTIONS, FACT
 from backfill_assets.publish.types import Candidate, ComputedDays, ComputePlan, DayResult
 from backfill_assets.spark.session import Engine
-from backfill_assets_tests.pipeline import Pipeline, day
+from backfill_assets_tests.helpers.pipeline import Pipeline, day
 
 RECORD = {"run_id": "r1", "asset": FACT.name, "code_version": "c", "config_digest": "d"}
 DAYS = 86400

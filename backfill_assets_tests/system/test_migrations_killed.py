@@ -21,11 +21,11 @@ from backfill_assets.delta.migrate import read_migration
 from backfill_assets.settings import PREFIX
 from backfill_assets.tables.graph import tables_of
 from backfill_assets_tests.conftest import SMALL
-from backfill_assets_tests.connect_server import connect_server
-from backfill_assets_tests.deployed import COMMAND
-from backfill_assets_tests.killing import wait_for
-from backfill_assets_tests.pipeline import Pipeline, day, order
-from backfill_assets_tests.places import PROJECT, dagster_yaml
+from backfill_assets_tests.helpers.connect_server import connect_server
+from backfill_assets_tests.helpers.deployment import COMMAND
+from backfill_assets_tests.helpers.paths import PROJECT, dagster_yaml
+from backfill_assets_tests.helpers.pipeline import Pipeline, day, order
+from backfill_assets_tests.helpers.process_kills import wait_for
 
 BEFORE = "backfill_assets_tests.migrating_tables:TABLES"
 AFTER = "backfill_assets_tests.migrating_tables_after:TABLES"

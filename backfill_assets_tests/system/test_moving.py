@@ -13,8 +13,8 @@ import dagster as dg
 from backfill_assets.dagster_ext.eventlog import LocalEventLog
 from backfill_assets.dagster_ext.postgres import PooledEventLog
 from backfill_assets.orders.tables import TABLES
-from backfill_assets_tests.pipeline import EVERYTHING, Pipeline, day, make_plan, order
-from backfill_assets_tests.places import PROJECT
+from backfill_assets_tests.helpers.paths import PROJECT
+from backfill_assets_tests.helpers.pipeline import EVERYTHING, Pipeline, day, make_plan, order
 
 DAYS = 3
 

@@ -10,11 +10,11 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
-from backfill_assets_tests.deployed import Deployment
-from backfill_assets_tests.graphql import ask
+from backfill_assets_tests.helpers.deployment import Deployment
+from backfill_assets_tests.helpers.graphql import ask
+from backfill_assets_tests.helpers.paths import BIN, PROJECT
+from backfill_assets_tests.helpers.pipeline import LAYERS, day, order
 from backfill_assets_tests.neighbours import TAPS, Taps
-from backfill_assets_tests.pipeline import LAYERS, day, order
-from backfill_assets_tests.places import BIN, PROJECT
 
 
 def table_options(*names: str) -> list[str]:

@@ -15,8 +15,8 @@ from backfill_assets.monitoring.incidents import Monitor
 from backfill_assets.monitoring.states import day_states
 from backfill_assets.settings import load_settings
 from backfill_assets.tables.graph import config_digests, graph_for, tables_of
+from backfill_assets_tests.helpers.pipeline import Pipeline, day
 from backfill_assets_tests.next_day_tables import READINGS, consumption
-from backfill_assets_tests.pipeline import Pipeline, day
 
 TABLES = "backfill_assets_tests.next_day_tables:TABLES"
 

@@ -35,9 +35,15 @@ from backfill_assets.staleness.input_digest import input_digests
 from backfill_assets.staleness.stale import StaleDay, StaleDays
 from backfill_assets.tables.code_version import Code
 from backfill_assets_tests import conftest
-from backfill_assets_tests.invented_logs import days, ledger, ledgers, make_raw_record, record
-from backfill_assets_tests.pipeline import START, Pipeline, day, order
-from backfill_assets_tests.places import PROJECT
+from backfill_assets_tests.helpers.invented_logs import (
+    days,
+    ledger,
+    ledgers,
+    make_raw_record,
+    record,
+)
+from backfill_assets_tests.helpers.paths import PROJECT
+from backfill_assets_tests.helpers.pipeline import START, Pipeline, day, order
 
 
 def selected_assets(command: str) -> list[str]:

@@ -22,10 +22,10 @@ from backfill_assets.orders.tables import CORRECTIONS, CURRENT, FACT, LATE, RAW,
 from backfill_assets.sample.landings import write_cdnow_landing
 from backfill_assets.staleness.finality import final_days
 from backfill_assets.staleness.stale import find_stale_days
-from backfill_assets_tests.landings import history
-from backfill_assets_tests.model import run_model
-from backfill_assets_tests.pipeline import EVERYTHING, START, Pipeline, day
-from backfill_assets_tests.places import CDNOW
+from backfill_assets_tests.helpers.landing_strategies import history
+from backfill_assets_tests.helpers.orders_model import run_model
+from backfill_assets_tests.helpers.paths import CDNOW
+from backfill_assets_tests.helpers.pipeline import EVERYTHING, START, Pipeline, day
 
 pytestmark = [pytest.mark.torture, pytest.mark.timeout(14400)]
 DAY = timedelta(days=1)

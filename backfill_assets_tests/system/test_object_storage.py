@@ -30,10 +30,17 @@ from backfill_assets.spark.filesystems import folder_filesystem
 from backfill_assets.spark.jars import fetch_s3_jars
 from backfill_assets.spark.known_jars import LOG_STORE
 from backfill_assets_tests.conftest import LASTING, SMALL
-from backfill_assets_tests.connect_server import connect_server
-from backfill_assets_tests.places import CDNOW
-from backfill_assets_tests.postgres import option
-from backfill_assets_tests.s3_server import BUCKET, FOLDER, MISSING, PROGRAM, S3Server, s3_server
+from backfill_assets_tests.helpers.connect_server import connect_server
+from backfill_assets_tests.helpers.paths import CDNOW
+from backfill_assets_tests.helpers.postgres import option
+from backfill_assets_tests.helpers.s3_server import (
+    BUCKET,
+    FOLDER,
+    MISSING,
+    PROGRAM,
+    S3Server,
+    s3_server,
+)
 
 #: Commits of each driver that races.
 COMMITS = 6

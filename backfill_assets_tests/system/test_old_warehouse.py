@@ -16,8 +16,8 @@ from backfill_assets.delta.ledger_reader import read_ledgers
 from backfill_assets.delta.table_schema import schema_differences
 from backfill_assets.monitoring.incidents import Monitor
 from backfill_assets.monitoring.states import DayState, day_states
-from backfill_assets_tests.pipeline import EVERYTHING, START, Pipeline, day, run_undo
-from backfill_assets_tests.places import PROJECT
+from backfill_assets_tests.helpers.paths import PROJECT
+from backfill_assets_tests.helpers.pipeline import EVERYTHING, START, Pipeline, day, run_undo
 
 FIXTURE = PROJECT / "backfill_assets_tests" / "fixtures" / "warehouse-before-sources.tar.gz"
 DAYS = {*Window(START, day(7))}

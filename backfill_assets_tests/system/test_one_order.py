@@ -15,8 +15,8 @@ from backfill_assets.calendar.partitions import Window
 from backfill_assets.landing.read import probe_files, read_lines
 from backfill_assets.orders.tables import ORDER_LINES, TABLES
 from backfill_assets.transforms.dedup import with_event_day
-from backfill_assets_tests.pages import PAGES, code_blocks
-from backfill_assets_tests.pipeline import Pipeline, day
+from backfill_assets_tests.helpers.docs_pages import PAGES, code_blocks
+from backfill_assets_tests.helpers.pipeline import Pipeline, day
 
 PAGE = "docs/one-order.md"
 ORDERED = date(2024, 1, 5)

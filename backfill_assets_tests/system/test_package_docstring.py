@@ -12,7 +12,7 @@ import backfill_assets
 from backfill_assets.monitoring.incidents import read_situation
 from backfill_assets.monitoring.states import DayState, day_states
 from backfill_assets.tables.graph import graph_for
-from backfill_assets_tests.pipeline import Pipeline, day
+from backfill_assets_tests.helpers.pipeline import Pipeline, day
 
 MODULE = "docstring_visits"
 

@@ -20,8 +20,8 @@ from backfill_assets.orders.tables import RAW, STAGED, TABLES
 from backfill_assets.publish.io_manager import PLOT, DeltaIOManager
 from backfill_assets.sample.landings import write_invented_landing
 from backfill_assets.staleness.unloaded import loaded_manifests
-from backfill_assets_tests.model import run_model
-from backfill_assets_tests.pipeline import (
+from backfill_assets_tests.helpers.orders_model import run_model
+from backfill_assets_tests.helpers.pipeline import (
     END,
     EVERYTHING,
     LAYERS,

@@ -24,10 +24,15 @@ from backfill_assets.calendar.partitions import Window
 from backfill_assets.dagster_ext.internals import max_tag_bytes
 from backfill_assets.dagster_ext.postgres import PooledEventLog, PostgresStorage
 from backfill_assets_tests.drills import drills
-from backfill_assets_tests.events import DAYS, OF_EVENTS, asset_event, make_run_events
-from backfill_assets_tests.killing import kill_random_process, wait_for
-from backfill_assets_tests.places import PROJECT, dagster_yaml
-from backfill_assets_tests.postgres import Database, Server
+from backfill_assets_tests.helpers.dagster_events import (
+    DAYS,
+    OF_EVENTS,
+    asset_event,
+    make_run_events,
+)
+from backfill_assets_tests.helpers.paths import PROJECT, dagster_yaml
+from backfill_assets_tests.helpers.postgres import Database, Server
+from backfill_assets_tests.helpers.process_kills import kill_random_process, wait_for
 
 CONFIG = PROJECT / "backfill_assets/deploy/dagster.postgres.yaml"
 

@@ -22,11 +22,11 @@ from backfill_assets.landing.read import probe_files, read_lines
 from backfill_assets.orders.tables import CORRECTIONS, CURRENT, FACT, LATE, ORDER_LINES, RAW, STAGED
 from backfill_assets.staleness import impact
 from backfill_assets.transforms import dedup
-from backfill_assets_tests.landings import DAYS, batches
-from backfill_assets_tests.model import current_facts, run_model
-from backfill_assets_tests.pipeline import LAYERS, START, Pipeline, day
-from backfill_assets_tests.places import PROJECT
-from backfill_assets_tests.whatever import sum_facts
+from backfill_assets_tests.helpers.landing_strategies import DAYS, batches
+from backfill_assets_tests.helpers.landing_truth import sum_facts
+from backfill_assets_tests.helpers.orders_model import current_facts, run_model
+from backfill_assets_tests.helpers.paths import PROJECT
+from backfill_assets_tests.helpers.pipeline import LAYERS, START, Pipeline, day
 
 CALENDAR = Window(day(1), day(DAYS + 1))
 SLOW = partial(
@@ -228,6 +228,6 @@ def test_runs_in_any_order_end_as_one_clean_load(engine, spark, history, final):
 
 
 def test_the_model_is_independent_of_the_code():
-    source = (PROJECT / "backfill_assets_tests" / "model.py").read_text()
+    source = (PROJECT / "backfill_assets_tests" / "helpers" / "orders_model.py").read_text()
     imports = [line for line in source.splitlines() if line.startswith(("import", "from"))]
     assert not any("backfill_assets" in line for line in imports)

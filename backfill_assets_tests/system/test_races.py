@@ -13,7 +13,7 @@ import pytest
 
 from backfill_assets.delta.records import CommitRecord
 from backfill_assets.orders.tables import RAW, TABLES
-from backfill_assets_tests.pipeline import LAYERS, Pipeline, day, order
+from backfill_assets_tests.helpers.pipeline import LAYERS, Pipeline, day, order
 
 RACES = int(os.environ.get("BACKFILL_TEST_RACES", "2"))
 DAYS = 2

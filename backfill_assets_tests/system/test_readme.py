@@ -25,9 +25,15 @@ from backfill_assets.monitoring.states import DayState
 from backfill_assets.orders.tables import TABLES
 from backfill_assets.settings import PREFIX, Settings, load_settings
 from backfill_assets_tests import conftest
-from backfill_assets_tests.built_site import site_in
-from backfill_assets_tests.pages import BLOCK, PAGES, anchor_of, code_blocks, split_sections
-from backfill_assets_tests.places import BIN, PROJECT
+from backfill_assets_tests.helpers.docs_pages import (
+    BLOCK,
+    PAGES,
+    anchor_of,
+    code_blocks,
+    split_sections,
+)
+from backfill_assets_tests.helpers.docs_site import site_in
+from backfill_assets_tests.helpers.paths import BIN, PROJECT
 
 ALL = "\n".join(PAGES.values())
 (SAMPLE_END,) = re.findall(r"^export BACKFILL_ASSETS_END=(\S+)$", ALL, re.MULTILINE)
@@ -234,7 +240,7 @@ def test_the_other_blocks_are_run_by_the_module_that_is_named():
     for (page, language), module in RUN_ELSEWHERE.items():
         assert code_blocks(page, language)
         assert (
-            f'documented("{page}", "{language}")'
+            f'code_blocks("{page}", "{language}")'
             in (PROJECT / "backfill_assets_tests" / module).read_text()
         )
 

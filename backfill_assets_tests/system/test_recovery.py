@@ -16,8 +16,8 @@ from deltalake.exceptions import TableNotFoundError
 
 from backfill_assets.orders.tables import TABLES
 from backfill_assets_tests.conftest import SMALL
-from backfill_assets_tests.pipeline import END, LAYERS, START, Pipeline, day, order
-from backfill_assets_tests.places import BIN
+from backfill_assets_tests.helpers.paths import BIN
+from backfill_assets_tests.helpers.pipeline import END, LAYERS, START, Pipeline, day, order
 
 DAYS = 4
 #: The last of them is let be.

@@ -25,7 +25,7 @@ from backfill_assets.dagster_ext.launcher import (
     hold_run_lock,
     is_run_alive,
 )
-from backfill_assets_tests.places import dagster_yaml
+from backfill_assets_tests.helpers.paths import dagster_yaml
 
 #: A process that does something with the project's instance, and then reads what it is told.
 SCRIPT = """

@@ -9,10 +9,10 @@ from backfill_assets.delta.migrate import migrate_table
 from backfill_assets.settings import PREFIX
 from backfill_assets.spark.session import Engine
 from backfill_assets.tables.graph import tables_of
-from backfill_assets_tests.beside import build_shadow
-from backfill_assets_tests.pages import code_blocks, run_step
-from backfill_assets_tests.pipeline import Pipeline, day, order, run_undo
-from backfill_assets_tests.places import PROJECT
+from backfill_assets_tests.helpers.docs_pages import code_blocks, run_step
+from backfill_assets_tests.helpers.paths import PROJECT
+from backfill_assets_tests.helpers.pipeline import Pipeline, day, order, run_undo
+from backfill_assets_tests.helpers.shadow_targets import build_shadow
 
 STEPS = [text for text in code_blocks("docs/schema-changes.md", "text") if text.startswith("$ ")]
 BEFORE = "backfill_assets_tests.migrating_tables:TABLES"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from backfill_assets_tests.connect_server import connect_server
+from backfill_assets_tests.helpers.connect_server import connect_server
 
 OPTIONS = "spark.driver.extraJavaOptions"
 CONF = {

@@ -17,11 +17,11 @@ from backfill_assets.cli import main
 from backfill_assets.delta.ledger_reader import read_ledgers, save_versions
 from backfill_assets.settings import PREFIX
 from backfill_assets.spark.session import Engine
-from backfill_assets_tests.beside import AFTER, ALL, BEFORE, SCORES
-from backfill_assets_tests.looking import CHANGED, run_reader
-from backfill_assets_tests.pages import code_blocks, run_step
-from backfill_assets_tests.pipeline import Pipeline, day, order
-from backfill_assets_tests.places import PROJECT, dagster_yaml
+from backfill_assets_tests.helpers.docs_pages import code_blocks, run_step
+from backfill_assets_tests.helpers.paths import PROJECT, dagster_yaml
+from backfill_assets_tests.helpers.pipeline import Pipeline, day, order
+from backfill_assets_tests.helpers.shadow_targets import AFTER, ALL, BEFORE, SCORES
+from backfill_assets_tests.helpers.target_readers import CHANGED, run_reader
 
 #: What the history of the table says of the commits of the steps.
 KINDS = [

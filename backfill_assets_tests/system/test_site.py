@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import pytest
 from selenium.webdriver import Chrome
 
-from backfill_assets_tests.places import PROJECT
+from backfill_assets_tests.helpers.paths import PROJECT
 
 DOCS = PROJECT / "docs"
 PAGES = sorted(str(page.relative_to(DOCS).with_suffix("")) for page in DOCS.rglob("*.md"))

@@ -10,8 +10,8 @@ import psycopg2
 import pytest
 
 from backfill_assets.spark.session import SPARK_ERRORS
-from backfill_assets_tests import postgres
-from backfill_assets_tests.pages import BLOCK, PAGES, code_blocks
+from backfill_assets_tests.helpers import postgres
+from backfill_assets_tests.helpers.docs_pages import BLOCK, PAGES, code_blocks
 
 PAGE = "docs/guide/sql.md"
 #: Runs a block: the names of the columns of its last statement, and its rows.

@@ -37,8 +37,8 @@ from backfill_assets_guide.examples.customers.lifetime_value import (
     LifetimeValue,
     customer_lifetime_value,
 )
-from backfill_assets_tests.memory_model import lifetime_values
-from backfill_assets_tests.pipeline import Pipeline, day, make_plan, order, run_undo
+from backfill_assets_tests.helpers.memory_model import lifetime_values
+from backfill_assets_tests.helpers.pipeline import Pipeline, day, make_plan, order, run_undo
 
 
 @table(LifetimeValue)

@@ -13,9 +13,9 @@ import pytest
 
 from backfill_assets.calendar.partitions import Window, days_of_run
 from backfill_assets.delta.ledger_reader import read_ledgers
-from backfill_assets_tests.deployed import Deployment
-from backfill_assets_tests.memory_model import lifetime_values
-from backfill_assets_tests.pipeline import Pipeline, day, order
+from backfill_assets_tests.helpers.deployment import Deployment
+from backfill_assets_tests.helpers.memory_model import lifetime_values
+from backfill_assets_tests.helpers.pipeline import Pipeline, day, order
 
 TABLES = "backfill_assets_tests.system.test_state:TABLES"
 DAYS, PER_RUN = 12, 4

@@ -15,7 +15,8 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
-from backfill_assets_tests.beside import (
+from backfill_assets_tests.helpers.pipeline import LAYERS, Pipeline, day, order, run_undo
+from backfill_assets_tests.helpers.shadow_targets import (
     AFTER,
     ALL,
     BEFORE,
@@ -26,7 +27,6 @@ from backfill_assets_tests.beside import (
     land_orders,
     run_switch_over,
 )
-from backfill_assets_tests.pipeline import LAYERS, Pipeline, day, order, run_undo
 
 CHANGED = (SCORES, RANKS, STATE)
 #: In the first, a day comes between the build and the switch-over.

@@ -30,7 +30,17 @@ from backfill_assets.settings import load_settings
 from backfill_assets.shadow.days import stale_days, target_tables
 from backfill_assets.shadow.switch import is_mixed
 from backfill_assets.staleness.stale import find_stale_days
-from backfill_assets_tests.beside import (
+from backfill_assets_tests.helpers.command_line import publish_facts
+from backfill_assets_tests.helpers.pipeline import (
+    LAYERS,
+    Pipeline,
+    copy_loaded,
+    day,
+    order,
+    run_undo,
+)
+from backfill_assets_tests.helpers.publish_rows import run_together
+from backfill_assets_tests.helpers.shadow_targets import (
     AFTER,
     ALL,
     BEFORE,
@@ -44,9 +54,6 @@ from backfill_assets_tests.beside import (
     read_scores,
     run_switch_over,
 )
-from backfill_assets_tests.commands import publish_facts
-from backfill_assets_tests.pipeline import LAYERS, Pipeline, copy_loaded, day, order, run_undo
-from backfill_assets_tests.publishing import run_together
 
 New = Callable[..., Pipeline]
 

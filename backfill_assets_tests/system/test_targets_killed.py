@@ -13,12 +13,12 @@ from deltalake import DeltaTable
 
 from backfill_assets.delta import targets
 from backfill_assets.settings import PREFIX
-from backfill_assets_tests.beside import AFTER, BEFORE, build_shadow, land_orders
-from backfill_assets_tests.deployed import COMMAND
-from backfill_assets_tests.killing import wait_for
-from backfill_assets_tests.looking import CHANGED, run_reader
-from backfill_assets_tests.pipeline import Pipeline, day, run_undo
-from backfill_assets_tests.places import PROJECT, dagster_yaml
+from backfill_assets_tests.helpers.deployment import COMMAND
+from backfill_assets_tests.helpers.paths import PROJECT, dagster_yaml
+from backfill_assets_tests.helpers.pipeline import Pipeline, day, run_undo
+from backfill_assets_tests.helpers.process_kills import wait_for
+from backfill_assets_tests.helpers.shadow_targets import AFTER, BEFORE, build_shadow, land_orders
+from backfill_assets_tests.helpers.target_readers import CHANGED, run_reader
 
 #: So many orders of one customer on each day.
 ORDERS = {n: n for n in range(1, 7)}

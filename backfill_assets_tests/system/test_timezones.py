@@ -19,7 +19,7 @@ from backfill_assets.landing.read import probe_files, read_lines
 from backfill_assets.orders.tables import ORDER_LINES, STAGED
 from backfill_assets.settings import load_settings
 from backfill_assets.transforms import dedup
-from backfill_assets_tests.model import run_model
+from backfill_assets_tests.helpers.orders_model import run_model
 
 LEAP_DAY = date(2024, 2, 29)
 #: By zone, the days of 2024 on which the clocks change.

@@ -22,10 +22,10 @@ from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.delta.ledger_reader import read_ledgers
 from backfill_assets.staleness.stale import find_stale_days
-from backfill_assets_tests import memory_model
-from backfill_assets_tests.deployed import Deployment
-from backfill_assets_tests.model import run_model
-from backfill_assets_tests.pipeline import (
+from backfill_assets_tests.helpers import memory_model
+from backfill_assets_tests.helpers.deployment import Deployment
+from backfill_assets_tests.helpers.orders_model import run_model
+from backfill_assets_tests.helpers.pipeline import (
     EVERYTHING,
     START,
     Pipeline,

@@ -26,7 +26,7 @@ from backfill_assets.orders.tables import FACT, RAW, STAGED, TABLES
 from backfill_assets.publish.types import ACCEPT_TAG, REWRITE_TAG
 from backfill_assets.staleness.stale import find_stale_days
 from backfill_assets.staleness.unloaded import loaded_manifests
-from backfill_assets_tests.pipeline import (
+from backfill_assets_tests.helpers.pipeline import (
     EVERYTHING,
     LAYERS,
     Pipeline,

@@ -15,8 +15,15 @@ from backfill_assets.backfills.backfill_plan import DayOutcome
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.delta.ledger_reader import read_ledgers
 from backfill_assets.staleness.stale import StaleDays, find_stale_days
+from backfill_assets_tests.helpers.pipeline import (
+    EVERYTHING,
+    Pipeline,
+    day,
+    make_plan,
+    order,
+    run_undo,
+)
 from backfill_assets_tests.own_tables import my_countries
-from backfill_assets_tests.pipeline import EVERYTHING, Pipeline, day, make_plan, order, run_undo
 
 SPEND = my_countries.country_spend
 NOW = current(SPEND)

@@ -37,8 +37,8 @@ from backfill_assets.orders.tables import CORRECTIONS, FACT, LATE, RAW, REJECTED
 from backfill_assets.settings import Settings
 from backfill_assets.tables.code_version import Code
 from backfill_assets_tests.conftest import SMALL
-from backfill_assets_tests.invented_logs import days, ledger, record
-from backfill_assets_tests.pipeline import Pipeline, day, order, run_verify
+from backfill_assets_tests.helpers.invented_logs import days, ledger, record
+from backfill_assets_tests.helpers.pipeline import Pipeline, day, order, run_verify
 
 #: Over the end of a month; a double could not hold the sum of the amounts.
 LOADED = Window(day(30), day(34))

@@ -35,7 +35,7 @@ from backfill_assets.tables.code_version import SourceFiles
 from backfill_assets.tables.graph import buildable_tables, tables_of
 from backfill_assets_tests import version_tables as first
 from backfill_assets_tests import version_tables_second as second
-from backfill_assets_tests.pipeline import LAYERS, Pipeline, day, make_plan, order, run_undo
+from backfill_assets_tests.helpers.pipeline import LAYERS, Pipeline, day, make_plan, order, run_undo
 from backfill_assets_tests.version_tables_second import RETIRES
 
 #: A day on which nothing of before can be undone any more.

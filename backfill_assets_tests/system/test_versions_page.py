@@ -11,9 +11,9 @@ import pytest
 from backfill_assets.cli import main
 from backfill_assets.settings import PREFIX
 from backfill_assets.spark.session import Engine
-from backfill_assets_tests.pages import code_blocks
-from backfill_assets_tests.pipeline import LAYERS, Pipeline, order
-from backfill_assets_tests.places import PROJECT
+from backfill_assets_tests.helpers.docs_pages import code_blocks
+from backfill_assets_tests.helpers.paths import PROJECT
+from backfill_assets_tests.helpers.pipeline import LAYERS, Pipeline, order
 
 BOTH = "backfill_assets_guide.examples.customers.two_versions:TABLES"
 RETIRED = "backfill_assets_tests.retired_features:TABLES"

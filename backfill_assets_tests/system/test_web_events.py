@@ -24,8 +24,8 @@ from backfill_assets.monitoring.states import DayState, day_states
 from backfill_assets.orders.tables import FACT, ORDERS
 from backfill_assets_guide.examples import web_events
 from backfill_assets_guide.examples.web_events import VISITS, active_users_7d
-from backfill_assets_tests.pages import code_blocks
-from backfill_assets_tests.pipeline import START, Pipeline, day, order, run_undo, run_verify
+from backfill_assets_tests.helpers.docs_pages import code_blocks
+from backfill_assets_tests.helpers.pipeline import START, Pipeline, day, order, run_undo, run_verify
 
 PLACE = "backfill_assets_guide.examples.web_events:TABLES"
 TABLES = [*VISITS.tables, active_users_7d]

@@ -25,8 +25,7 @@ from backfill_assets.monitoring.states import DayState, day_states
 from backfill_assets.orders.tables import FACT, RAW
 from backfill_assets.settings import load_settings
 from backfill_assets.tables.arguments import DeclarationError
-from backfill_assets_tests.neighbours import Revenue, summed, weekly, weekly_again
-from backfill_assets_tests.pipeline import (
+from backfill_assets_tests.helpers.pipeline import (
     LAYERS,
     START,
     Pipeline,
@@ -36,6 +35,7 @@ from backfill_assets_tests.pipeline import (
     run_undo,
     run_verify,
 )
+from backfill_assets_tests.neighbours import Revenue, summed, weekly, weekly_again
 
 WEEKLY = Grain.WEEKLY
 

@@ -17,9 +17,9 @@ from backfill_assets.calendar.partitions import Window
 from backfill_assets.delta.commits import Writer
 from backfill_assets.orders.tables import CURRENT, RAW, REJECTED, TABLES
 from backfill_assets.publish import publisher
-from backfill_assets_tests.arriving import DAY, Source, Truth
-from backfill_assets_tests.pipeline import EVERYTHING, START, Pipeline, day, order
-from backfill_assets_tests.whatever import list_differences
+from backfill_assets_tests.helpers.landing_truth import list_differences
+from backfill_assets_tests.helpers.pipeline import EVERYTHING, START, Pipeline, day, order
+from backfill_assets_tests.helpers.random_arrivals import DAY, Source, Truth
 
 pytestmark = pytest.mark.timeout(14400)
 DAYS = int(os.environ.get("BACKFILL_TEST_ARRIVAL_DAYS", "6"))

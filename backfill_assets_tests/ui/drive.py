@@ -32,7 +32,7 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import WebDriverWait
 
-from backfill_assets_tests.graphql import RefusedQueryError, ask
+from backfill_assets_tests.helpers.graphql import RefusedQueryError, ask
 from backfill_assets_tests.ui.browser import open_chromium
 
 ALL = ("raw_orders", "raw_orders_rejected", "stg_orders", "late_orders", "fact_daily_orders")

@@ -13,8 +13,15 @@ from backfill_assets.orders.tables import FACT, RAW, STAGED, TABLES
 from backfill_assets.staleness.stale import StaleDay, StaleDays, find_stale_days
 from backfill_assets.staleness.unloaded import UnloadedDays
 from backfill_assets.tables.table import Table
-from backfill_assets_tests.invented_logs import NIGHTLY, SOURCES, days, ledger, ledgers, record
-from backfill_assets_tests.pipeline import START, day
+from backfill_assets_tests.helpers.invented_logs import (
+    NIGHTLY,
+    SOURCES,
+    days,
+    ledger,
+    ledgers,
+    record,
+)
+from backfill_assets_tests.helpers.pipeline import START, day
 
 W = 2
 POLICY = Policy(START, None, window_days=W, lag_days=1, corrects=True, only_touched=True)

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta, timezone
 
 from hypothesis import strategies as st
 
-from backfill_assets_tests.pipeline import START
+from backfill_assets_tests.helpers.pipeline import START
 
 #: Few days, ids and customers, so that versions of an order meet, move, repeat and come late.
 DAYS = 6

@@ -1,7 +1,7 @@
 """A plain-Python reading of the tables with memory of orders; no pipeline code.
 
 It is slow and literal on purpose: it begins anew for each day. Orders are rows of the raw log or of
-the facts as `backfill_assets_tests.model` has them. It must not import `backfill_assets`.
+the facts as `helpers.orders_model` has them. It must not import `backfill_assets`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from datetime import date, timedelta, timezone
 from decimal import Decimal
 from typing import Any
 
-from backfill_assets_tests.model import version_key
+from backfill_assets_tests.helpers.orders_model import version_key
 
 _DAY = timedelta(days=1)
 Orders = Mapping[tuple[date, str], tuple[int, Decimal]]

@@ -1,7 +1,7 @@
 """What the field guide claims, and what shows it: labs, tests, and pages with figures.
 
-`python -m backfill_assets_tests.claims` lists every claim with its evidence, and ends with 1 if
-something is claimed that nothing shows.
+`python -m backfill_assets_tests.helpers.guide_claims` lists every claim with its evidence. It exits
+with 1 if nothing shows a claim.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from backfill_assets_guide.labs.running import LABS
-from backfill_assets_tests import glossary
-from backfill_assets_tests.pages import PAGES, Section, anchor_of, split_sections
-from backfill_assets_tests.places import PROJECT
+from backfill_assets_tests.helpers import glossary
+from backfill_assets_tests.helpers.docs_pages import PAGES, Section, anchor_of, split_sections
+from backfill_assets_tests.helpers.paths import PROJECT
 
 GUIDE = "docs/guide/"
 #: The last line of a section that claims nothing: it only tells what to do, or where to read.

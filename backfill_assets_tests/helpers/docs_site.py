@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from backfill_assets_tests.places import PROJECT
+from backfill_assets_tests.helpers.paths import PROJECT
 
 #: `make docs` touches it when a build has ended without a warning.
 _STAMP = PROJECT / "site" / ".built"

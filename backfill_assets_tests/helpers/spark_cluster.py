@@ -12,8 +12,8 @@ from pathlib import Path
 
 from backfill_assets.spark.jars import spark_home
 from backfill_assets.spark.processes import ProcessGroup
-from backfill_assets_tests.killing import is_alive, wait_for
-from backfill_assets_tests.places import PROJECT
+from backfill_assets_tests.helpers.paths import PROJECT
+from backfill_assets_tests.helpers.process_kills import is_alive, wait_for
 
 #: Of Spark itself: all of it on loopback, no second door to the master, and little memory.
 _DAEMONS = {

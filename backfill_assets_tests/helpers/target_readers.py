@@ -10,8 +10,8 @@ import duckdb
 from deltalake import DeltaTable
 
 from backfill_assets.delta.ledger_reader import versions_that_belong_together
-from backfill_assets_tests.beside import RANKS, SCORES, STATE
-from backfill_assets_tests.pipeline import Pipeline, day
+from backfill_assets_tests.helpers.pipeline import Pipeline, day
+from backfill_assets_tests.helpers.shadow_targets import RANKS, SCORES, STATE
 
 CHANGED = (SCORES, RANKS, STATE)
 

@@ -18,9 +18,9 @@ import dagster as dg
 from backfill_assets.backfills.stages import missing_daemons
 from backfill_assets.settings import Settings
 from backfill_assets_tests import conftest, impatient
-from backfill_assets_tests.graphql import ask
-from backfill_assets_tests.killing import find_processes, kill_kinds, wait_for
-from backfill_assets_tests.places import BIN, PROJECT, dagster_yaml, free_port
+from backfill_assets_tests.helpers.graphql import ask
+from backfill_assets_tests.helpers.paths import BIN, PROJECT, dagster_yaml, free_port
+from backfill_assets_tests.helpers.process_kills import find_processes, kill_kinds, wait_for
 
 COMMAND = str(BIN / "backfill-assets")
 _LAUNCH = """mutation ($params: LaunchBackfillParams!) { launchPartitionBackfill(

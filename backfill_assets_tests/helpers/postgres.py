@@ -19,8 +19,8 @@ import dagster as dg
 import psycopg2
 import yaml
 
-from backfill_assets_tests.memory_instance import memory_instance
-from backfill_assets_tests.places import dagster_yaml, free_port
+from backfill_assets_tests.helpers.memory_instance import memory_instance
+from backfill_assets_tests.helpers.paths import dagster_yaml, free_port
 
 #: Where Debian and Homebrew put the server's programs.
 _PLACES = ("/usr/lib/postgresql/*/bin", "/opt/homebrew/opt/postgresql*/bin")

@@ -30,8 +30,8 @@ from backfill_assets.spark.session import Engine
 from backfill_assets.tables.code_version import Code
 from backfill_assets.tables.graph import tables_of
 from backfill_assets.tables.table import Table
-from backfill_assets_tests.postgres import instance_in
-from backfill_assets_tests.s3_server import url_of
+from backfill_assets_tests.helpers.postgres import instance_in
+from backfill_assets_tests.helpers.s3_server import url_of
 
 #: What a test runs unless it says otherwise: the layers themselves, without what is about them.
 LAYERS = ("raw_orders", "raw_orders_rejected", "stg_orders", "late_orders", "fact_daily_orders")

@@ -16,7 +16,7 @@ from backfill_assets.audit.verdicts import Expectation
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.orders.tables import FACT, DailyOrders
 from backfill_assets.publish.types import Candidate, ComputedDays, ComputePlan, DayResult
-from backfill_assets_tests.pipeline import Pipeline, day
+from backfill_assets_tests.helpers.pipeline import Pipeline, day
 
 RECORD = {"run_id": "r1", "asset": FACT.name, "code_version": "c", "config_digest": "d"}
 

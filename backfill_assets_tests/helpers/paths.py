@@ -7,7 +7,7 @@ import socket
 import sys
 from pathlib import Path
 
-PROJECT = Path(__file__).parents[1]
+PROJECT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
 #: The master file of CDNOW, which is not part of the project.
 CDNOW = PROJECT.parent / "shared/data/cdnow/CDNOW_master.txt"

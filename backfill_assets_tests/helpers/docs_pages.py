@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import pytest
 
 from backfill_assets.cli import main
-from backfill_assets_tests.places import PROJECT
+from backfill_assets_tests.helpers.paths import PROJECT
 
 #: The text of README and of all other pages by their path, README first.
 PAGES = {

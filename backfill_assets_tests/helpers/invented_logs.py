@@ -24,7 +24,7 @@ from backfill_assets.orders.tables import (
     TABLES,
 )
 from backfill_assets.tables.table import Table
-from backfill_assets_tests.pipeline import day
+from backfill_assets_tests.helpers.pipeline import day
 
 NIGHTLY = "schedule nightly"
 #: What each table is built from.

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from backfill_assets_guide.examples.customers.sample import create_batches
-from backfill_assets_tests.pipeline import START, day, order
+from backfill_assets_tests.helpers.pipeline import START, day, order
 
 Line = Mapping[str, Any]
 #: The latest day of each look at the landing.

@@ -16,7 +16,7 @@ from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
 from pathlib import Path
 
-from backfill_assets_tests.model import Model, current_facts, run_model
+from backfill_assets_tests.helpers.orders_model import Model, current_facts, run_model
 
 DAY = timedelta(days=1)
 Sums = dict[tuple[date, str], tuple[int, Decimal]]

@@ -10,7 +10,7 @@ from backfill_assets.delta import targets
 from backfill_assets.delta.targets import ComparisonLimits, ShadowTarget
 from backfill_assets.shadow.build import StageResult, build_stages, prepare_target
 from backfill_assets.shadow.compare import Comparison, compare_target
-from backfill_assets_tests.pipeline import LAYERS, Pipeline, day, io_manager_of, order
+from backfill_assets_tests.helpers.pipeline import LAYERS, Pipeline, day, io_manager_of, order
 
 BEFORE, AFTER = (f"backfill_assets_tests.target_tables{which}:TABLES" for which in ("", "_after"))
 SCORES, RANKS, STATE = "scores", "ranks", "sums"

@@ -15,7 +15,7 @@ from backfill_assets.settings import Settings
 from backfill_assets.staleness.finality import final_days
 from backfill_assets.staleness.stale import find_stale_days
 from backfill_assets.staleness.unloaded import find_unloaded_days
-from backfill_assets_tests.arriving import Sums, Truth
+from backfill_assets_tests.helpers.random_arrivals import Sums, Truth
 
 _NOTHING = (0, Decimal(0))
 

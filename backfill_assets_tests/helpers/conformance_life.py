@@ -15,7 +15,14 @@ from backfill_assets.delta.ledger_reader import read_ledgers
 from backfill_assets.delta.maintenance import run_maintenance
 from backfill_assets.orders.tables import FACT, STAGED
 from backfill_assets.spark.session import Engine
-from backfill_assets_tests.pipeline import LAYERS, Pipeline, day, order, run_undo, run_verify
+from backfill_assets_tests.helpers.pipeline import (
+    LAYERS,
+    Pipeline,
+    day,
+    order,
+    run_undo,
+    run_verify,
+)
 from backfill_assets_tests.udfs import check_udfs
 
 #: By table and day, a digest of its rows.

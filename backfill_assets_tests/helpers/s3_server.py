@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from backfill_assets_tests.killing import wait_for
+from backfill_assets_tests.helpers.process_kills import wait_for
 
 _CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "backfill_assets")
 #: The program, as `make s3-server` builds it, or another that is on the PATH.

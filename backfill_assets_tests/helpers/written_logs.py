@@ -17,8 +17,8 @@ from backfill_assets.delta import ledger_reader
 from backfill_assets.delta.ledger_reader import read_ledger
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.orders.tables import FACT
-from backfill_assets_tests.invented_logs import commit_metadata, days
-from backfill_assets_tests.pipeline import day
+from backfill_assets_tests.helpers.invented_logs import commit_metadata, days
+from backfill_assets_tests.helpers.pipeline import day
 
 
 def facts_table(dates: Iterable[date]) -> pa.Table:

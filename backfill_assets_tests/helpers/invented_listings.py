@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from backfill_assets.landing.listing import DayFolder, ListedFile, Listing
-from backfill_assets_tests.pipeline import day
+from backfill_assets_tests.helpers.pipeline import day
 
 
 @dataclass(frozen=True)

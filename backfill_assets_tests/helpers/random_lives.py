@@ -21,7 +21,7 @@ from backfill_assets.delta.records import ACCEPTED_CODE, CANARY, SWITCH_OVER, Co
 from backfill_assets.monitoring.incidents import Monitor
 from backfill_assets.monitoring.states import day_states
 from backfill_assets.settings import Settings
-from backfill_assets_tests.pipeline import Pipeline
+from backfill_assets_tests.helpers.pipeline import Pipeline
 
 DAY = timedelta(days=1)
 WINDOW = 1

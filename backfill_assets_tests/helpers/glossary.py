@@ -12,7 +12,7 @@ from backfill_assets.cli import cli
 from backfill_assets.settings import PREFIX, Settings, load_settings
 from backfill_assets.tables.graph import tables_of
 from backfill_assets_guide.labs.running import LABS
-from backfill_assets_tests.pages import PAGES
+from backfill_assets_tests.helpers.docs_pages import PAGES
 
 PAGE = "docs/glossary.md"
 _EXAMPLES = load_settings(tables="backfill_assets_guide.examples.customers.tables:TABLES")

@@ -1,0 +1,1 @@
+"""What several tests need: pipelines, models, servers, invented ledgers and landings."""
