@@ -29,7 +29,7 @@ from backfill_assets.spark.session import Engine
 from backfill_assets.tables.code_version import Code, running_code
 from backfill_assets.tables.current import Corrections, Current
 from backfill_assets.tables.derived import Derived, versions_in
-from backfill_assets.tables.graph import config_digests, graph_for, tables_of
+from backfill_assets.tables.graph import config_digests, load_graph, tables_of
 from backfill_assets.tables.table import Table
 
 #: Tags of assets: the first version of a table with several versions, this asset's version, and its
@@ -63,7 +63,7 @@ def build_defs(
     clock = clock or (lambda: datetime.now(settings.zone))
     automation_defs = automation.build_automation(settings, clock)
     today = clock().astimezone(settings.zone).date()
-    sources = graph_for(settings).sources.values()
+    sources = load_graph(settings).sources.values()
     assets = [
         *(
             asset
@@ -115,7 +115,7 @@ def _with_freshness_and_tags(settings: Settings, spec: dg.AssetSpec) -> dg.Asset
         )
     else:
         policy = (
-            graph_for(settings).policy_of(table.name) if table else Policy.from_settings(settings)
+            load_graph(settings).policy_of(table.name) if table else Policy.from_settings(settings)
         )
         spec = spec.replace_attributes(
             freshness_policy=automation.freshness_policy(settings, policy)

@@ -746,7 +746,7 @@ outboxes = st.builds(
     waiting=st.dictionaries(names, numbers),
     reported=st.dictionaries(st.tuples(names, names, items), st.dictionaries(names, numbers)),
     attempts=st.dictionaries(names, st.integers()),
-    blind=st.integers(),
+    unreadable_ticks=st.integers(),
 )
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.dates().map(str),

@@ -99,7 +99,7 @@ def dated_frame(spark, rows: Iterable[dict[str, Any]], zone: str = "UTC") -> Dat
 def staged_rows(frame: DataFrame, window_days: int) -> list[tuple]:
     """(event day, key, page, flag, log day) of each staged row."""
     ranked = dedup.rank_in_window(frame, VISITS, WEEK, window_days)
-    rows = dedup.staged(ranked, VISITS)
+    rows = dedup.drop_superseded(ranked, VISITS)
     VISITS.staged.conform_frame(rows)
     return sorted(map(_short_row, rows.collect()))
 
@@ -132,7 +132,9 @@ def _short_row(row: Any) -> tuple:
 def test_the_greatest_version_counts(spark, lesser, greater):
     for rows in ([lesser, greater], [greater, lesser]):
         frame = dated_frame(spark, rows)
-        (staged_row,) = dedup.staged(dedup.rank_in_window(frame, VISITS, WEEK, 7), VISITS).collect()
+        (staged_row,) = dedup.drop_superseded(
+            dedup.rank_in_window(frame, VISITS, WEEK, 7), VISITS
+        ).collect()
         for name in ("began", "sent"):
             assert staged_row[name].replace(tzinfo=timezone.utc) == greater[name]
         assert _short_row(staged_row)[2:] == (
@@ -180,7 +182,7 @@ def test_what_is_known_of_a_key(spark, corrects, page):
         visit_row(A2, 1, 1),
     ]
     known_rows = dedup.rank_all(dated_frame(spark, rows), VISITS, WEEK, 2, corrects=corrects)
-    counting = dedup.staged(known_rows, VISITS)
+    counting = dedup.drop_superseded(known_rows, VISITS)
     assert sorted(row["page"] for row in counting.collect()) == sorted(["p", page])
 
 
@@ -293,7 +295,7 @@ def impact_of_change(
 ) -> ChangeImpact:
     """What is touched when the rows of some log days are replaced, all being published."""
     known = ledger(VISITS.raw, record(1, WEEK))
-    before = Snapshot(known, by_day=False, read=lambda _: log_frame(spark, previous))
+    before = Snapshot(known, needs_same_day=False, read=lambda _: log_frame(spark, previous))
     after = log_frame(spark, (row for row in current if row["log_date"] in changed))
     verdicts = [make_verdict(log_day, "another") for log_day in sorted(changed)]
     return impact_of(VISITS, before, after, verdicts, POLICY, "UTC")
@@ -359,7 +361,8 @@ def test_touched_days_are_those_whose_rows_differ(spark):
         in_time = dedup.rank_in_window(frame, VISITS, WEEK, 2)
         known = dedup.rank_all(frame, VISITS, WEEK, 2, corrects=True)
         then, now = (
-            set(dedup.staged(frame_part, VISITS).collect()) for frame_part in (in_time, known)
+            set(dedup.drop_superseded(frame_part, VISITS).collect())
+            for frame_part in (in_time, known)
         )
         return then, now
 

@@ -213,7 +213,7 @@ def test_a_day_has_another_fingerprint_once_the_day_before_has_other_rows():
 def list_stale_inputs(*records) -> dict[date, set[str]]:
     staged = ledger(STAGED, record(0, days((1, 3)), inputs={RAW.name: 0}))
     result = find_stale_days(ledgers(staged, ledger(balance, *records)), POLICY, LATER)
-    return {d: {*entry.inputs} for d, entry in result.open.get(balance.name, {}).items()}
+    return {d: {*entry.input_commits} for d, entry in result.open.get(balance.name, {}).items()}
 
 
 def test_a_day_waits_for_the_day_before():

@@ -40,7 +40,7 @@ from backfill_assets.orders.tables import (
 )
 from backfill_assets.staleness.finality import final_days as all_final
 from backfill_assets.staleness.finality import settled_days, window_closed_at
-from backfill_assets.staleness.stale import StaleDay, StaleDays, find_stale_days
+from backfill_assets.staleness.stale import StaleDays, StaleReason, find_stale_days
 from backfill_assets.staleness.unloaded import UnloadedDays, find_unloaded_days, loaded_manifests
 from backfill_assets.tables.graph import Graph
 from backfill_assets.tables.table import Table
@@ -1114,7 +1114,7 @@ def make_backlog(**records_by_table: Mapping[date, CommitRecord]) -> StaleDays:
     tables = {"stg": STAGED, "fact": FACT, "current": CURRENT, "late": LATE, "lness": LATENESS}
     return StaleDays(
         {
-            tables[short].name: {d: StaleDay({"in": needed}) for d, needed in by_day.items()}
+            tables[short].name: {d: StaleReason({"in": needed}) for d, needed in by_day.items()}
             for short, by_day in records_by_table.items()
         }
     )
@@ -1222,15 +1222,17 @@ def test_the_key_moves_with_days_tables_and_versions(other):
 
 
 def test_the_key_tells_inputs_apart():
-    facts = StaleDays({CURRENT.name: {day(1): StaleDay({FACT.name: record(3, ())})}})
+    facts = StaleDays({CURRENT.name: {day(1): StaleReason({FACT.name: record(3, ())})}})
     both = StaleDays(
         {
             CURRENT.name: {
-                day(1): StaleDay({n: record(3, ()) for n in (FACT.name, CORRECTIONS.name)})
+                day(1): StaleReason({n: record(3, ()) for n in (FACT.name, CORRECTIONS.name)})
             }
         }
     )
-    corrections = StaleDays({CURRENT.name: {day(1): StaleDay({CORRECTIONS.name: record(3, ())})}})
+    corrections = StaleDays(
+        {CURRENT.name: {day(1): StaleReason({CORRECTIONS.name: record(3, ())})}}
+    )
     assert (
         len(list_request_keys(facts) | list_request_keys(both) | list_request_keys(corrections))
         == 3
@@ -1252,7 +1254,7 @@ def test_fourteen_landed_days_are_a_handful_of_requests():
     behind = StaleDays(
         {
             table.name: {
-                d: StaleDay({"in": record(1, ())}) for d in list(days((1, 14)))[n % 3 :: 3]
+                d: StaleReason({"in": record(1, ())}) for d in list(days((1, 14)))[n % 3 :: 3]
             }
             for n, table in enumerate(names)
         }
@@ -1349,7 +1351,7 @@ def test_what_a_busy_run_does_not_build_is_asked_for():
 def test_a_day_waits_for_all_runs_that_it_is_behind():
     finished, going = record(1, (), run="done"), record(2, (), run="going")
     behind = StaleDays(
-        {CURRENT.name: {day(1): StaleDay({FACT.name: finished, CORRECTIONS.name: going})}}
+        {CURRENT.name: {day(1): StaleReason({FACT.name: finished, CORRECTIONS.name: going})}}
     )
     assert request_rebuilds(behind, NO_LIMIT, {"going": CHAINED}) == []
     assert len(request_rebuilds(behind, NO_LIMIT, {"something else": CHAINED})) == 1

@@ -12,7 +12,7 @@ import backfill_assets
 import backfill_assets_guide
 from backfill_assets.orders.tables import TABLES
 from backfill_assets.settings import load_settings
-from backfill_assets.tables.graph import graph_for, lookups_of
+from backfill_assets.tables.graph import load_graph, lookups_of
 from backfill_assets_tests.helpers.docs_pages import code_blocks
 
 PACKAGE = Path(backfill_assets.__file__).parent
@@ -36,7 +36,7 @@ LONGEST, LONGEST_FUNCTION = 600, 80
 def _declared_names(place: str) -> Iterator[str]:
     """The names of tables, pages, sources and lookups."""
     settings = load_settings(tables=place)
-    graph = graph_for(settings)
+    graph = load_graph(settings)
     yield from (*graph.tables, *lookups_of(settings))
     for source in graph.sources.values():
         yield from (source.name, source.page)

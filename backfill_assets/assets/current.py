@@ -31,7 +31,7 @@ def current_rows(
     `rows` is the result of `rank_all`; `whole` has the unpartitioned inputs by parameter.
     """
     (parameter,) = table.base.reads
-    counting = dedup.staged(rows, table.source)
+    counting = dedup.drop_superseded(rows, table.source)
     frame = for_days(counting, table.source.staged.partition, SAME_DAY, days)
     return table.base.transform(**{parameter: frame}, **whole)
 

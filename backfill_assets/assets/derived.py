@@ -26,7 +26,7 @@ from backfill_assets.spark.frames import Cache
 from backfill_assets.tables.arguments import describe_value
 from backfill_assets.tables.code_version import Code
 from backfill_assets.tables.derived import FOR_DAY, Derived, carries_state
-from backfill_assets.tables.graph import graph_for
+from backfill_assets.tables.graph import load_graph
 
 
 def input_sums(
@@ -145,7 +145,7 @@ def _input_totals(
 
 def build_derived_asset(settings: Settings, code: Code, table: Derived) -> dg.AssetsDefinition:
     """Build the asset of a derived table."""
-    graph = graph_for(settings)
+    graph = load_graph(settings)
     starts = {
         name: graph.policy_of(reads.table.name).start for name, reads in table.inputs_by_day.items()
     }

@@ -18,7 +18,7 @@ from backfill_assets.shadow import build, compare
 from backfill_assets.shadow.build import StageResult
 from backfill_assets.shadow.switch import SWITCH_JOB, active_switch_runs, switch_over
 from backfill_assets.tables.code_version import Code
-from backfill_assets.tables.graph import graph_for, tables_of
+from backfill_assets.tables.graph import load_graph, tables_of
 
 #: Key prefix of the assets whose observations are comparisons.
 COMPARISONS = "comparisons"
@@ -225,7 +225,7 @@ def comparison_assets(settings: Settings) -> list[dg.AssetsDefinition]:
             return []
     except (OSError, ValueError):
         return []
-    landed = graph_for(settings).landed_tables
+    landed = load_graph(settings).landed_tables
     specs = [
         dg.AssetSpec(
             [COMPARISONS, name],

@@ -22,9 +22,9 @@ from backfill_assets.tables.sources import Source
 from backfill_assets.tables.table import Lineage
 from backfill_assets.transforms.dedup import (
     SUPERSEDED,
+    drop_superseded,
     line_amount,
     rank_in_window,
-    staged,
     with_event_day,
     within_window,
 )
@@ -123,7 +123,7 @@ def build_staging_assets(
     settings: Settings, code: Code, source: Source
 ) -> list[dg.AssetsDefinition]:
     """Build the staging assets of a source; its late-data window is their partition mapping."""
-    return [_staged_asset(settings, code, source), _late_asset(settings, code, source)]
+    return [_build_staged_asset(settings, code, source), _build_late_asset(settings, code, source)]
 
 
 def _staging_lineage(source: Source, *columns: str) -> Lineage:
@@ -135,25 +135,30 @@ def _staging_lineage(source: Source, *columns: str) -> Lineage:
     }
 
 
-def _staged_asset(settings: Settings, code: Code, source: Source) -> dg.AssetsDefinition:
+def _build_staged_asset(settings: Settings, code: Code, source: Source) -> dg.AssetsDefinition:
+    """The staging table: each key once, on its event day, in the greatest version in time.
+
+    Its commit marks the days whose late-data window has closed as final.
+    """
     policy = source.policy(settings)
     window_days = policy.window_days
 
     def compute_days(inputs: AssetInputs, cache: Cache, days: Window) -> ComputedDays:
-        log = inputs.tables[source.raw.name]
-        raw = with_event_day(
-            log.read_days(policy.reach.input_days(days)), source, settings.timezone
-        )
-        rows = cache(rank_in_window(raw, source, days, window_days))
+        raw = inputs.tables[source.raw.name]
+        log_days = policy.reach.input_days(days)
+        raw_rows = with_event_day(raw.read_days(log_days), source, settings.timezone)
+        ranked_rows = cache(rank_in_window(raw_rows, source, days, window_days))
 
+        # The publisher calls it after the audit.
         def commit_notes(_: Snapshot | None, verdicts: Sequence[Verdict]) -> CommitNotes:
-            closed = window_closed_at(log.ledger, policy)
-            return CommitNotes({v.day for v in verdicts if v.may_publish and v.day in closed})
+            closed_days = window_closed_at(raw.ledger, policy)
+            return CommitNotes(
+                final_days={v.day for v in verdicts if v.may_publish and v.day in closed_days}
+            )
 
-        expected = staged_expectations(raw, rows, days, window_days)
-        return ComputedDays(
-            staged(rows, source), expected, scattered=True, commit_notes=commit_notes
-        )
+        expectations = staged_expectations(raw_rows, ranked_rows, days, window_days)
+        rows = drop_superseded(ranked_rows, source)
+        return ComputedDays(rows, expectations, scattered=True, commit_notes=commit_notes)
 
     name = f"stage_{source.name}"
     return table_asset(
@@ -167,7 +172,7 @@ def _staged_asset(settings: Settings, code: Code, source: Source) -> dg.AssetsDe
     )
 
 
-def _late_asset(settings: Settings, code: Code, source: Source) -> dg.AssetsDefinition:
+def _build_late_asset(settings: Settings, code: Code, source: Source) -> dg.AssetsDefinition:
     policy = source.policy(settings)
     window_days = policy.window_days
 

@@ -34,7 +34,7 @@ from backfill_assets.settings import PREFIX, Settings
 from backfill_assets.spark.frames import Cache, cache_frames
 from backfill_assets.staleness.input_digest import input_digests
 from backfill_assets.tables.code_version import Code
-from backfill_assets.tables.graph import Graph, graph_for
+from backfill_assets.tables.graph import Graph, load_graph
 from backfill_assets.tables.table import Dependency, Lineage, Table
 from backfill_assets.tables.unpartitioned import Lookup, Unpartitioned
 
@@ -294,7 +294,7 @@ def _plan_days(
 
     `cache_stack` holds the cached rows of the last build of this run.
     """
-    dependencies, graph = table.inputs(Policy.from_settings(settings)), graph_for(settings)
+    dependencies, graph = table.inputs(Policy.from_settings(settings)), load_graph(settings)
     tables = {
         dependency.source.name: _input_snapshot(dependency, inputs, graph)
         for dependency in dependencies

@@ -186,14 +186,16 @@ def stability_index(before: Sequence[int], after: Sequence[int]) -> float:
 
 
 def ks_statistic(before: Sequence[int], after: Sequence[int]) -> float:
-    """The Kolmogorov-Smirnov statistic of two counts by bin: the largest gap of cumulated shares.
+    """The Kolmogorov-Smirnov statistic of two counts by bin: the largest gap of cumulative shares.
 
-    0 if one side has no rows.
+    Both count the same bins, in ascending order. 0 if one side has no rows.
     """
     if not (sum(before) and sum(after)):
         return 0.0
-    old, new = ([n / sum(side) for n in accumulate(side)] for side in (before, after))
-    return max(abs(b - a) for a, b in zip(old, new, strict=True))
+    shares_before, shares_after = (
+        [count / sum(side) for count in accumulate(side)] for side in (before, after)
+    )
+    return max(abs(b - a) for a, b in zip(shares_before, shares_after, strict=True))
 
 
 def _drift_index(before: Mapping[str, int], after: Mapping[str, int]) -> float:

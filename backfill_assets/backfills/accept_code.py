@@ -108,10 +108,12 @@ def accept_code(
 
 
 def _create_writer(settings: Settings, ledger: Ledger) -> Writer:
-    def get_session() -> Any:
+    def start_session() -> Any:
         return Engine.from_settings(settings).spark_session
 
-    return Writer(get_session, settings.table(ledger.table.name), ledger.table, settings.undo_days)
+    return Writer(
+        start_session, settings.table(ledger.table.name), ledger.table, settings.undo_days
+    )
 
 
 def _verify_sample(

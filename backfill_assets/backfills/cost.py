@@ -149,33 +149,40 @@ def _estimate_table_calls(
     answers: Answers, table: Derived, days: Iterable[date], ledgers: Ledgers
 ) -> ApiCallEstimate:
     ledger, lookup = ledgers[table.name], answers.lookup
-    dependencies = [table.reads[name] for name in answers.parameters if name in table.reads]
+    request_inputs = [table.reads[name] for name in answers.parameters if name in table.reads]
 
-    def input_rows(day: date) -> int:
+    # Each walks all commits of its input, so it is made once and not for every day.
+    deciding_days = {
+        reads.table.name: reads.reach.deciding_days(ledgers[reads.table.name])
+        for reads in request_inputs
+    }
+
+    def count_input_rows(day: date) -> int:
+        """Rows of the input days that decide a day: at one request per row, its most requests."""
         return sum(
-            ledgers[dependency.table.name].rows_of(input_day) or 0
-            for dependency in dependencies
-            for input_day in dependency.reach.deciding_days(ledgers[dependency.table.name])(day)
+            ledgers[name].rows_of(input_day) or 0
+            for name, days_of in deciding_days.items()
+            for input_day in days_of(day)
         )
 
     requests_by_day = {
         day: count for day in ledger.latest if (count := _recorded_requests(ledger, day, lookup))
     }
-    rows_read = sum(input_rows(day) for day in requests_by_day)
+    rows_read = sum(count_input_rows(day) for day in requests_by_day)
     total = unknown_days = 0
     projected = 0.0
     for day in days:
         unknown_days += any(
-            ledgers[dependency.table.name].rows_of(needed_day) is None
-            for dependency in dependencies
-            for needed_day in dependency.reach.required_days(day)
+            ledgers[reads.table.name].rows_of(needed_day) is None
+            for reads in request_inputs
+            for needed_day in reads.reach.required_days(day)
         )
-        total += input_rows(day)
+        total += count_input_rows(day)
         if rows_read:
             uncached = day not in requests_by_day or lookup.name in ledger.changed_references(day)
             cached = 0 if uncached else requests_by_day[day]
             projected += max(
-                0.0, input_rows(day) * sum(requests_by_day.values()) / rows_read - cached
+                0.0, count_input_rows(day) * sum(requests_by_day.values()) / rows_read - cached
             )
     expected = min(total, math.ceil(projected)) if rows_read else None
     return ApiCallEstimate(

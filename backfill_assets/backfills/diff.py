@@ -25,7 +25,7 @@ from backfill_assets.delta.history import format_windows
 from backfill_assets.delta.ledgers import Ledger, Ledgers
 from backfill_assets.delta.records import CommitRecord, PublishedDay
 from backfill_assets.escaping import escape_line
-from backfill_assets.tables.table import RECORDED, Figure, Table
+from backfill_assets.tables.table import ENTRY_PREFIX, Figure, Table
 
 
 def cross_table_mismatches(reports: Iterable[TableDiff], ledgers: Ledgers) -> list[str]:
@@ -120,7 +120,7 @@ class _TableAtVersion:
         record = self.record_at(day, version)
         published = record.days[day] if record else None
         figures = self._measured.get((day, self.version_written(day, version)))
-        return _day_numbers(figures, published).get(figure.name)
+        return _merge_figures(figures, published).get(figure.name)
 
 
 def _latest_version(versions: list[int], version: int) -> int:
@@ -163,15 +163,21 @@ def _have_same_inputs(
     )
 
 
-def _day_numbers(figures: DayFigures | None, published: PublishedDay | None) -> dict[str, Decimal]:
-    """All numbers of a day by name: its content, and the input figures that its commit recorded."""
+def _merge_figures(
+    measured: DayFigures | None, published: PublishedDay | None
+) -> dict[str, Decimal]:
+    """What a `Figure` may ask for, by name: rows, totals and the expected counts of the commit.
+
+    `measured` is None if the day was not measured, `published` if it has no valid record. What was
+    measured wins.
+    """
     numbers: dict[str, int | str | Decimal] = {}
     if published:
         numbers = {"rows": published.rows, **published.totals}
-        numbers |= {RECORDED + name: x for name, x in published.entries.items()}
-    if figures:
-        numbers |= figures.by_name
-    return {name: Decimal(x) for name, x in numbers.items()}
+        numbers |= {ENTRY_PREFIX + name: count for name, count in published.entries.items()}
+    if measured:
+        numbers |= measured.by_name
+    return {name: Decimal(value) for name, value in numbers.items()}
 
 
 def _record_mismatches(

@@ -27,7 +27,7 @@ from backfill_assets.backfills.changes import (
 )
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import DAY, format_ranges
-from backfill_assets.delta.ledgers import Ledger, Ledgers, due_days, graph_of
+from backfill_assets.delta.ledgers import Ledger, Ledgers, due_days, graph_of_ledgers
 from backfill_assets.delta.records import ACCEPTED_CODE, CommitRecord, ExternalCommit
 from backfill_assets.staleness.input_digest import days_depending_on
 from backfill_assets.staleness.stale import downstream_tables
@@ -129,7 +129,7 @@ def undo_scopes(
 ) -> dict[str, UndoScope]:
     """What an undo changes, by table, inputs first; arguments as in `undo.undo_backfill`."""
     is_direct = commits_of(name, days)
-    upstream: dict[str, _RevertedDays] = {}
+    upstream: dict[str, _UndoneDays] = {}
     origins_by_table: dict[str, RowOrigins] = {}
     scopes: dict[str, UndoScope] = {}
     for table, ledger in ledgers.items():
@@ -146,9 +146,9 @@ def undo_scopes(
             return is_direct(record, day) or tracker.is_downstream(record, day)
 
         changes = changed_days(ledger, is_undone, origins)
-        upstream[table] = _RevertedDays(ledger, changes, origins)
+        upstream[table] = _UndoneDays(ledger, changes, origins)
         overwriting = overwritten_since(ledger, changes, origins)
-        reverted = upstream[table].reverted | {
+        reverted = upstream[table].already_reverted | {
             day
             for day, commit in overwriting.items()
             if tracker.is_recomputed(changes[day], commit, day)
@@ -183,7 +183,7 @@ def undo_scopes(
     return scopes
 
 
-class _RevertedDays:
+class _UndoneDays:
     """The undone days of one input table, for its downstream tables."""
 
     def __init__(
@@ -192,7 +192,7 @@ class _RevertedDays:
         """`changes` are all undone days, whether already reverted or not."""
         self.origins, self.changes = origins, changes
         #: Undone days by commit version.
-        self.commits: dict[int, frozenset[date]] = {}
+        self.days_by_version: dict[int, frozenset[date]] = {}
         for record in ledger.records if changes else ():
             days = (
                 d
@@ -200,8 +200,8 @@ class _RevertedDays:
                 if d in changes and _is_within(changes[d], record.version)
             )
             if commit_days := frozenset(days):
-                self.commits[record.version] = commit_days
-        self.reverted = reverted_days(ledger, changes, origins)
+                self.days_by_version[record.version] = commit_days
+        self.already_reverted = reverted_days(ledger, changes, origins)
         self._affected: dict[int, frozenset[date]] = {}
 
     def affected_days(self, version: int) -> frozenset[date]:
@@ -226,37 +226,50 @@ def _is_within(change: DayChange, version: int) -> bool:
     return change.version_before < version <= change.version_after
 
 
-_CommitDays = Callable[[CommitRecord], Iterable[date]]
+_DaysOfCommit = Callable[[CommitRecord], Iterable[date]]
 
 
 class _DownstreamTracker:
-    """Which days of a table are downstream of undone days in its inputs."""
+    """Which days of a table are downstream of undone days in its inputs.
+
+    `undone_by_table` has the undone days of all tables before this one, inputs or not. A table
+    reads each input once, so what is kept by input is complete.
+    """
 
     def __init__(
-        self, table: str, ledgers: Ledgers, policy: Policy, upstream: Mapping[str, _RevertedDays]
+        self,
+        table: str,
+        ledgers: Ledgers,
+        policy: Policy,
+        undone_by_table: Mapping[str, _UndoneDays],
     ) -> None:
         self._table, self._ledgers, self._policy = table, ledgers, policy
-        self._upstream = {name: reverted for name, reverted in upstream.items() if reverted.changes}
-        self._stale_days: dict[str, _CommitDays] = {
-            source: days_of
-            for source, follower, days_of in downstream_tables(ledgers, policy)
-            if follower == table
+        self._upstream = {
+            name: undone for name, undone in undone_by_table.items() if undone.changes
         }
-        #: Only for a stateful table.
+        self._days_made_stale_by: dict[str, _DaysOfCommit] = {
+            input_name: days_of
+            for input_name, table_name, days_of in downstream_tables(ledgers, policy)
+            if table_name == table
+        }
+        #: Set after construction, as it calls this tracker; None unless the table is stateful.
         self.chain: StatefulChain | None = None
         #: Days that undone commits made stale, by input; a fast filter for most days.
         self._candidate_days = {
             name: {
                 day
                 for record in ledgers[name].records
-                if record.version in reverted.commits
-                for day in self._stale_days[name](record)
+                if record.version in undone.days_by_version
+                for day in self._days_made_stale_by[name](record)
             }
-            for name, reverted in self._upstream.items()
-            if name in self._stale_days
+            for name, undone in self._upstream.items()
+            if name in self._days_made_stale_by
         }
+        # What was computed once, by the arguments of the methods below.
         self._downstream_days: dict[tuple[str, int], frozenset[date]] = {}
-        self._reachable: dict[tuple[str, frozenset[date], frozenset[int]], frozenset[date]] = {}
+        self._downstream_of_commits: dict[
+            tuple[str, frozenset[date], frozenset[int]], frozenset[date]
+        ] = {}
         self._foreign_commits: dict[
             tuple[str, int, int], dict[date, CommitRecord | ExternalCommit]
         ] = {}
@@ -288,7 +301,7 @@ class _DownstreamTracker:
             for name, v in self._upstream_versions(change.last_commit, day)
         }
         inputs_reverted = all(
-            self._upstream[name].reverted >= days for name, days in affected.items()
+            self._upstream[name].already_reverted >= days for name, days in affected.items()
         )
         return inputs_reverted and not self.is_downstream(overwriting, day)
 
@@ -307,7 +320,7 @@ class _DownstreamTracker:
             return self._table, commit
         earlier = previous.for_day(day).inputs if previous else {}
         for name, version in record.for_day(day).inputs.items():
-            if name not in self._stale_days or name == self._table:
+            if name not in self._days_made_stale_by or name == self._table:
                 continue
             after_version = earlier.get(name)
             if after_version is None:
@@ -323,7 +336,7 @@ class _DownstreamTracker:
     def _upstream_versions(self, record: CommitRecord, day: date) -> Iterator[tuple[str, int]]:
         inputs = record.for_day(day).inputs
         for name in self._upstream:
-            if name in inputs and name in self._stale_days:
+            if name in inputs and name in self._days_made_stale_by:
                 yield name, inputs[name]
 
     def _find_downstream(self, name: str, version: int) -> frozenset[date]:
@@ -332,7 +345,9 @@ class _DownstreamTracker:
             reverted = self._upstream[name]
             affected = reverted.affected_days(version)
             commit_versions = frozenset(
-                v for v, days in reverted.commits.items() if v <= version and days & affected
+                v
+                for v, days in reverted.days_by_version.items()
+                if v <= version and days & affected
             )
             self._downstream_days[name, version] = (
                 self._find_reachable(name, affected, commit_versions) if affected else frozenset()
@@ -344,11 +359,13 @@ class _DownstreamTracker:
     ) -> frozenset[date]:
         """Days that the commits made stale and whose input digest depends on `input_days`."""
         key = (name, input_days, commit_versions)
-        if key not in self._reachable:
+        if key not in self._downstream_of_commits:
             records = [r for r in self._ledgers[name].records if r.version in commit_versions]
-            stale_days = {day for record in records for day in self._stale_days[name](record)}
-            self._reachable[key] = self._find_depending(name, input_days, stale_days)
-        return self._reachable[key]
+            stale_days = {
+                day for record in records for day in self._days_made_stale_by[name](record)
+            }
+            self._downstream_of_commits[key] = self._find_depending(name, input_days, stale_days)
+        return self._downstream_of_commits[key]
 
     def _find_depending(
         self, name: str, input_days: Collection[date], days: Collection[date]
@@ -365,7 +382,7 @@ class _DownstreamTracker:
         key = (name, after_version, version)
         if key not in self._foreign_commits:
             ledger = self._ledgers[name]
-            reverted = self._upstream.get(name) or _RevertedDays(ledger, {}, RowOrigins(ledger))
+            reverted = self._upstream.get(name) or _UndoneDays(ledger, {}, RowOrigins(ledger))
             affected = reverted.affected_days(version)
             commits_by_day: dict[date, CommitRecord | ExternalCommit] = {}
             for commit in ledger.all_commits:
@@ -376,13 +393,13 @@ class _DownstreamTracker:
                     for day in written_days(commit) - affected
                     if reverted.origins.origin_at(day, after_version)
                     != reverted.origins.origin_at(day, version)
-                    and commit.version not in reverted.commits
+                    and commit.version not in reverted.days_by_version
                 }
                 if changed:
                     stale_days = (
                         self._ledgers[self._table].published_days
                         if isinstance(commit, ExternalCommit)
-                        else set(self._stale_days[name](commit))
+                        else set(self._days_made_stale_by[name](commit))
                     )
                     commits_by_day |= dict.fromkeys(
                         self._find_depending(name, changed, stale_days), commit
@@ -461,7 +478,7 @@ def _reverted_input_problems(
     inputs.
     """
     days_of: dict[tuple[str, int], set[date]] = defaultdict(set)
-    for dependency in graph_of(ledgers, policy).inputs[table] if changes else ():
+    for dependency in graph_of_ledgers(ledgers, policy).inputs[table] if changes else ():
         name = dependency.source.name
         source = ledgers[name]
         deciding = dependency.reach.deciding_days(source)

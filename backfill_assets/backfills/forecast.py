@@ -13,7 +13,7 @@ from typing import NamedTuple
 from backfill_assets.backfills.backfill_plan import BackfillRequest, DayOutcome
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import DAY
-from backfill_assets.delta.ledgers import Ledger, Ledgers, graph_of
+from backfill_assets.delta.ledgers import Ledger, Ledgers, graph_of_ledgers
 from backfill_assets.landing.listing import ListedFile, list_landing
 from backfill_assets.landing.load_manifest import LoadTarget, describe_change
 from backfill_assets.publish.assess import new_input_reason, recompute_reason
@@ -53,7 +53,7 @@ def forecast_days(
     other_settings_days = {
         name: ledgers[name].under_other_settings(digests[name]) for name in ledgers
     }
-    forecasts, graph = {}, graph_of(ledgers, policy)
+    forecasts, graph = {}, graph_of_ledgers(ledgers, policy)
     for name, table_days in days.items():
         ledger, code_and_settings = ledgers[name], (code.table_version(name), digests[name])
         load = _find_load_plan(graph, name, load_plans)
@@ -233,11 +233,14 @@ def plan_load(
 
 
 def digest_load_plans(load_plans: Mapping[str, LoadPlan]) -> str:
-    """A digest of all load plans; changes if files land or are deleted."""
+    """A digest of what is to be loaded: a launch compares it with that of the plan.
+
+    It changes if files land, change or are deleted.
+    """
     text = json.dumps(
         {
-            log: {str(day): digest for day, digest in sorted(load_plan.load_digests.items())}
-            for log, load_plan in load_plans.items()
+            raw_table: {str(day): digest for day, digest in sorted(load_plan.load_digests.items())}
+            for raw_table, load_plan in load_plans.items()
         }
     )
     return hashlib.sha256(text.encode()).hexdigest()[:16]

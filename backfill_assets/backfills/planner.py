@@ -34,13 +34,13 @@ from backfill_assets.calendar.grain import Grain
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.dagster_ext.internals import BaseAssetGraph, PartitionsSubset
 from backfill_assets.delta.ledger_reader import read_ledger, read_ledgers
-from backfill_assets.delta.ledgers import Ledger, Ledgers, graph_of
+from backfill_assets.delta.ledgers import Ledger, Ledgers, graph_of_ledgers
 from backfill_assets.landing.listing import CONTROL_FILE, LandingError, ListedFile, list_landing
 from backfill_assets.landing.samples import Values, sample_values
 from backfill_assets.settings import Settings
 from backfill_assets.staleness.finality import final_days
 from backfill_assets.tables.code_version import Code
-from backfill_assets.tables.graph import Graph, buildable_tables, graph_for, tables_of
+from backfill_assets.tables.graph import Graph, buildable_tables, load_graph, tables_of
 from backfill_assets.tables.model_metadata import skew_bounds
 from backfill_assets.tables.sources import Source
 
@@ -98,7 +98,7 @@ def refuse_invalid_request(settings: Settings, request: backfill_plan.BackfillRe
             f"a pilot of {request.pilot_days} day(s) leaves nothing of the "
             f"{len(request.window)} day(s) {request.window}: give fewer pilot days, or none"
         )
-    landed_tables = graph_for(settings).landed_tables
+    landed_tables = load_graph(settings).landed_tables
     if request.accept and not {*landed_tables} & {*tables}:
         raise ValueError(
             f"{', '.join(request.accept)} is accepted for nothing: only {', '.join(landed_tables)} "
@@ -173,7 +173,7 @@ def plan_backfill(
         downstream_of_last_day: by table, the days downstream of the last requested day.
     """
     policy = Policy.from_settings(settings)
-    tables = graph_of(ledgers, policy)
+    tables = graph_of_ledgers(ledgers, policy)
     load_plans = _load_plans(settings, request, days, ledgers, tables)
     forecasts = forecast_days(settings, request, days, ledgers, code, load_plans)
     final = final_days(ledgers, policy, {day for table_days in days.values() for day in table_days})
@@ -332,7 +332,7 @@ def add_sampled_skews(
     listed in the plan.
     """
     skews, unsampled = list(plan.skews), list[str]()
-    for log, source in graph_for(settings).sources.items():
+    for log, source in load_graph(settings).sources.items():
         forecast = plan.tables.get(log)
         if forecast is None or not skew_bounds(source.staged):
             continue

@@ -192,9 +192,9 @@ def import_table(
 
 
 def _find_source(settings: Settings, name: str) -> Source:
-    from backfill_assets.tables.graph import graph_for
+    from backfill_assets.tables.graph import load_graph
 
-    sources = {source.name: source for source in graph_for(settings).sources.values()}
+    sources = {source.name: source for source in load_graph(settings).sources.values()}
     if name not in sources:
         raise click.BadParameter(
             parameters.unknown_name_message("source", name, sources), param_hint="SOURCE"

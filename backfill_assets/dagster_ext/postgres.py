@@ -44,7 +44,7 @@ class PooledEventLog(BatchedEventLog, PostgresEventLogStorage):
             self._store_events(connection, events)
 
     def dispose(self) -> None:
-        """Close all connections."""
+        """Stop watching events, and close the pool that runs and schedules use as well."""
         super().dispose()
         self._engine.dispose()
 

@@ -128,8 +128,8 @@ def files_by_day(
         pairs = (complete.column(name).to_pylist() for name in (day, "num_records_sum"))
         row_counts = dict(zip(*pairs, strict=True))
     return (
-        _LazyRows(positions, sums, to_measured),
-        _LazyRows(positions, sums, to_stored),
+        _LazyByDay(positions, sums, to_measured),
+        _LazyByDay(positions, sums, to_stored),
         row_counts,
     )
 
@@ -137,8 +137,8 @@ def files_by_day(
 _Value = TypeVar("_Value")
 
 
-class _LazyRows(Mapping[date, _Value]):
-    """By day, the converted row of a table; rows are converted on access."""
+class _LazyByDay(Mapping[date, _Value]):
+    """By day, a value made of the day's row of an Arrow table, on access: most are never needed."""
 
     def __init__(
         self,
@@ -146,20 +146,20 @@ class _LazyRows(Mapping[date, _Value]):
         rows: pa.Table,
         convert: Callable[[Mapping[str, Any]], _Value],
     ) -> None:
-        self._positions, self._rows, self._convert = positions, rows, convert
+        self._row_by_day, self._rows, self._convert = positions, rows, convert
 
     def __getitem__(self, day: date) -> _Value:
-        (row,) = self._rows.slice(self._positions[day], 1).to_pylist()
+        (row,) = self._rows.slice(self._row_by_day[day], 1).to_pylist()
         return self._convert(row)
 
     def __contains__(self, day: object) -> bool:
-        return day in self._positions
+        return day in self._row_by_day
 
     def __iter__(self) -> Iterator[date]:
-        return iter(self._positions)
+        return iter(self._row_by_day)
 
     def __len__(self) -> int:
-        return len(self._positions)
+        return len(self._row_by_day)
 
     def __repr__(self) -> str:
         return repr(dict(self))

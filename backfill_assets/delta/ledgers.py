@@ -290,7 +290,7 @@ class Ledger:
 Ledgers = Mapping[str, Ledger]
 
 
-def graph_of(ledgers: Ledgers, policy: Policy) -> Graph:
+def graph_of_ledgers(ledgers: Ledgers, policy: Policy) -> Graph:
     """The graph of the tables of these ledgers."""
     return Graph.from_tables((ledger.table for ledger in ledgers.values()), policy)
 

@@ -34,7 +34,7 @@ from backfill_assets.settings import Settings
 from backfill_assets.spark.filesystems import open_store
 from backfill_assets.spark.session import Engine, is_shared
 from backfill_assets.staleness.stale import StaleDays
-from backfill_assets.tables.graph import config_digests, graph_for
+from backfill_assets.tables.graph import config_digests, load_graph
 from backfill_assets.tables.sources import Source
 
 #: A time further ahead is not explained by two clocks that differ a little.
@@ -46,7 +46,7 @@ _MAX_NAMES = 5
 
 def data_checks(settings: Settings) -> list[Check]:
     """The checks of landing, warehouse and tables."""
-    graph = graph_for(settings)
+    graph = load_graph(settings)
     sources = {source.name: source for source in graph.sources.values()}
     parts = {name: f"landing {name}" for name in sources}
     return [
@@ -117,7 +117,7 @@ def check_warehouse(settings: Settings) -> Iterator[CheckResult]:
 
 def check_table(settings: Settings, name: str) -> Iterator[CheckResult]:
     """Check that a table matches its code, has a log and no other writers, and can be read."""
-    graph, url = graph_for(settings), settings.table(name)
+    graph, url = load_graph(settings), settings.table(name)
     try:
         log = load_log(url)
         ledger = read_ledger(url, graph.tables[name])
@@ -193,7 +193,7 @@ def check_clock(settings: Settings) -> Iterator[CheckResult]:
     situation = Situation(
         ledgers=ledgers,
         stale=StaleDays(),
-        unloaded=unloaded_by_log(settings, ledgers, graph_for(settings), today),
+        unloaded=unloaded_by_log(settings, ledgers, load_graph(settings), today),
         failed_checks={},
         policy=Policy.from_settings(settings),
         config_digests=config_digests(settings),

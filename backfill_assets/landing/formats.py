@@ -273,9 +273,9 @@ def number_pattern(source: Source) -> str:
     Empty if the source has neither.
     """
     choices = []
-    if ids := _any_name_pattern(identifier_fields(source)):
+    if ids := _match_any_field(identifier_fields(source)):
         choices.append(rf'{ids}"[ \t]*:[ \t]*(?=-?[0-9]+[ \t]*[,}}])')
-    if numbers := _any_name_pattern(decimal_fields(source)):
+    if numbers := _match_any_field(decimal_fields(source)):
         choices.append(rf'{numbers}"[ \t]*:[ \t]*')
     if not choices:
         return ""
@@ -295,9 +295,10 @@ def careful_patterns(exact_fields: Iterable[str]) -> list[str]:
     return [*patterns, _KEY_MAY_BE_ESCAPED] if patterns else []
 
 
-def _any_name_pattern(names: Iterable[str]) -> str:
-    escaped = "|".join(map(re.escape, names))
-    return f"(?:{escaped})" if escaped else ""
+def _match_any_field(field_names: Iterable[str]) -> str:
+    """A regular expression of these field names; empty if there are none: leave it out then."""
+    alternatives = "|".join(map(re.escape, field_names))
+    return f"(?:{alternatives})" if alternatives else ""
 
 
 def _quote_numbers(text: Column, source: Source) -> Column:

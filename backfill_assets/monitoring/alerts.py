@@ -99,7 +99,7 @@ class Outbox:
         reported: incidents that were reported and still exist, with the largest size reported.
             An incident that ends is forgotten, so that it alerts again when it comes back.
         attempts: by alert that waits, the number of failed posts.
-        blind: for how many ticks in a row the tables could not be read.
+        unreadable_ticks: for how many ticks in a row the tables could not be read.
     """
 
     looked: float | None = None
@@ -107,7 +107,7 @@ class Outbox:
     waiting: Mapping[str, float] = field(default_factory=dict)
     reported: Mapping[Key, Size] = field(default_factory=dict)
     attempts: Mapping[str, int] = field(default_factory=dict)
-    blind: int = 0
+    unreadable_ticks: int = 0
 
     @classmethod
     def from_text(cls, text: str | None) -> Outbox:
@@ -122,7 +122,7 @@ class Outbox:
                     key: size for group in saved["told"] for key, size in _group_incidents(*group)
                 },
                 attempts={str(name): int(n) for name, n in saved["attempts"].items()},
-                blind=int(saved["blind"]),
+                unreadable_ticks=int(saved["blind"]),
             )
         except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError):
             return cls()
@@ -145,7 +145,7 @@ class Outbox:
                 "waiting": dict(self.waiting),
                 "told": reported_groups,
                 "attempts": dict(self.attempts),
-                "blind": self.blind,
+                "blind": self.unreadable_ticks,
             }
         )
 
@@ -160,10 +160,10 @@ class Outbox:
     def with_incidents(self, incidents: Sequence[Incident] | None) -> Outbox:
         """Drop reported incidents that have ended; pass None if the tables could not be read."""
         if incidents is None:
-            return replace(self, blind=self.blind + 1)
+            return replace(self, unreadable_ticks=self.unreadable_ticks + 1)
         # An earlier release stored no size: the first look sets it.
         still = {i.key: self.reported[i.key] or i.size for i in incidents if i.key in self.reported}
-        return replace(self, blind=0, reported=still)
+        return replace(self, unreadable_ticks=0, reported=still)
 
     def unreported(self, incidents: Iterable[Incident]) -> Iterator[Incident]:
         """Yield the incidents that were not reported, and those that have grown since."""
@@ -402,7 +402,7 @@ OVERLAP = 3600.0
 # Dagster decides within seconds whether it retries a run, and starts the retry within two minutes.
 RETRY_SECONDS = 600.0
 # A single tick that cannot read the tables is a short failure of the storage.
-BLIND_TICKS = 3
+UNREADABLE_TICKS_BEFORE_ALERT = 3
 PAGE = 500  # events
 
 
@@ -441,7 +441,9 @@ def build_alerts_sensor(
         outbox = outbox.with_incidents(incidents)
         outbox, runs = _unreported_runs(outbox, context.instance, now)
         pending = [
-            *incident_alerts(_unreported_incidents(outbox, incidents, trouble), settings.ui_url),
+            *incident_alerts(
+                _select_incidents_to_post(outbox, incidents, trouble), settings.ui_url
+            ),
             *(run_alert(run, context.instance, settings.ui_url) for run in runs),
         ]
         outbox = outbox.with_pending(pending)
@@ -490,12 +492,17 @@ def _look_at_tables(
     return future.result(), None
 
 
-def _unreported_incidents(
-    outbox: Outbox, incidents: Sequence[Incident] | None, trouble: str | None
+def _select_incidents_to_post(
+    outbox: Outbox, incidents: Sequence[Incident] | None, read_error: str | None
 ) -> list[Incident]:
-    if trouble and outbox.blind >= BLIND_TICKS:
-        detail = f"{trouble}. Checks, holes and delays go unnoticed until this is mended."
-        incidents = [Incident("days cannot be checked", ALL_TABLES, "", detail)]
+    """The incidents to post now: new ones, and those that have grown.
+
+    `incidents` is None if the tables could not be read, for `read_error`. After some ticks of that
+    in a row, this is the incident.
+    """
+    if read_error and outbox.unreadable_ticks >= UNREADABLE_TICKS_BEFORE_ALERT:
+        detail = f"{read_error}. Checks, holes and delays go unnoticed until this is mended."
+        incidents = [Incident("days cannot be checked", ALL_TABLES, item="", detail=detail)]
     return [*outbox.unreported(incidents or ())]
 
 

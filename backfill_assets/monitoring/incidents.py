@@ -21,7 +21,7 @@ from backfill_assets.dagster_ext.internals import (
 )
 from backfill_assets.delta.commits import LOG_RETENTION
 from backfill_assets.delta.ledger_reader import read_ledgers
-from backfill_assets.delta.ledgers import Ledger, graph_of
+from backfill_assets.delta.ledgers import Ledger, graph_of_ledgers
 from backfill_assets.delta.table_schema import schema_differences, suggest_fix
 from backfill_assets.monitoring.alerts import ALL_TABLES, Incident
 from backfill_assets.monitoring.next_runs import RunPlanner, unloaded_by_log
@@ -341,7 +341,7 @@ def read_situation(settings: Settings, instance: dg.DagsterInstance, now: dateti
     return Situation(
         ledgers=ledgers,
         stale=find_stale_days(ledgers, policy, now.date()),
-        unloaded=unloaded_by_log(settings, ledgers, graph_of(ledgers, policy), now.date()),
+        unloaded=unloaded_by_log(settings, ledgers, graph_of_ledgers(ledgers, policy), now.date()),
         failed_checks={
             name: _read_failed_checks(settings, ledger.table, instance)
             for name, ledger in ledgers.items()

@@ -26,17 +26,17 @@ from backfill_assets.dagster_ext.internals import (
 )
 from backfill_assets.dagster_ext.launcher import is_run_alive
 from backfill_assets.delta.ledger_reader import read_ledger, read_ledgers
-from backfill_assets.delta.ledgers import Ledger, Ledgers, graph_of
+from backfill_assets.delta.ledgers import Ledger, Ledgers, graph_of_ledgers
 from backfill_assets.landing.listing import list_landing
 from backfill_assets.publish.assess import recompute_reason
 from backfill_assets.settings import Settings
 from backfill_assets.staleness.finality import final_days
 from backfill_assets.staleness.input_digest import input_digests
-from backfill_assets.staleness.stale import StaleDay, StaleDays, find_stale_days
+from backfill_assets.staleness.stale import StaleDays, StaleReason, find_stale_days
 from backfill_assets.staleness.unloaded import UnloadedDays, find_unloaded_days, no_data_warning
 from backfill_assets.tables.code_version import Code, running_code
 from backfill_assets.tables.derived import carries_state
-from backfill_assets.tables.graph import Graph, config_digests, graph_for
+from backfill_assets.tables.graph import Graph, config_digests, load_graph
 from backfill_assets.tables.table import Table
 
 #: The most runs of one batch; the parts of a range that was cut for its length count as one.
@@ -85,31 +85,37 @@ def load_requests(
     return _drop_waiting_parts(_build_requests(groups, per_run, may_fill_gap), graph)
 
 
+def _writer_will_build(
+    table: str, reason: StaleReason, waiting_tables: Mapping[str, Container[str]]
+) -> bool:
+    """Whether an unfinished run or backfill that changed an input of the day builds the table."""
+    writer_ids = {
+        id_
+        for record in reason.input_commits.values()
+        for id_ in (record.run_id, record.backfill_id)
+        if id_
+    }
+    return any(table in waiting_tables.get(id_, ()) for id_ in writer_ids)
+
+
 def rebuild_requests(
     stale: StaleDays,
     graph: Graph,
     per_run: int,
-    in_progress: Mapping[str, Container[str]] | None = None,
+    waiting_tables: Mapping[str, Container[str]] | None = None,
     may_fill_gap: GapRule = _fill_no_gap,
 ) -> list[Request]:
     """Return the runs that bring the open days up to date, in ascending order of their ranges.
 
-    `per_run` is the most days of a run. `in_progress` has, by id of an unfinished run or backfill,
-    the tables that wait for it if it changed one of their inputs: it will build them, or change
-    more.
+    `per_run` is the most days of a run. `waiting_tables` has, by id of an unfinished run or
+    backfill, the tables that it will still build if it has changed one of their inputs.
     """
     may_fill_gap = _allow_days_within_weeks(may_fill_gap, graph)
-
-    def is_ready(table: str, reason: StaleDay) -> bool:
-        writer_ids = {id_ for r in reason.inputs.values() for id_ in (r.run_id, r.backfill_id)}
-        return not any(
-            table in tables for id_, tables in (in_progress or {}).items() if id_ in writer_ids
-        )
 
     tokens: dict[tuple[date, str], str] = {}
     for table in (*graph.by_log_day, *graph.by_event_day):
         for day, reason in stale.open.get(table, {}).items():
-            if is_ready(table, reason):
+            if not _writer_will_build(table, reason, waiting_tables or {}):
                 tokens[day, table] = reason.commit_key
     groups: dict[tuple[str, ...], dict[date, str]] = defaultdict(dict)
     for chain, together in _table_chains(graph):
@@ -259,7 +265,7 @@ class RunPlanner:
         self.policy = Policy.from_settings(settings)
         self._code = running_code(settings)
         self._configs = config_digests(settings)
-        self._graph = graph_for(settings)
+        self._graph = load_graph(settings)
         self.tables = self._graph.tables
 
     def fed_tables(self, today: date) -> Mapping[str, Table]:
@@ -391,7 +397,7 @@ def make_gap_rule(
     Computing such a day again changes no row; if its code has not changed either, it is not even
     computed. A final day is allowed only in the latter case: no scheduled run may write it.
     """
-    final_by_table, graph = final_days(ledgers, policy), graph_of(ledgers, policy)
+    final_by_table, graph = final_days(ledgers, policy), graph_of_ledgers(ledgers, policy)
 
     @cache
     def published_days(table: str) -> frozenset[date]:

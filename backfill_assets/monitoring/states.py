@@ -15,7 +15,7 @@ from functools import cached_property
 
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import DAY, Window, to_windows
-from backfill_assets.delta.ledgers import Ledgers, graph_of
+from backfill_assets.delta.ledgers import Ledgers, graph_of_ledgers
 from backfill_assets.staleness.finality import final_days, finality_check
 from backfill_assets.staleness.stale import StaleDays, built_from_revoked
 from backfill_assets.staleness.unloaded import UnloadedDays
@@ -109,7 +109,7 @@ class Situation:
     @cached_property
     def graph(self) -> Graph:
         """The graph of the tables."""
-        return graph_of(self.ledgers, self.policy)
+        return graph_of_ledgers(self.ledgers, self.policy)
 
     @cached_property
     def closed_by_log(self) -> Mapping[str, set[date]]:

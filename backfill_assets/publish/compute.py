@@ -220,7 +220,7 @@ class AuditedDays:
     """Days that were computed and audited.
 
     Attributes:
-        built: the result of the asset's function.
+        computed: the result of the asset's function.
         frame: their rows, with the columns and types of the table.
         fingerprints: by day, the input fingerprint.
         verdicts: of the audit.
@@ -230,7 +230,7 @@ class AuditedDays:
         spreads: by day, the histograms of the columns that are watched for drift.
     """
 
-    built: ComputedDays
+    computed: ComputedDays
     frame: DataFrame
     fingerprints: Mapping[date, str]
     verdicts: Mapping[date, Verdict]
@@ -250,10 +250,10 @@ class AuditedDays:
         Raises:
             PublishError: writing failed, or the files hold other rows than were audited.
         """
-        existing_files = self.built.files
+        existing_files = self.computed.files
         if new_days := [day for day in days if day not in self.files and day not in existing_files]:
             written, digest = writer.write_rows(
-                self.frame, new_days, rebalance=self.built.scattered
+                self.frame, new_days, rebalance=self.computed.scattered
             )
             self.files.update({day: written.get(day, []) for day in new_days})
             audited = sum_digests(self.verdicts[day].metrics.digest for day in new_days)
@@ -422,7 +422,7 @@ def _trailing_days(ledger: Ledger, window: Window) -> dict[date, DayMetrics]:
 
 def audit_summary(verdicts: Sequence[Verdict], audited: AuditedDays) -> dict[str, Any]:
     """Return the audit's part of the commit metadata: days that passed, and why others did not."""
-    built = audited.built
+    built = audited.computed
     return {
         "audit": {
             str(v.day): encode_day(

@@ -17,7 +17,7 @@ import msgspec
 from pydantic import PrivateAttr
 from pyspark.sql import DataFrame
 
-from backfill_assets.audit.verdicts import Expectation, judge_days
+from backfill_assets.audit.verdicts import Expectation, Verdict, judge_days
 from backfill_assets.calendar.partitions import DaySet, Window, to_ranges
 from backfill_assets.delta import table_schema
 from backfill_assets.delta.commits import PublishError, Writer
@@ -61,7 +61,7 @@ def result_from_record(ledger: Ledger, day: date) -> DayResult:
     )
 
 
-def skipped_days(
+def list_skipped_results(
     ledger: Ledger, plan: ComputePlan, reasons: Container[date], refused: Mapping[date, Expectation]
 ) -> list[DayResult]:
     """Return the results of days that are not computed: identical, reverted or without an input."""
@@ -71,9 +71,7 @@ def skipped_days(
     text = (
         "an undo has reverted its rows, and its inputs are the same: only a person builds it again"
     )
-    on_hold = judge_days(
-        ledger.table, reverted, {}, dict.fromkeys(reverted, Expectation(problems=[text])), {}
-    )
+    on_hold = [_failed_verdict(ledger.table, day, text) for day in reverted]
     return [
         *(result_from_record(ledger, day) for day in sorted(current_days & ledger.latest.keys())),
         *(DayResult(Outcome.WITHDRAWN, verdict) for verdict in on_hold),
@@ -81,33 +79,42 @@ def skipped_days(
     ]
 
 
-def day_results(
+def _failed_verdict(table: Table, day: date, problem: str) -> Verdict:
+    """The verdict of a day that is not measured, with a problem as its finding."""
+    (verdict,) = judge_days(table, [day], {}, {day: Expectation(problems=[problem])}, {})
+    return verdict
+
+
+def list_computed_results(
     table: Table,
     audited: AuditedDays,
-    reasons: Mapping[date, str],
+    reason_by_day: Mapping[date, str],
     version: int | None,
     inputs: Mapping[str, int],
     commit_notes: CommitNotes,
     changed: Container[date],
 ) -> list[DayResult]:
-    """Return the results of the days that were computed.
+    """Return a result for each day of `reason_by_day`: the computed days, with why.
 
+    A day with a provenance of its own names the inputs of that, and not those of this run.
     `version` is None if no day passed; `changed` are the days whose files were written.
     """
     results = []
-    for day, reason in reasons.items():
+    for day, reason in reason_by_day.items():
         verdict = audited.verdicts[day]
-        outcome, commit_version = Outcome.UNCHANGED, version if verdict.may_publish else None
+        commit_version = version if verdict.may_publish else None
         if not verdict.may_publish:
             outcome = Outcome.FAILED
         elif day in commit_notes.revoked_days:
+            # The commit covers the day, but it counts as never published, and its check says why.
             outcome = Outcome.WITHDRAWN
-            expectation = Expectation(problems=[commit_notes.revoked_days[day]])
-            (verdict,) = judge_days(table, [day], {}, {day: expectation}, {})
+            verdict = _failed_verdict(table, day, commit_notes.revoked_days[day])
         elif day in changed:
             outcome = Outcome.WRITTEN
-        numbers = audited.built.numbers.get(day, {})
-        provenance = audited.built.provenance.get(day)
+        else:
+            outcome = Outcome.UNCHANGED
+        numbers = audited.computed.numbers.get(day, {})
+        provenance = audited.computed.provenance.get(day)
         input_versions = provenance.inputs if provenance else inputs
         results.append(DayResult(outcome, verdict, commit_version, numbers, input_versions, reason))
     return results
@@ -207,7 +214,7 @@ class Publisher(dg.ConfigurableIOManager):
             requested = assess.days_to_compute(ledger, plan, *_code_and_settings(record), rewrite)
             requested, buildable = _skip_days_on_hold(ledger, plan, window, requested, record)
             reasons, refused = self._buildable_days(ledger, plan, buildable, requested, record)
-            results = skipped_days(ledger, plan, reasons, refused)
+            results = list_skipped_results(ledger, plan, reasons, refused)
             if reasons:
                 fingerprints = {day: plan.fingerprints[day] for day in reasons}
                 # The rows that a merge would leave behind also depend on the table.
@@ -318,9 +325,9 @@ class Publisher(dg.ConfigurableIOManager):
         }
         version, commit_notes = None, CommitNotes()
         if passed:
-            if audited.built.commit_notes:
+            if audited.computed.commit_notes:
                 before = None if ledger.version is None else self.table_snapshot(ledger, False)
-                commit_notes = audited.built.commit_notes(before, verdicts)
+                commit_notes = audited.computed.commit_notes(before, verdicts)
             metadata = {
                 **record,
                 "inputs": inputs,
@@ -336,7 +343,9 @@ class Publisher(dg.ConfigurableIOManager):
             version = self._commit_files(table, audited, sorted(changed), metadata, ledger)
             if version is None:
                 return None
-        return day_results(table, audited, reasons, version, inputs, commit_notes, changed)
+        return list_computed_results(
+            table, audited, reasons, version, inputs, commit_notes, changed
+        )
 
     def _commit_files(
         self,

@@ -79,23 +79,23 @@ class Snapshot:
 
     Attributes:
         ledger: of the version that the rows are read at.
-        by_day: whether a day that is built from the table needs the same day of it.
+        needs_same_day: whether a day that is built from the table needs the same day of it.
         read: reads the rows of some days; of all days if None.
         input_days: returns the days of the table that a day is built from; days not published are
-            not read. Default: the same day if `by_day`.
-        required_days_of: returns the days of the table without which a day cannot be built.
+            not read. Default: the same day if `needs_same_day`.
+        find_required_days: returns the days of the table without which a day cannot be built.
             Default: the same day.
     """
 
     ledger: Ledger
-    by_day: bool
+    needs_same_day: bool
     read: Callable[[Collection[date] | None], DataFrame]
     input_days: Callable[[date], Iterable[date]] | None = None
-    required_days_of: Callable[[date], Sequence[date]] | None = None
+    find_required_days: Callable[[date], Sequence[date]] | None = None
 
     @property
     def table(self) -> Table:
-        """The table of the ledger."""
+        """The declaration of the table: columns, key, inputs. Its rows are in `read`."""
         return self.ledger.table
 
     @property
@@ -113,20 +113,20 @@ class Snapshot:
         required_days_of: Callable[[date], Sequence[date]] | None = None,
     ) -> Snapshot:
         """Return a copy with other input days and required days."""
-        return replace(self, input_days=input_days, required_days_of=required_days_of)
+        return replace(self, input_days=input_days, find_required_days=required_days_of)
 
     def required_days(self, day: date) -> Sequence[date]:
         """Return the days of the table without which a day cannot be built."""
-        if not self.by_day:
+        if not self.needs_same_day:
             return []
-        return self.required_days_of(day) if self.required_days_of else [day]
+        return self.find_required_days(day) if self.find_required_days else [day]
 
     def days_with_other_settings(
         self, window: Window, config_digest: str
     ) -> dict[date, list[date]]:
         """Return, by day of a window, its input days that were built under other settings."""
         other_settings_days = self.ledger.under_other_settings(config_digest)
-        input_days = self.input_days or (lambda day: [day] if self.by_day else [])
+        input_days = self.input_days or (lambda day: [day] if self.needs_same_day else [])
         if not other_settings_days:
             return {}
         other_days = {

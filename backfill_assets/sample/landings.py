@@ -45,13 +45,13 @@ class Line:
 
     @property
     def event_day(self) -> date:
-        """The day of the order."""
+        """The day of the order, in UTC, which is the business time zone of the sample."""
         return self.order_ts.date()
 
     @property
     def log_day(self) -> date:
         """The log day: the arrival day, or the day of a later event or version time."""
-        return max(self.arrival, self.order_ts.date(), self.ingestion_ts.date())
+        return max(self.arrival, self.event_day, self.ingestion_ts.date())
 
     @property
     def version_key(self) -> tuple[object, ...]:

@@ -20,7 +20,7 @@ from backfill_assets.staleness.input_digest import SwitchedLedger
 from backfill_assets.tables.code_version import Code
 from backfill_assets.tables.current import Current
 from backfill_assets.tables.derived import carries_state
-from backfill_assets.tables.graph import buildable_tables, graph_for, tables_of
+from backfill_assets.tables.graph import buildable_tables, load_graph, tables_of
 from backfill_assets.tables.table import Table
 
 
@@ -38,7 +38,7 @@ def target_tables(settings: Settings, chosen: Sequence[str]) -> tuple[str, ...]:
         buildable_tables(settings, chosen, today)
     except ValueError as error:
         raise TargetError(str(error)) from error
-    graph = graph_for(settings).without_retired(today)
+    graph = load_graph(settings).without_retired(today)
     if landed := [name for name in graph.landed_tables if name in chosen]:
         raise TargetError(
             f"{', '.join(landed)} is what has landed, and there is nothing to build of it beside "
@@ -66,7 +66,7 @@ def days_of_target(
     for window in [only_days] if only_days else target.requested_windows:
         for name, window_days in days_by_table(graph, target.tables, window).items():
             days_by_name[name].update(window_days)
-    inputs = graph_for(settings).inputs
+    inputs = load_graph(settings).inputs
     for name, days in days_by_name.items():
         ledger = target.table_ledger(settings, name)
         for dependency in inputs[name]:

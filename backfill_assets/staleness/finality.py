@@ -11,7 +11,7 @@ from datetime import date
 
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import from_ranges
-from backfill_assets.delta.ledgers import Ledger, Ledgers, due_days, graph_of
+from backfill_assets.delta.ledgers import Ledger, Ledgers, due_days, graph_of_ledgers
 from backfill_assets.delta.records import CommitRecord
 from backfill_assets.tables.derived import carries_state
 from backfill_assets.tables.table import Dependency
@@ -33,7 +33,7 @@ def final_days(
             if (among is None or day in among)
             if day in record.final or is_final(name, record, day)
         }
-        for name in graph_of(ledgers, policy).closing_tables
+        for name in graph_of_ledgers(ledgers, policy).closing_tables
     }
 
 
@@ -86,7 +86,7 @@ def finality_check(ledgers: Ledgers, policy: Policy) -> Callable[[str, CommitRec
     commit that changed the day up to the closing one, or from a later one. Other tables: the input
     days that decide the day were final. A stateful table goes back to its first day.
     """
-    graph = graph_of(ledgers, policy)
+    graph = graph_of_ledgers(ledgers, policy)
     closed = {log: window_closed_at(ledgers[log], graph.policy_of(log)) for log in graph.sources}
     changes = {
         (name, dependency.source.name): _changing_versions(dependency, ledgers)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import DAY
-from backfill_assets.delta.ledgers import Ledger, Ledgers, due_days, graph_of
+from backfill_assets.delta.ledgers import Ledger, Ledgers, due_days, graph_of_ledgers
 from backfill_assets.delta.records import CommitRecord
 from backfill_assets.publish.assess import days_on_hold
 from backfill_assets.staleness.finality import final_days
@@ -26,15 +26,15 @@ from backfill_assets.tables.graph import Graph
 
 
 @dataclass(frozen=True)
-class StaleDay:
+class StaleReason:
     """Why a day of a table is behind.
 
     Attributes:
-        inputs: by input, the record that changed the day's input.
+        input_commits: by input, the record that changed the day's input.
         references: by name, the current content of unpartitioned inputs that changed.
     """
 
-    inputs: Mapping[str, CommitRecord]
+    input_commits: Mapping[str, CommitRecord]
     references: Mapping[str, str | None] = field(default_factory=dict)
 
     @property
@@ -43,7 +43,9 @@ class StaleDay:
 
         Commit ids are preferred: the versions of a recreated table start again.
         """
-        commits = {name: record.commit_id or record.version for name, record in self.inputs.items()}
+        commits = {
+            name: record.commit_id or record.version for name, record in self.input_commits.items()
+        }
         changes = sorted({**commits, **self.references}.items())
         return ",".join(f"{name}@{commit}" for name, commit in changes)
 
@@ -59,8 +61,8 @@ class StaleDays:
             or sensor builds them.
     """
 
-    open: Mapping[str, Mapping[date, StaleDay]] = field(default_factory=dict)
-    final: Mapping[str, Mapping[date, StaleDay]] = field(default_factory=dict)
+    open: Mapping[str, Mapping[date, StaleReason]] = field(default_factory=dict)
+    final: Mapping[str, Mapping[date, StaleReason]] = field(default_factory=dict)
     on_hold: Mapping[str, set[date]] = field(default_factory=dict)
 
     def all_days(self, table: str) -> set[date]:
@@ -104,7 +106,7 @@ _last_answer: list[_LastAnswer] = []
 
 
 def _compute_stale_days(ledgers: Ledgers, policy: Policy, today: date) -> StaleDays:
-    closed, graph = final_days(ledgers, policy), graph_of(ledgers, policy)
+    closed, graph = final_days(ledgers, policy), graph_of_ledgers(ledgers, policy)
     stale = StaleDays(defaultdict(dict), defaultdict(dict), defaultdict(set))
     for table, days in _newer_inputs(ledgers, policy, graph, today).items():
         ledger = ledgers[table]
@@ -119,7 +121,7 @@ def _compute_stale_days(ledgers: Ledgers, policy: Policy, today: date) -> StaleD
                 continue
             part = stale.final if day in closed.get(table, ()) else stale.open
             references = ledger.changed_references(day) if day in ledger.latest else {}
-            part[table][day] = StaleDay(inputs, references)  # type: ignore[index]
+            part[table][day] = StaleReason(inputs, references)  # type: ignore[index]
         if carries_state(ledger.table):
             _add_later_days(stale, ledger, closed.get(table, ()))
     return stale
@@ -185,7 +187,7 @@ def downstream_tables(
     """Return (input, table, function): which days of the table an input's commit makes due."""
     return [
         (dependency.source.name, table, due_days(dependency, ledgers[dependency.source.name]))
-        for table, inputs in graph_of(ledgers, policy).inputs.items()
+        for table, inputs in graph_of_ledgers(ledgers, policy).inputs.items()
         for dependency in inputs
     ]
 

@@ -13,7 +13,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 #: The most characters of a value that a message shows.
-_MAX_SHOWN = 100
+_MAX_SHOWN_CHARS = 100
 
 
 class DeclarationError(TypeError):
@@ -66,16 +66,15 @@ def check_arguments(name: str, arguments: Iterable[Argument]) -> None:
 
 
 def describe_value(value: object) -> str:
-    """A value as a message shows it: a named object by its name, all else as its `repr`."""
-    name = getattr(value, "name", None)
+    """A value as a message shows it: by its name if it has one, else its `repr` on one line, cut."""
     if isinstance(value, type) or inspect.isfunction(value):
         return f"the {'class' if isinstance(value, type) else 'function'} {value.__name__}"
-    # The `repr` of a table or a source is long, and rows must not get into messages.
-    if isinstance(name, str):
+    # The `repr` of a table or a source is long.
+    if isinstance(name := getattr(value, "name", None), str):
         return f"the {type(value).__name__} {name}"
     text = " ".join(repr(value).split())
-    if len(text) > _MAX_SHOWN:
-        return f"a {type(value).__name__}, {text[:_MAX_SHOWN]}..."
+    if len(text) > _MAX_SHOWN_CHARS:
+        return f"a {type(value).__name__}, {text[:_MAX_SHOWN_CHARS]}..."
     return text
 
 

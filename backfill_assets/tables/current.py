@@ -21,7 +21,7 @@ from backfill_assets.tables.arguments import DeclarationError
 from backfill_assets.tables.derived import Derived, Reads
 from backfill_assets.tables.sources import Role, Source, SourceTable
 from backfill_assets.tables.table import (
-    RECORDED,
+    ENTRY_PREFIX,
     Dependency,
     Equation,
     Figure,
@@ -90,7 +90,7 @@ class Corrections(Table):
         """The totals of both tables equal those that this table was built from."""
 
         def recorded_figure(name: str) -> Figure:
-            return Figure(self, RECORDED + name, "was made of {}")
+            return Figure(self, ENTRY_PREFIX + name, "was made of {}")
 
         figures = {total: self.facts.total_figure(total) for total in self.totals}
         return [

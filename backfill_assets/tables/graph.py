@@ -206,14 +206,14 @@ def tables_of(settings: Settings) -> Mapping[str, Table]:
     Raises:
         SettingsError: as `load_tables`; or a table comes before one of its inputs.
     """
-    return graph_for(settings).tables
+    return load_graph(settings).tables
 
 
-def graph_for(settings: Settings) -> Graph:
-    """The graph of a deployment's tables.
+def load_graph(settings: Settings) -> Graph:
+    """The graph of the tables that the setting `tables` names, checked; built once per process.
 
     Raises:
-        SettingsError: as `tables_of`.
+        SettingsError: they cannot be imported, or do not fit together.
     """
     return _build_graph(settings.tables, Policy.from_settings(settings))
 
@@ -267,7 +267,7 @@ def buildable_tables(settings: Settings, chosen: Collection[str], today: date) -
             ": no day of it is built any more, and readers see the rows of then. Leave it out, or "
             "take `retired` out of its declaration. Nothing was done"
         )
-    active = graph_for(settings).without_retired(today).tables
+    active = load_graph(settings).without_retired(today).tables
     return tuple(name for name in active if name in (chosen or active))
 
 
@@ -375,7 +375,7 @@ def config_digests(settings: Settings) -> dict[str, str]:
 
     Settings that a source overrides count with the value of the source.
     """
-    graph = graph_for(settings)
+    graph = load_graph(settings)
     digests = {}
     for name, table in graph.tables.items():
         sources = [graph.sources[log] for log in sorted(graph.source_logs(name))]

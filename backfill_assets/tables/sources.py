@@ -24,17 +24,17 @@ from backfill_assets.calendar.reach import SAME_DAY, last_days
 from backfill_assets.settings import Settings
 from backfill_assets.tables import arguments, model_metadata
 from backfill_assets.tables.columns import NullBounds, nullable, nullable_bounds
-from backfill_assets.tables.table import RECORDED, Dependency, Equation, Figure, Inputs, Table
+from backfill_assets.tables.table import ENTRY_PREFIX, Dependency, Equation, Figure, Inputs, Table
 
 #: A column of a model: its type, and its `Field`.
-Column = tuple[Any, Any]
+TypeAndField = tuple[Any, Any]
 
 _LOG_DAY = "Log day: the day of the arrival folder, or the next for an early line."
 _ARRIVAL_DAY = "Day of the arrival folder, from its path."
 
 
 def build_model(
-    name: str, doc: str, columns: Mapping[str, Column], metadata: Mapping[str, Any]
+    name: str, doc: str, columns: Mapping[str, TypeAndField], metadata: Mapping[str, Any]
 ) -> type[pa.DataFrameModel]:
     """A pandera model built from columns; `doc` is its docstring, the meaning of a row."""
     config = type("Config", (), {"strict": True, "metadata": dict(metadata)})
@@ -44,7 +44,9 @@ def build_model(
     return type(name, (pa.DataFrameModel,), body)
 
 
-def model_columns(lines: type[pa.DataFrameModel], *, bounded: bool = True) -> dict[str, Column]:
+def model_columns(
+    lines: type[pa.DataFrameModel], *, bounded: bool = True
+) -> dict[str, TypeAndField]:
     """The columns of a model of lines, for use in the model of a table.
 
     With `bounded`, its bounds on the share of nulls hold for the table as well.
@@ -64,17 +66,18 @@ def _copied_field(column: Any, bounded: bool) -> Any:
     return copied
 
 
-def day_column(description: str) -> Column:
+def day_column(description: str) -> TypeAndField:
     """A DATE column."""
     return T.DateType, Field(description=description)
 
 
-def _text_column(description: str) -> Column:
+def _declare_text(description: str) -> TypeAndField:
+    """A STRING column."""
     return T.StringType, Field(description=description)
 
 
-def _file_column(source: str) -> Column:
-    return _text_column(f"Landing file, relative to the folder {source}.")
+def _declare_file(source: str) -> TypeAndField:
+    return _declare_text(f"Landing file, relative to the folder {source}.")
 
 
 def raw_model(
@@ -85,7 +88,7 @@ def raw_model(
         "log_date": day_column(_LOG_DAY),
         "arrival_date": day_column(_ARRIVAL_DAY),
         **model_columns(lines),
-        "source_file": _file_column(source),
+        "source_file": _declare_file(source),
     }
     metadata = {
         "partition": "log_date",
@@ -100,9 +103,9 @@ def rejected_model(source: str) -> type[pa.DataFrameModel]:
     """The model of the rejected lines. They have no reliable key."""
     columns = {
         "arrival_date": day_column(_ARRIVAL_DAY),
-        "source_file": _file_column(source),
-        "text": _text_column("The line as it arrived; a Parquet row as JSON."),
-        "reason": _text_column("Why it is rejected."),
+        "source_file": _declare_file(source),
+        "text": _declare_text("The line as it arrived; a Parquet row as JSON."),
+        "reason": _declare_text("Why it is rejected."),
     }
     doc = f"Landed lines of {source} that could not be read, kept as text with the reason."
     return build_model("Rejected", doc, columns, {"partition": "arrival_date"})
@@ -132,7 +135,7 @@ def late_model(
         "event_date": day_column("The closed day that the line tells of."),
         "arrival_date": day_column(_ARRIVAL_DAY),
         **model_columns(lines, bounded=False),
-        "source_file": _file_column(source),
+        "source_file": _declare_file(source),
     }
     metadata = {
         "partition": "log_date",
@@ -273,7 +276,7 @@ class SourceTable(Table):
         )
 
         def recorded_figure(table: Table, name: str, text: str) -> Figure:
-            return Figure(table, RECORDED + name, text)
+            return Figure(table, ENTRY_PREFIX + name, text)
 
         if self.role is Role.LOG:
             return [

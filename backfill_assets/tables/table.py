@@ -73,14 +73,14 @@ def _no_inputs(_: Policy) -> Inputs:
 
 
 #: The prefix of the name of a number that a commit recorded of a day's inputs.
-RECORDED = "recorded "
+ENTRY_PREFIX = "recorded "
 
 
 class Figure(NamedTuple):
     """A number of a day of a table.
 
     Attributes:
-        name: `rows`, a total, or a number recorded in the commit, with the prefix `RECORDED`.
+        name: `rows`, a total, or a number recorded in the commit, with the prefix `ENTRY_PREFIX`.
         text: what the table has, with `{}` for the number.
     """
 

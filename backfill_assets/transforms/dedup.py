@@ -145,6 +145,6 @@ def as_known(raw: DataFrame, source: Source, reach: Reach, days: Window) -> Data
     )
 
 
-def staged(rows: DataFrame, source: Source) -> DataFrame:
+def drop_superseded(rows: DataFrame, source: Source) -> DataFrame:
     """The rows of `rank_in_window` or `rank_all` that count."""
     return rows.where(~F.col(SUPERSEDED)).select(*source.staged.columns)

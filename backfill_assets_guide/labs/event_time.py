@@ -9,9 +9,9 @@ import pyspark.sql.types as T
 from pyspark.sql import DataFrame
 
 from backfill_assets.calendar.partitions import DAY, Window
-from backfill_assets.tables.graph import graph_for
+from backfill_assets.tables.graph import load_graph
 from backfill_assets.tables.sources import Source
-from backfill_assets.transforms.dedup import rank_in_window, staged, with_event_day
+from backfill_assets.transforms.dedup import drop_superseded, rank_in_window, with_event_day
 from backfill_assets_guide.labs.lab import START, Lab
 
 _WINDOWS = (0, 1, 2, 7)
@@ -20,7 +20,7 @@ _WINDOWS = (0, 1, 2, 7)
 def event_time_lab(lab: Lab) -> None:
     """An order of Monday arrives on Wednesday: on which day does it count?"""
     monday, tuesday, wednesday = START, START + DAY, START + 2 * DAY
-    source = graph_for(lab.create_pipeline().settings).sources["raw_orders"]
+    source = load_graph(lab.create_pipeline().settings).sources["raw_orders"]
     log = _create_log(lab, source, [(monday, monday), (tuesday, tuesday), (monday, wednesday)])
     log.write.format("delta").save(lab.table_url("log"))
     lab.say("Three orders of 10.00: one of Monday, one of Tuesday, one of Monday that came late.")
@@ -41,7 +41,7 @@ def event_time_lab(lab: Lab) -> None:
     for window in _WINDOWS:
         days = Window(monday, tuesday)
         known = read.where(days.widen_by(after=window).sql_condition("log_date"))
-        rows = staged(rank_in_window(known, source, days, window), source)
+        rows = drop_superseded(rank_in_window(known, source, days, window), source)
         rows.createOrReplaceTempView("lab_rows")
         lab.show_query(
             f"{window} days", "SELECT count(*) AS orders, sum(amount) AS revenue FROM lab_rows"

@@ -121,7 +121,7 @@ def run_same_transforms(
     dated = staging.with_event_day(log, ORDER_LINES, "UTC")
     save_table(staging.late_lines(dated, ORDER_LINES, 7), LATE)
     ranked = staging.rank_in_window(dated, ORDER_LINES, days, 7)
-    staged = save_table(staging.staged(ranked, ORDER_LINES), STAGED)
+    staged = save_table(staging.drop_superseded(ranked, ORDER_LINES), STAGED)
     save_table(FACT(for_days(staged, STAGED.partition, SAME_DAY, days)), FACT)
 
 

@@ -10,7 +10,7 @@ from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.records import CommitRecord, ExternalCommit
 from backfill_assets.monitoring.states import DayState, Situation, day_states
 from backfill_assets.orders.tables import FACT, RAW, STAGED, TABLES
-from backfill_assets.staleness.stale import StaleDay, StaleDays, find_stale_days
+from backfill_assets.staleness.stale import StaleDays, StaleReason, find_stale_days
 from backfill_assets.staleness.unloaded import UnloadedDays
 from backfill_assets.tables.table import Table
 from backfill_assets_tests.helpers.invented_logs import (
@@ -93,7 +93,7 @@ def make_situation(
 
 
 def make_backlog(*missing_days: date, table: Table, final: bool = False) -> StaleDays:
-    part = {table.name: dict.fromkeys(missing_days, StaleDay({}))}
+    part = {table.name: dict.fromkeys(missing_days, StaleReason({}))}
     return StaleDays({}, part) if final else StaleDays(part)
 
 

@@ -23,7 +23,7 @@ from backfill_assets.settings import load_settings
 from backfill_assets.tables.arguments import DeclarationError
 from backfill_assets.tables.code_version import running_code
 from backfill_assets.tables.graph import Graph, tables_of
-from backfill_assets.tables.table import RECORDED
+from backfill_assets.tables.table import ENTRY_PREFIX
 from backfill_assets_tests.helpers.pipeline import EVERYTHING, Pipeline, day, order, run_verify
 from backfill_assets_tests.own_tables import my_known
 
@@ -192,10 +192,10 @@ def test_the_numbers_that_corrections_share_with_what_they_are_made_of():
         for earlier, later in MORE.layer_equations
     ]
     assert shared_numbers == [
-        (SPEND.name, "orders", "has {} orders", RECORDED + "orders"),
-        (SPEND.name, "spend", "has spend {}", RECORDED + "spend"),
-        (NOW.name, "orders", "has {} orders", RECORDED + "current orders"),
-        (NOW.name, "spend", "has spend {}", RECORDED + "current spend"),
+        (SPEND.name, "orders", "has {} orders", ENTRY_PREFIX + "orders"),
+        (SPEND.name, "spend", "has spend {}", ENTRY_PREFIX + "spend"),
+        (NOW.name, "orders", "has {} orders", ENTRY_PREFIX + "current orders"),
+        (NOW.name, "spend", "has spend {}", ENTRY_PREFIX + "current spend"),
     ]
     assert {later.table.name for _, later in MORE.layer_equations} == {MORE.name}
 

@@ -14,7 +14,7 @@ from backfill_assets.calendar.partitions import DAY
 from backfill_assets.monitoring.incidents import Monitor
 from backfill_assets.monitoring.states import day_states
 from backfill_assets.settings import load_settings
-from backfill_assets.tables.graph import config_digests, graph_for, tables_of
+from backfill_assets.tables.graph import config_digests, load_graph, tables_of
 from backfill_assets_tests.helpers.pipeline import Pipeline, day
 from backfill_assets_tests.next_day_tables import READINGS, consumption
 
@@ -71,7 +71,7 @@ def test_each_night_publishes_the_day_that_has_arrived(meters):
         }
         assert not bad
     # The lines of the last day would be in a folder beyond the calendar.
-    graph = graph_for(load_settings(tables=TABLES, start=day(1), end=day(6)))
+    graph = load_graph(load_settings(tables=TABLES, start=day(1), end=day(6)))
     assert graph.policy_of(consumption.name).expected_days(day(30)).end == day(5)
     assert graph.policy_of(READINGS.raw.name).expected_days(day(30)).end == day(6)
 

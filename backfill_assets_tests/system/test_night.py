@@ -32,7 +32,7 @@ from backfill_assets.monitoring.next_runs import (
 from backfill_assets.orders.tables import CURRENT, FACT, RAW, STAGED, TABLES
 from backfill_assets.settings import load_settings
 from backfill_assets.staleness.input_digest import input_digests
-from backfill_assets.staleness.stale import StaleDay, StaleDays
+from backfill_assets.staleness.stale import StaleDays, StaleReason
 from backfill_assets.tables.code_version import Code
 from backfill_assets_tests import conftest
 from backfill_assets_tests.helpers.invented_logs import (
@@ -123,7 +123,7 @@ def test_days_that_a_run_may_take_in():
             old, days={**day_records, **changed.get("made", {})}
         )
         now = ledgers(raw, ledger(STAGED, changed_record))
-        waiting = StaleDays({STAGED.name: dict.fromkeys(behind, StaleDay({}))})
+        waiting = StaleDays({STAGED.name: dict.fromkeys(behind, StaleReason({}))})
         ask = make_gap_rule(now, waiting, policy, Code(code), dict.fromkeys(TABLES, config))
         return {n for n in range(1, 8) if ask(STAGED.name, day(n))}
 

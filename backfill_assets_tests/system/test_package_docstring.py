@@ -11,7 +11,7 @@ import pytest
 import backfill_assets
 from backfill_assets.monitoring.incidents import read_situation
 from backfill_assets.monitoring.states import DayState, day_states
-from backfill_assets.tables.graph import graph_for
+from backfill_assets.tables.graph import load_graph
 from backfill_assets_tests.helpers.pipeline import Pipeline, day
 
 MODULE = "docstring_visits"
@@ -46,7 +46,7 @@ def read_counts(visits: Pipeline) -> dict:
 
 
 def test_a_late_line_makes_its_day_stale_and_the_next_run_counts_it(visits):
-    tables = [*graph_for(visits.settings).tables]
+    tables = [*load_graph(visits.settings).tables]
     land_visit(visits, 1, "first", began_n=1)
     visits.run(1, 1, tables)
     assert read_counts(visits) == {day(1): 1}

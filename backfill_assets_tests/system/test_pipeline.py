@@ -149,9 +149,9 @@ def test_one_bad_day_of_thirty(pipeline, monkeypatch):
     for n in range(1, 31):
         pipeline.land(n, [order(f"o-{n}", n), order(f"p-{n}", n)])
     pipeline.run(1, 30, ["raw_orders"])
-    honest = staging.staged
+    honest = staging.drop_superseded
     corrupt = CORRUPT["unique_key"]
-    monkeypatch.setattr(staging, "staged", lambda *arguments: corrupt(honest(*arguments)))
+    monkeypatch.setattr(staging, "drop_superseded", lambda *arguments: corrupt(honest(*arguments)))
     result = pipeline.run(1, 30, ["stg_orders", "fact_daily_orders"], fails=True)
 
     text = pipeline.failure(result)
@@ -239,8 +239,8 @@ def test_a_bad_day_keeps_its_old_version(pipeline, monkeypatch, check):
     pipeline.run(14, 16, ["raw_orders", "stg_orders"])
     before = pipeline.digests()["stg_orders"]
     pipeline.land(15, [order("q-15", 15)], "part-1.jsonl")
-    honest, corrupt = staging.staged, CORRUPT[check]
-    monkeypatch.setattr(staging, "staged", lambda *arguments: corrupt(honest(*arguments)))
+    honest, corrupt = staging.drop_superseded, CORRUPT[check]
+    monkeypatch.setattr(staging, "drop_superseded", lambda *arguments: corrupt(honest(*arguments)))
     text = pipeline.failure(pipeline.run(14, 16, ["raw_orders", "stg_orders"], fails=True))
     assert f"stg_orders[2024-01-15]  {check}" in text
     assert pipeline.digests()["stg_orders"] == before
@@ -252,7 +252,9 @@ def test_a_frame_of_the_wrong_shape_is_refused_before_any_write(pipeline, monkey
     version = pipeline.log("stg_orders").version()
     pipeline.land(1, [order("b", 1)], "part-1.jsonl")
     pipeline.run(1, 1, ["raw_orders"])
-    monkeypatch.setattr(staging, "staged", lambda rows, _: rows.select("event_date", "order_id"))
+    monkeypatch.setattr(
+        staging, "drop_superseded", lambda rows, _: rows.select("event_date", "order_id")
+    )
     result = pipeline.run(1, 1, ["stg_orders"], fails=True)
     step = next(e for e in result.all_events if e.is_step_failure)
     text = step.step_failure_data.error.cause.to_string()
@@ -501,8 +503,10 @@ def test_repeating_only_the_last_step_does_not_make_a_failed_day_good(
         pipeline.land(
             n, [order(f"o-{n}", n), order(f"late-{n}", 1, ingested=f"{day(n)}T09:00:00Z")]
         )
-    honest = staging.staged
-    monkeypatch.setattr(staging, "staged", lambda *arguments: CORRUPT["nulls"](honest(*arguments)))
+    honest = staging.drop_superseded
+    monkeypatch.setattr(
+        staging, "drop_superseded", lambda *arguments: CORRUPT["nulls"](honest(*arguments))
+    )
     failed = pipeline.run(14, 15, layers, fails=True).dagster_run
     assert "FAILED" in check_statuses(pipeline, "late_orders", "late_lines").values()
     monkeypatch.undo()

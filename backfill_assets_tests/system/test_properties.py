@@ -78,7 +78,7 @@ def test_the_transforms_agree_with_the_model_on_every_row(engine, spark, batch, 
         log = raw_rows.accepted_rows(read, ORDER_LINES).where(CALENDAR.sql_condition("log_date"))
         dated = staging.with_event_day(log, ORDER_LINES, zone).persist()
         ranked = staging.rank_in_window(dated, ORDER_LINES, CALENDAR, window_days)
-        staged = staging.staged(ranked, ORDER_LINES).persist()
+        staged = staging.drop_superseded(ranked, ORDER_LINES).persist()
         assert rows_as_text(log.collect(), RAW.columns) == rows_as_text(model.raw, RAW.columns)
         assert raw_rows.rejected_rows(read, ORDER_LINES).where(
             CALENDAR.sql_condition("arrival_date")
@@ -111,7 +111,7 @@ def test_a_range_decides_each_day_as_that_day_alone(engine, spark, batch, window
         def stage_window(window: Window):
             logged = dated.where(window.widen_by(after=window_days).sql_condition("log_date"))
             rows = staging.rank_in_window(logged, ORDER_LINES, window, window_days)
-            return staging.staged(rows, ORDER_LINES)
+            return staging.drop_superseded(rows, ORDER_LINES)
 
         alone = stage_window(Window(day(1), day(2)))
         for n in range(2, DAYS + 1):
@@ -160,7 +160,7 @@ def test_current_is_what_an_endless_window_gives(engine, spark, batch, window_da
         alone = [row for d in CALENDAR for row in compute_current(Window(d, d + DAY)).collect()]
         assert sum_facts(alone) == expected
         ranked = staging.rank_in_window(log, ORDER_LINES, CALENDAR, window_days)
-        facts = facts_of(staging.staged(ranked, ORDER_LINES))
+        facts = facts_of(staging.drop_superseded(ranked, ORDER_LINES))
         changes = sum_facts(current.correction_rows(CORRECTIONS, facts, whole).collect())
         frozen = model.fact
         nothing = (0, Decimal(0))

@@ -30,8 +30,8 @@ from backfill_assets.publish.types import REWRITE_TAG
 from backfill_assets.settings import load_settings
 from backfill_assets.spark.frames import Cache, cache_frames
 from backfill_assets.staleness.finality import final_days
-from backfill_assets.staleness.stale import StaleDay, StaleDays, find_stale_days
-from backfill_assets.tables.graph import graph_for
+from backfill_assets.staleness.stale import StaleDays, StaleReason, find_stale_days
+from backfill_assets.tables.graph import load_graph
 from backfill_assets_guide.examples.customers.cohorts import cohort_value_30d
 from backfill_assets_guide.examples.customers.lifetime_value import (
     LifetimeValue,
@@ -343,8 +343,8 @@ def test_a_plan_says_which_days_wait_and_verification_computes_them_again(
 
 def test_runs_of_days_that_are_built_upon_each_other_are_asked_one_after_another() -> None:
     settings = load_settings(tables="backfill_assets_tests.system.test_state:TABLES", start=day(1))
-    graph = graph_for(settings)
-    reason = StaleDay({})
+    graph = load_graph(settings)
+    reason = StaleReason({})
     behind = StaleDays({LTV: {day(n): reason for n in range(1, 8)}})
     (first,) = rebuild_requests(behind, graph, 3)
     assert (first.tables[0], first.window) == (LTV, Window(day(1), day(4)))
@@ -352,7 +352,7 @@ def test_runs_of_days_that_are_built_upon_each_other_are_asked_one_after_another
     assert whole.window == Window(day(1), day(8))
     # Of tables without state, all at once.
     others = StaleDays({CURRENT.name: {day(n): reason for n in range(1, 8)}})
-    orders = graph_for(load_settings(start=day(1)))
+    orders = load_graph(load_settings(start=day(1)))
     requests = rebuild_requests(others, orders, 3)
     assert [len(request.window) for request in requests] == [3, 3, 1]
 

@@ -63,7 +63,7 @@ def test_every_moment_is_on_its_business_day(spark, tmp_path, zone, offset):
     read = raw_rows.read_versions(read_lines(spark, listing, ORDER_LINES), ORDER_LINES, zone)
     log = dedup.with_event_day(raw_rows.accepted_rows(read, ORDER_LINES), ORDER_LINES, zone)
     ranked = dedup.rank_in_window(log, ORDER_LINES, YEAR, 0)
-    staged = dedup.staged(ranked, ORDER_LINES).collect()
+    staged = dedup.drop_superseded(ranked, ORDER_LINES).collect()
     assert {row["order_id"]: row["event_date"] for row in staged} == expected
     model = run_model(tmp_path, start=YEAR.start, end=YEAR.end, window_days=0, timezone=zone)
     assert sorted((r["event_date"], r["order_id"], r["log_date"]) for r in staged) == sorted(
