@@ -193,7 +193,7 @@ class RawLoader:
         # A file has rows on its own log day and the next, also outside of the run's days.
         nearby_days = {
             d
-            for day, target in targets.items()
+            for day, target in load_targets.items()
             if target.replaced
             for d in (day - DAY, day, day + DAY)
         }
@@ -205,7 +205,7 @@ class RawLoader:
         )
         return {
             day: target.hold_back_files(target.replaced & missing_keys.keys(), previous.get(day))
-            for day, target in targets.items()
+            for day, target in load_targets.items()
         }
 
     def _manifests_from_rows(

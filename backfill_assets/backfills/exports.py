@@ -250,7 +250,7 @@ def _build_origin(record: CommitRecord, days: Sequence[date]) -> ExportOrigin:
 
 
 def encode_manifest(manifest: ExportManifest) -> bytes:
-    """The bytes of the manifest file: always the same, as an existing export is compared by them."""
+    """The bytes of the manifest file, always the same: existing exports are compared by them."""
     return json.dumps(msgspec.to_builtins(manifest), indent=2).encode() + b"\n"
 
 

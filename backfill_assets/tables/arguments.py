@@ -66,7 +66,7 @@ def check_arguments(name: str, arguments: Iterable[Argument]) -> None:
 
 
 def describe_value(value: object) -> str:
-    """A value as a message shows it: by its name if it has one, else its `repr` on one line, cut."""
+    """A value as a message shows it: by its name if it has one, else its `repr` on a line, cut."""
     if isinstance(value, type) or inspect.isfunction(value):
         return f"the {'class' if isinstance(value, type) else 'function'} {value.__name__}"
     # The `repr` of a table or a source is long.

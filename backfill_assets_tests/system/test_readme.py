@@ -50,7 +50,7 @@ RUN_ELSEWHERE = {
 }
 
 
-def tested_blocks(language: str) -> list[str]:
+def runnable_blocks(language: str) -> list[str]:
     """Those that this test is about, of all pages."""
     return [
         body
@@ -62,7 +62,7 @@ def tested_blocks(language: str) -> list[str]:
 
 def bash_commands() -> Iterator[str]:
     """The commands of the bash blocks, in order; a backslash at the end continues one."""
-    for block in tested_blocks("bash"):
+    for block in runnable_blocks("bash"):
         for line in block.replace("\\\n", " ").splitlines():
             command = re.sub(r"\s+# .*$", "", line).strip()
             if command and not command.startswith("#"):
@@ -273,12 +273,12 @@ def read_expected(place: Place) -> dict:
 
 def test_the_demo_prints_what_the_readme_says(published):
     """The numbers under `make demo` are those of the same range, loaded by the CI section."""
-    (block,) = (text for text in tested_blocks("text") if text.startswith("Materializing"))
+    (block,) = (text for text in runnable_blocks("text") if text.startswith("Materializing"))
     run_text, _, table = block.partition("Published\n")
     shown = published.run("backfill-assets show")
     rows = [line.rstrip() for line in shown.splitlines()][1 : 2 + len(TABLES)]
     assert table.splitlines() == rows
-    log = next(output for command, output in published.said.items() if "materialize" in command)
+    log = next(output for command, output in published.outputs.items() if "materialize" in command)
     (published.root / "run.log").write_text(log)
     progress = published.run("backfill-assets progress < run.log")
     # Steps that run at the same time end in any order.
@@ -295,7 +295,7 @@ def run_python_blocks(place: Place, page: str) -> list[str]:
     """What the blocks of a page print."""
     outputs = []
     for block in code_blocks(page, "python"):
-        name = f"block_{tested_blocks('python').index(block)}.py"
+        name = f"block_{runnable_blocks('python').index(block)}.py"
         (place.root / name).write_text(block)
         outputs.append(place.run(f"python {name}"))
     return outputs
@@ -308,7 +308,7 @@ def python_blocks(published) -> list[str]:
 
 def test_python_blocks_are_on_two_pages(python_blocks):
     assert len(python_blocks) == 2
-    assert tested_blocks("python") == [
+    assert runnable_blocks("python") == [
         *code_blocks("docs/guide/lead.md", "python"),
         *code_blocks("docs/tables.md", "python"),
     ]
