@@ -173,7 +173,7 @@ def test_a_table_that_was_appended_twice_is_imported_and_followed(
     assert not landing_files(pipeline)
 
     how = ImportMapping(stray=day(3))
-    run_import(import_work(pipeline, spark, old, how=how))
+    run_import(import_work(pipeline, spark, old, mapping=how))
     landed = landing_files(pipeline)
     assert Counter(name.split("/")[1][13:] for name in landed) == Counter(
         [str(day(n)) for n in (1, 2, 3, 12)]
@@ -398,10 +398,10 @@ def test_columns_that_do_not_fit_are_refused_by_name(
         (fields | {"amount": "1 +"}, r"amount: 1 \+ cannot be computed"),
     ):
         with pytest.raises(ImportRefusedError, match=message):
-            run_import(import_work(pipeline, spark, old, how=ImportMapping(fields=other)))
+            run_import(import_work(pipeline, spark, old, mapping=ImportMapping(fields=other)))
     with pytest.raises(ImportRefusedError, match="arrival day id: it is bigint"):
         run_import(
-            import_work(pipeline, spark, old, how=ImportMapping(fields=fields, arrived="id"))
+            import_work(pipeline, spark, old, mapping=ImportMapping(fields=fields, arrived="id"))
         )
     with pytest.raises(ImportRefusedError, match="holds no Delta table and no Parquet files"):
         run_import(import_work(pipeline, spark, tmp_path / "nowhere"))
@@ -410,11 +410,11 @@ def test_columns_that_do_not_fit_are_refused_by_name(
 
     run_import(
         import_work(
-            pipeline, spark, old, how=ImportMapping(fields=fields, arrived="DATE'2024-01-03'")
+            pipeline, spark, old, mapping=ImportMapping(fields=fields, arrived="DATE'2024-01-03'")
         )
     )
     with pytest.raises(ImportRefusedError, match="already, with other expressions"):
-        run_import(import_work(pipeline, spark, old, how=ImportMapping(fields={"order_id": "id"})))
+        run_import(import_work(pipeline, spark, old, mapping=ImportMapping(fields={"order_id": "id"})))
     pipeline.run(1, 3)
     assert [record["log_date"] for record in pipeline.rows("raw_orders")] == [day(3)]
     (staged_row,) = pipeline.rows("stg_orders")
