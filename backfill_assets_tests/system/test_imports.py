@@ -414,7 +414,9 @@ def test_columns_that_do_not_fit_are_refused_by_name(
         )
     )
     with pytest.raises(ImportRefusedError, match="already, with other expressions"):
-        run_import(import_work(pipeline, spark, old, mapping=ImportMapping(fields={"order_id": "id"})))
+        run_import(
+            import_work(pipeline, spark, old, mapping=ImportMapping(fields={"order_id": "id"}))
+        )
     pipeline.run(1, 3)
     assert [record["log_date"] for record in pipeline.rows("raw_orders")] == [day(3)]
     (staged_row,) = pipeline.rows("stg_orders")
