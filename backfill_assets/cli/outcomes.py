@@ -101,12 +101,7 @@ def _print_result(out: Output, result: ReconcileResult, summary: bool) -> None:
     "undo aecrkdop --partitions 2024-01-12...2024-01-14",
 )
 @click.argument("backfill", metavar="BACKFILL")
-@click.option(
-    "--partitions",
-    "--days",
-    type=parameters.Partitions(),
-    help="Only these days, FIRST...LAST or one, with what is made of them.",
-)
+@parameters.partitions_option("is made of them")
 @click.option("--reason", default="", help="Why, for the record.")
 @click.option("--plan", is_flag=True, help="Show the tables and days. Nothing is put back.")
 @parameters.json_option

@@ -116,6 +116,23 @@ def merge_selections(_ctx: click.Context, _param: click.Parameter, values: Any) 
     return tuple(name for name in _table_names() if any(name in names for names in values))
 
 
+def tables_argument(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Names of tables as arguments, besides those of --select."""
+    return click.argument(
+        "more", metavar="[TABLES]...", type=Tables(), nargs=-1, callback=merge_selections
+    )(function)
+
+
+def partitions_option(consequence: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """The option --partitions, or --days; the help ends with what follows from the days."""
+    return click.option(
+        "--partitions",
+        "--days",
+        type=Partitions(),
+        help=f"Only these days, FIRST...LAST or one, with what {consequence}.",
+    )
+
+
 def select_option(function: Callable[..., Any]) -> Callable[..., Any]:
     """The option --select, or --table, its older name."""
     return click.option(

@@ -277,12 +277,7 @@ def compare(
 
 @command("switch v2", "switch v2 --days 2024-01-12...2024-01-14 --reason canary")
 @click.argument("target", metavar="TARGET")
-@click.option(
-    "--partitions",
-    "--days",
-    type=parameters.Partitions(),
-    help="Only these days, FIRST...LAST or one, with what follows from them.",
-)
+@parameters.partitions_option("follows from them")
 @click.option("--reason", default="", help="Why, for the record.")
 def switch(out: Output, target: str, partitions: Window | None, reason: str) -> None:
     """Make the days of a target production.

@@ -48,13 +48,7 @@ def verify(out: Output, partitions: Window, tables: Sequence[str], as_json: bool
 
 
 @command("maintain --dry-run", "maintain --select raw_orders,stg_orders")
-@click.argument(
-    "more",
-    metavar="[TABLES]...",
-    type=parameters.Tables(),
-    nargs=-1,
-    callback=parameters.merge_selections,
-)
+@parameters.tables_argument
 @parameters.select_option
 @click.option("--dry-run", is_flag=True, help="Tell what would be done.")
 def maintain(out: Output, more: Sequence[str], tables: Sequence[str], dry_run: bool) -> Status:
@@ -182,13 +176,7 @@ def _format_result(result: AcceptedCode) -> str:
 
 
 @command("migrate --plan", "migrate fact_daily_orders")
-@click.argument(
-    "more",
-    metavar="[TABLES]...",
-    type=parameters.Tables(),
-    nargs=-1,
-    callback=parameters.merge_selections,
-)
+@parameters.tables_argument
 @parameters.select_option
 @click.option("--plan", "plan_only", is_flag=True, help="Tell each change; write nothing.")
 def migrate(out: Output, more: Sequence[str], tables: Sequence[str], plan_only: bool) -> Status:
