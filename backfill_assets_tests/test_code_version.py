@@ -1,6 +1,7 @@
 """The code version of a table: which changes of a project and of this package change it."""
 
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -279,6 +280,26 @@ def test_a_module_without_source():
     with pytest.raises(SettingsError, match="nowhere, which declares a table, has no source file"):
         SourceFiles().modules_digest(["nowhere"])
     assert asset_version("nowhere") == ""
+
+
+def test_the_old_name_of_the_examples_is_the_same_code(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def digest_import(place: str) -> str:
+        write_files(tmp_path, {"visitors.py": f"from {place}.web_events import VISITS\nVISITS\n"})
+        return SourceFiles().modules_digest(["visitors"])
+
+    old, new = map(digest_import, ("backfill_assets.examples", "backfill_assets_guide.examples"))
+    assert old == new != digest_import("backfill_assets")
+    code = (
+        "import backfill_assets.examples.customers as by_old_name\n"
+        "import backfill_assets_guide.examples.customers as customers\n"
+        "import backfill_assets.examples\n"
+        "assert by_old_name is customers is backfill_assets.examples.customers\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert "backfill_assets_guide.examples now; the old name goes" in result.stderr
 
 
 def test_a_project_that_is_installed(tmp_path, monkeypatch):

@@ -6,6 +6,8 @@ from importlib import import_module
 from pkgutil import walk_packages
 
 _PLACE = "backfill_assets_guide.examples"
+#: These run as scripts by their old name too (`python -m`), and declare no table.
+_SCRIPTS = ("customers.rates", "customers.sample")
 
 warnings.warn(
     f"{__name__} is {_PLACE} now; the old name goes with the next release",
@@ -13,5 +15,9 @@ warnings.warn(
     stacklevel=2,
 )
 # The modules themselves, not copies of them: a table must not be declared twice.
-for _module in walk_packages(import_module(_PLACE).__path__, f"{_PLACE}."):
-    sys.modules[_module.name.replace(_PLACE, __name__)] = import_module(_module.name)
+for _info in walk_packages(import_module(_PLACE).__path__, f"{_PLACE}."):
+    _name = _info.name.removeprefix(f"{_PLACE}.")
+    if _name not in _SCRIPTS:
+        sys.modules[f"{__name__}.{_name}"] = import_module(_info.name)
+        if "." not in _name:
+            globals()[_name] = sys.modules[_info.name]

@@ -210,7 +210,7 @@ class SourceFiles:
                     self._project_packages[other] = True
 
     def _is_project(self, module: str) -> bool:
-        top = module.partition(".")[0]
+        top = _current_name(module).partition(".")[0]
         if top in (_PACKAGE.name, _GUIDE):
             return top == _GUIDE
         if top not in self._project_packages:
@@ -220,6 +220,7 @@ class SourceFiles:
 
     def _load_module(self, name: str) -> _Module | None:
         """A module of the project; None if it is not one, or has no source."""
+        name = _current_name(name)
         if name not in self._modules:
             file = _source_file(name) if self._is_project(name) else None
             self._modules[name] = None if file is None else _parse_module(name, file)
@@ -353,15 +354,16 @@ class _Normalizer(ast.NodeTransformer):
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.AST:
         """Replace a module of this package by the package: moving a name changes no rows."""
-        if not node.level and _is_of_this_package(node.module or ""):
-            node.module = _PACKAGE.name
+        if not node.level:
+            module = _current_name(node.module or "")
+            node.module = _PACKAGE.name if _is_of_this_package(module) else module
         return node
 
     def visit_Import(self, node: ast.Import) -> ast.AST:
         """As `visit_ImportFrom`."""
         for alias in node.names:
-            if _is_of_this_package(alias.name):
-                alias.name = _PACKAGE.name
+            module = _current_name(alias.name)
+            alias.name = _PACKAGE.name if _is_of_this_package(module) else module
         return node
 
     def _visit_scope(self, node: ast.AST, *, in_class: bool) -> ast.AST:
@@ -370,6 +372,13 @@ class _Normalizer(ast.NodeTransformer):
             return self.generic_visit(node)
         finally:
             self._in_class = outer
+
+
+def _current_name(module: str) -> str:
+    """The name of a module; of one of the examples the present one, if it is given by the old."""
+    old = f"{_PACKAGE.name}.examples"
+    is_old = module == old or module.startswith(f"{old}.")
+    return module.replace(_PACKAGE.name, _GUIDE, 1) if is_old else module
 
 
 def _is_of_this_package(module: str) -> bool:

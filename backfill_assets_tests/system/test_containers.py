@@ -75,6 +75,11 @@ def test_the_image_is_made_of_what_there_is():
     for sources in re.findall(r"^COPY (.+) \S+$", text, re.MULTILINE):
         for source in sources.split():
             assert list(PROJECT.glob(source)), source
+    # And of all that the package is: the scaffold has a link to dagster.yaml.
+    project = tomllib.loads((PROJECT / "pyproject.toml").read_text())
+    packages = project["tool"]["setuptools"]["packages"]["find"]["include"]
+    for name in [*(name for name in packages if "*" not in name), "dagster.yaml"]:
+        assert re.search(rf"^COPY .*\b{re.escape(name)}\b", text, re.MULTILINE), name
     # The lines that it takes out of the lock file are those of the extra, with their digests.
     (program,) = re.findall(r"awk '([^']+)'", text)
     requirements = subprocess.run(
