@@ -243,6 +243,7 @@ class Settings(BaseSettings):
     @field_validator("spark_remote")
     @classmethod
     def _connect_url(cls, value: str | None) -> str | None:
+        """Accept only sc:// URLs; empty means None, so that the embedded engine is used."""
         if not value:
             return None
         try:
@@ -267,6 +268,7 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _check_order(self) -> Settings:
+        """Refuse an END that is not after START, and a DEADLINE that is not after NIGHTLY_AT."""
         if self.end is not None and self.end <= self.start:
             raise ValueError(
                 f"{PREFIX}END ({self.end}) must be after {PREFIX}START ({self.start}); it is "
@@ -390,6 +392,7 @@ def _variable_name(field: str) -> str:
 
 
 def _explain_errors(problems: list[Any], overrides: Mapping[str, Any]) -> str:
+    """The message of a `SettingsError`: variable or override, value and rule of each problem."""
     lines = []
     for problem in problems:
         field, *within = map(str, problem["loc"]) if problem["loc"] else [""]
@@ -412,6 +415,7 @@ def _suggest_name(name: str, known: Collection[str]) -> str:
 
 
 def _describe_bounds(field: str) -> str:
+    """The bounds of a numeric setting as text, such as ` (at least 1)`; empty without any."""
     field_info = Settings.model_fields.get(field)
     phrases = {"ge": "at least", "gt": "more than", "le": "at most"}
     bounds = [

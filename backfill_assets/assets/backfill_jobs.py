@@ -183,6 +183,8 @@ def _plan_metadata(plan: BackfillPlan) -> dict[str, Any]:
 
 
 def _build_plan_job(settings: Settings, graph: AssetGraph, code: Code) -> dg.JobDefinition:
+    """Build the job `plan_backfill`, which saves a plan in Dagster's storage and runs nothing."""
+
     @dg.op(out=dg.Out(dg.Nothing))
     def plan_days(context: dg.OpExecutionContext, config: BackfillConfig) -> None:
         try:
@@ -201,6 +203,8 @@ def _build_plan_job(settings: Settings, graph: AssetGraph, code: Code) -> dg.Job
 
 
 def _build_launch_job(settings: Settings, graph: AssetGraph, code: Code) -> dg.JobDefinition:
+    """Build the job `backfill`, which launches one stage; the sensor launches the next ones."""
+
     @dg.op(out=dg.Out(dg.Nothing))
     def launch_stages(context: dg.OpExecutionContext, config: LaunchConfig) -> None:
         try:
@@ -234,6 +238,8 @@ def _build_launch_job(settings: Settings, graph: AssetGraph, code: Code) -> dg.J
 
 
 def _build_reconcile_job(settings: Settings, graph: AssetGraph) -> dg.JobDefinition:
+    """Build the job `reconcile`, which a person launches, or the stage sensor after each stage."""
+
     @dg.op(required_resource_keys={"engine"}, out=dg.Out(dg.Nothing))
     def compare_days(context: dg.OpExecutionContext, config: ReconcileConfig) -> None:
         spark = context.resources.engine.spark_session
@@ -258,6 +264,8 @@ def _build_reconcile_job(settings: Settings, graph: AssetGraph) -> dg.JobDefinit
 
 
 def _build_undo_job(settings: Settings) -> dg.JobDefinition:
+    """Build the job `undo`, which reverts a backfill, a switch-over or a run in every table."""
+
     @dg.op(required_resource_keys={"io_manager"}, out=dg.Out(dg.Nothing))
     def put_back(context: dg.OpExecutionContext, config: UndoConfig) -> Iterator[Any]:
         publisher = context.resources.io_manager

@@ -119,6 +119,7 @@ def build_current_asset(settings: Settings, code: Code, table: Current) -> dg.As
     policy = source.policy(settings)
 
     def compute_days(inputs: AssetInputs, cache: Cache, days: Window) -> ComputedDays:
+        """Compute current rows from all raw log days with lines of these days, however late."""
         log = inputs.tables[source.raw.name]
         logged = RecordedReach().deciding_days(log.ledger)
         raw = log.read_days({d for day in days for d in logged(day)})
@@ -141,6 +142,7 @@ def build_corrections_asset(
     """Build the asset of a table of corrections."""
 
     def compute_days(inputs: AssetInputs, cache: Cache, days: Window) -> ComputedDays:
+        """Compute current minus facts from the same days of both tables."""
         sources = [inputs.tables[input_table.name] for input_table in (table.facts, table.current)]
         frames = [source.read_days(days) for source in sources]
         rows = cache(correction_rows(table, *frames))

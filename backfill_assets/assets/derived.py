@@ -151,6 +151,7 @@ def build_derived_asset(settings: Settings, code: Code, table: Derived) -> dg.As
     }
 
     def compute_days(inputs: AssetInputs, cache: Cache, days: Window) -> ComputedDays:
+        """Call the table's function on the input rows of these days and the answers of services."""
         sources = {
             name: inputs.tables[reads.table.name] for name, reads in table.inputs_by_day.items()
         }
@@ -173,7 +174,9 @@ def build_derived_asset(settings: Settings, code: Code, table: Derived) -> dg.As
             )
         rows = cache(frame)
 
+        # The publisher calls it after the audit.
         def commit_notes(_: Snapshot | None, verdicts: Sequence[Verdict]) -> CommitNotes:
+            # Grows in the loop: a day of a stateful table reads days of the same commit.
             final: set[date] = set()
             for verdict in verdicts:
                 if verdict.may_publish and _is_final(table, sources, verdict.day, starts, final):

@@ -227,6 +227,7 @@ def day_figures(row: Mapping[str, Any], arrives_after: int = 0) -> dict[str, int
 
 
 def _lateness_lineage(source: Source) -> Lineage:
+    """Return, by column of the lateness table, the (table, column) pairs it is built from."""
     raw = source.raw.name
     of_lines = [(raw, "log_date"), (raw, source.event_time)]
     with_amount = [*of_lines, (raw, source.amount)] if source.amount else []
@@ -256,6 +257,7 @@ def build_lateness_asset(settings: Settings, code: Code, source: Source) -> dg.A
     table = source.lateness
 
     def compute_days(inputs: AssetInputs, cache: Cache, days: Window) -> ComputedDays:
+        """Compute one row of figures for each log day, from the raw log and the rejected lines."""
         log = inputs.tables[source.raw.name]
         log_days = days.widen_by(before=window_days)
         raw = with_event_day(log.read_days(log_days), source, settings.timezone)

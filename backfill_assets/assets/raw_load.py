@@ -105,6 +105,7 @@ class RawLoader:
         )
 
         def compute_days(days: Window) -> ComputedDays:
+            """Compute the rows; the fingerprints are of the files that were really loaded."""
             parsed_files = self.parse_files(days, listing)
             load_targets = self.hold_back_lossy_files(
                 parsed_files, {day: listed_targets[day] for day in days}, previous, log
@@ -156,6 +157,7 @@ class RawLoader:
     def _parse_folders(
         self, folders: Window, listing: Listing, entries: Mapping[str, ListedFile]
     ) -> ParsedFiles:
+        """Parse the files; repeat without those that changed since the listing, until none does."""
         spark, source = self.engine.spark_session, self.source
         limits = SizeLimits.from_settings(self.settings)
         landing_files = probe_files(spark, self.settings.landing, source, folders, listing, limits)

@@ -69,6 +69,8 @@ class SwitchConfig(dg.Config):
 
 
 def _build_job(settings: Settings, assets: Sequence[dg.AssetsDefinition]) -> dg.JobDefinition:
+    """Build the job `shadow_backfill`, whose single run builds all stages of a target."""
+
     @dg.op(required_resource_keys={"io_manager"}, out=dg.Out(dg.Nothing))
     def build_days(context: dg.OpExecutionContext, config: ShadowConfig) -> None:
         request = BackfillRequest(
@@ -113,6 +115,8 @@ def _stages_table(stages: list[StageResult]) -> dg.MarkdownMetadataValue:
 
 
 def _compare_job(settings: Settings, graph: BaseAssetGraph, code: Code) -> dg.JobDefinition:
+    """Build the job `compare_target`, which fails if the comparison finds problems."""
+
     @dg.op(required_resource_keys={"engine"}, out=dg.Out(dg.Nothing))
     def compare_tables(context: dg.OpExecutionContext, config: CompareConfig) -> Iterator[Any]:
         try:
@@ -160,6 +164,8 @@ def _comparison_metadata(comparison: compare.Comparison) -> dict[str, Any]:
 
 
 def _switch_job(settings: Settings, graph: BaseAssetGraph, code: Code) -> dg.JobDefinition:
+    """Build the job `switch_over`, which a person launches, or the sensor to resume a lost run."""
+
     @dg.op(required_resource_keys={"io_manager"}, out=dg.Out(dg.Nothing))
     def adopt_days(context: dg.OpExecutionContext, config: SwitchConfig) -> Iterator[Any]:
         publisher, run = context.resources.io_manager, context.run

@@ -144,6 +144,7 @@ def _build_staged_asset(settings: Settings, code: Code, source: Source) -> dg.As
     window_days = policy.window_days
 
     def compute_days(inputs: AssetInputs, cache: Cache, days: Window) -> ComputedDays:
+        """Compute each key's greatest version in time, from the log days of the window."""
         raw = inputs.tables[source.raw.name]
         log_days = policy.reach.input_days(days)
         raw_rows = with_event_day(raw.read_days(log_days), source, settings.timezone)
@@ -173,10 +174,12 @@ def _build_staged_asset(settings: Settings, code: Code, source: Source) -> dg.As
 
 
 def _build_late_asset(settings: Settings, code: Code, source: Source) -> dg.AssetsDefinition:
+    """Build the asset of late lines; if the policy drops them, its audit only counts them."""
     policy = source.policy(settings)
     window_days = policy.window_days
 
     def compute_days(inputs: AssetInputs, cache: Cache, days: Window) -> ComputedDays:
+        """Compute the late lines of these log days; the frame is empty if the policy drops them."""
         raw = with_event_day(
             inputs.tables[source.raw.name].read_days(days), source, settings.timezone
         )
@@ -198,6 +201,7 @@ def _build_late_asset(settings: Settings, code: Code, source: Source) -> dg.Asse
 
 
 def _late_details(_: Snapshot | None, verdicts: Sequence[Verdict]) -> CommitNotes:
+    """Return count and amount of late lines by passed day; incidents read them in the commit."""
     entries = {v.day: v.expectation.entries for v in verdicts if v.may_publish}
     late = {
         day: (int(entry["late"]), str(entry["late amount"]))

@@ -129,6 +129,7 @@ def _asset_out(
     lineage: Lineage | None,
     code: Code | None,
 ) -> dg.AssetOut:
+    """Return the output of a table with its UI metadata; it has no code version without `code`."""
     metadata: dict[str, Any] = {
         "dagster/column_schema": table.column_schema,
         "dagster/table_name": table.name,

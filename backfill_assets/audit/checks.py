@@ -70,6 +70,7 @@ def _dagster_severity(finding: Finding) -> dg.AssetCheckSeverity:
 
 
 def _check_metadata(finding: Finding, verdict: Verdict) -> dict[str, Any]:
+    """Return the numbers behind a finding for the UI; the row count if it has no other."""
     metrics = verdict.metrics
     if finding.check == "nulls":
         return _null_rates(metrics)

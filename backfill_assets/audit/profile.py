@@ -166,6 +166,7 @@ def measure_histograms(frame: DataFrame, table: Table) -> dict[date, Histograms]
 
 
 def _bin_name(value: Column, kind: T.DataType) -> Column:
+    """Return an expression for the bin of a value: `null`, `0`, a power of two, or a boolean."""
     if isinstance(kind, T.BooleanType):
         label = value.cast("string")
     else:

@@ -309,6 +309,7 @@ def _breaks_rule(rule: str) -> Column:
 
 
 def _day_metrics(row: Mapping[str, int], table: Table, rules: Sequence[str]) -> DayMetrics:
+    """Convert a row of the aggregation in `measure_days`; column prefixes name the metrics."""
     return DayMetrics(
         rows=row["rows"],
         nulls={name: row[f"null_{name}"] for name in table.columns},
@@ -391,6 +392,7 @@ def judge_days(
 
 
 def _judge_row_count(metrics: DayMetrics, trailing: Sequence[DayMetrics]) -> Finding:
+    """Warn if the row count is far from the median of the days before; it blocks no day."""
     text = f"{metrics.rows} rows"
     counts = [other.rows for other in trailing]
     usual = median(counts) if len(counts) >= ENOUGH_DAYS else 0
@@ -402,6 +404,7 @@ def _judge_row_count(metrics: DayMetrics, trailing: Sequence[DayMetrics]) -> Fin
 
 
 def _judge_nulls(table: Table, metrics: DayMetrics, trailing: Sequence[DayMetrics]) -> Finding:
+    """Compare null rates with the model's bounds and the days before; a spike only warns."""
     problems: list[tuple[Severity, str]] = []
     for name in table.columns:
         bounds = table.null_bounds.get(name)
@@ -443,6 +446,7 @@ def _judge_forbidden(check: str, metrics: DayMetrics) -> Finding:
 
 
 def _judge_conservation(metrics: DayMetrics, expectation: Expectation) -> Finding:
+    """Compare rows, totals and rules with what the inputs require; a difference blocks the day."""
     problems = [(Severity.ERROR, text) for text in expectation.problems]
     problems += [
         (Severity.ERROR, f"{count} row(s) break the rule {rule}")
@@ -463,6 +467,7 @@ def _judge_conservation(metrics: DayMetrics, expectation: Expectation) -> Findin
 def _worst_finding(
     check: str, problems: Sequence[tuple[Severity, str]], fine: str, context: str = ""
 ) -> Finding:
+    """Join problems into one finding of the worst severity; it is OK if there are none."""
     if not problems:
         return Finding(check, Severity.OK, fine)
     severity = Severity.ERROR if any(s is Severity.ERROR for s, _ in problems) else Severity.WARN

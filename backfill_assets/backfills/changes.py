@@ -249,6 +249,7 @@ class _TimelineEntry(NamedTuple):
 def _next_entry(
     entry: _TimelineEntry, record: CommitRecord, day: date, *, is_own: bool
 ) -> _TimelineEntry:
+    """The day's state after one more commit; a commit by others ends the backfill's change."""
     if not is_own:
         return _TimelineEntry(record.version, record, None)
     if day in record.rewritten_days:

@@ -148,6 +148,11 @@ def estimate_api_calls(
 def _estimate_table_calls(
     answers: Answers, table: Derived, days: Iterable[date], ledgers: Ledgers
 ) -> ApiCallEstimate:
+    """The API calls of one table to one service for some days.
+
+    The expected calls use the requests per input row of days already computed, less their cached
+    answers; None if no day has recorded requests.
+    """
     ledger, lookup = ledgers[table.name], answers.lookup
     request_inputs = [table.reads[name] for name in answers.parameters if name in table.reads]
 

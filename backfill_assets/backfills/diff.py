@@ -151,6 +151,7 @@ def _comparable_version(
 def _have_same_inputs(
     tables: Mapping[str, _TableAtVersion], first: CommitRecord, second: CommitRecord, day: date
 ) -> bool:
+    """Whether two records of a day have the same inputs; by digest or run if they share none."""
     if both := first.inputs.keys() & second.inputs.keys():
         return all(
             tables[name].version_written(day, first.inputs[name])
@@ -183,6 +184,7 @@ def _merge_figures(
 def _record_mismatches(
     name: str, day: date, figures: DayFigures, published: PublishedDay
 ) -> Iterator[str]:
+    """Sentences about measured numbers that differ from the numbers in the commit's record."""
     expected: dict[str, int | str] = {"rows": published.rows, **published.totals}
     for figure, number in expected.items():
         if figures.by_name[figure] != Decimal(number):
@@ -427,6 +429,7 @@ def _day_json(day: DayDiff) -> dict[str, Any]:
 
 
 def _figures_json(figures: DayFigures, version: int | None) -> dict[str, Any]:
+    """The figures of one side of a day; sums of decimals become text, so that none is rounded."""
     totals = {
         name: total if isinstance(total, int) else str(total)
         for name, total in figures.totals.items()

@@ -57,6 +57,10 @@ def _text_columns(table: Table) -> dict[str, Column]:
 
 
 def _text_column(value: Column, data_type: T.DataType, table: Table, name: str) -> Column:
+    """A value in its canonical text form; calls itself for the elements of an array.
+
+    `table` and `name` are only for the error message.
+    """
     if isinstance(data_type, T.StringType):
         text = value
         for character, escaped in _ESCAPES.items():
@@ -97,6 +101,7 @@ def measure_days(frame: DataFrame, table: Table) -> dict[date, diff.DayFigures]:
 def _measure_groups(
     frame: DataFrame, table: Table, *group_columns: str
 ) -> dict[tuple, diff.DayFigures]:
+    """The figures by the values of the group columns, such as (version, day)."""
     line = F.sha2(F.concat_ws("\t", *_text_columns(table).values()), 256).alias("line")
     first = F.substring("line", 1, _GROUP_DIGITS).alias("first")
     sums = [F.sum(f"total_{name}").alias(f"total_{name}") for name in table.totals]
@@ -180,6 +185,7 @@ def _diff_days(
     versions: Mapping[date, diff.VersionPair],
     ledger: Ledger | None,
 ) -> diff.TableDiff:
+    """Compare the days; `read` returns the rows of some days as of the given versions."""
     needed = {(v, day) for day, pair in versions.items() for v in pair if v is not None}
     read_from = _choose_versions(needed, ledger)
     figures: dict[tuple, diff.DayFigures] = {}
@@ -289,6 +295,7 @@ def _sample_rows(before: DataFrame, after: DataFrame, table: Table) -> list[diff
 
 
 def _readable_row(cells: Sequence[str] | None, table: Table) -> dict[str, str | None] | None:
+    """The canonical texts of a row by column, with null and times decoded; None without a row."""
     if cells is None:
         return None
     values: dict[str, str | None] = {}

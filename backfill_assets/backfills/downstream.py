@@ -411,6 +411,7 @@ class _DownstreamTracker:
 def _overwrite_problems(
     table: str, commits_by_day: Mapping[date, CommitRecord | ExternalCommit]
 ) -> Iterator[str]:
+    """Messages for days that an undo refuses, as other commits have written them since."""
     for commit, days in _group_by_commit(commits_by_day):
         yield (
             f"{table} [{format_ranges(days)}] has been written since, by "

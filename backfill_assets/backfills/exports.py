@@ -144,6 +144,7 @@ def export_days(
 
 
 def _refuse_unpublished(ledger: Ledger, days: partitions.Window) -> None:
+    """Raise `ExportError` if a day has no commit or is no longer what its commit published."""
     name = ledger.table.name
     if missing := [day for day in days if day not in ledger.published_days]:
         raise ExportError(
@@ -212,6 +213,7 @@ def describe_file(folder: Path, path: str, day: date, rows: int) -> ExportedFile
 def _build_manifest(
     ledger: Ledger, days: partitions.Window, files: Sequence[ExportedFile]
 ) -> ExportManifest:
+    """The manifest of the exported days; days of one commit, code and inputs share an origin."""
     assert ledger.version is not None
     # Days of one commit may differ in code and inputs.
     by_record: dict[tuple[int, bytes], list[date]] = {}
@@ -237,6 +239,7 @@ def _build_manifest(
 
 
 def _build_origin(record: CommitRecord, days: Sequence[date]) -> ExportOrigin:
+    """The origin of days with the same commit, code and inputs; their settings may differ."""
     return ExportOrigin(
         days=partitions.to_ranges(days),
         version=record.version,

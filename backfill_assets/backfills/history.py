@@ -155,6 +155,7 @@ def plan_options(request: backfill_plan.BackfillRequest) -> list[str]:
 
 
 def _plan_events(backfill_state: BackfillState) -> Iterator[HistoryEvent]:
+    """The events `plan` and, once launched, `launch`, with commands rebuilt from the request."""
     request = backfill_state.plan.parameters
     reason_option = ["--reason", request.reason] if request.reason else []
     command = shlex.join([_PROGRAM, "plan", request.days, *plan_options(request), *reason_option])
@@ -174,6 +175,7 @@ def _plan_events(backfill_state: BackfillState) -> Iterator[HistoryEvent]:
 def _stage_events(
     instance: dg.DagsterInstance, backfill_state: BackfillState
 ) -> Iterator[HistoryEvent]:
+    """Each attempt of each stage, with its failed runs and its reconciliations."""
     for name, window in backfill_state.plan.stages:
         attempt, backfill = 1, instance.get_backfill(f"{backfill_state.plan.id}-{name}")
         while backfill is not None:
@@ -278,6 +280,7 @@ def _run_command(run: dg.DagsterRun) -> str:
 
 
 def _undo_events(instance: dg.DagsterInstance, name: str) -> Iterator[HistoryEvent]:
+    """The undo runs of the backfill, of its stages, or of the run by its short id."""
     for record in instance.get_run_records(
         dg.RunsFilter(job_name=_UNDO_JOB), limit=_MOST_UNDO_RUNS
     ):
@@ -320,6 +323,7 @@ def _run_seconds(record: dg.RunRecord) -> float | None:
 
 
 def _table_changes(ledgers: Ledgers, name: str) -> Iterator[TableChanges]:
+    """What the backfill changed, only for tables in which it wrote days."""
     for table, ledger in ledgers.items():
         changes = changed_days(ledger, commits_of(name))
         if changes:
@@ -331,6 +335,7 @@ def _table_changes(ledgers: Ledgers, name: str) -> Iterator[TableChanges]:
 
 
 def _recorded_reasons(ledgers: Ledgers, name: str) -> str:
+    """The reasons in the commits, for a backfill or run without a plan; empty if none."""
     reasons = {
         record.reason
         for ledger in ledgers.values()
@@ -374,6 +379,7 @@ def render_postmortem(history: BackfillHistory) -> str:
 
 
 def _postmortem_lines(history: BackfillHistory) -> Iterator[str]:
+    """The lines of the post-mortem; placeholders mark the sections that a person must fill in."""
     yield f"# Post-mortem of {escape_markdown(history.name)}"
     yield ""
     yield f"Reason on record: {escape_markdown(history.reason) or 'none given'}"
@@ -415,6 +421,7 @@ def _blank_section(name: str) -> Iterator[str]:
 
 
 def _days_section(history: BackfillHistory) -> Iterator[str]:
+    """A Markdown table of the written days, with the table versions before and after."""
     rows = [
         (
             changes.table,
@@ -440,6 +447,7 @@ def _days_section(history: BackfillHistory) -> Iterator[str]:
 
 
 def _plan_section(history: BackfillHistory) -> Iterator[str]:
+    """The section on the plan; one sentence if no plan is stored."""
     yield "## Plan"
     yield ""
     if history.plan is None:
@@ -455,6 +463,7 @@ def _plan_section(history: BackfillHistory) -> Iterator[str]:
 
 
 def _verdict_lines(history: BackfillHistory) -> Iterator[str]:
+    """Sentences on how it ended, planned and actual outcomes, and the code that built the days."""
     if history.outcome:
         yield f"The backfill: {history.outcome}."
     yield from (
@@ -492,6 +501,7 @@ def render_runbook(history: BackfillHistory) -> str:
 
 
 def _runbook_lines(history: BackfillHistory) -> Iterator[str]:
+    """The lines of the runbook: steps with placeholders, then how long each took this time."""
     yield f"# Runbook, after {escape_markdown(history.name)}"
     yield ""
     yield (

@@ -231,6 +231,7 @@ def _load_plans(
     ledgers: Ledgers,
     tables: Graph,
 ) -> dict[str, LoadPlan]:
+    """The load plan of each raw log of which days, or rejected lines of days, are requested."""
     policy, accept = Policy.from_settings(settings), request.accept
     return {
         log: plan_load(settings.landing, source, ledgers[log], load_days, policy, accept)
@@ -256,6 +257,7 @@ def _forecast_table(
     forecasts: Mapping[date, DayForecast],
     final_days: Mapping[str, Collection[date]],
 ) -> backfill_plan.TableForecast:
+    """The day forecasts of one table as ranges by outcome and by reason, as a plan stores them."""
     final = final_days.get(ledger.table.name, ())
     return backfill_plan.TableForecast(
         **{

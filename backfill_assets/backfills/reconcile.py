@@ -116,6 +116,7 @@ def _days_reported(instance: dg.DagsterInstance, run_ids: Iterable[str]) -> set[
 
 
 def _unpublished_messages(unpublished: Mapping[tuple[str, date], str]) -> Iterator[str]:
+    """One message for each table and error; an empty error means that none is recorded."""
     days: dict[tuple[str, str], list[date]] = defaultdict(list)
     for (table, day), error in unpublished.items():
         days[table, error].append(day)

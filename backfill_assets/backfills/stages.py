@@ -264,6 +264,7 @@ def _end_backfill(
     *,
     complete: bool = False,
 ) -> NextAction:
+    """Save the final state, and remove the backfill from those that a sensor advances."""
     state.ended, state.complete, state.took = text, complete, time.time() - state.began
     state_store.save(instance, state)
     instance.delete_dynamic_partition(state_store.ACTIVE, state.plan.id)

@@ -117,6 +117,7 @@ def preview_undo(
 
 
 def _nothing_to_undo(name: str, scopes: Mapping[str, UndoScope]) -> str:
+    """Why there is no day to revert; empty if there is one."""
     if any(scope.changes or scope.unchanged for scope in scopes.values()):
         return ""
     already_undone = any(scope.already_reverted for scope in scopes.values())
@@ -172,6 +173,7 @@ class _UndoRequest:
         ]
 
     def _table_problems(self, name: str, scope: UndoScope) -> list[str]:
+        """Refusals of one table: its scope, an old schema, unreadable or deleted files."""
         table, url, problems = self.tables[name], self.settings.table(name), [*scope.problems]
         for version, days in _group_by_version(scope.changes).items():
             try:
@@ -230,6 +232,7 @@ class _OldFiles:
 
 
 def _check_old_files(url: str, table: Table, version: int, days: Iterable[date]) -> _OldFiles:
+    """List the files of days as of a version, and check which of them still exist."""
     files = list_data_files(url, table, days, version).to_pylist()
     filesystem, base = open_store(url)
     infos = filesystem.get_file_info([f"{base}/{file['path']}" for file in files])
@@ -331,6 +334,7 @@ class _TableUndo:
         fingerprints = {day: self._input_digest(ledger, day, todo[day]) for day in sorted(todo)}
 
         def build_rows(_days: partitions.Window) -> ComputedDays:
+            """Read the old rows of all days to revert, whatever days the publisher passes."""
             as_of = {**_group_by_version(changes), ledger.version or 0: list(unchanged)}
             rows = reduce(
                 DataFrame.unionByName,
@@ -342,6 +346,7 @@ class _TableUndo:
             )
 
             def commit_notes(before: Snapshot | None, verdicts: Sequence[Verdict]) -> CommitNotes:
+                """The publisher calls it after the audit and before the commit."""
                 assert before is not None
                 return self._commit_notes(before, rows, verdicts, todo, changes, withdrawn)
 

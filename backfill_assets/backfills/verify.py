@@ -372,6 +372,7 @@ class _Verifier(DeltaIOManager):
         )
 
     def _changed_since_publish(self, ledger: Ledger, day: date, plan: ComputePlan) -> list[str]:
+        """Sentences on other inputs, code and settings than in the day's commit, if any."""
         record = ledger.latest.get(day)
         if record is None:
             return []

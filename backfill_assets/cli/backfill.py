@@ -198,6 +198,7 @@ def plans(out: Output, as_json: bool) -> None:
 
 
 def _plan_row(dagster: dg.DagsterInstance, ledgers: Ledgers, id_: str) -> dict[str, Any]:
+    """A row of `plans`; for a plan saved by another release, the state is the error message."""
     from backfill_assets.backfills import stages, state_store
     from backfill_assets.backfills.undo import reverted_by_table
 
@@ -333,6 +334,7 @@ def _refuse_options(ctx: click.Context, what: str) -> None:
 
 
 def _load_state(dagster: dg.DagsterInstance, id_: str) -> BackfillState:
+    """The state of a saved plan; `click.UsageError` with similar ids if there is no such plan."""
     from backfill_assets.backfills import state_store
 
     try:
@@ -369,6 +371,7 @@ def _confirm_final(backfill_plan: BackfillPlan, yes: bool) -> None:
 def _launch_plan(
     settings: Settings, dagster: dg.DagsterInstance, backfill_plan: BackfillPlan
 ) -> BackfillState:
+    """Launch a saved plan with the running code; raises if anything changed since planning."""
     from backfill_assets.assets import backfill_jobs
     from backfill_assets.tables.code_version import running_code
 

@@ -125,6 +125,7 @@ def jars(out: Output, s3: bool) -> None:
 
 
 def _fetch_jars(out: Output, settings: Settings, *, s3: bool = False) -> None:
+    """Prepare the jars and the class archive once; does nothing with a Spark Connect server."""
     if settings.spark_remote:
         out.print_note("SPARK_REMOTE is set: the server has the Delta jars, none are needed here.")
         return
@@ -380,6 +381,7 @@ def _print_line(out: Output, line: ReportLine) -> None:
 
 
 def _basic_checks(port: int, start: bool) -> Iterator[Check]:
+    """All checks; those that need settings are left out if the settings are invalid."""
     from backfill_assets.doctor import machine
     from backfill_assets.doctor.checks import Check
 
@@ -401,11 +403,13 @@ def _basic_checks(port: int, start: bool) -> Iterator[Check]:
 
 
 def _settings_checks(settings: Settings, start: bool) -> Iterator[Check]:
+    """The checks of disks, data and engine; `start` also starts an embedded engine."""
     from backfill_assets.doctor import data, machine
     from backfill_assets.doctor.checks import Check
     from backfill_assets.doctor.data import check_engine
 
     def check_disks() -> Iterator[CheckResult]:
+        """Find the folders when the check runs: a bad DAGSTER_HOME fails only this check."""
         folders = {"jars": settings.jars, "scratch space": machine.scratch_folder(settings)}
         if folder := machine.home_folder():
             folders["home of Dagster"] = folder

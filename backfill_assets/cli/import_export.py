@@ -103,6 +103,7 @@ def verify_export(out: Output, folder: Path, rebuild: bool, as_json: bool) -> St
 def _parse_fields(
     _ctx: click.Context, param: click.Parameter, values: Sequence[str]
 ) -> dict[str, str]:
+    """The values of --field as SQL expressions by field name; click calls it as a callback."""
     expressions = {}
     for text in values:
         name, equals, expression = text.partition("=")
@@ -192,6 +193,7 @@ def import_table(
 
 
 def _find_source(settings: Settings, name: str) -> Source:
+    """The declared source; `click.BadParameter` with similar names if there is none."""
     from backfill_assets.tables.graph import load_graph
 
     sources = {source.name: source for source in load_graph(settings).sources.values()}
@@ -203,6 +205,7 @@ def _find_source(settings: Settings, name: str) -> Source:
 
 
 def _print_plan(out: Output, table_imports: Sequence[ImportRequest], as_json: bool) -> None:
+    """Plan each import and print what would land; `import --plan` calls it."""
     from backfill_assets.imports.importer import plan_import
 
     proposals = [plan_import(table_import) for table_import in table_imports]
@@ -215,6 +218,7 @@ def _print_plan(out: Output, table_imports: Sequence[ImportRequest], as_json: bo
 
 
 def _proposal_json(proposal: ImportPlan) -> dict[str, Any]:
+    """One import plan as JSON; the keys are part of the command's contract."""
     from dataclasses import asdict
 
     return {
@@ -236,6 +240,7 @@ def _proposal_json(proposal: ImportPlan) -> dict[str, Any]:
 
 
 def _print_proposal(out: Output, proposal: ImportPlan) -> None:
+    """Print the counts of one import plan, then its rows by arrival day."""
     from rich.table import Table as Grid
 
     total, since = proposal.total, proposal.new_data.since
@@ -270,6 +275,7 @@ def _print_proposal(out: Output, proposal: ImportPlan) -> None:
 
 
 def _import_tables(out: Output, table_imports: Sequence[ImportRequest], as_json: bool) -> None:
+    """Land the new rows of each table; prints after each, as JSON only after the last."""
     from backfill_assets.imports.importer import run_import
 
     results = []
@@ -281,6 +287,7 @@ def _import_tables(out: Output, table_imports: Sequence[ImportRequest], as_json:
             for file, rows in manifest.landed_files.items()
             if file not in previous.landed_files
         }
+        # A landing file's name starts with `arrival_date=YYYY-MM-DD`.
         days = sorted({file[13:23] for file in new_files})
         results.append(
             {"table": manifest.table, "version": manifest.version, "files": new_files, "days": days}
@@ -305,6 +312,7 @@ def _import_tables(out: Output, table_imports: Sequence[ImportRequest], as_json:
 def _check_counts(
     out: Output, settings: Settings, spark: SparkSession, source: Source, as_json: bool
 ) -> Status:
+    """Compare counts from the external tables to staging; `FINDING` if they do not add up."""
     import msgspec
 
     from backfill_assets.imports.import_state import load_imports
@@ -319,6 +327,7 @@ def _check_counts(
 
 
 def _print_counts(out: Output, counts: ImportCheck) -> None:
+    """Print the rows at each step from the external tables to staging, then the differences."""
     out.print_facts(
         [
             ("read", f"{counts.read:,} rows"),

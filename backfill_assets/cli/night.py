@@ -106,6 +106,7 @@ class _LogCondenser:
         self.step_failed = self.error_printed = self.succeeded = False
 
     def read_line(self, line: str) -> None:
+        """Process a line of Dagster's log; the first one after a failed step prints its error."""
         if self.step_failed:
             self.print_error()
         self.tail.clear()
@@ -119,6 +120,7 @@ class _LogCondenser:
             self.print_line(f"  {skipped_match[1]} ... not run, because of what failed before it")
 
     def _handle_event(self, name: str, kind: str, line: str) -> None:
+        """Count an event for its step; at the end of a step, print its line."""
         if kind == "STEP_START":
             self.running[name] = _StepLog()
         elif kind == "ASSET_MATERIALIZATION":
@@ -223,6 +225,7 @@ def _print_commands(
 
 
 def _describe_commands(today: date, kind: str, requests: Sequence[Request]) -> str:
+    """A shell comment above the commands: it tells what they do and whether to ask again."""
     from backfill_assets.monitoring.next_runs import LOAD
 
     if not requests:
@@ -233,6 +236,7 @@ def _describe_commands(today: date, kind: str, requests: Sequence[Request]) -> s
 
 
 def _report_result(out: Output, today: date, result: NightResult) -> Status:
+    """Print failed requests and those left to other runs; `FINDING` if any failed."""
     for request in result.waiting:
         out.print_text(f"Left     {request.tables[0]} [{request.window}] to a run under way")
     for request in result.failed:

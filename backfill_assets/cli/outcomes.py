@@ -53,6 +53,7 @@ def reconcile(out: Output, backfill: str, summary: bool, as_json: bool) -> Statu
 
 
 def _read_result(settings: Settings, dagster: dg.DagsterInstance, name: str) -> ReconcileResult:
+    """Reconcile a backfill in a Spark session of this process; no run is recorded."""
     from backfill_assets.assets import backfill_jobs
     from backfill_assets.definitions import build_defs
     from backfill_assets.spark.session import Engine
@@ -63,6 +64,7 @@ def _read_result(settings: Settings, dagster: dg.DagsterInstance, name: str) -> 
 
 
 def _verdict_json(result: ReconcileResult) -> dict[str, Any]:
+    """The JSON of `reconcile --summary`; the full output adds `_details_json`."""
     return {
         "backfill": result.name,
         "verdict": result.verdict,
@@ -73,6 +75,7 @@ def _verdict_json(result: ReconcileResult) -> dict[str, Any]:
 
 
 def _details_json(result: ReconcileResult) -> dict[str, Any]:
+    """Code, settings and diffs: what the JSON has only without --summary."""
     from backfill_assets.backfills.diff import as_json
 
     return {
@@ -83,6 +86,7 @@ def _details_json(result: ReconcileResult) -> dict[str, Any]:
 
 
 def _print_result(out: Output, result: ReconcileResult, summary: bool) -> None:
+    """Print the verdict first, then the diffs by table and the facts, unless `summary`."""
     from backfill_assets.backfills.diff import as_grid
     from backfill_assets.backfills.reconcile import reconcile_facts
 
@@ -143,6 +147,7 @@ def _plan_undo(
     partitions: Window | None,
     as_json: bool,
 ) -> Status:
+    """Print what an undo would revert, or why it would be refused (`FINDING`); writes nothing."""
     from backfill_assets.backfills.undo import preview_undo
     from backfill_assets.shadow import switch
 
@@ -193,6 +198,7 @@ def _day_ranges(settings: Settings, table: str, days: Iterable[date]) -> list[st
 
 
 def _show_days(out: Output, rows: Iterable[tuple[str, str, list[str]]]) -> None:
+    """Print rows of table, outcome and day ranges; nothing if there are none."""
     from rich.table import Table as Grid
 
     grid = Grid(box=None, padding=(0, 2, 0, 0))

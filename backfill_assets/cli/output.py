@@ -152,6 +152,7 @@ def _column_width(column: Column, console: Console) -> int:
 
 
 def _stack_columns(grid: Grid, lead: int, widths: Sequence[int]) -> list[RenderableType]:
+    """The grid as parts: the first `lead` columns where they change, the others indented below."""
     columns, previous = grid.columns, None
     rows = list(zip(*[column.cells for column in columns], strict=True))
     parts: list[RenderableType] = (
@@ -193,6 +194,7 @@ def level_options() -> list[click.Option]:
 
 
 def _set_level(ctx: click.Context, option: click.Parameter, value: bool) -> None:
+    """Set -q or -v on the command's `Output`; click calls it for each option, given or not."""
     out = ctx.ensure_object(Output)
     if ctx.parent:
         out.command = ctx.command_path.partition(" ")[2]

@@ -48,6 +48,7 @@ def show(out: Output, tables: Sequence[str], as_json: bool) -> None:
 
 
 def _published_rows(settings: Settings, tables: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """The rows of `show`, from the tables' logs; all tables if none is selected."""
     from backfill_assets.calendar.partitions import to_windows
     from backfill_assets.delta.ledger_reader import read_ledger
     from backfill_assets.tables.graph import tables_of
@@ -70,6 +71,7 @@ def _published_rows(settings: Settings, tables: Sequence[str]) -> Iterator[dict[
 
 
 def _row_cells(row: dict[str, Any]) -> list[str]:
+    """A row as text cells; a table without a version has fewer cells, and the grid fills them."""
     from backfill_assets.calendar.partitions import Window
     from backfill_assets.delta.history import format_windows
 
@@ -134,6 +136,7 @@ def status(out: Output, tables: Sequence[str], as_json: bool) -> Status:
 
 
 def _read_situation(settings: Settings) -> Situation:
+    """The inputs of the day states; without DAGSTER_HOME, from an empty Dagster instance."""
     import dagster as dg
 
     from backfill_assets.monitoring.incidents import read_situation
@@ -147,6 +150,7 @@ def _read_situation(settings: Settings) -> Situation:
 
 
 def _group_by_state(states: Any) -> dict[DayState, list[date]]:
+    """The days by state, in the order of `DayState`; only states that have days."""
     from backfill_assets.monitoring.states import DayState
 
     days = {
@@ -161,6 +165,7 @@ def _show_states(
     ledgers: Mapping[str, Ledger],
     states_by_table: dict[str, dict[DayState, list[date]]],
 ) -> None:
+    """Print one line for each table and state, with the days as ranges."""
     from rich.table import Table as Grid
 
     from backfill_assets.delta.history import format_windows

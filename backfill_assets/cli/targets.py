@@ -63,6 +63,7 @@ def plan_target(out: Output, days: Window, name: str, options: Mapping[str, Any]
 def _print_forecasts(
     out: Output, settings: Settings, name: str, forecasts: Mapping[str, Mapping[date, DayForecast]]
 ) -> None:
+    """Print the stale days by table, outcome and reason; one sentence if there are none."""
     from rich.table import Table as Grid
 
     from backfill_assets.delta.history import format_windows
@@ -199,6 +200,7 @@ def _describe_comparison(target: ShadowTarget) -> str:
 
 
 def _describe_state(settings: Settings, target: ShadowTarget) -> str:
+    """The state as text; an unfinished drop, undo or switch-over comes before any other."""
     from backfill_assets.shadow.switch import has_days_in_production
 
     state = "built beside production"

@@ -163,6 +163,7 @@ def accept_code(
 
 
 def _format_result(result: AcceptedCode) -> str:
+    """What was accepted for a table, how it was verified, and the undo command."""
     from backfill_assets.calendar.partitions import format_ranges
 
     if not result.days:
@@ -216,6 +217,7 @@ def migrate(out: Output, more: Sequence[str], tables: Sequence[str], plan_only: 
 
 
 def _print_migrations(out: Output, migrations: dict[str, Migration]) -> None:
+    """Print each schema change with its cost; of a refused table, only the refusals."""
     from rich.table import Table as Grid
 
     grid = Grid(title="Schema changes", title_justify="left", box=None, padding=(0, 2, 0, 0))
@@ -231,6 +233,7 @@ def _print_migrations(out: Output, migrations: dict[str, Migration]) -> None:
 
 
 def _migrate_table(out: Output, settings: Settings, name: str) -> None:
+    """Migrate one table; Spark starts only if its data files are rewritten."""
     from backfill_assets.delta.commits import Writer
     from backfill_assets.delta.migrate import migrate_table as change
     from backfill_assets.spark.session import Engine

@@ -157,6 +157,7 @@ def _split_ids(ids: Sequence[Any]) -> Iterator[Sequence[Any]]:
 
 
 def _delete_events(index: Connection, run_ids: Sequence[str], retained: Collection[int]) -> int:
+    """Delete the runs' events from the index, except retained ids; return their number."""
     event_ids = [
         id_
         for part in _split_ids(run_ids)
@@ -282,6 +283,7 @@ class _StoredEvent:
     row: Mapping[str, Any]
 
     def check_row(self, data: Any, partition: str | None, **columns: Any) -> dict[str, Any]:
+        """A row of Dagster's table of check executions; `columns` differ by kind of event."""
         return {
             "asset_key": data.asset_key.to_string(),
             "check_name": data.check_name,
@@ -403,6 +405,7 @@ class LocalEventLog(BatchedEventLog, SqliteEventLogStorage):
 
     @contextmanager
     def _begin_transaction(self, shard: str) -> Iterator[Connection]:
+        """Open a transaction on a shard, with its tables created; the caller holds `_db_lock`."""
         if shard in self._file_ids and self._file_ids[shard] != self._file_id(shard):
             # Deleted, or restored from a backup: writes through an open connection would be lost.
             self._close_engine(shard)
@@ -415,6 +418,7 @@ class LocalEventLog(BatchedEventLog, SqliteEventLogStorage):
             yield connection
 
     def _open_engine(self, shard: str) -> Engine:
+        """The cached engine of a shard; of more than `_OPEN`, the least recently used is closed."""
         if shard not in self._engines:
             engine = create_engine(
                 self.conn_string_for_shard(shard),
@@ -514,6 +518,7 @@ def _lock_folder(folder: Path) -> Iterator[None]:
 
 
 def _dagster_home(purpose: str) -> Path:
+    """The folder in DAGSTER_HOME, where dagster.yaml has no `base_dir`; raises if it is not set."""
     home = os.environ.get("DAGSTER_HOME")
     if not home:
         raise dg.DagsterInvariantViolationError(

@@ -90,6 +90,7 @@ class _StepThreads:
         Thread(target=self._run_step, args=[context], name=context.step.key, daemon=True).start()
 
     def _run_step(self, context: StepExecutionContext) -> None:
+        """The target of a step's thread: queue its events, and at the end None or the exception."""
         _thread_state.interrupted = self.interrupted
         key, reported = context.step.key, []
         events = cast("Generator[DagsterEvent]", dagster_event_sequence_for_step(context))
@@ -183,6 +184,10 @@ def run_steps_in_threads(
 def _run_steps(
     context: PlanExecutionContext, active: ActiveExecution, threads: _StepThreads
 ) -> Iterator[DagsterEvent]:
+    """Start each step when Dagster says that it is ready, and yield events until all have ended.
+
+    At most `_POLL_SECONDS` pass between two checks for ready steps.
+    """
     while not active.is_complete or threads.running:
         for step in active.get_steps_to_execute():
             threads.start_step(context.for_step(step, active.get_known_state()))
@@ -236,6 +241,7 @@ class _OneProcessExecutor(dg.Executor):
     def execute(
         self, plan_context: PlanOrchestrationContext, execution_plan: ExecutionPlan
     ) -> Iterator[DagsterEvent]:
+        """Called by Dagster once, in the run's process: take the run's lock and run the steps."""
         instance, run = plan_context.instance, plan_context.dagster_run
         tags = {**hold_run_lock(instance, run.run_id), **failures.initial_run_tags(instance, run)}
         instance.add_run_tags(run.run_id, tags)
@@ -283,6 +289,7 @@ def _mark_for_retry(
 
 
 def _create_executor(context: dg.InitExecutorContext) -> dg.Executor:
+    """Called by Dagster for each run, with the run's `execution` configuration."""
     config: Mapping[str, Any] = context.executor_config
     if config["max_concurrent"] < 1:
         raise dg.DagsterInvariantViolationError(

@@ -117,6 +117,7 @@ def raise_if_engine_failed(error: Exception) -> None:
 def _matches_error(
     error: ErrorLike, messages: re.Pattern[str], classes: Collection[str] = ()
 ) -> bool:
+    """Whether an error or a cause of it has the class name or message; a `dg.Failure` has not."""
     if isinstance(error, BaseException):
         error = SerializableErrorInfo.from_traceback(TracebackException.from_exception(error))
     while error is not None:
@@ -255,6 +256,7 @@ def _lost_runs(instance: dg.DagsterInstance, before: datetime) -> list[dg.Dagste
 
 
 def _is_lost(instance: dg.DagsterInstance, run: dg.DagsterRun) -> bool:
+    """Whether Dagster owes the run a retry, or the run is itself a retry that was never queued."""
     if BACKFILL_ID_TAG in run.tags:
         backfill = instance.get_backfill(run.tags[BACKFILL_ID_TAG])
         if backfill is None or backfill.status in BULK_ACTION_TERMINAL_STATUSES:

@@ -135,7 +135,9 @@ def _lock_holder(instance: dg.DagsterInstance, run: dg.DagsterRun) -> int | None
 
 
 def _locked_by(file: int, byte: int) -> int:
+    """The id of the process that locks the byte; else `_NO_PROCESS` or `_FOREIGN_PROCESS`."""
     start, exclusive = os.SEEK_SET, fcntl.F_WRLCK
+    # The fields of `struct flock` have another order on Linux than on BSD and macOS.
     if sys.platform == "linux":
         request = struct.pack(_FLOCK, exclusive, start, byte, 1, 0)
         kind, _, _, _, pid = struct.unpack(_FLOCK, fcntl.fcntl(file, fcntl.F_GETLK, request))
@@ -346,6 +348,7 @@ class PromptRunCoordinator(QueuedRunCoordinator):
 
 
 def _raise_if_sqlite_for_remote_runs(instance: dg.DagsterInstance) -> None:
+    """Called when Dagster opens the instance; its default launcher (None) starts runs locally."""
     launcher = instance.get_ref().run_launcher_data
     if not isinstance(instance.event_log_storage, SqliteEventLogStorage) or launcher is None:
         return

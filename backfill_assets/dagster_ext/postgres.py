@@ -99,6 +99,7 @@ def _with_driver(url: str) -> str:
 
 
 def _create_engine(url: str, token_provider: PgTokenProvider | None) -> Engine:
+    """The engine that the run, event log and schedule storages of a process share."""
     return create_pg_engine(
         url,
         token_provider,

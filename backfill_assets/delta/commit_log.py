@@ -194,6 +194,7 @@ class CachedCommitLog(CommitLog):
         return current == digest if current and digest else cached_table_id == table_id
 
     def _write_cache(self, commits: CommitLines, upto: int, table_id: str) -> None:
+        """Called after a full read; the last line describes the cache, for `_read_cache`."""
         about = {
             "form": self.encoding_id,
             "version": upto,
@@ -243,6 +244,7 @@ def shallow_clone(url: str, destination: str, version: int) -> None:
     filesystem.create_dir(f"{path}/_delta_log", recursive=True)
 
     def copy_commit(number: int) -> None:
+        """Write a commit to the clone's log, with absolute paths to the data files of the table."""
         text = commits.read_commit(number)
         if text is None:
             raise CloneError(

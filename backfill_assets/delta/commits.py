@@ -279,6 +279,7 @@ class Writer:
         return current if current.version == since.version or (new and is_empty(current)) else None
 
     def _publish_error(self, days: Sequence[date], error: Exception) -> PublishError:
+        """The error for the caller to raise; without days, the commit was of a record only."""
         shown = ", ".join(map(str, partitions.to_windows(days))) or "for the record"
         message, advice = summarize_error(error), "Launch these days again."
         if "Unsupported table features" in message:
@@ -301,6 +302,10 @@ class Writer:
             _log.warning("%s: no checkpoint of version %s: %s", self.url, version, error)
 
     def _run_merge(self, rows: DataFrame, days: Sequence[date], metadata: str, number: int) -> None:
+        """Run MERGE by key within the days; rows that are equal in all columns are not rewritten.
+
+        Delta skips it if the transaction number is not above the last one of the table.
+        """
         table, view = self.table, f"merge_{uuid4().hex}"
         columns = (table.partition, *table.key)
         same_key = " AND ".join(f"t.`{name}` = s.`{name}`" for name in dict.fromkeys(columns))

@@ -292,6 +292,7 @@ def _to_add_action(location: str, added: Mapping[str, Any]) -> AddAction:
 
 
 def _list_files(log: DeltaTable, table: Table, days: Iterable[date] | None) -> pa.Table:
+    """The `day` and `path` of the files in the log; `days` None means all days."""
     actions = pa.table(log.get_add_actions(flatten=True))
     partition = f"partition.{table.partition}"
     if not actions.num_rows:

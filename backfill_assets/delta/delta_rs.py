@@ -52,6 +52,7 @@ def delta_log(url: str, version: int | None = None) -> DeltaTableResource:
 
 @lru_cache(maxsize=256)
 def _cached_resource(url: str, version: int | None, s3: S3 | None) -> DeltaTableResource:
+    """The resource of a log; `version` None is the latest one, `s3` None a local folder."""
     # Dagster derives the configuration schema again for each resource (7 ms), and a run loads each
     # log many times. The resource is frozen; `load` opens the log again.
     if s3 is None:
@@ -204,6 +205,7 @@ def raise_if_unsafe_store(warehouse: str) -> None:
 
 
 def _commit_succeeds(log: DeltaTable) -> bool:
+    """Commit nothing as the next version after `log`; False if another commit took it."""
     try:
         log.create_write_transaction(
             [],

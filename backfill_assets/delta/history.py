@@ -92,6 +92,7 @@ def _as_json(
     days: Window | None,
     kinds: Mapping[str, str],
 ) -> dict[str, Any]:
+    """A commit as a JSON object, with those of its days that are in `days`; None means all."""
     head = {"version": commit.version, "at": commit.at.isoformat() if commit.at else None}
     covered_days = sorted(day for day in _covered_days(commit) if days is None or day in days)
     if isinstance(commit, records.ExternalCommit):
@@ -127,6 +128,11 @@ def _day_as_json(commit: records.CommitRecord, day: date) -> dict[str, Any]:
 def _select_commits(
     settings: Settings, name: str, days: Window | None
 ) -> list[records.CommitRecord | records.ExternalCommit]:
+    """The commits that cover any of the days, external ones included; `days` None means all.
+
+    Raises:
+        ValueError: there is no such commit.
+    """
     ledger = read_ledger(settings.table(name), tables_of(settings)[name])
     commits = [
         commit
@@ -152,6 +158,7 @@ def _format_time(commit: records.CommitRecord | records.ExternalCommit) -> str:
 def _format_cells(
     commit: records.CommitRecord | records.ExternalCommit, kinds: Mapping[str, str]
 ) -> list[str]:
+    """The cells of a commit's row after its version and time: days, run, backfill, writer."""
     if isinstance(commit, records.ExternalCommit):
         return [
             format_windows(to_windows(commit.days)),
@@ -177,6 +184,7 @@ def _format_cells(
 def _format_day(
     commit: records.CommitRecord | records.ExternalCommit, day: date, kinds: Mapping[str, str]
 ) -> Iterator[tuple[str, str]]:
+    """Yield the label and text of each row about a day in a commit; one row if it is external."""
     head = f"version {commit.version}"
     if isinstance(commit, records.ExternalCommit):
         yield head, f"{_format_time(commit)} UTC, changed by another writer: {commit.operation}"
@@ -203,6 +211,7 @@ def _format_day(
 
 
 def _what_happened(commit: records.CommitRecord, day: date, kinds: Mapping[str, str]) -> str:
+    """The outcome of a commit for a day, as the text after the time in `_format_day`."""
     if undone := commit.details.undoes:
         if day in commit.revoked_days:
             return f"taken back: before {undone} it had never been published"

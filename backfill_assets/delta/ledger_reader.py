@@ -210,6 +210,7 @@ def read_ledgers(settings: Settings) -> Ledgers:
 
 
 def _extend_ledger(ledger: Ledger, new_commits: CommitLines, log: DeltaTable) -> Ledger:
+    """A new ledger with the commits added; it has no days if the table has another partitioning."""
     missing = [*ledger.missing_versions, *new_commits.missing_versions]
     metadata = read_metadata(log)
     if metadata.partitioned_by != (ledger.table.partition,) or not any(

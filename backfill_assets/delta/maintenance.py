@@ -299,6 +299,7 @@ class _TableMaintenance:
         return True
 
     def _compact_days(self, before: TableFiles) -> None:
+        """Run OPTIMIZE on fragmented days and verify its commits; a dry run only names the days."""
         days = before.fragmented_days
         if self.dry_run or not days:
             self.compacted = days
@@ -313,6 +314,7 @@ class _TableMaintenance:
                 self._verify_compaction(version, compacted)
 
     def _days_of_compaction(self, version: int) -> list[date]:
+        """The days that a commit compacted; empty if its operation is not OPTIMIZE."""
         filesystem, path = open_store(self.url)
         with filesystem.open_input_stream(f"{path}/_delta_log/{version:020d}.json") as stream:
             actions = [json.loads(line) for line in stream.read().splitlines()]
@@ -365,6 +367,7 @@ class _TableMaintenance:
         return {day: measured.digest for day, measured in measure_days(rows, self.table).items()}
 
     def _vacuum_files(self) -> None:
+        """Run VACUUM and delete the folders of killed writes, unless shadow targets need files."""
         if self._is_retained():
             return
         # A dry run first: VACUUM makes two commits even if it removes nothing.

@@ -181,6 +181,7 @@ def _oldest_inputs(provenances: Collection[records.Provenance]) -> dict[str, int
 def _with_new_figures(
     published: records.PublishedDay, measured: DayMetrics
 ) -> records.PublishedDay:
+    """Replace what depends on the columns; row count, verdict and findings stay as published."""
     return msgspec.structs.replace(
         published,
         digest=measured.digest,

@@ -125,6 +125,10 @@ def _plan_column(
     stored: Mapping[str, T.StructField],
     nulls: Mapping[str, Mapping[date, int | None]],
 ) -> None:
+    """Add the changes of a column of the model, or why the stored columns cannot give it.
+
+    It also sets the column's source, which `_plan_dropped` reads.
+    """
     assert migration.ledger.metadata is not None
     name, model = column.name, table.columns[column.name]
     days = frozenset(migration.ledger.stored)
@@ -176,6 +180,7 @@ def _plan_nullability(
     stored_column: T.StructField,
     nulls: Mapping[date, int | None],
 ) -> None:
+    """Add the change of a column to nullable or required; days with nulls forbid required."""
     assert migration.ledger.metadata is not None
     rule = f"delta.constraints.{stored_column.name}_required".lower()
     required = not stored_column.nullable or rule in map(
@@ -204,6 +209,7 @@ def _plan_nullability(
 
 
 def _plan_dropped(migration: Migration, table: Table, stored: Mapping[str, T.StructField]) -> None:
+    """Add the drop of each stored column that is in the model neither by name nor as a source."""
     used = {*filter(None, migration.sources.values())}
     for name in stored:
         if name in table.columns or name in used:

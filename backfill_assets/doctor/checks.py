@@ -96,11 +96,13 @@ class CheckRunner:
                 )
 
     def _run_check(self, check: Check) -> Sequence[CheckResult]:
+        """Run a check until its deadline; if a result is wrong, results that are OK are dropped."""
         seconds = max(self._seconds, check.seconds)
         results: list[CheckResult] = []
         ended = threading.Event()
 
         def run_look() -> None:
+            """Collect the results in the check's thread; an exception becomes a result too."""
             try:
                 results.extend(check.run())
             except Exception as error:  # noqa: BLE001 - the other parts are to be looked at as well
@@ -122,6 +124,7 @@ class CheckRunner:
 
 
 def _result_from_error(error: Exception) -> CheckResult:
+    """The problem of a check that raised; the error's type is shown only if it is unexpected."""
     message = str(error) or type(error).__name__
     if isinstance(error, PermissionError):
         return wrong(message, f"let this user ({_user_name()}) have what the line names")

@@ -240,6 +240,7 @@ def check_configuration() -> Iterator[CheckResult]:
 
 
 def _compare_configuration(folder: Path) -> Iterator[CheckResult]:
+    """A note for each setting that differs from ours; not a problem, as users edit the file."""
     theirs = folder / "dagster.yaml"
     if not theirs.is_file():
         message = f"there is none in {folder}: Dagster's own defaults are at work"
@@ -283,6 +284,7 @@ def find_differences(theirs: Path) -> tuple[Path, list[str]]:
 
 
 def _read_settings(path: Path) -> Mapping[str, Any]:
+    """The content of a `dagster.yaml`; empty if the file does not exist."""
     if not path.is_file():
         return {}
     try:
@@ -293,6 +295,7 @@ def _read_settings(path: Path) -> Mapping[str, Any]:
 
 
 def _difference_sentences(ours: Any, theirs: Any, name_path: str = "") -> Iterator[str]:
+    """Sentences on different values; calls itself for nested mappings, with dotted names."""
     if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
         for name in ours.keys() | theirs.keys():
             inner_path = f"{name_path}.{name}" if name_path else str(name)

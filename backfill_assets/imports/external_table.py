@@ -119,6 +119,11 @@ def _is_hidden(name: str) -> bool:
 def _by_schema(
     url: str, files: Sequence[ParquetFile]
 ) -> Iterable[tuple[list[ParquetFile], pa.Schema]]:
+    """Group files by schema: Spark reads each group by itself.
+
+    Raises:
+        ImportRefusedError: a file is not a Parquet file, or has other partition columns.
+    """
     filesystem, root = open_store(url)
 
     def schema_of(file: ParquetFile) -> pa.Schema | None:
@@ -305,6 +310,7 @@ class _DeltaTable:
     kind: str = "delta"
 
     def find_new_data(self, table_import: TableImport) -> NewData:
+        """All rows if the import has no version yet, else the files that later commits added."""
         if table_import.version < 0:
             return NewData(
                 self.version, None, _total_bytes(delta_log(self.url, self.version).load()), []
@@ -349,6 +355,7 @@ class _DeltaTable:
                     yield add
 
     def read_rows(self, spark: SparkSession, new_data: NewData, scratch: str) -> DataFrame:
+        """All rows of the version, or those of the added files, by a log that names only these."""
         reader = spark.read.format("delta")
         if new_data.since is None:
             return reader.option("versionAsOf", new_data.version).load(self.url)
@@ -365,6 +372,7 @@ class _DeltaTable:
 
 
 def _raise_if_removed(url: str, version: int, actions: Sequence[Mapping[str, Any]]) -> None:
+    """Raise if a commit deletes or changes rows; a compaction does not, by its `dataChange`."""
     removed = [a["remove"] for a in actions if a.get("remove", {}).get("dataChange")]
     marked = [a["add"] for a in actions if a.get("add", {}).get("deletionVector")]
     if removed or any(add.get("dataChange", True) for add in marked):
@@ -430,6 +438,7 @@ class _ParquetFolder:
     kind: str = "parquet"
 
     def find_new_data(self, table_import: TableImport) -> NewData:
+        """The files that no step has read; an imported file must keep its size and time."""
         known = {file.path: file for step in table_import.steps for file in step.read}
         current = {file.path: file for file in list_parquet_files(self.url)}
         if other := sorted(path for path, file in known.items() if current.get(path) != file):

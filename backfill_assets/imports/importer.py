@@ -308,6 +308,7 @@ def run_import(
 
 
 def _run_import(request: ImportRequest, note: Callable[[str], None]) -> import_state.TableImport:
+    """Called with the import's lock: end the step of a killed import, then land the new data."""
     external_table, table_import = request.open_import()
     if step := table_import.unfinished_step:
         note(f"going on with {step.name}, which was not ended")
@@ -343,6 +344,7 @@ def _run_import(request: ImportRequest, note: Callable[[str], None]) -> import_s
 
 
 def _step_digest(table_import: import_state.TableImport, new_data: NewData) -> str:
+    """The same new data and mapping give the same name of the step, and so of its landing files."""
     files = [f"{file.path} {file.size} {file.mtime}" for file in new_data.files]
     mapping = msgspec.json.encode(table_import.how, order="sorted").decode()
     return import_state.short_digest(
@@ -357,6 +359,7 @@ def _step_digest(table_import: import_state.TableImport, new_data: NewData) -> s
 def _raise_if_stray(
     request: ImportRequest, table_import: import_state.TableImport, stray: RowCounts
 ) -> None:
+    """Raise if rows have no day on the calendar and `--stray` gives them none that is on it."""
     if stray.rows and table_import.how.stray is None:
         policy = request.late_data_policy
         until = f" to {policy.end}" if policy.end else ""

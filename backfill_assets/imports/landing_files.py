@@ -282,6 +282,7 @@ def _count_rows(filesystem: pafs.FileSystem, path: str) -> int:
 def _raise_if_rows_differ(
     files: Mapping[str, int], step: ImportStep, days: Collection[date]
 ) -> None:
+    """Called before any file is moved to the landing; `files` has the rows by file path."""
     written: dict[str, int] = {}
     for file, rows in files.items():
         folder = file.partition("/")[0]

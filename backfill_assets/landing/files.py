@@ -171,6 +171,7 @@ def read_control(
 
 
 def _parse_control(content: Any, source: Source) -> Control:
+    """Check decoded content, in which numbers are Decimals; `read_control` catches each error."""
     rows = Decimal(content["rows"])
     if source.amount is None and "amount" in content:
         raise ValueError(f"the source {source.name} declares no amount")

@@ -122,6 +122,7 @@ def read_header(filesystem: pafs.FileSystem, path: str, source: Source) -> str |
 
 
 def _first_line(filesystem: pafs.FileSystem, path: str) -> str | None:
+    """The first non-blank line, None if there is none; one longer than 1 MiB may be cut."""
     compression = "gzip" if path.endswith(".gz") else None
     head = b""
     with filesystem.open_input_stream(path, compression=compression) as stream:
@@ -307,6 +308,7 @@ def _quote_numbers(text: Column, source: Source) -> Column:
 
 
 def _from_json(text: Column, names: Iterable[str], variants: Iterable[str] = ()) -> Column:
+    """Parse a line in its envelope, see `json_lines`; fields not in `variants` become text."""
     envelope = F.concat(F.lit('{"lines":['), text, F.lit(f'],"{_CLOSED}":true}}'))
     options = {"allowSingleQuotes": "false", "allowNonNumericNumbers": "false"}
     variant_names = {*variants}
@@ -514,6 +516,7 @@ def _identifier_column_problems(columns: ParquetColumns, source: Source) -> list
 
 
 def _text_column(columns: ParquetColumns, name: str, kind: T.DataType) -> Column:
+    """A Parquet column as text: nested values as JSON, a number of nanoseconds as a timestamp."""
     column = _quoted_column(name)
     if _is_nested(kind):
         return _json_column(column)

@@ -231,6 +231,7 @@ _digests: dict[tuple[str, str, ListedFile], str] = {}
 
 
 def _digest(filesystem: pafs.FileSystem, path: str) -> str:
+    """The digest of the stored bytes, not of decompressed ones; empty if they cannot be read."""
     digest = hashlib.sha256()
     try:
         with filesystem.open_input_stream(path, compression=None) as stream:
@@ -421,6 +422,10 @@ def _date_in(name: str) -> date | None:
 
 
 def _day_folder(day: date, items: Iterable[FolderItem] | str, hourly: bool) -> DayFolder:
+    """Split the items of a day's folder into files to read and unknown files.
+
+    `items` is a text, the reason, if the folder could not be listed: it then stands for the folder.
+    """
     within = f"{folder_name(day)}/"
     if isinstance(items, str):
         return DayFolder({within: ListedFile(within, "", 0, 0, items)})

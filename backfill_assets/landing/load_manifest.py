@@ -193,6 +193,10 @@ def _build_target(
     accepted: Collection[str],
     close: bool,
 ) -> LoadTarget:
+    """The target without `digest_before_undo`, by the files of the day and of the day before.
+
+    After an undo, `load_target` calls it again with the manifest from before the undo.
+    """
     entries = {**listing.files_on(day - DAY), **listing.files_on(day)}
     current = _with_digests(entries, previous.files, listing.content_digests)
     on_hold = {

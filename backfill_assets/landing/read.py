@@ -152,6 +152,7 @@ def _raise_if_none_opens(spark: SparkSession, files: Collection[LandingFile], ca
 
 
 def _is_opened_by_spark(spark: SparkSession, file: LandingFile) -> bool:
+    """Whether Spark reads the bytes of a file; of a large one, only its length."""
     column = F.length("content") if file.size <= _MOST_BYTES else F.col("length")
     try:
         spark.read.format("binaryFile").load(file.url).select(column).collect()
@@ -162,6 +163,7 @@ def _is_opened_by_spark(spark: SparkSession, file: LandingFile) -> bool:
 
 
 def _is_opened_here(file: LandingFile) -> bool:
+    """Whether this process reads the first byte of a file, without Spark."""
     filesystem, _ = open_store(file.url)
     try:
         with filesystem.open_input_stream(file.path, compression=None) as stream:
@@ -174,6 +176,7 @@ def _is_opened_here(file: LandingFile) -> bool:
 def _probe_all(
     landing: str, source: Source, days: Window, listing: Listing, limits: SizeLimits
 ) -> LandingFiles:
+    """Take the files from the listing and probe each that is not empty, in threads."""
     filesystem, _ = open_store(landing)
     landing_files = LandingFiles(limits=limits)
     opened: list[tuple[ListedFile, LandingFile]] = []
@@ -241,6 +244,7 @@ def _probe_file(
     limits: SizeLimits,
     opened: tuple[ListedFile, LandingFile],
 ) -> _Probe:
+    """Read the footer or header of a file; an error is returned, as it concerns only this file."""
     entry, file = opened
     try:
         if file.format == "parquet":
@@ -254,6 +258,7 @@ def _probe_file(
 
 
 def _add_probed_file(landing_files: LandingFiles, file: LandingFile, probe: _Probe) -> None:
+    """Add a file by the result of its probe; a CSV file without a line is not read at all."""
     if isinstance(probe, _Unreadable):
         landing_files.broken[file] = probe.reason
         return
@@ -302,6 +307,7 @@ def _files_by_columns(
 def _group_files(
     kinds: Mapping[LandingFile, Kind], files: Iterable[LandingFile]
 ) -> Mapping[Kind, list[LandingFile]]:
+    """The usable files by CSV header or Parquet columns; files of other formats are left out."""
     grouped: dict[Kind, list[LandingFile]] = defaultdict(list)
     for file in files:
         if file in kinds:

@@ -62,6 +62,7 @@ def sample_values(
 def _sample_text(
     filesystem: pafs.FileSystem, entry: ListedFile, source: Source, fields: Sequence[str]
 ) -> Iterator[Values]:
+    """Yield the fields of at most `MOST_LINES` lines, evenly spread over the sampled lines."""
     lines = [*_sample_lines(filesystem, entry)]
     spread = lines[:: -(-len(lines) // MOST_LINES) or 1]
     if not entry.path.removesuffix(".gz").endswith(".csv"):
@@ -84,6 +85,7 @@ def _sample_lines(filesystem: pafs.FileSystem, entry: ListedFile) -> Iterator[st
 
 
 def _read_pieces(filesystem: pafs.FileSystem, entry: ListedFile) -> Iterator[bytes]:
+    """Yield the pieces of a file to sample: all, its beginning if gzip, or evenly spread pieces."""
     max_bytes = _PIECES * _PIECE_BYTES
     if entry.path.endswith(".gz"):
         # A gzip file can only be read from its beginning.
@@ -112,6 +114,7 @@ def _whole_lines(piece: bytes, *, begin: bool = True, end: bool = True) -> bytes
 
 
 def _json_values(line: str, fields: Sequence[str]) -> Values | None:
+    """The values of the fields, numbers as written; None if the line is not a JSON object."""
     try:
         parsed = json.loads(line, parse_int=str, parse_float=str)
     except (ValueError, RecursionError):

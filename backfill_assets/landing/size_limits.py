@@ -88,6 +88,7 @@ class SizeLimits:
                 length *= 4
 
     def _check_expanded(self, pieces: Iterator[bytes]) -> None:
+        """Raise if decompressed pieces are too large in total, or a line is too long."""
         line = total = 0
         for piece in pieces:
             total += len(piece)

@@ -100,6 +100,7 @@ class AnswerCache:
         )
 
     def _append(self, log: DeltaTable, rows: Sequence[Mapping[str, Any]], run_id: str) -> None:
+        """Commit without retries; raises CommitFailedError if another process came first."""
         schema = pa.schema(log.schema().to_arrow())
         write_deltalake(
             log,
@@ -368,6 +369,7 @@ class _BatchCall:
         return {**request_columns, **answer, ANSWERED_AT: datetime.now(timezone.utc)}
 
     def _call_until_finished(self) -> None:
+        """Run in each thread: answer requests until none remains, and queue the results."""
         while True:
             with self._lock:
                 request = next(self._remaining, None)
@@ -417,6 +419,7 @@ class _BatchCall:
         return Reply(problem=f"{last or 'not asked'}: {self._stop_reason}"), calls
 
     def _give_up(self, reply: Reply, tries: int) -> Reply:
+        """A reply without an answer; too many failures in a row stop the whole batch."""
         if reply.retry:
             with self._lock:
                 self._failed_in_a_row += 1

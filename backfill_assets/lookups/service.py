@@ -74,6 +74,7 @@ def _reject_constant(text: str) -> Any:
 
 
 def _parse_column(lookup: Lookup, name: str, raw_value: Any) -> Any:
+    """Convert a JSON value to the column's type and check it against the model; None stays None."""
     if raw_value is None:
         return None
     column = lookup.columns[name]
@@ -107,6 +108,7 @@ def _parse_text(raw_value: Any, _: Any) -> str:
 
 
 def _parse_long(raw_value: Any, _: Any) -> int:
+    """Raises TypeError for a boolean, an `int` in Python, and for what does not fit 64 bits."""
     if (
         isinstance(raw_value, bool)
         or not isinstance(raw_value, int)
@@ -260,6 +262,7 @@ class Service:
             return Reply(problem=f"a broken answer ({type(error).__name__})")
 
     def _parse_response(self, request: Mapping[str, Any], response: requests.Response) -> Reply:
+        """Statuses in the lookup's `none_at` are empty answers; all others but 200 are problems."""
         status = response.status_code
         if status in self._lookup.none_at:
             return Reply(empty_answer(self._lookup))

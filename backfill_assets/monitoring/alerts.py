@@ -276,6 +276,7 @@ def incident_alerts(incidents: Sequence[Incident], ui_url: str) -> Iterator[Aler
 
 
 def _incident_text(group: Sequence[Incident], ui_url: str) -> str:
+    """Return one message for incidents of one kind and subject, with a link to the asset."""
     kind, subject = group[0].kind, group[0].subject
     days, others = split_days(incident.item for incident in group)
     places = _limit_texts(MAX_PLACES, [*map(str, days), *filter(None, others)])
@@ -298,6 +299,7 @@ def run_alert(run: dg.DagsterRun, instance: dg.DagsterInstance, ui_url: str) -> 
 
 
 def _run_text(run: dg.DagsterRun, instance: dg.DagsterInstance, ui_url: str) -> str:
+    """Return the message of a failed run: partitions, assets, origin, failure reason and link."""
     tags = run.tags
     head = f"*{run.job_name}*: run failed"
     first = tags.get(ASSET_PARTITION_RANGE_START_TAG) or tags.get(PARTITION_NAME_TAG)
@@ -345,6 +347,7 @@ def post_text(url: str, text: str, timeout: float = TIMEOUT) -> str | None:
     logging.getLogger("urllib3.connectionpool").setLevel(logging.INFO)
 
     def post_in_turn() -> int:
+        """Post when a slot is free; runs in its own thread, raises TimeoutError without a slot."""
         # A server that drips its answer blocks a few threads, not one more with each tick.
         if not _POST_SLOTS.acquire(timeout=timeout):
             raise TimeoutError
@@ -354,6 +357,7 @@ def post_text(url: str, text: str, timeout: float = TIMEOUT) -> str | None:
             _POST_SLOTS.release()
 
     def send_request() -> int:
+        """Return the HTTP status of the webhook's answer."""
         # Do not read the body nor follow a redirect: it may lead anywhere.
         with requests.post(
             url,
@@ -555,6 +559,7 @@ def _unreported_runs(
 
 
 def _tick_summary(delivered: int, waiting: int, error: str | None, trouble: str | None) -> str:
+    """Return the skip reason of a tick, which the UI shows as the tick's result."""
     parts = []
     if delivered:
         parts.append(f"{_count_alerts(delivered)} delivered")

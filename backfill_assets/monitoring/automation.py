@@ -51,6 +51,7 @@ def _digest_texts(texts: Sequence[str]) -> str:
 
 
 def _check_specs(tables: Mapping[str, Table]) -> list[dg.AssetCheckSpec]:
+    """Return the check `days` for every table, and two more for each frozen table."""
     frozen = [name for name, table in tables.items() if table.frozen]
     return [
         *(
@@ -82,6 +83,7 @@ def _check_specs(tables: Mapping[str, Table]) -> list[dg.AssetCheckSpec]:
 
 
 def _evaluate_checks(situation: Situation) -> Iterator[dg.AssetCheckEvaluation]:
+    """Yield the evaluations of all state checks; the step `check_days` and the sensor use them."""
     for name in situation.ledgers:
         states = day_states(name, situation)
         newest = max(situation.ledgers[name].published_days, default=None)
@@ -396,6 +398,7 @@ def _since_midnight(moment: time, zone: ZoneInfo) -> timedelta:
 def _run_request(
     monitor: Monitor, request: next_runs.Request, kind: str, night: date
 ) -> dg.RunRequest:
+    """Return Dagster's run request; with `night` in its run key, it runs once a night."""
     return dg.RunRequest(
         run_key=_run_key(request, night),
         job_name=_JOBS[_request_cadence(monitor, request)],
@@ -420,6 +423,7 @@ def _run_key(request: next_runs.Request, night: date) -> str:
 
 
 def _nightly_schedule(job: Any, monitor: Monitor) -> dg.ScheduleDefinition:
+    """Build the schedule of the daily tables; the sensor launches the job of weekly ones."""
     hour, minute = monitor.settings.nightly_at.split(":")
 
     @dg.schedule(
@@ -455,6 +459,8 @@ def _nightly_schedule(job: Any, monitor: Monitor) -> dg.ScheduleDefinition:
 
 
 def _landed_files_sensor(job: Any, monitor: Monitor) -> dg.SensorDefinition:
+    """Build the sensor that loads a log day as soon as it is over; it is off by default."""
+
     @dg.sensor(
         name="landed_files",
         job=job,
@@ -475,6 +481,8 @@ def _landed_files_sensor(job: Any, monitor: Monitor) -> dg.SensorDefinition:
 
 
 def _touched_days_sensor(jobs: Sequence[Any], monitor: Monitor) -> dg.SensorDefinition:
+    """Build the sensor that rebuilds open days, daily and weekly, after an input's commit."""
+
     @dg.sensor(
         name="touched_days",
         jobs=jobs,
@@ -519,6 +527,8 @@ def _request_once(
 
 
 def _lost_retries_sensor() -> dg.SensorDefinition:
+    """Build the sensor that repeats failure events whose retry the daemon did not launch."""
+
     @dg.sensor(
         name="lost_retries",
         minimum_interval_seconds=60,

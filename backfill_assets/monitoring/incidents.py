@@ -186,6 +186,7 @@ def table_incidents(ledger: Ledger, input_names: Sequence[str]) -> Iterator[Inci
 
 
 def _version_ranges(versions: Iterable[int]) -> str:
+    """Return table versions as text, with consecutive ones joined, as in `3-5, 8`."""
     ranges: list[list[int]] = []
     for version in sorted(versions):
         if ranges and version == ranges[-1][1] + 1:
@@ -227,6 +228,7 @@ def _rejected_incidents(situation: Situation, log: str) -> list[Incident]:
 
 
 def _late_money_incidents(situation: Situation, source: Source) -> list[Incident]:
+    """Return an incident for each recent log day with late lines, as the commits record them."""
     late = source.late.name
     table_names = " and in ".join([late, *situation.graph.current_tables(source.raw.name)])
     where = (

@@ -205,6 +205,11 @@ def _widest_build(
 def _build_requests(
     groups: Mapping[tuple[str, ...], Mapping[date, str]], per_run: int, may_fill_gap: GapRule
 ) -> list[Request]:
+    """Return the requests of each group of tables, in windows of at most `per_run` days.
+
+    `groups` has, by tables that one run builds, a token of the inputs of each day. The run key has
+    them: a request that failed is made again if an input changes, or the next night.
+    """
     requests = []
     for tables, days in groups.items():
         for uncut_range in _merge_ranges(days, tables, may_fill_gap):
@@ -288,6 +293,7 @@ class RunPlanner:
 
         @cache
         def unchanged_days(log: str) -> set[date]:
+            """Return the days that are current in all landed tables of a raw log."""
             return set.intersection(
                 *(
                     _unchanged_days(
@@ -415,6 +421,7 @@ def make_gap_rule(
         )
 
     def may_fill_gap(table: str, day: date) -> bool:
+        """Return whether a run that includes this day would leave its rows unchanged."""
         if day not in published_days(table) or day in protected_days(table):
             return False
         ledger = ledgers[table]

@@ -196,6 +196,7 @@ def day_states(table: str, situation: Situation) -> dict[date, DayState]:
     )
 
     def state_of(day: date) -> DayState:
+        """Return the first state that applies; the order of the conditions ranks the states."""
         if day in failed:
             return DayState.CHECK_FAILED
         if day not in ledger.published_days:

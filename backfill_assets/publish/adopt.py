@@ -166,6 +166,10 @@ def results_of_adopted(ledger: Ledger, days: Iterable[date]) -> list[DayResult]:
 def _adoption_metadata(
     ledger: Ledger, days: Sequence[date], origin: Origin, kind: str
 ) -> dict[str, Any]:
+    """Return the commit metadata of adopted days: the clone's records with the given provenance.
+
+    A canary puts the days on hold whose inputs differ from those of the clone.
+    """
     records = {day: ledger.latest[day] for day in days}
     details = CommitDetails(
         kind=kind,
@@ -191,6 +195,7 @@ def _day_results(
     changed: Collection[date],
     inputs: Mapping[date, Mapping[str, int]],
 ) -> Iterator[DayResult]:
+    """Yield the results of days from their records; only days in `changed` count as written."""
     for day in days:
         record = ledger.latest[day]
         published = record.days[day]

@@ -206,6 +206,7 @@ def _sample_days(rows: Mapping[date, int], first: date) -> list[date]:
 
 
 def _is_inexact(kind: T.DataType) -> bool:
+    """Return whether a type contains floating-point numbers, whose sums depend on the row order."""
     if isinstance(kind, T.ArrayType):
         return _is_inexact(kind.elementType)
     if isinstance(kind, T.MapType):

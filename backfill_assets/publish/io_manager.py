@@ -233,6 +233,7 @@ class DeltaIOManager(Publisher):
     def _day_materialization(
         self, table: Table, result: DayResult, task_figures: Mapping[str, Any]
     ) -> dg.AssetMaterialization:
+        """Return the materialization of a day; its data version is the digest of the day's rows."""
         return dg.AssetMaterialization(
             asset_key=table.name,
             partition=result.day.isoformat(),
@@ -283,6 +284,11 @@ def tables_of_assets(assets: Iterable[Asset]) -> dict[str, Table]:
 
 
 def _asset_table(spec: dg.AssetSpec) -> Table:
+    """Build the table of an ordinary asset from the pandera model in its metadata.
+
+    Raises:
+        DeclarationError: the asset cannot be published.
+    """
     name, partitions, model = spec.key.path[-1], spec.partitions_def, spec.metadata.get(MODEL)
     if model is None:
         raise DeclarationError(
@@ -378,7 +384,10 @@ class DataFrameIOManager(DeltaIOManager):
             rows = cache(obj)
 
             def plan_days(window: Window) -> ComputePlan:
+                """Plan all days with an empty fingerprint, so that none is skipped as current."""
+
                 def compute_window(days: Window) -> ComputedDays:
+                    """Return the asset's rows of the days that can be built."""
                     watch_session(
                         rows.sparkSession
                     )  # the asset had it before the publisher asks for it

@@ -401,6 +401,7 @@ class Publisher(dg.ConfigurableIOManager):
         table = ledger.table
 
         def read(days: Collection[date] | None) -> DataFrame:
+            """Read days at the ledger's version; `Snapshot` calls it, with None for all days."""
             if ledger.version is None:
                 raise dg.Failure(
                     f"{table.name} has no table yet at {self.url(table)}: materialize it first. "

@@ -112,6 +112,10 @@ class Emitter:
         return self.lines
 
     def _emit_order(self, day: date, order_id: str) -> None:
+        """Add the lines of an order: its first one, repeats of it, and corrections.
+
+        An order that would arrive after the last day has no lines.
+        """
         rng = self.rng
         order_ts = self._random_moment(day)
         roll = rng.random()
@@ -186,6 +190,7 @@ class Emitter:
         return replace(corrected, arrival=arrival, ingestion_ts=ingestion_ts)
 
     def _emit_malformed_lines(self, day: date) -> None:
+        """Add lines that must be rejected, in the folder of the day."""
         rng = self.rng
         share = _MALFORMED * self.orders_per_day
         count = int(share) + (rng.random() < share % 1)
@@ -204,6 +209,7 @@ class Emitter:
     def _new_line(
         self, arrival: date, order_id: str, order_ts: datetime, ingestion_ts: datetime
     ) -> Line:
+        """Draw the customer, then the amount: another order changes the sample of a seed."""
         return Line(
             arrival,
             order_id,
@@ -307,6 +313,7 @@ def _format_timestamp(moment: datetime, file_number: int) -> str:
 
 
 def _json_line(line: Line, file_number: int) -> str:
+    """A line in the notation of its file: numbers or strings, null or no field; or broken JSON."""
     cells = _text_cells(line, file_number)
     parts = []
     for name, text in cells.items():
@@ -326,6 +333,7 @@ def _json_line(line: Line, file_number: int) -> str:
 
 
 def _csv_lines(lines: list[Line], file_number: int, rng: random.Random) -> list[str]:
+    """The header and lines; columns in random order, with an unknown one in every other file."""
     columns = [*_FIELDS, "channel"] if file_number % 2 else list(_FIELDS)
     rng.shuffle(columns)
     texts = [",".join(columns)]
@@ -347,6 +355,7 @@ def _quote_csv(text: str) -> str:
 
 
 def _parquet_bytes(lines: list[Line], file_number: int) -> bytes:
+    """A Parquet file; in typed columns, all malformed lines but those of the future have a null."""
     rows: list[dict] = []
     if file_number == _PARQUET_OF_STRINGS_FILE:
         types = dict.fromkeys(_FIELDS, pa.string())
@@ -436,6 +445,7 @@ def _winning_lines(
 
 
 def _event_days(staged: dict[date, list[Line]], in_time: Counter[date]) -> dict[str, dict]:
+    """The expected figures by event day; `in_time` counts all lines, `staged` has the winners."""
     event_days = {}
     for day, winners in staged.items():
         revenue = sum((line.amount for line in winners), Decimal("0.00"))

@@ -204,6 +204,7 @@ def translate_origin(
     forks = {table: target.table_ledger(settings, table) for table in target.tables}
 
     def holds_same_input(day: date, table: str, version: int) -> bool:
+        """Whether an input has the same content for the day in the destination as in the fork."""
         dependencies = tuple(dependency for dependency in inputs if dependency.source.name == table)
         # The previous state of a stateful table may be from the same commit.
         fork_version = fork.latest[day].version if table == name else version
@@ -214,6 +215,7 @@ def translate_origin(
         )
 
     def input_versions(day: date) -> dict[str, int]:
+        """The input versions to record; an input without one makes the day stale."""
         return {
             table: (destination[table].version or 0) if table in target.tables else version
             for table, version in fork.latest[day].day_provenance(day).inputs.items()
@@ -337,6 +339,7 @@ def _split_runs(
 def _stage_result(
     name: str, window: Window, results: Sequence[tuple[Table, DayResult]], failure: str
 ) -> StageResult:
+    """The result of a stage, with the number of its days by table and outcome."""
     counts: dict[str, dict[Outcome, int]] = {}
     for table, result in results:
         table_counts = counts.setdefault(table.name, {})

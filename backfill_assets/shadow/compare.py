@@ -224,6 +224,7 @@ def _days_published_since(
 def _published_by_others(
     records: Collection[CommitRecord], target: ShadowTarget, since: int
 ) -> set[date]:
+    """Days written after the version `since`, except by the target's switch-over or its undo."""
     return {
         day
         for record in records

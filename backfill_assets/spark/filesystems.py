@@ -95,6 +95,7 @@ def open_store(url: str) -> tuple[pafs.FileSystem, str]:
 
 @cache
 def _s3_filesystem(s3: S3) -> pafs.S3FileSystem:
+    """The filesystem of a location, once for each process; credentials are found by the SDK."""
     url = urlsplit(s3.endpoint)
     return pafs.S3FileSystem(
         region=s3.region or None,

@@ -78,6 +78,7 @@ def cache_frames() -> Iterator[Cache]:
     releases: list[Callable[[], object]] = []
 
     def cache_frame(frame: DataFrame) -> DataFrame:
+        """The frame to use instead: its rows are cached when Spark first computes them."""
         # Spark caches rows by plan, for all sessions of a server: without a unique part in the
         # plan, rows that a killed run had cached would be used for a file that was fixed since.
         token = uuid4().hex

@@ -187,6 +187,7 @@ def fetch_s3_jars(cache: Path) -> list[Path]:
 def _fetch_jars(
     label: str, coordinates: Sequence[str], cache: Path, excludes: str = _SPARK_EXCLUDES
 ) -> None:
+    """Download jars; raise if the first one is missing afterwards. `label` is for the message."""
     check_java()
     output = _download_jars(coordinates, cache, excludes)
     if not _cached_jars(cache, coordinates[0]):

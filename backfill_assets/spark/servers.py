@@ -263,6 +263,7 @@ class Server:
         self._group = ProcessGroup(self._command, self._environment, self._log)
 
     def _probe_server(self) -> None:
+        """Called by `keep_running` at intervals: note that the server is ready, or restart it."""
         if not self._is_answering():
             # A start has no timeout: it ends with an answer or an exit.
             self._failed_probes += self.ready
@@ -288,6 +289,11 @@ class Server:
         return None
 
     def _restart(self, reason: str) -> None:
+        """Kill the server but not its child processes, and start it again.
+
+        Raises:
+            EngineError: it died too often right after its start.
+        """
         self._deaths += 1
         group, self._group = self._group, None
         assert group is not None
@@ -350,6 +356,7 @@ class SparkServer(Server):
         super().stop()
 
     def _start_group(self) -> None:
+        """Clear the scratch folder first; the health probe does not use the shared session."""
         self._stop_health_probe()
         if self._scratch:
             self._scratch.recreate()
@@ -476,6 +483,7 @@ class HealthProbe:
             process.wait()
 
     def _start_query(self, now: float) -> None:
+        """Run the query in its own process: `is_good` need not wait for it and can kill it."""
         self._deadline = now + _QUERY_TIMEOUT
         self._seconds_before = self._processor_seconds()
         self._process = subprocess.Popen(

@@ -240,6 +240,7 @@ class Engine(LazyPySparkResource):
         return self._spark_session
 
     def _prepare_session(self) -> None:
+        """Called with the session lock: connect, or complete the configuration to start a JVM."""
         if "spark.remote" in self.spark_config:
             self._connect_server()
             return
@@ -259,6 +260,7 @@ class Engine(LazyPySparkResource):
             os.environ.pop("SPARK_REMOTE", None)
 
     def _init_session(self) -> None:
+        """Called by dagster-pyspark's `spark_session`: start the session or connect to a server."""
         if self._spark_session is None:
             config = self.spark_config
             if "spark.remote" in config:
@@ -271,6 +273,11 @@ class Engine(LazyPySparkResource):
             self._spark_session = session
 
     def _connect_server(self) -> None:
+        """Wait for the server and open the session; the token is in no message.
+
+        Raises:
+            EngineError: it does not answer.
+        """
         url = self.spark_config["spark.remote"]
         address = servers.hide_token(url)
         try:

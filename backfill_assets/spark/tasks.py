@@ -188,6 +188,10 @@ def _watch_thread(
     thread: int,
     ended: threading.Event,
 ) -> None:
+    """Run in a thread until `ended`: call `say` once for each stall, when nothing has changed.
+
+    A change is another stage, another number of ended tasks, or another place in the code.
+    """
     previous, since, reported = None, time.monotonic(), False
     with _track_stages(session) as progress:
         while not ended.wait(seconds / _CHECKS_PER_STALL):
@@ -207,6 +211,7 @@ def _track_stages(session: Callable[[], SparkSession | None]) -> Iterator[Callab
     handled_sessions: list[Any] = []
 
     def update_stages(stages: Any, inflight_tasks: int, operation_id: str, done: bool) -> None:
+        """Called by PySpark with the progress of an operation on the Connect server."""
         running.pop(operation_id, None)
         if not done:
             running[operation_id] = tuple(
@@ -216,6 +221,7 @@ def _track_stages(session: Callable[[], SparkSession | None]) -> Iterator[Callab
             )
 
     def current_stages() -> Stages:
+        """The running stages; of a Connect server, those that it reported last."""
         # An observer must not break the step.
         with suppress(Exception):
             spark = session()
@@ -256,6 +262,7 @@ def _thread_location(thread: int) -> tuple[str, ...]:
 
 
 def _stall_message(seconds: float, stages: Stages, location: Sequence[str]) -> str:
+    """The message of a stall; `location` is the waiting stack, the innermost call first."""
     running = "; ".join(
         f"stage {number}{f' ({name})' if name else ''}: {ended} of {tasks} tasks have ended"
         for number, name, ended, tasks in stages

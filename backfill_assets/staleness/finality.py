@@ -98,6 +98,7 @@ def finality_check(ledgers: Ledgers, policy: Policy) -> Callable[[str, CommitRec
     final_by_day: dict[tuple[str, int, date], bool] = {}
 
     def is_final(table: str, record: CommitRecord, day: date) -> bool:
+        """Return whether a record's rows of the day are final; cached, as `was_final` recurses."""
         key = table, record.version, day
         if key not in final_by_day:
             final_by_day[key] = all(
@@ -119,6 +120,7 @@ def finality_check(ledgers: Ledgers, policy: Policy) -> Callable[[str, CommitRec
         return final_by_day[key]
 
     def covers_closing(table: str, log: str, record: CommitRecord, day: date) -> bool:
+        """Return whether a record read the log's last change of a day up to the closing commit."""
         closed_by = closed[log].get(day)
         if closed_by is None:
             return False
@@ -128,6 +130,7 @@ def finality_check(ledgers: Ledgers, policy: Policy) -> Callable[[str, CommitRec
         return record.inputs.get(log, -1) >= required_version
 
     def was_final(source: str, version: int, day: date) -> bool:
+        """Return whether an input's day was final at the version that a record was built from."""
         published_then = [r for r in builds[source][day] if r.version <= version][-1:]
         # A later build with the same rows does not change the days that depend on it.
         same_rows = [

@@ -106,6 +106,7 @@ _last_answer: list[_LastAnswer] = []
 
 
 def _compute_stale_days(ledgers: Ledgers, policy: Policy, today: date) -> StaleDays:
+    """Compute the answer of `find_stale_days`, which caches it."""
     closed, graph = final_days(ledgers, policy), graph_of_ledgers(ledgers, policy)
     stale = StaleDays(defaultdict(dict), defaultdict(dict), defaultdict(set))
     for table, days in _newer_inputs(ledgers, policy, graph, today).items():
@@ -151,6 +152,7 @@ def _newer_inputs(
     newer: dict[str, dict[date, dict[str, CommitRecord]]] = defaultdict(lambda: defaultdict(dict))
 
     def buildable_days(table: str, days: Iterable[date]) -> Iterator[date]:
+        """Return the days that are due and have their required inputs; none of a retired table."""
         if ledgers[table].table.is_retired(today):
             return iter(())
         table_policy = graph.policy_of(table)

@@ -210,6 +210,7 @@ class SourceFiles:
                     self._project_packages[other] = True
 
     def _is_project(self, module: str) -> bool:
+        """Return whether a module's source counts for code versions; this package's does not."""
         top = _current_name(module).partition(".")[0]
         if top in (_PACKAGE.name, _GUIDE):
             return top == _GUIDE
@@ -285,6 +286,7 @@ def _file_digest(file: Path) -> str:
 
 
 def _parse_module(module: str, file: Path) -> _Module:
+    """Return the normalized source of a module and its imports; the module is not imported."""
     # Python 3.11 fails if a finalizer prints a traceback while `ast.parse` runs.
     with pause_gc():
         tree = ast.parse(file.read_bytes(), str(file))

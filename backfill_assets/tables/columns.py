@@ -183,6 +183,7 @@ def wrong_checks(columns: Mapping[str, Any]) -> list[str]:
 
 
 def _wrong_check(name: str, kind: T.DataType, check: Any) -> Iterable[str]:
+    """Yield the errors in one check of a column, one sentence each; nothing if it is supported."""
     if check.name not in _CONDITIONS:
         yield (
             f"{name} has the check {check.name}, and a column has {ALLOWED_CHECKS}: write it as "
@@ -269,6 +270,7 @@ def _sql_literals(values: Iterable[Any]) -> list[str]:
 
 
 def _sql_literal(value: Any) -> str:
+    """Return a Python value as a SQL literal; a datetime without a zone counts as UTC."""
     if isinstance(value, str):
         escaped = str.__str__(value).replace("\\", "\\\\").replace("'", "\\'")
         return f"'{escaped}'"

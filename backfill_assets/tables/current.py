@@ -120,6 +120,7 @@ def current(of: Derived, *, name: str | None = None, doc: str | None = None) -> 
     row = doc or f"{_row_description(of)}, with everything that is known now."
 
     def log_inputs(policy: Policy) -> Inputs:
+        """Return the raw log as the only partitioned input; called as `Table.inputs`."""
         # With its reach as a mapping, a launch of one raw day in the UI would build every earlier
         # day. The raw log's commits record which of them need it.
         return (

@@ -78,6 +78,7 @@ class Graph:
 
     @cached_property
     def _logs_by_table(self) -> Mapping[str, frozenset[str]]:
+        """The raw logs of each table; `tables` has inputs first, so their logs are known."""
         logs: dict[str, frozenset[str]] = {}
         for name, table in self.tables.items():
             if isinstance(table, SourceTable):
@@ -94,6 +95,7 @@ class Graph:
 
     @cached_property
     def _policy_by_table(self) -> Mapping[str, Policy]:
+        """The policy by table, with its grain; by event day, the lag includes the arrival delay."""
         source_policies = {log: source.under(self.policy) for log, source in self.sources.items()}
         policies = {}
         for name, logs in self._logs_by_table.items():
@@ -220,6 +222,7 @@ def load_graph(settings: Settings) -> Graph:
 
 @cache
 def _build_graph(tables_path: str, policy: Policy) -> Graph:
+    """Check the tables against each other and return their graph; cached for each policy."""
     tables: dict[str, Table] = {}
     for name, table in load_tables(tables_path).items():
         for dependency in table.inputs(policy):
@@ -282,6 +285,7 @@ def lookups_of(settings: Settings) -> Mapping[str, Lookup]:
 
 @cache
 def _load_lookups(place: str) -> Mapping[str, Lookup]:
+    """Return the lookups by name; `_build_graph` calls it only to refuse two of one name."""
     lookups: dict[str, Lookup] = {}
     for table in load_tables(place).values():
         for answers in table.answers.values() if isinstance(table, Derived) else ():

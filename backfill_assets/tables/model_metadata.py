@@ -94,6 +94,7 @@ def wrong_model(model: type[pa.DataFrameModel]) -> list[str]:
 
 
 def _wrong_types(columns: Mapping[str, Any]) -> Iterator[str]:
+    """Yield columns without a Spark type, and names that differ only in case, one sentence each."""
     lower_names = [name.lower() for name in columns]
     for name, column in columns.items():
         kind = getattr(column.dtype, "type", None)
@@ -122,6 +123,7 @@ def _wrong_options(schema: Any, columns: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _wrong_columns(columns: Mapping[str, Any]) -> Iterator[str]:
+    """Yield misspelled options and impossible null bounds of columns, one sentence each."""
     for name, column in columns.items():
         for option in column.metadata or {}:
             close = get_close_matches(str(option), _COLUMN_OPTIONS, cutoff=_TYPO_CUTOFF)
@@ -155,6 +157,7 @@ def wrong_metadata(model: type[pa.DataFrameModel], metadata: Mapping[str, Any]) 
 
 
 def _wrong_names(metadata: Mapping[str, Any]) -> Iterator[str]:
+    """Yield unknown metadata options and options of a wrong type, one sentence each."""
     for name, value in metadata.items():
         if name not in _METADATA:
             yield f'the model\'s metadata has "{name}"{suggest_name(name, _METADATA)}'
@@ -165,6 +168,7 @@ def _wrong_names(metadata: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _wrong_keys(model: type[pa.DataFrameModel], metadata: Mapping[str, Any]) -> Iterator[str]:
+    """Yield errors in `key`, `totals` and `Config.unique`, one sentence each."""
     columns = [*model.to_schema().columns]
     key, unique = [*metadata.get("key", ())], [*key_of(model, {})]
     for name, names in (("key", key), ("Config.unique", unique)):
@@ -180,6 +184,7 @@ def _wrong_keys(model: type[pa.DataFrameModel], metadata: Mapping[str, Any]) -> 
 
 
 def _wrong_rules(metadata: Mapping[str, Any]) -> Iterator[str]:
+    """Yield errors in `rules` and `counts`, one sentence each."""
     for name, rule in metadata.get("rules", {}).items():
         if isinstance(rule, str) or not _is_texts(rule) or len(rule) != _RULE_LENGTH:
             yield (

@@ -361,6 +361,7 @@ class Source:
         self._check_lines()
 
     def _declaration_arguments(self) -> list[arguments.Argument]:
+        """Return the arguments of the declaration, with the types that they must have."""
         name = "the name of a field of the lines"
         lateness = '"correct" or "drop"'
         return [
@@ -415,6 +416,8 @@ class Source:
         ]
 
     def _check_lines(self) -> None:
+        """Raise if the lines' model lacks a field of the declaration, or has an impossible one."""
+
         def declaration_error(reason: str) -> arguments.DeclarationError:
             return arguments.DeclarationError(f"source {self.name}: {reason}")
 
@@ -557,6 +560,7 @@ class Source:
         return [self.amount] if self.amount else []
 
     def _build_table(self, role: Role, model: type[pa.DataFrameModel], **more: Any) -> SourceTable:
+        """Build the source's table of a role; `more` has further fields of `SourceTable`."""
         return SourceTable(
             name=self._asset_name(role),
             model=model,

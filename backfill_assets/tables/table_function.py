@@ -97,6 +97,7 @@ def inputs_of(function: Transform) -> FunctionInputs:
 
 
 def _input_arguments(annotation: Any) -> list[Argument]:
+    """Return the arguments of a parameter's annotation, with the types that they must have."""
     if isinstance(annotation, Unpartitioned):
         return [Argument("the name", annotation.name, is_text, "a name")]
     if isinstance(annotation, Answers):
@@ -263,6 +264,7 @@ def version_of(
     )
 
     def declare_version(function: Transform) -> Derived:
+        """Declare the version that the decorated function computes."""
         _check_version(function, other, number)
         return _declare_table(
             function,
@@ -281,6 +283,7 @@ def version_of(
 
 
 def _check_version(function: Transform, other: Derived, number: int) -> None:
+    """Raise if the number is not higher, or both versions are in one module and share its code."""
     if number <= other.version:
         raise DeclarationError(
             f"{function.__name__}: {other.name} is version {other.version}; give a new version "
@@ -306,6 +309,8 @@ def _table_arguments(
     retired: object,
     dependencies: object,
 ) -> list[Argument]:
+    """Return the arguments of `@table` without `model`, with the types that they must have."""
+
     def is_check(value: object) -> bool:
         return isinstance(value, Conserved | Forbidden)
 
@@ -352,6 +357,7 @@ def _declare_table(
     depends_on: Sequence[str | Path],
     **version: Any,
 ) -> Derived:
+    """Check the arguments and build the table; `version` is given by `version_of` only."""
     name = getattr(function, "__name__", "")
     if not inspect.isfunction(function):
         raise DeclarationError(
