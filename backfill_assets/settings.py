@@ -201,7 +201,7 @@ class Settings(BaseSettings):
 
     @field_validator("start", "end", mode="before")
     @classmethod
-    def _iso_day(cls, value: object) -> object:
+    def _check_iso_day(cls, value: object) -> object:
         """Accept only YYYY-MM-DD: pydantic would read 20240101 as seconds since 1970."""
         if value is None or isinstance(value, date):
             return value
@@ -242,7 +242,7 @@ class Settings(BaseSettings):
 
     @field_validator("spark_remote")
     @classmethod
-    def _connect_url(cls, value: str | None) -> str | None:
+    def _check_connect_url(cls, value: str | None) -> str | None:
         """Accept only sc:// URLs; empty means None, so that the embedded engine is used."""
         if not value:
             return None

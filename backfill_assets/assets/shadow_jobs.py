@@ -68,7 +68,9 @@ class SwitchConfig(dg.Config):
     reason: str = Field("", description="Why, for the record.")
 
 
-def _build_job(settings: Settings, assets: Sequence[dg.AssetsDefinition]) -> dg.JobDefinition:
+def _build_shadow_job(
+    settings: Settings, assets: Sequence[dg.AssetsDefinition]
+) -> dg.JobDefinition:
     """Build the job `shadow_backfill`, whose single run builds all stages of a target."""
 
     @dg.op(required_resource_keys={"io_manager"}, out=dg.Out(dg.Nothing))
@@ -114,7 +116,7 @@ def _stages_table(stages: list[StageResult]) -> dg.MarkdownMetadataValue:
     return dg.MetadataValue.md("\n".join(lines))
 
 
-def _compare_job(settings: Settings, graph: BaseAssetGraph, code: Code) -> dg.JobDefinition:
+def _build_compare_job(settings: Settings, graph: BaseAssetGraph, code: Code) -> dg.JobDefinition:
     """Build the job `compare_target`, which fails if the comparison finds problems."""
 
     @dg.op(required_resource_keys={"engine"}, out=dg.Out(dg.Nothing))
@@ -163,7 +165,7 @@ def _comparison_metadata(comparison: compare.Comparison) -> dict[str, Any]:
     return {**numbers, **tables}
 
 
-def _switch_job(settings: Settings, graph: BaseAssetGraph, code: Code) -> dg.JobDefinition:
+def _build_switch_job(settings: Settings, graph: BaseAssetGraph, code: Code) -> dg.JobDefinition:
     """Build the job `switch_over`, which a person launches, or the sensor to resume a lost run."""
 
     @dg.op(required_resource_keys={"io_manager"}, out=dg.Out(dg.Nothing))
@@ -180,8 +182,8 @@ def _switch_job(settings: Settings, graph: BaseAssetGraph, code: Code) -> dg.Job
                 context.log.info(f"{table.name}: {len(results)} day(s) switched over")
                 for events in publisher.events(context.instance, table, results):
                     yield from events
-        except ValueError as refused:
-            raise dg.Failure(str(refused), allow_retries=False) from refused
+        except ValueError as error:
+            raise dg.Failure(str(error), allow_retries=False) from error
         yield dg.Output(None)
 
     @dg.job(
@@ -195,7 +197,7 @@ def _switch_job(settings: Settings, graph: BaseAssetGraph, code: Code) -> dg.Job
     return switch_job
 
 
-def _resume_sensor(settings: Settings, job: dg.JobDefinition) -> dg.SensorDefinition:
+def _build_resume_sensor(settings: Settings, job: dg.JobDefinition) -> dg.SensorDefinition:
     """Build the sensor that finishes switch-overs whose run was lost."""
 
     @dg.sensor(
@@ -250,6 +252,10 @@ def build_shadow_jobs(
 ) -> tuple[list[dg.JobDefinition], dg.SensorDefinition]:
     """Build the jobs of targets, and the sensor that finishes switch-overs."""
     graph = AssetGraph.from_assets(list(assets))
-    switch_job = _switch_job(settings, graph, code)
-    jobs = [_build_job(settings, assets), _compare_job(settings, graph, code), switch_job]
-    return jobs, _resume_sensor(settings, switch_job)
+    switch_job = _build_switch_job(settings, graph, code)
+    jobs = [
+        _build_shadow_job(settings, assets),
+        _build_compare_job(settings, graph, code),
+        switch_job,
+    ]
+    return jobs, _build_resume_sensor(settings, switch_job)

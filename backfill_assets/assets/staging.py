@@ -187,7 +187,7 @@ def _build_late_asset(settings: Settings, code: Code, source: Source) -> dg.Asse
         expected = late_expectations(
             raw, source, days, window_days, policy.start, keep=policy.corrects
         )
-        return ComputedDays(rows, expected, commit_notes=_late_details)
+        return ComputedDays(rows, expected, commit_notes=_late_commit_notes)
 
     return table_asset(
         settings,
@@ -200,7 +200,7 @@ def _build_late_asset(settings: Settings, code: Code, source: Source) -> dg.Asse
     )
 
 
-def _late_details(_: Snapshot | None, verdicts: Sequence[Verdict]) -> CommitNotes:
+def _late_commit_notes(_: Snapshot | None, verdicts: Sequence[Verdict]) -> CommitNotes:
     """Return count and amount of late lines by passed day; incidents read them in the commit."""
     entries = {v.day: v.expectation.entries for v in verdicts if v.may_publish}
     late = {

@@ -151,7 +151,7 @@ def measure_histograms(frame: DataFrame, table: Table) -> dict[date, Histograms]
     if not watched:
         return {}
     cells = [
-        F.struct(F.lit(name).alias("name"), _bin_name(F.col(name), types[name]).alias("bin"))
+        F.struct(F.lit(name).alias("name"), _bin_column(F.col(name), types[name]).alias("bin"))
         for name in watched
     ]
     rows = frame.select(F.col(table.partition).alias("_day"), F.explode(F.array(*cells)).alias("c"))
@@ -165,7 +165,7 @@ def measure_histograms(frame: DataFrame, table: Table) -> dict[date, Histograms]
     }
 
 
-def _bin_name(value: Column, kind: T.DataType) -> Column:
+def _bin_column(value: Column, kind: T.DataType) -> Column:
     """Return an expression for the bin of a value: `null`, `0`, a power of two, or a boolean."""
     if isinstance(kind, T.BooleanType):
         label = value.cast("string")

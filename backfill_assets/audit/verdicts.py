@@ -428,7 +428,7 @@ def _judge_nulls(table: Table, metrics: DayMetrics, trailing: Sequence[DayMetric
             problems.append(
                 (Severity.WARN, f"{name} is null in {rate:.1%}, before in {median(rates):.1%}")
             )
-    return _worst_finding("nulls", problems, "no unexpected nulls")
+    return _join_problems("nulls", problems, "no unexpected nulls")
 
 
 def _judge_unique_key(table: Table, metrics: DayMetrics) -> Finding:
@@ -461,15 +461,15 @@ def _judge_conservation(metrics: DayMetrics, expectation: Expectation) -> Findin
     ]
     problems += [(Severity.WARN, text) for text in expectation.warnings]
     entries = ", ".join(f"{name} {count}" for name, count in expectation.entries.items())
-    return _worst_finding("conservation", problems, entries or "nothing due", entries)
+    return _join_problems("conservation", problems, entries or "nothing due", entries)
 
 
-def _worst_finding(
-    check: str, problems: Sequence[tuple[Severity, str]], fine: str, context: str = ""
+def _join_problems(
+    check: str, problems: Sequence[tuple[Severity, str]], ok_text: str, context: str = ""
 ) -> Finding:
     """Join problems into one finding of the worst severity; it is OK if there are none."""
     if not problems:
-        return Finding(check, Severity.OK, fine)
+        return Finding(check, Severity.OK, ok_text)
     severity = Severity.ERROR if any(s is Severity.ERROR for s, _ in problems) else Severity.WARN
     text = "; ".join(text for _, text in problems)
     return Finding(check, severity, f"{text} ({context})" if context else text)

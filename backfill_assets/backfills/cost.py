@@ -309,19 +309,19 @@ def estimate_work(
                 day: max(rows, default=0) for day, rows in zip(work, input_rows, strict=True)
             }
         tables += bool(work)
-        cadence, last = ledgers[name].table.grain, window.end - DAY
+        grain, last = ledgers[name].table.grain, window.end - DAY
         first = min(
-            (_counts_on(cadence, day, last) for day in downstream_of_last_day.get(name, ())),
+            (_find_counted_day(grain, day, last) for day in downstream_of_last_day.get(name, ())),
             default=last,
         )
         lead_work = by_lead.setdefault((last - first).days, {})
         for day in work:
-            counted_day = _counts_on(cadence, day, last)
+            counted_day = _find_counted_day(grain, day, last)
             lead_work[counted_day] = lead_work.get(counted_day, 0) + ROWS_OF_DAY + rows_read[day]
     return WorkEstimate(window, tables * ROWS_OF_RUN, by_lead)
 
 
-def _counts_on(cadence: Grain, partition: date, last: date) -> date:
+def _find_counted_day(cadence: Grain, partition: date, last: date) -> date:
     """The day on which a partition's work counts: its last requested day."""
     return min(cadence.days_of(partition).end - DAY, last)
 
@@ -338,13 +338,13 @@ def _input_rows(
     Rows of the days around it, which a reach may also read, are not counted: a run reads them once,
     with their own days.
     """
-    cadence = ledgers[name].table.grain
+    grain = ledgers[name].table.grain
     inputs = [ledgers[input_] for input_ in graph.direct_inputs(name)]
     for day in days:
         yield [
             sum(
                 sizes.get(ledger.table.name, {}).get(key, ledger.rows_of(key) or 0)
-                for key in ledger.table.grain.partitions_of(cadence.days_of(day))
+                for key in ledger.table.grain.partitions_of(grain.days_of(day))
             )
             for ledger in inputs
         ]

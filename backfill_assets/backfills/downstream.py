@@ -329,7 +329,7 @@ class _DownstreamTracker:
                     if name in self._upstream
                     else version
                 )
-            if commit := self._find_foreign(name, after_version, version).get(day):
+            if commit := self._find_foreign_commits(name, after_version, version).get(day):
                 return name, commit
         return None
 
@@ -342,11 +342,11 @@ class _DownstreamTracker:
     def _find_downstream(self, name: str, version: int) -> frozenset[date]:
         """Days downstream of the undone rows that an input held as of a version."""
         if (name, version) not in self._downstream_days:
-            reverted = self._upstream[name]
-            affected = reverted.affected_days(version)
+            undone_days = self._upstream[name]
+            affected = undone_days.affected_days(version)
             commit_versions = frozenset(
                 v
-                for v, days in reverted.days_by_version.items()
+                for v, days in undone_days.days_by_version.items()
                 if v <= version and days & affected
             )
             self._downstream_days[name, version] = (
@@ -375,15 +375,15 @@ class _DownstreamTracker:
         )
         return frozenset(depending_days)
 
-    def _find_foreign(
+    def _find_foreign_commits(
         self, name: str, after_version: int, version: int
     ) -> dict[date, CommitRecord | ExternalCommit]:
         """Days that commits by others between two input versions made stale, with the commit."""
         key = (name, after_version, version)
         if key not in self._foreign_commits:
             ledger = self._ledgers[name]
-            reverted = self._upstream.get(name) or _UndoneDays(ledger, {}, RowOrigins(ledger))
-            affected = reverted.affected_days(version)
+            undone_days = self._upstream.get(name) or _UndoneDays(ledger, {}, RowOrigins(ledger))
+            affected = undone_days.affected_days(version)
             commits_by_day: dict[date, CommitRecord | ExternalCommit] = {}
             for commit in ledger.all_commits:
                 if not after_version < commit.version <= version:
@@ -391,9 +391,9 @@ class _DownstreamTracker:
                 changed = {
                     day
                     for day in written_days(commit) - affected
-                    if reverted.origins.origin_at(day, after_version)
-                    != reverted.origins.origin_at(day, version)
-                    and commit.version not in reverted.days_by_version
+                    if undone_days.origins.origin_at(day, after_version)
+                    != undone_days.origins.origin_at(day, version)
+                    and commit.version not in undone_days.days_by_version
                 }
                 if changed:
                     stale_days = (

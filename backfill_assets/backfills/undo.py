@@ -92,7 +92,7 @@ def undo_backfill(
         raise UndoRefusedError(
             f"{name} was not undone, and nothing was written: " + "; ".join(problems)
         )
-    if message := _nothing_to_undo(name, scopes):
+    if message := _explain_nothing_to_undo(name, scopes):
         raise NothingToUndoError(f"{message} at {settings.warehouse}; nothing was written.")
     for table in request.tables.values():
         # Another run may have published downstream days since the first check.
@@ -111,12 +111,12 @@ def preview_undo(
     request = _UndoRequest(settings, name, days)
     scopes = request.current_scopes()
     problems = request.find_problems(scopes)
-    if not problems and (message := _nothing_to_undo(name, scopes)):
+    if not problems and (message := _explain_nothing_to_undo(name, scopes)):
         problems = [message]
     return scopes, problems
 
 
-def _nothing_to_undo(name: str, scopes: Mapping[str, UndoScope]) -> str:
+def _explain_nothing_to_undo(name: str, scopes: Mapping[str, UndoScope]) -> str:
     """Why there is no day to revert; empty if there is one."""
     if any(scope.changes or scope.unchanged for scope in scopes.values()):
         return ""
@@ -180,9 +180,9 @@ class _UndoRequest:
                 # Only a table of a third schema may be two steps away from an old version.
                 schema = self._schema_version_at(table, version) if table.schema_version > 2 else 1
                 if table.schema_version - schema > 1:
-                    problems.append(_other_columns(table, days, version, schema))
+                    problems.append(_explain_other_columns(table, days, version, schema))
                     continue
-                missing_days = _check_old_files(url, table, version, days).days_with_missing_files
+                missing_days = _find_old_files(url, table, version, days).days_with_missing_files
             except (DeltaError, OSError) as error:
                 problems.append(f"{table.name} cannot be read as of version {version} ({error})")
                 continue
@@ -201,7 +201,7 @@ class _UndoRequest:
         )
 
 
-def _other_columns(table: Table, days: Iterable[date], version: int, schema: int) -> str:
+def _explain_other_columns(table: Table, days: Iterable[date], version: int, schema: int) -> str:
     """Message that the schema changed more than once: one migration cannot map the old rows."""
     return (
         f"{table.name} [{partitions.format_ranges(days)}] had the columns of schema {schema} "
@@ -231,7 +231,7 @@ class _OldFiles:
     days_with_missing_files: frozenset[date]
 
 
-def _check_old_files(url: str, table: Table, version: int, days: Iterable[date]) -> _OldFiles:
+def _find_old_files(url: str, table: Table, version: int, days: Iterable[date]) -> _OldFiles:
     """List the files of days as of a version, and check which of them still exist."""
     files = list_data_files(url, table, days, version).to_pylist()
     filesystem, base = open_store(url)
@@ -320,7 +320,7 @@ class _TableUndo:
         days_with_files = {
             day
             for version, version_days in _group_by_version(changes).items()
-            for day in _check_old_files(url, table, version, version_days).days_with_files
+            for day in _find_old_files(url, table, version, version_days).days_with_files
         }
         withdrawn = {
             d for d, c in changes.items() if c.previous_commit is None and d not in days_with_files
@@ -378,7 +378,7 @@ class _TableUndo:
         """
         if not self.table.inputs(self._policy):
             return ""
-        published = self._published_before(ledger, day, change)
+        published = self._find_old_day(ledger, day, change)
         return published.fingerprint if published else ""
 
     def _old_provenances(
@@ -409,9 +409,7 @@ class _TableUndo:
             provenances[day] = provenance
         return provenances
 
-    def _published_before(
-        self, ledger: Ledger, day: date, change: DayChange
-    ) -> PublishedDay | None:
+    def _find_old_day(self, ledger: Ledger, day: date, change: DayChange) -> PublishedDay | None:
         """The old rows as recorded by their commit; None without one or if others changed them."""
         old = change.previous_commit
         if old is None:
@@ -436,7 +434,7 @@ class _TableUndo:
         recorded = {
             day: published.digest
             for day in digests
-            if (published := self._published_before(ledger, day, changes[day]))
+            if (published := self._find_old_day(ledger, day, changes[day]))
         }
         columns = cache(self._columns_at)
         differing = {
@@ -475,7 +473,7 @@ class _TableUndo:
         struct = read_metadata(delta_log(self.publisher.url(self.table), version).load()).struct
         return {column.name: column.dataType.simpleString() for column in struct}
 
-    def _on_hold(self, ledger: Ledger, days: Iterable[date]) -> dict[date, str]:
+    def _find_held_digests(self, ledger: Ledger, days: Iterable[date]) -> dict[date, str]:
         """Input digests of the reverted rows: with these inputs the day is not built again.
 
         A person rejected these rows. Logs are loaded from files, which have a rule of their own:
@@ -521,7 +519,7 @@ class _TableUndo:
             on_hold={
                 # Days with unchanged rows stay on hold.
                 **{d: digest for d, digest in before.ledger.on_hold.items() if d in todo},
-                **self._on_hold(before.ledger, changes),
+                **self._find_held_digests(before.ledger, changes),
             },
             as_of={
                 str(v): partitions.to_ranges(days) for v, days in _group_by_version(todo).items()

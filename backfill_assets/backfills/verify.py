@@ -338,12 +338,14 @@ class _Verifier(DeltaIOManager):
             )
             return {day: measured.get(day, empty_day(table)) for day in days}
 
-        recomputed, broken = _bisect_days([day for day in window if day not in refused], recompute)
+        recomputed, errors_by_day = _bisect_days(
+            [day for day in window if day not in refused], recompute
+        )
         stored, unreadable = _bisect_days(
             [day for day in window if day in ledger.published_days], measure_published
         )
         failed = judge_days(table, sorted(refused), {}, refused, {})
-        broken |= {
+        errors_by_day |= {
             v.day: v.failure_reasons for v in [*failed, *recomputed.values()] if not v.may_publish
         }
         self._verified_days += [
@@ -353,17 +355,17 @@ class _Verifier(DeltaIOManager):
                 recomputed=DaySummary.from_numbers(recomputed[day].metrics)
                 if day in recomputed
                 else None,
-                audit_failure=broken.get(day, ""),
+                audit_failure=errors_by_day.get(day, ""),
                 stored=DaySummary.from_numbers(stored[day]) if day in stored else None,
                 read_error=unreadable.get(day, ""),
-                changed_since_publish=self._changed_since_publish(ledger, day, plan),
-                same_inputs=self._same_inputs(ledger, day, plan),
+                changed_since_publish=self._find_changes_since_publish(ledger, day, plan),
+                same_inputs=self._has_same_inputs(ledger, day, plan),
             )
             for day in window
         ]
         return []
 
-    def _same_inputs(self, ledger: Ledger, day: date, plan: ComputePlan) -> bool:
+    def _has_same_inputs(self, ledger: Ledger, day: date, plan: ComputePlan) -> bool:
         record = ledger.latest.get(day)
         return (
             record is not None
@@ -371,7 +373,9 @@ class _Verifier(DeltaIOManager):
             and record.made_under(day) == self.config_digests[ledger.table.name]
         )
 
-    def _changed_since_publish(self, ledger: Ledger, day: date, plan: ComputePlan) -> list[str]:
+    def _find_changes_since_publish(
+        self, ledger: Ledger, day: date, plan: ComputePlan
+    ) -> list[str]:
         """Sentences on other inputs, code and settings than in the day's commit, if any."""
         record = ledger.latest.get(day)
         if record is None:

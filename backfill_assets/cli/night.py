@@ -274,9 +274,9 @@ def _run_request(
 
     activity = "Loading" if kind == LOAD else "Building"
     out.print_note(f"{activity} {', '.join(request.tables)} for {request.window} ...")
-    dagster, *arguments = planner.materialize_command(request)
+    program, *arguments = planner.materialize_command(request)
     with subprocess.Popen(
-        [str(Path(sys.executable).with_name(dagster)), *arguments],
+        [str(Path(sys.executable).with_name(program)), *arguments],
         env={**os.environ, NIGHT_VARIABLE: "1", "DAGSTER_HOME": folder},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -164,14 +164,14 @@ def _stack_columns(grid: Grid, lead: int, widths: Sequence[int]) -> list[Rendera
         if row[:lead] != previous:
             parts.append("  ".join(str(cell) for cell in row[:lead] if str(cell)))
         previous = row[:lead]
-        line = Grid(box=None, padding=(0, 2, 0, 0), show_header=False, pad_edge=False)
-        line.add_column(width=1)
+        row_grid = Grid(box=None, padding=(0, 2, 0, 0), show_header=False, pad_edge=False)
+        row_grid.add_column(width=1)
         for column, width in zip(columns[lead:], widths[lead:], strict=True):
             # The last column may take the rest of the line.
             fixed = None if column is columns[-1] and not column.no_wrap else width
-            line.add_column(width=fixed, justify=column.justify, overflow="fold")
-        line.add_row("", *row[lead:])
-        parts.append(line)
+            row_grid.add_column(width=fixed, justify=column.justify, overflow="fold")
+        row_grid.add_row("", *row[lead:])
+        parts.append(row_grid)
     return parts
 
 

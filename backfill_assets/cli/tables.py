@@ -149,12 +149,12 @@ def _read_situation(settings: Settings) -> Situation:
         return read_situation(settings, dagster, datetime.now(settings.zone))
 
 
-def _group_by_state(states: Any) -> dict[DayState, list[date]]:
+def _group_by_state(state_by_day: Any) -> dict[DayState, list[date]]:
     """The days by state, in the order of `DayState`; only states that have days."""
     from backfill_assets.monitoring.states import DayState
 
     days = {
-        state: [day for day, day_state in states.items() if day_state is state]
+        state: [day for day, day_state in state_by_day.items() if day_state is state]
         for state in DayState
     }
     return {state: state_days for state, state_days in days.items() if state_days}

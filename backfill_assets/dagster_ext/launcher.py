@@ -129,12 +129,12 @@ def _lock_holder(instance: dg.DagsterInstance, run: dg.DagsterRun) -> int | None
             # A retry inherits the tags of the failed run, and another machine has another file.
             if _parse_process_tag(run)[2] != f"{run.run_id} in {name}":
                 return None
-            return _locked_by(file, _lock_byte(run.run_id))
+            return _query_lock_holder(file, _lock_byte(run.run_id))
         except OSError:
             return None
 
 
-def _locked_by(file: int, byte: int) -> int:
+def _query_lock_holder(file: int, byte: int) -> int:
     """The id of the process that locks the byte; else `_NO_PROCESS` or `_FOREIGN_PROCESS`."""
     start, exclusive = os.SEEK_SET, fcntl.F_WRLCK
     # The fields of `struct flock` have another order on Linux than on BSD and macOS.

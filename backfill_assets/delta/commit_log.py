@@ -168,21 +168,25 @@ class CachedCommitLog(CommitLog):
         try:
             with filesystem.open_input_stream(f"{path}/{_FOLDER}/{_CACHE_FILE}") as stream:
                 *lines, last = stream.read().splitlines()
-            about = json.loads(last)
-            version, digest, missing = about["version"], about["mark"], about.get("lost", [])
+            description = json.loads(last)
+            version, digest, missing = (
+                description["version"],
+                description["mark"],
+                description.get("lost", []),
+            )
             if version > upto or not self._is_own_cache(
-                version, digest, about.get("table"), table_id
+                version, digest, description.get("table"), table_id
             ):
                 return _CacheContent()
-            if about["form"] == self.encoding_id:
+            if description["form"] == self.encoding_id:
                 return _CacheContent(version, lines, missing)
         except (OSError, ValueError, KeyError, TypeError):
             return _CacheContent()
-        spare = {
+        fallback_lines = {
             number: line for line in lines if (number := self.decode_version(line)) is not None
         }
         return _CacheContent(
-            fallback_lines=spare,
+            fallback_lines=fallback_lines,
             fallback_versions=frozenset(range(version + 1)).difference(missing),
         )
 
@@ -195,14 +199,14 @@ class CachedCommitLog(CommitLog):
 
     def _write_cache(self, commits: CommitLines, upto: int, table_id: str) -> None:
         """Called after a full read; the last line describes the cache, for `_read_cache`."""
-        about = {
+        description = {
             "form": self.encoding_id,
             "version": upto,
             "mark": self.commit_digest(upto),
             "table": table_id,
             "lost": commits.missing_versions,
         }
-        content = b"\n".join([*commits.lines, json.dumps(about).encode()])
+        content = b"\n".join([*commits.lines, json.dumps(description).encode()])
         # A reader without write access has no cache.
         with suppress(OSError, NotImplementedError):
             replace_file(f"{self.url}/{_FOLDER}", _CACHE_FILE, content)

@@ -138,9 +138,9 @@ class Writer:
         except SPARK_ERRORS as error:
             if is_engine_lost(error):
                 raise
-            raise self._publish_error(days, error) from error
+            raise self._to_publish_error(days, error) from error
         except (OSError, pa.ArrowException) as error:
-            raise self._publish_error(days, error) from error
+            raise self._to_publish_error(days, error) from error
 
     def remove_files(self, files: Iterable[AddAction]) -> None:
         """Remove data files that no commit names; what cannot be removed is left to VACUUM."""
@@ -170,20 +170,20 @@ class Writer:
         Raises:
             PublishError: the commit failed; the table is unchanged.
         """
-        ready = self._prepare_table(since, days)
-        if ready is None:
+        current = self._prepare_table(since, days)
+        if current is None:
             return None
         full_metadata = _commit_metadata(metadata, days)
         failure: Exception | None = None
         try:
-            self._replace(files, days, full_metadata, ready)
+            self._replace(files, days, full_metadata, current)
         except (DeltaError, OSError) as error:
             failure = error
         # Look for the commit in the log: it may be there although its response was lost, or be
         # overwritten by another engine, on a store without a lock that both use.
         version, last = self._find_own_commit(full_metadata)
-        if version is None and failure and last == ready.version:
-            raise self._publish_error(days, failure) from failure
+        if version is None and failure and last == current.version:
+            raise self._to_publish_error(days, failure) from failure
         if version and version % CHECKPOINT_INTERVAL == 0:
             self._write_checkpoint(version)
         return version
@@ -193,10 +193,10 @@ class Writer:
         files: data_files.DataFiles,
         days: Sequence[date],
         metadata: Mapping[str, Any],
-        ready: Ledger,
+        current: Ledger,
     ) -> None:
         """Commit the version right after the ledger's; fail if it exists."""
-        log = delta_log(self.url, ready.version).load()
+        log = delta_log(self.url, current.version).load()
         column = self.table.partition
         log.create_write_transaction(
             [self._with_log_path(file) for day in days for file in files.get(day, ())],
@@ -207,7 +207,7 @@ class Writer:
             commit_properties=CommitProperties(
                 {"userMetadata": json.dumps(metadata)},
                 max_commit_retries=0,
-                app_transactions=[Transaction(APPLICATION, (ready.transaction or 0) + 1)],
+                app_transactions=[Transaction(APPLICATION, (current.transaction or 0) + 1)],
             ),
             post_commithook_properties=PostCommitHookProperties(
                 create_checkpoint=False, cleanup_expired_logs=False
@@ -233,22 +233,22 @@ class Writer:
         since: Ledger,
     ) -> int | None:
         """Like `commit`, but merges the rows of the files by natural key; other rows stay."""
-        ready = self._prepare_table(since, days)
-        if ready is None:
+        current = self._prepare_table(since, days)
+        if current is None:
             return None
         full_metadata = _commit_metadata(metadata, days)
         # Delta skips a write whose transaction number is not above the last one: so the commit
         # fails if one of ours came in between. The last number is taken from the snapshot of the
         # ledger, as records may be missing.
-        number = (ready.transaction or 0) + 1
+        transaction_number = (current.transaction or 0) + 1
         rows = data_files.rows_of_files(self.spark, self.url, self.table, files, days)
         try:
-            self._run_merge(rows, days, json.dumps(full_metadata), number)
+            self._run_merge(rows, days, json.dumps(full_metadata), transaction_number)
         except SPARK_ERRORS as error:
             if is_engine_lost(error):
                 raise
             if not is_conflict(error):
-                raise self._publish_error(days, error) from error
+                raise self._to_publish_error(days, error) from error
         return self._find_own_commit(full_metadata)[0]
 
     def _prepare_table(self, since: Ledger, days: Sequence[date]) -> Ledger | None:
@@ -273,12 +273,12 @@ class Writer:
             if is_engine_lost(error):
                 raise
             if not is_conflict(error):
-                raise self._publish_error(days, error) from error
+                raise self._to_publish_error(days, error) from error
         current = read_ledger(self.url, self.table)
         # The audited rows must be the published ones: with other columns, the caller starts again.
         return current if current.version == since.version or (new and is_empty(current)) else None
 
-    def _publish_error(self, days: Sequence[date], error: Exception) -> PublishError:
+    def _to_publish_error(self, days: Sequence[date], error: Exception) -> PublishError:
         """The error for the caller to raise; without days, the commit was of a record only."""
         shown = ", ".join(map(str, partitions.to_windows(days))) or "for the record"
         message, advice = summarize_error(error), "Launch these days again."
@@ -301,7 +301,9 @@ class Writer:
         except (DeltaError, OSError) as error:
             _log.warning("%s: no checkpoint of version %s: %s", self.url, version, error)
 
-    def _run_merge(self, rows: DataFrame, days: Sequence[date], metadata: str, number: int) -> None:
+    def _run_merge(
+        self, rows: DataFrame, days: Sequence[date], metadata: str, transaction_number: int
+    ) -> None:
         """Run MERGE by key within the days; rows that are equal in all columns are not rewritten.
 
         Delta skips it if the transaction number is not above the last one of the table.
@@ -310,10 +312,10 @@ class Writer:
         columns = (table.partition, *table.key)
         same_key = " AND ".join(f"t.`{name}` = s.`{name}`" for name in dict.fromkeys(columns))
         # Days as literals: a merge without them conflicts with writers of all other days.
-        days_only = partitions.any_window_condition(
+        days_condition = partitions.any_window_condition(
             partitions.to_windows(days), table.partition, relation="t"
         )
-        same = " AND ".join(f"t.`{name}` <=> s.`{name}`" for name in table.columns)
+        same_values = " AND ".join(f"t.`{name}` <=> s.`{name}`" for name in table.columns)
         rows.createOrReplaceTempView(view)
         try:
             with commit_session(
@@ -321,13 +323,13 @@ class Writer:
                 {
                     "spark.databricks.delta.commitInfo.userMetadata": metadata,
                     "spark.databricks.delta.write.txnAppId": APPLICATION,
-                    "spark.databricks.delta.write.txnVersion": str(number),
+                    "spark.databricks.delta.write.txnVersion": str(transaction_number),
                 },
             ) as session:
                 session.sql(
                     f"MERGE INTO delta.`{self.url}` t USING `{view}` s "
-                    f"ON {same_key} AND ({days_only}) "
-                    f"WHEN MATCHED AND NOT ({same}) THEN UPDATE SET * "
+                    f"ON {same_key} AND ({days_condition}) "
+                    f"WHEN MATCHED AND NOT ({same_values}) THEN UPDATE SET * "
                     "WHEN NOT MATCHED THEN INSERT *"
                 )
         finally:

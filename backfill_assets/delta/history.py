@@ -189,7 +189,7 @@ def _format_day(
     if isinstance(commit, records.ExternalCommit):
         yield head, f"{_format_time(commit)} UTC, changed by another writer: {commit.operation}"
         return
-    yield head, f"{_format_time(commit)} UTC, {_what_happened(commit, day, kinds)}"
+    yield head, f"{_format_time(commit)} UTC, {_describe_outcome(commit, day, kinds)}"
     if commit.details.kind == records.RETIREMENT:
         yield "by", f"{commit.launched_by}: {commit.reason}"
         return
@@ -210,7 +210,7 @@ def _format_day(
     yield "made from", inputs or "the landing"
 
 
-def _what_happened(commit: records.CommitRecord, day: date, kinds: Mapping[str, str]) -> str:
+def _describe_outcome(commit: records.CommitRecord, day: date, kinds: Mapping[str, str]) -> str:
     """The outcome of a commit for a day, as the text after the time in `_format_day`."""
     if undone := commit.details.undoes:
         if day in commit.revoked_days:

@@ -309,11 +309,11 @@ class _TableMaintenance:
         log = load_log(self.url)
         assert log is not None
         for version in range(before.version + 1, log.version() + 1):
-            if compacted := self._days_of_compaction(version):
+            if compacted := self._compacted_days(version):
                 self.compacted = sorted({*self.compacted, *compacted})
                 self._verify_compaction(version, compacted)
 
-    def _days_of_compaction(self, version: int) -> list[date]:
+    def _compacted_days(self, version: int) -> list[date]:
         """The days that a commit compacted; empty if its operation is not OPTIMIZE."""
         filesystem, path = open_store(self.url)
         with filesystem.open_input_stream(f"{path}/_delta_log/{version:020d}.json") as stream:

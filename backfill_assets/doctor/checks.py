@@ -101,7 +101,7 @@ class CheckRunner:
         results: list[CheckResult] = []
         ended = threading.Event()
 
-        def run_look() -> None:
+        def run_in_thread() -> None:
             """Collect the results in the check's thread; an exception becomes a result too."""
             try:
                 results.extend(check.run())
@@ -112,7 +112,7 @@ class CheckRunner:
                 ended.set()
 
         # A daemon thread: a hanging system call never ends, and the process must not wait for it.
-        threading.Thread(target=run_look, name=check.part, daemon=True).start()
+        threading.Thread(target=run_in_thread, name=check.part, daemon=True).start()
         if ended.wait(seconds):
             any_wrong = any(result.level is Level.WRONG for result in results)
             return [result for result in results if not (any_wrong and result.level is Level.OK)]

@@ -241,20 +241,20 @@ def check_configuration() -> Iterator[CheckResult]:
 
 def _compare_configuration(folder: Path) -> Iterator[CheckResult]:
     """A note for each setting that differs from ours; not a problem, as users edit the file."""
-    theirs = folder / "dagster.yaml"
-    if not theirs.is_file():
+    user_file = folder / "dagster.yaml"
+    if not user_file.is_file():
         message = f"there is none in {folder}: Dagster's own defaults are at work"
         yield note(
             message, f"cp {_OUR_CONFIGURATIONS[0]} {folder}/, and start the deployment again"
         )
         return
-    ours, sentences = find_differences(theirs)
+    own_file, sentences = find_differences(user_file)
     if not sentences:
-        yield ok(f"{theirs} is that of this version")
+        yield ok(f"{user_file} is that of this version")
         return
     fix = "take over what you miss, then start the deployment again; yours is never overwritten"
     for text in sentences:
-        yield note(f"{theirs}: {text}", f"compare it with {ours}; {fix}")
+        yield note(f"{user_file}: {text}", f"compare it with {own_file}; {fix}")
 
 
 def describe_configuration(folder: Path) -> str:

@@ -69,7 +69,7 @@ def read_files(spark: SparkSession, url: str, files: Sequence[ParquetFile]) -> D
             file.
     """
     paths, schemas = {}, {}
-    for group, columns in _by_schema(url, files):
+    for group, columns in _group_by_schema(url, files):
         paths[group[0]] = [escape_glob(f"{url}/{file.path}") for file in group]
         struct = spark.read.option("basePath", url).parquet(*paths[group[0]]).schema
         schemas[group[0]] = _with_nulls(struct, columns)
@@ -116,7 +116,7 @@ def _is_hidden(name: str) -> bool:
     return (name.startswith(("_", ".")) and "=" not in name) or name.endswith(FOLDER_MARK)
 
 
-def _by_schema(
+def _group_by_schema(
     url: str, files: Sequence[ParquetFile]
 ) -> Iterable[tuple[list[ParquetFile], pa.Schema]]:
     """Group files by schema: Spark reads each group by itself.
@@ -126,7 +126,7 @@ def _by_schema(
     """
     filesystem, root = open_store(url)
 
-    def schema_of(file: ParquetFile) -> pa.Schema | None:
+    def read_schema(file: ParquetFile) -> pa.Schema | None:
         try:
             with filesystem.open_input_file(f"{root}/{file.path}") as opened:
                 return pq.read_schema(opened)
@@ -134,7 +134,7 @@ def _by_schema(
             return None
 
     with ThreadPoolExecutor(_READERS) as pool:
-        schemas = dict(zip(files, pool.map(schema_of, files), strict=True))
+        schemas = dict(zip(files, pool.map(read_schema, files), strict=True))
     if bad := [file for file, schema in schemas.items() if schema is None]:
         names = ", ".join(f"{file.path}{'' if file.size else ' (empty)'}" for file in bad[:5])
         raise ImportRefusedError(
@@ -439,16 +439,20 @@ class _ParquetFolder:
 
     def find_new_data(self, table_import: TableImport) -> NewData:
         """The files that no step has read; an imported file must keep its size and time."""
-        known = {file.path: file for step in table_import.steps for file in step.read}
+        imported_files = {file.path: file for step in table_import.steps for file in step.read}
         current = {file.path: file for file in list_parquet_files(self.url)}
-        if other := sorted(path for path, file in known.items() if current.get(path) != file):
+        if changed_paths := sorted(
+            path for path, file in imported_files.items() if current.get(path) != file
+        ):
             raise ImportRefusedError(
-                f"{self.url}: {len(other)} file(s) that were imported are gone or changed, such as "
-                f"{other[0]}. A raw log only grows, so this cannot be followed. Nothing was "
+                f"{self.url}: {len(changed_paths)} file(s) that were imported are gone or "
+                "changed, such as "
+                f"{changed_paths[0]}. A raw log only grows, so this cannot be followed. "
+                "Nothing was "
                 "written. Put the files back, or import the folder as it is now into a landing and "
                 "a warehouse of its own."
             )
-        new = [file for path, file in current.items() if path not in known]
+        new = [file for path, file in current.items() if path not in imported_files]
         since = table_import.version if table_import.version >= 0 else None
         size = sum(file.size for file in new)
         return NewData(table_import.version + bool(new), since, size, new)

@@ -457,9 +457,9 @@ def check_import(
     ]
     files = _files_frame(spark, landed)
     raw_rows = _read_published(settings, spark, source.raw)
-    raw = _by_file(raw_rows, files)
-    rejected = _by_file(_read_published(settings, spark, source.rejected), files)
-    problems += _not_loaded(landed, raw, rejected)
+    raw = _count_by_file(raw_rows, files)
+    rejected = _count_by_file(_read_published(settings, spark, source.rejected), files)
+    problems += _describe_unloaded_files(landed, raw, rejected)
     outcomes: dict[str, Any] = {}
     if raw_rows is not None:
         outcomes = _count_outcomes(settings, spark, source, raw_rows, files)
@@ -487,14 +487,14 @@ def _read_published(settings: Settings, spark: SparkSession, table: Table) -> Da
     return table.with_current_columns(spark.read.format("delta").load(url))
 
 
-def _by_file(rows: DataFrame | None, files: DataFrame) -> dict[str, int]:
+def _count_by_file(rows: DataFrame | None, files: DataFrame) -> dict[str, int]:
     if rows is None:
         return {}
     of_files = rows.join(files, "source_file", "left_semi").groupBy("source_file")
     return dict(of_files.agg(F.count(F.lit(1))).toLocalIterator())
 
 
-def _not_loaded(
+def _describe_unloaded_files(
     landed: Mapping[str, int], raw: Mapping[str, int], rejected: Mapping[str, int]
 ) -> list[str]:
     """Report files that are not in the tables, and files with another number of rows there."""

@@ -435,10 +435,10 @@ def _day_folder(day: date, items: Iterable[FolderItem] | str, hourly: bool) -> D
         source_file = within + item.name
         if hour and not name:
             hours.add(hour)
-            read = bool(item.refused)
+            is_read = bool(item.refused)
         else:
-            read = _is_read(item, name, hourly, hour)
-        if read:
+            is_read = _is_read(item, name, hourly, hour)
+        if is_read:
             refused = item.refused or ("" if item.is_file else "not a file")
             files[source_file] = ListedFile(source_file, item.path, item.size, item.mtime, refused)
         elif name == CONTROL_FILE or (name and not _is_hidden(name)):

@@ -210,10 +210,10 @@ def _build_target(
     retained = {
         name: previous.files[name] for name in deleted - dropped | (on_hold.keys() & previous.files)
     }
-    read = {name: entry for name, entry in entries.items() if name not in on_hold}
-    changed = {
+    files_to_read = {name: entry for name, entry in entries.items() if name not in on_hold}
+    replaced = {
         name
-        for name in read
+        for name in files_to_read
         if name not in accepted and not _is_control(name)
         if name in previous.files and previous.files[name].digest != current[name].digest
     }
@@ -221,13 +221,15 @@ def _build_target(
         d for d in (day - DAY, day) if d in listing.folders or d in arrived_days
     }
     manifest = LoadManifest(
-        {**{name: current[name] for name in read}, **retained},
+        {**{name: current[name] for name in files_to_read}, **retained},
         present_days,
         day not in present_days and (previous.closed or close),
         on_hold,
     )
     retained_files = frozenset(name for name in retained if not _is_control(name))
-    return LoadTarget(manifest, read, frozenset(changed), frozenset(dropped), retained_files)
+    return LoadTarget(
+        manifest, files_to_read, frozenset(replaced), frozenset(dropped), retained_files
+    )
 
 
 def after_undo(recorded: LoadManifest | None, reverted: LoadManifest) -> LoadManifest:

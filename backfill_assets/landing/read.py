@@ -139,9 +139,9 @@ def _raise_if_none_opens(spark: SparkSession, files: Collection[LandingFile], ca
     sample = by_size[:: -(-len(by_size) // _MOST_OPENED)]
     if any(name in cause for name in _SINGLE_FILE_ERRORS):
         return
-    if any(_is_opened_by_spark(spark, file) for file in sample):
+    if any(_is_readable_by_spark(spark, file) for file in sample):
         return
-    if readable_here := [file for file in sample if _is_opened_here(file)]:
+    if readable_here := [file for file in sample if _is_readable_here(file)]:
         raise EngineError(
             f"the engine can open none of {len(sample)} landing file(s) that were tried, such as "
             f"{readable_here[0].url}, and this process can: {cause}. It is not the files. "
@@ -151,7 +151,7 @@ def _raise_if_none_opens(spark: SparkSession, files: Collection[LandingFile], ca
         )
 
 
-def _is_opened_by_spark(spark: SparkSession, file: LandingFile) -> bool:
+def _is_readable_by_spark(spark: SparkSession, file: LandingFile) -> bool:
     """Whether Spark reads the bytes of a file; of a large one, only its length."""
     column = F.length("content") if file.size <= _MOST_BYTES else F.col("length")
     try:
@@ -162,7 +162,7 @@ def _is_opened_by_spark(spark: SparkSession, file: LandingFile) -> bool:
     return True
 
 
-def _is_opened_here(file: LandingFile) -> bool:
+def _is_readable_here(file: LandingFile) -> bool:
     """Whether this process reads the first byte of a file, without Spark."""
     filesystem, _ = open_store(file.url)
     try:

@@ -84,7 +84,7 @@ class SizeLimits:
                     begin = start + line_end + 1
                     break
                 if start == begin:
-                    raise self._too_long()
+                    raise self._long_line_error()
                 length *= 4
 
     def _check_expanded(self, pieces: Iterator[bytes]) -> None:
@@ -99,11 +99,11 @@ class SizeLimits:
             last = _last_line_end(piece)
             line += len(piece) if last < 0 else _first_line_end(piece)
             if line > self.max_line:
-                raise self._too_long()
+                raise self._long_line_error()
             if last >= 0:
                 line = len(piece) - last - 1
 
-    def _too_long(self) -> LandingError:
+    def _long_line_error(self) -> LandingError:
         return LandingError(f"a line is longer than {self.max_line:,} bytes ({PREFIX}MAX_LINE)")
 
     def read_control_file(self, filesystem: pafs.FileSystem, entry: ListedFile) -> bytes:

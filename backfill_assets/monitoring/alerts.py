@@ -441,12 +441,12 @@ def build_alerts_sensor(
         now = time.time()
         failed_runs = _failed_runs(context.instance, min(outbox.looked or now, now) - OVERLAP)
         outbox = outbox.with_failed_runs(failed_runs, now)
-        incidents, trouble = _look_at_tables(find_incidents, context)
+        incidents, read_error = _read_incidents(find_incidents, context)
         outbox = outbox.with_incidents(incidents)
         outbox, runs = _unreported_runs(outbox, context.instance, now)
         pending = [
             *incident_alerts(
-                _select_incidents_to_post(outbox, incidents, trouble), settings.ui_url
+                _select_incidents_to_post(outbox, incidents, read_error), settings.ui_url
             ),
             *(run_alert(run, context.instance, settings.ui_url) for run in runs),
         ]
@@ -458,7 +458,7 @@ def build_alerts_sensor(
         messages = [(alert, alert.text()) for alert in pending[:MAX_MESSAGES]]
         outbox, delivered, error = _deliver_alerts(outbox, messages, settings.webhook, timeout)
         context.update_cursor(outbox.to_text())
-        return dg.SkipReason(_tick_summary(delivered, len(pending) - delivered, error, trouble))
+        return dg.SkipReason(_tick_summary(delivered, len(pending) - delivered, error, read_error))
 
     return post_alerts
 
@@ -468,9 +468,9 @@ def _deliver_alerts(
 ) -> tuple[Outbox, int, str | None]:
     """Post messages while time remains; return the outbox, the number posted, and an error."""
     delivered, error = 0, None
-    until = time.monotonic() + POST_SECONDS
+    deadline = time.monotonic() + POST_SECONDS
     for alert, text in messages:
-        if time.monotonic() > until:
+        if time.monotonic() > deadline:
             break
         error = post_text(webhook, text.replace(webhook, "(hidden)"), timeout)
         if error:
@@ -482,7 +482,7 @@ def _deliver_alerts(
     return outbox, delivered, error
 
 
-def _look_at_tables(
+def _read_incidents(
     find_incidents: Callable[[dg.SensorEvaluationContext], Sequence[Incident]],
     context: dg.SensorEvaluationContext,
 ) -> tuple[Sequence[Incident] | None, str | None]:
@@ -558,7 +558,7 @@ def _unreported_runs(
     return outbox.without_runs(dropped), runs_to_report
 
 
-def _tick_summary(delivered: int, waiting: int, error: str | None, trouble: str | None) -> str:
+def _tick_summary(delivered: int, waiting: int, error: str | None, read_error: str | None) -> str:
     """Return the skip reason of a tick, which the UI shows as the tick's result."""
     parts = []
     if delivered:
@@ -567,8 +567,8 @@ def _tick_summary(delivered: int, waiting: int, error: str | None, trouble: str 
         parts.append(f"could not deliver ({error}): {_count_alerts(waiting)} waiting")
     elif waiting:
         parts.append(f"{_count_alerts(waiting)} waiting for the next tick")
-    if trouble:
-        parts.append(f"days cannot be checked: {trouble}")
+    if read_error:
+        parts.append(f"days cannot be checked: {read_error}")
     return "; ".join(parts) or "nothing new to tell"
 
 

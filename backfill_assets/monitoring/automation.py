@@ -309,7 +309,7 @@ def build_housekeeping(settings: Settings) -> dg.ScheduleDefinition:
 
 
 #: The job of the tables of a grain.
-_JOBS = {Grain.DAILY: "daily", Grain.WEEKLY: "weekly"}
+_JOB_NAMES = {Grain.DAILY: "daily", Grain.WEEKLY: "weekly"}
 
 
 @dataclass(frozen=True)
@@ -331,12 +331,12 @@ def build_automation(settings: Settings, clock: Clock | None = None) -> Automati
     jobs = [*_build_jobs(monitor)]
     return Automation(
         jobs,
-        [_nightly_schedule(jobs[0], monitor)],
+        [_build_nightly_schedule(jobs[0], monitor)],
         [
-            _landed_files_sensor(jobs[0], monitor),
-            _touched_days_sensor(jobs, monitor),
+            _build_landed_files_sensor(jobs[0], monitor),
+            _build_touched_days_sensor(jobs, monitor),
             build_state_sensor(monitor),
-            _lost_retries_sensor(),
+            _build_lost_retries_sensor(),
             alerts.build_alerts_sensor(settings, monitor.find_incidents),
         ],
         [build_state_checks(monitor)],
@@ -345,7 +345,7 @@ def build_automation(settings: Settings, clock: Clock | None = None) -> Automati
 
 def _build_jobs(monitor: Monitor) -> Iterator[Any]:
     """Yield a job for the tables of each grain: a Dagster job has one partitions definition."""
-    for cadence, name in _JOBS.items():
+    for cadence, name in _JOB_NAMES.items():
         fed_tables = monitor.planner.fed_tables(monitor.today)
         if tables := [table for table in fed_tables.values() if table.grain is cadence]:
             pages = [page for table in tables for page in table.page_assets]
@@ -401,7 +401,7 @@ def _run_request(
     """Return Dagster's run request; with `night` in its run key, it runs once a night."""
     return dg.RunRequest(
         run_key=_run_key(request, night),
-        job_name=_JOBS[_request_cadence(monitor, request)],
+        job_name=_JOB_NAMES[_request_cadence(monitor, request)],
         asset_selection=[AssetKey(name) for name in next_runs.assets_of(request, monitor.tables)],
         tags={
             "dagster/asset_partition_range_start": str(request.window.start),
@@ -422,7 +422,7 @@ def _run_key(request: next_runs.Request, night: date) -> str:
     return f"{night}:{request.key}"
 
 
-def _nightly_schedule(job: Any, monitor: Monitor) -> dg.ScheduleDefinition:
+def _build_nightly_schedule(job: Any, monitor: Monitor) -> dg.ScheduleDefinition:
     """Build the schedule of the daily tables; the sensor launches the job of weekly ones."""
     hour, minute = monitor.settings.nightly_at.split(":")
 
@@ -458,7 +458,7 @@ def _nightly_schedule(job: Any, monitor: Monitor) -> dg.ScheduleDefinition:
     return nightly
 
 
-def _landed_files_sensor(job: Any, monitor: Monitor) -> dg.SensorDefinition:
+def _build_landed_files_sensor(job: Any, monitor: Monitor) -> dg.SensorDefinition:
     """Build the sensor that loads a log day as soon as it is over; it is off by default."""
 
     @dg.sensor(
@@ -480,7 +480,7 @@ def _landed_files_sensor(job: Any, monitor: Monitor) -> dg.SensorDefinition:
     return landed_files
 
 
-def _touched_days_sensor(jobs: Sequence[Any], monitor: Monitor) -> dg.SensorDefinition:
+def _build_touched_days_sensor(jobs: Sequence[Any], monitor: Monitor) -> dg.SensorDefinition:
     """Build the sensor that rebuilds open days, daily and weekly, after an input's commit."""
 
     @dg.sensor(
@@ -526,7 +526,7 @@ def _request_once(
     return dg.SensorResult([_run_request(monitor, request, kind, night) for request in batch])
 
 
-def _lost_retries_sensor() -> dg.SensorDefinition:
+def _build_lost_retries_sensor() -> dg.SensorDefinition:
     """Build the sensor that repeats failure events whose retry the daemon did not launch."""
 
     @dg.sensor(

@@ -159,10 +159,12 @@ def _schema_differences(ledger: Ledger) -> list[str]:
 def table_incidents(ledger: Ledger, input_names: Sequence[str]) -> Iterator[Incident]:
     """Yield the incidents of a table as a whole."""
     name = ledger.table.name
-    if (misfits := _schema_differences(ledger)) and ledger.metadata:
+    if (differences := _schema_differences(ledger)) and ledger.metadata:
         advice = suggest_fix(ledger.table, ledger.metadata, input_names)
-        detail = f"{'; '.join(misfits)}; no day can be published. {advice}"
-        yield Incident("table is not that of the code", name, "", detail, dict.fromkeys(misfits, 1))
+        detail = f"{'; '.join(differences)}; no day can be published. {advice}"
+        yield Incident(
+            "table is not that of the code", name, "", detail, dict.fromkeys(differences, 1)
+        )
         return
     properties = ledger.metadata.properties if ledger.metadata else LOG_RETENTION
     retention = "; ".join(

@@ -162,7 +162,7 @@ def refuse_dependent_days(
         frame.where(F.col(table.partition).isin(sample)).withColumn(_ALONE_COLUMN, F.lit(False))
     ]
     exact = T.StructType(
-        [column for column in table.struct_type if not _is_inexact(column.dataType)]
+        [column for column in table.struct_type if not _contains_floats(column.dataType)]
     )
     sums = digest_sums(exact)
     with ExitStack() as stack:
@@ -205,14 +205,14 @@ def _sample_days(rows: Mapping[date, int], first: date) -> list[date]:
     return [*sorted(empty)[:1], *([fewest] if fewest else [])]
 
 
-def _is_inexact(kind: T.DataType) -> bool:
+def _contains_floats(kind: T.DataType) -> bool:
     """Return whether a type contains floating-point numbers, whose sums depend on the row order."""
     if isinstance(kind, T.ArrayType):
-        return _is_inexact(kind.elementType)
+        return _contains_floats(kind.elementType)
     if isinstance(kind, T.MapType):
-        return _is_inexact(kind.keyType) or _is_inexact(kind.valueType)
+        return _contains_floats(kind.keyType) or _contains_floats(kind.valueType)
     if isinstance(kind, T.StructType):
-        return any(_is_inexact(field.dataType) for field in kind)
+        return any(_contains_floats(field.dataType) for field in kind)
     return isinstance(kind, T.FloatType | T.DoubleType)
 
 

@@ -212,7 +212,7 @@ class DeltaIOManager(Publisher):
         numbers = {name: figure for name, figure in task_figures.items() if name != PLOT}
         # The plot is large, and the same for all days of a run: only the newest day has it.
         yield [
-            self._day_materialization(
+            self._build_materialization(
                 table, result, task_figures if result.day == newest else numbers
             )
             for result in results
@@ -230,7 +230,7 @@ class DeltaIOManager(Publisher):
             check_events += check_evaluations(table, result.verdict, target, blocks=not withdrawn)
         yield check_events
 
-    def _day_materialization(
+    def _build_materialization(
         self, table: Table, result: DayResult, task_figures: Mapping[str, Any]
     ) -> dg.AssetMaterialization:
         """Return the materialization of a day; its data version is the digest of the day's rows."""
@@ -280,10 +280,10 @@ def tables_of_assets(assets: Iterable[Asset]) -> dict[str, Table]:
         for asset in assets
         for spec in ([asset] if isinstance(asset, dg.AssetSpec) else asset.specs)
     ]
-    return {spec.key.path[-1]: _asset_table(spec) for spec in specs}
+    return {spec.key.path[-1]: _build_asset_table(spec) for spec in specs}
 
 
-def _asset_table(spec: dg.AssetSpec) -> Table:
+def _build_asset_table(spec: dg.AssetSpec) -> Table:
     """Build the table of an ordinary asset from the pandera model in its metadata.
 
     Raises:

@@ -267,7 +267,7 @@ def render_file(suffix: str, lines: list[Line], file_number: int, rng: random.Ra
     """The bytes of one landing file."""
     kind = suffix.removesuffix(".gz")
     if kind == "parquet":
-        return _parquet_bytes(lines, file_number)
+        return _render_parquet(lines, file_number)
     if kind == "csv":
         texts = _csv_lines(lines, file_number, rng)
         if suffix == "csv.gz":
@@ -320,8 +320,8 @@ def _json_line(line: Line, file_number: int) -> str:
         if text is None and (name != "customer_id" or file_number % 3 == 0):
             continue
         # Amounts are numbers in most files and strings in the others.
-        number = name == "amount" and file_number % 3 and text not in ("abc", "12,50")
-        value = text if number else json.dumps(text, ensure_ascii=file_number % 2 == 0)
+        is_number = name == "amount" and file_number % 3 and text not in ("abc", "12,50")
+        value = text if is_number else json.dumps(text, ensure_ascii=file_number % 2 == 0)
         parts.append(f'"{name}": {value}')
     if file_number % 5 == 0:
         parts.append('"channel": {"name": "web", "tags": []}')  # an unknown field
@@ -354,7 +354,7 @@ def _quote_csv(text: str) -> str:
     return text
 
 
-def _parquet_bytes(lines: list[Line], file_number: int) -> bytes:
+def _render_parquet(lines: list[Line], file_number: int) -> bytes:
     """A Parquet file; in typed columns, all malformed lines but those of the future have a null."""
     rows: list[dict] = []
     if file_number == _PARQUET_OF_STRINGS_FILE:
@@ -389,7 +389,7 @@ def expected_answer(lines: list[Line], calendar: list[date], window: timedelta) 
     )
 
     staged, two_day_orders, no_day_orders = _winning_lines(accepted, calendar, window)
-    event_days = _event_days(staged, in_time)
+    event_days = _expected_event_days(staged, in_time)
     total_revenue = sum(
         (Decimal(str(day["revenue"])) for day in event_days.values()), Decimal("0.00")
     )
@@ -444,7 +444,7 @@ def _winning_lines(
     return staged, two_day_orders, no_day_orders
 
 
-def _event_days(staged: dict[date, list[Line]], in_time: Counter[date]) -> dict[str, dict]:
+def _expected_event_days(staged: dict[date, list[Line]], in_time: Counter[date]) -> dict[str, dict]:
     """The expected figures by event day; `in_time` counts all lines, `staged` has the winners."""
     event_days = {}
     for day, winners in staged.items():

@@ -201,14 +201,14 @@ def translate_origin(
         inputs, destination, days, destination[name].references, fork_contents
     )
     differing_days = {d for d in days if fork.latest[d].days[d].fingerprint != fingerprints[d]}
-    forks = {table: target.table_ledger(settings, table) for table in target.tables}
+    fork_ledgers = {table: target.table_ledger(settings, table) for table in target.tables}
 
     def holds_same_input(day: date, table: str, version: int) -> bool:
         """Whether an input has the same content for the day in the destination as in the fork."""
         dependencies = tuple(dependency for dependency in inputs if dependency.source.name == table)
         # The previous state of a stateful table may be from the same commit.
         fork_version = fork.latest[day].version if table == name else version
-        past_ledgers = {table: forks[table].as_of(fork_version)}
+        past_ledgers = {table: fork_ledgers[table].as_of(fork_version)}
         made_from = input_digests(dependencies, past_ledgers, [day])
         return made_from == input_digests(
             dependencies, destination, [day], content_overrides=fork_contents

@@ -147,8 +147,8 @@ def _find_target(settings: Settings, names: Collection[str]) -> ShadowTarget | N
 
 def _refuse_partial_undo(target: ShadowTarget, name: str, days: Container[date] | None) -> None:
     """Raise `TargetError` for a part of a running switch-over, or if another undo has not ended."""
-    whole = days is None and name in (target.name, target.switch_id)
-    if target.switching and not whole:
+    is_whole = days is None and name in (target.name, target.switch_id)
+    if target.switching and not is_whole:
         raise TargetError(
             f"switch-over {target.switch_id} has not ended, and some days of it cannot be undone "
             f"alone: finish it (`backfill-assets switch {target.name}`), or undo all of it "

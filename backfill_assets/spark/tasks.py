@@ -193,10 +193,10 @@ def _watch_thread(
     A change is another stage, another number of ended tasks, or another place in the code.
     """
     previous, since, reported = None, time.monotonic(), False
-    with _track_stages(session) as progress:
+    with _track_stages(session) as current_stages:
         while not ended.wait(seconds / _CHECKS_PER_STALL):
             location = _thread_location(thread)
-            current = (progress(), location)
+            current = (current_stages(), location)
             if current != previous:
                 previous, since, reported = current, time.monotonic(), False
             elif not reported and time.monotonic() - since >= seconds:

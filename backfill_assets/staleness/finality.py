@@ -87,14 +87,16 @@ def finality_check(ledgers: Ledgers, policy: Policy) -> Callable[[str, CommitRec
     days that decide the day were final. A stateful table goes back to its first day.
     """
     graph = graph_of_ledgers(ledgers, policy)
-    closed = {log: window_closed_at(ledgers[log], graph.policy_of(log)) for log in graph.sources}
+    closing_versions = {
+        log: window_closed_at(ledgers[log], graph.policy_of(log)) for log in graph.sources
+    }
     changes = {
         (name, dependency.source.name): _changing_versions(dependency, ledgers)
         for name in graph.closing_tables
         for dependency in graph.inputs[name]
-        if dependency.source.name in closed
+        if dependency.source.name in closing_versions
     }
-    builds = {name: _publishing_records(ledgers[name]) for name in graph.closing_tables}
+    records_by_table = {name: _publishing_records(ledgers[name]) for name in graph.closing_tables}
     final_by_day: dict[tuple[str, int, date], bool] = {}
 
     def is_final(table: str, record: CommitRecord, day: date) -> bool:
@@ -103,7 +105,7 @@ def finality_check(ledgers: Ledgers, policy: Policy) -> Callable[[str, CommitRec
         if key not in final_by_day:
             final_by_day[key] = all(
                 covers_closing(table, dependency.source.name, record, day)
-                if dependency.source.name in closed
+                if dependency.source.name in closing_versions
                 else all(
                     was_final(
                         dependency.source.name,
@@ -121,7 +123,7 @@ def finality_check(ledgers: Ledgers, policy: Policy) -> Callable[[str, CommitRec
 
     def covers_closing(table: str, log: str, record: CommitRecord, day: date) -> bool:
         """Return whether a record read the log's last change of a day up to the closing commit."""
-        closed_by = closed[log].get(day)
+        closed_by = closing_versions[log].get(day)
         if closed_by is None:
             return False
         required_version = max(
@@ -131,20 +133,20 @@ def finality_check(ledgers: Ledgers, policy: Policy) -> Callable[[str, CommitRec
 
     def was_final(source: str, version: int, day: date) -> bool:
         """Return whether an input's day was final at the version that a record was built from."""
-        published_then = [r for r in builds[source][day] if r.version <= version][-1:]
+        published_then = [r for r in records_by_table[source][day] if r.version <= version][-1:]
         # A later build with the same rows does not change the days that depend on it.
         same_rows = [
             r
-            for r in builds[source][day]
+            for r in records_by_table[source][day]
             if published_then
             and r.version > version
             and r.days[day].digest == published_then[0].days[day].digest
         ]
         return any(is_final(source, r, day) for r in [*published_then, *same_rows])
 
-    for name in (name for name in builds if carries_state(ledgers[name].table)):
+    for name in (name for name in records_by_table if carries_state(ledgers[name].table)):
         # In date order, so that the recursion goes back one day only.
-        for day, records in sorted(builds[name].items()):
+        for day, records in sorted(records_by_table[name].items()):
             for record in records:
                 is_final(name, record, day)
     return is_final

@@ -120,9 +120,9 @@ def _compute_stale_days(ledgers: Ledgers, policy: Policy, today: date) -> StaleD
             if day in on_hold:
                 stale.on_hold[table].add(day)
                 continue
-            part = stale.final if day in closed.get(table, ()) else stale.open
+            stale_reasons = stale.final if day in closed.get(table, ()) else stale.open
             references = ledger.changed_references(day) if day in ledger.latest else {}
-            part[table][day] = StaleReason(inputs, references)  # type: ignore[index]
+            stale_reasons[table][day] = StaleReason(inputs, references)  # type: ignore[index]
         if carries_state(ledger.table):
             _add_later_days(stale, ledger, closed.get(table, ()))
     return stale

@@ -251,9 +251,9 @@ def _is_installed(place: Path) -> bool:
 def _source_file(module: str) -> Path | None:
     """The source file of a module, found without importing it; None if it has none."""
     top, *inner = module.split(".")
-    for place in _module_paths(top):
-        path = place.joinpath(*inner)
-        candidates = [path / "__init__.py", path.with_suffix(".py")] if place.is_dir() else [path]
+    for folder in _module_paths(top):
+        path = folder.joinpath(*inner)
+        candidates = [path / "__init__.py", path.with_suffix(".py")] if folder.is_dir() else [path]
         for file in candidates:
             if file.suffix == ".py" and file.is_file():
                 return file
@@ -395,8 +395,8 @@ def _is_type_checking(test: ast.expr) -> bool:
 def _drop_annotations(node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
     node.returns = None
     arguments = node.args
-    several = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
-    for argument in [*several, arguments.vararg, arguments.kwarg]:
+    parameters = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+    for argument in [*parameters, arguments.vararg, arguments.kwarg]:
         if argument is not None:
             argument.annotation = None
 

@@ -230,9 +230,9 @@ def wrong_value(kind: T.DataType, value: Any) -> str:
 
 
 def _compared_values(statistics: Mapping[str, Any]) -> list[Any]:
-    several = [values for name, values in statistics.items() if name.endswith("_values")]
+    value_lists = [values for name, values in statistics.items() if name.endswith("_values")]
     single = ("min_value", "max_value", "value")
-    return [x for values in several for x in values] + [
+    return [x for values in value_lists for x in values] + [
         statistics[n] for n in single if n in statistics
     ]
 
