@@ -757,7 +757,7 @@ def test_a_day_is_not_made_of_what_other_settings_made(pipeline):
         "days first",
         3: "stg_orders[2024-01-03] was made under other settings; rebuild these days first",
     }
-    assert input_problems(manager, replace(mixed, by_day=False)) == {}
+    assert input_problems(manager, replace(mixed, needs_same_day=False)) == {}
     # What is not there at all goes first.
     assert (
         input_problems(manager, source_built_under("old", 5))[6]

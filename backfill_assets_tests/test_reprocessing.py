@@ -847,7 +847,7 @@ def test_a_clock_that_jumps_ahead_asks_for_few_days(absent_days):
     """Years of empty days would be loaded, as each of them is due by such a clock."""
     result = find_arrivals([], make_landing("f=a", "f=b"), today=20_000, absent_days=absent_days)
     assert result.days_to_load.keys() == days((1, 2 + absent_days))
-    assert result.last_expected == day(2 + absent_days)
+    assert result.last_day_requested == day(2 + absent_days)
 
 
 def test_what_lands_moves_the_last_day_that_is_asked_for():

@@ -388,6 +388,10 @@ def _record_references(
     }
 
     def commit_notes(before: Snapshot | None, verdicts: Sequence[Verdict]) -> CommitNotes:
+        """The asset's own notes, with the content of each input without days.
+
+        The publisher calls it after the audit. A change of such an input makes these days stale.
+        """
         notes = built.commit_notes(before, verdicts) if built.commit_notes else CommitNotes()
         return replace(
             notes, details=msgspec.structs.replace(notes.details, references={**reference_digests})

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
-from typing import Any
 
 import dagster as dg
+from pyspark.sql import SparkSession
 
 from backfill_assets.backfills import state_store
 from backfill_assets.backfills.verify import VerifyOutcome, verify_days
@@ -108,7 +108,9 @@ def accept_code(
 
 
 def _create_writer(settings: Settings, ledger: Ledger) -> Writer:
-    def start_session() -> Any:
+    """A writer of a table; Spark starts only if rows are written, and an acceptance writes none."""
+
+    def start_session() -> SparkSession:
         return Engine.from_settings(settings).spark_session
 
     return Writer(

@@ -120,7 +120,7 @@ class _TableAtVersion:
         record = self.record_at(day, version)
         published = record.days[day] if record else None
         figures = self._measured.get((day, self.version_written(day, version)))
-        return _merge_figures(figures, published).get(figure.name)
+        return _figures_by_name(figures, published).get(figure.name)
 
 
 def _latest_version(versions: list[int], version: int) -> int:
@@ -164,7 +164,7 @@ def _have_same_inputs(
     )
 
 
-def _merge_figures(
+def _figures_by_name(
     measured: DayFigures | None, published: PublishedDay | None
 ) -> dict[str, Decimal]:
     """What a `Figure` may ask for, by name: rows, totals and the expected counts of the commit.

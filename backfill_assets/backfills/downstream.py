@@ -73,7 +73,7 @@ class StatefulChain:
                 recomputed = day in standing and not is_commit_of(record, name)
                 if (
                     recomputed
-                    and self._previous_day_reverted(record, day)
+                    and self._day_before_reverted(record, day)
                     and not find_other_input(standing[day], record, day)
                 ):
                     chained.add(day)
@@ -83,22 +83,26 @@ class StatefulChain:
             for day in record.revoked_days:
                 standing.pop(day, None)
 
-    def _previous_day_reverted(self, record: CommitRecord, day: date) -> bool:
-        """Whether the previous day, as this commit read it, is undone."""
-        previous_day = day - DAY
-        return previous_day in self._reverted.get(
-            self._origins.origin_at(previous_day, record.version), ()
+    def _day_before_reverted(self, record: CommitRecord, day: date) -> bool:
+        """Whether the day before, as this commit read it, is undone."""
+        day_before = day - DAY
+        return day_before in self._reverted.get(
+            self._origins.origin_at(day_before, record.version), ()
         )
 
-    def changed_by_others(
-        self, previous: CommitRecord, record: CommitRecord, day: date
+    def find_kept_change_of_day_before(
+        self, earlier_commit: CommitRecord, later_commit: CommitRecord, day: date
     ) -> CommitRecord | ExternalCommit | None:
-        """The commit by others that changed the previous day between two commits of a day."""
-        previous_day = day - DAY
+        """The commit that changed the day before between two of a day, if the undo leaves it.
+
+        Such a day was also built from rows that stay.
+        """
+        day_before = day - DAY
         previous_origin, current_origin = (
-            self._origins.origin_at(previous_day, commit.version) for commit in (previous, record)
+            self._origins.origin_at(day_before, commit.version)
+            for commit in (earlier_commit, later_commit)
         )
-        if previous_origin == current_origin or previous_day in self._reverted.get(
+        if previous_origin == current_origin or day_before in self._reverted.get(
             current_origin, ()
         ):
             return None
@@ -315,7 +319,7 @@ class _DownstreamTracker:
         if (
             self.chain
             and previous
-            and (commit := self.chain.changed_by_others(previous, record, day))
+            and (commit := self.chain.find_kept_change_of_day_before(previous, record, day))
         ):
             return self._table, commit
         earlier = previous.for_day(day).inputs if previous else {}

@@ -23,7 +23,12 @@ from backfill_assets.audit.verdicts import (
     rows_differ,
 )
 from backfill_assets.calendar.grain import Grain
-from backfill_assets.calendar.partitions import DAY, Window, parse_calendar_days, run_windows
+from backfill_assets.calendar.partitions import (
+    DAY,
+    Window,
+    parse_calendar_days,
+    split_into_run_windows,
+)
 from backfill_assets.dagster_ext.failures import raise_if_engine_failed
 from backfill_assets.delta.commits import summarize_error
 from backfill_assets.delta.ledger_reader import read_ledgers
@@ -279,7 +284,7 @@ def _partition_runs(
             continue
         known = cadence.partitions_def(settings).has_partition_key
         partitions = [first for first in cadence.partitions_of(window) if known(str(first))]
-        for run in run_windows(partitions, settings.partitions_per_run):
+        for run in split_into_run_windows(partitions, settings.partitions_per_run):
             yield run, names_of_grain
 
 

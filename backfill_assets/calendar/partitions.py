@@ -211,8 +211,11 @@ def days_of_run(tags: Mapping[str, str]) -> Window | None:
     return Window.parse(f"{first}...{last}") if first else None
 
 
-def run_windows(partitions: Sequence[date], max_partitions: int) -> Iterator[Window]:
-    """Gapless partitions, ascending, as one window per run of at most `max_partitions`."""
+def split_into_run_windows(partitions: Sequence[date], max_partitions: int) -> Iterator[Window]:
+    """Cut ascending partitions without gaps into a window for each run.
+
+    A partition is its first day: of a weekly table a window ends a day after its last Monday.
+    """
     for n in range(0, len(partitions), max_partitions):
         run = partitions[n : n + max_partitions]
         yield Window(run[0], run[-1] + DAY)

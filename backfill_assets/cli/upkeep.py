@@ -239,11 +239,11 @@ def _migrate_table(out: Output, settings: Settings, name: str) -> None:
     from backfill_assets.spark.session import Engine
     from backfill_assets.tables.graph import tables_of
 
-    def get_session() -> Any:
+    def start_session() -> Any:
         return Engine.from_settings(settings).spark_session
 
     writer = Writer(
-        get_session, settings.table(name), tables_of(settings)[name], settings.undo_days
+        start_session, settings.table(name), tables_of(settings)[name], settings.undo_days
     )
     for text in change(writer):
         out.print_text(f"{name}: {text}")

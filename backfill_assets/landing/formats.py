@@ -269,15 +269,16 @@ def json_lines(lines: DataFrame, source: Source) -> DataFrame:
 
 
 def number_pattern(source: Source) -> str:
-    """A pattern for numbers of identifiers and decimals; an identifier accepts whole numbers only.
+    """A pattern for an unquoted number with its key, as two groups: up to the number, the number.
 
-    Empty if the source has neither.
+    `_quote_numbers` puts quotes around the second, so that Spark loses no digit. Of identifiers it
+    matches whole numbers only. Empty if the source has neither identifiers nor decimals.
     """
     choices = []
-    if ids := _match_any_field(identifier_fields(source)):
-        choices.append(rf'{ids}"[ \t]*:[ \t]*(?=-?[0-9]+[ \t]*[,}}])')
-    if numbers := _match_any_field(decimal_fields(source)):
-        choices.append(rf'{numbers}"[ \t]*:[ \t]*')
+    if id_names := _match_any_field(identifier_fields(source)):
+        choices.append(rf'{id_names}"[ \t]*:[ \t]*(?=-?[0-9]+[ \t]*[,}}])')
+    if decimal_names := _match_any_field(decimal_fields(source)):
+        choices.append(rf'{decimal_names}"[ \t]*:[ \t]*')
     if not choices:
         return ""
     return (

@@ -179,7 +179,7 @@ class Outbox:
         waiting = {run: at for run, at in self.waiting.items() if run not in runs}
         return replace(self, waiting=waiting)
 
-    def with_pending(self, alerts: Sequence[Alert]) -> Outbox:
+    def forget_attempts_except(self, alerts: Sequence[Alert]) -> Outbox:
         """Keep the attempts of these alerts only."""
         names = {alert.name for alert in alerts}
         return replace(self, attempts={a: n for a, n in self.attempts.items() if a in names})
@@ -450,7 +450,7 @@ def build_alerts_sensor(
             ),
             *(run_alert(run, context.instance, settings.ui_url) for run in runs),
         ]
-        outbox = outbox.with_pending(pending)
+        outbox = outbox.forget_attempts_except(pending)
         # The least tried first: an alert that the server never takes must not block the others.
         pending.sort(key=lambda alert: outbox.attempts.get(alert.name, 0))
         # All that can raise comes before the first post: a tick that raises loses its cursor, and

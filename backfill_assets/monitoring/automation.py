@@ -225,7 +225,7 @@ def build_state_sensor(monitor: Monitor) -> dg.SensorDefinition:
         previous = json.loads(context.cursor or "{}")
         current, events = {}, []
         quiet = _is_quiet(context.instance, monitor)
-        with monitor.take_turn():
+        with monitor.lock_reads():
             situation = monitor.read_situation(context.instance)
         settled = situation.ledgers and not any(situation.stale.open.values())
         # Nothing was written before the look, nor after it.
@@ -438,12 +438,12 @@ def _build_nightly_schedule(job: Any, monitor: Monitor) -> dg.ScheduleDefinition
     )
     def nightly(context: dg.ScheduleEvaluationContext) -> Iterator[dg.RunRequest | dg.SkipReason]:
         today = context.scheduled_execution_time.astimezone(monitor.settings.zone).date()
-        with monitor.take_turn():
+        with monitor.lock_reads():
             kind, requests = monitor.planner.next_batch(
                 today, next_runs.tables_in_progress(context.instance, monitor.tables), list
             )
         if kind == next_runs.REBUILD and next_runs.unfinished_batch_runs(context.instance):
-            yield dg.SkipReason("the wave before is under way; the sensor touched_days goes on")
+            yield dg.SkipReason("the batch before is under way; the sensor touched_days goes on")
             return
         daily = [
             request for request in requests if _request_cadence(monitor, request) is Grain.DAILY
@@ -472,7 +472,7 @@ def _build_landed_files_sensor(job: Any, monitor: Monitor) -> dg.SensorDefinitio
     def landed_files(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
         if running := next_runs.unfinished_batch_runs(context.instance, [next_runs.LOAD]):
             return dg.SkipReason(f"{len(running)} load(s) before are under way")
-        with monitor.take_turn():
+        with monitor.lock_reads():
             requests = monitor.planner.plan_loads(monitor.today)
         idle_message = "nothing has landed that is not loaded or being loaded"
         return _request_once(context, monitor, next_runs.LOAD, requests, idle_message)
@@ -496,8 +496,8 @@ def _build_touched_days_sensor(jobs: Sequence[Any], monitor: Monitor) -> dg.Sens
         # not cause a second one.
         in_progress = next_runs.tables_in_progress(context.instance, monitor.tables)
         if running := next_runs.unfinished_batch_runs(context.instance):
-            return dg.SkipReason(f"{len(running)} run(s) of the wave before are under way")
-        with monitor.take_turn():
+            return dg.SkipReason(f"{len(running)} run(s) of the batch before are under way")
+        with monitor.lock_reads():
             requests = monitor.planner.plan_rebuilds(monitor.today, in_progress)
         idle_message = "every open day is up to date or being brought up to date"
         return _request_once(context, monitor, next_runs.REBUILD, requests, idle_message)

@@ -278,7 +278,7 @@ class Monitor:
         self._since: datetime | None = None
 
     @contextmanager
-    def take_turn(self) -> Iterator[None]:
+    def lock_reads(self) -> Iterator[None]:
         """Keep other ticks from reading meanwhile.
 
         Raises:
@@ -312,7 +312,7 @@ class Monitor:
         Raises:
             LookError: another look hangs.
         """
-        with self.take_turn():
+        with self.lock_reads():
             disk = disk_failures(context.instance, self.clock() - _DISK_NEWS_PERIOD)
             return [*disk, *find_incidents(self.read_situation(context.instance))]
 

@@ -164,7 +164,7 @@ class Situation:
         """
         if self.ledgers[table].table.is_retired(self.today):
             return Window(self.today, self.today)
-        last = min(self.unloaded[log].last_expected for log in self.graph.source_logs(table))
+        last = min(self.unloaded[log].last_day_requested for log in self.graph.source_logs(table))
         today = self.today - DAY if self.before_deadline else self.today
         return self.graph.policy_of(table).expected_days(today, last)
 

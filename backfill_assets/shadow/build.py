@@ -19,7 +19,7 @@ from pydantic import PrivateAttr
 from backfill_assets.audit.checks import failure_text
 from backfill_assets.backfills.backfill_plan import BackfillRequest
 from backfill_assets.calendar.late_data import Policy
-from backfill_assets.calendar.partitions import DAY, Window, run_windows, to_ranges
+from backfill_assets.calendar.partitions import DAY, Window, split_into_run_windows, to_ranges
 from backfill_assets.dagster_ext.failures import run_failure_message
 from backfill_assets.dagster_ext.internals import AssetGraph
 from backfill_assets.delta import targets
@@ -332,7 +332,7 @@ def _split_runs(
     for table_days, names in groups:
         for window in tables_of(settings)[names[0]].grain.gapless_ranges(table_days):
             partitions = [day for day in sorted(table_days) if day in window]
-            for run in run_windows(partitions, settings.partitions_per_run):
+            for run in split_into_run_windows(partitions, settings.partitions_per_run):
                 yield run, names
 
 

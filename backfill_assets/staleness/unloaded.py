@@ -32,7 +32,7 @@ class UnloadedDays:
     missing_days: frozenset[date] = frozenset()
     files_on_hold: Mapping[date, Sequence[str]] = field(default_factory=dict)
     fingerprints: Mapping[date, str] = field(default_factory=dict, compare=False)
-    last_expected: date = field(default=date.max, compare=False)
+    last_day_requested: date = field(default=date.max, compare=False)
     strays: Sequence[str] = field(default=(), compare=False)
 
 
@@ -59,7 +59,7 @@ def find_unloaded_days(
         {},
     )
     due_days, log_window = policy.expected_days(today), policy.loadable_days(today)
-    last_expected = _last_expected_day(loaded, listing, log_window, policy)
+    last_expected = _last_day_requested(loaded, listing, log_window, policy)
     known_days = {*loaded, *raw.published_days, *raw.revocations}
     log_days = [
         day
@@ -88,7 +88,7 @@ def find_unloaded_days(
             missing_days.add(day)
         if load_manifest.needs_reload(loaded_manifest, planned):
             days_to_load[day] = fingerprint
-        elif rejected is not None and _is_outdated(rejected, day, fingerprint):
+        elif rejected is not None and _lacks_load(rejected, day, fingerprint):
             days_to_load[day] = f"{fingerprint}+{rejected.table.name}"
     return UnloadedDays(
         days_to_load,
@@ -101,21 +101,26 @@ def find_unloaded_days(
 
 
 def no_data_warning(unloaded: UnloadedDays, policy: Policy, today: date) -> str:
-    """Return a warning if nothing has landed from a source for long; empty otherwise."""
-    if unloaded.last_expected >= policy.expected_days(today).end - DAY:
+    """Return a warning if nothing has landed from a source for long; empty otherwise.
+
+    Days without a folder are requested for `absent_days` after the newest one that landed.
+    """
+    if unloaded.last_day_requested >= policy.expected_days(today).end - DAY:
         return ""
-    newest = unloaded.last_expected - policy.absent_days * DAY
+    newest = unloaded.last_day_requested - policy.absent_days * DAY
     since = f"since {newest}" if newest >= policy.start else f"from {policy.start} on"
-    beside = f" (but for {unloaded.strays[-1]}, which is not read)" if unloaded.strays else ""
+    unread_files_note = (
+        f" (but for {unloaded.strays[-1]}, which is not read)" if unloaded.strays else ""
+    )
     return (
-        f"nothing has landed {since}{beside}, for more than {policy.absent_days} days "
-        f"({PREFIX}ABSENT_DAYS): days after {unloaded.last_expected} are not asked for. The source "
-        "is silent, or this machine's clock runs ahead. See that the source delivers, or set the "
+        f"nothing has landed {since}{unread_files_note}, for more than {policy.absent_days} days "
+        f"({PREFIX}ABSENT_DAYS): days after {unloaded.last_day_requested} are not asked for. The "
+        "source is silent, or this machine's clock runs ahead. See that the source delivers, or set the "
         "clock; what lands is loaded as ever. To have these days as empty ones, materialize them"
     )
 
 
-def _last_expected_day(
+def _last_day_requested(
     loaded: Mapping[date, load_manifest.LoadManifest],
     listing: Listing,
     log_window: Window,
@@ -173,9 +178,12 @@ def loaded_manifests(raw: Ledger) -> dict[date, load_manifest.LoadManifest]:
     return {day: manifest for day, manifest in manifest_by_day.items() if manifest is not None}
 
 
-def _is_outdated(table: Ledger, day: date, fingerprint: str) -> bool:
-    """Return whether a day must be published again; a record without a fingerprint is accepted."""
-    published = table.current_record(day)
+def _lacks_load(rejected: Ledger, day: date, fingerprint: str) -> bool:
+    """Return whether the rejected lines of a day were not published from these landed files.
+
+    A day that was undone stays undone; a record without a fingerprint counts as up to date.
+    """
+    published = rejected.current_record(day)
     if published is None:
-        return day not in table.revocations
+        return day not in rejected.revocations
     return published.fingerprint not in ("", fingerprint)

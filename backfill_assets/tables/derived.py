@@ -217,16 +217,21 @@ class Derived(Table):
 
     @property
     def layer_equations(self) -> list[Equation]:
-        """The conserved totals of same-day inputs whose commits have the number."""
+        """What a diff of tables compares: `conserves` checks as equations between two tables.
+
+        Each side is of the same day. Only rows and totals that the commits of the input record;
+        none for a table that carries state, as its day also holds rows of earlier days.
+        """
+        if carries_state(self):
+            return []
         equations = []
-        # A day that carries state holds rows of earlier days, too.
-        for check in () if carries_state(self) else self.conserved:
+        for check in self.conserved:
             read = self.reads[check.parameter]
             name = "rows" if check.column is None else check.column
             if read.of_the_day and name in ("rows", *read.table.totals):
-                has = "has {} rows" if name == "rows" else f"has {name} {{}}"
+                text = "has {} rows" if name == "rows" else f"has {name} {{}}"
                 equations.append(
-                    Equation(Figure(read.table, name, has), self.total_figure(check.total))
+                    Equation(Figure(read.table, name, text), self.total_figure(check.total))
                 )
         return equations
 

@@ -78,7 +78,7 @@ def make_situation(
                 days_to_load=dict.fromkeys(load, "x"),
                 missing_days=frozenset(absent),
                 files_on_hold={day: [f"arrival_date={day}/part-0.jsonl"] for day in on_hold},
-                last_expected=last,
+                last_day_requested=last,
             )
         },
         failed_checks={
