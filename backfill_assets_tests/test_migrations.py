@@ -14,7 +14,7 @@ import pyspark.sql.types as T
 import pytest
 from pandera.pyspark import Field
 
-from backfill_assets.delta import migrate
+from backfill_assets.delta import migrate, table_schema
 from backfill_assets.delta.commits import PublishError
 from backfill_assets.delta.ledger_reader import read_ledger
 from backfill_assets.delta.ledgers import Ledger, StoredFiles, TableMetadata
@@ -458,19 +458,25 @@ def test_files_that_hold_something_else_are_not_committed(url, pipeline, spark, 
 
 
 @pytest.mark.parametrize(
-    ("lost", "table"),
+    ("module", "lost", "table"),
     [
-        ("measure", WIDENED),
-        ("add_constraints", make_table(2, share=(T.FloatType, Field(ge=0, description="Share.")))),
+        (migrate, "measure_days", WIDENED),
+        (
+            table_schema,
+            "add_constraints",
+            make_table(2, share=(T.FloatType, Field(ge=0, description="Share."))),
+        ),
     ],
     ids=["before", "after"],
 )
-def test_a_lost_engine_is_no_failed_migration(lost, table, url, pipeline, spark, monkeypatch):
+def test_a_lost_engine_is_no_failed_migration(
+    module, lost, table, url, pipeline, spark, monkeypatch
+):
     def refuse_connection(*_: object, **__: object) -> None:
         raise ConnectionRefusedError("nobody listens")
 
     with monkeypatch.context() as patch, pytest.raises(EngineError) as raised:
-        patch.setattr(migrate, lost, refuse_connection)
+        patch.setattr(module, lost, refuse_connection)
         list(migrate_table(make_writer(pipeline, table)))
     assert "engine was lost while fact_daily_orders was migrated" in str(raised.value)
     assert "run `backfill-assets migrate fact_daily_orders` again" in str(raised.value)

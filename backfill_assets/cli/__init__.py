@@ -16,7 +16,6 @@ import click
 
 from backfill_assets.cli.output import Finding, Output, Status, level_options
 from backfill_assets.escaping import escape_terminal
-from backfill_assets.settings import load_env_file
 
 #: The commands by family, each with its module; a command is the function of the same name.
 _FAMILIES = {
@@ -141,7 +140,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command, by default the process's own; return its status, see `output.Status`."""
     out = Output()
     try:
-        load_env_file(Path.cwd())
+        if (Path.cwd() / ".env").is_file():
+            # Not at the top: help and completion need no settings.
+            from backfill_assets.settings import load_env_file
+
+            load_env_file(Path.cwd())
         status = cli.main(arguments, "backfill-assets", standalone_mode=False, obj=out)
         return int(status or Status.FINE)
     except click.ClickException as error:

@@ -116,7 +116,8 @@ def no_data_warning(unloaded: UnloadedDays, policy: Policy, today: date) -> str:
         f"nothing has landed {since}{unread_files_note}, for more than {policy.absent_days} days "
         f"({PREFIX}ABSENT_DAYS): days after {unloaded.last_day_requested} are not asked for. "
         "The source is silent, or this machine's clock runs ahead. See that the source delivers, "
-        "or set the clock; what lands is loaded as ever. To have these days as empty ones, materialize them"
+        "or set the clock; what lands is loaded as ever. To have these days as empty ones, "
+        "materialize them"
     )
 
 
