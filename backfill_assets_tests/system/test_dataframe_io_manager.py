@@ -178,7 +178,7 @@ def test_29_of_30_days_are_published_with_a_verdict_each(plain):
 
     BAD.clear()
     plain.run("page_visits", 17, 17)
-    assert len(plain.ledger("page_visits", Visits).published) == 30
+    assert len(plain.ledger("page_visits", Visits).published_days) == 30
 
 
 def test_days_are_computed_each_time_and_written_where_they_differ(plain):
@@ -189,8 +189,8 @@ def test_days_are_computed_each_time_and_written_where_they_differ(plain):
     (first, second) = after.records
     assert first.written_days == {day(1), day(2), day(3)}
     assert second.written_days == frozenset()
-    assert {d: after.content(d) for d in after.published} == {
-        d: before.content(d) for d in before.published
+    assert {d: after.content_key(d) for d in after.published_days} == {
+        d: before.content_key(d) for d in before.published_days
     }
 
 
