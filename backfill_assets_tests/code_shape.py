@@ -89,15 +89,15 @@ class Module:
 
     def imported(self, names: set[str]) -> set[str]:
         """Which of the modules `names` this one imports, for type checking alone as well."""
-        found = set()
+        modules = set()
         for node in ast.walk(self.tree):
             if isinstance(node, ast.ImportFrom) and node.module:
                 for alias in node.names:
-                    candidates = (f"{node.module}.{alias.name}", node.module)
-                    found |= {next((name for name in candidates if name in names), self.name)}
+                    full_name = f"{node.module}.{alias.name}"
+                    modules.add(full_name if full_name in names else node.module)
             elif isinstance(node, ast.Import):
-                found |= {alias.name for alias in node.names} & names
-        return found - {self.name}
+                modules |= {alias.name for alias in node.names}
+        return modules & names - {self.name}
 
 
 def read_modules(folder: Path) -> list[Module]:
@@ -132,11 +132,6 @@ def measure(modules: list[Module]) -> tuple[dict[str, float], list[str]]:
     functions = [name for module in modules for name in module.functions()]
     no_names = Counter({name: variables[name] for name in NO_NAMES & variables.keys()})
     circle = find_circle(imports)
-    small = [
-        module.name
-        for module in modules
-        if len(module.lines) < 80 and not (module.lines and _is_package(module, names))
-    ]
     figures = {
         "modules": len(modules),
         "lines of the longest module": max(len(module.lines) for module in modules),
@@ -145,9 +140,11 @@ def measure(modules: list[Module]) -> tuple[dict[str, float], list[str]]:
         "functions named by one word, %": 100
         * sum("_" not in name for name in functions)
         / len(functions),
-        "import circles": len(circle) and 1,
+        "import circles": int(bool(circle)),
         "modules imported by one other": sum(importers[name] == 1 for name in names),
-        "modules under 80 lines": len(small),
+        "modules under 80 lines": sum(
+            len(module.lines) < 80 and not _is_package(module, names) for module in modules
+        ),
     }
     notes = [f"code: {code:,} lines"]
     if no_names:

@@ -123,6 +123,10 @@ def project(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(folder)
         yield folder
+    # Other tests of this process look for modules of these names.
+    names = {name.partition("/")[0].removesuffix(".py") for name in PROJECT}
+    for module in [name for name in sys.modules if name.partition(".")[0] in names]:
+        del sys.modules[module]
 
 
 def table_code() -> Code:

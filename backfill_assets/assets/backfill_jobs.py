@@ -7,10 +7,13 @@ from typing import Any, Literal
 import dagster as dg
 from pydantic import Field
 
-from backfill_assets.backfills import stages as backfills
-from backfill_assets.backfills import state_store
-from backfill_assets.backfills.backfill_plan import BackfillPlan, BackfillRequest, plan_facts
-from backfill_assets.backfills.backfill_plan import day_rows as plan_in_lines
+from backfill_assets.backfills import stages, state_store
+from backfill_assets.backfills.backfill_plan import (
+    BackfillPlan,
+    BackfillRequest,
+    day_rows,
+    plan_facts,
+)
 from backfill_assets.backfills.changes import is_commit_of
 from backfill_assets.backfills.diff import as_markdown
 from backfill_assets.backfills.planner import add_sampled_skews, make_plan, refuse_invalid_request
@@ -121,7 +124,7 @@ def launch_plan(
             reverted; or a daemon that the backfill needs is not running.
         ValueError: one of its tables has been retired since.
     """
-    if missing_daemons := backfills.missing_daemons(instance):
+    if missing_daemons := stages.missing_daemons(instance):
         raise BackfillRefusedError(
             f"no {' and no '.join(missing_daemons)} daemon is at work in this DAGSTER_HOME, so "
             "nothing would happen: start the deployment (`make ui`, or dagster-daemon) first. "
@@ -141,7 +144,7 @@ def launch_plan(
                     "been undone. Nothing was launched; make a new plan."
                 )
     current_plan = make_plan(settings, graph, instance, backfill_state.plan.parameters, code, id_)
-    return backfills.launch_stage(instance, graph, id_, current_plan)
+    return stages.launch_stage(instance, graph, id_, current_plan)
 
 
 def reconcile_backfill(
@@ -177,7 +180,7 @@ def _markdown_table(rows: Iterable[tuple[str, ...]], *headings: str) -> dg.Markd
 def _plan_metadata(plan: BackfillPlan) -> dict[str, Any]:
     return {
         "backfill": plan.id,
-        "days": _markdown_table(plan_in_lines(plan), "table", "what", "why", "days"),
+        "days": _markdown_table(day_rows(plan), "table", "what", "why", "days"),
         "plan": _markdown_table(plan_facts(plan), "", ""),
     }
 
@@ -317,7 +320,7 @@ def _build_stage_sensor(graph: AssetGraph, reconcile_job: dg.JobDefinition) -> d
                     f"{error}; {'closed' if ended else 'Dagster works at its last stage'}"
                 )
             else:
-                action = backfills.advance(context.instance, graph, backfill_state)
+                action = stages.advance(context.instance, graph, backfill_state)
             messages.append(action.text)
             if name := action.stage_to_reconcile:
                 request = dg.RunRequest(

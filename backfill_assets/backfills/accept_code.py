@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from datetime import date
 
 import dagster as dg
-from pyspark.sql import SparkSession
 
 from backfill_assets.backfills import state_store
 from backfill_assets.backfills.verify import VerifyOutcome, verify_days
@@ -23,7 +22,6 @@ from backfill_assets.delta.ledgers import Ledger, Ledgers
 from backfill_assets.delta.migrate import build_acceptance_record
 from backfill_assets.publish.types import CODE_TAG, format_code_pin
 from backfill_assets.settings import Settings
-from backfill_assets.spark.session import Engine
 from backfill_assets.tables.code_version import Code
 
 _ATTEMPTS = 10
@@ -90,7 +88,7 @@ def accept_code(
             return AcceptedCode(table, ())
         record = build_acceptance_record(ledger, days, code, reason)
         try:
-            version = _create_writer(settings, ledger).commit({}, [], record, ledger)
+            version = Writer.from_settings(settings, ledger.table).commit({}, [], record, ledger)
         except PublishError as error:
             raise AcceptanceRefusedError(f"{error} The code was not accepted.") from error
         if version is not None:
@@ -104,17 +102,6 @@ def accept_code(
     raise AcceptanceRefusedError(
         f"{table}: other runs committed first {_ATTEMPTS} times in a row. The code was not "
         "accepted, and nothing was written. Accept it when they are through."
-    )
-
-
-def _create_writer(settings: Settings, ledger: Ledger) -> Writer:
-    """A writer of a table; Spark starts only if rows are written, and an acceptance writes none."""
-
-    def start_session() -> SparkSession:
-        return Engine.from_settings(settings).spark_session
-
-    return Writer(
-        start_session, settings.table(ledger.table.name), ledger.table, settings.undo_days
     )
 
 

@@ -248,8 +248,7 @@ def compare(
     from backfill_assets.backfills.diff import as_grid
     from backfill_assets.backfills.diff import as_json as reports_as_json
     from backfill_assets.delta.targets import ComparisonLimits
-    from backfill_assets.shadow.compare import compare_target as compared
-    from backfill_assets.shadow.compare import require_comparison as required
+    from backfill_assets.shadow.compare import compare_target, require_comparison
     from backfill_assets.spark.session import Engine
     from backfill_assets.tables.code_version import running_code
 
@@ -258,9 +257,9 @@ def compare(
     given_limits = ComparisonLimits(most_drift=most_drift, most_rows=most_rows)
     limits = given_limits if str(given_limits) else shadow_target.required or given_limits
     if require is not None:
-        shadow_target = required(settings, shadow_target, limits if require else None)
+        shadow_target = require_comparison(settings, shadow_target, limits if require else None)
     spark = Engine.from_settings(settings).spark_session
-    comparison = compared(
+    comparison = compare_target(
         settings,
         spark,
         parameters.asset_graph(settings),

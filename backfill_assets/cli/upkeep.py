@@ -81,13 +81,13 @@ def forget(out: Output, lookup: str, condition: str) -> Status:
     """
     settings = load_settings()
     refuse_no_warehouse(settings)
-    from backfill_assets.lookups.batch import forget_answers as take_away
+    from backfill_assets.lookups.batch import forget_answers
     from backfill_assets.tables.graph import lookups_of
 
     known = lookups_of(settings)
     if lookup not in known:
         raise CannotRunError(f"no lookup is named {lookup}; there are {[*known]}")
-    count = take_away(known[lookup], known[lookup].place(settings.warehouse), condition)
+    count = forget_answers(known[lookup], known[lookup].place(settings.warehouse), condition)
     out.print_text(f"{lookup}: {count:,} answers forgotten")
     if count:
         out.print_note(
@@ -235,15 +235,8 @@ def _print_migrations(out: Output, migrations: dict[str, Migration]) -> None:
 def _migrate_table(out: Output, settings: Settings, name: str) -> None:
     """Migrate one table; Spark starts only if its data files are rewritten."""
     from backfill_assets.delta.commits import Writer
-    from backfill_assets.delta.migrate import migrate_table as change
-    from backfill_assets.spark.session import Engine
+    from backfill_assets.delta.migrate import migrate_table
     from backfill_assets.tables.graph import tables_of
 
-    def start_session() -> Any:
-        return Engine.from_settings(settings).spark_session
-
-    writer = Writer(
-        start_session, settings.table(name), tables_of(settings)[name], settings.undo_days
-    )
-    for text in change(writer):
+    for text in migrate_table(Writer.from_settings(settings, tables_of(settings)[name])):
         out.print_text(f"{name}: {text}")

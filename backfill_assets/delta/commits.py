@@ -35,10 +35,10 @@ from backfill_assets.delta.ledger_reader import read_ledger
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.records import RETIREMENT
 from backfill_assets.delta.table_schema import SessionFactory, add_columns, create_table, is_empty
-from backfill_assets.settings import UNDO_DAYS
+from backfill_assets.settings import UNDO_DAYS, Settings
 from backfill_assets.spark.filesystems import open_store
 from backfill_assets.spark.frames import read_observation
-from backfill_assets.spark.session import SPARK_ERRORS, commit_session
+from backfill_assets.spark.session import SPARK_ERRORS, Engine, commit_session
 from backfill_assets.tables.table import Table
 
 #: Delta's names of commit conflicts; over Spark Connect only the error message has them.
@@ -103,6 +103,16 @@ class Writer:
     table: Table
     undo_days: int = UNDO_DAYS
     files: str = ""
+
+    @classmethod
+    def from_settings(cls, settings: Settings, table: Table) -> Writer:
+        """A writer of a table of a deployment; Spark starts only if rows are written."""
+        return cls(
+            lambda: Engine.from_settings(settings).spark_session,
+            settings.table(table.name),
+            table,
+            settings.undo_days,
+        )
 
     @property
     def spark(self) -> SparkSession:

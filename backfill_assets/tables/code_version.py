@@ -211,7 +211,7 @@ class SourceFiles:
 
     def _is_project(self, module: str) -> bool:
         """Return whether a module's source counts for code versions; this package's does not."""
-        top = _current_name(module).partition(".")[0]
+        top = module.partition(".")[0]
         if top in (_PACKAGE.name, _GUIDE):
             return top == _GUIDE
         if top not in self._project_packages:
@@ -357,15 +357,13 @@ class _Normalizer(ast.NodeTransformer):
     def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.AST:
         """Replace a module of this package by the package: moving a name changes no rows."""
         if not node.level:
-            module = _current_name(node.module or "")
-            node.module = _PACKAGE.name if _is_of_this_package(module) else module
+            node.module = _normalized_name(node.module or "")
         return node
 
     def visit_Import(self, node: ast.Import) -> ast.AST:
         """As `visit_ImportFrom`."""
         for alias in node.names:
-            module = _current_name(alias.name)
-            alias.name = _PACKAGE.name if _is_of_this_package(module) else module
+            alias.name = _normalized_name(alias.name)
         return node
 
     def _visit_scope(self, node: ast.AST, *, in_class: bool) -> ast.AST:
@@ -381,6 +379,12 @@ def _current_name(module: str) -> str:
     old = f"{_PACKAGE.name}.examples"
     is_old = module == old or module.startswith(f"{old}.")
     return module.replace(_PACKAGE.name, _GUIDE, 1) if is_old else module
+
+
+def _normalized_name(module: str) -> str:
+    """The name of an imported module in a digest: the package for all modules of this one."""
+    module = _current_name(module)
+    return _PACKAGE.name if _is_of_this_package(module) else module
 
 
 def _is_of_this_package(module: str) -> bool:
