@@ -65,14 +65,14 @@ def run_core_tests(tmp_path: Path, **environment: str) -> None:
 
 def test_the_core_of_the_suite_passes_by_master_url(machines, tmp_path):
     run_core_tests(tmp_path, **{MASTER: machines.master})
-    assert "Registered app backfill_assets" in machines.log("master")
+    assert "Registered app backfill_assets" in machines.read_log("master")
 
 
 def test_the_core_of_the_suite_passes_by_a_connect_server(machines, tmp_path):
-    before = machines.log("master").count("Registered app backfill_assets")
+    before = machines.read_log("master").count("Registered app backfill_assets")
     with connect_server(tmp_path, SMALL, spark_master=machines.master) as url:
         run_core_tests(tmp_path, SPARK_REMOTE=url)
-    assert machines.log("master").count("Registered app backfill_assets") == before + 1
+    assert machines.read_log("master").count("Registered app backfill_assets") == before + 1
 
 
 START_SESSION = """
