@@ -24,13 +24,13 @@ from backfill_assets.calendar.partitions import Window
 from backfill_assets.calendar.reach import next_days
 from backfill_assets.delta import data_files, table_schema
 from backfill_assets.delta.commits import PublishError, Writer
-from backfill_assets.delta.data_files import write_files
+from backfill_assets.delta.data_files import TableSnapshot, write_files
 from backfill_assets.delta.records import CommitRecord
 from backfill_assets.orders.tables import FACT, RAW, STAGED
-from backfill_assets.publish.assess import missing_inputs, refuse_other_code
-from backfill_assets.publish.types import Candidate, ComputedDays, ComputePlan, Outcome, Snapshot
+from backfill_assets.publish.types import ComputedDays, Outcome
 from backfill_assets.settings import load_settings
 from backfill_assets.spark.session import SPARK_ERRORS
+from backfill_assets.staleness.assess import missing_inputs, refuse_other_code
 from backfill_assets.tables.columns import nullable
 from backfill_assets.tables.graph import config_digests
 from backfill_assets.tables.table import SchemaError, Table
@@ -39,8 +39,8 @@ from backfill_assets_tests.helpers.pipeline import LAYERS, Pipeline, copy_loaded
 from backfill_assets_tests.helpers.publish_rows import (
     RECORD,
     fact_rows,
-    make_candidate,
     outcome_values,
+    publish_days,
     publish_frame,
     read_content,
     run_together,
@@ -339,10 +339,7 @@ def test_no_file_is_left_of_what_was_not_committed(loaded, spark):
             first.append(publish_frame(loaded, frame, window(2, 2), fingerprint="one", run="other"))
         return ComputedDays(frame, {})
 
-    plan = ComputePlan({day(2): "one"}, build)
-    (result,) = loaded.io_manager.publish(
-        Candidate(FACT, lambda _: plan), window(2, 2), {**RECORD, "run_id": "r2"}
-    )
+    (result,) = publish_days(loaded.io_manager, FACT, window(2, 2), build, "one", run="r2")
     assert result.outcome is Outcome.IDENTICAL
     named = {path for path in loaded.log(FACT.name).file_uris() if "run_date=2024-01-02" in path}
     files_on_disk = (loaded.warehouse / FACT.name / "run_date=2024-01-02").glob("*.parquet")
@@ -383,10 +380,7 @@ def test_days_that_would_be_the_same_are_neither_computed_nor_committed(loaded, 
     frame = fact_rows(spark, [(n, "a", n) for n in (1, 2, 3)])
     first = publish_frame(loaded, frame, window(1, 3), fingerprint="one")
     before = latest_version(loaded)
-    plan = ComputePlan(dict.fromkeys(window(1, 3), "one"), fail_if_built)
-    second = loaded.io_manager.publish(
-        Candidate(FACT, lambda _: plan), window(1, 3), {**RECORD, "run_id": "r2"}
-    )
+    second = publish_days(loaded.io_manager, FACT, window(1, 3), fail_if_built, "one", run="r2")
     assert outcome_values(second) == ["identical"] * 3
     assert latest_version(loaded) == before
     # All that a lost run did not tell Dagster of is in the commit's record.
@@ -401,12 +395,9 @@ def test_other_code_or_configuration_computes_anew_and_writes_what_differs(loade
     frame = fact_rows(spark, [(n, "a", n) for n in (1, 2, 3)])
     publish_frame(loaded, frame, window(1, 3), fingerprint="one")
     files = set(loaded.log(FACT.name).file_uris())
-    results = loaded.io_manager.publish(
-        make_candidate(
-            fact_rows(spark, [(1, "a", 1), (2, "z", 2), (3, "a", 3)]), fingerprint="one"
-        ),
-        window(1, 3),
-        {**RECORD, "run_id": "r2", changed: "other"},
+    other_rows = fact_rows(spark, [(1, "a", 1), (2, "z", 2), (3, "a", 3)])
+    results = publish_frame(
+        loaded, other_rows, window(1, 3), fingerprint="one", run="r2", **{changed: "other"}
     )
     assert outcome_values(results) == ["unchanged", "written", "unchanged"]
     unchanged_files = files & set(loaded.log(FACT.name).file_uris())
@@ -440,24 +431,23 @@ def test_a_run_that_was_overtaken_looks_again_and_does_not_put_older_on_newer(lo
     """A slow run reads its input, another publishes newer, then the slow one wants to commit."""
     reads = []
 
-    def plan(days: Window) -> ComputePlan:
+    def read_fingerprint() -> str:
         reads.append(newest["value"])
+        return newest["value"]
+
+    def build(_: Window) -> ComputedDays:
         value = newest["value"]
-
-        def build(_: Window) -> ComputedDays:
-            if len(reads) == 1:
-                newest["value"] = "new"
-                publish_frame(
-                    loaded, fact_rows(spark, [(2, "new", 1)]), window(2, 2), fingerprint="new"
-                )
-            return ComputedDays(fact_rows(spark, [(2, value, 1)]), {})
-
-        return ComputePlan(dict.fromkeys(days, value), build)
+        if len(reads) == 1:
+            newest["value"] = "new"
+            publish_frame(
+                loaded, fact_rows(spark, [(2, "new", 1)]), window(2, 2), fingerprint="new"
+            )
+        return ComputedDays(fact_rows(spark, [(2, value, 1)]), {})
 
     newest = {"value": "old"}
     before = latest_version(loaded)
-    results = loaded.io_manager.publish(
-        Candidate(FACT, plan), window(2, 2), {**RECORD, "run_id": "slow"}
+    results = publish_days(
+        loaded.io_manager, FACT, window(2, 2), build, read_fingerprint, run="slow"
     )
     assert reads == ["old", "new"]
     assert outcome_values(results) == ["identical"]
@@ -474,10 +464,7 @@ def test_a_run_that_was_overtaken_on_other_days_does_not_compute_again(loaded, s
         built.append(days)
         return ComputedDays(fact_rows(spark, [(2, "mine", 1)]), {})
 
-    plan = ComputePlan({day(2): "mine"}, build)
-    results = loaded.io_manager.publish(
-        Candidate(FACT, lambda _: plan), window(2, 2), {**RECORD, "run_id": "slow"}
-    )
+    results = publish_days(loaded.io_manager, FACT, window(2, 2), build, "mine", run="slow")
     assert outcome_values(results) == ["written"]
     assert built == [window(2, 2)]
     assert read_content(loaded) == {(1, "a", 1), (2, "mine", 1), (3, "other", 1)}
@@ -574,10 +561,7 @@ def test_a_rule_that_comes_while_a_day_is_computed_holds_for_it(loaded, spark):
         built.append(window_days)
         return ComputedDays(fact_rows(spark, [(2, "b", 9)]), {})
 
-    plan = ComputePlan({day(2): "one"}, build)
-    (result,) = loaded.io_manager.publish(
-        Candidate(FACT, lambda _: plan), window(2, 2), {**RECORD, "run_id": "r2"}
-    )
+    (result,) = publish_days(loaded.io_manager, FACT, window(2, 2), build, "one", run="r2")
     assert "1 row(s) break the rule orders < 5" in result.verdict.failure_reasons
     assert len(built) == 2
     assert read_content(loaded) == {(n, "a", n) for n in (1, 2, 3)}
@@ -614,9 +598,8 @@ def test_what_others_do_to_a_day_before_its_record_is_not_overlooked(loaded, spa
         spark.sql(f"DELETE FROM delta.`{loaded.warehouse / FACT.name}` WHERE {where}")
         return ComputedDays(frame, {})
 
-    plan = ComputePlan({day(2): "same rows, other input"}, build)
-    (result,) = loaded.io_manager.publish(
-        Candidate(FACT, lambda _: plan), window(2, 2), {**RECORD, "run_id": "r2"}
+    (result,) = publish_days(
+        loaded.io_manager, FACT, window(2, 2), build, "same rows, other input", run="r2"
     )
     assert result.outcome is Outcome.WRITTEN
     assert loaded.io_manager.ledger(FACT).current_record(day(2)) is not None
@@ -687,9 +670,8 @@ def test_a_merge_that_was_overtaken_looks_again(loaded, spark):
             )
         return ComputedDays(fact_rows(spark, [(2, "a", 5)]), {})
 
-    plan = ComputePlan({day(2): "mine"}, build)
-    (result,) = loaded.io_manager.publish(
-        Candidate(FACT, lambda _: plan), window(2, 2), {**RECORD, "run_id": "slow"}, merge=True
+    (result,) = publish_days(
+        loaded.io_manager, FACT, window(2, 2), build, "mine", run="slow", merge=True
     )
     assert (
         "1 published row(s) are absent or less frequent in the source"
@@ -726,14 +708,14 @@ def test_the_run_tags_reach_the_write_path(pipeline):
 # --- what other settings made ---------------------------------------------------------------------
 
 
-def source_built_under(digest: str, n: int, *, by_day: bool = True) -> Snapshot:
+def source_built_under(digest: str, n: int, *, by_day: bool = True) -> TableSnapshot:
     """A source of days 1 to n, which these settings made."""
-    return Snapshot(
+    return TableSnapshot(
         ledger(STAGED, record(0, days((1, n)), config_digest=digest)), by_day, fail_if_built
     )
 
 
-def input_problems(manager, source: Snapshot) -> dict[int, str]:
+def input_problems(manager, source: TableSnapshot) -> dict[int, str]:
     expectations = missing_inputs([source], window(1, 6), manager.config_of, {})
     return {d.day: expectation.problems[0] for d, expectation in expectations.items()}
 
@@ -765,7 +747,7 @@ def test_a_day_is_not_made_of_what_other_settings_made(pipeline):
     )
 
 
-def recommitted_records(source: Snapshot) -> list[CommitRecord]:
+def recommitted_records(source: TableSnapshot) -> list[CommitRecord]:
     return [
         msgspec.structs.replace(commit_record, version=1) for commit_record in source.ledger.records
     ]

@@ -14,6 +14,7 @@ import pyspark.sql.types as T
 import pytest
 from pandera.pyspark import Field
 
+from backfill_assets.calendar.partitions import DaySet
 from backfill_assets.delta import migrate, table_schema
 from backfill_assets.delta.commits import PublishError
 from backfill_assets.delta.ledger_reader import read_ledger
@@ -33,7 +34,7 @@ from backfill_assets.delta.table_schema import (
     schema_properties,
 )
 from backfill_assets.delta.table_schema import DROPPED_COLUMNS as DROPPED_PROPERTY
-from backfill_assets.publish.types import Candidate, ComputedDays, ComputePlan, Outcome
+from backfill_assets.publish.types import Outcome
 from backfill_assets.spark.jars import EngineError
 from backfill_assets.tables.arguments import DeclarationError
 from backfill_assets.tables.columns import added, files_match_schema, is_wider_type
@@ -41,7 +42,7 @@ from backfill_assets.tables.table import SchemaError, Table
 from backfill_assets_tests.changing_columns import BEFORE, load_log, make_table, make_writer
 from backfill_assets_tests.helpers.invented_logs import days
 from backfill_assets_tests.helpers.pipeline import Pipeline, copy_loaded, day
-from backfill_assets_tests.helpers.publish_rows import RECORD, window
+from backfill_assets_tests.helpers.publish_rows import publish_frame
 
 
 def note_renamed_from(old: str) -> Any:
@@ -87,10 +88,13 @@ ROWS = [
 def publish_rows(pipeline: Pipeline, spark, table: Table, rows: list[tuple], made_of: str = "this"):
     frame = spark.createDataFrame(rows, table.struct_type)
     dates = sorted({row[0] for row in rows})
-    plan = ComputePlan(dict.fromkeys(dates, made_of), lambda _: ComputedDays(frame, {}))
-    over = window(dates[0].day, dates[-1].day)
-    results = pipeline.io_manager.publish(
-        Candidate(table, lambda _: plan), over, {**RECORD, "run_id": made_of}
+    results = publish_frame(
+        pipeline,
+        frame,
+        DaySet.from_days(dates),
+        table=table,
+        fingerprint=made_of,
+        run=made_of,
     )
     return [result.outcome for result in results]
 

@@ -22,8 +22,8 @@ from backfill_assets.assets import lateness, staging
 from backfill_assets.audit.verdicts import DayMetrics, Expectation, Finding, Severity, Verdict
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import Window
+from backfill_assets.delta.data_files import TableSnapshot
 from backfill_assets.orders.tables import ORDER_LINES, RAW, STAGED
-from backfill_assets.publish.types import Snapshot
 from backfill_assets.settings import load_settings
 from backfill_assets.staleness.impact import ChangeImpact, impact_of
 from backfill_assets.tables.code_version import Code
@@ -295,7 +295,7 @@ def impact_of_change(
 ) -> ChangeImpact:
     """What is touched when the rows of some log days are replaced, all being published."""
     known = ledger(VISITS.raw, record(1, WEEK))
-    before = Snapshot(known, needs_same_day=False, read=lambda _: log_frame(spark, previous))
+    before = TableSnapshot(known, needs_same_day=False, read=lambda _: log_frame(spark, previous))
     after = log_frame(spark, (row for row in current if row["log_date"] in changed))
     verdicts = [make_verdict(log_day, "another") for log_day in sorted(changed)]
     return impact_of(VISITS, before, after, verdicts, POLICY, "UTC")

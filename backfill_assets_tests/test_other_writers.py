@@ -19,7 +19,7 @@ from backfill_assets.delta.records import ExternalCommit
 from backfill_assets.monitoring.incidents import find_incidents
 from backfill_assets.monitoring.states import DayState
 from backfill_assets.orders.tables import FACT
-from backfill_assets.publish.types import Candidate, ComputedDays, ComputePlan, Outcome
+from backfill_assets.publish.types import ComputedDays, Outcome
 from backfill_assets.staleness.stale import StaleDays
 from backfill_assets_tests.helpers.invented_logs import commit_metadata, days
 from backfill_assets_tests.helpers.invented_states import (
@@ -32,6 +32,7 @@ from backfill_assets_tests.helpers.publish_rows import (
     RECORD,
     fact_rows,
     outcome_values,
+    publish_days,
     publish_frame,
     read_content,
     window,
@@ -469,9 +470,8 @@ def test_an_external_append_beside_a_run(pipeline, spark):
             row.write.format("delta").mode("append").save(url)
             return ComputedDays(rows, {})
 
-        plan = ComputePlan({day(n): uuid4().hex}, build)
-        return pipeline.io_manager.publish(
-            Candidate(FACT, lambda _: plan), window(n, n), {**RECORD, "run_id": "beside"}, **how
+        return publish_days(
+            pipeline.io_manager, FACT, window(n, n), build, uuid4().hex, run="beside", **how
         )
 
     # An overwrite replaces the row that it has not seen, and what it says of the day is so.

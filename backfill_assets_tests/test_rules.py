@@ -16,11 +16,12 @@ from pyspark.sql.window import Window
 
 from backfill_assets import ORDERS, STAGED, Reads, current, forbids, no_leaks, nullable, table
 from backfill_assets.audit.verdicts import RefusedError, Violation, find_violations
-from backfill_assets.publish.compute import compute_days
-from backfill_assets.publish.types import ComputedDays, ComputePlan
+from backfill_assets.publish.compute import audit_days
+from backfill_assets.publish.types import ComputedDays
 from backfill_assets.tables.arguments import DeclarationError
 from backfill_assets_tests.helpers.invented_logs import ledger
 from backfill_assets_tests.helpers.pipeline import LAYERS, Pipeline, day, order
+from backfill_assets_tests.helpers.publish_rows import make_plan
 
 
 class Span(pa.DataFrameModel):
@@ -155,18 +156,16 @@ def test_a_check_that_finds_rows_of_no_day_of_the_frame_is_refused(spark):
     @table_of(
         [forbids("lost", lambda rows: rows.withColumn("run_date", F.date_add("run_date", 9)), "d")]
     )
-    def build(days):
+    def build():
         return ComputedDays(make_frame(spark, (1, "a", "1.00", "1.00")), {})
 
     checked_table, built = build
     with pytest.raises(RefusedError, match=r"lost found rows of 2024-01-10, of which the frame"):
-        compute_days(
-            checked_table, ComputePlan({day(1): ""}, built), {day(1): ""}, ledger(checked_table)
-        )
+        audit_days(make_plan(ledger(checked_table), [day(1)]), built)
 
 
 def table_of(checks):
-    return lambda build: (table(Span, checks=checks)(spans.transform), build)
+    return lambda build: (table(Span, checks=checks)(spans.transform), build())
 
 
 @pytest.mark.parametrize(
@@ -207,16 +206,11 @@ def test_conditions_that_are_none_are_refused_by_name_before_anything_is_compute
     def fail_if_computed(_):
         raise AssertionError
 
-    def build(days):
-        rows = make_frame(spark, (1, "a", "1.00", "1.00")).mapInPandas(
-            fail_if_computed, spans.struct_type
-        )
-        return ComputedDays(rows, {})
-
+    rows = make_frame(spark, (1, "a", "1.00", "1.00")).mapInPandas(
+        fail_if_computed, spans.struct_type
+    )
     with pytest.raises(DeclarationError) as refused:
-        compute_days(
-            wrong_table, ComputePlan({day(1): ""}, build), {day(1): ""}, ledger(wrong_table)
-        )
+        audit_days(make_plan(ledger(wrong_table), [day(1)]), ComputedDays(rows, {}))
     message = str(refused.value)
     assert message.startswith(
         "spans: the rule typo (mots >= least) is no condition on its columns: ["

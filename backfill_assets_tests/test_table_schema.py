@@ -27,7 +27,7 @@ from backfill_assets.delta.table_schema import (
 )
 from backfill_assets.monitoring.incidents import find_incidents
 from backfill_assets.orders.tables import CORRECTIONS, CURRENT, FACT, DailyOrders
-from backfill_assets.publish.types import Candidate, ComputedDays, ComputePlan, Outcome
+from backfill_assets.publish.types import DayResult, Outcome
 from backfill_assets.staleness.stale import StaleDays
 from backfill_assets.tables.table import SchemaError, Table
 from backfill_assets_tests.helpers.invented_logs import days
@@ -35,10 +35,10 @@ from backfill_assets_tests.helpers.invented_states import make_healthy_ledgers, 
 from backfill_assets_tests.helpers.pipeline import Pipeline, day
 from backfill_assets_tests.helpers.publish_rows import (
     OPTIONAL,
-    RECORD,
     WIDER,
     fact_rows,
     outcome_values,
+    publish_days,
     publish_frame,
     read_content,
     run_together,
@@ -232,24 +232,24 @@ def loaded(pipeline, spark) -> Pipeline:
     return pipeline
 
 
-def wider_day(spark, n: int, items: int | None = 3) -> Candidate:
-    """A day with a row of the wider model."""
+def publish_wide(
+    pipeline: Pipeline, spark, n: int, items: int | None = 3, **how: bool
+) -> list[DayResult]:
+    """Publish a day with a row of the wider model."""
     rows = spark.createDataFrame([(day(n), "b", 9, Decimal(9), "web", items)], WIDER.struct_type)
-    plan = ComputePlan({day(n): f"wide {n} {items}"}, lambda _: ComputedDays(rows, {}))
-    return Candidate(WIDER, lambda _: plan)
+    made_of = f"wide {n} {items}"
+    return publish_frame(
+        pipeline, rows, window(n, n), table=WIDER, fingerprint=made_of, run=f"w{n}", **how
+    )
 
 
 def test_a_column_that_may_be_null_is_added_before_the_commit(loaded, spark, monkeypatch):
     files = set(loaded.log(FACT.name).file_uris())
     before = loaded.log(FACT.name).version()
     io = loaded.io_manager
-
-    def publish_wide(n: int, **how: bool) -> list:
-        return io.publish(wider_day(spark, n), window(n, n), {**RECORD, "run_id": f"w{n}"}, **how)
-
     # Two at once, of which one may come second to each statement.
     results: list = []
-    work = [lambda n=n: results.extend(publish_wide(n)) for n in (2, 3)]
+    work = [lambda n=n: results.extend(publish_wide(loaded, spark, n)) for n in (2, 3)]
     assert run_together(*work) == []
     assert [result.outcome for result in results] == [Outcome.WRITTEN] * 2
     table = loaded.log(FACT.name)
@@ -259,14 +259,14 @@ def test_a_column_that_may_be_null_is_added_before_the_commit(loaded, spark, mon
     rows = {(r["run_date"].day, r["channel"], r["items"]) for r in loaded.rows(FACT.name)}
     assert rows == {(1, None, None), (2, "web", 3), (3, "web", 3)}
     # The next finds nothing to do, and the rule holds where there is something to hold.
-    io.publish(wider_day(spark, 4, None), window(4, 4), {**RECORD, "run_id": "w4"})
+    publish_wide(loaded, spark, 4, None)
     assert loaded.log(FACT.name).version() == before + 6
-    (failed_day,) = io.publish(wider_day(spark, 5, 0), window(5, 5), {**RECORD, "run_id": "w5"})
+    (failed_day,) = publish_wide(loaded, spark, 5, 0)
     assert (
         "1 row(s) break the rule items IS NULL OR items >= 1" in failed_day.verdict.failure_reasons
     )
     # A merge, and who reads the days of then.
-    assert outcome_values(publish_wide(4, merge=True)) == ["written"]
+    assert outcome_values(publish_wide(loaded, spark, 4, merge=True)) == ["written"]
     ledger = io.ledger(WIDER)
     assert ledger.current_record(day(1)) is not None
     assert ledger.columns_changed_since(ledger.latest[day(1)]) == {"channel", "items"}
@@ -285,7 +285,7 @@ def test_a_column_that_may_be_null_is_added_before_the_commit(loaded, spark, mon
 def test_rules_are_added_even_if_who_added_the_column_was_killed(loaded, spark):
     url = loaded.io_manager.url(FACT)
     spark.sql(f"ALTER TABLE delta.`{url}` ADD COLUMNS (channel STRING, items BIGINT)")
-    loaded.io_manager.publish(wider_day(spark, 3), window(3, 3), RECORD)
+    publish_wide(loaded, spark, 3)
     properties = loaded.log(FACT.name).metadata().configuration
     assert "delta.constraints.items_greater_than_or_equal_to" in properties
 
@@ -295,10 +295,9 @@ def test_other_changes_are_refused_before_anything_is_computed(loaded, spark, ta
     def fail_if_called(_):
         raise AssertionError("computed, although it can't be published")
 
-    plan = ComputePlan({day(2): "new"}, fail_if_called)
     before, rows = loaded.log(FACT.name).version(), read_content(loaded)
     with pytest.raises(SchemaError, match="Nothing was written; the table is as it was"):
-        loaded.io_manager.publish(Candidate(table, lambda _: plan), window(2, 2), RECORD)
+        publish_days(loaded.io_manager, table, window(2, 2), fail_if_called, "new")
     assert (loaded.log(FACT.name).version(), read_content(loaded)) == (before, rows)
 
 

@@ -1,6 +1,6 @@
 """The assets of derived tables, which a function declares."""
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Mapping
 from dataclasses import replace
 from datetime import date
 from decimal import Decimal
@@ -17,10 +17,11 @@ from backfill_assets.assets.input_frames import (
     sums_by_day,
 )
 from backfill_assets.assets.table_asset import AssetInputs, table_asset
-from backfill_assets.audit.verdicts import Expectation, Verdict
+from backfill_assets.audit.verdicts import Expectation
 from backfill_assets.calendar.partitions import DAY, Window, any_window_condition, to_windows
+from backfill_assets.delta.data_files import TableSnapshot
 from backfill_assets.publish.compute import explain_function_errors
-from backfill_assets.publish.types import CommitNotes, ComputedDays, Snapshot
+from backfill_assets.publish.types import CommitNotes, ComputedDays
 from backfill_assets.settings import Settings
 from backfill_assets.spark.frames import Cache
 from backfill_assets.tables.arguments import describe_value
@@ -30,7 +31,7 @@ from backfill_assets.tables.graph import load_graph
 
 
 def input_sums(
-    source: Snapshot,
+    source: TableSnapshot,
     rows: DataFrame,
     day_column: str,
     columns: Mapping[str, str | None],
@@ -59,7 +60,9 @@ def _aggregations(columns: Mapping[str, str | None]) -> dict[str, Column]:
     }
 
 
-def _recorded_sums(source: Snapshot, day: date, columns: Mapping[str, str | None]) -> Sums | None:
+def _recorded_sums(
+    source: TableSnapshot, day: date, columns: Mapping[str, str | None]
+) -> Sums | None:
     """Return the sums recorded when the day was published; None if not recorded.
 
     They still hold: a day that another writer changed has no current record.
@@ -78,7 +81,7 @@ def _recorded_sums(source: Snapshot, day: date, columns: Mapping[str, str | None
 
 def derived_expectations(
     table: Derived,
-    sources: Mapping[str, Snapshot],
+    sources: Mapping[str, TableSnapshot],
     frames: Mapping[str, DataFrame],
     days: Window,
 ) -> dict[date, Expectation]:
@@ -106,7 +109,7 @@ def derived_expectations(
 
 def _input_totals(
     table: Derived,
-    sources: Mapping[str, Snapshot],
+    sources: Mapping[str, TableSnapshot],
     parameter: str,
     frame: DataFrame,
     columns: Mapping[str, str | None],
@@ -174,20 +177,16 @@ def build_derived_asset(settings: Settings, code: Code, table: Derived) -> dg.As
             )
         rows = cache(frame)
 
-        # The publisher calls it after the audit.
-        def commit_notes(_: Snapshot | None, verdicts: Sequence[Verdict]) -> CommitNotes:
-            # Grows in the loop: a day of a stateful table reads days of the same commit.
-            final: set[date] = set()
-            for verdict in verdicts:
-                if verdict.may_publish and _is_final(table, sources, verdict.day, starts, final):
-                    final.add(verdict.day)
-            return CommitNotes(final)
-
+        # Grows in the loop: a day of a stateful table reads days of the same commit.
+        final: set[date] = set()
+        for day in days:
+            if _is_final(table, sources, day, starts, final):
+                final.add(day)
         expected = answers.add_problems(derived_expectations(table, sources, frames, days))
         for day, problem in repeated_key_problems(table, sources, days).items():
             expected[day] = replace(expected[day], problems=[*expected[day].problems, problem])
         return ComputedDays(
-            rows, expected, scattered=True, numbers=answers.numbers, commit_notes=commit_notes
+            rows, expected, scattered=True, numbers=answers.numbers, notes=CommitNotes(final)
         )
 
     return table_asset(
@@ -203,7 +202,7 @@ def build_derived_asset(settings: Settings, code: Code, table: Derived) -> dg.As
 
 def _is_final(
     table: Derived,
-    sources: Mapping[str, Snapshot],
+    sources: Mapping[str, TableSnapshot],
     day: date,
     starts: Mapping[str, date],
     final: Container[date],

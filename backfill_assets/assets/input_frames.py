@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 
 from backfill_assets.calendar.partitions import DAY, Window, any_window_condition, to_windows
 from backfill_assets.calendar.reach import SAME_DAY, WEEK, Reach
-from backfill_assets.publish.types import Snapshot
+from backfill_assets.delta.data_files import TableSnapshot
 from backfill_assets.spark.frames import create_frame
 from backfill_assets.tables.derived import FOR_DAY, Derived, Reads, carries_state
 from backfill_assets.tables.sources import SourceTable
@@ -69,7 +69,7 @@ def for_days(rows: DataFrame, partition: str, reach: Reach, days: Window) -> Dat
 
 def input_frames(
     table: Derived,
-    sources: Mapping[str, Snapshot],
+    sources: Mapping[str, TableSnapshot],
     days: Window,
     timezone: str,
 ) -> dict[str, DataFrame]:
@@ -88,7 +88,7 @@ def input_frames(
 
 
 def _stateful_frames(
-    table: Derived, sources: Mapping[str, Snapshot], days: Window
+    table: Derived, sources: Mapping[str, TableSnapshot], days: Window
 ) -> dict[str, DataFrame]:
     """Return the inputs of a stateful table.
 
@@ -128,7 +128,7 @@ def _repeat_over_stretches(parts: Iterable[tuple[DataFrame, Column, Window]]) ->
     )
 
 
-def _state_rows(source: Snapshot, day: date, spark: SparkSession) -> DataFrame:
+def _state_rows(source: TableSnapshot, day: date, spark: SparkSession) -> DataFrame:
     """Return the rows of a day of the stateful table itself; empty if it does not exist yet."""
     if source.ledger.version is None:
         return create_frame(spark, source.table.struct_type, [])
@@ -146,7 +146,7 @@ def known_rows(rows: DataFrame, reads: Reads, days: Window, timezone: str) -> Da
 
 
 def published_days(
-    table: Derived, sources: Mapping[str, Snapshot], days: Window, spark: SparkSession
+    table: Derived, sources: Mapping[str, TableSnapshot], days: Window, spark: SparkSession
 ) -> dict[str, DataFrame]:
     """Return the published input days, for each parameter that requests them."""
     frames = {}
@@ -159,7 +159,7 @@ def published_days(
 
 
 def repeated_key_problems(
-    table: Derived, sources: Mapping[str, Snapshot], days: Window
+    table: Derived, sources: Mapping[str, TableSnapshot], days: Window
 ) -> dict[date, str]:
     """Return, by day, the input days that decide it and have several rows of one key.
 

@@ -4,14 +4,13 @@ Files that can be read are parsed; rows of files that are gone or held back are 
 parses lines; `landing.load_manifest` decides what a day is loaded from.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import date
 from functools import partial
 from typing import Any
 
 import dagster as dg
-import msgspec
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
@@ -32,9 +31,7 @@ from backfill_assets.assets.raw_rows import (
     selected_rows,
 )
 from backfill_assets.assets.table_asset import delta_assets, yield_outputs
-from backfill_assets.audit.verdicts import Verdict
-from backfill_assets.calendar.late_data import Policy
-from backfill_assets.calendar.partitions import DAY, Window, to_ranges
+from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.delta.data_files import rows_as_of
 from backfill_assets.delta.ledger_reader import read_ledger
 from backfill_assets.delta.ledgers import Ledger
@@ -43,20 +40,18 @@ from backfill_assets.landing.files import LandingFiles
 from backfill_assets.landing.listing import ListedFile, Listing, list_landing
 from backfill_assets.landing.read import probe_files, read_lines, retry_without_bad_files
 from backfill_assets.landing.size_limits import SizeLimits
+from backfill_assets.publish.compute import explain_spark_errors
+from backfill_assets.publish.publisher import Publisher
 from backfill_assets.publish.types import (
     ACCEPT_TAG,
     CLOSE_TAG,
     Candidate,
-    CommitNotes,
     ComputedDays,
-    ComputePlan,
-    Snapshot,
+    RunRequest,
 )
 from backfill_assets.settings import Settings
 from backfill_assets.spark.frames import Cache, cache_frames
-from backfill_assets.spark.session import Engine
-from backfill_assets.staleness.finality import settled_days
-from backfill_assets.staleness.impact import impact_of
+from backfill_assets.staleness.impact import LogChange
 from backfill_assets.staleness.unloaded import load_targets, loaded_manifests
 from backfill_assets.tables.code_version import Code
 from backfill_assets.tables.sources import Source
@@ -70,7 +65,7 @@ class RawLoader:
     Attributes:
         settings: the deployment's settings.
         source: the source to load.
-        engine: provides the Spark session.
+        publisher: knows what is published, and provides the Spark session.
         cache: caches a frame's rows once they are computed.
         accepted: what a person accepted, from the run's tag.
         close: whether to stop expecting missing folders, from the run's tag.
@@ -78,7 +73,7 @@ class RawLoader:
 
     settings: Settings
     source: Source
-    engine: Engine
+    publisher: Publisher
     cache: Cache
     accepted: frozenset[str]
     close: bool
@@ -93,57 +88,65 @@ class RawLoader:
         """List the folders of arrival days."""
         return list_landing(self.settings.landing, self.source, days)
 
-    def plan_days(self, table: Table, window: Window) -> ComputePlan:
-        """Plan days of the log, or of the rejected lines."""
-        source, raw, log = self.source, self.source.raw, self.raw_ledger
+    def compute(self, table: Table, request: RunRequest) -> Iterator[Candidate]:
+        """Yield the days of a request, of the log or of the rejected lines, loaded from files."""
+        source, raw, window = self.source, self.source.raw, request.window
+        ledger = self.publisher.ledger(table)
+        log = ledger if table is raw else self.raw_ledger
         recorded = loaded_manifests(log)
         previous = {**self._manifests_from_rows(log, window, recorded), **recorded}
         listing = self.list_folders(window.widen_by(before=1))
         policy = self.source.policy(self.settings)
-        listed_targets = load_targets(
+        targets = load_targets(
             previous, listing, window, policy, accepted=self.accepted, close=self.close
         )
-
-        def compute_days(days: Window) -> ComputedDays:
-            """Compute the rows; the fingerprints are of the files that were really loaded."""
-            parsed_files = self.parse_files(days, listing)
-            load_targets = self.hold_back_lossy_files(
-                parsed_files, {day: listed_targets[day] for day in days}, previous, log
-            )
-            ledger = log if table is raw else read_ledger(self.settings.table(table.name), table)
-            retained = self.retain_rows(load_targets, ledger)
-            rows = selected_rows(parsed_files, load_targets, source, table, days)
-            if retained.rows is not None:
-                rows = rows.unionByName(retained.rows)
-            fingerprints = {
-                day: target.manifest.content_digest() for day, target in load_targets.items()
-            }
-            if table is not raw:
-                return ComputedDays(
-                    rows,
-                    rejected_expectations(parsed_files, load_targets, retained, days),
-                    fingerprints=fingerprints,
-                )
-            limits = RejectedLimits.from_settings(self.settings)
-            expectations = raw_expectations(
-                source, parsed_files, load_targets, retained, days, log, limits, self.accepted
-            )
-
-            def commit_notes(before: Snapshot | None, verdicts: Sequence[Verdict]) -> CommitNotes:
-                return self.remarks(before, rows, verdicts, load_targets, listing)
-
-            return ComputedDays(
-                rows, expectations, fingerprints=fingerprints, commit_notes=commit_notes
-            )
-
-        return ComputePlan(
-            {day: target.manifest.content_digest() for day, target in listed_targets.items()},
-            compute_days,
+        plan = self.publisher.plan_days(
+            request,
+            ledger,
+            [],
+            {day: target.manifest.content_digest() for day, target in targets.items()},
             input_changes={
                 day: load_manifest.describe_change(previous.get(day), target)
-                for day, target in listed_targets.items()
+                for day, target in targets.items()
             },
         )
+        if not plan.reasons:
+            yield Candidate(plan)
+            return
+        with explain_spark_errors(table, plan.days):
+            parsed_files = self.parse_files(plan.days, listing)
+            targets = self.hold_back_lossy_files(
+                parsed_files, {day: targets[day] for day in plan.days}, previous, log
+            )
+            retained = self.retain_rows(targets, ledger)
+        rows = selected_rows(parsed_files, targets, source, table, plan.days)
+        if retained.rows is not None:
+            rows = rows.unionByName(retained.rows)
+        # The fingerprints are of the files that were really loaded.
+        manifests = {day: target.manifest for day, target in targets.items()}
+        computed = ComputedDays(
+            rows,
+            rejected_expectations(parsed_files, targets, retained, plan.days),
+            fingerprints={day: manifest.content_digest() for day, manifest in manifests.items()},
+        )
+        if table is raw:
+            limits = RejectedLimits.from_settings(self.settings)
+            computed = replace(
+                computed,
+                expectations=raw_expectations(
+                    source, parsed_files, targets, retained, plan.days, log, limits, self.accepted
+                ),
+                log_change=LogChange(
+                    source,
+                    rows,
+                    manifests,
+                    self.settings.landing,
+                    listing,
+                    policy,
+                    self.settings.timezone,
+                ),
+            )
+        yield Candidate(plan, computed)
 
     def parse_files(self, days: Window, listing: Listing) -> ParsedFiles:
         """Parse the files once for both tables, as long as the listing is the same."""
@@ -158,7 +161,7 @@ class RawLoader:
         self, folders: Window, listing: Listing, entries: Mapping[str, ListedFile]
     ) -> ParsedFiles:
         """Parse the files; repeat without those that changed since the listing, until none does."""
-        spark, source = self.engine.spark_session, self.source
+        spark, source = self.publisher.engine.spark_session, self.source
         limits = SizeLimits.from_settings(self.settings)
         landing_files = probe_files(spark, self.settings.landing, source, folders, listing, limits)
 
@@ -251,62 +254,8 @@ class RawLoader:
         )
 
     def _published_rows(self, ledger: Ledger, days: Collection[date]) -> DataFrame:
-        url, spark = self.settings.table(ledger.table.name), self.engine.spark_session
+        url, spark = self.settings.table(ledger.table.name), self.publisher.engine.spark_session
         return rows_as_of(spark, url, ledger.table, ledger.version or 0, days)
-
-    def remarks(
-        self,
-        before: Snapshot | None,
-        rows: DataFrame,
-        verdicts: Sequence[Verdict],
-        load_targets: LoadTargets,
-        listing: Listing,
-    ) -> CommitNotes:
-        """Return what a commit of the raw log records for downstream tables.
-
-        It is read in `staleness` and by `calendar.reach`.
-        """
-        policy = self.source.policy(self.settings)
-        changes = impact_of(self.source, before, rows, verdicts, policy, self.settings.timezone)
-        loaded = {v.day: load_targets[v.day].manifest for v in verdicts if v.may_publish}
-        log = before.ledger if before else Ledger(self.source.raw)
-        settled_before, settled_after = self._settled_before_and_after(log, loaded, listing, policy)
-        details = msgspec.structs.replace(
-            changes.as_details,
-            landing={day: manifest.as_json for day, manifest in loaded.items()},
-            settled=to_ranges(settled_after - settled_before),
-            unsettled=to_ranges(settled_before - settled_after),
-        )
-        return CommitNotes(details=details)
-
-    def _settled_before_and_after(
-        self,
-        log: Ledger,
-        loaded: Mapping[date, load_manifest.LoadManifest],
-        listing: Listing,
-        policy: Policy,
-    ) -> tuple[set[date], set[date]]:
-        """Return, of the log days whose state may have changed, those settled before and after."""
-        known = {**loaded_manifests(log), **loaded}
-        around = Window(min(loaded), max(loaded) + DAY).widen_by(
-            before=policy.window_days, after=policy.window_days
-        )
-        # Also all unsettled days: what they waited for may have come.
-        settled = settled_days(log)
-        affected_days = [day for day in known if day in around or day not in settled]
-        folders = {
-            folder for day in affected_days for folder in (day - DAY, day)
-        } - listing.requested_days
-        other_listing = self.list_folders(sorted(folders))
-        full_listing = replace(listing, folders={**other_listing.folders, **listing.folders})
-        targets = load_targets(known, full_listing, affected_days, policy)
-        settled_after = {
-            day
-            for day, target in targets.items()
-            if target.manifest.is_complete(day, policy.start)
-            and not load_manifest.needs_reload(known[day], target)
-        }
-        return settled & set(affected_days), settled_after
 
 
 def build_raw_assets(settings: Settings, code: Code, source: Source) -> dg.AssetsDefinition:
@@ -320,14 +269,21 @@ def build_raw_assets(settings: Settings, code: Code, source: Source) -> dg.Asset
         group="raw",
         code=code,
     )
-    def read_source(context: dg.AssetExecutionContext, engine: Engine) -> Iterator:
+    def read_source(context: dg.AssetExecutionContext) -> Iterator:
         tags = context.run.tags
         accepted = {name.strip() for name in tags.get(ACCEPT_TAG, "").split(",")} - {""}
         close = tags.get(CLOSE_TAG, "").lower() == "true"
         with cache_frames() as cache:
-            work = RawLoader(settings, source, engine, cache, frozenset(accepted), close)
+            loader = RawLoader(
+                settings,
+                source,
+                context.resources.io_manager,
+                cache,
+                frozenset(accepted),
+                close,
+            )
             yield from yield_outputs(
-                context, [Candidate(table, partial(work.plan_days, table)) for table in tables]
+                context, [(table, partial(loader.compute, table)) for table in tables]
             )
 
     return read_source

@@ -1,6 +1,6 @@
 """The staging assets: each key once on its event day, and the lines that came after its window."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from datetime import date
 from decimal import Decimal
 
@@ -10,10 +10,10 @@ from pyspark.sql import functions as F
 
 from backfill_assets.assets.input_frames import sums_by_day
 from backfill_assets.assets.table_asset import AssetInputs, table_asset
-from backfill_assets.audit.verdicts import Expectation, Severity, Verdict
+from backfill_assets.audit.verdicts import Expectation, Severity
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.delta.records import CommitDetails
-from backfill_assets.publish.types import CommitNotes, ComputedDays, Snapshot
+from backfill_assets.publish.types import CommitNotes, ComputedDays
 from backfill_assets.settings import Settings
 from backfill_assets.spark.frames import Cache
 from backfill_assets.staleness.finality import window_closed_at
@@ -150,16 +150,10 @@ def _build_staged_asset(settings: Settings, code: Code, source: Source) -> dg.As
         raw_rows = with_event_day(raw.read_days(log_days), source, settings.timezone)
         ranked_rows = cache(rank_in_window(raw_rows, source, days, window_days))
 
-        # The publisher calls it after the audit.
-        def commit_notes(_: Snapshot | None, verdicts: Sequence[Verdict]) -> CommitNotes:
-            closed_days = window_closed_at(raw.ledger, policy)
-            return CommitNotes(
-                final_days={v.day for v in verdicts if v.may_publish and v.day in closed_days}
-            )
-
+        closed_days = {*window_closed_at(raw.ledger, policy)}
         expectations = staged_expectations(raw_rows, ranked_rows, days, window_days)
         rows = drop_superseded(ranked_rows, source)
-        return ComputedDays(rows, expectations, scattered=True, commit_notes=commit_notes)
+        return ComputedDays(rows, expectations, scattered=True, notes=CommitNotes(closed_days))
 
     name = f"stage_{source.name}"
     return table_asset(
@@ -187,7 +181,7 @@ def _build_late_asset(settings: Settings, code: Code, source: Source) -> dg.Asse
         expected = late_expectations(
             raw, source, days, window_days, policy.start, keep=policy.corrects
         )
-        return ComputedDays(rows, expected, commit_notes=_late_commit_notes)
+        return ComputedDays(rows, expected, notes=_late_commit_notes(expected))
 
     return table_asset(
         settings,
@@ -200,12 +194,11 @@ def _build_late_asset(settings: Settings, code: Code, source: Source) -> dg.Asse
     )
 
 
-def _late_commit_notes(_: Snapshot | None, verdicts: Sequence[Verdict]) -> CommitNotes:
-    """Return count and amount of late lines by passed day; incidents read them in the commit."""
-    entries = {v.day: v.expectation.entries for v in verdicts if v.may_publish}
+def _late_commit_notes(expectations: Mapping[date, Expectation]) -> CommitNotes:
+    """Return count and amount of late lines by day; incidents read them in the commit."""
     late = {
-        day: (int(entry["late"]), str(entry["late amount"]))
-        for day, entry in entries.items()
-        if entry["late"]
+        day: (int(expectation.entries["late"]), str(expectation.entries["late amount"]))
+        for day, expectation in expectations.items()
+        if expectation.entries["late"]
     }
     return CommitNotes(details=CommitDetails(late=late))

@@ -1,7 +1,6 @@
-"""The Dagster asset of a table: its run size, input snapshots, compute plan and outputs."""
+"""The Dagster asset of a table: plan its days, compute them, and hand them to the IO manager."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from functools import partial
@@ -14,26 +13,27 @@ from pyspark.sql import DataFrame, SparkSession
 
 from backfill_assets.assets.service_calls import ServiceCaller
 from backfill_assets.audit.checks import check_specs
-from backfill_assets.audit.verdicts import Verdict
 from backfill_assets.calendar.late_data import Policy
-from backfill_assets.calendar.partitions import DAY, Window
+from backfill_assets.calendar.partitions import DaySet, Window
 from backfill_assets.dagster_ext.internals import (
     SYSTEM_METADATA_KEY_SOURCE_ASSET_OBSERVATION as EVENTS_ARE_OURS,
 )
+from backfill_assets.delta.data_files import TableSnapshot
 from backfill_assets.delta.delta_rs import load_log
 from backfill_assets.delta.ledger_reader import UnpartitionedState, read_unpartitioned_inputs
-from backfill_assets.publish.types import (
-    Candidate,
-    CommitNotes,
-    ComputedDays,
-    ComputePlan,
-    Input,
-    Snapshot,
+from backfill_assets.publish.compute import (
+    days_to_compute_alone,
+    explain_spark_errors,
+    refuse_dependent_days,
 )
+from backfill_assets.publish.publisher import Input, Publisher
+from backfill_assets.publish.stateful import DAYS_PER_COMMIT
+from backfill_assets.publish.types import Candidate, ComputedDays, ComputePlan, RunRequest
 from backfill_assets.settings import PREFIX, Settings
 from backfill_assets.spark.frames import Cache, cache_frames
-from backfill_assets.staleness.input_digest import input_digests
+from backfill_assets.staleness.input_digest import StateDigester, input_digests
 from backfill_assets.tables.code_version import Code
+from backfill_assets.tables.derived import carries_state
 from backfill_assets.tables.graph import Graph, load_graph
 from backfill_assets.tables.table import Dependency, Lineage, Table
 from backfill_assets.tables.unpartitioned import Lookup, Unpartitioned
@@ -109,6 +109,7 @@ def delta_assets(
         # Only if there are several tables: a check cannot run alone, as it is the audit.
         can_subset=len(tables) > 1,
         pool=pool,
+        required_resource_keys={"io_manager"},  # it knows the published days
     )
 
 
@@ -165,9 +166,12 @@ def _require_partitions(context: dg.AssetExecutionContext) -> None:
 
 
 def yield_outputs(
-    context: dg.AssetExecutionContext, candidates: Iterable[Candidate]
+    context: dg.AssetExecutionContext,
+    steps: Sequence[tuple[Table, Callable[[RunRequest], Iterator[Candidate]]]],
 ) -> Iterator[dg.Output]:
-    """Yield the candidates for the IO manager.
+    """Yield the candidates of each table for the IO manager, which takes them one after the other.
+
+    A step computes the candidates of a request.
 
     Dagster would log the same materialization for every day of the range, with one data version;
     the IO manager has logged the days one by one, and the metadata key keeps Dagster from adding
@@ -175,15 +179,19 @@ def yield_outputs(
     for the good days too: the state checks fail the run after all steps.
 
     Raises:
-        dagster.Failure: the run has no days.
+        dagster.Failure: the run has no days, or a tag of it has a value that is not known.
+        NotContiguousError: the run's days have a gap.
+        PublishError: the run belongs to a backfill that was planned with other code.
     """
     _require_partitions(context)
     selected_outputs = context.op_execution_context.selected_output_names
-    for candidate in candidates:
-        table = candidate.table
+    publisher: Publisher = context.resources.io_manager
+    for table, compute in steps:
         if table.name not in selected_outputs:
             continue
-        yield dg.Output(candidate, output_name=table.name, metadata={EVENTS_ARE_OURS: True})
+        window = table.grain.one_range(context.partition_keys)
+        request = publisher.request_for_run(table, context.run.run_id, context.run.tags, window)
+        yield dg.Output(compute(request), output_name=table.name, metadata={EVENTS_ARE_OURS: True})
         for check in table.check_descriptions:
             output_name = f"{table.name}_{check}"
             if output_name in selected_outputs:
@@ -224,7 +232,7 @@ class AssetInputs:
         service_caller: calls services for the run.
     """
 
-    tables: Mapping[str, Snapshot]
+    tables: Mapping[str, TableSnapshot]
     references: Mapping[str, UnpartitionedState]
     service_caller: ServiceCaller
 
@@ -273,66 +281,94 @@ def table_asset(
         service_caller.create_answer_tables(lookups)
         for observation in reference_observations(table, settings.warehouse):
             context.log_event(observation)
-        with ExitStack() as cache_stack:
-            plan = partial(
-                _plan_days, settings, table, inputs, compute_days, service_caller, cache_stack
-            )
-            yield from yield_outputs(context, [Candidate(table, plan)])
+        step = _TableStep(settings, table, compute_days, context.resources.io_manager, inputs)
+        yield from yield_outputs(context, [(table, partial(step.compute, service_caller))])
 
     return asset
 
 
-def _plan_days(
-    settings: Settings,
-    table: Table,
-    inputs: Mapping[str, Input],
-    compute_days: ComputeDays,
-    service_caller: ServiceCaller,
-    cache_stack: ExitStack,
-    window: Window,
-) -> ComputePlan:
-    """Plan days of a table from its current inputs.
+@dataclass(frozen=True)
+class _TableStep:
+    """One step of a table: it plans days from the current inputs, and computes them.
 
-    `cache_stack` holds the cached rows of the last build of this run.
+    Attributes:
+        settings: of the deployment.
+        table: the table.
+        compute_days: computes days from the inputs.
+        publisher: knows what is published.
+        inputs: the partitioned inputs, by name.
     """
-    dependencies, graph = table.inputs(Policy.from_settings(settings)), load_graph(settings)
-    tables = {
-        dependency.source.name: _input_snapshot(dependency, inputs, graph)
-        for dependency in dependencies
-    }
-    ledgers = {name: snapshot.ledger for name, snapshot in tables.items()}
-    references = read_unpartitioned_inputs(table, settings.warehouse)
-    reference_digests = _reference_digests(table, references, window)
-    digests = input_digests(dependencies, ledgers, window, reference_digests)
 
-    def build_days(days: Window) -> ComputedDays:
-        # The rows of the last build are published by now, or discarded.
-        cache_stack.close()
-        cache = cache_stack.enter_context(cache_frames())
-        built = compute_days(AssetInputs(tables, references, service_caller), cache, days)
-        return _record_references(built, references, reference_digests, days)
+    settings: Settings
+    table: Table
+    compute_days: ComputeDays
+    publisher: Publisher
+    inputs: Mapping[str, Input]
 
-    @contextmanager
-    def build_alone(days: Window) -> Iterator[ComputedDays]:
-        with cache_frames() as cache:
-            yield compute_days(AssetInputs(tables, references, service_caller), cache, days)
+    def compute(self, service_caller: ServiceCaller, request: RunRequest) -> Iterator[Candidate]:
+        """Yield the days of a request, computed; of a stateful table a month at a time.
 
-    def digest_after(day: date, content: str) -> str:
-        own_content = {(table.name, day - DAY): content}
-        return input_digests(dependencies, ledgers, [day], reference_digests, own_content)[day]
+        Each month is planned when the one before it is published.
+        """
+        window = request.window
+        parts = window.split_by_length(DAYS_PER_COMMIT) if carries_state(self.table) else [window]
+        for part in parts:
+            plan, inputs = self._plan(replace(request, window=part), service_caller)
+            if not plan.reasons:
+                yield Candidate(plan)
+                continue
+            with cache_frames() as cache:  # until the days are published
+                with explain_spark_errors(self.table, plan.days):
+                    computed = self.compute_days(inputs, cache, plan.days)
+                    if self.settings.check_independence and self.table.kind == "derived":
+                        self._refuse_dependent_days(plan, computed, inputs)
+                yield Candidate(plan, _record_references(computed, inputs.references, plan.days))
 
-    digest_chain = digest_after if table.name in tables else None
-    compared = settings.check_independence and table.kind == "derived"
-    return ComputePlan(
-        digests,
-        build_days,
-        [*tables.values()],
-        fingerprint_after=digest_chain,
-        compute_alone=build_alone if compared else None,
-    )
+    def _plan(
+        self, request: RunRequest, service_caller: ServiceCaller
+    ) -> tuple[ComputePlan, AssetInputs]:
+        """Plan the days of a request, and return the inputs that it was planned with."""
+        table, settings = self.table, self.settings
+        ledger = self.publisher.ledger(table)
+        dependencies, graph = table.inputs(Policy.from_settings(settings)), load_graph(settings)
+        tables = {
+            dependency.source.name: _input_snapshot(dependency, self.inputs, graph)
+            for dependency in dependencies
+        }
+        ledgers = {name: snapshot.ledger for name, snapshot in tables.items()}
+        references = read_unpartitioned_inputs(table, settings.warehouse)
+        contents = _reference_digests(table, references, request.window)
+        plan = self.publisher.plan_days(
+            request,
+            ledger,
+            [*tables.values()],
+            input_digests(dependencies, ledgers, request.window, contents),
+            digester=StateDigester(table.name, dependencies, ledgers, contents)
+            if table.name in tables
+            else None,
+        )
+        return plan, AssetInputs(tables, references, service_caller)
+
+    def _refuse_dependent_days(
+        self, plan: ComputePlan, computed: ComputedDays, inputs: AssetInputs
+    ) -> None:
+        """Raise if a day has other rows in the range than alone, the first time that code runs.
+
+        Raises:
+            DependentDaysError: a day has other rows.
+        """
+        if sample := days_to_compute_alone(plan, computed.frame):
+            with cache_frames() as cache:
+                frames = {
+                    day: self.compute_days(inputs, cache, DaySet.from_days([day])).frame
+                    for day in sample
+                }
+                refuse_dependent_days(self.table, computed.frame, plan.days, frames)
 
 
-def _input_snapshot(dependency: Dependency, inputs: Mapping[str, Input], graph: Graph) -> Snapshot:
+def _input_snapshot(
+    dependency: Dependency, inputs: Mapping[str, Input], graph: Graph
+) -> TableSnapshot:
     """Return the current snapshot of an input, with the days of it that decide a day."""
     snapshot = inputs[dependency.source.name].read_snapshot()
     required_days = partial(
@@ -373,32 +409,24 @@ def _reference_digests(
 
 
 def _record_references(
-    built: ComputedDays,
-    references: Mapping[str, UnpartitionedState],
-    reference_digests: Mapping[str, str],
-    days: Window,
+    computed: ComputedDays, references: Mapping[str, UnpartitionedState], days: Window
 ) -> ComputedDays:
-    """Add the content of the unpartitioned inputs to what the commit records."""
-    if not reference_digests:
-        return built
+    """Add the content of the unpartitioned inputs to what the commit records.
+
+    A change of such an input makes these days stale.
+    """
+    if not references:
+        return computed
     # A later version of a growing input has the same rows for a day.
-    replaceable = {name: reference for name, reference in references.items() if not reference.grows}
     numbers = {
-        f"input version {name}": reference.version for name, reference in replaceable.items()
+        f"input version {name}": reference.version
+        for name, reference in references.items()
+        if not reference.grows
     }
-
-    def commit_notes(before: Snapshot | None, verdicts: Sequence[Verdict]) -> CommitNotes:
-        """The asset's own notes, with the content of each input without days.
-
-        The publisher calls it after the audit. A change of such an input makes these days stale.
-        """
-        notes = built.commit_notes(before, verdicts) if built.commit_notes else CommitNotes()
-        return replace(
-            notes, details=msgspec.structs.replace(notes.details, references={**reference_digests})
-        )
-
+    contents = {name: reference.content for name, reference in references.items()}
+    details = msgspec.structs.replace(computed.notes.details, references=contents)
     return replace(
-        built,
-        commit_notes=commit_notes,
-        numbers={day: {**built.numbers.get(day, {}), **numbers} for day in days},
+        computed,
+        notes=replace(computed.notes, details=details),
+        numbers={day: {**computed.numbers.get(day, {}), **numbers} for day in days},
     )

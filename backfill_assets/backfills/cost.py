@@ -21,7 +21,7 @@ from backfill_assets.backfills.forecast import COMPUTE_OUTCOMES, DayForecast, Lo
 from backfill_assets.calendar.grain import Grain
 from backfill_assets.calendar.partitions import DAY, Window, days_of_run
 from backfill_assets.delta.ledgers import Ledger, Ledgers
-from backfill_assets.publish.assess import REQUESTED
+from backfill_assets.staleness.assess import REQUESTED
 from backfill_assets.staleness.unloaded import loaded_manifests
 from backfill_assets.tables.derived import Derived
 from backfill_assets.tables.graph import Graph

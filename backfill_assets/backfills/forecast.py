@@ -16,8 +16,8 @@ from backfill_assets.calendar.partitions import DAY
 from backfill_assets.delta.ledgers import Ledger, Ledgers, graph_of_ledgers
 from backfill_assets.landing.listing import ListedFile, list_landing
 from backfill_assets.landing.load_manifest import LoadTarget, describe_change
-from backfill_assets.publish.assess import new_input_reason, recompute_reason
 from backfill_assets.settings import Settings
+from backfill_assets.staleness.assess import new_input_reason, recompute_reason
 from backfill_assets.staleness.input_digest import HypotheticalLedger, input_digests
 from backfill_assets.staleness.unloaded import load_targets, loaded_manifests
 from backfill_assets.tables.code_version import Code

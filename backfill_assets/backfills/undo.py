@@ -8,9 +8,10 @@ the remaining days are stale until it is requested again.
 from __future__ import annotations
 
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date, datetime, timedelta, timezone
 from functools import cache, reduce
+from typing import Any
 
 import msgspec
 from deltalake.exceptions import DeltaError
@@ -27,21 +28,28 @@ from backfill_assets.backfills.changes import (
 from backfill_assets.backfills.downstream import UndoScope, undo_scopes
 from backfill_assets.calendar import partitions
 from backfill_assets.calendar.late_data import Policy
-from backfill_assets.delta.data_files import DataFiles, files_as_of, list_data_files, rows_as_of
+from backfill_assets.delta.data_files import (
+    DataFiles,
+    TableSnapshot,
+    files_as_of,
+    list_data_files,
+    rows_as_of,
+)
 from backfill_assets.delta.delta_rs import delta_log, read_metadata
 from backfill_assets.delta.ledger_reader import read_ledgers
 from backfill_assets.delta.ledgers import Ledger, Ledgers
 from backfill_assets.delta.records import CommitDetails, CommitRecord, Provenance, PublishedDay
 from backfill_assets.delta.table_schema import read_schema_version
 from backfill_assets.landing.load_manifest import LoadManifest, after_undo
+from backfill_assets.publish.compute import AuditedDays, explain_spark_errors
 from backfill_assets.publish.io_manager import DeltaIOManager
+from backfill_assets.publish.publisher import ATTEMPTS, CommitRaceError
 from backfill_assets.publish.types import (
     Candidate,
     CommitNotes,
     ComputedDays,
-    ComputePlan,
     DayResult,
-    Snapshot,
+    RunRequest,
 )
 from backfill_assets.settings import Settings
 from backfill_assets.spark.filesystems import open_store
@@ -95,13 +103,20 @@ def undo_backfill(
     if message := _explain_nothing_to_undo(name, scopes):
         raise NothingToUndoError(f"{message} at {settings.warehouse}; nothing was written.")
     for table in request.tables.values():
-        # Another run may have published downstream days since the first check.
-        scope = request.current_scopes()[table.name]
-        if todo := {**scope.unchanged, **scope.changes}:
-            record = publisher.run_metadata(table, run_id, tags)
-            candidate = Candidate(table, _TableUndo(publisher, request, table).compute_plan)
-            hull = partitions.Window(min(todo), max(todo) + partitions.DAY)
-            yield table, publisher.publish(candidate, hull, record, rewrite=scope.changes)
+        record = publisher.run_metadata(table, run_id, tags)
+        undo = _TableUndo(publisher, request, table, record)
+        for _ in range(ATTEMPTS):
+            # Another run may have published downstream days since the first check.
+            results = undo.restore_days()
+            if results is not None:
+                break
+        else:
+            raise CommitRaceError(
+                f"{table.name} was not undone: other runs committed first {ATTEMPTS} times in a "
+                "row. Tables that were put back before it stay so; ask again for the rest."
+            )
+        if results:
+            yield table, results
 
 
 def preview_undo(
@@ -292,83 +307,78 @@ class _TableUndo:
     publisher: DeltaIOManager
     request: _UndoRequest
     table: Table
+    record: Mapping[str, Any]
 
     @property
     def _policy(self) -> Policy:
         return Policy.from_settings(self.request.settings)
 
-    def compute_plan(self, _: partitions.Window) -> ComputePlan:
-        """Plan the rows to restore as of now.
+    def restore_days(self) -> list[DayResult] | None:
+        """Audit the old rows of the table and commit them; None if another commit came first.
 
         Raises:
-            UndoRefusedError: another run has written one of the days meanwhile.
+            UndoRefusedError: another run has written one of the days meanwhile, or the old rows
+                would fail the audit.
         """
-        publisher, table = self.publisher, self.table
-        url, ledger = publisher.url(table), publisher.ledger(table)
+        ledger = self.publisher.ledger(self.table)  # before the scopes, which may be newer
         scopes = self.request.current_scopes()
-        if problems := self.request.find_problems({table.name: scopes[table.name]}):
+        if problems := self.request.find_problems({self.table.name: scopes[self.table.name]}):
             raise UndoRefusedError(
-                f"{table.name} was not undone: {'; '.join(problems)}. Tables that were put "
+                f"{self.table.name} was not undone: {'; '.join(problems)}. Tables that were put "
                 "back before it stay so; when the days are free, ask again for the rest."
             )
-        changes, unchanged = scopes[table.name].changes, scopes[table.name].unchanged
-        todo = {**unchanged, **changes}
+        scope = scopes[self.table.name]
+        todo = {**scope.unchanged, **scope.changes}
         if not todo:
-            return ComputePlan(
-                {}, lambda _: ComputedDays(self._rows_at(ledger.version or 0, ()), {})
-            )
-        days_with_files = {
-            day
-            for version, version_days in _group_by_version(changes).items()
-            for day in _find_old_files(url, table, version, version_days).days_with_files
-        }
-        withdrawn = {
-            d for d, c in changes.items() if c.previous_commit is None and d not in days_with_files
-        }
+            return []
+        with explain_spark_errors(self.table, partitions.DaySet.from_days(todo)):
+            candidate = self._read_old_days(ledger, scope, todo)
+        audited = self.publisher.audit(candidate)
+        notes = self._commit_notes(ledger, audited, scope.changes, todo)
+        results = self.publisher.commit_once(
+            replace(audited, computed=replace(audited.computed, notes=notes))
+        )
+        if results is None:
+            self.publisher.remove_orphaned_files(audited)
+        return results
+
+    def _read_old_days(
+        self, ledger: Ledger, scope: UndoScope, todo: Mapping[date, DayChange]
+    ) -> Candidate:
+        """Plan the days to restore, with their old rows."""
+        publisher, changes, tables = self.publisher, scope.changes, self.request.tables
         newest = max(todo.values(), key=lambda change: change.version_after).last_commit
-        tables = self.request.tables
         sources = [
             publisher.table_snapshot(publisher.ledger(tables[name]), by_day=False)
             for name in newest.inputs
         ]
         fingerprints = {day: self._input_digest(ledger, day, todo[day]) for day in sorted(todo)}
-
-        def build_rows(_days: partitions.Window) -> ComputedDays:
-            """Read the old rows of all days to revert, whatever days the publisher passes."""
-            as_of = {**_group_by_version(changes), ledger.version or 0: list(unchanged)}
-            rows = reduce(
-                DataFrame.unionByName,
-                (
-                    self._rows_at(version, version_days)
-                    for version, version_days in as_of.items()
-                    if version_days
-                ),
-            )
-
-            def commit_notes(before: Snapshot | None, verdicts: Sequence[Verdict]) -> CommitNotes:
-                """The publisher calls it after the audit and before the commit."""
-                assert before is not None
-                return self._commit_notes(before, rows, verdicts, todo, changes, withdrawn)
-
-            # Old rows keep their old provenance, whatever the current settings and inputs are.
-            previous = {d: c.previous_commit for d, c in todo.items() if c.previous_commit}
-            return ComputedDays(
-                rows,
-                {},
-                commit_notes=commit_notes,
-                made_under={d: record.made_under(d) for d, record in previous.items()},
-                provenance=self._old_provenances(ledger, sources, previous, fingerprints),
-                files=_restorable_files(url, ledger, changes, self.request.settings.undo_days),
-            )
-
-        return ComputePlan(
-            fingerprints,
-            build_rows,
+        plan = publisher.plan_days(
+            RunRequest(partitions.DaySet.from_days(todo), self.record, rewrite=changes),
+            ledger,
             sources,
+            fingerprints,
             input_changes=dict.fromkeys(todo, f"undo of {self.request.name}"),
             # Days with unchanged rows get their old record back.
-            recommitted_days=unchanged,
+            recommitted=scope.unchanged,
         )
+        as_of = {**_group_by_version(changes), ledger.version or 0: list(scope.unchanged)}
+        rows = reduce(
+            DataFrame.unionByName,
+            (self._rows_at(version, days) for version, days in as_of.items() if days),
+        )
+        # Old rows keep their old provenance, whatever the current settings and inputs are.
+        previous = {d: c.previous_commit for d, c in todo.items() if c.previous_commit}
+        computed = ComputedDays(
+            rows,
+            {},
+            made_under={d: record.made_under(d) for d, record in previous.items()},
+            provenance=self._old_provenances(ledger, sources, previous, fingerprints),
+            files=_restorable_files(
+                publisher.url(self.table), ledger, changes, self.request.settings.undo_days
+            ),
+        )
+        return Candidate(plan, computed)
 
     def _input_digest(self, ledger: Ledger, day: date, change: DayChange) -> str:
         """Digest of the inputs of the old rows; empty if not known.
@@ -384,7 +394,7 @@ class _TableUndo:
     def _old_provenances(
         self,
         ledger: Ledger,
-        sources: Sequence[Snapshot],
+        sources: Sequence[TableSnapshot],
         previous: Mapping[date, CommitRecord],
         fingerprints: Mapping[date, str],
     ) -> dict[date, Provenance]:
@@ -493,18 +503,17 @@ class _TableUndo:
 
     def _commit_notes(
         self,
-        before: Snapshot,
-        rows: DataFrame,
-        verdicts: Sequence[Verdict],
-        todo: Mapping[date, DayChange],
+        ledger: Ledger,
+        audited: AuditedDays,
         changes: Mapping[date, DayChange],
-        withdrawn: Collection[date],
+        todo: Mapping[date, DayChange],
     ) -> CommitNotes:
         """Notes of the commit: final days, revoked days and details.
 
         Raises:
             UndoRefusedError: the old rows would fail the audit.
         """
+        verdicts = [*audited.verdicts.values()]
         if failed := [v for v in verdicts if not v.may_publish]:
             reasons = "; ".join(f"{self.table.name}[{v.day}] {v.failure_reasons}" for v in failed)
             raise UndoRefusedError(
@@ -512,14 +521,14 @@ class _TableUndo:
                 f"audit: {reasons}. Tables that were put back before it stay so; leave these days "
                 "out, or mend the input and launch them again."
             )
-        self._refuse_other_rows(before.ledger, verdicts, changes)
+        self._refuse_other_rows(ledger, verdicts, changes)
         details = msgspec.structs.replace(
-            self._commit_details(before, rows, verdicts, todo),
+            self._commit_details(ledger, audited.computed.frame, verdicts, todo),
             undoes=self.request.name,
             on_hold={
                 # Days with unchanged rows stay on hold.
-                **{d: digest for d, digest in before.ledger.on_hold.items() if d in todo},
-                **self._find_held_digests(before.ledger, changes),
+                **{d: digest for d, digest in ledger.on_hold.items() if d in todo},
+                **self._find_held_digests(ledger, changes),
             },
             as_of={
                 str(v): partitions.to_ranges(days) for v, days in _group_by_version(todo).items()
@@ -527,11 +536,23 @@ class _TableUndo:
         )
         final = {d for d, c in todo.items() if c.previous_commit and d in c.previous_commit.final}
         message = f"taken back by the undo of {self.request.name}: it counts as never published"
-        return CommitNotes(final, dict.fromkeys(withdrawn, message), details)
+        return CommitNotes(final, dict.fromkeys(self._revoked_days(changes), message), details)
+
+    def _revoked_days(self, changes: Mapping[date, DayChange]) -> set[date]:
+        """Days that had neither a commit nor files before."""
+        url = self.publisher.url(self.table)
+        days_with_files = {
+            day
+            for version, version_days in _group_by_version(changes).items()
+            for day in _find_old_files(url, self.table, version, version_days).days_with_files
+        }
+        return {
+            d for d, c in changes.items() if c.previous_commit is None and d not in days_with_files
+        }
 
     def _commit_details(
         self,
-        before: Snapshot,
+        ledger: Ledger,
         rows: DataFrame,
         verdicts: Sequence[Verdict],
         changes: Mapping[date, DayChange],
@@ -540,11 +561,12 @@ class _TableUndo:
         days = [v.day for v in verdicts]
         table = self.table
         if not isinstance(table, SourceTable):
-            return CommitDetails(references={**before.ledger.references})
+            return CommitDetails(references={**ledger.references})
         if table.role is Role.LOG:
-            loaded = loaded_manifests(before.ledger)
+            loaded = loaded_manifests(ledger)
             settings = self.request.settings
             policy = table.source.policy(settings)
+            before = self.publisher.table_snapshot(ledger, by_day=False)
             impact = impact_of(table.source, before, rows, verdicts, policy, settings.timezone)
             landing = {
                 day: _restored_manifest(changes[day].previous_commit, day, loaded[day]).as_json

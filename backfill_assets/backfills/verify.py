@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import date, datetime
 from enum import Enum
@@ -10,7 +10,6 @@ from itertools import groupby
 from typing import Any, TypeVar
 
 import dagster as dg
-from pydantic import PrivateAttr
 from rich.table import Table as Grid
 
 from backfill_assets.audit.verdicts import (
@@ -35,9 +34,9 @@ from backfill_assets.delta.ledger_reader import read_ledgers
 from backfill_assets.delta.ledgers import Ledger, Ledgers
 from backfill_assets.delta.read_check import ReadCheck
 from backfill_assets.delta.records import CommitRecord, PublishedDay
-from backfill_assets.publish.assess import missing_inputs
-from backfill_assets.publish.compute import DependentDaysError, compute_days
+from backfill_assets.publish.compute import DependentDaysError
 from backfill_assets.publish.io_manager import DeltaIOManager
+from backfill_assets.publish.publisher import Destination, Publisher
 from backfill_assets.publish.types import CALLS_TAG, Candidate, ComputePlan, DayResult
 from backfill_assets.settings import Settings
 from backfill_assets.spark.session import SPARK_ERRORS
@@ -252,26 +251,18 @@ def verify_days(
     fed = buildable_tables(settings, tables, datetime.now(settings.zone).date())
     names = [name for name in fed if name in (tables or published_tables)]
     resources = dict(defs.resources or {})
+    destination = ComparisonDestination(settings.warehouse, ledgers)
     with dg.build_resources({"publisher": resources["io_manager"]}) as own_resources:
-        verifier = _Verifier.for_ledgers(own_resources.publisher, ledgers)
+        publisher = own_resources.publisher.with_destination(destination)
     # Hardcoded, as Dagster would copy a configurable resource.
-    resources["io_manager"] = dg.IOManagerDefinition.hardcoded_io_manager(verifier)
+    resources["io_manager"] = dg.IOManagerDefinition.hardcoded_io_manager(publisher)
+    # Only assets, not their checks: the check of day states is about published days.
+    assets = [asset for asset in defs.assets or () if isinstance(asset, dg.AssetsDefinition)]
     with dg.DagsterInstance.ephemeral() as instance:
-        # Only assets, not their checks: the check of day states is about published days.
-        for part, run_tables in _partition_runs(settings, names, window):
-            dg.materialize(
-                [asset for asset in defs.assets or () if isinstance(asset, dg.AssetsDefinition)],
-                selection=run_tables,
-                instance=instance,
-                resources=resources,
-                tags={
-                    "dagster/asset_partition_range_start": str(part.start),
-                    "dagster/asset_partition_range_end": str(part.end - DAY),
-                    CALLS_TAG: "none",
-                },
-                run_config={"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}},
-            )
-    return sorted(verifier.verified_days, key=lambda day: (names.index(day.table), day.day))
+        verification = _Verification(publisher, destination, assets, resources, instance)
+        for days, run_tables in _partition_runs(settings, names, window):
+            verification.verify_tables([*days], run_tables)
+    return sorted(destination.verified_days, key=lambda day: (names.index(day.table), day.day))
 
 
 def _partition_runs(
@@ -294,112 +285,176 @@ def _ledgers_as_of(settings: Settings, as_of: Mapping[str, int]) -> Ledgers:
     return {**ledgers, **pinned}
 
 
-class _Verifier(DeltaIOManager):
-    """An IO manager that compares audited days instead of committing them."""
+@dataclass(frozen=True)
+class ComparisonDestination(Destination):
+    """Audited days are compared with the published ones; none is published.
 
-    _ledgers: dict[str, Ledger] = PrivateAttr(default_factory=dict)
-    _verified_days: list[VerifiedDay] = PrivateAttr(default_factory=list)
+    Attributes:
+        ledgers: of the tables, as of the start of the verification.
+        verified_days: all results so far.
+    """
 
-    @classmethod
-    def for_ledgers(cls, publisher: DeltaIOManager, ledgers: Mapping[str, Ledger]) -> _Verifier:
-        """A verifier with the publisher's configuration that reads tables as of these ledgers."""
-        verifier = cls(**{name: getattr(publisher, name) for name in type(publisher).model_fields})
-        verifier._ledgers.update(ledgers)
-        return verifier
+    ledgers: Ledgers
+    verified_days: list[VerifiedDay] = field(default_factory=list)
 
-    @property
-    def verified_days(self) -> list[VerifiedDay]:
-        """All results so far."""
-        return self._verified_days
+    merges = False
+    compares = True
 
     def ledger(self, table: Table) -> Ledger:
         """The table's ledger as of the start of the verification."""
-        return self._ledgers[table.name]
+        return self.ledgers[table.name]
 
-    def publish(
-        self,
-        candidate: Candidate,
-        window: Window,
-        record: Mapping[str, Any],
-        *,
-        rewrite: Container[date] = (),
-        merge: bool = False,
-    ) -> list[DayResult]:
-        """Compute, audit and compare all days; publish none."""
-        table, ledger = candidate.table, self.ledger(candidate.table)
-        plan = candidate.plan(window)
-        refused = missing_inputs(
-            plan.sources, window, self.config_of, self.failed_days(record["run_id"])
-        )
-
-        def recompute(days: Sequence[date]) -> dict[date, Verdict]:
-            digests = {day: plan.fingerprints[day] for day in days}
-            verdicts = compute_days(table, plan, digests, ledger).verdicts
-            return {day: verdicts[day] for day in days}
-
-        def measure_published(days: Sequence[date]) -> dict[date, DayMetrics]:
-            measured = measure_days(
-                self.table_snapshot(ledger, by_day=False).read_days(days), table
-            )
-            return {day: measured.get(day, empty_day(table)) for day in days}
-
-        recomputed, errors_by_day = _bisect_days(
-            [day for day in window if day not in refused], recompute
-        )
-        stored, unreadable = _bisect_days(
-            [day for day in window if day in ledger.published_days], measure_published
-        )
-        failed = judge_days(table, sorted(refused), {}, refused, {})
-        errors_by_day |= {
-            v.day: v.failure_reasons for v in [*failed, *recomputed.values()] if not v.may_publish
+    def deliver(self, publisher: Publisher, candidate: Candidate) -> list[DayResult]:
+        """Audit and compare all days; publish none."""
+        plan = candidate.plan
+        verdicts = [*judge_days(plan.table, sorted(plan.refused), {}, plan.refused, {})]
+        recomputed: Mapping[date, Verdict] = {}
+        if candidate.computed is not None:
+            recomputed = publisher.audit(candidate).verdicts
+        errors_by_day = {
+            v.day: v.failure_reasons for v in [*verdicts, *recomputed.values()] if not v.may_publish
         }
-        self._verified_days += [
+        stored, unreadable = _measure_published(publisher, plan.ledger, plan.request.window)
+        self.verified_days.extend(
             compare_day(
-                ledger,
+                plan.ledger,
                 day,
                 recomputed=DaySummary.from_numbers(recomputed[day].metrics)
                 if day in recomputed
                 else None,
                 audit_failure=errors_by_day.get(day, ""),
-                stored=DaySummary.from_numbers(stored[day]) if day in stored else None,
+                stored=stored.get(day),
                 read_error=unreadable.get(day, ""),
-                changed_since_publish=self._find_changes_since_publish(ledger, day, plan),
-                same_inputs=self._has_same_inputs(ledger, day, plan),
+                changed_since_publish=_find_changes_since_publish(plan, day),
+                same_inputs=_has_same_inputs(plan, day),
             )
-            for day in window
-        ]
+            for day in plan.request.window
+        )
         return []
 
-    def _has_same_inputs(self, ledger: Ledger, day: date, plan: ComputePlan) -> bool:
-        record = ledger.latest.get(day)
-        return (
-            record is not None
-            and record.days[day].fingerprint == plan.fingerprints[day] != ""
-            and record.made_under(day) == self.config_digests[ledger.table.name]
+    def record_failure(
+        self, publisher: Publisher, table: str, days: Sequence[date], error: str
+    ) -> None:
+        """Record that the days of a table cannot be computed."""
+        ledger = self.ledgers[table]
+        stored, unreadable = _measure_published(publisher, ledger, days)
+        self.verified_days.extend(
+            compare_day(
+                ledger,
+                day,
+                recomputed=None,
+                audit_failure=error,
+                stored=stored.get(day),
+                read_error=unreadable.get(day, ""),
+                changed_since_publish=(),
+            )
+            for day in days
         )
 
-    def _find_changes_since_publish(
-        self, ledger: Ledger, day: date, plan: ComputePlan
-    ) -> list[str]:
-        """Sentences on other inputs, code and settings than in the day's commit, if any."""
-        record = ledger.latest.get(day)
-        if record is None:
-            return []
-        changes = []
-        fingerprint = record.days[day].fingerprint
-        if not fingerprint:
-            changes.append("what it was made of is not on record")
-        elif fingerprint != plan.fingerprints[day]:
-            versions = {source.table.name: source.ledger.version for source in plan.sources}
-            newer = [name for name, at in versions.items() if record.inputs.get(name) != at]
-            what = ", ".join(newer) or "what it is made of" if plan.sources else "the landing"
-            changes.append(f"{what} has changed since")
-        if record.code_version != self.code_versions[ledger.table.name]:
-            old_code = Code(record.code_version, record.git_commit, record.git_dirty)
-            changes.append(f"it was computed by other code: {old_code}")
-        if (old_config := record.made_under(day)) != self.config_digests[ledger.table.name]:
-            changes.append(f"it was computed under another configuration: {old_config}")
-        return changes
+
+@dataclass(frozen=True)
+class _Verification:
+    publisher: DeltaIOManager
+    destination: ComparisonDestination
+    assets: Sequence[dg.AssetsDefinition]
+    resources: Mapping[str, Any]
+    instance: dg.DagsterInstance
+
+    def verify_tables(self, days: Sequence[date], tables: Sequence[str]) -> None:
+        """Compute days of tables in one run, and compare them.
+
+        If it fails, the tables that it has not compared are computed one by one. If Spark fails in
+        one of them, its days are computed in halves, so that one bad file does not hide the other
+        days. So are the days of a table whose function mixes the days of a range.
+        """
+        try:
+            self._materialize(days, tables)
+        except DependentDaysError as error:
+            self._verify_parts(days, tables, str(error), halves=True)
+        except (RefusedError, SchemaError, dg.Failure) as error:
+            spark_failed = isinstance(error.__cause__, SPARK_ERRORS)
+            self._verify_parts(days, tables, str(error), halves=spark_failed)
+        except SPARK_ERRORS as error:
+            raise_if_engine_failed(error)
+            self._verify_parts(days, tables, summarize_error(error), halves=True)
+
+    def _verify_parts(
+        self, days: Sequence[date], tables: Sequence[str], error: str, *, halves: bool
+    ) -> None:
+        """Verify what a failed run has not, in parts; record the error if there are none."""
+        compared = {day.table for day in self.destination.verified_days if day.day in days}
+        remaining = [name for name in tables if name not in compared]
+        if len(remaining) > 1:
+            for name in remaining:
+                self.verify_tables(days, [name])
+        elif halves and len(days) > 1:
+            half = len(days) // 2
+            for part in (days[:half], days[half:]):
+                self.verify_tables(part, remaining)
+        else:
+            for name in remaining:
+                self.destination.record_failure(self.publisher, name, days, error)
+
+    def _materialize(self, days: Sequence[date], tables: Sequence[str]) -> None:
+        dg.materialize(
+            self.assets,
+            selection=tables,
+            instance=self.instance,
+            resources=self.resources,
+            tags={
+                "dagster/asset_partition_range_start": str(days[0]),
+                "dagster/asset_partition_range_end": str(days[-1]),
+                CALLS_TAG: "none",
+            },
+            run_config={"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}},
+        )
+
+
+def _measure_published(
+    publisher: Publisher, ledger: Ledger, days: Iterable[date]
+) -> tuple[dict[date, DaySummary], dict[date, str]]:
+    """Content of the data files of published days, and why others cannot be read."""
+
+    def measure(published_days: Sequence[date]) -> dict[date, DaySummary]:
+        rows = publisher.table_snapshot(ledger, by_day=False).read_days(published_days)
+        measured = measure_days(rows, ledger.table)
+        return {
+            day: DaySummary.from_numbers(measured.get(day, empty_day(ledger.table)))
+            for day in published_days
+        }
+
+    return _bisect_days([day for day in days if day in ledger.published_days], measure)
+
+
+def _has_same_inputs(plan: ComputePlan, day: date) -> bool:
+    record = plan.ledger.latest.get(day)
+    return (
+        record is not None
+        and record.days[day].fingerprint == plan.fingerprints[day] != ""
+        and record.made_under(day) == plan.request.record["config_digest"]
+    )
+
+
+def _find_changes_since_publish(plan: ComputePlan, day: date) -> list[str]:
+    """Sentences on other inputs, code and settings than in the day's commit, if any."""
+    record = plan.ledger.latest.get(day)
+    if record is None:
+        return []
+    changes = []
+    fingerprint = record.days[day].fingerprint
+    if not fingerprint:
+        changes.append("what it was made of is not on record")
+    elif fingerprint != plan.fingerprints[day]:
+        versions = {source.table.name: source.ledger.version for source in plan.sources}
+        newer = [name for name, at in versions.items() if record.inputs.get(name) != at]
+        what = ", ".join(newer) or "what it is made of" if plan.sources else "the landing"
+        changes.append(f"{what} has changed since")
+    if record.code_version != plan.request.record["code_version"]:
+        old_code = Code(record.code_version, record.git_commit, record.git_dirty)
+        changes.append(f"it was computed by other code: {old_code}")
+    if (old_config := record.made_under(day)) != plan.request.record["config_digest"]:
+        changes.append(f"it was computed under another configuration: {old_config}")
+    return changes
 
 
 def _bisect_days(
@@ -407,18 +462,12 @@ def _bisect_days(
 ) -> tuple[dict[date, _Result], dict[date, str]]:
     """Results by day, and errors of the days without a result.
 
-    If Spark fails, the days are checked in halves, so that one bad file does not hide the other
-    days. So are the days of a table whose function mixes the days of a range.
+    If Spark fails, the days are checked in halves, so that one bad file does not hide others.
     """
     if not days:
         return {}, {}
     try:
         return check(days), {}
-    except DependentDaysError:
-        pass  # compare each day computed alone
-    except (RefusedError, SchemaError, dg.Failure) as error:
-        if not isinstance(error.__cause__, SPARK_ERRORS) or len(days) == 1:
-            return {}, dict.fromkeys(days, str(error))
     except SPARK_ERRORS as error:
         raise_if_engine_failed(error)
         if len(days) == 1:

@@ -16,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Any, NamedTuple
@@ -31,9 +32,10 @@ from deltalake import DeltaTable
 from deltalake.transaction import AddAction
 from pyspark.sql import DataFrame, SparkSession
 
-from backfill_assets.calendar.partitions import any_window_condition, to_windows
+from backfill_assets.calendar.partitions import Window, any_window_condition, to_windows
 from backfill_assets.delta.commit_log import added_files, resolve_path
 from backfill_assets.delta.delta_rs import delta_log, read_metadata
+from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.spark.filesystems import on_s3, open_store
 from backfill_assets.spark.frames import create_frame
 from backfill_assets.spark.jars import LOCAL_FILES_SETTING, RAW_LOCAL_FILES_CLASS
@@ -370,3 +372,66 @@ def _common_root(
         )
         roots.add(match and match[1])
     return roots.pop() if len(roots) == 1 else None
+
+
+@dataclass(frozen=True)
+class TableSnapshot:
+    """A table at one version.
+
+    Attributes:
+        ledger: of the version that the rows are read at.
+        needs_same_day: whether a day that is built from the table needs the same day of it.
+        read: reads the rows of some days; of all days if None.
+        input_days: returns the days of the table that a day is built from; days not published are
+            not read. Default: the same day if `needs_same_day`.
+        find_required_days: returns the days of the table without which a day cannot be built.
+            Default: the same day.
+    """
+
+    ledger: Ledger
+    needs_same_day: bool
+    read: Callable[[Collection[date] | None], DataFrame]
+    input_days: Callable[[date], Iterable[date]] | None = None
+    find_required_days: Callable[[date], Sequence[date]] | None = None
+
+    @property
+    def table(self) -> Table:
+        """The declaration of the table: columns, key, inputs. Its rows are in `read`."""
+        return self.ledger.table
+
+    @property
+    def all_rows(self) -> DataFrame:
+        """The rows of all days."""
+        return self.read(None)
+
+    def read_days(self, days: Iterable[date]) -> DataFrame:
+        """Read the rows of some days."""
+        return self.read(frozenset(days))
+
+    def with_reach(
+        self,
+        input_days: Callable[[date], Iterable[date]],
+        required_days_of: Callable[[date], Sequence[date]] | None = None,
+    ) -> TableSnapshot:
+        """Return a copy with other input days and required days."""
+        return replace(self, input_days=input_days, find_required_days=required_days_of)
+
+    def required_days(self, day: date) -> Sequence[date]:
+        """Return the days of the table without which a day cannot be built."""
+        if not self.needs_same_day:
+            return []
+        return self.find_required_days(day) if self.find_required_days else [day]
+
+    def days_with_other_settings(
+        self, window: Window, config_digest: str
+    ) -> dict[date, list[date]]:
+        """Return, by day of a window, its input days that were built under other settings."""
+        other_settings_days = self.ledger.under_other_settings(config_digest)
+        input_days = self.input_days or (lambda day: [day] if self.needs_same_day else [])
+        if not other_settings_days:
+            return {}
+        other_days = {
+            day: [input_day for input_day in input_days(day) if input_day in other_settings_days]
+            for day in window
+        }
+        return {day: days for day, days in other_days.items() if days}

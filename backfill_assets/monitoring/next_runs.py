@@ -28,8 +28,8 @@ from backfill_assets.dagster_ext.launcher import is_run_alive
 from backfill_assets.delta.ledger_reader import read_ledger, read_ledgers
 from backfill_assets.delta.ledgers import Ledger, Ledgers, graph_of_ledgers
 from backfill_assets.landing.listing import list_landing
-from backfill_assets.publish.assess import recompute_reason
 from backfill_assets.settings import Settings
+from backfill_assets.staleness.assess import recompute_reason
 from backfill_assets.staleness.finality import final_days
 from backfill_assets.staleness.input_digest import input_digests
 from backfill_assets.staleness.stale import StaleDays, StaleReason, find_stale_days

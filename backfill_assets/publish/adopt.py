@@ -18,9 +18,9 @@ from backfill_assets.delta.data_files import DataFiles, count_rows, files_as_of
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.migrate import build_carried_record
 from backfill_assets.delta.records import CANARY, CommitDetails, Provenance, restore_verdict
-from backfill_assets.publish.assess import days_by_reason
 from backfill_assets.publish.types import DayResult, Outcome
 from backfill_assets.spark.filesystems import open_store
+from backfill_assets.staleness.assess import days_by_reason
 
 #: Attempts to commit if other commits come first.
 _ATTEMPTS = 10

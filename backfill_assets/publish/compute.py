@@ -1,4 +1,4 @@
-"""Compute and audit the days of a plan, and describe errors of the computation.
+"""Audit the computed days of a plan, and describe errors of the computation.
 
 A run computes all days of its range at once. A function that groups without the day would mix
 days, and no check of a single day would notice. So the first range that new code of a table
@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import date
 from functools import reduce
@@ -37,7 +37,7 @@ from backfill_assets.audit.verdicts import (
     measure_days,
     sum_digests,
 )
-from backfill_assets.calendar.partitions import DaySet, Window, format_ranges
+from backfill_assets.calendar.partitions import Window, format_ranges
 from backfill_assets.dagster_ext.failures import raise_if_engine_failed
 from backfill_assets.delta.commits import PublishError, Writer, summarize_error
 from backfill_assets.delta.data_files import DataFiles
@@ -45,7 +45,7 @@ from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.records import CommitDetails, CommitRecord, encode_day, to_published_day
 from backfill_assets.delta.table_schema import all_constraints
 from backfill_assets.publish.stateful import recompute_digests
-from backfill_assets.publish.types import ComputeAlone, ComputedDays, ComputePlan
+from backfill_assets.publish.types import ComputedDays, ComputePlan
 from backfill_assets.spark.session import SPARK_ERRORS, EngineError
 from backfill_assets.tables.arguments import declaration_location
 from backfill_assets.tables.model_metadata import DRIFT, drift_bounds
@@ -120,12 +120,27 @@ class DependentDaysError(RefusedError):
     """A day has other rows within a range than alone."""
 
 
-def has_computed_ranges(ledger: Ledger, code_version: str) -> bool:
-    """Return whether some run published several days at once by this code version."""
-    return any(
-        record.code_version == code_version and len(record.days) > 1 and _is_computed(record)
+def days_to_compute_alone(plan: ComputePlan, frame: DataFrame) -> list[date]:
+    """Return the days to compute alone as well, to see that the range gives the same rows.
+
+    None if some run published several days at once by this code version. Otherwise the day with the
+    fewest rows, and one day without rows. Of a stateful table, only the first day can be computed
+    alone.
+    """
+    days, ledger = plan.days, plan.ledger
+    version = plan.request.record["code_version"]
+    computed_before = not plan.request.compares and any(
+        record.code_version == version and len(record.days) > 1 and _is_computed(record)
         for record in ledger.records
     )
+    if len(days) < 2 or computed_before:
+        return []
+    first = min(days)
+    if plan.digester:
+        return [first]
+    counts = frame.groupBy(plan.table.partition).count().collect()
+    rows_by_day = dict.fromkeys(days, 0) | {day: rows for day, rows in counts if day in days}
+    return _sample_days(rows_by_day, first)
 
 
 def _is_computed(record: CommitRecord) -> bool:
@@ -135,49 +150,37 @@ def _is_computed(record: CommitRecord) -> bool:
 
 
 def refuse_dependent_days(
-    table: Table,
-    frame: DataFrame,
-    days: Window,
-    rows: Mapping[date, int],
-    compute_alone: ComputeAlone,
-    *,
-    stateful: bool = False,
+    table: Table, frame: DataFrame, days: Window, frames_alone: Mapping[date, DataFrame]
 ) -> None:
     """Raise if a day has other rows in the range than when it is computed alone.
 
-    It compares the day with the fewest rows, and one day without rows. Values of floating-point
-    columns are not compared: their sum depends on the order of the rows.
+    Values of floating-point columns are not compared: their sum depends on the order of the rows.
 
-    `rows` has the row counts of the days that passed the audit. Of a stateful table, only the first
-    day can be computed alone.
+    `frames_alone` has the frames of days that were computed alone.
 
     Raises:
         DependentDaysError: a day has other rows; nothing was written.
     """
-    first, *later = sorted(days)
-    sample = [day for day in [first] if day in rows] if stateful else _sample_days(rows, first)
-    if not later or not sample:
-        return
     frames = [
-        frame.where(F.col(table.partition).isin(sample)).withColumn(_ALONE_COLUMN, F.lit(False))
+        table.conform_frame(frame)
+        .where(F.col(table.partition).isin([*frames_alone]))
+        .withColumn(_ALONE_COLUMN, F.lit(False))
     ]
     exact = T.StructType(
         [column for column in table.struct_type if not _contains_floats(column.dataType)]
     )
     sums = digest_sums(exact)
-    with ExitStack() as stack:
-        for day in sample:
-            built = table.conform_frame(
-                stack.enter_context(compute_alone(DaySet.from_days([day]))).frame
-            )
-            frames.append(built.withColumn(_ALONE_COLUMN, F.lit(True)))
-        grouped = reduce(DataFrame.unionByName, frames).groupBy(table.partition, _ALONE_COLUMN)
-        digest_rows = grouped.agg(*[column.alias(name) for name, column in sums.items()]).collect()
+    frames += [
+        table.conform_frame(alone).withColumn(_ALONE_COLUMN, F.lit(True))
+        for alone in frames_alone.values()
+    ]
+    grouped = reduce(DataFrame.unionByName, frames).groupBy(table.partition, _ALONE_COLUMN)
+    digest_rows = grouped.agg(*[column.alias(name) for name, column in sums.items()]).collect()
     digests = {
         (row[table.partition], row[_ALONE_COLUMN]): tuple(row[name] for name in sums)
         for row in digest_rows
     }
-    for day in sample:
+    for day in frames_alone:
         within, by_itself = digests.get((day, False)), digests.get((day, True))
         if within != by_itself:
             raise DependentDaysError(
@@ -195,7 +198,7 @@ def _row_count_text(sums: tuple[int, ...] | None) -> str:
 
 
 def _sample_days(rows: Mapping[date, int], first: date) -> list[date]:
-    """Choose the days to compute alone, of those that passed the audit.
+    """Choose the days to compute alone.
 
     A later day is preferred: on the first one, a function that looks at the row before is right.
     """
@@ -221,29 +224,28 @@ class AuditedDays:
     """Days that were computed and audited.
 
     Attributes:
+        plan: by which they were computed.
         computed: the result of the asset's function.
         frame: their rows, with the columns and types of the table.
         fingerprints: by day, the input fingerprint.
         verdicts: of the audit.
         rules: by name, the rules that each row was checked against.
-        merge: whether they were audited for a merge.
         files: by day, data files that are written but not committed.
         spreads: by day, the histograms of the columns that are watched for drift.
     """
 
+    plan: ComputePlan
     computed: ComputedDays
     frame: DataFrame
     fingerprints: Mapping[date, str]
     verdicts: Mapping[date, Verdict]
     rules: Mapping[str, str]
-    merge: bool = False
     files: dict[date, list[AddAction]] = field(default_factory=dict)
     spreads: Mapping[date, profile.Histograms] = field(default_factory=dict)
 
-    def is_current_for(self, expected: Mapping[date, str], ledger: Ledger) -> bool:
-        """Return whether computing and auditing these days again would give the same."""
-        rules = all_constraints(ledger.table, ledger.metadata)
-        return expected.items() <= self.fingerprints.items() and rules == self.rules
+    def holds_for(self, ledger: Ledger) -> bool:
+        """Return whether the rows would be audited by the same rules for a later ledger."""
+        return all_constraints(ledger.table, ledger.metadata) == self.rules
 
     def write_files(self, writer: Writer, days: Sequence[date]) -> DataFiles:
         """Write the data files of days once, and return them; files that exist are reused.
@@ -281,33 +283,25 @@ class AuditedDays:
         return [file for files in self.files.values() for file in files]
 
 
-def compute_days(
-    table: Table,
-    plan: ComputePlan,
-    fingerprints: Mapping[date, str],
-    ledger: Ledger,
-    merge_writer: Writer | None = None,
-    *,
-    skip_independence: bool = False,
+def audit_days(
+    plan: ComputePlan, computed: ComputedDays, merge_writer: Writer | None = None
 ) -> AuditedDays:
-    """Compute and audit the days that have a fingerprint, not those between them.
+    """Measure and judge the computed days of a plan, not those between them.
 
-    `merge_writer` is None if the days replace whole days. With `skip_independence`, days are not
-    compared with days computed alone.
+    `merge_writer` is None if the days replace whole days.
 
     Raises:
         SchemaError: a column is missing or of another type.
         DeclarationError: a condition of the model is not valid SQL.
-        RefusedError: rows outside of these days, rows without a day, no rows where some are
-            expected, or a day that has other rows when it is computed alone.
+        RefusedError: rows outside of these days, rows without a day, or no rows where some are
+            expected.
     """
-    days = DaySet.from_days(fingerprints)
-    built = plan.build(days)
-    frame = table.conform_frame(built.frame)
+    table, ledger, days = plan.table, plan.ledger, plan.days
+    frame = table.conform_frame(computed.frame)
     rules = all_constraints(table, ledger.metadata)
     profile.check_conditions(frame, table, rules)
     measured_days = measure_days(frame, table, [*rules.values()])
-    check_frame_window(measured_days, table, days, built.expectations)
+    check_frame_window(measured_days, table, days, computed.expectations)
     for day, day_violations in find_violations(frame, table).items():
         if day not in measured_days:
             raise RefusedError(
@@ -316,38 +310,28 @@ def compute_days(
                 "check gives rows of the frame."
             )
         measured_days[day] = replace(measured_days[day], violations=day_violations)
-    expectations = dict(built.expectations)
+    expectations = dict(computed.expectations)
     if merge_writer and ledger.version is not None:
-        leftover_rows = merge_writer.count_leftover_rows(frame, list(fingerprints), ledger.version)
+        leftover_rows = merge_writer.count_leftover_rows(frame, [*days], ledger.version)
         expectations |= {
             day: _expect_no_leftover(expectations.get(day), n) for day, n in leftover_rows.items()
         }
-    found_spreads = profile.measure_histograms(frame, table)
-    drift_numbers = _add_drift_notices(table, ledger, found_spreads, days, expectations)
-    numbers = built.numbers
+    spreads = profile.measure_histograms(frame, table)
+    drift_numbers = _add_drift_notices(table, ledger, spreads, days, expectations)
+    numbers = computed.numbers
     for extra in (
         profile.count_kinds(frame, table, days),
         profile.count_most_frequent(frame, table, days),
         drift_numbers,
     ):
         numbers = _merge_figures(numbers, extra)
-    built = replace(built, numbers=numbers)
+    computed = replace(computed, numbers=numbers)
     verdicts = judge_days(table, days, measured_days, expectations, _trailing_days(ledger, days))
-    if plan.fingerprint_after:
-        fingerprints, verdicts = recompute_digests(table, plan, ledger, verdicts)
-    by_day = {v.day: v for v in verdicts}
-    if plan.compute_alone and not skip_independence:
-        passed = {v.day: v.metrics.rows for v in verdicts if v.may_publish}
-        refuse_dependent_days(
-            table,
-            frame,
-            days,
-            passed,
-            plan.compute_alone,
-            stateful=plan.fingerprint_after is not None,
-        )
-    merge = merge_writer is not None
-    return AuditedDays(built, frame, fingerprints, by_day, rules, merge, spreads=found_spreads)
+    fingerprints: Mapping[date, str] = {day: plan.fingerprints[day] for day in days}
+    if plan.digester:
+        fingerprints, verdicts = recompute_digests(plan, plan.digester, verdicts)
+    verdict_by_day = {v.day: v for v in verdicts}
+    return AuditedDays(plan, computed, frame, fingerprints, verdict_by_day, rules, spreads=spreads)
 
 
 def _expect_no_leftover(expectation: Expectation | None, rows: int) -> Expectation:

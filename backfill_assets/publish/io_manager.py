@@ -8,6 +8,7 @@ days are computed each time; a day with unchanged rows is not written again.
 from __future__ import annotations
 
 import contextlib
+import random
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import date
@@ -20,34 +21,26 @@ from pyspark.sql import DataFrame
 
 from backfill_assets.audit.checks import check_evaluations, day_metadata, failure_text
 from backfill_assets.calendar.grain import Grain
-from backfill_assets.calendar.partitions import Window, any_window_condition, to_windows
+from backfill_assets.calendar.partitions import DaySet, any_window_condition, to_windows
 from backfill_assets.dagster_ext.internals import (
     AssetCheckEvaluationTargetMaterializationData,
     AssetEvent,
     DagsterEvent,
     stored_events,
 )
-from backfill_assets.delta.commits import PublishError
-from backfill_assets.publish.publisher import Publisher
-from backfill_assets.publish.stateful import DAYS_PER_COMMIT
-from backfill_assets.publish.types import (
-    CODE_TAG,
-    REWRITE_TAG,
-    Candidate,
-    ComputedDays,
-    ComputePlan,
-    DayResult,
+from backfill_assets.delta.data_files import TableSnapshot
+from backfill_assets.publish.publisher import (
+    ATTEMPTS,
+    CommitRaceError,
+    Destination,
     Input,
-    Outcome,
-    Snapshot,
-    format_code_pin,
-    is_merge_run,
+    Publisher,
 )
+from backfill_assets.publish.types import Candidate, ComputedDays, DayResult, Outcome
 from backfill_assets.spark.frames import cache_frames
 from backfill_assets.spark.tasks import TaskTimes, report_stalls, watch_session, watch_tasks
 from backfill_assets.tables.arguments import DeclarationError
 from backfill_assets.tables.code_version import asset_version
-from backfill_assets.tables.derived import carries_state
 from backfill_assets.tables.graph import load_tables
 from backfill_assets.tables.model_metadata import WHOLE_DAYS, wrong_drifts, wrong_skews
 from backfill_assets.tables.table import Table, wrong_names
@@ -119,62 +112,64 @@ def _task_plot(times: TaskTimes) -> str:
 
 
 class DeltaIOManager(Publisher):
-    """Hands days of tables to the assets, publishes what they propose, and tells Dagster of it."""
+    """Hands tables to the assets, publishes the days that they computed, and tells Dagster."""
+
+    def with_destination(self, destination: Destination) -> DeltaIOManager:
+        """Return a copy that reads tables from, and delivers to, another destination."""
+        fields = {name: getattr(self, name) for name in type(self).model_fields}
+        copied = DeltaIOManager(**fields)
+        copied._destination = destination
+        return copied
 
     def load_input(self, context: dg.InputContext) -> Input:
         """Return the input, to be read after the ledger of the table that is built from it."""
         table = load_tables(self.tables)[context.asset_key.path[-1]]
-        by_day = bool(context.asset_partition_keys)
-        return Input(lambda: self.table_snapshot(self.ledger(table), by_day))
+        return Input(self, table, bool(context.asset_partition_keys))
 
     # Dagster also accepts a generator, although the base class returns None.
     def handle_output(  # type: ignore[override]
-        self, context: dg.OutputContext, obj: Candidate
+        self, context: dg.OutputContext, obj: Iterable[Candidate]
     ) -> Iterator[DagsterEvent]:
-        """Publish the days that changed, and log events for every day.
+        """Publish each candidate in turn, and log events for every day.
+
+        The asset computes a candidate when it is taken, so a stateful table is built from what the
+        candidate before it has published. If another run changed the days meanwhile, the step
+        starts again.
 
         Raises:
+            RetryRequested: another commit changed the days first.
             SchemaError: a column is missing or of another type, in the frame or in the table.
             RefusedError: rows outside the run's days, rows without a day, or no rows where some are
                 expected.
-            NotContiguousError: the run's days have a gap.
             PublishError: the commit failed.
         """
-        if not isinstance(obj, Candidate):
-            raise TypeError(
-                f"{context.asset_key}: an asset hands over a Candidate, not {type(obj)}"
-            )
-        window = obj.table.grain.one_range(context.asset_partition_keys)
-        step = context.step_context
-        run = step.dagster_run
-        record = self.run_metadata(obj.table, run.run_id, run.tags)
-        current_pin = format_code_pin(self.code_version, self.config_digest)
-        if (planned_pin := run.tags.get(CODE_TAG, current_pin)) != current_pin:
-            raise PublishError(
-                f"{obj.table.name} [{window}]: the backfill was planned with code and "
-                f"configuration {planned_pin}, and this run has {current_pin}. Nothing was "
-                "written. Put back what was deployed and launch the backfill again, or make a new "
-                "plan."
-            )
-        rewrite = window if run.tags.get(REWRITE_TAG, "").lower() == "true" else ()
-        merge = is_merge_run(run.tags)
-        failed: dict[date, str] = {}
+        if not isinstance(obj, Iterable):
+            raise TypeError(f"{context.asset_key}: an asset hands over Candidates, not {type(obj)}")
+        step, name = context.step_context, context.asset_key.path[-1]
+        run_id = step.dagster_run.run_id
+        days = DaySet.from_days(map(date.fromisoformat, context.asset_partition_keys))
         outcome_counts: Counter[str] = Counter()
-        for part in (
-            window.split_by_length(DAYS_PER_COMMIT) if carries_state(obj.table) else [window]
-        ):
-            with watch_tasks() as tasks, self._report_stalls(context, f"{obj.table.name} [{part}]"):
-                results = self.publish(obj, part, record, rewrite=rewrite, merge=merge)
-            failed |= {
-                d.day: d.verdict.failure_reasons for d in results if d.outcome is Outcome.FAILED
-            }
-            self._failed_days[run.run_id, obj.table.name] = {**failed}  # later steps read it
-            outcome_counts.update(d.outcome.value for d in results)
-            task_figures = task_metadata(tasks.read_times())
-            for events in self.events(step.instance, obj.table, results, task_figures):
-                yield from stored_events(step, events)
+        failed: dict[date, str] = {}
+        with watch_tasks() as tasks, self._report_stalls(context, f"{name} [{days}]"):
+            try:
+                for candidate in obj:
+                    results = self.destination.deliver(self, candidate)
+                    failed |= {
+                        d.day: d.verdict.failure_reasons
+                        for d in results
+                        if d.outcome is Outcome.FAILED
+                    }
+                    self._failed_days[run_id, name] = {**failed}  # later steps read it
+                    outcome_counts.update(d.outcome.value for d in results)
+                    task_figures = task_metadata(tasks.read_times())
+                    table = candidate.plan.table
+                    for events in self.events(step.instance, table, results, task_figures):
+                        yield from stored_events(step, events)
+            except CommitRaceError as error:
+                wait = random.uniform(0.1, 0.5) * min(step.previous_attempt_count + 1, 4)
+                raise dg.RetryRequested(ATTEMPTS, wait) from error
         context.log.info(
-            f"{obj.table.name} [{window}]: "
+            f"{name} [{days}]: "
             + ", ".join(
                 f"{n} day{'s' * (n != 1)} {outcome}" for outcome, n in outcome_counts.items()
             )
@@ -319,7 +314,7 @@ def _is_daily(partitions: dg.PartitionsDefinition | None) -> bool:
 class DataFrameIOManager(DeltaIOManager):
     """The IO manager of our tables, for assets that return and take DataFrames as well."""
 
-    _inputs_by_step: dict[tuple[str, str], list[Snapshot]] = PrivateAttr(default_factory=dict)
+    _inputs_by_step: dict[tuple[str, str], list[TableSnapshot]] = PrivateAttr(default_factory=dict)
     _asset_tables: dict[str, Table] = PrivateAttr(default_factory=dict)
 
     def add_assets(self, assets: Iterable[Asset]) -> DataFrameIOManager:
@@ -367,7 +362,7 @@ class DataFrameIOManager(DeltaIOManager):
         return source.read_days(table.grain.one_range(context.asset_partition_keys))
 
     def handle_output(  # type: ignore[override]
-        self, context: dg.OutputContext, obj: Candidate | DataFrame
+        self, context: dg.OutputContext, obj: Iterable[Candidate] | DataFrame
     ) -> Iterator[DagsterEvent]:
         """Publish the days of a DataFrame that pass the audit, and fail the step if others do not.
 
@@ -381,31 +376,41 @@ class DataFrameIOManager(DeltaIOManager):
         table = self._find_table(context.asset_key)
         sources = self._inputs_by_step.pop(_step_key(context.step_context), [])
         with cache_frames() as cache:
-            rows = cache(obj)
-
-            def plan_days(window: Window) -> ComputePlan:
-                """Plan all days with an empty fingerprint, so that none is skipped as current."""
-
-                def compute_window(days: Window) -> ComputedDays:
-                    """Return the asset's rows of the days that can be built."""
-                    watch_session(
-                        rows.sparkSession
-                    )  # the asset had it before the publisher asks for it
-                    # Drop the rows of days that lack an input. Rows outside of the run are refused.
-                    other_days = any_window_condition(
-                        to_windows({*window} - {*days}), table.partition
-                    )
-                    window_rows = rows.where(f"NOT ({other_days})") if other_days else rows
-                    return ComputedDays(window_rows, {}, scattered=True)
-
-                return ComputePlan(dict.fromkeys(window, ""), compute_window, sources)
-
-            yield from super().handle_output(context, Candidate(table, plan_days))
+            candidates = self._frame_candidates(context, table, cache(obj), sources)
+            yield from super().handle_output(context, candidates)
         # Else Dagster would log a second materialization for each day, the same for all of them.
         context._asset_key = None
         run_id = context.step_context.run_id
         if failed := self.failed_days(run_id).get(table.name):
             raise dg.Failure(failure_text({table.name: failed}), allow_retries=False)
+
+    def _frame_candidates(
+        self,
+        context: dg.OutputContext,
+        table: Table,
+        rows: DataFrame,
+        sources: Sequence[TableSnapshot],
+    ) -> Iterator[Candidate]:
+        """Yield the rows of an ordinary asset, without the days that lack an input.
+
+        All days have an empty fingerprint, so that none is skipped as current. Rows outside of the
+        run are refused by the audit.
+        """
+        watch_session(rows.sparkSession)  # the asset had it before the publisher asks for it
+        run = context.step_context.dagster_run
+        window = table.grain.one_range(context.asset_partition_keys)
+        request = self.request_for_run(table, run.run_id, run.tags, window)
+        plan = self.plan_days(
+            request, self.ledger(table), sources, dict.fromkeys(request.window, "")
+        )
+        computed = None
+        if plan.reasons:
+            other_days = any_window_condition(
+                to_windows({*request.window} - plan.reasons.keys()), table.partition
+            )
+            frame = rows.where(f"NOT ({other_days})") if other_days else rows
+            computed = ComputedDays(frame, {}, scattered=True)
+        yield Candidate(plan, computed)
 
 
 def _step_key(context: Any) -> tuple[str, str]:

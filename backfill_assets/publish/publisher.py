@@ -1,6 +1,6 @@
-"""The only write path: compute and audit the days that changed, then make one commit.
+"""The only write path: plan the days of a run, audit computed days, then make one commit.
 
-Every row that reaches a table passes through `Publisher.publish`.
+Every row that reaches a table passes through `Publisher.audit` and `Publisher.commit`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ import logging
 import random
 import time
 from collections.abc import Collection, Container, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import date
+from types import MappingProxyType
 from typing import Any
 
 import dagster as dg
@@ -18,36 +20,75 @@ from pydantic import PrivateAttr
 from pyspark.sql import DataFrame
 
 from backfill_assets.audit.verdicts import Expectation, Verdict, judge_days
-from backfill_assets.calendar.partitions import DaySet, Window, to_ranges
+from backfill_assets.calendar.partitions import Window, to_ranges
 from backfill_assets.delta import table_schema
 from backfill_assets.delta.commits import PublishError, Writer
-from backfill_assets.delta.data_files import rows_as_of
+from backfill_assets.delta.data_files import TableSnapshot, rows_as_of
 from backfill_assets.delta.ledger_reader import read_ledger
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.records import PERSON, restore_verdict
-from backfill_assets.publish import assess, stateful
-from backfill_assets.publish.compute import (
-    AuditedDays,
-    add_spreads,
-    audit_summary,
-    compute_days,
-    explain_spark_errors,
-    has_computed_ranges,
-)
+from backfill_assets.publish import compute, stateful
 from backfill_assets.publish.types import (
+    CODE_TAG,
     REASON_TAG,
+    REWRITE_TAG,
     Candidate,
     CommitNotes,
     ComputePlan,
     DayResult,
     Outcome,
-    Snapshot,
+    RunRequest,
+    format_code_pin,
+    is_merge_run,
     launched_by,
 )
 from backfill_assets.runtime_versions import package_version
 from backfill_assets.settings import UNDO_DAYS
 from backfill_assets.spark.session import Engine
+from backfill_assets.staleness import assess
+from backfill_assets.staleness.input_digest import StateDigester
 from backfill_assets.tables.table import Table
+
+_log = logging.getLogger(__name__)
+
+#: Attempts to commit if other commits come first, of a step and within it.
+ATTEMPTS = 30
+
+
+class CommitRaceError(PublishError):
+    """Another commit changed the days that a candidate replaces: they must be planned anew."""
+
+
+@dataclass(frozen=True)
+class Destination:
+    """Where a publisher reads tables, and what it does with a candidate; this one is production.
+
+    Attributes:
+        warehouse: each table is at `<warehouse>/<asset name>`.
+    """
+
+    warehouse: str
+
+    #: Whether a run may merge rows rather than replace days.
+    merges = True
+    #: Whether days are compared with the published ones, and none is published.
+    compares = False
+
+    def url(self, table: Table) -> str:
+        """Return the URL of a table."""
+        return f"{self.warehouse}/{table.name}"
+
+    def ledger(self, table: Table) -> Ledger:
+        """Read the current ledger of a table."""
+        return read_ledger(self.url(table), table)
+
+    def data_url(self, table: Table) -> str:
+        """Return where new data files are written; empty for the table's own folder."""
+        return ""
+
+    def deliver(self, publisher: Publisher, candidate: Candidate) -> list[DayResult]:
+        """Publish the days of a candidate; see `Publisher.publish`."""
+        return publisher.publish(candidate)
 
 
 def result_from_record(ledger: Ledger, day: date) -> DayResult:
@@ -61,11 +102,10 @@ def result_from_record(ledger: Ledger, day: date) -> DayResult:
     )
 
 
-def list_skipped_results(
-    ledger: Ledger, plan: ComputePlan, reasons: Container[date], refused: Mapping[date, Expectation]
-) -> list[DayResult]:
+def list_skipped_results(plan: ComputePlan) -> list[DayResult]:
     """Return the results of days that are not computed: identical, reverted or without an input."""
-    current_days = {day for day in plan.fingerprints if day not in reasons and day not in refused}
+    ledger, refused = plan.ledger, plan.refused
+    current_days = plan.fingerprints.keys() - plan.reasons.keys() - refused.keys()
     failed = judge_days(ledger.table, sorted(refused), {}, refused, {})
     reverted = sorted(current_days - ledger.latest.keys())
     text = (
@@ -86,11 +126,9 @@ def _failed_verdict(table: Table, day: date, problem: str) -> Verdict:
 
 
 def list_computed_results(
-    table: Table,
-    audited: AuditedDays,
+    audited: compute.AuditedDays,
     reason_by_day: Mapping[date, str],
     version: int | None,
-    inputs: Mapping[str, int],
     commit_notes: CommitNotes,
     changed: Container[date],
 ) -> list[DayResult]:
@@ -99,7 +137,7 @@ def list_computed_results(
     A day with a provenance of its own names the inputs of that, and not those of this run.
     `version` is None if no day passed; `changed` are the days whose files were written.
     """
-    results = []
+    results, plan = [], audited.plan
     for day, reason in reason_by_day.items():
         verdict = audited.verdicts[day]
         commit_version = version if verdict.may_publish else None
@@ -108,21 +146,16 @@ def list_computed_results(
         elif day in commit_notes.revoked_days:
             # The commit covers the day, but it counts as never published, and its check says why.
             outcome = Outcome.WITHDRAWN
-            verdict = _failed_verdict(table, day, commit_notes.revoked_days[day])
+            verdict = _failed_verdict(plan.table, day, commit_notes.revoked_days[day])
         elif day in changed:
             outcome = Outcome.WRITTEN
         else:
             outcome = Outcome.UNCHANGED
         numbers = audited.computed.numbers.get(day, {})
         provenance = audited.computed.provenance.get(day)
-        input_versions = provenance.inputs if provenance else inputs
+        input_versions = provenance.inputs if provenance else plan.input_versions
         results.append(DayResult(outcome, verdict, commit_version, numbers, input_versions, reason))
     return results
-
-
-_log = logging.getLogger(__name__)
-
-_ATTEMPTS = 30
 
 
 class Publisher(dg.ConfigurableIOManager):
@@ -154,6 +187,12 @@ class Publisher(dg.ConfigurableIOManager):
     undo_days: int = UNDO_DAYS
     stalled_after: int = 0
     _failed_days: dict[tuple[str, str], dict[date, str]] = PrivateAttr(default_factory=dict)
+    _destination: Destination | None = PrivateAttr(default=None)
+
+    @property
+    def destination(self) -> Destination:
+        """Where tables are read and candidates go; production unless set."""
+        return self._destination or Destination(self.warehouse)
 
     def run_metadata(self, table: Table, run_id: str, tags: Mapping[str, str]) -> dict[str, Any]:
         """Return the run's part of the commit metadata: who, why, and by which code."""
@@ -177,208 +216,236 @@ class Publisher(dg.ConfigurableIOManager):
         entries = list(self._failed_days.items())
         return {name: dict(days) for (run, name), days in entries if run == run_id}
 
-    def publish(
-        self,
-        candidate: Candidate,
-        window: Window,
-        record: Mapping[str, Any],
-        *,
-        rewrite: Container[date] = (),
-        merge: bool = False,
-    ) -> list[DayResult]:
-        """Compute the days that changed, audit them, and commit those that pass.
-
-        Older input never overwrites newer, however many runs write a day: first the table's ledger
-        is read, then the inputs, and the commit succeeds only if no other came since. If one did,
-        the run starts again with the new ledger.
-
-        Args:
-            candidate: the asset's table and plan.
-            window: the run's days.
-            record: the run's part of the commit metadata.
-            rewrite: days to compute and write even if nothing has changed.
-            merge: whether to merge rows by their natural key, if the table allows it. The result is
-                the same: a day with rows that a merge would leave behind fails.
-
-        Returns:
-            The result of each day, in ascending order.
+    def request_for_run(
+        self, table: Table, run_id: str, tags: Mapping[str, str], window: Window
+    ) -> RunRequest:
+        """Return what a run asks of the days of a table, by its tags.
 
         Raises:
-            PublishError: the commit failed, or the backfill was planned with other code.
-            SchemaError: the table or one of its inputs does not match its model.
+            PublishError: the run belongs to a backfill that was planned with other code.
+            dagster.Failure: a tag has a value that is not known.
         """
-        table, merge = candidate.table, merge and candidate.table.merges
-        audited: AuditedDays | None = None
-        for attempt in range(1, _ATTEMPTS + 1):
-            ledger, plan = self._plan_days(candidate, window, record)
-            requested = assess.days_to_compute(ledger, plan, *_code_and_settings(record), rewrite)
-            requested, buildable = _skip_days_on_hold(ledger, plan, window, requested, record)
-            reasons, refused = self._buildable_days(ledger, plan, buildable, requested, record)
-            results = list_skipped_results(ledger, plan, reasons, refused)
-            if reasons:
-                fingerprints = {day: plan.fingerprints[day] for day in reasons}
-                # The rows that a merge would leave behind also depend on the table.
-                if audited is None or merge or not audited.is_current_for(fingerprints, ledger):
-                    self._remove_orphaned_files(table, audited)
-                    audited = self._compute_days(
-                        table, plan, fingerprints, ledger, record, merge=merge
-                    )
-                for day in stateful.unchanged_days(ledger, plan, audited.fingerprints, requested):
-                    results.append(result_from_record(ledger, day))
-                    del reasons[day]
-                written_results = self._commit_passed_days(
-                    table, audited, reasons, ledger, plan, record, rewrite
-                )
-                if written_results is None:
-                    _log.info("%s [%s]: another run was first, looking again", table.name, window)
-                    time.sleep(random.uniform(0.1, 0.5) * min(attempt, 4))  # or runs collide again
-                    continue
-                results += written_results
-            self._remove_orphaned_files(table, audited)
-            return sorted(results, key=lambda result: result.day)
-        raise PublishError(
-            f"{table.name} [{window}]: other runs committed first {_ATTEMPTS} times in a row. The "
-            "table is as they left it. Launch these days again."
+        current_pin = format_code_pin(self.code_version, self.config_digest)
+        if (planned_pin := tags.get(CODE_TAG, current_pin)) != current_pin:
+            raise PublishError(
+                f"{table.name} [{window}]: the backfill was planned with code and "
+                f"configuration {planned_pin}, and this run has {current_pin}. Nothing was "
+                "written. Put back what was deployed and launch the backfill again, or make a new "
+                "plan."
+            )
+        destination = self.destination
+        return RunRequest(
+            window,
+            self.run_metadata(table, run_id, tags),
+            rewrite=window if tags.get(REWRITE_TAG, "").lower() == "true" else (),
+            merge=is_merge_run(tags) and table.merges and destination.merges,
+            compares=destination.compares,
         )
 
-    def _compute_days(
+    def plan_days(
         self,
-        table: Table,
-        plan: ComputePlan,
-        fingerprints: Mapping[date, str],
+        request: RunRequest,
         ledger: Ledger,
-        record: Mapping[str, Any],
+        sources: Sequence[TableSnapshot],
+        fingerprints: Mapping[date, str],
         *,
-        merge: bool,
-    ) -> AuditedDays:
-        """Compute and audit the days; errors of Spark become a step failure.
+        input_changes: Mapping[date, str] = MappingProxyType({}),
+        recommitted: Container[date] = (),
+        digester: StateDigester | None = None,
+    ) -> ComputePlan:
+        """Decide which days of a request to compute, and which cannot be.
 
-        Raises:
-            dagster.Failure: Spark cannot compute the rows.
-        """
-        merge_writer = self.writer(table) if merge else None
-        skip_independence = has_computed_ranges(ledger, record["code_version"])
-        with explain_spark_errors(table, DaySet.from_days(fingerprints)):
-            return compute_days(
-                table, plan, fingerprints, ledger, merge_writer, skip_independence=skip_independence
-            )
-
-    def _plan_days(
-        self, candidate: Candidate, window: Window, record: Mapping[str, Any]
-    ) -> tuple[Ledger, ComputePlan]:
-        """Read the table's ledger and, after it, the inputs for the plan.
+        Args:
+            request: of the run.
+            ledger: of the table, read before its inputs.
+            sources: the input tables.
+            fingerprints: the current input fingerprint of each day.
+            input_changes: by day, what changed in its input, if known better than `new input`.
+            recommitted: days that the commit must cover although they have not changed.
+            digester: of a stateful table.
 
         Raises:
             PublishError: the backfill was planned with other code.
             SchemaError: the table or one of its inputs does not match its model.
         """
-        ledger = self.ledger(candidate.table)
-        plan = candidate.plan(window)
-        made_from = [source.table.name for source in plan.sources]
-        table_schema.raise_if_schema_differs(ledger, self.url(candidate.table), made_from)
-        for source in plan.sources:
+        if not request.compares:
+            self._raise_if_schema_differs(ledger, sources)
+        window, record = request.window, request.record
+        input_ledgers = [source.ledger for source in sources]
+        assess.refuse_other_code([ledger, *input_ledgers], window, record, self.config_of)
+        requested = assess.recompute_reasons(
+            ledger,
+            fingerprints,
+            input_ledgers,
+            record["code_version"],
+            record["config_digest"],
+            {
+                d
+                for d in fingerprints
+                if request.compares or d in request.rewrite or d in recommitted
+            },
+            input_changes,
+        )
+        plan = ComputePlan(
+            request, ledger, sources, fingerprints, requested, {}, requested, digester
+        )
+        plan, buildable_window = _skip_days_on_hold(plan)
+        return self._refuse_unbuildable_days(plan, buildable_window)
+
+    def _raise_if_schema_differs(self, ledger: Ledger, sources: Sequence[TableSnapshot]) -> None:
+        input_names = [source.table.name for source in sources]
+        table_schema.raise_if_schema_differs(ledger, self.url(ledger.table), input_names)
+        for source in sources:
             table_schema.raise_if_schema_differs(source.ledger, self.url(source.table))
-        sources = [source.ledger for source in plan.sources]
-        assess.refuse_other_code([ledger, *sources], window, record, self.config_of)
-        return ledger, plan
 
-    def _buildable_days(
-        self,
-        ledger: Ledger,
-        plan: ComputePlan,
-        window: Window,
-        requested: Mapping[date, str],
-        record: Mapping[str, Any],
-    ) -> tuple[dict[date, str], dict[date, Expectation]]:
-        """Split the days to compute into those that can be built and those that are refused."""
-        table, failed_by_table = ledger.table, self.failed_days(record["run_id"])
-        others = [source for source in plan.sources if source.table is not table]
+    def _refuse_unbuildable_days(self, plan: ComputePlan, window: Window) -> ComputePlan:
+        """Return the plan without the days of a window that lack an input, or the day before."""
+        table, request = plan.table, plan.request
+        failed_by_table = self.failed_days(request.record["run_id"])
+        others = [x for x in plan.sources if request.compares or x.table is not table]
         refused = assess.missing_inputs(others, window, self.config_of, failed_by_table)
-        if plan.fingerprint_after:
-            own_failed_days, config = failed_by_table.get(table.name, ()), self.config_of(table)
-            return stateful.split_buildable_days(
-                ledger, plan, window, requested, refused, own_failed_days, config
+        reasons: Mapping[date, str] = {d: r for d, r in plan.reasons.items() if d not in refused}
+        if plan.digester and not request.compares:
+            reasons, refused = stateful.split_buildable_days(
+                replace(plan, refused=refused),
+                window,
+                failed_by_table.get(table.name, ()),
+                self.config_of(table),
             )
-        return {day: reason for day, reason in requested.items() if day not in refused}, refused
+        return replace(plan, reasons=reasons, refused=refused)
 
-    def _commit_passed_days(
-        self,
-        table: Table,
-        audited: AuditedDays,
-        reasons: Mapping[date, str],
-        ledger: Ledger,
-        plan: ComputePlan,
-        record: Mapping[str, Any],
-        rewrite: Container[date],
-    ) -> list[DayResult] | None:
+    def publish(self, candidate: Candidate) -> list[DayResult]:
+        """Audit the days of a candidate and commit those that pass.
+
+        Returns:
+            The result of each day, in ascending order.
+
+        Raises:
+            CommitRaceError: another commit changed the days first; nothing was committed.
+            PublishError: the commit failed.
+            RefusedError: the frame has rows outside of its days, or none where some are expected.
+            SchemaError: a column is missing or of another type.
+            dagster.Failure: Spark cannot compute the rows.
+        """
+        results = list_skipped_results(candidate.plan)
+        if candidate.computed is not None:
+            results += self.commit(self.audit(candidate))
+        return sorted(results, key=lambda result: result.day)
+
+    def audit(self, candidate: Candidate) -> compute.AuditedDays:
+        """Measure and judge the computed days of a candidate.
+
+        Raises:
+            RefusedError: the frame has rows outside of its days, or none where some are expected.
+            SchemaError: a column is missing or of another type.
+            dagster.Failure: Spark cannot compute the rows.
+        """
+        plan, computed = candidate.plan, candidate.computed
+        assert computed is not None
+        merge_writer = self.writer(plan.table) if plan.request.merge else None
+        with compute.explain_spark_errors(plan.table, plan.days):
+            return compute.audit_days(plan, computed, merge_writer)
+
+    def commit(self, audited: compute.AuditedDays) -> list[DayResult]:
+        """Commit the days that passed the audit.
+
+        If another commit comes first, it is tried again, as long as the days are as planned.
+
+        Raises:
+            CommitRaceError: another commit changed the days first; nothing was committed.
+            PublishError: the commit failed.
+        """
+        for attempt in range(1, ATTEMPTS + 1):
+            results = self.commit_once(audited)
+            if results is not None:
+                self.remove_orphaned_files(audited)
+                return results
+            plan, ledger = audited.plan, self.ledger(audited.plan.table)
+            if not (plan.holds_for(ledger) and audited.holds_for(ledger)):
+                break
+            _log.info("%s [%s]: another run was first, trying again", plan.table.name, plan.days)
+            time.sleep(random.uniform(0.1, 0.5) * min(attempt, 4))  # or runs collide again
+            audited = replace(audited, plan=replace(plan, ledger=ledger))
+        self.remove_orphaned_files(audited)
+        raise CommitRaceError(
+            f"{audited.plan.table.name} [{audited.plan.days}]: another run committed first. The "
+            "table is as it left it. Launch these days again."
+        )
+
+    def commit_once(self, audited: compute.AuditedDays) -> list[DayResult] | None:
         """Commit the days that passed; return None if another commit of this package came first.
 
-        Days in `rewrite` are written although their rows have not changed.
+        Days to rewrite are written although their rows have not changed.
+
+        Raises:
+            PublishError: the commit failed, or the rows are not those that were audited.
         """
+        plan, ledger, computed = audited.plan, audited.plan.ledger, audited.computed
+        reasons = dict(plan.reasons)
+        results = []
+        for day in stateful.unchanged_days(plan, audited.fingerprints):
+            results.append(result_from_record(ledger, day))
+            del reasons[day]
         verdicts = [audited.verdicts[day] for day in reasons]
-        inputs = {source.table.name: source.ledger.version or 0 for source in plan.sources}
         passed = [verdict for verdict in verdicts if verdict.may_publish]
         changed = {
             v.day
             for v in passed
-            if v.day in rewrite or ledger.content_key(v.day) != v.metrics.digest
+            if v.day in plan.request.rewrite or ledger.content_key(v.day) != v.metrics.digest
         }
-        version, commit_notes = None, CommitNotes()
+        version, commit_notes = None, computed.notes.of_days({v.day for v in passed})
         if passed:
-            if audited.computed.commit_notes:
+            if computed.log_change:
                 before = None if ledger.version is None else self.table_snapshot(ledger, False)
-                commit_notes = audited.computed.commit_notes(before, verdicts)
+                details = computed.log_change.details_for(before, verdicts)
+                commit_notes = replace(commit_notes, details=details)
             metadata = {
-                **record,
-                "inputs": inputs,
+                **plan.request.record,
+                "inputs": plan.input_versions,
                 "since": ledger.version,
-                **audit_summary(
+                **compute.audit_summary(
                     [v for v in verdicts if v.day not in commit_notes.revoked_days], audited
                 ),
                 "because": assess.days_by_reason({v.day: reasons[v.day] for v in passed}),
                 "final": to_ranges(commit_notes.final_days),
                 "withdrawn": to_ranges(commit_notes.revoked_days),
-                "said": msgspec.to_builtins(add_spreads(commit_notes.details, audited, passed)),
+                "said": msgspec.to_builtins(
+                    compute.add_spreads(commit_notes.details, audited, passed)
+                ),
             }
-            version = self._commit_files(table, audited, sorted(changed), metadata, ledger)
+            version = self._commit_files(audited, sorted(changed), metadata)
             if version is None:
                 return None
-        return list_computed_results(
-            table, audited, reasons, version, inputs, commit_notes, changed
-        )
+        return results + list_computed_results(audited, reasons, version, commit_notes, changed)
 
     def _commit_files(
-        self,
-        table: Table,
-        audited: AuditedDays,
-        days: Sequence[date],
-        metadata: Mapping[str, Any],
-        ledger: Ledger,
+        self, audited: compute.AuditedDays, days: Sequence[date], metadata: Mapping[str, Any]
     ) -> int | None:
         """Return the version that holds the days; None if another commit came first.
 
         Raises:
             PublishError: the commit failed, or the rows are not those that were audited.
         """
-        writer = self.writer(table)
-        if audited.merge and days:
-            return writer.merge(audited.write_files(writer, days), days, metadata, ledger)
-        version = writer.commit(audited.write_files(writer, days), days, metadata, ledger)
+        plan, writer = audited.plan, self.writer(audited.plan.table)
+        if plan.request.merge and days:
+            return writer.merge(audited.write_files(writer, days), days, metadata, plan.ledger)
+        version = writer.commit(audited.write_files(writer, days), days, metadata, plan.ledger)
         if version is not None:
             audited.mark_committed(days)
         return version
 
-    def _remove_orphaned_files(self, table: Table, audited: AuditedDays | None) -> None:
-        if audited and audited.orphaned_files:
-            self.writer(table).remove_files(audited.orphaned_files)
+    def remove_orphaned_files(self, audited: compute.AuditedDays) -> None:
+        """Remove data files that were written for a commit that another commit forestalled."""
+        if audited.orphaned_files:
+            self.writer(audited.plan.table).remove_files(audited.orphaned_files)
 
     def url(self, table: Table) -> str:
-        """Return the URL of a table."""
-        return f"{self.warehouse}/{table.name}"
+        """Return the URL of a table at the destination."""
+        return self.destination.url(table)
 
     def ledger(self, table: Table) -> Ledger:
-        """Read the current ledger of a table."""
-        return read_ledger(self.url(table), table)
+        """Read the ledger of a table at the destination."""
+        return self.destination.ledger(table)
 
     def code_of(self, table: Table) -> str:
         """Return the code version of a table; of all tables if it is not declared."""
@@ -390,9 +457,12 @@ class Publisher(dg.ConfigurableIOManager):
 
     def writer(self, table: Table) -> Writer:
         """Return the writer that commits to a table."""
-        return Writer(lambda: self.engine.spark_session, self.url(table), table, self.undo_days)
+        data_url = self.destination.data_url(table)
+        return Writer(
+            lambda: self.engine.spark_session, self.url(table), table, self.undo_days, data_url
+        )
 
-    def table_snapshot(self, ledger: Ledger, by_day: bool) -> Snapshot:
+    def table_snapshot(self, ledger: Ledger, by_day: bool) -> TableSnapshot:
         """Return a table at the version of its ledger; rows are read on demand.
 
         The version is pinned: the audit and the write evaluate a frame at different times, and must
@@ -401,7 +471,7 @@ class Publisher(dg.ConfigurableIOManager):
         table = ledger.table
 
         def read(days: Collection[date] | None) -> DataFrame:
-            """Read days at the ledger's version; `Snapshot` calls it, with None for all days."""
+            """Read days at the ledger's version; `None` reads all days."""
             if ledger.version is None:
                 raise dg.Failure(
                     f"{table.name} has no table yet at {self.url(table)}: materialize it first. "
@@ -411,29 +481,32 @@ class Publisher(dg.ConfigurableIOManager):
             spark = self.engine.spark_session
             return rows_as_of(spark, self.url(table), table, ledger.version, days)
 
-        return Snapshot(ledger, by_day, read)
+        return TableSnapshot(ledger, by_day, read)
 
 
-def _skip_days_on_hold(
-    ledger: Ledger,
-    plan: ComputePlan,
-    window: Window,
-    requested: Mapping[date, str],
-    record: Mapping[str, Any],
-) -> tuple[dict[date, str], Window]:
-    """Drop days on hold from the days to compute and the window, unless a person launched the run.
+def _skip_days_on_hold(plan: ComputePlan) -> tuple[ComputePlan, Window]:
+    """Drop days on hold from a plan and its window, unless a person launched the run.
 
     Of a stateful table, days after a day on hold are not built either.
     """
-    if record.get("launched_by", PERSON) == PERSON:
-        return dict(requested), window
-    on_hold = assess.days_on_hold(ledger, plan.fingerprints)
-    if on_hold and plan.fingerprint_after:
+    request, window = plan.request, plan.request.window
+    if request.compares or request.record.get("launched_by", PERSON) == PERSON:
+        return plan, window
+    on_hold = assess.days_on_hold(plan.ledger, plan.fingerprints)
+    if on_hold and plan.digester:
         window = Window(window.start, max(window.start, min(on_hold)))
-    return {
-        d: reason for d, reason in requested.items() if d not in on_hold and d in window
-    }, window
+    reasons = {d: reason for d, reason in plan.reasons.items() if d not in on_hold and d in window}
+    return replace(plan, reasons=reasons, requested=reasons), window
 
 
-def _code_and_settings(record: Mapping[str, Any]) -> tuple[str, str]:
-    return record["code_version"], record["config_digest"]
+@dataclass(frozen=True)
+class Input:
+    """An input of an asset, not read yet: the ledger of the table to build is read before it."""
+
+    publisher: Publisher
+    table: Table
+    by_day: bool
+
+    def read_snapshot(self) -> TableSnapshot:
+        """Return the input at its current version."""
+        return self.publisher.table_snapshot(self.publisher.ledger(self.table), self.by_day)

@@ -8,11 +8,10 @@ from datetime import date
 
 from backfill_assets.audit.verdicts import Expectation, Verdict, judge_days
 from backfill_assets.calendar.partitions import DAY, Window
-from backfill_assets.delta.ledgers import Ledger
-from backfill_assets.publish.assess import new_input_reason
 from backfill_assets.publish.types import ComputePlan
 from backfill_assets.settings import PREFIX
-from backfill_assets.tables.table import Table
+from backfill_assets.staleness.assess import new_input_reason
+from backfill_assets.staleness.input_digest import StateDigester
 
 #: Days of a stateful table that are computed and committed together. Limited, as each row of the
 #: state is repeated for each of these days; and a run that was killed continues after its last
@@ -21,24 +20,18 @@ DAYS_PER_COMMIT = 31
 
 
 def split_buildable_days(
-    ledger: Ledger,
-    plan: ComputePlan,
-    window: Window,
-    reasons: Mapping[date, str],
-    refused: Mapping[date, Expectation],
-    failed: Collection[date],
-    config_digest: str,
+    plan: ComputePlan, window: Window, failed: Collection[date], config_digest: str
 ) -> tuple[dict[date, str], dict[date, Expectation]]:
     """Return the days to compute and those to refuse, as each day is built from the day before.
 
     If a day is computed, so are all later days, as they may change. No day is built after a day
     that is not published with its current inputs.
 
-    `reasons` and `refused` consider the other inputs only; `failed` are days of the table that this
-    run failed to publish.
+    The reasons and refusals of `plan` consider the other inputs only; `failed` are days of the
+    table that this run failed to publish.
     """
-    name = ledger.table.name
-    blocker = _blocking_reason(ledger, plan, window.start, failed, config_digest)
+    name, reasons, refused = plan.table.name, plan.reasons, plan.refused
+    blocker = _blocking_reason(plan, window.start, failed, config_digest)
     buildable: dict[date, str] = {}
     blocked: dict[date, Expectation] = dict(refused)
     for day in window:
@@ -52,10 +45,10 @@ def split_buildable_days(
 
 
 def _blocking_reason(
-    ledger: Ledger, plan: ComputePlan, first: date, failed: Collection[date], config_digest: str
+    plan: ComputePlan, first: date, failed: Collection[date], config_digest: str
 ) -> str:
     """Return why the first day cannot be built from the days before; empty if it can."""
-    name = ledger.table.name
+    ledger, name = plan.ledger, plan.table.name
     if earlier := [day for day in failed if day < first]:
         return f"{name}[{max(earlier)}] failed in this run"
     own_snapshot = next(source for source in plan.sources if source.table is ledger.table)
@@ -75,7 +68,7 @@ def _blocking_reason(
 
 
 def recompute_digests(
-    table: Table, plan: ComputePlan, ledger: Ledger, verdicts: Sequence[Verdict]
+    plan: ComputePlan, digester: StateDigester, verdicts: Sequence[Verdict]
 ) -> tuple[dict[date, str], list[Verdict]]:
     """Return the actual input fingerprints and verdicts of days that depend on each other.
 
@@ -85,13 +78,13 @@ def recompute_digests(
         The fingerprint of each day, given the day before as it was computed; and the verdicts, of
         which none passes after a day that did not pass.
     """
-    assert plan.fingerprint_after is not None
+    table = plan.table
     fingerprints: dict[date, str] = {}
     verdict_by_day: dict[date, Verdict] = {}
     for verdict in verdicts:
         day, previous = verdict.day, verdict_by_day.get(verdict.day - DAY)
-        content = previous.metrics.digest if previous else ledger.content_key(day - DAY)
-        fingerprints[day] = plan.fingerprint_after(day, content)
+        content = previous.metrics.digest if previous else plan.ledger.content_key(day - DAY)
+        fingerprints[day] = digester.digest_day(day, content)
         if previous and not previous.may_publish:
             problem = f"it is built upon {table.name}[{previous.day}], which did not pass"
             expectation = replace(
@@ -102,20 +95,14 @@ def recompute_digests(
     return fingerprints, [*verdict_by_day.values()]
 
 
-def unchanged_days(
-    ledger: Ledger,
-    plan: ComputePlan,
-    fingerprints: Mapping[date, str],
-    requested_days: Collection[date],
-) -> list[date]:
-    """Return the days of a stateful table that came out as they are published.
+def unchanged_days(plan: ComputePlan, fingerprints: Mapping[date, str]) -> list[date]:
+    """Return the days of a stateful table that came out as they are published; else none.
 
-    Empty for other tables. `requested_days` were computed for another reason than a change of the
-    day before.
+    Days that were computed for another reason than a change of the day before are not among them.
     """
     unchanged = []
-    for day, fingerprint in fingerprints.items() if plan.fingerprint_after else ():
-        published = ledger.current_record(day)
-        if day not in requested_days and published and published.fingerprint == fingerprint:
+    for day in plan.reasons if plan.digester else ():
+        published = plan.ledger.current_record(day)
+        if day not in plan.requested and published and published.fingerprint == fingerprints[day]:
             unchanged.append(day)
     return unchanged

@@ -1,23 +1,25 @@
-"""Types of a publication: tags of the run, inputs, compute plans, computed days, results."""
+"""Types of a publication: tags of the run, request, plan, computed days, candidate, results."""
 
 from __future__ import annotations
 
 import enum
 import os
-from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
 from typing import Any
 
 import dagster as dg
+import msgspec
 from pyspark.sql import DataFrame
 
 from backfill_assets.audit.verdicts import Expectation, Verdict
-from backfill_assets.calendar.partitions import Window
-from backfill_assets.delta.data_files import DataFiles
+from backfill_assets.calendar.partitions import DaySet, Window
+from backfill_assets.delta.data_files import DataFiles, TableSnapshot
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.records import PERSON, CommitDetails, Provenance
+from backfill_assets.staleness.impact import LogChange
+from backfill_assets.staleness.input_digest import StateDigester
 from backfill_assets.tables.table import Table
 
 #: A run with this tag set to `true` computes and writes all its days, even if unchanged.
@@ -74,88 +76,104 @@ def is_merge_run(tags: Mapping[str, str]) -> bool:
 
 
 @dataclass(frozen=True)
-class Snapshot:
-    """A table at one version.
-
-    Attributes:
-        ledger: of the version that the rows are read at.
-        needs_same_day: whether a day that is built from the table needs the same day of it.
-        read: reads the rows of some days; of all days if None.
-        input_days: returns the days of the table that a day is built from; days not published are
-            not read. Default: the same day if `needs_same_day`.
-        find_required_days: returns the days of the table without which a day cannot be built.
-            Default: the same day.
-    """
-
-    ledger: Ledger
-    needs_same_day: bool
-    read: Callable[[Collection[date] | None], DataFrame]
-    input_days: Callable[[date], Iterable[date]] | None = None
-    find_required_days: Callable[[date], Sequence[date]] | None = None
-
-    @property
-    def table(self) -> Table:
-        """The declaration of the table: columns, key, inputs. Its rows are in `read`."""
-        return self.ledger.table
-
-    @property
-    def all_rows(self) -> DataFrame:
-        """The rows of all days."""
-        return self.read(None)
-
-    def read_days(self, days: Iterable[date]) -> DataFrame:
-        """Read the rows of some days."""
-        return self.read(frozenset(days))
-
-    def with_reach(
-        self,
-        input_days: Callable[[date], Iterable[date]],
-        required_days_of: Callable[[date], Sequence[date]] | None = None,
-    ) -> Snapshot:
-        """Return a copy with other input days and required days."""
-        return replace(self, input_days=input_days, find_required_days=required_days_of)
-
-    def required_days(self, day: date) -> Sequence[date]:
-        """Return the days of the table without which a day cannot be built."""
-        if not self.needs_same_day:
-            return []
-        return self.find_required_days(day) if self.find_required_days else [day]
-
-    def days_with_other_settings(
-        self, window: Window, config_digest: str
-    ) -> dict[date, list[date]]:
-        """Return, by day of a window, its input days that were built under other settings."""
-        other_settings_days = self.ledger.under_other_settings(config_digest)
-        input_days = self.input_days or (lambda day: [day] if self.needs_same_day else [])
-        if not other_settings_days:
-            return {}
-        other_days = {
-            day: [input_day for input_day in input_days(day) if input_day in other_settings_days]
-            for day in window
-        }
-        return {day: days for day, days in other_days.items() if days}
-
-
-@dataclass(frozen=True)
-class Input:
-    """An input of an asset, not read yet: see `Publisher.publish`."""
-
-    read_snapshot: Callable[[], Snapshot]
-
-
-@dataclass(frozen=True)
 class CommitNotes:
-    """What an asset adds to the record of its commit.
+    """What a commit of days records for downstream tables, besides the audit.
 
     Attributes:
         final_days: days that only a person may rebuild from now on.
         revoked_days: by day without rows, the reason why it counts as never published from now on.
-        details: what downstream tables need to know of the commit.
+        details: of the commit.
     """
 
     final_days: Collection[date] = ()
     revoked_days: Mapping[date, str] = field(default_factory=dict)
     details: CommitDetails = field(default_factory=CommitDetails)
+
+    def of_days(self, days: Container[date]) -> CommitNotes:
+        """Return the notes without what concerns other days."""
+        late = {day: late for day, late in self.details.late.items() if day in days}
+        return replace(
+            self,
+            final_days={day for day in self.final_days if day in days},
+            details=msgspec.structs.replace(self.details, late=late),
+        )
+
+
+@dataclass(frozen=True)
+class RunRequest:
+    """What a run asks of the days of a table.
+
+    Attributes:
+        window: the days.
+        record: the run's part of the commit metadata, see `Publisher.run_metadata`.
+        rewrite: days to compute and write even if nothing has changed.
+        merge: whether to merge rows by their natural key rather than replace days.
+        compares: whether all days are computed to be compared, and none is published.
+    """
+
+    window: Window
+    record: Mapping[str, Any]
+    rewrite: Container[date] = ()
+    merge: bool = False
+    compares: bool = False
+
+
+@dataclass(frozen=True)
+class ComputePlan:
+    """Which days of a table to compute, and why, as of one version of the table and its inputs.
+
+    Attributes:
+        request: of the run.
+        ledger: of the table; read before the inputs, so that older input never replaces newer.
+        sources: the input tables.
+        fingerprints: by day, the input fingerprint, see `staleness.input_digest`.
+        reasons: by day to compute, why.
+        refused: by day that cannot be computed, why.
+        requested: of a stateful table, the days that are not computed for an earlier day's sake.
+        digester: of a stateful table, fingerprints of days given the content of the day before.
+    """
+
+    request: RunRequest
+    ledger: Ledger
+    sources: Sequence[TableSnapshot]
+    fingerprints: Mapping[date, str]
+    reasons: Mapping[date, str]
+    refused: Mapping[date, Expectation]
+    requested: Container[date] = ()
+    digester: StateDigester | None = None
+
+    @property
+    def table(self) -> Table:
+        """The table."""
+        return self.ledger.table
+
+    @property
+    def days(self) -> Window:
+        """The days to compute."""
+        return DaySet.from_days(self.reasons)
+
+    @property
+    def input_versions(self) -> dict[str, int]:
+        """The version of each input table."""
+        return {source.table.name: source.ledger.version or 0 for source in self.sources}
+
+    def holds_for(self, ledger: Ledger) -> bool:
+        """Return whether a later ledger has the planned days, and what they follow, as planned."""
+        before = 1 if self.digester else 0
+        return all(
+            _published_state(self.ledger, day) == _published_state(ledger, day)
+            for day in self.request.window.widen_by(before=before)
+        )
+
+
+def _published_state(ledger: Ledger, day: date) -> tuple[Any, ...]:
+    record = ledger.latest.get(day)
+    return (
+        record and record.version,
+        ledger.current_record(day) is None,
+        ledger.content_key(day),
+        ledger.on_hold.get(day),
+    )
 
 
 @dataclass(frozen=True)
@@ -168,8 +186,8 @@ class ComputedDays:
         scattered: whether each day's rows are in many Spark partitions, as after a shuffle; they
             are then gathered, to write one file a day instead of one for each task and day.
         numbers: by day, figures for the UI besides those of the audit.
-        commit_notes: returns additions to the commit, from the current table (None if it does not
-            exist) and the verdicts of all days.
+        notes: what the commit records, if all days pass the audit.
+        log_change: of a raw log, from what the impact of the commit is read.
         fingerprints: by day, where the inputs turned out to be others than planned.
         made_under: by day, the digest of its settings, if not the current ones.
         provenance: by day, its code and inputs, if not those of this run.
@@ -180,51 +198,23 @@ class ComputedDays:
     expectations: Mapping[date, Expectation]
     scattered: bool = False
     numbers: Mapping[date, Mapping[str, Any]] = field(default_factory=dict)
-    commit_notes: Callable[[Snapshot | None, Sequence[Verdict]], CommitNotes] | None = None
+    notes: CommitNotes = field(default_factory=CommitNotes)
+    log_change: LogChange | None = None
     fingerprints: Mapping[date, str] = field(default_factory=dict)
     made_under: Mapping[date, str] = field(default_factory=dict)
     provenance: Mapping[date, Provenance] = field(default_factory=dict)
     files: DataFiles = field(default_factory=dict)
 
 
-#: Computes days; their rows stay cached until the context ends.
-ComputeAlone = Callable[[Window], AbstractContextManager[ComputedDays]]
-
-
-@dataclass(frozen=True)
-class ComputePlan:
-    """How to compute some days from the current inputs; nothing is computed yet.
-
-    Attributes:
-        fingerprints: by day, the input fingerprint, see `staleness.input_digest`.
-        build: computes the days of a window, which may be fewer than planned.
-        sources: the input tables.
-        input_changes: by day, what changed in its input, if the asset knows more than `new input`.
-        recommitted_days: days that the commit must cover although they have not changed.
-        fingerprint_after: of a stateful table, returns the fingerprint of a day, given the content
-            of the day before; None of other tables.
-        compute_alone: computes days a second time for a comparison, and drops their rows; None if
-            the table's days are not compared.
-    """
-
-    fingerprints: Mapping[date, str]
-    build: Callable[[Window], ComputedDays]
-    sources: Sequence[Snapshot] = ()
-    input_changes: Mapping[date, str] = field(default_factory=dict)
-    recommitted_days: Container[date] = ()
-    fingerprint_after: Callable[[date, str], str] | None = None
-    compute_alone: ComputeAlone | None = None
-
-
 @dataclass(frozen=True)
 class Candidate:
-    """What an asset returns for publication.
+    """Days of a table that a step hands to the IO manager: audited next, and then committed.
 
-    `plan` reads the current inputs and plans the days of a window.
+    `computed` is None if the plan has no day to compute.
     """
 
-    table: Table
-    plan: Callable[[Window], ComputePlan]
+    plan: ComputePlan
+    computed: ComputedDays | None = None
 
 
 class Outcome(enum.Enum):

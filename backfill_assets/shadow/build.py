@@ -6,15 +6,14 @@ of production changes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import date
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import dagster as dg
 import msgspec
-from pydantic import PrivateAttr
 
 from backfill_assets.audit.checks import failure_text
 from backfill_assets.backfills.backfill_plan import BackfillRequest
@@ -23,12 +22,12 @@ from backfill_assets.calendar.partitions import DAY, Window, split_into_run_wind
 from backfill_assets.dagster_ext.failures import run_failure_message
 from backfill_assets.dagster_ext.internals import AssetGraph
 from backfill_assets.delta import targets
-from backfill_assets.delta.commits import Writer
 from backfill_assets.delta.ledger_reader import read_ledger
 from backfill_assets.delta.ledgers import Ledger, Ledgers
 from backfill_assets.delta.targets import ShadowTarget, TargetError
 from backfill_assets.publish.adopt import Origin, adopt_files
 from backfill_assets.publish.io_manager import DeltaIOManager
+from backfill_assets.publish.publisher import Destination, Publisher
 from backfill_assets.publish.types import REASON_TAG, Candidate, DayResult, Outcome
 from backfill_assets.settings import Settings
 from backfill_assets.shadow.days import (
@@ -45,52 +44,43 @@ from backfill_assets.tables.graph import tables_of
 from backfill_assets.tables.table import Table
 
 
-class ShadowIOManager(DeltaIOManager):
-    """Reads tables as a target sees them, and publishes into the target's forks."""
+@dataclass(frozen=True)
+class ForkDestination(Destination):
+    """The forks of a target: tables are read as the target sees them, and days go into its forks.
 
-    _settings: Settings = PrivateAttr()
-    _target: ShadowTarget = PrivateAttr()
-    _results: list[tuple[Table, DayResult]] = PrivateAttr(default_factory=list)
+    Attributes:
+        settings: of the deployment.
+        target: the target.
+        results: of all published days so far.
+    """
+
+    settings: Settings
+    target: ShadowTarget
+    results: list[tuple[Table, DayResult]] = field(default_factory=list)
+
+    merges = False
 
     @classmethod
-    def for_target(
-        cls, publisher: DeltaIOManager, settings: Settings, target: ShadowTarget
-    ) -> ShadowIOManager:
-        """An IO manager for a target with the publisher's configuration."""
-        shadow = cls(**{name: getattr(publisher, name) for name in type(publisher).model_fields})
-        shadow._settings, shadow._target = settings, target
-        return shadow
-
-    @property
-    def results(self) -> Sequence[tuple[Table, DayResult]]:
-        """Results of all published days so far."""
-        return self._results
+    def for_target(cls, settings: Settings, target: ShadowTarget) -> ForkDestination:
+        """Return the destination of a target."""
+        return cls(settings.warehouse, settings, target)
 
     def url(self, table: Table) -> str:
         """Location of a table: the fork, if the target has one."""
-        return self._target.table_url(self._settings, table.name)
+        return self.target.table_url(self.settings, table.name)
 
     def ledger(self, table: Table) -> Ledger:
         """The ledger of a table as the target sees it."""
-        return self._target.table_ledger(self._settings, table.name)
+        return self.target.table_ledger(self.settings, table.name)
 
-    def writer(self, table: Table) -> Writer:
-        """A writer that commits to the fork, with data files in the production table's folder."""
-        files = self._settings.table(table.name)
-        return replace(super().writer(table), files=files)
+    def data_url(self, table: Table) -> str:
+        """The production table's folder: a fork's data files are written there."""
+        return self.settings.table(table.name)
 
-    def publish(
-        self,
-        candidate: Candidate,
-        window: Window,
-        record: Mapping[str, Any],
-        *,
-        rewrite: Container[date] = (),
-        merge: bool = False,
-    ) -> list[DayResult]:
-        """Publish as in any run and keep the results; days are replaced, never merged."""
-        results = super().publish(candidate, window, record, rewrite=rewrite)
-        self._results += [(candidate.table, result) for result in results]
+    def deliver(self, publisher: Publisher, candidate: Candidate) -> list[DayResult]:
+        """Publish as in any run, and keep the results."""
+        results = super().deliver(publisher, candidate)
+        self.results.extend((candidate.plan.table, result) for result in results)
         return results
 
 
@@ -159,7 +149,7 @@ def catch_up(publisher: DeltaIOManager, settings: Settings, target: ShadowTarget
     if all(pins[name] == target.pins[name] for name in target.tables):
         return targets.save_target(settings, updated)
     updated = targets.clone_tables(settings, updated)
-    shadow = ShadowIOManager.for_target(publisher, settings, updated)
+    shadow = publisher.with_destination(ForkDestination.for_target(settings, updated))
     for name in target.tables:
         cloned, table = days_to_clone(settings, target, name), tables[name]
         if cloned.days:
@@ -258,7 +248,8 @@ def build_stages(
     Raises:
         TargetError: another command has forked its tables again meanwhile.
     """
-    shadow = ShadowIOManager.for_target(publisher, settings, target)
+    destination = ForkDestination.for_target(settings, target)
+    shadow = publisher.with_destination(destination)
     resources = {
         "io_manager": dg.IOManagerDefinition.hardcoded_io_manager(shadow),
         "engine": dg.ResourceDefinition.hardcoded_resource(publisher.engine),
@@ -266,7 +257,7 @@ def build_stages(
     graph = AssetGraph.from_assets(list(assets))
     with dg.DagsterInstance.ephemeral() as instance:
         for name, window in request.split_stages():
-            reported, failures = len(shadow.results), []
+            reported, failures = len(destination.results), []
             for part, selection in _split_runs(
                 settings, days_of_target(settings, graph, target, window)
             ):
@@ -292,7 +283,7 @@ def build_stages(
                     f"another command has let target {target.name} catch up with production since "
                     "this build began: what was built is not in it. Ask for the same again."
                 )
-            yield _stage_result(name, window, shadow.results[reported:], "\n".join(failures))
+            yield _stage_result(name, window, destination.results[reported:], "\n".join(failures))
             if failures:
                 return
 
@@ -301,7 +292,7 @@ def _missed_days(
     settings: Settings,
     graph: AssetGraph,
     target: ShadowTarget,
-    shadow: ShadowIOManager,
+    shadow: DeltaIOManager,
     run_id: str,
 ) -> dict[str, dict[date, str]]:
     """By table, the days that a run failed to publish, without days that cannot be built yet."""

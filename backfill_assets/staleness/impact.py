@@ -1,4 +1,4 @@
-"""Days that a change of the raw log affects: exactly those whose rows it changes.
+"""Impact of a change of the raw log: the days whose rows it changes, and those it settles.
 
 Only keys with changed lines are read, with all their versions.
 """
@@ -7,18 +7,30 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import date
 
+import msgspec
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from backfill_assets.audit.verdicts import Verdict
 from backfill_assets.calendar.late_data import Policy
-from backfill_assets.calendar.partitions import any_window_condition, to_ranges, to_windows
+from backfill_assets.calendar.partitions import (
+    DAY,
+    Window,
+    any_window_condition,
+    to_ranges,
+    to_windows,
+)
+from backfill_assets.delta.data_files import TableSnapshot
+from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.records import CommitDetails
-from backfill_assets.publish.types import Snapshot
+from backfill_assets.landing.listing import Listing, list_landing
+from backfill_assets.landing.load_manifest import LoadManifest, needs_reload
 from backfill_assets.spark.frames import cache_frames
+from backfill_assets.staleness.finality import settled_days
+from backfill_assets.staleness.unloaded import load_targets, loaded_manifests
 from backfill_assets.tables.sources import Source
 from backfill_assets.transforms import dedup
 
@@ -55,7 +67,7 @@ class ChangeImpact:
 
 def impact_of(
     source: Source,
-    before: Snapshot | None,
+    before: TableSnapshot | None,
     after: DataFrame,
     verdicts: Sequence[Verdict],
     policy: Policy,
@@ -190,3 +202,72 @@ def _days_soon_after(changed: Iterable[date], among: Iterable[date], policy: Pol
         if day not in changed
         and any(before in changed for before in policy.affected_event_days(day))
     }
+
+
+@dataclass(frozen=True)
+class LogChange:
+    """New versions of days of a raw log, that are about to be committed.
+
+    Attributes:
+        source: of the log.
+        rows: of all its days.
+        manifests: by day, what it is loaded from.
+        landing: the URL of the landing.
+        listing: of the folders that the days were loaded from.
+        policy: the source's late-data policy.
+        timezone: of event times.
+    """
+
+    source: Source
+    rows: DataFrame
+    manifests: Mapping[date, LoadManifest]
+    landing: str
+    listing: Listing
+    policy: Policy
+    timezone: str
+
+    def details_for(
+        self, before: TableSnapshot | None, verdicts: Sequence[Verdict]
+    ) -> CommitDetails:
+        """Return what a commit of the days that passed the audit records for downstream tables.
+
+        `before` is the log as it is published; None if there is no table yet. The details are read
+        in `staleness` and by `calendar.reach`.
+        """
+        impact = impact_of(self.source, before, self.rows, verdicts, self.policy, self.timezone)
+        loaded = {v.day: self.manifests[v.day] for v in verdicts if v.may_publish}
+        log = before.ledger if before else Ledger(self.source.raw)
+        settled_before, settled_after = self._settled_before_and_after(log, loaded)
+        return msgspec.structs.replace(
+            impact.as_details,
+            landing={day: manifest.as_json for day, manifest in loaded.items()},
+            settled=to_ranges(settled_after - settled_before),
+            unsettled=to_ranges(settled_before - settled_after),
+        )
+
+    def _settled_before_and_after(
+        self, log: Ledger, loaded: Mapping[date, LoadManifest]
+    ) -> tuple[set[date], set[date]]:
+        """Return, of the log days whose state may have changed, those settled before and after."""
+        known = {**loaded_manifests(log), **loaded}
+        around = Window(min(loaded), max(loaded) + DAY).widen_by(
+            before=self.policy.window_days, after=self.policy.window_days
+        )
+        # Also all unsettled days: what they waited for may have come.
+        settled = settled_days(log)
+        affected_days = [day for day in known if day in around or day not in settled]
+        folders = {
+            folder for day in affected_days for folder in (day - DAY, day)
+        } - self.listing.requested_days
+        other_listing = list_landing(self.landing, self.source, sorted(folders))
+        full_listing = replace(
+            self.listing, folders={**other_listing.folders, **self.listing.folders}
+        )
+        targets = load_targets(known, full_listing, affected_days, self.policy)
+        settled_after = {
+            day
+            for day, target in targets.items()
+            if target.manifest.is_complete(day, self.policy.start)
+            and not needs_reload(known[day], target)
+        }
+        return settled & set(affected_days), settled_after

@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import Any
 
 from backfill_assets.calendar.late_data import Policy
+from backfill_assets.calendar.partitions import DAY
 from backfill_assets.delta.ledgers import Ledger, Ledgers
 from backfill_assets.tables.table import Inputs
 
@@ -52,6 +53,28 @@ def input_digests(
         )
         for day in days
     }
+
+
+@dataclass(frozen=True)
+class StateDigester:
+    """Input fingerprints of a stateful table, given what the day before came out as.
+
+    Attributes:
+        table: the table's name.
+        inputs: the table's inputs, itself among them.
+        ledgers: of the inputs.
+        references: the content of its unpartitioned inputs.
+    """
+
+    table: str
+    inputs: Inputs
+    ledgers: Ledgers
+    references: Mapping[str, str | None]
+
+    def digest_day(self, day: date, previous_content: str) -> str:
+        """Return the fingerprint of a day; `previous_content` is that of the day before."""
+        own_content = {(self.table, day - DAY): previous_content}
+        return input_digests(self.inputs, self.ledgers, [day], self.references, own_content)[day]
 
 
 def _hash_contents(contents: Iterable[str]) -> str:

@@ -12,14 +12,13 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 from time import perf_counter, time
-from uuid import uuid4
 
 import dagster as dg
 from pyspark.sql import functions as F
 
 from backfill_assets.calendar.partitions import Window, to_windows
 from backfill_assets.orders.tables import CORRECTIONS, CURRENT, STAGED
-from backfill_assets.publish.types import REWRITE_TAG, Candidate, ComputedDays, ComputePlan
+from backfill_assets.publish.types import REWRITE_TAG
 from backfill_assets.spark.session import Engine
 from backfill_assets_tests.benchmarks.bench_jobs import (
     Deployed,
@@ -31,6 +30,7 @@ from backfill_assets_tests.benchmarks.bench_jobs import (
 from backfill_assets_tests.helpers.connect_server import connect_server
 from backfill_assets_tests.helpers.paths import BIN
 from backfill_assets_tests.helpers.pipeline import EVERYTHING, LAYERS, START
+from backfill_assets_tests.helpers.publish_rows import publish_frame
 
 DAY = timedelta(days=1)
 _FLAT = {"the layers": "1.15", f"{CORRECTIONS.name} and {CURRENT.name}": "1.25"}
@@ -207,7 +207,6 @@ def measure_merge(engine: Engine, root: Path, rows: int) -> None:
         F.lit(f"{START} 10:00:00").cast("timestamp").alias("ingestion_ts"),
         F.lit(START).alias("log_date"),
     )
-    record = {"run_id": "bench", "code_version": "c", "config_digest": "d"}
     day = to_windows([START])[0]
     rounds = iter(range(1, 1000))
 
@@ -216,9 +215,7 @@ def measure_merge(engine: Engine, root: Path, rows: int) -> None:
         amount = (F.col("amount") + changed).cast("decimal(18,2)")
         numbered = base.withColumn("id", F.substring("order_id", 3, 9).cast("long"))
         frame = numbered.withColumn("amount", amount).drop("id").repartition(4)
-        plan = ComputePlan(dict.fromkeys(day, uuid4().hex), lambda _: ComputedDays(frame, {}))
-        proposed = Candidate(STAGED, lambda _: plan)
-        return lambda: pipeline.io_manager.publish(proposed, day, record, merge=merge)
+        return lambda: publish_frame(pipeline, frame, day, table=STAGED, run="bench", merge=merge)
 
     prepare_publish(1, merge=False)()
     ratios = {}

@@ -10,12 +10,11 @@ from pandera.pyspark import Field
 
 from backfill_assets.delta.ledger_reader import read_ledger
 from backfill_assets.delta.migrate import migrate_table
-from backfill_assets.publish.types import Candidate, ComputedDays, ComputePlan
 from backfill_assets.spark.session import Engine
 from backfill_assets_tests.benchmarks.bench_jobs import print_result, time_work
 from backfill_assets_tests.changing_columns import BEFORE, load_log, make_table, make_writer
 from backfill_assets_tests.helpers.pipeline import Pipeline, day
-from backfill_assets_tests.helpers.publish_rows import RECORD, window
+from backfill_assets_tests.helpers.publish_rows import publish_frame, window
 
 
 def measure_migrations(engine: Engine, root: Path, days: int) -> None:
@@ -34,8 +33,7 @@ def measure_migrations(engine: Engine, root: Path, days: int) -> None:
         (date_, "a", n, Decimal(n), 0.5, f"note {n}") for n, date_ in enumerate(all_days, start=1)
     ]
     frame = engine.spark_session.createDataFrame(rows, BEFORE.struct_type)
-    plan = ComputePlan(dict.fromkeys(all_days, "this"), lambda _: ComputedDays(frame, {}))
-    pipeline.io_manager.publish(Candidate(BEFORE, lambda _: plan), window(1, days), RECORD)
+    publish_frame(pipeline, frame, window(1, days), table=BEFORE, fingerprint="this")
     files = set(load_log(url).file_uris())
     fewer = make_table(2, note=None)
     took = time_work("a column dropped", lambda: list(migrate_table(make_writer(pipeline, fewer))))

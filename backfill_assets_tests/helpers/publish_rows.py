@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import replace
+from datetime import date
 from decimal import Decimal
 from typing import Any
 from uuid import uuid4
@@ -13,9 +14,18 @@ import pyspark.sql.types as T
 from pandera.pyspark import Field
 
 from backfill_assets.audit.verdicts import Expectation
-from backfill_assets.calendar.partitions import Window
+from backfill_assets.calendar.partitions import DaySet, Window
+from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.orders.tables import FACT, DailyOrders
-from backfill_assets.publish.types import Candidate, ComputedDays, ComputePlan, DayResult
+from backfill_assets.publish.publisher import ATTEMPTS, CommitRaceError, Publisher
+from backfill_assets.publish.types import (
+    Candidate,
+    ComputedDays,
+    ComputePlan,
+    DayResult,
+    RunRequest,
+)
+from backfill_assets.tables.table import Table
 from backfill_assets_tests.helpers.pipeline import Pipeline, day
 
 RECORD = {"run_id": "r1", "asset": FACT.name, "code_version": "c", "config_digest": "d"}
@@ -31,21 +41,41 @@ def window(first: int, last: int) -> Window:
     return Window(day(first), day(last + 1))
 
 
-def make_candidate(
-    frame, *, expected_rows: int | None = None, fingerprint: str | None = None
-) -> Candidate:
-    """Rows for any days, which are made of something new unless a fingerprint is given."""
-    fingerprint = fingerprint or uuid4().hex
+def make_plan(ledger: Ledger, days: Iterable[date]) -> ComputePlan:
+    """A plan that computes all of the days."""
+    days = [*days]
+    request = RunRequest(DaySet.from_days(days), RECORD)
+    reasons = dict.fromkeys(days, "never published")
+    return ComputePlan(request, ledger, [], dict.fromkeys(days, ""), reasons, {})
 
-    def make_plan(days: Window) -> ComputePlan:
-        expectations = (
-            {d: Expectation(rows=expected_rows) for d in days} if expected_rows is not None else {}
-        )
-        return ComputePlan(
-            dict.fromkeys(days, fingerprint), lambda _: ComputedDays(frame, expectations)
-        )
 
-    return Candidate(FACT, make_plan)
+def publish_days(
+    publisher: Publisher,
+    table: Table,
+    days: Window,
+    build: Callable[[Window], ComputedDays],
+    fingerprint: str | Callable[[], str],
+    *,
+    run: str = "r1",
+    rewrite: Container[date] = (),
+    merge: bool = False,
+    **record: str,
+) -> list[DayResult]:
+    """Plan, build and publish days as a step does, and start again when a commit came first.
+
+    `record` has other values of the run's metadata.
+    """
+    request = RunRequest(days, {**RECORD, "run_id": run, **record}, rewrite, merge)
+    for _ in range(ATTEMPTS):
+        ledger = publisher.ledger(table)
+        made_from = fingerprint if isinstance(fingerprint, str) else fingerprint()
+        plan = publisher.plan_days(request, ledger, [], dict.fromkeys(days, made_from))
+        computed = build(plan.days) if plan.reasons else None
+        try:
+            return publisher.publish(Candidate(plan, computed))
+        except CommitRaceError:
+            continue
+    raise AssertionError("overtaken each time")
 
 
 def publish_frame(
@@ -53,14 +83,21 @@ def publish_frame(
     frame,
     days: Window,
     *,
-    run: str = "r1",
+    table: Table = FACT,
     expected_rows: int | None = None,
     fingerprint: str | None = None,
     **how: Any,
 ) -> list[DayResult]:
-    record = {**RECORD, "run_id": run}
-    proposed = make_candidate(frame, expected_rows=expected_rows, fingerprint=fingerprint)
-    return pipeline.io_manager.publish(proposed, days, record, **how)
+    """Publish rows, which are made of something new unless a fingerprint is given."""
+
+    def build(days: Window) -> ComputedDays:
+        expectations = (
+            {d: Expectation(rows=expected_rows) for d in days} if expected_rows is not None else {}
+        )
+        return ComputedDays(frame, expectations)
+
+    made_from = fingerprint or uuid4().hex
+    return publish_days(pipeline.io_manager, table, days, build, made_from, **how)
 
 
 def read_content(pipeline: Pipeline) -> set[tuple]:

@@ -15,8 +15,8 @@ from backfill_assets.delta.ledger_reader import read_ledgers
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.records import CommitRecord, ExternalCommit
 from backfill_assets.orders.tables import CURRENT, FACT, LATENESS, RAW, REJECTED, STAGED
-from backfill_assets.publish.assess import recompute_reason
 from backfill_assets.publish.types import REWRITE_TAG
+from backfill_assets.staleness.assess import recompute_reason
 from backfill_assets.tables.code_version import Code
 from backfill_assets_tests.helpers.invented_logs import commit_metadata, days, ledger, record
 from backfill_assets_tests.helpers.pipeline import LAYERS, Pipeline, day, make_plan, order, run_undo

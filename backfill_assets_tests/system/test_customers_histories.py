@@ -23,11 +23,11 @@ from typing import Any
 
 import pytest
 
+from backfill_assets.assets import table_asset
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.delta.commits import Writer
 from backfill_assets.delta.ledger_reader import read_ledgers
 from backfill_assets.lookups import batch
-from backfill_assets.publish import io_manager
 from backfill_assets.staleness.stale import find_stale_days
 from backfill_assets_tests.customers_tables import COHORT_DAYS, LABEL_DAYS, SETTLES_AFTER
 from backfill_assets_tests.helpers import memory_model
@@ -64,7 +64,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.torture, pytest.mark.timeout(1800)]
 def _server(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The service of rates; and days that are built upon each other are committed by threes."""
     monkeypatch.setattr(batch, "_FIRST_PAUSE", 0.01)
-    monkeypatch.setattr(io_manager, "DAYS_PER_COMMIT", 3)
+    monkeypatch.setattr(table_asset, "DAYS_PER_COMMIT", 3)
     with rate_server() as server:
         monkeypatch.setenv("RATES_URL", server.url)
         monkeypatch.setenv("RATES_KEY", SECRET)

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from datetime import date
 
 import msgspec
 import pytest
-from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from backfill_assets.backfills.verify import VerifyOutcome
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.delta.ledger_reader import read_ledgers
 from backfill_assets.delta.ledgers import Ledger
-from backfill_assets.delta.records import CommitDetails
+from backfill_assets.delta.records import CommitDetails, CommitRecord
 from backfill_assets.publish.compute import (
     DependentDaysError,
-    has_computed_ranges,
+    days_to_compute_alone,
     refuse_dependent_days,
 )
-from backfill_assets.publish.types import ComputedDays
 from backfill_assets_tests.dependent_tables import by_day
 from backfill_assets_tests.helpers.invented_logs import record
 from backfill_assets_tests.helpers.pipeline import LAYERS, Pipeline, day, order, run_verify
+from backfill_assets_tests.helpers.publish_rows import make_plan
 
 TABLES = "backfill_assets_tests.dependent_tables:TABLES"
 GOOD = "by_day"
@@ -61,12 +60,8 @@ def test_a_day_by_itself_is_what_it_is(pipeline):
 
 def test_known_code_is_not_looked_at_again(pipeline, monkeypatch):
     pipeline.run(1, 3, [GOOD])
-    good_ledger = ledger_of(pipeline, GOOD)
-    (record,) = good_ledger.records
-    assert has_computed_ranges(good_ledger, record.code_version)
-    assert not has_computed_ranges(good_ledger, "other")
     monkeypatch.setattr(
-        "backfill_assets.publish.compute.refuse_dependent_days",
+        "backfill_assets.assets.table_asset.refuse_dependent_days",
         lambda *_: pytest.fail("it is known"),
     )
     pipeline.run(1, 3, [GOOD], tags={"backfill_assets/rewrite": "true"})
@@ -78,20 +73,17 @@ def test_it_can_be_switched_off(engine, pipeline):
     assert ledger_of(lax, "since_the_day_before").published_days
 
 
-def test_a_range_of_which_one_day_passed_is_looked_at(spark):
+def test_the_emptiest_days_of_a_range_are_computed_alone(spark):
     rows = spark.createDataFrame([(day(1), "c", 3, 0.5)], by_day.struct_type)
     other = spark.createDataFrame([(day(1), "c", 1, 0.25)], by_day.struct_type)
     days = Window(day(1), day(4))
-
-    def look(window: Window, frame: DataFrame) -> None:
-        refuse_dependent_days(
-            by_day, rows, window, {day(1): 1}, lambda _: nullcontext(ComputedDays(frame, {}))
-        )
-
+    plan = make_plan(Ledger(by_day), days)
+    assert days_to_compute_alone(plan, rows) == [day(2), day(1)]
+    assert days_to_compute_alone(make_plan(Ledger(by_day), [day(1)]), rows) == [], "no range"
     with pytest.raises(DependentDaysError, match=f"other rows for {day(1)} alone"):
-        look(days, other)
-    look(days, rows.withColumn("share", F.lit(0.75)))  # sums of floats depend on the order
-    look(Window(day(1), day(2)), other)  # no range
+        refuse_dependent_days(by_day, rows, days, {day(1): other})
+    # Sums of floats depend on the order.
+    refuse_dependent_days(by_day, rows, days, {day(1): rows.withColumn("share", F.lit(0.75))})
 
 
 def test_verification_compares_each_day_alone(pipeline, engine):
@@ -103,13 +95,19 @@ def test_verification_compares_each_day_alone(pipeline, engine):
     }
 
 
-def test_what_was_carried_is_no_proof():
-    from_a_run = record(1, (day(1), day(2)))
-    assert has_computed_ranges(Ledger(by_day, records=[from_a_run]), "code")
+def test_what_was_carried_is_no_proof(spark):
+    from_a_run = msgspec.structs.replace(record(1, (day(1), day(2))), code_version="c")
+    rows = spark.createDataFrame([(day(1), "c", 3, 0.5)], by_day.struct_type)
+
+    def sample_after(commit: CommitRecord) -> list[date]:
+        plan = make_plan(Ledger(by_day, records=[commit]), [day(1), day(2)])
+        return days_to_compute_alone(plan, rows)
+
+    assert sample_after(from_a_run) == []
+    assert sample_after(msgspec.structs.replace(from_a_run, code_version="other")) != []
     for details in (
         CommitDetails(undoes="x"),
         CommitDetails(as_of={"1": []}),
         CommitDetails(kind="canary"),
     ):
-        carried = msgspec.structs.replace(from_a_run, details=details)
-        assert not has_computed_ranges(Ledger(by_day, records=[carried]), "code")
+        assert sample_after(msgspec.structs.replace(from_a_run, details=details)) != []

@@ -21,9 +21,10 @@ from backfill_assets.delta import commits, maintenance
 from backfill_assets.delta.ledger_reader import VERSIONS_FILE
 from backfill_assets.delta.maintenance import MaintenanceResult, TableFiles, run_maintenance
 from backfill_assets.orders.tables import CORRECTIONS, FACT
-from backfill_assets.publish.types import Candidate, ComputedDays, ComputePlan, DayResult
+from backfill_assets.publish.types import ComputedDays, DayResult
 from backfill_assets.spark.session import Engine
 from backfill_assets_tests.helpers.pipeline import Pipeline, day
+from backfill_assets_tests.helpers.publish_rows import publish_days
 
 RECORD = {"run_id": "r1", "asset": FACT.name, "code_version": "c", "config_digest": "d"}
 DAYS = 86400
@@ -38,7 +39,7 @@ def fact_rows(spark, days: range, customer: str):
     return spark.createDataFrame(rows, FACT.struct_type).repartition(FILES, "orders")
 
 
-def publish_days(pipeline: Pipeline, days: range, customer: str) -> list[DayResult]:
+def publish_range(pipeline: Pipeline, days: range, customer: str) -> list[DayResult]:
     """Publish days of rows that the name stands for."""
     rows = fact_rows(pipeline.io_manager.engine.spark_session, days, customer)
     window = Window(day(days.start), day(days.stop))
@@ -46,8 +47,7 @@ def publish_days(pipeline: Pipeline, days: range, customer: str) -> list[DayResu
     def build(part: Window) -> ComputedDays:
         return ComputedDays(rows.where(part.sql_condition(FACT.partition)), {})
 
-    plan = ComputePlan(dict.fromkeys(window, customer), build)
-    return pipeline.io_manager.publish(Candidate(FACT, lambda _: plan), window, RECORD)
+    return publish_days(pipeline.io_manager, FACT, window, build, customer)
 
 
 def table_path(pipeline: Pipeline) -> Path:
@@ -101,8 +101,8 @@ def age_pipeline(pipeline: Pipeline, days: int, root: Path, **overrides: object)
 def original(engine, spark, tmp_path_factory) -> Pipeline:
     """Days 1 to 3 in several files each, then day 2 replaced."""
     pipeline = Pipeline(engine, tmp_path_factory.mktemp("original"))
-    publish_days(pipeline, range(1, 4), "a")
-    publish_days(pipeline, range(2, 3), "b")
+    publish_range(pipeline, range(1, 4), "a")
+    publish_range(pipeline, range(2, 3), "b")
     return pipeline
 
 
@@ -136,20 +136,20 @@ def test_files_become_fewer_and_nothing_else_changes(scattered):
 
 
 def test_runs_go_on_as_before(scattered):
-    publish_days(scattered, range(1, 4), "a")
+    publish_range(scattered, range(1, 4), "a")
     maintain_facts(scattered)
     version = scattered.log(FACT.name).version()
-    results = publish_days(scattered, range(1, 4), "a")
+    results = publish_range(scattered, range(1, 4), "a")
     assert [result.outcome.value for result in results] == ["identical"] * 3
     assert scattered.log(FACT.name).version() == version
-    publish_days(scattered, range(3, 4), "c")
+    publish_range(scattered, range(3, 4), "c")
     assert scattered.log(FACT.name).version() == version + 1
     assert customers_of_day(scattered, 3) == {"c"}
 
 
 def test_only_the_days_that_are_worth_it(scattered):
     maintain_facts(scattered)
-    publish_days(scattered, range(3, 4), "c")
+    publish_range(scattered, range(3, 4), "c")
     result = maintain_facts(scattered)
     assert result.compacted == [day(3)]
     assert result.before.by_day == {day(1): 1, day(2): 1, day(3): FILES}
@@ -174,7 +174,7 @@ def test_files_past_the_time_to_undo_are_gone_and_all_others_stay(scattered, tmp
     (notes := table_path(old) / "_notes" / "of somebody").mkdir(parents=True)
     (notes / "x").touch()
     os.utime(notes / "x", (0, 0))
-    publish_days(old, range(3, 4), "c")
+    publish_range(old, range(3, 4), "c")
     version, digests = old.log(FACT.name).version(), old.digests()
     commits_before = set((table_path(old) / "_delta_log").glob("*.json"))
 
@@ -195,7 +195,7 @@ def test_files_past_the_time_to_undo_are_gone_and_all_others_stay(scattered, tmp
     assert [record.version for record in ledger.records] == [first, second, version]
     assert ledger.external_commits == []
     after = old.log(FACT.name).version()
-    assert {published.outcome.value for published in publish_days(old, range(3, 4), "c")} == {
+    assert {published.outcome.value for published in publish_range(old, range(3, 4), "c")} == {
         "identical"
     }
     assert old.log(FACT.name).version() == after
@@ -252,7 +252,7 @@ def test_a_run_at_the_same_time_commits_all_the_same(scattered, monkeypatch):
         return commit(self, files, days, metadata, since)
 
     monkeypatch.setattr(commits.Writer, "commit", slow_commit)
-    run = threading.Thread(target=publish_days, args=(scattered, range(2, 3), "c"))
+    run = threading.Thread(target=publish_range, args=(scattered, range(2, 3), "c"))
     run.start()
     write_begun.wait()
     result = maintain_facts(scattered)

@@ -25,7 +25,6 @@ from backfill_assets.delta import ledger_reader
 from backfill_assets.delta.commits import PublishError, Writer
 from backfill_assets.monitoring.next_runs import rebuild_requests
 from backfill_assets.orders.tables import CURRENT, FACT, ORDERS, STAGED
-from backfill_assets.publish import io_manager
 from backfill_assets.publish.types import REWRITE_TAG
 from backfill_assets.settings import load_settings
 from backfill_assets.spark.frames import Cache, cache_frames
@@ -125,7 +124,7 @@ def test_a_range_has_what_days_have_and_a_repeat_changes_nothing(
         other = Pipeline(engine, tmp_path / name, tables=stateful.settings.tables)
         land_all(other, ORDERED, 5)
         other.run(1, 5, FACTS)
-        monkeypatch.setattr(io_manager, "DAYS_PER_COMMIT", 2)
+        monkeypatch.setattr(table_asset, "DAYS_PER_COMMIT", 2)
         for first, last in ranges:
             assert other.run(first, last, [LTV])
         assert day_digests(other) == at_once
@@ -241,7 +240,7 @@ def test_a_day_that_does_not_pass_holds_back_those_after_it(
     land_all(stateful, ORDERED, 6)
     stateful.run(1, 2, ALL)
     stateful.run(3, 6, FACTS)
-    monkeypatch.setattr(io_manager, "DAYS_PER_COMMIT", 2)
+    monkeypatch.setattr(table_asset, "DAYS_PER_COMMIT", 2)
     transform = customer_lifetime_value.transform
 
     def lose_row(**frames: DataFrame) -> DataFrame:
@@ -269,7 +268,7 @@ def test_a_day_that_does_not_pass_holds_back_those_after_it(
         patch.setitem(customer_lifetime_value.__dict__, "transform", lose_row)
         message = stateful.failure(stateful.run(3, 6, [LTV], fails=True))
         assert f"it is built upon earlier days, and {LTV}[{day(4)}] failed in this run" in message
-        monkeypatch.setattr(io_manager, "DAYS_PER_COMMIT", 30)
+        monkeypatch.setattr(table_asset, "DAYS_PER_COMMIT", 30)
         message = stateful.failure(stateful.run(3, 6, [LTV], fails=True))
         assert f"it is built upon {LTV}[{day(4)}], which did not pass" in message
     assert day_digests(stateful) == before
@@ -284,7 +283,7 @@ def test_any_history_ends_as_one_clean_load(
     stateful: Pipeline, engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Lines in any order, day runs and range runs, repeats: as the model, and as one load."""
-    monkeypatch.setattr(io_manager, "DAYS_PER_COMMIT", 3)
+    monkeypatch.setattr(table_asset, "DAYS_PER_COMMIT", 3)
     chance, last = random.Random(4), 7
     orders = {
         str(k): {
@@ -360,7 +359,7 @@ def test_runs_of_days_that_are_built_upon_each_other_are_asked_one_after_another
 def test_a_run_that_ends_in_the_middle_continues_from_its_last_commit(
     stateful: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(io_manager, "DAYS_PER_COMMIT", 2)
+    monkeypatch.setattr(table_asset, "DAYS_PER_COMMIT", 2)
     land_all(stateful, ORDERED, 6)
     stateful.run(1, 6, FACTS)
     commit = Writer.commit
@@ -401,7 +400,7 @@ def test_rows_of_days_that_are_published_are_not_kept_in_memory(
             yield cache
         open_caches -= 1
 
-    monkeypatch.setattr(io_manager, "DAYS_PER_COMMIT", 2)
+    monkeypatch.setattr(table_asset, "DAYS_PER_COMMIT", 2)
     monkeypatch.setattr(table_asset, "cache_frames", count_caches)
     stateful.run(1, 5, [LTV])
     # The second is a day that is computed alone, to be compared with the first range.
@@ -498,7 +497,7 @@ def test_an_undo_is_refused_where_others_changed_the_day_before(stateful: Pipeli
 def test_its_days_are_final_when_those_it_is_made_of_are(
     engine, spark, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
-    monkeypatch.setattr(io_manager, "DAYS_PER_COMMIT", at_once)
+    monkeypatch.setattr(table_asset, "DAYS_PER_COMMIT", at_once)
     name = "backfill_assets_tests.system.test_state:TABLES"
     pipeline = Pipeline(engine, tmp_path, tables=name, window_days=1)
     land_all(pipeline, ORDERED, 5)

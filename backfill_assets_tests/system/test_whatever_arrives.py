@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import random
-from dataclasses import replace
 from decimal import Decimal
 
 import pytest
@@ -82,16 +81,14 @@ def test_only_the_days_that_changed_are_computed(pipeline, monkeypatch):
         pipeline.land(n, [order(f"o{n}", n)])
     pipeline.run(1, 5, EVERYTHING)
     built: dict[str, list[Window]] = {}
-    compute = publisher.compute_days
+    audit = publisher.Publisher.audit
 
-    def compute_recorded(table, plan, window, *more, **known):
-        def record_build(days: Window):
-            built.setdefault(table.name, []).append(days)
-            return plan.build(days)
+    def audit_recorded(self, candidate):
+        plan = candidate.plan
+        built.setdefault(plan.table.name, []).append(plan.days)
+        return audit(self, candidate)
 
-        return compute(table, replace(plan, build=record_build), window, *more, **known)
-
-    monkeypatch.setattr(publisher, "compute_days", compute_recorded)
+    monkeypatch.setattr(publisher.Publisher, "audit", audit_recorded)
     pipeline.land(1, [order("new", 1)], "more.jsonl")
     pipeline.land(5, [order("newest", 5)], "more.jsonl")
     pipeline.run(1, 6, EVERYTHING)

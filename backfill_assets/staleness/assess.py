@@ -1,17 +1,18 @@
-"""Which days a run computes and why, and which days cannot be computed."""
+"""Assessment of days: why a day must be computed, and why it cannot be."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from datetime import date
+from types import MappingProxyType
 from typing import Any
 
 from backfill_assets.audit.verdicts import Expectation
 from backfill_assets.calendar.partitions import DAY, Window, format_ranges, to_ranges
 from backfill_assets.delta.commits import PublishError
+from backfill_assets.delta.data_files import TableSnapshot
 from backfill_assets.delta.ledgers import Ledger
-from backfill_assets.publish.types import ComputePlan, Snapshot
 from backfill_assets.tables.derived import carries_state
 from backfill_assets.tables.table import Table
 
@@ -70,18 +71,19 @@ def new_input_reason(names: Sequence[str]) -> str:
     return f"new input: {', '.join(names)}" if names else "new input"
 
 
-def days_to_compute(
+def recompute_reasons(
     ledger: Ledger,
-    plan: ComputePlan,
+    fingerprints: Mapping[date, str],
+    inputs: Sequence[Ledger],
     code_version: str,
     config_digest: str,
-    rewrite: Container[date],
+    requested: Container[date] = (),
+    input_changes: Mapping[date, str] = MappingProxyType({}),
 ) -> dict[date, str]:
-    """Return the days of a plan that must be computed, each with its reason.
+    """Return the days that must be computed, each with its reason; see `recompute_reason`.
 
-    Days in `rewrite` are computed in any case.
+    `requested` days are computed in any case.
     """
-    inputs = [source.ledger for source in plan.sources]
     reasons = {
         day: recompute_reason(
             ledger,
@@ -89,11 +91,11 @@ def days_to_compute(
             fingerprint,
             code_version,
             config_digest,
-            day in rewrite or day in plan.recommitted_days,
+            day in requested,
             inputs=inputs,
-            input_change=plan.input_changes.get(day, ""),
+            input_change=input_changes.get(day, ""),
         )
-        for day, fingerprint in plan.fingerprints.items()
+        for day, fingerprint in fingerprints.items()
     }
     return {day: reason for day, reason in reasons.items() if reason is not None}
 
@@ -162,7 +164,7 @@ def refuse_other_code(
 
 
 def missing_inputs(
-    sources: Sequence[Snapshot],
+    sources: Sequence[TableSnapshot],
     window: Window,
     config_of: Callable[[Table], str],
     failed: Mapping[str, Container[date]],
