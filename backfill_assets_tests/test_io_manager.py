@@ -533,13 +533,13 @@ def test_files_have_the_statistics_that_delta_has(pipeline, spark, store, monkey
 
 @pytest.mark.parametrize("rewrite", [False, True])
 def test_a_commit_whose_answer_is_lost_has_come_about(loaded, spark, monkeypatch, rewrite):
-    replace = Writer._replace
+    write_version = Writer._write_version
 
-    def replace_and_fail(self, *arguments) -> None:
-        replace(self, *arguments)
+    def write_and_fail(self, *arguments) -> None:
+        write_version(self, *arguments)
         raise OSError("connection lost")
 
-    monkeypatch.setattr(Writer, "_replace", replace_and_fail)
+    monkeypatch.setattr(Writer, "_write_version", write_and_fail)
     before = loaded.log(FACT.name).version()
     results = publish_frame(
         loaded,

@@ -18,7 +18,7 @@ from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.fs as pafs
-from deltalake import CommitProperties, PostCommitHookProperties, Transaction
+from deltalake import CommitProperties, PostCommitHookProperties, Schema, Transaction
 from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction
 from pyspark.sql import DataFrame, Observation, SparkSession
@@ -58,6 +58,8 @@ _CONFLICTS = (
 )
 #: Commits are our record of what was published; by default Delta deletes them after a month.
 LOG_RETENTION = {"delta.logRetentionDuration": "interval 36500 days"}
+#: A day that no table has, for a commit that changes columns and replaces no day.
+_NO_DAY = "0001-01-01"
 #: Number of commits between two checkpoints, as in Delta.
 CHECKPOINT_INTERVAL = 10
 
@@ -183,41 +185,72 @@ class Writer:
         current = self._prepare_table(since, days)
         if current is None:
             return None
-        full_metadata = _commit_metadata(metadata, days)
-        failure: Exception | None = None
         try:
-            self._replace(files, days, full_metadata, current)
+            return self.commit_files(files, days, _commit_metadata(metadata, days), current)
         except (DeltaError, OSError) as error:
-            failure = error
-        # Look for the commit in the log: it may be there although its response was lost, or be
-        # overwritten by another engine, on a store without a lock that both use.
-        version, last = self._find_own_commit(full_metadata)
-        if version is None and failure and last == current.version:
-            raise self._to_publish_error(days, failure) from failure
-        if version and version % CHECKPOINT_INTERVAL == 0:
-            self._write_checkpoint(version)
-        return version
+            raise self._to_publish_error(days, error) from error
 
-    def _replace(
+    def commit_files(
         self,
         files: data_files.DataFiles,
         days: Sequence[date],
         metadata: Mapping[str, Any],
-        current: Ledger,
+        since: Ledger,
+        schema: Schema | None = None,
+    ) -> int | None:
+        """Commit files as the version right after a ledger's; the table must exist.
+
+        Args:
+            files: as in `commit`.
+            days: as in `commit`.
+            metadata: the record of the commit, with a `commit_id`.
+            since: the ledger.
+            schema: columns that replace those of the table.
+
+        Returns:
+            The new version; None if another commit came after that ledger.
+
+        Raises:
+            DeltaError, OSError: the commit failed; the table is unchanged.
+        """
+        failure: Exception | None = None
+        try:
+            self._write_version(files, days, metadata, since, schema)
+        except (DeltaError, OSError) as error:
+            failure = error
+        # Look for the commit in the log: it may be there although its response was lost, or be
+        # overwritten by another engine, on a store without a lock that both use.
+        version, last = self._find_own_commit(metadata)
+        if version is None and failure and last == since.version:
+            raise failure
+        if version and version % CHECKPOINT_INTERVAL == 0:
+            self._write_checkpoint(version)
+        return version
+
+    def _write_version(
+        self,
+        files: data_files.DataFiles,
+        days: Sequence[date],
+        metadata: Mapping[str, Any],
+        since: Ledger,
+        schema: Schema | None,
     ) -> None:
         """Commit the version right after the ledger's; fail if it exists."""
-        log = delta_log(self.url, current.version).load()
+        log = delta_log(self.url, since.version).load()
         column = self.table.partition
+        replaced = ("in", [str(day) for day in days]) if days else ("=", _NO_DAY)
+        # Only an overwrite may change the columns.
+        overwrites = bool(days) or schema is not None
         log.create_write_transaction(
             [self._with_log_path(file) for day in days for file in files.get(day, ())],
-            "overwrite" if days else "append",
-            log.schema(),
+            "overwrite" if overwrites else "append",
+            schema or log.schema(),
             [column],
-            [(column, "in", [str(day) for day in days])] if days else None,
+            [(column, *replaced)] if overwrites else None,
             commit_properties=CommitProperties(
                 {"userMetadata": json.dumps(metadata)},
                 max_commit_retries=0,
-                app_transactions=[Transaction(APPLICATION, (current.transaction or 0) + 1)],
+                app_transactions=[Transaction(APPLICATION, (since.transaction or 0) + 1)],
             ),
             post_commithook_properties=PostCommitHookProperties(
                 create_checkpoint=False, cleanup_expired_logs=False

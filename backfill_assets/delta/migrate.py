@@ -11,7 +11,6 @@ the last step, the schema version is the old one, and no code writes to the tabl
 
 from __future__ import annotations
 
-import json
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +21,6 @@ from uuid import uuid4
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
-from deltalake import CommitProperties, PostCommitHookProperties, Transaction
 from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction
 from pyspark.sql import DataFrame
@@ -33,7 +31,7 @@ from backfill_assets.dagster_ext.failures import is_engine_lost
 from backfill_assets.delta import migration_plan, records, table_schema
 from backfill_assets.delta.commits import PublishError, Writer, summarize_error
 from backfill_assets.delta.data_files import count_rows, list_data_files, rows_of_files
-from backfill_assets.delta.delta_rs import APPLICATION, delta_log
+from backfill_assets.delta.delta_rs import delta_log
 from backfill_assets.delta.ledger_reader import read_ledger
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.runtime_versions import package_version
@@ -215,8 +213,6 @@ def _without_row_changes(
 CHUNK_DAYS = 200
 #: Number of attempts when other commits come first; changed days are rewritten again.
 _ATTEMPTS = 10
-#: No table has this day, so a commit that replaces it changes no data file.
-_NO_DAY = "0001-01-01"
 
 
 @dataclass
@@ -424,40 +420,13 @@ def _commit_migration(
     writer: Writer, migration: migration_plan.Migration, staged: _RewrittenDays, ledger: Ledger
 ) -> int | None:
     """Commit columns and files as the version after the ledger's; None if another came first."""
-    table, days = writer.table, sorted(migration.days)
+    days = sorted(migration.days)
     metadata = {
         **build_migration_record(migration, staged.measured, ledger),
         "commit_id": uuid4().hex,
     }
-    log = delta_log(writer.url, ledger.version).load()
-    partition = table.partition
-    replaced = ("in", list(map(str, days))) if days else ("=", _NO_DAY)
-    failure: Exception | None = None
-    try:
-        log.create_write_transaction(
-            [file for day in days for file in staged.files.get(day, ())],
-            "overwrite",
-            table_schema.delta_schema(table),
-            [partition],
-            [(partition, *replaced)],
-            commit_properties=CommitProperties(
-                {"userMetadata": json.dumps(metadata)},
-                max_commit_retries=0,
-                app_transactions=[Transaction(APPLICATION, (ledger.transaction or 0) + 1)],
-            ),
-            post_commithook_properties=PostCommitHookProperties(
-                create_checkpoint=False, cleanup_expired_logs=False
-            ),
-        )
-    except DeltaError as error:
-        failure = error
-    current = read_ledger(writer.url, table)
-    own_versions = [
-        record.version for record in current.records if record.commit_id == metadata["commit_id"]
-    ]
-    if not own_versions and failure and current.version == ledger.version:
-        raise failure
-    return own_versions[-1] if own_versions else None
+    schema = table_schema.delta_schema(writer.table)
+    return writer.commit_files(staged.files, days, metadata, ledger, schema)
 
 
 def _finish_migration(writer: Writer, migration: migration_plan.Migration) -> Iterator[str]:

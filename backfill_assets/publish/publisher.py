@@ -363,6 +363,8 @@ class Publisher(dg.ConfigurableIOManager):
             plan, ledger = audited.plan, self.ledger(audited.plan.table)
             if not (plan.holds_for(ledger) and audited.holds_for(ledger)):
                 break
+            request = plan.request
+            assess.refuse_other_code([ledger], request.window, request.record, self.config_of)
             _log.info("%s [%s]: another run was first, trying again", plan.table.name, plan.days)
             time.sleep(random.uniform(0.1, 0.5) * min(attempt, 4))  # or runs collide again
             audited = replace(audited, plan=replace(plan, ledger=ledger))
