@@ -12,13 +12,16 @@ import pytest
 from pandera.pyspark import Field
 
 from backfill_assets.audit.checks import day_metadata
-from backfill_assets.audit.profile import count_kinds
 from backfill_assets.audit.verdicts import DayMetrics, Expectation, Finding, Severity, Verdict
+from backfill_assets.delta.ledgers import Ledger
+from backfill_assets.publish.compute import audit_days
+from backfill_assets.publish.types import ComputedDays
 from backfill_assets.tables.model_metadata import counts_of
 from backfill_assets.tables.table import Table
 from backfill_assets_guide.examples.customers.labels import labels_daily
 from backfill_assets_guide.examples.customers.lifetime_value import customer_lifetime_value
 from backfill_assets_tests.helpers.pipeline import day
+from backfill_assets_tests.helpers.publish_rows import make_plan
 
 
 class Ticket(pa.DataFrameModel):
@@ -38,8 +41,11 @@ class Ticket(pa.DataFrameModel):
 def test_rows_are_counted_by_day_and_kind(spark):
     rows = [(day(0), "open"), (day(0), "open"), (day(0), "done"), (day(0), None), (day(1), "done")]
     frame = spark.createDataFrame(rows, "run_date date, state string")
-    assert count_kinds(frame, Table("tickets", Ticket), [day(0), day(1), day(2)]) == {
-        day(0): {"count of open tickets": 2, "count of others, of any kind": 1},
+    ledger = Ledger(Table("tickets", Ticket))
+    plan = make_plan(ledger, [day(0), day(1), day(2)])
+    audited = audit_days(plan, ComputedDays(frame, {}, numbers={day(0): {"seen": 7}}))
+    assert audited.computed.numbers == {
+        day(0): {"seen": 7, "count of open tickets": 2, "count of others, of any kind": 1},
         day(1): {"count of open tickets": 0, "count of others, of any kind": 1},
         day(2): {"count of open tickets": 0, "count of others, of any kind": 0},
     }
@@ -49,8 +55,9 @@ def test_the_examples_count_what_is_open_and_what_is_new(spark):
     """Their conditions are SQL over their columns."""
     for table in (labels_daily, customer_lifetime_value):
         frame = spark.createDataFrame([], table.struct_type)
-        of_day = count_kinds(frame, table, [day(0)])[day(0)]
-        assert of_day == {f"count of {kind}": 0 for kind in counts_of(table)} != {}
+        audited = audit_days(make_plan(Ledger(table), [day(0)]), ComputedDays(frame, {}))
+        numbers = audited.computed.numbers[day(0)]
+        assert numbers == {f"count of {kind}": 0 for kind in counts_of(table)} != {}
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from pandera.pyspark import Field
 from pyspark.sql import DataFrame
 
 from backfill_assets import STAGED, Reads, Source, nullable, table
-from backfill_assets.audit.profile import count_most_frequent
+from backfill_assets.audit.profile import count_values
 from backfill_assets.backfills.backfill_plan import (
     BackfillPlan,
     BackfillRequest,
@@ -58,13 +58,13 @@ def test_the_rows_of_the_most_frequent_key_are_counted_by_day(spark):
     ]
     frame = spark.createDataFrame(rows, VISITS.struct_type)
     names = "most rows of one customer", "most rows of one shop"
-    assert count_most_frequent(frame, VISITS, [day(1), day(2), day(3), day(4)]) == {
+    assert count_values(frame, VISITS, [day(1), day(2), day(3), day(4)]).most_rows == {
         day(1): dict(zip(names, (3, 4), strict=True)),
         day(2): dict(zip(names, (0, 0), strict=True)),
         day(3): dict(zip(names, (1, 1), strict=True)),
         day(4): dict(zip(names, (0, 0), strict=True)),
     }
-    assert count_most_frequent(frame, STAGED, [day(1)]) == {}, "nobody has asked for it"
+    assert count_values(frame, STAGED, [day(1)]).most_rows == {}, "nobody has asked for it"
 
 
 def with_key_counts(commit_record: CommitRecord, most: int, nulls: int) -> CommitRecord:

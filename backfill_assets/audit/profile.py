@@ -66,64 +66,6 @@ def _spark_problem(frame: DataFrame, *conditions: str) -> str:
     return ""
 
 
-def count_kinds(
-    frame: DataFrame, table: Table, days: Iterable[date]
-) -> dict[date, dict[str, float]]:
-    """By day, the number of rows of each kind of the model's `counts`, in one Spark query.
-
-    A row for which a condition is null is not counted. A day without rows has 0 of each kind.
-    """
-    kinds = model_metadata.counts_of(table)
-    if not kinds:
-        return {}
-    # Aliases by number: the name of a kind may have characters that a column name may not.
-    sums = [
-        F.count_if(F.expr(condition)).alias(f"n{n}") for n, condition in enumerate(kinds.values())
-    ]
-    counts_by_day = {
-        row["_day"]: row.asDict()
-        for row in frame.groupBy(F.col(table.partition).alias("_day")).agg(*sums).collect()
-    }
-    return {
-        day: {
-            f"count of {kind}": counts_by_day.get(day, {}).get(f"n{n}", 0)
-            for n, kind in enumerate(kinds)
-        }
-        for day in days
-    }
-
-
-def count_most_frequent(
-    frame: DataFrame, table: Table, days: Iterable[date]
-) -> dict[date, dict[str, int]]:
-    """By day, the rows of the most frequent value of each column in the model's `skew`.
-
-    In one Spark query. Nulls are not counted as a value. A day without rows has 0.
-    """
-    watched = model_metadata.skew_bounds(table)
-    if not watched:
-        return {}
-    # Hashes: columns of all types are counted together, and only 8 bytes of a key are shuffled.
-    cells = [
-        F.when(
-            F.col(name).isNotNull(),
-            F.struct(F.lit(name).alias("name"), F.xxhash64(name).alias("key")),
-        )
-        for name in watched
-    ]
-    keys = frame.select(F.col(table.partition).alias("_day"), F.explode(F.array(*cells)).alias("c"))
-    counts = keys.where("c is not null").groupBy("_day", "c.name", "c.key").count()
-    most = counts.groupBy("_day", "name").agg(F.max("count")).collect()
-    most_frequent = {(day, name): count for day, name, count in most}
-    return {
-        day: {
-            model_metadata.most_rows_figure(name): most_frequent.get((day, name), 0)
-            for name in watched
-        }
-        for day in days
-    }
-
-
 #: By column, the rows of a day in each bin.
 Histograms = Mapping[str, Mapping[str, int]]
 
@@ -140,29 +82,61 @@ class Baseline(NamedTuple):
     histograms: Histograms
 
 
-def measure_histograms(frame: DataFrame, table: Table) -> dict[date, Histograms]:
-    """By day with rows, the distributions of the columns in the model's `drift`.
+class ValueCounts(NamedTuple):
+    """How often values occur, by day with rows: bins of watched columns, and most frequent keys.
 
-    In one Spark query. Numbers of the same sign and power of two share a bin, so bins are the same
-    for all days. Null and zero have bins of their own.
+    Attributes:
+        histograms: the distributions of the columns in the model's `drift`.
+        most_rows: rows of the most frequent value of each column in the model's `skew`, as figures.
+    """
+
+    histograms: Mapping[date, Histograms]
+    most_rows: Mapping[date, Mapping[str, int]]
+
+
+def count_values(frame: DataFrame, table: Table, days: Iterable[date]) -> ValueCounts:
+    """Count the values of the columns that are watched for drift and for skew, in one Spark query.
+
+    Numbers of the same sign and power of two share a bin, so bins are the same for all days. Null
+    and zero have bins of their own. For skew, nulls are no value, and a day without rows has 0.
     """
     types = {column.name: column.dataType for column in table.struct_type}
-    watched = model_metadata.drift_bounds(table)
-    if not watched:
-        return {}
+    drift, skew = model_metadata.drift_bounds(table), model_metadata.skew_bounds(table)
+    if not drift and not skew:
+        return ValueCounts({}, {})
+    # Hashes: columns of all types are counted together, and only 8 bytes of a key are shuffled.
     cells = [
-        F.struct(F.lit(name).alias("name"), _bin_column(F.col(name), types[name]).alias("bin"))
-        for name in watched
+        *(_cell(_DRIFT, name, _bin_column(F.col(name), types[name])) for name in drift),
+        *(
+            F.when(F.col(name).isNotNull(), _cell(_SKEW, name, F.xxhash64(name).cast("string")))
+            for name in skew
+        ),
     ]
     rows = frame.select(F.col(table.partition).alias("_day"), F.explode(F.array(*cells)).alias("c"))
-    by_day: dict[date, dict[str, dict[str, int]]] = {}
-    for day, name, bin_name, count in rows.groupBy("_day", "c.name", "c.bin").count().collect():
-        by_day.setdefault(day, {}).setdefault(name, {})[bin_name] = count
-    # Sorted, so that the same rows give the same record.
-    return {
-        day: {name: dict(sorted(by_column[name].items())) for name in watched}
-        for day, by_column in by_day.items()
-    }
+    counts = rows.where("c is not null").groupBy("_day", "c.use", "c.name", "c.value").count()
+    bins = F.when(F.col("use") == _DRIFT, F.struct("value", "count"))
+    by_column = counts.groupBy("_day", "use", "name").agg(
+        F.max("count").alias("most"), F.collect_list(bins).alias("bins")
+    )
+    histograms: dict[date, dict[str, Mapping[str, int]]] = {}
+    most_rows = {day: dict.fromkeys(map(model_metadata.most_rows_figure, skew), 0) for day in days}
+    for row in by_column.collect():
+        if row["use"] == _DRIFT:
+            # Sorted, so that the same rows give the same record.
+            columns = histograms.setdefault(row["_day"], {})
+            columns[row["name"]] = dict(sorted((value, count) for value, count in row["bins"]))
+        elif row["_day"] in most_rows:
+            most_rows[row["_day"]][model_metadata.most_rows_figure(row["name"])] = row["most"]
+    ordered = {day: {name: columns[name] for name in drift} for day, columns in histograms.items()}
+    return ValueCounts(ordered, most_rows if skew else {})
+
+
+def _cell(use: str, name: str, value: Column) -> Column:
+    return F.struct(F.lit(use).alias("use"), F.lit(name).alias("name"), value.alias("value"))
+
+
+#: What a value is counted for.
+_DRIFT, _SKEW = "drift", "skew"
 
 
 def _bin_column(value: Column, kind: T.DataType) -> Column:

@@ -14,6 +14,7 @@ from datetime import date
 from decimal import Decimal
 from functools import reduce
 from statistics import median
+from types import MappingProxyType
 
 import pyspark.sql.types as T
 from pyspark.sql import Column, DataFrame
@@ -145,6 +146,7 @@ class DayMetrics:
         digest: digest of the day's rows; it does not depend on their order.
         broken: by rule, the number of rows that break it; without rules that hold.
         violations: by check, the forbidden rows; without checks that found none.
+        kinds: by kind of row, the number of rows that meet its condition.
     """
 
     rows: int
@@ -154,6 +156,7 @@ class DayMetrics:
     digest: str
     broken: Mapping[str, int] = field(default_factory=dict)
     violations: Mapping[str, Violation] = field(default_factory=dict)
+    kinds: Mapping[str, int] = field(default_factory=dict)
 
     def null_rate(self, column: str) -> float:
         """Share of rows (0 to 1) in which a column is null; 0 for an empty day."""
@@ -278,13 +281,17 @@ def digests_by_day(frame: DataFrame, partition: str) -> dict[date, str]:
 
 
 def measure_days(
-    frame: DataFrame, table: Table, rules: Sequence[str] = ()
+    frame: DataFrame,
+    table: Table,
+    rules: Sequence[str] = (),
+    kinds: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[date | None, DayMetrics]:
     """The frame in numbers by day, in one Spark aggregation.
 
     The digest is a sum of the row hashes (upper and lower half separately, so that no sum
     overflows): it does not depend on the order, and unlike XOR it changes if a row is duplicated.
-    Rules are SQL conditions that must be true for each row, as Delta's constraints.
+    Rules are SQL conditions that must be true for each row, as Delta's constraints. `kinds` are
+    conditions by name, of which the rows are counted; a row for which one is null is not.
     """
     day = F.col(table.partition)
     sums = {
@@ -292,6 +299,8 @@ def measure_days(
         **{f"null_{name}": F.count_if(F.col(name).isNull()) for name in table.columns},
         **{f"total_{name}": F.sum(name) for name in table.totals},
         **{f"broken_{n}": F.count_if(_breaks_rule(rule)) for n, rule in enumerate(rules)},
+        # By number: the name of a kind may have characters that a column name may not.
+        **{f"kind_{n}": F.count_if(F.expr(kind)) for n, kind in enumerate(kinds.values())},
     }
     named = [column.alias(name) for name, column in sums.items()]
     if table.key:
@@ -300,7 +309,8 @@ def measure_days(
         by_day = by_key.groupBy("_day").agg(*outer_sums, F.count(F.lit(1)).alias("keys"))
     else:
         by_day = frame.groupBy(day.alias("_day")).agg(*named).withColumn("keys", F.col("rows"))
-    return {row["_day"]: _day_metrics(row.asDict(), table, rules) for row in by_day.collect()}
+    rows = by_day.collect()
+    return {row["_day"]: _day_metrics(row.asDict(), table, rules, [*kinds]) for row in rows}
 
 
 def _breaks_rule(rule: str) -> Column:
@@ -308,7 +318,9 @@ def _breaks_rule(rule: str) -> Column:
     return ~F.coalesce(F.expr(rule), F.lit(False))
 
 
-def _day_metrics(row: Mapping[str, int], table: Table, rules: Sequence[str]) -> DayMetrics:
+def _day_metrics(
+    row: Mapping[str, int], table: Table, rules: Sequence[str], kinds: Sequence[str]
+) -> DayMetrics:
     """Convert a row of the aggregation in `measure_days`; column prefixes name the metrics."""
     return DayMetrics(
         rows=row["rows"],
@@ -317,6 +329,7 @@ def _day_metrics(row: Mapping[str, int], table: Table, rules: Sequence[str]) -> 
         totals={name: row[f"total_{name}"] or zero for name, zero in table.zero_totals.items()},
         digest=digest_text(row, table.struct_type),
         broken={rule: n for at, rule in enumerate(rules) if (n := row[f"broken_{at}"])},
+        kinds={kind: row[f"kind_{at}"] for at, kind in enumerate(kinds)},
     )
 
 

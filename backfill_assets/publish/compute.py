@@ -48,7 +48,7 @@ from backfill_assets.publish.stateful import recompute_digests
 from backfill_assets.publish.types import ComputedDays, ComputePlan
 from backfill_assets.spark.session import SPARK_ERRORS, EngineError
 from backfill_assets.tables.arguments import declaration_location
-from backfill_assets.tables.model_metadata import DRIFT, drift_bounds
+from backfill_assets.tables.model_metadata import DRIFT, counts_of, drift_bounds
 from backfill_assets.tables.table import Table
 
 #: The traceback of a Python worker, and its last lines.
@@ -300,7 +300,8 @@ def audit_days(
     frame = table.conform_frame(computed.frame)
     rules = all_constraints(table, ledger.metadata)
     profile.check_conditions(frame, table, rules)
-    measured_days = measure_days(frame, table, [*rules.values()])
+    kinds = counts_of(table)
+    measured_days = measure_days(frame, table, [*rules.values()], kinds)
     check_frame_window(measured_days, table, days, computed.expectations)
     for day, day_violations in find_violations(frame, table).items():
         if day not in measured_days:
@@ -316,14 +317,17 @@ def audit_days(
         expectations |= {
             day: _expect_no_leftover(expectations.get(day), n) for day, n in leftover_rows.items()
         }
-    spreads = profile.measure_histograms(frame, table)
-    drift_numbers = _add_drift_notices(table, ledger, spreads, days, expectations)
+    values = profile.count_values(frame, table, days)
+    drift_numbers = _add_drift_notices(table, ledger, values.histograms, days, expectations)
+    kind_numbers = {
+        day: {
+            f"count of {kind}": measured_days[day].kinds[kind] if day in measured_days else 0
+            for kind in kinds
+        }
+        for day in days
+    }
     numbers = computed.numbers
-    for extra in (
-        profile.count_kinds(frame, table, days),
-        profile.count_most_frequent(frame, table, days),
-        drift_numbers,
-    ):
+    for extra in (kind_numbers, values.most_rows, drift_numbers):
         numbers = _merge_figures(numbers, extra)
     computed = replace(computed, numbers=numbers)
     verdicts = judge_days(table, days, measured_days, expectations, _trailing_days(ledger, days))
@@ -331,7 +335,9 @@ def audit_days(
     if plan.digester:
         fingerprints, verdicts = recompute_digests(plan, plan.digester, verdicts)
     verdict_by_day = {v.day: v for v in verdicts}
-    return AuditedDays(plan, computed, frame, fingerprints, verdict_by_day, rules, spreads=spreads)
+    return AuditedDays(
+        plan, computed, frame, fingerprints, verdict_by_day, rules, spreads=values.histograms
+    )
 
 
 def _expect_no_leftover(expectation: Expectation | None, rows: int) -> Expectation:
