@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 
@@ -19,10 +20,12 @@ from pyspark.sql import functions as F
 from backfill_assets import definitions
 from backfill_assets.audit.verdicts import RefusedError
 from backfill_assets.backfills.verify import (
+    ComparisonDestination,
     DaySummary,
     VerifiedDay,
     VerifyOutcome,
     _bisect_days,
+    _Verification,
     as_grid,
     as_json,
     compare_day,
@@ -327,14 +330,54 @@ def test_one_bad_day_hides_no_other():
     assert _bisect_days([], compute_days) == ({}, {})
 
 
-def test_a_refused_frame_is_refused_for_all_days():
-    def compute_days(_: Sequence[date]) -> dict[date, int]:
-        raise RefusedError("wrong frame")
+def verify_two_tables(
+    monkeypatch, compute: Callable[[Sequence[date], Sequence[str]], None]
+) -> tuple[dict[tuple[str, date], str], list[tuple[int, list[str]]]]:
+    """What is said of four days of two tables that nobody has published, and the runs of it.
 
-    assert _bisect_days([day(1), day(2)], compute_days) == (
-        {},
-        {day(1): "wrong frame", day(2): "wrong frame"},
+    `compute` is given the days and tables of a run, and raises where it cannot compute them.
+    """
+    runs: list[tuple[int, list[str]]] = []
+    destination = ComparisonDestination(
+        "", {name: ledger(replace(FACT, name=name)) for name in ("a", "b")}
     )
+
+    def materialize(_: object, days: Sequence[date], tables: Sequence[str]) -> None:
+        runs.append((len(days), [*tables]))
+        for name in tables:
+            compute(days, [name])
+            destination.verified_days.extend(
+                VerifiedDay(name, d, VerifyOutcome.MATCHES, "fine") for d in days
+            )
+
+    monkeypatch.setattr(_Verification, "_materialize", materialize)
+    verification = _Verification(None, destination, [], {}, None)
+    verification.verify_tables([day(n) for n in range(1, 5)], ["a", "b"])
+    return {(each.table, each.day): each.why for each in destination.verified_days}, runs
+
+
+def test_a_day_that_spark_cannot_compute_hides_no_other(monkeypatch):
+    def compute(days: Sequence[date], tables: Sequence[str]) -> None:
+        if day(3) in days and tables == ["a"]:
+            raise PySparkException("[BROKEN] no\nat line")
+
+    results, runs = verify_two_tables(monkeypatch, compute)
+    assert results.pop(("a", day(3))) == "would fail now: [BROKEN] no"
+    assert len(results) == 7
+    assert set(results.values()) == {"fine"}
+    halves = [(4, ["a"]), (2, ["a"]), (2, ["a"]), (1, ["a"]), (1, ["a"])]
+    assert runs == [(4, ["a", "b"]), *halves, (4, ["b"])]
+
+
+def test_a_refused_frame_is_refused_for_all_days(monkeypatch):
+    def compute(_: Sequence[date], tables: Sequence[str]) -> None:
+        if tables == ["b"]:
+            raise RefusedError("wrong frame")
+
+    results, runs = verify_two_tables(monkeypatch, compute)
+    assert {results["a", day(n)] for n in range(1, 5)} == {"fine"}
+    assert {results["b", day(n)] for n in range(1, 5)} == {"would fail now: wrong frame"}
+    assert runs == [(4, ["a", "b"])]
 
 
 def test_a_lost_engine_is_no_finding():
