@@ -544,3 +544,28 @@ def test_a_file_that_lands_after_the_listing_is_never_taken_for_read(pipeline, m
         "written",
         "written",
     ]
+
+
+def test_a_step_that_another_run_overtook_starts_again(pipeline, monkeypatch):
+    """The other run loads a newer listing of the same day, after this one has computed its rows."""
+    pipeline.land(1, [order("a", 1)])
+    commit, overtaken = DeltaIOManager.commit, []
+
+    def commit_after_another(self, audited):
+        if not overtaken:
+            overtaken.append(audited.plan.table.name)
+            pipeline.land(1, [order("b", 1)], "part-1.jsonl")
+            pipeline.run(1, 1, ["raw_orders"])
+        return commit(self, audited)
+
+    monkeypatch.setattr(DeltaIOManager, "commit", commit_after_another)
+    result = pipeline.run(1, 1, LAYERS)
+    retried = [e.step_key for e in result.all_events if e.is_step_up_for_retry]
+    assert (overtaken, retried) == (["raw_orders"], ["read_orders"])
+    assert sorted(row["order_id"] for row in pipeline.rows("raw_orders")) == ["a", "b"]
+    assert [row["orders"] for row in pipeline.rows("fact_daily_orders")] == [2]
+    outcomes = [e.metadata["outcome"].value for e in materialization_events(pipeline, "raw_orders")]
+    assert outcomes == ["identical", "written"], "the newest first"
+    named = {path.rpartition("/")[2] for path in pipeline.log("raw_orders").file_uris()}
+    folder = pipeline.warehouse / "raw_orders" / f"log_date={day(1)}"
+    assert {file.name for file in folder.glob("*.parquet")} == named, "files of no commit are left"
