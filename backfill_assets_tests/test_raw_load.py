@@ -361,7 +361,10 @@ LINES = [
     ({"ingestion_ts": "2024-01-05T25:00"}, "bad ingestion_ts"),
     ({"amount": None}, "missing amount"),
     ({"amount": ""}, "missing amount"),
-    ({"amount": "12.345"}, "bad amount"),
+    ({"amount": "12.345"}, "bad amount: 3 decimals, 2 are kept"),
+    ({"amount": "-.00100"}, "bad amount: 3 decimals, 2 are kept"),
+    ({"amount": "1e-7"}, "bad amount: 7 decimals, 2 are kept"),
+    ({"amount": "1e-99999999999"}, "bad amount"),
     ({"amount": "1e16"}, "bad amount"),
     # One reason is given, the first.
     ({"order_id": None, "amount": "x", "order_ts": "x"}, "missing order_id"),

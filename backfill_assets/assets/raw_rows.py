@@ -73,16 +73,31 @@ def parse_decimal(text: Column, kind: T.DecimalType) -> Column:
     """
     digits = max(kind.precision - kind.scale, 1)
     plain = rf"^[+-]?\d{{1,{digits}}}(\.\d{{0,{kind.scale}}})?\z"
-    short = F.when(F.length(text) <= _LONGEST_NUMBER, text)
-    return F.when(text.rlike(plain), text.try_cast(kind)).otherwise(
-        _parse_rare_decimal(short, kind)
-    )
+    return F.when(text.rlike(plain), text.try_cast(kind)).otherwise(_parse_rare_decimal(text, kind))
 
 
 def _parse_rare_decimal(text: Column, kind: T.DecimalType) -> Column:
     """Parse numbers that are not plainly valid; their digits tell whether they fit.
 
     A cast would round surplus decimals, and an exponent of millions would block it.
+    """
+    significant, decimals = _decimal_places(text)
+    whole = F.length(F.ltrim(significant, F.lit("0"))) - decimals
+    fits = (decimals <= kind.scale) & (whole <= kind.precision - kind.scale)
+    return F.when(
+        _is_decimal(text),
+        F.when(significant == "", F.lit(0).cast(kind)).when(fits, text.try_cast(kind)),
+    )
+
+
+def _is_decimal(text: Column) -> Column:
+    return (F.length(text) <= _LONGEST_NUMBER) & text.rlike(_ANY_DECIMAL)
+
+
+def _decimal_places(text: Column) -> tuple[Column, Column]:
+    """Return a number's digits without zeros at the end, and how many of them are decimals.
+
+    Negative for thousands; null if the exponent is beyond an int.
     """
     fraction = F.regexp_extract(text, _ANY_DECIMAL, 2)
     exponent = F.regexp_extract(text, _ANY_DECIMAL, 3)
@@ -91,12 +106,7 @@ def _parse_rare_decimal(text: Column, kind: T.DecimalType) -> Column:
     shift = F.when(exponent == "", F.lit(0)).otherwise(exponent.try_cast("int")).cast("long")
     significant = F.rtrim(digits, F.lit("0"))
     decimals = F.length(fraction) - shift - (F.length(digits) - F.length(significant))
-    whole = F.length(F.ltrim(significant, F.lit("0"))) - decimals
-    fits = (decimals <= kind.scale) & (whole <= kind.precision - kind.scale)
-    return F.when(
-        text.rlike(_ANY_DECIMAL),
-        F.when(significant == "", F.lit(0).cast(kind)).when(fits, text.try_cast(kind)),
-    )
+    return significant, decimals
 
 
 def parse_whole_number(text: Column) -> Column:
@@ -209,11 +219,22 @@ def _field_reasons(source: Source, verbatim: set[str]) -> Iterator[Column]:
         null = F.lit(None) if name in source.may_be_null else F.lit(f"missing {name}")
         reason = F.when(text.isNull(), null)
         if name not in verbatim:
+            if isinstance(kind := source.types[name], T.DecimalType):
+                reason = reason.when(*_surplus_decimals(name, text, value, kind))
             reason = reason.when(value.isNull(), f"bad {name}")
         # A row that violates Delta's CHECK constraint would fail the whole run.
         for rule in sql_conditions(name, source.columns[name]).values():
             reason = reason.when(~F.expr(rule), f"bad {name}")
         yield reason
+
+
+def _surplus_decimals(
+    name: str, text: Column, value: Column, kind: T.DecimalType
+) -> tuple[Column, Column]:
+    """Return whether a number has more decimals than its type keeps, and the reason that says so."""
+    _, decimals = _decimal_places(text)
+    reason = F.format_string(f"bad {name}: %d decimals, {kind.scale} are kept", decimals)
+    return value.isNull() & _is_decimal(text) & (decimals > kind.scale), reason
 
 
 def _before_all_days(moment: Column, timezone: str) -> Column:

@@ -32,7 +32,7 @@ from backfill_assets.tables.table import Table
 #: for the tables that this package declares.
 ROWS_VERSION: Mapping[str, int] = {
     "raw": 1,
-    "rejected": 1,
+    "rejected": 2,  # 2: the reason of a number with surplus decimals says how many
     "staging": 1,
     "late": 1,
     "lateness": 1,
