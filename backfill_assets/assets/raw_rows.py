@@ -231,7 +231,7 @@ def _field_reasons(source: Source, verbatim: set[str]) -> Iterator[Column]:
 def _surplus_decimals(
     name: str, text: Column, value: Column, kind: T.DecimalType
 ) -> tuple[Column, Column]:
-    """Return whether a number has more decimals than its type keeps, and the reason that says so."""
+    """Return whether a number has more decimals than its type keeps, and the reason with both."""
     _, decimals = _decimal_places(text)
     reason = F.format_string(f"bad {name}: %d decimals, {kind.scale} are kept", decimals)
     return value.isNull() & _is_decimal(text) & (decimals > kind.scale), reason
