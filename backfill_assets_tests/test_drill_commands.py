@@ -18,7 +18,7 @@ from backfill_assets.orders.tables import TABLES
 from backfill_assets.settings import PREFIX
 from backfill_assets_guide.drills import journal, playing
 from backfill_assets_guide.drills.breaking import arrival_folder, send_orders
-from backfill_assets_guide.drills.deployment import Deployment, other_variables
+from backfill_assets_guide.drills.deployment import DrillDeployment, other_variables
 from backfill_assets_guide.drills.outages import OUTAGES
 from backfill_assets_guide.drills.places import OWN
 from backfill_assets_guide.drills.playing import Drill
@@ -35,7 +35,7 @@ def folder(tmp_path, monkeypatch) -> Path:
     monkeypatch.chdir(tmp_path)
     for name in other_variables():  # `start` forgets them, and they are put back
         monkeypatch.delenv(name, raising=False)
-    deployment = Deployment.create(Path("incident"), 5, 2)
+    deployment = DrillDeployment.create(Path("incident"), 5, 2)
     send_orders(deployment.folder / "landing", deployment.days, SHOP_FILE, RIGHT)
     send_orders(deployment.folder / "landing", DAYS, SHOP_FILE, WRONG_AMOUNT)
     deployment.write_environment()
@@ -56,7 +56,7 @@ def folder(tmp_path, monkeypatch) -> Path:
 
 def file_amounts(folder: Path) -> list[Decimal]:
     """What the shop's file has on the days of the calendar."""
-    files = [arrival_folder(folder / "landing", day) / SHOP_FILE for day in Deployment(folder).days]
+    files = [arrival_folder(folder / "landing", day) / SHOP_FILE for day in DrillDeployment(folder).days]
     return [Decimal(json.loads(file.read_text())["amount"]) for file in files]
 
 
@@ -69,7 +69,7 @@ def test_its_file_is_for_a_shell(folder):
     ).stdout  # fmt: skip
     assert not [name for name in other if f"{name}=" in output]
     assert f"{PREFIX}JARS=/opt/jars\n" in output
-    for name, value in Deployment(folder).variables.items():
+    for name, value in DrillDeployment(folder).variables.items():
         assert f"{name}={value}\n" in output
     assert f"{PREFIX}END=2024-01-06\n" in output
 

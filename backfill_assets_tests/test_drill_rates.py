@@ -11,7 +11,7 @@ import pytest
 import requests
 
 from backfill_assets_guide.drills import journal, playing, rates
-from backfill_assets_guide.drills.deployment import Deployment
+from backfill_assets_guide.drills.deployment import DrillDeployment
 from backfill_assets_guide.drills.outages import OUTAGES
 from backfill_assets_guide.drills.places import OWN, RATES_PORT, RATES_URL, DrillError
 from backfill_assets_guide.labs.loopback import set_environment
@@ -19,19 +19,19 @@ from backfill_assets_tests.helpers.process_kills import wait_for
 
 
 @pytest.fixture
-def deployment(tmp_path) -> Iterator[Deployment]:
-    incident = Deployment.create(tmp_path / "incident", 5, 2, OUTAGES["quota"].tables_path)
+def deployment(tmp_path) -> Iterator[DrillDeployment]:
+    incident = DrillDeployment.create(tmp_path / "incident", 5, 2, OUTAGES["quota"].tables_path)
     yield incident
     shutil.rmtree(incident.folder, ignore_errors=True)  # the service ends
 
 
-def call_status(deployment: Deployment, day: str = "2024-01-02") -> int:
+def call_status(deployment: DrillDeployment, day: str = "2024-01-02") -> int:
     """The status of a call."""
     url = deployment.variables[RATES_URL]
     return requests.get(f"{url}/rates/{day}/USD", timeout=30).status_code
 
 
-def is_up(deployment: Deployment) -> bool:
+def is_up(deployment: DrillDeployment) -> bool:
     try:
         return call_status(deployment) > 0
     except requests.ConnectionError:
@@ -64,7 +64,7 @@ def test_it_ends_with_its_folder_and_starts_again_where_it_was(deployment):
     assert call_status(deployment) == 200
     elsewhere = deployment.folder.with_name("elsewhere")
     deployment.folder.rename(elsewhere)
-    wait_for(lambda: not is_up(Deployment(elsewhere)))
+    wait_for(lambda: not is_up(DrillDeployment(elsewhere)))
     elsewhere.rename(deployment.folder)
     before = deployment.variables
     rates.start_service(deployment.folder)
@@ -78,7 +78,7 @@ def test_a_copy_asks_no_service_of_the_other_folder(deployment, tmp_path):
         copy = deployment.copy_to(tmp_path / "copy", loaded=False)
         assert RATES_URL not in copy.variables
         whole = shutil.copytree(deployment.folder, tmp_path / "whole")
-        assert call_status(Deployment(whole)) == 404
+        assert call_status(DrillDeployment(whole)) == 404
         assert call_status(deployment) == 200
 
 
@@ -97,7 +97,7 @@ def test_no_proxy_is_asked(deployment, monkeypatch):
 
 
 def test_a_start_that_is_broken_off_ends_the_service(deployment, monkeypatch, tmp_path):
-    def strike(target: Deployment, *_) -> None:
+    def strike(target: DrillDeployment, *_) -> None:
         rates.start_service(target.folder)
         assert call_status(target) == 403
         raise KeyboardInterrupt
@@ -106,11 +106,11 @@ def test_a_start_that_is_broken_off_ends_the_service(deployment, monkeypatch, tm
     monkeypatch.setitem(playing.OUTAGES, "quota", outage)
     with pytest.raises(KeyboardInterrupt):
         playing.begin_drill(None, deployment, tmp_path / "begun", "quota", Random(1))
-    wait_for(lambda: not is_up(Deployment(tmp_path / "begun")))
+    wait_for(lambda: not is_up(DrillDeployment(tmp_path / "begun")))
 
 
 def test_a_port_that_somebody_else_has(deployment, tmp_path):
-    other = Deployment.create(tmp_path / "other", 5, 2)
+    other = DrillDeployment.create(tmp_path / "other", 5, 2)
     with rates.serve_rates(other.folder):
         port = (other.folder / OWN / RATES_PORT).read_text()
         (deployment.folder / OWN / RATES_PORT).write_text(port)

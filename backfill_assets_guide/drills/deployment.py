@@ -50,7 +50,7 @@ def failure_messages(result: dg.ExecuteInProcessResult) -> str:
     return "; ".join(str(event.message) for event in result.all_events if event.is_failure)
 
 
-class Deployment:
+class DrillDeployment:
     """Landing, warehouse and DAGSTER_HOME in one folder, run in this process.
 
     Attributes:
@@ -78,7 +78,7 @@ class Deployment:
     @classmethod
     def create(
         cls, folder: Path, days: int, orders_per_day: int, tables: str = ORDERS
-    ) -> Deployment:
+    ) -> DrillDeployment:
         """A new one, in which sample orders have landed and nothing is loaded.
 
         Args:
@@ -115,7 +115,7 @@ class Deployment:
             arrived = [line for line in lines if line.arrival == day]
             (folder / "part-000.jsonl").write_bytes(render_file("jsonl", arrived, 0, rng))
 
-    def copy_to(self, folder: Path, *, loaded: bool = True) -> Deployment:
+    def copy_to(self, folder: Path, *, loaded: bool = True) -> DrillDeployment:
         """The same in another folder.
 
         Args:
@@ -134,7 +134,7 @@ class Deployment:
         if not loaded:
             (folder / "home").mkdir()
             shutil.copy(_INSTANCE, folder / "home" / "dagster.yaml")
-        return Deployment(folder)
+        return DrillDeployment(folder)
 
     @property
     def home(self) -> Path:

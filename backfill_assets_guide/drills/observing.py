@@ -12,7 +12,7 @@ from backfill_assets.backfills.history import SECTIONS, unfilled_sections
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets_guide.drills import journal
-from backfill_assets_guide.drills.deployment import Contents, Deployment
+from backfill_assets_guide.drills.deployment import Contents, DrillDeployment
 from backfill_assets_guide.drills.journal import Event
 from backfill_assets_guide.drills.scoring import Observed
 
@@ -21,7 +21,7 @@ _NOTHING = "nothing"
 
 
 def observe_drill(
-    deployment: Deployment,
+    deployment: DrillDeployment,
     right: Contents,
     events: Sequence[Event],
     days: Window,
@@ -92,7 +92,7 @@ def _count_questions(time: timedelta) -> int:
     return floor(seconds / 60) + 1 if seconds else 0
 
 
-def newest_run(deployment: Deployment) -> str:
+def newest_run(deployment: DrillDeployment) -> str:
     """The run of the newest commit of all tables, by its first eight characters."""
     records = [record for ledger in deployment.ledgers.values() for record in ledger.records]
     newest = max(

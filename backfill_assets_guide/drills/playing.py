@@ -14,7 +14,7 @@ from pathlib import Path
 from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.spark.session import Engine
 from backfill_assets_guide.drills import breaking, journal, rates
-from backfill_assets_guide.drills.deployment import Contents, Deployment
+from backfill_assets_guide.drills.deployment import Contents, DrillDeployment
 from backfill_assets_guide.drills.journal import Event
 from backfill_assets_guide.drills.observing import newest_run, observe_drill
 from backfill_assets_guide.drills.outages import OUTAGES, Outage
@@ -36,7 +36,7 @@ class Drill:
         Raises:
             DrillError: there is none.
         """
-        self.deployment = Deployment(folder)
+        self.deployment = DrillDeployment(folder)
         first = [event for event in self.events if event.what == journal.INCIDENT]
         if not first:
             raise DrillError(f"the start of the drill in {folder} was broken off: start another")
@@ -203,7 +203,7 @@ def start_drill(
         )
 
 
-def prepared(engine: Engine, folder: Path, outage: Outage, days: int | None = None) -> Deployment:
+def prepared(engine: Engine, folder: Path, outage: Outage, days: int | None = None) -> DrillDeployment:
     """A deployment whose tables are right: as they are before an outage, or without it.
 
     Args:
@@ -213,7 +213,7 @@ def prepared(engine: Engine, folder: Path, outage: Outage, days: int | None = No
         days: so many days, in place of those of the outage.
     """
     day_count = max(days or outage.days, outage.fewest)
-    deployment = Deployment.create(folder, day_count, outage.orders_per_day, outage.tables_path)
+    deployment = DrillDeployment.create(folder, day_count, outage.orders_per_day, outage.tables_path)
     breaking.send_orders(folder / "landing", deployment.days, SHOP_FILE, RIGHT)
     if outage.has_service:
         rates.pay_calls(deployment.folder, len(deployment.days))
@@ -223,7 +223,7 @@ def prepared(engine: Engine, folder: Path, outage: Outage, days: int | None = No
 
 
 def begin_drill(
-    engine: Engine, right: Deployment, folder: Path, name: str, rng: random.Random
+    engine: Engine, right: DrillDeployment, folder: Path, name: str, rng: random.Random
 ) -> Drill:
     """Break something in a copy of a deployment.
 

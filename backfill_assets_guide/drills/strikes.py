@@ -14,7 +14,7 @@ import dagster as dg
 from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.spark.session import Engine
 from backfill_assets_guide.drills import breaking, rates
-from backfill_assets_guide.drills.deployment import Deployment, failure_messages
+from backfill_assets_guide.drills.deployment import DrillDeployment, failure_messages
 from backfill_assets_guide.drills.places import DrillError
 
 #: The table that the readers of a drill ask.
@@ -53,12 +53,12 @@ class StrikeResult:
     run: str = ""
 
 
-Strike = Callable[[Deployment, Engine, random.Random], StrikeResult]
+Strike = Callable[[DrillDeployment, Engine, random.Random], StrikeResult]
 #: What somebody else does and says who is asked about days, of which some are wrong.
-OnAsk = Callable[[Deployment, Window, Sequence[date]], str]
+OnAsk = Callable[[DrillDeployment, Window, Sequence[date]], str]
 
 
-def _choose_days(deployment: Deployment, rng: random.Random) -> Window:
+def _choose_days(deployment: DrillDeployment, rng: random.Random) -> Window:
     """Three to five days, neither the first nor the last ones."""
     length = rng.randint(3, 5)
     first = rng.randint(2, len(deployment.days) - length - 4)
@@ -66,18 +66,18 @@ def _choose_days(deployment: Deployment, rng: random.Random) -> Window:
     return Window(start, start + length * DAY)
 
 
-def _choose_halfway_day(deployment: Deployment, rng: random.Random) -> date:
+def _choose_halfway_day(deployment: DrillDeployment, rng: random.Random) -> date:
     """A day of the second half; with it at least five days are left."""
     length = len(deployment.days)
     return deployment.days.start + rng.randint(length // 2, length - 5) * DAY
 
 
-def _total_revenue(deployment: Deployment) -> Decimal:
+def _total_revenue(deployment: DrillDeployment) -> Decimal:
     facts = breaking.read_facts(deployment.settings().table(READERS))
     return sum((revenue for _, revenue in facts.values()), Decimal(0))
 
 
-def append_days_again(deployment: Deployment, _engine: Engine, rng: random.Random) -> StrikeResult:
+def append_days_again(deployment: DrillDeployment, _engine: Engine, rng: random.Random) -> StrikeResult:
     """Append some days of the facts once more."""
     days, right = _choose_days(deployment, rng), _total_revenue(deployment)
     breaking.append_again(deployment.settings().table(READERS), "run_date", days)
@@ -88,7 +88,7 @@ def append_days_again(deployment: Deployment, _engine: Engine, rng: random.Rando
     )
 
 
-def send_wrong_amounts(deployment: Deployment, engine: Engine, rng: random.Random) -> StrikeResult:
+def send_wrong_amounts(deployment: DrillDeployment, engine: Engine, rng: random.Random) -> StrikeResult:
     """Have the source send a wrong amount on some days, and load them."""
     days = _choose_days(deployment, rng)
     landing = deployment.folder / "landing"
@@ -102,7 +102,7 @@ def send_wrong_amounts(deployment: Deployment, engine: Engine, rng: random.Rando
     )
 
 
-def purge_days(deployment: Deployment, _engine: Engine, rng: random.Random) -> StrikeResult:
+def purge_days(deployment: DrillDeployment, _engine: Engine, rng: random.Random) -> StrikeResult:
     """Purge most of the landing, and delete the rows of some days."""
     days = _choose_days(deployment, rng)
     settings = deployment.settings()
@@ -117,7 +117,7 @@ def purge_days(deployment: Deployment, _engine: Engine, rng: random.Random) -> S
 
 
 def run_in_other_timezone(
-    deployment: Deployment, engine: Engine, _rng: random.Random
+    deployment: DrillDeployment, engine: Engine, _rng: random.Random
 ) -> StrikeResult:
     """Make 45 days under another time zone, in one run."""
     days = Window(deployment.days.end - 45 * DAY, deployment.days.end)
@@ -131,7 +131,7 @@ def run_in_other_timezone(
     )
 
 
-def kill_backfill(deployment: Deployment, engine: Engine, rng: random.Random) -> StrikeResult:
+def kill_backfill(deployment: DrillDeployment, engine: Engine, rng: random.Random) -> StrikeResult:
     """Load the first days, and then kill the run of the others."""
     first = deployment.days.start
     half = _choose_halfway_day(deployment, rng)
@@ -149,7 +149,7 @@ def kill_backfill(deployment: Deployment, engine: Engine, rng: random.Random) ->
     )
 
 
-def use_up_quota(deployment: Deployment, engine: Engine, rng: random.Random) -> StrikeResult:
+def use_up_quota(deployment: DrillDeployment, engine: Engine, rng: random.Random) -> StrikeResult:
     """Load the first days in euros; then the service takes no call more.
 
     Raises:
@@ -176,12 +176,12 @@ def use_up_quota(deployment: Deployment, engine: Engine, rng: random.Random) -> 
     )
 
 
-def nothing_is_sent(_: Deployment, days: Window, _wrong: Sequence[date]) -> str:
+def nothing_is_sent(_: DrillDeployment, days: Window, _wrong: Sequence[date]) -> str:
     """Send nothing."""
     return f"The source says that it sent {days} as it should be. It sends nothing."
 
 
-def send_again(deployment: Deployment, days: Window, wrong: Sequence[date]) -> str:
+def send_again(deployment: DrillDeployment, days: Window, wrong: Sequence[date]) -> str:
     """Send right files for wrong days."""
     if not wrong:
         return nothing_is_sent(deployment, days, wrong)
@@ -189,7 +189,7 @@ def send_again(deployment: Deployment, days: Window, wrong: Sequence[date]) -> s
     return f"The source has sent {Window(wrong[0], wrong[-1] + DAY)} again."
 
 
-def pay_more_calls(deployment: Deployment, days: Window, wrong: Sequence[date]) -> str:
+def pay_more_calls(deployment: DrillDeployment, days: Window, wrong: Sequence[date]) -> str:
     """Have the service take a call for each wrong day."""
     rates.pay_calls(deployment.folder, len(wrong))
     rates.start_service(deployment.folder)
@@ -200,7 +200,7 @@ def _kill_run(_: dg.InitResourceContext) -> dg.IOManager:
     raise RuntimeError("the machine was restarted while this run was at work")
 
 
-def load_skewed_day(deployment: Deployment, engine: Engine, rng: random.Random) -> StrikeResult:
+def load_skewed_day(deployment: DrillDeployment, engine: Engine, rng: random.Random) -> StrikeResult:
     """Load a file of one customer's, who has most orders of its day."""
     days = _choose_days(deployment, rng)
     day = days.start

@@ -22,7 +22,7 @@ from backfill_assets.delta.ledger_reader import read_ledgers
 from backfill_assets.delta.maintenance import TableFiles
 from backfill_assets.orders.tables import FACT, TABLES
 from backfill_assets.spark.session import Engine
-from backfill_assets_tests.helpers.deployment import Deployment
+from backfill_assets_tests.helpers.deployment import ServedDeployment
 from backfill_assets_tests.helpers.pipeline import LAYERS, START, Pipeline, order
 
 DAY = timedelta(days=1)
@@ -38,7 +38,7 @@ def measure_long_history(
     seconds_by_days: dict[int, dict[str, float]] = {}
     for days in histories:
         pipeline = _make_aged_pipeline(engine, root / str(days), days)
-        answers = Deployment(root / str(days), pipeline.settings)
+        answers = ServedDeployment(root / str(days), pipeline.settings)
         seconds_by_days[days] = dict(_time_commands(pipeline, answers, rounds))
     for what, seconds in seconds_by_days[histories[-1]].items():
         text = " : ".join(f"{seconds_by_days[days][what]:.1f}" for days in histories)
@@ -102,7 +102,7 @@ def add_nights(table: Path, partition: str, nights: list[date], offsets: dict[st
 
 
 def _time_commands(
-    pipeline: Pipeline, answers: Deployment, rounds: int
+    pipeline: Pipeline, answers: ServedDeployment, rounds: int
 ) -> Iterator[tuple[str, float]]:
     """Seconds of each command, as a process of its own: the median of some rounds."""
     rebuilt_days = (START + (RECENT - AGAIN) * DAY, START + (RECENT - 1) * DAY)
@@ -139,7 +139,7 @@ def _most_files_per_day(pipeline: Pipeline) -> str:
     return ", ".join(f"{name} {max(days.values())} a day" for name, days in files_by_table.items())
 
 
-def _run_command(answers: Deployment, *command: str) -> str:
+def _run_command(answers: ServedDeployment, *command: str) -> str:
     process = answers.run(*command)
     assert process.returncode == 0, f"{command}: {process.stdout}\n{process.stderr[-4000:]}"
     return process.stdout

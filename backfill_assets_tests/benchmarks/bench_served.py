@@ -25,12 +25,12 @@ from backfill_assets_tests.benchmarks.bench_jobs import (
     time_work,
     write_landing,
 )
-from backfill_assets_tests.helpers.deployment import Deployment
+from backfill_assets_tests.helpers.deployment import ServedDeployment
 from backfill_assets_tests.helpers.pipeline import EVERYTHING, LAYERS, START
 
 
 @contextmanager
-def _serve_deployment(engine: Engine, root: Path, days: int, orders: int) -> Iterator[Deployment]:
+def _serve_deployment(engine: Engine, root: Path, days: int, orders: int) -> Iterator[ServedDeployment]:
     """A deployment as `make ui` starts it, with landed files of so many days."""
     write_landing(engine.spark_session, root / "landing", days, orders)
     settings = load_settings(
@@ -39,7 +39,7 @@ def _serve_deployment(engine: Engine, root: Path, days: int, orders: int) -> Ite
         start=START,
         end=START + days * DAY,
     )
-    deployment = Deployment(root, settings)
+    deployment = ServedDeployment(root, settings)
     for name in ("SPARK_MASTER", "SPARK_CONF"):  # those of the tests
         del deployment.environment[f"BACKFILL_ASSETS_{name}"]
     try:
@@ -86,7 +86,7 @@ def measure_planned_backfills(
     print_result(what, f"{median(ratios[1:]):.2f}", "1.5")
 
 
-def _run_backfill(deployment: Deployment, days: Window) -> None:
+def _run_backfill(deployment: ServedDeployment, days: Window) -> None:
     """One of Dagster's backfills of the layers, launched as the UI does, to its end."""
     launched = deployment.launch([str(day) for day in days], LAYERS)
     with deployment.instance() as instance:

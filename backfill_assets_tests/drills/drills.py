@@ -33,7 +33,7 @@ from backfill_assets.monitoring.states import DayState
 from backfill_assets.orders.tables import FACT, LATE, RAW, REJECTED, STAGED, TABLES
 from backfill_assets.settings import load_settings
 from backfill_assets_guide.drills.breaking import Facts, append_again, read_facts, send_orders
-from backfill_assets_tests.helpers.deployment import Deployment
+from backfill_assets_tests.helpers.deployment import ServedDeployment
 from backfill_assets_tests.helpers.pipeline import LAYERS
 
 #: Nothing of a drill takes longer, also beside somebody else's Spark.
@@ -67,7 +67,7 @@ class Drill:
             start=calendar.start,
             end=calendar.end,
         )
-        self.deployment = Deployment(root, self.settings)
+        self.deployment = ServedDeployment(root, self.settings)
         self.began = time.monotonic()
 
     def __enter__(self) -> Drill:

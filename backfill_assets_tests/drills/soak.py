@@ -31,7 +31,7 @@ from backfill_assets.orders.tables import FACT, ORDER_LINES, RAW, REJECTED
 from backfill_assets.settings import Settings, load_settings
 from backfill_assets.staleness.stale import find_stale_days
 from backfill_assets.staleness.unloaded import find_unloaded_days
-from backfill_assets_tests.helpers.deployment import Deployment
+from backfill_assets_tests.helpers.deployment import ServedDeployment
 from backfill_assets_tests.helpers.landing_truth import list_differences
 from backfill_assets_tests.helpers.process_kills import KINDS, kill_random_process
 from backfill_assets_tests.helpers.random_arrivals import DAY, Source, Truth
@@ -88,7 +88,7 @@ def run_soak(
     source = Source(root / "landing", start, seed)
     truth = Truth(source, root / "truth", window_days=window_days, drop=late_lines == "drop")
     clock = root / "clock"
-    deployment = Deployment(root, settings, clock=clock)
+    deployment = ServedDeployment(root, settings, clock=clock)
     deployment.environment |= {
         "BACKFILL_ASSETS_WINDOW_DAYS": str(window_days),
         "BACKFILL_ASSETS_LATE_LINES": late_lines,
@@ -119,7 +119,7 @@ def run_soak(
 
 
 def _settle_deployment(
-    deployment: Deployment,
+    deployment: ServedDeployment,
     settings: Settings,
     today: date,
     victim: str | None,
@@ -143,7 +143,7 @@ def _settle_deployment(
         time.sleep(1)
 
 
-def _undo_and_build(deployment: Deployment, settings: Settings, chance: random.Random) -> str:
+def _undo_and_build(deployment: ServedDeployment, settings: Settings, chance: random.Random) -> str:
     """Undo one of the newest runs, and build the days on hold again as a person does."""
     ledgers = read_ledgers(settings)
     newest = max(ledgers.values(), key=lambda ledger: _commit_time(ledger.records[-1]))
@@ -167,7 +167,7 @@ def _commit_time(record: CommitRecord) -> datetime:
     return record.at or datetime.min.replace(tzinfo=timezone.utc)
 
 
-def _switch_over(deployment: Deployment, settings: Settings, chance: random.Random) -> str:
+def _switch_over(deployment: ServedDeployment, settings: Settings, chance: random.Random) -> str:
     """Build some days beside production by the same code, and make them production."""
     days = sorted(read_ledgers(settings)[FACT.name].latest)[-10:]
     first, last = sorted(chance.choices(days, k=2))
@@ -182,7 +182,7 @@ def _switch_over(deployment: Deployment, settings: Settings, chance: random.Rand
     return f"switched {first}...{last} over"
 
 
-def _open_work(deployment: Deployment, settings: Settings, today: date) -> list[str]:
+def _open_work(deployment: ServedDeployment, settings: Settings, today: date) -> list[str]:
     """What is still to be done."""
     with deployment.instance() as instance:
         runs = instance.get_runs(dg.RunsFilter(statuses=UNFINISHED_STATUSES))
@@ -197,7 +197,7 @@ def _open_work(deployment: Deployment, settings: Settings, today: date) -> list[
     ]
 
 
-def _report_runs(deployment: Deployment, killed: Kills) -> None:
+def _report_runs(deployment: ServedDeployment, killed: Kills) -> None:
     """Say how the runs ended; a run may fail only because its process or the engine was lost.
 
     So a process was killed in its time, and nobody judged the data.

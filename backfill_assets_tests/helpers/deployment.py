@@ -33,7 +33,7 @@ _STATUS = """query ($id: String!) { partitionBackfillOrError(backfillId: $id) {
   ... on PartitionBackfill { status error { message } } } }"""
 
 
-class Deployment:
+class ServedDeployment:
     """Started when it is asked for something, and again when it has ended."""
 
     def __init__(

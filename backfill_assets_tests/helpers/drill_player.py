@@ -14,7 +14,7 @@ from dagster._cli import cli as dagster_cli
 from backfill_assets.backfills.history import PLACEHOLDER_PREFIX, SECTIONS
 from backfill_assets.cli import main
 from backfill_assets.spark.session import Engine
-from backfill_assets_guide.drills.deployment import Deployment
+from backfill_assets_guide.drills.deployment import DrillDeployment
 from backfill_assets_guide.drills.playing import Drill
 
 
@@ -26,7 +26,7 @@ class Player:
         monkeypatch.delenv("SPARK_REMOTE", raising=False)
         monkeypatch.setattr(Engine, "from_settings", lambda _: engine)
 
-    def source(self, deployment: Deployment) -> None:
+    def source(self, deployment: DrillDeployment) -> None:
         """Source the file of a deployment."""
         for name, value in deployment.variables.items():
             self.monkeypatch.setenv(name, value)
@@ -43,7 +43,7 @@ class Player:
             assert result.exit_code == 0, result.exception or result.output
             return 0
         if program == ".":
-            self.source(Deployment(Path(*words).parent))
+            self.source(DrillDeployment(Path(*words).parent))
             return 0
         if program == "$EDITOR":
             fill_in(Path(*words))

@@ -15,7 +15,7 @@ import dagster as dg
 import pytest
 
 from backfill_assets.orders.tables import TABLES
-from backfill_assets_tests.helpers.deployment import Deployment
+from backfill_assets_tests.helpers.deployment import ServedDeployment
 from backfill_assets_tests.helpers.pipeline import LAYERS, Pipeline, day, order
 from backfill_assets_tests.helpers.process_kills import KINDS, kill_random_process
 
@@ -24,7 +24,7 @@ KILLS = int(os.environ.get("BACKFILL_TEST_KILLS", "2"))
 CHUNK = max(2, DAYS // 12)
 
 
-def list_missing_days(deployment: Deployment, days: list[str]) -> list[str]:
+def list_missing_days(deployment: ServedDeployment, days: list[str]) -> list[str]:
     """The days that some table lacks, as Dagster knows them."""
     with deployment.instance() as instance:
         published = [instance.get_materialized_partitions(dg.AssetKey(name)) for name in LAYERS]
@@ -59,7 +59,7 @@ def test_killed_again_and_again(engine, spark, tmp_path):
     clean = Pipeline(engine, tmp_path / "clean", land=False, landing=str(pipeline.landing), end=end)
     clean.run(1, DAYS)
     chance, launches, killed = random.Random(11), 1, Counter[str]()
-    deployment = Deployment(pipeline.root, pipeline.settings, per_run=CHUNK)
+    deployment = ServedDeployment(pipeline.root, pipeline.settings, per_run=CHUNK)
     try:
         backfill = deployment.launch(days, LAYERS)
         order_of_kills = [list(KINDS)[n % len(KINDS)] for n in range(KILLS)]

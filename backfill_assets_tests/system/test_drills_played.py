@@ -15,7 +15,7 @@ from backfill_assets.cli import main
 from backfill_assets.publish.types import REWRITE_TAG
 from backfill_assets.spark.session import Engine
 from backfill_assets_guide.drills import playing
-from backfill_assets_guide.drills.deployment import Deployment
+from backfill_assets_guide.drills.deployment import DrillDeployment
 from backfill_assets_guide.drills.observing import newest_run
 from backfill_assets_guide.drills.outages import OUTAGES
 from backfill_assets_guide.drills.playing import Drill
@@ -30,7 +30,7 @@ TOUCHED, STILL_WRONG = "days wrongly touched", "days wrong at the end"
 
 
 @pytest.fixture(scope="module")
-def right(engine, spark, tmp_path_factory) -> Deployment:
+def right(engine, spark, tmp_path_factory) -> DrillDeployment:
     """A deployment before anything breaks."""
     folder = tmp_path_factory.mktemp("right")
     return playing.prepared(engine, folder, OUTAGES["doubled"], DAYS)
@@ -173,7 +173,7 @@ def test_the_page_shows_a_drill_that_was_played(
     printed = ""
     for command in re.findall(r"^\$ (.*)$", page, re.MULTILINE):
         if printed:  # it has begun
-            newest = newest_run(Deployment(tmp_path / "incident"))
+            newest = newest_run(DrillDeployment(tmp_path / "incident"))
             command = re.sub(r"(?<=runbook )\w+|(?<=post-mortem-)\w+", newest, command)
         assert player.type(command) in (0, 1)
         printed += f"$ {command}\n{capsys.readouterr().out}"

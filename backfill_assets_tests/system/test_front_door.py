@@ -18,7 +18,7 @@ import pytest
 
 from backfill_assets.dagster_ext.instance_access import lock_home, write_password
 from backfill_assets.settings import load_settings
-from backfill_assets_tests.helpers.deployment import Deployment
+from backfill_assets_tests.helpers.deployment import ServedDeployment
 from backfill_assets_tests.helpers.process_kills import find_processes, is_alive, wait_for
 
 ANNA = {"Authorization": "Basic " + base64.b64encode(b"anna:secret").decode()}
@@ -27,8 +27,8 @@ _LISTENS = "0A"  # as the kernel writes it
 
 
 @pytest.fixture
-def deployment(tmp_path) -> Iterator[Deployment]:
-    deployed = Deployment(tmp_path, load_settings(landing=str(tmp_path), warehouse=str(tmp_path)))
+def deployment(tmp_path) -> Iterator[ServedDeployment]:
+    deployed = ServedDeployment(tmp_path, load_settings(landing=str(tmp_path), warehouse=str(tmp_path)))
     write_password(tmp_path / "people", "anna", "secret")
     deployed.environment |= {
         "SPARK_REMOTE": "sc://127.0.0.1:9",  # none is needed
@@ -40,7 +40,7 @@ def deployment(tmp_path) -> Iterator[Deployment]:
 
 
 def request_status(
-    deployment: Deployment, path: str, body: bytes | None = None, **headers: str
+    deployment: ServedDeployment, path: str, body: bytes | None = None, **headers: str
 ) -> int:
     """The status of an answer; 0 if nobody answers."""
     named = {name.replace("_", "-"): value for name, value in headers.items()}

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
-from backfill_assets_tests.helpers.deployment import Deployment
+from backfill_assets_tests.helpers.deployment import ServedDeployment
 from backfill_assets_tests.helpers.graphql import ask
 from backfill_assets_tests.helpers.paths import BIN, PROJECT
 from backfill_assets_tests.helpers.pipeline import LAYERS, day, order
@@ -41,7 +41,7 @@ query($key: AssetKeyInput!) {
 """
 
 
-def asset_page(deployment: Deployment, name: str) -> dict[str, Any]:
+def asset_page(deployment: ServedDeployment, name: str) -> dict[str, Any]:
     """What the page of an asset in the UI asks for."""
     url = f"http://127.0.0.1:{deployment.port}"
     page: dict[str, Any] = ask(url, PARTITIONS, key={"path": [name]})
@@ -59,7 +59,7 @@ def test_a_staged_backfill_of_days_and_weeks_and_a_week_by_command(
         pipeline.tap(n, 2 + n, [f"tap {n}"])
     customers = pa.table({"customer_id": ["c1"], "country": ["FR"]})
     write_deltalake(str(pipeline.warehouse / STATIC), customers)
-    deployment = Deployment(tmp_path, pipeline.settings)
+    deployment = ServedDeployment(tmp_path, pipeline.settings)
     try:
         deployment.wait_for_daemons()
         # No stage ends with a week: each week comes with the stage of its last day.

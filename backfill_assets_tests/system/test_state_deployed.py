@@ -13,7 +13,7 @@ import pytest
 
 from backfill_assets.calendar.partitions import Window, days_of_run
 from backfill_assets.delta.ledger_reader import read_ledgers
-from backfill_assets_tests.helpers.deployment import Deployment
+from backfill_assets_tests.helpers.deployment import ServedDeployment
 from backfill_assets_tests.helpers.memory_model import lifetime_values
 from backfill_assets_tests.helpers.pipeline import Pipeline, day, order
 
@@ -40,7 +40,7 @@ def day_range(first: int, last: int) -> str:
     return f"{day(first)}...{day(last)}"
 
 
-def runs_in_order(deployment: Deployment, table: str) -> list[Window]:
+def runs_in_order(deployment: ServedDeployment, table: str) -> list[Window]:
     """The days of the runs that built a table, none of which began before the last had ended."""
     key = dg.AssetKey(table)
     with deployment.instance() as instance:
@@ -66,7 +66,7 @@ def test_its_days_are_built_in_order_by_a_launch_in_the_ui_and_by_stages(
     clean = Pipeline(
         engine, tmp_path / "clean", land=False, landing=str(pipeline.landing), tables=TABLES
     )
-    deployment = Deployment(tmp_path, pipeline.settings, per_run=PER_RUN)
+    deployment = ServedDeployment(tmp_path, pipeline.settings, per_run=PER_RUN)
     try:
         deployment.wait_for_daemons()
         deployment.stop_rebuilding()

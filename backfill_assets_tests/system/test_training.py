@@ -23,7 +23,7 @@ from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.delta.ledger_reader import read_ledgers
 from backfill_assets.staleness.stale import find_stale_days
 from backfill_assets_tests.helpers import memory_model
-from backfill_assets_tests.helpers.deployment import Deployment
+from backfill_assets_tests.helpers.deployment import ServedDeployment
 from backfill_assets_tests.helpers.orders_model import run_model
 from backfill_assets_tests.helpers.pipeline import (
     EVERYTHING,
@@ -387,7 +387,7 @@ def test_a_training_set_is_rebuilt_in_chunks_and_stops_at_the_first_bad_one(load
 def test_thirteen_stages_through_the_daemon_with_a_bad_one_in_the_middle(engine, spark, tmp_path):
     days, last, bad = 90, 120, 45
     pipeline = Pipeline(engine, tmp_path, tables=PLACE, window_days=2, end=END)
-    deployment = Deployment(tmp_path, pipeline.settings)
+    deployment = ServedDeployment(tmp_path, pipeline.settings)
     try:
         deployment.wait_for_daemons()
         deployment.stop_rebuilding()
