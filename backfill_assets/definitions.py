@@ -19,8 +19,8 @@ from backfill_assets.assets import (
     staging,
 )
 from backfill_assets.assets.table_asset import report_long_range
-from backfill_assets.calendar.late_data import Policy
 from backfill_assets.dagster_ext.executor import one_process_executor
+from backfill_assets.deployment import Deployment
 from backfill_assets.monitoring import automation
 from backfill_assets.monitoring.incidents import Clock
 from backfill_assets.publish.io_manager import Asset, DataFrameIOManager
@@ -29,7 +29,6 @@ from backfill_assets.spark.session import Engine
 from backfill_assets.tables.code_version import Code, running_code
 from backfill_assets.tables.current import Corrections, Current
 from backfill_assets.tables.derived import Derived, versions_in
-from backfill_assets.tables.graph import config_digests, load_graph, tables_of
 from backfill_assets.tables.table import Table
 
 #: Tags of assets: the first version of a table with several versions, this asset's version, and its
@@ -55,44 +54,45 @@ def build_defs(
     Raises:
         SettingsError: naming the variable, the value and what is allowed.
     """
-    settings = settings or load_settings()
+    deployment = Deployment(settings or load_settings())
+    settings = deployment.settings
     report_long_range(settings.partitions_per_run)
     code = running_code(settings)
     overrides = resources or {}
     engine = overrides.get("engine") or Engine.from_settings(settings)
     clock = clock or (lambda: datetime.now(settings.zone))
-    automation_defs = automation.build_automation(settings, clock)
+    automation_defs = automation.build_automation(deployment, clock)
     today = clock().astimezone(settings.zone).date()
-    sources = load_graph(settings).sources.values()
+    sources = deployment.graph.sources.values()
     assets = [
         *(
             asset
             for source in sources
             for asset in (
-                raw_load.build_raw_assets(settings, code, source),
-                *staging.build_staging_assets(settings, code, source),
-                lateness.build_lateness_asset(settings, code, source),
-                lateness.build_lateness_page(settings, source),
+                raw_load.build_raw_assets(deployment, code, source),
+                *staging.build_staging_assets(deployment, code, source),
+                lateness.build_lateness_asset(deployment, code, source),
+                lateness.build_lateness_page(deployment, source),
             )
         ),
         *(
             _make_external(asset) if table.is_retired(today) else asset
-            for table, asset in _declared_assets(settings, code)
+            for table, asset in _declared_assets(deployment, code)
         ),
     ]
     assets = [
-        asset.map_asset_specs(partial(_with_freshness_and_tags, settings)) for asset in assets
+        asset.map_asset_specs(partial(_with_freshness_and_tags, deployment)) for asset in assets
     ]
-    manual_jobs, stage_sensor = backfill_jobs.build_backfill_jobs(settings, assets, code)
-    target_job_definitions, switch_sensor = shadow_jobs.build_shadow_jobs(settings, assets, code)
+    manual_jobs, stage_sensor = backfill_jobs.build_backfill_jobs(deployment, assets, code)
+    target_job_definitions, switch_sensor = shadow_jobs.build_shadow_jobs(deployment, assets, code)
     return dg.Definitions(
-        assets=[*assets, *shadow_jobs.comparison_assets(settings)],
+        assets=[*assets, *shadow_jobs.comparison_assets(deployment)],
         asset_checks=automation_defs.checks,
         jobs=[*automation_defs.jobs, *manual_jobs, *target_job_definitions],
-        schedules=[*automation_defs.schedules, automation.build_housekeeping(settings)],
+        schedules=[*automation_defs.schedules, automation.build_housekeeping(deployment)],
         sensors=[*automation_defs.sensors, stage_sensor, switch_sensor],
         resources={
-            "io_manager": fixed_resource(make_io_manager(settings, engine, code)),
+            "io_manager": fixed_resource(make_io_manager(deployment, engine, code)),
             **overrides,
             "engine": fixed_resource(engine),
         },
@@ -101,26 +101,24 @@ def build_defs(
     )
 
 
-def _with_freshness_and_tags(settings: Settings, spec: dg.AssetSpec) -> dg.AssetSpec:
+def _with_freshness_and_tags(deployment: Deployment, spec: dg.AssetSpec) -> dg.AssetSpec:
     """Add the freshness policy to an asset, and the tags of its version.
 
     Unpartitioned assets are refreshed daily. An asset with a retirement day has no policy: Dagster
     would go on checking it after that day.
     """
-    table = tables_of(settings).get(spec.key.path[-1])
+    table = deployment.tables.get(spec.key.path[-1])
     if table is not None and table.retired:
         description = f"{spec.description or ''} Retired on {table.retired}.".strip()
         spec = spec.replace_attributes(description=description).merge_attributes(
             tags={RETIRED_TAG: str(table.retired)}
         )
     else:
-        policy = (
-            load_graph(settings).policy_of(table.name) if table else Policy.from_settings(settings)
-        )
+        policy = deployment.graph.policy_of(table.name) if table else deployment.policy
         spec = spec.replace_attributes(
-            freshness_policy=automation.freshness_policy(settings, policy)
+            freshness_policy=automation.freshness_policy(deployment, policy)
         )
-    if isinstance(table, Derived) and len(versions_in(tables_of(settings), table.first)) > 1:
+    if isinstance(table, Derived) and len(versions_in(deployment.tables, table.first)) > 1:
         spec = spec.merge_attributes(
             tags={VERSIONS_TAG: table.first, VERSION_TAG: str(table.version)}
         )
@@ -132,15 +130,17 @@ def _make_external(asset: dg.AssetsDefinition) -> dg.AssetsDefinition:
     return dg.AssetsDefinition(specs=[*asset.specs])
 
 
-def _declared_assets(settings: Settings, code: Code) -> Iterator[tuple[Table, dg.AssetsDefinition]]:
+def _declared_assets(
+    deployment: Deployment, code: Code
+) -> Iterator[tuple[Table, dg.AssetsDefinition]]:
     """The tables declared by a function, each with the asset for its kind."""
-    for table in tables_of(settings).values():
+    for table in deployment.tables.values():
         if isinstance(table, Derived):
-            yield table, derived.build_derived_asset(settings, code, table)
+            yield table, derived.build_derived_asset(deployment, code, table)
         elif isinstance(table, Current):
-            yield table, current.build_current_asset(settings, code, table)
+            yield table, current.build_current_asset(deployment, code, table)
         elif isinstance(table, Corrections):
-            yield table, current.build_corrections_asset(settings, code, table)
+            yield table, current.build_corrections_asset(deployment, code, table)
 
 
 def fixed_resource(resource: object) -> dg.ResourceDefinition:
@@ -170,25 +170,25 @@ def delta_io_manager(
             other partitions than days.
     """
     io_manager = make_io_manager(
-        settings, engine or Engine.from_settings(settings), running_code(settings)
+        Deployment(settings), engine or Engine.from_settings(settings), running_code(settings)
     )
     return fixed_resource(io_manager.add_assets(assets))
 
 
-def make_io_manager(settings: Settings, engine: Engine, code: Code) -> DataFrameIOManager:
+def make_io_manager(deployment: Deployment, engine: Engine, code: Code) -> DataFrameIOManager:
     """The IO manager of all tables."""
     return DataFrameIOManager(
         engine=engine,
-        warehouse=settings.warehouse,
+        warehouse=deployment.settings.warehouse,
         code_version=code.version,
-        code_versions={name: code.table_version(name) for name in tables_of(settings)},
+        code_versions={name: code.table_version(name) for name in deployment.tables},
         git_commit=code.commit,
         git_dirty=code.dirty,
-        undo_days=settings.undo_days,
-        stalled_after=settings.stalled_after,
-        tables=settings.tables,
-        config_digest=settings.digest,
-        config_digests=config_digests(settings),
+        undo_days=deployment.settings.undo_days,
+        stalled_after=deployment.settings.stalled_after,
+        tables=deployment.settings.tables,
+        config_digest=deployment.settings.digest,
+        config_digests=deployment.config_digests,
     )
 
 
@@ -199,9 +199,9 @@ _defs_by_settings: dict[str, dg.Definitions] = {}
 @dg.definitions
 def defs() -> dg.Definitions:
     """What `workspace.yaml` loads."""
-    settings = load_settings()
-    key = settings.model_dump_json()
+    deployment = Deployment(load_settings())
+    key = deployment.settings.model_dump_json()
     # Dagster calls this six times for a run from the command line.
     if key not in _defs_by_settings:
-        _defs_by_settings[key] = build_defs(settings)
+        _defs_by_settings[key] = build_defs(deployment.settings)
     return _defs_by_settings[key]

@@ -43,7 +43,7 @@ class Deployment:
         return Policy.from_settings(self.settings)
 
     @cached_property
-    def config_digests(self) -> Mapping[str, str]:
+    def config_digests(self) -> dict[str, str]:
         """By table, a digest of all settings that decide its rows."""
         return declared.config_digests(self.settings)
 
@@ -51,3 +51,7 @@ class Deployment:
     def lookups(self) -> Mapping[str, Lookup]:
         """The lookups of the tables, by name."""
         return declared.lookups_of(self.settings)
+
+    def table_url(self, name: str) -> str:
+        """The URL of a table in the warehouse."""
+        return self.settings.table(name)

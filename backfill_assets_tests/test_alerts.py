@@ -20,6 +20,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from backfill_assets.deployment import Deployment
 from backfill_assets.monitoring import alerts
 from backfill_assets.monitoring.alerts import Incident, Outbox, build_alerts_sensor, post_text
 from backfill_assets.settings import load_settings
@@ -101,7 +102,9 @@ class Desk:
 
     def tick(self, timeout: float = 20.0) -> str:
         settings = load_settings(webhook=self.url, ui_url=UI)
-        sensor = build_alerts_sensor(settings, lambda context: self.find(), timeout=timeout)
+        sensor = build_alerts_sensor(
+            Deployment(settings), lambda context: self.find(), timeout=timeout
+        )
         context = dg.build_sensor_context(instance=self.instance, cursor=self.cursor)
         result = sensor.evaluate_tick(context)
         self.cursor = result.cursor

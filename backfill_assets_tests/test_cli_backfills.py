@@ -20,6 +20,7 @@ from backfill_assets.backfills.diff import TableDiff
 from backfill_assets.backfills.reconcile import CodeProvenance, ReconcileResult
 from backfill_assets.cli import backfill, main, outcomes
 from backfill_assets.dagster_ext.instance_access import lock_home
+from backfill_assets.deployment import Deployment
 from backfill_assets.orders.tables import FACT, STAGED, TABLES
 from backfill_assets.settings import PREFIX
 from backfill_assets.spark.session import Engine
@@ -351,7 +352,7 @@ def test_known_backfills(instance, tmp_path):
     publish_facts(tmp_path, {JAN[0]: "ok"}, run_id="0123456789abcdef")
     publish_facts(tmp_path, {JAN[1]: "ok"}, backfill_id="aecrkdop-pilot")
     for name in ("planplan", "01234567", "0123456789abcdef", "aecrkdop", "aecrkdop-pilot"):
-        outcomes.refuse_unknown(load_settings(), instance, name)
+        outcomes.refuse_unknown(Deployment(load_settings()), instance, name)
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from backfill_assets.dagster_ext.executor import one_process_executor
 from backfill_assets.dagster_ext.internals import AssetGraph
 from backfill_assets.definitions import build_defs
 from backfill_assets.delta import targets
+from backfill_assets.deployment import Deployment
 from backfill_assets.orders.tables import TABLES
 from backfill_assets.settings import SettingsError, load_settings
 from backfill_assets.tables.code_version import running_code
@@ -208,7 +209,9 @@ def test_comparisons_are_there_once_there_is_a_target(tmp_path):
         return {key.path[1] for key in keys}
 
     assert comparison_names() == set()
-    targets.save_target(settings, targets.ShadowTarget(name="v2", tables=(), asked=(), pins={}))
+    targets.save_target(
+        Deployment(settings), targets.ShadowTarget(name="v2", tables=(), asked=(), pins={})
+    )
     assert comparison_names() == {*tables}
 
 

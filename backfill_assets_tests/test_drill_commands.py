@@ -56,7 +56,9 @@ def folder(tmp_path, monkeypatch) -> Path:
 
 def file_amounts(folder: Path) -> list[Decimal]:
     """What the shop's file has on the days of the calendar."""
-    files = [arrival_folder(folder / "landing", day) / SHOP_FILE for day in DrillDeployment(folder).days]
+    files = [
+        arrival_folder(folder / "landing", day) / SHOP_FILE for day in DrillDeployment(folder).days
+    ]
     return [Decimal(json.loads(file.read_text())["amount"]) for file in files]
 
 

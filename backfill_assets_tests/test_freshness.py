@@ -14,6 +14,7 @@ from dagster._core.loader import LoadingContext
 from dagster._core.test_utils import freeze_time
 
 from backfill_assets.calendar.late_data import Policy
+from backfill_assets.deployment import Deployment
 from backfill_assets.monitoring.automation import freshness_policy
 from backfill_assets.settings import Settings, load_settings
 
@@ -63,7 +64,7 @@ def freshness_state(settings: Settings, materialized_at: datetime, now: datetime
     node = SimpleNamespace(
         key=KEY,
         freshness_policy_or_from_metadata=freshness_policy(
-            settings, Policy.from_settings(settings)
+            Deployment(settings), Policy.from_settings(settings)
         ),
     )
     with dg.DagsterInstance.ephemeral() as instance:
@@ -96,5 +97,5 @@ def test_a_zone_that_never_puts_its_clocks_back_loses_no_minute():
 
 def test_a_deadline_at_the_end_of_the_day_is_a_policy_that_dagster_takes():
     settings = load_settings(timezone="Europe/Berlin", deadline="23:59")
-    policy = freshness_policy(settings, Policy.from_settings(settings))
+    policy = freshness_policy(Deployment(settings), Policy.from_settings(settings))
     assert policy.lower_bound_delta == DAY

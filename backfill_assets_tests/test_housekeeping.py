@@ -14,6 +14,7 @@ import sqlalchemy
 
 from backfill_assets.backfills import state_store
 from backfill_assets.dagster_ext.eventlog import prune_runs
+from backfill_assets.deployment import Deployment
 from backfill_assets.monitoring.automation import build_housekeeping
 from backfill_assets.settings import load_settings
 from backfill_assets_tests.helpers.paths import dagster_yaml
@@ -217,7 +218,7 @@ def test_a_run_whose_log_is_gone_can_be_looked_at(home, instance):
 def test_the_job_takes_old_runs_and_tells(home, instance, monkeypatch):
     run_days(instance, 0)
     settings = load_settings(keep_runs_days=1, undo_days=1)
-    housekeeping = build_housekeeping(settings)
+    housekeeping = build_housekeeping(Deployment(settings))
     assert housekeeping.default_status is dg.DefaultScheduleStatus.STOPPED
     calls = []
     monkeypatch.setattr(
@@ -246,7 +247,7 @@ def test_what_can_be_undone_is_kept_as_long(keep, undo, days, instance, monkeypa
     settings = load_settings(keep_runs_days=keep, undo_days=undo, keep_plans_days=keep)
     engine = dg.ResourceDefinition.none_resource()
     job = dg.Definitions(
-        jobs=[build_housekeeping(settings).job], resources={"engine": engine}
+        jobs=[build_housekeeping(Deployment(settings)).job], resources={"engine": engine}
     ).resolve_job_def("housekeeping")
     config = {"ops": {"maintain_all_tables": {"config": {"tables": False}}}}
     job.execute_in_process(instance=instance, run_config=config)

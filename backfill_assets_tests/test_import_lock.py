@@ -13,6 +13,7 @@ from threading import Barrier
 import pytest
 
 from backfill_assets.delta import delta_rs
+from backfill_assets.deployment import Deployment
 from backfill_assets.imports.import_state import ImportRefusedError, lock_import, short_digest
 from backfill_assets.settings import Settings, load_settings
 
@@ -34,7 +35,10 @@ def write_lock(settings: Settings, host: str, process: int, **more: str) -> str:
 
 
 def refusal_message(settings: Settings) -> str:
-    with pytest.raises(ImportRefusedError) as refused, lock_import(settings, "orders", TABLE):
+    with (
+        pytest.raises(ImportRefusedError) as refused,
+        lock_import(Deployment(settings), "orders", TABLE),
+    ):
         pass
     return str(refused.value)
 
@@ -46,38 +50,38 @@ def dead_process_id() -> int:
 
 
 def test_the_second_is_refused_and_told_of_the_first(settings):
-    with lock_import(settings, "orders", TABLE):
+    with lock_import(Deployment(settings), "orders", TABLE):
         message = refusal_message(settings)
     assert f"by process {os.getpid()} on {socket.gethostname()} since" in message
-    with lock_import(settings, "orders", TABLE):  # the first has ended
+    with lock_import(Deployment(settings), "orders", TABLE):  # the first has ended
         pass
 
 
 def test_tables_and_sources_do_not_wait_for_each_other(settings):
     with (
-        lock_import(settings, "orders", TABLE),
-        lock_import(settings, "visits", TABLE),
-        lock_import(settings, "orders", "/data/other"),
+        lock_import(Deployment(settings), "orders", TABLE),
+        lock_import(Deployment(settings), "visits", TABLE),
+        lock_import(Deployment(settings), "orders", "/data/other"),
     ):
         pass
 
 
 def test_a_failed_import_leaves_no_lock(settings):
-    with pytest.raises(ZeroDivisionError), lock_import(settings, "orders", TABLE):
+    with pytest.raises(ZeroDivisionError), lock_import(Deployment(settings), "orders", TABLE):
         1 / 0  # noqa: B018
-    with lock_import(settings, "orders", TABLE):
+    with lock_import(Deployment(settings), "orders", TABLE):
         pass
 
 
 def test_a_process_of_this_machine_that_has_died_has_no_lock(settings):
     write_lock(settings, socket.gethostname(), dead_process_id())
-    with lock_import(settings, "orders", TABLE):
+    with lock_import(Deployment(settings), "orders", TABLE):
         assert f"process {os.getpid()}" in refusal_message(settings)
 
 
 def test_a_process_that_has_the_id_of_a_dead_one_is_another(settings):
     write_lock(settings, socket.gethostname(), os.getpid())
-    with lock_import(settings, "orders", TABLE):
+    with lock_import(Deployment(settings), "orders", TABLE):
         pass
 
 
@@ -99,7 +103,7 @@ def test_of_many_at_once_one_has_it(settings):
     def try_lock(_: int) -> bool:
         barrier.wait()
         try:
-            with lock_import(settings, "orders", TABLE):
+            with lock_import(Deployment(settings), "orders", TABLE):
                 barrier.wait()
         except ImportRefusedError:
             barrier.wait()

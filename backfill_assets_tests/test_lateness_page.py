@@ -18,6 +18,7 @@ import pytest
 
 from backfill_assets.calendar.late_data import total_within
 from backfill_assets.calendar.partitions import DAY
+from backfill_assets.deployment import Deployment
 from backfill_assets.monitoring import lateness_page
 from backfill_assets.orders.tables import ORDER_LINES
 from backfill_assets.settings import load_settings
@@ -91,7 +92,7 @@ class Reader(HTMLParser):
 def render_page(rows: pa.Table, window_days: int = 7, version: int = 2, **overrides) -> str:
     """The page of a deployment with these settings."""
     settings = load_settings(window_days=window_days, **{"ui_url": UI} | overrides)
-    return lateness_page.render_page(rows, ORDER_LINES, settings, version)
+    return lateness_page.render_page(rows, ORDER_LINES, Deployment(settings), version)
 
 
 def test_the_page_needs_nothing_from_elsewhere():
@@ -315,7 +316,7 @@ def test_light_and_dark_have_contrast():
 def test_a_source_without_amounts_has_no_money():
     settings = load_settings(window_days=7, ui_url=UI)
     rows = lateness_table(24, amount_by_delay=[Decimal(0)] * 4)
-    text = Reader(lateness_page.render_page(rows, VISITS, settings, 2)).text
+    text = Reader(lateness_page.render_page(rows, VISITS, Deployment(settings), 2)).text
     assert "amounts that add up" not in text
     assert "money" not in text.lower()
     assert "How late do the lines of visits arrive?" in text
@@ -327,7 +328,7 @@ def test_lateness_counts_from_when_lines_usually_arrive():
     source = replace(ORDER_LINES, arrives_after=1)
     settings = load_settings(window_days=7, ui_url=UI)
     text = Reader(
-        lateness_page.render_page(pa.Table.from_pylist(next_day), source, settings, 2)
+        lateness_page.render_page(pa.Table.from_pylist(next_day), source, Deployment(settings), 2)
     ).text
     default_text = Reader(render_page(pa.Table.from_pylist(rows))).text
     assert "later than 1 day after its event day, when lines of this source usually arrive" in text

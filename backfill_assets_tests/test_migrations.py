@@ -230,7 +230,7 @@ def test_readers_see_the_table_as_it_was_or_as_it_is(name, url, pipeline, spark,
     ledger = read_ledger(url, table)
     assert ledger.published_days == days(1, 2, 3)
     assert not ledger.external_commits
-    assert check_read(pipeline.settings, table, days(1, 2, 3)).problems == []
+    assert check_read(pipeline.deployment, table, days(1, 2, 3)).problems == []
     # The code of before is refused, and told why.
     with pytest.raises(SchemaError, match=r"schema has version 2, and the code has 1.*Install the"):
         raise_if_schema_differs(read_ledger(url, BEFORE), url)

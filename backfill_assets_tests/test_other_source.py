@@ -23,6 +23,7 @@ from backfill_assets.audit.verdicts import DayMetrics, Expectation, Finding, Sev
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.delta.data_files import TableSnapshot
+from backfill_assets.deployment import Deployment
 from backfill_assets.orders.tables import ORDER_LINES, RAW, STAGED
 from backfill_assets.settings import load_settings
 from backfill_assets.staleness.impact import ChangeImpact, impact_of
@@ -382,8 +383,8 @@ def test_touched_days_are_those_whose_rows_differ(spark):
 
 def test_the_assets_are_named_after_the_source():
     settings, code = load_settings(), Code("code")
-    stage, keep = staging.build_staging_assets(settings, code, VISITS)
-    measure = lateness.build_lateness_asset(settings, code, VISITS)
+    stage, keep = staging.build_staging_assets(Deployment(settings), code, VISITS)
+    measure = lateness.build_lateness_asset(Deployment(settings), code, VISITS)
     assert [asset.op.name for asset in (stage, keep, measure)] == [
         "stage_visits",
         "keep_late_visits",

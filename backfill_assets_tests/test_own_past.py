@@ -29,6 +29,7 @@ from backfill_assets.assets.table_asset import delta_assets
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.calendar.reach import SAME_DAY
+from backfill_assets.deployment import Deployment
 from backfill_assets.orders.tables import LATE, RAW, DailyOrders
 from backfill_assets.settings import SettingsError, load_settings
 from backfill_assets.staleness.finality import final_days
@@ -135,7 +136,7 @@ def test_of_itself_a_table_reads_earlier_days_and_something_else(function, said)
 
 @pytest.mark.parametrize("made", [balance, yesterday, after_balance])
 def test_it_has_an_asset(made):
-    (key,) = derived.build_derived_asset(SETTINGS, running_code(SETTINGS), made).keys
+    (key,) = derived.build_derived_asset(Deployment(SETTINGS), running_code(SETTINGS), made).keys
     assert key.path[-1] == made.name
 
 
@@ -171,7 +172,7 @@ def test_it_stays_open_and_closes_as_its_other_inputs_do():
 
 
 def test_dagster_takes_the_days_before_for_a_dependency_of_the_asset_on_itself():
-    @delta_assets(SETTINGS, name="make_balance", tables=[balance], group="derived")
+    @delta_assets(Deployment(SETTINGS), name="make_balance", tables=[balance], group="derived")
     def asset(context, **inputs): ...
 
     staged = dg.AssetSpec(STAGED.name, partitions_def=asset.partitions_def)

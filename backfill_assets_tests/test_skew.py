@@ -177,7 +177,7 @@ def watched(engine, spark, tmp_path_factory) -> Pipeline:
 
 
 def test_from_the_rows_to_the_plan(watched):
-    published = read_ledgers(watched.settings)["taken"].latest
+    published = read_ledgers(watched.deployment)["taken"].latest
     most = {day_key: record.days[day_key].numbers for day_key, record in published.items()}
     assert most == {day(n): {"most rows of one customer_id": m} for n, m in ((1, 24), (2, 1))}
     plan = make_plan(watched, f"{day(1)}...{day(2)}", tables=("order_counts",))

@@ -25,6 +25,7 @@ from backfill_assets.delta.table_schema import (
     raise_if_schema_differs,
     schema_differences,
 )
+from backfill_assets.deployment import Deployment
 from backfill_assets.monitoring.incidents import find_incidents
 from backfill_assets.orders.tables import CORRECTIONS, CURRENT, FACT, DailyOrders
 from backfill_assets.publish.types import DayResult, Outcome
@@ -272,13 +273,13 @@ def test_a_column_that_may_be_null_is_added_before_the_commit(loaded, spark, mon
     assert ledger.columns_changed_since(ledger.latest[day(1)]) == {"channel", "items"}
     old = io.table_snapshot(ledger, False).read_days(window(1, 1)).collect()
     assert [(r["customer_id"], r["channel"]) for r in old] == [("a", None)]
-    read = check_read(loaded.settings, WIDER, days((1, 4)))
+    read = check_read(loaded.deployment, WIDER, days((1, 4)))
     assert read.problems == []
     # A compaction of a day from before finds what was there, though not in the record's words.
     url = f"delta.`{io.url(FACT)}`"
-    monkeypatch.setattr("backfill_assets.delta.maintenance.tables_of", lambda _: {FACT.name: WIDER})
+    monkeypatch.setattr(Deployment, "tables", {FACT.name: WIDER})
     spark.sql(f"INSERT INTO {url} SELECT * FROM {url} WHERE run_date = DATE'{day(1)}' AND false")
-    (report,) = run_maintenance(spark, loaded.settings)
+    (report,) = run_maintenance(spark, loaded.deployment)
     assert report.problems == []
 
 
@@ -302,7 +303,7 @@ def test_other_changes_are_refused_before_anything_is_computed(loaded, spark, ta
 
 
 def test_maintenance_leaves_a_table_of_another_form(loaded, spark, monkeypatch):
-    monkeypatch.setattr("backfill_assets.delta.maintenance.tables_of", lambda _: {FACT.name: OTHER})
-    (report,) = run_maintenance(spark, loaded.settings)
+    monkeypatch.setattr(Deployment, "tables", {FACT.name: OTHER})
+    (report,) = run_maintenance(spark, loaded.deployment)
     assert "it is partitioned by run_date, not by log_date" in report.problems[0]
     assert read_metadata(load_log(loaded.io_manager.url(FACT))).partitioned_by == ("run_date",)

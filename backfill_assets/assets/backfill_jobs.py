@@ -35,9 +35,9 @@ from backfill_assets.dagster_ext.failures import failed_run_messages, first_atte
 from backfill_assets.dagster_ext.internals import AssetGraph, BaseAssetGraph, make_new_backfill_id
 from backfill_assets.delta import maintenance
 from backfill_assets.delta.ledger_reader import read_ledgers
+from backfill_assets.deployment import Deployment
 from backfill_assets.escaping import markdown_table
 from backfill_assets.publish.types import REASON_TAG
-from backfill_assets.settings import Settings
 from backfill_assets.shadow import switch
 from backfill_assets.tables.code_version import Code
 
@@ -95,7 +95,7 @@ class UndoConfig(dg.Config):
 
 
 def create_plan(
-    settings: Settings,
+    deployment: Deployment,
     graph: BaseAssetGraph,
     instance: dg.DagsterInstance,
     code: Code,
@@ -107,15 +107,19 @@ def create_plan(
     Raises:
         ValueError: a parameter is invalid.
     """
-    refuse_invalid_request(settings, request)
-    plan = make_plan(settings, graph, instance, request, code, id_ or make_new_backfill_id())
-    plan = add_sampled_skews(settings, plan)
+    refuse_invalid_request(deployment, request)
+    plan = make_plan(deployment, graph, instance, request, code, id_ or make_new_backfill_id())
+    plan = add_sampled_skews(deployment, plan)
     state_store.save(instance, BackfillState(plan=plan, made=time.time()))
     return plan
 
 
 def launch_plan(
-    settings: Settings, graph: BaseAssetGraph, instance: dg.DagsterInstance, code: Code, id_: str
+    deployment: Deployment,
+    graph: BaseAssetGraph,
+    instance: dg.DagsterInstance,
+    code: Code,
+    id_: str,
 ) -> BackfillState:
     """Launch a plan, or again the stage that it ended with, if nothing changed since planning.
 
@@ -131,10 +135,10 @@ def launch_plan(
             "Nothing was launched."
         )
     backfill_state = state_store.load(instance, id_)
-    refuse_invalid_request(settings, backfill_state.plan.parameters)
+    refuse_invalid_request(deployment, backfill_state.plan.parameters)
     if backfill_state.stage and not backfill_state.complete:
         stage, _ = backfill_state.plan.stages[backfill_state.stage]
-        for table, days in reverted_by_table(read_ledgers(settings), id_).items():
+        for table, days in reverted_by_table(read_ledgers(deployment), id_).items():
             if undone_days := [
                 day for day, record in days.items() if not is_commit_of(record, f"{id_}-{stage}")
             ]:
@@ -143,12 +147,12 @@ def launch_plan(
                     f"[{format_ranges(undone_days)}], which the stages before it had written, has "
                     "been undone. Nothing was launched; make a new plan."
                 )
-    current_plan = make_plan(settings, graph, instance, backfill_state.plan.parameters, code, id_)
+    current_plan = make_plan(deployment, graph, instance, backfill_state.plan.parameters, code, id_)
     return stages.launch_stage(instance, graph, id_, current_plan)
 
 
 def reconcile_backfill(
-    settings: Settings,
+    deployment: Deployment,
     graph: BaseAssetGraph,
     instance: dg.DagsterInstance,
     spark: Any,
@@ -159,9 +163,9 @@ def reconcile_backfill(
     try:
         plan = state_store.load(instance, id_).plan
     except BackfillRefusedError as error:
-        requested = requested_days(instance, read_ledgers(settings), name)
+        requested = requested_days(instance, read_ledgers(deployment), name)
         plan_error = str(error) if isinstance(error, PlanUnreadableError) else ""
-        return reconcile_tables(settings, spark, name, requested=requested, plan_error=plan_error)
+        return reconcile_tables(deployment, spark, name, requested=requested, plan_error=plan_error)
     windows = {f"{id_}-{n}": window for n, window in plan.stages}
     stage_window = next((w for n, w in windows.items() if f"{name}-".startswith(f"{n}-")), None)
     request = plan.parameters.model_copy(update={"rewrite": False})
@@ -169,8 +173,8 @@ def reconcile_backfill(
         request = request.model_copy(update={"days": str(stage_window)})
     # With the code of the plan: a later deploy must not fail the reconciliation.
     code = Code(plan.code_version, tables=plan.code_versions)
-    current_plan = make_plan(settings, graph, instance, request, code, id_)
-    return reconcile_tables(settings, spark, name, None if stage else plan, current_plan)
+    current_plan = make_plan(deployment, graph, instance, request, code, id_)
+    return reconcile_tables(deployment, spark, name, None if stage else plan, current_plan)
 
 
 def _markdown_table(rows: Iterable[tuple[str, ...]], *headings: str) -> dg.MarkdownMetadataValue:
@@ -185,13 +189,13 @@ def _plan_metadata(plan: BackfillPlan) -> dict[str, Any]:
     }
 
 
-def _build_plan_job(settings: Settings, graph: AssetGraph, code: Code) -> dg.JobDefinition:
+def _build_plan_job(deployment: Deployment, graph: AssetGraph, code: Code) -> dg.JobDefinition:
     """Build the job `plan_backfill`, which saves a plan in Dagster's storage and runs nothing."""
 
     @dg.op(out=dg.Out(dg.Nothing))
     def plan_days(context: dg.OpExecutionContext, config: BackfillConfig) -> None:
         try:
-            plan = create_plan(settings, graph, context.instance, code, config.to_request())
+            plan = create_plan(deployment, graph, context.instance, code, config.to_request())
         except ValueError as error:
             raise dg.Failure(str(error), allow_retries=False) from error
         context.add_output_metadata(_plan_metadata(plan))
@@ -205,7 +209,7 @@ def _build_plan_job(settings: Settings, graph: AssetGraph, code: Code) -> dg.Job
     return plan_backfill
 
 
-def _build_launch_job(settings: Settings, graph: AssetGraph, code: Code) -> dg.JobDefinition:
+def _build_launch_job(deployment: Deployment, graph: AssetGraph, code: Code) -> dg.JobDefinition:
     """Build the job `backfill`, which launches one stage; the sensor launches the next ones."""
 
     @dg.op(out=dg.Out(dg.Nothing))
@@ -219,8 +223,8 @@ def _build_launch_job(settings: Settings, graph: AssetGraph, code: Code) -> dg.J
             if backfill_state is None:
                 if not config.plan:
                     request = config.to_request()
-                    create_plan(settings, graph, context.instance, code, request, id_)
-                backfill_state = launch_plan(settings, graph, context.instance, code, id_)
+                    create_plan(deployment, graph, context.instance, code, request, id_)
+                backfill_state = launch_plan(deployment, graph, context.instance, code, id_)
         except ValueError as error:
             raise dg.Failure(str(error), allow_retries=False) from error
         context.add_output_metadata(
@@ -240,13 +244,13 @@ def _build_launch_job(settings: Settings, graph: AssetGraph, code: Code) -> dg.J
     return backfill
 
 
-def _build_reconcile_job(settings: Settings, graph: AssetGraph) -> dg.JobDefinition:
+def _build_reconcile_job(deployment: Deployment, graph: AssetGraph) -> dg.JobDefinition:
     """Build the job `reconcile`, which a person launches, or the stage sensor after each stage."""
 
     @dg.op(required_resource_keys={"engine"}, out=dg.Out(dg.Nothing))
     def compare_days(context: dg.OpExecutionContext, config: ReconcileConfig) -> None:
         spark = context.resources.engine.spark_session
-        result = reconcile_backfill(settings, graph, context.instance, spark, config.backfill)
+        result = reconcile_backfill(deployment, graph, context.instance, spark, config.backfill)
         reports = {f"{r.table.name}": dg.MetadataValue.md(as_markdown(r)) for r in result.reports}
         metadata = {"account": _markdown_table(reconcile_facts(result), "", ""), **reports}
         if result.problems:
@@ -266,7 +270,7 @@ def _build_reconcile_job(settings: Settings, graph: AssetGraph) -> dg.JobDefinit
     return reconcile_job
 
 
-def _build_undo_job(settings: Settings) -> dg.JobDefinition:
+def _build_undo_job(deployment: Deployment) -> dg.JobDefinition:
     """Build the job `undo`, which reverts a backfill, a switch-over or a run in every table."""
 
     @dg.op(required_resource_keys={"io_manager"}, out=dg.Out(dg.Nothing))
@@ -274,13 +278,13 @@ def _build_undo_job(settings: Settings) -> dg.JobDefinition:
         publisher = context.resources.io_manager
         tags = {**context.run.tags, REASON_TAG: config.reason}
         try:
-            names = switch.resolve_names(settings, config.backfill)
+            names = switch.resolve_names(deployment, config.backfill)
             if config.days:
-                parse_calendar_days(config.days, settings)
+                parse_calendar_days(config.days, deployment.settings)
             days = Window.parse(config.days) if config.days else None
-            switch.refuse_undo(settings, context.instance, names, days)
+            switch.refuse_undo(deployment, context.instance, names, days)
             for table, day_results in switch.undo_backfill_or_switch(
-                publisher, settings, context.instance, names, context.run.run_id, tags, days
+                publisher, deployment, context.instance, names, context.run.run_id, tags, days
             ):
                 context.log.info(f"{table.name}: {len(day_results)} day(s) put back")
                 for events in publisher.events(context.instance, table, day_results):
@@ -338,16 +342,16 @@ def _build_stage_sensor(graph: AssetGraph, reconcile_job: dg.JobDefinition) -> d
 
 
 def build_backfill_jobs(
-    settings: Settings, assets: Iterable[dg.AssetsDefinition], code: Code
+    deployment: Deployment, assets: Iterable[dg.AssetsDefinition], code: Code
 ) -> tuple[list[dg.JobDefinition], dg.SensorDefinition]:
     """Build the jobs of backfills, and the sensor of planned backfills."""
     graph = AssetGraph.from_assets(list(assets))
-    reconcile = _build_reconcile_job(settings, graph)
+    reconcile = _build_reconcile_job(deployment, graph)
     jobs = [
-        _build_plan_job(settings, graph, code),
-        _build_launch_job(settings, graph, code),
+        _build_plan_job(deployment, graph, code),
+        _build_launch_job(deployment, graph, code),
         reconcile,
-        _build_undo_job(settings),
-        maintenance.maintenance_job(settings),
+        _build_undo_job(deployment),
+        maintenance.maintenance_job(deployment),
     ]
     return jobs, _build_stage_sensor(graph, reconcile)

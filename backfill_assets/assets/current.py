@@ -15,8 +15,8 @@ from backfill_assets.audit.verdicts import Expectation
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.calendar.reach import SAME_DAY, RecordedReach
+from backfill_assets.deployment import Deployment
 from backfill_assets.publish.types import ComputedDays
-from backfill_assets.settings import Settings
 from backfill_assets.spark.frames import Cache
 from backfill_assets.tables.code_version import Code
 from backfill_assets.tables.current import Corrections, Current
@@ -113,17 +113,17 @@ def correction_expectations(
     return expectations
 
 
-def build_current_asset(settings: Settings, code: Code, table: Current) -> dg.AssetsDefinition:
+def build_current_asset(deployment: Deployment, code: Code, table: Current) -> dg.AssetsDefinition:
     """Build the asset of a current table."""
     source = table.source
-    policy = source.policy(settings)
+    policy = source.policy(deployment.settings)
 
     def compute_days(inputs: AssetInputs, cache: Cache, days: Window) -> ComputedDays:
         """Compute current rows from all raw log days with lines of these days, however late."""
         log = inputs.tables[source.raw.name]
         logged = RecordedReach().deciding_days(log.ledger)
         raw = log.read_days({d for day in days for d in logged(day)})
-        lines = dedup.with_event_day(raw, source, settings.timezone)
+        lines = dedup.with_event_day(raw, source, deployment.settings.timezone)
         rows = cache(
             dedup.rank_all(lines, source, days, policy.window_days, corrects=policy.corrects)
         )
@@ -132,12 +132,12 @@ def build_current_asset(settings: Settings, code: Code, table: Current) -> dg.As
         return ComputedDays(current_rows(table, rows, days, whole), expected, scattered=True)
 
     return table_asset(
-        settings, code, table, compute_days, group=table.base.group, lineage=table.lineage
+        deployment, code, table, compute_days, group=table.base.group, lineage=table.lineage
     )
 
 
 def build_corrections_asset(
-    settings: Settings, code: Code, table: Corrections
+    deployment: Deployment, code: Code, table: Corrections
 ) -> dg.AssetsDefinition:
     """Build the asset of a table of corrections."""
 
@@ -155,5 +155,5 @@ def build_corrections_asset(
         return ComputedDays(rows, expected, scattered=True)
 
     return table_asset(
-        settings, code, table, compute_days, group=table.facts.group, lineage=table.lineage
+        deployment, code, table, compute_days, group=table.facts.group, lineage=table.lineage
     )

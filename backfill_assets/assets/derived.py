@@ -20,14 +20,13 @@ from backfill_assets.assets.table_asset import AssetInputs, table_asset
 from backfill_assets.audit.verdicts import Expectation
 from backfill_assets.calendar.partitions import DAY, Window, any_window_condition, to_windows
 from backfill_assets.delta.data_files import TableSnapshot
+from backfill_assets.deployment import Deployment
 from backfill_assets.publish.compute import explain_function_errors
 from backfill_assets.publish.types import CommitNotes, ComputedDays
-from backfill_assets.settings import Settings
 from backfill_assets.spark.frames import Cache
 from backfill_assets.tables.arguments import describe_value
 from backfill_assets.tables.code_version import Code
 from backfill_assets.tables.derived import FOR_DAY, Derived, carries_state
-from backfill_assets.tables.graph import load_graph
 
 
 def input_sums(
@@ -146,9 +145,9 @@ def _input_totals(
     return totals_by_day
 
 
-def build_derived_asset(settings: Settings, code: Code, table: Derived) -> dg.AssetsDefinition:
+def build_derived_asset(deployment: Deployment, code: Code, table: Derived) -> dg.AssetsDefinition:
     """Build the asset of a derived table."""
-    graph = load_graph(settings)
+    graph = deployment.graph
     starts = {
         name: graph.policy_of(reads.table.name).start for name, reads in table.inputs_by_day.items()
     }
@@ -158,7 +157,7 @@ def build_derived_asset(settings: Settings, code: Code, table: Derived) -> dg.As
         sources = {
             name: inputs.tables[reads.table.name] for name, reads in table.inputs_by_day.items()
         }
-        frames = input_frames(table, sources, days, settings.timezone)
+        frames = input_frames(table, sources, days, deployment.settings.timezone)
         spark = next(iter(frames.values())).sparkSession
         others = {
             **inputs.unpartitioned_rows(table.unpartitioned, spark),
@@ -190,7 +189,7 @@ def build_derived_asset(settings: Settings, code: Code, table: Derived) -> dg.As
         )
 
     return table_asset(
-        settings,
+        deployment,
         code,
         table,
         compute_days,

@@ -16,9 +16,9 @@ from backfill_assets.audit.verdicts import Expectation
 from backfill_assets.calendar.late_data import COMPARED_WINDOWS, lines_within
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.delta.delta_rs import load_log
+from backfill_assets.deployment import Deployment
 from backfill_assets.monitoring.lateness_page import key_figures, render_page
 from backfill_assets.publish.types import ComputedDays
-from backfill_assets.settings import Settings
 from backfill_assets.spark.filesystems import folder_filesystem, replace_file
 from backfill_assets.spark.frames import Cache, create_frame
 from backfill_assets.tables.code_version import Code
@@ -250,9 +250,9 @@ def _lateness_lineage(source: Source) -> Lineage:
     }
 
 
-def build_lateness_asset(settings: Settings, code: Code, source: Source) -> dg.AssetsDefinition:
+def build_lateness_asset(deployment: Deployment, code: Code, source: Source) -> dg.AssetsDefinition:
     """Build the asset of a source's lateness figures, computed from its raw log."""
-    policy = source.policy(settings)
+    policy = source.policy(deployment.settings)
     window_days = policy.window_days
     table = source.lateness
 
@@ -260,7 +260,7 @@ def build_lateness_asset(settings: Settings, code: Code, source: Source) -> dg.A
         """Compute one row of figures for each log day, from the raw log and the rejected lines."""
         log = inputs.tables[source.raw.name]
         log_days = days.widen_by(before=window_days)
-        raw = with_event_day(log.read_days(log_days), source, settings.timezone)
+        raw = with_event_day(log.read_days(log_days), source, deployment.settings.timezone)
         rejected = inputs.tables[source.rejected.name].read_days(days)
         frame = cache(lateness_figures(raw, rejected, source, days, window_days))
         rows = {row["log_date"]: row.asDict() for row in frame.collect()}
@@ -274,7 +274,7 @@ def build_lateness_asset(settings: Settings, code: Code, source: Source) -> dg.A
 
     name = f"measure_{table.name}"
     return table_asset(
-        settings,
+        deployment,
         code,
         table,
         compute_days,
@@ -284,10 +284,10 @@ def build_lateness_asset(settings: Settings, code: Code, source: Source) -> dg.A
     )
 
 
-def build_lateness_page(settings: Settings, source: Source) -> dg.AssetsDefinition:
+def build_lateness_page(deployment: Deployment, source: Source) -> dg.AssetsDefinition:
     """Build the asset of a source's lateness page, which has no partitions."""
     name, lateness = source.page, source.lateness
-    window_days = source.policy(settings).window_days - source.arrives_after
+    window_days = source.policy(deployment.settings).window_days - source.arrives_after
 
     @dg.multi_asset(
         name=f"draw_{name}",
@@ -298,7 +298,7 @@ def build_lateness_page(settings: Settings, source: Source) -> dg.AssetsDefiniti
                 description="One page, for people, on how late lines arrive and which window "
                 "would catch them; it opens in any browser, without a network.",
                 group_name="lateness",
-                owners=settings.asset_owners,
+                owners=deployment.settings.asset_owners,
                 kinds={"html"},
             )
         ],
@@ -308,7 +308,7 @@ def build_lateness_page(settings: Settings, source: Source) -> dg.AssetsDefiniti
         pool=name,
     )
     def draw_lateness(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
-        url = settings.table(lateness.name)
+        url = deployment.table_url(lateness.name)
         log = load_log(url)
         rows = log.to_pyarrow_table(filesystem=folder_filesystem(url)) if log else None
         if log is None or not rows:
@@ -325,8 +325,8 @@ def build_lateness_page(settings: Settings, source: Source) -> dg.AssetsDefiniti
                 f"{lateness.name} for all its days, and {name}.",
                 allow_retries=False,
             )
-        text = render_page(rows, source, settings, log.version())
-        folder = f"{settings.warehouse}/{name}"
+        text = render_page(rows, source, deployment, log.version())
+        folder = f"{deployment.settings.warehouse}/{name}"
         replace_file(folder, "index.html", text.encode())
         path = f"{folder}/index.html"
         return dg.MaterializeResult(

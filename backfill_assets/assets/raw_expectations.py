@@ -11,11 +11,11 @@ from backfill_assets.assets.raw_rows import FileCounts, LoadTargets, ParsedFiles
 from backfill_assets.audit import verdicts
 from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.delta.ledgers import Ledger
+from backfill_assets.deployment import Deployment
 from backfill_assets.landing.files import LandingFiles
 from backfill_assets.landing.listing import CONTROL_FILE, HOUR_FOLDERS, folder_name, folder_of
 from backfill_assets.landing.load_manifest import LoadTarget
 from backfill_assets.publish.types import ACCEPT_TAG
-from backfill_assets.settings import Settings
 from backfill_assets.tables.sources import Source
 
 #: Values of `ACCEPT_TAG` besides the names of files.
@@ -41,9 +41,13 @@ class RejectedLimits:
     hold: float
 
     @classmethod
-    def from_settings(cls, settings: Settings) -> RejectedLimits:
+    def from_settings(cls, deployment: Deployment) -> RejectedLimits:
         """Return the limits of the settings."""
-        return cls(settings.rejected_warn, settings.rejected_alert, settings.rejected_hold)
+        return cls(
+            deployment.settings.rejected_warn,
+            deployment.settings.rejected_alert,
+            deployment.settings.rejected_hold,
+        )
 
 
 def raw_expectations(

@@ -35,6 +35,7 @@ from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.delta.data_files import rows_as_of
 from backfill_assets.delta.ledger_reader import read_ledger
 from backfill_assets.delta.ledgers import Ledger
+from backfill_assets.deployment import Deployment
 from backfill_assets.landing import load_manifest
 from backfill_assets.landing.files import LandingFiles
 from backfill_assets.landing.listing import ListedFile, Listing, list_landing
@@ -49,7 +50,6 @@ from backfill_assets.publish.types import (
     ComputedDays,
     RunRequest,
 )
-from backfill_assets.settings import Settings
 from backfill_assets.spark.frames import Cache, cache_frames
 from backfill_assets.staleness.impact import LogChange
 from backfill_assets.staleness.unloaded import load_targets, loaded_manifests
@@ -63,7 +63,7 @@ class RawLoader:
     """Plans and computes the raw days of one run.
 
     Attributes:
-        settings: the deployment's settings.
+        deployment: whose tables they are.
         source: the source to load.
         publisher: knows what is published, and provides the Spark session.
         cache: caches a frame's rows once they are computed.
@@ -71,7 +71,7 @@ class RawLoader:
         close: whether to stop expecting missing folders, from the run's tag.
     """
 
-    settings: Settings
+    deployment: Deployment
     source: Source
     publisher: Publisher
     cache: Cache
@@ -82,11 +82,11 @@ class RawLoader:
     @property
     def raw_ledger(self) -> Ledger:
         """The current ledger of the raw log."""
-        return read_ledger(self.settings.table(self.source.raw.name), self.source.raw)
+        return read_ledger(self.deployment.table_url(self.source.raw.name), self.source.raw)
 
     def list_folders(self, days: Iterable[date]) -> Listing:
         """List the folders of arrival days."""
-        return list_landing(self.settings.landing, self.source, days)
+        return list_landing(self.deployment.settings.landing, self.source, days)
 
     def compute(self, table: Table, request: RunRequest) -> Iterator[Candidate]:
         """Yield the days of a request, of the log or of the rejected lines, loaded from files."""
@@ -96,7 +96,7 @@ class RawLoader:
         recorded = loaded_manifests(log)
         previous = {**self._manifests_from_rows(log, window, recorded), **recorded}
         listing = self.list_folders(window.widen_by(before=1))
-        policy = self.source.policy(self.settings)
+        policy = self.source.policy(self.deployment.settings)
         targets = load_targets(
             previous, listing, window, policy, accepted=self.accepted, close=self.close
         )
@@ -130,7 +130,7 @@ class RawLoader:
             fingerprints={day: manifest.content_digest() for day, manifest in manifests.items()},
         )
         if table is raw:
-            limits = RejectedLimits.from_settings(self.settings)
+            limits = RejectedLimits.from_settings(self.deployment)
             computed = replace(
                 computed,
                 expectations=raw_expectations(
@@ -140,10 +140,10 @@ class RawLoader:
                     source,
                     rows,
                     manifests,
-                    self.settings.landing,
+                    self.deployment.settings.landing,
                     listing,
                     policy,
-                    self.settings.timezone,
+                    self.deployment.settings.timezone,
                 ),
             )
         yield Candidate(plan, computed)
@@ -162,13 +162,15 @@ class RawLoader:
     ) -> ParsedFiles:
         """Parse the files; repeat without those that changed since the listing, until none does."""
         spark, source = self.publisher.engine.spark_session, self.source
-        limits = SizeLimits.from_settings(self.settings)
-        landing_files = probe_files(spark, self.settings.landing, source, folders, listing, limits)
+        limits = SizeLimits.from_settings(self.deployment.settings)
+        landing_files = probe_files(
+            spark, self.deployment.settings.landing, source, folders, listing, limits
+        )
 
         def parse_lines(part: LandingFiles) -> tuple[DataFrame, dict[str, FileCounts]]:
             # No filter before this: Spark would push it down and parse everything again.
             landed = read_lines(spark, part, source)
-            lines = self.cache(read_versions(landed, source, self.settings.timezone))
+            lines = self.cache(read_versions(landed, source, self.deployment.settings.timezone))
             return lines, count_lines_by_file(lines, source, part.line_counts)
 
         moving: set[str] = set()
@@ -223,7 +225,7 @@ class RawLoader:
         days = [day for day in window if day in log.published_days and day not in recorded]
         files_by_day: dict[date, dict[str, load_manifest.LoadedFile]] = {day: {} for day in days}
         for table in (self.source.raw, self.source.rejected) if days else ():
-            ledger = read_ledger(self.settings.table(table.name), table)
+            ledger = read_ledger(self.deployment.table_url(table.name), table)
             published_days = [day for day in days if day in ledger.published_days]
             if published_days:
                 rows = self._published_rows(ledger, published_days)
@@ -240,7 +242,7 @@ class RawLoader:
         ]
         if not days:
             return RetainedRows()
-        table, zone = ledger.table, self.settings.timezone
+        table, zone = ledger.table, self.deployment.settings.timezone
         published = self._published_rows(ledger, days)
         rows = self.cache(rows_to_retain(published, load_targets, days, self.source, table, zone))
         counts = rows.groupBy(table.partition).agg(
@@ -254,16 +256,19 @@ class RawLoader:
         )
 
     def _published_rows(self, ledger: Ledger, days: Collection[date]) -> DataFrame:
-        url, spark = self.settings.table(ledger.table.name), self.publisher.engine.spark_session
+        url, spark = (
+            self.deployment.table_url(ledger.table.name),
+            self.publisher.engine.spark_session,
+        )
         return rows_as_of(spark, url, ledger.table, ledger.version or 0, days)
 
 
-def build_raw_assets(settings: Settings, code: Code, source: Source) -> dg.AssetsDefinition:
+def build_raw_assets(deployment: Deployment, code: Code, source: Source) -> dg.AssetsDefinition:
     """Build the assets of a source's log and rejected lines: one step, as files are read once."""
     tables = [source.raw, source.rejected]
 
     @delta_assets(
-        settings,
+        deployment,
         name=f"read_{source.name}",
         tables=tables,
         group="raw",
@@ -275,7 +280,7 @@ def build_raw_assets(settings: Settings, code: Code, source: Source) -> dg.Asset
         close = tags.get(CLOSE_TAG, "").lower() == "true"
         with cache_frames() as cache:
             loader = RawLoader(
-                settings,
+                deployment,
                 source,
                 context.resources.io_manager,
                 cache,

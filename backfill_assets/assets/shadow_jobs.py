@@ -12,13 +12,12 @@ from backfill_assets.calendar.partitions import Window, parse_calendar_days
 from backfill_assets.dagster_ext.internals import AssetGraph, BaseAssetGraph
 from backfill_assets.delta import targets
 from backfill_assets.delta.targets import ComparisonLimits, TargetError
+from backfill_assets.deployment import Deployment
 from backfill_assets.publish.types import REASON_TAG
-from backfill_assets.settings import Settings
 from backfill_assets.shadow import build, compare
 from backfill_assets.shadow.build import StageResult
 from backfill_assets.shadow.switch import SWITCH_JOB, active_switch_runs, switch_over
 from backfill_assets.tables.code_version import Code
-from backfill_assets.tables.graph import load_graph, tables_of
 
 #: Key prefix of the assets whose observations are comparisons.
 COMPARISONS = "comparisons"
@@ -69,7 +68,7 @@ class SwitchConfig(dg.Config):
 
 
 def _build_shadow_job(
-    settings: Settings, assets: Sequence[dg.AssetsDefinition]
+    deployment: Deployment, assets: Sequence[dg.AssetsDefinition]
 ) -> dg.JobDefinition:
     """Build the job `shadow_backfill`, whose single run builds all stages of a target."""
 
@@ -84,10 +83,10 @@ def _build_shadow_job(
         )
         stages = []
         try:
-            parse_calendar_days(config.days, settings)
+            parse_calendar_days(config.days, deployment.settings)
             publisher = context.resources.io_manager
-            target = build.prepare_target(publisher, settings, config.target, request)
-            for stage in build.build_stages(publisher, settings, assets, target, request):
+            target = build.prepare_target(publisher, deployment, config.target, request)
+            for stage in build.build_stages(publisher, deployment, assets, target, request):
                 context.log.info(f"stage {stage.name} [{stage.window}] has ended")
                 stages.append(stage)
         except ValueError as error:
@@ -116,20 +115,24 @@ def _stages_table(stages: list[StageResult]) -> dg.MarkdownMetadataValue:
     return dg.MetadataValue.md("\n".join(lines))
 
 
-def _build_compare_job(settings: Settings, graph: BaseAssetGraph, code: Code) -> dg.JobDefinition:
+def _build_compare_job(
+    deployment: Deployment, graph: BaseAssetGraph, code: Code
+) -> dg.JobDefinition:
     """Build the job `compare_target`, which fails if the comparison finds problems."""
 
     @dg.op(required_resource_keys={"engine"}, out=dg.Out(dg.Nothing))
     def compare_tables(context: dg.OpExecutionContext, config: CompareConfig) -> Iterator[Any]:
         try:
-            target = targets.load_target(settings, config.target)
+            target = targets.load_target(deployment, config.target)
             if config.require is not None:
                 required = config.limits or target.required or ComparisonLimits()
                 target = compare.require_comparison(
-                    settings, target, required if config.require else None
+                    deployment, target, required if config.require else None
                 )
             spark = context.resources.engine.spark_session
-            comparison = compare.compare_target(settings, spark, graph, target, code, config.limits)
+            comparison = compare.compare_target(
+                deployment, spark, graph, target, code, config.limits
+            )
         except TargetError as error:
             raise dg.Failure(str(error), allow_retries=False) from error
         metadata = _comparison_metadata(comparison)
@@ -165,7 +168,9 @@ def _comparison_metadata(comparison: compare.Comparison) -> dict[str, Any]:
     return {**numbers, **tables}
 
 
-def _build_switch_job(settings: Settings, graph: BaseAssetGraph, code: Code) -> dg.JobDefinition:
+def _build_switch_job(
+    deployment: Deployment, graph: BaseAssetGraph, code: Code
+) -> dg.JobDefinition:
     """Build the job `switch_over`, which a person launches, or the sensor to resume a lost run."""
 
     @dg.op(required_resource_keys={"io_manager"}, out=dg.Out(dg.Nothing))
@@ -174,10 +179,10 @@ def _build_switch_job(settings: Settings, graph: BaseAssetGraph, code: Code) -> 
         tags = {**run.tags, REASON_TAG: config.reason}
         try:
             if config.days:
-                parse_calendar_days(config.days, settings)
+                parse_calendar_days(config.days, deployment.settings)
             only = Window.parse(config.days) if config.days else None
             for table, results in switch_over(
-                publisher, settings, graph, code, config.target, run.run_id, tags, only
+                publisher, deployment, graph, code, config.target, run.run_id, tags, only
             ):
                 context.log.info(f"{table.name}: {len(results)} day(s) switched over")
                 for events in publisher.events(context.instance, table, results):
@@ -197,7 +202,7 @@ def _build_switch_job(settings: Settings, graph: BaseAssetGraph, code: Code) -> 
     return switch_job
 
 
-def _build_resume_sensor(settings: Settings, job: dg.JobDefinition) -> dg.SensorDefinition:
+def _build_resume_sensor(deployment: Deployment, job: dg.JobDefinition) -> dg.SensorDefinition:
     """Build the sensor that finishes switch-overs whose run was lost."""
 
     @dg.sensor(
@@ -208,7 +213,7 @@ def _build_resume_sensor(settings: Settings, job: dg.JobDefinition) -> dg.Sensor
         "some tables of a target and others not.",
     )
     def switch_overs(context: dg.SensorEvaluationContext) -> Iterator[dg.RunRequest]:
-        for target in targets.interrupted_switches(settings):
+        for target in targets.interrupted_switches(deployment):
             tags = {TARGET_TAG: target.switch_id}
             if active_switch_runs(context.instance):
                 continue
@@ -222,40 +227,40 @@ def _build_resume_sensor(settings: Settings, job: dg.JobDefinition) -> dg.Sensor
     return switch_overs
 
 
-def comparison_assets(settings: Settings) -> list[dg.AssetsDefinition]:
+def comparison_assets(deployment: Deployment) -> list[dg.AssetsDefinition]:
     """Return an asset for each table, whose observations compare targets with production.
 
     Dagster plots numbers only of assets that are defined. Nobody materializes these. Empty if there
     is no target when the definitions are loaded, or the targets cannot be read.
     """
     try:
-        if not targets.any_targets(settings):
+        if not targets.any_targets(deployment):
             return []
     except (OSError, ValueError):
         return []
-    landed = load_graph(settings).landed_tables
+    landed = deployment.graph.landed_tables
     specs = [
         dg.AssetSpec(
             [COMPARISONS, name],
             group_name=COMPARISONS,
-            owners=settings.asset_owners,
+            owners=deployment.settings.asset_owners,
             description=f"Each comparison of {name}, as a target has it, with production.",
         )
-        for name in tables_of(settings)
+        for name in deployment.tables
         if name not in landed
     ]
     return [dg.AssetsDefinition(specs=specs)]
 
 
 def build_shadow_jobs(
-    settings: Settings, assets: Sequence[dg.AssetsDefinition], code: Code
+    deployment: Deployment, assets: Sequence[dg.AssetsDefinition], code: Code
 ) -> tuple[list[dg.JobDefinition], dg.SensorDefinition]:
     """Build the jobs of targets, and the sensor that finishes switch-overs."""
     graph = AssetGraph.from_assets(list(assets))
-    switch_job = _build_switch_job(settings, graph, code)
+    switch_job = _build_switch_job(deployment, graph, code)
     jobs = [
-        _build_shadow_job(settings, assets),
-        _build_compare_job(settings, graph, code),
+        _build_shadow_job(deployment, assets),
+        _build_compare_job(deployment, graph, code),
         switch_job,
     ]
-    return jobs, _build_resume_sensor(settings, switch_job)
+    return jobs, _build_resume_sensor(deployment, switch_job)

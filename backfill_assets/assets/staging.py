@@ -13,8 +13,8 @@ from backfill_assets.assets.table_asset import AssetInputs, table_asset
 from backfill_assets.audit.verdicts import Expectation, Severity
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.delta.records import CommitDetails
+from backfill_assets.deployment import Deployment
 from backfill_assets.publish.types import CommitNotes, ComputedDays
-from backfill_assets.settings import Settings
 from backfill_assets.spark.frames import Cache
 from backfill_assets.staleness.finality import window_closed_at
 from backfill_assets.tables.code_version import Code
@@ -120,10 +120,13 @@ def _late_message(source: Source, count: int, amount: Decimal, keep: bool) -> st
 
 
 def build_staging_assets(
-    settings: Settings, code: Code, source: Source
+    deployment: Deployment, code: Code, source: Source
 ) -> list[dg.AssetsDefinition]:
     """Build the staging assets of a source; its late-data window is their partition mapping."""
-    return [_build_staged_asset(settings, code, source), _build_late_asset(settings, code, source)]
+    return [
+        _build_staged_asset(deployment, code, source),
+        _build_late_asset(deployment, code, source),
+    ]
 
 
 def _staging_lineage(source: Source, *columns: str) -> Lineage:
@@ -135,19 +138,19 @@ def _staging_lineage(source: Source, *columns: str) -> Lineage:
     }
 
 
-def _build_staged_asset(settings: Settings, code: Code, source: Source) -> dg.AssetsDefinition:
+def _build_staged_asset(deployment: Deployment, code: Code, source: Source) -> dg.AssetsDefinition:
     """The staging table: each key once, on its event day, in the greatest version in time.
 
     Its commit marks the days whose late-data window has closed as final.
     """
-    policy = source.policy(settings)
+    policy = source.policy(deployment.settings)
     window_days = policy.window_days
 
     def compute_days(inputs: AssetInputs, cache: Cache, days: Window) -> ComputedDays:
         """Compute each key's greatest version in time, from the log days of the window."""
         raw = inputs.tables[source.raw.name]
         log_days = policy.reach.input_days(days)
-        raw_rows = with_event_day(raw.read_days(log_days), source, settings.timezone)
+        raw_rows = with_event_day(raw.read_days(log_days), source, deployment.settings.timezone)
         ranked_rows = cache(rank_in_window(raw_rows, source, days, window_days))
 
         closed_days = {*window_closed_at(raw.ledger, policy)}
@@ -157,7 +160,7 @@ def _build_staged_asset(settings: Settings, code: Code, source: Source) -> dg.As
 
     name = f"stage_{source.name}"
     return table_asset(
-        settings,
+        deployment,
         code,
         source.staged,
         compute_days,
@@ -167,15 +170,15 @@ def _build_staged_asset(settings: Settings, code: Code, source: Source) -> dg.As
     )
 
 
-def _build_late_asset(settings: Settings, code: Code, source: Source) -> dg.AssetsDefinition:
+def _build_late_asset(deployment: Deployment, code: Code, source: Source) -> dg.AssetsDefinition:
     """Build the asset of late lines; if the policy drops them, its audit only counts them."""
-    policy = source.policy(settings)
+    policy = source.policy(deployment.settings)
     window_days = policy.window_days
 
     def compute_days(inputs: AssetInputs, cache: Cache, days: Window) -> ComputedDays:
         """Compute the late lines of these log days; the frame is empty if the policy drops them."""
         raw = with_event_day(
-            inputs.tables[source.raw.name].read_days(days), source, settings.timezone
+            inputs.tables[source.raw.name].read_days(days), source, deployment.settings.timezone
         )
         rows = cache(late_lines(raw, source, window_days, keep=policy.corrects))
         expected = late_expectations(
@@ -184,7 +187,7 @@ def _build_late_asset(settings: Settings, code: Code, source: Source) -> dg.Asse
         return ComputedDays(rows, expected, notes=_late_commit_notes(expected))
 
     return table_asset(
-        settings,
+        deployment,
         code,
         source.late,
         compute_days,

@@ -21,6 +21,7 @@ from backfill_assets.dagster_ext.internals import (
 from backfill_assets.delta.data_files import TableSnapshot
 from backfill_assets.delta.delta_rs import load_log
 from backfill_assets.delta.ledger_reader import UnpartitionedState, read_unpartitioned_inputs
+from backfill_assets.deployment import Deployment
 from backfill_assets.publish.compute import (
     days_to_compute_alone,
     explain_spark_errors,
@@ -29,7 +30,7 @@ from backfill_assets.publish.compute import (
 from backfill_assets.publish.publisher import Input, Publisher
 from backfill_assets.publish.stateful import DAYS_PER_COMMIT
 from backfill_assets.publish.types import Candidate, ComputedDays, ComputePlan, RunRequest
-from backfill_assets.settings import PREFIX, Settings
+from backfill_assets.settings import PREFIX
 from backfill_assets.spark.frames import Cache, cache_frames
 from backfill_assets.staleness.input_digest import StateDigester, input_digests
 from backfill_assets.tables.code_version import Code
@@ -79,7 +80,7 @@ def _range_of_command() -> str:
 
 
 def delta_assets(
-    settings: Settings,
+    deployment: Deployment,
     *,
     name: str,
     tables: Sequence[Table],
@@ -93,19 +94,19 @@ def delta_assets(
     The tables have one grain. `lineage` has, by column, the (asset, column) pairs that it is built
     from. `pool` is None if such steps may run in parallel.
     """
-    partitions_def = tables[0].grain.partitions_def(settings)
+    partitions_def = tables[0].grain.partitions_def(deployment.settings)
     return dg.multi_asset(
         name=name,
-        outs={table.name: _asset_out(settings, table, group, lineage, code) for table in tables},
+        outs={table.name: _asset_out(deployment, table, group, lineage, code) for table in tables},
         ins={
             name: asset_in
             for table in tables
-            for name, asset_in in _asset_ins(settings, table).items()
+            for name, asset_in in _asset_ins(deployment, table).items()
         },
         deps=[reference.name for table in tables for reference in table.unpartitioned_inputs],
         check_specs=check_specs(tables, partitions_def),
         partitions_def=partitions_def,
-        backfill_policy=backfill_policy(settings.partitions_per_run),
+        backfill_policy=backfill_policy(deployment.settings.partitions_per_run),
         # Only if there are several tables: a check cannot run alone, as it is the audit.
         can_subset=len(tables) > 1,
         pool=pool,
@@ -113,18 +114,18 @@ def delta_assets(
     )
 
 
-def _asset_ins(settings: Settings, table: Table) -> dict[str, dg.AssetIn]:
+def _asset_ins(deployment: Deployment, table: Table) -> dict[str, dg.AssetIn]:
     """Return the inputs of a table's asset, with the partition mappings of their reaches."""
     return {
         dependency.source.name: dg.AssetIn(
             partition_mapping=(dependency.launched or dependency.reach).partition_mapping
         )
-        for dependency in table.inputs(Policy.from_settings(settings))
+        for dependency in table.inputs(deployment.policy)
     }
 
 
 def _asset_out(
-    settings: Settings,
+    deployment: Deployment,
     table: Table,
     group: str,
     lineage: Lineage | None,
@@ -134,7 +135,7 @@ def _asset_out(
     metadata: dict[str, Any] = {
         "dagster/column_schema": table.column_schema,
         "dagster/table_name": table.name,
-        "dagster/uri": settings.table(table.name),
+        "dagster/uri": deployment.table_url(table.name),
         "partition_expr": table.partition,
     }
     if lineage:
@@ -149,7 +150,7 @@ def _asset_out(
         description=table.model.__doc__,
         metadata=metadata,
         group_name=group,
-        owners=settings.asset_owners,
+        owners=deployment.settings.asset_owners,
         kinds={"pyspark", "deltalake"},
         code_version=code.table_version(table.name) if code else None,
     )
@@ -251,7 +252,7 @@ ComputeDays = Callable[[AssetInputs, Cache, Window], ComputedDays]
 
 
 def table_asset(
-    settings: Settings,
+    deployment: Deployment,
     code: Code,
     table: Table,
     compute_days: ComputeDays,
@@ -268,7 +269,7 @@ def table_asset(
     """
 
     @delta_assets(
-        settings,
+        deployment,
         name=name or f"make_{table.name}",
         tables=[table],
         group=group,
@@ -277,11 +278,11 @@ def table_asset(
         pool=next((lookup.pool or lookup.name for lookup in lookups), None),
     )
     def asset(context: dg.AssetExecutionContext, **inputs: Input) -> Iterator:
-        service_caller = ServiceCaller.from_context(context, settings.warehouse)
+        service_caller = ServiceCaller.from_context(context, deployment.settings.warehouse)
         service_caller.create_answer_tables(lookups)
-        for observation in reference_observations(table, settings.warehouse):
+        for observation in reference_observations(table, deployment.settings.warehouse):
             context.log_event(observation)
-        step = _TableStep(settings, table, compute_days, context.resources.io_manager, inputs)
+        step = _TableStep(deployment, table, compute_days, context.resources.io_manager, inputs)
         yield from yield_outputs(context, [(table, partial(step.compute, service_caller))])
 
     return asset
@@ -292,14 +293,14 @@ class _TableStep:
     """One step of a table: it plans days from the current inputs, and computes them.
 
     Attributes:
-        settings: of the deployment.
+        deployment: whose tables they are.
         table: the table.
         compute_days: computes days from the inputs.
         publisher: knows what is published.
         inputs: the partitioned inputs, by name.
     """
 
-    settings: Settings
+    deployment: Deployment
     table: Table
     compute_days: ComputeDays
     publisher: Publisher
@@ -320,7 +321,7 @@ class _TableStep:
             with cache_frames() as cache:  # until the days are published
                 with explain_spark_errors(self.table, plan.days):
                     computed = self.compute_days(inputs, cache, plan.days)
-                    if self.settings.check_independence and self.table.kind == "derived":
+                    if self.deployment.settings.check_independence and self.table.kind == "derived":
                         self._refuse_dependent_days(plan, computed, inputs)
                 yield Candidate(plan, _record_references(computed, inputs.references, plan.days))
 
@@ -328,7 +329,7 @@ class _TableStep:
         self, request: RunRequest, service_caller: ServiceCaller
     ) -> tuple[ComputePlan, AssetInputs]:
         """Plan the days of a request, and return the inputs that it was planned with."""
-        table, settings = self.table, self.settings
+        table, settings = self.table, self.deployment.settings
         ledger = self.publisher.ledger(table)
         dependencies, graph = table.inputs(Policy.from_settings(settings)), load_graph(settings)
         tables = {

@@ -20,8 +20,8 @@ from backfill_assets.delta.commits import PublishError, Writer
 from backfill_assets.delta.ledger_reader import read_ledger, read_ledgers
 from backfill_assets.delta.ledgers import Ledger, Ledgers
 from backfill_assets.delta.migrate import build_acceptance_record
+from backfill_assets.deployment import Deployment
 from backfill_assets.publish.types import CODE_TAG, format_code_pin
-from backfill_assets.settings import Settings
 from backfill_assets.tables.code_version import Code
 
 _ATTEMPTS = 10
@@ -64,7 +64,7 @@ def days_by_other_code(ledger: Ledger, code: Code, window: Window | None = None)
 
 
 def accept_code(
-    settings: Settings,
+    deployment: Deployment,
     defs: dg.Definitions,
     code: Code,
     table: str,
@@ -80,21 +80,23 @@ def accept_code(
         AcceptanceRefusedError: a sampled day has other rows now, no day can be recomputed from its
             published inputs, or other runs keep committing first.
     """
-    ledger = read_ledgers(settings)[table]
+    ledger = read_ledgers(deployment)[table]
     days = days_by_other_code(ledger, code, window)
-    verified = _verify_sample(settings, defs, ledger, days, sample_days)
+    verified = _verify_sample(deployment, defs, ledger, days, sample_days)
     for _ in range(_ATTEMPTS):
         if not days:
             return AcceptedCode(table, ())
         record = build_acceptance_record(ledger, days, code, reason)
         try:
-            version = Writer.from_settings(settings, ledger.table).commit({}, [], record, ledger)
+            version = Writer.from_settings(deployment.settings, ledger.table).commit(
+                {}, [], record, ledger
+            )
         except PublishError as error:
             raise AcceptanceRefusedError(f"{error} The code was not accepted.") from error
         if version is not None:
             versions = frozenset(ledger.latest[day].code_version for day in days)
             return AcceptedCode(table, days, verified, versions, version, record["run_id"])
-        current = read_ledger(settings.table(table), ledger.table)
+        current = read_ledger(deployment.table_url(table), ledger.table)
         # Days that another run has published meanwhile are not part of this acceptance.
         unchanged = [day for day in days if current.latest.get(day) == ledger.latest[day]]
         days = [day for day in days_by_other_code(current, code, window) if day in {*unchanged}]
@@ -106,7 +108,7 @@ def accept_code(
 
 
 def _verify_sample(
-    settings: Settings,
+    deployment: Deployment,
     defs: dg.Definitions,
     ledger: Ledger,
     days: Sequence[date],
@@ -121,7 +123,7 @@ def _verify_sample(
     results = [
         result
         for window in to_windows(sample)
-        for result in verify_days(settings, defs, window, [table])
+        for result in verify_days(deployment, defs, window, [table])
         # With changed inputs or settings, a day says nothing about the code.
         if result.day in sample and result.same_inputs
     ]

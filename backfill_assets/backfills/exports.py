@@ -22,8 +22,7 @@ from backfill_assets.delta.data_files import rows_as_of
 from backfill_assets.delta.ledger_reader import read_ledger
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.records import CommitRecord
-from backfill_assets.settings import Settings
-from backfill_assets.tables.graph import tables_of
+from backfill_assets.deployment import Deployment
 from backfill_assets.tables.table import Table
 
 MANIFEST = "manifest.json"
@@ -103,7 +102,11 @@ class ExportManifest(msgspec.Struct, frozen=True):
 
 
 def export_days(
-    settings: Settings, spark: SparkSession, name: str, days: partitions.Window, destination: Path
+    deployment: Deployment,
+    spark: SparkSession,
+    name: str,
+    days: partitions.Window,
+    destination: Path,
 ) -> tuple[ExportManifest, bool]:
     """Write days of a table, as of its current version, into a new folder.
 
@@ -117,8 +120,8 @@ def export_days(
         ExportError: a day is not published or its rows are not those of its commit, or the folder
             holds something else.
     """
-    table = tables_of(settings)[name]
-    ledger = read_ledger(settings.table(name), table)
+    table = deployment.tables[name]
+    ledger = read_ledger(deployment.table_url(name), table)
     _refuse_unpublished(ledger, days)
     destination.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(
@@ -129,7 +132,7 @@ def export_days(
         files = [
             file
             for day in days
-            if (file := _write_day(settings, spark, ledger, day, folder)) is not None
+            if (file := _write_day(deployment, spark, ledger, day, folder)) is not None
         ]
         manifest = _build_manifest(ledger, days, files)
         (folder / MANIFEST).write_bytes(encode_manifest(manifest))
@@ -161,7 +164,7 @@ def _refuse_unpublished(ledger: Ledger, days: partitions.Window) -> None:
 
 
 def _write_day(
-    settings: Settings, spark: SparkSession, ledger: Ledger, day: date, folder: Path
+    deployment: Deployment, spark: SparkSession, ledger: Ledger, day: date, folder: Path
 ) -> ExportedFile | None:
     """Write the file of a day; None if the day has no rows.
 
@@ -171,7 +174,7 @@ def _write_day(
     table, version = ledger.table, ledger.version
     assert version is not None
     published = ledger.latest[day].days[day]
-    frame = rows_as_of(spark, settings.table(table.name), table, version, [day])
+    frame = rows_as_of(spark, deployment.table_url(table.name), table, version, [day])
     rows = strip_metadata(frame.toArrow())
     measured = measure_days(create_frame(spark, table, rows), table).get(day, empty_day(table))
     if rows_differ(measured.digest, published.digest):
@@ -294,14 +297,14 @@ def read_manifest(folder: Path) -> ExportManifest:
 
 
 def find_export_problems(
-    settings: Settings, spark: SparkSession, folder: Path, manifest: ExportManifest
+    deployment: Deployment, spark: SparkSession, folder: Path, manifest: ExportManifest
 ) -> Iterator[str]:
     """Differences between an export, its manifest and the table's log, one sentence each.
 
     Raises:
         ExportError: the deployment has no such table.
     """
-    table = _exported_table(settings, manifest)
+    table = _exported_table(deployment, manifest)
     present_files = {path.name for path in folder.iterdir()} - {MANIFEST}
     if unknown_files := sorted(present_files - {file.path for file in manifest.files}):
         yield f"the manifest does not know {', '.join(unknown_files)}"
@@ -322,9 +325,10 @@ def find_export_problems(
             f"{d} {day_numbers.digest}" for d, day_numbers in measured.items() if d != file.day
         )
         digests[file.day] = digests[file.day] or measured[file.day].digest
-    ledger = read_ledger(settings.table(table.name), table)
+    url = deployment.table_url(table.name)
+    ledger = read_ledger(url, table)
     if ledger.version is None or ledger.version < manifest.version:
-        yield f"{table.name} has no version {manifest.version} at {settings.table(table.name)}"
+        yield f"{table.name} has no version {manifest.version} at {url}"
         return
     exported = ledger.as_of(manifest.version)
     for day, digest in manifest.digests.items():
@@ -337,15 +341,15 @@ def find_export_problems(
             yield f"{day}: the log says {recorded} of version {manifest.version}, not {digest}"
 
 
-def _exported_table(settings: Settings, manifest: ExportManifest) -> Table:
+def _exported_table(deployment: Deployment, manifest: ExportManifest) -> Table:
     try:
-        return tables_of(settings)[manifest.table]
+        return deployment.tables[manifest.table]
     except KeyError:
         raise ExportError(f"this deployment has no table {manifest.table}") from None
 
 
 def find_rebuild_problems(
-    settings: Settings, defs: dg.Definitions, manifest: ExportManifest
+    deployment: Deployment, defs: dg.Definitions, manifest: ExportManifest
 ) -> Iterator[str]:
     """Differences when the days are recomputed from the same input versions with the current code.
 
@@ -354,11 +358,11 @@ def find_rebuild_problems(
     Raises:
         ExportError: the deployment has no such table.
     """
-    table = _exported_table(settings, manifest)
+    table = _exported_table(deployment, manifest)
     for origin in manifest.made_by:
         as_of = {**origin.inputs, table.name: manifest.version}
         for window in partitions.to_windows(partitions.from_ranges(origin.days)):
-            for result in verify_days(settings, defs, window, [table.name], as_of=as_of):
+            for result in verify_days(deployment, defs, window, [table.name], as_of=as_of):
                 digest = result.now.digest if result.now else "nothing"
                 if digest != manifest.digests[result.day]:
                     expected = manifest.digests[result.day]

@@ -14,15 +14,15 @@ from backfill_assets.backfills.backfill_plan import BackfillRequest, DayOutcome
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import DAY
 from backfill_assets.delta.ledgers import Ledger, Ledgers, graph_of_ledgers
+from backfill_assets.deployment import Deployment
 from backfill_assets.landing.listing import ListedFile, list_landing
 from backfill_assets.landing.load_manifest import LoadTarget, describe_change
-from backfill_assets.settings import Settings
 from backfill_assets.staleness.assess import new_input_reason, recompute_reason
 from backfill_assets.staleness.input_digest import HypotheticalLedger, input_digests
 from backfill_assets.staleness.unloaded import load_targets, loaded_manifests
 from backfill_assets.tables.code_version import Code
 from backfill_assets.tables.derived import carries_state
-from backfill_assets.tables.graph import Graph, config_digests
+from backfill_assets.tables.graph import Graph
 from backfill_assets.tables.sources import Source
 
 #: Outcomes in which a day is or may be computed.
@@ -37,7 +37,7 @@ class DayForecast(NamedTuple):
 
 
 def forecast_days(
-    settings: Settings,
+    deployment: Deployment,
     request: BackfillRequest,
     days: Mapping[str, Sequence[date]],
     ledgers: Ledgers,
@@ -48,7 +48,7 @@ def forecast_days(
 
     `days` must be by table, inputs first; `load_plans` are by raw log.
     """
-    policy, digests = Policy.from_settings(settings), config_digests(settings)
+    policy, digests = deployment.policy, deployment.config_digests
     hypothetical_ledgers: dict[str, Ledger] = dict(ledgers)
     other_settings_days = {
         name: ledgers[name].under_other_settings(digests[name]) for name in ledgers

@@ -35,12 +35,12 @@ from backfill_assets.calendar.late_data import Policy
 from backfill_assets.dagster_ext.internals import BaseAssetGraph, PartitionsSubset
 from backfill_assets.delta.ledger_reader import read_ledger, read_ledgers
 from backfill_assets.delta.ledgers import Ledger, Ledgers, graph_of_ledgers
+from backfill_assets.deployment import Deployment
 from backfill_assets.landing.listing import CONTROL_FILE, LandingError, ListedFile, list_landing
 from backfill_assets.landing.samples import Values, sample_values
-from backfill_assets.settings import Settings
 from backfill_assets.staleness.finality import final_days
 from backfill_assets.tables.code_version import Code
-from backfill_assets.tables.graph import Graph, buildable_tables, load_graph, tables_of
+from backfill_assets.tables.graph import Graph, buildable_tables
 from backfill_assets.tables.model_metadata import skew_bounds
 from backfill_assets.tables.sources import Source
 
@@ -83,7 +83,7 @@ def days_by_table(
     }
 
 
-def refuse_invalid_request(settings: Settings, request: backfill_plan.BackfillRequest) -> None:
+def refuse_invalid_request(deployment: Deployment, request: backfill_plan.BackfillRequest) -> None:
     """Raise if a request cannot be planned, or a part of it would have no effect.
 
     Raises:
@@ -91,14 +91,14 @@ def refuse_invalid_request(settings: Settings, request: backfill_plan.BackfillRe
             is left after the pilot, or files are accepted for tables that are not loaded from
             files.
     """
-    partitions.parse_calendar_days(request.days, settings)
-    tables = buildable_tables(settings, request.tables, _current_date(settings))
+    partitions.parse_calendar_days(request.days, deployment.settings)
+    tables = buildable_tables(deployment.settings, request.tables, _current_date(deployment))
     if 0 < len(request.window) <= request.pilot_days:
         raise ValueError(
             f"a pilot of {request.pilot_days} day(s) leaves nothing of the "
             f"{len(request.window)} day(s) {request.window}: give fewer pilot days, or none"
         )
-    landed_tables = load_graph(settings).landed_tables
+    landed_tables = deployment.graph.landed_tables
     if request.accept and not {*landed_tables} & {*tables}:
         raise ValueError(
             f"{', '.join(request.accept)} is accepted for nothing: only {', '.join(landed_tables)} "
@@ -106,25 +106,25 @@ def refuse_invalid_request(settings: Settings, request: backfill_plan.BackfillRe
         )
 
 
-def _current_date(settings: Settings) -> date:
-    return datetime.now(settings.zone).date()
+def _current_date(deployment: Deployment) -> date:
+    return datetime.now(deployment.settings.zone).date()
 
 
 def _requested_tables(
-    settings: Settings, request: backfill_plan.BackfillRequest
+    deployment: Deployment, request: backfill_plan.BackfillRequest
 ) -> tuple[str, ...]:
     """The requested tables, inputs first; a table may be retired since it was planned."""
-    partitions.parse_calendar_days(request.days, settings)
+    partitions.parse_calendar_days(request.days, deployment.settings)
     if not request.tables:
-        return buildable_tables(settings, (), _current_date(settings))
-    tables = tables_of(settings)
+        return buildable_tables(deployment.settings, (), _current_date(deployment))
+    tables = deployment.tables
     if unknown := set(request.tables) - tables.keys():
         raise ValueError(f"no such table: {', '.join(sorted(unknown))}; there are {[*tables]}")
     return tuple(name for name in tables if name in request.tables)
 
 
 def make_plan(
-    settings: Settings,
+    deployment: Deployment,
     graph: BaseAssetGraph,
     instance: dg.DagsterInstance,
     request: backfill_plan.BackfillRequest,
@@ -136,22 +136,22 @@ def make_plan(
     Raises:
         ValueError: a day is not on the calendar, or there is no such table.
     """
-    tables = _requested_tables(settings, request)
+    tables = _requested_tables(deployment, request)
     request = request.model_copy(update={"tables": tables})
     window = request.window
     days = days_by_table(graph, tables, window)
     downstream_of_last_day = days_by_table(
         graph, tables, partitions.Window(window.end - partitions.DAY, window.end)
     )
-    ledgers = read_ledgers(settings)
+    ledgers = read_ledgers(deployment)
     run_history = past_runs(instance)
     return plan_backfill(
-        settings, request, days, ledgers, code, id_, run_history, downstream_of_last_day
+        deployment, request, days, ledgers, code, id_, run_history, downstream_of_last_day
     )
 
 
 def plan_backfill(
-    settings: Settings,
+    deployment: Deployment,
     request: backfill_plan.BackfillRequest,
     days: Mapping[str, Sequence[date]],
     ledgers: Ledgers,
@@ -163,7 +163,7 @@ def plan_backfill(
     """Make the plan from given days, ledgers and past runs.
 
     Args:
-        settings: the deployment's settings.
+        deployment: whose tables they are.
         request: the request.
         days: by table, inputs first, from `days_by_table`.
         ledgers: ledgers of all tables.
@@ -172,10 +172,10 @@ def plan_backfill(
         run_history: days and seconds of past runs.
         downstream_of_last_day: by table, the days downstream of the last requested day.
     """
-    policy = Policy.from_settings(settings)
+    policy = deployment.policy
     tables = graph_of_ledgers(ledgers, policy)
-    load_plans = _load_plans(settings, request, days, ledgers, tables)
-    forecasts = forecast_days(settings, request, days, ledgers, code, load_plans)
+    load_plans = _load_plans(deployment, request, days, ledgers, tables)
+    forecasts = forecast_days(deployment, request, days, ledgers, code, load_plans)
     final = final_days(ledgers, policy, {day for table_days in days.values() for day in table_days})
     work = {
         name: [day for day, forecast in by_day.items() if forecast.outcome in COMPUTE_OUTCOMES]
@@ -185,7 +185,7 @@ def plan_backfill(
     estimate = estimate_work(
         request.window, forecasts, load_plans, ledgers, tables, downstream_of_last_day or {}
     )
-    stages, run_count = _cut_stages(request, estimate, settings.partitions_per_run)
+    stages, run_count = _cut_stages(request, estimate, deployment.settings.partitions_per_run)
     # Tables by event day are built in separate runs, after the log.
     waves = 2 if {*days} & {*tables.sources} and len(days) > 1 else 1
     runs, has_work = run_count * waves, any(work.values())
@@ -196,7 +196,7 @@ def plan_backfill(
         code_version=code.version,
         code_versions={name: code.table_version(name) for name in days},
         code=str(code),
-        config_digest=settings.digest,
+        config_digest=deployment.settings.digest,
         versions={name: last_change(ledgers[name]) for name in ledgers if name in used_tables},
         landing=digest_load_plans(load_plans) if load_plans else "",
         held=_sorted_names(
@@ -225,16 +225,16 @@ def plan_backfill(
 
 
 def _load_plans(
-    settings: Settings,
+    deployment: Deployment,
     request: backfill_plan.BackfillRequest,
     days: Mapping[str, Sequence[date]],
     ledgers: Ledgers,
     tables: Graph,
 ) -> dict[str, LoadPlan]:
     """The load plan of each raw log of which days, or rejected lines of days, are requested."""
-    policy, accept = Policy.from_settings(settings), request.accept
+    policy, accept = deployment.policy, request.accept
     return {
-        log: plan_load(settings.landing, source, ledgers[log], load_days, policy, accept)
+        log: plan_load(deployment.settings.landing, source, ledgers[log], load_days, policy, accept)
         for log, source in tables.sources.items()
         if (load_days := {*days.get(log, ()), *days.get(source.rejected.name, ())})
     }
@@ -326,7 +326,7 @@ MAX_SAMPLED_FILES = 32
 
 
 def add_sampled_skews(
-    settings: Settings, plan: backfill_plan.BackfillPlan
+    deployment: Deployment, plan: backfill_plan.BackfillPlan
 ) -> backfill_plan.BackfillPlan:
     """Add to a plan the skew of days that are loaded for the first time, from sampled files.
 
@@ -334,14 +334,14 @@ def add_sampled_skews(
     listed in the plan.
     """
     skews, unsampled = list(plan.skews), list[str]()
-    for log, source in load_graph(settings).sources.items():
+    for log, source in deployment.graph.sources.items():
         forecast = plan.tables.get(log)
         if forecast is None or not skew_bounds(source.staged):
             continue
-        ledger = read_ledger(f"{settings.warehouse}/{log}", source.raw)
+        ledger = read_ledger(f"{deployment.settings.warehouse}/{log}", source.raw)
         days = [day for day in partitions.from_ranges(forecast.computed) if _is_new(ledger, day)]
         lines: dict[date, list[Values]] = {}
-        for day, values_or_error in _sample_files(settings.landing, source, days):
+        for day, values_or_error in _sample_files(deployment.settings.landing, source, days):
             if isinstance(values_or_error, str):
                 unsampled.append(values_or_error)
             else:

@@ -22,7 +22,7 @@ from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import days_of_run, format_ranges, from_ranges
 from backfill_assets.delta.ledger_reader import read_ledgers
 from backfill_assets.delta.ledgers import Ledger, Ledgers
-from backfill_assets.settings import Settings
+from backfill_assets.deployment import Deployment
 from backfill_assets.staleness.input_digest import days_depending_on
 from backfill_assets.tables.code_version import Code
 
@@ -330,7 +330,7 @@ class ReconcileResult:
 
 
 def reconcile_tables(
-    settings: Settings,
+    deployment: Deployment,
     spark: SparkSession,
     name: str,
     plan: BackfillPlan | None = None,
@@ -341,7 +341,7 @@ def reconcile_tables(
     """Compare the rows that a backfill replaced with the rows that it published.
 
     Args:
-        settings: the deployment's settings.
+        deployment: whose tables they are.
         spark: reads the tables.
         name: backfill or run, as in `changes.is_commit_of`.
         plan: the plan that it was launched with; None if not planned.
@@ -349,11 +349,11 @@ def reconcile_tables(
         requested: the request in Dagster, if it was not planned.
         plan_error: as in `ReconcileResult`.
     """
-    ledgers = read_ledgers(settings)
+    ledgers = read_ledgers(deployment)
     reports = [
         diff_table(
             spark,
-            settings.table(table),
+            deployment.table_url(table),
             ledgers[table].table,
             {
                 day: (
@@ -369,13 +369,11 @@ def reconcile_tables(
     provenance = code_provenance(ledgers, name)
     problems = [*cross_table_mismatches(reports, ledgers), *provenance.problems]
     if current_plan:
-        problems += find_unfinished_days(
-            current_plan, ledgers, name, Policy.from_settings(settings)
-        )
+        problems += find_unfinished_days(current_plan, ledgers, name, deployment.policy)
     if requested:
         problems += requested.not_published
     if not provenance.days_by_code and not current_plan and not (requested and requested.days):
-        problems.append(f"no commit of {name} is in any table at {settings.warehouse}")
+        problems.append(f"no commit of {name} is in any table at {deployment.settings.warehouse}")
     plan_results = list(compare_with_plan(plan, ledgers)) if plan else []
     return ReconcileResult(name, reports, provenance, plan_results, problems, plan_error)
 

@@ -27,7 +27,6 @@ from backfill_assets.backfills.changes import (
 )
 from backfill_assets.backfills.downstream import UndoScope, undo_scopes
 from backfill_assets.calendar import partitions
-from backfill_assets.calendar.late_data import Policy
 from backfill_assets.delta.data_files import (
     DataFiles,
     TableSnapshot,
@@ -40,6 +39,7 @@ from backfill_assets.delta.ledger_reader import read_ledgers
 from backfill_assets.delta.ledgers import Ledger, Ledgers
 from backfill_assets.delta.records import CommitDetails, CommitRecord, Provenance, PublishedDay
 from backfill_assets.delta.table_schema import read_schema_version
+from backfill_assets.deployment import Deployment
 from backfill_assets.landing.load_manifest import LoadManifest, after_undo
 from backfill_assets.publish.compute import AuditedDays, explain_spark_errors
 from backfill_assets.publish.io_manager import DeltaIOManager
@@ -51,12 +51,10 @@ from backfill_assets.publish.types import (
     DayResult,
     RunRequest,
 )
-from backfill_assets.settings import Settings
 from backfill_assets.spark.filesystems import open_store
 from backfill_assets.staleness.impact import impact_of
 from backfill_assets.staleness.input_digest import input_digests
 from backfill_assets.staleness.unloaded import loaded_manifests
-from backfill_assets.tables.graph import tables_of
 from backfill_assets.tables.sources import Role, SourceTable
 from backfill_assets.tables.table import Table
 
@@ -71,7 +69,7 @@ class NothingToUndoError(UndoRefusedError):
 
 def undo_backfill(
     publisher: DeltaIOManager,
-    settings: Settings,
+    deployment: Deployment,
     name: str,
     run_id: str,
     tags: Mapping[str, str],
@@ -83,7 +81,7 @@ def undo_backfill(
 
     Args:
         publisher: reads and publishes.
-        settings: the deployment's settings.
+        deployment: whose tables they are.
         name: backfill or run, as in `changes.is_commit_of`.
         run_id: the run that undoes.
         tags: tags of that run.
@@ -94,14 +92,16 @@ def undo_backfill(
             on input by others, its old files are deleted, or its old rows would fail the audit.
             Raised before anything is written, unless another run commits meanwhile.
     """
-    request = _UndoRequest(settings, name, days)
+    request = _UndoRequest(deployment, name, days)
     scopes = request.current_scopes()
     if problems := request.find_problems(scopes):
         raise UndoRefusedError(
             f"{name} was not undone, and nothing was written: " + "; ".join(problems)
         )
     if message := _explain_nothing_to_undo(name, scopes):
-        raise NothingToUndoError(f"{message} at {settings.warehouse}; nothing was written.")
+        raise NothingToUndoError(
+            f"{message} at {deployment.settings.warehouse}; nothing was written."
+        )
     for table in request.tables.values():
         record = publisher.run_metadata(table, run_id, tags)
         undo = _TableUndo(publisher, request, table, record)
@@ -120,10 +120,10 @@ def undo_backfill(
 
 
 def preview_undo(
-    settings: Settings, name: str, days: Container[date] | None = None
+    deployment: Deployment, name: str, days: Container[date] | None = None
 ) -> tuple[dict[str, UndoScope], list[str]]:
     """What `undo_backfill` would revert now, by table, and why it would refuse; writes nothing."""
-    request = _UndoRequest(settings, name, days)
+    request = _UndoRequest(deployment, name, days)
     scopes = request.current_scopes()
     problems = request.find_problems(scopes)
     if not problems and (message := _explain_nothing_to_undo(name, scopes)):
@@ -142,10 +142,10 @@ def _explain_nothing_to_undo(name: str, scopes: Mapping[str, UndoScope]) -> str:
     )
 
 
-def days_written_by_run(settings: Settings, run_id: str) -> dict[str, set[date]]:
+def days_written_by_run(deployment: Deployment, run_id: str) -> dict[str, set[date]]:
     """Days that the commits of a run wrote or revoked, by table; only tables with such days."""
     days_by_table = {}
-    for name, ledger in read_ledgers(settings).items():
+    for name, ledger in read_ledgers(deployment).items():
         commits = [record for record in ledger.records if record.run_id == run_id]
         if days := {day for record in commits for day in (*record.days, *record.revoked_days)}:
             days_by_table[name] = days
@@ -167,17 +167,17 @@ def reverted_by_table(ledgers: Ledgers, name: str) -> dict[str, dict[date, Commi
 class _UndoRequest:
     """One undo request; caches its scopes until a table has a new version."""
 
-    def __init__(self, settings: Settings, name: str, days: Container[date] | None) -> None:
-        self.settings, self.name, self.days = settings, name, days
-        self.tables = tables_of(settings)
+    def __init__(self, deployment: Deployment, name: str, days: Container[date] | None) -> None:
+        self.deployment, self.name, self.days = deployment, name, days
+        self.tables = deployment.tables
         self._cached: tuple[dict[str, int | None], dict[str, UndoScope]] = ({}, {})
 
     def current_scopes(self) -> dict[str, UndoScope]:
         """What to revert now, by table."""
-        ledgers = read_ledgers(self.settings)
+        ledgers = read_ledgers(self.deployment)
         versions = {name: ledger.version for name, ledger in ledgers.items()}
         if versions != self._cached[0]:
-            scopes = undo_scopes(ledgers, self.name, Policy.from_settings(self.settings), self.days)
+            scopes = undo_scopes(ledgers, self.name, self.deployment.policy, self.days)
             self._cached = versions, scopes
         return self._cached[1]
 
@@ -189,7 +189,11 @@ class _UndoRequest:
 
     def _table_problems(self, name: str, scope: UndoScope) -> list[str]:
         """Refusals of one table: its scope, an old schema, unreadable or deleted files."""
-        table, url, problems = self.tables[name], self.settings.table(name), [*scope.problems]
+        table, url, problems = (
+            self.tables[name],
+            self.deployment.table_url(name),
+            [*scope.problems],
+        )
         for version, days in _group_by_version(scope.changes).items():
             try:
                 # Only a table of a third schema may be two steps away from an old version.
@@ -212,7 +216,7 @@ class _UndoRequest:
 
     def _schema_version_at(self, table: Table, version: int) -> int:
         return read_schema_version(
-            read_metadata(delta_log(self.settings.table(table.name), version).load())
+            read_metadata(delta_log(self.deployment.table_url(table.name), version).load())
         )
 
 
@@ -309,10 +313,6 @@ class _TableUndo:
     table: Table
     record: Mapping[str, Any]
 
-    @property
-    def _policy(self) -> Policy:
-        return Policy.from_settings(self.request.settings)
-
     def restore_days(self) -> list[DayResult] | None:
         """Audit the old rows of the table and commit them; None if another commit came first.
 
@@ -375,7 +375,10 @@ class _TableUndo:
             made_under={d: record.made_under(d) for d, record in previous.items()},
             provenance=self._old_provenances(ledger, sources, previous, fingerprints),
             files=_restorable_files(
-                publisher.url(self.table), ledger, changes, self.request.settings.undo_days
+                publisher.url(self.table),
+                ledger,
+                changes,
+                self.request.deployment.settings.undo_days,
             ),
         )
         return Candidate(plan, computed)
@@ -386,7 +389,7 @@ class _TableUndo:
         Not known for rows by another writer, and for rows loaded from the landing, which an undo
         does not change.
         """
-        if not self.table.inputs(self._policy):
+        if not self.table.inputs(self.request.deployment.policy):
             return ""
         published = self._find_old_day(ledger, day, change)
         return published.fingerprint if published else ""
@@ -405,7 +408,7 @@ class _TableUndo:
         """
         versions = {source.table.name: source.ledger.version or 0 for source in sources}
         ledgers = {source.table.name: source.ledger for source in sources}
-        inputs = self.table.inputs(self._policy)
+        inputs = self.table.inputs(self.request.deployment.policy)
         current: Mapping[date, str] = {}
         if all(dependency.source.name in ledgers for dependency in inputs):
             current = input_digests(inputs, ledgers, previous, ledger.references)
@@ -493,7 +496,9 @@ class _TableUndo:
         return {
             day: published.fingerprint
             for day, published in current.items()
-            if published and published.fingerprint and self.table.inputs(self._policy)
+            if published
+            and published.fingerprint
+            and self.table.inputs(self.request.deployment.policy)
         }
 
     def _rows_at(self, version: int, days: Collection[date]) -> DataFrame:
@@ -564,7 +569,7 @@ class _TableUndo:
             return CommitDetails(references={**ledger.references})
         if table.role is Role.LOG:
             loaded = loaded_manifests(ledger)
-            settings = self.request.settings
+            settings = self.request.deployment.settings
             policy = table.source.policy(settings)
             before = self.publisher.table_snapshot(ledger, by_day=False)
             impact = impact_of(table.source, before, rows, verdicts, policy, settings.timezone)

@@ -34,14 +34,14 @@ from backfill_assets.delta.ledger_reader import read_ledgers
 from backfill_assets.delta.ledgers import Ledger, Ledgers
 from backfill_assets.delta.read_check import ReadCheck
 from backfill_assets.delta.records import CommitRecord, PublishedDay
+from backfill_assets.deployment import Deployment
 from backfill_assets.publish.compute import DependentDaysError
 from backfill_assets.publish.io_manager import DeltaIOManager
 from backfill_assets.publish.publisher import Destination, Publisher
 from backfill_assets.publish.types import CALLS_TAG, Candidate, ComputePlan, DayResult
-from backfill_assets.settings import Settings
 from backfill_assets.spark.session import SPARK_ERRORS
 from backfill_assets.tables.code_version import Code
-from backfill_assets.tables.graph import buildable_tables, tables_of
+from backfill_assets.tables.graph import buildable_tables
 from backfill_assets.tables.table import SchemaError, Table
 
 _UNEXPLAINED = (
@@ -210,7 +210,7 @@ _Result = TypeVar("_Result")
 
 
 def verify_days(
-    settings: Settings,
+    deployment: Deployment,
     defs: dg.Definitions,
     window: Window,
     tables: Sequence[str] = (),
@@ -228,7 +228,7 @@ def verify_days(
     called.
 
     Args:
-        settings: the deployment's settings.
+        deployment: whose tables they are.
         defs: its assets and resources.
         window: the days.
         tables: names of tables; if empty, all published tables that are not retired.
@@ -243,15 +243,17 @@ def verify_days(
         LandingError: there is no landing at the configured location.
         EngineError: no Spark session is available.
     """
-    parse_calendar_days(str(window), settings)
-    ledgers = _ledgers_as_of(settings, as_of or {})
+    parse_calendar_days(str(window), deployment.settings)
+    ledgers = _ledgers_as_of(deployment, as_of or {})
     published_tables = [name for name in ledgers if ledgers[name].version is not None]
     if not tables and not published_tables:
-        raise ValueError(f"nothing has been published at {settings.warehouse}")
-    fed = buildable_tables(settings, tables, datetime.now(settings.zone).date())
+        raise ValueError(f"nothing has been published at {deployment.settings.warehouse}")
+    fed = buildable_tables(
+        deployment.settings, tables, datetime.now(deployment.settings.zone).date()
+    )
     names = [name for name in fed if name in (tables or published_tables)]
     resources = dict(defs.resources or {})
-    destination = ComparisonDestination(settings.warehouse, ledgers)
+    destination = ComparisonDestination(deployment.settings.warehouse, ledgers)
     with dg.build_resources({"publisher": resources["io_manager"]}) as own_resources:
         publisher = own_resources.publisher.with_destination(destination)
     # Hardcoded, as Dagster would copy a configurable resource.
@@ -260,27 +262,27 @@ def verify_days(
     assets = [asset for asset in defs.assets or () if isinstance(asset, dg.AssetsDefinition)]
     with dg.DagsterInstance.ephemeral() as instance:
         verification = _Verification(publisher, destination, assets, resources, instance)
-        for days, run_tables in _partition_runs(settings, names, window):
+        for days, run_tables in _partition_runs(deployment, names, window):
             verification.verify_tables([*days], run_tables)
     return sorted(destination.verified_days, key=lambda day: (names.index(day.table), day.day))
 
 
 def _partition_runs(
-    settings: Settings, names: Sequence[str], window: Window
+    deployment: Deployment, names: Sequence[str], window: Window
 ) -> Iterator[tuple[Window, list[str]]]:
     """Ranges of partitions with the tables of their grain, as a Dagster run has one grain only."""
-    tables = tables_of(settings)
+    tables = deployment.tables
     for cadence in Grain:
         if not (names_of_grain := [name for name in names if tables[name].grain is cadence]):
             continue
-        known = cadence.partitions_def(settings).has_partition_key
+        known = cadence.partitions_def(deployment.settings).has_partition_key
         partitions = [first for first in cadence.partitions_of(window) if known(str(first))]
-        for run in split_into_run_windows(partitions, settings.partitions_per_run):
+        for run in split_into_run_windows(partitions, deployment.settings.partitions_per_run):
             yield run, names_of_grain
 
 
-def _ledgers_as_of(settings: Settings, as_of: Mapping[str, int]) -> Ledgers:
-    ledgers = read_ledgers(settings)
+def _ledgers_as_of(deployment: Deployment, as_of: Mapping[str, int]) -> Ledgers:
+    ledgers = read_ledgers(deployment)
     pinned = {name: ledgers[name].as_of(at) for name, at in as_of.items() if name in ledgers}
     return {**ledgers, **pinned}
 

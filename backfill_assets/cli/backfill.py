@@ -16,7 +16,8 @@ from click.core import ParameterSource
 from backfill_assets.cli import parameters
 from backfill_assets.cli.output import CannotRunError, Output, Status, command
 from backfill_assets.cli.targets import build_target, plan_target, target_option
-from backfill_assets.settings import Settings, load_settings
+from backfill_assets.deployment import Deployment
+from backfill_assets.settings import load_settings
 
 if TYPE_CHECKING:
     import dagster as dg
@@ -89,9 +90,9 @@ def plan(out: Output, partitions: Window, target: str, as_json: bool, **options:
     if target:
         plan_target(out, partitions, target, options)
         return
-    settings = load_settings()
+    deployment = Deployment(load_settings())
     with parameters.open_instance() as dagster:
-        backfill_plan = create_plan(settings, dagster, partitions, options)
+        backfill_plan = create_plan(deployment, dagster, partitions, options)
     if as_json:
         out.print_json(backfill_plan.model_dump(mode="json"))
         return
@@ -105,7 +106,7 @@ def plan(out: Output, partitions: Window, target: str, as_json: bool, **options:
 
 
 def create_plan(
-    settings: Settings, dagster: dg.DagsterInstance, days: Window, options: dict[str, Any]
+    deployment: Deployment, dagster: dg.DagsterInstance, days: Window, options: dict[str, Any]
 ) -> BackfillPlan:
     """Create a plan with the values of `backfill_options`, and save it in Dagster's storage.
 
@@ -117,18 +118,18 @@ def create_plan(
     from backfill_assets.tables.code_version import running_code
 
     request = BackfillRequest(days=str(days), **options)
-    _refuse_impossible(settings, request)
-    code = running_code(settings)
+    _refuse_impossible(deployment, request)
+    code = running_code(deployment.settings)
     return backfill_jobs.create_plan(
-        settings, parameters.asset_graph(settings), dagster, code, request
+        deployment, parameters.asset_graph(deployment.settings), dagster, code, request
     )
 
 
-def _refuse_impossible(settings: Settings, request: BackfillRequest) -> None:
+def _refuse_impossible(deployment: Deployment, request: BackfillRequest) -> None:
     from backfill_assets.backfills.planner import refuse_invalid_request
 
     try:
-        refuse_invalid_request(settings, request)
+        refuse_invalid_request(deployment, request)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
 
@@ -173,7 +174,7 @@ def plans(out: Output, as_json: bool) -> None:
     from backfill_assets.backfills import state_store
     from backfill_assets.delta.ledger_reader import read_ledgers
 
-    ledgers = read_ledgers(load_settings())
+    ledgers = read_ledgers(Deployment(load_settings()))
     with parameters.open_instance() as dagster:
         plan_rows = [_plan_row(dagster, ledgers, id_) for id_ in state_store.list_ids(dagster)]
     if as_json:
@@ -266,22 +267,22 @@ def backfill(
         if as_json:
             raise click.UsageError("--json cannot be given with --target")
         return build_target(out, _parse_days(ctx, what), target, options)
-    settings = load_settings()
+    deployment = Deployment(load_settings())
     # An id may be a run's, whose characters may all be digits.
     days = _parse_days(ctx, what) if re.match(r"\d+-\d", what) or "..." in what else None
     if days is None:
         _refuse_options(ctx, what)
     with parameters.open_instance() as dagster:
         backfill_plan = (
-            create_plan(settings, dagster, days, options)
+            create_plan(deployment, dagster, days, options)
             if days
             else _load_state(dagster, what).plan
         )
         if not out.quiet:
             show_plan(out, backfill_plan)
         _confirm_final(backfill_plan, yes)
-        state = _launch_plan(settings, dagster, backfill_plan)
-        out.print_note(f"Launched {_ui_url(settings, dagster)}/runs/b/{state.backfill_id}")
+        state = _launch_plan(deployment, dagster, backfill_plan)
+        out.print_note(f"Launched {_ui_url(deployment, dagster)}/runs/b/{state.backfill_id}")
         state = _watch_backfill(out, dagster, state, quiet=as_json)
     if as_json:
         out.print_json(
@@ -301,14 +302,16 @@ def backfill(
     return Status.FINE if state.complete else Status.FINDING
 
 
-def _ui_url(settings: Settings, dagster: dg.DagsterInstance) -> str:
+def _ui_url(deployment: Deployment, dagster: dg.DagsterInstance) -> str:
     """The UI's URL: as set in the settings, else that of this machine's deployment."""
     from backfill_assets.dagster_ext.instance_access import read_ui_url
 
     local_url = (
-        "" if "ui_url" in settings.model_fields_set else read_ui_url(Path(dagster.root_directory))
+        ""
+        if "ui_url" in deployment.settings.model_fields_set
+        else read_ui_url(Path(dagster.root_directory))
     )
-    return local_url or settings.ui_url
+    return local_url or deployment.settings.ui_url
 
 
 def _parse_days(ctx: click.Context, what: str) -> Window:
@@ -369,15 +372,15 @@ def _confirm_final(backfill_plan: BackfillPlan, yes: bool) -> None:
 
 
 def _launch_plan(
-    settings: Settings, dagster: dg.DagsterInstance, backfill_plan: BackfillPlan
+    deployment: Deployment, dagster: dg.DagsterInstance, backfill_plan: BackfillPlan
 ) -> BackfillState:
     """Launch a saved plan with the running code; raises if anything changed since planning."""
     from backfill_assets.assets import backfill_jobs
     from backfill_assets.tables.code_version import running_code
 
-    code = running_code(settings)
+    code = running_code(deployment.settings)
     return backfill_jobs.launch_plan(
-        settings, parameters.asset_graph(settings), dagster, code, backfill_plan.id
+        deployment, parameters.asset_graph(deployment.settings), dagster, code, backfill_plan.id
     )
 
 

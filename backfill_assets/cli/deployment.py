@@ -23,9 +23,9 @@ from click.core import ParameterSource
 from backfill_assets.cli.output import CannotRunError, Output, Status, command
 from backfill_assets.cli.parameters import dagster_home, json_option, port_option
 from backfill_assets.dagster_ext.instance_access import listen_on_port, lock_home
+from backfill_assets.deployment import Deployment
 from backfill_assets.settings import (
     PREFIX,
-    Settings,
     SettingsError,
     list_variables,
     load_settings,
@@ -45,7 +45,7 @@ def ui(out: Output, port: int) -> Status:
 
     Needs DAGSTER_HOME. It runs until Ctrl-C, and ends with 3 if a part of it cannot run.
     """
-    settings = load_settings()
+    deployment = Deployment(load_settings())
     if not (folder := dagster_home(out.print_note)):
         raise CannotRunError("DAGSTER_HOME is not set: it names the folder of Dagster's own data")
     from backfill_assets.doctor.machine import describe_configuration
@@ -54,10 +54,10 @@ def ui(out: Output, port: int) -> Status:
         out.print_note(message)
     # Before anything is started or downloaded.
     with lock_home(Path(folder), port), listen_on_port(port) as listening:
-        _fetch_jars(out, settings)
+        _fetch_jars(out, deployment)
         from backfill_assets.dagster_ext.supervisor import run_deployment
 
-        if status := run_deployment(settings, listening, out.print_text):
+        if status := run_deployment(deployment.settings, listening, out.print_text):
             raise CannotRunError(f"a part of it ended with status {status}; see above")
     return Status.FINE
 
@@ -107,11 +107,13 @@ def engine(out: Output, port: int) -> None:
             "random text, or everybody on this machine could run code as you"
         )
     check_java()
-    settings = load_settings()
-    _fetch_jars(out, settings)
+    deployment = Deployment(load_settings())
+    _fetch_jars(out, deployment)
     # Spark reads its settings there; this process becomes the server and cannot clean up.
-    command = connect_server_command(settings, port, Path(tempfile.mkdtemp(prefix="engine-")))
-    os.execve(command[0], command, jvm_environment(master_url(settings)))
+    command = connect_server_command(
+        deployment.settings, port, Path(tempfile.mkdtemp(prefix="engine-"))
+    )
+    os.execve(command[0], command, jvm_environment(master_url(deployment.settings)))
 
 
 @command("jars")
@@ -121,12 +123,12 @@ def jars(out: Output, s3: bool) -> None:
 
     And the jars of s3a://, where the landing or the warehouse is there.
     """
-    _fetch_jars(out, load_settings(), s3=s3)
+    _fetch_jars(out, Deployment(load_settings()), s3=s3)
 
 
-def _fetch_jars(out: Output, settings: Settings, *, s3: bool = False) -> None:
+def _fetch_jars(out: Output, deployment: Deployment, *, s3: bool = False) -> None:
     """Prepare the jars and the class archive once; does nothing with a Spark Connect server."""
-    if settings.spark_remote:
+    if deployment.settings.spark_remote:
         out.print_note("SPARK_REMOTE is set: the server has the Delta jars, none are needed here.")
         return
     from backfill_assets.spark.configuration import uses_s3
@@ -140,18 +142,18 @@ def _fetch_jars(out: Output, settings: Settings, *, s3: bool = False) -> None:
     from backfill_assets.spark.jvm_launch import class_archive_path, make_class_archive
     from backfill_assets.spark.tasks import build_task_times
 
-    if not delta_jars(settings.jars):
+    if not delta_jars(deployment.settings.jars):
         out.print_note(f"Downloading the Delta jars ({delta_coordinate()}) ...")
-    fetch_delta_jars(settings.jars)
-    if s3 or uses_s3(settings):
-        if not s3_jars(settings.jars):
+    fetch_delta_jars(deployment.settings.jars)
+    if s3 or uses_s3(deployment.settings):
+        if not s3_jars(deployment.settings.jars):
             out.print_note("Downloading the jars of s3a:// ...")
-        fetch_s3_jars(settings.jars)
-    build_task_times(settings.jars)
-    archive = class_archive_path(settings.jars)
+        fetch_s3_jars(deployment.settings.jars)
+    build_task_times(deployment.settings.jars)
+    archive = class_archive_path(deployment.settings.jars)
     if archive and not archive.exists():
         out.print_note("Putting the engine's classes together, once, so that it starts faster ...")
-        make_class_archive(settings.jars)
+        make_class_archive(deployment.settings.jars)
 
 
 @command("sample --days 28")
@@ -165,15 +167,15 @@ def _fetch_jars(out: Output, settings: Settings, *, s3: bool = False) -> None:
 @click.pass_context
 def sample(ctx: click.Context, out: Output, days: int) -> None:
     """Write sample landing data, unless there is some."""
-    settings = load_settings()
-    if "://" in settings.landing:
+    deployment = Deployment(load_settings())
+    if "://" in deployment.settings.landing:
         out.print_text(
-            f"{settings.landing} is no local folder: no sample orders are written there."
+            f"{deployment.settings.landing} is no local folder: no sample orders are written there."
         )
         return
     from backfill_assets.sample.landings import SOURCE
 
-    landing = Path(settings.landing)
+    landing = Path(deployment.settings.landing)
     if (landing / SOURCE).exists():
         if ctx.get_parameter_source("days") is ParameterSource.COMMANDLINE:
             out.print_text(
@@ -186,7 +188,10 @@ def sample(ctx: click.Context, out: Output, days: int) -> None:
     others = landing.is_dir() and any(landing.iterdir())
     out.print_note(f"Writing {days} days of sample orders to {landing} ...")
     write_invented_landing(
-        landing, start=settings.start, days=days, window_days=settings.window_days
+        landing,
+        start=deployment.settings.start,
+        days=days,
+        window_days=deployment.settings.window_days,
     )
     if not others:
         write_file_list(landing)
@@ -199,13 +204,13 @@ def cdnow(out: Output, master: Path) -> None:
 
     MASTER is the path of that file.
     """
-    settings = load_settings()
-    if "://" in settings.landing:
-        raise CannotRunError(f"{PREFIX}LANDING={settings.landing} is no local folder")
+    deployment = Deployment(load_settings())
+    if "://" in deployment.settings.landing:
+        raise CannotRunError(f"{PREFIX}LANDING={deployment.settings.landing} is no local folder")
     from backfill_assets.sample.landings import write_cdnow_landing
 
-    rows = write_cdnow_landing(master, Path(settings.landing))
-    out.print_text(f"{rows} purchases written to {settings.landing}")
+    rows = write_cdnow_landing(master, Path(deployment.settings.landing))
+    out.print_text(f"{rows} purchases written to {deployment.settings.landing}")
 
 
 @command("progress < run.log")
@@ -392,17 +397,17 @@ def _basic_checks(port: int, start: bool) -> Iterator[Check]:
     yield Check("localhost", machine.check_loopback)
     yield Check("port", partial(machine.check_port, port))
     try:
-        settings = load_settings()
+        deployment = Deployment(load_settings())
     except SettingsError as error:
         yield Check("settings", partial(_raise_error, error))
         return
-    yield Check("java", partial(machine.check_java_version, settings))
-    yield Check("environment", partial(machine.check_environment, settings))
-    yield Check("jars", partial(machine.check_jars, settings))
-    yield from _settings_checks(settings, start)
+    yield Check("java", partial(machine.check_java_version, deployment.settings))
+    yield Check("environment", partial(machine.check_environment, deployment.settings))
+    yield Check("jars", partial(machine.check_jars, deployment.settings))
+    yield from _settings_checks(deployment, start)
 
 
-def _settings_checks(settings: Settings, start: bool) -> Iterator[Check]:
+def _settings_checks(deployment: Deployment, start: bool) -> Iterator[Check]:
     """The checks of disks, data and engine; `start` also starts an embedded engine."""
     from backfill_assets.doctor import data, machine
     from backfill_assets.doctor.checks import Check
@@ -410,17 +415,20 @@ def _settings_checks(settings: Settings, start: bool) -> Iterator[Check]:
 
     def check_disks() -> Iterator[CheckResult]:
         """Find the folders when the check runs: a bad DAGSTER_HOME fails only this check."""
-        folders = {"jars": settings.jars, "scratch space": machine.scratch_folder(settings)}
+        folders = {
+            "jars": deployment.settings.jars,
+            "scratch space": machine.scratch_folder(deployment.settings),
+        }
         if folder := machine.home_folder():
             folders["home of Dagster"] = folder
-        if "://" not in settings.warehouse:
-            folders["warehouse"] = Path(settings.warehouse)
+        if "://" not in deployment.settings.warehouse:
+            folders["warehouse"] = Path(deployment.settings.warehouse)
         yield from machine.check_disks(folders)
 
     yield Check("disk", check_disks)
-    yield from data.data_checks(settings)
-    needs = [] if settings.spark_remote else ["java"]
-    run_engine_check = partial(check_engine, settings, start=start)
+    yield from data.data_checks(deployment)
+    needs = [] if deployment.settings.spark_remote else ["java"]
+    run_engine_check = partial(check_engine, deployment, start=start)
     yield Check("engine", run_engine_check, needs, seconds=_ENGINE_SECONDS)
 
 

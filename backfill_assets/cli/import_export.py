@@ -11,6 +11,7 @@ import click
 from backfill_assets.cli import parameters
 from backfill_assets.cli.output import Output, Status, command
 from backfill_assets.cli.tables import refuse_no_warehouse
+from backfill_assets.deployment import Deployment
 from backfill_assets.settings import load_settings
 
 if TYPE_CHECKING:
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
     from backfill_assets.calendar.partitions import Window
     from backfill_assets.imports.importer import ImportCheck, ImportPlan, ImportRequest
-    from backfill_assets.settings import Settings
     from backfill_assets.tables.sources import Source
 
 
@@ -40,15 +40,15 @@ def export(out: Output, table: str, partitions: Window, folder: Path, as_json: b
 
     PARTITIONS are FIRST...LAST, or one day. The folder appears as a whole or not at all.
     """
-    settings = load_settings()
-    refuse_no_warehouse(settings)
+    deployment = Deployment(load_settings())
+    refuse_no_warehouse(deployment)
     import msgspec
 
     from backfill_assets.backfills import exports
     from backfill_assets.spark.session import Engine
 
-    spark = Engine.from_settings(settings).spark_session
-    manifest, is_new = exports.export_days(settings, spark, table, partitions, folder)
+    spark = Engine.from_settings(deployment.settings).spark_session
+    manifest, is_new = exports.export_days(deployment, spark, table, partitions, folder)
     if as_json:
         out.print_json({"new": is_new, **msgspec.to_builtins(manifest)})
         return
@@ -73,8 +73,8 @@ def verify_export(out: Output, folder: Path, rebuild: bool, as_json: bool) -> St
     With --rebuild the days are computed anew, from the versions that they were made of. Nothing is
     written. It ends with 1 if something differs.
     """
-    settings = load_settings()
-    refuse_no_warehouse(settings)
+    deployment = Deployment(load_settings())
+    refuse_no_warehouse(deployment)
     from backfill_assets.backfills import exports
     from backfill_assets.definitions import build_defs
     from backfill_assets.spark.session import Engine
@@ -82,11 +82,13 @@ def verify_export(out: Output, folder: Path, rebuild: bool, as_json: bool) -> St
     manifest = exports.read_manifest(folder)
     problems = [
         *exports.find_export_problems(
-            settings, Engine.from_settings(settings).spark_session, folder, manifest
+            deployment, Engine.from_settings(deployment.settings).spark_session, folder, manifest
         )
     ]
     if rebuild:
-        problems += exports.find_rebuild_problems(settings, build_defs(settings), manifest)
+        problems += exports.find_rebuild_problems(
+            deployment, build_defs(deployment.settings), manifest
+        )
     if as_json:
         out.print_json({"good": not problems, "problems": problems})
     else:
@@ -167,21 +169,21 @@ def import_table(
     """
     if plan_only and check_only:
         raise click.UsageError("--plan and --check exclude each other")
-    settings = load_settings()
+    deployment = Deployment(load_settings())
     from backfill_assets.imports.import_state import ImportMapping, ImportRefusedError, load_imports
     from backfill_assets.imports.importer import ROWS_PER_CHUNK, ImportRequest, spark_for
 
-    declared_source = _find_source(settings, source)
-    tables = [table] if table else list(load_imports(settings, source))
+    declared_source = _find_source(deployment, source)
+    tables = [table] if table else list(load_imports(deployment, source))
     if not tables:
         raise ImportRefusedError(f"nothing has been imported into {source}: give the table.")
-    spark = spark_for(settings, tables)
+    spark = spark_for(deployment, tables)
     if check_only:
-        return _check_counts(out, settings, spark, declared_source, as_json)
+        return _check_counts(out, deployment, spark, declared_source, as_json)
     mapping, rows_per_chunk = ImportMapping(fields, arrived, stray), chunk_rows or ROWS_PER_CHUNK
     table_imports = [
         ImportRequest(
-            settings, spark, declared_source, location, mapping, tuple(skip), rows_per_chunk
+            deployment, spark, declared_source, location, mapping, tuple(skip), rows_per_chunk
         )
         for location in tables
     ]
@@ -192,11 +194,9 @@ def import_table(
     return Status.FINE
 
 
-def _find_source(settings: Settings, name: str) -> Source:
+def _find_source(deployment: Deployment, name: str) -> Source:
     """The declared source; `click.BadParameter` with similar names if there is none."""
-    from backfill_assets.tables.graph import load_graph
-
-    sources = {source.name: source for source in load_graph(settings).sources.values()}
+    sources = {source.name: source for source in deployment.graph.sources.values()}
     if name not in sources:
         raise click.BadParameter(
             parameters.unknown_name_message("source", name, sources), param_hint="SOURCE"
@@ -310,7 +310,7 @@ def _import_tables(out: Output, table_imports: Sequence[ImportRequest], as_json:
 
 
 def _check_counts(
-    out: Output, settings: Settings, spark: SparkSession, source: Source, as_json: bool
+    out: Output, deployment: Deployment, spark: SparkSession, source: Source, as_json: bool
 ) -> Status:
     """Compare counts from the external tables to staging; `FINDING` if they do not add up."""
     import msgspec
@@ -318,7 +318,7 @@ def _check_counts(
     from backfill_assets.imports.import_state import load_imports
     from backfill_assets.imports.importer import check_import
 
-    counts = check_import(settings, spark, source, load_imports(settings, source.name).values())
+    counts = check_import(deployment, spark, source, load_imports(deployment, source.name).values())
     if as_json:
         out.print_json(msgspec.to_builtins(counts))
     else:

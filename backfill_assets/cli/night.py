@@ -21,6 +21,7 @@ import click
 
 from backfill_assets.cli.output import Output, Status, command
 from backfill_assets.cli.parameters import Day, dagster_home
+from backfill_assets.deployment import Deployment
 from backfill_assets.settings import load_settings
 
 if TYPE_CHECKING:
@@ -186,7 +187,7 @@ def night(out: Output, run: bool, as_of: date | None) -> Status:
 
     In the order in which schedule and sensors would. It ends with 1 if a run failed.
     """
-    settings = load_settings()
+    deployment = Deployment(load_settings())
     import dagster as dg
 
     from backfill_assets.backfills import state_store
@@ -194,8 +195,8 @@ def night(out: Output, run: bool, as_of: date | None) -> Status:
     from backfill_assets.monitoring.next_runs import RunPlanner, run_night, tables_in_progress
     from backfill_assets.shadow.switch import save_consistent_versions
 
-    now = datetime.now(settings.zone).date()
-    planner, today = RunPlanner(settings, now), as_of or now
+    now = datetime.now(deployment.settings.zone).date()
+    planner, today = RunPlanner(deployment, now), as_of or now
     with _home_or_temporary() as folder, dg.DagsterInstance.from_config(folder) as instance:
         find_busy_tables = partial(
             tables_in_progress, instance, planner.tables, daemon=not missing_daemons(instance)
@@ -212,7 +213,7 @@ def night(out: Output, run: bool, as_of: date | None) -> Status:
             planner, today, find_busy_tables, partial(_run_request, out, planner, folder)
         )
         if not find_busy_tables() and not state_store.active_ids(instance):
-            save_consistent_versions(settings, now)
+            save_consistent_versions(deployment, now)
         return _report_result(out, today, result)
 
 

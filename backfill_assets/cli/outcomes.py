@@ -12,7 +12,8 @@ import click
 
 from backfill_assets.cli import parameters
 from backfill_assets.cli.output import Output, Status, command
-from backfill_assets.settings import Settings, load_settings
+from backfill_assets.deployment import Deployment
+from backfill_assets.settings import load_settings
 
 if TYPE_CHECKING:
     from datetime import date
@@ -36,10 +37,10 @@ def reconcile(out: Output, backfill: str, summary: bool, as_json: bool) -> Statu
     """
     from backfill_assets.backfills import state_store
 
-    settings = load_settings()
+    deployment = Deployment(load_settings())
     with parameters.open_instance() as dagster:
-        refuse_unknown(settings, dagster, backfill)
-        result = _read_result(settings, dagster, backfill)
+        refuse_unknown(deployment, dagster, backfill)
+        result = _read_result(deployment, dagster, backfill)
         state_store.record_command(
             dagster, backfill, f"backfill-assets reconcile {backfill}", result.verdict
         )
@@ -52,15 +53,15 @@ def reconcile(out: Output, backfill: str, summary: bool, as_json: bool) -> Statu
     return Status.FINDING if result.problems else Status.FINE
 
 
-def _read_result(settings: Settings, dagster: dg.DagsterInstance, name: str) -> ReconcileResult:
+def _read_result(deployment: Deployment, dagster: dg.DagsterInstance, name: str) -> ReconcileResult:
     """Reconcile a backfill in a Spark session of this process; no run is recorded."""
     from backfill_assets.assets import backfill_jobs
     from backfill_assets.definitions import build_defs
     from backfill_assets.spark.session import Engine
 
-    graph = build_defs(settings).get_repository_def().asset_graph
-    spark = Engine.from_settings(settings).spark_session
-    return backfill_jobs.reconcile_backfill(settings, graph, dagster, spark, name)
+    graph = build_defs(deployment.settings).get_repository_def().asset_graph
+    spark = Engine.from_settings(deployment.settings).spark_session
+    return backfill_jobs.reconcile_backfill(deployment, graph, dagster, spark, name)
 
 
 def _verdict_json(result: ReconcileResult) -> dict[str, Any]:
@@ -119,17 +120,17 @@ def undo(
     """
     from backfill_assets.backfills.undo import days_written_by_run
 
-    settings = load_settings()
+    deployment = Deployment(load_settings())
     with parameters.open_instance() as dagster:
-        refuse_unknown(settings, dagster, backfill)
+        refuse_unknown(deployment, dagster, backfill)
         if plan:
-            return _plan_undo(out, settings, dagster, backfill, partitions, as_json)
+            return _plan_undo(out, deployment, dagster, backfill, partitions, as_json)
         op_config = {"backfill": backfill, "days": str(partitions or ""), "reason": reason}
         level = "DEBUG" if out.verbose else "CRITICAL"
         run_id = run_job(dagster, "undo", "put_back", op_config, level)
     tables = {
-        name: _day_ranges(settings, name, days)
-        for name, days in days_written_by_run(settings, run_id).items()
+        name: _day_ranges(deployment, name, days)
+        for name, days in days_written_by_run(deployment, run_id).items()
     }
     if as_json:
         out.print_json({"run": run_id, "tables": tables})
@@ -141,7 +142,7 @@ def undo(
 
 def _plan_undo(
     out: Output,
-    settings: Settings,
+    deployment: Deployment,
     dagster: dg.DagsterInstance,
     backfill: str,
     partitions: Window | None,
@@ -151,10 +152,10 @@ def _plan_undo(
     from backfill_assets.backfills.undo import preview_undo
     from backfill_assets.shadow import switch
 
-    scopes, problems = preview_undo(settings, backfill, partitions)
+    scopes, problems = preview_undo(deployment, backfill, partitions)
     try:
-        names = switch.resolve_names(settings, backfill)
-        switch.refuse_undo(settings, dagster, names, partitions)
+        names = switch.resolve_names(deployment, backfill)
+        switch.refuse_undo(deployment, dagster, names, partitions)
     except ValueError as error:
         problems.append(str(error))
     days_by_outcome = {
@@ -166,7 +167,7 @@ def _plan_undo(
         name: {
             what: ranges
             for what, days_by_table in days_by_outcome.items()
-            if (ranges := _day_ranges(settings, name, days_by_table[name]))
+            if (ranges := _day_ranges(deployment, name, days_by_table[name]))
         }
         for name in scopes
     }
@@ -191,10 +192,9 @@ def _plan_undo(
     return Status.FINDING if problems else Status.FINE
 
 
-def _day_ranges(settings: Settings, table: str, days: Iterable[date]) -> list[str]:
-    from backfill_assets.tables.graph import tables_of
+def _day_ranges(deployment: Deployment, table: str, days: Iterable[date]) -> list[str]:
 
-    return [str(window) for window in tables_of(settings)[table].grain.gapless_ranges(days)]
+    return [str(window) for window in deployment.tables[table].grain.gapless_ranges(days)]
 
 
 def _show_days(out: Output, rows: Iterable[tuple[str, str, list[str]]]) -> None:
@@ -241,7 +241,7 @@ def run_job(
     return result.run_id
 
 
-def refuse_unknown(settings: Settings, dagster: dg.DagsterInstance, name: str) -> None:
+def refuse_unknown(deployment: Deployment, dagster: dg.DagsterInstance, name: str) -> None:
     """Raise if no backfill, stage or run of that name is recorded; needs no Spark.
 
     Raises:
@@ -252,7 +252,7 @@ def refuse_unknown(settings: Settings, dagster: dg.DagsterInstance, name: str) -
     from backfill_assets.delta import targets
     from backfill_assets.delta.ledger_reader import read_ledgers
 
-    ledgers = read_ledgers(settings)
+    ledgers = read_ledgers(deployment)
     plan = name.partition("-")[0]
     # A run without a commit that Dagster knows can be reconciled as well.
     if (
@@ -261,7 +261,7 @@ def refuse_unknown(settings: Settings, dagster: dg.DagsterInstance, name: str) -
         or dagster.get_run_by_id(name) is not None
         or (plan == name and plan in state_store.list_ids(dagster))
         # A switch-over that was killed before its first commit can be undone as well.
-        or plan in targets.list_targets(settings)
+        or plan in targets.list_targets(deployment)
     ):
         return
     known_names = [*dict.fromkeys([*_backfill_names(ledgers), *state_store.list_ids(dagster)])]
@@ -296,10 +296,10 @@ def runbook(out: Output, backfill: str, folder: Path | None) -> None:
     from backfill_assets.backfills.history import read_history, render_postmortem, render_runbook
     from backfill_assets.delta.ledger_reader import read_ledgers
 
-    settings = load_settings()
+    deployment = Deployment(load_settings())
     with parameters.open_instance() as dagster:
-        refuse_unknown(settings, dagster, backfill)
-        backfill_history = read_history(dagster, read_ledgers(settings), backfill)
+        refuse_unknown(deployment, dagster, backfill)
+        backfill_history = read_history(dagster, read_ledgers(deployment), backfill)
     pages = {
         "post-mortem": render_postmortem(backfill_history),
         "runbook": render_runbook(backfill_history),

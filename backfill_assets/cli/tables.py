@@ -11,7 +11,8 @@ import click
 
 from backfill_assets.cli import parameters
 from backfill_assets.cli.output import CannotRunError, Finding, Output, Status, command
-from backfill_assets.settings import PREFIX, Settings, load_settings
+from backfill_assets.deployment import Deployment
+from backfill_assets.settings import PREFIX, load_settings
 
 if TYPE_CHECKING:
     from backfill_assets.calendar.partitions import Window
@@ -26,9 +27,9 @@ _VERDICTS = ("ok", "warn", "alert")
 @parameters.json_option
 def show(out: Output, tables: Sequence[str], as_json: bool) -> None:
     """What is published of each table."""
-    settings = load_settings()
-    refuse_no_warehouse(settings)
-    rows = list(_published_rows(settings, tables))
+    deployment = Deployment(load_settings())
+    refuse_no_warehouse(deployment)
+    rows = list(_published_rows(deployment, tables))
     if as_json:
         out.print_json(rows)
         return
@@ -41,26 +42,25 @@ def show(out: Output, tables: Sequence[str], as_json: bool) -> None:
     for row in rows:
         grid.add_row(*_row_cells(row))
     out.print_grid(grid)
-    out.print_note(f"Tables   {settings.warehouse}/<table>")
-    out.print_note(f"Landing  {settings.landing}/<source>/arrival_date=<day>/")
+    out.print_note(f"Tables   {deployment.settings.warehouse}/<table>")
+    out.print_note(f"Landing  {deployment.settings.landing}/<source>/arrival_date=<day>/")
     out.print_note("Next     make ui, then launch a range of days; or run the same days again and")
     out.print_note("         see with `backfill-assets show` that not a row has changed")
 
 
-def _published_rows(settings: Settings, tables: Sequence[str]) -> Iterator[dict[str, Any]]:
+def _published_rows(deployment: Deployment, tables: Sequence[str]) -> Iterator[dict[str, Any]]:
     """The rows of `show`, from the tables' logs; all tables if none is selected."""
     from backfill_assets.calendar.partitions import to_windows
     from backfill_assets.delta.ledger_reader import read_ledger
-    from backfill_assets.tables.graph import tables_of
 
-    known = tables_of(settings)
+    known = deployment.tables
     for name in tables or known:
-        ledger = read_ledger(settings.table(name), known[name])
+        ledger = read_ledger(deployment.table_url(name), known[name])
         verdicts = {day: record.days[day].verdict for day, record in ledger.latest.items()}
         counts = Counter(verdicts.values())
         yield {
             "table": name,
-            "path": settings.table(name),
+            "path": deployment.table_url(name),
             "version": ledger.version,
             "days": len(verdicts),
             "partitions": [str(window) for window in to_windows(verdicts)],
@@ -82,7 +82,7 @@ def _row_cells(row: dict[str, Any]) -> list[str]:
     return [row["table"], str(row["days"]), days, f"{row['rows']:,}", *counts, str(row["commits"])]
 
 
-def refuse_no_warehouse(settings: Settings) -> None:
+def refuse_no_warehouse(deployment: Deployment) -> None:
     """Raise if there is no warehouse.
 
     Raises:
@@ -90,11 +90,11 @@ def refuse_no_warehouse(settings: Settings) -> None:
     """
     from backfill_assets.spark.filesystems import open_store
 
-    filesystem, path = open_store(settings.warehouse)
+    filesystem, path = open_store(deployment.settings.warehouse)
     if filesystem.get_file_info(path).type.name == "NotFound":
         raise CannotRunError(
-            f"there is no warehouse at {settings.warehouse}: nothing has been published there yet, "
-            f"or {PREFIX}WAREHOUSE should name another place"
+            f"there is no warehouse at {deployment.settings.warehouse}: nothing has been published "
+            f"there yet, or {PREFIX}WAREHOUSE should name another place"
         )
 
 
@@ -107,12 +107,12 @@ def status(out: Output, tables: Sequence[str], as_json: bool) -> Status:
     It ends with 1 if somebody has to do something about a day. Without DAGSTER_HOME it cannot know
     of days whose last run failed a check.
     """
-    settings = load_settings()
-    refuse_no_warehouse(settings)
+    deployment = Deployment(load_settings())
+    refuse_no_warehouse(deployment)
     from backfill_assets.calendar.partitions import to_ranges
     from backfill_assets.monitoring.states import STATE_MEANINGS, day_states
 
-    situation = _read_situation(settings)
+    situation = _read_situation(deployment)
     states_by_table = {
         name: _group_by_state(day_states(name, situation)) for name in tables or situation.ledgers
     }
@@ -135,7 +135,7 @@ def status(out: Output, tables: Sequence[str], as_json: bool) -> Status:
     return Status.FINE if all(state.is_good for state in states) else Status.FINDING
 
 
-def _read_situation(settings: Settings) -> Situation:
+def _read_situation(deployment: Deployment) -> Situation:
     """The inputs of the day states; without DAGSTER_HOME, from an empty Dagster instance."""
     import dagster as dg
 
@@ -146,7 +146,7 @@ def _read_situation(settings: Settings) -> Situation:
         if parameters.dagster_home()
         else dg.DagsterInstance.ephemeral() as dagster
     ):
-        return read_situation(settings, dagster, datetime.now(settings.zone))
+        return read_situation(deployment, dagster, datetime.now(deployment.settings.zone))
 
 
 def _group_by_state(state_by_day: Any) -> dict[DayState, list[date]]:
@@ -193,16 +193,16 @@ def history(out: Output, table: str, partitions: Window | None, as_json: bool) -
     PARTITIONS are one day, or FIRST...LAST: then the commits that speak of these days. It ends with
     1 if there are none.
     """
-    settings = load_settings()
-    refuse_no_warehouse(settings)
+    deployment = Deployment(load_settings())
+    refuse_no_warehouse(deployment)
     from backfill_assets.delta import history as commits
 
     try:
         if as_json:
-            out.print_json(commits.as_json(settings, table, partitions))
+            out.print_json(commits.as_json(deployment, table, partitions))
         elif partitions is not None and len(partitions) == 1:
-            out.print_grid(commits.format_day_history(settings, table, partitions.start))
+            out.print_grid(commits.format_day_history(deployment, table, partitions.start))
         else:
-            out.print_grid(commits.format_history(settings, table, partitions))
+            out.print_grid(commits.format_history(deployment, table, partitions))
     except ValueError as error:  # no such commit
         raise Finding(f"{error}") from error

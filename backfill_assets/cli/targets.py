@@ -11,7 +11,8 @@ import click
 from backfill_assets.cli import parameters
 from backfill_assets.cli.outcomes import run_job
 from backfill_assets.cli.output import Output, Status, command
-from backfill_assets.settings import Settings, load_settings
+from backfill_assets.deployment import Deployment
+from backfill_assets.settings import load_settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -47,27 +48,33 @@ def plan_target(out: Output, days: Window, name: str, options: Mapping[str, Any]
     from backfill_assets.tables.code_version import running_code
 
     _refuse_options(options)
-    settings = load_settings()
-    if name in targets.list_targets(settings):
-        target = targets.load_target(settings, name)
+    deployment = Deployment(load_settings())
+    if name in targets.list_targets(deployment):
+        target = targets.load_target(deployment, name)
         out.print_note(f"Target   {name}, which is there already")
     else:
-        tables = target_tables(settings, options["tables"])
-        target = targets.new_target(settings, name, tables, days, options["reason"])
+        tables = target_tables(deployment, options["tables"])
+        target = targets.new_target(deployment, name, tables, days, options["reason"])
     forecasts = stale_days(
-        settings, parameters.asset_graph(settings), target, running_code(settings), days
+        deployment,
+        parameters.asset_graph(deployment.settings),
+        target,
+        running_code(deployment.settings),
+        days,
     )
-    _print_forecasts(out, settings, name, forecasts)
+    _print_forecasts(out, deployment, name, forecasts)
 
 
 def _print_forecasts(
-    out: Output, settings: Settings, name: str, forecasts: Mapping[str, Mapping[date, DayForecast]]
+    out: Output,
+    deployment: Deployment,
+    name: str,
+    forecasts: Mapping[str, Mapping[date, DayForecast]],
 ) -> None:
     """Print the stale days by table, outcome and reason; one sentence if there are none."""
     from rich.table import Table as Grid
 
     from backfill_assets.delta.history import format_windows
-    from backfill_assets.tables.graph import tables_of
 
     grid = Grid(title=f"Target {name}", title_justify="left", box=None, padding=(0, 2, 0, 0))
     for heading in ("table", "what becomes of them", "why", "days"):
@@ -77,7 +84,7 @@ def _print_forecasts(
         for day, forecast in forecast_by_day.items():
             days_by_forecast.setdefault(forecast, []).append(day)
         for forecast, days in days_by_forecast.items():
-            ranges = tables_of(settings)[table].grain.gapless_ranges(days)
+            ranges = deployment.tables[table].grain.gapless_ranges(days)
             grid.add_row(table, forecast.outcome.value, forecast.reason, format_windows(ranges))
     out.print_grid(grid)
     if not forecasts:
@@ -93,7 +100,7 @@ def build_target(out: Output, days: Window, name: str, options: Mapping[str, Any
     from backfill_assets.shadow.build import build_stages, prepare_target
 
     _refuse_options(options)
-    settings = load_settings()
+    deployment = Deployment(load_settings())
     request = BackfillRequest(
         days=str(days),
         tables=options["tables"],
@@ -101,12 +108,12 @@ def build_target(out: Output, days: Window, name: str, options: Mapping[str, Any
         chunk_days=options["chunk_days"],
         reason=options["reason"],
     )
-    defs = build_defs(settings)
+    defs = build_defs(deployment.settings)
     assets = [asset for asset in defs.assets or () if isinstance(asset, dg.AssetsDefinition)]
     with _io_manager(defs) as io_manager:
-        target = prepare_target(io_manager, settings, name, request)
+        target = prepare_target(io_manager, deployment, name, request)
         out.print_note(f"Target   {name} with {', '.join(target.tables)}")
-        for stage in build_stages(io_manager, settings, assets, target, request):
+        for stage in build_stages(io_manager, deployment, assets, target, request):
             _show_stage(out, stage)
             if stage.failure:
                 out.print_note(
@@ -147,8 +154,8 @@ def targets(out: Output, as_json: bool) -> None:
     """The targets that there are, and how far each has come."""
     from backfill_assets.delta import targets as known
 
-    settings = load_settings()
-    rows = [target_row(settings, name) for name in known.list_targets(settings)]
+    deployment = Deployment(load_settings())
+    rows = [target_row(deployment, name) for name in known.list_targets(deployment)]
     if as_json:
         out.print_json(rows)
         return
@@ -169,12 +176,12 @@ def targets(out: Output, as_json: bool) -> None:
     out.print_grid(grid)
 
 
-def target_row(settings: Settings, name: str) -> dict[str, Any]:
+def target_row(deployment: Deployment, name: str) -> dict[str, Any]:
     """A row of `targets`, by the names of its columns."""
     from backfill_assets.delta import targets as known
 
     try:
-        target = known.load_target(settings, name)
+        target = known.load_target(deployment, name)
     except known.TargetError as error:  # built by another version: show the other targets
         unknown = {"made": "", "days": "", "tables": "", "state": str(error), "comparison": ""}
         return {"target": name, **unknown, "reason": "", "paths": {}}
@@ -183,10 +190,10 @@ def target_row(settings: Settings, name: str) -> dict[str, Any]:
         "made": f"{datetime.fromtimestamp(target.made).astimezone():%Y-%m-%d %H:%M}",
         "days": ", ".join(target.asked),
         "tables": ", ".join(target.tables),
-        "state": _describe_state(settings, target),
+        "state": _describe_state(deployment, target),
         "comparison": _describe_comparison(target),
         "reason": target.reason,
-        "paths": {table: target.table_url(settings, table) for table in target.tables},
+        "paths": {table: target.table_url(deployment, table) for table in target.tables},
     }
 
 
@@ -199,7 +206,7 @@ def _describe_comparison(target: ShadowTarget) -> str:
     return text if target.required is None else f"{text} (required {target.required})".rstrip()
 
 
-def _describe_state(settings: Settings, target: ShadowTarget) -> str:
+def _describe_state(deployment: Deployment, target: ShadowTarget) -> str:
     """The state as text; an unfinished drop, undo or switch-over comes before any other."""
     from backfill_assets.shadow.switch import has_days_in_production
 
@@ -212,7 +219,7 @@ def _describe_state(settings: Settings, target: ShadowTarget) -> str:
         state = f"switch-over {target.switch_id} has not ended"
     elif target.switches:
         state = f"switched over: {target.switch_id}"
-        if not has_days_in_production(settings, target):
+        if not has_days_in_production(deployment, target):
             state += ", and production has no day of it now"
     return state
 
@@ -252,19 +259,19 @@ def compare(
     from backfill_assets.spark.session import Engine
     from backfill_assets.tables.code_version import running_code
 
-    settings = load_settings()
-    shadow_target = _find_target(settings, target)
+    deployment = Deployment(load_settings())
+    shadow_target = _find_target(deployment, target)
     given_limits = ComparisonLimits(most_drift=most_drift, most_rows=most_rows)
     limits = given_limits if str(given_limits) else shadow_target.required or given_limits
     if require is not None:
-        shadow_target = require_comparison(settings, shadow_target, limits if require else None)
-    spark = Engine.from_settings(settings).spark_session
+        shadow_target = require_comparison(deployment, shadow_target, limits if require else None)
+    spark = Engine.from_settings(deployment.settings).spark_session
     comparison = compare_target(
-        settings,
+        deployment,
         spark,
-        parameters.asset_graph(settings),
+        parameters.asset_graph(deployment.settings),
         shadow_target,
-        running_code(settings),
+        running_code(deployment.settings),
         limits,
     )
     if as_json:
@@ -285,13 +292,13 @@ def switch(out: Output, target: str, partitions: Window | None, reason: str) -> 
 
     One metadata commit a table; nothing is copied. One that was interrupted is finished.
     """
-    settings = load_settings()
-    _find_target(settings, target)
+    deployment = Deployment(load_settings())
+    _find_target(deployment, target)
     with parameters.open_instance() as dagster:
         op_config = {"target": target, "days": str(partitions or ""), "reason": reason}
         level = "DEBUG" if out.verbose else "CRITICAL"
         run_id = run_job(dagster, "switch_over", "adopt_days", op_config, level)
-    shadow_target = _find_target(settings, target)
+    shadow_target = _find_target(deployment, target)
     out.print_text(f"Switched {shadow_target.switch_id} by run {run_id[:8]}")
     out.print_note(f"Back     backfill-assets undo {shadow_target.switch_id}")
 
@@ -305,16 +312,16 @@ def drop(out: Output, target: str) -> None:
     """
     from backfill_assets.delta import targets
 
-    settings = load_settings()
-    _find_target(settings, target)
-    count = targets.drop_target(settings, target)
+    deployment = Deployment(load_settings())
+    _find_target(deployment, target)
+    count = targets.drop_target(deployment, target)
     out.print_text(f"Dropped  {target}, with {count:,} data file(s) of its own")
 
 
-def _find_target(settings: Settings, name: str) -> ShadowTarget:
+def _find_target(deployment: Deployment, name: str) -> ShadowTarget:
     from backfill_assets.delta import targets as known
 
-    names = known.list_targets(settings)
+    names = known.list_targets(deployment)
     if name not in names:
         raise click.UsageError(parameters.unknown_name_message("target", name, names))
-    return known.load_target(settings, name)
+    return known.load_target(deployment, name)

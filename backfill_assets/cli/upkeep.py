@@ -11,7 +11,8 @@ import click
 from backfill_assets.cli import parameters
 from backfill_assets.cli.output import CannotRunError, Output, Status, command
 from backfill_assets.cli.tables import refuse_no_warehouse
-from backfill_assets.settings import Settings, load_settings
+from backfill_assets.deployment import Deployment
+from backfill_assets.settings import load_settings
 
 if TYPE_CHECKING:
     from backfill_assets.backfills.accept_code import AcceptedCode
@@ -28,16 +29,15 @@ def verify(out: Output, partitions: Window, tables: Sequence[str], as_json: bool
 
     PARTITIONS are FIRST...LAST, or one day. It ends with 1 if a day differs.
     """
-    settings = load_settings()
-    refuse_no_warehouse(settings)
+    deployment = Deployment(load_settings())
+    refuse_no_warehouse(deployment)
     from backfill_assets.backfills import verify
     from backfill_assets.definitions import build_defs
     from backfill_assets.delta.read_check import check_read
-    from backfill_assets.tables.graph import tables_of
 
-    results = verify.verify_days(settings, build_defs(settings), partitions, tables)
-    table_names, known = dict.fromkeys(result.table for result in results), tables_of(settings)
-    reads = [check_read(settings, known[name], partitions) for name in table_names]
+    results = verify.verify_days(deployment, build_defs(deployment.settings), partitions, tables)
+    table_names, known = dict.fromkeys(result.table for result in results), deployment.tables
+    reads = [check_read(deployment, known[name], partitions) for name in table_names]
     if as_json:
         out.print_json(verify.as_json(results, reads))
     else:
@@ -56,14 +56,14 @@ def maintain(out: Output, more: Sequence[str], tables: Sequence[str], dry_run: b
 
     TABLES are the same as those of --select. It ends with 1 if a table is not as it should be.
     """
-    settings = load_settings()
-    refuse_no_warehouse(settings)
+    deployment = Deployment(load_settings())
+    refuse_no_warehouse(deployment)
     from backfill_assets.delta import maintenance
     from backfill_assets.spark.session import Engine
 
     names: list[Any] = [*tables, *(name for name in more if name not in tables)]
-    spark = Engine.from_settings(settings).spark_session
-    results = list(maintenance.run_maintenance(spark, settings, names, dry_run=dry_run))
+    spark = Engine.from_settings(deployment.settings).spark_session
+    results = list(maintenance.run_maintenance(spark, deployment, names, dry_run=dry_run))
     out.print_grid(maintenance.as_grid(results))
     for text in maintenance.format_notes(results, dry_run=dry_run):
         out.print_text(text)
@@ -79,15 +79,16 @@ def forget(out: Output, lookup: str, condition: str) -> Status:
     LOOKUP is the name of its table, CONDITION says in SQL which answers. All days of the tables
     that ask it become due. It ends with 1 if there are none.
     """
-    settings = load_settings()
-    refuse_no_warehouse(settings)
+    deployment = Deployment(load_settings())
+    refuse_no_warehouse(deployment)
     from backfill_assets.lookups.batch import forget_answers
-    from backfill_assets.tables.graph import lookups_of
 
-    known = lookups_of(settings)
+    known = deployment.lookups
     if lookup not in known:
         raise CannotRunError(f"no lookup is named {lookup}; there are {[*known]}")
-    count = forget_answers(known[lookup], known[lookup].place(settings.warehouse), condition)
+    count = forget_answers(
+        known[lookup], known[lookup].place(deployment.settings.warehouse), condition
+    )
     out.print_text(f"{lookup}: {count:,} answers forgotten")
     if count:
         out.print_note(
@@ -122,21 +123,21 @@ def accept_code(
     days if not given. Days that other code has made count as made by the present code, and keep
     their rows. First a sample of them is computed anew: it ends with 1 if that gives other rows.
     """
-    settings = load_settings()
-    refuse_no_warehouse(settings)
+    deployment = Deployment(load_settings())
+    refuse_no_warehouse(deployment)
     from backfill_assets.backfills import accept_code as acceptance
     from backfill_assets.definitions import build_defs
     from backfill_assets.delta.ledger_reader import read_ledgers
     from backfill_assets.tables.code_version import running_code
 
-    code, defs = running_code(settings), build_defs(settings)
+    code, defs = running_code(deployment.settings), build_defs(deployment.settings)
     results: list[AcceptedCode] = []
     refusals: list[str] = []
     with parameters.open_instance() as dagster:
         for table in tables:
             try:
                 result = acceptance.accept_code(
-                    settings, defs, code, table, partitions, reason, verify_days
+                    deployment, defs, code, table, partitions, reason, verify_days
                 )
             except acceptance.AcceptanceRefusedError as error:
                 refusals.append(str(error))
@@ -144,7 +145,7 @@ def accept_code(
             results.append(result)
             if not as_json:
                 out.print_text(_format_result(result))
-        plans = acceptance.repin_plans(dagster, read_ledgers(settings), results, code)
+        plans = acceptance.repin_plans(dagster, read_ledgers(deployment), results, code)
     if as_json:
         result_rows = [
             {**asdict(result), "versions": sorted(result.versions)} for result in results
@@ -186,15 +187,15 @@ def migrate(out: Output, more: Sequence[str], tables: Sequence[str], plan_only: 
     TABLES are the same as those of --select; all if none is given. Readers see a table as it was or
     as it is to be. It ends with 1 if a table cannot be changed in place.
     """
-    settings = load_settings()
-    refuse_no_warehouse(settings)
+    deployment = Deployment(load_settings())
+    refuse_no_warehouse(deployment)
     from backfill_assets.delta import migrate
-    from backfill_assets.tables.graph import tables_of
 
-    tables_by_name = tables_of(settings)
+    tables_by_name = deployment.tables
     names = [name for name in tables_by_name if name in {*tables, *more}] or [*tables_by_name]
     migrations = {
-        name: migrate.read_migration(settings.table(name), tables_by_name[name]) for name in names
+        name: migrate.read_migration(deployment.table_url(name), tables_by_name[name])
+        for name in names
     }
     pending = {
         name: migration
@@ -210,7 +211,7 @@ def migrate(out: Output, more: Sequence[str], tables: Sequence[str], plan_only: 
     else:
         for name, migration in pending.items():
             if not migration.refused:
-                _migrate_table(out, settings, name)
+                _migrate_table(out, deployment, name)
     return (
         Status.FINDING if any(migration.refused for migration in pending.values()) else Status.FINE
     )
@@ -232,11 +233,10 @@ def _print_migrations(out: Output, migrations: dict[str, Migration]) -> None:
     out.print_grid(grid)
 
 
-def _migrate_table(out: Output, settings: Settings, name: str) -> None:
+def _migrate_table(out: Output, deployment: Deployment, name: str) -> None:
     """Migrate one table; Spark starts only if its data files are rewritten."""
     from backfill_assets.delta.commits import Writer
     from backfill_assets.delta.migrate import migrate_table
-    from backfill_assets.tables.graph import tables_of
 
-    for text in migrate_table(Writer.from_settings(settings, tables_of(settings)[name])):
+    for text in migrate_table(Writer.from_settings(deployment.settings, deployment.tables[name])):
         out.print_text(f"{name}: {text}")

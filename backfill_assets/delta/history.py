@@ -11,14 +11,13 @@ from rich.table import Table as Grid
 from backfill_assets.calendar.partitions import DAY, Window, to_windows
 from backfill_assets.delta import records
 from backfill_assets.delta.ledger_reader import read_ledger
-from backfill_assets.settings import Settings
+from backfill_assets.deployment import Deployment
 from backfill_assets.tables.code_version import Code
-from backfill_assets.tables.graph import tables_of
 
 _MOST_SPANS = 5
 
 
-def format_history(settings: Settings, name: str, days: Window | None = None) -> Grid:
+def format_history(deployment: Deployment, name: str, days: Window | None = None) -> Grid:
     """The commits of a table that cover one of the days, oldest first, as a console table.
 
     A day whose rows were already those to be written is *unchanged*: the commit covers the day, but
@@ -31,13 +30,13 @@ def format_history(settings: Settings, name: str, days: Window | None = None) ->
     grid.add_column("version", justify="right", no_wrap=True)
     for heading in ("at (UTC)", "days", "run", "backfill", "by"):
         grid.add_column(heading, no_wrap=True)
-    kinds = _undone_kinds(settings, name)
-    for commit in _select_commits(settings, name, days):
+    kinds = _undone_kinds(deployment, name)
+    for commit in _select_commits(deployment, name, days):
         grid.add_row(str(commit.version), _format_time(commit), *_format_cells(commit, kinds))
     return grid
 
 
-def format_day_history(settings: Settings, name: str, day: date) -> Grid:
+def format_day_history(deployment: Deployment, name: str, day: date) -> Grid:
     """Each commit that covers a day: what it did, when, by whom, why, and with which code.
 
     Raises:
@@ -46,27 +45,27 @@ def format_day_history(settings: Settings, name: str, day: date) -> Grid:
     grid = Grid(box=None, padding=(0, 2, 0, 0), show_header=False)
     grid.add_column("what", no_wrap=True)
     grid.add_column("text")
-    kinds = _undone_kinds(settings, name)
-    for commit in _select_commits(settings, name, Window(day, day + DAY)):
+    kinds = _undone_kinds(deployment, name)
+    for commit in _select_commits(deployment, name, Window(day, day + DAY)):
         for row in _format_day(commit, day, kinds):
             grid.add_row(*row)
         grid.add_row("", "")
     return grid
 
 
-def as_json(settings: Settings, name: str, days: Window | None = None) -> list[dict[str, Any]]:
+def as_json(deployment: Deployment, name: str, days: Window | None = None) -> list[dict[str, Any]]:
     """The commits of a table, oldest first, as JSON; of each commit only the given days.
 
     Raises:
         ValueError: there is no such commit.
     """
-    kinds = _undone_kinds(settings, name)
-    return [_as_json(commit, days, kinds) for commit in _select_commits(settings, name, days)]
+    kinds = _undone_kinds(deployment, name)
+    return [_as_json(commit, days, kinds) for commit in _select_commits(deployment, name, days)]
 
 
-def _undone_kinds(settings: Settings, name: str) -> dict[str, str]:
+def _undone_kinds(deployment: Deployment, name: str) -> dict[str, str]:
     """By id that is not that of a backfill, what it is: a kind of switch-over, or `target`."""
-    ledger = read_ledger(settings.table(name), tables_of(settings)[name])
+    ledger = read_ledger(deployment.table_url(name), deployment.tables[name])
     kinds: dict[str, str] = {}
     for record in ledger.records:
         if record.backfill_id and (kind := record.details.kind):
@@ -126,14 +125,14 @@ def _day_as_json(commit: records.CommitRecord, day: date) -> dict[str, Any]:
 
 
 def _select_commits(
-    settings: Settings, name: str, days: Window | None
+    deployment: Deployment, name: str, days: Window | None
 ) -> list[records.CommitRecord | records.ExternalCommit]:
     """The commits that cover any of the days, external ones included; `days` None means all.
 
     Raises:
         ValueError: there is no such commit.
     """
-    ledger = read_ledger(settings.table(name), tables_of(settings)[name])
+    ledger = read_ledger(deployment.table_url(name), deployment.tables[name])
     commits = [
         commit
         for commit in ledger.all_commits
@@ -141,7 +140,7 @@ def _select_commits(
     ]
     if not commits:
         what = name if days is None else f"{name}[{days}]"
-        raise ValueError(f"{what} has never been published at {settings.table(name)}")
+        raise ValueError(f"{what} has never been published at {deployment.table_url(name)}")
     return commits
 
 

@@ -35,10 +35,9 @@ from backfill_assets.delta.records import (
     encoding_id,
     to_record,
 )
-from backfill_assets.settings import Settings
+from backfill_assets.deployment import Deployment
 from backfill_assets.spark.filesystems import open_store, replace_file
 from backfill_assets.spark.processes import pause_gc
-from backfill_assets.tables.graph import tables_of
 from backfill_assets.tables.table import Table
 
 _PHYSICAL_NAME = "name in files"
@@ -197,13 +196,13 @@ def _read_log(url: str, table: Table) -> Ledger:
     return Ledger(table)
 
 
-def read_ledgers(settings: Settings) -> Ledgers:
+def read_ledgers(deployment: Deployment) -> Ledgers:
     """The current ledgers of all tables, inputs first."""
     # Downstream tables are read first: an input may then be newer than what was built from it,
     # which the next read corrects, but never older.
-    tables = tables_of(settings)
+    tables = deployment.tables
     ledgers = {
-        name: read_ledger(settings.table(name), table)
+        name: read_ledger(deployment.table_url(name), table)
         for name, table in reversed([*tables.items()])
     }
     return {name: ledgers[name] for name in tables}

@@ -38,11 +38,11 @@ from backfill_assets.delta.data_files import abandoned_folders, rows_as_of
 from backfill_assets.delta.delta_rs import delta_log, load_log, read_metadata
 from backfill_assets.delta.table_schema import schema_differences, suggest_fix
 from backfill_assets.delta.targets import ANY_AGE, targets_older_than
+from backfill_assets.deployment import Deployment
 from backfill_assets.escaping import escape_markdown
-from backfill_assets.settings import PREFIX, Settings
+from backfill_assets.settings import PREFIX
 from backfill_assets.spark.filesystems import open_store
 from backfill_assets.spark.session import SPARK_ERRORS
-from backfill_assets.tables.graph import tables_of
 from backfill_assets.tables.table import Table
 
 #: Target file size of OPTIMIZE, in bytes.
@@ -150,7 +150,7 @@ def format_notes(results: Sequence[MaintenanceResult], *, dry_run: bool = False)
 
 def run_maintenance(
     spark: SparkSession,
-    settings: Settings,
+    deployment: Deployment,
     names: Sequence[str] = (),
     *,
     dry_run: bool = False,
@@ -169,15 +169,17 @@ def run_maintenance(
     Raises:
         ValueError: a name is not that of a table.
     """
-    tables = tables_of(settings)
-    today = today or datetime.now(settings.zone).date()
+    tables = deployment.tables
+    today = today or datetime.now(deployment.settings.zone).date()
     if unknown := sorted(set(names) - tables.keys()):
         raise ValueError(f"no such table: {', '.join(unknown)}; there are {', '.join(tables)}")
     consistent_versions: dict[str, int] = {}
     with suppress(FileNotFoundError, ValueError, KeyError):
-        consistent_versions = ledger_reader.versions_that_belong_together(settings.warehouse)
+        consistent_versions = ledger_reader.versions_that_belong_together(
+            deployment.settings.warehouse
+        )
     for name, table in tables.items():
-        url = settings.table(name)
+        url = deployment.table_url(name)
         log = load_log(url) if name in names or not names else None
         if log is not None and log.metadata().partition_columns != [table.partition]:
             no_files = TableFiles(log.version(), Counter(), Counter())
@@ -188,14 +190,14 @@ def run_maintenance(
             yield MaintenanceResult(name, no_files, no_files, problems=[problem])
         elif log is not None:
             # A shadow target may use files that no version of the table uses (any more).
-            is_retired = commits.can_delete_rows(table, settings.undo_days, today)
-            age = ANY_AGE if is_retired else max(settings.undo_days - 1, 0)
-            retaining_targets = targets_older_than(settings, name, age)
+            is_retired = commits.can_delete_rows(table, deployment.settings.undo_days, today)
+            age = ANY_AGE if is_retired else max(deployment.settings.undo_days - 1, 0)
+            retaining_targets = targets_older_than(deployment, name, age)
             maintenance = _TableMaintenance(
                 spark,
                 url,
                 table,
-                settings.undo_days,
+                deployment.settings.undo_days,
                 dry_run,
                 is_retired,
                 retaining_targets,
@@ -431,14 +433,14 @@ class MaintenanceConfig(dg.Config):
     dry_run: bool = Field(False, description="Tell what would be done, and do nothing.")
 
 
-def maintenance_job(settings: Settings) -> dg.JobDefinition:
+def maintenance_job(deployment: Deployment) -> dg.JobDefinition:
     """Maintenance as a Dagster job, for the UI and for the deployment's own schedule."""
 
     @dg.op(name="maintain_tables", required_resource_keys={"engine"}, out=dg.Out(dg.Nothing))
     def maintain_tables(context: dg.OpExecutionContext, config: MaintenanceConfig) -> None:
         spark = context.resources.engine.spark_session
         results = []
-        for result in run_maintenance(spark, settings, config.tables, dry_run=config.dry_run):
+        for result in run_maintenance(spark, deployment, config.tables, dry_run=config.dry_run):
             context.log.info(", ".join(format_cells(result)))
             results.append(result)
         notes = format_notes(results, dry_run=config.dry_run)

@@ -16,7 +16,7 @@ from backfill_assets.delta.commits import summarize_error
 from backfill_assets.delta.delta_rs import delta_log
 from backfill_assets.delta.ledger_reader import read_ledger
 from backfill_assets.delta.records import PublishedDay
-from backfill_assets.settings import Settings
+from backfill_assets.deployment import Deployment
 from backfill_assets.spark.filesystems import folder_filesystem
 from backfill_assets.tables.table import Table
 
@@ -36,14 +36,14 @@ class ReadCheck:
         return "\n  ".join([f"{head}: {'NOT ' * bool(self.problems)}as published", *self.problems])
 
 
-def check_read(settings: Settings, table: Table, days: Iterable[date]) -> ReadCheck:
+def check_read(deployment: Deployment, table: Table, days: Iterable[date]) -> ReadCheck:
     """Read days as a consumer may: by delta-rs and Arrow, without a JVM.
 
     All columns of each day are read at the published version. Rows, nulls and totals (money as
     exact decimals) must equal the record of the day. Only the files of these days are opened; days
     without a record are left out.
     """
-    url = settings.table(table.name)
+    url = deployment.table_url(table.name)
     try:
         ledger = read_ledger(url, table)
         if ledger.version is None:

@@ -21,9 +21,8 @@ from backfill_assets.delta.commit_log import CommitLog, added_files, shallow_clo
 from backfill_assets.delta.delta_rs import load_log
 from backfill_assets.delta.ledger_reader import read_ledger
 from backfill_assets.delta.ledgers import Ledger, Ledgers
-from backfill_assets.settings import Settings
+from backfill_assets.deployment import Deployment
 from backfill_assets.spark.filesystems import open_store
-from backfill_assets.tables.graph import tables_of
 
 #: In the warehouse; no table can have this name.
 TARGETS_FOLDER = "_targets"
@@ -131,31 +130,33 @@ class ShadowTarget(BaseModel, frozen=True):
         """The requested days, as windows."""
         return [Window.parse(text) for text in self.asked]
 
-    def table_url(self, settings: Settings, table: str) -> str:
+    def table_url(self, deployment: Deployment, table: str) -> str:
         """Where the target reads a table: its clone, or production."""
         if table not in self.tables or not self.generation:
-            return settings.table(table)
-        return f"{target_folder(settings, self.name)}/{self.generation}/{table}"
+            return deployment.table_url(table)
+        return f"{target_folder(deployment, self.name)}/{self.generation}/{table}"
 
     def fork_version(self, table: str) -> int:
         """The cloned version of a table; -1 if the table did not exist."""
         pin = self.pins.get(table)
         return -1 if pin is None else pin
 
-    def table_ledger(self, settings: Settings, table: str) -> Ledger:
+    def table_ledger(self, deployment: Deployment, table: str) -> Ledger:
         """The ledger of a table as the target reads it.
 
         Raises:
             TargetError: the table is not declared any more.
         """
-        declared = tables_of(settings).get(table)
+        declared = deployment.tables.get(table)
         if declared is None:
             raise TargetError(
                 f"target {self.name} has days of {table}, and no such table is declared any more. "
                 "Nothing was done, and production is as it was. Declare the table again, or drop "
                 f"the target: `backfill-assets drop {self.name}`"
             )
-        ledger = read_ledger(self.table_url(settings, table), declared, settings.warehouse)
+        ledger = read_ledger(
+            self.table_url(deployment, table), declared, deployment.settings.warehouse
+        )
         if table in self.tables:
             # Days built after the start of a switch-over are not part of it.
             version = self.versions.get(table) if self.switching else None
@@ -165,49 +166,49 @@ class ShadowTarget(BaseModel, frozen=True):
             return Ledger(ledger.table, references=ledger.references)
         return ledger if ledger.version == pin else ledger.as_of(pin)
 
-    def table_ledgers(self, settings: Settings, *, pinned: bool = True) -> Ledgers:
+    def table_ledgers(self, deployment: Deployment, *, pinned: bool = True) -> Ledgers:
         """The ledgers of all tables, inputs first.
 
         `pinned`: whether tables without a clone are read at their pinned version, or the latest
         one.
         """
-        tables = tables_of(settings)
+        tables = deployment.tables
         return {
-            name: self.table_ledger(settings, name)
+            name: self.table_ledger(deployment, name)
             if pinned or name in self.tables
-            else read_ledger(settings.table(name), table)
+            else read_ledger(deployment.table_url(name), table)
             for name, table in tables.items()
         }
 
 
-def target_folder(settings: Settings, name: str) -> str:
+def target_folder(deployment: Deployment, name: str) -> str:
     """The folder of a target, in the warehouse."""
-    return f"{settings.warehouse}/{TARGETS_FOLDER}/{name}"
+    return f"{deployment.settings.warehouse}/{TARGETS_FOLDER}/{name}"
 
 
-def list_targets(settings: Settings) -> list[str]:
+def list_targets(deployment: Deployment) -> list[str]:
     """The names of all targets."""
-    filesystem, path = open_store(f"{settings.warehouse}/{TARGETS_FOLDER}")
+    filesystem, path = open_store(f"{deployment.settings.warehouse}/{TARGETS_FOLDER}")
     infos = filesystem.get_file_info(pafs.FileSelector(path, allow_not_found=True))
     folders = (info.base_name for info in infos if info.type == pafs.FileType.Directory)
-    return sorted(name for name in folders if _read_state(settings, name) is not None)
+    return sorted(name for name in folders if _read_state(deployment, name) is not None)
 
 
-def any_targets(settings: Settings) -> bool:
+def any_targets(deployment: Deployment) -> bool:
     """Whether there are any targets; checks only their folders."""
-    filesystem, path = open_store(f"{settings.warehouse}/{TARGETS_FOLDER}")
+    filesystem, path = open_store(f"{deployment.settings.warehouse}/{TARGETS_FOLDER}")
     return bool(filesystem.get_file_info(pafs.FileSelector(path, allow_not_found=True)))
 
 
-def load_target(settings: Settings, name: str) -> ShadowTarget:
+def load_target(deployment: Deployment, name: str) -> ShadowTarget:
     """Load a target.
 
     Raises:
         TargetError: there is no such target, or another version of this package made it.
     """
-    state_document = _read_state(settings, name) if NAME_PATTERN.fullmatch(name) else None
+    state_document = _read_state(deployment, name) if NAME_PATTERN.fullmatch(name) else None
     if state_document is None:
-        existing = ", ".join(list_targets(settings)) or "none"
+        existing = ", ".join(list_targets(deployment)) or "none"
         raise TargetError(f"there is no target {name}; there are: {existing}")
     try:
         target = ShadowTarget.model_validate_json(state_document.text)
@@ -219,17 +220,17 @@ def load_target(settings: Settings, name: str) -> ShadowTarget:
     return target.model_copy(update={"revision": state_document.revision})
 
 
-def _read_state(settings: Settings, name: str) -> delta_rs.Document | None:
-    return delta_rs.read_document(f"{target_folder(settings, name)}/{_STATE}")
+def _read_state(deployment: Deployment, name: str) -> delta_rs.Document | None:
+    return delta_rs.read_document(f"{target_folder(deployment, name)}/{_STATE}")
 
 
-def save_target(settings: Settings, target: ShadowTarget) -> ShadowTarget:
+def save_target(deployment: Deployment, target: ShadowTarget) -> ShadowTarget:
     """Save a target's state if nobody changed it since its revision.
 
     Raises:
         TargetError: another command has changed it since.
     """
-    url = f"{target_folder(settings, target.name)}/{_STATE}"
+    url = f"{target_folder(deployment, target.name)}/{_STATE}"
     revision = delta_rs.write_document(url, target.model_dump_json(), target.revision)
     if revision is None:
         raise ChangedError(
@@ -240,7 +241,7 @@ def save_target(settings: Settings, target: ShadowTarget) -> ShadowTarget:
 
 
 def update_target(
-    settings: Settings, name: str, update: Callable[[ShadowTarget], ShadowTarget]
+    deployment: Deployment, name: str, update: Callable[[ShadowTarget], ShadowTarget]
 ) -> ShadowTarget:
     """Update a target's state; retries when other commands change it at the same time.
 
@@ -249,8 +250,8 @@ def update_target(
     """
     for _ in range(_ATTEMPTS - 1):
         with suppress(ChangedError):
-            return save_target(settings, update(load_target(settings, name)))
-    return save_target(settings, update(load_target(settings, name)))
+            return save_target(deployment, update(load_target(deployment, name)))
+    return save_target(deployment, update(load_target(deployment, name)))
 
 
 def raise_if_busy(target: ShadowTarget) -> None:
@@ -275,31 +276,31 @@ def raise_if_busy(target: ShadowTarget) -> None:
         )
 
 
-def delete_target(settings: Settings, name: str) -> None:
+def delete_target(deployment: Deployment, name: str) -> None:
     """Delete the folder of a target."""
-    filesystem, path = open_store(target_folder(settings, name))
+    filesystem, path = open_store(target_folder(deployment, name))
     filesystem.delete_dir(f"{path}/{_STATE}")  # first: without its state it is no target any more
     filesystem.delete_dir(path)
 
 
-def interrupted_switches(settings: Settings) -> list[ShadowTarget]:
+def interrupted_switches(deployment: Deployment) -> list[ShadowTarget]:
     """The targets with an unfinished switch-over that is not being undone."""
-    return [t for t in readable_targets(settings) if t.switching and not t.undoing]
+    return [t for t in readable_targets(deployment) if t.switching and not t.undoing]
 
 
-def readable_targets(settings: Settings) -> Iterator[ShadowTarget]:
+def readable_targets(deployment: Deployment) -> Iterator[ShadowTarget]:
     """The targets, except those that another version of this package made."""
-    for name in list_targets(settings):
+    for name in list_targets(deployment):
         with suppress(TargetError):
-            yield load_target(settings, name)
+            yield load_target(deployment, name)
 
 
-def targets_older_than(settings: Settings, table: str, days: int) -> list[str]:
+def targets_older_than(deployment: Deployment, table: str, days: int) -> list[str]:
     """The targets with a clone of a table that are older than `days`, and all unreadable ones."""
     matches = []
-    for name in list_targets(settings):
+    for name in list_targets(deployment):
         try:
-            target = load_target(settings, name)
+            target = load_target(deployment, name)
         except TargetError:
             matches.append(name)
             continue
@@ -309,7 +310,11 @@ def targets_older_than(settings: Settings, table: str, days: int) -> list[str]:
 
 
 def new_target(
-    settings: Settings, name: str, tables: Iterable[str], requested_days: Window, reason: str = ""
+    deployment: Deployment,
+    name: str,
+    tables: Iterable[str],
+    requested_days: Window,
+    reason: str = "",
 ) -> ShadowTarget:
     """The initial state of a target; nothing is written.
 
@@ -322,9 +327,10 @@ def new_target(
             "letter; at most 31 characters"
         )
     tables = tuple(tables)
-    declared = tables_of(settings).items()
+    declared = deployment.tables.items()
     ledgers = {
-        table_name: read_ledger(settings.table(table_name), table) for table_name, table in declared
+        table_name: read_ledger(deployment.table_url(table_name), table)
+        for table_name, table in declared
     }
     commits = (record for ledger in ledgers.values() for record in ledger.records)
     if any((record.backfill_id or "").partition("-")[0] == name for record in commits):
@@ -346,16 +352,16 @@ def new_target(
     )
 
 
-def create_target(settings: Settings, target: ShadowTarget) -> ShadowTarget:
+def create_target(deployment: Deployment, target: ShadowTarget) -> ShadowTarget:
     """Create a new target: clone its tables and save its state.
 
     Raises:
         CloneError: a table cannot be cloned.
     """
-    return save_target(settings, clone_tables(settings, target))
+    return save_target(deployment, clone_tables(deployment, target))
 
 
-def clone_tables(settings: Settings, target: ShadowTarget) -> ShadowTarget:
+def clone_tables(deployment: Deployment, target: ShadowTarget) -> ShadowTarget:
     """Clone the tables of a target at its pins; returns the target with the new generation.
 
     Raises:
@@ -365,11 +371,11 @@ def clone_tables(settings: Settings, target: ShadowTarget) -> ShadowTarget:
     for table in target.tables:
         version = target.pins[table]
         if version is not None:
-            shallow_clone(settings.table(table), target.table_url(settings, table), version)
+            shallow_clone(deployment.table_url(table), target.table_url(deployment, table), version)
     return target
 
 
-def drop_target(settings: Settings, name: str) -> int:
+def drop_target(deployment: Deployment, name: str) -> int:
     """Remove a target and the data files that only it has; return the number of files.
 
     Production keeps what was switched over. If killed, run it again to finish.
@@ -377,7 +383,7 @@ def drop_target(settings: Settings, name: str) -> int:
     Raises:
         TargetError: there is no such target, or a switch-over or its undo is unfinished.
     """
-    target = load_target(settings, name)
+    target = load_target(deployment, name)
     if target.switching:
         raise TargetError(
             f"target {name} is being switched over: let that end (`backfill-assets switch {name}` "
@@ -389,30 +395,30 @@ def drop_target(settings: Settings, name: str) -> int:
             f"finishes that; drop {name} then. Nothing was removed."
         )
     # From here on no other command changes the target.
-    target = save_target(settings, target.model_copy(update={"dropping": True}))
+    target = save_target(deployment, target.model_copy(update={"dropping": True}))
     removed = 0
     for table in target.tables:
-        removed += _delete_own_files(settings, target, table)
-    delete_target(settings, name)
+        removed += _delete_own_files(deployment, target, table)
+    delete_target(deployment, name)
     return removed
 
 
-def _delete_own_files(settings: Settings, target: ShadowTarget, table: str) -> int:
+def _delete_own_files(deployment: Deployment, target: ShadowTarget, table: str) -> int:
     """Remove the data files of a table that no commit of production names; return their number.
 
     If commits of production are missing, the files they named are unknown: VACUUM removes them.
     """
-    production = settings.table(table)
+    production = deployment.table_url(table)
     log, versions = load_log(production), CommitLog(production).list_versions()
     last = log.version() if log else target.pins.get(table)
     if last is not None and not versions.issuperset(range(last + 1)):
         return 0
-    filesystem, path = open_store(target_folder(settings, target.name))
+    filesystem, path = open_store(target_folder(deployment, target.name))
     generations = filesystem.get_file_info(pafs.FileSelector(path))
     own_files: set[str] = set()
     for info in generations:
         if info.type == pafs.FileType.Directory:
-            url = f"{target_folder(settings, target.name)}/{info.base_name}/{table}"
+            url = f"{target_folder(deployment, target.name)}/{info.base_name}/{table}"
             own_files |= {*added_files(url, -1)}
     own_files -= {*added_files(production, -1)}
     # The clones in a copied warehouse name the files of the original warehouse.

@@ -17,24 +17,22 @@ from deltalake.table import (
 )
 from pyspark.sql import SparkSession
 
-from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import format_ranges, to_windows
 from backfill_assets.delta.commits import summarize_error
 from backfill_assets.delta.delta_rs import load_log
 from backfill_assets.delta.ledger_reader import read_ledger, read_ledgers
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.read_check import check_read
+from backfill_assets.deployment import Deployment
 from backfill_assets.doctor.checks import Check, CheckResult, note, ok, wrong
 from backfill_assets.doctor.machine import nearest_folder, write_error
 from backfill_assets.landing.listing import ListedFile, list_landing
 from backfill_assets.monitoring.incidents import clock_incidents, table_incidents
 from backfill_assets.monitoring.next_runs import unloaded_by_log
 from backfill_assets.monitoring.states import STATE_MEANINGS, DayState, Situation
-from backfill_assets.settings import Settings
 from backfill_assets.spark.filesystems import open_store
 from backfill_assets.spark.session import Engine, is_shared
 from backfill_assets.staleness.stale import StaleDays
-from backfill_assets.tables.graph import config_digests, load_graph
 from backfill_assets.tables.sources import Source
 
 #: A time further ahead is not explained by two clocks that differ a little.
@@ -44,29 +42,29 @@ WAREHOUSE = "warehouse"
 _MAX_NAMES = 5
 
 
-def data_checks(settings: Settings) -> list[Check]:
+def data_checks(deployment: Deployment) -> list[Check]:
     """The checks of landing, warehouse and tables."""
-    graph = load_graph(settings)
+    graph = deployment.graph
     sources = {source.name: source for source in graph.sources.values()}
     parts = {name: f"landing {name}" for name in sources}
     return [
         *(
-            Check(parts[name], partial(check_landing, settings, landing_source))
+            Check(parts[name], partial(check_landing, deployment, landing_source))
             for name, landing_source in sources.items()
         ),
-        Check(WAREHOUSE, partial(check_warehouse, settings)),
+        Check(WAREHOUSE, partial(check_warehouse, deployment)),
         *(
-            Check(f"table {name}", partial(check_table, settings, name), [WAREHOUSE])
+            Check(f"table {name}", partial(check_table, deployment, name), [WAREHOUSE])
             for name in graph.tables
         ),
-        Check("clock", partial(check_clock, settings), [WAREHOUSE, *parts.values()]),
+        Check("clock", partial(check_clock, deployment), [WAREHOUSE, *parts.values()]),
     ]
 
 
-def check_landing(settings: Settings, source: Source) -> Iterator[CheckResult]:
+def check_landing(deployment: Deployment, source: Source) -> Iterator[CheckResult]:
     """Check that a source's folders can be listed, and its newest file opened."""
-    listing = list_landing(settings.landing, source)
-    location = f"{settings.landing}/{source.name}"
+    listing = list_landing(deployment.settings.landing, source)
+    location = f"{deployment.settings.landing}/{source.name}"
     if strays := listing.strays:
         names = ", ".join(strays[:_MAX_NAMES]) + (", ..." if strays[_MAX_NAMES:] else "")
         message = f"{len(strays)} name(s) are not of an arrival day and are not read: {names}"
@@ -86,19 +84,19 @@ def check_landing(settings: Settings, source: Source) -> Iterator[CheckResult]:
         text = f"{len(refused)} file(s) are refused, the last one {last.source_file}"
         yield wrong(f"{location}: {text}: {last.refused}", "see docs/landing.md for what is read")
     if fine := [entry for entry in files if not entry.refused]:
-        _open_file(settings, max(fine, key=lambda entry: entry.source_file))
+        _open_file(deployment, max(fine, key=lambda entry: entry.source_file))
     yield ok(f"{location}: {days}, {len(files)} files")
 
 
-def _open_file(settings: Settings, entry: ListedFile) -> None:
-    filesystem, _ = open_store(settings.landing)
+def _open_file(deployment: Deployment, entry: ListedFile) -> None:
+    filesystem, _ = open_store(deployment.settings.landing)
     with filesystem.open_input_stream(entry.path, compression=None) as stream:
         stream.read(1)
 
 
-def check_warehouse(settings: Settings) -> Iterator[CheckResult]:
+def check_warehouse(deployment: Deployment) -> Iterator[CheckResult]:
     """Check that the warehouse exists and can be written."""
-    location = settings.warehouse
+    location = deployment.settings.warehouse
     if "://" not in location:
         folder = nearest_folder(Path(location))
         if reason := write_error(folder):
@@ -115,9 +113,9 @@ def check_warehouse(settings: Settings) -> Iterator[CheckResult]:
         yield ok(f"{location} can be listed; whether it can be written, a run shows")
 
 
-def check_table(settings: Settings, name: str) -> Iterator[CheckResult]:
+def check_table(deployment: Deployment, name: str) -> Iterator[CheckResult]:
     """Check that a table matches its code, has a log and no other writers, and can be read."""
-    graph, url = load_graph(settings), settings.table(name)
+    graph, url = deployment.graph, deployment.table_url(name)
     try:
         log = load_log(url)
         ledger = read_ledger(url, graph.tables[name])
@@ -137,7 +135,7 @@ def check_table(settings: Settings, name: str) -> Iterator[CheckResult]:
         return
     yield from _check_other_writers(ledger)
     days = sorted(ledger.latest)
-    test = check_read(settings, graph.tables[name], days[-1:])
+    test = check_read(deployment, graph.tables[name], days[-1:])
     for problem in test.problems:
         command = (
             f"backfill-assets verify {days[-1]} --select {name}" if days else "backfill-assets"
@@ -185,18 +183,18 @@ def _check_other_writers(ledger: Ledger) -> Iterator[CheckResult]:
     yield wrong(f"{format_ranges(changed)} changed by another writer{last_writer}: {meaning}", fix)
 
 
-def check_clock(settings: Settings) -> Iterator[CheckResult]:
+def check_clock(deployment: Deployment) -> Iterator[CheckResult]:
     """Compare the clock of this machine with the times of landing files and publications."""
     now = datetime.now(timezone.utc)
-    today = now.astimezone(settings.zone).date()
-    ledgers = read_ledgers(settings)
+    today = now.astimezone(deployment.settings.zone).date()
+    ledgers = read_ledgers(deployment)
     situation = Situation(
         ledgers=ledgers,
         stale=StaleDays(),
-        unloaded=unloaded_by_log(settings, ledgers, load_graph(settings), today),
+        unloaded=unloaded_by_log(deployment, ledgers, deployment.graph, today),
         failed_checks={},
-        policy=Policy.from_settings(settings),
-        config_digests=config_digests(settings),
+        policy=deployment.policy,
+        config_digests=deployment.config_digests,
         today=today,
     )
     incidents = [
@@ -217,7 +215,7 @@ def check_clock(settings: Settings) -> Iterator[CheckResult]:
         yield ok(f"{now:%Y-%m-%d %H:%M} UTC; the business day is {today}")
 
 
-def check_engine(settings: Settings, *, start: bool) -> Iterator[CheckResult]:
+def check_engine(deployment: Deployment, *, start: bool) -> Iterator[CheckResult]:
     """Check that there is an engine, and that it matches the settings.
 
     With `start`, also start an embedded one, and write a small table with it.
@@ -225,18 +223,18 @@ def check_engine(settings: Settings, *, start: bool) -> Iterator[CheckResult]:
     Raises:
         EngineError: there is none, or it does not match the settings.
     """
-    if not settings.spark_remote and not start:
+    if not deployment.settings.spark_remote and not start:
         yield ok("embedded: --engine starts one and writes a small table with it")
         return
     # Raises for a server with wrong settings.
-    spark = Engine.from_settings(settings).spark_session
+    spark = Engine.from_settings(deployment.settings).spark_session
     try:
         if spark.range(3).count() != 3:
             raise ValueError("the engine cannot count to 3")
-        if not settings.spark_remote:
+        if not deployment.settings.spark_remote:
             _write_table(spark)
     finally:
-        if not is_shared(settings.spark_remote or ""):
+        if not is_shared(deployment.settings.spark_remote or ""):
             spark.stop()
     yield ok(f"Spark {spark.version} answers, with the settings that it must have")
 

@@ -16,7 +16,7 @@ import pyarrow.fs as pafs
 from deltalake.exceptions import DeltaError
 
 from backfill_assets.delta import delta_rs
-from backfill_assets.settings import Settings
+from backfill_assets.deployment import Deployment
 from backfill_assets.spark.filesystems import open_store, replace_file
 from backfill_assets.spark.processes import process_start_time
 
@@ -120,9 +120,9 @@ class TableImport(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, steps=[*others, step], version=step.version)
 
 
-def load_imports(settings: Settings, source: str) -> dict[str, TableImport]:
+def load_imports(deployment: Deployment, source: str) -> dict[str, TableImport]:
     """The imports into a source, by folder or URL of the table."""
-    filesystem, path = open_store(_imports_folder(settings, source))
+    filesystem, path = open_store(_imports_folder(deployment, source))
     listed = filesystem.get_file_info(pafs.FileSelector(path, allow_not_found=True))
     imports = {}
     for info in sorted(listed, key=lambda info: str(info.path)):
@@ -133,11 +133,11 @@ def load_imports(settings: Settings, source: str) -> dict[str, TableImport]:
     return imports
 
 
-def save_import(settings: Settings, table_import: TableImport) -> TableImport:
+def save_import(deployment: Deployment, table_import: TableImport) -> TableImport:
     """Save the state of an import."""
     text = json.dumps(msgspec.to_builtins(table_import), indent=2).encode() + b"\n"
     replace_file(
-        _imports_folder(settings, table_import.source),
+        _imports_folder(deployment, table_import.source),
         f"{short_digest(table_import.table)}.json",
         text,
     )
@@ -181,13 +181,13 @@ def _pid_namespace() -> str:
 
 
 @contextmanager
-def lock_import(settings: Settings, source: str, table: str) -> Iterator[None]:
+def lock_import(deployment: Deployment, source: str, table: str) -> Iterator[None]:
     """Lock the import of a table into a source for this process.
 
     Raises:
         ImportRefusedError: another process imports it; the message names the process.
     """
-    url = f"{_imports_folder(settings, source)}/{short_digest(table)}.lock"
+    url = f"{_imports_folder(deployment, source)}/{short_digest(table)}.lock"
     lock = delta_rs.read_document(url)
     if lock and lock.text != _FREE:
         holder = msgspec.json.decode(lock.text, type=_LockHolder)
@@ -217,5 +217,5 @@ def short_digest(*texts: str) -> str:
     return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:12]
 
 
-def _imports_folder(settings: Settings, source: str) -> str:
-    return f"{settings.warehouse}/{_FOLDER}/{source}"
+def _imports_folder(deployment: Deployment, source: str) -> str:
+    return f"{deployment.settings.warehouse}/{_FOLDER}/{source}"

@@ -18,6 +18,7 @@ from pyspark.sql import functions as F
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import format_ranges
 from backfill_assets.delta.delta_rs import load_log
+from backfill_assets.deployment import Deployment
 from backfill_assets.imports import import_state
 from backfill_assets.imports.external_table import (
     ExternalTable,
@@ -36,7 +37,6 @@ from backfill_assets.imports.landing_files import (
     scratch_folder,
     split_chunks,
 )
-from backfill_assets.settings import Settings
 from backfill_assets.spark.filesystems import on_s3
 from backfill_assets.spark.frames import create_frame
 from backfill_assets.spark.session import Engine
@@ -59,7 +59,7 @@ class ImportRequest:
         chunk_rows: maximum rows that land at a time.
     """
 
-    settings: Settings
+    deployment: Deployment
     spark: SparkSession
     source: Source
     table: str
@@ -70,7 +70,7 @@ class ImportRequest:
     @property
     def late_data_policy(self) -> Policy:
         """The late-data policy of the source."""
-        return self.source.policy(self.settings)
+        return self.source.policy(self.deployment.settings)
 
     def open_import(self) -> tuple[ExternalTable, import_state.TableImport]:
         """The table and its saved import, or a new one.
@@ -85,7 +85,7 @@ class ImportRequest:
             )
         url = normalize_url(self.table)
         external_table = open_external_table(url)
-        table_import = import_state.load_imports(self.settings, self.source.name).get(url)
+        table_import = import_state.load_imports(self.deployment, self.source.name).get(url)
         if table_import is None:
             table_import = import_state.TableImport(
                 self.source.name, url, external_table.kind, external_table.table_id, self.mapping
@@ -113,12 +113,12 @@ class ImportRequest:
     ) -> SourceLines:
         """The new rows of the table as lines."""
         rows = external_table.read_rows(self.spark, new_data, scratch)
-        return map_rows(rows, self.source, mapping, self.settings.timezone)
+        return map_rows(rows, self.source, mapping, self.deployment.settings.timezone)
 
     @contextmanager
     def open_scratch(self, name: str) -> Iterator[str]:
         """A temporary folder beside the arrival days, removed at the end."""
-        folder = scratch_folder(self.settings.landing, self.source, name)
+        folder = scratch_folder(self.deployment.settings.landing, self.source, name)
         try:
             yield folder
         finally:
@@ -133,13 +133,13 @@ def _format_mapping(mapping: import_state.ImportMapping) -> str:
     )
 
 
-def spark_for(settings: Settings, tables: Iterable[str]) -> SparkSession:
+def spark_for(deployment: Deployment, tables: Iterable[str]) -> SparkSession:
     """The Spark session that reads the tables.
 
     Raises:
         ImportRefusedError: a table is on S3, and neither the landing nor the warehouse is.
     """
-    engine = Engine.from_settings(settings)
+    engine = Engine.from_settings(deployment.settings)
     if not engine.uses_s3 and any(map(on_s3, tables)):
         raise import_state.ImportRefusedError(
             "the table lies on S3, and neither landing nor warehouse do, so the engine has no way "
@@ -256,7 +256,7 @@ def _count_by_day(
         )
         repeated = dict(repeats_by_row.groupBy(ARRIVAL_DAY).agg(F.sum("more")).toLocalIterator())
     by_day, stray = dict[date, RowCounts](), RowCounts()
-    counted = counts_by_day(rows, request.source, policy, request.settings.timezone)
+    counted = counts_by_day(rows, request.source, policy, request.deployment.settings.timezone)
     for day, count, *others in counted.orderBy(ARRIVAL_DAY).toLocalIterator():
         counts = RowCounts(count, repeated.get(day, 0), *others)
         on_calendar = day is not None and policy.start <= day
@@ -302,7 +302,7 @@ def run_import(
         ImportRefusedError: the table cannot be imported or followed, or another process imports it.
     """
     with import_state.lock_import(
-        request.settings, request.source.name, normalize_url(request.table)
+        request.deployment, request.source.name, normalize_url(request.table)
     ):
         return _run_import(request, note)
 
@@ -318,7 +318,7 @@ def _run_import(request: ImportRequest, note: Callable[[str], None]) -> import_s
         if new_data.version == table_import.version:
             return table_import
         return import_state.save_import(
-            request.settings, msgspec.structs.replace(table_import, version=new_data.version)
+            request.deployment, msgspec.structs.replace(table_import, version=new_data.version)
         )
     name = f"import-{_step_digest(table_import, new_data)}"
     with request.open_scratch(name) as scratch:
@@ -337,7 +337,7 @@ def _run_import(request: ImportRequest, note: Callable[[str], None]) -> import_s
     return _land_step(
         request,
         external_table,
-        import_state.save_import(request.settings, table_import.with_step(step)),
+        import_state.save_import(request.deployment, table_import.with_step(step)),
         step,
         note,
     )
@@ -400,13 +400,15 @@ def _land_step(
         for days in split_chunks(remaining, request.chunk_rows):
             assert lines is not None
             files = land_files(
-                lines.rows, request.source, step, days, arrival, request.settings.landing
+                lines.rows, request.source, step, days, arrival, request.deployment.settings.landing
             )
             step = msgspec.structs.replace(step, landed={**step.landed, **files})
-            table_import = import_state.save_import(request.settings, table_import.with_step(step))
+            table_import = import_state.save_import(
+                request.deployment, table_import.with_step(step)
+            )
             note(f"landed {days[0]}...{days[-1]}: {sum(files.values()):,} rows")
     return import_state.save_import(
-        request.settings, table_import.with_step(msgspec.structs.replace(step, done=True))
+        request.deployment, table_import.with_step(msgspec.structs.replace(step, done=True))
     )
 
 
@@ -439,7 +441,7 @@ class ImportCheck(msgspec.Struct, frozen=True):
 
 
 def check_import(
-    settings: Settings,
+    deployment: Deployment,
     spark: SparkSession,
     source: Source,
     imports: Collection[import_state.TableImport],
@@ -456,13 +458,13 @@ def check_import(
         if (step := table_import.unfinished_step)
     ]
     files = _files_frame(spark, landed)
-    raw_rows = _read_published(settings, spark, source.raw)
+    raw_rows = _read_published(deployment, spark, source.raw)
     raw = _count_by_file(raw_rows, files)
-    rejected = _count_by_file(_read_published(settings, spark, source.rejected), files)
+    rejected = _count_by_file(_read_published(deployment, spark, source.rejected), files)
     problems += _describe_unloaded_files(landed, raw, rejected)
     outcomes: dict[str, Any] = {}
     if raw_rows is not None:
-        outcomes = _count_outcomes(settings, spark, source, raw_rows, files)
+        outcomes = _count_outcomes(deployment, spark, source, raw_rows, files)
     counts = ImportCheck(
         read, sum(landed.values()), sum(raw.values()), sum(rejected.values()), **outcomes
     )
@@ -479,9 +481,9 @@ def _files_frame(spark: SparkSession, names: Iterable[str]) -> DataFrame:
     return F.broadcast(create_frame(spark, struct, ((name,) for name in names)))
 
 
-def _read_published(settings: Settings, spark: SparkSession, table: Table) -> DataFrame | None:
+def _read_published(deployment: Deployment, spark: SparkSession, table: Table) -> DataFrame | None:
     """The rows of a table; None if it does not exist yet."""
-    url = settings.table(table.name)
+    url = deployment.table_url(table.name)
     if load_log(url) is None:
         return None
     return table.with_current_columns(spark.read.format("delta").load(url))
@@ -514,10 +516,10 @@ def _format_days(files: Sequence[str]) -> str:
 
 
 def _count_outcomes(
-    settings: Settings, spark: SparkSession, source: Source, raw: DataFrame, files: DataFrame
+    deployment: Deployment, spark: SparkSession, source: Source, raw: DataFrame, files: DataFrame
 ) -> dict[str, int]:
     """Count the imported rows of the raw log by outcome, by the rules of staging."""
-    policy = source.policy(settings)
+    policy = source.policy(deployment.settings)
     late, early = (
         ~dedup.within_window(policy.window_days),
         F.col("event_date") < F.lit(policy.start),
@@ -529,10 +531,12 @@ def _count_outcomes(
         .when(dedup.is_superseded(versions, policy.window_days), "superseded")
         .otherwise("staged")
     )
-    rows = dedup.with_event_day(raw, source, settings.timezone).withColumn("_kind", outcome)
+    rows = dedup.with_event_day(raw, source, deployment.settings.timezone).withColumn(
+        "_kind", outcome
+    )
     rows = rows.join(files, "source_file", "left_semi")
     counts: dict[str, int] = dict(rows.groupBy("_kind").agg(F.count(F.lit(1))).toLocalIterator())
-    staging = _read_published(settings, spark, source.staged)
+    staging = _read_published(deployment, spark, source.staged)
     in_staging = 0
     if staging is not None:
         same = ["event_date", "log_date", *source.key]

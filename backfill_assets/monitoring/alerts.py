@@ -36,8 +36,9 @@ from backfill_assets.dagster_ext.internals import (
     SENSOR_NAME_TAG,
     WILL_RETRY_TAG,
 )
+from backfill_assets.deployment import Deployment
 from backfill_assets.escaping import escape_chat
-from backfill_assets.settings import PREFIX, Settings
+from backfill_assets.settings import PREFIX
 
 Key = tuple[str, str, str]
 #: How large an incident is: a number by aspect, such as an amount or a failed check.
@@ -411,7 +412,7 @@ PAGE = 500  # events
 
 
 def build_alerts_sensor(
-    settings: Settings,
+    deployment: Deployment,
     find_incidents: Callable[[dg.SensorEvaluationContext], Sequence[Incident]],
     *,
     timeout: float = TIMEOUT,
@@ -422,7 +423,7 @@ def build_alerts_sensor(
     also when their function raised: an alert that could not be delivered would be lost.
 
     Args:
-        settings: the deployment's settings.
+        deployment: whose tables they are.
         find_incidents: returns all incidents at every tick, as long as they last. It may raise or
             hang: that is an incident itself, and failed runs are reported anyway.
         timeout: seconds for a server to connect, and to answer.
@@ -435,7 +436,7 @@ def build_alerts_sensor(
         default_status=dg.DefaultSensorStatus.RUNNING,
     )
     def post_alerts(context: dg.SensorEvaluationContext) -> dg.SkipReason:
-        if settings.webhook is None:
+        if deployment.settings.webhook is None:
             return dg.SkipReason(f"no webhook is set: {PREFIX}WEBHOOK")
         outbox = Outbox.from_text(context.cursor)
         now = time.time()
@@ -446,9 +447,9 @@ def build_alerts_sensor(
         outbox, runs = _unreported_runs(outbox, context.instance, now)
         pending = [
             *incident_alerts(
-                _select_incidents_to_post(outbox, incidents, read_error), settings.ui_url
+                _select_incidents_to_post(outbox, incidents, read_error), deployment.settings.ui_url
             ),
-            *(run_alert(run, context.instance, settings.ui_url) for run in runs),
+            *(run_alert(run, context.instance, deployment.settings.ui_url) for run in runs),
         ]
         outbox = outbox.forget_attempts_except(pending)
         # The least tried first: an alert that the server never takes must not block the others.
@@ -456,7 +457,9 @@ def build_alerts_sensor(
         # All that can raise comes before the first post: a tick that raises loses its cursor, and
         # the next one would repeat its alerts.
         messages = [(alert, alert.text()) for alert in pending[:MAX_MESSAGES]]
-        outbox, delivered, error = _deliver_alerts(outbox, messages, settings.webhook, timeout)
+        outbox, delivered, error = _deliver_alerts(
+            outbox, messages, deployment.settings.webhook, timeout
+        )
         context.update_cursor(outbox.to_text())
         return dg.SkipReason(_tick_summary(delivered, len(pending) - delivered, error, read_error))
 

@@ -27,6 +27,7 @@ from backfill_assets.dagster_ext.eventlog import prune_runs
 from backfill_assets.dagster_ext.failures import launch_lost_retries
 from backfill_assets.delta.ledger_reader import save_versions
 from backfill_assets.delta.maintenance import as_markdown, format_notes, run_maintenance
+from backfill_assets.deployment import Deployment
 from backfill_assets.escaping import escape_markdown
 from backfill_assets.monitoring import alerts, next_runs
 from backfill_assets.monitoring.incidents import Clock, Monitor
@@ -39,7 +40,6 @@ from backfill_assets.monitoring.states import (
     describe_states,
 )
 from backfill_assets.publish.io_manager import latest_materializations
-from backfill_assets.settings import Settings
 from backfill_assets.shadow.switch import is_mixed
 from backfill_assets.tables.table import Table
 
@@ -207,7 +207,7 @@ def _is_quiet(instance: dg.DagsterInstance, monitor: Monitor) -> bool:
     return not (
         active_ids(instance)
         or next_runs.tables_in_progress(instance, monitor.tables)
-        or is_mixed(monitor.settings)
+        or is_mixed(monitor.deployment)
     )
 
 
@@ -230,7 +230,7 @@ def build_state_sensor(monitor: Monitor) -> dg.SensorDefinition:
         settled = situation.ledgers and not any(situation.stale.open.values())
         # Nothing was written before the look, nor after it.
         if settled and quiet and _is_quiet(context.instance, monitor):
-            save_versions(monitor.settings.warehouse, situation.ledgers)
+            save_versions(monitor.deployment.settings.warehouse, situation.ledgers)
         for evaluation in _evaluate_checks(situation):
             name = evaluation.asset_check_key.to_user_string()
             current[name] = _digest_texts([str(evaluation.description), repr(evaluation.metadata)])
@@ -254,13 +254,13 @@ class HousekeepingConfig(dg.Config):
     tables: bool = Field(True, description="Maintain the tables, as `maintenance` does.")
 
 
-def build_housekeeping(settings: Settings) -> dg.ScheduleDefinition:
+def build_housekeeping(deployment: Deployment) -> dg.ScheduleDefinition:
     """Build the weekly schedule, with its job."""
 
     @dg.op(out=dg.Out(dg.Nothing))
     def forget_old_runs(context: dg.OpExecutionContext) -> None:
         # Keep the runs that an undo may still revert.
-        days = max(settings.keep_runs_days, settings.undo_days)
+        days = max(deployment.settings.keep_runs_days, deployment.settings.undo_days)
         before = datetime.now(timezone.utc) - timedelta(days=days)
         deleted = prune_runs(context.instance, before, state_store.list_ids(context.instance))
         context.log.info(f"{days} days: {deleted}")
@@ -268,7 +268,7 @@ def build_housekeeping(settings: Settings) -> dg.ScheduleDefinition:
 
     @dg.op(ins={"before": dg.In(dg.Nothing)}, out=dg.Out(dg.Nothing))
     def forget_old_plans(context: dg.OpExecutionContext) -> None:
-        days = max(settings.keep_plans_days, settings.undo_days)
+        days = max(deployment.settings.keep_plans_days, deployment.settings.undo_days)
         deleted_plans = state_store.delete_older(
             context.instance, datetime.now(timezone.utc).timestamp() - days * _DAY_SECONDS
         )
@@ -283,7 +283,7 @@ def build_housekeeping(settings: Settings) -> dg.ScheduleDefinition:
     def maintain_all_tables(context: dg.OpExecutionContext, config: HousekeepingConfig) -> None:
         if not config.tables:
             return
-        results = list(run_maintenance(context.resources.engine.spark_session, settings))
+        results = list(run_maintenance(context.resources.engine.spark_session, deployment))
         context.log.info("; ".join(format_notes(results, dry_run=False)))
         metadata = {"maintenance": dg.MetadataValue.md(as_markdown(results))}
         if problems := [text for result in results for text in result.problems]:
@@ -302,7 +302,7 @@ def build_housekeeping(settings: Settings) -> dg.ScheduleDefinition:
         name="housekeeping",
         job=housekeeping,
         cron_schedule=_CRON,
-        execution_timezone=settings.timezone,
+        execution_timezone=deployment.settings.timezone,
         default_status=dg.DefaultScheduleStatus.STOPPED,
         description="Off by default: turn it on under *Automation*.",
     )
@@ -322,12 +322,12 @@ class Automation:
     checks: Sequence[dg.AssetChecksDefinition] = field(default_factory=list)
 
 
-def build_automation(settings: Settings, clock: Clock | None = None) -> Automation:
+def build_automation(deployment: Deployment, clock: Clock | None = None) -> Automation:
     """Build the deployment's automation.
 
     `clock` is that of the sensors; Dagster gives schedules the time.
     """
-    monitor = Monitor(settings, clock or (lambda: datetime.now(settings.zone)))
+    monitor = Monitor(deployment, clock or (lambda: datetime.now(deployment.settings.zone)))
     jobs = [*_build_jobs(monitor)]
     return Automation(
         jobs,
@@ -337,7 +337,7 @@ def build_automation(settings: Settings, clock: Clock | None = None) -> Automati
             _build_touched_days_sensor(jobs, monitor),
             build_state_sensor(monitor),
             _build_lost_retries_sensor(),
-            alerts.build_alerts_sensor(settings, monitor.find_incidents),
+            alerts.build_alerts_sensor(deployment, monitor.find_incidents),
         ],
         [build_state_checks(monitor)],
     )
@@ -357,7 +357,7 @@ def _build_jobs(monitor: Monitor) -> Iterator[Any]:
             )
 
 
-def freshness_policy(settings: Settings, policy: Policy) -> dg.FreshnessPolicy | None:
+def freshness_policy(deployment: Deployment, policy: Policy) -> dg.FreshnessPolicy | None:
     """Return Dagster's own freshness: a materialization between midnight and the deadline.
 
     For a weekly table, on the weekday on which a week is first published. It looks at the last
@@ -366,15 +366,15 @@ def freshness_policy(settings: Settings, policy: Policy) -> dg.FreshnessPolicy |
 
     `policy` is that of the table, or of the deployment for assets without days.
     """
-    if settings.end is not None:
+    if deployment.settings.end is not None:
         return None
-    deadline = time.fromisoformat(settings.deadline)
+    deadline = time.fromisoformat(deployment.settings.deadline)
     # With a lag of 1 that is Monday, which cron calls 1.
     weekday = policy.lag_days % 7 if policy.grain is Grain.WEEKLY else "*"
     return dg.FreshnessPolicy.cron(
         deadline_cron=f"{deadline.minute} {deadline.hour} * * {weekday}",
-        lower_bound_delta=_since_midnight(deadline, settings.zone),
-        timezone=settings.timezone,
+        lower_bound_delta=_since_midnight(deadline, deployment.settings.zone),
+        timezone=deployment.settings.timezone,
     )
 
 
@@ -424,20 +424,20 @@ def _run_key(request: next_runs.Request, night: date) -> str:
 
 def _build_nightly_schedule(job: Any, monitor: Monitor) -> dg.ScheduleDefinition:
     """Build the schedule of the daily tables; the sensor launches the job of weekly ones."""
-    hour, minute = monitor.settings.nightly_at.split(":")
+    hour, minute = monitor.deployment.settings.nightly_at.split(":")
 
     @dg.schedule(
         name="nightly",
         job=job,
         cron_schedule=f"{int(minute)} {int(hour)} * * *",
-        execution_timezone=monitor.settings.timezone,
+        execution_timezone=monitor.deployment.settings.timezone,
         default_status=dg.DefaultScheduleStatus.RUNNING,
         description="Loads what has landed since, also for days on which nothing ran; if there is "
         "nothing, retries open days that are behind. The sensor touched_days then rebuilds what "
         "the new lines change.",
     )
     def nightly(context: dg.ScheduleEvaluationContext) -> Iterator[dg.RunRequest | dg.SkipReason]:
-        today = context.scheduled_execution_time.astimezone(monitor.settings.zone).date()
+        today = context.scheduled_execution_time.astimezone(monitor.deployment.settings.zone).date()
         with monitor.lock_reads():
             kind, requests = monitor.planner.next_batch(
                 today, next_runs.tables_in_progress(context.instance, monitor.tables), list

@@ -11,7 +11,6 @@ import dagster as dg
 from dagster import AssetKey
 
 from backfill_assets.audit.verdicts import Severity
-from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import DAY, format_ranges, to_windows
 from backfill_assets.dagster_ext.failures import DISK_FAILED_TAG
 from backfill_assets.dagster_ext.internals import (
@@ -23,6 +22,7 @@ from backfill_assets.delta.commits import LOG_RETENTION
 from backfill_assets.delta.ledger_reader import read_ledgers
 from backfill_assets.delta.ledgers import Ledger, graph_of_ledgers
 from backfill_assets.delta.table_schema import schema_differences, suggest_fix
+from backfill_assets.deployment import Deployment
 from backfill_assets.monitoring.alerts import ALL_TABLES, Incident
 from backfill_assets.monitoring.next_runs import RunPlanner, unloaded_by_log
 from backfill_assets.monitoring.states import (
@@ -33,10 +33,8 @@ from backfill_assets.monitoring.states import (
     day_states,
     find_holes,
 )
-from backfill_assets.settings import Settings
 from backfill_assets.staleness.stale import find_stale_days
 from backfill_assets.staleness.unloaded import no_data_warning
-from backfill_assets.tables.graph import config_digests, tables_of
 from backfill_assets.tables.sources import Role, Source, SourceTable
 from backfill_assets.tables.table import Table
 
@@ -269,11 +267,11 @@ class Monitor:
     meanwhile fail, instead of blocking one thread of the code server after another.
     """
 
-    def __init__(self, settings: Settings, clock: Clock) -> None:
-        self.settings = settings
-        self.tables = tables_of(settings)
+    def __init__(self, deployment: Deployment, clock: Clock) -> None:
+        self.deployment = deployment
+        self.tables = deployment.tables
         self.clock = clock
-        self.planner = RunPlanner(settings)
+        self.planner = RunPlanner(deployment)
         self._lock = Lock()
         self._since: datetime | None = None
 
@@ -291,7 +289,7 @@ class Monitor:
                 "storage may hang (a dead mount). Nothing was asked for; the next tick looks "
                 "again. If the storage is well, restart the code server."
             )
-        self._since = datetime.now(self.settings.zone)
+        self._since = datetime.now(self.deployment.settings.zone)
         try:
             yield
         finally:
@@ -300,11 +298,11 @@ class Monitor:
     @property
     def today(self) -> date:
         """The business day."""
-        return self.clock().astimezone(self.settings.zone).date()
+        return self.clock().astimezone(self.deployment.settings.zone).date()
 
     def read_situation(self, instance: dg.DagsterInstance) -> Situation:
         """Read everything that the day states are derived from."""
-        return read_situation(self.settings, instance, self.clock())
+        return read_situation(self.deployment, instance, self.clock())
 
     def find_incidents(self, context: dg.SensorEvaluationContext) -> list[Incident]:
         """Return all incidents, with those of the engine's disk.
@@ -334,34 +332,38 @@ def disk_failures(instance: dg.DagsterInstance, since: datetime) -> list[Inciden
     ]
 
 
-def read_situation(settings: Settings, instance: dg.DagsterInstance, now: datetime) -> Situation:
+def read_situation(
+    deployment: Deployment, instance: dg.DagsterInstance, now: datetime
+) -> Situation:
     """Read everything that the day states are derived from.
 
     Raises:
         LandingError: the landing is not where the settings say.
     """
-    policy, now = Policy.from_settings(settings), now.astimezone(settings.zone)
-    ledgers = read_ledgers(settings)
+    policy, now = deployment.policy, now.astimezone(deployment.settings.zone)
+    ledgers = read_ledgers(deployment)
     return Situation(
         ledgers=ledgers,
         stale=find_stale_days(ledgers, policy, now.date()),
-        unloaded=unloaded_by_log(settings, ledgers, graph_of_ledgers(ledgers, policy), now.date()),
+        unloaded=unloaded_by_log(
+            deployment, ledgers, graph_of_ledgers(ledgers, policy), now.date()
+        ),
         failed_checks={
-            name: _read_failed_checks(settings, ledger.table, instance)
+            name: _read_failed_checks(deployment, ledger.table, instance)
             for name, ledger in ledgers.items()
         },
         policy=policy,
-        config_digests=config_digests(settings),
+        config_digests=deployment.config_digests,
         today=now.date(),
-        before_deadline=now.strftime("%H:%M") < settings.deadline,
+        before_deadline=now.strftime("%H:%M") < deployment.settings.deadline,
     )
 
 
 def _read_failed_checks(
-    settings: Settings, table: Table, instance: dg.DagsterInstance
+    deployment: Deployment, table: Table, instance: dg.DagsterInstance
 ) -> dict[date, set[str]]:
     """Return the days that their last run did not publish because of checks, with the checks."""
-    key, partitions = AssetKey(table.name), table.grain.partitions_def(settings)
+    key, partitions = AssetKey(table.name), table.grain.partitions_def(deployment.settings)
     # `instance.get_status_by_partition` uses the same, but queries each day of the calendar.
     status = get_and_update_asset_status_cache_value(instance, key, partitions)
     if status is None:

@@ -20,7 +20,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from backfill_assets.calendar.late_data import COMPARED_WINDOWS, lines_within, total_within
 from backfill_assets.calendar.partitions import DAY
-from backfill_assets.settings import Settings
+from backfill_assets.deployment import Deployment
 from backfill_assets.tables.sources import Source
 
 #: Rows of `tables.sources.ArrivalLateness`, as they come from the table.
@@ -417,20 +417,20 @@ _PAGES = Environment(
 _PAGES.filters |= {"many": format_count, "were": lambda count: "was" if count == 1 else "were"}
 
 
-def render_page(table: pa.Table, source: Source, settings: Settings, version: int) -> str:
+def render_page(table: pa.Table, source: Source, deployment: Deployment, version: int) -> str:
     """Return the page as one HTML file without external resources.
 
     `table` has at least one row, read at `version`.
     """
     rows = sorted(table.to_pylist(), key=lambda row: row["log_date"])
     # As shown to people: counted from the day on which the lines of an event day usually arrive.
-    window_days = source.policy(settings).window_days - source.arrives_after
+    window_days = source.policy(deployment.settings).window_days - source.arrives_after
     lateness = lateness_figures(rows, window_days, source.arrives_after)
     drawn = rows[-MAX_LOG_DAYS:]
     return _PAGES.get_template("lateness.html.j2").render(
-        assets=f"{settings.ui_url}/assets",
+        assets=f"{deployment.settings.ui_url}/assets",
         source=source,
-        timezone=settings.timezone,
+        timezone=deployment.settings.timezone,
         version=version,
         window_days=window_days,
         first=rows[0]["log_date"],

@@ -27,8 +27,8 @@ from backfill_assets.dagster_ext.internals import (
 from backfill_assets.dagster_ext.launcher import is_run_alive
 from backfill_assets.delta.ledger_reader import read_ledger, read_ledgers
 from backfill_assets.delta.ledgers import Ledger, Ledgers, graph_of_ledgers
+from backfill_assets.deployment import Deployment
 from backfill_assets.landing.listing import list_landing
-from backfill_assets.settings import Settings
 from backfill_assets.staleness.assess import recompute_reason
 from backfill_assets.staleness.finality import final_days
 from backfill_assets.staleness.input_digest import input_digests
@@ -36,7 +36,7 @@ from backfill_assets.staleness.stale import StaleDays, StaleReason, find_stale_d
 from backfill_assets.staleness.unloaded import UnloadedDays, find_unloaded_days, no_data_warning
 from backfill_assets.tables.code_version import Code, running_code
 from backfill_assets.tables.derived import carries_state
-from backfill_assets.tables.graph import Graph, config_digests, load_graph
+from backfill_assets.tables.graph import Graph
 from backfill_assets.tables.table import Table
 
 #: The most runs of one batch; the parts of a range that was cut for its length count as one.
@@ -259,18 +259,18 @@ class RunPlanner:
     """Plans the next runs as of a business day.
 
     Args:
-        settings: the deployment's settings.
+        deployment: whose tables they are.
         now: the business day by the clock, if another one may be planned: a table that is retired
             by now has no asset to run, whatever day is planned.
     """
 
-    def __init__(self, settings: Settings, now: date = date.min) -> None:
-        self.settings = settings
+    def __init__(self, deployment: Deployment, now: date = date.min) -> None:
+        self.deployment = deployment
         self._now = now
-        self.policy = Policy.from_settings(settings)
-        self._code = running_code(settings)
-        self._configs = config_digests(settings)
-        self._graph = load_graph(settings)
+        self.policy = deployment.policy
+        self._code = running_code(deployment.settings)
+        self._configs = deployment.config_digests
+        self._graph = deployment.graph
         self.tables = self._graph.tables
 
     def fed_tables(self, today: date) -> Mapping[str, Table]:
@@ -282,8 +282,8 @@ class RunPlanner:
 
     def night_of(self, moment: datetime) -> date:
         """Return the date on which the last nightly run before a moment began."""
-        local = moment.astimezone(self.settings.zone)
-        began = local.strftime("%H:%M") >= self.settings.nightly_at
+        local = moment.astimezone(self.deployment.settings.zone)
+        began = local.strftime("%H:%M") >= self.deployment.settings.nightly_at
         return local.date() if began else local.date() - DAY
 
     def plan_loads(self, today: date) -> list[Request]:
@@ -310,12 +310,14 @@ class RunPlanner:
         def may_fill_gap(table: str, day: date) -> bool:
             return all(day in unchanged_days(log) for log in self._graph.source_logs(table))
 
-        return load_requests(unloaded, graph, self.settings.partitions_per_run, may_fill_gap)
+        return load_requests(
+            unloaded, graph, self.deployment.settings.partitions_per_run, may_fill_gap
+        )
 
     def _read_unloaded(self, today: date) -> tuple[Ledgers, Mapping[str, UnloadedDays]]:
         tables = [self.tables[name] for name in self._graph.landed_tables]
-        ledgers = {t.name: read_ledger(self.settings.table(t.name), t) for t in tables}
-        return ledgers, unloaded_by_log(self.settings, ledgers, self._graph, today)
+        ledgers = {t.name: read_ledger(self.deployment.table_url(t.name), t) for t in tables}
+        return ledgers, unloaded_by_log(self.deployment, ledgers, self._graph, today)
 
     def no_data_warnings(self, today: date) -> dict[str, str]:
         """Return, by raw log whose source has been silent for long, a warning."""
@@ -333,12 +335,12 @@ class RunPlanner:
 
         `in_progress`, the result of `tables_in_progress`, must be read before this call.
         """
-        ledgers = read_ledgers(self.settings)
+        ledgers = read_ledgers(self.deployment)
         stale = find_stale_days(ledgers, self.policy, today)
         if not any(stale.open.values()):
             return []
         may_fill_gap = make_gap_rule(ledgers, stale, self.policy, self._code, self._configs)
-        per_run = self.settings.partitions_per_run
+        per_run = self.deployment.settings.partitions_per_run
         return rebuild_requests(stale, self._fed_graph(today), per_run, in_progress, may_fill_gap)
 
     def materialize_command(self, request: Request) -> list[str]:
@@ -364,7 +366,7 @@ class RunPlanner:
 
 
 def unloaded_by_log(
-    settings: Settings, ledgers: Ledgers, graph: Graph, today: date
+    deployment: Deployment, ledgers: Ledgers, graph: Graph, today: date
 ) -> dict[str, UnloadedDays]:
     """Return, by raw log, what has landed compared with what was loaded.
 
@@ -374,7 +376,7 @@ def unloaded_by_log(
     return {
         log: find_unloaded_days(
             ledgers[log],
-            list_landing(settings.landing, source),
+            list_landing(deployment.settings.landing, source),
             graph.policy_of(log),
             today,
             ledgers[source.rejected.name],

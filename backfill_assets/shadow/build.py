@@ -17,7 +17,6 @@ import msgspec
 
 from backfill_assets.audit.checks import failure_text
 from backfill_assets.backfills.backfill_plan import BackfillRequest
-from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import DAY, Window, split_into_run_windows, to_ranges
 from backfill_assets.dagster_ext.failures import run_failure_message
 from backfill_assets.dagster_ext.internals import AssetGraph
@@ -25,11 +24,11 @@ from backfill_assets.delta import targets
 from backfill_assets.delta.ledger_reader import read_ledger
 from backfill_assets.delta.ledgers import Ledger, Ledgers
 from backfill_assets.delta.targets import ShadowTarget, TargetError
+from backfill_assets.deployment import Deployment
 from backfill_assets.publish.adopt import Origin, adopt_files
 from backfill_assets.publish.io_manager import DeltaIOManager
 from backfill_assets.publish.publisher import Destination, Publisher
 from backfill_assets.publish.types import REASON_TAG, Candidate, DayResult, Outcome
-from backfill_assets.settings import Settings
 from backfill_assets.shadow.days import (
     days_of_target,
     days_to_clone,
@@ -40,7 +39,6 @@ from backfill_assets.shadow.days import (
 )
 from backfill_assets.staleness.input_digest import input_digests
 from backfill_assets.tables.code_version import Code
-from backfill_assets.tables.graph import tables_of
 from backfill_assets.tables.table import Table
 
 
@@ -49,33 +47,33 @@ class ForkDestination(Destination):
     """The forks of a target: tables are read as the target sees them, and days go into its forks.
 
     Attributes:
-        settings: of the deployment.
+        deployment: whose tables they are.
         target: the target.
         results: of all published days so far.
     """
 
-    settings: Settings
+    deployment: Deployment
     target: ShadowTarget
     results: list[tuple[Table, DayResult]] = field(default_factory=list)
 
     merges = False
 
     @classmethod
-    def for_target(cls, settings: Settings, target: ShadowTarget) -> ForkDestination:
+    def for_target(cls, deployment: Deployment, target: ShadowTarget) -> ForkDestination:
         """Return the destination of a target."""
-        return cls(settings.warehouse, settings, target)
+        return cls(deployment.settings.warehouse, deployment, target)
 
     def url(self, table: Table) -> str:
         """Location of a table: the fork, if the target has one."""
-        return self.target.table_url(self.settings, table.name)
+        return self.target.table_url(self.deployment, table.name)
 
     def ledger(self, table: Table) -> Ledger:
         """The ledger of a table as the target sees it."""
-        return self.target.table_ledger(self.settings, table.name)
+        return self.target.table_ledger(self.deployment, table.name)
 
     def data_url(self, table: Table) -> str:
         """The production table's folder: a fork's data files are written there."""
-        return self.settings.table(table.name)
+        return self.deployment.table_url(table.name)
 
     def deliver(self, publisher: Publisher, candidate: Candidate) -> list[DayResult]:
         """Publish as in any run, and keep the results."""
@@ -101,7 +99,7 @@ class StageResult(NamedTuple):
 
 
 def prepare_target(
-    publisher: DeltaIOManager, settings: Settings, name: str, request: BackfillRequest
+    publisher: DeltaIOManager, deployment: Deployment, name: str, request: BackfillRequest
 ) -> ShadowTarget:
     """Create the target, or let an existing one catch up and add the requested days.
 
@@ -109,27 +107,29 @@ def prepare_target(
         TargetError: it cannot be created like this, or exists with other tables.
         ForkError: a table cannot be forked.
     """
-    if name not in targets.list_targets(settings):
-        tables = target_tables(settings, request.tables)
-        new = targets.new_target(settings, name, tables, request.window, request.reason)
-        return targets.create_target(settings, new)
-    target = targets.load_target(settings, name)
+    if name not in targets.list_targets(deployment):
+        tables = target_tables(deployment, request.tables)
+        new = targets.new_target(deployment, name, tables, request.window, request.reason)
+        return targets.create_target(deployment, new)
+    target = targets.load_target(deployment, name)
     if (
         request.tables
-        and (requested_tables := target_tables(settings, request.tables)) != target.tables
+        and (requested_tables := target_tables(deployment, request.tables)) != target.tables
     ):
         raise TargetError(
             f"target {name} has the tables {', '.join(target.tables)}, and not "
             f"{', '.join(requested_tables)}: take another name for these"
         )
-    target = catch_up(publisher, settings, target)
+    target = catch_up(publisher, deployment, target)
     days = {day for window in (*target.requested_windows, request.window) for day in window}
     return targets.save_target(
-        settings, target.model_copy(update={"asked": tuple(to_ranges(days))})
+        deployment, target.model_copy(update={"asked": tuple(to_ranges(days))})
     )
 
 
-def catch_up(publisher: DeltaIOManager, settings: Settings, target: ShadowTarget) -> ShadowTarget:
+def catch_up(
+    publisher: DeltaIOManager, deployment: Deployment, target: ShadowTarget
+) -> ShadowTarget:
     """Let a target see production as of now: fork its tables again, and keep the days it has built.
 
     Raises:
@@ -138,20 +138,22 @@ def catch_up(publisher: DeltaIOManager, settings: Settings, target: ShadowTarget
         PublishError: files of days that it has built are deleted.
     """
     targets.raise_if_busy(target)
-    tables = tables_of(settings)
-    current = {name: read_ledger(settings.table(name), table) for name, table in tables.items()}
+    tables = deployment.tables
+    current = {
+        name: read_ledger(deployment.table_url(name), table) for name, table in tables.items()
+    }
     pins = {name: ledger.version for name, ledger in current.items()}
     if pins == target.pins:
         return target
-    refuse_migrated(settings, target, current)
-    refuse_external_changes(settings, target, current)
+    refuse_migrated(deployment, target, current)
+    refuse_external_changes(deployment, target, current)
     updated = target.model_copy(update={"pins": pins, "asked": _requested_ranges(target, current)})
     if all(pins[name] == target.pins[name] for name in target.tables):
-        return targets.save_target(settings, updated)
-    updated = targets.clone_tables(settings, updated)
-    shadow = publisher.with_destination(ForkDestination.for_target(settings, updated))
+        return targets.save_target(deployment, updated)
+    updated = targets.clone_tables(deployment, updated)
+    shadow = publisher.with_destination(ForkDestination.for_target(deployment, updated))
     for name in target.tables:
-        cloned, table = days_to_clone(settings, target, name), tables[name]
+        cloned, table = days_to_clone(deployment, target, name), tables[name]
         if cloned.days:
             record = shadow.run_metadata(table, f"target {target.name}", {})
             adopt_files(
@@ -161,17 +163,17 @@ def catch_up(publisher: DeltaIOManager, settings: Settings, target: ShadowTarget
                 record,
                 partial(
                     translate_origin,
-                    settings,
+                    deployment,
                     updated,
                     cloned.ledger,
-                    partial(updated.table_ledgers, settings),
+                    partial(updated.table_ledgers, deployment),
                 ),
             )
-    return targets.save_target(settings, updated)
+    return targets.save_target(deployment, updated)
 
 
 def translate_origin(
-    settings: Settings,
+    deployment: Deployment,
     target: ShadowTarget,
     fork: Ledger,
     ledgers: Callable[[], Ledgers],
@@ -184,14 +186,14 @@ def translate_origin(
     stale. `ledgers` reads the ledgers of all tables at the destination.
     """
     days, name, destination = sorted(days), fork.table.name, ledgers()
-    inputs = fork.table.inputs(Policy.from_settings(settings))
+    inputs = fork.table.inputs(deployment.policy)
     # A stateful table reads its previous days, which are copied together with these days.
     fork_contents = {(name, day): fork.content_key(day) for day in days}
     fingerprints = input_digests(
         inputs, destination, days, destination[name].references, fork_contents
     )
     differing_days = {d for d in days if fork.latest[d].days[d].fingerprint != fingerprints[d]}
-    fork_ledgers = {table: target.table_ledger(settings, table) for table in target.tables}
+    fork_ledgers = {table: target.table_ledger(deployment, table) for table in target.tables}
 
     def holds_same_input(day: date, table: str, version: int) -> bool:
         """Whether an input has the same content for the day in the destination as in the fork."""
@@ -236,7 +238,7 @@ def _requested_ranges(target: ShadowTarget, current: Ledgers) -> tuple[str, ...]
 
 def build_stages(
     publisher: DeltaIOManager,
-    settings: Settings,
+    deployment: Deployment,
     assets: Sequence[dg.AssetsDefinition],
     target: ShadowTarget,
     request: BackfillRequest,
@@ -248,7 +250,7 @@ def build_stages(
     Raises:
         TargetError: another command has forked its tables again meanwhile.
     """
-    destination = ForkDestination.for_target(settings, target)
+    destination = ForkDestination.for_target(deployment, target)
     shadow = publisher.with_destination(destination)
     resources = {
         "io_manager": dg.IOManagerDefinition.hardcoded_io_manager(shadow),
@@ -259,7 +261,7 @@ def build_stages(
         for name, window in request.split_stages():
             reported, failures = len(destination.results), []
             for part, selection in _split_runs(
-                settings, days_of_target(settings, graph, target, window)
+                deployment, days_of_target(deployment, graph, target, window)
             ):
                 result = dg.materialize(
                     assets,
@@ -274,11 +276,11 @@ def build_stages(
                     run_config={"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}},
                     raise_on_error=False,
                 )
-                if failed := _missed_days(settings, graph, target, shadow, result.run_id):
+                if failed := _missed_days(deployment, graph, target, shadow, result.run_id):
                     failures.append(failure_text(failed, "build the same into the target again"))
                 if not result.success:
                     failures.append(run_failure_message(instance, result.run_id))
-            if targets.load_target(settings, target.name).generation != target.generation:
+            if targets.load_target(deployment, target.name).generation != target.generation:
                 raise TargetError(
                     f"another command has let target {target.name} catch up with production since "
                     "this build began: what was built is not in it. Ask for the same again."
@@ -289,7 +291,7 @@ def build_stages(
 
 
 def _missed_days(
-    settings: Settings,
+    deployment: Deployment,
     graph: AssetGraph,
     target: ShadowTarget,
     shadow: DeltaIOManager,
@@ -300,7 +302,7 @@ def _missed_days(
     if not failed:
         return {}
     code = Code(shadow.code_version, tables=shadow.code_versions)
-    stale = stale_days(settings, graph, target, code, pinned=True)
+    stale = stale_days(deployment, graph, target, code, pinned=True)
     missed = {
         name: {day: text for day, text in by_day.items() if day in stale.get(name, ())}
         for name, by_day in failed.items()
@@ -309,21 +311,21 @@ def _missed_days(
 
 
 def _split_runs(
-    settings: Settings, days: Mapping[str, Sequence[date]]
+    deployment: Deployment, days: Mapping[str, Sequence[date]]
 ) -> Iterator[tuple[Window, list[str]]]:
     """Ranges of partitions with the tables that have exactly these, inputs first."""
     groups: list[tuple[Sequence[date], list[str]]] = []
     for name, table_days in days.items():
-        cadence = tables_of(settings)[name].grain
+        cadence = deployment.tables[name].grain
         last = groups[-1] if groups else None
-        if last and last[0] == table_days and tables_of(settings)[last[1][0]].grain is cadence:
+        if last and last[0] == table_days and deployment.tables[last[1][0]].grain is cadence:
             last[1].append(name)
         else:
             groups.append((table_days, [name]))
     for table_days, names in groups:
-        for window in tables_of(settings)[names[0]].grain.gapless_ranges(table_days):
+        for window in deployment.tables[names[0]].grain.gapless_ranges(table_days):
             partitions = [day for day in sorted(table_days) if day in window]
-            for run in split_into_run_windows(partitions, settings.partitions_per_run):
+            for run in split_into_run_windows(partitions, deployment.settings.partitions_per_run):
                 yield run, names
 
 

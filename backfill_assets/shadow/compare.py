@@ -23,10 +23,9 @@ from backfill_assets.delta.targets import (
     TargetComparison,
     TargetError,
 )
-from backfill_assets.settings import Settings
+from backfill_assets.deployment import Deployment
 from backfill_assets.shadow.days import built_days, describe_missing_days, refuse_migrated
 from backfill_assets.tables.code_version import Code
-from backfill_assets.tables.graph import tables_of
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ class Comparison:
 
 
 def compare_target(
-    settings: Settings,
+    deployment: Deployment,
     spark: SparkSession,
     graph: BaseAssetGraph,
     target: ShadowTarget,
@@ -60,10 +59,10 @@ def compare_target(
         ReconciliationError: a version cannot be read.
         TargetError: the target is deleted, or a table of it was migrated since.
     """
-    refuse_migrated(settings, target, read_ledgers(settings))
+    refuse_migrated(deployment, target, read_ledgers(deployment))
     limits = limits or target.required or ComparisonLimits()
-    comparison = Comparison(problems=list(describe_missing_days(settings, graph, target, code)))
-    ledgers = target.table_ledgers(settings)
+    comparison = Comparison(problems=list(describe_missing_days(deployment, graph, target, code)))
+    ledgers = target.table_ledgers(deployment)
     for name in target.tables:
         ledger, pin = ledgers[name], target.pins[name]
         production_days = frozenset[date]() if pin is None else ledger.as_of(pin).published_days
@@ -73,8 +72,8 @@ def compare_target(
         }
         if not versions:
             continue
-        table = tables_of(settings)[name]
-        report = diff_table(spark, target.table_url(settings, name), table, versions, ledger)
+        table = deployment.tables[name]
+        report = diff_table(spark, target.table_url(deployment, name), table, versions, ledger)
         comparison.reports.append(report)
         if missing := report.days_with(diff.DayChangeKind.MISSING):
             comparison.problems.append(
@@ -82,7 +81,7 @@ def compare_target(
             )
         comparison.problems.extend(exceeded_limits(report, limits))
     comparison.problems.extend(diff.cross_table_mismatches(comparison.reports, ledgers))
-    save_comparison(settings, target, ledgers, limits, comparison.problems)
+    save_comparison(deployment, target, ledgers, limits, comparison.problems)
     return comparison
 
 
@@ -119,7 +118,7 @@ def row_change_ratio(report: diff.TableDiff) -> float:
 
 
 def require_comparison(
-    settings: Settings, target: ShadowTarget, limits: ComparisonLimits | None
+    deployment: Deployment, target: ShadowTarget, limits: ComparisonLimits | None
 ) -> ShadowTarget:
     """Require a comparison within limits before a switch-over; None to require none.
 
@@ -127,11 +126,11 @@ def require_comparison(
         TargetError: the target is being switched over, undone or dropped.
     """
     targets.raise_if_busy(target)
-    return targets.save_target(settings, target.model_copy(update={"required": limits}))
+    return targets.save_target(deployment, target.model_copy(update={"required": limits}))
 
 
 def save_comparison(
-    settings: Settings,
+    deployment: Deployment,
     target: ShadowTarget,
     ledgers: Ledgers,
     limits: ComparisonLimits,
@@ -149,12 +148,12 @@ def save_comparison(
         problems=tuple(problems),
     )
     targets.update_target(
-        settings, target.name, lambda current: current.model_copy(update={"compared": compared})
+        deployment, target.name, lambda current: current.model_copy(update={"compared": compared})
     )
 
 
 def refuse_uncompared(
-    settings: Settings, target: ShadowTarget, versions: Mapping[str, int], current: Ledgers
+    deployment: Deployment, target: ShadowTarget, versions: Mapping[str, int], current: Ledgers
 ) -> None:
     """Raise if a required comparison of the target is missing, outdated or failed.
 
@@ -169,7 +168,7 @@ def refuse_uncompared(
         target,
         target.required,
         versions,
-        "; ".join(_days_published_since(settings, target, current)),
+        "; ".join(_days_published_since(deployment, target, current)),
     )
     if not problem:
         return
@@ -212,12 +211,12 @@ def _missing_comparison(
 
 
 def _days_published_since(
-    settings: Settings, target: ShadowTarget, current: Ledgers
+    deployment: Deployment, target: ShadowTarget, current: Ledgers
 ) -> Iterator[str]:
     """Built days of a target that other runs have published in production since, by table."""
     for name in target.tables:
         days = _published_by_others(current[name].records, target, target.fork_version(name))
-        if rewritten := days & built_days(target, target.table_ledger(settings, name)):
+        if rewritten := days & built_days(target, target.table_ledger(deployment, name)):
             yield f"{name} [{format_ranges(rewritten)}]"
 
 

@@ -14,17 +14,17 @@ from backfill_assets.delta.ledger_reader import read_ledger
 from backfill_assets.delta.ledgers import Ledger, Ledgers
 from backfill_assets.delta.table_schema import read_schema_version
 from backfill_assets.delta.targets import ShadowTarget, TargetError
+from backfill_assets.deployment import Deployment
 from backfill_assets.publish.adopt import ClonedDays
-from backfill_assets.settings import Settings
 from backfill_assets.staleness.input_digest import SwitchedLedger
 from backfill_assets.tables.code_version import Code
 from backfill_assets.tables.current import Current
 from backfill_assets.tables.derived import carries_state
-from backfill_assets.tables.graph import buildable_tables, load_graph, tables_of
+from backfill_assets.tables.graph import buildable_tables
 from backfill_assets.tables.table import Table
 
 
-def target_tables(settings: Settings, chosen: Sequence[str]) -> tuple[str, ...]:
+def target_tables(deployment: Deployment, chosen: Sequence[str]) -> tuple[str, ...]:
     """The tables of a target: the chosen tables, and all tables downstream of them.
 
     Without chosen tables: all that are not loaded from files. A `current` view of a table is
@@ -33,12 +33,12 @@ def target_tables(settings: Settings, chosen: Sequence[str]) -> tuple[str, ...]:
     Raises:
         TargetError: there is no such table, it is loaded from files, or it is retired.
     """
-    today = datetime.now(settings.zone).date()
+    today = datetime.now(deployment.settings.zone).date()
     try:
-        buildable_tables(settings, chosen, today)
+        buildable_tables(deployment.settings, chosen, today)
     except ValueError as error:
         raise TargetError(str(error)) from error
-    graph = load_graph(settings).without_retired(today)
+    graph = deployment.graph.without_retired(today)
     if landed := [name for name in graph.landed_tables if name in chosen]:
         raise TargetError(
             f"{', '.join(landed)} is what has landed, and there is nothing to build of it beside "
@@ -56,7 +56,10 @@ def target_tables(settings: Settings, chosen: Sequence[str]) -> tuple[str, ...]:
 
 
 def days_of_target(
-    settings: Settings, graph: BaseAssetGraph, target: ShadowTarget, only_days: Window | None = None
+    deployment: Deployment,
+    graph: BaseAssetGraph,
+    target: ShadowTarget,
+    only_days: Window | None = None,
 ) -> dict[str, list[date]]:
     """The days of each table of a target: requested days and the days downstream of them.
 
@@ -66,12 +69,12 @@ def days_of_target(
     for window in [only_days] if only_days else target.requested_windows:
         for name, window_days in days_by_table(graph, target.tables, window).items():
             days_by_name[name].update(window_days)
-    inputs = load_graph(settings).inputs
+    inputs = deployment.graph.inputs
     for name, days in days_by_name.items():
-        ledger = target.table_ledger(settings, name)
+        ledger = target.table_ledger(deployment, name)
         for dependency in inputs[name]:
             if changed := days_by_name.get(dependency.source.name, ()):
-                source = target.table_ledger(settings, dependency.source.name)
+                source = target.table_ledger(deployment, dependency.source.name)
                 days |= ledger.published_days.intersection(
                     dependency.reach.changed_days(changed, source)
                 )
@@ -81,7 +84,7 @@ def days_of_target(
 
 
 def stale_days(
-    settings: Settings,
+    deployment: Deployment,
     graph: BaseAssetGraph,
     target: ShadowTarget,
     code: Code,
@@ -94,9 +97,11 @@ def stale_days(
     `only_days` limits the requested days; None for all. With `pinned`, production is as the target
     sees it, not as it is now.
     """
-    ledgers = target.table_ledgers(settings, pinned=pinned)
-    tables = tables_of(settings)
-    production = {name: read_ledger(settings.table(name), tables[name]) for name in target.tables}
+    ledgers = target.table_ledgers(deployment, pinned=pinned)
+    tables = deployment.tables
+    production = {
+        name: read_ledger(deployment.table_url(name), tables[name]) for name in target.tables
+    }
     if not pinned:
         # For days that the target has not built, production's current days count.
         forks = {name: ledgers[name] for name in target.tables}
@@ -107,12 +112,12 @@ def stale_days(
                 for name, fork in forks.items()
             },
         }
-    days = days_of_target(settings, graph, target, only_days)
+    days = days_of_target(deployment, graph, target, only_days)
     request = BackfillRequest(
         days=str(only_days or target.requested_windows[-1]), tables=target.tables
     )
     stale: dict[str, dict[date, DayForecast]] = {}
-    for name, forecasts in forecast_days(settings, request, days, ledgers, code, {}).items():
+    for name, forecasts in forecast_days(deployment, request, days, ledgers, code, {}).items():
         published = production[name].published_days
         stale_in_table = {
             day: forecast
@@ -130,11 +135,11 @@ def stale_days(
 
 
 def describe_missing_days(
-    settings: Settings, graph: BaseAssetGraph, target: ShadowTarget, code: Code
+    deployment: Deployment, graph: BaseAssetGraph, target: ShadowTarget, code: Code
 ) -> Iterator[str]:
     """One sentence for each table about requested days that the target has not built."""
-    for name, forecasts in stale_days(settings, graph, target, code, pinned=True).items():
-        if missing := forecasts.keys() - built_days(target, target.table_ledger(settings, name)):
+    for name, forecasts in stale_days(deployment, graph, target, code, pinned=True).items():
+        if missing := forecasts.keys() - built_days(target, target.table_ledger(deployment, name)):
             reasons = ", ".join(sorted({forecasts[day].reason for day in missing}))
             yield f"{name} [{format_ranges(missing)}] is not built ({reasons})"
 
@@ -146,22 +151,22 @@ def built_days(target: ShadowTarget, ledger: Ledger) -> set[date]:
 
 
 def days_to_clone(
-    settings: Settings, target: ShadowTarget, name: str, days: Iterable[date] | None = None
+    deployment: Deployment, target: ShadowTarget, name: str, days: Iterable[date] | None = None
 ) -> ClonedDays:
     """The built days of a target's table, to be copied to another log of the table.
 
     `days` limits them; None for all.
     """
-    ledger = target.table_ledger(settings, name)
+    ledger = target.table_ledger(deployment, name)
     built = built_days(target, ledger)
     if days is not None:
         built.intersection_update(days)
     return ClonedDays(
-        target.table_url(settings, name), ledger, frozenset(built), target.fork_version(name)
+        target.table_url(deployment, name), ledger, frozenset(built), target.fork_version(name)
     )
 
 
-def refuse_migrated(settings: Settings, target: ShadowTarget, current: Ledgers) -> None:
+def refuse_migrated(deployment: Deployment, target: ShadowTarget, current: Ledgers) -> None:
     """Raise if a table was migrated since its fork was made, as the fork has the old columns.
 
     Raises:
@@ -169,7 +174,7 @@ def refuse_migrated(settings: Settings, target: ShadowTarget, current: Ledgers) 
     """
     problems = []
     for name in target.tables:
-        fork, production = target.table_ledger(settings, name).metadata, current[name].metadata
+        fork, production = target.table_ledger(deployment, name).metadata, current[name].metadata
         if (
             fork
             and production
@@ -188,7 +193,7 @@ def refuse_migrated(settings: Settings, target: ShadowTarget, current: Ledgers) 
         )
 
 
-def refuse_external_changes(settings: Settings, target: ShadowTarget, current: Ledgers) -> None:
+def refuse_external_changes(deployment: Deployment, target: ShadowTarget, current: Ledgers) -> None:
     """Raise if another writer has changed days that a target has built, since it was pinned.
 
     Raises:
@@ -205,7 +210,7 @@ def refuse_external_changes(settings: Settings, target: ShadowTarget, current: L
             # A day that production has published since has none of their rows left.
             if current[name].current_record(day) is None
         }
-        if overwritten := external_days & built_days(target, target.table_ledger(settings, name)):
+        if overwritten := external_days & built_days(target, target.table_ledger(deployment, name)):
             problems.append(f"{name} [{format_ranges(overwritten)}]")
     if problems:
         undo_advice = (

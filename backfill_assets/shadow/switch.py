@@ -18,7 +18,6 @@ from backfill_assets.backfills import state_store
 from backfill_assets.backfills.backfill_plan import DayOutcome
 from backfill_assets.backfills.changes import RowOrigins, backfill_ids_of, changed_days, commits_of
 from backfill_assets.backfills.undo import NothingToUndoError, UndoRefusedError, undo_backfill
-from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import Window, format_ranges, from_ranges, to_ranges
 from backfill_assets.dagster_ext.internals import BaseAssetGraph
 from backfill_assets.dagster_ext.launcher import is_run_alive
@@ -28,10 +27,10 @@ from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.records import CANARY, PERSON, SWITCH_OVER
 from backfill_assets.delta.table_schema import schema_differences
 from backfill_assets.delta.targets import ShadowTarget, TargetError
+from backfill_assets.deployment import Deployment
 from backfill_assets.publish.adopt import ClonedDays, adopt_files, results_of_adopted
 from backfill_assets.publish.io_manager import DeltaIOManager
 from backfill_assets.publish.types import REASON_TAG, DayResult
-from backfill_assets.settings import Settings
 from backfill_assets.shadow.build import translate_origin
 from backfill_assets.shadow.compare import refuse_uncompared
 from backfill_assets.shadow.days import (
@@ -43,7 +42,6 @@ from backfill_assets.shadow.days import (
 )
 from backfill_assets.staleness.stale import find_stale_days
 from backfill_assets.tables.code_version import Code
-from backfill_assets.tables.graph import tables_of
 from backfill_assets.tables.table import Table
 
 #: The job that switches over.
@@ -66,7 +64,7 @@ def _may_be_active(instance: dg.DagsterInstance, run: dg.DagsterRun) -> bool:
 
 def undo_backfill_or_switch(
     publisher: DeltaIOManager,
-    settings: Settings,
+    deployment: Deployment,
     instance: dg.DagsterInstance,
     names: Collection[str],
     run_id: str,
@@ -83,42 +81,42 @@ def undo_backfill_or_switch(
         TargetError: single days cannot be undone, or a switch-over run is active.
     """
     name, *_ = names
-    target = _find_target(settings, names)
+    target = _find_target(deployment, names)
     if target is None:
-        yield from undo_backfill(publisher, settings, name, run_id, tags, days)
+        yield from undo_backfill(publisher, deployment, name, run_id, tags, days)
         return
-    resumed = _begin_undo(settings, instance, target, name, days)
+    resumed = _begin_undo(deployment, instance, target, name, days)
     has_written = False
     try:
-        for table, results in undo_backfill(publisher, settings, name, run_id, tags, days):
+        for table, results in undo_backfill(publisher, deployment, name, run_id, tags, days):
             has_written = True
             yield table, results
     except NothingToUndoError:
         # An earlier undo was killed after its last table, or a switch-over before its first.
-        _end_undo(settings, target)
+        _end_undo(deployment, target)
         if not (resumed or target.switching):
             raise
     except UndoRefusedError:
         # A partial undo stays marked until it is finished, so that nothing builds on half of it.
         if not (has_written or resumed):
-            _cancel_undo(settings, target)
+            _cancel_undo(deployment, target)
         raise
     else:
-        _end_undo(settings, target)
+        _end_undo(deployment, target)
 
 
 def _switch_ids(target: ShadowTarget) -> list[str]:
     return [target.name, *(f"{target.name}-{n + 1}" for n in range(target.switches))]
 
 
-def resolve_names(settings: Settings, name: str) -> list[str]:
+def resolve_names(deployment: Deployment, name: str) -> list[str]:
     """The given name, then the ids of the backfills if it names a run."""
-    owners = backfill_ids_of(read_ledgers(settings), name)
+    owners = backfill_ids_of(read_ledgers(deployment), name)
     return [name, *sorted(owners - {name})]
 
 
 def refuse_undo(
-    settings: Settings,
+    deployment: Deployment,
     instance: dg.DagsterInstance,
     names: Collection[str],
     days: Container[date] | None,
@@ -132,15 +130,17 @@ def refuse_undo(
     for name in names:
         state_store.refuse_active(instance, name)
     name, *_ = names
-    if target := _find_target(settings, names):
+    if target := _find_target(deployment, names):
         _refuse_partial_undo(target, name, days)
         if runs := active_switch_runs(instance):
             raise _active_switch_error(name, runs)
 
 
-def _find_target(settings: Settings, names: Collection[str]) -> ShadowTarget | None:
+def _find_target(deployment: Deployment, names: Collection[str]) -> ShadowTarget | None:
     targets_by_id = {
-        id_: target for target in targets.readable_targets(settings) for id_ in _switch_ids(target)
+        id_: target
+        for target in targets.readable_targets(deployment)
+        for id_ in _switch_ids(target)
     }
     return next((targets_by_id[id_] for id_ in names if id_ in targets_by_id), None)
 
@@ -166,7 +166,7 @@ def _active_switch_error(name: str, runs: Sequence[str]) -> TargetError:
 
 
 def _begin_undo(
-    settings: Settings,
+    deployment: Deployment,
     instance: dg.DagsterInstance,
     target: ShadowTarget,
     name: str,
@@ -179,42 +179,48 @@ def _begin_undo(
     """
     _refuse_partial_undo(target, name, days)
     # Mark first, then check for runs: a run that starts after the check sees the mark.
-    targets.save_target(settings, target.model_copy(update={"undoing": name}))
+    targets.save_target(deployment, target.model_copy(update={"undoing": name}))
     if runs := active_switch_runs(instance):
         if not target.undoing:
-            _cancel_undo(settings, target)
+            _cancel_undo(deployment, target)
         raise _active_switch_error(name, runs)
     return bool(target.undoing)
 
 
-def _cancel_undo(settings: Settings, target: ShadowTarget) -> None:
+def _cancel_undo(deployment: Deployment, target: ShadowTarget) -> None:
     targets.update_target(
-        settings, target.name, lambda current: current.model_copy(update={"undoing": ""})
+        deployment, target.name, lambda current: current.model_copy(update={"undoing": ""})
     )
 
 
-def _end_undo(settings: Settings, target: ShadowTarget) -> None:
+def _end_undo(deployment: Deployment, target: ShadowTarget) -> None:
     """Record the end of an undo, and save the consistent versions of the tables.
 
     An unfinished switch-over is undone as a whole, so it ends too.
     """
-    update = {"undoing": "", "switching": False, "canary": has_days_in_production(settings, target)}
-    targets.update_target(settings, target.name, lambda current: current.model_copy(update=update))
-    save_consistent_versions(settings, datetime.now(settings.zone).date())
+    update = {
+        "undoing": "",
+        "switching": False,
+        "canary": has_days_in_production(deployment, target),
+    }
+    targets.update_target(
+        deployment, target.name, lambda current: current.model_copy(update=update)
+    )
+    save_consistent_versions(deployment, datetime.now(deployment.settings.zone).date())
 
 
-def save_consistent_versions(settings: Settings, today: date) -> None:
+def save_consistent_versions(deployment: Deployment, today: date) -> None:
     """Save the tables' versions if no open day is stale and production has no part of a target.
 
     Call it only when nothing else writes.
     """
-    ledgers = read_ledgers(settings)
-    stale_by_table = find_stale_days(ledgers, Policy.from_settings(settings), today).open
-    if not any(stale_by_table.values()) and not is_mixed(settings):
-        save_versions(settings.warehouse, ledgers)
+    ledgers = read_ledgers(deployment)
+    stale_by_table = find_stale_days(ledgers, deployment.policy, today).open
+    if not any(stale_by_table.values()) and not is_mixed(deployment):
+        save_versions(deployment.settings.warehouse, ledgers)
 
 
-def is_mixed(settings: Settings) -> bool:
+def is_mixed(deployment: Deployment) -> bool:
     """Whether production has a part of a target's days or tables, and not the others.
 
     After single days were switched over or undone, later production runs may have rebuilt the rest
@@ -225,25 +231,25 @@ def is_mixed(settings: Settings) -> bool:
         or target.undoing
         or (
             target.canary
-            and has_days_in_production(settings, target)
-            and _has_other_rows(settings, target)
+            and has_days_in_production(deployment, target)
+            and _has_other_rows(deployment, target)
         )
-        for target in targets.readable_targets(settings)
+        for target in targets.readable_targets(deployment)
     )
 
 
-def _has_other_rows(settings: Settings, target: ShadowTarget) -> bool:
+def _has_other_rows(deployment: Deployment, target: ShadowTarget) -> bool:
     """Whether any day has other rows in production than in the target."""
-    ledgers = read_ledgers(settings)
+    ledgers = read_ledgers(deployment)
     # Tables that are no longer declared do not count.
     names = [name for name in target.tables if name in ledgers]
-    pairs = ((days_to_clone(settings, target, name), ledgers[name]) for name in names)
+    pairs = ((days_to_clone(deployment, target, name), ledgers[name]) for name in names)
     return any(cloned.changed_days(cloned.days, current) for cloned, current in pairs)
 
 
-def has_days_in_production(settings: Settings, target: ShadowTarget) -> bool:
+def has_days_in_production(deployment: Deployment, target: ShadowTarget) -> bool:
     """Whether production has any day with the rows of the target."""
-    ledgers = read_ledgers(settings)
+    ledgers = read_ledgers(deployment)
     for name in target.tables:
         if name not in ledgers:
             continue
@@ -256,7 +262,7 @@ def has_days_in_production(settings: Settings, target: ShadowTarget) -> bool:
 
 def switch_over(
     publisher: DeltaIOManager,
-    settings: Settings,
+    deployment: Deployment,
     graph: BaseAssetGraph,
     code: Code,
     name: str,
@@ -271,7 +277,7 @@ def switch_over(
 
     Args:
         publisher: reads and publishes in production.
-        settings: the deployment's settings.
+        deployment: whose tables they are.
         graph: the assets.
         code: the present code, which must have built the target.
         name: the target's name.
@@ -286,31 +292,31 @@ def switch_over(
         TargetError: the target is stale, or others have changed its days. Nothing was written; a
             resumed switch-over stops, as the message says.
     """
-    target = targets.load_target(settings, name)
+    target = targets.load_target(deployment, name)
     if not target.switching or target.undoing:
         targets.raise_if_busy(target)
-        target = _begin_switch(settings, graph, code, target, tags.get(REASON_TAG, ""), only_days)
+        target = _begin_switch(deployment, graph, code, target, tags.get(REASON_TAG, ""), only_days)
     tags = {**tags, REASON_TAG: tags.get(REASON_TAG) or target.switch_reason}
-    _refuse_other_columns(settings, target)
+    _refuse_other_columns(deployment, target)
     switched = []
     # Commit all tables before yielding: reporting three years of days to Dagster takes longer, and
     # until the last commit readers of several tables see a mix.
     for table_name, days in target.days.items():
         table, cloned = (
-            tables_of(settings)[table_name],
-            days_to_clone(settings, target, table_name, from_ranges(days)),
+            deployment.tables[table_name],
+            days_to_clone(deployment, target, table_name, from_ranges(days)),
         )
         results = _publish_days(
-            publisher, settings, target, cloned, publisher.run_metadata(table, run_id, tags)
+            publisher, deployment, target, cloned, publisher.run_metadata(table, run_id, tags)
         )
         switched.append((table, results))
     yield from switched
-    _end_switch(settings, target)
+    _end_switch(deployment, target)
 
 
 def _publish_days(
     publisher: DeltaIOManager,
-    settings: Settings,
+    deployment: Deployment,
     target: ShadowTarget,
     cloned: ClonedDays,
     record: Mapping[str, Any],
@@ -326,7 +332,7 @@ def _publish_days(
     if remaining := cloned.days - own_days:
 
         def refuse_other_writers(ledger: Ledger) -> None:
-            refuse_external_changes(settings, target, {ledger.table.name: ledger})
+            refuse_external_changes(deployment, target, {ledger.table.name: ledger})
 
         results += adopt_files(
             replace(cloned, days=remaining),
@@ -335,7 +341,11 @@ def _publish_days(
             # Started by a person, even if a resumed run finishes it.
             {**record, "backfill_id": target.switch_id, "launched_by": PERSON},
             partial(
-                translate_origin, settings, target, cloned.ledger, partial(read_ledgers, settings)
+                translate_origin,
+                deployment,
+                target,
+                cloned.ledger,
+                partial(read_ledgers, deployment),
             ),
             refuse_other_writers,
             CANARY if target.canary else SWITCH_OVER,
@@ -343,30 +353,30 @@ def _publish_days(
     return sorted(results, key=lambda result: result.day)
 
 
-def _end_switch(settings: Settings, target: ShadowTarget) -> None:
+def _end_switch(deployment: Deployment, target: ShadowTarget) -> None:
     """Record the end of a switch-over, and save the consistent versions of the tables."""
 
     def mark_ended(current: ShadowTarget) -> ShadowTarget:
         is_same_switch = current.switch_id == target.switch_id
         return current.model_copy(update={"switching": False}) if is_same_switch else current
 
-    targets.update_target(settings, target.name, mark_ended)
-    save_consistent_versions(settings, datetime.now(settings.zone).date())
+    targets.update_target(deployment, target.name, mark_ended)
+    save_consistent_versions(deployment, datetime.now(deployment.settings.zone).date())
 
 
-def _refuse_other_columns(settings: Settings, target: ShadowTarget) -> None:
+def _refuse_other_columns(deployment: Deployment, target: ShadowTarget) -> None:
     """Raise if this code declares other tables or columns than the code that began the switch-over.
 
     Raises:
         TargetError: it does.
     """
     problems = [
-        f"there is no table {name}" for name in target.days if name not in tables_of(settings)
+        f"there is no table {name}" for name in target.days if name not in deployment.tables
     ]
-    for name in target.days.keys() & tables_of(settings).keys():
-        metadata = target.table_ledger(settings, name).metadata
+    for name in target.days.keys() & deployment.tables.keys():
+        metadata = target.table_ledger(deployment, name).metadata
         column_differences = (
-            schema_differences(tables_of(settings)[name], metadata) if metadata else []
+            schema_differences(deployment.tables[name], metadata) if metadata else []
         )
         problems += [f"{name}: {text}" for text in column_differences]
     if problems:
@@ -379,7 +389,7 @@ def _refuse_other_columns(settings: Settings, target: ShadowTarget) -> None:
 
 
 def _begin_switch(
-    settings: Settings,
+    deployment: Deployment,
     graph: BaseAssetGraph,
     code: Code,
     target: ShadowTarget,
@@ -392,13 +402,13 @@ def _begin_switch(
         TargetError: why they cannot, or another command came first; nothing was written.
         PublishError: files of the target are deleted; nothing was written.
     """
-    current = read_ledgers(settings)
+    current = read_ledgers(deployment)
     # All checks are about these versions of the forks, and these are switched over.
-    versions = {name: target.table_ledger(settings, name).version or 0 for name in target.tables}
-    refuse_migrated(settings, target, current)
-    refuse_external_changes(settings, target, current)
+    versions = {name: target.table_ledger(deployment, name).version or 0 for name in target.tables}
+    refuse_migrated(deployment, target, current)
+    refuse_external_changes(deployment, target, current)
     problems = []
-    for name, by_day in stale_days(settings, graph, target, code, only_days).items():
+    for name, by_day in stale_days(deployment, graph, target, code, only_days).items():
         reasons = "; ".join(
             dict.fromkeys(
                 forecast.reason or forecast.outcome.value
@@ -411,19 +421,19 @@ def _begin_switch(
         commands = ", ".join(
             f"`backfill-assets backfill {window} --target {target.name}`"
             for window in target.requested_windows
-            if stale_days(settings, graph, target, code, window)
+            if stale_days(deployment, graph, target, code, window)
         )
         raise TargetError(
             f"target {target.name} is not switched over, as it is not as it would be made now: "
             f"{', '.join(problems)}. Nothing was written. Build these days first, with the code "
             f"that is to be deployed: {commands}."
         )
-    refuse_uncompared(settings, target, versions, current)
-    days = days_of_target(settings, graph, target, only_days)
+    refuse_uncompared(deployment, target, versions, current)
+    days = days_of_target(deployment, graph, target, only_days)
     for name, table_days in days.items():
-        cloned = days_to_clone(settings, target, name, table_days)
+        cloned = days_to_clone(deployment, target, name, table_days)
         cloned.raise_if_files_missing(
-            settings.table(name), cloned.changed_days(cloned.days, current[name])
+            deployment.table_url(name), cloned.changed_days(cloned.days, current[name])
         )
     changes = {
         "switching": True,
@@ -434,10 +444,10 @@ def _begin_switch(
         "switch_reason": reason,
     }
     if versions != {
-        name: target.table_ledger(settings, name).version or 0 for name in target.tables
+        name: target.table_ledger(deployment, name).version or 0 for name in target.tables
     }:
         raise TargetError(
             f"target {target.name} is being built on. Nothing was written. Ask again when that "
             "has ended."
         )
-    return targets.save_target(settings, target.model_copy(update=changes))
+    return targets.save_target(deployment, target.model_copy(update=changes))

@@ -19,6 +19,7 @@ from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.definitions import build_defs
 from backfill_assets.delta.ledger_reader import read_ledgers
 from backfill_assets.delta.ledgers import Ledgers
+from backfill_assets.deployment import Deployment
 from backfill_assets.sample.landings import Emitter, render_file
 from backfill_assets.settings import PREFIX, Settings, load_settings
 from backfill_assets.spark.session import Engine
@@ -193,7 +194,7 @@ class DrillDeployment:
     @property
     def ledgers(self) -> Ledgers:
         """The ledgers of all tables as of now."""
-        return read_ledgers(self.settings())
+        return read_ledgers(Deployment(self.settings()))
 
     def run(
         self,

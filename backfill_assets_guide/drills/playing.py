@@ -203,7 +203,9 @@ def start_drill(
         )
 
 
-def prepared(engine: Engine, folder: Path, outage: Outage, days: int | None = None) -> DrillDeployment:
+def prepared(
+    engine: Engine, folder: Path, outage: Outage, days: int | None = None
+) -> DrillDeployment:
     """A deployment whose tables are right: as they are before an outage, or without it.
 
     Args:
@@ -213,7 +215,9 @@ def prepared(engine: Engine, folder: Path, outage: Outage, days: int | None = No
         days: so many days, in place of those of the outage.
     """
     day_count = max(days or outage.days, outage.fewest)
-    deployment = DrillDeployment.create(folder, day_count, outage.orders_per_day, outage.tables_path)
+    deployment = DrillDeployment.create(
+        folder, day_count, outage.orders_per_day, outage.tables_path
+    )
     breaking.send_orders(folder / "landing", deployment.days, SHOP_FILE, RIGHT)
     if outage.has_service:
         rates.pay_calls(deployment.folder, len(deployment.days))

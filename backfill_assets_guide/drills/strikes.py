@@ -77,7 +77,9 @@ def _total_revenue(deployment: DrillDeployment) -> Decimal:
     return sum((revenue for _, revenue in facts.values()), Decimal(0))
 
 
-def append_days_again(deployment: DrillDeployment, _engine: Engine, rng: random.Random) -> StrikeResult:
+def append_days_again(
+    deployment: DrillDeployment, _engine: Engine, rng: random.Random
+) -> StrikeResult:
     """Append some days of the facts once more."""
     days, right = _choose_days(deployment, rng), _total_revenue(deployment)
     breaking.append_again(deployment.settings().table(READERS), "run_date", days)
@@ -88,7 +90,9 @@ def append_days_again(deployment: DrillDeployment, _engine: Engine, rng: random.
     )
 
 
-def send_wrong_amounts(deployment: DrillDeployment, engine: Engine, rng: random.Random) -> StrikeResult:
+def send_wrong_amounts(
+    deployment: DrillDeployment, engine: Engine, rng: random.Random
+) -> StrikeResult:
     """Have the source send a wrong amount on some days, and load them."""
     days = _choose_days(deployment, rng)
     landing = deployment.folder / "landing"
@@ -200,7 +204,9 @@ def _kill_run(_: dg.InitResourceContext) -> dg.IOManager:
     raise RuntimeError("the machine was restarted while this run was at work")
 
 
-def load_skewed_day(deployment: DrillDeployment, engine: Engine, rng: random.Random) -> StrikeResult:
+def load_skewed_day(
+    deployment: DrillDeployment, engine: Engine, rng: random.Random
+) -> StrikeResult:
     """Load a file of one customer's, who has most orders of its day."""
     days = _choose_days(deployment, rng)
     day = days.start

@@ -12,6 +12,7 @@ from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.dagster_ext.internals import AssetGraph
 from backfill_assets.delta import targets
 from backfill_assets.delta.commit_log import CommitLog
+from backfill_assets.deployment import Deployment
 from backfill_assets.shadow import build
 from backfill_assets.shadow.compare import compare_target
 from backfill_assets.tables.code_version import running_code
@@ -101,8 +102,10 @@ def _build_target(lab: Lab, after: Pipeline) -> None:
     lab.step("The days are built into the target.")
     request = BackfillRequest(days=str(_DAYS), tables=(_TABLE,))
     with after.io_manager() as io:
-        target = build.prepare_target(io, after.settings, _TARGET, request)
-        for stage in build.build_stages(io, after.settings, after.assets, target, request):
+        target = build.prepare_target(io, Deployment(after.settings), _TARGET, request)
+        for stage in build.build_stages(
+            io, Deployment(after.settings), after.assets, target, request
+        ):
             for table, counts in stage.counts.items():
                 text = "   ".join(f"days {outcome.value} {n}" for outcome, n in counts.items())
                 lab.show(f"target: {table}", text)
@@ -111,13 +114,17 @@ def _build_target(lab: Lab, after: Pipeline) -> None:
 def _compare_target(lab: Lab, after: Pipeline) -> None:
     lab.step("The target is compared with production.")
     settings = after.settings
-    target = targets.load_target(settings, _TARGET)
+    target = targets.load_target(Deployment(settings), _TARGET)
     graph = AssetGraph.from_assets(after.assets)
-    comparison = compare_target(settings, lab.spark, graph, target, running_code(settings))
+    comparison = compare_target(
+        Deployment(settings), lab.spark, graph, target, running_code(settings)
+    )
     for report in comparison.reports:
         lab.show("comparison", report.summary_line)
     lab.show("comparison", f"problems {len(comparison.problems)}")
-    target_rows = lab.spark.read.format("delta").load(target.table_url(settings, _TABLE))
+    target_rows = lab.spark.read.format("delta").load(
+        target.table_url(Deployment(settings), _TABLE)
+    )
     target_rows.createOrReplaceTempView("lab_rows")
     lab.show_query("reader of the target", _revenue_query("lab_rows"))
     lab.spark.catalog.dropTempView("lab_rows")

@@ -112,7 +112,7 @@ def _time_commands(
     plan = ["plan", f"{rebuilt_days[0]}...{rebuilt_days[1]}", *tables]
     yield "plan", _median_seconds(rounds, lambda: _run_command(answers, *plan))
     pipeline.run(*rebuilt_days, tags={"dagster/backfill": BACKFILL})
-    wrote = [r for r in read_ledgers(pipeline.settings)[FACT.name].records if r.backfill_id]
+    wrote = [r for r in read_ledgers(pipeline.deployment)[FACT.name].records if r.backfill_id]
     assert [len(r.rewritten_days) for r in wrote] == [AGAIN]
     yield "reconcile", _median_seconds(rounds, lambda: _run_command(answers, "reconcile", BACKFILL))
     life = ["history", FACT.name, str(rebuilt_days[0])]

@@ -29,6 +29,7 @@ from backfill_assets.calendar.partitions import Window
 from backfill_assets.definitions import build_defs
 from backfill_assets.delta import ledger_reader
 from backfill_assets.delta.ledger_reader import read_ledgers
+from backfill_assets.deployment import Deployment
 from backfill_assets.monitoring.incidents import find_incidents, read_situation
 from backfill_assets.monitoring.states import day_states
 from backfill_assets.spark.session import Engine
@@ -88,7 +89,7 @@ def make_aged_deployment(engine: Engine, root: Path, days: int) -> Pipeline:
     names = [*all_table_names(pipeline)]
     first_run = pipeline.run(start, start, names)
     nights = [start + n * DAY for n in range(1, days - RECENT)]
-    ledgers = read_ledgers(pipeline.settings)
+    ledgers = read_ledgers(pipeline.deployment)
     offsets = {name: ledgers[name].version or 0 for name in names}
     for name in names:
         partition = ledgers[name].table.partition
@@ -136,7 +137,7 @@ def measure_files(pipeline: Pipeline, names: Iterable[str]) -> None:
         "checkpoints": "*/_delta_log/*.parquet",
         "copies of the records": "*/_backfill_assets/*",
     }
-    read_ledgers(pipeline.settings)  # makes the copies
+    read_ledgers(pipeline.deployment)  # makes the copies
     for what, pattern in kinds.items():
         _print_sizes(what, pipeline.warehouse.glob(pattern))
     _print_sizes("Dagster's event index", (pipeline.root / "home").glob("**/index.db*"))
@@ -153,18 +154,22 @@ def measure_ledgers(pipeline: Pipeline) -> None:
     for copy in pipeline.warehouse.glob("*/_backfill_assets/*"):
         copy.unlink()
     ledger_reader._cached_ledgers.clear()
-    measure_work("all ledgers, new process, no copy of the records", lambda: read_ledgers(settings))
+    measure_work(
+        "all ledgers, new process, no copy of the records",
+        lambda: read_ledgers(Deployment(settings)),
+    )
     ledger_reader._cached_ledgers.clear()
-    measure_work("all ledgers, new process", lambda: read_ledgers(settings))
-    ledgers = measure_work("all ledgers, nothing new", lambda: read_ledgers(settings))
+    measure_work("all ledgers, new process", lambda: read_ledgers(Deployment(settings)))
+    ledgers = measure_work("all ledgers, nothing new", lambda: read_ledgers(Deployment(settings)))
     policy, today = Policy.from_settings(settings), pipeline.now.date()
     measure_work("backlog", lambda: find_stale_days(ledgers, policy, today))
     measure_work("backlog, nothing new", lambda: find_stale_days(ledgers, policy, today))
     now = measure_work(
-        "situation", lambda: read_situation(settings, pipeline.instance, pipeline.now)
+        "situation", lambda: read_situation(Deployment(settings), pipeline.instance, pipeline.now)
     )
     measure_work(
-        "situation, once more", lambda: read_situation(settings, pipeline.instance, pipeline.now)
+        "situation, once more",
+        lambda: read_situation(Deployment(settings), pipeline.instance, pipeline.now),
     )
     measure_work("states of all days", lambda: {name: day_states(name, now) for name in ledgers})
     open_incidents = measure_work("incidents", lambda: find_incidents(now))
@@ -173,7 +178,7 @@ def measure_ledgers(pipeline: Pipeline) -> None:
 
 def look_for_incidents(pipeline: Pipeline) -> None:
     """What the sensor of alerts does."""
-    find_incidents(read_situation(pipeline.settings, pipeline.instance, pipeline.now))
+    find_incidents(read_situation(pipeline.deployment, pipeline.instance, pipeline.now))
 
 
 def measure_dagster(pipeline: Pipeline, names: Iterable[str]) -> None:

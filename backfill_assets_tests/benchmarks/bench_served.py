@@ -30,7 +30,9 @@ from backfill_assets_tests.helpers.pipeline import EVERYTHING, LAYERS, START
 
 
 @contextmanager
-def _serve_deployment(engine: Engine, root: Path, days: int, orders: int) -> Iterator[ServedDeployment]:
+def _serve_deployment(
+    engine: Engine, root: Path, days: int, orders: int
+) -> Iterator[ServedDeployment]:
     """A deployment as `make ui` starts it, with landed files of so many days."""
     write_landing(engine.spark_session, root / "landing", days, orders)
     settings = load_settings(

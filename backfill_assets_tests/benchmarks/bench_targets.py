@@ -53,7 +53,7 @@ def measure_shadows(engine: Engine, root: Path, days: int) -> None:
     )
     time_work("all days built", lambda: _build_target(after, _NAME, first, last, ()))
     seconds = time_work("switched over", lambda: _switch_target(after))
-    table_count = len(load_target(after.settings, _NAME).tables)
+    table_count = len(load_target(after.deployment, _NAME).tables)
     print_result(f"switch-over of {table_count} tables x {days:,} days", f"{seconds:.1f} s", "")
 
 
@@ -66,14 +66,14 @@ def _build_target(
 ) -> None:
     request = BackfillRequest(days=f"{first}...{last}", tables=tables)
     io, assets = io_manager_of(pipeline.defs), list(pipeline.defs.assets)
-    target = prepare_target(io, pipeline.settings, name, request)
-    for stage in build_stages(io, pipeline.settings, assets, target, request):
+    target = prepare_target(io, pipeline.deployment, name, request)
+    for stage in build_stages(io, pipeline.deployment, assets, target, request):
         assert not stage.failure, stage.failure
 
 
 def _switch_target(pipeline: Pipeline) -> None:
     graph, io = pipeline.repository.asset_graph, io_manager_of(pipeline.defs)
-    switched = switch_over(io, pipeline.settings, graph, pipeline.code, _NAME, "bench", {})
+    switched = switch_over(io, pipeline.deployment, graph, pipeline.code, _NAME, "bench", {})
     for table, days in switched:
         print(f"    {table.name}: {len(days):,} days", flush=True)
 

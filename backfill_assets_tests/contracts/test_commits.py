@@ -106,7 +106,7 @@ def _import_rows(life: Life, first: Pipeline, spark: Any) -> None:
     rows = {name: [value] for name, value in (order("imported", 2) | values).items()}
     table = life.root / "old"
     write_deltalake(table, pa.table(rows))
-    run_import(ImportRequest(first.settings, spark, ORDER_LINES, str(table)))
+    run_import(ImportRequest(first.deployment, spark, ORDER_LINES, str(table)))
     (manifest,) = (first.warehouse / "_imports" / "orders").glob("*.json")
     life.note_file("import", manifest.read_bytes())
 
@@ -128,7 +128,7 @@ def _load_days(life: Life, spark: Any) -> Pipeline:
     first.run(1, 3, tables, tags={"backfill_assets/write_mode": "merge"})
     life.note_commit("merge", first.warehouse / FACT.name)
     other = Code("tables-other", tables=dict.fromkeys(TABLES, "other"))
-    accept_code(first.settings, first.defs, other, FACT.name, None, "same rows", 0)
+    accept_code(first.deployment, first.defs, other, FACT.name, None, "same rows", 0)
     life.note_commit("accepted code", first.warehouse / FACT.name)
     return first
 
@@ -138,22 +138,22 @@ def _switch_over(life: Life, first: Pipeline, spark: Any) -> None:
     days = str(Window(day(1), day(3)))
     target, stages = build_shadow(second, days, reason="other points")
     assert [stage.failure for stage in stages] == [""]
-    life.note_commit("target build", Path(target.table_url(second.settings, SCORES)))
+    life.note_commit("target build", Path(target.table_url(second.deployment, SCORES)))
     # What production publishes meanwhile: the target begins anew there, with the days it has made.
     first.land(4, [order("4", 4)])
     first.run(4, None, (*LAYERS, SCORES))
     target, stages = build_shadow(second, days)
     assert [stage.failure for stage in stages] == [""]
-    life.note_commit("adopt", Path(target.table_url(second.settings, SCORES)), "target v2")
+    life.note_commit("adopt", Path(target.table_url(second.deployment, SCORES)), "target v2")
     compare_shadow(second, spark, ComparisonLimits(most_rows=0.5))
     run_switch_over(second, days=str(day(2)), reason="one day first")
     life.note_commit("canary", second.warehouse / SCORES)
     run_switch_over(second)
     life.note_commit("switch-over", second.warehouse / SCORES)
-    life.note_file("target", targets.load_target(second.settings, "v2").model_dump_json())
+    life.note_file("target", targets.load_target(second.deployment, "v2").model_dump_json())
     run_undo(second, "v2-2")
     life.note_commit("undo of a switch-over", second.warehouse / SCORES)
-    targets.drop_target(second.settings, "v2")
+    targets.drop_target(second.deployment, "v2")
 
 
 def _migrate_and_retire(life: Life, spark: Any) -> None:
@@ -161,12 +161,12 @@ def _migrate_and_retire(life: Life, spark: Any) -> None:
     url = second.settings.table(NOTES)
     list(migrate_table(Writer(lambda: spark, url, tables_of(second.settings)[NOTES])))
     life.note_commit("migration", Path(url))
-    ledgers = read_ledgers(second.settings)
+    ledgers = read_ledgers(second.deployment)
     assert save_versions(str(second.warehouse), ledgers)
     life.note_file(VERSIONS_FILE, (second.warehouse / VERSIONS_FILE).read_bytes())
     retired = life.deploy("RETIRED", RETIRES)
     over = RETIRES + (retired.settings.undo_days + 1) * DAY
-    list(run_maintenance(spark, retired.settings, [SCORES], today=over))
+    list(run_maintenance(spark, retired.deployment, [SCORES], today=over))
     life.note_commit("retirement", retired.warehouse / SCORES)
 
 
@@ -175,7 +175,7 @@ def life(engine, spark, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Li
     life = Life(engine, tmp_path_factory.mktemp("life"))
     first = _load_days(life, spark)
     to = life.root / "exported"
-    export_days(first.settings, spark, FACT.name, Window(day(1), day(3)), to)
+    export_days(first.deployment, spark, FACT.name, Window(day(1), day(3)), to)
     life.note_file("export", (to / MANIFEST).read_bytes())
     _switch_over(life, first, spark)
     _migrate_and_retire(life, spark)

@@ -20,6 +20,7 @@ from syrupy.extensions.json import JSONSnapshotExtension
 
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.delta.ledger_reader import read_ledgers
+from backfill_assets.deployment import Deployment
 from backfill_assets.lookups import batch
 from backfill_assets.settings import Settings
 from backfill_assets.spark.session import Engine
@@ -58,7 +59,7 @@ def rates(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def golden_rows(settings: Settings) -> Golden:
     """What a snapshot has of the tables, from what their commits say of each day."""
     tables = {}
-    for name, ledger in read_ledgers(settings).items():
+    for name, ledger in read_ledgers(Deployment(settings)).items():
         published = {day: ledger.latest[day].days[day] for day in sorted(ledger.published_days)}
         tables[name] = {
             "rows_version": rows_version(ledger.table),
@@ -165,7 +166,7 @@ def deployment(engine: Engine, root: Path, landing: Path, **settings: Any) -> Pi
 
 
 def assert_published(pipeline: Pipeline, names: Sequence[str], days: set[date]) -> None:
-    ledgers = read_ledgers(pipeline.settings)
+    ledgers = read_ledgers(pipeline.deployment)
     for name in names:
         ledger = ledgers[name]
         assert ledger.published_days == days, name

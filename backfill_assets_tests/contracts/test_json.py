@@ -34,6 +34,7 @@ from backfill_assets.cli import backfill as plan_commands
 from backfill_assets.delta import delta_rs, targets
 from backfill_assets.delta.read_check import ReadCheck
 from backfill_assets.delta.targets import ComparisonLimits, ShadowTarget, TargetComparison
+from backfill_assets.deployment import Deployment
 from backfill_assets.imports import importer
 from backfill_assets.imports.external_table import NewData
 from backfill_assets.imports.import_state import ImportMapping, TableImport
@@ -252,10 +253,10 @@ def take_targets(shapes: Shapes, folder: Path, monkeypatch: pytest.MonkeyPatch) 
         name="v2", tables=(FACT.name,), asked=(DAYS,), pins={}, generation="g", compared=compared
     )
     settings = load_settings()
-    targets.save_target(settings, target)
+    targets.save_target(Deployment(settings), target)
     # A target of another version of the package.
     delta_rs.write_document(
-        f"{targets.target_folder(settings, 'v3')}/_state", "{}", delta_rs.NO_REVISION
+        f"{targets.target_folder(Deployment(settings), 'v3')}/_state", "{}", delta_rs.NO_REVISION
     )
     shapes.take("targets", "targets")
     monkeypatch.setattr(

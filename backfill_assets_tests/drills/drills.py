@@ -29,6 +29,7 @@ from deltalake import DeltaTable
 
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.delta.ledger_reader import read_ledgers
+from backfill_assets.deployment import Deployment
 from backfill_assets.monitoring.states import DayState
 from backfill_assets.orders.tables import FACT, LATE, RAW, REJECTED, STAGED, TABLES
 from backfill_assets.settings import load_settings
@@ -163,7 +164,7 @@ class Drill:
 
     def read_digests(self) -> dict[tuple[str, date], str]:
         """What each published day of each table of the drill holds."""
-        ledgers = read_ledgers(self.settings)
+        ledgers = read_ledgers(Deployment(self.settings))
         return {
             (name, d): ledgers[name].content_key(d)
             for name in self.tables
@@ -216,7 +217,7 @@ def read_balance(drill: Drill) -> tuple[str, int]:
     """What the source says it sent against the orders of the facts, and how many are too many."""
     expectations = {}
     for table in (RAW, REJECTED, STAGED, LATE):
-        ledger = read_ledgers(drill.settings)[table.name]
+        ledger = read_ledgers(Deployment(drill.settings))[table.name]
         days = [record.days[day] for day, record in ledger.latest.items()]
         expectations[table.name] = {
             entry: sum(int(day.entries.get(entry, 0)) for day in days)
@@ -296,7 +297,7 @@ def doubled(drill: Drill) -> None:
     drill.run_reconcile(id_)
     wrote = [
         r
-        for r in read_ledgers(drill.settings)[FACT.name].records
+        for r in read_ledgers(Deployment(drill.settings))[FACT.name].records
         if (r.backfill_id or "").startswith(id_)
     ]
     assert {d for r in wrote for d in r.rewritten_days} == {*hit}

@@ -25,6 +25,7 @@ from backfill_assets.calendar.late_data import Policy
 from backfill_assets.delta.ledger_reader import read_ledgers
 from backfill_assets.delta.records import CommitRecord
 from backfill_assets.delta.targets import TargetError
+from backfill_assets.deployment import Deployment
 from backfill_assets.landing.listing import list_landing
 from backfill_assets.monitoring.next_runs import UNFINISHED_STATUSES
 from backfill_assets.orders.tables import FACT, ORDER_LINES, RAW, REJECTED
@@ -145,13 +146,13 @@ def _settle_deployment(
 
 def _undo_and_build(deployment: ServedDeployment, settings: Settings, chance: random.Random) -> str:
     """Undo one of the newest runs, and build the days on hold again as a person does."""
-    ledgers = read_ledgers(settings)
+    ledgers = read_ledgers(Deployment(settings))
     newest = max(ledgers.values(), key=lambda ledger: _commit_time(ledger.records[-1]))
     record = chance.choice([newest, newest, ledgers[FACT.name]]).records[-1]
     process = deployment.run("undo", record.run_id[:8], "--reason", "soak")
     if process.returncode:
         return f"an undo of {record.run_id[:8]} was refused: {process.stderr.strip()[-200:]}"
-    on_hold = {name: ledger.on_hold for name, ledger in read_ledgers(settings).items()}
+    on_hold = {name: ledger.on_hold for name, ledger in read_ledgers(Deployment(settings)).items()}
     tables = [name for name, days in on_hold.items() if days]
     days = sorted({str(day) for held_days in on_hold.values() for day in held_days})
     if tables:
@@ -169,7 +170,7 @@ def _commit_time(record: CommitRecord) -> datetime:
 
 def _switch_over(deployment: ServedDeployment, settings: Settings, chance: random.Random) -> str:
     """Build some days beside production by the same code, and make them production."""
-    days = sorted(read_ledgers(settings)[FACT.name].latest)[-10:]
+    days = sorted(read_ledgers(Deployment(settings))[FACT.name].latest)[-10:]
     first, last = sorted(chance.choices(days, k=2))
     words = ["--target", "soak", "--select", FACT.name]
     process = deployment.run("backfill", f"{first}...{last}", *words, "--yes")
@@ -186,7 +187,7 @@ def _open_work(deployment: ServedDeployment, settings: Settings, today: date) ->
     """What is still to be done."""
     with deployment.instance() as instance:
         runs = instance.get_runs(dg.RunsFilter(statuses=UNFINISHED_STATUSES))
-    ledgers, policy = read_ledgers(settings), Policy.from_settings(settings)
+    ledgers, policy = read_ledgers(Deployment(settings)), Policy.from_settings(settings)
     landed = list_landing(settings.landing, ORDER_LINES)
     unloaded = find_unloaded_days(ledgers[RAW.name], landed, policy, today, ledgers[REJECTED.name])
     behind = find_stale_days(ledgers, policy, today).open

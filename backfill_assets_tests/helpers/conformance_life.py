@@ -64,7 +64,7 @@ def conformance_life(engine: Engine, root: Path, **places: Any) -> dict[str, Dig
 
     run_undo(pipeline, "wrongone")
     assert pipeline.digests() == loaded
-    (maintained,) = run_maintenance(engine.spark_session, pipeline.settings, [FACT.name])
+    (maintained,) = run_maintenance(engine.spark_session, pipeline.deployment, [FACT.name])
     assert maintained.problems == []
     assert pipeline.digests() == loaded
     assert loaded.keys() == {*LAYERS}
@@ -75,4 +75,4 @@ def conformance_life(engine: Engine, root: Path, **places: Any) -> dict[str, Dig
 
 def table_versions(pipeline: Pipeline) -> dict[str, int | None]:
     """The version of each table."""
-    return {name: ledger.version for name, ledger in read_ledgers(pipeline.settings).items()}
+    return {name: ledger.version for name, ledger in read_ledgers(pipeline.deployment).items()}

@@ -9,6 +9,7 @@ from decimal import Decimal
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.delta.delta_rs import load_log
 from backfill_assets.delta.ledger_reader import read_ledgers
+from backfill_assets.deployment import Deployment
 from backfill_assets.landing.listing import list_landing
 from backfill_assets.orders.tables import CORRECTIONS, CURRENT, FACT, ORDER_LINES, RAW, REJECTED
 from backfill_assets.settings import Settings
@@ -22,7 +23,7 @@ _NOTHING = (0, Decimal(0))
 
 def list_differences(settings: Settings, truth: Truth) -> dict[str, str]:
     """Where the tables differ from the truth, as of a night after which nothing is left to do."""
-    ledgers, policy = read_ledgers(settings), Policy.from_settings(settings)
+    ledgers, policy = read_ledgers(Deployment(settings)), Policy.from_settings(settings)
     landed = list_landing(settings.landing, ORDER_LINES)
     new_arrivals = find_unloaded_days(
         ledgers[RAW.name], landed, policy, truth.today, ledgers[REJECTED.name]

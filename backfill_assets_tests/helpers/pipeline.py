@@ -23,6 +23,7 @@ from backfill_assets.backfills.backfill_plan import BackfillPlan, BackfillReques
 from backfill_assets.backfills.verify import VerifiedDay
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.definitions import build_defs
+from backfill_assets.deployment import Deployment
 from backfill_assets.orders.tables import TABLES
 from backfill_assets.publish.io_manager import DataFrameIOManager
 from backfill_assets.settings import Settings, load_settings
@@ -104,6 +105,7 @@ class Pipeline:
             "end": END,
         }
         self.settings = load_settings(**{**values, **overrides})
+        self.deployment = Deployment(self.settings)
         self.now = datetime.combine(today, time(12), tzinfo=self.settings.zone)
         self.defs = build_defs(self.settings, resources={"engine": engine}, clock=lambda: self.now)
         self.repository = self.defs.get_repository_def()
@@ -272,7 +274,7 @@ def run_verify(
 ) -> list[VerifiedDay]:
     """What `verification` finds when the days are computed on this engine."""
     defs = build_defs(settings, resources={"engine": engine})
-    return verify.verify_days(settings, defs, window, tables)
+    return verify.verify_days(Deployment(settings), defs, window, tables)
 
 
 def count_outcomes(result: dg.ExecuteInProcessResult) -> Counter[str]:
@@ -316,5 +318,5 @@ def make_plan(pipeline: Pipeline, days: str, **more: Any) -> BackfillPlan:
     request = BackfillRequest(days=days, **{"tables": LAYERS, **more})
     graph = pipeline.repository.asset_graph
     return backfill_jobs.create_plan(
-        pipeline.settings, graph, pipeline.instance, pipeline.code, request
+        pipeline.deployment, graph, pipeline.instance, pipeline.code, request
     )

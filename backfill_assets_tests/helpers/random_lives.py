@@ -134,7 +134,7 @@ def false_claims(pipeline: Pipeline, points: Mapping[str, int]) -> Iterator[Clai
         pipeline: the deployment.
         points: by code version of `activity`, what an order counts.
     """
-    situation = Monitor(pipeline.settings, lambda: pipeline.now).read_situation(pipeline.instance)
+    situation = Monitor(pipeline.deployment, lambda: pipeline.now).read_situation(pipeline.instance)
     ledgers = situation.ledgers
     for name, rule in RULES.items():
         ledger = ledgers[name]

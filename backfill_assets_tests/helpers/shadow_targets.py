@@ -31,16 +31,16 @@ def build_shadow(
 ) -> tuple[ShadowTarget, list[StageResult]]:
     io, assets = io_manager_of(pipeline.defs), list(pipeline.defs.assets)
     request = BackfillRequest(days=days, **{"tables": (SCORES,), **more})
-    target = prepare_target(io, pipeline.settings, name, request)
-    stages = list(build_stages(io, pipeline.settings, assets, target, request))
-    return targets.load_target(pipeline.settings, name), stages
+    target = prepare_target(io, pipeline.deployment, name, request)
+    stages = list(build_stages(io, pipeline.deployment, assets, target, request))
+    return targets.load_target(pipeline.deployment, name), stages
 
 
 def compare_shadow(
     pipeline: Pipeline, spark: SparkSession, bounds: ComparisonLimits | None = None
 ) -> Comparison:
-    graph, target = pipeline.repository.asset_graph, targets.load_target(pipeline.settings, "v2")
-    return compare_target(pipeline.settings, spark, graph, target, pipeline.code, bounds)
+    graph, target = pipeline.repository.asset_graph, targets.load_target(pipeline.deployment, "v2")
+    return compare_target(pipeline.deployment, spark, graph, target, pipeline.code, bounds)
 
 
 def run_switch_over(

@@ -13,6 +13,7 @@ from backfill_assets.calendar.partitions import Window
 from backfill_assets.delta.history import as_json, format_day_history
 from backfill_assets.delta.ledger_reader import read_ledger, read_ledgers
 from backfill_assets.delta.records import ACCEPTED_CODE
+from backfill_assets.deployment import Deployment
 from backfill_assets.orders.tables import FACT
 from backfill_assets.tables import code_version
 from backfill_assets_tests.helpers.pipeline import LAYERS, Pipeline, day, make_plan, order, run_undo
@@ -58,7 +59,9 @@ def test_days_by_other_code_are_accepted_and_a_running_backfill_goes_on(upgraded
     rows, versions = pipeline.digests(), {name: pipeline.log(name).file_uris() for name in LAYERS}
 
     results = [
-        accept_code(settings, pipeline.defs, pipeline.code, name, None, "an upgrade", sample)
+        accept_code(
+            Deployment(settings), pipeline.defs, pipeline.code, name, None, "an upgrade", sample
+        )
         for name, sample in zip(LAYERS, (0, 0, 0, 0, 1), strict=True)
     ]
     assert [(r.table, r.days) for r in results] == [(name, [day(1), day(2)]) for name in LAYERS]
@@ -67,7 +70,7 @@ def test_days_by_other_code_are_accepted_and_a_running_backfill_goes_on(upgraded
     assert pipeline.digests() == rows
     assert {name: pipeline.log(name).file_uris() for name in LAYERS} == versions
     assert plan_outcomes(pipeline, days) == dict.fromkeys(LAYERS, (("identical", ""),))
-    ledgers = read_ledgers(settings)
+    ledgers = read_ledgers(Deployment(settings))
     assert acceptance.repin_plans(pipeline.instance, ledgers, results, pipeline.code) == [plan.id]
     repinned = state_store.load(pipeline.instance, plan.id).plan
     assert (repinned.code_version, repinned.code_versions) == (
@@ -76,20 +79,20 @@ def test_days_by_other_code_are_accepted_and_a_running_backfill_goes_on(upgraded
     )
     # Once is enough.
     second_result = accept_code(
-        settings, pipeline.defs, pipeline.code, FACT.name, None, "an upgrade", 5
+        Deployment(settings), pipeline.defs, pipeline.code, FACT.name, None, "an upgrade", 5
     )
     assert (second_result.days, second_result.version) == ((), None)
 
-    texts = [*format_day_history(settings, FACT.name, day(1)).columns[1].cells]
+    texts = [*format_day_history(Deployment(settings), FACT.name, day(1)).columns[1].cells]
     accepted = "accepted as made by the present code; its rows are as they were"
     assert [text for text in texts if text.endswith(accepted)]
-    commit = as_json(settings, FACT.name)[1]
+    commit = as_json(Deployment(settings), FACT.name)[1]
     assert (commit["kind"], commit["reason"]) == (ACCEPTED_CODE, "an upgrade")
     assert {d["what"] for d in commit["days"].values()} == {"unchanged"}
 
     # The backfill goes on by the present code.
     pipeline.run(3, tags=tags)
-    assert code_provenance(read_ledgers(settings), "underway").problems == []
+    assert code_provenance(read_ledgers(Deployment(settings)), "underway").problems == []
     rows = pipeline.digests()
 
     # It is undone as a backfill is: the days do not count as made by the present code any more.
@@ -126,13 +129,19 @@ def test_days_with_other_rows_are_refused(other_rows):
     settings = pipeline.settings
     version = read_ledger(settings.table(FACT.name), FACT).version
     with pytest.raises(AcceptanceRefusedError, match=rf"other rows.*{FACT.name}\[{day(3)}\]"):
-        accept_code(settings, pipeline.defs, pipeline.code, FACT.name, None, "no change", 5)
+        accept_code(
+            Deployment(settings), pipeline.defs, pipeline.code, FACT.name, None, "no change", 5
+        )
     assert read_ledger(settings.table(FACT.name), FACT).version == version
     # Days whose rows are the same can be accepted alone, and all of them without a proof.
     window = Window(day(1), day(3))
-    result = accept_code(settings, pipeline.defs, pipeline.code, FACT.name, window, "no change", 5)
+    result = accept_code(
+        Deployment(settings), pipeline.defs, pipeline.code, FACT.name, window, "no change", 5
+    )
     assert (result.days, result.verified) == ([day(1), day(2)], [day(1), day(2)])
-    result = accept_code(settings, pipeline.defs, pipeline.code, FACT.name, None, "no change", 0)
+    result = accept_code(
+        Deployment(settings), pipeline.defs, pipeline.code, FACT.name, None, "no change", 0
+    )
     assert (result.days, result.verified) == ([day(3)], [])
 
 

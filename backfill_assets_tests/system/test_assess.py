@@ -203,7 +203,7 @@ def test_from_the_plan_to_the_record(engine, spark, tmp_path, monkeypatch):
     assert latest_reason(pipeline, RAW.name, day(3)) == "new files"
     assert latest_reason(pipeline, STAGED.name, day(3)) == "new input: raw_orders"
     assert latest_reason(pipeline, FACT.name, day(3)) == "new input: stg_orders"
-    ledgers = read_ledgers(pipeline.settings)
+    ledgers = read_ledgers(pipeline.deployment)
     assert ledgers[FACT.name].latest[day(3)].reason_for_day(day(3)) == "new input: stg_orders"
     assert ledgers[FACT.name].latest[day(1)].reason_for_day(day(1)) == "never published"
     # A day that a backfill found as it was is told with why it was computed when it was.
@@ -226,7 +226,7 @@ def test_from_the_plan_to_the_record(engine, spark, tmp_path, monkeypatch):
         "external commit",
     ]
     run_undo(pipeline, "byhand13", "2024-01-01")
-    record = read_ledgers(pipeline.settings)[FACT.name].latest[day(1)]
+    record = read_ledgers(pipeline.deployment)[FACT.name].latest[day(1)]
     assert record.reason_for_day(day(1)) == "undo of byhand13"
 
     monkeypatch.setattr(definitions, "running_code", lambda _: Code("deployed-meanwhile"))

@@ -145,7 +145,7 @@ def test_a_run_that_builds_what_follows_is_left_to_it(engine, spark, tmp_path):
 
 
 def current_situation(pipeline: Pipeline):
-    look = Monitor(pipeline.settings, lambda: pipeline.now)
+    look = Monitor(pipeline.deployment, lambda: pipeline.now)
     return look.read_situation(pipeline.instance)
 
 

@@ -20,6 +20,7 @@ from backfill_assets.backfills.state_store import BackfillRefusedError
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.delta.ledger_reader import read_ledgers
+from backfill_assets.deployment import Deployment
 from backfill_assets.monitoring.next_runs import RunPlanner
 from backfill_assets.orders.tables import FACT, RAW, STAGED, TABLES
 from backfill_assets.settings import load_settings
@@ -61,7 +62,7 @@ def code_of(pipeline):
 
 def launch_plan(pipeline, id_):
     return backfill_jobs.launch_plan(
-        pipeline.settings, graph_of(pipeline), pipeline.instance, code_of(pipeline), id_
+        pipeline.deployment, graph_of(pipeline), pipeline.instance, code_of(pipeline), id_
     )
 
 
@@ -105,11 +106,11 @@ def test_stages_one_after_another(pipeline):
     assert backfill_ids == [f"{plan.id}-pilot", f"{plan.id}-001", f"{plan.id}-002"]
     state = state_store.load(pipeline.instance, plan.id)
     assert (state.complete, state.ended) == (True, "complete and reconciled"), text
-    record = read_ledgers(pipeline.settings)[FACT.name].latest[day(4)]
+    record = read_ledgers(pipeline.deployment)[FACT.name].latest[day(4)]
     assert (record.backfill_id, record.reason) == (f"{plan.id}-002", "first")
     spark = pipeline.io_manager.engine.spark_session
     result = backfill_jobs.reconcile_backfill(
-        pipeline.settings, graph_of(pipeline), pipeline.instance, spark, plan.id
+        pipeline.deployment, graph_of(pipeline), pipeline.instance, spark, plan.id
     )
     assert result.problems == []
     assert {report.table.name for report in result.reports} == set(LAYERS)
@@ -118,9 +119,9 @@ def test_stages_one_after_another(pipeline):
 
 def check_history_pages(pipeline, plan):
     """From the records of Dagster and of the tables, an undo of one stage among them."""
-    before = {name: ledger.version for name, ledger in read_ledgers(pipeline.settings).items()}
+    before = {name: ledger.version for name, ledger in read_ledgers(pipeline.deployment).items()}
     run_undo(pipeline, f"{plan.id}-002")
-    ledgers = read_ledgers(pipeline.settings)
+    ledgers = read_ledgers(pipeline.deployment)
     backfill_history = read_history(pipeline.instance, ledgers, plan.id)
     stages = [f"{plan.id}-{name}" for name, _ in plan.stages]
     whats = [step.action.partition(":")[0] for step in backfill_history.events]
@@ -205,7 +206,7 @@ def test_black_friday_is_cut_into_runs_of_even_work(engine, tmp_path, monkeypatc
     assert state_store.load(pipeline.instance, plan.id).complete
     assert stages == [f"{plan.id}-{name}" for name, _ in plan.stages]
     records = {
-        name: read_ledgers(pipeline.settings)[name].records for name in (RAW.name, STAGED.name)
+        name: read_ledgers(pipeline.deployment)[name].records for name in (RAW.name, STAGED.name)
     }
     for stage_records in records.values():
         assert [record.backfill_id for record in stage_records] == stages
@@ -253,7 +254,7 @@ def test_a_backfill_does_not_go_on_from_stages_that_were_undone(pipeline):
     pilot = run_stage(pipeline)
     tick_planned_backfills(pipeline)
     tick_planned_backfills(pipeline)
-    run_id = read_ledgers(pipeline.settings)["raw_orders"].records[-1].run_id
+    run_id = read_ledgers(pipeline.deployment)["raw_orders"].records[-1].run_id
     run_undo(pipeline, run_id[:8], fails=True)  # the rest is under way
     rest = run_stage(pipeline, fails=True)
     tick_planned_backfills(pipeline)
@@ -294,7 +295,7 @@ def test_other_code_does_not_finish_a_backfill(pipeline, redeployed):
     plan = make_plan(pipeline, "2024-01-01...2024-01-02", pilot_days=1)
     launch_plan(pipeline, plan.id)
     run_stage(redeployed, fails=True)
-    assert all(ledger.records == () for ledger in read_ledgers(pipeline.settings).values())
+    assert all(ledger.records == () for ledger in read_ledgers(pipeline.deployment).values())
     tick_planned_backfills(redeployed)
     assert "did not pass" in tick_planned_backfills(redeployed)
     with pytest.raises(BackfillRefusedError, match=r"the code was .* and is deployed-meanwhile"):
@@ -308,7 +309,7 @@ def test_without_a_plan_other_code_is_refused_as_well(pipeline, redeployed):
     assert "backfill byhand12 has published 2024-01-01...2024-01-02 of raw_orders" in (
         redeployed.failure(failed)
     )
-    assert read_ledgers(pipeline.settings)[STAGED.name].records == ()
+    assert read_ledgers(pipeline.deployment)[STAGED.name].records == ()
     redeployed.run(1, 2, ["stg_orders"], tags={"dagster/backfill": "another1"})
 
 
@@ -415,7 +416,7 @@ def test_a_plan_that_cannot_be_read_does_not_stop_the_others(pipeline):
     state_store.refuse_active(pipeline.instance, unreadable.id)
     # Its day is still due.
     assert any(
-        day(1) in request.window for request in RunPlanner(pipeline.settings).plan_loads(day(9))
+        day(1) in request.window for request in RunPlanner(pipeline.deployment).plan_loads(day(9))
     )
 
 
@@ -509,13 +510,13 @@ def test_days_of_different_settings_do_not_meet(pipeline, engine):
     tags = {"dagster/backfill": "again123"}
     other.run(1, 6, ["raw_orders", "stg_orders", "fact_daily_orders"], tags=tags)
     assert other.log("raw_orders").version() == before["raw_orders"]
-    ledgers, digests = read_ledgers(other.settings), config_digests(other.settings)
+    ledgers, digests = read_ledgers(other.deployment), config_digests(other.settings)
     for name in ("raw_orders", "stg_orders", "fact_daily_orders"):
         assert {r.config_digest for r in ledgers[name].latest.values()} == {digests[name]}
     # What is put back says that the settings of then made it: the one day that differs.
     run_undo(other, "again123")
     for name in ("stg_orders", "fact_daily_orders"):
-        table_ledger = read_ledgers(other.settings)[name]
+        table_ledger = read_ledgers(other.deployment)[name]
         assert table_ledger.under_other_settings(digests[name]) == {day(3)}
         assert (
             table_ledger.latest[day(3)].made_under(day(3))
@@ -538,7 +539,7 @@ def test_a_plan_sees_the_settings_of_all_days_that_are_read(tmp_path):
         parameters = BackfillRequest(days=str(window), tables=tables)
         days_by_table = {name: list(window) for name in tables}
         return plan_backfill(
-            settings, parameters, days_by_table, ledgers(raw), Code("c"), "id"
+            Deployment(settings), parameters, days_by_table, ledgers(raw), Code("c"), "id"
         ).tables
 
     staged = plan_tables([STAGED.name], Window(day(1), day(8)))[STAGED.name]

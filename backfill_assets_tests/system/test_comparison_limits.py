@@ -53,14 +53,14 @@ def after(production, engine, tmp_path: Path) -> Pipeline:
 
 def require_bounds(pipeline: Pipeline, bounds: ComparisonLimits | None) -> ShadowTarget:
     return require_comparison(
-        pipeline.settings, targets.load_target(pipeline.settings, "v2"), bounds
+        pipeline.deployment, targets.load_target(pipeline.deployment, "v2"), bounds
     )
 
 
 def switch_refusal(pipeline: Pipeline) -> str:
     message = pipeline.failure(run_switch_over(pipeline, fails=True))
     assert "Nothing was written" in message
-    assert not targets.load_target(pipeline.settings, "v2").switching
+    assert not targets.load_target(pipeline.deployment, "v2").switching
     return message
 
 
@@ -160,7 +160,7 @@ def test_the_job_takes_bounds(after, spark):
         return "" if result.success else after.failure(result)
 
     assert "scores.score has drifted by" in run_comparison(most_drift=0.25, require=True)
-    assert targets.load_target(after.settings, "v2").required == LITTLE
+    assert targets.load_target(after.deployment, "v2").required == LITTLE
     switch_refusal(after)
     assert "scores.score has drifted by" in run_comparison()
     assert run_comparison(most_drift=100, require=True) == ""

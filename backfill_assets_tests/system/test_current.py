@@ -69,7 +69,7 @@ def test_late_lines_change_what_is_known_and_no_final_day(engine, tmp_path, late
         expected |= {(1, "c1"): (2, "17.50"), (1, "c2"): (1, "5.00")}
     assert spend_by_customer(pipeline, NOW) == expected
 
-    ledgers = read_ledgers(pipeline.settings)
+    ledgers = read_ledgers(pipeline.deployment)
     assert ledgers[SPEND.name].final_days == {day(n) for n in range(1, 5)}
     assert not ledgers[NOW.name].final_days | ledgers[MORE.name].final_days
     entries = ledgers[MORE.name].latest[day(1)].days[day(1)].entries
@@ -97,7 +97,7 @@ def test_a_day_whose_sums_are_not_those_of_the_counted_lines_is_not_published(en
     assert (
         f"{LOSING[-1].name}[{day(1)}]  conservation: orders adds up to 1 where 2 is due" in message
     )
-    assert read_ledgers(pipeline.settings)[LOSING[-1].name].version is None
+    assert read_ledgers(pipeline.deployment)[LOSING[-1].name].version is None
 
 
 @table(my_known.DailySpend, checks=SPEND.conserved)

@@ -72,7 +72,7 @@ def change_ids(pipeline: Pipeline, name: str) -> dict[str, str | None]:
 
 def digests_by_table(pipeline: Pipeline) -> dict[str, dict[date, str | None]]:
     """The digest of each published day."""
-    ledgers = read_ledgers(pipeline.settings)
+    ledgers = read_ledgers(pipeline.deployment)
     return {
         customer_table.name: {
             d: ledgers[customer_table.name].content_key(d)

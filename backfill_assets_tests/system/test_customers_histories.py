@@ -169,7 +169,7 @@ def check_rows(pipeline: Pipeline) -> None:
 
 def check_same_tables(pipeline: Pipeline, other: Pipeline) -> None:
     """The tables of two warehouses have the same rows, and say so of the same days."""
-    ledgers, others = read_ledgers(pipeline.settings), read_ledgers(other.settings)
+    ledgers, others = read_ledgers(pipeline.deployment), read_ledgers(other.deployment)
     for name in ALL:
         assert table_rows(pipeline, name) == table_rows(other, name), name
         days = ledgers[name].published_days
@@ -260,7 +260,7 @@ def test_any_history_ends_as_one_clean_load(engine, spark, tmp_path, seed):
     check_rows(lived)
     check_same_tables(lived, clean_load(engine, tmp_path / "clean", lived))
     behind = find_stale_days(
-        read_ledgers(lived.settings), Policy.from_settings(lived.settings), END
+        read_ledgers(lived.deployment), Policy.from_settings(lived.settings), END
     )
     assert not {name: days for name in ALL if (days := behind.all_days(name))}
     before = table_versions(lived)

@@ -68,14 +68,14 @@ def published_spend(pipeline: Pipeline) -> dict[tuple[str, str], tuple[int, Deci
 
 def numbers_by_state(pipeline: Pipeline) -> dict[DayState, set[int]]:
     numbers: dict[DayState, set[int]] = defaultdict(set)
-    look = Monitor(pipeline.settings, lambda: pipeline.now)
+    look = Monitor(pipeline.deployment, lambda: pipeline.now)
     for day_, state in day_states(SPEND.name, look.read_situation(pipeline.instance)).items():
         numbers[state].add((day_ - START).days + 1)
     return numbers
 
 
 def digests_by_number(pipeline: Pipeline) -> dict[int, str]:
-    ledger = read_ledgers(pipeline.settings)[SPEND.name]
+    ledger = read_ledgers(pipeline.deployment)[SPEND.name]
     return {(d - START).days + 1: ledger.content_key(d) for d in ledger.published_days}
 
 
@@ -125,7 +125,7 @@ def test_an_input_day_that_fails_fails_its_own_day_and_not_those_after_it(pipeli
     pipeline.land(3, ['{"rows": 5, "amount": "1.00"}'], "_control.json")
     pipeline.run(1, 4, ALL, fails=True)
     assert published_spend(pipeline) == expected_spend(pipeline, 4)
-    ledger = read_ledgers(pipeline.settings)[SPEND.name]
+    ledger = read_ledgers(pipeline.deployment)[SPEND.name]
     assert ledger.published_days == {*Window(day(1), day(5))}
 
 
@@ -137,7 +137,7 @@ def test_a_day_whose_totals_are_not_those_of_its_inputs_is_not_published(engine,
     message = pipeline.failure(result)
     assert f"losing[{day(1)}]" in message
     assert "spend" in message
-    assert read_ledgers(pipeline.settings)["losing"].version is None
+    assert read_ledgers(pipeline.deployment)["losing"].version is None
 
 
 @table(CustomerSpend, checks=[conserves("orders", "amount", "spend")])

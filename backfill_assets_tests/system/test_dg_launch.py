@@ -7,6 +7,7 @@ import os
 import subprocess
 
 from backfill_assets.delta.ledger_reader import read_ledgers
+from backfill_assets.deployment import Deployment
 from backfill_assets.orders.tables import FACT
 from backfill_assets_tests import conftest
 from backfill_assets_tests.helpers.paths import BIN, dagster_yaml
@@ -45,6 +46,6 @@ def test_a_range_that_is_longer_than_a_run_elsewhere(engine, tmp_path):
     assert result.returncode == 0, result.stdout + result.stderr
     assert f"One run makes all 3 days of {day(1)}...{day(3)}, more than the 2 of" in result.stderr
     assert result.stderr.count("One run makes") == 1
-    ledger = read_ledgers(settings)[FACT.name]
+    ledger = read_ledgers(Deployment(settings))[FACT.name]
     assert ledger.published_days == {day(n) for n in (1, 2, 3)}
     assert {record.launched_by for record in ledger.records} == {"person"}

@@ -154,11 +154,11 @@ def expected_amounts(*numbers: int) -> dict[str, Decimal]:
 
 
 def record_of(pipeline: Pipeline, name: str, n: int):
-    return read_ledgers(pipeline.settings)[name].latest[day(n)].days[day(n)]
+    return read_ledgers(pipeline.deployment)[name].latest[day(n)].days[day(n)]
 
 
 def read_backlog(pipeline: Pipeline):
-    ledgers = read_ledgers(pipeline.settings)
+    ledgers = read_ledgers(pipeline.deployment)
     return find_stale_days(ledgers, Policy.from_settings(pipeline.settings), pipeline.now.date())
 
 
@@ -235,7 +235,7 @@ def test_an_outage_leaves_days_unpublished_and_the_rest_published(pipeline, serv
     assert "fact_orders_eur[2024-01-03]" in message
     assert "exchange_rates: 1 of 1 request has no answer: HTTP 503 (tried 5 times)" in message
     assert amounts_by_order(pipeline) == expected_amounts(1, 2, 4, 5)
-    ledger = read_ledgers(pipeline.settings)[EUR]
+    ledger = read_ledgers(pipeline.deployment)[EUR]
     assert day(3) not in ledger.published_days
     assert f"e.g. USD {day(3)}" in message
     server.requested_paths.clear()

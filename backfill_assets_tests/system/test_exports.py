@@ -49,17 +49,17 @@ def pipeline(engine, original, tmp_path):
 
 def write_export(pipeline: Pipeline, name: str, to: Path) -> bool:
     spark = pipeline.io_manager.engine.spark_session
-    return export_days(pipeline.settings, spark, name, DAYS, to)[1]
+    return export_days(pipeline.deployment, spark, name, DAYS, to)[1]
 
 
 def find_problems(pipeline: Pipeline, folder: Path) -> list[str]:
     spark = pipeline.io_manager.engine.spark_session
-    return [*find_export_problems(pipeline.settings, spark, folder, read_manifest(folder))]
+    return [*find_export_problems(pipeline.deployment, spark, folder, read_manifest(folder))]
 
 
 def rebuild_export(pipeline: Pipeline, folder: Path) -> list[str]:
     defs = build_defs(pipeline.settings, resources={"engine": pipeline.io_manager.engine})
-    return [*find_rebuild_problems(pipeline.settings, defs, read_manifest(folder))]
+    return [*find_rebuild_problems(pipeline.deployment, defs, read_manifest(folder))]
 
 
 def read_files(folder: Path) -> dict[str, bytes]:
@@ -149,11 +149,11 @@ def test_what_was_changed_is_found(pipeline, tmp_path):
 def test_days_that_are_not_as_published_are_not_exported(pipeline, tmp_path):
     spark, to = pipeline.io_manager.engine.spark_session, tmp_path / "export"
     with pytest.raises(ExportError, match=rf"\[{day(5)}\] has never been published"):
-        export_days(pipeline.settings, spark, FACT.name, Window(day(4), day(6)), to)
+        export_days(pipeline.deployment, spark, FACT.name, Window(day(4), day(6)), to)
     rows = pipeline.log(FACT.name).to_pyarrow_table()
     write_deltalake(str(pipeline.warehouse / FACT.name), rows.slice(0, 1), mode="append")
     with pytest.raises(ExportError, match="another writer changed it"):
-        export_days(pipeline.settings, spark, FACT.name, DAYS, to)
+        export_days(pipeline.deployment, spark, FACT.name, DAYS, to)
     assert not to.exists()
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 

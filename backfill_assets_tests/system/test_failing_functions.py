@@ -30,7 +30,7 @@ def failures(engine, spark, tmp_path_factory) -> list[str]:
         pipeline.land(n, [order(f"{n}", n)])
     pipeline.run(1, 2, LAYERS)
     message = pipeline.failure(pipeline.run(1, 2, [*FAILURES], fails=True))
-    ledgers = read_ledgers(pipeline.settings)
+    ledgers = read_ledgers(pipeline.deployment)
     assert [name for name in FAILURES if ledgers[name].version is not None] == []
     return message.splitlines()
 

@@ -28,7 +28,9 @@ _LISTENS = "0A"  # as the kernel writes it
 
 @pytest.fixture
 def deployment(tmp_path) -> Iterator[ServedDeployment]:
-    deployed = ServedDeployment(tmp_path, load_settings(landing=str(tmp_path), warehouse=str(tmp_path)))
+    deployed = ServedDeployment(
+        tmp_path, load_settings(landing=str(tmp_path), warehouse=str(tmp_path))
+    )
     write_password(tmp_path / "people", "anna", "secret")
     deployed.environment |= {
         "SPARK_REMOTE": "sc://127.0.0.1:9",  # none is needed

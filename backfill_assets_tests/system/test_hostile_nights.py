@@ -71,7 +71,7 @@ def test_one_bad_day_is_no_other_days_problem(pipeline: Pipeline, tmp_path: Path
 
 
 def read_situation(pipeline: Pipeline) -> Situation:
-    return Monitor(pipeline.settings, lambda: pipeline.now).read_situation(pipeline.instance)
+    return Monitor(pipeline.deployment, lambda: pipeline.now).read_situation(pipeline.instance)
 
 
 def check_messages(pipeline: Pipeline) -> dict[str, list[str]]:

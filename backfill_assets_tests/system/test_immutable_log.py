@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from dataclasses import replace
 from datetime import date
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from backfill_assets.monitoring.incidents import Monitor, find_incidents
 from backfill_assets.monitoring.states import DayState, Situation, day_states
 from backfill_assets.orders.tables import ORDER_LINES, RAW, TABLES
 from backfill_assets.publish.types import ACCEPT_TAG, REWRITE_TAG
+from backfill_assets.staleness.impact import LogChange
 from backfill_assets.staleness.unloaded import find_unloaded_days, loaded_manifests
 from backfill_assets_tests.helpers.invented_listings import file_path
 from backfill_assets_tests.helpers.pipeline import Pipeline, count_outcomes, day, order
@@ -77,7 +77,7 @@ def days_to_load(pipeline: Pipeline, today: int) -> set[date]:
 
 def read_situation(pipeline: Pipeline, today: int) -> Situation:
     pipeline.now = pipeline.now.replace(month=1, day=today, hour=3)
-    return Monitor(pipeline.settings, lambda: pipeline.now).read_situation(pipeline.instance)
+    return Monitor(pipeline.deployment, lambda: pipeline.now).read_situation(pipeline.instance)
 
 
 def incident_details(now: Situation, kind: str) -> dict[str, str]:
@@ -128,13 +128,12 @@ def test_days_of_a_time_without_manifests_keep_their_rows(
     """A log that an older version wrote: which content its files had, nobody knows."""
     pipeline.land(1, [order("a", 1), order("b", 1), "rejected"])
     pipeline.land(1, ["all of it rejected"], "part-1.jsonl")
-    honest = raw_load.RawLoader.remarks
+    honest = LogChange.details_for
 
-    def remarks(*arguments):
-        result = honest(*arguments)
-        return replace(result, details=msgspec.structs.replace(result.details, landing={}))
+    def details_without_manifests(*arguments):
+        return msgspec.structs.replace(honest(*arguments), landing={})
 
-    monkeypatch.setattr(raw_load.RawLoader, "remarks", remarks)
+    monkeypatch.setattr(LogChange, "details_for", details_without_manifests)
     pipeline.run(1, 1, RAW_STEP)
     monkeypatch.undo()
     refused = rejected_lines(pipeline)

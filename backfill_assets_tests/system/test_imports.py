@@ -83,7 +83,7 @@ def append_rows(old: Path, rows: Iterable[Mapping[str, Any]], *, mode: Any = "ap
 
 
 def import_work(pipeline: Pipeline, spark, old: Path, **more: Any) -> ImportRequest:
-    return ImportRequest(pipeline.settings, spark, ORDER_LINES, str(old), **more)
+    return ImportRequest(pipeline.deployment, spark, ORDER_LINES, str(old), **more)
 
 
 def landing_files(pipeline: Pipeline) -> dict[str, tuple[bytes, int]]:
@@ -104,8 +104,8 @@ def read_files(folder: Path) -> dict[str, bytes]:
 
 
 def check_counts(pipeline: Pipeline, spark):
-    imports = load_imports(pipeline.settings, "orders").values()
-    return check_import(pipeline.settings, spark, ORDER_LINES, imports)
+    imports = load_imports(pipeline.deployment, "orders").values()
+    return check_import(pipeline.deployment, spark, ORDER_LINES, imports)
 
 
 def staged_by_model(rows: Iterable[Mapping[str, Any]], window: int = 7) -> dict[date, Decimal]:
@@ -143,7 +143,7 @@ def test_a_table_that_was_appended_twice_is_imported_and_followed(
     before = read_files(old)
 
     with (
-        lock_import(pipeline.settings, "orders", str(old)),
+        lock_import(pipeline.deployment, "orders", str(old)),
         pytest.raises(ImportRefusedError, match="is being imported into orders by process"),
     ):
         run_import(import_work(pipeline, spark, old))
@@ -165,7 +165,7 @@ def test_a_table_that_was_appended_twice_is_imported_and_followed(
     assert (proposal.keys, proposal.versions, proposal.max_repeats) == (6, 7, 2)
     assert (proposal.absent, proposal.unused) == ([], ["job"])
     assert not landing_files(pipeline)
-    assert not load_imports(pipeline.settings, "orders")
+    assert not load_imports(pipeline.deployment, "orders")
 
     # A row without a day is a person's to decide about.
     with pytest.raises(ImportRefusedError, match=r"1 row\(s\) .* tell no day of the calendar"):
@@ -267,7 +267,7 @@ def test_a_killed_import_goes_on_with_the_same_rows(
     with pytest.raises(KeyboardInterrupt):
         run_import(import_work(pipeline, spark, old, chunk_rows=1))
     monkeypatch.setattr(importer, "land_files", land)
-    (progress,) = load_imports(pipeline.settings, "orders").values()
+    (progress,) = load_imports(pipeline.deployment, "orders").values()
     assert progress.unfinished_step
     assert len(progress.landed_files) == 1
     assert len(landing_files(pipeline)) == 2
@@ -281,7 +281,7 @@ def test_a_killed_import_goes_on_with_the_same_rows(
     assert {name: content for name, content in now.items() if name in expected} == expected
     (name,) = now.keys() - expected.keys()
     assert name.startswith(f"orders/arrival_date={day(13)}/")
-    (progress,) = load_imports(pipeline.settings, "orders").values()
+    (progress,) = load_imports(pipeline.deployment, "orders").values()
     assert [step.row_count for step in progress.steps] == [7, 1]
     assert progress.unfinished_step is None
 
@@ -406,7 +406,7 @@ def test_columns_that_do_not_fit_are_refused_by_name(
     with pytest.raises(ImportRefusedError, match="holds no Delta table and no Parquet files"):
         run_import(import_work(pipeline, spark, tmp_path / "nowhere"))
     assert not landing_files(pipeline)
-    assert not load_imports(pipeline.settings, "orders")
+    assert not load_imports(pipeline.deployment, "orders")
 
     run_import(
         import_work(

@@ -37,7 +37,7 @@ def pipeline(engine, spark, tmp_path_factory) -> Pipeline:
 
 
 def ledger_of(pipeline: Pipeline, name: str) -> Ledger:
-    return read_ledgers(pipeline.settings)[name]
+    return read_ledgers(pipeline.deployment)[name]
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from backfill_assets.delta.commits import PublishError, Writer
 from backfill_assets.delta.maintenance import run_maintenance
 from backfill_assets.delta.migrate import migrate_table
 from backfill_assets.delta.targets import TargetError
+from backfill_assets.deployment import Deployment
 from backfill_assets.monitoring.incidents import Monitor
 from backfill_assets.monitoring.states import day_states
 from backfill_assets.publish.types import REWRITE_TAG
@@ -285,7 +286,7 @@ class Life:
 
     def change_target(self) -> str:
         """Something about the one target that there may be."""
-        names = [target.name for target in targets.readable_targets(self.production.settings)]
+        names = [target.name for target in targets.readable_targets(self.production.deployment)]
         if not names:
             self.history.append(self._build_target(f"t{len(self.history)}"))
             return (
@@ -297,7 +298,7 @@ class Life:
         if what == "build":
             return self._build_target(names[0])
         if what == "drop":
-            targets.drop_target(self.production.settings, names[0])
+            targets.drop_target(self.production.deployment, names[0])
             return "dropped the target"
         first, last = self.some_days()
         return self._switch_target(
@@ -351,7 +352,7 @@ class Life:
 
     def maintain_tables(self) -> str:
         for result in run_maintenance(
-            self.engine.spark_session, self.production.settings, today=self.today
+            self.engine.spark_session, self.production.deployment, today=self.today
         ):
             assert not result.problems
         return "maintenance"
@@ -388,7 +389,7 @@ class Life:
     def finish_all(self) -> None:
         """What is half done is finished, nights pass, and a person builds what waits for one."""
         settings = self.production.settings
-        for target in targets.readable_targets(settings):
+        for target in targets.readable_targets(Deployment(settings)):
             if target.undoing:
                 self._run_job(
                     "undo", "put_back", {"backfill": target.undoing, "reason": "half done"}
@@ -408,7 +409,7 @@ class Life:
     def bad_days(self) -> dict[str, dict[date, str]]:
         """By table, the days that are not in order, and their states."""
         production = self.production
-        situation = Monitor(production.settings, lambda: production.now).read_situation(
+        situation = Monitor(production.deployment, lambda: production.now).read_situation(
             production.instance
         )
         states = {name: day_states(name, situation) for name in RULES}

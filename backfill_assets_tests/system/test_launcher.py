@@ -42,6 +42,7 @@ from backfill_assets.dagster_ext.launcher import (
     is_run_alive,
 )
 from backfill_assets.definitions import build_defs
+from backfill_assets.deployment import Deployment
 from backfill_assets.monitoring.automation import _run_request
 from backfill_assets.monitoring.incidents import Monitor
 from backfill_assets.monitoring.next_runs import LOAD, REBUILD, Request
@@ -262,7 +263,7 @@ def test_the_daemon_does_not_look_at_large_backfills_all_the_time():
 
 def test_what_goes_first_and_what_goes_alone():
     request = Request(("fact_daily_orders",), Window(date(2024, 1, 1), date(2024, 1, 3)), "key")
-    look = Monitor(load_settings(), lambda: datetime(2024, 1, 3, tzinfo=timezone.utc))
+    look = Monitor(Deployment(load_settings()), lambda: datetime(2024, 1, 3, tzinfo=timezone.utc))
     tags = {kind: _run_request(look, request, kind, NIGHT).tags for kind in (LOAD, REBUILD)}
     assert int(tags[LOAD]["dagster/priority"]) > 0
     repository = build_defs(load_settings()).get_repository_def()

@@ -49,12 +49,12 @@ def life(engine: Engine, spark, tmp_path: Path) -> Iterator[Pipeline]:
 def test_nothing_is_due_and_the_plan_under_way_ends_and_the_backfill_is_undone(
     life: Pipeline,
 ) -> None:
-    ledgers = read_ledgers(life.settings)
+    ledgers = read_ledgers(life.deployment)
     for ledger in ledgers.values():
         assert ledger.published_days == {*Window(START, day(DAYS + 1))}, ledger.table.name
         assert ledger.metadata
         assert schema_differences(ledger.table, ledger.metadata) == []
-    situation = Monitor(life.settings, lambda: life.now).read_situation(life.instance)
+    situation = Monitor(life.deployment, lambda: life.now).read_situation(life.instance)
     states = {name: day_states(name, situation) for name in ledgers}
     assert [
         (name, run_day, state)
@@ -66,12 +66,12 @@ def test_nothing_is_due_and_the_plan_under_way_ends_and_the_backfill_is_undone(
     # No day is computed or accepted without a word.
     assert expected_outcomes(life) == {name: {DayOutcome.COMPUTED} for name in NAMES}
     accepted = [
-        accept_code(life.settings, life.defs, life.code, name, None, "upgrade", sample)
+        accept_code(life.deployment, life.defs, life.code, name, None, "upgrade", sample)
         for name, sample in {**dict.fromkeys(NAMES, 0), "two_day_spend": 1, "stg_orders": 1}.items()
     ]
     assert [len(result.days) for result in accepted] == [DAYS] * len(NAMES)
     assert sum(len(result.verified) for result in accepted) == 2
-    plans = repin_plans(life.instance, read_ledgers(life.settings), accepted, life.code)
+    plans = repin_plans(life.instance, read_ledgers(life.deployment), accepted, life.code)
     assert plans == state_store.active_ids(life.instance)
     assert expected_outcomes(life) == {name: {DayOutcome.IDENTICAL} for name in NAMES}
 
@@ -84,7 +84,7 @@ def test_nothing_is_due_and_the_plan_under_way_ends_and_the_backfill_is_undone(
     tick_until_launched(life)
     state = state_store.load(life.instance, plan_id)
     assert (state.complete, state.ended) == (True, "complete and reconciled")
-    ledgers = read_ledgers(life.settings)
+    ledgers = read_ledgers(life.deployment)
     assert {ledgers[name].latest[day(2)].backfill_id for name in PLANNED_TABLES} == {
         f"{plan_id}-002"
     }

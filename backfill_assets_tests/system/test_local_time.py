@@ -48,7 +48,7 @@ def order_line(event_day: date, hour: int, customer: str) -> dict:
 
 
 def digests_by_day(pipeline: Pipeline, names: Sequence[str]) -> dict[str, dict[date, str]]:
-    ledgers = read_ledgers(pipeline.settings)
+    ledgers = read_ledgers(pipeline.deployment)
     return {
         name: {d: ledgers[name].content_key(d) for d in ledgers[name].published_days}
         for name in names
@@ -56,7 +56,7 @@ def digests_by_day(pipeline: Pipeline, names: Sequence[str]) -> dict[str, dict[d
 
 
 def days_with_other_settings(pipeline: Pipeline, name: str) -> set[date]:
-    situation = Monitor(pipeline.settings, lambda: pipeline.now).read_situation(pipeline.instance)
+    situation = Monitor(pipeline.deployment, lambda: pipeline.now).read_situation(pipeline.instance)
     return {
         d for d, state in day_states(name, situation).items() if state is DayState.OTHER_SETTINGS
     }
@@ -73,7 +73,7 @@ def test_days_in_local_time_are_found_and_exactly_these_are_mended(engine, tmp_p
         ]
         right.land((event_day - day(1)).days + 1, map(dict, lines))
     right.run(BEGAN, WRONG.end - DAY, NAMES)
-    tables = [name for name in NAMES if name in read_ledgers(right.settings)]
+    tables = [name for name in NAMES if name in read_ledgers(right.deployment)]
     good = digests_by_day(right, tables)
 
     # Somebody set a business time zone, and had the two months built under it.

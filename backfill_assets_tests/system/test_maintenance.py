@@ -56,7 +56,7 @@ def table_path(pipeline: Pipeline) -> Path:
 
 def maintain_facts(pipeline: Pipeline, **how: bool) -> MaintenanceResult:
     spark = pipeline.io_manager.engine.spark_session
-    (result,) = run_maintenance(spark, pipeline.settings, **how)
+    (result,) = run_maintenance(spark, pipeline.deployment, **how)
     return result
 
 
@@ -290,7 +290,7 @@ def test_a_run_that_goes_first_is_told_in_a_sentence(scattered, spark):
     def raise_overtaken():
         raise PySparkException("[DELTA_CONCURRENT_DELETE_READ] a concurrent WRITE deleted data")
 
-    first, second = run_maintenance(Session(spark, raise_overtaken), scattered.settings)
+    first, second = run_maintenance(Session(spark, raise_overtaken), scattered.deployment)
     assert first.problems == []
     assert first.notes == [
         f"{FACT.name}: a run published at the same time and went first; what is left to do is done "
@@ -304,7 +304,7 @@ def test_any_other_failure_is_a_problem(scattered, spark):
     def raise_disk_full():
         raise PySparkException("No space left on device")
 
-    (result,) = run_maintenance(Session(spark, raise_disk_full), scattered.settings)
+    (result,) = run_maintenance(Session(spark, raise_disk_full), scattered.deployment)
     assert result.removed is None
     (problem,) = result.problems
     assert "No space left on device" in problem
@@ -341,7 +341,7 @@ def test_a_compaction_that_loses_rows_is_named_by_its_days(scattered, spark):
         )
         return spark.sql("SELECT 1")
 
-    (result,) = run_maintenance(Session(spark, lose_rows), scattered.settings)
+    (result,) = run_maintenance(Session(spark, lose_rows), scattered.deployment)
     (problem,) = result.problems
     assert problem.startswith(f"{FACT.name} [2024-01-02]: the compaction of version {version + 1}")
     assert f"Version {version} has the rows as they were" in problem
@@ -386,7 +386,7 @@ def test_what_killed_runs_left_goes_when_its_time_is_over(scattered, tmp_path):
 
 def test_an_unknown_table(pipeline, spark):
     with pytest.raises(ValueError, match="no such table: orders; there are raw_orders"):
-        list(run_maintenance(spark, pipeline.settings, ["orders"]))
+        list(run_maintenance(spark, pipeline.deployment, ["orders"]))
 
 
 def test_the_command(scattered, monkeypatch, capsys):
@@ -420,7 +420,7 @@ def test_the_command_ends_with_1_where_there_is_a_problem(scattered, monkeypatch
 
 def run_job(pipeline: Pipeline, **config: object) -> dg.ExecuteInProcessResult:
     defs = dg.Definitions(
-        jobs=[maintenance.maintenance_job(pipeline.settings)],
+        jobs=[maintenance.maintenance_job(pipeline.deployment)],
         resources={"engine": pipeline.io_manager.engine},
     )
     return defs.resolve_job_def("maintenance").execute_in_process(

@@ -63,7 +63,7 @@ def test_each_night_publishes_the_day_that_has_arrived(meters):
         assert meters.launch(meters.tick("touched_days").run_requests or []) == []
         meters.night(day(n) + DAY)
         assert published_meters(meters) == {day(d): 3 for d in range(1, n)}
-        situation = Monitor(meters.settings, lambda: meters.now).read_situation(meters.instance)
+        situation = Monitor(meters.deployment, lambda: meters.now).read_situation(meters.instance)
         bad = {
             name: states
             for name in tables_of(meters.settings)

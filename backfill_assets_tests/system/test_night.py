@@ -19,6 +19,7 @@ from dagster._core.test_utils import create_run_for_test
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.cli import main
 from backfill_assets.delta.ledger_reader import read_ledgers, versions_that_belong_together
+from backfill_assets.deployment import Deployment
 from backfill_assets.monitoring.next_runs import (
     BATCH_SIZE,
     LOAD,
@@ -95,7 +96,7 @@ def test_without_a_daemon_nobody_works_on_what_is_queued():
     ("hour", "expected"), [(0, "2024-01-04"), (1, "2024-01-04"), (2, "2024-01-05")]
 )
 def test_the_night_of_a_moment(hour, expected):
-    night = RunPlanner(load_settings(timezone="Europe/Berlin", nightly_at="02:30"))
+    night = RunPlanner(Deployment(load_settings(timezone="Europe/Berlin", nightly_at="02:30")))
     moment = datetime(2024, 1, 5, hour, tzinfo=timezone.utc)  # an hour earlier than in Berlin
     assert str(night.night_of(moment)) == expected
 
@@ -185,9 +186,9 @@ def test_a_clock_that_is_years_ahead_asks_for_few_days(landed, monkeypatch, caps
 def test_what_is_retired_by_now_is_not_fed_on_a_day_before():
     settings = load_settings(tables="backfill_assets_tests.retired_features:TABLES")
     before = date(2024, 5, 1)
-    assert "features" in RunPlanner(settings).fed_tables(before)
-    assert "features" not in RunPlanner(settings, date(2024, 7, 1)).fed_tables(before)
-    assert "features" in RunPlanner(settings, before).fed_tables(before)
+    assert "features" in RunPlanner(Deployment(settings)).fed_tables(before)
+    assert "features" not in RunPlanner(Deployment(settings), date(2024, 7, 1)).fed_tables(before)
+    assert "features" in RunPlanner(Deployment(settings), before).fed_tables(before)
 
 
 def test_it_is_cut_as_the_schedule_is(landed, monkeypatch, capsys):
@@ -213,13 +214,13 @@ def test_waves_until_it_rests(engine, spark, landed):
     def run_night_of(n: int):
         requests.clear()
         look = dict[str, frozenset[str]]
-        return run_night(RunPlanner(settings), day(n), look, launch)
+        return run_night(RunPlanner(Deployment(settings)), day(n), look, launch)
 
     result = run_night_of(15)
     assert not result.failed and not result.waiting
     assert [kind for kind, *_ in requests] == [LOAD, *[REBUILD] * (len(requests) - 1)]
     assert len(requests) <= 1 + BATCH_SIZE, requests
-    ledgers = read_ledgers(settings)
+    ledgers = read_ledgers(Deployment(settings))
     assert all(len(ledgers[name].published_days) == 14 for name in TABLES)
     assert run_night_of(15).succeeded == []
 
@@ -293,7 +294,7 @@ def test_the_command_runs_them_without_a_home(landed, tmp_path):
     assert [r["run_date"] for r in sorted(landed.rows(FACT.name), key=lambda r: r["run_date"])] == [
         day(n) for n in (1, 2, 3)
     ]
-    ledgers = read_ledgers(landed.settings)
+    ledgers = read_ledgers(landed.deployment)
     launchers = {record.launched_by for ledger in ledgers.values() for record in ledger.records}
     assert launchers == {"command night"}
     versions = versions_that_belong_together(landed.settings.warehouse)

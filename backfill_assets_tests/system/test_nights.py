@@ -72,7 +72,7 @@ class Life:
                 self.run_night(day(n + 1))
 
     def run_night(self, today: date) -> None:
-        before = read_ledgers(self.pipeline.settings)
+        before = read_ledgers(self.pipeline.deployment)
         self.pipeline.night(today)
         staged = staged_by_day(self.pipeline, today)
         final = final_days(before, Policy.from_settings(self.pipeline.settings))[STAGED.name]
@@ -98,7 +98,7 @@ class Life:
         """What a person does about new input for final days; the days."""
         p = self.pipeline
         waiting = find_stale_days(
-            read_ledgers(p.settings), Policy.from_settings(p.settings), day(DAYS + 1)
+            read_ledgers(p.deployment), Policy.from_settings(p.settings), day(DAYS + 1)
         ).final
         days = {d for table_days in waiting.values() for d in table_days}
         for d in sorted(days):
@@ -125,7 +125,7 @@ def test_nightly_operation_ends_as_one_clean_load(engine, spark, tmp_path, seed)
     for life in (touched, window):
         p = life.pipeline
         waiting = find_stale_days(
-            read_ledgers(p.settings), Policy.from_settings(p.settings), day(DAYS + 1)
+            read_ledgers(p.deployment), Policy.from_settings(p.settings), day(DAYS + 1)
         ).final
         late = {str(d) for days in waiting.values() for d in days}
         digests = p.digests()
@@ -186,7 +186,7 @@ def test_cdnow_night_by_night_with_late_lines(engine, spark, tmp_path):
     days = delay_lines(p.landing, 0.02, seed=1)
     window = p.settings.window_days
     for today in (FIRST + n * DAY for n in range(1, NIGHTS + 1)):
-        before = read_ledgers(p.settings)
+        before = read_ledgers(p.deployment)
         p.night(today)
         logged = today - DAY
         touched = {logged} | {d for d in days[logged] if (logged - d).days <= window}

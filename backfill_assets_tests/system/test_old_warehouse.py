@@ -32,12 +32,12 @@ def old(engine, tmp_path):
 
 @pytest.mark.slow
 def test_it_is_read_replayed_with_the_same_rows_and_undone(old):
-    ledgers = read_ledgers(old.settings)
+    ledgers = read_ledgers(old.deployment)
     for ledger in ledgers.values():
         assert ledger.published_days == DAYS
         assert ledger.metadata
         assert schema_differences(ledger.table, ledger.metadata) == []
-    situation = Monitor(old.settings, lambda: old.now).read_situation(old.instance)
+    situation = Monitor(old.deployment, lambda: old.now).read_situation(old.instance)
     states = {name: {*day_states(name, situation).values()} for name in ledgers}
     # The second run took in lines of earlier days, whose current was not built again.
     behind = {name for name, table_states in states.items() if DayState.INPUT_NEWER in table_states}
@@ -50,7 +50,7 @@ def test_it_is_read_replayed_with_the_same_rows_and_undone(old):
 
     before = old.digests()
     run_undo(old, "old5")
-    assert read_ledgers(old.settings)["fact_daily_orders"].published_days == {
+    assert read_ledgers(old.deployment)["fact_daily_orders"].published_days == {
         *Window(START, day(5))
     }
     old.run(1, 6, EVERYTHING, tags={"backfill_assets/rewrite": "true"})

@@ -79,7 +79,7 @@ def test_the_steps_do_what_the_page_says(home, engine, orders, capsys, monkeypat
     """How long each takes: `pytest -m slow -s -k three_years` prints it."""
     production = build_production(engine, home, orders, monkeypatch)
     # Who reads these versions sees the old definition all the time.
-    save_versions(production.settings.warehouse, read_ledgers(production.settings))
+    save_versions(production.settings.warehouse, read_ledgers(production.deployment))
     before = production.digests()
     with run_reader(production, orders, rests=0.5) as reader:
         for step, then in zip(STEPS, STATES, strict=True):

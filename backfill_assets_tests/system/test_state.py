@@ -139,7 +139,7 @@ def test_a_late_line_rebuilds_the_days_that_change_and_no_more(stateful: Pipelin
     stateful.run(2, 4, [CURRENT.name])
     ledger = stateful.io_manager.ledger(customer_lifetime_value)
     behind = find_stale_days(
-        ledger_reader.read_ledgers(stateful.settings),
+        ledger_reader.read_ledgers(stateful.deployment),
         Policy.from_settings(stateful.settings),
         day(7),
     ).all_days(LTV)
@@ -152,7 +152,7 @@ def test_a_late_line_rebuilds_the_days_that_change_and_no_more(stateful: Pipelin
     changed = {d for d in later.latest if ledger.latest[d].version != later.latest[d].version}
     assert changed == {day(n) for n in range(2, 7)}
     stale = find_stale_days(
-        ledger_reader.read_ledgers(stateful.settings),
+        ledger_reader.read_ledgers(stateful.deployment),
         Policy.from_settings(stateful.settings),
         day(7),
     )
@@ -329,7 +329,7 @@ def test_a_plan_says_which_days_wait_and_verification_computes_them_again(
     assert plan_outlook(3, 6).lacking == (f"{day(3)}...{day(6)}",)
     stateful.run(1, 6, [LTV])
     assert plan_outlook(1, 6).identical == (f"{day(1)}...{day(6)}",)
-    results = verify_days(stateful.settings, stateful.defs, Window(day(1), day(7)), [LTV])
+    results = verify_days(stateful.deployment, stateful.defs, Window(day(1), day(7)), [LTV])
     assert [result.outcome for result in results] == [VerifyOutcome.MATCHES] * 6
     land_orders(stateful, 6, [{**ORDERED[2], "n": 2}], "late")
     stateful.run(6, 6, FACTS)
@@ -445,7 +445,7 @@ def test_an_undo_puts_all_days_of_a_chain_back(stateful: Pipeline) -> None:
     run_undo(stateful, "wrongone")
     assert day_digests(stateful) == before
     # It holds until somebody decides otherwise.
-    ledgers = ledger_reader.read_ledgers(stateful.settings)
+    ledgers = ledger_reader.read_ledgers(stateful.deployment)
     assert not find_stale_days(ledgers, Policy.from_settings(stateful.settings), day(7)).all_days(
         LTV
     )
@@ -469,7 +469,7 @@ def test_an_undo_takes_what_others_built_upon_its_days_with_it(stateful: Pipelin
     assert read_rows(stateful) == expected_values([*ORDERED[:2], ORDERED[3], *late], 7)
     run_undo(stateful, "wrongone")
     assert {d: digest for d, digest in day_digests(stateful).items() if d != day(7)} == before
-    ledgers = ledger_reader.read_ledgers(stateful.settings)
+    ledgers = ledger_reader.read_ledgers(stateful.deployment)
     assert find_stale_days(ledgers, Policy.from_settings(stateful.settings), day(8)).all_days(
         LTV
     ) == {day(7)}
@@ -505,12 +505,12 @@ def test_its_days_are_final_when_those_it_is_made_of_are(
     pipeline.run(1, 3, layers)
     pipeline.run(4, 5, layers)
     final_by_table = final_days(
-        ledger_reader.read_ledgers(pipeline.settings), Policy.from_settings(pipeline.settings)
+        ledger_reader.read_ledgers(pipeline.deployment), Policy.from_settings(pipeline.settings)
     )
     assert final_by_table[FACT.name] == {day(n) for n in (1, 2, 3, 4)}
     # What was still open in the first run waits for the next look.
     pipeline.run(1, 5, layers)
     final_by_table = final_days(
-        ledger_reader.read_ledgers(pipeline.settings), Policy.from_settings(pipeline.settings)
+        ledger_reader.read_ledgers(pipeline.deployment), Policy.from_settings(pipeline.settings)
     )
     assert final_by_table[frozen_value.name] == final_by_table[FACT.name]

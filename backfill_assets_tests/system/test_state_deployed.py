@@ -92,7 +92,7 @@ def test_its_days_are_built_in_order_by_a_launch_in_the_ui_and_by_stages(
         assert windows == [day_range(1, 4), day_range(5, 6), day_range(7, 10), day_range(11, 12)]
     finally:
         deployment.stop()
-    ledgers, others = read_ledgers(pipeline.settings), read_ledgers(clean.settings)
+    ledgers, others = read_ledgers(pipeline.deployment), read_ledgers(clean.deployment)
     for name in (LTV, FROZEN):
         assert {tuple(row.values()) for row in pipeline.rows(name)} == expected
         assert {d: ledgers[name].content_key(d) for d in ledgers[name].published_days} == {

@@ -23,6 +23,7 @@ from backfill_assets.delta.commit_log import CloneError
 from backfill_assets.delta.ledger_reader import read_ledgers, versions_that_belong_together
 from backfill_assets.delta.maintenance import run_maintenance
 from backfill_assets.delta.targets import ShadowTarget, TargetError
+from backfill_assets.deployment import Deployment
 from backfill_assets.orders.tables import CORRECTIONS, CURRENT, FACT, STAGED
 from backfill_assets.publish.io_manager import DeltaIOManager
 from backfill_assets.publish.types import Outcome
@@ -93,7 +94,7 @@ def log_versions(pipeline: Pipeline) -> dict[str, int]:
 def stale_by_table(pipeline: Pipeline) -> dict[str, set[date]]:
     """By table, the days that are behind their inputs."""
     stale = find_stale_days(
-        read_ledgers(pipeline.settings), Policy.from_settings(pipeline.settings), day(7)
+        read_ledgers(pipeline.deployment), Policy.from_settings(pipeline.settings), day(7)
     )
     return {name: {*days} for name, days in stale.open.items() if days}
 
@@ -120,7 +121,7 @@ def test_a_target_from_end_to_end(production, new, spark):
         STATE: "sums: 5 changed",
     }
     # Any reader of Delta's reads the fork; it has all days.
-    rows = spark.read.format("delta").load(target.table_url(after.settings, SCORES))
+    rows = spark.read.format("delta").load(target.table_url(after.deployment, SCORES))
     assert sorted(row.score for row in rows.collect()) == [1, 5, 6, 20, 30, 40]
     run_switch_over(after)
     assert after.materialized(SCORES) == {str(day(n)) for n in (2, 3, 4)}
@@ -130,7 +131,7 @@ def test_a_target_from_end_to_end(production, new, spark):
     changed = {SCORES, RANKS, STATE}
     assert log_versions(production) == {name: n + (name in changed) for name, n in at.items()}
     # Nothing is due, neither by what the days are made of nor by the new code.
-    assert not stale_days(after.settings, after.repository.asset_graph, target, after.code)
+    assert not stale_days(after.deployment, after.repository.asset_graph, target, after.code)
     assert not {SCORES, RANKS, STATE} & stale_by_table(after).keys()
     assert state_of(after, "v2") == "switched over: v2-1"
     run_undo(after, "v2")
@@ -141,14 +142,18 @@ def test_a_target_from_end_to_end(production, new, spark):
 
 def state_of(pipeline: Pipeline, name: str) -> str:
     """What the command `targets` says of a target's state."""
-    return target_row(pipeline.settings, name)["state"]
+    return target_row(pipeline.deployment, name)["state"]
 
 
 def test_what_is_known_now_of_a_table_belongs_to_it():
     settings = load_settings()
-    assert target_tables(settings, [FACT.name]) == (FACT.name, CURRENT.name, CORRECTIONS.name)
-    assert CURRENT.name in target_tables(settings, [STAGED.name])
-    assert FACT.name not in target_tables(settings, [CURRENT.name])
+    assert target_tables(Deployment(settings), [FACT.name]) == (
+        FACT.name,
+        CURRENT.name,
+        CORRECTIONS.name,
+    )
+    assert CURRENT.name in target_tables(Deployment(settings), [STAGED.name])
+    assert FACT.name not in target_tables(Deployment(settings), [CURRENT.name])
 
 
 def test_a_day_that_does_not_pass_ends_the_build(production, new, spark):
@@ -193,13 +198,13 @@ def test_the_same_as_the_backfill_in_place(production, new, loaded, tmp_path):
 
 def test_a_plan_tells_what_would_be_built(production, new):
     after = new()
-    target = targets.new_target(after.settings, "v2", (SCORES,), _parse_window(DAYS))
-    stale = stale_days(after.settings, after.repository.asset_graph, target, after.code)
+    target = targets.new_target(after.deployment, "v2", (SCORES,), _parse_window(DAYS))
+    stale = stale_days(after.deployment, after.repository.asset_graph, target, after.code)
     assert {name: sorted(table_days) for name, table_days in stale.items()} == {
         SCORES: [day(2), day(3), day(4)]
     }
     assert {fate.reason for fate in stale[SCORES].values()} == {"other code"}
-    assert targets.list_targets(after.settings) == []
+    assert targets.list_targets(after.deployment) == []
 
 
 def _parse_window(text: str):
@@ -211,12 +216,12 @@ def test_an_unchanged_day_costs_no_file(production, new):
     same = new(BEFORE)
     target, _ = build_shadow(same)
     assert count_files(production) == at
-    assert not (Path(target.table_url(same.settings, SCORES)) / "run_date=2024-01-02").exists()
+    assert not (Path(target.table_url(same.deployment, SCORES)) / "run_date=2024-01-02").exists()
     build_shadow(new(), name="other")
     assert count_files(production) == at + 3
-    assert targets.drop_target(same.settings, "other") == 3 + 5 + 5
+    assert targets.drop_target(same.deployment, "other") == 3 + 5 + 5
     assert count_files(production) == at
-    assert targets.list_targets(same.settings) == ["v2"]
+    assert targets.list_targets(same.deployment) == ["v2"]
 
 
 def test_dropping_leaves_what_was_switched_over(production, new, monkeypatch):
@@ -226,26 +231,26 @@ def test_dropping_leaves_what_was_switched_over(production, new, monkeypatch):
     at = count_files(production)
     # Only the target knows that its undo is half done.
     targets.update_target(
-        after.settings, "v2", lambda current: current.model_copy(update={"undoing": "v2-1"})
+        after.deployment, "v2", lambda current: current.model_copy(update={"undoing": "v2-1"})
     )
     with pytest.raises(TargetError, match="v2-1 is half undone: `backfill-assets undo v2-1` fin"):
-        targets.drop_target(after.settings, "v2")
-    assert targets.list_targets(after.settings) == ["v2"]
+        targets.drop_target(after.deployment, "v2")
+    assert targets.list_targets(after.deployment) == ["v2"]
     targets.update_target(
-        after.settings, "v2", lambda current: current.model_copy(update={"undoing": ""})
+        after.deployment, "v2", lambda current: current.model_copy(update={"undoing": ""})
     )
     with monkeypatch.context() as patch, pytest.raises(KilledError):
         patch.setattr(targets, "delete_target", _raise_killed)
-        targets.drop_target(after.settings, "v2")
+        targets.drop_target(after.deployment, "v2")
     # Nobody takes up what is half gone, and the same again does the rest.
     with pytest.raises(TargetError, match="v2 is being dropped: `backfill-assets drop v2` ends"):
         build_shadow(after)
     assert "target v2 is being dropped" in after.failure(run_switch_over(after, fails=True))
-    targets.drop_target(after.settings, "v2")
+    targets.drop_target(after.deployment, "v2")
     assert count_files(production) == at - 2
     assert read_scores(production) == {1: 1, 2: 20, 3: 3, 4: 4, 5: 5, 6: 6}
     with pytest.raises(TargetError, match="there is no target v2"):
-        targets.load_target(after.settings, "v2")
+        targets.load_target(after.deployment, "v2")
 
 
 def test_a_canary_goes_first_and_comes_back(production, new):
@@ -253,17 +258,17 @@ def test_a_canary_goes_first_and_comes_back(production, new):
     build_shadow(after, f"{day(2)}...{day(6)}")
     run_switch_over(after, days=str(day(6)))
     assert read_scores(production) == {1: 1, 2: 2, 3: 3, 4: 4, 5: 5, 6: 60}
-    assert is_mixed(after.settings)
+    assert is_mixed(after.deployment)
     # It was made of days that production has otherwise, and a person wants it so.
     policy = Policy.from_settings(after.settings)
-    ledgers = read_ledgers(after.settings)
+    ledgers = read_ledgers(after.deployment)
     assert find_stale_days(ledgers, policy, day(7)).on_hold == {RANKS: {day(6)}, STATE: {day(6)}}
     # The scores of the day are in production now; the state of the day before is not.
     inputs = ledgers[STATE].latest[day(6)].inputs
     assert inputs[SCORES] == ledgers[SCORES].version
     assert STATE not in inputs
     run_undo(after, "v2-1")
-    assert not is_mixed(after.settings)
+    assert not is_mixed(after.deployment)
     assert production.digests() == before
     run_switch_over(after, days=str(day(6)))
     run_switch_over(after)
@@ -327,7 +332,7 @@ def test_a_day_that_is_rebuilt_during_a_switch_over_is_behind(production, new, m
     run_switch_over(after)
     assert read_scores(production)[5] == 55
     stale = find_stale_days(
-        read_ledgers(after.settings), Policy.from_settings(after.settings), day(7)
+        read_ledgers(after.deployment), Policy.from_settings(after.settings), day(7)
     )
     assert stale.all_days(RANKS) == {day(5), day(6)}
     assert day(6) in stale.open[RANKS], "day 5 is final"
@@ -348,7 +353,7 @@ def test_a_switch_over_of_several_builds_is_one_commit_a_table(production, new, 
     run_switch_over(after)
     changed = {SCORES, RANKS, STATE}
     assert log_versions(production) == {name: n + (name in changed) for name, n in at.items()}
-    ledger = read_ledgers(after.settings)[SCORES]
+    ledger = read_ledgers(after.deployment)[SCORES]
     assert {n: ledger.latest[day(n)].git_commit == "0ther" for n in (2, 3, 4, 6)} == {
         **dict.fromkeys((2, 3), False),
         **dict.fromkeys((4, 6), True),
@@ -402,7 +407,7 @@ def test_a_switch_over_that_is_killed_is_finished(production, new, monkeypatch):
     with pytest.raises(TargetError, match="is being switched over"):
         build_shadow(after)
     with pytest.raises(TargetError, match="is being switched over"):
-        targets.drop_target(after.settings, "v2")
+        targets.drop_target(after.deployment, "v2")
     (request,) = after.tick("switch_overs").run_requests
     at = production.log(SCORES).version()
 
@@ -429,7 +434,7 @@ def test_a_switch_over_that_is_killed_is_finished(production, new, monkeypatch):
     assert after.materialized(SCORES) == {str(day(n)) for n in (2, 3, 4)}
     assert after.materialized(RANKS) == {str(day(n)) for n in range(2, 7)}
     # It is for the reason that whoever began it gave.
-    ledgers = read_ledgers(after.settings)
+    ledgers = read_ledgers(after.deployment)
     last = [ledgers[name].records[-1] for name in (SCORES, RANKS, STATE)]
     assert [(record.backfill_id, record.reason) for record in last] == [("v2-1", "more points")] * 3
 
@@ -479,9 +484,9 @@ def test_a_fork_that_is_killed_is_none(production, new, monkeypatch):
         patch.setattr(targets, "shallow_clone", _raise_killed)
         with pytest.raises(KilledError):
             build_shadow(after)
-    assert targets.list_targets(after.settings) == []
+    assert targets.list_targets(after.deployment) == []
     build_shadow(after)
-    assert targets.list_targets(after.settings) == ["v2"]
+    assert targets.list_targets(after.deployment) == ["v2"]
 
 
 def _raise_killed(*_: object) -> None:
@@ -491,9 +496,9 @@ def _raise_killed(*_: object) -> None:
 def test_files_of_a_target_outlive_maintenance(production, new, spark):
     after = new(undo_days=1)
     build_shadow(after)
-    (result,) = run_maintenance(spark, after.settings, [SCORES])
+    (result,) = run_maintenance(spark, after.deployment, [SCORES])
     # Retention had another value, which is mended first.
-    (result,) = run_maintenance(spark, after.settings, [SCORES])
+    (result,) = run_maintenance(spark, after.deployment, [SCORES])
     assert "target(s) v2 may still need it" in result.notes[-1]
     run_switch_over(after)
     assert read_scores(production)[2] == 20
@@ -514,15 +519,15 @@ def test_of_two_who_change_a_target_one_is_refused(new, tmp_path):
     # A target says so, and nothing of what the other has written is lost.
     settings = new().settings
     target = targets.save_target(
-        settings, ShadowTarget(name="v9", tables=(SCORES,), asked=(DAYS,), pins={})
+        Deployment(settings), ShadowTarget(name="v9", tables=(SCORES,), asked=(DAYS,), pins={})
     )
-    targets.save_target(settings, target.model_copy(update={"reason": "first"}))
+    targets.save_target(Deployment(settings), target.model_copy(update={"reason": "first"}))
     with pytest.raises(TargetError, match="another command has changed target v9 meanwhile"):
-        targets.save_target(settings, target.model_copy(update={"reason": "second"}))
+        targets.save_target(Deployment(settings), target.model_copy(update={"reason": "second"}))
     targets.update_target(
-        settings, "v9", lambda current: current.model_copy(update={"canary": True})
+        Deployment(settings), "v9", lambda current: current.model_copy(update={"canary": True})
     )
-    result = targets.load_target(settings, "v9")
+    result = targets.load_target(Deployment(settings), "v9")
     assert (result.reason, result.canary, result.revision) == ("first", True, 2)
 
 
@@ -531,10 +536,10 @@ def test_a_target_of_a_table_that_is_retired_is_no_mix(tmp_path):
     publish_facts(tmp_path, {day(1): "ok"}, backfill_id="v9-1")
     names = ("retired", FACT.name)
     target = ShadowTarget(name="v9", tables=names, asked=(DAYS,), pins={}, canary=True)
-    targets.save_target(settings, target)
-    assert not is_mixed(settings)
+    targets.save_target(Deployment(settings), target)
+    assert not is_mixed(Deployment(settings))
     with pytest.raises(TargetError, match=r"declared any more\..*drop v9"):
-        target.table_ledger(settings, "retired")
+        target.table_ledger(Deployment(settings), "retired")
 
 
 def test_a_name_that_is_none(new):
@@ -557,10 +562,10 @@ def test_what_cannot_be_asked_of_a_target(production, new):
 
 def test_a_target_of_a_later_package_is_left_alone(production, new):
     after = new()
-    odd = f"{targets.target_folder(after.settings, 'odd')}/_state"
+    odd = f"{targets.target_folder(after.deployment, 'odd')}/_state"
     delta_rs.write_document(odd, json.dumps({"name": "odd", "shape": 2}), delta_rs.NO_REVISION)
     with pytest.raises(TargetError, match="made by another version"):
-        targets.load_target(after.settings, "odd")
+        targets.load_target(after.deployment, "odd")
     assert not after.tick("switch_overs").run_requests
 
 
@@ -588,7 +593,7 @@ def test_an_undo_writes_no_file(production, new):
     run_undo(after, "v2")
     assert [count_files(production, name) for name in (SCORES, RANKS, STATE)] == at
     # And it can be undone: the files of the target are there still.
-    (run,) = {record.run_id for record in read_ledgers(after.settings)[SCORES].records[-1:]}
+    (run,) = {record.run_id for record in read_ledgers(after.deployment)[SCORES].records[-1:]}
     run_undo(after, run)
     assert read_scores(production) == {1: 1, 2: 20, 3: 30, 4: 40, 5: 5, 6: 6}
     assert [count_files(production, name) for name in (SCORES, RANKS, STATE)] == at
@@ -598,7 +603,7 @@ def test_a_fork_that_somebody_else_wrote_to_is_refused(production, new):
     after = new()
     target, _ = build_shadow(after)
     row = {"run_date": [day(2)], "customer_id": ["theirs"], "score": [5]}
-    write_deltalake(target.table_url(after.settings, SCORES), pa.table(row), mode="append")
+    write_deltalake(target.table_url(after.deployment, SCORES), pa.table(row), mode="append")
     message = after.failure(run_switch_over(after, fails=True))
     assert f"scores [{day(2)}]" in message
     assert read_scores(production)[2] == 2
@@ -651,7 +656,7 @@ def test_a_name_is_used_but_once(production, new):
     build_shadow(after)
     run_switch_over(after)
     run_undo(after, "v2")
-    targets.drop_target(after.settings, "v2")
+    targets.drop_target(after.deployment, "v2")
     # Its commits are those of v2-1 still: days of them would be taken for switched over.
     with pytest.raises(TargetError, match="v2 is the name of a backfill or of a target that is"):
         build_shadow(after)
@@ -664,20 +669,20 @@ def test_files_that_are_gone_are_not_named(production, new):
     after, at = new(), log_versions(production)
     target, _ = build_shadow(after)
     for place in commit_log.added_files(
-        target.table_url(after.settings, STATE), target.pins[STATE]
+        target.table_url(after.deployment, STATE), target.pins[STATE]
     ):
         Path(place).unlink()
     message = after.failure(run_switch_over(after, fails=True))
     assert f"{STATE} [{day(2)}...{day(6)}]: data files that" in message
     assert log_versions(production) == at
-    assert not targets.interrupted_switches(after.settings)
+    assert not targets.interrupted_switches(after.deployment)
 
 
 def test_a_copy_of_the_warehouse_drops_files_of_its_own(production, new, tmp_path):
     build_shadow(new())
     shutil.copytree(tmp_path / "here", tmp_path / "copy")
     copy, at = new(AFTER, "copy"), count_files(production)
-    assert targets.drop_target(copy.settings, "v2") == 0
+    assert targets.drop_target(copy.deployment, "v2") == 0
     assert count_files(production) == at
     assert read_scores(production)[2] == 2
 
@@ -689,7 +694,7 @@ def test_where_commits_are_gone_no_file_is_removed(production, new):
     for n in range(3):
         (production.warehouse / SCORES / "_delta_log" / f"{n:020d}.json").unlink()
     at = count_files(production)
-    targets.drop_target(after.settings, "v2")
+    targets.drop_target(after.deployment, "v2")
     assert count_files(production) == at
     assert read_scores(production) == {n: n for n in range(1, 7)}
 
@@ -719,7 +724,7 @@ def test_a_switch_over_is_finished_as_it_was_begun(production, new, monkeypatch)
     )
     assert finished.success
     assert read_scores(production, RANKS) == {1: 1, 2: 20, 3: 30, 4: 40, 5: 40, 6: 40}
-    record = read_ledgers(after.settings)[RANKS].latest[day(2)]
+    record = read_ledgers(after.deployment)[RANKS].latest[day(2)]
     assert (record.backfill_id, record.by_person) == ("v2-1", True)
 
 
@@ -763,7 +768,7 @@ def test_versions_are_kept_when_a_switch_over_or_its_undo_has_ended(production, 
     build_shadow(after, f"{day(1)}...{day(6)}")
     for end in (run_switch_over, lambda pipeline: run_undo(pipeline, "v2")):
         end(after)
-        ledgers = read_ledgers(production.settings)
+        ledgers = read_ledgers(production.deployment)
         now = {name: ledger.version for name, ledger in ledgers.items()}
         assert versions_that_belong_together(folder) == now
 
@@ -786,5 +791,5 @@ def test_versions_are_not_kept_of_a_part_of_a_target(production, new):
     assert kept_versions() == whole
     # Runs of the new code make the rest as the target has it: it is one state again.
     after.run(6, 6, (SCORES, RANKS, STATE))
-    assert not is_mixed(after.settings)
+    assert not is_mixed(after.deployment)
     assert kept_versions()[SCORES] == production.log(SCORES).version() > whole[SCORES]

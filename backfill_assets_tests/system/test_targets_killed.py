@@ -12,6 +12,7 @@ import pytest
 from deltalake import DeltaTable
 
 from backfill_assets.delta import targets
+from backfill_assets.deployment import Deployment
 from backfill_assets.settings import PREFIX
 from backfill_assets_tests.helpers.deployment import COMMAND
 from backfill_assets_tests.helpers.paths import PROJECT, dagster_yaml
@@ -70,7 +71,7 @@ def test_killed_between_any_two_tables(engine, spark, tmp_path: Path) -> None:
             process.kill()
             process.wait()
             assert start_switch().wait() == 0
-            assert not targets.interrupted_switches(settings)
+            assert not targets.interrupted_switches(Deployment(settings))
             assert reader.read_points() == [reader.new] * 3
             run_undo(after, "v2")
             production.tick("watch_days")
@@ -118,7 +119,7 @@ def test_each_step_killed_at_a_random_moment(engine, spark, tmp_path: Path, seed
             # A kill that came too late is none.
             killed = process.wait() != 0
             repeated = start_command(words).wait()
-            target = targets.load_target(settings, "v2")
+            target = targets.load_target(Deployment(settings), "v2")
             assert not (target.switching or target.undoing), target
             assert repeated == 0 or (killed and words.startswith("undo")), words
             assert reader.read_points() == [getattr(reader, then)] * 3, (words, count)

@@ -99,7 +99,7 @@ def land_lines(pipeline: Pipeline, lines: list[tuple[int, dict]], days: range) -
 def stale_days(pipeline: Pipeline, name: str, today: int) -> set[int]:
     """The day numbers of a table that are behind their inputs."""
     stale = find_stale_days(
-        read_ledgers(pipeline.settings), Policy.from_settings(pipeline.settings), day(today)
+        read_ledgers(pipeline.deployment), Policy.from_settings(pipeline.settings), day(today)
     )
     return {(d - START).days + 1 for d in stale.all_days(name)}
 
@@ -256,7 +256,7 @@ def test_what_leaks_is_not_published(engine, tmp_path, leaking, rule):
     pipeline.run(2, 4, EVERYTHING)
     failed = pipeline.run(2, 4, (leaking,), fails=True)
     assert f"break the rule {rule}" in pipeline.failure(failed)
-    assert day(2) not in read_ledgers(pipeline.settings)[leaking].published_days
+    assert day(2) not in read_ledgers(pipeline.deployment)[leaking].published_days
 
 
 # --- features -------------------------------------------------------------------------------------
@@ -287,7 +287,7 @@ def test_a_score_is_added_to_the_last_days_of_history_by_a_backfill_of_one_table
     assert [row[6] for row in rows] == [
         scores[row[:2]] if row[0] in window else None for row in before
     ]
-    ledger = read_ledgers(now.settings)["features"]
+    ledger = read_ledgers(now.deployment)["features"]
     assert {str(day(n)): ledger.latest[day(n)].version for n in (1, 6)} == {
         str(day(n)): ledger.records[0].version for n in (1, 6)
     }
@@ -303,7 +303,7 @@ def test_rows_are_merged_by_their_key_where_that_is_asked_for(pipeline):
     pipeline.run(3, 3, EVERYTHING)
     pipeline.run(3, 3, ("features",), tags={"backfill_assets/write_mode": "merge"})
     assert table_rows(pipeline, "features") == model_tables(pipeline, 3)[0]
-    assert read_ledgers(pipeline.settings)["features"].latest[day(3)].is_merge
+    assert read_ledgers(pipeline.deployment)["features"].latest[day(3)].is_merge
 
 
 def test_drift_is_warned_of_and_shown_with_its_numbers(pipeline):
@@ -332,7 +332,9 @@ def test_drift_is_warned_of_and_shown_with_its_numbers(pipeline):
     assert (check.passed, check.severity) == (False, dg.AssetCheckSeverity.WARN)
     assert "120 rows against 120 of version" in check.description
     assert check.metadata["drift of revenue_30d"].value == index
-    assert read_ledgers(pipeline.settings)["features"].latest[day(3)].days[day(3)].verdict == "warn"
+    assert (
+        read_ledgers(pipeline.deployment)["features"].latest[day(3)].days[day(3)].verdict == "warn"
+    )
 
 
 # --- training sets in chunks ----------------------------------------------------------------------
@@ -370,13 +372,13 @@ def test_a_training_set_is_rebuilt_in_chunks_and_stops_at_the_first_bad_one(load
     options = {"tables": ("training_daily",), "chunk_days": 4, "reason": "new set"}
     plan = make_plan(pipeline, f"{day(1)}...{day(12)}", **options)
     graph = pipeline.repository.asset_graph
-    backfill_jobs.launch_plan(pipeline.settings, graph, pipeline.instance, pipeline.code, plan.id)
+    backfill_jobs.launch_plan(pipeline.deployment, graph, pipeline.instance, pipeline.code, plan.id)
     assert run_stage(pipeline) == f"{plan.id}-001"
     assert run_stage(pipeline, fails=True) == f"{plan.id}-002"
     tick_planned_backfills(pipeline)
     assert "did not pass" in tick_planned_backfills(pipeline)
     assert not state_store.active_ids(pipeline.instance)
-    ledger = read_ledgers(pipeline.settings)["training_daily"]
+    ledger = read_ledgers(pipeline.deployment)["training_daily"]
     assert ledger.published_days == {*Window(day(1), day(9))} - {day(5)}
     made_of = ledger.latest[day(1)]
     assert set(made_of.inputs) == {"features", "labels_daily"}
@@ -405,7 +407,7 @@ def test_thirteen_stages_through_the_daemon_with_a_bad_one_in_the_middle(engine,
         remaining = [str(w) for w in Window(day(50), day(days + 1)).split_by_length(7)]
         assert f"{plan}-007 did not pass" in result.stdout
         assert f"; not launched: {', '.join(remaining)}\n" in result.stdout
-        stopped_ledger = read_ledgers(pipeline.settings)["training_daily"]
+        stopped_ledger = read_ledgers(pipeline.deployment)["training_daily"]
         assert stopped_ledger.published_days == {*Window(day(1), day(50))} - {day(bad)}
         # The day is built again, and the same backfill goes on with the stage that failed.
         pipeline.run(bad, bad, ("features",))
@@ -414,7 +416,7 @@ def test_thirteen_stages_through_the_daemon_with_a_bad_one_in_the_middle(engine,
         assert result.returncode == 0, result.stderr
     finally:
         deployment.stop()
-    ledger = read_ledgers(pipeline.settings)["training_daily"]
+    ledger = read_ledgers(pipeline.deployment)["training_daily"]
     assert {d: ledger.latest[d].backfill_id for d in ledger.published_days} == {
         day(n): f"{plan}-{(n + 6) // 7:03d}{'-2' * (n == bad)}" for n in range(1, days + 1)
     }

@@ -41,7 +41,7 @@ def published_digests(pipeline):
     """By table and day, the digest that the ledger says; it is that of the files."""
     file_digests = pipeline.digests()
     digests = {}
-    for name, ledger in read_ledgers(pipeline.settings).items():
+    for name, ledger in read_ledgers(pipeline.deployment).items():
         assert {str(d) for d in ledger.published_days} >= file_digests.get(name, {}).keys()
         for d in ledger.latest:
             digest = ledger.current_record(d).digest
@@ -99,13 +99,13 @@ def test_an_undo_can_be_undone(loaded):
     loaded.land(2, [order("x2", 2, "50.00")], "more.jsonl")
     loaded.run(2, assets=LAYERS, tags={"dagster/backfill": "wrongone"})
     wrong = published_digests(loaded)
-    extents, problems = undoing.preview_undo(loaded.settings, "wrongone")
+    extents, problems = undoing.preview_undo(loaded.deployment, "wrongone")
     assert problems == []
     changed = {key for key, content in wrong.items() if content != first.get(key)}
     assert {(name, d) for name, extent in extents.items() for d in extent.changes} == changed
     result = run_undo(loaded, "wrongone")
     assert published_digests(loaded) == first
-    put_back = undoing.days_written_by_run(loaded.settings, result.run_id)
+    put_back = undoing.days_written_by_run(loaded.deployment, result.run_id)
     assert changed <= {(name, d) for name, days in put_back.items() for d in days}
     second_undo = run_undo(loaded, "wrongone", fails=True)
     assert "wrongone is undone already" in loaded.failure(second_undo)
@@ -121,7 +121,7 @@ def test_what_was_written_since_is_left_alone(loaded):
     right = loaded.run(3)
     digests = published_digests(loaded)
     versions = {name: loaded.log(name).version() for name in LAYERS}
-    _, problems = undoing.preview_undo(loaded.settings, "wrongone")
+    _, problems = undoing.preview_undo(loaded.deployment, "wrongone")
     refused = loaded.failure(run_undo(loaded, "wrongone", fails=True))
     assert problems and all(problem in refused for problem in problems)
     for name in ("raw_orders", "stg_orders", "fact_daily_orders"):
@@ -162,7 +162,7 @@ def test_a_first_load_is_taken_back(loaded):
     loaded.run(5, tags={"dagster/backfill": "wrongone"})
     result = run_undo(loaded, "wrongone")
     assert published_digests(loaded) == before
-    assert day(5) not in read_ledgers(loaded.settings)[FACT.name].published_days
+    assert day(5) not in read_ledgers(loaded.deployment)[FACT.name].published_days
     messages = [
         e.event_specific_data.description
         for e in result.all_events
@@ -173,7 +173,7 @@ def test_a_first_load_is_taken_back(loaded):
     assert all("it counts as never published" in text for text in messages)
     # And can be loaded again.
     loaded.run(5)
-    assert day(5) in read_ledgers(loaded.settings)[FACT.name].published_days
+    assert day(5) in read_ledgers(loaded.deployment)[FACT.name].published_days
 
 
 def test_what_was_made_of_a_load_goes_with_it(loaded):
@@ -240,7 +240,7 @@ def test_what_vacuum_has_taken_cannot_come_back(loaded):
     loaded.land(2, [order("x2", 2, "50.00")], "more.jsonl")
     loaded.run(2, tags={"dagster/backfill": "wrongone"})
     (change,) = changed_days(
-        read_ledgers(loaded.settings)[STAGED.name], commits_of("wrongone")
+        read_ledgers(loaded.deployment)[STAGED.name], commits_of("wrongone")
     ).values()
     url = loaded.settings.table(STAGED.name)
     for path in list_data_files(url, STAGED, [day(2)], change.version_before)["path"].to_pylist():
@@ -332,7 +332,7 @@ LOG = ["raw_orders", "raw_orders_rejected"]
 
 def stale_days(pipeline, table):
     policy = Policy.from_settings(pipeline.settings)
-    return find_stale_days(read_ledgers(pipeline.settings), policy, pipeline.now.date()).all_days(
+    return find_stale_days(read_ledgers(pipeline.deployment), policy, pipeline.now.date()).all_days(
         table.name
     )
 
@@ -435,11 +435,11 @@ def test_what_is_put_back_keeps_its_record(loaded):
 
 def current_situation(pipeline, today):
     pipeline.now = datetime.combine(today, time(3), tzinfo=pipeline.settings.zone)
-    return Monitor(pipeline.settings, lambda: pipeline.now).read_situation(pipeline.instance)
+    return Monitor(pipeline.deployment, lambda: pipeline.now).read_situation(pipeline.instance)
 
 
 def layer_ledgers(pipeline):
-    ledgers = read_ledgers(pipeline.settings)
+    ledgers = read_ledgers(pipeline.deployment)
     return {name: ledgers[name] for name in (STAGED.name, FACT.name)}
 
 
@@ -454,7 +454,9 @@ def make_plan(pipeline, window):
     parameters = BackfillRequest(days=str(window), tables=LAYERS)
     code = pipeline.code
     graph = pipeline.repository.asset_graph
-    return backfill_jobs.create_plan(pipeline.settings, graph, pipeline.instance, code, parameters)
+    return backfill_jobs.create_plan(
+        pipeline.deployment, graph, pipeline.instance, code, parameters
+    )
 
 
 def span_of(plan, name):
@@ -467,7 +469,7 @@ def days_of_backfill(pipeline, name):
     """By table, the days that the commits of a backfill speak of."""
     return {
         table: {d for r in ledger.records if is_commit_of(r, name) for d in r.days}
-        for table, ledger in read_ledgers(pipeline.settings).items()
+        for table, ledger in read_ledgers(pipeline.deployment).items()
     }
 
 
@@ -518,7 +520,7 @@ def test_random_histories_of_backfills_and_undos(engine, tmp_path, seed):
             versions = {t: pipeline.log(t).version() for t in LAYERS}
             own_days = {
                 (table, d)
-                for table, ledger in read_ledgers(pipeline.settings).items()
+                for table, ledger in read_ledgers(pipeline.deployment).items()
                 for d in changed_days(ledger, commits_of(name))
             }
             result = pipeline.repository.get_job("undo").execute_in_process(

@@ -77,7 +77,7 @@ def published_spend(pipeline: Pipeline, name: str = SPEND.name) -> dict[tuple[st
 
 
 def find_backlog(pipeline: Pipeline) -> StaleDays:
-    ledgers = read_ledgers(pipeline.settings)
+    ledgers = read_ledgers(pipeline.deployment)
     return find_stale_days(ledgers, Policy.from_settings(pipeline.settings), pipeline.now.date())
 
 
@@ -112,7 +112,7 @@ def test_other_rows_make_open_days_due_and_final_ones_wait_for_a_person(pipeline
     pipeline.run(1, 6, [SPEND.name])
     assert published_spend(pipeline) == now
     assert find_backlog(pipeline) == StaleDays()
-    record = read_ledgers(pipeline.settings)[SPEND.name].records[-1]
+    record = read_ledgers(pipeline.deployment)[SPEND.name].records[-1]
     assert record.days[day(1)].numbers == {"input version customers": 1}
     # What Dagster shows of it.
     key = dg.AssetKey("customers")

@@ -36,6 +36,7 @@ from backfill_assets.cli import main
 from backfill_assets.cli.output import Output
 from backfill_assets.delta.read_check import ReadCheck, check_read
 from backfill_assets.delta.records import ExternalCommit
+from backfill_assets.deployment import Deployment
 from backfill_assets.orders.tables import CORRECTIONS, FACT, LATE, RAW, REJECTED, STAGED, TABLES
 from backfill_assets.settings import Settings
 from backfill_assets.tables.code_version import Code
@@ -444,13 +445,13 @@ def test_good():
 def test_another_engine_reads_what_was_published(pipeline):
     for name, table in TABLES.items():
         version = DeltaTable(pipeline.settings.table(name)).version()
-        read = check_read(pipeline.settings, table, LOADED.widen_by(after=1))
+        read = check_read(pipeline.deployment, table, LOADED.widen_by(after=1))
         assert read == ReadCheck(name, version, [])
         assert str(read) == f"{name}: read by another engine at version {version}: as published"
 
 
 def test_another_engine_finds_a_row_missing(damaged):
-    read = check_read(damaged, FACT, LOADED)
+    read = check_read(Deployment(damaged), FACT, LOADED)
     assert read.problems == [
         f"{FACT.name}[{day(30)}]: 2 rows where 3 were published",
         f"{FACT.name}[{day(30)}]: orders adds up to 2 where 3 was published",
@@ -461,30 +462,32 @@ def test_another_engine_finds_a_row_missing(damaged):
 
 
 def test_another_engine_finds_a_file_gone(gutted):
-    (problem,) = check_read(gutted, STAGED, LOADED).problems
+    (problem,) = check_read(Deployment(gutted), STAGED, LOADED).problems
     assert problem.startswith(f"{STAGED.name}[{day(31)}]: cannot be read: ")
     assert f"event_date={day(31)}/" in problem
     assert "\n" not in problem
     # Only the files of the days in question are opened.
-    assert check_read(gutted, STAGED, [d for d in LOADED if d != day(31)]).problems == []
+    assert (
+        check_read(Deployment(gutted), STAGED, [d for d in LOADED if d != day(31)]).problems == []
+    )
 
 
 def test_another_engine_finds_a_file_spoilt(copy):
     settings = copy()
     (file,) = Path(settings.table(STAGED.name), f"event_date={day(31)}").glob("*.parquet")
     file.write_bytes(file.read_bytes()[:-100])
-    (problem,) = check_read(settings, STAGED, LOADED).problems
+    (problem,) = check_read(Deployment(settings), STAGED, LOADED).problems
     assert problem.startswith(f"{STAGED.name}[{day(31)}]: cannot be read: ")
 
 
 def test_another_engine_cannot_open_a_table(pipeline, tmp_path):
     settings = pipeline.settings.model_copy(update={"warehouse": str(tmp_path)})
-    nothing = check_read(settings, FACT, LOADED)
+    nothing = check_read(Deployment(settings), FACT, LOADED)
     assert nothing == ReadCheck(FACT.name, None, [f"there is no table at {tmp_path}/{FACT.name}"])
     log = tmp_path / FACT.name / "_delta_log" / f"{0:020d}.json"
     log.parent.mkdir(parents=True)
     log.write_text("nonsense")
-    (problem,) = check_read(settings, FACT, LOADED).problems
+    (problem,) = check_read(Deployment(settings), FACT, LOADED).problems
     assert problem.startswith("it cannot be opened: ")
     assert "\n" not in problem
 
@@ -493,7 +496,7 @@ def test_another_engine_misses_a_column(pipeline, tmp_path):
     settings = pipeline.settings.model_copy(update={"warehouse": str(tmp_path)})
     rows = pa.table({"run_date": [day(30)], "customer_id": ["c"], "orders": [1]})
     write_deltalake(settings.table(FACT.name), rows, partition_by=["run_date"])
-    assert check_read(settings, FACT, LOADED).problems == ["column revenue is missing"]
+    assert check_read(Deployment(settings), FACT, LOADED).problems == ["column revenue is missing"]
 
 
 # the command

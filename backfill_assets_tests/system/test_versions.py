@@ -25,6 +25,7 @@ from backfill_assets.definitions import build_defs
 from backfill_assets.delta import commits, targets
 from backfill_assets.delta.history import format_day_history, format_history
 from backfill_assets.delta.maintenance import MaintenanceResult, run_maintenance
+from backfill_assets.deployment import Deployment
 from backfill_assets.monitoring.incidents import find_incidents, read_situation
 from backfill_assets.monitoring.states import DayState, day_states
 from backfill_assets.publish.types import REWRITE_TAG
@@ -93,7 +94,7 @@ def test_both_are_fed_and_read_until_one_is_retired(deployed):
         1,
         4,
     )
-    now = read_situation(after.settings, after.instance, after.now)
+    now = read_situation(after.deployment, after.instance, after.now)
     for name in FIRST:
         assert set(day_states(name, now).values()) == {DayState.RETIRED}
     incident_tables = {incident.table for incident in find_incidents(now)}
@@ -107,7 +108,7 @@ def test_both_are_fed_and_read_until_one_is_retired(deployed):
 
 def maintain_tables(pipeline: Pipeline, today: date, **how) -> dict[str, MaintenanceResult]:
     spark = pipeline.io_manager.engine.spark_session
-    results = run_maintenance(spark, pipeline.settings, FIRST, today=today, **how)
+    results = run_maintenance(spark, pipeline.deployment, FIRST, today=today, **how)
     return {result.table: result for result in results}
 
 
@@ -119,9 +120,9 @@ def data_files(pipeline: Pipeline, name: str) -> list[Path]:
 def render_history(pipeline: Pipeline, name: str, partition_day: date | None = None) -> str:
     console = Console(width=200, file=StringIO())
     grid = (
-        format_day_history(pipeline.settings, name, partition_day)
+        format_day_history(pipeline.deployment, name, partition_day)
         if partition_day
-        else format_history(pipeline.settings, name)
+        else format_history(pipeline.deployment, name)
     )
     console.print(grid)
     return console.file.getvalue()
@@ -180,13 +181,13 @@ def test_files_that_a_target_may_need_stay(deployed, monkeypatch):
     before = deployed("TABLES", day(3))
     before.land(1, [order("1", 1)])
     before.run(1, 1, [*LAYERS, *MADE])
-    described = targets.new_target(before.settings, "v9", ["spent"], Window(day(1), day(2)))
-    targets.create_target(before.settings, described)
+    described = targets.new_target(before.deployment, "v9", ["spent"], Window(day(1), day(2)))
+    targets.create_target(before.deployment, described)
     after = deployed("RETIRED", GONE)
     (note,) = maintain_tables(after, GONE)["spent"].notes
     assert "no file was taken away, as the target(s) v9 may still need it" in note
     assert orders_by_day(after, "spent") == {day(1): 1}
-    targets.drop_target(after.settings, "v9")
+    targets.drop_target(after.deployment, "v9")
     # Killed between the commit that leaves no row and the files: the next one removes them.
     with monkeypatch.context() as patch, pytest.raises(KilledError):
         patch.setattr(commits, "delete_data_files", _raise)
@@ -214,13 +215,13 @@ def test_a_table_with_memory_and_one_by_week_retire(engine, spark, tmp_path):
     after.night(RETIRES)
     assert orders_by_day(after, "spent") == {**dict.fromkeys(map(day, range(1, 10)), 1), day(8): 2}
     assert [orders_by_day(after, name) for name in retired] == rows
-    now = read_situation(after.settings, after.instance, after.now)
+    now = read_situation(after.deployment, after.instance, after.now)
     assert {state for name in retired for state in day_states(name, now).values()} == {
         DayState.RETIRED
     }
     assert {incident.table for incident in find_incidents(now)}.isdisjoint(retired)
     session = after.io_manager.engine.spark_session
-    for result in run_maintenance(session, after.settings, retired, today=GONE):
+    for result in run_maintenance(session, after.deployment, retired, today=GONE):
         assert (result.removed or 0) >= 1
         assert after.rows(result.table) == data_files(after, result.table) == []
 
@@ -233,7 +234,7 @@ def test_a_kept_plan_of_a_table_that_is_retired_since_is_not_launched(deployed, 
     monkeypatch.setattr(stages, "missing_daemons", lambda _: [])
     graph = after.repository.asset_graph
     with pytest.raises(ValueError, match="spent is retired since 2024-01-10: no day of it is"):
-        backfill_jobs.launch_plan(after.settings, graph, before.instance, after.code, plan.id)
+        backfill_jobs.launch_plan(after.deployment, graph, before.instance, after.code, plan.id)
     assert not before.instance.get_backfills()
     assert not before.instance.get_runs()
 
@@ -269,13 +270,13 @@ def test_what_is_retired_is_neither_planned_nor_verified(engine):
     defs = build_defs(settings, resources={"engine": engine})
     parameters = BackfillRequest(days="2024-01-01", tables=("spent",))
     for ask in (
-        lambda: refuse_invalid_request(settings, parameters),
-        lambda: verify_days(settings, defs, Window(day(1), day(2)), ["spent"]),
-        lambda: target_tables(settings, ["spent"]),
+        lambda: refuse_invalid_request(Deployment(settings), parameters),
+        lambda: verify_days(Deployment(settings), defs, Window(day(1), day(2)), ["spent"]),
+        lambda: target_tables(Deployment(settings), ["spent"]),
     ):
         with pytest.raises(ValueError, match="spent is retired since 2024-01-10: no day of it is"):
             ask()
-    assert {*target_tables(settings, [])} & {*MADE} == {*SECOND}
+    assert {*target_tables(Deployment(settings), [])} & {*MADE} == {*SECOND}
 
 
 def test_what_cannot_be_declared():

@@ -206,18 +206,18 @@ def test_backfill_nights_plan_verify_and_undo(engine, tmp_path):
     ]
 
     # A line that comes late, but in time: its day, and the days that count it; no other.
-    before = read_ledgers(pipeline.settings)[active_users_7d.name]
+    before = read_ledgers(pipeline.deployment)[active_users_7d.name]
     came = one_visit("late", day(11), day(13))
     land_visits(pipeline, [came], {})
     pipeline.night(day(14))
     visits.append(came)
     assert published_activity(pipeline) == expected_active(expected_staged(visits, 13), 13)
-    after = read_ledgers(pipeline.settings)[active_users_7d.name]
+    after = read_ledgers(pipeline.deployment)[active_users_7d.name]
     changed = {d for d in before.published_days if before.content_key(d) != after.content_key(d)}
     assert changed == {day(11), day(12)}
 
     # Its own window, not the deployment's: after three days a day is final.
-    look = Monitor(pipeline.settings, lambda: pipeline.now)
+    look = Monitor(pipeline.deployment, lambda: pipeline.now)
     states = day_states(active_users_7d.name, look.read_situation(pipeline.instance))
     assert {d for d, state in states.items() if state is DayState.FINAL} == {
         *Window(START, day(11))
@@ -228,7 +228,7 @@ def test_backfill_nights_plan_verify_and_undo(engine, tmp_path):
     assert published_activity(pipeline) == expected_active(expected_staged(visits, 13), 13)
     graph = pipeline.repository.asset_graph
     plan = make_plan(
-        pipeline.settings,
+        pipeline.deployment,
         graph,
         pipeline.instance,
         BackfillRequest(days=f"{day(1)}...{day(13)}"),

@@ -155,7 +155,7 @@ def test_nights_publish_a_week_when_it_is_over_and_again_when_a_late_line_comes(
         path = weeks.warehouse / weekly.name
         assert (read_rows(weeks) if path.exists() else {}) == expected_weeks(range(1, over + 1)), n
     for name in WEEKS:
-        states = day_states(name, read_situation(weeks.settings, weeks.instance, weeks.now))
+        states = day_states(name, read_situation(weeks.deployment, weeks.instance, weeks.now))
         assert {*states} == {day(1), day(8)}
         assert {*states.values()} <= {DayState.OPEN, DayState.FINAL}
     weeks.land(15, [order("late", 13, "100.00", ingested=f"{day(15)}T12:00:00Z")])
