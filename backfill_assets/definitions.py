@@ -9,15 +9,7 @@ from typing import Any
 
 import dagster as dg
 
-from backfill_assets.assets import (
-    backfill_jobs,
-    current,
-    derived,
-    lateness,
-    raw_load,
-    shadow_jobs,
-    staging,
-)
+from backfill_assets.assets import backfill_jobs, derived, lateness, raw_load, shadow_jobs, staging
 from backfill_assets.assets.table_asset import report_long_range
 from backfill_assets.dagster_ext.executor import one_process_executor
 from backfill_assets.deployment import Deployment
@@ -138,9 +130,9 @@ def _declared_assets(
         if isinstance(table, Derived):
             yield table, derived.build_derived_asset(deployment, code, table)
         elif isinstance(table, Current):
-            yield table, current.build_current_asset(deployment, code, table)
+            yield table, derived.build_current_asset(deployment, code, table)
         elif isinstance(table, Corrections):
-            yield table, current.build_corrections_asset(deployment, code, table)
+            yield table, derived.build_corrections_asset(deployment, code, table)
 
 
 def fixed_resource(resource: object) -> dg.ResourceDefinition:

@@ -12,7 +12,7 @@ from pandera.pyspark import Field
 from pyspark.sql import DataFrame
 
 from backfill_assets import FACT, RAW, STAGED, Reads, corrections, current, last_days, table
-from backfill_assets.assets.current import correction_expectations, correction_rows
+from backfill_assets.assets.derived import correction_expectations, correction_rows
 from backfill_assets.backfills.verify import VerifyOutcome
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import Window

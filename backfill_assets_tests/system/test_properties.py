@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import DataFrame
 
-from backfill_assets.assets import current, raw_rows, staging
+from backfill_assets.assets import derived, raw_rows, staging
 from backfill_assets.assets.input_frames import for_days
 from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.calendar.reach import SAME_DAY
@@ -153,7 +153,7 @@ def test_current_is_what_an_endless_window_gives(engine, spark, batch, window_da
 
         def compute_current(window: Window):
             rows = dedup.rank_all(log, ORDER_LINES, window, window_days, corrects=corrects)
-            return current.current_rows(CURRENT, rows, window, {})
+            return derived.current_rows(CURRENT, rows, window, {})
 
         whole = compute_current(CALENDAR).persist()
         assert sum_facts(whole.collect()) == expected
@@ -161,7 +161,7 @@ def test_current_is_what_an_endless_window_gives(engine, spark, batch, window_da
         assert sum_facts(alone) == expected
         ranked = staging.rank_in_window(log, ORDER_LINES, CALENDAR, window_days)
         facts = facts_of(staging.drop_superseded(ranked, ORDER_LINES))
-        changes = sum_facts(current.correction_rows(CORRECTIONS, facts, whole).collect())
+        changes = sum_facts(derived.correction_rows(CORRECTIONS, facts, whole).collect())
         frozen = model.fact
         nothing = (0, Decimal(0))
         assert changes == {
