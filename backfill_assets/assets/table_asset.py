@@ -13,7 +13,6 @@ from pyspark.sql import DataFrame, SparkSession
 
 from backfill_assets.assets.service_calls import ServiceCaller
 from backfill_assets.audit.checks import check_specs
-from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import DaySet, Window
 from backfill_assets.dagster_ext.internals import (
     SYSTEM_METADATA_KEY_SOURCE_ASSET_OBSERVATION as EVENTS_ARE_OURS,
@@ -35,7 +34,7 @@ from backfill_assets.spark.frames import Cache, cache_frames
 from backfill_assets.staleness.input_digest import StateDigester, input_digests
 from backfill_assets.tables.code_version import Code
 from backfill_assets.tables.derived import carries_state
-from backfill_assets.tables.graph import Graph, load_graph
+from backfill_assets.tables.graph import Graph
 from backfill_assets.tables.table import Dependency, Lineage, Table
 from backfill_assets.tables.unpartitioned import Lookup, Unpartitioned
 
@@ -329,15 +328,15 @@ class _TableStep:
         self, request: RunRequest, service_caller: ServiceCaller
     ) -> tuple[ComputePlan, AssetInputs]:
         """Plan the days of a request, and return the inputs that it was planned with."""
-        table, settings = self.table, self.deployment.settings
+        table, deployment = self.table, self.deployment
         ledger = self.publisher.ledger(table)
-        dependencies, graph = table.inputs(Policy.from_settings(settings)), load_graph(settings)
+        dependencies = table.inputs(deployment.policy)
         tables = {
-            dependency.source.name: _input_snapshot(dependency, self.inputs, graph)
+            dependency.source.name: _input_snapshot(dependency, self.inputs, deployment.graph)
             for dependency in dependencies
         }
         ledgers = {name: snapshot.ledger for name, snapshot in tables.items()}
-        references = read_unpartitioned_inputs(table, settings.warehouse)
+        references = read_unpartitioned_inputs(table, deployment.settings.warehouse)
         contents = _reference_digests(table, references, request.window)
         plan = self.publisher.plan_days(
             request,

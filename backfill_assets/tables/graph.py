@@ -212,7 +212,7 @@ def tables_of(settings: Settings) -> Mapping[str, Table]:
 
 
 def load_graph(settings: Settings) -> Graph:
-    """The graph of the tables that the setting `tables` names, checked; built once per process.
+    """The graph of the tables that the setting `tables` names, checked.
 
     Raises:
         SettingsError: they cannot be imported, or do not fit together.
@@ -220,9 +220,8 @@ def load_graph(settings: Settings) -> Graph:
     return _build_graph(settings.tables, Policy.from_settings(settings))
 
 
-@cache
 def _build_graph(tables_path: str, policy: Policy) -> Graph:
-    """Check the tables against each other and return their graph; cached for each policy."""
+    """Check the tables against each other and return their graph."""
     tables: dict[str, Table] = {}
     for name, table in load_tables(tables_path).items():
         for dependency in table.inputs(policy):
@@ -283,7 +282,6 @@ def lookups_of(settings: Settings) -> Mapping[str, Lookup]:
     return _load_lookups(settings.tables)
 
 
-@cache
 def _load_lookups(place: str) -> Mapping[str, Lookup]:
     """Return the lookups by name; `_build_graph` calls it only to refuse two of one name."""
     lookups: dict[str, Lookup] = {}
