@@ -258,14 +258,14 @@ def test_one_that_was_killed_halfway_is_finished(loaded, monkeypatch):
     before = published_digests(loaded)
     loaded.land(2, [order("x2", 2, "50.00")], "more.jsonl")
     loaded.run(2, tags={"dagster/backfill": "wrongone"})
-    whole = type(loaded.io_manager).publish
+    audit = type(loaded.io_manager).audit
 
-    def publish_or_die(publisher, candidate, *arguments, **more):
-        if candidate.table is FACT:
+    def audit_or_die(publisher, candidate):
+        if candidate.plan.table is FACT:
             raise KeyboardInterrupt
-        return whole(publisher, candidate, *arguments, **more)
+        return audit(publisher, candidate)
 
-    monkeypatch.setattr(type(loaded.io_manager), "publish", publish_or_die)
+    monkeypatch.setattr(type(loaded.io_manager), "audit", audit_or_die)
     run_undo(loaded, "wrongone", fails=True)
     monkeypatch.undo()
     version = loaded.log(RAW.name).version()
@@ -355,14 +355,14 @@ def test_a_line_that_is_not_built_yet_is_built_after_an_undo(loaded, monkeypatch
     if when == "before the undo":
         load_day()
     else:
-        publish, waiting = type(loaded.io_manager).publish, [load_day]
+        audit, waiting = type(loaded.io_manager).audit, [load_day]
 
-        def publish_after_load(publisher, candidate, *arguments, **more):
-            if candidate.table is STAGED and waiting:
+        def audit_after_load(publisher, candidate):
+            if candidate.plan.table is STAGED and waiting:
                 waiting.pop()()
-            return publish(publisher, candidate, *arguments, **more)
+            return audit(publisher, candidate)
 
-        monkeypatch.setattr(type(loaded.io_manager), "publish", publish_after_load)
+        monkeypatch.setattr(type(loaded.io_manager), "audit", audit_after_load)
     run_undo(loaded, "wrongone")
     monkeypatch.undo()
     assert day(2) in stale_days(loaded, STAGED)
