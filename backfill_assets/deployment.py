@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
-from backfill_assets.calendar.late_data import Policy
 from backfill_assets.settings import Settings
-from backfill_assets.tables import graph as declared
-from backfill_assets.tables.table import Table
-from backfill_assets.tables.unpartitioned import Lookup
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from backfill_assets.calendar.late_data import Policy
+    from backfill_assets.tables.graph import Graph
+    from backfill_assets.tables.table import Table
+    from backfill_assets.tables.unpartitioned import Lookup
 
 
 @dataclass(frozen=True)
 class Deployment:
     """What commands, jobs, sensors and checks of a deployment have in common.
+
+    The declarations are imported when they are asked for: the help of a command needs none.
 
     Attributes:
         settings: of the deployment.
@@ -24,13 +30,15 @@ class Deployment:
     settings: Settings
 
     @cached_property
-    def graph(self) -> declared.Graph:
+    def graph(self) -> Graph:
         """The graph of the tables that the setting `tables` names, checked.
 
         Raises:
             SettingsError: they cannot be imported, or do not fit together.
         """
-        return declared.load_graph(self.settings)
+        from backfill_assets.tables.graph import load_graph
+
+        return load_graph(self.settings)
 
     @property
     def tables(self) -> Mapping[str, Table]:
@@ -40,17 +48,23 @@ class Deployment:
     @cached_property
     def policy(self) -> Policy:
         """The late-data policy, where a source has none of its own."""
+        from backfill_assets.calendar.late_data import Policy
+
         return Policy.from_settings(self.settings)
 
     @cached_property
     def config_digests(self) -> dict[str, str]:
         """By table, a digest of all settings that decide its rows."""
-        return declared.config_digests(self.settings)
+        from backfill_assets.tables.graph import config_digests
+
+        return config_digests(self.settings)
 
     @cached_property
     def lookups(self) -> Mapping[str, Lookup]:
         """The lookups of the tables, by name."""
-        return declared.lookups_of(self.settings)
+        from backfill_assets.tables.graph import lookups_of
+
+        return lookups_of(self.settings)
 
     def table_url(self, name: str) -> str:
         """The URL of a table in the warehouse."""
