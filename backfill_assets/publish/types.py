@@ -158,22 +158,24 @@ class ComputePlan:
         return {source.table.name: source.ledger.version or 0 for source in self.sources}
 
     def holds_for(self, ledger: Ledger) -> bool:
-        """Return whether a later ledger has the planned days, and what they follow, as planned."""
+        """Return whether a later ledger has the planned days, and what they follow, as planned.
+
+        Rows that another writer put into a day to compute are replaced all the same, unless rows
+        are merged into them, or the next day is built from them.
+        """
         before = 1 if self.digester else 0
+        replaced = self.reasons if not (self.digester or self.request.merge) else {}
         return all(
-            _published_state(self.ledger, day) == _published_state(ledger, day)
+            _published_state(self.ledger, day, with_rows=day not in replaced)
+            == _published_state(ledger, day, with_rows=day not in replaced)
             for day in self.request.window.widen_by(before=before)
         )
 
 
-def _published_state(ledger: Ledger, day: date) -> tuple[Any, ...]:
+def _published_state(ledger: Ledger, day: date, *, with_rows: bool) -> tuple[Any, ...]:
     record = ledger.latest.get(day)
-    return (
-        record and record.version,
-        ledger.current_record(day) is None,
-        ledger.content_key(day),
-        ledger.on_hold.get(day),
-    )
+    rows = (ledger.current_record(day) is None, ledger.content_key(day)) if with_rows else ()
+    return (record and record.version, ledger.on_hold.get(day), *rows)
 
 
 @dataclass(frozen=True)
