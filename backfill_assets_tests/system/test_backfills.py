@@ -169,7 +169,7 @@ def check_history_pages(pipeline, plan):
 def test_the_account_of_what_was_not_planned(pipeline):
     """All of it is there and adds up, in all tables; a day that failed is not there."""
     spark = pipeline.io_manager.engine.spark_session
-    arguments = pipeline.settings, graph_of(pipeline), pipeline.instance, spark
+    arguments = pipeline.deployment, graph_of(pipeline), pipeline.instance, spark
     pipeline.run(1, 3, EVERYTHING, tags={"dagster/backfill": "goodgood"})
     assert backfill_jobs.reconcile_backfill(*arguments, "goodgood").problems == []
     pipeline.folder(2).joinpath("part-1.jsonl.gz").write_bytes(b"broken")
