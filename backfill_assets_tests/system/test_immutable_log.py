@@ -20,6 +20,7 @@ from backfill_assets.monitoring.incidents import Monitor, find_incidents
 from backfill_assets.monitoring.states import DayState, Situation, day_states
 from backfill_assets.orders.tables import ORDER_LINES, RAW, TABLES
 from backfill_assets.publish.types import ACCEPT_TAG, REWRITE_TAG
+from backfill_assets.staleness.finality import settled_days
 from backfill_assets.staleness.impact import LogChange
 from backfill_assets.staleness.unloaded import find_unloaded_days, loaded_manifests
 from backfill_assets_tests.helpers.invented_listings import file_path
@@ -234,7 +235,7 @@ def test_a_replaced_file_with_all_its_orders_is_a_correction(pipeline: Pipeline)
     pipeline.run(2, 2, RAW_STEP)
     now = read_situation(pipeline, 3)
     assert set(day_states(RAW.name, now).values()) == {DayState.FRESH}
-    assert day(1) in raw_load.settled_days(now.ledgers[RAW.name])
+    assert day(1) in settled_days(now.ledgers[RAW.name])
 
 
 def test_whatever_becomes_of_a_file_its_rows_stay(pipeline: Pipeline) -> None:
@@ -503,5 +504,5 @@ def test_a_folder_that_went_before_the_next_day_was_loaded(pipeline: Pipeline) -
         in check_evaluation(result, 2).description
     )
     log = pipeline.io_manager.ledger(RAW)
-    assert raw_load.settled_days(log) == {day(1), day(2)}
+    assert settled_days(log) == {day(1), day(2)}
     assert days_to_load(pipeline, 3) == set()
