@@ -439,7 +439,7 @@ from pathlib import Path
 import dagster as dg
 from backfill_assets.delta.commits import PublishError
 from backfill_assets.dagster_ext.failures import (
-    disk_failed,
+    is_disk_failure,
     engine_lost,
     raise_if_engine_failed,
 )
