@@ -440,7 +440,7 @@ import dagster as dg
 from backfill_assets.delta.commits import PublishError
 from backfill_assets.dagster_ext.failures import (
     is_disk_failure,
-    engine_lost,
+    is_engine_lost,
     raise_if_engine_failed,
 )
 from backfill_assets.dagster_ext.executor import one_process_executor
