@@ -191,9 +191,9 @@ _defs_by_settings: dict[str, dg.Definitions] = {}
 @dg.definitions
 def defs() -> dg.Definitions:
     """What `workspace.yaml` loads."""
-    deployment = Deployment(load_settings())
-    key = deployment.settings.model_dump_json()
+    settings = load_settings()
+    key = settings.model_dump_json()
     # Dagster calls this six times for a run from the command line.
     if key not in _defs_by_settings:
-        _defs_by_settings[key] = build_defs(deployment.settings)
+        _defs_by_settings[key] = build_defs(settings)
     return _defs_by_settings[key]

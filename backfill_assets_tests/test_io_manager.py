@@ -11,6 +11,7 @@ from typing import ClassVar
 
 import dagster as dg
 import msgspec
+import pandas as pd
 import pandera.pyspark as pa
 import pyspark.sql.types as T
 import pytest
@@ -363,6 +364,15 @@ def test_reads_are_pinned_to_the_version_of_the_start(loaded, spark):
     publish_frame(loaded, fact_rows(spark, [(2, "b", 9)]), window(2, 2))
     assert {r["customer_id"] for r in frame.collect()} == {"a"}
     assert {r["run_date"] for r in frame.collect()} == {day(2), day(3)}
+
+
+def test_what_no_step_hands_over_is_refused_by_its_type(loaded):
+    """Rows in a list or in a frame of pandas can be iterated too."""
+    context = dg.build_output_context(asset_key=dg.AssetKey(FACT.name))
+    for rows in ([(day(1), "a", 1)], pd.DataFrame({"orders": [1]})):
+        with pytest.raises(TypeError, match="an asset hands over Candidates, not"):
+            next(loaded.io_manager.handle_output(context, rows))
+    assert read_content(loaded) == {(n, "a", n) for n in (1, 2, 3)}
 
 
 # --- what need not be done again, and what must not -----------------------------------------------

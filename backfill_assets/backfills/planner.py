@@ -92,7 +92,7 @@ def refuse_invalid_request(deployment: Deployment, request: backfill_plan.Backfi
             files.
     """
     partitions.parse_calendar_days(request.days, deployment.settings)
-    tables = buildable_tables(deployment.settings, request.tables, _current_date(deployment))
+    tables = buildable_tables(deployment.graph, request.tables, _current_date(deployment))
     if 0 < len(request.window) <= request.pilot_days:
         raise ValueError(
             f"a pilot of {request.pilot_days} day(s) leaves nothing of the "
@@ -116,7 +116,7 @@ def _requested_tables(
     """The requested tables, inputs first; a table may be retired since it was planned."""
     partitions.parse_calendar_days(request.days, deployment.settings)
     if not request.tables:
-        return buildable_tables(deployment.settings, (), _current_date(deployment))
+        return buildable_tables(deployment.graph, (), _current_date(deployment))
     tables = deployment.tables
     if unknown := set(request.tables) - tables.keys():
         raise ValueError(f"no such table: {', '.join(sorted(unknown))}; there are {[*tables]}")
@@ -338,7 +338,7 @@ def add_sampled_skews(
         forecast = plan.tables.get(log)
         if forecast is None or not skew_bounds(source.staged):
             continue
-        ledger = read_ledger(f"{deployment.settings.warehouse}/{log}", source.raw)
+        ledger = read_ledger(deployment.table_url(log), source.raw)
         days = [day for day in partitions.from_ranges(forecast.computed) if _is_new(ledger, day)]
         lines: dict[date, list[Values]] = {}
         for day, values_or_error in _sample_files(deployment.settings.landing, source, days):

@@ -321,16 +321,15 @@ class _TableUndo:
                 would fail the audit.
         """
         ledger = self.publisher.ledger(self.table)  # before the scopes, which may be newer
-        scopes = self.request.current_scopes()
-        if problems := self.request.find_problems({self.table.name: scopes[self.table.name]}):
+        scope = self.request.current_scopes()[self.table.name]
+        todo = {**scope.unchanged, **scope.changes}
+        if not todo:
+            return []
+        if problems := self.request.find_problems({self.table.name: scope}):
             raise UndoRefusedError(
                 f"{self.table.name} was not undone: {'; '.join(problems)}. Tables that were put "
                 "back before it stay so; when the days are free, ask again for the rest."
             )
-        scope = scopes[self.table.name]
-        todo = {**scope.unchanged, **scope.changes}
-        if not todo:
-            return []
         with explain_spark_errors(self.table, partitions.DaySet.from_days(todo)):
             candidate = self._read_old_days(ledger, scope, todo)
         audited = self.publisher.audit(candidate)

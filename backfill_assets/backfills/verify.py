@@ -248,9 +248,7 @@ def verify_days(
     published_tables = [name for name in ledgers if ledgers[name].version is not None]
     if not tables and not published_tables:
         raise ValueError(f"nothing has been published at {deployment.settings.warehouse}")
-    fed = buildable_tables(
-        deployment.settings, tables, datetime.now(deployment.settings.zone).date()
-    )
+    fed = buildable_tables(deployment.graph, tables, datetime.now(deployment.settings.zone).date())
     names = [name for name in fed if name in (tables or published_tables)]
     resources = dict(defs.resources or {})
     destination = ComparisonDestination(deployment.settings.warehouse, ledgers)

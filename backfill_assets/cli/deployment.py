@@ -26,6 +26,7 @@ from backfill_assets.dagster_ext.instance_access import listen_on_port, lock_hom
 from backfill_assets.deployment import Deployment
 from backfill_assets.settings import (
     PREFIX,
+    Settings,
     SettingsError,
     list_variables,
     load_settings,
@@ -45,7 +46,7 @@ def ui(out: Output, port: int) -> Status:
 
     Needs DAGSTER_HOME. It runs until Ctrl-C, and ends with 3 if a part of it cannot run.
     """
-    deployment = Deployment(load_settings())
+    settings = load_settings()
     if not (folder := dagster_home(out.print_note)):
         raise CannotRunError("DAGSTER_HOME is not set: it names the folder of Dagster's own data")
     from backfill_assets.doctor.machine import describe_configuration
@@ -54,10 +55,10 @@ def ui(out: Output, port: int) -> Status:
         out.print_note(message)
     # Before anything is started or downloaded.
     with lock_home(Path(folder), port), listen_on_port(port) as listening:
-        _fetch_jars(out, deployment)
+        _fetch_jars(out, settings)
         from backfill_assets.dagster_ext.supervisor import run_deployment
 
-        if status := run_deployment(deployment.settings, listening, out.print_text):
+        if status := run_deployment(settings, listening, out.print_text):
             raise CannotRunError(f"a part of it ended with status {status}; see above")
     return Status.FINE
 
@@ -107,13 +108,11 @@ def engine(out: Output, port: int) -> None:
             "random text, or everybody on this machine could run code as you"
         )
     check_java()
-    deployment = Deployment(load_settings())
-    _fetch_jars(out, deployment)
+    settings = load_settings()
+    _fetch_jars(out, settings)
     # Spark reads its settings there; this process becomes the server and cannot clean up.
-    command = connect_server_command(
-        deployment.settings, port, Path(tempfile.mkdtemp(prefix="engine-"))
-    )
-    os.execve(command[0], command, jvm_environment(master_url(deployment.settings)))
+    command = connect_server_command(settings, port, Path(tempfile.mkdtemp(prefix="engine-")))
+    os.execve(command[0], command, jvm_environment(master_url(settings)))
 
 
 @command("jars")
@@ -123,12 +122,12 @@ def jars(out: Output, s3: bool) -> None:
 
     And the jars of s3a://, where the landing or the warehouse is there.
     """
-    _fetch_jars(out, Deployment(load_settings()), s3=s3)
+    _fetch_jars(out, load_settings(), s3=s3)
 
 
-def _fetch_jars(out: Output, deployment: Deployment, *, s3: bool = False) -> None:
+def _fetch_jars(out: Output, settings: Settings, *, s3: bool = False) -> None:
     """Prepare the jars and the class archive once; does nothing with a Spark Connect server."""
-    if deployment.settings.spark_remote:
+    if settings.spark_remote:
         out.print_note("SPARK_REMOTE is set: the server has the Delta jars, none are needed here.")
         return
     from backfill_assets.spark.configuration import uses_s3
@@ -142,18 +141,18 @@ def _fetch_jars(out: Output, deployment: Deployment, *, s3: bool = False) -> Non
     from backfill_assets.spark.jvm_launch import class_archive_path, make_class_archive
     from backfill_assets.spark.tasks import build_task_times
 
-    if not delta_jars(deployment.settings.jars):
+    if not delta_jars(settings.jars):
         out.print_note(f"Downloading the Delta jars ({delta_coordinate()}) ...")
-    fetch_delta_jars(deployment.settings.jars)
-    if s3 or uses_s3(deployment.settings):
-        if not s3_jars(deployment.settings.jars):
+    fetch_delta_jars(settings.jars)
+    if s3 or uses_s3(settings):
+        if not s3_jars(settings.jars):
             out.print_note("Downloading the jars of s3a:// ...")
-        fetch_s3_jars(deployment.settings.jars)
-    build_task_times(deployment.settings.jars)
-    archive = class_archive_path(deployment.settings.jars)
+        fetch_s3_jars(settings.jars)
+    build_task_times(settings.jars)
+    archive = class_archive_path(settings.jars)
     if archive and not archive.exists():
         out.print_note("Putting the engine's classes together, once, so that it starts faster ...")
-        make_class_archive(deployment.settings.jars)
+        make_class_archive(settings.jars)
 
 
 @command("sample --days 28")
@@ -167,15 +166,15 @@ def _fetch_jars(out: Output, deployment: Deployment, *, s3: bool = False) -> Non
 @click.pass_context
 def sample(ctx: click.Context, out: Output, days: int) -> None:
     """Write sample landing data, unless there is some."""
-    deployment = Deployment(load_settings())
-    if "://" in deployment.settings.landing:
+    settings = load_settings()
+    if "://" in settings.landing:
         out.print_text(
-            f"{deployment.settings.landing} is no local folder: no sample orders are written there."
+            f"{settings.landing} is no local folder: no sample orders are written there."
         )
         return
     from backfill_assets.sample.landings import SOURCE
 
-    landing = Path(deployment.settings.landing)
+    landing = Path(settings.landing)
     if (landing / SOURCE).exists():
         if ctx.get_parameter_source("days") is ParameterSource.COMMANDLINE:
             out.print_text(
@@ -189,9 +188,9 @@ def sample(ctx: click.Context, out: Output, days: int) -> None:
     out.print_note(f"Writing {days} days of sample orders to {landing} ...")
     write_invented_landing(
         landing,
-        start=deployment.settings.start,
+        start=settings.start,
         days=days,
-        window_days=deployment.settings.window_days,
+        window_days=settings.window_days,
     )
     if not others:
         write_file_list(landing)
@@ -204,13 +203,13 @@ def cdnow(out: Output, master: Path) -> None:
 
     MASTER is the path of that file.
     """
-    deployment = Deployment(load_settings())
-    if "://" in deployment.settings.landing:
-        raise CannotRunError(f"{PREFIX}LANDING={deployment.settings.landing} is no local folder")
+    settings = load_settings()
+    if "://" in settings.landing:
+        raise CannotRunError(f"{PREFIX}LANDING={settings.landing} is no local folder")
     from backfill_assets.sample.landings import write_cdnow_landing
 
-    rows = write_cdnow_landing(master, Path(deployment.settings.landing))
-    out.print_text(f"{rows} purchases written to {deployment.settings.landing}")
+    rows = write_cdnow_landing(master, Path(settings.landing))
+    out.print_text(f"{rows} purchases written to {settings.landing}")
 
 
 @command("progress < run.log")

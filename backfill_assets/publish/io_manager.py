@@ -128,7 +128,7 @@ class DeltaIOManager(Publisher):
 
     # Dagster also accepts a generator, although the base class returns None.
     def handle_output(  # type: ignore[override]
-        self, context: dg.OutputContext, obj: Iterable[Candidate]
+        self, context: dg.OutputContext, obj: Iterator[Candidate]
     ) -> Iterator[DagsterEvent]:
         """Publish each candidate in turn, and log events for every day.
 
@@ -143,7 +143,7 @@ class DeltaIOManager(Publisher):
                 expected.
             PublishError: the commit failed.
         """
-        if not isinstance(obj, Iterable):
+        if not isinstance(obj, Iterator):  # a list or a frame of pandas is iterable as well
             raise TypeError(f"{context.asset_key}: an asset hands over Candidates, not {type(obj)}")
         step, name = context.step_context, context.asset_key.path[-1]
         run_id = step.dagster_run.run_id
@@ -362,7 +362,7 @@ class DataFrameIOManager(DeltaIOManager):
         return source.read_days(table.grain.one_range(context.asset_partition_keys))
 
     def handle_output(  # type: ignore[override]
-        self, context: dg.OutputContext, obj: Iterable[Candidate] | DataFrame
+        self, context: dg.OutputContext, obj: Iterator[Candidate] | DataFrame
     ) -> Iterator[DagsterEvent]:
         """Publish the days of a DataFrame that pass the audit, and fail the step if others do not.
 

@@ -35,7 +35,7 @@ def target_tables(deployment: Deployment, chosen: Sequence[str]) -> tuple[str, .
     """
     today = datetime.now(deployment.settings.zone).date()
     try:
-        buildable_tables(deployment.settings, chosen, today)
+        buildable_tables(deployment.graph, chosen, today)
     except ValueError as error:
         raise TargetError(str(error)) from error
     graph = deployment.graph.without_retired(today)

@@ -253,13 +253,13 @@ def _build_graph(tables_path: str, policy: Policy) -> Graph:
     return Graph(tables, policy)
 
 
-def buildable_tables(settings: Settings, chosen: Collection[str], today: date) -> tuple[str, ...]:
+def buildable_tables(graph: Graph, chosen: Collection[str], today: date) -> tuple[str, ...]:
     """The chosen tables, or all that are not retired on a business day, inputs first.
 
     Raises:
         ValueError: there is no such table, or it is retired.
     """
-    tables = tables_of(settings)
+    tables = graph.tables
     if unknown := {*chosen} - tables.keys():
         raise ValueError(f"no such table: {', '.join(sorted(unknown))}; there are {[*tables]}")
     retired = [name for name in chosen if tables[name].is_retired(today)]
@@ -269,7 +269,7 @@ def buildable_tables(settings: Settings, chosen: Collection[str], today: date) -
             ": no day of it is built any more, and readers see the rows of then. Leave it out, or "
             "take `retired` out of its declaration. Nothing was done"
         )
-    active = load_graph(settings).without_retired(today).tables
+    active = graph.without_retired(today).tables
     return tuple(name for name in active if name in (chosen or active))
 
 

@@ -33,7 +33,7 @@ from backfill_assets.settings import SettingsError, load_settings
 from backfill_assets.shadow.days import target_tables
 from backfill_assets.tables.arguments import DeclarationError
 from backfill_assets.tables.code_version import SourceFiles
-from backfill_assets.tables.graph import buildable_tables, tables_of
+from backfill_assets.tables.graph import buildable_tables, load_graph, tables_of
 from backfill_assets_tests import version_tables as first
 from backfill_assets_tests import version_tables_second as second
 from backfill_assets_tests.helpers.pipeline import LAYERS, Pipeline, day, make_plan, order, run_undo
@@ -305,12 +305,12 @@ def test_two_tables_are_not_the_same_version():
 
 
 def test_a_reader_may_have_moved_to_the_second_version():
-    settings = load_settings(tables=f"{PLACE}MOVED")
-    assert buildable_tables(settings, (), second.RETIRES - DAY) == (*tables_of(settings),)
-    retired_tables = {*tables_of(settings)} - {*buildable_tables(settings, (), second.RETIRES)}
+    graph = load_graph(load_settings(tables=f"{PLACE}MOVED"))
+    assert buildable_tables(graph, (), second.RETIRES - DAY) == (*graph.tables,)
+    retired_tables = {*graph.tables} - {*buildable_tables(graph, (), second.RETIRES)}
     assert retired_tables == {"spent", "logged"}
     with pytest.raises(ValueError, match="spent is retired since 2024-01-10: no day of it is"):
-        buildable_tables(settings, ["spent", "most"], second.RETIRES)
+        buildable_tables(graph, ["spent", "most"], second.RETIRES)
 
 
 def test_the_code_of_a_version_is_its_own(tmp_path, monkeypatch):
