@@ -218,7 +218,7 @@ def progress(out: Output) -> Status:
 
     It ends with 1 if the run did not succeed.
     """
-    from backfill_assets.cli.night import condense_log
+    from backfill_assets.cli.runs import condense_log
 
     return condense_log(sys.stdin, out)
 

@@ -12,6 +12,7 @@ import click
 
 from backfill_assets.cli import parameters
 from backfill_assets.cli.output import Output, Status, command
+from backfill_assets.cli.runs import run_job
 from backfill_assets.deployment import Deployment
 from backfill_assets.settings import load_settings
 
@@ -208,37 +209,6 @@ def _show_days(out: Output, rows: Iterable[tuple[str, str, list[str]]]) -> None:
         grid.add_row(name, what, ", ".join(days))
     if grid.rows:
         out.print_grid(grid)
-
-
-def run_job(
-    dagster: dg.DagsterInstance, job: str, op: str, config: dict[str, str], log_level: str
-) -> str:
-    """Run a job as a recorded run of Dagster, and return its id.
-
-    Raises:
-        ValueError: why it was refused, or failed.
-    """
-    import dagster as dg
-
-    from backfill_assets.dagster_ext.internals import ReconstructableRepository
-
-    repository = ReconstructableRepository.for_module("backfill_assets.definitions", "defs")
-    result = dg.execute_job(
-        repository.get_reconstructable_job(job),
-        instance=dagster,
-        run_config={
-            "ops": {op: {"config": config}},
-            "loggers": {"console": {"config": {"log_level": log_level}}},
-        },
-    )
-    # A step's failure has a message; any other failure is only in the run's log.
-    for event in result.all_events:
-        if event.is_step_failure:
-            failure = event.step_failure_data.user_failure_data
-            raise ValueError(failure.description if failure else event.step_failure_data.error)
-    if not result.success:
-        raise ValueError(f"run {result.run_id[:8]} failed; its log says why")
-    return result.run_id
 
 
 def refuse_unknown(deployment: Deployment, dagster: dg.DagsterInstance, name: str) -> None:

@@ -213,3 +213,10 @@ def asset_graph(settings: Settings) -> Any:
     from backfill_assets.definitions import build_defs
 
     return build_defs(settings).get_repository_def().asset_graph
+
+
+def target_option(function: Any) -> Any:
+    """The option --target."""
+    return click.option(
+        "--target", metavar="NAME", default="", help="Beside production: in the target NAME."
+    )(function)

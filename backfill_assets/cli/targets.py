@@ -1,151 +1,21 @@
-"""The commands `targets`, `compare`, `switch` and `drop`, and the option `--target`."""
+"""The commands `targets`, `compare`, `switch` and `drop`."""
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from backfill_assets.cli import parameters
-from backfill_assets.cli.outcomes import run_job
 from backfill_assets.cli.output import Output, Status, command
+from backfill_assets.cli.runs import run_job
 from backfill_assets.deployment import Deployment
 from backfill_assets.settings import load_settings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from datetime import date
-
-    import dagster as dg
-
-    from backfill_assets.backfills.forecast import DayForecast
     from backfill_assets.calendar.partitions import Window
     from backfill_assets.delta.targets import ShadowTarget
-    from backfill_assets.publish.io_manager import DeltaIOManager
-    from backfill_assets.shadow.build import StageResult
-
-#: Options that a shadow backfill does not support, by parameter name.
-_UNSUPPORTED_OPTIONS = {
-    "max_parallel": "--max-parallel",
-    "rewrite": "--rewrite",
-    "accept": "--accept",
-}
-
-
-def target_option(function: Any) -> Any:
-    """The option --target."""
-    return click.option(
-        "--target", metavar="NAME", default="", help="Beside production: in the target NAME."
-    )(function)
-
-
-def plan_target(out: Output, days: Window, name: str, options: Mapping[str, Any]) -> None:
-    """Print the outcome of each day of a shadow backfill; nothing is built."""
-    from backfill_assets.delta import targets
-    from backfill_assets.shadow.days import stale_days, target_tables
-    from backfill_assets.tables.code_version import running_code
-
-    _refuse_options(options)
-    deployment = Deployment(load_settings())
-    if name in targets.list_targets(deployment):
-        target = targets.load_target(deployment, name)
-        out.print_note(f"Target   {name}, which is there already")
-    else:
-        tables = target_tables(deployment, options["tables"])
-        target = targets.new_target(deployment, name, tables, days, options["reason"])
-    forecasts = stale_days(
-        deployment,
-        parameters.asset_graph(deployment.settings),
-        target,
-        running_code(deployment.settings),
-        days,
-    )
-    _print_forecasts(out, deployment, name, forecasts)
-
-
-def _print_forecasts(
-    out: Output,
-    deployment: Deployment,
-    name: str,
-    forecasts: Mapping[str, Mapping[date, DayForecast]],
-) -> None:
-    """Print the stale days by table, outcome and reason; one sentence if there are none."""
-    from rich.table import Table as Grid
-
-    from backfill_assets.delta.history import format_windows
-
-    grid = Grid(title=f"Target {name}", title_justify="left", box=None, padding=(0, 2, 0, 0))
-    for heading in ("table", "what becomes of them", "why", "days"):
-        grid.add_column(heading, no_wrap=True)
-    for table, forecast_by_day in forecasts.items():
-        days_by_forecast: dict[DayForecast, list[date]] = {}
-        for day, forecast in forecast_by_day.items():
-            days_by_forecast.setdefault(forecast, []).append(day)
-        for forecast, days in days_by_forecast.items():
-            ranges = deployment.tables[table].grain.gapless_ranges(days)
-            grid.add_row(table, forecast.outcome.value, forecast.reason, format_windows(ranges))
-    out.print_grid(grid)
-    if not forecasts:
-        out.print_text("nothing to build: all days are as they would be made now")
-
-
-def build_target(out: Output, days: Window, name: str, options: Mapping[str, Any]) -> Status:
-    """Build days into a target, stage by stage; `FINDING` if a stage did not pass."""
-    import dagster as dg
-
-    from backfill_assets.backfills.backfill_plan import BackfillRequest
-    from backfill_assets.definitions import build_defs
-    from backfill_assets.shadow.build import build_stages, prepare_target
-
-    _refuse_options(options)
-    deployment = Deployment(load_settings())
-    request = BackfillRequest(
-        days=str(days),
-        tables=options["tables"],
-        pilot_days=options["pilot_days"],
-        chunk_days=options["chunk_days"],
-        reason=options["reason"],
-    )
-    defs = build_defs(deployment.settings)
-    assets = [asset for asset in defs.assets or () if isinstance(asset, dg.AssetsDefinition)]
-    with _io_manager(defs) as io_manager:
-        target = prepare_target(io_manager, deployment, name, request)
-        out.print_note(f"Target   {name} with {', '.join(target.tables)}")
-        for stage in build_stages(io_manager, deployment, assets, target, request):
-            _show_stage(out, stage)
-            if stage.failure:
-                out.print_note(
-                    "Production is as it was. Mend what failed, and ask for the same again."
-                )
-                return Status.FINDING
-    out.print_note(f"Next     backfill-assets compare {name}, then backfill-assets switch {name}")
-    return Status.FINE
-
-
-@contextmanager
-def _io_manager(defs: dg.Definitions) -> Iterator[DeltaIOManager]:
-    import dagster as dg
-
-    with dg.build_resources({"it": (defs.resources or {})["io_manager"]}) as resources:
-        yield resources.it
-
-
-def _show_stage(out: Output, stage: StageResult) -> None:
-    for table, counts in stage.counts.items():
-        text = ", ".join(f"{count} {outcome.value}" for outcome, count in counts.items())
-        out.print_text(f"{stage.name:8} {stage.window}  {table}: {text}")
-    if stage.failure:
-        out.print_text(f"{stage.name:8} {stage.window}  did not pass: {stage.failure}")
-
-
-def _refuse_options(options: Mapping[str, Any]) -> None:
-    unsupported = [option for name, option in _UNSUPPORTED_OPTIONS.items() if options[name]]
-    if options["write_mode"] != "overwrite":
-        unsupported.append("--write-mode")
-    if unsupported:
-        raise click.UsageError(f"{', '.join(unsupported)} cannot be given with --target")
 
 
 @command("targets", "targets --json")
