@@ -71,8 +71,7 @@ if TYPE_CHECKING:
         following_days,
         last_days,
     )
-    from backfill_assets.component import BackfillAssets
-    from backfill_assets.definitions import build_defs, delta_io_manager
+    from backfill_assets.definitions import BackfillAssets, build_defs, delta_io_manager
     from backfill_assets.orders.tables import CURRENT, FACT, LATE, ORDERS, RAW, REJECTED, STAGED
     from backfill_assets.settings import load_settings
     from backfill_assets.tables.columns import added, json_text, nullable

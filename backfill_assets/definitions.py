@@ -1,15 +1,17 @@
-"""The Dagster `Definitions` of a deployment, built from settings, tables and resources."""
+"""The Dagster `Definitions` of a deployment, and the component for a `defs.yaml`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import dagster as dg
+from pydantic import BaseModel, SkipValidation, create_model
 
-from backfill_assets.assets import backfill_jobs, derived, lateness, raw_load, shadow_jobs, staging
+from backfill_assets.assets import backfill_jobs, derived, raw_load, shadow_jobs, staging
 from backfill_assets.assets.table_asset import report_long_range
 from backfill_assets.dagster_ext.executor import one_process_executor
 from backfill_assets.deployment import Deployment
@@ -63,8 +65,8 @@ def build_defs(
             for asset in (
                 raw_load.build_raw_assets(deployment, code, source),
                 *staging.build_staging_assets(deployment, code, source),
-                lateness.build_lateness_asset(deployment, code, source),
-                lateness.build_lateness_page(deployment, source),
+                staging.build_lateness_asset(deployment, code, source),
+                staging.build_lateness_page(deployment, source),
             )
         ),
         *(
@@ -197,3 +199,63 @@ def defs() -> dg.Definitions:
     if key not in _defs_by_settings:
         _defs_by_settings[key] = build_defs(settings)
     return _defs_by_settings[key]
+
+
+@dataclass
+class BackfillAssets(dg.Component):
+    """The assets, checks, jobs, schedules and sensors of a deployment.
+
+    The attributes in `defs.yaml` are settings, named as the fields of `Settings`. They win over the
+    environment; what they leave out comes from there. A value may be a template such as
+    `{{ env.LANDING }}`.
+
+    Attributes:
+        settings: the deployment's settings.
+    """
+
+    settings: Settings
+
+    @classmethod
+    def get_model_cls(cls) -> type[BaseModel]:
+        """The model of the attributes, for Dagster and for editors of `defs.yaml`."""
+        return _ATTRIBUTES
+
+    @classmethod
+    def load(cls, attributes: BaseModel | None, context: dg.ComponentLoadContext) -> BackfillAssets:
+        """The component of a `defs.yaml`.
+
+        Raises:
+            SettingsError: naming each attribute or variable with a bad value, and what is allowed.
+        """
+        rendered = _render_templates(
+            dict(attributes or {}), context.resolution_context.at_path("attributes")
+        )
+        # An empty attribute counts as unset, as an empty variable does.
+        overrides = {name: value for name, value in rendered.items() if value not in (None, "")}
+        return cls(load_settings(**overrides))
+
+    def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
+        """The definitions with these settings."""
+        return build_defs(self.settings)
+
+
+#: The fields of `Settings`, as attributes. Dagster does not validate their values: they may be
+#: templates, and `Settings` reports each error in one sentence.
+_FIELDS: dict[str, Any] = {
+    name: (Annotated[field.rebuild_annotation(), SkipValidation()], None)
+    for name, field in Settings.model_fields.items()
+}
+_ATTRIBUTES = create_model("BackfillAssetsAttributes", __base__=dg.Model, **_FIELDS)
+
+
+def _render_templates(value: Any, context: dg.ResolutionContext) -> Any:
+    """Render templates in a value, and leave other text as text.
+
+    Dagster would turn any text that looks like a number into a number, such as a Spark setting's
+    value.
+    """
+    if isinstance(value, dict):
+        return {
+            name: _render_templates(inner, context.at_path(name)) for name, inner in value.items()
+        }
+    return context.resolve_value(value) if isinstance(value, str) and "{{" in value else value

@@ -15,8 +15,7 @@ from backfill_assets.backfills.backfill_plan import (
     DayOutcome,
     plan_facts,
 )
-from backfill_assets.backfills.cost import estimate_api_calls
-from backfill_assets.backfills.forecast import DayForecast
+from backfill_assets.backfills.forecast import DayForecast, estimate_api_calls
 from backfill_assets.delta.records import CommitRecord
 from backfill_assets.orders.tables import STAGED
 from backfill_assets_guide.examples.customers.enrichment import RATES, fact_orders_eur

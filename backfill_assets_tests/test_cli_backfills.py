@@ -19,7 +19,7 @@ from backfill_assets.backfills import state_store, undo
 from backfill_assets.backfills.diff import TableDiff
 from backfill_assets.backfills.reconcile import CodeProvenance, ReconcileResult
 from backfill_assets.cli import backfill, main, outcomes
-from backfill_assets.dagster_ext.instance_access import lock_home
+from backfill_assets.dagster_ext.supervisor import lock_home
 from backfill_assets.deployment import Deployment
 from backfill_assets.orders.tables import FACT, STAGED, TABLES
 from backfill_assets.settings import PREFIX

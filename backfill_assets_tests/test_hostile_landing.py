@@ -10,9 +10,8 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from backfill_assets.landing.files import LandingFile, LandingFiles
+from backfill_assets.landing.files import LandingFile, LandingFiles, retry_without_bad_files
 from backfill_assets.landing.formats import text_lines
-from backfill_assets.landing.read import retry_without_bad_files
 from backfill_assets.monitoring import incidents, next_runs
 from backfill_assets.monitoring.incidents import Monitor
 from backfill_assets.monitoring.states import DayState, day_states

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from backfill_assets.dagster_ext.instance_access import (
+from backfill_assets.dagster_ext.supervisor import (
     TakenError,
     listen_on_port,
     lock_home,
@@ -23,7 +23,7 @@ from backfill_assets_tests.helpers.paths import PROJECT
 HOLD = """
 import sys, time
 from pathlib import Path
-from backfill_assets.dagster_ext.instance_access import lock_home
+from backfill_assets.dagster_ext.supervisor import lock_home
 with lock_home(Path(sys.argv[1]), 3017):
     print("held", flush=True)
     time.sleep(600)

@@ -14,8 +14,8 @@ from deltalake import DeltaTable
 
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.definitions import build_defs
+from backfill_assets.landing.files import probe_files, read_lines
 from backfill_assets.landing.listing import HOUR_FOLDERS, list_landing
-from backfill_assets.landing.read import probe_files, read_lines
 from backfill_assets.settings import load_settings
 from backfill_assets_guide.examples.customers.markets import revenue_by_market
 from backfill_assets_guide.examples.customers.page_views import PAGE_VIEWS, page_views_daily

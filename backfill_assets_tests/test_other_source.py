@@ -18,7 +18,7 @@ import pytest
 from pandera.pyspark import Field
 from pyspark.sql import DataFrame
 
-from backfill_assets.assets import lateness, staging
+from backfill_assets.assets import staging
 from backfill_assets.audit.verdicts import DayMetrics, Expectation, Finding, Severity, Verdict
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import Window
@@ -253,7 +253,7 @@ def test_lateness_without_money(spark):
     )
     rejected = spark.createDataFrame([(day(3),)], "arrival_date DATE")
     log_window = Window(day(3), day(4))
-    figures = lateness.lateness_figures(frame, rejected, VISITS, log_window, 1)
+    figures = staging.lateness_figures(frame, rejected, VISITS, log_window, 1)
     VISITS.lateness.conform_frame(figures)
     (row,) = (row.asDict() for row in figures.collect())
     nothing = Decimal("0.00")
@@ -271,8 +271,8 @@ def test_lateness_without_money(spark):
         **{f"delay_minutes_{name}": value for name, value in minutes.items()},
         **by_delay((nothing, delay) for delay in (0, 1, 2, 2)),
     }
-    assert lateness.day_figures(row)["beyond window amount"] == 0
-    expectation = lateness.lateness_expectations(
+    assert staging.day_figures(row)["beyond window amount"] == 0
+    expectation = staging.lateness_expectations(
         {day(3): row}, frame, rejected, VISITS, log_window, 1, {day(2)}
     )[day(3)]
     assert expectation.entries == {"lines": 4, "late": 3, "beyond": 2, "rejected": 1}
@@ -384,7 +384,7 @@ def test_touched_days_are_those_whose_rows_differ(spark):
 def test_the_assets_are_named_after_the_source():
     settings, code = load_settings(), Code("code")
     stage, keep = staging.build_staging_assets(Deployment(settings), code, VISITS)
-    measure = lateness.build_lateness_asset(Deployment(settings), code, VISITS)
+    measure = staging.build_lateness_asset(Deployment(settings), code, VISITS)
     assert [asset.op.name for asset in (stage, keep, measure)] == [
         "stage_visits",
         "keep_late_visits",

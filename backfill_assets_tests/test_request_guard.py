@@ -18,8 +18,8 @@ from dagster_webserver.app import create_app_from_workspace_process_context
 from starlette.applications import Starlette
 
 from backfill_assets.cli import main
-from backfill_assets.dagster_ext import instance_access
-from backfill_assets.dagster_ext.instance_access import PasswordFile, write_password
+from backfill_assets.dagster_ext import supervisor
+from backfill_assets.dagster_ext.supervisor import PasswordFile, write_password
 from backfill_assets.dagster_ext.webserver import RequestGuard, guard_app
 from backfill_assets.settings import SettingsError, load_settings
 from backfill_assets_tests.helpers.command_line import refusal_message
@@ -206,7 +206,7 @@ def basic_header(credentials: str) -> dict[str, str]:
 
 @pytest.fixture
 def file(tmp_path, monkeypatch) -> Path:
-    monkeypatch.setattr(instance_access, "_COST", {"n": 2, "r": 8, "p": 1})
+    monkeypatch.setattr(supervisor, "_COST", {"n": 2, "r": 8, "p": 1})
     path = tmp_path / "of the user" / "people"
     monkeypatch.setenv("BACKFILL_ASSETS_UI_PASSWORDS", str(path))
     return path
@@ -240,10 +240,7 @@ def test_a_password_is_slow_to_guess_and_is_not_kept(tmp_path):
     text = (tmp_path / "people").read_text()
     assert "hunter2" not in text
     assert (tmp_path / "people").stat().st_mode & 0o777 == 0o600
-    assert (
-        instance_access._COST["n"] * instance_access._COST["p"] * instance_access._COST["r"]
-        >= 2**19
-    )
+    assert supervisor._COST["n"] * supervisor._COST["p"] * supervisor._COST["r"] >= 2**19
     assert PasswordFile.read_file(tmp_path / "people").is_valid(
         basic_header("anna:hunter2")["Authorization"]
     )

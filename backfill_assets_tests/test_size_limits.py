@@ -17,9 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backfill_assets.landing import size_limits
-from backfill_assets.landing.files import LandingFile
+from backfill_assets.landing.files import LandingFile, _probe_file
 from backfill_assets.landing.listing import LandingError, ListedFile
-from backfill_assets.landing.read import _probe_file
 from backfill_assets.landing.size_limits import SizeLimits
 from backfill_assets.orders.tables import ORDER_LINES
 from backfill_assets_tests.helpers.pipeline import START

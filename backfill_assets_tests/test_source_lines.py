@@ -28,10 +28,9 @@ from backfill_assets.assets.raw_rows import (
     rejected_rows,
 )
 from backfill_assets.calendar.partitions import Window
-from backfill_assets.landing.files import Control
+from backfill_assets.landing.files import Control, probe_files, read_lines
 from backfill_assets.landing.formats import careful_patterns, number_pattern
 from backfill_assets.landing.listing import LandingError, list_landing
-from backfill_assets.landing.read import probe_files, read_lines
 from backfill_assets.orders.tables import ORDER_LINES
 from backfill_assets.tables.columns import holds_json, json_text, nullable
 from backfill_assets.tables.sources import Source

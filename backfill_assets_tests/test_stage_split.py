@@ -9,7 +9,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from backfill_assets.backfills.backfill_plan import BackfillRequest
-from backfill_assets.backfills.cost import TOLERANCE, WorkEstimate, even_stages, median_stage_work
+from backfill_assets.backfills.forecast import (
+    TOLERANCE,
+    WorkEstimate,
+    even_stages,
+    median_stage_work,
+)
 from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets_tests.helpers.pipeline import START
 

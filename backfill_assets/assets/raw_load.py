@@ -37,9 +37,13 @@ from backfill_assets.delta.ledger_reader import read_ledger
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.deployment import Deployment
 from backfill_assets.landing import load_manifest
-from backfill_assets.landing.files import LandingFiles
+from backfill_assets.landing.files import (
+    LandingFiles,
+    probe_files,
+    read_lines,
+    retry_without_bad_files,
+)
 from backfill_assets.landing.listing import ListedFile, Listing, list_landing
-from backfill_assets.landing.read import probe_files, read_lines, retry_without_bad_files
 from backfill_assets.landing.size_limits import SizeLimits
 from backfill_assets.publish.compute import explain_spark_errors
 from backfill_assets.publish.publisher import Publisher

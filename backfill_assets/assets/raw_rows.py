@@ -160,7 +160,7 @@ def _parse_field(source: Source, name: str, text: Column) -> Column:
 def read_versions(lines: DataFrame, source: Source, timezone: str) -> DataFrame:
     """Parse landed lines: their fields and log day, or the reason of rejection.
 
-    `lines` is the result of `landing.read.read_lines`.
+    `lines` is the result of `landing.files.read_lines`.
 
     Returns:
         `log_date`, `arrival_date`, `source_file`, `_text` (null for an accepted line), `_reason`

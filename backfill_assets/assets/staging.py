@@ -1,21 +1,28 @@
-"""The staging assets: each key once on its event day, and the lines that came after its window."""
+"""Assets of a source after raw: staging, late lines, and the figures and page of lateness."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import date
 from decimal import Decimal
+from typing import Any
 
 import dagster as dg
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
+from pyspark.sql import types as T
+from pyspark.sql.window import Window as SqlWindow
 
 from backfill_assets.assets.input_frames import sums_by_day
 from backfill_assets.assets.table_asset import AssetInputs, table_asset
 from backfill_assets.audit.verdicts import Expectation, Severity
+from backfill_assets.calendar.late_data import COMPARED_WINDOWS, lines_within
 from backfill_assets.calendar.partitions import Window
+from backfill_assets.delta.delta_rs import load_log
 from backfill_assets.delta.records import CommitDetails
 from backfill_assets.deployment import Deployment
+from backfill_assets.monitoring.lateness_page import key_figures, render_page
 from backfill_assets.publish.types import CommitNotes, ComputedDays
-from backfill_assets.spark.frames import Cache
+from backfill_assets.spark.filesystems import folder_filesystem, replace_file
+from backfill_assets.spark.frames import Cache, create_frame
 from backfill_assets.staleness.finality import window_closed_at
 from backfill_assets.tables.code_version import Code
 from backfill_assets.tables.sources import Source
@@ -205,3 +212,318 @@ def _late_commit_notes(expectations: Mapping[date, Expectation]) -> CommitNotes:
         if expectation.entries["late"]
     }
     return CommitNotes(details=CommitDetails(late=late))
+
+
+def lateness_figures(
+    raw: DataFrame, rejected: DataFrame, source: Source, window: Window, window_days: int
+) -> DataFrame:
+    """Return one row for each log day of the window, also for a day without lines.
+
+    `raw` is the result of `with_event_day` for the log days from `window_days` before the window to
+    its end; the days before only tell which keys were known.
+    """
+    logged = raw.where(window.sql_condition("log_date"))
+    unread = rejected.groupBy(F.col("arrival_date").alias("log_date")).agg(
+        F.count(F.lit(1)).alias("rejected_lines")
+    )
+    struct = T.StructType().add("log_date", T.DateType())
+    days = create_frame(raw.sparkSession, struct, [(day,) for day in window])
+    parts = (
+        _by_delay(logged, source, window_days),
+        _delay_percentiles(logged, source),
+        _superseded_lines(raw, source, window_days),
+        unread,
+    )
+    for part in parts:
+        days = days.join(part, "log_date", "left")
+    table = source.lateness
+    kinds = {name: table.struct_type[name].dataType.simpleString() for name in table.columns}
+    return days.select(*[_fill_zero(name, kind) for name, kind in kinds.items()])
+
+
+def _fill_zero(name: str, kind: str) -> Column:
+    """Return a column in its type of the table, with zero for days without rows in an input."""
+    column = F.col(name)
+    if kind.startswith("array"):
+        column = F.coalesce(column, F.array().cast(kind))
+    elif name.endswith(("_lines", "_amount")) or name == "lines":
+        column = F.coalesce(column, F.lit(0))
+    return column.cast(kind).alias(name)
+
+
+def _delay_days() -> Column:
+    return F.datediff("log_date", "event_date")
+
+
+def _by_delay(logged: DataFrame, source: Source, window_days: int) -> DataFrame:
+    """Return counts and sums by log day, in all and by delay.
+
+    Grouped by delay first, which leaves few rows.
+    """
+    late, beyond = F.col("delay") > source.arrives_after, F.col("delay") > window_days
+    entry = F.struct("delay", "count", "money")
+    return (
+        logged.groupBy("log_date", _delay_days().alias("delay"))
+        .agg(
+            F.count(F.lit(1)).alias("count"),
+            F.sum(line_amount(source)).alias("amount"),
+            F.sum(F.abs(line_amount(source))).alias("money"),
+        )
+        .groupBy("log_date")
+        .agg(
+            F.sum("count").alias("lines"),
+            F.sum(F.when(late, F.col("count"))).alias("late_lines"),
+            F.sum(F.when(late, F.col("amount"))).alias("late_amount"),
+            F.sum(F.when(beyond, F.col("count"))).alias("beyond_lines"),
+            F.sum(F.when(beyond, F.col("amount"))).alias("beyond_amount"),
+            F.sort_array(F.collect_list(entry)).alias("entries"),
+        )
+        .withColumns(
+            {
+                "delays": F.col("entries.delay"),
+                "lines_by_delay": F.col("entries.count"),
+                "amount_by_delay": F.col("entries.money"),
+            }
+        )
+        .drop("entries")
+    )
+
+
+def _delay_percentiles(logged: DataFrame, source: Source) -> DataFrame:
+    """Return delays by log day with late lines, counted from when the lines were expected."""
+    latest = F.greatest(source.event_time, source.version_time)
+    micros = F.unix_micros(latest) - F.unix_micros(source.event_time)
+    # In integers: a double cannot hold the microseconds between distant times.
+    minutes = F.call_function("div", micros, F.lit(60_000_000))
+    days = _delay_days() - source.arrives_after
+    delays = {"days": days, "minutes": minutes}
+    return (
+        logged.where(days >= 1)
+        .withColumns(delays)
+        .groupBy("log_date")
+        .agg(
+            *[
+                column.alias(f"delay_{unit}_{name}")
+                for unit in delays
+                for name, column in (
+                    ("p50", _discrete_percentile(unit, "0.5")),
+                    ("p95", _discrete_percentile(unit, "0.95")),
+                    ("max", F.max(unit)),
+                )
+            ]
+        )
+    )
+
+
+def _discrete_percentile(name: str, share: str) -> Column:
+    """Return a percentile that is one of the values, without interpolation."""
+    return F.expr(f"percentile_disc({share}) WITHIN GROUP (ORDER BY {name})")
+
+
+def _superseded_lines(raw: DataFrame, source: Source, window_days: int) -> DataFrame:
+    """By log day: lines that are not the first of their key in this day and the W before it.
+
+    Computed for each day by itself, so that a range gives the same as its days one by one.
+    """
+    by_day = SqlWindow.partitionBy(*source.key).orderBy("log_date")
+    since = F.datediff("log_date", F.lag("log_date").over(by_day))
+    first = F.when(F.coalesce(since <= window_days, F.lit(False)), 0).otherwise(1)
+    return (
+        raw.groupBy(*source.key, "log_date")
+        .agg(F.count(F.lit(1)).alias("_versions"))
+        .withColumn("_versions", F.col("_versions") - first)
+        .groupBy("log_date")
+        .agg(F.sum("_versions").alias("superseded_lines"))
+    )
+
+
+def lateness_expectations(
+    rows: Mapping[date, Any],
+    raw: DataFrame,
+    rejected: DataFrame,
+    source: Source,
+    window: Window,
+    window_days: int,
+    unknown: Collection[date] = (),
+) -> dict[date, Expectation]:
+    """By log day: one row, whose counts are those of the inputs.
+
+    `rows` is the result of `lateness_figures` by day. The logs of `unknown` days have never been
+    published, so that their keys are not known.
+    """
+    logged = raw.where(window.sql_condition("log_date"))
+    both = logged.select(
+        "log_date",
+        F.lit(1).alias("lines"),
+        (_delay_days() > source.arrives_after).cast("int").alias("late"),
+        (~within_window(window_days)).cast("int").alias("beyond"),
+        F.lit(0).alias("rejected"),
+    ).unionAll(rejected.select("arrival_date", F.lit(0), F.lit(0), F.lit(0), F.lit(1)))
+    names = ("lines", "late", "beyond", "rejected")
+    sums = sums_by_day(both, "log_date", {name: F.sum(name) for name in names}, {})
+    expectations_by_day = {}
+    for day in window:
+        day_sums = sums.get(day, {})
+        entries = {name: day_sums.get(name, 0) for name in names}
+        problems = []
+        for name, expected in entries.items():
+            column = "lines" if name == "lines" else f"{name}_lines"
+            actual = rows[day][column] if day in rows else None
+            if actual is not None and actual != expected:
+                problems.append(f"{column} is {actual} where {expected} are due")
+        holes = [d for d in Window(day, day).widen_by(before=window_days) if d in unknown]
+        warning = (
+            f"superseded_lines may be too low: {len(holes)} of the {window_days} day(s) before "
+            f"have no published {source.raw.name}; publish them, then this day again"
+        )
+        expectations_by_day[day] = Expectation(
+            entries=entries, rows=1, problems=problems, warnings=[warning] if holes else []
+        )
+    return expectations_by_day
+
+
+def day_figures(row: Mapping[str, Any], arrives_after: int = 0) -> dict[str, int | float]:
+    """Return one day's figures for the UI, which plots only numbers; shares are 0 to 1.
+
+    A figure that a day does not have (a share of no lines, a delay of no late line) is left out.
+
+    Args:
+        row: of `tables.sources.ArrivalLateness`.
+        arrives_after: days after which the source's lines usually arrive; windows begin then.
+    """
+    lines = row["lines"]
+    figures: dict[str, int | float] = {
+        "late lines": row["late_lines"],
+        "beyond window lines": row["beyond_lines"],
+        # A double is enough for a plot; the exact sum is in the table.
+        "beyond window amount": float(row["beyond_amount"]),
+        "superseded lines": row["superseded_lines"],
+        "rejected lines": row["rejected_lines"],
+    }
+    if lines:
+        figures["late share"] = row["late_lines"] / lines
+        figures["beyond window share"] = row["beyond_lines"] / lines
+        for w in COMPARED_WINDOWS:
+            figures[f"caught by W={w}"] = lines_within(row, arrives_after + w) / lines
+    for unit in ("days", "minutes"):
+        for name in ("p50", "p95", "max"):
+            delay = row[f"delay_{unit}_{name}"]
+            if delay is not None:
+                figures[f"delay {unit} {name}"] = delay
+    return figures
+
+
+def _lateness_lineage(source: Source) -> Lineage:
+    """Return, by column of the lateness table, the (table, column) pairs it is built from."""
+    raw = source.raw.name
+    of_lines = [(raw, "log_date"), (raw, source.event_time)]
+    with_amount = [*of_lines, (raw, source.amount)] if source.amount else []
+    in_minutes = [*of_lines, (raw, source.version_time)]
+    delays = ("p50", "p95", "max")
+    return {
+        "log_date": [(raw, "log_date")],
+        "lines": [(raw, "log_date")],
+        "late_lines": of_lines,
+        "late_amount": with_amount,
+        "beyond_lines": of_lines,
+        "beyond_amount": with_amount,
+        "superseded_lines": [(raw, "log_date"), *((raw, name) for name in source.key)],
+        "rejected_lines": [(source.rejected.name, "arrival_date")],
+        **{f"delay_days_{name}": of_lines for name in delays},
+        **{f"delay_minutes_{name}": in_minutes for name in delays},
+        "delays": of_lines,
+        "lines_by_delay": of_lines,
+        "amount_by_delay": with_amount,
+    }
+
+
+def build_lateness_asset(deployment: Deployment, code: Code, source: Source) -> dg.AssetsDefinition:
+    """Build the asset of a source's lateness figures, computed from its raw log."""
+    policy = source.policy(deployment.settings)
+    window_days = policy.window_days
+    table = source.lateness
+
+    def compute_days(inputs: AssetInputs, cache: Cache, days: Window) -> ComputedDays:
+        """Compute one row of figures for each log day, from the raw log and the rejected lines."""
+        log = inputs.tables[source.raw.name]
+        log_days = days.widen_by(before=window_days)
+        raw = with_event_day(log.read_days(log_days), source, deployment.settings.timezone)
+        rejected = inputs.tables[source.rejected.name].read_days(days)
+        frame = cache(lateness_figures(raw, rejected, source, days, window_days))
+        rows = {row["log_date"]: row.asDict() for row in frame.collect()}
+        unknown = {d for d in log_days if d >= policy.start and d not in log.ledger.published_days}
+        return ComputedDays(
+            frame,
+            lateness_expectations(rows, raw, rejected, source, days, window_days, unknown),
+            scattered=True,
+            numbers={day: day_figures(row, source.arrives_after) for day, row in rows.items()},
+        )
+
+    name = f"measure_{table.name}"
+    return table_asset(
+        deployment,
+        code,
+        table,
+        compute_days,
+        name=name,
+        group="lateness",
+        lineage=_lateness_lineage(source),
+    )
+
+
+def build_lateness_page(deployment: Deployment, source: Source) -> dg.AssetsDefinition:
+    """Build the asset of a source's lateness page, which has no partitions."""
+    name, lateness = source.page, source.lateness
+    window_days = source.policy(deployment.settings).window_days - source.arrives_after
+
+    @dg.multi_asset(
+        name=f"draw_{name}",
+        specs=[
+            dg.AssetSpec(
+                name,
+                deps=[lateness.name],
+                description="One page, for people, on how late lines arrive and which window "
+                "would catch them; it opens in any browser, without a network.",
+                group_name="lateness",
+                owners=deployment.settings.asset_owners,
+                kinds={"html"},
+            )
+        ],
+        # Not needed here, but Dagster's command line takes a range only if every asset has this.
+        backfill_policy=dg.BackfillPolicy.single_run(),
+        # Parallel runs would write the same page; dagster.yaml limits the pool to one.
+        pool=name,
+    )
+    def draw_lateness(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
+        url = deployment.table_url(lateness.name)
+        log = load_log(url)
+        rows = log.to_pyarrow_table(filesystem=folder_filesystem(url)) if log else None
+        if log is None or not rows:
+            raise dg.Failure(
+                f"There is nothing to show yet, {lateness.name} has no rows at {url}: materialize "
+                f"it for some days, then {name} again. Nothing was written.",
+                allow_retries=False,
+            )
+        if missing := [column for column in lateness.columns if column not in rows.column_names]:
+            raise dg.Failure(
+                f"{name}: {lateness.name} at {url} was made by an earlier release and has no "
+                f"{', '.join(missing)}. The page is as it was. Delete that folder, as all of it "
+                f"follows from {source.raw.name} and {source.rejected.name}; then materialize "
+                f"{lateness.name} for all its days, and {name}.",
+                allow_retries=False,
+            )
+        text = render_page(rows, source, deployment, log.version())
+        folder = f"{deployment.settings.warehouse}/{name}"
+        replace_file(folder, "index.html", text.encode())
+        path = f"{folder}/index.html"
+        return dg.MaterializeResult(
+            metadata={
+                "path": dg.MetadataValue.url(path)
+                if "://" in path
+                else dg.MetadataValue.path(path),
+                **key_figures(rows.to_pylist(), window_days, source.arrives_after),
+                f"delta version {lateness.name}": log.version(),
+            }
+        )
+
+    return draw_lateness

@@ -11,7 +11,7 @@ import dagster as dg
 import msgspec
 from pyspark.sql import DataFrame, SparkSession
 
-from backfill_assets.assets.service_calls import ServiceCaller
+from backfill_assets.assets.input_frames import ServiceCaller
 from backfill_assets.audit.checks import check_specs
 from backfill_assets.calendar.partitions import DaySet, Window
 from backfill_assets.dagster_ext.internals import (

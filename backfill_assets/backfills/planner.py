@@ -13,20 +13,18 @@ from typing import TypeVar
 import dagster as dg
 
 from backfill_assets.backfills import backfill_plan
-from backfill_assets.backfills.cost import (
-    WorkEstimate,
-    estimate_api_calls,
-    estimate_work,
-    even_stages,
-    expected_seconds,
-    past_runs,
-)
 from backfill_assets.backfills.forecast import (
     COMPUTE_OUTCOMES,
     DayForecast,
     LoadPlan,
+    WorkEstimate,
     digest_load_plans,
+    estimate_api_calls,
+    estimate_work,
+    even_stages,
+    expected_seconds,
     forecast_days,
+    past_runs,
     plan_load,
 )
 from backfill_assets.calendar import partitions

@@ -315,7 +315,7 @@ def backfill(
 
 def _ui_url(deployment: Deployment, dagster: dg.DagsterInstance) -> str:
     """The UI's URL: as set in the settings, else that of this machine's deployment."""
-    from backfill_assets.dagster_ext.instance_access import read_ui_url
+    from backfill_assets.dagster_ext.supervisor import read_ui_url
 
     local_url = (
         ""

@@ -22,7 +22,6 @@ from click.core import ParameterSource
 
 from backfill_assets.cli.output import CannotRunError, Output, Status, command
 from backfill_assets.cli.parameters import dagster_home, json_option, port_option
-from backfill_assets.dagster_ext.instance_access import listen_on_port, lock_home
 from backfill_assets.deployment import Deployment
 from backfill_assets.settings import (
     PREFIX,
@@ -49,6 +48,7 @@ def ui(out: Output, port: int) -> Status:
     settings = load_settings()
     if not (folder := dagster_home(out.print_note)):
         raise CannotRunError("DAGSTER_HOME is not set: it names the folder of Dagster's own data")
+    from backfill_assets.dagster_ext.supervisor import listen_on_port, lock_home, run_deployment
     from backfill_assets.doctor.machine import describe_configuration
 
     if message := describe_configuration(Path(folder)):
@@ -56,8 +56,6 @@ def ui(out: Output, port: int) -> Status:
     # Before anything is started or downloaded.
     with lock_home(Path(folder), port), listen_on_port(port) as listening:
         _fetch_jars(out, settings)
-        from backfill_assets.dagster_ext.supervisor import run_deployment
-
         if status := run_deployment(settings, listening, out.print_text):
             raise CannotRunError(f"a part of it ended with status {status}; see above")
     return Status.FINE
@@ -85,7 +83,7 @@ def password(out: Output, name: str) -> None:
         secret = sys.stdin.readline().rstrip("\n")
     if not secret:
         raise CannotRunError("an empty password is none; nothing was changed")
-    from backfill_assets.dagster_ext.instance_access import write_password
+    from backfill_assets.dagster_ext.supervisor import write_password
 
     write_password(path, name, secret)
     out.print_note(f"{name} may use the UI, from its next start on: {path}")

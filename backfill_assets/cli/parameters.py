@@ -14,7 +14,6 @@ from click.shell_completion import CompletionItem
 
 from backfill_assets.calendar.partitions import parse_calendar_days, parse_single_day
 from backfill_assets.cli.output import CannotRunError
-from backfill_assets.dagster_ext.instance_access import make_home_private
 from backfill_assets.settings import Settings, load_settings
 
 if TYPE_CHECKING:
@@ -173,6 +172,8 @@ def dagster_home(note: Callable[[str], None] | None = None) -> str:
     Raises:
         CannotRunError: Dagster would refuse it.
     """
+    from backfill_assets.dagster_ext.supervisor import make_home_private
+
     value = os.environ.get("DAGSTER_HOME", "")
     folder = Path(value).expanduser()
     if value and not folder.is_absolute():

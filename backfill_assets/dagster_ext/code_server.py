@@ -1,8 +1,8 @@
 """Dagster's code server, with runs that are forked from a process with loaded definitions.
 
-`python -m backfill_assets.code_server api grpc ...` is `dagster api grpc ...`. Dagster starts a new
-Python for each run, which mostly imports modules before its first step. Python's fork server
-imports them once: a process with one thread, and without connections or open files.
+`python -m` this module `api grpc ...` is `dagster api grpc ...`. Dagster starts a new Python for
+each run, which mostly imports modules before its first step. Python's fork server imports them
+once: a process with one thread, and without connections or open files.
 """
 
 from __future__ import annotations
@@ -73,3 +73,10 @@ def run_code_server() -> None:
     if sys.platform == "linux":
         vars(server)["DagsterApiServer"] = ForkingServer
     main()
+
+
+if __name__ == "__main__":
+    # By the module's own name: the processes of runs unpickle its classes.
+    from backfill_assets.dagster_ext.code_server import run_code_server as run_module
+
+    run_module()

@@ -54,6 +54,7 @@ from dagster._core.storage.tags import (
 from dagster._core.utils import make_new_backfill_id
 from dagster._daemon.controller import get_daemon_statuses
 from dagster._daemon.daemon import BackfillDaemon, SensorDaemon
+from dagster._serdes import ConfigurableClassData
 
 __all__ = [
     "ASSET_PARTITION_RANGE_END_TAG",
@@ -78,6 +79,7 @@ __all__ = [
     "BaseAssetGraph",
     "BulkActionStatus",
     "BulkActionsFilter",
+    "ConfigurableClassData",
     "DaemonCursorStorage",
     "DagsterError",
     "DagsterEvent",

@@ -5,8 +5,8 @@ under any host name and by websockets. The guard decides by headers that no page
 `Origin` and `Sec-Fetch-Site`, W3C's Fetch Metadata), and by JSON, which no page can send to another
 server unasked. Programs that are not browsers send only `Host`, and may pass.
 
-`python -m backfill_assets.webserver --workspace FILE` serves on a port of this machine; with
-`--listening`, on sockets that the parent process has opened.
+`python -m` this module `--workspace FILE` serves on a port of this machine; with `--listening`, on
+sockets that the parent process has opened.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from starlette.requests import HTTPConnection
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from backfill_assets.dagster_ext.instance_access import PasswordFile
+from backfill_assets.dagster_ext.supervisor import PasswordFile
 from backfill_assets.settings import PREFIX, Settings, load_settings
 
 _LOCAL_HOSTS = ("127.0.0.1", "localhost", "[::1]")
@@ -216,3 +216,7 @@ async def _announce_start(text: str, _app: Starlette) -> AsyncIterator[None]:
     # As in Dagster's own: the server cancels this wait at shutdown.
     with contextlib.suppress(asyncio.CancelledError):
         yield
+
+
+if __name__ == "__main__":
+    serve()

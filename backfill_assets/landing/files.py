@@ -1,21 +1,45 @@
-"""The landing files of some arrival days, and the totals that the source sent for them."""
+"""Landing files: checks that each can be read, counts its lines, and reads fields as text.
+
+`listing` lists the files, and `formats` reads each format. Here all fields are text; what they mean
+(a timestamp, money, a log day) is decided in `assets.raw_rows`.
+"""
 
 from __future__ import annotations
 
 import json
 import re
 from collections import defaultdict
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 from datetime import date
 from decimal import Decimal
-from typing import Any
+from functools import partial, reduce
+from typing import Any, TypeVar
+from urllib.parse import unquote
 
+import pyarrow as pa
 import pyarrow.fs as pafs
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
+from backfill_assets.calendar.partitions import Window
+from backfill_assets.dagster_ext.failures import raise_if_engine_failed
+from backfill_assets.landing import formats
 from backfill_assets.landing.formats import ParquetColumns
-from backfill_assets.landing.listing import CONTROL_FILE, LandingError, ListedFile, folder_name
+from backfill_assets.landing.listing import (
+    CONTROL_FILE,
+    LandingError,
+    ListedFile,
+    Listing,
+    folder_name,
+    list_landing,
+)
 from backfill_assets.landing.size_limits import SizeLimits
+from backfill_assets.spark.filesystems import open_store
+from backfill_assets.spark.frames import create_frame
+from backfill_assets.spark.jars import EngineError
+from backfill_assets.spark.session import SPARK_ERRORS
 from backfill_assets.tables.sources import Source
 
 _UNUSABLE = (
@@ -191,3 +215,351 @@ def _is_valid_total(amount: Decimal) -> bool:
     # Trailing zeros count as digits too: printing millions of them takes too long.
     digits = len(amount.as_tuple().digits)
     return digits <= _MOST_DIGITS and abs(amount.adjusted()) <= _MOST_DIGITS
+
+
+Result = TypeVar("Result")
+Kind = TypeVar("Kind")
+#: Maximum number of different headers and sets of columns in one folder.
+_MOST_KINDS = 100
+
+
+def probe_files(
+    spark: SparkSession,
+    landing: str,
+    source: Source,
+    days: Window,
+    listing: Listing | None = None,
+    limits: SizeLimits | None = None,
+) -> LandingFiles:
+    """Check that each file of the arrival days can be read to its end, and count its lines.
+
+    A listing of the days is made if none is given.
+
+    Raises:
+        LandingError: the source has no folder: a wrong setting, not an empty day.
+    """
+    listing = listing or list_landing(landing, source, days)
+    landing_files = _probe_all(
+        landing, source, days, listing, limits or SizeLimits.default_limits()
+    )
+    landing_files.line_counts = retry_without_bad_files(
+        spark, landing_files, lambda part: _count_lines(spark, source, part)
+    )
+    return landing_files
+
+
+def retry_without_bad_files(
+    spark: SparkSession, landing_files: LandingFiles, work: Callable[[LandingFiles], Result]
+) -> Result:
+    """Run work on the files, without those that make Spark fail.
+
+    A bad file is dropped with a reason, and the work runs again with the others, so one broken file
+    never hides the rest. If Spark does not name the file, it is found by bisection: N files take
+    log2(N) + 1 attempts besides the first and the last.
+
+    Raises:
+        EngineError: the engine's own disk failed, or it can open none of the files.
+        Exception: the failure has another cause than a file.
+    """
+    while True:
+        try:
+            return work(landing_files)
+        except SPARK_ERRORS as error:
+            raise_if_engine_failed(error)
+            if not landing_files.files:
+                raise
+            file = _file_named_in(str(error), landing_files.files) or _bisect_bad_file(
+                landing_files, work
+            )
+            if file is None:
+                raise
+            cause = _root_cause(str(error))
+            _raise_if_none_opens(spark, landing_files.files, cause)
+            landing_files.drop_file(file, cause)
+
+
+def _bisect_bad_file(
+    landing_files: LandingFiles, work: Callable[[LandingFiles], Any]
+) -> LandingFile | None:
+    """The first file that makes the work fail; None if only several files together do."""
+
+    def work_fails(files: list[LandingFile]) -> bool:
+        try:
+            work(replace(landing_files, files=files))
+        except SPARK_ERRORS as error:
+            raise_if_engine_failed(error)
+            return True
+        return False
+
+    files, first_half_fails = sorted(landing_files.files, key=lambda file: file.source_file), False
+    while len(files) > 1:
+        half, rest = files[: len(files) // 2], files[len(files) // 2 :]
+        first_half_fails = work_fails(half)
+        files = half if first_half_fails else rest
+    return files[0] if first_half_fails or work_fails(files) else None
+
+
+#: Number of files, of all sizes, that are opened to check whether the engine can open any; and the
+#: bytes beyond which only the length of a file is read.
+_MOST_OPENED, _MOST_BYTES = 20, 1 << 26
+#: Hadoop's errors of a single file: its checksum file is of another content, or its name has a
+#: colon.
+_SINGLE_FILE_ERRORS = ("ChecksumException", "Relative path in absolute URI")
+
+
+def _raise_if_none_opens(spark: SparkSession, files: Collection[LandingFile], cause: str) -> None:
+    """Raise if the engine can open none of the files although this process can.
+
+    Bytes are read but not decoded, so the content of a file cannot be the cause.
+    """
+    by_size = sorted(files, key=lambda file: file.size)
+    sample = by_size[:: -(-len(by_size) // _MOST_OPENED)]
+    if any(name in cause for name in _SINGLE_FILE_ERRORS):
+        return
+    if any(_is_readable_by_spark(spark, file) for file in sample):
+        return
+    if readable_here := [file for file in sample if _is_readable_here(file)]:
+        raise EngineError(
+            f"the engine can open none of {len(sample)} landing file(s) that were tried, such as "
+            f"{readable_here[0].url}, and this process can: {cause}. It is not the files. "
+            "Where another machine is the engine, let it have the landing under the same path, "
+            "with UTF-8 as its encoding of names and file:/// as its default file system "
+            "(spark.hadoop.fs.defaultFS), and let its user read it. Nothing was written."
+        )
+
+
+def _is_readable_by_spark(spark: SparkSession, file: LandingFile) -> bool:
+    """Whether Spark reads the bytes of a file; of a large one, only its length."""
+    column = F.length("content") if file.size <= _MOST_BYTES else F.col("length")
+    try:
+        spark.read.format("binaryFile").load(file.url).select(column).collect()
+    except SPARK_ERRORS as error:
+        raise_if_engine_failed(error)
+        return False
+    return True
+
+
+def _is_readable_here(file: LandingFile) -> bool:
+    """Whether this process reads the first byte of a file, without Spark."""
+    filesystem, _ = open_store(file.url)
+    try:
+        with filesystem.open_input_stream(file.path, compression=None) as stream:
+            stream.read(1)
+    except OSError:
+        return False
+    return True
+
+
+def _probe_all(
+    landing: str, source: Source, days: Window, listing: Listing, limits: SizeLimits
+) -> LandingFiles:
+    """Take the files from the listing and probe each that is not empty, in threads."""
+    filesystem, _ = open_store(landing)
+    landing_files = LandingFiles(limits=limits)
+    opened: list[tuple[ListedFile, LandingFile]] = []
+    for day in days:
+        landing_files.strays[day] = listing.strays_of(day)
+        folder = listing.folders.get(day)
+        if folder is None:
+            continue
+        within = f"{landing}/{source.name}/{folder_name(day)}"
+        if folder.unknown_files:
+            landing_files.unknown_files[day] += folder.unknown_files
+        landing_files.hours[day] = folder.hours
+        for entry in folder.files.values():
+            url = escape_glob(f"{within}/{entry.name}")
+            file = LandingFile(day, entry.name, url, entry.size, entry.path)
+            if entry.name == CONTROL_FILE:
+                read_control(filesystem, entry, source, day, landing_files)
+            elif entry.refused:
+                landing_files.broken[file] = entry.refused
+            elif entry.size:
+                opened.append((entry, file))
+    with ThreadPoolExecutor(4) as pool:
+        probes = pool.map(partial(_probe_file, filesystem, source, limits), opened)
+        for (_, file), probe in zip(opened, probes, strict=True):
+            _add_probed_file(landing_files, file, probe)
+    _limit_kinds(landing_files)
+    return landing_files
+
+
+def _limit_kinds(landing_files: LandingFiles) -> None:
+    """Drop the files of a folder beyond `_MOST_KINDS` headers or sets of columns.
+
+    Spark plans one read for each; it cannot handle thousands.
+    """
+    kinds: dict[date, set[str | formats.ParquetColumns]] = defaultdict(set)
+    for file, kind in sorted(
+        (landing_files.headers | landing_files.columns).items(),
+        key=lambda pair: pair[0].source_file,
+    ):
+        day_kinds = kinds[file.arrival_date]
+        if kind in day_kinds or len(day_kinds) < _MOST_KINDS:
+            day_kinds.add(kind)
+        else:
+            landing_files.broken[file] = (
+                f"LandingError: its folder has more than {_MOST_KINDS} headers"
+            )
+    landing_files.files = [file for file in landing_files.files if file not in landing_files.broken]
+
+
+@dataclass(frozen=True)
+class _Unreadable:
+    """Why a file cannot be read."""
+
+    reason: str
+
+
+#: The result of a probe: the Parquet columns, the CSV header (None if there is no line), None for
+#: JSON, or why the file cannot be read.
+_Probe = formats.ParquetColumns | str | None | _Unreadable
+
+
+def _probe_file(
+    filesystem: pafs.FileSystem,
+    source: Source,
+    limits: SizeLimits,
+    opened: tuple[ListedFile, LandingFile],
+) -> _Probe:
+    """Read the footer or header of a file; an error is returned, as it concerns only this file."""
+    entry, file = opened
+    try:
+        if file.format == "parquet":
+            return formats.footer_columns(limits.read_footer(filesystem, entry), source)
+        limits.check_text(filesystem, entry)
+        return formats.read_header(filesystem, entry.path, source) if file.format == "csv" else None
+    # Arrow decodes the names of Parquet columns lazily.
+    except (OSError, pa.ArrowException, EOFError, LandingError, UnicodeDecodeError) as error:
+        reason = (str(error) or "?").splitlines()[0][:200]
+        return _Unreadable(f"{type(error).__name__}: {reason}")
+
+
+def _add_probed_file(landing_files: LandingFiles, file: LandingFile, probe: _Probe) -> None:
+    """Add a file by the result of its probe; a CSV file without a line is not read at all."""
+    if isinstance(probe, _Unreadable):
+        landing_files.broken[file] = probe.reason
+        return
+    if isinstance(probe, formats.ParquetColumns):
+        landing_files.columns[file] = probe
+    elif file.format == "csv":
+        if probe is None:
+            return  # only blank lines
+        landing_files.headers[file] = probe
+    landing_files.files.append(file)
+
+
+def _file_named_in(message: str, files: Iterable[LandingFile]) -> LandingFile | None:
+    """The file that Spark's error message names as unreadable or not found."""
+    if "FAILED_READ_FILE" not in message and "PATH_NOT_FOUND" not in message:
+        return None
+    plain = unquote(message)
+    named = [file for file in files if f"/{file.source_file}" in plain]
+    # `a.json` is also the beginning of `a.jsonl`.
+    return max(named, key=lambda file: len(file.name), default=None)
+
+
+def _root_cause(message: str) -> str:
+    causes = re.findall(r"Caused by: (?:[\w.$]+\.)?([\w$]+(?:: [^\n]+)?)", message)
+    return causes[-1][:200] if causes else message.splitlines()[0][:200]
+
+
+def _union_all(frames: Sequence[DataFrame]) -> DataFrame:
+    return reduce(DataFrame.unionByName, frames)
+
+
+def _json_files(landing_files: LandingFiles) -> list[LandingFile]:
+    return [file for file in landing_files.files if file.format == "json"]
+
+
+def _files_by_header(landing_files: LandingFiles) -> Mapping[str, list[LandingFile]]:
+    return _group_files(landing_files.headers, landing_files.files)
+
+
+def _files_by_columns(
+    landing_files: LandingFiles,
+) -> Mapping[formats.ParquetColumns, list[LandingFile]]:
+    return _group_files(landing_files.columns, landing_files.files)
+
+
+def _group_files(
+    kinds: Mapping[LandingFile, Kind], files: Iterable[LandingFile]
+) -> Mapping[Kind, list[LandingFile]]:
+    """The usable files by CSV header or Parquet columns; files of other formats are left out."""
+    grouped: dict[Kind, list[LandingFile]] = defaultdict(list)
+    for file in files:
+        if file in kinds:
+            grouped[kinds[file]].append(file)
+    return grouped
+
+
+def _file_urls(files: Iterable[LandingFile]) -> list[str]:
+    return [file.url for file in files]
+
+
+def _count_lines(
+    spark: SparkSession, source: Source, landing_files: LandingFiles
+) -> dict[str, int]:
+    """Lines by file, from a separate scan that does not parse the lines.
+
+    These counts check that no line is lost. Every byte is read, so a truncated file is found here.
+    """
+    frames = []
+    if json_files := _json_files(landing_files):
+        lines = formats.text_lines(
+            spark, source, _file_urls(json_files), landing_files.limits.max_line
+        )
+        frames.append(lines.select("source_file", F.lit(0).alias("touched")))
+    for header, files in _files_by_header(landing_files).items():
+        lines = formats.text_lines(
+            spark, source, _file_urls(files), landing_files.limits.max_line, header
+        )
+        frames.append(lines.select("source_file", F.lit(0).alias("touched")))
+    for columns, files in _files_by_columns(landing_files).items():
+        rows = formats.parquet_rows(spark, _file_urls(files), columns)
+        frames.append(
+            rows.select(
+                formats.origin_columns(source)[1], formats.decoding_hash(columns).alias("touched")
+            )
+        )
+    if not frames:
+        return {}
+    by_file = _union_all(frames).groupBy("source_file")
+    counts = by_file.agg(F.count(F.lit(1)).alias("lines"), F.max("touched")).collect()
+    return {row["source_file"]: row["lines"] for row in counts}
+
+
+def read_lines(spark: SparkSession, landing_files: LandingFiles, source: Source) -> DataFrame:
+    """Every line of the probed files, with its fields as text.
+
+    Columns: `arrival_date`, `source_file`, `_text` (the line; a Parquet row as JSON), the fields of
+    the source as text, and `_problem` (why the line has no fields, or null).
+    """
+    frames = []
+    if json_files := _json_files(landing_files):
+        frames.append(
+            formats.json_lines(
+                formats.text_lines(
+                    spark, source, _file_urls(json_files), landing_files.limits.max_line
+                ),
+                source,
+            )
+        )
+    for header, files in _files_by_header(landing_files).items():
+        frames.append(
+            formats.csv_records(
+                formats.text_lines(
+                    spark, source, _file_urls(files), landing_files.limits.max_line, header
+                ),
+                header,
+                source,
+            )
+        )
+    for columns, files in _files_by_columns(landing_files).items():
+        frames.append(
+            formats.parquet_fields(
+                formats.parquet_rows(spark, _file_urls(files), columns), columns, source
+            )
+        )
+    if not frames:
+        return create_frame(spark, formats.lines_schema(source))
+    return _union_all(frames)

@@ -11,8 +11,7 @@ import requests
 
 from backfill_assets.audit.verdicts import DayMetrics
 from backfill_assets.backfills.backfill_plan import DayOutcome
-from backfill_assets.backfills.cost import estimate_api_calls
-from backfill_assets.backfills.forecast import DayForecast
+from backfill_assets.backfills.forecast import DayForecast, estimate_api_calls
 from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.publish.types import REWRITE_TAG

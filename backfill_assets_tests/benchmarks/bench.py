@@ -25,8 +25,7 @@ from backfill_assets.assets import raw_rows, staging
 from backfill_assets.assets.input_frames import for_days
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.calendar.reach import SAME_DAY
-from backfill_assets.landing.files import LandingFiles
-from backfill_assets.landing.read import probe_files, read_lines
+from backfill_assets.landing.files import LandingFiles, probe_files, read_lines
 from backfill_assets.orders.tables import FACT, LATE, ORDER_LINES, RAW, REJECTED, STAGED
 from backfill_assets.settings import load_settings
 from backfill_assets.spark.session import Engine

@@ -12,9 +12,9 @@ from typing import TypeVar
 
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import Window
+from backfill_assets.landing.files import _files_by_header, _probe_all
 from backfill_assets.landing.listing import list_landing
 from backfill_assets.landing.load_manifest import LoadManifest
-from backfill_assets.landing.read import _files_by_header, _probe_all
 from backfill_assets.landing.size_limits import SizeLimits
 from backfill_assets.orders.tables import ORDER_LINES
 from backfill_assets.settings import load_settings

@@ -14,7 +14,7 @@ KINDS = {
     "run worker": "forkserver",
     "engine": "SparkConnectServer",
     "daemon": "dagster._daemon",
-    "code server": "backfill_assets.code_server",
+    "code server": "backfill_assets.dagster_ext.code_server",
     "fork server": "forkserver",
 }
 #: Of the kinds with the same command line, whether the parent of the process has it, too.

@@ -15,7 +15,7 @@ import pyspark.sql.types as T
 import pytest
 from deltalake import write_deltalake
 
-from backfill_assets.assets import lateness
+from backfill_assets.assets import staging
 from backfill_assets.audit.verdicts import Severity, judge_days, measure_days
 from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.monitoring import lateness_page
@@ -120,7 +120,7 @@ def lateness_rows(
 ) -> list[dict]:
     """What the transform makes of the days that a run over this window reads."""
     read = window.widen_by(before=window_days)
-    frame = lateness.lateness_figures(
+    frame = staging.lateness_figures(
         *make_frames(
             spark,
             [x for x in lines if x["log_date"] in read],
@@ -195,7 +195,7 @@ def test_a_day_without_lines_has_its_row(spark):
     (row,) = lateness_rows(spark, [], [], Window(day(10), day(11)), 7)
     assert row == expected_row([], [], day(10), 7)
     assert row["delay_days_p50"] is None
-    numbers = lateness.day_figures(row)
+    numbers = staging.day_figures(row)
     assert set(numbers) == {
         "late lines",
         "beyond window lines",
@@ -207,7 +207,7 @@ def test_a_day_without_lines_has_its_row(spark):
 
 def test_numbers_are_what_the_ui_plots(spark):
     row = expected_row(generate_lines(), [], day(12), 2)
-    numbers = lateness.day_figures(row)
+    numbers = staging.day_figures(row)
     assert {type(value) for value in numbers.values()} == {int, float}
     assert numbers["late share"] == row["late_lines"] / row["lines"]
     assert numbers["beyond window share"] == row["beyond_lines"] / row["lines"]
@@ -224,7 +224,7 @@ def test_expectations_count_for_themselves(spark):
     raw_frame, rejected_frame = make_frames(spark, lines, rejected)
     rows = {d: expected_row(lines, rejected, d, 2) for d in window}
     rows[day(11)]["lines"] += 1
-    expectations = lateness.lateness_expectations(
+    expectations = staging.lateness_expectations(
         rows, raw_frame, rejected_frame, ORDER_LINES, window, 2, {day(8)}
     )
     good, bad = expectations[day(10)], expectations[day(11)]
@@ -242,7 +242,7 @@ def test_expectations_count_for_themselves(spark):
     assert "1 of the 2 day(s) before" in good.warnings[0]
     assert not bad.warnings
     # A missing row is the audit's to find.
-    frame = lateness.lateness_figures(
+    frame = staging.lateness_figures(
         raw_frame, rejected_frame, ORDER_LINES, Window(day(10), day(11)), 2
     )
     verdicts = judge_days(LATENESS, window, measure_days(frame, LATENESS), expectations, {})

@@ -10,10 +10,10 @@ from dagster._core.execution.backfill import BulkActionStatus
 
 from backfill_assets import definitions
 from backfill_assets.assets import backfill_jobs
-from backfill_assets.backfills import cost, history, planner, state_store
+from backfill_assets.backfills import forecast, history, planner, state_store
 from backfill_assets.backfills import stages as backfills
 from backfill_assets.backfills.backfill_plan import BackfillRequest
-from backfill_assets.backfills.cost import expected_seconds
+from backfill_assets.backfills.forecast import expected_seconds
 from backfill_assets.backfills.history import read_history
 from backfill_assets.backfills.planner import days_by_table, plan_backfill
 from backfill_assets.backfills.state_store import BackfillRefusedError
@@ -186,8 +186,8 @@ def test_the_account_of_what_was_not_planned(pipeline):
 @pytest.mark.slow
 def test_black_friday_is_cut_into_runs_of_even_work(engine, tmp_path, monkeypatch):
     """A day with twenty times the rows. Of so few rows the rest costs more, so it is left out."""
-    monkeypatch.setattr(cost, "ROWS_OF_RUN", 0)
-    monkeypatch.setattr(cost, "ROWS_OF_DAY", 0)
+    monkeypatch.setattr(forecast, "ROWS_OF_RUN", 0)
+    monkeypatch.setattr(forecast, "ROWS_OF_DAY", 0)
     pipeline = Pipeline(engine, tmp_path, window_days=0, partitions_per_run=14)
     for n in range(1, 31):
         pipeline.land(n, [order(f"o{n}-{k}", n) for k in range(200 if n == 15 else 15)])

@@ -15,7 +15,7 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from backfill_assets.dagster_ext.postgres import PooledEventLog
+from backfill_assets.postgres import PooledEventLog
 from backfill_assets_tests.conftest import SHORT, SMALL
 from backfill_assets_tests.helpers import pipeline as pipelines
 from backfill_assets_tests.helpers import s3_server

@@ -11,7 +11,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import time
 import tomllib
 import urllib.error
@@ -304,7 +303,7 @@ def test_the_services_come_up_and_load_a_day(here):
 
 def test_the_engine_alone_asks_for_a_token(tmp_path):
     result = subprocess.run(
-        [sys.executable, "-m", "backfill_assets.cli", "engine"],
+        [str(BIN / "backfill-assets"), "engine"],
         env={"PATH": os.environ["PATH"], "HOME": str(tmp_path), "PYTHONPATH": str(PROJECT)},
         cwd=tmp_path,
         capture_output=True,

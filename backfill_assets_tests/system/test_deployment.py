@@ -18,8 +18,12 @@ import yaml
 
 from backfill_assets.cli import main
 from backfill_assets.dagster_ext import supervisor
-from backfill_assets.dagster_ext.instance_access import lock_home
-from backfill_assets.dagster_ext.supervisor import DagsterProcess, run_deployment, supervise
+from backfill_assets.dagster_ext.supervisor import (
+    DagsterProcess,
+    lock_home,
+    run_deployment,
+    supervise,
+)
 from backfill_assets.settings import load_settings
 from backfill_assets.spark import processes, servers
 from backfill_assets.spark.jars import EngineError
@@ -450,7 +454,7 @@ def test_dagster_gets_an_engine_and_a_code_server(supervised, listening, monkeyp
     assert run_deployment(load_settings(), listening, print) == 0
     (((ui, daemon), environment, (engine, code), workspace),) = supervised
     number = listening[0].fileno()
-    assert ui.command[1:3] == ["-m", "backfill_assets.webserver"]
+    assert ui.command[1:3] == ["-m", "backfill_assets.dagster_ext.webserver"]
     assert ui.command[-2:] == ["--listening", str(number)]
     assert list(ui.inherits) == [number]
     assert daemon.command[1:4] == ["-m", "dagster._daemon", "run"]
@@ -651,7 +655,7 @@ def test_the_real_thing(home, tmp_path):
         assert "The Spark engine ended with status -9: restarting it ..." in log_file.read_text()
         assert run_client() == right
 
-        os.kill(find_process(home, "backfill_assets.code_server"), signal.SIGKILL)
+        os.kill(find_process(home, "backfill_assets.dagster_ext.code_server"), signal.SIGKILL)
         wait_for(lambda: log_file.read_text().count("The code server is ready.") == 2)
         query = "{ repositoriesOrError { ... on RepositoryConnection { nodes { name } } } }"
 

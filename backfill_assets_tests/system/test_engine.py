@@ -29,7 +29,7 @@ from datetime import date
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.spark.frames import cache_frames
 from backfill_assets.spark.session import Engine
-from backfill_assets.landing.read import probe_files
+from backfill_assets.landing.files import probe_files
 from backfill_assets.orders.tables import ORDER_LINES
 from backfill_assets.settings import load_settings
 spark = Engine.from_settings(load_settings()).spark_session

@@ -16,7 +16,7 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from backfill_assets.dagster_ext.instance_access import lock_home, write_password
+from backfill_assets.dagster_ext.supervisor import lock_home, write_password
 from backfill_assets.settings import load_settings
 from backfill_assets_tests.helpers.deployment import ServedDeployment
 from backfill_assets_tests.helpers.process_kills import find_processes, is_alive, wait_for
@@ -117,7 +117,7 @@ def test_the_door_is_the_only_way_in(deployment):
     server = next(
         pid
         for pid, words in commands.items()
-        if "backfill_assets.webserver" in words and "os.fork" not in words
+        if "backfill_assets.dagster_ext.webserver" in words and "os.fork" not in words
     )
     os.kill(server, signal.SIGKILL)
     assert deployment.process.wait(timeout=120) == 3

@@ -11,8 +11,8 @@ from unittest.mock import patch
 import dagster as dg
 
 from backfill_assets.dagster_ext.eventlog import LocalEventLog
-from backfill_assets.dagster_ext.postgres import PooledEventLog
 from backfill_assets.orders.tables import TABLES
+from backfill_assets.postgres import PooledEventLog
 from backfill_assets_tests.helpers.paths import PROJECT
 from backfill_assets_tests.helpers.pipeline import EVERYTHING, Pipeline, day, make_plan, order
 

@@ -7,7 +7,6 @@ import os
 import shlex
 import shutil
 import subprocess
-import sys
 from datetime import date, datetime, timedelta, timezone
 
 import dagster as dg
@@ -43,7 +42,7 @@ from backfill_assets_tests.helpers.invented_logs import (
     make_raw_record,
     record,
 )
-from backfill_assets_tests.helpers.paths import PROJECT
+from backfill_assets_tests.helpers.paths import BIN, PROJECT
 from backfill_assets_tests.helpers.pipeline import START, Pipeline, day, order
 
 
@@ -271,7 +270,7 @@ def test_the_command_runs_them_without_a_home(landed, tmp_path):
     }
 
     def run_command(today: date) -> subprocess.CompletedProcess:
-        command = [sys.executable, "-m", "backfill_assets.cli", "night", "--run", "--as-of"]
+        command = [str(BIN / "backfill-assets"), "night", "--run", "--as-of"]
         result = subprocess.run(
             [*command, str(today)],
             env=environment,

@@ -22,7 +22,7 @@ from backfill_assets.backfills.stages import _refuse_long_tag
 from backfill_assets.backfills.state_store import BackfillRefusedError
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.dagster_ext.internals import max_tag_bytes
-from backfill_assets.dagster_ext.postgres import PooledEventLog, PostgresStorage
+from backfill_assets.postgres import PooledEventLog, PostgresStorage
 from backfill_assets_tests.drills import drills
 from backfill_assets_tests.helpers.dagster_events import (
     DAYS,

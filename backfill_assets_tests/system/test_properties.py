@@ -18,7 +18,7 @@ from backfill_assets.assets import derived, raw_rows, staging
 from backfill_assets.assets.input_frames import for_days
 from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.calendar.reach import SAME_DAY
-from backfill_assets.landing.read import probe_files, read_lines
+from backfill_assets.landing.files import probe_files, read_lines
 from backfill_assets.orders.tables import CORRECTIONS, CURRENT, FACT, LATE, ORDER_LINES, RAW, STAGED
 from backfill_assets.staleness import impact
 from backfill_assets.transforms import dedup

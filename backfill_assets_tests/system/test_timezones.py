@@ -15,7 +15,7 @@ from backfill_assets.assets import raw_rows
 from backfill_assets.calendar.grain import Grain
 from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.definitions import build_defs
-from backfill_assets.landing.read import probe_files, read_lines
+from backfill_assets.landing.files import probe_files, read_lines
 from backfill_assets.orders.tables import ORDER_LINES, STAGED
 from backfill_assets.settings import load_settings
 from backfill_assets.transforms import dedup

@@ -1,7 +1,0 @@
-"""`python -m backfill_assets.cli`."""
-
-import sys
-
-from backfill_assets.cli import main
-
-sys.exit(main())
