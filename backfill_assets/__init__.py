@@ -56,8 +56,6 @@ a run or a backfill in all tables.
 The names below are what a project imports; everything else may change.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import TYPE_CHECKING
 

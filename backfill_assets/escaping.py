@@ -4,8 +4,6 @@ Others choose the names of landing files, the content of their lines, and the re
 Each function belongs to one format, and is called where that format is produced.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Sequence
 

@@ -1,7 +1,5 @@
 """What decides rows besides code: versions of engine and time-zone data, and settings of Spark."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

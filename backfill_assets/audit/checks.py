@@ -4,8 +4,6 @@ Evaluations are logged with their partition, day by day: Dagster's own check res
 in a range run.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import date

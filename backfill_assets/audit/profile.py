@@ -5,8 +5,6 @@ p and q are the shares of rows of two days. Below 0.1 the distributions are simi
 are different.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import date

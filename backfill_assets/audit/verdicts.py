@@ -4,8 +4,6 @@
 writes anything, and neither uses Dagster.
 """
 
-from __future__ import annotations
-
 import enum
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence

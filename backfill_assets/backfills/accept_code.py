@@ -4,8 +4,6 @@ A sample of days is recomputed first and must have the published digests. The ac
 without data files, and can be undone like a backfill.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date

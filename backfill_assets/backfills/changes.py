@@ -3,8 +3,6 @@
 Pure functions over ledgers, used by `reconcile`, `downstream` and `undo`.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Container, Mapping, Sequence

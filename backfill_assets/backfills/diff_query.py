@@ -4,8 +4,6 @@ They compare versions of a table and write nothing; `diff` formats the result. T
 the SHA-256 is computed over is specified in `docs/reconciliation.md`.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence

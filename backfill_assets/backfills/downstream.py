@@ -5,8 +5,6 @@ which the other day held the backfill's rows, the commit of these rows made it s
 digest depends on that day. So no rule here is for one table by name.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Exports: days of a table at one version, as Parquet files with a manifest; and their checks."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import tempfile

@@ -1,7 +1,5 @@
 """The history of one backfill: plan, runs, commits and undos in order; post-mortem and runbook."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -3,8 +3,6 @@
 Reads the tables' logs, the listing of the landing and Dagster's run records.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import date, datetime
 from functools import partial

@@ -4,8 +4,6 @@ Without a plan, the requested days come from its runs in Dagster. Reads tables' 
 compares the rows.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Nothing waits here: a sensor calls `advance`, which reads the stored state, Dags
 the runs that reconcile them.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ is in the log and can be undone itself. Input tables are reverted first. If the 
 the remaining days are stale until it is requested again.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date, datetime, timedelta, timezone

@@ -5,8 +5,6 @@ Dagster's partition mapping. The reprocessing window and the days of a rolling t
 reaches, but from separate settings.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence

@@ -5,8 +5,6 @@ A module for each family of commands. They load Dagster, Spark and the tables wh
 so that help and completion are quick.
 """
 
-from __future__ import annotations
-
 import traceback
 from collections.abc import Sequence
 from importlib import import_module

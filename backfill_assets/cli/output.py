@@ -1,7 +1,5 @@
 """The output of commands: text for a person, JSON for a program, and the exit status."""
 
-from __future__ import annotations
-
 import enum
 import json
 import os

@@ -5,8 +5,6 @@ each run, which mostly imports modules before its first step. Python's fork serv
 once: a process with one thread, and without connections or open files.
 """
 
-from __future__ import annotations
-
 import atexit
 import os
 import signal

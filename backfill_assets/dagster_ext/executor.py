@@ -3,8 +3,6 @@
 It is used by every run, whoever launched it; it also marks failed runs for a retry.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Generator, Iterator, Mapping

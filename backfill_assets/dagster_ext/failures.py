@@ -8,8 +8,6 @@ launch the retry at that moment, it is lost and a backfill waits for it for ever
 `launch_lost_retries` finds such runs.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Iterator, Mapping
 from datetime import datetime, timedelta

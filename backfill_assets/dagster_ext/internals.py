@@ -1,7 +1,5 @@
 """The private names of Dagster that other rooms use: an upgrade may move them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import dagster as dg

@@ -9,8 +9,6 @@ server unasked. Programs that are not browsers send only `Host`, and may pass.
 sockets that the parent process has opened.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import re

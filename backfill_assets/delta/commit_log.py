@@ -8,8 +8,6 @@ A shallow clone starts with the commits of its table up to a version, and contin
 names data files by absolute paths; new data files are written into the folder of the table.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -7,8 +7,6 @@ Only a Delta log does this the same way on a local disk and on an object store. 
 rows; the last commit holds the document.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor

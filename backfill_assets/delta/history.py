@@ -1,7 +1,5 @@
 """The history of a table or of one day: all commits, from the log alone."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence, Set
 from datetime import date
 from typing import Any

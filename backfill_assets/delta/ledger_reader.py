@@ -8,8 +8,6 @@ versions at which every day was built from the current rows of its inputs; it is
 all tables have reached such a state.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping

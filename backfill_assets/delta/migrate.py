@@ -9,8 +9,6 @@ only this one. Last, properties and constraints are set. A killed migration can 
 the last step, the schema version is the old one, and no code writes to the table.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

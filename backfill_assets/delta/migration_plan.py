@@ -3,8 +3,6 @@
 It is made from the model and the log alone; no row is read. `migrate` runs it.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """Check of published days: read by delta-rs and Arrow, and compared with their records."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date

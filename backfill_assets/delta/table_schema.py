@@ -4,8 +4,6 @@ A nullable column is added automatically, as it changes no existing row. Other c
 migrations, see `migration_plan`, or need a rebuild.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence

@@ -4,8 +4,6 @@ A target has shallow clones of some tables. It reads all other tables from produ
 versions they had when the target was created, or last caught up.
 """
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """The checks of a deployment: run one by one, each with a deadline, and their results."""
 
-from __future__ import annotations
-
 import enum
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Checks of what runs read and write: landing, warehouse, tables, clock; and of the engine."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone

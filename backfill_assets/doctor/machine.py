@@ -1,7 +1,5 @@
 """Checks of this machine and DAGSTER_HOME: Java, jars, disks; `dagster.yaml`, storage, ticks."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

@@ -7,8 +7,6 @@ Parquet files are grouped by schema and read with one type for each column: Spar
 types of one file to all, or fails without the name of the file.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor

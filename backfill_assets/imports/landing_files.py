@@ -4,8 +4,6 @@ Values are parsed when the lines are loaded. Here, only columns are refused whos
 a value of the field.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import date

@@ -4,8 +4,6 @@
 (a timestamp, money, a log day) is decided in `assets.raw_rows`.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """The file formats of the landing: JSON lines, CSV and Parquet, read as fields of text."""
 
-from __future__ import annotations
-
 import csv
 import re
 from collections import Counter

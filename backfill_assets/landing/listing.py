@@ -3,8 +3,6 @@
 A run decides and reads by one listing, and later compares with it whether a file has changed.
 """
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import os

@@ -4,8 +4,6 @@ A sample is small, however large the file; that of a text file comes from severa
 cannot be read are left out.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 import re

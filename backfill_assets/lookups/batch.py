@@ -4,8 +4,6 @@ It knows no tables and days. Answers are stored while other requests still run, 
 process loses only the last few.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import time

@@ -1,7 +1,5 @@
 """One HTTP call of a lookup service, and its answer parsed into columns."""
 
-from __future__ import annotations
-
 import json
 import logging
 import math

@@ -1,7 +1,5 @@
 """Incidents: what is wrong in a deployment, and the monitor that reads its state."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import date, datetime, timedelta

@@ -6,8 +6,6 @@ its upper left corner, so a picture takes any width while its text keeps its siz
 paths on a grid of one unit a day (or a day of the window) by 100.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

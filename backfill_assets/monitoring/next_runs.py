@@ -4,8 +4,6 @@ Used by the schedule, the sensors and the command `backfill-assets night`. Witho
 `run_night` does what schedule and sensors would do.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections import defaultdict
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence

@@ -4,8 +4,6 @@ Pure functions over ledgers, the landing's contents and dates. Dagster's own fre
 asset's last materialization, whichever day that was of; day states look at each day.
 """
 
-from __future__ import annotations
-
 import enum
 from collections import Counter
 from collections.abc import Collection, Mapping

@@ -3,8 +3,6 @@
 What is made of the lines stands elsewhere: code that changes there leaves the raw log as it is.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated, ClassVar
 

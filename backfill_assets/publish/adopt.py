@@ -4,8 +4,6 @@ Nothing is computed, read or copied: the audit has checked the rows when they we
 clone, and data files do not change.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from datetime import date

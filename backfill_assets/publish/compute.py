@@ -5,8 +5,6 @@ days, and no check of a single day would notice. So the first range that new cod
 computes is compared with one or two of its days that are computed alone.
 """
 
-from __future__ import annotations
-
 import re
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence

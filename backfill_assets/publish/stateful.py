@@ -1,7 +1,5 @@
 """Stateful tables: their days are built in date order, each from the day before."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import date

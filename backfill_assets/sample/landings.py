@@ -7,8 +7,6 @@ CDNOW is a public data set of real purchases. Its totals are known, so the fact 
 compared with them.
 """
 
-from __future__ import annotations
-
 import gzip
 import io
 import json

@@ -1,7 +1,5 @@
 """Compare a shadow target with production, table by table."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import date

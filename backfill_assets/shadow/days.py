@@ -1,7 +1,5 @@
 """The tables and days of a shadow target, and which days are missing or stale."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import date, datetime
 

@@ -4,8 +4,6 @@ The target's state records a running switch-over, so the same command resumes it
 a backfill.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import date, datetime

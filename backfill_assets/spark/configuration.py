@@ -1,7 +1,5 @@
 """The settings of Spark: of an embedded session, of a Connect server, and of its sessions."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Mapping

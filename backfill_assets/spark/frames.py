@@ -1,7 +1,5 @@
 """DataFrames: created from rows of this process, observed, and cached until a block ends."""
 
-from __future__ import annotations
-
 import os
 import re
 import socket

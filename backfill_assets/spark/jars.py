@@ -1,7 +1,5 @@
 """The Java and the jars that Spark needs before a session starts: Delta's, and those of S3."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -5,8 +5,6 @@ not in /tmp, where a cleaner could remove files of a running engine. Without the
 JVM reads and verifies some 15,000 classes: about 4 seconds of each start.
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """The jars that a session may load: their SHA-256, and the sources of those built here."""
 
-from __future__ import annotations
-
 import hashlib
 import subprocess
 import tempfile

@@ -4,8 +4,6 @@ A shell, cron and systemd each pass other variables. Only the deployment's setti
 computes, so that a command gives the same rows wherever it is called.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import gc

@@ -1,7 +1,5 @@
 """Assessment of days: why a day must be computed, and why it cannot be."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from datetime import date

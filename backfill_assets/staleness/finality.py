@@ -3,8 +3,6 @@
 Derived from the commits of the raw logs and of the tables that are built from them.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from datetime import date

@@ -3,8 +3,6 @@
 Only keys with changed lines are read, with all their versions.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -5,8 +5,6 @@ missed while nothing ran is found at the next look. Days of reverted input are a
 own: they cannot be built again, so no scheduled run requests them.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field

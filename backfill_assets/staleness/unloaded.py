@@ -1,7 +1,5 @@
 """Unloaded days: log days whose landed files differ from what the raw log was loaded from."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date

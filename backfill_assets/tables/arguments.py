@@ -1,7 +1,5 @@
 """Validation of the arguments of declarations, with error messages for the person who declares."""
 
-from __future__ import annotations
-
 import inspect
 import os
 import sysconfig

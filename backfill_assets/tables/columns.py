@@ -5,8 +5,6 @@ A line of a source that breaks it is rejected. `delta.migrate` changes a table o
 columns of its model.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Set

@@ -5,8 +5,6 @@ the greatest version of every key known now, as if the window had no end. `corre
 difference between the two, whatever its reason.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -11,8 +11,6 @@ names the columns, and its staging is watched.
 beyond it is published with a warning: `{"drift": {"revenue_30d": 0.25}}`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, Protocol

@@ -4,8 +4,6 @@ A rule of a row is a SQL condition: Delta has it as a CHECK constraint, and the 
 rows that break it. A condition over several rows is a function that returns the forbidden rows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """`table` and `version_of`: declare a table by a function whose parameters are its inputs."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Inputs without days: Delta tables that are read whole, and lookups of HTTP services."""
 
-from __future__ import annotations
-
 import inspect
 import re
 import string

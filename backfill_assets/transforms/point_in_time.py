@@ -4,8 +4,6 @@ A history is a table that carries state: each of its days has all changes that w
 each in its latest version. So a day is computed from the day before and its own changes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
