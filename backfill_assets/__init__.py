@@ -72,10 +72,15 @@ if TYPE_CHECKING:
     from backfill_assets.definitions import BackfillAssets, build_defs, delta_io_manager
     from backfill_assets.orders.tables import CURRENT, FACT, LATE, ORDERS, RAW, REJECTED, STAGED
     from backfill_assets.settings import load_settings
-    from backfill_assets.tables.columns import added, json_text, nullable
-    from backfill_assets.tables.current import corrections, current
-    from backfill_assets.tables.derived import SELF, Published, Reads, conserves
-    from backfill_assets.tables.rules import forbids, no_leaks
+    from backfill_assets.tables.columns import added, forbids, json_text, no_leaks, nullable
+    from backfill_assets.tables.derived import (
+        SELF,
+        Published,
+        Reads,
+        conserves,
+        corrections,
+        current,
+    )
     from backfill_assets.tables.sources import Source
     from backfill_assets.tables.table_function import table, version_of
     from backfill_assets.tables.unpartitioned import Answers, Lookup, Quota, Unpartitioned

@@ -21,8 +21,7 @@ from backfill_assets.publish.io_manager import Asset, DataFrameIOManager
 from backfill_assets.settings import Settings, load_settings
 from backfill_assets.spark.session import Engine
 from backfill_assets.tables.code_version import Code, running_code
-from backfill_assets.tables.current import Corrections, Current
-from backfill_assets.tables.derived import Derived, versions_in
+from backfill_assets.tables.derived import Corrections, Current, Derived, versions_in
 from backfill_assets.tables.table import Table
 
 #: Tags of assets: the first version of a table with several versions, this asset's version, and its

@@ -15,8 +15,7 @@ import click
 import pytest
 from deltalake import DeltaTable
 
-from backfill_assets.calendar.grain import Grain
-from backfill_assets.calendar.partitions import Window, calendar_bounds, parse_calendar_days
+from backfill_assets.calendar.partitions import Grain, Window, calendar_bounds, parse_calendar_days
 from backfill_assets.cli import cli, main
 from backfill_assets.cli.output import Output
 from backfill_assets.monitoring.states import DayState

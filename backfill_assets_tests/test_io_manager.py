@@ -20,8 +20,7 @@ from pandera.pyspark import Field
 from pyspark.sql import functions as F
 
 from backfill_assets.audit.verdicts import RefusedError
-from backfill_assets.calendar.grain import Grain, NotContiguousError
-from backfill_assets.calendar.partitions import Window
+from backfill_assets.calendar.partitions import Grain, NotContiguousError, Window
 from backfill_assets.calendar.reach import next_days
 from backfill_assets.delta import data_files, table_schema
 from backfill_assets.delta.commits import PublishError, Writer

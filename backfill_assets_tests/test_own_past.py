@@ -32,7 +32,7 @@ from backfill_assets.calendar.reach import SAME_DAY
 from backfill_assets.deployment import Deployment
 from backfill_assets.orders.tables import LATE, RAW, DailyOrders
 from backfill_assets.settings import SettingsError, load_settings
-from backfill_assets.staleness.finality import final_days
+from backfill_assets.staleness.assess import final_days
 from backfill_assets.staleness.input_digest import input_digests
 from backfill_assets.staleness.stale import find_stale_days
 from backfill_assets.tables.arguments import DeclarationError

@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backfill_assets.calendar.grain import Grain, NotContiguousError
 from backfill_assets.calendar.partitions import (
     DAY,
     DaySet,
+    Grain,
+    NotContiguousError,
     Window,
     any_window_condition,
     to_windows,

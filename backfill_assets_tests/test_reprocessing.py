@@ -38,8 +38,8 @@ from backfill_assets.orders.tables import (
     STAGED,
     TABLES,
 )
-from backfill_assets.staleness.finality import final_days as all_final
-from backfill_assets.staleness.finality import settled_days, window_closed_at
+from backfill_assets.staleness.assess import final_days as all_final
+from backfill_assets.staleness.assess import settled_days, window_closed_at
 from backfill_assets.staleness.stale import StaleDays, StaleReason, find_stale_days
 from backfill_assets.staleness.unloaded import UnloadedDays, find_unloaded_days, loaded_manifests
 from backfill_assets.tables.graph import Graph

@@ -30,8 +30,7 @@ from backfill_assets.publish.types import CommitNotes, ComputedDays
 from backfill_assets.spark.frames import Cache
 from backfill_assets.tables.arguments import describe_value
 from backfill_assets.tables.code_version import Code
-from backfill_assets.tables.current import Corrections, Current
-from backfill_assets.tables.derived import FOR_DAY, Derived, carries_state
+from backfill_assets.tables.derived import FOR_DAY, Corrections, Current, Derived, carries_state
 from backfill_assets.transforms import dedup
 
 

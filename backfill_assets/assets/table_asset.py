@@ -22,12 +22,12 @@ from backfill_assets.delta.delta_rs import load_log
 from backfill_assets.delta.ledger_reader import UnpartitionedState, read_unpartitioned_inputs
 from backfill_assets.deployment import Deployment
 from backfill_assets.publish.compute import (
+    DAYS_PER_COMMIT,
     days_to_compute_alone,
     explain_spark_errors,
     refuse_dependent_days,
 )
 from backfill_assets.publish.publisher import Input, Publisher
-from backfill_assets.publish.stateful import DAYS_PER_COMMIT
 from backfill_assets.publish.types import Candidate, ComputedDays, ComputePlan, RunRequest
 from backfill_assets.settings import PREFIX
 from backfill_assets.spark.frames import Cache, cache_frames

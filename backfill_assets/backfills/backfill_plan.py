@@ -14,8 +14,14 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 
-from backfill_assets.calendar.grain import Grain
-from backfill_assets.calendar.partitions import DAY, Window, format_ranges, from_ranges, to_ranges
+from backfill_assets.calendar.partitions import (
+    DAY,
+    Grain,
+    Window,
+    format_ranges,
+    from_ranges,
+    to_ranges,
+)
 from backfill_assets.delta.history import format_windows
 from backfill_assets.delta.ledgers import Ledger, Ledgers
 from backfill_assets.tables.model_metadata import most_rows_figure, skew_bounds

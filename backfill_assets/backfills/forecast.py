@@ -20,9 +20,8 @@ from typing import NamedTuple
 import dagster as dg
 
 from backfill_assets.backfills.backfill_plan import ApiCallEstimate, BackfillRequest, DayOutcome
-from backfill_assets.calendar.grain import Grain
 from backfill_assets.calendar.late_data import Policy
-from backfill_assets.calendar.partitions import DAY, Window, days_of_run
+from backfill_assets.calendar.partitions import DAY, Grain, Window, days_of_run
 from backfill_assets.delta.ledgers import Ledger, Ledgers, graph_of_ledgers
 from backfill_assets.deployment import Deployment
 from backfill_assets.landing.listing import ListedFile, list_landing

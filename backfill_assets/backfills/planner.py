@@ -26,15 +26,15 @@ from backfill_assets.backfills.forecast import (
     plan_load,
 )
 from backfill_assets.calendar import partitions
-from backfill_assets.calendar.grain import Grain
 from backfill_assets.calendar.late_data import Policy
+from backfill_assets.calendar.partitions import Grain
 from backfill_assets.dagster_ext.internals import BaseAssetGraph, PartitionsSubset
 from backfill_assets.delta.ledger_reader import read_ledger, read_ledgers
 from backfill_assets.delta.ledgers import Ledger, Ledgers, graph_of_ledgers
 from backfill_assets.deployment import Deployment
 from backfill_assets.landing.listing import CONTROL_FILE, LandingError, ListedFile, list_landing
 from backfill_assets.landing.samples import Values, sample_values
-from backfill_assets.staleness.finality import final_days
+from backfill_assets.staleness.assess import final_days
 from backfill_assets.tables.code_version import Code
 from backfill_assets.tables.graph import Graph, buildable_tables
 from backfill_assets.tables.model_metadata import skew_bounds

@@ -14,8 +14,14 @@ import dagster as dg
 from backfill_assets.backfills import state_store
 from backfill_assets.backfills.backfill_plan import BackfillPlan, BackfillRequest
 from backfill_assets.backfills.planner import days_by_table
-from backfill_assets.calendar.grain import Grain
-from backfill_assets.calendar.partitions import DAY, Window, format_ranges, from_ranges, to_windows
+from backfill_assets.calendar.partitions import (
+    DAY,
+    Grain,
+    Window,
+    format_ranges,
+    from_ranges,
+    to_windows,
+)
 from backfill_assets.dagster_ext.internals import (
     BULK_ACTION_TERMINAL_STATUSES,
     BackfillDaemon,

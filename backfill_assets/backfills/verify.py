@@ -21,9 +21,9 @@ from backfill_assets.audit.verdicts import (
     measure_days,
     rows_differ,
 )
-from backfill_assets.calendar.grain import Grain
 from backfill_assets.calendar.partitions import (
     DAY,
+    Grain,
     Window,
     parse_calendar_days,
     split_into_run_windows,

@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 from datetime import date
 from typing import Any
 
-from backfill_assets.calendar.grain import Grain
-from backfill_assets.calendar.partitions import DAY, Window
+from backfill_assets.calendar.partitions import DAY, Grain, Window
 from backfill_assets.calendar.reach import Reach, next_days
 from backfill_assets.settings import Settings
 

@@ -14,8 +14,7 @@ from typing import Any, ClassVar, Protocol
 
 import dagster as dg
 
-from backfill_assets.calendar.grain import Grain
-from backfill_assets.calendar.partitions import DAY, DaySet, Window, from_ranges
+from backfill_assets.calendar.partitions import DAY, DaySet, Grain, Window, from_ranges
 
 
 class PublishedLog(Protocol):

@@ -427,7 +427,7 @@ def _watch_backfill(
 def _plan_target(out: Output, days: Window, name: str, options: Mapping[str, Any]) -> None:
     """Print the outcome of each day of a shadow backfill; nothing is built."""
     from backfill_assets.delta import targets
-    from backfill_assets.shadow.days import stale_days, target_tables
+    from backfill_assets.shadow.build import stale_days, target_tables
     from backfill_assets.tables.code_version import running_code
 
     _refuse_with_target(options)

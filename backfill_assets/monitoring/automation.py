@@ -20,9 +20,8 @@ from backfill_assets.audit.checks import failure_text
 from backfill_assets.backfills import state_store
 from backfill_assets.backfills.reconcile import find_mixed_backfills
 from backfill_assets.backfills.state_store import active_ids
-from backfill_assets.calendar.grain import Grain
 from backfill_assets.calendar.late_data import Policy
-from backfill_assets.calendar.partitions import DAY, Window, to_windows
+from backfill_assets.calendar.partitions import DAY, Grain, Window, to_windows
 from backfill_assets.dagster_ext.eventlog import prune_runs
 from backfill_assets.dagster_ext.failures import launch_lost_retries
 from backfill_assets.delta.ledger_reader import save_versions

@@ -13,9 +13,8 @@ from functools import cache
 
 import dagster as dg
 
-from backfill_assets.calendar.grain import Grain
 from backfill_assets.calendar.late_data import Policy
-from backfill_assets.calendar.partitions import DAY, Window, to_windows
+from backfill_assets.calendar.partitions import DAY, Grain, Window, to_windows
 from backfill_assets.dagster_ext.internals import (
     FINISHED_STATUSES,
     RUN_KEY_TAG,
@@ -27,8 +26,7 @@ from backfill_assets.delta.ledger_reader import read_ledger, read_ledgers
 from backfill_assets.delta.ledgers import Ledger, Ledgers, graph_of_ledgers
 from backfill_assets.deployment import Deployment
 from backfill_assets.landing.listing import list_landing
-from backfill_assets.staleness.assess import recompute_reason
-from backfill_assets.staleness.finality import final_days
+from backfill_assets.staleness.assess import final_days, recompute_reason
 from backfill_assets.staleness.input_digest import input_digests
 from backfill_assets.staleness.stale import StaleDays, StaleReason, find_stale_days
 from backfill_assets.staleness.unloaded import UnloadedDays, find_unloaded_days, no_data_warning

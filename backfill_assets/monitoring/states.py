@@ -14,7 +14,7 @@ from functools import cached_property
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import DAY, Window, to_windows
 from backfill_assets.delta.ledgers import Ledgers, graph_of_ledgers
-from backfill_assets.staleness.finality import final_days, finality_check
+from backfill_assets.staleness.assess import final_days, finality_check
 from backfill_assets.staleness.stale import StaleDays, built_from_revoked
 from backfill_assets.staleness.unloaded import UnloadedDays
 from backfill_assets.tables.graph import Graph

@@ -13,8 +13,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from backfill_assets.tables.columns import nullable
-from backfill_assets.tables.current import corrections, current
-from backfill_assets.tables.derived import FOR_DAY, Reads, conserves
+from backfill_assets.tables.derived import FOR_DAY, Reads, conserves, corrections, current
 from backfill_assets.tables.sources import Role, Source
 from backfill_assets.tables.table import Table
 from backfill_assets.tables.table_function import table

@@ -20,8 +20,7 @@ from pydantic import PrivateAttr
 from pyspark.sql import DataFrame
 
 from backfill_assets.audit.checks import check_evaluations, day_metadata, failure_text
-from backfill_assets.calendar.grain import Grain
-from backfill_assets.calendar.partitions import DaySet, any_window_condition, to_windows
+from backfill_assets.calendar.partitions import DaySet, Grain, any_window_condition, to_windows
 from backfill_assets.dagster_ext.internals import (
     AssetCheckEvaluationTargetMaterializationData,
     AssetEvent,

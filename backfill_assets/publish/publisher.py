@@ -27,7 +27,7 @@ from backfill_assets.delta.data_files import TableSnapshot, rows_as_of
 from backfill_assets.delta.ledger_reader import read_ledger
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.records import PERSON, restore_verdict
-from backfill_assets.publish import compute, stateful
+from backfill_assets.publish import compute
 from backfill_assets.publish.types import (
     CODE_TAG,
     REASON_TAG,
@@ -306,7 +306,7 @@ class Publisher(dg.ConfigurableIOManager):
         refused = assess.missing_inputs(others, window, self.config_of, failed_by_table)
         reasons: Mapping[date, str] = {d: r for d, r in plan.reasons.items() if d not in refused}
         if plan.digester and not request.compares:
-            reasons, refused = stateful.split_buildable_days(
+            reasons, refused = compute.split_buildable_days(
                 replace(plan, refused=refused),
                 window,
                 failed_by_table.get(table.name, ()),
@@ -385,7 +385,7 @@ class Publisher(dg.ConfigurableIOManager):
         plan, ledger, computed = audited.plan, audited.plan.ledger, audited.computed
         reasons = dict(plan.reasons)
         results = []
-        for day in stateful.unchanged_days(plan, audited.fingerprints):
+        for day in compute.unchanged_days(plan, audited.fingerprints):
             results.append(result_from_record(ledger, day))
             del reasons[day]
         verdicts = [audited.verdicts[day] for day in reasons]

@@ -22,7 +22,7 @@ from backfill_assets.delta.targets import (
     TargetError,
 )
 from backfill_assets.deployment import Deployment
-from backfill_assets.shadow.days import built_days, describe_missing_days, refuse_migrated
+from backfill_assets.shadow.build import built_days, describe_missing_days, refuse_migrated
 from backfill_assets.tables.code_version import Code
 
 

@@ -29,15 +29,15 @@ from backfill_assets.deployment import Deployment
 from backfill_assets.publish.adopt import ClonedDays, adopt_files, results_of_adopted
 from backfill_assets.publish.io_manager import DeltaIOManager
 from backfill_assets.publish.types import REASON_TAG, DayResult
-from backfill_assets.shadow.build import translate_origin
-from backfill_assets.shadow.compare import refuse_uncompared
-from backfill_assets.shadow.days import (
+from backfill_assets.shadow.build import (
     days_of_target,
     days_to_clone,
     refuse_external_changes,
     refuse_migrated,
     stale_days,
+    translate_origin,
 )
+from backfill_assets.shadow.compare import refuse_uncompared
 from backfill_assets.staleness.stale import find_stale_days
 from backfill_assets.tables.code_version import Code
 from backfill_assets.tables.table import Table

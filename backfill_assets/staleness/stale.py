@@ -16,8 +16,7 @@ from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import DAY
 from backfill_assets.delta.ledgers import Ledger, Ledgers, due_days, graph_of_ledgers
 from backfill_assets.delta.records import CommitRecord
-from backfill_assets.staleness.assess import days_on_hold
-from backfill_assets.staleness.finality import final_days
+from backfill_assets.staleness.assess import days_on_hold, final_days
 from backfill_assets.staleness.input_digest import days_depending_on, input_digests
 from backfill_assets.tables.derived import carries_state
 from backfill_assets.tables.graph import Graph

@@ -22,9 +22,8 @@ from typing import Any
 from pandera.errors import SchemaInitError
 from pyspark.errors import PySparkException
 
-from backfill_assets.calendar.grain import Grain
 from backfill_assets.calendar.late_data import Policy, combine_policies
-from backfill_assets.calendar.partitions import DAY
+from backfill_assets.calendar.partitions import DAY, Grain
 from backfill_assets.calendar.reach import RecordedReach
 from backfill_assets.settings import PREFIX, Settings, SettingsError, origin_note
 from backfill_assets.tables.arguments import DeclarationError, declaration_location, describe_value

@@ -20,21 +20,24 @@ import pyspark.sql.types as T
 from pandera.config import ValidationDepth, config_context
 from pyspark.sql import DataFrame
 
-from backfill_assets.calendar.grain import Grain
 from backfill_assets.calendar.late_data import Policy
+from backfill_assets.calendar.partitions import Grain
 from backfill_assets.calendar.reach import Reach, RecordedReach
 from backfill_assets.tables import model_metadata
 from backfill_assets.tables.arguments import DeclarationError
 from backfill_assets.tables.columns import (
+    Forbidden,
     NullBounds,
+    Rule,
     convert_columns,
     nullable_bounds,
+    rules_in,
     schema_version,
     sql_conditions,
     with_defaults,
     wrong_schema,
+    wrong_totals,
 )
-from backfill_assets.tables.rules import Forbidden, Rule, rules_in, wrong_totals
 from backfill_assets.tables.unpartitioned import UnpartitionedInput
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hi
 
 import pandera.pyspark as pa
 
-from backfill_assets.calendar.grain import Grain
+from backfill_assets.calendar.partitions import Grain
 from backfill_assets.calendar.reach import PREVIOUS_DAY, SAME_DAY, WEEK, Reach
 from backfill_assets.tables.arguments import (
     Argument,
@@ -25,9 +25,9 @@ from backfill_assets.tables.arguments import (
     none_or,
     sequence_of,
 )
+from backfill_assets.tables.columns import Forbidden
 from backfill_assets.tables.derived import SELF, Conserved, Derived, Published, Reads, Transform
 from backfill_assets.tables.model_metadata import is_model, suggest_name, wrong_drifts, wrong_skews
-from backfill_assets.tables.rules import Forbidden
 from backfill_assets.tables.sources import Role, Source, SourceTable
 from backfill_assets.tables.table import Lineage, Table, wrong_names
 from backfill_assets.tables.unpartitioned import Answers, Lookup, Unpartitioned, UnpartitionedInput

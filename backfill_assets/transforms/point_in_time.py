@@ -13,8 +13,8 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.window import Window, WindowSpec
 
+from backfill_assets.tables.columns import Forbidden, Rule, forbids
 from backfill_assets.tables.derived import FOR_DAY
-from backfill_assets.tables.rules import Forbidden, Rule, forbids
 
 #: Temporary columns; no column of a table has such a name.
 _HASH, _SALT, _HOT = "_key_hash", "_salt", "_hot"

@@ -23,9 +23,8 @@ from dagster._serdes import deserialize_value, serialize_value
 from backfill_assets.backfills import stages as backfills
 from backfill_assets.backfills import state_store
 from backfill_assets.backfills.planner import days_by_table
-from backfill_assets.calendar.grain import Grain
 from backfill_assets.calendar.late_data import Policy
-from backfill_assets.calendar.partitions import Window
+from backfill_assets.calendar.partitions import Grain, Window
 from backfill_assets.definitions import build_defs
 from backfill_assets.delta import ledger_reader
 from backfill_assets.delta.ledger_reader import read_ledgers

@@ -13,7 +13,7 @@ from backfill_assets.deployment import Deployment
 from backfill_assets.landing.listing import list_landing
 from backfill_assets.orders.tables import CORRECTIONS, CURRENT, FACT, ORDER_LINES, RAW, REJECTED
 from backfill_assets.settings import Settings
-from backfill_assets.staleness.finality import final_days
+from backfill_assets.staleness.assess import final_days
 from backfill_assets.staleness.stale import find_stale_days
 from backfill_assets.staleness.unloaded import find_unloaded_days
 from backfill_assets_tests.helpers.random_arrivals import Sums, Truth

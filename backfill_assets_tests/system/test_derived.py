@@ -20,7 +20,7 @@ from backfill_assets.monitoring.incidents import Monitor
 from backfill_assets.monitoring.states import DayState, day_states
 from backfill_assets.orders.tables import RAW, REJECTED
 from backfill_assets.settings import SettingsError, load_settings
-from backfill_assets.staleness.finality import final_days
+from backfill_assets.staleness.assess import final_days
 from backfill_assets.tables.arguments import DeclarationError
 from backfill_assets.tables.code_version import running_code
 from backfill_assets.tables.graph import Graph, load_tables, tables_of

@@ -29,7 +29,7 @@ from backfill_assets.lookups.batch import forget_answers
 from backfill_assets.settings import SettingsError, load_settings
 from backfill_assets.staleness.stale import find_stale_days
 from backfill_assets.tables.arguments import DeclarationError
-from backfill_assets.tables.current import current
+from backfill_assets.tables.derived import current
 from backfill_assets.tables.graph import tables_of
 from backfill_assets_guide.examples.customers import enrichment
 from backfill_assets_guide.examples.customers.enrichment import RATES, fact_orders_eur

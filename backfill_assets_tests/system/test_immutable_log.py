@@ -20,7 +20,7 @@ from backfill_assets.monitoring.incidents import Monitor, find_incidents
 from backfill_assets.monitoring.states import DayState, Situation, day_states
 from backfill_assets.orders.tables import ORDER_LINES, RAW, TABLES
 from backfill_assets.publish.types import ACCEPT_TAG, REWRITE_TAG
-from backfill_assets.staleness.finality import settled_days
+from backfill_assets.staleness.assess import settled_days
 from backfill_assets.staleness.impact import LogChange
 from backfill_assets.staleness.unloaded import find_unloaded_days, loaded_manifests
 from backfill_assets_tests.helpers.invented_listings import file_path

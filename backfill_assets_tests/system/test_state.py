@@ -28,7 +28,7 @@ from backfill_assets.orders.tables import CURRENT, FACT, ORDERS, STAGED
 from backfill_assets.publish.types import REWRITE_TAG
 from backfill_assets.settings import load_settings
 from backfill_assets.spark.frames import Cache, cache_frames
-from backfill_assets.staleness.finality import final_days
+from backfill_assets.staleness.assess import final_days
 from backfill_assets.staleness.stale import StaleDays, StaleReason, find_stale_days
 from backfill_assets.tables.graph import load_graph
 from backfill_assets_guide.examples.customers.cohorts import cohort_value_30d

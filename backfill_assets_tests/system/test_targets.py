@@ -28,7 +28,7 @@ from backfill_assets.orders.tables import CORRECTIONS, CURRENT, FACT, STAGED
 from backfill_assets.publish.io_manager import DeltaIOManager
 from backfill_assets.publish.types import Outcome
 from backfill_assets.settings import load_settings
-from backfill_assets.shadow.days import stale_days, target_tables
+from backfill_assets.shadow.build import stale_days, target_tables
 from backfill_assets.shadow.switch import is_mixed
 from backfill_assets.staleness.stale import find_stale_days
 from backfill_assets_tests.helpers.command_line import publish_facts

@@ -12,8 +12,7 @@ import pytest
 from dagster._utils.schedules import schedule_execution_time_iterator
 
 from backfill_assets.assets import raw_rows
-from backfill_assets.calendar.grain import Grain
-from backfill_assets.calendar.partitions import DAY, Window
+from backfill_assets.calendar.partitions import DAY, Grain, Window
 from backfill_assets.definitions import build_defs
 from backfill_assets.landing.files import probe_files, read_lines
 from backfill_assets.orders.tables import ORDER_LINES, STAGED

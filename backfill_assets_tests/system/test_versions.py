@@ -30,7 +30,7 @@ from backfill_assets.monitoring.incidents import find_incidents, read_situation
 from backfill_assets.monitoring.states import DayState, day_states
 from backfill_assets.publish.types import REWRITE_TAG
 from backfill_assets.settings import SettingsError, load_settings
-from backfill_assets.shadow.days import target_tables
+from backfill_assets.shadow.build import target_tables
 from backfill_assets.tables.arguments import DeclarationError
 from backfill_assets.tables.code_version import SourceFiles
 from backfill_assets.tables.graph import buildable_tables, load_graph, tables_of

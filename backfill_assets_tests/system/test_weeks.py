@@ -17,9 +17,8 @@ from pyspark.sql import DataFrame
 
 from backfill_assets import PREVIOUS_DAY, SELF, WEEK, Reads, last_days, table
 from backfill_assets.backfills.verify import VerifyOutcome
-from backfill_assets.calendar.grain import Grain, NotContiguousError
 from backfill_assets.calendar.late_data import Policy
-from backfill_assets.calendar.partitions import DAY, Window
+from backfill_assets.calendar.partitions import DAY, Grain, NotContiguousError, Window
 from backfill_assets.monitoring.incidents import read_situation
 from backfill_assets.monitoring.states import DayState, day_states
 from backfill_assets.orders.tables import FACT, RAW
