@@ -89,7 +89,7 @@ if TYPE_CHECKING:
 #: By name, the module that has it. Nothing is imported before it is asked for: the package's own
 #: modules are imported by way of this one, and some of them need no Spark.
 _MODULES = {
-    "BackfillAssets": "component",
+    "BackfillAssets": "definitions",
     "build_defs": "definitions",
     "delta_io_manager": "definitions",
     "Published": "tables.derived",
@@ -100,10 +100,10 @@ _MODULES = {
     "History": "transforms.point_in_time",
     "version_of": "tables.table_function",
     "as_of": "transforms.point_in_time",
-    "forbids": "tables.rules",
-    "no_leaks": "tables.rules",
-    "corrections": "tables.current",
-    "current": "tables.current",
+    "forbids": "tables.columns",
+    "no_leaks": "tables.columns",
+    "corrections": "tables.derived",
+    "current": "tables.derived",
     "PREVIOUS_DAY": "calendar.reach",
     "SAME_DAY": "calendar.reach",
     "WEEK": "calendar.reach",

@@ -1,12 +1,10 @@
 """The Dagster `Definitions` of a deployment, and the component for a `defs.yaml`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 import dagster as dg
 from pydantic import BaseModel, SkipValidation, create_model
@@ -220,7 +218,7 @@ class BackfillAssets(dg.Component):
         return _ATTRIBUTES
 
     @classmethod
-    def load(cls, attributes: BaseModel | None, context: dg.ComponentLoadContext) -> BackfillAssets:
+    def load(cls, attributes: BaseModel | None, context: dg.ComponentLoadContext) -> Self:
         """The component of a `defs.yaml`.
 
         Raises:

@@ -4,8 +4,6 @@ Every setting is an environment variable `BACKFILL_ASSETS_<FIELD>`; only `SPARK_
 own name.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -14,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from datetime import date
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 from urllib.parse import unquote, urlsplit
 from zoneinfo import ZoneInfo, available_timezones
 
@@ -267,7 +265,7 @@ class Settings(BaseSettings):
         return value and value.expanduser().resolve()
 
     @model_validator(mode="after")
-    def _check_order(self) -> Settings:
+    def _check_order(self) -> Self:
         """Refuse an END that is not after START, and a DEADLINE that is not after NIGHTLY_AT."""
         if self.end is not None and self.end <= self.start:
             raise ValueError(

@@ -530,10 +530,10 @@ def test_a_jvm_gets_its_settings_by_files_of_its_owner(tmp_path):
 def test_an_empty_spark_remote_is_no_server(monkeypatch):
     """Spark itself would take an empty variable for the address of a server."""
     monkeypatch.setenv("SPARK_REMOTE", "")
-    monkeypatch.setattr(module, "check_java", lambda: None)
+    monkeypatch.setattr(jars_module, "check_java", lambda: None)
     start = lambda self: setattr(self, "_spark_session", "a session")  # noqa: E731
     monkeypatch.setattr(Engine, "_init_session", start)
-    monkeypatch.setattr(module, "fetch_delta_jars", lambda cache: [])
+    monkeypatch.setattr(jars_module, "fetch_delta_jars", lambda cache: [])
     monkeypatch.setattr(module, "build_task_times", lambda cache: None)
     engine = Engine(spark_config={"spark.jars": "x.jar"}, jars="/j")
     assert engine.spark_session == "a session"

@@ -7,22 +7,10 @@ from typing import Any, Literal
 import dagster as dg
 from pydantic import Field
 
-from backfill_assets.backfills import stages, state_store
-from backfill_assets.backfills.backfill_plan import (
-    BackfillPlan,
-    BackfillRequest,
-    day_rows,
-    plan_facts,
-)
+from backfill_assets.backfills import backfill_plan, reconcile, stages, state_store
 from backfill_assets.backfills.changes import is_commit_of
 from backfill_assets.backfills.diff import as_markdown
 from backfill_assets.backfills.planner import add_sampled_skews, make_plan, refuse_invalid_request
-from backfill_assets.backfills.reconcile import (
-    ReconcileResult,
-    reconcile_facts,
-    reconcile_tables,
-    requested_days,
-)
 from backfill_assets.backfills.stages import RECONCILES_TAG, NextAction
 from backfill_assets.backfills.state_store import (
     BackfillRefusedError,
@@ -59,9 +47,9 @@ class BackfillConfig(dg.Config):
     accept: list[str] = Field([], description="Landing files by name that may take lines away.")
     reason: str = Field("", description="Why, for the record.")
 
-    def to_request(self) -> BackfillRequest:
+    def to_request(self) -> backfill_plan.BackfillRequest:
         """Return the request of a plan."""
-        return BackfillRequest(
+        return backfill_plan.BackfillRequest(
             days=self.days,
             tables=tuple(self.tables),
             pilot_days=self.pilot_days,
@@ -99,9 +87,9 @@ def create_plan(
     graph: BaseAssetGraph,
     instance: dg.DagsterInstance,
     code: Code,
-    request: BackfillRequest,
+    request: backfill_plan.BackfillRequest,
     id_: str | None = None,
-) -> BackfillPlan:
+) -> backfill_plan.BackfillPlan:
     """Create a plan and save it in Dagster's storage, under the given id or a new one.
 
     Raises:
@@ -157,15 +145,17 @@ def reconcile_backfill(
     instance: dg.DagsterInstance,
     spark: Any,
     name: str,
-) -> ReconcileResult:
+) -> reconcile.ReconcileResult:
     """Reconcile a backfill, one of its stages, or a run."""
     id_, _, stage = name.partition("-")
     try:
         plan = state_store.load(instance, id_).plan
     except BackfillRefusedError as error:
-        requested = requested_days(instance, read_ledgers(deployment), name)
+        requested = reconcile.requested_days(instance, read_ledgers(deployment), name)
         plan_error = str(error) if isinstance(error, PlanUnreadableError) else ""
-        return reconcile_tables(deployment, spark, name, requested=requested, plan_error=plan_error)
+        return reconcile.reconcile_tables(
+            deployment, spark, name, requested=requested, plan_error=plan_error
+        )
     windows = {f"{id_}-{n}": window for n, window in plan.stages}
     stage_window = next((w for n, w in windows.items() if f"{name}-".startswith(f"{n}-")), None)
     request = plan.parameters.model_copy(update={"rewrite": False})
@@ -174,18 +164,20 @@ def reconcile_backfill(
     # With the code of the plan: a later deploy must not fail the reconciliation.
     code = Code(plan.code_version, tables=plan.code_versions)
     current_plan = make_plan(deployment, graph, instance, request, code, id_)
-    return reconcile_tables(deployment, spark, name, None if stage else plan, current_plan)
+    return reconcile.reconcile_tables(
+        deployment, spark, name, None if stage else plan, current_plan
+    )
 
 
 def _markdown_table(rows: Iterable[tuple[str, ...]], *headings: str) -> dg.MarkdownMetadataValue:
     return dg.MetadataValue.md(markdown_table(headings, rows))
 
 
-def _plan_metadata(plan: BackfillPlan) -> dict[str, Any]:
+def _plan_metadata(plan: backfill_plan.BackfillPlan) -> dict[str, Any]:
     return {
         "backfill": plan.id,
-        "days": _markdown_table(day_rows(plan), "table", "what", "why", "days"),
-        "plan": _markdown_table(plan_facts(plan), "", ""),
+        "days": _markdown_table(backfill_plan.day_rows(plan), "table", "what", "why", "days"),
+        "plan": _markdown_table(backfill_plan.plan_facts(plan), "", ""),
     }
 
 
@@ -252,7 +244,10 @@ def _build_reconcile_job(deployment: Deployment, graph: AssetGraph) -> dg.JobDef
         spark = context.resources.engine.spark_session
         result = reconcile_backfill(deployment, graph, context.instance, spark, config.backfill)
         reports = {f"{r.table.name}": dg.MetadataValue.md(as_markdown(r)) for r in result.reports}
-        metadata = {"account": _markdown_table(reconcile_facts(result), "", ""), **reports}
+        metadata = {
+            "account": _markdown_table(reconcile.reconcile_facts(result), "", ""),
+            **reports,
+        }
         if result.problems:
             problems = [*result.problems, *failed_run_messages(context.instance, config.backfill)]
             message = f"{config.backfill} is not reconciled: {'; '.join(problems)}"

@@ -1,7 +1,5 @@
 """Input frames of a step: the rows of inputs for each day, and the answers of services."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -9,7 +7,7 @@ from datetime import date
 from decimal import Decimal
 from functools import partial, reduce
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import dagster as dg
 import pyspark.sql.types as T
@@ -261,7 +259,7 @@ class ServiceCaller:
     may_call: bool
 
     @classmethod
-    def from_context(cls, context: dg.AssetExecutionContext, warehouse: str) -> ServiceCaller:
+    def from_context(cls, context: dg.AssetExecutionContext, warehouse: str) -> Self:
         """Create the caller of a step's run."""
         tags = context.run.tags
         return cls(

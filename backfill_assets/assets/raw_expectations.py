@@ -1,11 +1,10 @@
 """Expectations of raw days: counts of landed lines against rows, warnings and problems."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import date
 from statistics import median
+from typing import Self
 
 from backfill_assets.assets.raw_rows import FileCounts, LoadTargets, ParsedFiles, RetainedRows
 from backfill_assets.audit import verdicts
@@ -41,7 +40,7 @@ class RejectedLimits:
     hold: float
 
     @classmethod
-    def from_settings(cls, deployment: Deployment) -> RejectedLimits:
+    def from_settings(cls, deployment: Deployment) -> Self:
         """Return the limits of the settings."""
         return cls(
             deployment.settings.rejected_warn,

@@ -14,21 +14,11 @@ import dagster as dg
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from backfill_assets.assets import raw_rows
 from backfill_assets.assets.raw_expectations import (
     RejectedLimits,
     raw_expectations,
     rejected_expectations,
-)
-from backfill_assets.assets.raw_rows import (
-    FileCounts,
-    LoadTargets,
-    ParsedFiles,
-    RetainedRows,
-    count_lines_by_file,
-    lost_keys,
-    read_versions,
-    rows_to_retain,
-    selected_rows,
 )
 from backfill_assets.assets.table_asset import delta_assets, yield_outputs
 from backfill_assets.calendar.partitions import DAY, Window
@@ -36,24 +26,12 @@ from backfill_assets.delta.data_files import rows_as_of
 from backfill_assets.delta.ledger_reader import read_ledger
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.deployment import Deployment
-from backfill_assets.landing import load_manifest
-from backfill_assets.landing.files import (
-    LandingFiles,
-    probe_files,
-    read_lines,
-    retry_without_bad_files,
-)
+from backfill_assets.landing import files, load_manifest
 from backfill_assets.landing.listing import ListedFile, Listing, list_landing
 from backfill_assets.landing.size_limits import SizeLimits
+from backfill_assets.publish import types
 from backfill_assets.publish.compute import explain_spark_errors
 from backfill_assets.publish.publisher import Publisher
-from backfill_assets.publish.types import (
-    ACCEPT_TAG,
-    CLOSE_TAG,
-    Candidate,
-    ComputedDays,
-    RunRequest,
-)
 from backfill_assets.spark.frames import Cache, cache_frames
 from backfill_assets.staleness.impact import LogChange
 from backfill_assets.staleness.unloaded import load_targets, loaded_manifests
@@ -81,7 +59,7 @@ class RawLoader:
     cache: Cache
     accepted: frozenset[str]
     close: bool
-    _parsed: dict[Any, ParsedFiles] = field(default_factory=dict)
+    _parsed: dict[Any, raw_rows.ParsedFiles] = field(default_factory=dict)
 
     @property
     def raw_ledger(self) -> Ledger:
@@ -92,7 +70,7 @@ class RawLoader:
         """List the folders of arrival days."""
         return list_landing(self.deployment.settings.landing, self.source, days)
 
-    def compute(self, table: Table, request: RunRequest) -> Iterator[Candidate]:
+    def compute(self, table: Table, request: types.RunRequest) -> Iterator[types.Candidate]:
         """Yield the days of a request, of the log or of the rejected lines, loaded from files."""
         source, raw, window = self.source, self.source.raw, request.window
         ledger = self.publisher.ledger(table)
@@ -115,7 +93,7 @@ class RawLoader:
             },
         )
         if not plan.reasons:
-            yield Candidate(plan)
+            yield types.Candidate(plan)
             return
         with explain_spark_errors(table, plan.days):
             parsed_files = self.parse_files(plan.days, listing)
@@ -123,12 +101,12 @@ class RawLoader:
                 parsed_files, {day: targets[day] for day in plan.days}, previous, log
             )
             retained = self.retain_rows(targets, ledger)
-        rows = selected_rows(parsed_files, targets, source, table, plan.days)
+        rows = raw_rows.selected_rows(parsed_files, targets, source, table, plan.days)
         if retained.rows is not None:
             rows = rows.unionByName(retained.rows)
         # The fingerprints are of the files that were really loaded.
         manifests = {day: target.manifest for day, target in targets.items()}
-        computed = ComputedDays(
+        computed = types.ComputedDays(
             rows,
             rejected_expectations(parsed_files, targets, retained, plan.days),
             fingerprints={day: manifest.content_digest() for day, manifest in manifests.items()},
@@ -150,9 +128,9 @@ class RawLoader:
                     self.deployment.settings.timezone,
                 ),
             )
-        yield Candidate(plan, computed)
+        yield types.Candidate(plan, computed)
 
-    def parse_files(self, days: Window, listing: Listing) -> ParsedFiles:
+    def parse_files(self, days: Window, listing: Listing) -> raw_rows.ParsedFiles:
         """Parse the files once for both tables, as long as the listing is the same."""
         folders = days.widen_by(before=1)
         entries = {name: entry for day in folders for name, entry in listing.files_on(day).items()}
@@ -163,35 +141,39 @@ class RawLoader:
 
     def _parse_folders(
         self, folders: Window, listing: Listing, entries: Mapping[str, ListedFile]
-    ) -> ParsedFiles:
+    ) -> raw_rows.ParsedFiles:
         """Parse the files; repeat without those that changed since the listing, until none does."""
         spark, source = self.publisher.engine.spark_session, self.source
         limits = SizeLimits.from_settings(self.deployment.settings)
-        landing_files = probe_files(
+        landing_files = files.probe_files(
             spark, self.deployment.settings.landing, source, folders, listing, limits
         )
 
-        def parse_lines(part: LandingFiles) -> tuple[DataFrame, dict[str, FileCounts]]:
+        def parse_lines(
+            part: files.LandingFiles,
+        ) -> tuple[DataFrame, dict[str, raw_rows.FileCounts]]:
             # No filter before this: Spark would push it down and parse everything again.
-            landed = read_lines(spark, part, source)
-            lines = self.cache(read_versions(landed, source, self.deployment.settings.timezone))
-            return lines, count_lines_by_file(lines, source, part.line_counts)
+            landed = files.read_lines(spark, part, source)
+            lines = self.cache(
+                raw_rows.read_versions(landed, source, self.deployment.settings.timezone)
+            )
+            return lines, raw_rows.count_lines_by_file(lines, source, part.line_counts)
 
         moving: set[str] = set()
         while True:
-            lines, counts = retry_without_bad_files(spark, landing_files, parse_lines)
+            lines, counts = files.retry_without_bad_files(spark, landing_files, parse_lines)
             second_listing = self.list_folders(folders)
             current_files = {
                 name: file for day in folders for name, file in second_listing.files_on(day).items()
             }
             moving |= {name for name, entry in entries.items() if current_files.get(name) != entry}
             if not landing_files.exclude_files(moving):
-                return ParsedFiles(landing_files, frozenset(moving), lines, counts)
+                return raw_rows.ParsedFiles(landing_files, frozenset(moving), lines, counts)
 
     def hold_back_lossy_files(
         self,
-        parsed_files: ParsedFiles,
-        targets: LoadTargets,
+        parsed_files: raw_rows.ParsedFiles,
+        targets: raw_rows.LoadTargets,
         previous: Mapping[date, load_manifest.LoadManifest],
         log: Ledger,
     ) -> dict[date, load_manifest.LoadTarget]:
@@ -211,7 +193,7 @@ class RawLoader:
         days = sorted(nearby_days & log.published_days)
         if not days:
             return load_targets
-        missing_keys = lost_keys(
+        missing_keys = raw_rows.lost_keys(
             self._published_rows(log, days), parsed_files.lines, self.source, doubtful
         )
         return {
@@ -237,7 +219,9 @@ class RawLoader:
                     files_by_day[day][name] = load_manifest.LoadedFile(0, 0, "")
         return {day: load_manifest.LoadManifest(files) for day, files in files_by_day.items()}
 
-    def retain_rows(self, load_targets: LoadTargets, ledger: Ledger) -> RetainedRows:
+    def retain_rows(
+        self, load_targets: raw_rows.LoadTargets, ledger: Ledger
+    ) -> raw_rows.RetainedRows:
         """Return the published rows that stay."""
         days = [
             day
@@ -245,15 +229,17 @@ class RawLoader:
             if day in ledger.published_days and target.retained_files
         ]
         if not days:
-            return RetainedRows()
+            return raw_rows.RetainedRows()
         table, zone = ledger.table, self.deployment.settings.timezone
         published = self._published_rows(ledger, days)
-        rows = self.cache(rows_to_retain(published, load_targets, days, self.source, table, zone))
+        rows = self.cache(
+            raw_rows.rows_to_retain(published, load_targets, days, self.source, table, zone)
+        )
         counts = rows.groupBy(table.partition).agg(
             F.count(F.lit(1)), F.count_if(F.col("_elsewhere"))
         )
         counts_by_day = {day: numbers for day, *numbers in counts.collect()}
-        return RetainedRows(
+        return raw_rows.RetainedRows(
             rows.drop("_elsewhere"),
             {day: count for day, (count, _) in counts_by_day.items()},
             {day: count for day, (_, count) in counts_by_day.items()},
@@ -280,8 +266,8 @@ def build_raw_assets(deployment: Deployment, code: Code, source: Source) -> dg.A
     )
     def read_source(context: dg.AssetExecutionContext) -> Iterator:
         tags = context.run.tags
-        accepted = {name.strip() for name in tags.get(ACCEPT_TAG, "").split(",")} - {""}
-        close = tags.get(CLOSE_TAG, "").lower() == "true"
+        accepted = {name.strip() for name in tags.get(types.ACCEPT_TAG, "").split(",")} - {""}
+        close = tags.get(types.CLOSE_TAG, "").lower() == "true"
         with cache_frames() as cache:
             loader = RawLoader(
                 deployment,

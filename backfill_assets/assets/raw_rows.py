@@ -1,7 +1,5 @@
 """Raw rows: landed lines parsed or rejected, counts by file, and rows that are retained."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -280,7 +278,7 @@ class FileCounts:
     accepted: int = 0
     amount: Decimal = _NO_MONEY
 
-    def __add__(self, other: FileCounts) -> FileCounts:
+    def __add__(self, other: "FileCounts") -> "FileCounts":
         return FileCounts(
             self.landed + other.landed,
             self.rejected + other.rejected,

@@ -27,14 +27,7 @@ from backfill_assets.staleness.assess import window_closed_at
 from backfill_assets.tables.code_version import Code
 from backfill_assets.tables.sources import Source
 from backfill_assets.tables.table import Lineage
-from backfill_assets.transforms.dedup import (
-    SUPERSEDED,
-    drop_superseded,
-    line_amount,
-    rank_in_window,
-    with_event_day,
-    within_window,
-)
+from backfill_assets.transforms import dedup
 
 
 def late_lines(raw: DataFrame, source: Source, window_days: int, *, keep: bool = True) -> DataFrame:
@@ -42,7 +35,7 @@ def late_lines(raw: DataFrame, source: Source, window_days: int, *, keep: bool =
 
     Empty where such lines are dropped: then only `late_expectations` counts them.
     """
-    return raw.where(~within_window(window_days) & F.lit(keep)).select(*source.late.columns)
+    return raw.where(~dedup.within_window(window_days) & F.lit(keep)).select(*source.late.columns)
 
 
 def staged_expectations(
@@ -50,9 +43,11 @@ def staged_expectations(
 ) -> dict[date, Expectation]:
     """By event day: rows in time (counted from the raw log) = staged + superseded."""
     counted, zero = F.lit(1), F.lit(0)
-    lines_in_time = raw.where(window.sql_condition("event_date")).where(within_window(window_days))
+    lines_in_time = raw.where(window.sql_condition("event_date")).where(
+        dedup.within_window(window_days)
+    )
     both = lines_in_time.select("event_date", counted.alias("came"), zero.alias("gone")).unionAll(
-        rows.where(SUPERSEDED).select("event_date", zero, counted)
+        rows.where(dedup.SUPERSEDED).select("event_date", zero, counted)
     )
     day_sums = sums_by_day(both, "event_date", {name: F.sum(name) for name in ("came", "gone")}, {})
     nothing = {"came": 0, "gone": 0}
@@ -81,12 +76,12 @@ def late_expectations(
     the notice is the only trace. Lines of days before the first day are in the raw log only, in
     time or late.
     """
-    late = ~within_window(window_days)
+    late = ~dedup.within_window(window_days)
     nothing = F.lit(Decimal("0.00"))
     counts = raw.groupBy("log_date").agg(
         F.count(F.lit(1)),
         F.count_if(late),
-        F.coalesce(F.sum(F.when(late, line_amount(source))), nothing),
+        F.coalesce(F.sum(F.when(late, dedup.line_amount(source))), nothing),
         F.count_if(F.col("event_date") < F.lit(start)),
     )
     counts_by_day = {day: numbers for day, *numbers in counts.collect()}
@@ -157,12 +152,14 @@ def _build_staged_asset(deployment: Deployment, code: Code, source: Source) -> d
         """Compute each key's greatest version in time, from the log days of the window."""
         raw = inputs.tables[source.raw.name]
         log_days = policy.reach.input_days(days)
-        raw_rows = with_event_day(raw.read_days(log_days), source, deployment.settings.timezone)
-        ranked_rows = cache(rank_in_window(raw_rows, source, days, window_days))
+        raw_rows = dedup.with_event_day(
+            raw.read_days(log_days), source, deployment.settings.timezone
+        )
+        ranked_rows = cache(dedup.rank_in_window(raw_rows, source, days, window_days))
 
         closed_days = {*window_closed_at(raw.ledger, policy)}
         expectations = staged_expectations(raw_rows, ranked_rows, days, window_days)
-        rows = drop_superseded(ranked_rows, source)
+        rows = dedup.drop_superseded(ranked_rows, source)
         return ComputedDays(rows, expectations, scattered=True, notes=CommitNotes(closed_days))
 
     name = f"stage_{source.name}"
@@ -184,7 +181,7 @@ def _build_late_asset(deployment: Deployment, code: Code, source: Source) -> dg.
 
     def compute_days(inputs: AssetInputs, cache: Cache, days: Window) -> ComputedDays:
         """Compute the late lines of these log days; the frame is empty if the policy drops them."""
-        raw = with_event_day(
+        raw = dedup.with_event_day(
             inputs.tables[source.raw.name].read_days(days), source, deployment.settings.timezone
         )
         rows = cache(late_lines(raw, source, window_days, keep=policy.corrects))
@@ -266,8 +263,8 @@ def _by_delay(logged: DataFrame, source: Source, window_days: int) -> DataFrame:
         logged.groupBy("log_date", _delay_days().alias("delay"))
         .agg(
             F.count(F.lit(1)).alias("count"),
-            F.sum(line_amount(source)).alias("amount"),
-            F.sum(F.abs(line_amount(source))).alias("money"),
+            F.sum(dedup.line_amount(source)).alias("amount"),
+            F.sum(F.abs(dedup.line_amount(source))).alias("money"),
         )
         .groupBy("log_date")
         .agg(
@@ -356,7 +353,7 @@ def lateness_expectations(
         "log_date",
         F.lit(1).alias("lines"),
         (_delay_days() > source.arrives_after).cast("int").alias("late"),
-        (~within_window(window_days)).cast("int").alias("beyond"),
+        (~dedup.within_window(window_days)).cast("int").alias("beyond"),
         F.lit(0).alias("rejected"),
     ).unionAll(rejected.select("arrival_date", F.lit(0), F.lit(0), F.lit(0), F.lit(1)))
     names = ("lines", "late", "beyond", "rejected")
@@ -447,7 +444,7 @@ def build_lateness_asset(deployment: Deployment, code: Code, source: Source) -> 
         """Compute one row of figures for each log day, from the raw log and the rejected lines."""
         log = inputs.tables[source.raw.name]
         log_days = days.widen_by(before=window_days)
-        raw = with_event_day(log.read_days(log_days), source, deployment.settings.timezone)
+        raw = dedup.with_event_day(log.read_days(log_days), source, deployment.settings.timezone)
         rejected = inputs.tables[source.rejected.name].read_days(days)
         frame = cache(lateness_figures(raw, rejected, source, days, window_days))
         rows = {row["log_date"]: row.asDict() for row in frame.collect()}

@@ -4,8 +4,6 @@ Skew comes from the records of published days; for days that have landed and are
 from a sample of their lines.
 """
 
-from __future__ import annotations
-
 import enum
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,14 +12,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 
-from backfill_assets.calendar.partitions import (
-    DAY,
-    Grain,
-    Window,
-    format_ranges,
-    from_ranges,
-    to_ranges,
-)
+from backfill_assets.calendar import partitions
 from backfill_assets.delta.history import format_windows
 from backfill_assets.delta.ledgers import Ledger, Ledgers
 from backfill_assets.tables.model_metadata import most_rows_figure, skew_bounds
@@ -53,14 +44,18 @@ class Skew(BaseModel, frozen=True):
     lines: int = 0
 
     def __str__(self) -> str:
-        days = from_ranges(self.days)
+        days = partitions.from_ranges(self.days)
         rows = "lines that landed on" if self.lines else "rows of"
         sample = f" in a sample of {self.lines:,} lines" if self.lines else ""
         text = (
             f"{self.one_key:.0%} of the {rows} {self.day} have one key, {self.no_key:.0%} have "
             f"none{sample}; above {self.above:.0%}"
         )
-        return f"{text} on {len(days)} days: {format_ranges(days)}" if len(days) > 1 else text
+        return (
+            f"{text} on {len(days)} days: {partitions.format_ranges(days)}"
+            if len(days) > 1
+            else text
+        )
 
 
 def find_skews(reads: Iterable[tuple[str, Iterable[date]]], ledgers: Ledgers) -> Iterator[Skew]:
@@ -113,7 +108,7 @@ def _skew_above(
             day=worst,
             one_key=one_key,
             no_key=no_key,
-            days=tuple(to_ranges(skewed_days)),
+            days=tuple(partitions.to_ranges(skewed_days)),
         )
 
 
@@ -170,13 +165,13 @@ class BackfillRequest(BaseModel, frozen=True):
     reason: str = ""
 
     @property
-    def window(self) -> Window:
+    def window(self) -> partitions.Window:
         """The requested days."""
-        return Window.parse(self.days)
+        return partitions.Window.parse(self.days)
 
     def split_stages(
-        self, split_evenly: Callable[[Window], Sequence[Window]] | None = None
-    ) -> Iterator[tuple[str, Window]]:
+        self, split_evenly: Callable[[partitions.Window], Sequence[partitions.Window]] | None = None
+    ) -> Iterator[tuple[str, partitions.Window]]:
         """The name and days of each stage, in order.
 
         Args:
@@ -184,9 +179,9 @@ class BackfillRequest(BaseModel, frozen=True):
         """
         window = self.window
         if 0 < self.pilot_days < len(window):
-            rest = window.start + self.pilot_days * DAY
-            yield "pilot", Window(window.start, rest)
-            window = Window(rest, window.end)
+            rest = window.start + self.pilot_days * partitions.DAY
+            yield "pilot", partitions.Window(window.start, rest)
+            window = partitions.Window(rest, window.end)
         if self.chunk_days == "auto":
             chunks = split_evenly(window) if split_evenly else [window]
         else:
@@ -234,12 +229,14 @@ class TableForecast(BaseModel, frozen=True):
 
     def format_days(self, days: Iterable[date]) -> str:
         """Days of the table as ranges; consecutive partitions of its grain form one range."""
-        return format_windows(Grain(self.apart).gapless_ranges(days))
+        return format_windows(partitions.Grain(self.apart).gapless_ranges(days))
 
     def days_by_reason(self) -> Iterator[tuple[DayOutcome, str, list[date]]]:
         """The days by outcome and reason; the reason is empty for days that are not computed."""
         reasons = {
-            day: reason for reason, ranges in self.why.items() for day in from_ranges(ranges)
+            day: reason
+            for reason, ranges in self.why.items()
+            for day in partitions.from_ranges(ranges)
         }
         for outcome, days in self.days_by_outcome():
             grouped: dict[str, list[date]] = {}
@@ -251,13 +248,13 @@ class TableForecast(BaseModel, frozen=True):
     def days_by_outcome(self) -> Iterator[tuple[DayOutcome, list[date]]]:
         """Days of each outcome, without empty ones."""
         for outcome in DayOutcome:
-            if days := from_ranges(getattr(self, outcome.name.lower())):
+            if days := partitions.from_ranges(getattr(self, outcome.name.lower())):
                 yield outcome, days
 
     @property
     def days_to_compute(self) -> list[date]:
         """The days that will or may be computed."""
-        return from_ranges([*self.computed, *self.depends])
+        return partitions.from_ranges([*self.computed, *self.depends])
 
 
 class ApiCallEstimate(BaseModel, frozen=True):
@@ -348,21 +345,21 @@ class BackfillPlan(BaseModel, frozen=True):
     unsampled: tuple[str, ...] = ()
 
     @property
-    def stages(self) -> list[tuple[str, Window]]:
+    def stages(self) -> list[tuple[str, partitions.Window]]:
         """The name and days of each stage, in order."""
-        saved_stages = [(stage.name, Window.parse(stage.days)) for stage in self.cut]
+        saved_stages = [(stage.name, partitions.Window.parse(stage.days)) for stage in self.cut]
         return saved_stages or list(self.parameters.split_stages())
 
     @property
     def rewritten_final_days(self) -> dict[str, list[date]]:
         """The final days that will or may be computed, by table."""
         final_days = {
-            name: sorted({*from_ranges(forecast.final)} & {*forecast.days_to_compute})
+            name: sorted({*partitions.from_ranges(forecast.final)} & {*forecast.days_to_compute})
             for name, forecast in self.tables.items()
         }
         return {name: days for name, days in final_days.items() if days}
 
-    def changes_since_planning(self, current: BackfillPlan) -> list[str]:
+    def changes_since_planning(self, current: "BackfillPlan") -> list[str]:
         """What changed since the plan was made, as text."""
         changes = []
         if self.code_version != current.code_version:
@@ -387,7 +384,7 @@ def day_rows(plan: BackfillPlan) -> Iterator[tuple[str, str, str, str]]:
         for outcome, reason, days in forecast.days_by_reason():
             yield name, f"{len(days)} {outcome.value}", reason, forecast.format_days(days)
         if forecast.final:
-            days = from_ranges(forecast.final)
+            days = partitions.from_ranges(forecast.final)
             yield name, f"of these, {len(days)} final", "", forecast.format_days(days)
 
 
@@ -440,7 +437,7 @@ def _describe_stage_work(plan: BackfillPlan) -> str:
         duration = (
             "" if plan.seconds is None else f", {timedelta(seconds=round(share * plan.seconds))}"
         )
-        return f"{share:.1%} of all ({len(Window.parse(stage.days))} days{duration})"
+        return f"{share:.1%} of all ({len(partitions.Window.parse(stage.days))} days{duration})"
 
     by_work = sorted(plan.cut, key=lambda stage: stage.work)
     return f"{describe_stage(by_work[0])} to {describe_stage(by_work[-1])}"

@@ -14,35 +14,9 @@ import dagster as dg
 from backfill_assets.backfills import state_store
 from backfill_assets.backfills.backfill_plan import BackfillPlan, BackfillRequest
 from backfill_assets.backfills.planner import days_by_table
-from backfill_assets.calendar.partitions import (
-    DAY,
-    Grain,
-    Window,
-    format_ranges,
-    from_ranges,
-    to_windows,
-)
-from backfill_assets.dagster_ext.internals import (
-    BULK_ACTION_TERMINAL_STATUSES,
-    BackfillDaemon,
-    BaseAssetGraph,
-    BulkActionStatus,
-    PartitionBackfill,
-    PartitionRangeSelector,
-    PartitionsByAssetSelector,
-    PartitionsSelector,
-    SensorDaemon,
-    get_daemon_statuses,
-    max_tag_bytes,
-)
-from backfill_assets.publish.types import (
-    ACCEPT_TAG,
-    CODE_TAG,
-    REASON_TAG,
-    REWRITE_TAG,
-    WRITE_MODE_TAG,
-    format_code_pin,
-)
+from backfill_assets.calendar import partitions
+from backfill_assets.dagster_ext import internals
+from backfill_assets.publish import types
 
 #: A daemon sends a heartbeat every 30 seconds. Dagster tolerates half an hour without one; a
 #: backfill launched in that time would wait for a daemon that has stopped.
@@ -55,7 +29,7 @@ PARALLEL_TAG = "backfill_assets/max_parallel"
 
 def launch_stage(
     instance: dg.DagsterInstance,
-    graph: BaseAssetGraph,
+    graph: internals.BaseAssetGraph,
     id_: str,
     current: BackfillPlan,
 ) -> state_store.BackfillState:
@@ -86,18 +60,18 @@ def launch_stage(
         )
     for table, forecast in state.plan.tables.items():
         requested = _requested_days(graph, state.plan, table)
-        if missing := requested & {*from_ranges(forecast.lacking)}:
+        if missing := requested & {*partitions.from_ranges(forecast.lacking)}:
             raise state_store.BackfillRefusedError(
                 f"backfill {id_} is not launched: {table} "
-                f"[{format_ranges(missing)}] cannot be built, as what these days "
+                f"[{partitions.format_ranges(missing)}] cannot be built, as what these days "
                 "are made of has never been published. Make a plan that has the input tables too."
             )
-        if other_settings := requested & {*from_ranges(forecast.other_settings)}:
+        if other_settings := requested & {*partitions.from_ranges(forecast.other_settings)}:
             raise state_store.BackfillRefusedError(
-                f"backfill {id_} is not launched: {table} [{format_ranges(other_settings)}] cannot "
-                "be built, as what these days are made of was made under other settings. Nothing "
-                "was written; make a plan that has the input tables and days too, or put the "
-                "settings back."
+                f"backfill {id_} is not launched: {table} "
+                f"[{partitions.format_ranges(other_settings)}] cannot be built, as what these "
+                "days are made of was made under other settings. Nothing was written; make a plan "
+                "that has the input tables and days too, or put the settings back."
             )
     _refuse_long_tag(instance, state)
     state.attempt += 1
@@ -108,20 +82,20 @@ def launch_stage(
     return state
 
 
-def _requested_days(graph: BaseAssetGraph, plan: BackfillPlan, table: str) -> set[date]:
+def _requested_days(graph: internals.BaseAssetGraph, plan: BackfillPlan, table: str) -> set[date]:
     """The requested days of a table, without days that only follow by partition mapping.
 
     Of a table by week with inputs in the plan: weeks whose days are all requested.
     """
     node, window = graph.get(dg.AssetKey(table)), plan.parameters.window
-    cadence = Grain.from_partitions_def(node.partitions_def)
+    cadence = partitions.Grain.from_partitions_def(node.partitions_def)
     inputs = {key.to_user_string() for key in node.parent_keys} & plan.tables.keys()
     return {*(cadence.whole_partitions(window) if inputs else cadence.partitions_of(window))}
 
 
 def _refuse_long_tag(instance: dg.DagsterInstance, state: state_store.BackfillState) -> None:
     """Raise if a tag is too long, as Dagster's daemon would retry the launch forever."""
-    limit, names = max_tag_bytes(instance), state.plan.parameters.accept
+    limit, names = internals.max_tag_bytes(instance), state.plan.parameters.accept
     if limit is not None and len(",".join(names).encode()) > limit:
         raise state_store.BackfillRefusedError(
             f"backfill {state.plan.id} is not launched: it accepts {len(names)} files by name, and "
@@ -131,7 +105,7 @@ def _refuse_long_tag(instance: dg.DagsterInstance, state: state_store.BackfillSt
 
 
 def _submit_stage(
-    instance: dg.DagsterInstance, graph: BaseAssetGraph, state: state_store.BackfillState
+    instance: dg.DagsterInstance, graph: internals.BaseAssetGraph, state: state_store.BackfillState
 ) -> None:
     """Submit the stage to Dagster's backfill daemon, unless it is submitted already."""
     if instance.get_backfill(state.backfill_id) is not None:
@@ -140,25 +114,27 @@ def _submit_stage(
     name, window = state.plan.stages[state.stage]
     days = dict(_buildable_days(state, _stage_days(graph, request, window)))
     tags = {
-        CODE_TAG: format_code_pin(state.plan.code_version, state.plan.config_digest),
-        REASON_TAG: request.reason,
-        WRITE_MODE_TAG: request.write_mode,
-        REWRITE_TAG: str(request.rewrite).lower(),
+        types.CODE_TAG: types.format_code_pin(state.plan.code_version, state.plan.config_digest),
+        types.REASON_TAG: request.reason,
+        types.WRITE_MODE_TAG: request.write_mode,
+        types.REWRITE_TAG: str(request.rewrite).lower(),
     }
     if request.accept:
-        tags[ACCEPT_TAG] = ",".join(request.accept)
+        tags[types.ACCEPT_TAG] = ",".join(request.accept)
     if request.max_parallel:
         tags[PARALLEL_TAG] = str(request.max_parallel)
-    stage = PartitionBackfill.from_partitions_by_assets(
+    stage = internals.PartitionBackfill.from_partitions_by_assets(
         backfill_id=state.backfill_id,
         asset_graph=graph,
         partitions_by_assets=[
-            PartitionsByAssetSelector(
+            internals.PartitionsByAssetSelector(
                 asset_key=dg.AssetKey(table),
-                partitions=PartitionsSelector(
+                partitions=internals.PartitionsSelector(
                     [
-                        PartitionRangeSelector(str(part.start), str(part.end - DAY))
-                        for part in to_windows(table_days)
+                        internals.PartitionRangeSelector(
+                            str(part.start), str(part.end - partitions.DAY)
+                        )
+                        for part in partitions.to_windows(table_days)
                     ]
                 ),
             )
@@ -172,7 +148,7 @@ def _submit_stage(
         run_config=None,
     )
     # The daemon has nothing to do if no week ends in the stage.
-    stage = stage if days else stage.with_status(BulkActionStatus.COMPLETED_SUCCESS)
+    stage = stage if days else stage.with_status(internals.BulkActionStatus.COMPLETED_SUCCESS)
     try:
         instance.add_backfill(stage)
     except Exception:
@@ -182,12 +158,14 @@ def _submit_stage(
 
 
 def _stage_days(
-    graph: BaseAssetGraph, request: BackfillRequest, window: Window
+    graph: internals.BaseAssetGraph, request: BackfillRequest, window: partitions.Window
 ) -> dict[str, list[date]]:
     """The days of a stage; a week belongs to the stage of its last requested day."""
     stage_days = days_by_table(graph, request.tables, window)
     for table, days in stage_days.items():
-        days_of = Grain.from_partitions_def(graph.get(dg.AssetKey(table)).partitions_def).days_of
+        days_of = partitions.Grain.from_partitions_def(
+            graph.get(dg.AssetKey(table)).partitions_def
+        ).days_of
         end = request.window.end
         stage_days[table] = [day for day in days if min(days_of(day).end, end) <= window.end]
     return stage_days
@@ -199,7 +177,7 @@ def _buildable_days(
     """Days by table, without those that follow by mapping only and whose input is missing."""
     for table, requested in days.items():
         forecast = state.plan.tables[table]
-        blocked = {*from_ranges([*forecast.lacking, *forecast.other_settings])}
+        blocked = {*partitions.from_ranges([*forecast.lacking, *forecast.other_settings])}
         if buildable := [day for day in requested if day not in blocked]:
             yield table, buildable
 
@@ -218,7 +196,7 @@ class NextAction:
 
 
 def advance(
-    instance: dg.DagsterInstance, graph: BaseAssetGraph, state: state_store.BackfillState
+    instance: dg.DagsterInstance, graph: internals.BaseAssetGraph, state: state_store.BackfillState
 ) -> NextAction:
     """Check the current stage, and launch the next one once this one is reconciled."""
     if missing_tables := [
@@ -231,7 +209,7 @@ def advance(
     _submit_stage(instance, graph, state)  # an earlier launch may have been interrupted
     backfill = instance.get_backfill(state.backfill_id)
     assert backfill is not None
-    if backfill.status not in BULK_ACTION_TERMINAL_STATUSES:
+    if backfill.status not in internals.BULK_ACTION_TERMINAL_STATUSES:
         return NextAction(f"{state.backfill_id} is under way")
     runs = instance.get_runs(dg.RunsFilter(tags={RECONCILES_TAG: state.backfill_id}), limit=1)
     if not runs:
@@ -248,7 +226,10 @@ def advance(
             state,
             f"{state.backfill_id} did not pass (run {run.run_id[:8]} says why){rest}",
         )
-    if backfill.status not in (BulkActionStatus.COMPLETED, BulkActionStatus.COMPLETED_SUCCESS):
+    if backfill.status not in (
+        internals.BulkActionStatus.COMPLETED,
+        internals.BulkActionStatus.COMPLETED_SUCCESS,
+    ):
         message = f"{state.backfill_id} ended as {backfill.status.value.lower()} in Dagster"
         return _end_backfill(
             instance, state, f"{message}, although what it was to publish is there"
@@ -284,7 +265,7 @@ def describe_progress(instance: dg.DagsterInstance, state: state_store.BackfillS
     backfill = instance.get_backfill(state.backfill_id)
     if backfill is None or backfill.asset_backfill_data is None:
         return f"{prefix}: about to be launched"
-    if backfill.status in BULK_ACTION_TERMINAL_STATUSES:
+    if backfill.status in internals.BULK_ACTION_TERMINAL_STATUSES:
         return f"{prefix}: reconciling"
     data = backfill.asset_backfill_data
     built, failed, all_ = (
@@ -301,8 +282,8 @@ def describe_progress(instance: dg.DagsterInstance, state: state_store.BackfillS
 
 def missing_daemons(instance: dg.DagsterInstance) -> list[str]:
     """The daemons that a backfill needs and that are not running."""
-    required = [BackfillDaemon.daemon_type(), SensorDaemon.daemon_type()]
-    statuses: Mapping = get_daemon_statuses(
+    required = [internals.BackfillDaemon.daemon_type(), internals.SensorDaemon.daemon_type()]
+    statuses: Mapping = internals.get_daemon_statuses(
         instance, required, ignore_errors=True, heartbeat_tolerance_seconds=_HEARTBEAT_TOLERANCE
     )
     return [kind for kind in required if not statuses[kind].healthy]

@@ -4,21 +4,15 @@ Commands of a person, such as a reconciliation, are stored here because neither 
 record them.
 """
 
-from __future__ import annotations
-
 import logging
 import time
+from typing import Self
 
 import dagster as dg
 from pydantic import BaseModel, TypeAdapter, ValidationError, model_validator
 
 from backfill_assets.backfills.backfill_plan import BackfillPlan
-from backfill_assets.dagster_ext.internals import (
-    BULK_ACTION_TERMINAL_STATUSES,
-    BulkActionsFilter,
-    BulkActionStatus,
-    DaemonCursorStorage,
-)
+from backfill_assets.dagster_ext import internals
 
 _log = logging.getLogger(__name__)
 
@@ -130,7 +124,7 @@ class BackfillState(BaseModel):
     took: float = 0
 
     @model_validator(mode="after")
-    def _check_stage_exists(self) -> BackfillState:
+    def _check_stage_exists(self) -> Self:
         if self.stage not in range(len(self.plan.stages)):
             raise ValueError(f"there is no stage {self.stage}")
         return self
@@ -187,8 +181,10 @@ def close_by_id(instance: dg.DagsterInstance, id_: str) -> bool:
     Returns:
         Whether it has ended; False while a stage of it is active in Dagster.
     """
-    active_statuses = [s for s in BulkActionStatus if s not in BULK_ACTION_TERMINAL_STATUSES]
-    backfills = instance.get_backfills(BulkActionsFilter(statuses=active_statuses))
+    active_statuses = [
+        s for s in internals.BulkActionStatus if s not in internals.BULK_ACTION_TERMINAL_STATUSES
+    ]
+    backfills = instance.get_backfills(internals.BulkActionsFilter(statuses=active_statuses))
     if any(backfill.backfill_id.startswith(f"{id_}-") for backfill in backfills):
         return False
     instance.delete_dynamic_partition(ACTIVE, id_)
@@ -234,7 +230,7 @@ def active_ids(instance: dg.DagsterInstance) -> list[str]:
     return sorted(instance.get_dynamic_partitions(ACTIVE))
 
 
-def _cursor_storage(instance: dg.DagsterInstance) -> DaemonCursorStorage:
+def _cursor_storage(instance: dg.DagsterInstance) -> internals.DaemonCursorStorage:
     """Dagster's key-value storage for its daemons."""
     store = instance.daemon_cursor_storage
     assert store is not None
@@ -248,7 +244,7 @@ def refuse_active(instance: dg.DagsterInstance, name: str) -> None:
         BackfillRefusedError: a planned backfill or one of Dagster's of that name has not ended.
     """
     backfill = instance.get_backfill(name)
-    running = backfill and backfill.status not in BULK_ACTION_TERMINAL_STATUSES
+    running = backfill and backfill.status not in internals.BULK_ACTION_TERMINAL_STATUSES
     if running or name.partition("-")[0] in active_ids(instance):
         raise BackfillRefusedError(
             f"backfill {name} is under way; cancel it, or let it end, and ask again. Nothing was "

@@ -25,13 +25,7 @@ from backfill_assets.backfills.changes import (
 )
 from backfill_assets.backfills.downstream import UndoScope, undo_scopes
 from backfill_assets.calendar import partitions
-from backfill_assets.delta.data_files import (
-    DataFiles,
-    TableSnapshot,
-    files_as_of,
-    list_data_files,
-    rows_as_of,
-)
+from backfill_assets.delta import data_files
 from backfill_assets.delta.delta_rs import delta_log, read_metadata
 from backfill_assets.delta.ledger_reader import read_ledgers
 from backfill_assets.delta.ledgers import Ledger, Ledgers
@@ -39,16 +33,10 @@ from backfill_assets.delta.records import CommitDetails, CommitRecord, Provenanc
 from backfill_assets.delta.table_schema import read_schema_version
 from backfill_assets.deployment import Deployment
 from backfill_assets.landing.load_manifest import LoadManifest, after_undo
+from backfill_assets.publish import types
 from backfill_assets.publish.compute import AuditedDays, explain_spark_errors
 from backfill_assets.publish.io_manager import DeltaIOManager
 from backfill_assets.publish.publisher import ATTEMPTS, CommitRaceError
-from backfill_assets.publish.types import (
-    Candidate,
-    CommitNotes,
-    ComputedDays,
-    DayResult,
-    RunRequest,
-)
 from backfill_assets.spark.filesystems import open_store
 from backfill_assets.staleness.impact import impact_of
 from backfill_assets.staleness.input_digest import input_digests
@@ -72,7 +60,7 @@ def undo_backfill(
     run_id: str,
     tags: Mapping[str, str],
     days: Container[date] | None = None,
-) -> Iterator[tuple[Table, list[DayResult]]]:
+) -> Iterator[tuple[Table, list[types.DayResult]]]:
     """Revert the days that a backfill wrote and the days downstream of them, table by table.
 
     If it was interrupted, the same request reverts the remaining days.
@@ -250,7 +238,7 @@ class _OldFiles:
 
 def _find_old_files(url: str, table: Table, version: int, days: Iterable[date]) -> _OldFiles:
     """List the files of days as of a version, and check which of them still exist."""
-    files = list_data_files(url, table, days, version).to_pylist()
+    files = data_files.list_data_files(url, table, days, version).to_pylist()
     filesystem, base = open_store(url)
     infos = filesystem.get_file_info([f"{base}/{file['path']}" for file in files])
     missing_days = {
@@ -265,7 +253,7 @@ _MARGIN = timedelta(hours=6)
 
 def _restorable_files(
     url: str, ledger: Ledger, changes: Mapping[date, DayChange], undo_days: int
-) -> DataFiles:
+) -> data_files.DataFiles:
     """The old files of each day that can be added again without rewriting rows.
 
     A commit cannot both remove and add the same file, so a day of which a merge left a file in
@@ -284,10 +272,11 @@ def _restorable_files(
     old_files = {
         day: day_files
         for version, days in _group_by_version(changes).items()
-        for day, day_files in files_as_of(url, table, days, version).items()
+        for day, day_files in data_files.files_as_of(url, table, days, version).items()
     }
     current_paths = {
-        file["path"] for file in list_data_files(url, table, changes, current_version).to_pylist()
+        file["path"]
+        for file in data_files.list_data_files(url, table, changes, current_version).to_pylist()
     }
     return {
         day: day_files
@@ -311,7 +300,7 @@ class _TableUndo:
     table: Table
     record: Mapping[str, Any]
 
-    def restore_days(self) -> list[DayResult] | None:
+    def restore_days(self) -> list[types.DayResult] | None:
         """Audit the old rows of the table and commit them; None if another commit came first.
 
         Raises:
@@ -341,7 +330,7 @@ class _TableUndo:
 
     def _read_old_days(
         self, ledger: Ledger, scope: UndoScope, todo: Mapping[date, DayChange]
-    ) -> Candidate:
+    ) -> types.Candidate:
         """Plan the days to restore, with their old rows."""
         publisher, changes, tables = self.publisher, scope.changes, self.request.tables
         newest = max(todo.values(), key=lambda change: change.version_after).last_commit
@@ -351,7 +340,7 @@ class _TableUndo:
         ]
         fingerprints = {day: self._input_digest(ledger, day, todo[day]) for day in sorted(todo)}
         plan = publisher.plan_days(
-            RunRequest(partitions.DaySet.from_days(todo), self.record, rewrite=changes),
+            types.RunRequest(partitions.DaySet.from_days(todo), self.record, rewrite=changes),
             ledger,
             sources,
             fingerprints,
@@ -366,7 +355,7 @@ class _TableUndo:
         )
         # Old rows keep their old provenance, whatever the current settings and inputs are.
         previous = {d: c.previous_commit for d, c in todo.items() if c.previous_commit}
-        computed = ComputedDays(
+        computed = types.ComputedDays(
             rows,
             {},
             made_under={d: record.made_under(d) for d, record in previous.items()},
@@ -378,7 +367,7 @@ class _TableUndo:
                 self.request.deployment.settings.undo_days,
             ),
         )
-        return Candidate(plan, computed)
+        return types.Candidate(plan, computed)
 
     def _input_digest(self, ledger: Ledger, day: date, change: DayChange) -> str:
         """Digest of the inputs of the old rows; empty if not known.
@@ -394,7 +383,7 @@ class _TableUndo:
     def _old_provenances(
         self,
         ledger: Ledger,
-        sources: Sequence[TableSnapshot],
+        sources: Sequence[data_files.TableSnapshot],
         previous: Mapping[date, CommitRecord],
         fingerprints: Mapping[date, str],
     ) -> dict[date, Provenance]:
@@ -501,7 +490,7 @@ class _TableUndo:
     def _rows_at(self, version: int, days: Collection[date]) -> DataFrame:
         publisher = self.publisher
         spark, url = publisher.engine.spark_session, publisher.url(self.table)
-        return rows_as_of(spark, url, self.table, version, days)
+        return data_files.rows_as_of(spark, url, self.table, version, days)
 
     def _commit_notes(
         self,
@@ -509,7 +498,7 @@ class _TableUndo:
         audited: AuditedDays,
         changes: Mapping[date, DayChange],
         todo: Mapping[date, DayChange],
-    ) -> CommitNotes:
+    ) -> types.CommitNotes:
         """Notes of the commit: final days, revoked days and details.
 
         Raises:
@@ -538,7 +527,9 @@ class _TableUndo:
         )
         final = {d for d, c in todo.items() if c.previous_commit and d in c.previous_commit.final}
         message = f"taken back by the undo of {self.request.name}: it counts as never published"
-        return CommitNotes(final, dict.fromkeys(self._revoked_days(changes), message), details)
+        return types.CommitNotes(
+            final, dict.fromkeys(self._revoked_days(changes), message), details
+        )
 
     def _revoked_days(self, changes: Mapping[date, DayChange]) -> set[date]:
         """Days that had neither a commit nor files before."""

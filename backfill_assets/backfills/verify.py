@@ -1,13 +1,11 @@
 """Verify published days: recompute them with the assets and compare; nothing is written."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import date, datetime
 from enum import Enum
 from itertools import groupby
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import dagster as dg
 from rich.table import Table as Grid
@@ -75,7 +73,7 @@ class DaySummary:
     digest: str
 
     @classmethod
-    def from_numbers(cls, numbers: DayMetrics | PublishedDay) -> DaySummary:
+    def from_numbers(cls, numbers: DayMetrics | PublishedDay) -> Self:
         """Summary of what an audit measured, now or when the day was published."""
         totals = {name: str(total) for name, total in numbers.totals.items()}
         return cls(numbers.rows, totals, numbers.digest)

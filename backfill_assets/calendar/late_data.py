@@ -3,12 +3,10 @@
 It reads no clock, table or file.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
-from typing import Any
+from typing import Any, Self
 
 from backfill_assets.calendar.partitions import DAY, Grain, Window
 from backfill_assets.calendar.reach import Reach, next_days
@@ -47,7 +45,7 @@ class Policy:
     grain: Grain = Grain.DAILY
 
     @classmethod
-    def from_settings(cls, settings: Settings) -> Policy:
+    def from_settings(cls, settings: Settings) -> Self:
         """The deployment's policy."""
         return cls(
             start=settings.start,

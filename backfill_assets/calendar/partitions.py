@@ -3,14 +3,13 @@
 It imports neither Dagster nor Spark, as the command line uses it before it loads them.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from enum import Enum
 from itertools import pairwise
+from typing import Self
 
 import dagster as dg
 
@@ -103,7 +102,7 @@ class Window:
         return f"{self.start}" if last == self.start else f"{self.start}...{last}"
 
     @classmethod
-    def parse(cls, text: str) -> Window:
+    def parse(cls, text: str) -> Self:
         """The window from the text of `str`, or of a person; see `parse_calendar_days`.
 
         Raises:
@@ -120,11 +119,11 @@ class Window:
             return any(day in days for day in self)
         return any(day in self for day in days)
 
-    def widen_by(self, *, before: int = 0, after: int = 0) -> Window:
+    def widen_by(self, *, before: int = 0, after: int = 0) -> "Window":
         """This window with more days on either side."""
         return Window(self.start - before * DAY, self.end + after * DAY)
 
-    def split_by_length(self, max_days: int) -> list[Window]:
+    def split_by_length(self, max_days: int) -> "list[Window]":
         """Consecutive windows of at most `max_days` days that make up this one."""
         step = max_days * DAY
         starts = [self.start]
@@ -311,7 +310,7 @@ class Grain(Enum):
         )
 
     @classmethod
-    def from_partitions_def(cls, definition: dg.PartitionsDefinition | None) -> Grain:
+    def from_partitions_def(cls, definition: dg.PartitionsDefinition | None) -> "Grain":
         """The grain of a definition that `partitions_def` returned."""
         assert isinstance(definition, dg.TimeWindowPartitionsDefinition)
         assert definition.schedule_type is not None

@@ -10,8 +10,6 @@ connections (15 to 20 ms on a small machine) and lists the tables: for a year of
 longer than Spark. Here connections stay open, and a batch of events is two transactions.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 from collections import OrderedDict
@@ -20,7 +18,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import dagster as dg
 import sqlalchemy as db
@@ -371,7 +369,7 @@ class LocalEventLog(BatchedEventLog, SqliteEventLogStorage):
     @classmethod
     def from_config_value(
         cls, inst_data: ConfigurableClassData | None, config_value: Mapping[str, Any]
-    ) -> LocalEventLog:
+    ) -> Self:
         """The storage of the configuration.
 
         Raises:
@@ -494,7 +492,7 @@ class LocalStorage(DagsterSqliteStorage):
     @classmethod
     def from_config_value(
         cls, inst_data: ConfigurableClassData | None, config_value: Mapping[str, Any]
-    ) -> LocalStorage:
+    ) -> Self:
         """The storage of the configuration.
 
         Raises:

@@ -5,8 +5,6 @@ process id, a changed clock, a reboot, a container or a restart of the daemon or
 make neither a dead run look alive nor a live run look dead.
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import logging
@@ -21,7 +19,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import Any, Self
 
 import dagster as dg
 from dagster._core.errors import DagsterUserCodeUnreachableError
@@ -231,7 +229,7 @@ class WatchingRunLauncher(DefaultRunLauncher):
     @classmethod
     def from_config_value(
         cls, inst_data: ConfigurableClassData, config_value: Mapping[str, Any]
-    ) -> WatchingRunLauncher:
+    ) -> Self:
         """The launcher of the configuration."""
         return cls(config_value["grace_seconds"], inst_data)
 

@@ -6,8 +6,6 @@ The engine is a Spark Connect server on loopback; `spark.servers` watches it and
 server. No process of the deployment outlives the process that runs `run_deployment`.
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
 import contextlib
@@ -28,6 +26,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Self
 
 import dagster as dg
 
@@ -164,7 +163,7 @@ class PasswordFile:
         self._unknown_user = (secrets.token_bytes(16), b"")
 
     @classmethod
-    def read_file(cls, path: Path) -> PasswordFile:
+    def read_file(cls, path: Path) -> Self:
         """The entries of a file.
 
         Raises:

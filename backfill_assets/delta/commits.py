@@ -4,8 +4,6 @@ A retired table keeps its log: readers find an empty table, `history` still work
 the table for a new one.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import re
@@ -13,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import date
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 from uuid import uuid4
 
 import pyarrow as pa
@@ -107,7 +105,7 @@ class Writer:
     files: str = ""
 
     @classmethod
-    def from_settings(cls, settings: Settings, table: Table) -> Writer:
+    def from_settings(cls, settings: Settings, table: Table) -> Self:
         """A writer of a table of a deployment; Spark starts only if rows are written."""
         return cls(
             lambda: Engine.from_settings(settings).spark_session,

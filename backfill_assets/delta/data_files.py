@@ -7,8 +7,6 @@ Rows as of a version are read from their Parquet files directly: Delta's time tr
 state of the table for each version, which takes longest for a few days of a long history.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re
@@ -19,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 from urllib.parse import unquote
 from uuid import uuid4
 
@@ -412,7 +410,7 @@ class TableSnapshot:
         self,
         input_days: Callable[[date], Iterable[date]],
         required_days_of: Callable[[date], Sequence[date]] | None = None,
-    ) -> TableSnapshot:
+    ) -> Self:
         """Return a copy with other input days and required days."""
         return replace(self, input_days=input_days, find_required_days=required_days_of)
 

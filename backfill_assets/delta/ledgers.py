@@ -1,12 +1,10 @@
 """The ledger of a table: its log as of one version, and each day's state that follows from it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import pyspark.sql.types as T
 
@@ -209,7 +207,7 @@ class Ledger:
             f"the newest of {files.newest}"
         )
 
-    def as_of(self, version: int) -> Ledger:
+    def as_of(self, version: int) -> Self:
         """The ledger as of an older version; the data files of that version are not known."""
         return replace(
             self,

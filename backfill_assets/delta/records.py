@@ -1,7 +1,5 @@
 """The record of a commit, its encoding in the log and in the commit cache."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -87,7 +85,7 @@ class CommitDetails(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
         current_days: the event days whose current rows the commit changes.
         log_days: the log days whose lateness the commit changes.
         spans: by log day, the event days of its lines.
-        settled: the log days that are complete since this commit; see `staleness.finality`.
+        settled: the log days that are complete since this commit; see `staleness.assess`.
         unsettled: the log days that are no longer complete.
         late: by log day, the number of late lines, and their amount as text.
         kind: `SWITCH_OVER`, `CANARY`, `RETIREMENT` or `ACCEPTED_CODE`; empty for a run and an undo.
@@ -193,7 +191,7 @@ class CommitRecord(msgspec.Struct, frozen=True, gc=False):
         """The version of the code of all tables together; of this table's code if not recorded."""
         return self.release or self.code_version
 
-    def for_day(self, day: date) -> CommitRecord:
+    def for_day(self, day: date) -> "CommitRecord":
         """The record with the code and inputs of one of its days."""
         published = self.days.get(day)
         if published is None or published.provenance is None:

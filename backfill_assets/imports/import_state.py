@@ -1,7 +1,5 @@
 """The saved state of imports: which rows of which external table have landed, or are about to."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -10,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import date, datetime, timezone
 from pathlib import Path
+from typing import Self
 
 import msgspec
 import pyarrow.fs as pafs
@@ -114,7 +113,7 @@ class TableImport(msgspec.Struct, frozen=True):
         """Number of rows by landing file."""
         return {name: rows for step in self.steps for name, rows in step.landed.items()}
 
-    def with_step(self, step: ImportStep) -> TableImport:
+    def with_step(self, step: ImportStep) -> "TableImport":
         """The import with a step added, or replaced if it has the same name."""
         others = [existing for existing in self.steps if existing.name != step.name]
         return msgspec.structs.replace(self, steps=[*others, step], version=step.version)
@@ -160,7 +159,7 @@ class _LockHolder(msgspec.Struct, frozen=True):
     namespace: str
 
     @classmethod
-    def of_this_process(cls) -> _LockHolder:
+    def of_this_process(cls) -> Self:
         """The lock holder of this process, from now on."""
         host, process = socket.gethostname(), os.getpid()
         current_time = datetime.now(timezone.utc)

@@ -1,7 +1,5 @@
 """Imports an external table: plans the import, lands rows, follows the table, checks the counts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,23 +17,12 @@ from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import format_ranges
 from backfill_assets.delta.delta_rs import load_log
 from backfill_assets.deployment import Deployment
-from backfill_assets.imports import import_state
+from backfill_assets.imports import import_state, landing_files
 from backfill_assets.imports.external_table import (
     ExternalTable,
     NewData,
     normalize_url,
     open_external_table,
-)
-from backfill_assets.imports.landing_files import (
-    ARRIVAL_DAY,
-    SourceLines,
-    arrival_day,
-    clear_folder,
-    counts_by_day,
-    land_files,
-    map_rows,
-    scratch_folder,
-    split_chunks,
 )
 from backfill_assets.spark.filesystems import on_s3
 from backfill_assets.spark.frames import create_frame
@@ -110,19 +97,19 @@ class ImportRequest:
         new_data: NewData,
         mapping: import_state.ImportMapping,
         scratch: str,
-    ) -> SourceLines:
+    ) -> landing_files.SourceLines:
         """The new rows of the table as lines."""
         rows = external_table.read_rows(self.spark, new_data, scratch)
-        return map_rows(rows, self.source, mapping, self.deployment.settings.timezone)
+        return landing_files.map_rows(rows, self.source, mapping, self.deployment.settings.timezone)
 
     @contextmanager
     def open_scratch(self, name: str) -> Iterator[str]:
         """A temporary folder beside the arrival days, removed at the end."""
-        folder = scratch_folder(self.deployment.settings.landing, self.source, name)
+        folder = landing_files.scratch_folder(self.deployment.settings.landing, self.source, name)
         try:
             yield folder
         finally:
-            clear_folder(folder)
+            landing_files.clear_folder(folder)
 
 
 def _format_mapping(mapping: import_state.ImportMapping) -> str:
@@ -167,7 +154,7 @@ class RowCounts:
     late: int = 0
     ahead: int = 0
 
-    def __add__(self, other: RowCounts) -> RowCounts:
+    def __add__(self, other: "RowCounts") -> "RowCounts":
         return RowCounts(
             *(a + b for a, b in zip(_count_values(self), _count_values(other), strict=True))
         )
@@ -240,7 +227,7 @@ def plan_import(request: ImportRequest) -> ImportPlan:
             max_repeats,
             lines.absent,
             lines.unused,
-            list(split_chunks(landing, request.chunk_rows)),
+            list(landing_files.split_chunks(landing, request.chunk_rows)),
         )
 
 
@@ -251,13 +238,17 @@ def _count_by_day(
     policy = request.late_data_policy
     repeated: dict[date | None, int] = {}
     if count_repeats:
-        repeats_by_row = rows.groupBy(ARRIVAL_DAY, *request.source.fields).agg(
+        repeats_by_row = rows.groupBy(landing_files.ARRIVAL_DAY, *request.source.fields).agg(
             (F.count(F.lit(1)) - 1).alias("more")
         )
-        repeated = dict(repeats_by_row.groupBy(ARRIVAL_DAY).agg(F.sum("more")).toLocalIterator())
+        repeated = dict(
+            repeats_by_row.groupBy(landing_files.ARRIVAL_DAY).agg(F.sum("more")).toLocalIterator()
+        )
     by_day, stray = dict[date, RowCounts](), RowCounts()
-    counted = counts_by_day(rows, request.source, policy, request.deployment.settings.timezone)
-    for day, count, *others in counted.orderBy(ARRIVAL_DAY).toLocalIterator():
+    counted = landing_files.counts_by_day(
+        rows, request.source, policy, request.deployment.settings.timezone
+    )
+    for day, count, *others in counted.orderBy(landing_files.ARRIVAL_DAY).toLocalIterator():
         counts = RowCounts(count, repeated.get(day, 0), *others)
         on_calendar = day is not None and policy.start <= day
         if on_calendar and (policy.end is None or day < policy.end):
@@ -390,16 +381,16 @@ def _land_step(
     new_data = NewData(step.version, step.since, 0, step.read, skipped=step.skipped)
     landed = {date.fromisoformat(file[13:23]) for file in step.landed}
     remaining = {day: rows for day, rows in step.rows.items() if day not in landed}
-    arrival = arrival_day(request.late_data_policy, table_import.how.stray)
+    arrival = landing_files.arrival_day(request.late_data_policy, table_import.how.stray)
     with request.open_scratch(step.name) as scratch:
         lines = (
             request.read_lines(external_table, new_data, table_import.how, scratch)
             if remaining
             else None
         )
-        for days in split_chunks(remaining, request.chunk_rows):
+        for days in landing_files.split_chunks(remaining, request.chunk_rows):
             assert lines is not None
-            files = land_files(
+            files = landing_files.land_files(
                 lines.rows, request.source, step, days, arrival, request.deployment.settings.landing
             )
             step = msgspec.structs.replace(step, landed={**step.landed, **files})

@@ -4,14 +4,12 @@ The raw log is the record of what arrived: loaded rows are never removed because
 smaller, or replaced. A file counts as changed by its content digest.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import date
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from backfill_assets.calendar.partitions import DAY
 from backfill_assets.landing.listing import CONTROL_FILE, ListedFile, Listing, folder_of
@@ -45,10 +43,10 @@ class LoadManifest:
     present_days: frozenset[date] = frozenset()
     closed: bool = False
     awaiting_approval: Mapping[str, str] = field(default_factory=dict)
-    known_before_undo: LoadManifest | None = None
+    known_before_undo: "LoadManifest | None" = None
 
     @classmethod
-    def from_record(cls, recorded: Any) -> LoadManifest | None:
+    def from_record(cls, recorded: Any) -> "LoadManifest | None":
         """The manifest in a record; None if the record is older than manifests."""
         if not isinstance(recorded, Mapping):
             return None
@@ -121,7 +119,7 @@ class LoadTarget:
     retained_files: frozenset[str] = frozenset()
     digest_before_undo: str = ""
 
-    def without_files(self, names: Collection[str], previous: LoadManifest | None) -> LoadTarget:
+    def without_files(self, names: Collection[str], previous: LoadManifest | None) -> Self:
         """The target without some of the files to read; their loaded rows stay unchanged.
 
         These files cannot be read now, or are still being written.
@@ -144,7 +142,7 @@ class LoadTarget:
             retained_files=self.retained_files | retained.keys(),
         )
 
-    def hold_back_files(self, names: Collection[str], previous: LoadManifest | None) -> LoadTarget:
+    def hold_back_files(self, names: Collection[str], previous: LoadManifest | None) -> Self:
         """The target with some replaced files held back until a person accepts them."""
         files = self.manifest.files
         on_hold = {name: files[name].digest for name in names if name in files}

@@ -4,12 +4,12 @@ Spark holds whole lines in memory, several times. A line of a gigabyte, which fi
 of gzip, would kill the engine and all runs on it.
 """
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Self
 
+import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
@@ -43,12 +43,12 @@ class SizeLimits:
     max_control: int
 
     @classmethod
-    def from_settings(cls, settings: Settings) -> SizeLimits:
+    def from_settings(cls, settings: Settings) -> Self:
         """The limits in the settings."""
         return cls(settings.max_line, settings.max_expanded, settings.max_control)
 
     @classmethod
-    def default_limits(cls) -> SizeLimits:
+    def default_limits(cls) -> "SizeLimits":
         """The limits of a deployment that sets none."""
         return cls.from_settings(Settings.model_construct())
 
@@ -71,7 +71,7 @@ class SizeLimits:
             with filesystem.open_input_file(entry.path) as file:
                 self._check_plain(file)
 
-    def _check_plain(self, file: pafs.NativeFile) -> None:
+    def _check_plain(self, file: pa.NativeFile) -> None:
         """Search a line end within the maximum length of each line, backwards from its far end."""
         begin, size = 0, file.size()
         while size - begin > self.max_line:
@@ -164,7 +164,7 @@ class SizeLimits:
         return footer
 
 
-def _decompress_pieces(stream: pafs.NativeFile, max_bytes: int) -> Iterator[bytes]:
+def _decompress_pieces(stream: pa.NativeFile, max_bytes: int) -> Iterator[bytes]:
     """The content of a gzip file with all its members, in pieces of at most `max_bytes`.
 
     Raises:

@@ -6,8 +6,6 @@ the cursor, or if the server takes the text without an answer. An incident that 
 again: see `Incident.size`.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import time
@@ -18,24 +16,14 @@ from dataclasses import dataclass, field, replace
 from datetime import date
 from functools import partial
 from threading import BoundedSemaphore, Thread
-from typing import TypeVar
+from typing import Self, TypeVar
 
 import dagster as dg
 import requests
 
 from backfill_assets.calendar.partitions import Window, to_windows
+from backfill_assets.dagster_ext import internals
 from backfill_assets.dagster_ext.failures import run_failure_message
-from backfill_assets.dagster_ext.internals import (
-    ASSET_PARTITION_RANGE_END_TAG,
-    ASSET_PARTITION_RANGE_START_TAG,
-    AUTO_RETRY_RUN_ID_TAG,
-    BACKFILL_ID_TAG,
-    PARTITION_NAME_TAG,
-    RETRY_NUMBER_TAG,
-    SCHEDULE_NAME_TAG,
-    SENSOR_NAME_TAG,
-    WILL_RETRY_TAG,
-)
 from backfill_assets.deployment import Deployment
 from backfill_assets.escaping import escape_chat
 from backfill_assets.settings import PREFIX
@@ -111,7 +99,7 @@ class Outbox:
     unreadable_ticks: int = 0
 
     @classmethod
-    def from_text(cls, text: str | None) -> Outbox:
+    def from_text(cls, text: str | None) -> Self:
         """Parse a cursor; return an empty outbox if there is none or it cannot be read."""
         try:
             saved = json.loads(text or "")
@@ -150,7 +138,7 @@ class Outbox:
             }
         )
 
-    def with_failed_runs(self, failed: Mapping[str, float], now: float) -> Outbox:
+    def with_failed_runs(self, failed: Mapping[str, float], now: float) -> Self:
         """Add the failed runs that were not seen before."""
         fresh = self.looked is None
         new = {run: at for run, at in failed.items() if not fresh and run not in self.seen_runs}
@@ -158,7 +146,7 @@ class Outbox:
             self, looked=now, seen_runs=frozenset(failed), waiting={**self.waiting, **new}
         )
 
-    def with_incidents(self, incidents: Sequence[Incident] | None) -> Outbox:
+    def with_incidents(self, incidents: Sequence[Incident] | None) -> Self:
         """Drop reported incidents that have ended; pass None if the tables could not be read."""
         if incidents is None:
             return replace(self, unreadable_ticks=self.unreadable_ticks + 1)
@@ -175,17 +163,17 @@ class Outbox:
             elif _has_grown(reported_size, incident.size):
                 yield replace(incident, detail=f"more than was told: {incident.detail}")
 
-    def without_runs(self, runs: Set[str]) -> Outbox:
+    def without_runs(self, runs: Set[str]) -> Self:
         """Remove runs that no longer wait."""
         waiting = {run: at for run, at in self.waiting.items() if run not in runs}
         return replace(self, waiting=waiting)
 
-    def forget_attempts_except(self, alerts: Sequence[Alert]) -> Outbox:
+    def forget_attempts_except(self, alerts: Sequence[Alert]) -> Self:
         """Keep the attempts of these alerts only."""
         names = {alert.name for alert in alerts}
         return replace(self, attempts={a: n for a, n in self.attempts.items() if a in names})
 
-    def mark_delivered(self, alert: Alert) -> Outbox:
+    def mark_delivered(self, alert: Alert) -> "Outbox":
         """Add an alert's incidents to the reported ones; remove its runs and attempts."""
         attempts = {name: n for name, n in self.attempts.items() if name != alert.name}
         reported = {
@@ -197,7 +185,7 @@ class Outbox:
         }
         return replace(self.without_runs(alert.runs), reported=reported, attempts=attempts)
 
-    def count_failure(self, alert: Alert) -> Outbox:
+    def count_failure(self, alert: Alert) -> Self:
         """Count one more failed post of an alert."""
         attempts = {**self.attempts, alert.name: self.attempts.get(alert.name, 0) + 1}
         return replace(self, attempts=attempts)
@@ -303,18 +291,20 @@ def _run_text(run: dg.DagsterRun, instance: dg.DagsterInstance, ui_url: str) -> 
     """Return the message of a failed run: partitions, assets, origin, failure reason and link."""
     tags = run.tags
     head = f"*{run.job_name}*: run failed"
-    first = tags.get(ASSET_PARTITION_RANGE_START_TAG) or tags.get(PARTITION_NAME_TAG)
-    last = tags.get(ASSET_PARTITION_RANGE_END_TAG, first)
+    first = tags.get(internals.ASSET_PARTITION_RANGE_START_TAG) or tags.get(
+        internals.PARTITION_NAME_TAG
+    )
+    last = tags.get(internals.ASSET_PARTITION_RANGE_END_TAG, first)
     if first:
         head += f" for {first}" if first == last else f" for {first}...{last}"
     if run.asset_selection:
         names = sorted(key.to_user_string() for key in run.asset_selection)
         head += f" of {', '.join(_limit_texts(MAX_PLACES, names))}"
     origins = {
-        "schedule": SCHEDULE_NAME_TAG,
-        "sensor": SENSOR_NAME_TAG,
-        "backfill": BACKFILL_ID_TAG,
-        "retry": RETRY_NUMBER_TAG,
+        "schedule": internals.SCHEDULE_NAME_TAG,
+        "sensor": internals.SENSOR_NAME_TAG,
+        "backfill": internals.BACKFILL_ID_TAG,
+        "retry": internals.RETRY_NUMBER_TAG,
     }
     origin = ", ".join(f"{name} {tags[tag]}" for name, tag in origins.items() if tag in tags)
     head += f" ({origin or 'started by hand'})"
@@ -544,8 +534,8 @@ def _unreported_runs(
         run = runs.get(run_id)
         if run is None:
             continue
-        will_retry = run.tags.get(WILL_RETRY_TAG)
-        retried = will_retry == "true" and AUTO_RETRY_RUN_ID_TAG in run.tags
+        will_retry = run.tags.get(internals.WILL_RETRY_TAG)
+        retried = will_retry == "true" and internals.AUTO_RETRY_RUN_ID_TAG in run.tags
         if retried or run.status is dg.DagsterRunStatus.SUCCESS:
             # The retry is reported by itself; a run taken for dead may have ended well.
             dropped.add(run_id)

@@ -28,16 +28,8 @@ from backfill_assets.delta.ledger_reader import save_versions
 from backfill_assets.delta.maintenance import as_markdown, format_notes, run_maintenance
 from backfill_assets.deployment import Deployment
 from backfill_assets.escaping import escape_markdown
-from backfill_assets.monitoring import alerts, next_runs
+from backfill_assets.monitoring import alerts, next_runs, states
 from backfill_assets.monitoring.incidents import Clock, Monitor
-from backfill_assets.monitoring.states import (
-    DayState,
-    Situation,
-    changed_final_days,
-    count_states,
-    day_states,
-    describe_states,
-)
 from backfill_assets.publish.io_manager import latest_materializations
 from backfill_assets.shadow.switch import is_mixed
 from backfill_assets.tables.table import Table
@@ -81,26 +73,26 @@ def _check_specs(tables: Mapping[str, Table]) -> list[dg.AssetCheckSpec]:
     ]
 
 
-def _evaluate_checks(situation: Situation) -> Iterator[dg.AssetCheckEvaluation]:
+def _evaluate_checks(situation: states.Situation) -> Iterator[dg.AssetCheckEvaluation]:
     """Yield the evaluations of all state checks; the step `check_days` and the sensor use them."""
     for name in situation.ledgers:
-        states = day_states(name, situation)
+        state_by_day = states.day_states(name, situation)
         newest = max(situation.ledgers[name].published_days, default=None)
         yield dg.AssetCheckEvaluation(
             asset_key=AssetKey(name),
             check_name=_DAYS,
-            passed=all(state.is_good for state in states.values()),
-            description=describe_states(states) or "every day is in order",
+            passed=all(state.is_good for state in state_by_day.values()),
+            description=states.describe_states(state_by_day) or "every day is in order",
             metadata={
-                **count_states(states),
+                **states.count_states(state_by_day),
                 "newest day": str(newest),
                 "as of": str(situation.today),
-                "days": dg.MetadataValue.md(_state_table(states)),
+                "days": dg.MetadataValue.md(_state_table(state_by_day)),
             },
         )
     mixed = find_mixed_backfills(situation.ledgers)
     for name in situation.frozen_tables:
-        changed = changed_final_days(name, situation)
+        changed = states.changed_final_days(name, situation)
         yield dg.AssetCheckEvaluation(
             asset_key=AssetKey(name),
             check_name=_FINAL_DAYS,
@@ -118,11 +110,11 @@ def _evaluate_checks(situation: Situation) -> Iterator[dg.AssetCheckEvaluation]:
         )
 
 
-def _state_table(states: Mapping[date, DayState]) -> str:
+def _state_table(state_by_day: Mapping[date, states.DayState]) -> str:
     """Return the states as a Markdown table, a row for each gapless range of days in one state."""
     spans: list[tuple[Window, str]] = []
-    for state in set(states.values()):
-        days = [day for day, day_state in states.items() if day_state is state]
+    for state in set(state_by_day.values()):
+        days = [day for day, day_state in state_by_day.items() if day_state is state]
         spans += [(window, state.value) for window in to_windows(days)]
     rows = [f"| {window} | {state} |" for window, state in sorted(spans, key=lambda s: s[0].start)]
     return "\n".join(["| days | state |", "|---|---|", *rows[-200:]])

@@ -10,27 +10,16 @@ from dagster import AssetKey
 
 from backfill_assets.audit.verdicts import Severity
 from backfill_assets.calendar.partitions import DAY, format_ranges, to_windows
+from backfill_assets.dagster_ext import internals
 from backfill_assets.dagster_ext.failures import DISK_FAILED_TAG
-from backfill_assets.dagster_ext.internals import (
-    AssetCheckExecutionRecordStatus,
-    AssetCheckKey,
-    get_and_update_asset_status_cache_value,
-)
 from backfill_assets.delta.commits import LOG_RETENTION
 from backfill_assets.delta.ledger_reader import read_ledgers
 from backfill_assets.delta.ledgers import Ledger, graph_of_ledgers
 from backfill_assets.delta.table_schema import schema_differences, suggest_fix
 from backfill_assets.deployment import Deployment
+from backfill_assets.monitoring import states
 from backfill_assets.monitoring.alerts import ALL_TABLES, Incident
 from backfill_assets.monitoring.next_runs import RunPlanner, unloaded_by_log
-from backfill_assets.monitoring.states import (
-    STATE_MEANINGS,
-    DayState,
-    Situation,
-    changed_final_days,
-    day_states,
-    find_holes,
-)
 from backfill_assets.staleness.stale import find_stale_days
 from backfill_assets.staleness.unloaded import no_data_warning
 from backfill_assets.tables.sources import Role, Source, SourceTable
@@ -48,52 +37,65 @@ _CLOSED = (
 )
 
 
-def find_incidents(situation: Situation) -> list[Incident]:
+def find_incidents(situation: states.Situation) -> list[Incident]:
     """Return all incidents; the same ones as long as their causes last."""
-    states = {name: day_states(name, situation) for name in situation.ledgers}
-    changed = {name: changed_final_days(name, situation) for name in situation.frozen_tables}
+    states_by_table = {name: states.day_states(name, situation) for name in situation.ledgers}
+    changed = {name: states.changed_final_days(name, situation) for name in situation.frozen_tables}
     incidents: list[Incident] = []
 
     def add_incidents(kind: str, table: str, days: Collection[date], detail: str) -> None:
         incidents.extend(Incident(kind, table, str(day), detail) for day in sorted(days))
 
-    for name, by_day in states.items():
+    for name, by_day in states_by_table.items():
         incidents += table_incidents(situation.ledgers[name], situation.graph.direct_inputs(name))
         if _schema_differences(situation.ledgers[name]):
             continue  # its days are unknown, and none can be published
         # If the same day of an input is missing, only that is an incident.
         upstream = [
-            states[input_table]
+            states_by_table[input_table]
             for input_table in situation.graph.direct_inputs(name) or _loaded_with(name, situation)
         ]
-        not_built = {day for source in upstream for day in _days_in(source, DayState.CHECK_FAILED)}
+        not_built = {
+            day for source in upstream for day in _days_in(source, states.DayState.CHECK_FAILED)
+        }
         # A failed day fails in all downstream tables: only the first table needs a fix.
         incidents += _failed_checks(
-            name, _days_in(by_day, DayState.CHECK_FAILED) - not_built, situation
+            name, _days_in(by_day, states.DayState.CHECK_FAILED) - not_built, situation
         )
         not_built |= {
             day
             for source in upstream
-            for day in _days_in(source, DayState.MISSING, DayState.ON_HOLD)
+            for day in _days_in(source, states.DayState.MISSING, states.DayState.ON_HOLD)
         }
-        missing = _days_in(by_day, DayState.MISSING) - not_built
-        inside = find_holes(by_day)
-        add_incidents("hole", name, missing & inside, STATE_MEANINGS[DayState.MISSING])
-        add_incidents("stale", name, missing - inside, STATE_MEANINGS[DayState.MISSING])
-        external = _days_in(by_day, DayState.EXTERNAL) - changed.get(name, {}).keys()
+        missing = _days_in(by_day, states.DayState.MISSING) - not_built
+        inside = states.find_holes(by_day)
         add_incidents(
-            "changed by another writer", name, external, STATE_MEANINGS[DayState.EXTERNAL]
+            "hole", name, missing & inside, states.STATE_MEANINGS[states.DayState.MISSING]
         )
-        if other_settings_days := _days_in(by_day, DayState.OTHER_SETTINGS):
+        add_incidents(
+            "stale", name, missing - inside, states.STATE_MEANINGS[states.DayState.MISSING]
+        )
+        external = _days_in(by_day, states.DayState.EXTERNAL) - changed.get(name, {}).keys()
+        add_incidents(
+            "changed by another writer",
+            name,
+            external,
+            states.STATE_MEANINGS[states.DayState.EXTERNAL],
+        )
+        if other_settings_days := _days_in(by_day, states.DayState.OTHER_SETTINGS):
             # One incident for the table: a changed setting concerns most of its days.
-            detail = (
-                f"{format_ranges(other_settings_days)}: {STATE_MEANINGS[DayState.OTHER_SETTINGS]}"
-            )
+            meaning = states.STATE_MEANINGS[states.DayState.OTHER_SETTINGS]
+            detail = f"{format_ranges(other_settings_days)}: {meaning}"
             incidents.append(
                 Incident("other settings", name, "", detail, {"days": len(other_settings_days)})
             )
-        withdrawn = _days_in(by_day, DayState.INPUT_WITHDRAWN)
-        add_incidents("input taken back", name, withdrawn, STATE_MEANINGS[DayState.INPUT_WITHDRAWN])
+        withdrawn = _days_in(by_day, states.DayState.INPUT_WITHDRAWN)
+        add_incidents(
+            "input taken back",
+            name,
+            withdrawn,
+            states.STATE_MEANINGS[states.DayState.INPUT_WITHDRAWN],
+        )
         if closed := situation.stale.final.get(name):
             add_incidents(
                 "new input for final days", name, closed.keys(), _closed_days_text(name, situation)
@@ -108,7 +110,7 @@ def find_incidents(situation: Situation) -> list[Incident]:
         }
         add_incidents("input missing", log, recent, _ABSENT)
         for day, files in sorted(situation.unloaded[log].files_on_hold.items()):
-            detail = f"{', '.join(files)}: {STATE_MEANINGS[DayState.HELD]}"
+            detail = f"{', '.join(files)}: {states.STATE_MEANINGS[states.DayState.HELD]}"
             size = {"files": len(files)}
             incidents.append(Incident("replaced file waits", log, str(day), detail, size))
         incidents += clock_incidents(situation, log)
@@ -117,21 +119,23 @@ def find_incidents(situation: Situation) -> list[Incident]:
     return incidents
 
 
-def _failed_checks(name: str, days: Collection[date], situation: Situation) -> Iterator[Incident]:
+def _failed_checks(
+    name: str, days: Collection[date], situation: states.Situation
+) -> Iterator[Incident]:
     for day in sorted(days):
         checks = sorted(situation.failed_checks[name][day])
-        detail = f"{', '.join(checks)}: {STATE_MEANINGS[DayState.CHECK_FAILED]}"
+        detail = f"{', '.join(checks)}: {states.STATE_MEANINGS[states.DayState.CHECK_FAILED]}"
         yield Incident("check failed", name, str(day), detail, dict.fromkeys(checks, 1))
 
 
-def _loaded_with(name: str, situation: Situation) -> list[str]:
+def _loaded_with(name: str, situation: states.Situation) -> list[str]:
     """Return the raw log of rejected lines: a day missing in both is one incident."""
     table = situation.ledgers[name].table
     rejected = isinstance(table, SourceTable) and table.role is Role.REJECTED
     return [*situation.graph.source_logs(name)] if rejected else []
 
 
-def _closed_days_text(name: str, situation: Situation) -> str:
+def _closed_days_text(name: str, situation: states.Situation) -> str:
     """Describe where new lines for closed days are, and what a person can do."""
     graph = situation.graph
     never_close = [table for table in graph.by_event_day if table not in graph.closing_tables]
@@ -175,7 +179,7 @@ def table_incidents(ledger: Ledger, input_names: Sequence[str]) -> Iterator[Inci
             f"of version(s) {_version_ranges(ledger.missing_versions)} neither the commit nor a "
             f"copy is there any more; {len(days)} day(s) have no record of who published them, and "
             f"from what: {', '.join(map(str, to_windows(days)))}. "
-            f"{STATE_MEANINGS[DayState.UNRECORDED]}"
+            f"{states.STATE_MEANINGS[states.DayState.UNRECORDED]}"
         )
         detail = "; ".join(filter(None, [detail, retention]))
         yield Incident("log was cut", name, "", detail, {"days": len(days)})
@@ -194,11 +198,11 @@ def _version_ranges(versions: Iterable[int]) -> str:
     return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in ranges)
 
 
-def _days_in(states: dict[date, DayState], *matching: DayState) -> set[date]:
-    return {day for day, state in states.items() if state in matching}
+def _days_in(by_day: dict[date, states.DayState], *matching: states.DayState) -> set[date]:
+    return {day for day, state in by_day.items() if state in matching}
 
 
-def clock_incidents(situation: Situation, log: str) -> Iterator[Incident]:
+def clock_incidents(situation: states.Situation, log: str) -> Iterator[Incident]:
     """Yield contradictions between the clock and the landed days: one of the two is wrong."""
     if warning := no_data_warning(
         situation.unloaded[log], situation.graph.policy_of(log), situation.today
@@ -213,7 +217,7 @@ def clock_incidents(situation: Situation, log: str) -> Iterator[Incident]:
         yield Incident("published before it was over", log, "", detail)
 
 
-def _rejected_incidents(situation: Situation, log: str) -> list[Incident]:
+def _rejected_incidents(situation: states.Situation, log: str) -> list[Incident]:
     """Return published days with many rejected lines; unpublished ones are failed checks."""
     incidents = []
     for day, record in sorted(situation.ledgers[log].latest.items()):
@@ -225,7 +229,7 @@ def _rejected_incidents(situation: Situation, log: str) -> list[Incident]:
     return incidents
 
 
-def _late_money_incidents(situation: Situation, source: Source) -> list[Incident]:
+def _late_money_incidents(situation: states.Situation, source: Source) -> list[Incident]:
     """Return an incident for each recent log day with late lines, as the commits record them."""
     late = source.late.name
     table_names = " and in ".join([late, *situation.graph.current_tables(source.raw.name)])
@@ -298,7 +302,7 @@ class Monitor:
         """The business day."""
         return self.clock().astimezone(self.deployment.settings.zone).date()
 
-    def read_situation(self, instance: dg.DagsterInstance) -> Situation:
+    def read_situation(self, instance: dg.DagsterInstance) -> states.Situation:
         """Read everything that the day states are derived from."""
         return read_situation(self.deployment, instance, self.clock())
 
@@ -332,7 +336,7 @@ def disk_failures(instance: dg.DagsterInstance, since: datetime) -> list[Inciden
 
 def read_situation(
     deployment: Deployment, instance: dg.DagsterInstance, now: datetime
-) -> Situation:
+) -> states.Situation:
     """Read everything that the day states are derived from.
 
     Raises:
@@ -340,7 +344,7 @@ def read_situation(
     """
     policy, now = deployment.policy, now.astimezone(deployment.settings.zone)
     ledgers = read_ledgers(deployment)
-    return Situation(
+    return states.Situation(
         ledgers=ledgers,
         stale=find_stale_days(ledgers, policy, now.date()),
         unloaded=unloaded_by_log(
@@ -363,7 +367,7 @@ def _read_failed_checks(
     """Return the days that their last run did not publish because of checks, with the checks."""
     key, partitions = AssetKey(table.name), table.grain.partitions_def(deployment.settings)
     # `instance.get_status_by_partition` uses the same, but queries each day of the calendar.
-    status = get_and_update_asset_status_cache_value(instance, key, partitions)
+    status = internals.get_and_update_asset_status_cache_value(instance, key, partitions)
     if status is None:
         return {}
     failed = {*status.deserialize_failed_partition_subsets(partitions).get_partition_keys()} - {
@@ -371,12 +375,12 @@ def _read_failed_checks(
     }
     if not failed:
         return {}
-    checks = [AssetCheckKey(key, check) for check in table.check_descriptions]
+    checks = [internals.AssetCheckKey(key, check) for check in table.check_descriptions]
     checks_by_day: dict[date, set[str]] = {}
     for info in instance.event_log_storage.get_asset_check_partition_info(
         checks, partition_keys=sorted(failed)
     ):
-        is_failed = info.latest_execution_status is AssetCheckExecutionRecordStatus.FAILED
+        is_failed = info.latest_execution_status is internals.AssetCheckExecutionRecordStatus.FAILED
         if info.partition_key and is_failed:
             day = date.fromisoformat(info.partition_key)
             checks_by_day.setdefault(day, set()).add(info.check_key.name)

@@ -15,12 +15,7 @@ import dagster as dg
 
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import DAY, Grain, Window, to_windows
-from backfill_assets.dagster_ext.internals import (
-    FINISHED_STATUSES,
-    RUN_KEY_TAG,
-    WILL_RETRY_TAG,
-    BulkActionStatus,
-)
+from backfill_assets.dagster_ext import internals
 from backfill_assets.dagster_ext.launcher import is_run_alive
 from backfill_assets.delta.ledger_reader import read_ledger, read_ledgers
 from backfill_assets.delta.ledgers import Ledger, Ledgers, graph_of_ledgers
@@ -490,14 +485,16 @@ def tables_in_progress(
         for run in instance.get_runs(dg.RunsFilter(statuses=UNFINISHED_STATUSES))
         if daemon or (run.status not in _WAITING and is_run_alive(instance, run) is not False)
     }
-    for status in (BulkActionStatus.REQUESTED, BulkActionStatus.CANCELING):
+    for status in (internals.BulkActionStatus.REQUESTED, internals.BulkActionStatus.CANCELING):
         for backfill in instance.get_backfills(status=status) if daemon else ():
             # All tables wait: until the backfill ends, its next run may change their inputs again.
             waiting_tables[backfill.backfill_id] = frozenset(tables)
     return waiting_tables
 
 
-UNFINISHED_STATUSES = [status for status in dg.DagsterRunStatus if status not in FINISHED_STATUSES]
+UNFINISHED_STATUSES = [
+    status for status in dg.DagsterRunStatus if status not in internals.FINISHED_STATUSES
+]
 _WAITING = (dg.DagsterRunStatus.QUEUED, dg.DagsterRunStatus.NOT_STARTED)
 
 
@@ -509,7 +506,7 @@ def unfinished_batch_runs(
     unfinished = instance.get_runs(dg.RunsFilter(tags=tags, statuses=UNFINISHED_STATUSES))
     failed = instance.get_runs(
         dg.RunsFilter(
-            tags={**tags, WILL_RETRY_TAG: "true"},
+            tags={**tags, internals.WILL_RETRY_TAG: "true"},
             statuses=[dg.DagsterRunStatus.FAILURE],
             updated_after=datetime.now(timezone.utc) - _RETRY_PERIOD,
         )
@@ -522,8 +519,8 @@ def not_launched(instance: dg.DagsterInstance, keys: Collection[str]) -> set[str
     """Return the run keys that no run has had."""
     if not keys:
         return set()
-    runs = instance.get_runs(dg.RunsFilter(tags={RUN_KEY_TAG: sorted(keys)}))
-    return {*keys} - {run.tags[RUN_KEY_TAG] for run in runs}
+    runs = instance.get_runs(dg.RunsFilter(tags={internals.RUN_KEY_TAG: sorted(keys)}))
+    return {*keys} - {run.tags[internals.RUN_KEY_TAG] for run in runs}
 
 
 def _selected_tables(

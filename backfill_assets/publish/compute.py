@@ -44,7 +44,8 @@ from backfill_assets.delta.records import CommitDetails, CommitRecord, encode_da
 from backfill_assets.delta.table_schema import all_constraints
 from backfill_assets.publish.types import ComputedDays, ComputePlan
 from backfill_assets.settings import PREFIX
-from backfill_assets.spark.session import SPARK_ERRORS, EngineError
+from backfill_assets.spark.jars import EngineError
+from backfill_assets.spark.session import SPARK_ERRORS
 from backfill_assets.staleness.assess import new_input_reason
 from backfill_assets.staleness.input_digest import StateDigester
 from backfill_assets.tables.arguments import declaration_location

@@ -5,15 +5,13 @@ model is checked when the definitions load. The inputs of such an asset are not 
 days are computed each time; a day with unchanged rows is not written again.
 """
 
-from __future__ import annotations
-
 import contextlib
 import random
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import date
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Self
 
 import dagster as dg
 from pydantic import PrivateAttr
@@ -21,20 +19,9 @@ from pyspark.sql import DataFrame
 
 from backfill_assets.audit.checks import check_evaluations, day_metadata, failure_text
 from backfill_assets.calendar.partitions import DaySet, Grain, any_window_condition, to_windows
-from backfill_assets.dagster_ext.internals import (
-    AssetCheckEvaluationTargetMaterializationData,
-    AssetEvent,
-    DagsterEvent,
-    stored_events,
-)
+from backfill_assets.dagster_ext import internals
 from backfill_assets.delta.data_files import TableSnapshot
-from backfill_assets.publish.publisher import (
-    ATTEMPTS,
-    CommitRaceError,
-    Destination,
-    Input,
-    Publisher,
-)
+from backfill_assets.publish import publisher
 from backfill_assets.publish.types import Candidate, ComputedDays, DayResult, Outcome
 from backfill_assets.spark.frames import cache_frames
 from backfill_assets.spark.tasks import TaskTimes, report_stalls, watch_session, watch_tasks
@@ -110,25 +97,25 @@ def _task_plot(times: TaskTimes) -> str:
     return "\n".join([head, "", "```text", *rows, "```"])
 
 
-class DeltaIOManager(Publisher):
+class DeltaIOManager(publisher.Publisher):
     """Hands tables to the assets, publishes the days that they computed, and tells Dagster."""
 
-    def with_destination(self, destination: Destination) -> DeltaIOManager:
+    def with_destination(self, destination: publisher.Destination) -> "DeltaIOManager":
         """Return a copy that reads tables from, and delivers to, another destination."""
         fields = {name: getattr(self, name) for name in type(self).model_fields}
         copied = DeltaIOManager(**fields)
         copied._destination = destination
         return copied
 
-    def load_input(self, context: dg.InputContext) -> Input:
+    def load_input(self, context: dg.InputContext) -> publisher.Input:
         """Return the input, to be read after the ledger of the table that is built from it."""
         table = load_tables(self.tables)[context.asset_key.path[-1]]
-        return Input(self, table, bool(context.asset_partition_keys))
+        return publisher.Input(self, table, bool(context.asset_partition_keys))
 
     # Dagster also accepts a generator, although the base class returns None.
     def handle_output(  # type: ignore[override]
         self, context: dg.OutputContext, obj: Iterator[Candidate]
-    ) -> Iterator[DagsterEvent]:
+    ) -> Iterator[internals.DagsterEvent]:
         """Publish each candidate in turn, and log events for every day.
 
         The asset computes a candidate when it is taken, so a stateful table is built from what the
@@ -163,10 +150,10 @@ class DeltaIOManager(Publisher):
                     task_figures = task_metadata(tasks.read_times())
                     table = candidate.plan.table
                     for events in self.events(step.instance, table, results, task_figures):
-                        yield from stored_events(step, events)
-            except CommitRaceError as error:
+                        yield from internals.stored_events(step, events)
+            except publisher.CommitRaceError as error:
                 wait = random.uniform(0.1, 0.5) * min(step.previous_attempt_count + 1, 4)
-                raise dg.RetryRequested(ATTEMPTS, wait) from error
+                raise dg.RetryRequested(publisher.ATTEMPTS, wait) from error
         context.log.info(
             f"{name} [{days}]: "
             + ", ".join(
@@ -190,7 +177,7 @@ class DeltaIOManager(Publisher):
         table: Table,
         results: Sequence[DayResult],
         task_figures: Mapping[str, Any] = MappingProxyType({}),
-    ) -> Iterator[list[AssetEvent]]:
+    ) -> Iterator[list[internals.AssetEvent]]:
         """Yield the events of the days in lists; store each list before you take the next.
 
         An unchanged day gets a materialization and evaluations like any other: Dagster expects both
@@ -214,10 +201,10 @@ class DeltaIOManager(Publisher):
         ]
         # Afterwards, as an evaluation names the materialization that it belongs to.
         latest = latest_materializations(instance, table.name, [result.day for result in results])
-        check_events: list[AssetEvent] = []
+        check_events: list[internals.AssetEvent] = []
         for result in results:
             record = latest.get(result.day)
-            target = record and AssetCheckEvaluationTargetMaterializationData(
+            target = record and internals.AssetCheckEvaluationTargetMaterializationData(
                 storage_id=record.storage_id, run_id=record.run_id, timestamp=record.timestamp
             )
             withdrawn = result.outcome is Outcome.WITHDRAWN
@@ -316,7 +303,7 @@ class DataFrameIOManager(DeltaIOManager):
     _inputs_by_step: dict[tuple[str, str], list[TableSnapshot]] = PrivateAttr(default_factory=dict)
     _asset_tables: dict[str, Table] = PrivateAttr(default_factory=dict)
 
-    def add_assets(self, assets: Iterable[Asset]) -> DataFrameIOManager:
+    def add_assets(self, assets: Iterable[Asset]) -> Self:
         """Return a copy that also publishes these ordinary assets.
 
         Raises:
@@ -346,7 +333,7 @@ class DataFrameIOManager(DeltaIOManager):
             )
         return table
 
-    def load_input(self, context: dg.InputContext) -> Input | DataFrame:  # type: ignore[override]
+    def load_input(self, context: dg.InputContext) -> publisher.Input | DataFrame:  # type: ignore[override]
         """Return the rows of the run's days for a DataFrame parameter, else the unread input.
 
         If such an input lacks a day, the same day of the output is not published.
@@ -362,7 +349,7 @@ class DataFrameIOManager(DeltaIOManager):
 
     def handle_output(  # type: ignore[override]
         self, context: dg.OutputContext, obj: Iterator[Candidate] | DataFrame
-    ) -> Iterator[DagsterEvent]:
+    ) -> Iterator[internals.DagsterEvent]:
         """Publish the days of a DataFrame that pass the audit, and fail the step if others do not.
 
         Raises:

@@ -3,8 +3,6 @@
 Every row that reaches a table passes through `Publisher.audit` and `Publisher.commit`.
 """
 
-from __future__ import annotations
-
 import logging
 import random
 import time
@@ -27,21 +25,7 @@ from backfill_assets.delta.data_files import TableSnapshot, rows_as_of
 from backfill_assets.delta.ledger_reader import read_ledger
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.records import PERSON, restore_verdict
-from backfill_assets.publish import compute
-from backfill_assets.publish.types import (
-    CODE_TAG,
-    REASON_TAG,
-    REWRITE_TAG,
-    Candidate,
-    CommitNotes,
-    ComputePlan,
-    DayResult,
-    Outcome,
-    RunRequest,
-    format_code_pin,
-    is_merge_run,
-    launched_by,
-)
+from backfill_assets.publish import compute, types
 from backfill_assets.runtime_versions import package_version
 from backfill_assets.settings import UNDO_DAYS
 from backfill_assets.spark.session import Engine
@@ -86,23 +70,28 @@ class Destination:
         """Return where new data files are written; empty for the table's own folder."""
         return ""
 
-    def deliver(self, publisher: Publisher, candidate: Candidate) -> list[DayResult]:
+    def deliver(self, publisher: "Publisher", candidate: types.Candidate) -> list[types.DayResult]:
         """Publish the days of a candidate; see `Publisher.publish`."""
         return publisher.publish(candidate)
 
 
-def result_from_record(ledger: Ledger, day: date) -> DayResult:
+def result_from_record(ledger: Ledger, day: date) -> types.DayResult:
     """Return the result of a day that stays as published, from the record of its commit."""
     record = ledger.latest[day]
     published = record.days[day]
     verdict = restore_verdict(ledger.table, day, published)
     numbers, inputs = published.numbers, record.inputs
-    return DayResult(
-        Outcome.IDENTICAL, verdict, record.version, numbers, inputs, record.reason_for_day(day)
+    return types.DayResult(
+        types.Outcome.IDENTICAL,
+        verdict,
+        record.version,
+        numbers,
+        inputs,
+        record.reason_for_day(day),
     )
 
 
-def list_skipped_results(plan: ComputePlan) -> list[DayResult]:
+def list_skipped_results(plan: types.ComputePlan) -> list[types.DayResult]:
     """Return the results of days that are not computed: identical, reverted or without an input."""
     ledger, refused = plan.ledger, plan.refused
     current_days = plan.fingerprints.keys() - plan.reasons.keys() - refused.keys()
@@ -114,8 +103,8 @@ def list_skipped_results(plan: ComputePlan) -> list[DayResult]:
     on_hold = [_failed_verdict(ledger.table, day, text) for day in reverted]
     return [
         *(result_from_record(ledger, day) for day in sorted(current_days & ledger.latest.keys())),
-        *(DayResult(Outcome.WITHDRAWN, verdict) for verdict in on_hold),
-        *(DayResult(Outcome.FAILED, verdict) for verdict in failed),
+        *(types.DayResult(types.Outcome.WITHDRAWN, verdict) for verdict in on_hold),
+        *(types.DayResult(types.Outcome.FAILED, verdict) for verdict in failed),
     ]
 
 
@@ -129,9 +118,9 @@ def list_computed_results(
     audited: compute.AuditedDays,
     reason_by_day: Mapping[date, str],
     version: int | None,
-    commit_notes: CommitNotes,
+    commit_notes: types.CommitNotes,
     changed: Container[date],
-) -> list[DayResult]:
+) -> list[types.DayResult]:
     """Return a result for each day of `reason_by_day`: the computed days, with why.
 
     A day with a provenance of its own names the inputs of that, and not those of this run.
@@ -142,19 +131,21 @@ def list_computed_results(
         verdict = audited.verdicts[day]
         commit_version = version if verdict.may_publish else None
         if not verdict.may_publish:
-            outcome = Outcome.FAILED
+            outcome = types.Outcome.FAILED
         elif day in commit_notes.revoked_days:
             # The commit covers the day, but it counts as never published, and its check says why.
-            outcome = Outcome.WITHDRAWN
+            outcome = types.Outcome.WITHDRAWN
             verdict = _failed_verdict(plan.table, day, commit_notes.revoked_days[day])
         elif day in changed:
-            outcome = Outcome.WRITTEN
+            outcome = types.Outcome.WRITTEN
         else:
-            outcome = Outcome.UNCHANGED
+            outcome = types.Outcome.UNCHANGED
         numbers = audited.computed.numbers.get(day, {})
         provenance = audited.computed.provenance.get(day)
         input_versions = provenance.inputs if provenance else plan.input_versions
-        results.append(DayResult(outcome, verdict, commit_version, numbers, input_versions, reason))
+        results.append(
+            types.DayResult(outcome, verdict, commit_version, numbers, input_versions, reason)
+        )
     return results
 
 
@@ -199,8 +190,8 @@ class Publisher(dg.ConfigurableIOManager):
         return {
             "run_id": run_id,
             "backfill_id": tags.get("dagster/backfill"),
-            "launched_by": launched_by(tags),
-            "reason": tags.get(REASON_TAG, ""),
+            "launched_by": types.launched_by(tags),
+            "reason": tags.get(types.REASON_TAG, ""),
             "asset": table.name,
             "code_version": self.code_of(table),
             "release": self.code_version,
@@ -218,15 +209,15 @@ class Publisher(dg.ConfigurableIOManager):
 
     def request_for_run(
         self, table: Table, run_id: str, tags: Mapping[str, str], window: Window
-    ) -> RunRequest:
+    ) -> types.RunRequest:
         """Return what a run asks of the days of a table, by its tags.
 
         Raises:
             PublishError: the run belongs to a backfill that was planned with other code.
             dagster.Failure: a tag has a value that is not known.
         """
-        current_pin = format_code_pin(self.code_version, self.config_digest)
-        if (planned_pin := tags.get(CODE_TAG, current_pin)) != current_pin:
+        current_pin = types.format_code_pin(self.code_version, self.config_digest)
+        if (planned_pin := tags.get(types.CODE_TAG, current_pin)) != current_pin:
             raise PublishError(
                 f"{table.name} [{window}]: the backfill was planned with code and "
                 f"configuration {planned_pin}, and this run has {current_pin}. Nothing was "
@@ -234,17 +225,17 @@ class Publisher(dg.ConfigurableIOManager):
                 "plan."
             )
         destination = self.destination
-        return RunRequest(
+        return types.RunRequest(
             window,
             self.run_metadata(table, run_id, tags),
-            rewrite=window if tags.get(REWRITE_TAG, "").lower() == "true" else (),
-            merge=is_merge_run(tags) and table.merges and destination.merges,
+            rewrite=window if tags.get(types.REWRITE_TAG, "").lower() == "true" else (),
+            merge=types.is_merge_run(tags) and table.merges and destination.merges,
             compares=destination.compares,
         )
 
     def plan_days(
         self,
-        request: RunRequest,
+        request: types.RunRequest,
         ledger: Ledger,
         sources: Sequence[TableSnapshot],
         fingerprints: Mapping[date, str],
@@ -252,7 +243,7 @@ class Publisher(dg.ConfigurableIOManager):
         input_changes: Mapping[date, str] = MappingProxyType({}),
         recommitted: Container[date] = (),
         digester: StateDigester | None = None,
-    ) -> ComputePlan:
+    ) -> types.ComputePlan:
         """Decide which days of a request to compute, and which cannot be.
 
         Args:
@@ -286,7 +277,7 @@ class Publisher(dg.ConfigurableIOManager):
             },
             input_changes,
         )
-        plan = ComputePlan(
+        plan = types.ComputePlan(
             request, ledger, sources, fingerprints, requested, {}, requested, digester
         )
         plan, buildable_window = _skip_days_on_hold(plan)
@@ -298,7 +289,9 @@ class Publisher(dg.ConfigurableIOManager):
         for source in sources:
             table_schema.raise_if_schema_differs(source.ledger, self.url(source.table))
 
-    def _refuse_unbuildable_days(self, plan: ComputePlan, window: Window) -> ComputePlan:
+    def _refuse_unbuildable_days(
+        self, plan: types.ComputePlan, window: Window
+    ) -> types.ComputePlan:
         """Return the plan without the days of a window that lack an input, or the day before."""
         table, request = plan.table, plan.request
         failed_by_table = self.failed_days(request.record["run_id"])
@@ -314,7 +307,7 @@ class Publisher(dg.ConfigurableIOManager):
             )
         return replace(plan, reasons=reasons, refused=refused)
 
-    def publish(self, candidate: Candidate) -> list[DayResult]:
+    def publish(self, candidate: types.Candidate) -> list[types.DayResult]:
         """Audit the days of a candidate and commit those that pass.
 
         Returns:
@@ -332,7 +325,7 @@ class Publisher(dg.ConfigurableIOManager):
             results += self.commit(self.audit(candidate))
         return sorted(results, key=lambda result: result.day)
 
-    def audit(self, candidate: Candidate) -> compute.AuditedDays:
+    def audit(self, candidate: types.Candidate) -> compute.AuditedDays:
         """Measure and judge the computed days of a candidate.
 
         Raises:
@@ -346,7 +339,7 @@ class Publisher(dg.ConfigurableIOManager):
         with compute.explain_spark_errors(plan.table, plan.days):
             return compute.audit_days(plan, computed, merge_writer)
 
-    def commit(self, audited: compute.AuditedDays) -> list[DayResult]:
+    def commit(self, audited: compute.AuditedDays) -> list[types.DayResult]:
         """Commit the days that passed the audit.
 
         If another commit comes first, it is tried again, as long as the days are as planned.
@@ -374,7 +367,7 @@ class Publisher(dg.ConfigurableIOManager):
             "table is as it left it. Launch these days again."
         )
 
-    def commit_once(self, audited: compute.AuditedDays) -> list[DayResult] | None:
+    def commit_once(self, audited: compute.AuditedDays) -> list[types.DayResult] | None:
         """Commit the days that passed; return None if another commit of this package came first.
 
         Days to rewrite are written although their rows have not changed.
@@ -486,7 +479,7 @@ class Publisher(dg.ConfigurableIOManager):
         return TableSnapshot(ledger, by_day, read)
 
 
-def _skip_days_on_hold(plan: ComputePlan) -> tuple[ComputePlan, Window]:
+def _skip_days_on_hold(plan: types.ComputePlan) -> tuple[types.ComputePlan, Window]:
     """Drop days on hold from a plan and its window, unless a person launched the run.
 
     Of a stateful table, days after a day on hold are not built either.

@@ -1,13 +1,11 @@
 """Types of a publication: tags of the run, request, plan, computed days, candidate, results."""
 
-from __future__ import annotations
-
 import enum
 import os
 from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
-from typing import Any
+from typing import Any, Self
 
 import dagster as dg
 import msgspec
@@ -89,7 +87,7 @@ class CommitNotes:
     revoked_days: Mapping[date, str] = field(default_factory=dict)
     details: CommitDetails = field(default_factory=CommitDetails)
 
-    def of_days(self, days: Container[date]) -> CommitNotes:
+    def of_days(self, days: Container[date]) -> Self:
         """Return the notes without what concerns other days."""
         late = {day: late for day, late in self.details.late.items() if day in days}
         return replace(

@@ -4,13 +4,11 @@ The assets compute and audit the days as in any run. Dagster's instance gets no 
 of production changes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, datetime
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import dagster as dg
 import msgspec
@@ -62,7 +60,7 @@ class ForkDestination(Destination):
     merges = False
 
     @classmethod
-    def for_target(cls, deployment: Deployment, target: ShadowTarget) -> ForkDestination:
+    def for_target(cls, deployment: Deployment, target: ShadowTarget) -> Self:
         """Return the destination of a target."""
         return cls(deployment.settings.warehouse, deployment, target)
 

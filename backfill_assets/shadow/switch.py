@@ -29,14 +29,7 @@ from backfill_assets.deployment import Deployment
 from backfill_assets.publish.adopt import ClonedDays, adopt_files, results_of_adopted
 from backfill_assets.publish.io_manager import DeltaIOManager
 from backfill_assets.publish.types import REASON_TAG, DayResult
-from backfill_assets.shadow.build import (
-    days_of_target,
-    days_to_clone,
-    refuse_external_changes,
-    refuse_migrated,
-    stale_days,
-    translate_origin,
-)
+from backfill_assets.shadow import build
 from backfill_assets.shadow.compare import refuse_uncompared
 from backfill_assets.staleness.stale import find_stale_days
 from backfill_assets.tables.code_version import Code
@@ -241,7 +234,7 @@ def _has_other_rows(deployment: Deployment, target: ShadowTarget) -> bool:
     ledgers = read_ledgers(deployment)
     # Tables that are no longer declared do not count.
     names = [name for name in target.tables if name in ledgers]
-    pairs = ((days_to_clone(deployment, target, name), ledgers[name]) for name in names)
+    pairs = ((build.days_to_clone(deployment, target, name), ledgers[name]) for name in names)
     return any(cloned.changed_days(cloned.days, current) for cloned, current in pairs)
 
 
@@ -302,7 +295,7 @@ def switch_over(
     for table_name, days in target.days.items():
         table, cloned = (
             deployment.tables[table_name],
-            days_to_clone(deployment, target, table_name, from_ranges(days)),
+            build.days_to_clone(deployment, target, table_name, from_ranges(days)),
         )
         results = _publish_days(
             publisher, deployment, target, cloned, publisher.run_metadata(table, run_id, tags)
@@ -330,7 +323,7 @@ def _publish_days(
     if remaining := cloned.days - own_days:
 
         def refuse_other_writers(ledger: Ledger) -> None:
-            refuse_external_changes(deployment, target, {ledger.table.name: ledger})
+            build.refuse_external_changes(deployment, target, {ledger.table.name: ledger})
 
         results += adopt_files(
             replace(cloned, days=remaining),
@@ -339,7 +332,7 @@ def _publish_days(
             # Started by a person, even if a resumed run finishes it.
             {**record, "backfill_id": target.switch_id, "launched_by": PERSON},
             partial(
-                translate_origin,
+                build.translate_origin,
                 deployment,
                 target,
                 cloned.ledger,
@@ -403,10 +396,10 @@ def _begin_switch(
     current = read_ledgers(deployment)
     # All checks are about these versions of the forks, and these are switched over.
     versions = {name: target.table_ledger(deployment, name).version or 0 for name in target.tables}
-    refuse_migrated(deployment, target, current)
-    refuse_external_changes(deployment, target, current)
+    build.refuse_migrated(deployment, target, current)
+    build.refuse_external_changes(deployment, target, current)
     problems = []
-    for name, by_day in stale_days(deployment, graph, target, code, only_days).items():
+    for name, by_day in build.stale_days(deployment, graph, target, code, only_days).items():
         reasons = "; ".join(
             dict.fromkeys(
                 forecast.reason or forecast.outcome.value
@@ -419,7 +412,7 @@ def _begin_switch(
         commands = ", ".join(
             f"`backfill-assets backfill {window} --target {target.name}`"
             for window in target.requested_windows
-            if stale_days(deployment, graph, target, code, window)
+            if build.stale_days(deployment, graph, target, code, window)
         )
         raise TargetError(
             f"target {target.name} is not switched over, as it is not as it would be made now: "
@@ -427,9 +420,9 @@ def _begin_switch(
             f"that is to be deployed: {commands}."
         )
     refuse_uncompared(deployment, target, versions, current)
-    days = days_of_target(deployment, graph, target, only_days)
+    days = build.days_of_target(deployment, graph, target, only_days)
     for name, table_days in days.items():
-        cloned = days_to_clone(deployment, target, name, table_days)
+        cloned = build.days_to_clone(deployment, target, name, table_days)
         cloned.raise_if_files_missing(
             deployment.table_url(name), cloned.changed_days(cloned.days, current[name])
         )

@@ -3,12 +3,10 @@
 And the location of S3: Arrow, delta-rs and Spark all take it from Amazon's environment variables.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from functools import cache
-from typing import NamedTuple
+from typing import NamedTuple, Self
 from urllib.parse import urlsplit
 from uuid import uuid4
 
@@ -38,7 +36,7 @@ class S3(NamedTuple):
     region: str
 
     @classmethod
-    def from_environment(cls) -> S3:
+    def from_environment(cls) -> Self:
         """From `AWS_ENDPOINT_URL_S3`, `AWS_ENDPOINT_URL`, `AWS_REGION` and so on."""
         endpoint = _first_variable("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
         # Other stores have no regions, but their clients require one.

@@ -5,8 +5,6 @@ server a session cannot use the classes of another. Only this module creates ses
 settings come from `configuration`.
 """
 
-from __future__ import annotations
-
 import atexit
 import json
 import os
@@ -19,7 +17,7 @@ from hashlib import sha256
 from itertools import count
 from pathlib import Path
 from threading import Event, Lock, RLock
-from typing import Any
+from typing import Any, Self
 from uuid import UUID, uuid4
 
 import grpc  # type: ignore[import-untyped]
@@ -33,16 +31,8 @@ from pyspark.sql.connect.plan import LogicalPlan
 from pyspark.sql.utils import is_remote
 
 from backfill_assets.settings import PREFIX, Settings
-from backfill_assets.spark import servers
+from backfill_assets.spark import jars, servers
 from backfill_assets.spark.configuration import spark_config, uses_s3
-from backfill_assets.spark.jars import (
-    EngineError,
-    check_java,
-    fetch_delta_jars,
-    fetch_s3_jars,
-    raise_if_unknown_jars,
-    with_jars,
-)
 from backfill_assets.spark.jvm_launch import ScratchDir, start_driver, with_class_archive
 from backfill_assets.spark.processes import is_local, jvm_options, use_jvm_environment
 from backfill_assets.spark.tasks import build_task_times, watch_session
@@ -101,7 +91,7 @@ def randomize_plan_ids() -> None:
     with LogicalPlan._lock:  # noqa: SLF001
         LogicalPlan._nextPlanId = first = secrets.randbits(48) + 2**48  # noqa: SLF001
     if LogicalPlan._fresh_plan_id() < first:  # noqa: SLF001
-        raise EngineError(
+        raise jars.EngineError(
             "this version of pyspark cannot share a session of a Spark Connect server: leave "
             "session_id out of SPARK_REMOTE."
         )
@@ -150,7 +140,7 @@ def commit_session(session: SparkSession, settings: Mapping[str, str]) -> Iterat
         atexit.register(close)
         try:
             if _process_ending.is_set():
-                raise EngineError("the run was terminated, and nothing was committed.")
+                raise jars.EngineError("the run was terminated, and nothing was committed.")
             for name, value in settings.items():
                 clone.conf.set(name, value)
             for tag in session.getTags():  # a clone has none of them
@@ -211,7 +201,7 @@ class Engine(LazyPySparkResource):
     uses_s3: bool = False
 
     @classmethod
-    def from_settings(cls, settings: Settings) -> Engine:
+    def from_settings(cls, settings: Settings) -> Self:
         """The engine of these settings; nothing is started yet."""
         return cls(
             spark_config=spark_config(settings), jars=str(settings.jars), uses_s3=uses_s3(settings)
@@ -244,14 +234,14 @@ class Engine(LazyPySparkResource):
         if "spark.remote" in self.spark_config:
             self._connect_server()
             return
-        check_java()
+        jars.check_java()
         jar_cache = Path(self.jars)
-        fetch_delta_jars(jar_cache)
+        jars.fetch_delta_jars(jar_cache)
         if self.uses_s3:
-            fetch_s3_jars(jar_cache)
+            jars.fetch_s3_jars(jar_cache)
         build_task_times(jar_cache)
-        self.spark_config.update(with_jars(self.spark_config, jar_cache))
-        raise_if_unknown_jars(self.spark_config, jar_cache)
+        self.spark_config.update(jars.with_jars(self.spark_config, jar_cache))
+        jars.raise_if_unknown_jars(self.spark_config, jar_cache)
         if home := os.environ.get("DAGSTER_HOME"):
             self.spark_config.update(ScratchDir(Path(home)).with_local_dir(self.spark_config))
         self.spark_config.update(with_class_archive(self.spark_config, jar_cache))
@@ -287,7 +277,7 @@ class Engine(LazyPySparkResource):
             text = str(error) or f"no connection within {_CONNECT_TIMEOUT:g} s"
             details = re.search(r'details = "(.*)"', text)  # gRPC's own message, further down
             message = details[1] if details else text.splitlines()[0]
-            raise EngineError(
+            raise jars.EngineError(
                 f"the Spark Connect server at SPARK_REMOTE={address} does not answer "
                 f"({message.replace(url, address)[:200]}): start it, or unset SPARK_REMOTE to use "
                 "the embedded session."
@@ -307,7 +297,7 @@ def _embedded_session(config: Mapping[str, Any]) -> SparkSession:
             session: SparkSession = spark_session_from_config(config)
     except SPARK_ERRORS as error:
         if isinstance(error, PySparkException) and error.getCondition() == _NO_JVM:
-            raise EngineError(
+            raise jars.EngineError(
                 "Java ended before Spark had started; what it said is above. Look for its memory "
                 f"and options in {PREFIX}SPARK_CONF (spark.driver.memory, "
                 "spark.driver.extraJavaOptions)"
@@ -317,7 +307,7 @@ def _embedded_session(config: Mapping[str, Any]) -> SparkSession:
         if is_local(master):
             raise
         # Spark's own error only reports a stopped context; the reason is in a log.
-        raise EngineError(
+        raise jars.EngineError(
             f"the Spark cluster at {master} does not answer, or does not take the driver: see that "
             "its master runs, with the Spark version of pyspark here, and that its machines reach "
             "the driver (spark.driver.host)."

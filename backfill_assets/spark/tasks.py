@@ -5,8 +5,6 @@ works the same embedded and with Spark Connect. Stalls are found by a thread: if
 progressed for long, it reports the stages that run and the step's stack.
 """
 
-from __future__ import annotations
-
 import sys
 import sysconfig
 import threading
@@ -62,7 +60,7 @@ class TaskTimes:
         return median(self.seconds)
 
     @classmethod
-    def from_text(cls, text: str) -> TaskTimes | None:
+    def from_text(cls, text: str) -> "TaskTimes | None":
         """The times in the listener's text; None if it saw no task."""
         tasks, _, times = text.partition(":")
         if not times:

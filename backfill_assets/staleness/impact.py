@@ -13,14 +13,8 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from backfill_assets.audit.verdicts import Verdict
+from backfill_assets.calendar import partitions
 from backfill_assets.calendar.late_data import Policy
-from backfill_assets.calendar.partitions import (
-    DAY,
-    Window,
-    any_window_condition,
-    to_ranges,
-    to_windows,
-)
 from backfill_assets.delta.data_files import TableSnapshot
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.records import CommitDetails
@@ -56,10 +50,10 @@ class ChangeImpact:
     def as_details(self) -> CommitDetails:
         """The details of a commit, read by `staleness.stale` and `calendar.reach`."""
         return CommitDetails(
-            event_days=to_ranges(self.event_days),
-            current_days=to_ranges(self.current_days),
-            log_days=to_ranges(self.log_days),
-            spans={day: to_ranges(event_days) for day, event_days in self.spans.items()},
+            event_days=partitions.to_ranges(self.event_days),
+            current_days=partitions.to_ranges(self.current_days),
+            log_days=partitions.to_ranges(self.log_days),
+            spans={day: partitions.to_ranges(event_days) for day, event_days in self.spans.items()},
         )
 
 
@@ -86,7 +80,9 @@ def impact_of(
     if not changed:
         return ChangeImpact()
     first_days = frozenset(passed.keys() - published_days)
-    changed_days = any_window_condition(to_windows(changed), source.raw.partition)
+    changed_days = partitions.any_window_condition(
+        partitions.to_windows(changed), source.raw.partition
+    )
     new_versions = _row_versions(after.where(changed_days), source, timezone)
     if before is None or not published_days:
         # An event day can only be built once its own log day is loaded.
@@ -239,8 +235,8 @@ class LogChange:
         return msgspec.structs.replace(
             impact.as_details,
             landing={day: manifest.as_json for day, manifest in loaded.items()},
-            settled=to_ranges(settled_after - settled_before),
-            unsettled=to_ranges(settled_before - settled_after),
+            settled=partitions.to_ranges(settled_after - settled_before),
+            unsettled=partitions.to_ranges(settled_before - settled_after),
         )
 
     def _settled_before_and_after(
@@ -248,14 +244,14 @@ class LogChange:
     ) -> tuple[set[date], set[date]]:
         """Return, of the log days whose state may have changed, those settled before and after."""
         known = {**loaded_manifests(log), **loaded}
-        around = Window(min(loaded), max(loaded) + DAY).widen_by(
+        around = partitions.Window(min(loaded), max(loaded) + partitions.DAY).widen_by(
             before=self.policy.window_days, after=self.policy.window_days
         )
         # Also all unsettled days: what they waited for may have come.
         settled = settled_days(log)
         affected_days = [day for day in known if day in around or day not in settled]
         folders = {
-            folder for day in affected_days for folder in (day - DAY, day)
+            folder for day in affected_days for folder in (day - partitions.DAY, day)
         } - self.listing.requested_days
         other_listing = list_landing(self.landing, self.source, sorted(folders))
         full_listing = replace(

@@ -4,14 +4,12 @@ Pure functions over ledgers. Days with the same fingerprint, code and settings h
 so a day with an unchanged fingerprint need not be computed again.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, fields
 from datetime import date
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import DAY
@@ -88,7 +86,7 @@ class HypotheticalLedger(Ledger):
     changing_days: frozenset[date] = frozenset()
 
     @classmethod
-    def from_ledger(cls, ledger: Ledger, changing_days: Iterable[date]) -> HypotheticalLedger:
+    def from_ledger(cls, ledger: Ledger, changing_days: Iterable[date]) -> Self:
         """Copy a ledger, with some days that may change."""
         return cls(**_ledger_fields(ledger), changing_days=frozenset(changing_days))
 
@@ -120,9 +118,7 @@ class SwitchedLedger(Ledger):
     production: Ledger
 
     @classmethod
-    def from_fork(
-        cls, fork: Ledger, built_days: Iterable[date], production: Ledger
-    ) -> SwitchedLedger:
+    def from_fork(cls, fork: Ledger, built_days: Iterable[date], production: Ledger) -> Self:
         """Combine the ledger of a clone with that of its table."""
         return cls(**_ledger_fields(fork), built_days=frozenset(built_days), production=production)
 

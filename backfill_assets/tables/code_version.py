@@ -6,8 +6,6 @@ The digest stands for the code of the project that declares the table: the modul
 and its model, and the modules of the project that these import, over a normalized syntax tree.
 """
 
-from __future__ import annotations
-
 import ast
 import hashlib
 import importlib.metadata
@@ -116,7 +114,7 @@ def rows_version(table: Table) -> str:
     return version
 
 
-def _table_version(table: Table, files: SourceFiles) -> str:
+def _table_version(table: Table, files: "SourceFiles") -> str:
     version = rows_version(table)
     own_modules = [module for module in table.modules if not _is_of_this_package(module)]
     if own_modules or table.depends_on:

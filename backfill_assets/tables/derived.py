@@ -5,8 +5,6 @@ the greatest version of every key known now, as if the window had no end. `corre
 difference between the two, whatever its reason.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -138,7 +136,7 @@ def carries_state(table: Table) -> bool:
     return isinstance(table, Derived) and any(read.table is table for read in table.reads.values())
 
 
-def versions_in(tables: Mapping[str, Table], first: str) -> list[Derived]:
+def versions_in(tables: Mapping[str, Table], first: str) -> "list[Derived]":
     """The versions of the table whose first version has this name, in ascending order."""
     versions = [
         table for table in tables.values() if isinstance(table, Derived) and table.first == first

@@ -4,8 +4,6 @@ Input digests, stale days, plans, undo, incidents and the partition mappings of 
 follow from this graph.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib
 import inspect
@@ -17,7 +15,7 @@ from dataclasses import dataclass, replace
 from datetime import date
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from pandera.errors import SchemaInitError
 from pyspark.errors import PySparkException
@@ -46,11 +44,11 @@ class Graph:
     policy: Policy
 
     @classmethod
-    def from_tables(cls, tables: Iterable[Table], policy: Policy) -> Graph:
+    def from_tables(cls, tables: Iterable[Table], policy: Policy) -> Self:
         """The graph of tables that are given inputs first."""
         return cls({table.name: table for table in tables}, policy)
 
-    def without_retired(self, today: date) -> Graph:
+    def without_retired(self, today: date) -> "Graph":
         """The graph without the tables that are retired on a business day."""
         return Graph(
             {name: table for name, table in self.tables.items() if not table.is_retired(today)},

@@ -5,8 +5,6 @@ staging (each key once on its event day, in the greatest version that came in ti
 and the lateness figures.
 """
 
-from __future__ import annotations
-
 import enum
 import sys
 from collections.abc import Mapping, Sequence
@@ -254,7 +252,7 @@ def _is_name_by_role(value: object) -> bool:
 class SourceTable(Table):
     """One of the tables that every source has; `role` says which."""
 
-    source: Source = field(repr=False, compare=False)
+    source: "Source" = field(repr=False, compare=False)
     role: Role
 
     @property

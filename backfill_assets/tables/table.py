@@ -4,8 +4,6 @@ It is the one source for Spark types, Delta constraints, checks and UI metadata:
 column belongs here, its evaluation in `audit`.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -60,7 +58,7 @@ class Dependency:
         launched: the reach given to Dagster as the partition mapping, if it differs from `reach`.
     """
 
-    source: Table
+    source: "Table"
     reach: Reach | RecordedReach
     recorded: str = ""
     launched: Reach | None = None
@@ -87,7 +85,7 @@ class Figure(NamedTuple):
         text: what the table has, with `{}` for the number.
     """
 
-    table: Table
+    table: "Table"
     name: str
     text: str
 

@@ -12,19 +12,7 @@ import pandera.pyspark as pa
 
 from backfill_assets.calendar.partitions import Grain
 from backfill_assets.calendar.reach import PREVIOUS_DAY, SAME_DAY, WEEK, Reach
-from backfill_assets.tables.arguments import (
-    Argument,
-    DeclarationError,
-    check_arguments,
-    describe_value,
-    is_bool,
-    is_date,
-    is_text,
-    is_whole_number,
-    mapping_of,
-    none_or,
-    sequence_of,
-)
+from backfill_assets.tables import arguments
 from backfill_assets.tables.columns import Forbidden
 from backfill_assets.tables.derived import SELF, Conserved, Derived, Published, Reads, Transform
 from backfill_assets.tables.model_metadata import is_model, suggest_name, wrong_drifts, wrong_skews
@@ -55,7 +43,7 @@ def inputs_of(function: Transform) -> FunctionInputs:
     try:
         hints: Mapping[str, Any] = get_type_hints(function, include_extras=True)
     except (NameError, TypeError, ValueError, AttributeError) as error:
-        raise DeclarationError(
+        raise arguments.DeclarationError(
             f"{function.__name__}: the annotation of a parameter is none: {error}"
         ) from error
     function_inputs = FunctionInputs({}, {}, {}, {})
@@ -65,10 +53,10 @@ def inputs_of(function: Transform) -> FunctionInputs:
         annotations = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
         inputs = [annotation for annotation in annotations if isinstance(annotation, _ANNOTATIONS)]
         if len(inputs) != 1:
-            raise DeclarationError(
+            raise arguments.DeclarationError(
                 f"{function.__name__}: annotate {parameter} as Annotated[DataFrame, Reads(TABLE)]"
             )
-        check_arguments(f"{function.__name__}: {parameter}", _input_arguments(inputs[0]))
+        arguments.check_arguments(f"{function.__name__}: {parameter}", _input_arguments(inputs[0]))
         if isinstance(inputs[0], Reads):
             reads[parameter] = inputs[0]
         elif isinstance(inputs[0], Published):
@@ -84,7 +72,7 @@ def inputs_of(function: Transform) -> FunctionInputs:
     ]
     names = [*with_days, *(other.name for other in others)]
     if {*with_days} <= {SELF.name} or len(set(names)) < len(names):
-        raise DeclarationError(
+        raise arguments.DeclarationError(
             f"{function.__name__}: it needs inputs with days besides itself, each table once: "
             f"{names}"
         )
@@ -94,34 +82,36 @@ def inputs_of(function: Transform) -> FunctionInputs:
     return function_inputs
 
 
-def _input_arguments(annotation: Any) -> list[Argument]:
+def _input_arguments(annotation: Any) -> list[arguments.Argument]:
     """Return the arguments of a parameter's annotation, with the types that they must have."""
     if isinstance(annotation, Unpartitioned):
-        return [Argument("the name", annotation.name, is_text, "a name")]
+        return [arguments.Argument("the name", annotation.name, arguments.is_text, "a name")]
     if isinstance(annotation, Answers):
         return [
-            Argument(
+            arguments.Argument(
                 "lookup", annotation.lookup, lambda value: isinstance(value, Lookup), "a Lookup"
             ),
-            Argument("of", annotation.of, callable, "a function that gives the requests"),
+            arguments.Argument("of", annotation.of, callable, "a function that gives the requests"),
         ]
     tables = "a table"
     if isinstance(annotation.table, Source):
         tables = f"one of its tables, as that of {annotation.table.name} is .staged"
     return [
-        Argument(
+        arguments.Argument(
             "the table of Reads",
             annotation.table,
             lambda value: value is SELF or isinstance(value, Table),
             tables,
         ),
-        Argument(
+        arguments.Argument(
             "the reach",
             annotation.reach,
             lambda value: isinstance(value, Reach),
             "SAME_DAY, last_days(7), following_days(7), PREVIOUS_DAY or WEEK",
         ),
-        Argument("as_known", getattr(annotation, "as_known", False), is_bool, "True or False"),
+        arguments.Argument(
+            "as_known", getattr(annotation, "as_known", False), arguments.is_bool, "True or False"
+        ),
     ]
 
 
@@ -129,12 +119,12 @@ def _check_state(name: str, reads: Mapping[str, Reads]) -> None:
     """Raise if a table that reads its own previous day has an input that it cannot have."""
     for parameter, read in reads.items():
         if read.table is SELF and read.reach != PREVIOUS_DAY:
-            raise DeclarationError(
+            raise arguments.DeclarationError(
                 f"{name}: {parameter} has days that are being made; of itself, a table reads the "
                 "day before: Reads(SELF, PREVIOUS_DAY)"
             )
         if read.table is not SELF and not read.of_the_day:
-            raise DeclarationError(
+            raise arguments.DeclarationError(
                 f"{name}: {parameter} reaches for other days than the day itself; a table that is "
                 "made of its own day before has them in its state"
             )
@@ -145,7 +135,7 @@ def _check_days(name: str, reads: Mapping[str, Reads], published: Mapping[str, P
     for parameter, read in reads.items():
         log = isinstance(read.table, SourceTable) and read.table.role is Role.LOG
         if read.as_known and (not log or read.reach.after):
-            raise DeclarationError(
+            raise arguments.DeclarationError(
                 f"{name}: {parameter} is as it was known on a day: of the raw log of a source, "
                 "and of days that end with the day itself, as last_days(n) has them"
             )
@@ -156,7 +146,7 @@ def _check_days(name: str, reads: Mapping[str, Reads], published: Mapping[str, P
             or reaches.setdefault(published_input.table.name, published_input.reach)
             != published_input.reach
         ):
-            raise DeclarationError(
+            raise arguments.DeclarationError(
                 f"{name}: {parameter} tells which days of {published_input.table.name} are "
                 "published: of another table, and with the reach that it is read with"
             )
@@ -209,7 +199,7 @@ def table(
     Raises:
         DeclarationError: a parameter has no such annotation, or a name does not exist.
     """
-    check_arguments("@table", [_model_argument(model)])
+    arguments.check_arguments("@table", [_model_argument(model)])
     return partial(
         _declare_table,
         model=model,
@@ -253,11 +243,11 @@ def version_of(
         DeclarationError: as `table`; the number is not above that of the other version; or the
             function is in the module of the other one, so that both would have the same code.
     """
-    check_arguments(
+    arguments.check_arguments(
         "@version_of",
         [
-            Argument("other", other, lambda value: isinstance(value, Derived), "a table"),
-            Argument("number", number, is_whole_number, "a whole number"),
+            arguments.Argument("other", other, lambda value: isinstance(value, Derived), "a table"),
+            arguments.Argument("number", number, arguments.is_whole_number, "a whole number"),
         ],
     )
 
@@ -283,20 +273,20 @@ def version_of(
 def _check_version(function: Transform, other: Derived, number: int) -> None:
     """Raise if the number is not higher, or both versions are in one module and share its code."""
     if number <= other.version:
-        raise DeclarationError(
+        raise arguments.DeclarationError(
             f"{function.__name__}: {other.name} is version {other.version}; give a new version "
             "a number above that"
         )
     if function.__module__ == other.transform.__module__:
-        raise DeclarationError(
+        raise arguments.DeclarationError(
             f"{function.__name__}: it is declared in {function.__module__}, where {other.name} "
             "is. The code of a table is that of its module: a change of one version would be "
             "one of both. Declare each version in a module of its own"
         )
 
 
-def _model_argument(model: object) -> Argument:
-    return Argument("model", model, is_model, "a class of pandera.pyspark.DataFrameModel")
+def _model_argument(model: object) -> arguments.Argument:
+    return arguments.Argument("model", model, is_model, "a class of pandera.pyspark.DataFrameModel")
 
 
 def _table_arguments(
@@ -306,7 +296,7 @@ def _table_arguments(
     lineage: object,
     retired: object,
     dependencies: object,
-) -> list[Argument]:
+) -> list[arguments.Argument]:
     """Return the arguments of `@table` without `model`, with the types that they must have."""
 
     def is_check(value: object) -> bool:
@@ -316,28 +306,33 @@ def _table_arguments(
         return isinstance(value, str) and re.fullmatch(r"\w+(/\w+)*", value, re.ASCII) is not None
 
     def is_code(value: object) -> bool:
-        return is_text(value) or isinstance(value, Path)
+        return arguments.is_text(value) or isinstance(value, Path)
 
     def is_column(value: object) -> bool:
-        return sequence_of(is_text, 2)(value) and len(value) == _PAIR  # type: ignore[arg-type]
+        return arguments.sequence_of(arguments.is_text, 2)(value) and len(value) == _PAIR  # type: ignore[arg-type]
 
     return [
-        Argument(
-            "checks", checks, sequence_of(is_check), "a list of conserves(...) and forbids(...)"
+        arguments.Argument(
+            "checks",
+            checks,
+            arguments.sequence_of(is_check),
+            "a list of conserves(...) and forbids(...)",
         ),
-        Argument("group", group, is_group, "letters, digits and _, as Dagster has it"),
-        Argument("frozen", frozen, is_bool, "True or False"),
-        Argument(
+        arguments.Argument("group", group, is_group, "letters, digits and _, as Dagster has it"),
+        arguments.Argument("frozen", frozen, arguments.is_bool, "True or False"),
+        arguments.Argument(
             "lineage",
             lineage,
-            mapping_of(sequence_of(is_column)),
+            arguments.mapping_of(arguments.sequence_of(is_column)),
             'pairs of table and column by column, as {"hits": [("visits", "clicks")]}',
         ),
-        Argument("retired", retired, none_or(is_date), "a date, as date(2025, 3, 20)"),
-        Argument(
+        arguments.Argument(
+            "retired", retired, arguments.none_or(arguments.is_date), "a date, as date(2025, 3, 20)"
+        ),
+        arguments.Argument(
             "depends_on",
             dependencies,
-            sequence_of(is_code),
+            arguments.sequence_of(is_code),
             "a list of names of modules and of paths",
         ),
     ]
@@ -358,13 +353,15 @@ def _declare_table(
     """Check the arguments and build the table; `version` is given by `version_of` only."""
     name = getattr(function, "__name__", "")
     if not inspect.isfunction(function):
-        raise DeclarationError(
-            f"@table stands before {describe_value(function)}: it takes a function"
+        raise arguments.DeclarationError(
+            f"@table stands before {arguments.describe_value(function)}: it takes a function"
         )
     if "<" in function.__qualname__ or not name.isidentifier():
-        raise DeclarationError(f"{function.__qualname__}: a table needs a function in a module")
-    arguments = _table_arguments(checks, group, frozen, lineage, retired, depends_on)
-    check_arguments(name, [_model_argument(model), *arguments])
+        raise arguments.DeclarationError(
+            f"{function.__qualname__}: a table needs a function in a module"
+        )
+    options = _table_arguments(checks, group, frozen, lineage, retired, depends_on)
+    arguments.check_arguments(name, [_model_argument(model), *options])
     inputs = inputs_of(function)
     derived = Derived(
         name=name,
@@ -395,23 +392,23 @@ def _check_table(derived: Derived) -> Derived:
     """The table itself; raise if it names a parameter, column or total that does not exist."""
     for check in derived.conserved:
         if check.parameter not in derived.reads:
-            raise DeclarationError(
+            raise arguments.DeclarationError(
                 f"{derived.name}: there is no parameter {check.parameter}"
                 f"{suggest_name(check.parameter, derived.reads)}"
             )
         if check.total not in derived.totals:
-            raise DeclarationError(
+            raise arguments.DeclarationError(
                 f"{derived.name}: {check.total} is none of the model's totals "
                 f"({list(derived.totals)})"
             )
         source = derived.reads[check.parameter].table
         if check.column is not None and check.column not in source.columns:
-            raise DeclarationError(
+            raise arguments.DeclarationError(
                 f"{derived.name}: {source.name} has no column {check.column}"
                 f"{suggest_name(check.column, source.columns)}"
             )
     if wrong := [*wrong_drifts(derived), *wrong_skews(derived), *wrong_names(derived)]:
-        raise DeclarationError(f"{derived.name}: {'; '.join(wrong)}")
+        raise arguments.DeclarationError(f"{derived.name}: {'; '.join(wrong)}")
     _check_answers(derived)
     _check_weeks(derived)
     input_columns = {
@@ -421,10 +418,14 @@ def _check_table(derived: Derived) -> Derived:
     }
     for column, origins in derived.lineage.items():
         if column not in derived.columns:
-            raise DeclarationError(f"{derived.name}: lineage of {column}, which is no column of it")
+            raise arguments.DeclarationError(
+                f"{derived.name}: lineage of {column}, which is no column of it"
+            )
         whole = {reference.name for reference in derived.unpartitioned_inputs}
         for name, other in {pair for pair in origins if pair[0] not in whole} - input_columns:
-            raise DeclarationError(f"{derived.name}: {column} cannot be made of {name}.{other}")
+            raise arguments.DeclarationError(
+                f"{derived.name}: {column} cannot be made of {name}.{other}"
+            )
     return derived
 
 
@@ -433,12 +434,12 @@ def _check_answers(derived: Derived) -> None:
     rows = [*derived.inputs_by_day, *derived.unpartitioned]
     for parameter, answers in derived.answers.items():
         if not answers.parameters or not {*answers.parameters} <= {*rows}:
-            raise DeclarationError(
+            raise arguments.DeclarationError(
                 f"{derived.name}: the requests of {parameter} are made of {[*answers.parameters]}; "
                 f"they must be parameters with rows: {rows}"
             )
     if len({answer.lookup.pool or answer.lookup.name for answer in derived.answers.values()}) > 1:
-        raise DeclarationError(
+        raise arguments.DeclarationError(
             f"{derived.name}: a step has one pool; give its lookups the same: "
             f"{[answer.lookup.name for answer in derived.answers.values()]}"
         )
@@ -452,7 +453,7 @@ def _check_weeks(derived: Derived) -> None:
         weekly = read.table is derived or read.table.grain is Grain.WEEKLY
         as_known = isinstance(read, Reads) and read.as_known
         if as_known or read.reach != (SAME_DAY if weekly else WEEK):
-            raise DeclarationError(
+            raise arguments.DeclarationError(
                 f"{derived.name}: it is a table by week, and {parameter} does not hold the rows of "
                 "a week; read tables by day with Reads(TABLE, WEEK), and tables by week with "
                 "Reads(TABLE). A table by day reads tables by day"

@@ -30,6 +30,7 @@ from backfill_assets.orders.tables import FACT, LATE, ORDER_LINES, RAW, REJECTED
 from backfill_assets.settings import load_settings
 from backfill_assets.spark.session import Engine
 from backfill_assets.tables.table import Table
+from backfill_assets.transforms import dedup
 from backfill_assets_tests.benchmarks.bench_backfills import (
     REWRITE,
     measure_caps,
@@ -117,10 +118,10 @@ def run_same_transforms(
         REJECTED,
     )
     read.unpersist()
-    dated = staging.with_event_day(log, ORDER_LINES, "UTC")
+    dated = dedup.with_event_day(log, ORDER_LINES, "UTC")
     save_table(staging.late_lines(dated, ORDER_LINES, 7), LATE)
-    ranked = staging.rank_in_window(dated, ORDER_LINES, days, 7)
-    staged = save_table(staging.drop_superseded(ranked, ORDER_LINES), STAGED)
+    ranked = dedup.rank_in_window(dated, ORDER_LINES, days, 7)
+    staged = save_table(dedup.drop_superseded(ranked, ORDER_LINES), STAGED)
     save_table(FACT(for_days(staged, STAGED.partition, SAME_DAY, days)), FACT)
 
 

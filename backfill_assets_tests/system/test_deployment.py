@@ -574,7 +574,8 @@ def test_passwords_that_cannot_be_read_end_it_at_once(supervised, listening, mon
 
 CLIENT = """
 from backfill_assets.settings import load_settings
-from backfill_assets.spark.session import Engine, EngineError
+from backfill_assets.spark.jars import EngineError
+from backfill_assets.spark.session import Engine
 try:
     spark = Engine.from_settings(load_settings()).spark_session
     print(spark.range(4).count(), spark.conf.get("spark.sql.extensions"))

@@ -12,9 +12,9 @@ import dagster as dg
 import msgspec
 import pytest
 
-from backfill_assets.assets import raw_load
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import DAY
+from backfill_assets.landing import files
 from backfill_assets.landing.listing import list_landing
 from backfill_assets.monitoring.incidents import Monitor, find_incidents
 from backfill_assets.monitoring.states import DayState, Situation, day_states
@@ -331,14 +331,14 @@ def test_a_copied_landing_is_the_same_landing(pipeline: Pipeline) -> None:
 
 def run_at_reading(monkeypatch: pytest.MonkeyPatch, act) -> None:
     """Do something once, after the landing was listed and before its lines are read."""
-    honest, pending = raw_load.read_lines, [act]
+    honest, pending = files.read_lines, [act]
 
     def read_lines(*arguments):
         while pending:
             pending.pop()()
         return honest(*arguments)
 
-    monkeypatch.setattr(raw_load, "read_lines", read_lines)
+    monkeypatch.setattr(files, "read_lines", read_lines)
 
 
 def test_a_file_that_is_not_at_rest_is_not_loaded(

@@ -263,10 +263,10 @@ def test_a_killed_import_goes_on_with_the_same_rows(
             raise KeyboardInterrupt  # its files have landed, and nobody has written it down
         return result
 
-    monkeypatch.setattr(importer, "land_files", killed_land)
+    monkeypatch.setattr(files_module, "land_files", killed_land)
     with pytest.raises(KeyboardInterrupt):
         run_import(import_work(pipeline, spark, old, chunk_rows=1))
-    monkeypatch.setattr(importer, "land_files", land)
+    monkeypatch.setattr(files_module, "land_files", land)
     (progress,) = load_imports(pipeline.deployment, "orders").values()
     assert progress.unfinished_step
     assert len(progress.landed_files) == 1

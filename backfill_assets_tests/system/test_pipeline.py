@@ -14,12 +14,14 @@ from dagster._core.execution.api import create_execution_plan, execute_run
 from dagster._core.storage.partition_status_cache import AssetPartitionStatus
 from pyspark.sql import functions as F
 
-from backfill_assets.assets import raw_load, staging
+from backfill_assets.assets import raw_rows
 from backfill_assets.calendar.partitions import days_of_run
+from backfill_assets.landing import files
 from backfill_assets.orders.tables import RAW, STAGED, TABLES
 from backfill_assets.publish.io_manager import PLOT, DeltaIOManager
 from backfill_assets.sample.landings import write_invented_landing
 from backfill_assets.staleness.unloaded import loaded_manifests
+from backfill_assets.transforms import dedup
 from backfill_assets_tests.helpers.orders_model import run_model
 from backfill_assets_tests.helpers.pipeline import (
     END,
@@ -149,9 +151,9 @@ def test_one_bad_day_of_thirty(pipeline, monkeypatch):
     for n in range(1, 31):
         pipeline.land(n, [order(f"o-{n}", n), order(f"p-{n}", n)])
     pipeline.run(1, 30, ["raw_orders"])
-    honest = staging.drop_superseded
+    honest = dedup.drop_superseded
     corrupt = CORRUPT["unique_key"]
-    monkeypatch.setattr(staging, "drop_superseded", lambda *arguments: corrupt(honest(*arguments)))
+    monkeypatch.setattr(dedup, "drop_superseded", lambda *arguments: corrupt(honest(*arguments)))
     result = pipeline.run(1, 30, ["stg_orders", "fact_daily_orders"], fails=True)
 
     text = pipeline.failure(result)
@@ -196,7 +198,7 @@ def test_a_file_that_makes_spark_itself_fail_fails_its_own_day_alone(pipeline, m
     days = 16
     for n in range(1, days + 1):
         pipeline.land(n, [order("poison" if n == bad else f"o-{n}", n)])
-    honest, attempts = raw_load.read_versions, []
+    honest, attempts = raw_rows.read_versions, []
 
     def read_versions(lines, source, timezone):
         attempts.append(1)
@@ -204,7 +206,7 @@ def test_a_file_that_makes_spark_itself_fail_fails_its_own_day_alone(pipeline, m
         hit = F.when(F.col("order_id") == "poison", bites).otherwise(F.col("order_id"))
         return honest(lines, source, timezone).withColumn("order_id", hit.cast("string"))
 
-    monkeypatch.setattr(raw_load, "read_versions", read_versions)
+    monkeypatch.setattr(raw_rows, "read_versions", read_versions)
     result = pipeline.run(1, days, fails=True)
     assert len(attempts) <= 2 * math.log2(days) + 1
     text = pipeline.failure(result)
@@ -239,8 +241,8 @@ def test_a_bad_day_keeps_its_old_version(pipeline, monkeypatch, check):
     pipeline.run(14, 16, ["raw_orders", "stg_orders"])
     before = pipeline.digests()["stg_orders"]
     pipeline.land(15, [order("q-15", 15)], "part-1.jsonl")
-    honest, corrupt = staging.drop_superseded, CORRUPT[check]
-    monkeypatch.setattr(staging, "drop_superseded", lambda *arguments: corrupt(honest(*arguments)))
+    honest, corrupt = dedup.drop_superseded, CORRUPT[check]
+    monkeypatch.setattr(dedup, "drop_superseded", lambda *arguments: corrupt(honest(*arguments)))
     text = pipeline.failure(pipeline.run(14, 16, ["raw_orders", "stg_orders"], fails=True))
     assert f"stg_orders[2024-01-15]  {check}" in text
     assert pipeline.digests()["stg_orders"] == before
@@ -253,7 +255,7 @@ def test_a_frame_of_the_wrong_shape_is_refused_before_any_write(pipeline, monkey
     pipeline.land(1, [order("b", 1)], "part-1.jsonl")
     pipeline.run(1, 1, ["raw_orders"])
     monkeypatch.setattr(
-        staging, "drop_superseded", lambda rows, _: rows.select("event_date", "order_id")
+        dedup, "drop_superseded", lambda rows, _: rows.select("event_date", "order_id")
     )
     result = pipeline.run(1, 1, ["stg_orders"], fails=True)
     step = next(e for e in result.all_events if e.is_step_failure)
@@ -503,9 +505,9 @@ def test_repeating_only_the_last_step_does_not_make_a_failed_day_good(
         pipeline.land(
             n, [order(f"o-{n}", n), order(f"late-{n}", 1, ingested=f"{day(n)}T09:00:00Z")]
         )
-    honest = staging.drop_superseded
+    honest = dedup.drop_superseded
     monkeypatch.setattr(
-        staging, "drop_superseded", lambda *arguments: CORRUPT["nulls"](honest(*arguments))
+        dedup, "drop_superseded", lambda *arguments: CORRUPT["nulls"](honest(*arguments))
     )
     failed = pipeline.run(14, 15, layers, fails=True).dagster_run
     assert "FAILED" in check_statuses(pipeline, "late_orders", "late_lines").values()
@@ -523,13 +525,13 @@ def test_repeating_only_the_last_step_does_not_make_a_failed_day_good(
 
 def test_a_file_that_lands_after_the_listing_is_never_taken_for_read(pipeline, monkeypatch):
     pipeline.land(1, [order("a", 1)])
-    honest = raw_load.probe_files
+    honest = files.probe_files
 
     def survey(*arguments):
         pipeline.land(1, [order("b", 1)], "part-1.jsonl")
         return honest(*arguments)
 
-    monkeypatch.setattr(raw_load, "probe_files", survey)
+    monkeypatch.setattr(files, "probe_files", survey)
     pipeline.run(1, 1, ["raw_orders"])
     monkeypatch.undo()
     assert [r["order_id"] for r in pipeline.rows("raw_orders")] == ["a"]

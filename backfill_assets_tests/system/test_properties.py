@@ -76,9 +76,9 @@ def test_the_transforms_agree_with_the_model_on_every_row(engine, spark, batch, 
         landed = read_lines(spark, listing, ORDER_LINES)
         read = raw_rows.read_versions(landed, ORDER_LINES, zone).persist()
         log = raw_rows.accepted_rows(read, ORDER_LINES).where(CALENDAR.sql_condition("log_date"))
-        dated = staging.with_event_day(log, ORDER_LINES, zone).persist()
-        ranked = staging.rank_in_window(dated, ORDER_LINES, CALENDAR, window_days)
-        staged = staging.drop_superseded(ranked, ORDER_LINES).persist()
+        dated = dedup.with_event_day(log, ORDER_LINES, zone).persist()
+        ranked = dedup.rank_in_window(dated, ORDER_LINES, CALENDAR, window_days)
+        staged = dedup.drop_superseded(ranked, ORDER_LINES).persist()
         assert rows_as_text(log.collect(), RAW.columns) == rows_as_text(model.raw, RAW.columns)
         assert raw_rows.rejected_rows(read, ORDER_LINES).where(
             CALENDAR.sql_condition("arrival_date")
@@ -106,12 +106,12 @@ def test_a_range_decides_each_day_as_that_day_alone(engine, spark, batch, window
         log = raw_rows.accepted_rows(
             raw_rows.read_versions(landed, ORDER_LINES, "UTC"), ORDER_LINES
         )
-        dated = staging.with_event_day(log, ORDER_LINES, "UTC").persist()
+        dated = dedup.with_event_day(log, ORDER_LINES, "UTC").persist()
 
         def stage_window(window: Window):
             logged = dated.where(window.widen_by(after=window_days).sql_condition("log_date"))
-            rows = staging.rank_in_window(logged, ORDER_LINES, window, window_days)
-            return staging.drop_superseded(rows, ORDER_LINES)
+            rows = dedup.rank_in_window(logged, ORDER_LINES, window, window_days)
+            return dedup.drop_superseded(rows, ORDER_LINES)
 
         alone = stage_window(Window(day(1), day(2)))
         for n in range(2, DAYS + 1):
@@ -149,7 +149,7 @@ def test_current_is_what_an_endless_window_gives(engine, spark, batch, window_da
             raw_rows.read_versions(landed, ORDER_LINES, "UTC"), ORDER_LINES
         )
         log = log.where(CALENDAR.sql_condition("log_date"))
-        log = staging.with_event_day(log, ORDER_LINES, "UTC").persist()
+        log = dedup.with_event_day(log, ORDER_LINES, "UTC").persist()
 
         def compute_current(window: Window):
             rows = dedup.rank_all(log, ORDER_LINES, window, window_days, corrects=corrects)
@@ -159,8 +159,8 @@ def test_current_is_what_an_endless_window_gives(engine, spark, batch, window_da
         assert sum_facts(whole.collect()) == expected
         alone = [row for d in CALENDAR for row in compute_current(Window(d, d + DAY)).collect()]
         assert sum_facts(alone) == expected
-        ranked = staging.rank_in_window(log, ORDER_LINES, CALENDAR, window_days)
-        facts = facts_of(staging.drop_superseded(ranked, ORDER_LINES))
+        ranked = dedup.rank_in_window(log, ORDER_LINES, CALENDAR, window_days)
+        facts = facts_of(dedup.drop_superseded(ranked, ORDER_LINES))
         changes = sum_facts(derived.correction_rows(CORRECTIONS, facts, whole).collect())
         frozen = model.fact
         nothing = (0, Decimal(0))
