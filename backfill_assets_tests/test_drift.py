@@ -22,6 +22,7 @@ from backfill_assets.audit.profile import (
 )
 from backfill_assets.audit.verdicts import Severity
 from backfill_assets.tables.arguments import DeclarationError
+from backfill_assets.tables.model_metadata import drift_bounds
 from backfill_assets.tables.table import Table
 from backfill_assets_tests.helpers.pipeline import day
 
@@ -43,6 +44,7 @@ class Watched(pa.DataFrameModel):
 
 
 WATCHED = Table("watched", Watched)
+BOUNDS = drift_bounds(WATCHED)
 
 
 def test_the_bins_are_those_of_powers_of_two(spark):
@@ -54,7 +56,7 @@ def test_the_bins_are_those_of_powers_of_two(spark):
         (day(2), -1, Decimal("0.00"), False),
     ]
     frame = spark.createDataFrame(rows, WATCHED.struct_type)
-    assert count_values(frame, WATCHED, [day(1)]).histograms == {
+    assert count_values(frame, WATCHED, [day(1)], BOUNDS, ()).histograms == {
         day(1): {
             "count": {"0": 1, "2^0": 1, "2^1": 2},
             "money": {"-2^2": 2, "2^-2": 1, "null": 1},
@@ -84,18 +86,18 @@ def profile_of_counts(*counts: int) -> dict[str, dict[str, int]]:
 
 def test_what_has_moved_far_is_warned_of():
     then = Baseline("version 3", profile_of_counts(100, 100))
-    (severity, message), numbers = judge_drift(WATCHED, profile_of_counts(10, 190), then)
+    (severity, message), numbers = judge_drift(BOUNDS, profile_of_counts(10, 190), then)
     assert severity is Severity.WARN
     assert message.startswith("200 rows against 200 of version 3; stability index: count 1.")
     assert "(allowed 0.2), money 0.000, churned 0.000" in message
     assert numbers["drift of count"] > 1
     assert (numbers["drift of money"], numbers["rows before"]) == (0, 200)
-    assert judge_drift(WATCHED, profile_of_counts(101, 99), then)[0][0] is Severity.OK
+    assert judge_drift(BOUNDS, profile_of_counts(101, 99), then)[0][0] is Severity.OK
 
 
 def test_a_few_rows_are_no_distribution():
     (severity, message), numbers = judge_drift(
-        WATCHED, profile_of_counts(1, 50), Baseline("v", profile_of_counts(50, 1))
+        BOUNDS, profile_of_counts(1, 50), Baseline("v", profile_of_counts(50, 1))
     )
     assert severity is Severity.OK
     assert message.endswith("below 100 rows nothing is warned of")
@@ -105,7 +107,7 @@ def test_a_few_rows_are_no_distribution():
         ({}, Baseline("v", profile_of_counts(5))),
         (profile_of_counts(5), Baseline("v", {})),
     ):
-        assert judge_drift(WATCHED, now, then) == (
+        assert judge_drift(BOUNDS, now, then) == (
             (Severity.OK, f"{histogram_rows(now)} rows, and nothing to compare them with"),
             {},
         )

@@ -24,9 +24,10 @@ from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import DAY, Window, any_window_condition, to_windows
 from backfill_assets.calendar.reach import SAME_DAY, RecordedReach
 from backfill_assets.delta.data_files import TableSnapshot
+from backfill_assets.delta.records import CommitNotes
 from backfill_assets.deployment import Deployment
 from backfill_assets.publish.compute import explain_function_errors
-from backfill_assets.publish.types import CommitNotes, ComputedDays
+from backfill_assets.publish.types import ComputedDays
 from backfill_assets.spark.frames import Cache
 from backfill_assets.tables.arguments import describe_value
 from backfill_assets.tables.code_version import Code

@@ -1,4 +1,4 @@
-"""The profile of a day: counts by kind, rows of the most frequent key, distributions and drift.
+"""The audit of a frame, with the profile of its days: counts by kind, skew, distributions, drift.
 
 Drift is measured by the population stability index: the sum of (p - q) * ln(p / q) over bins, where
 p and q are the shares of rows of two days. Below 0.1 the distributions are similar; above 0.25 they
@@ -7,23 +7,38 @@ are different.
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import date
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pyspark.sql.types as T
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from backfill_assets.audit.verdicts import Severity
+from backfill_assets.audit.verdicts import (
+    TRAILING_DAYS,
+    DayMetrics,
+    Expectation,
+    RefusedError,
+    Severity,
+    Verdict,
+    check_frame_window,
+    find_violations,
+    judge_days,
+    measure_days,
+)
+from backfill_assets.calendar.partitions import Window
 from backfill_assets.spark.session import first_error_line
 from backfill_assets.tables import model_metadata
 from backfill_assets.tables.arguments import DeclarationError
 from backfill_assets.tables.table import Table
 
 
-def check_conditions(frame: DataFrame, table: Table, rules: Mapping[str, str]) -> None:
+def check_conditions(
+    frame: DataFrame, table: str, rules: Mapping[str, str], kinds: Mapping[str, str]
+) -> None:
     """Raise if Spark cannot evaluate the rules of a table, or the conditions of its counts.
 
     No Spark job runs: Spark analyzes the columns and their types only.
@@ -33,15 +48,12 @@ def check_conditions(frame: DataFrame, table: Table, rules: Mapping[str, str]) -
     """
     conditions = {
         **{f"the rule {name}": rule for name, rule in rules.items()},
-        **{
-            f"the count {kind!r}": condition
-            for kind, condition in model_metadata.counts_of(table).items()
-        },
+        **{f"the count {kind!r}": condition for kind, condition in kinds.items()},
     }
     if not conditions or not _spark_problem(frame, *conditions.values()):
         return
     raise DeclarationError(
-        f"{table.name}: {'; '.join(_wrong_conditions(frame, conditions))}. Nothing was computed, "
+        f"{table}: {'; '.join(_wrong_conditions(frame, conditions))}. Nothing was computed, "
         "and the table is as it was. Mend the condition in the model's Config.metadata, or, where "
         "the table has it as a Delta constraint of its own, drop that (ALTER TABLE ... DROP "
         "CONSTRAINT)."
@@ -92,14 +104,15 @@ class ValueCounts(NamedTuple):
     most_rows: Mapping[date, Mapping[str, int]]
 
 
-def count_values(frame: DataFrame, table: Table, days: Iterable[date]) -> ValueCounts:
-    """Count the values of the columns that are watched for drift and for skew, in one Spark query.
+def count_values(
+    frame: DataFrame, table: Table, days: Iterable[date], drift: Iterable[str], skew: Iterable[str]
+) -> ValueCounts:
+    """Count the values of columns that are watched, for drift or for skew, in one Spark query.
 
     Numbers of the same sign and power of two share a bin, so bins are the same for all days. Null
     and zero have bins of their own. For skew, nulls are no value, and a day without rows has 0.
     """
     types = {column.name: column.dataType for column in table.struct_type}
-    drift, skew = model_metadata.drift_bounds(table), model_metadata.skew_bounds(table)
     if not drift and not skew:
         return ValueCounts({}, {})
     # Hashes: columns of all types are counted together, and only 8 bytes of a key are shuffled.
@@ -183,16 +196,15 @@ def histogram_rows(histograms: Histograms) -> int:
 
 
 def judge_drift(
-    table: Table, current: Histograms, baseline: Baseline | None
+    bounds: Mapping[str, float], current: Histograms, baseline: Baseline | None
 ) -> tuple[tuple[Severity, str], dict[str, float]]:
     """The drift of a day before it is published: severity, text, and numbers for the UI.
 
-    The baseline is None if there is nothing to compare with.
+    `bounds` are by column; the baseline is None if there is nothing to compare with.
     """
     rows = histogram_rows(current)
     if baseline is None or not rows or not histogram_rows(baseline.histograms):
         return (Severity.OK, f"{rows} rows, and nothing to compare them with"), {}
-    bounds = model_metadata.drift_bounds(table)
     indexes = {
         name: _drift_index(baseline.histograms[name], current[name])
         for name in bounds
@@ -215,3 +227,105 @@ def judge_drift(
     numbers = {f"drift of {name}": index for name, index in indexes.items()}
     severity = Severity.WARN if exceeding else Severity.OK
     return (severity, summary), {**numbers, "rows before": histogram_rows(baseline.histograms)}
+
+
+@dataclass(frozen=True)
+class PublishedHistory:
+    """What is published of a table, to judge its days against.
+
+    Attributes:
+        metrics: of days before those to judge.
+        histograms: of days whose watched columns were counted, with the name of their version.
+    """
+
+    metrics: Mapping[date, DayMetrics] = field(default_factory=dict)
+    histograms: Mapping[date, Baseline] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class FrameAudit:
+    """The audit of a frame.
+
+    Attributes:
+        frame: the rows, with the columns and types of the table.
+        verdicts: in the order of the days.
+        figures: by day, figures for the UI.
+        histograms: by day, of the columns that are watched for drift.
+    """
+
+    frame: DataFrame
+    verdicts: Sequence[Verdict]
+    figures: Mapping[date, Mapping[str, Any]]
+    histograms: Mapping[date, Histograms]
+
+
+def audit_frame(
+    frame: DataFrame,
+    table: Table,
+    days: Window,
+    expectations: Mapping[date, Expectation],
+    rules: Mapping[str, str],
+    history: PublishedHistory,
+) -> FrameAudit:
+    """Measure and judge the rows of days, not those between them.
+
+    Raises:
+        SchemaError: a column is missing or of another type.
+        DeclarationError: a condition of the model is not valid SQL.
+        RefusedError: rows outside of these days, rows without a day, or no rows where some are
+            expected.
+    """
+    frame = table.conform_frame(frame)
+    kinds, drift = model_metadata.counts_of(table), model_metadata.drift_bounds(table)
+    skew = model_metadata.skew_bounds(table)
+    check_conditions(frame, table.name, rules, kinds)
+    measured_days = measure_days(frame, table, [*rules.values()], kinds)
+    check_frame_window(measured_days, table, days, expectations)
+    for day, day_violations in find_violations(frame, table).items():
+        if day not in measured_days:
+            raise RefusedError(
+                f"{table.name} [{days}]: refused, the table is as it was: "
+                f"{', '.join(day_violations)} found rows of {day}, of which the frame has none. A "
+                "check gives rows of the frame."
+            )
+        measured_days[day] = replace(measured_days[day], violations=day_violations)
+    values = count_values(frame, table, days, drift, skew)
+    figures: dict[date, dict[str, Any]] = {
+        day: {
+            **{
+                f"count of {kind}": measured_days[day].kinds[kind] if day in measured_days else 0
+                for kind in kinds
+            },
+            **values.most_rows.get(day, {}),
+        }
+        for day in days
+    }
+    expected = dict(expectations)
+    for day in days if drift else ():
+        baseline = _find_baseline(table, values.histograms, history, day)
+        notice, indexes = judge_drift(drift, values.histograms.get(day, {}), baseline)
+        figures[day] |= indexes
+        expectation = expected.get(day, Expectation())
+        expected[day] = replace(
+            expectation,
+            notices={**expectation.notices, model_metadata.DRIFT: notice},
+            figures={**expectation.figures, model_metadata.DRIFT: indexes},
+        )
+    verdicts = judge_days(table, days, measured_days, expected, history.metrics)
+    return FrameAudit(frame, verdicts, figures, values.histograms)
+
+
+def _find_baseline(
+    table: Table, day_histograms: Mapping[date, Histograms], history: PublishedHistory, day: date
+) -> Baseline | None:
+    """Return the histograms to compare a day with: those it replaces, or of the last day before."""
+    published = history.histograms
+    if day in published:
+        return published[day]
+    for earlier in table.grain.partitions_before(day, TRAILING_DAYS):
+        histograms = day_histograms.get(earlier)
+        if not histograms and earlier in published:
+            histograms = published[earlier].histograms
+        if histograms:
+            return Baseline(str(earlier), histograms)
+    return None

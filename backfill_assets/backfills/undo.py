@@ -29,7 +29,13 @@ from backfill_assets.delta import data_files
 from backfill_assets.delta.delta_rs import delta_log, read_metadata
 from backfill_assets.delta.ledger_reader import read_ledgers
 from backfill_assets.delta.ledgers import Ledger, Ledgers
-from backfill_assets.delta.records import CommitDetails, CommitRecord, Provenance, PublishedDay
+from backfill_assets.delta.records import (
+    CommitDetails,
+    CommitNotes,
+    CommitRecord,
+    Provenance,
+    PublishedDay,
+)
 from backfill_assets.delta.table_schema import read_schema_version
 from backfill_assets.deployment import Deployment
 from backfill_assets.landing.load_manifest import LoadManifest, after_undo
@@ -325,7 +331,7 @@ class _TableUndo:
             replace(audited, computed=replace(audited.computed, notes=notes))
         )
         if results is None:
-            self.publisher.remove_orphaned_files(audited)
+            audited.remove_files()
         return results
 
     def _read_old_days(
@@ -498,7 +504,7 @@ class _TableUndo:
         audited: AuditedDays,
         changes: Mapping[date, DayChange],
         todo: Mapping[date, DayChange],
-    ) -> types.CommitNotes:
+    ) -> CommitNotes:
         """Notes of the commit: final days, revoked days and details.
 
         Raises:
@@ -527,9 +533,7 @@ class _TableUndo:
         )
         final = {d for d, c in todo.items() if c.previous_commit and d in c.previous_commit.final}
         message = f"taken back by the undo of {self.request.name}: it counts as never published"
-        return types.CommitNotes(
-            final, dict.fromkeys(self._revoked_days(changes), message), details
-        )
+        return CommitNotes(final, dict.fromkeys(self._revoked_days(changes), message), details)
 
     def _revoked_days(self, changes: Mapping[date, DayChange]) -> set[date]:
         """Days that had neither a commit nor files before."""

@@ -388,7 +388,9 @@ class Writer:
         table = self.table
         columns = list(dict.fromkeys((table.partition, *table.key)))
         existing = data_files.rows_as_of(self.spark, self.url, table, at, days)
-        keys = frame.select(*columns).distinct().withColumn("_wanted", F.lit(1))
+        keys = (
+            table.conform_frame(frame).select(*columns).distinct().withColumn("_wanted", F.lit(1))
+        )
         copies = existing.groupBy(*columns).agg(F.count(F.lit(1)).alias("copies"))
         wrong = copies.join(keys, columns, "left").select(
             table.partition,

@@ -316,14 +316,14 @@ def rows_as_of(
     if not files:
         return create_frame(spark, table.struct_type)
     folder = _common_root(url, log, table, files) if len(files) <= _MAX_LISTED_FILES else None
-    if folder is None:
-        rows = spark.read.format("delta").option("versionAsOf", version).load(url)
-        if days is not None:
-            rows = rows.where(any_window_condition(to_windows(days), table.partition))
-        return table.with_current_columns(rows)
-    paths = [escape_glob(resolve_path(url, file["path"])) for file in files]
-    rows = spark.read.schema(table.struct_type).option("basePath", folder).parquet(*paths)
-    return rows.select(*table.columns)
+    if folder is not None:
+        paths = [escape_glob(resolve_path(url, file["path"])) for file in files]
+        rows = spark.read.schema(table.struct_type).option("basePath", folder).parquet(*paths)
+        return rows.select(*table.columns)
+    rows = spark.read.format("delta").option("versionAsOf", version).load(url)
+    if days is not None:
+        rows = rows.where(any_window_condition(to_windows(days), table.partition))
+    return table.with_current_columns(rows)
 
 
 def rows_of_files(

@@ -2,16 +2,17 @@
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import date, datetime, timezone
 from decimal import Decimal
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
 from backfill_assets.audit.verdicts import DayMetrics, Expectation, Finding, Severity, Verdict
-from backfill_assets.calendar.partitions import Window, from_ranges
+from backfill_assets.calendar.partitions import Window, from_ranges, to_ranges
 from backfill_assets.tables.table import Table
 
 
@@ -271,6 +272,26 @@ def to_published_day(
     )
 
 
+def to_published_days(
+    verdicts: Iterable[Verdict],
+    fingerprints: Mapping[date, str],
+    numbers: Mapping[date, Mapping[str, Any]],
+    made_under: Mapping[date, str],
+    provenance: Mapping[date, Provenance],
+) -> dict[date, PublishedDay]:
+    """The published days of passed verdicts; the other arguments are by day, see `PublishedDay`."""
+    return {
+        v.day: to_published_day(
+            v,
+            fingerprints[v.day],
+            numbers.get(v.day, {}),
+            made_under.get(v.day, ""),
+            provenance.get(v.day),
+        )
+        for v in verdicts
+    }
+
+
 def encode_day(day: PublishedDay) -> dict[str, Any]:
     """A published day by the keys that commits use."""
     values = dict(zip(day.__struct_encode_fields__, msgspec.structs.astuple(day), strict=True))
@@ -301,6 +322,75 @@ def restore_verdict(table: Table, day: date, published: PublishedDay) -> Verdict
         Expectation(entries=entries, notices=dict.fromkeys(table.notices, (Severity.OK, ""))),
         findings,
     )
+
+
+@dataclass(frozen=True)
+class CommitNotes:
+    """What a commit of days records for downstream tables, besides the audit.
+
+    Attributes:
+        final_days: days that only a person may rebuild from now on.
+        revoked_days: by day without rows, the reason why it counts as never published from now on.
+        details: of the commit.
+    """
+
+    final_days: Collection[date] = ()
+    revoked_days: Mapping[date, str] = field(default_factory=dict)
+    details: CommitDetails = field(default_factory=CommitDetails)
+
+    def of_days(self, days: Container[date]) -> Self:
+        """Return the notes without what concerns other days."""
+        late = {day: late for day, late in self.details.late.items() if day in days}
+        return replace(
+            self,
+            final_days={day for day in self.final_days if day in days},
+            details=msgspec.structs.replace(self.details, late=late),
+        )
+
+
+def days_by_reason(reasons: Mapping[date, str]) -> dict[str, list[str]]:
+    """Group days by reason, in the form that a commit stores."""
+    grouped = defaultdict(list)
+    for day, reason in reasons.items():
+        grouped[reason].append(day)
+    return {reason: to_ranges(days) for reason, days in grouped.items()}
+
+
+def encode_published(
+    record: Mapping[str, Any],
+    inputs: Mapping[str, int],
+    since: int | None,
+    days: Mapping[date, PublishedDay],
+    failed: Mapping[date, str],
+    reasons: Mapping[date, str],
+    notes: CommitNotes,
+) -> dict[str, Any]:
+    """The metadata of a commit of computed days, as `encode_commit` reads it again.
+
+    Args:
+        record: the run's part: who, why, and by which code.
+        inputs: the version of each input table.
+        since: the version of the table that the days were computed from.
+        days: those that passed the audit.
+        failed: by day that did not pass, why.
+        reasons: by day that passed, why it was computed.
+        notes: what the commit records besides.
+    """
+    return {
+        **record,
+        "inputs": inputs,
+        "since": since,
+        "audit": {
+            str(day): encode_day(published)
+            for day, published in days.items()
+            if day not in notes.revoked_days
+        },
+        "not_published": {str(day): reason for day, reason in failed.items()},
+        "because": days_by_reason(reasons),
+        "final": to_ranges(notes.final_days),
+        "withdrawn": to_ranges(notes.revoked_days),
+        "said": msgspec.to_builtins(notes.details),
+    }
 
 
 class _EncodedRecord(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):

@@ -11,14 +11,13 @@ from functools import cached_property
 from typing import Any
 
 from backfill_assets.calendar.partitions import format_ranges
+from backfill_assets.delta import records
 from backfill_assets.delta.commits import PublishError, Writer
 from backfill_assets.delta.data_files import DataFiles, count_rows, files_as_of
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.migrate import build_carried_record
-from backfill_assets.delta.records import CANARY, CommitDetails, Provenance, restore_verdict
 from backfill_assets.publish.types import DayResult, Outcome
 from backfill_assets.spark.filesystems import open_store
-from backfill_assets.staleness.assess import days_by_reason
 
 #: Attempts to commit if other commits come first.
 _ATTEMPTS = 10
@@ -34,7 +33,7 @@ class Origin:
             in the receiving table.
     """
 
-    provenances: Mapping[date, Provenance]
+    provenances: Mapping[date, records.Provenance]
     other_inputs: Mapping[date, str]
 
 
@@ -168,19 +167,21 @@ def _adoption_metadata(
 
     A canary puts the days on hold whose inputs differ from those of the clone.
     """
-    records = {day: ledger.latest[day] for day in days}
-    details = CommitDetails(
+    record_by_day = {day: ledger.latest[day] for day in days}
+    details = records.CommitDetails(
         kind=kind,
-        late={d: r.details.late[d] for d, r in records.items() if d in r.details.late},
-        spreads={d: r.details.spreads[d] for d, r in records.items() if d in r.details.spreads},
-        on_hold={} if kind != CANARY else dict(origin.other_inputs),
+        late={d: r.details.late[d] for d, r in record_by_day.items() if d in r.details.late},
+        spreads={
+            d: r.details.spreads[d] for d, r in record_by_day.items() if d in r.details.spreads
+        },
+        on_hold={} if kind != records.CANARY else dict(origin.other_inputs),
     )
-    published = {day: record.days[day] for day, record in records.items()}
+    published = {day: record.days[day] for day, record in record_by_day.items()}
     return {
         **build_carried_record(ledger, published, origin.provenances, details),
         "not_published": {},
-        "because": days_by_reason(
-            {day: record.reason_for_day(day) for day, record in records.items()}
+        "because": records.days_by_reason(
+            {day: record.reason_for_day(day) for day, record in record_by_day.items()}
         ),
         "withdrawn": [],
     }
@@ -198,7 +199,7 @@ def _day_results(
         record = ledger.latest[day]
         published = record.days[day]
         outcome = Outcome.WRITTEN if day in changed else Outcome.UNCHANGED
-        verdict = restore_verdict(ledger.table, day, published)
+        verdict = records.restore_verdict(ledger.table, day, published)
         yield DayResult(
             outcome, verdict, version, published.numbers, inputs[day], record.reason_for_day(day)
         )

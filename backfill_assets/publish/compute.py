@@ -12,36 +12,29 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import date
 from functools import reduce
-from typing import Any
 
 import dagster as dg
-import msgspec
 import pyspark.sql.types as T
 from deltalake.transaction import AddAction
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from backfill_assets.audit import profile
+from backfill_assets.audit.profile import Baseline, Histograms, PublishedHistory, audit_frame
 from backfill_assets.audit.verdicts import (
     TRAILING_DAYS,
-    DayMetrics,
     Expectation,
     RefusedError,
     Verdict,
-    check_frame_window,
     digest_sums,
-    find_violations,
     judge_days,
-    measure_days,
     sum_digests,
 )
 from backfill_assets.calendar.partitions import DAY, Window, format_ranges
 from backfill_assets.dagster_ext.failures import raise_if_engine_failed
-from backfill_assets.delta.commits import PublishError, Writer, summarize_error
+from backfill_assets.delta.commits import PublishError, summarize_error
 from backfill_assets.delta.data_files import DataFiles
 from backfill_assets.delta.ledgers import Ledger
-from backfill_assets.delta.records import CommitDetails, CommitRecord, encode_day, to_published_day
-from backfill_assets.delta.table_schema import all_constraints
+from backfill_assets.delta.records import CommitRecord
 from backfill_assets.publish.types import ComputedDays, ComputePlan
 from backfill_assets.settings import PREFIX
 from backfill_assets.spark.jars import EngineError
@@ -49,7 +42,6 @@ from backfill_assets.spark.session import SPARK_ERRORS
 from backfill_assets.staleness.assess import new_input_reason
 from backfill_assets.staleness.input_digest import StateDigester
 from backfill_assets.tables.arguments import declaration_location
-from backfill_assets.tables.model_metadata import DRIFT, counts_of, drift_bounds
 from backfill_assets.tables.table import Table
 
 #: The traceback of a Python worker, and its last lines.
@@ -226,13 +218,14 @@ class AuditedDays:
 
     Attributes:
         plan: by which they were computed.
-        computed: the result of the asset's function.
+        computed: the result of the asset's function, with the audit's figures.
         frame: their rows, with the columns and types of the table.
         fingerprints: by day, the input fingerprint.
         verdicts: of the audit.
-        rules: by name, the rules that each row was checked against.
+        unchanged: days of a stateful table that came out as they are published, and were computed
+            only as the day before had changed.
+        histograms: by day, of the columns that are watched for drift.
         files: by day, data files that are written but not committed.
-        spreads: by day, the histograms of the columns that are watched for drift.
     """
 
     plan: ComputePlan
@@ -240,56 +233,49 @@ class AuditedDays:
     frame: DataFrame
     fingerprints: Mapping[date, str]
     verdicts: Mapping[date, Verdict]
-    rules: Mapping[str, str]
+    unchanged: Collection[date] = ()
+    histograms: Mapping[date, Histograms] = field(default_factory=dict)
     files: dict[date, list[AddAction]] = field(default_factory=dict)
-    spreads: Mapping[date, profile.Histograms] = field(default_factory=dict)
 
-    def holds_for(self, ledger: Ledger) -> bool:
-        """Return whether the rows would be audited by the same rules for a later ledger."""
-        return all_constraints(ledger.table, ledger.metadata) == self.rules
-
-    def write_files(self, writer: Writer, days: Sequence[date]) -> DataFiles:
+    def write_files(self, days: Sequence[date]) -> DataFiles:
         """Write the data files of days once, and return them; files that exist are reused.
 
         Raises:
             PublishError: writing failed, or the files hold other rows than were audited.
         """
-        existing_files = self.computed.files
-        if new_days := [day for day in days if day not in self.files and day not in existing_files]:
-            written, digest = writer.write_rows(
+        existing = self.computed.files
+        if new_days := [day for day in days if day not in self.files and day not in existing]:
+            written, digest = self.plan.writer.write_rows(
                 self.frame, new_days, rebalance=self.computed.scattered
             )
-            self.files.update({day: written.get(day, []) for day in new_days})
             audited = sum_digests(self.verdicts[day].metrics.digest for day in new_days)
             if digest != audited:
-                writer.remove_files(file for day in new_days for file in self.files.pop(day))
+                self.plan.writer.remove_files(file for files in written.values() for file in files)
                 raise PublishError(
-                    f"{writer.table.name} [{format_ranges(new_days)}]: the rows that were written "
-                    f"have the digest {digest}, and those that were audited {audited}: computed "
-                    "twice, the days have not the same rows. Nothing was published. Let the "
-                    "table's transform give the same rows each time."
+                    f"{self.plan.table.name} [{format_ranges(new_days)}]: the rows that were "
+                    f"written have the digest {digest}, and those that were audited {audited}: "
+                    "computed twice, the days have not the same rows. Nothing was published. Let "
+                    "the table's transform give the same rows each time."
                 )
-        return {
-            day: existing_files[day] if day in existing_files else self.files[day] for day in days
-        }
+            self.files.update({day: [*written.get(day, ())] for day in new_days})
+        return {day: existing[day] if day in existing else self.files[day] for day in days}
 
     def mark_committed(self, days: Iterable[date]) -> None:
         """Forget the files of days that a version of the table now contains."""
         for day in days:
             self.files.pop(day, None)
 
-    @property
-    def orphaned_files(self) -> list[AddAction]:
-        """Data files that no commit contains."""
-        return [file for files in self.files.values() for file in files]
+    def remove_files(self) -> None:
+        """Remove data files that no commit contains.
+
+        Only where the log shows that: after an error of the store, a commit may still arrive.
+        """
+        if files := [file for files in self.files.values() for file in files]:
+            self.plan.writer.remove_files(files)
 
 
-def audit_days(
-    plan: ComputePlan, computed: ComputedDays, merge_writer: Writer | None = None
-) -> AuditedDays:
+def audit_days(plan: ComputePlan, computed: ComputedDays) -> AuditedDays:
     """Measure and judge the computed days of a plan, not those between them.
-
-    `merge_writer` is None if the days replace whole days.
 
     Raises:
         SchemaError: a column is missing or of another type.
@@ -297,148 +283,53 @@ def audit_days(
         RefusedError: rows outside of these days, rows without a day, or no rows where some are
             expected.
     """
-    table, ledger, days = plan.table, plan.ledger, plan.days
-    frame = table.conform_frame(computed.frame)
-    rules = all_constraints(table, ledger.metadata)
-    profile.check_conditions(frame, table, rules)
-    kinds = counts_of(table)
-    measured_days = measure_days(frame, table, [*rules.values()], kinds)
-    check_frame_window(measured_days, table, days, computed.expectations)
-    for day, day_violations in find_violations(frame, table).items():
-        if day not in measured_days:
-            raise RefusedError(
-                f"{table.name} [{days}]: refused, the table is as it was: "
-                f"{', '.join(day_violations)} found rows of {day}, of which the frame has none. A "
-                "check gives rows of the frame."
-            )
-        measured_days[day] = replace(measured_days[day], violations=day_violations)
+    ledger, days = plan.ledger, plan.days
+    history = _published_history(ledger, days)
     expectations = dict(computed.expectations)
-    if merge_writer and ledger.version is not None:
-        leftover_rows = merge_writer.count_leftover_rows(frame, [*days], ledger.version)
-        expectations |= {
-            day: _expect_no_leftover(expectations.get(day), n) for day, n in leftover_rows.items()
-        }
-    values = profile.count_values(frame, table, days)
-    drift_numbers = _add_drift_notices(table, ledger, values.histograms, days, expectations)
-    kind_numbers = {
-        day: {
-            f"count of {kind}": measured_days[day].kinds[kind] if day in measured_days else 0
-            for kind in kinds
-        }
-        for day in days
-    }
-    numbers = computed.numbers
-    for extra in (kind_numbers, values.most_rows, drift_numbers):
-        numbers = _merge_figures(numbers, extra)
-    computed = replace(computed, numbers=numbers)
-    verdicts = judge_days(table, days, measured_days, expectations, _trailing_days(ledger, days))
-    fingerprints: Mapping[date, str] = {day: plan.fingerprints[day] for day in days}
-    if plan.digester:
-        fingerprints, verdicts = recompute_digests(plan, plan.digester, verdicts)
-    verdict_by_day = {v.day: v for v in verdicts}
-    return AuditedDays(
-        plan, computed, frame, fingerprints, verdict_by_day, rules, spreads=values.histograms
-    )
-
-
-def _expect_no_leftover(expectation: Expectation | None, rows: int) -> Expectation:
-    """Add the problem that a merge would leave rows of the day behind."""
-    expectation = expectation or Expectation()
-    problem = (
-        f"{rows} published row(s) are absent or less frequent in the source, and a merge would "
-        "leave them; launch the day without merge"
-    )
-    return replace(expectation, problems=[*expectation.problems, problem])
-
-
-def _add_drift_notices(
-    table: Table,
-    ledger: Ledger,
-    day_spreads: Mapping[date, profile.Histograms],
-    days: Window,
-    expectations: dict[date, Expectation],
-) -> dict[date, Mapping[str, float]]:
-    """Add drift to the expectations of the days, and return its figures for the UI by day."""
-    numbers: dict[date, Mapping[str, float]] = {}
-    for day in days if drift_bounds(table) else ():
-        notice, numbers[day] = profile.judge_drift(
-            table, day_spreads.get(day, {}), _earlier_spread(ledger, day_spreads, day)
-        )
-        expectation = expectations.get(day, Expectation())
-        expectations[day] = replace(
-            expectation,
-            notices={**expectation.notices, DRIFT: notice},
-            figures={**expectation.figures, DRIFT: numbers[day]},
-        )
-    return numbers
-
-
-def _earlier_spread(
-    ledger: Ledger, day_spreads: Mapping[date, profile.Histograms], day: date
-) -> profile.Baseline | None:
-    """Return the histograms to compare a day with: those it replaces, or of the last day before."""
-
-    def published_spread(past_day: date) -> profile.Histograms | None:
-        record = ledger.latest.get(past_day)
-        return (
-            record.details.spreads.get(past_day)
-            if record and ledger.current_record(past_day)
-            else None
-        )
-
-    if spread := published_spread(day):
-        return profile.Baseline(f"version {ledger.latest[day].version}", spread)
-    for earlier_day in ledger.table.grain.partitions_before(day, TRAILING_DAYS):
-        if spread := day_spreads.get(earlier_day) or published_spread(earlier_day):
-            return profile.Baseline(str(earlier_day), spread)
-    return None
-
-
-def _merge_figures(
-    numbers: Mapping[date, Mapping[str, Any]], extra: Mapping[date, Mapping[str, Any]]
-) -> dict[date, Mapping[str, Any]]:
-    return {
-        **numbers,
-        **{day: {**numbers.get(day, {}), **figures} for day, figures in extra.items()},
-    }
-
-
-def _trailing_days(ledger: Ledger, window: Window) -> dict[date, DayMetrics]:
-    """Return the metrics of the days before the window, from the statistics in the table's log."""
-    cadence = ledger.table.grain
-    earlier_days = {d for day in window for d in cadence.partitions_before(day, TRAILING_DAYS)} - {
-        *window
-    }
-    return {day: ledger.measured[day] for day in earlier_days if day in ledger.measured}
-
-
-def audit_summary(verdicts: Sequence[Verdict], audited: AuditedDays) -> dict[str, Any]:
-    """Return the audit's part of the commit metadata: days that passed, and why others did not."""
-    built = audited.computed
-    return {
-        "audit": {
-            str(v.day): encode_day(
-                to_published_day(
-                    v,
-                    built.fingerprints.get(v.day, audited.fingerprints[v.day]),
-                    built.numbers.get(v.day, {}),
-                    built.made_under.get(v.day, ""),
-                    built.provenance.get(v.day),
-                )
+    if plan.request.merge and ledger.version is not None:
+        leftover_rows = plan.writer.count_leftover_rows(computed.frame, [*days], ledger.version)
+        for day, rows in leftover_rows.items():
+            expectation = expectations.get(day, Expectation())
+            problem = (
+                f"{rows} published row(s) are absent or less frequent in the source, and a merge "
+                "would leave them; launch the day without merge"
             )
-            for v in verdicts
-            if v.may_publish
-        },
-        "not_published": {str(v.day): v.failure_reasons for v in verdicts if not v.may_publish},
+            problems = [*expectation.problems, problem]
+            expectations[day] = replace(expectation, problems=problems)
+    audit = audit_frame(computed.frame, plan.table, days, expectations, plan.rules, history)
+    numbers = {
+        **computed.numbers,
+        **{day: {**computed.numbers.get(day, {}), **more} for day, more in audit.figures.items()},
     }
+    fingerprints: Mapping[date, str] = {day: plan.fingerprints[day] for day in days}
+    verdicts, unchanged = audit.verdicts, set[date]()
+    if plan.digester:
+        fingerprints, verdicts, unchanged = recompute_digests(plan, plan.digester, verdicts)
+    return AuditedDays(
+        plan,
+        replace(computed, numbers=numbers),
+        audit.frame,
+        fingerprints,
+        {verdict.day: verdict for verdict in verdicts},
+        unchanged,
+        audit.histograms,
+    )
 
 
-def add_spreads(
-    details: CommitDetails, audited: AuditedDays, passed: Iterable[Verdict]
-) -> CommitDetails:
-    """Add the histograms of the days that passed to the details of a commit."""
-    passed_spreads = {v.day: audited.spreads[v.day] for v in passed if v.day in audited.spreads}
-    return msgspec.structs.replace(details, spreads=passed_spreads) if passed_spreads else details
+def _published_history(ledger: Ledger, days: Window) -> PublishedHistory:
+    """Return what the days are judged against, from the statistics and records in the log."""
+    grain = ledger.table.grain
+    earlier = {d for day in days for d in grain.partitions_before(day, TRAILING_DAYS)} - {*days}
+    return PublishedHistory(
+        {day: ledger.measured[day] for day in earlier if day in ledger.measured},
+        {
+            day: Baseline(f"version {record.version}", record.details.spreads[day])
+            for day in (*days, *earlier)
+            if (record := ledger.latest.get(day))
+            and record.details.spreads.get(day)
+            and ledger.current_record(day)
+        },
+    )
 
 
 #: Days of a stateful table that are computed and committed together. Limited, as each row of the
@@ -497,22 +388,28 @@ def _blocking_reason(
 
 def recompute_digests(
     plan: ComputePlan, digester: StateDigester, verdicts: Sequence[Verdict]
-) -> tuple[dict[date, str], list[Verdict]]:
+) -> tuple[dict[date, str], list[Verdict], set[date]]:
     """Return the actual input fingerprints and verdicts of days that depend on each other.
 
     `verdicts` are those of each day by itself, in ascending order.
 
     Returns:
-        The fingerprint of each day, given the day before as it was computed; and the verdicts, of
-        which none passes after a day that did not pass.
+        The fingerprint of each day, given the day before as it was computed; the verdicts, of which
+        none passes after a day that did not pass; and the days that came out as they are published.
+        Days that were computed for another reason than a change of the day before are not among
+        the last.
     """
-    table = plan.table
+    table, ledger = plan.table, plan.ledger
     fingerprints: dict[date, str] = {}
     verdict_by_day: dict[date, Verdict] = {}
+    unchanged: set[date] = set()
     for verdict in verdicts:
         day, previous = verdict.day, verdict_by_day.get(verdict.day - DAY)
-        content = previous.metrics.digest if previous else plan.ledger.content_key(day - DAY)
+        content = previous.metrics.digest if previous else ledger.content_key(day - DAY)
         fingerprints[day] = digester.digest_day(day, content)
+        published = ledger.current_record(day)
+        if day not in plan.requested and published and published.fingerprint == fingerprints[day]:
+            unchanged.add(day)
         if previous and not previous.may_publish:
             problem = f"it is built upon {table.name}[{previous.day}], which did not pass"
             expectation = replace(
@@ -520,17 +417,4 @@ def recompute_digests(
             )
             (verdict,) = judge_days(table, [day], {day: verdict.metrics}, {day: expectation}, {})
         verdict_by_day[day] = verdict
-    return fingerprints, [*verdict_by_day.values()]
-
-
-def unchanged_days(plan: ComputePlan, fingerprints: Mapping[date, str]) -> list[date]:
-    """Return the days of a stateful table that came out as they are published; else none.
-
-    Days that were computed for another reason than a change of the day before are not among them.
-    """
-    unchanged = []
-    for day in plan.reasons if plan.digester else ():
-        published = plan.ledger.current_record(day)
-        if day not in plan.requested and published and published.fingerprint == fingerprints[day]:
-            unchanged.append(day)
-    return unchanged
+    return fingerprints, [*verdict_by_day.values()], unchanged

@@ -17,14 +17,20 @@ import msgspec
 from pydantic import PrivateAttr
 from pyspark.sql import DataFrame
 
-from backfill_assets.audit.verdicts import Expectation, Verdict, judge_days
-from backfill_assets.calendar.partitions import Window, to_ranges
+from backfill_assets.audit.verdicts import Expectation, judge_days
+from backfill_assets.calendar.partitions import Window
 from backfill_assets.delta import table_schema
 from backfill_assets.delta.commits import PublishError, Writer
 from backfill_assets.delta.data_files import TableSnapshot, rows_as_of
 from backfill_assets.delta.ledger_reader import read_ledger
 from backfill_assets.delta.ledgers import Ledger
-from backfill_assets.delta.records import PERSON, restore_verdict
+from backfill_assets.delta.records import (
+    PERSON,
+    CommitNotes,
+    encode_published,
+    restore_verdict,
+    to_published_days,
+)
 from backfill_assets.publish import compute, types
 from backfill_assets.runtime_versions import package_version
 from backfill_assets.settings import UNDO_DAYS
@@ -93,49 +99,50 @@ def result_from_record(ledger: Ledger, day: date) -> types.DayResult:
 
 def list_skipped_results(plan: types.ComputePlan) -> list[types.DayResult]:
     """Return the results of days that are not computed: identical, reverted or without an input."""
-    ledger, refused = plan.ledger, plan.refused
-    current_days = plan.fingerprints.keys() - plan.reasons.keys() - refused.keys()
-    failed = judge_days(ledger.table, sorted(refused), {}, refused, {})
-    reverted = sorted(current_days - ledger.latest.keys())
+    ledger = plan.ledger
+    current = plan.fingerprints.keys() - plan.reasons.keys() - plan.refused.keys()
+    identical = sorted(current & ledger.latest.keys())
     text = (
         "an undo has reverted its rows, and its inputs are the same: only a person builds it again"
     )
-    on_hold = [_failed_verdict(ledger.table, day, text) for day in reverted]
+    reverted = dict.fromkeys(current - ledger.latest.keys(), Expectation(problems=[text]))
+    unpublished = {**plan.refused, **reverted}
     return [
-        *(result_from_record(ledger, day) for day in sorted(current_days & ledger.latest.keys())),
-        *(types.DayResult(types.Outcome.WITHDRAWN, verdict) for verdict in on_hold),
-        *(types.DayResult(types.Outcome.FAILED, verdict) for verdict in failed),
+        *(result_from_record(ledger, day) for day in identical),
+        *(
+            types.DayResult(
+                types.Outcome.WITHDRAWN if verdict.day in reverted else types.Outcome.FAILED,
+                verdict,
+            )
+            for verdict in judge_days(ledger.table, sorted(unpublished), {}, unpublished, {})
+        ),
     ]
-
-
-def _failed_verdict(table: Table, day: date, problem: str) -> Verdict:
-    """The verdict of a day that is not measured, with a problem as its finding."""
-    (verdict,) = judge_days(table, [day], {}, {day: Expectation(problems=[problem])}, {})
-    return verdict
 
 
 def list_computed_results(
     audited: compute.AuditedDays,
     reason_by_day: Mapping[date, str],
     version: int | None,
-    commit_notes: types.CommitNotes,
+    notes: CommitNotes,
     changed: Container[date],
 ) -> list[types.DayResult]:
-    """Return a result for each day of `reason_by_day`: the computed days, with why.
+    """Return a result for each computed day; `reason_by_day` has those that are not unchanged.
 
     A day with a provenance of its own names the inputs of that, and not those of this run.
     `version` is None if no day passed; `changed` are the days whose files were written.
     """
-    results, plan = [], audited.plan
+    plan = audited.plan
+    results = [result_from_record(plan.ledger, day) for day in sorted(audited.unchanged)]
     for day, reason in reason_by_day.items():
         verdict = audited.verdicts[day]
         commit_version = version if verdict.may_publish else None
         if not verdict.may_publish:
             outcome = types.Outcome.FAILED
-        elif day in commit_notes.revoked_days:
+        elif day in notes.revoked_days:
             # The commit covers the day, but it counts as never published, and its check says why.
             outcome = types.Outcome.WITHDRAWN
-            verdict = _failed_verdict(plan.table, day, commit_notes.revoked_days[day])
+            expected = {day: Expectation(problems=[notes.revoked_days[day]])}
+            (verdict,) = judge_days(plan.table, [day], {}, expected, {})
         elif day in changed:
             outcome = types.Outcome.WRITTEN
         else:
@@ -277,8 +284,9 @@ class Publisher(dg.ConfigurableIOManager):
             },
             input_changes,
         )
+        writer = self.writer(ledger.table)
         plan = types.ComputePlan(
-            request, ledger, sources, fingerprints, requested, {}, requested, digester
+            request, writer, ledger, sources, fingerprints, requested, {}, requested, digester
         )
         plan, buildable_window = _skip_days_on_hold(plan)
         return self._refuse_unbuildable_days(plan, buildable_window)
@@ -335,9 +343,8 @@ class Publisher(dg.ConfigurableIOManager):
         """
         plan, computed = candidate.plan, candidate.computed
         assert computed is not None
-        merge_writer = self.writer(plan.table) if plan.request.merge else None
         with compute.explain_spark_errors(plan.table, plan.days):
-            return compute.audit_days(plan, computed, merge_writer)
+            return compute.audit_days(plan, computed)
 
     def commit(self, audited: compute.AuditedDays) -> list[types.DayResult]:
         """Commit the days that passed the audit.
@@ -351,17 +358,17 @@ class Publisher(dg.ConfigurableIOManager):
         for attempt in range(1, ATTEMPTS + 1):
             results = self.commit_once(audited)
             if results is not None:
-                self.remove_orphaned_files(audited)
+                audited.remove_files()
                 return results
             plan, ledger = audited.plan, self.ledger(audited.plan.table)
-            if not (plan.holds_for(ledger) and audited.holds_for(ledger)):
+            if not plan.holds_for(ledger):
                 break
             request = plan.request
             assess.refuse_other_code([ledger], request.window, request.record, self.config_of)
             _log.info("%s [%s]: another run was first, trying again", plan.table.name, plan.days)
             time.sleep(random.uniform(0.1, 0.5) * min(attempt, 4))  # or runs collide again
             audited = replace(audited, plan=replace(plan, ledger=ledger))
-        self.remove_orphaned_files(audited)
+        audited.remove_files()
         raise CommitRaceError(
             f"{audited.plan.table.name} [{audited.plan.days}]: another run committed first. The "
             "table is as it left it. Launch these days again."
@@ -376,63 +383,50 @@ class Publisher(dg.ConfigurableIOManager):
             PublishError: the commit failed, or the rows are not those that were audited.
         """
         plan, ledger, computed = audited.plan, audited.plan.ledger, audited.computed
-        reasons = dict(plan.reasons)
-        results = []
-        for day in compute.unchanged_days(plan, audited.fingerprints):
-            results.append(result_from_record(ledger, day))
-            del reasons[day]
+        reasons = {d: reason for d, reason in plan.reasons.items() if d not in audited.unchanged}
         verdicts = [audited.verdicts[day] for day in reasons]
         passed = [verdict for verdict in verdicts if verdict.may_publish]
-        changed = {
+        if not passed:
+            return list_computed_results(audited, reasons, None, CommitNotes(), ())
+        changed = sorted(
             v.day
             for v in passed
             if v.day in plan.request.rewrite or ledger.content_key(v.day) != v.metrics.digest
-        }
-        version, commit_notes = None, computed.notes.of_days({v.day for v in passed})
-        if passed:
-            if computed.log_change:
-                before = None if ledger.version is None else self.table_snapshot(ledger, False)
-                details = computed.log_change.details_for(before, verdicts)
-                commit_notes = replace(commit_notes, details=details)
-            metadata = {
-                **plan.request.record,
-                "inputs": plan.input_versions,
-                "since": ledger.version,
-                **compute.audit_summary(
-                    [v for v in verdicts if v.day not in commit_notes.revoked_days], audited
-                ),
-                "because": assess.days_by_reason({v.day: reasons[v.day] for v in passed}),
-                "final": to_ranges(commit_notes.final_days),
-                "withdrawn": to_ranges(commit_notes.revoked_days),
-                "said": msgspec.to_builtins(
-                    compute.add_spreads(commit_notes.details, audited, passed)
-                ),
-            }
-            version = self._commit_files(audited, sorted(changed), metadata)
-            if version is None:
-                return None
-        return results + list_computed_results(audited, reasons, version, commit_notes, changed)
-
-    def _commit_files(
-        self, audited: compute.AuditedDays, days: Sequence[date], metadata: Mapping[str, Any]
-    ) -> int | None:
-        """Return the version that holds the days; None if another commit came first.
-
-        Raises:
-            PublishError: the commit failed, or the rows are not those that were audited.
-        """
-        plan, writer = audited.plan, self.writer(audited.plan.table)
-        if plan.request.merge and days:
-            return writer.merge(audited.write_files(writer, days), days, metadata, plan.ledger)
-        version = writer.commit(audited.write_files(writer, days), days, metadata, plan.ledger)
-        if version is not None:
-            audited.mark_committed(days)
-        return version
-
-    def remove_orphaned_files(self, audited: compute.AuditedDays) -> None:
-        """Remove data files that were written for a commit that another commit forestalled."""
-        if audited.orphaned_files:
-            self.writer(audited.plan.table).remove_files(audited.orphaned_files)
+        )
+        files = audited.write_files(changed)
+        notes = computed.notes.of_days({v.day for v in passed})
+        if computed.log_change:
+            before = None if ledger.version is None else self.table_snapshot(ledger, False)
+            notes = replace(notes, details=computed.log_change.details_for(before, verdicts))
+        if spreads := {
+            v.day: audited.histograms[v.day] for v in passed if v.day in audited.histograms
+        }:
+            notes = replace(notes, details=msgspec.structs.replace(notes.details, spreads=spreads))
+        published = to_published_days(
+            passed,
+            {**audited.fingerprints, **computed.fingerprints},
+            computed.numbers,
+            computed.made_under,
+            computed.provenance,
+        )
+        metadata = encode_published(
+            plan.request.record,
+            plan.input_versions,
+            ledger.version,
+            published,
+            {v.day: v.failure_reasons for v in verdicts if not v.may_publish},
+            {v.day: reasons[v.day] for v in passed},
+            notes,
+        )
+        if plan.request.merge and changed:
+            version = plan.writer.merge(files, changed, metadata, ledger)
+        else:
+            version = plan.writer.commit(files, changed, metadata, ledger)
+            if version is not None:
+                audited.mark_committed(changed)
+        if version is None:
+            return None
+        return list_computed_results(audited, reasons, version, notes, frozenset(changed))
 
     def url(self, table: Table) -> str:
         """Return the URL of a table at the destination."""

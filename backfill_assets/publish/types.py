@@ -2,20 +2,21 @@
 
 import enum
 import os
-from collections.abc import Collection, Container, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import date
-from typing import Any, Self
+from typing import Any
 
 import dagster as dg
-import msgspec
 from pyspark.sql import DataFrame
 
 from backfill_assets.audit.verdicts import Expectation, Verdict
 from backfill_assets.calendar.partitions import DaySet, Window
+from backfill_assets.delta.commits import Writer
 from backfill_assets.delta.data_files import DataFiles, TableSnapshot
 from backfill_assets.delta.ledgers import Ledger
-from backfill_assets.delta.records import PERSON, CommitDetails, Provenance
+from backfill_assets.delta.records import PERSON, CommitNotes, Provenance
+from backfill_assets.delta.table_schema import all_constraints
 from backfill_assets.staleness.impact import LogChange
 from backfill_assets.staleness.input_digest import StateDigester
 from backfill_assets.tables.table import Table
@@ -74,30 +75,6 @@ def is_merge_run(tags: Mapping[str, str]) -> bool:
 
 
 @dataclass(frozen=True)
-class CommitNotes:
-    """What a commit of days records for downstream tables, besides the audit.
-
-    Attributes:
-        final_days: days that only a person may rebuild from now on.
-        revoked_days: by day without rows, the reason why it counts as never published from now on.
-        details: of the commit.
-    """
-
-    final_days: Collection[date] = ()
-    revoked_days: Mapping[date, str] = field(default_factory=dict)
-    details: CommitDetails = field(default_factory=CommitDetails)
-
-    def of_days(self, days: Container[date]) -> Self:
-        """Return the notes without what concerns other days."""
-        late = {day: late for day, late in self.details.late.items() if day in days}
-        return replace(
-            self,
-            final_days={day for day in self.final_days if day in days},
-            details=msgspec.structs.replace(self.details, late=late),
-        )
-
-
-@dataclass(frozen=True)
 class RunRequest:
     """What a run asks of the days of a table.
 
@@ -122,6 +99,7 @@ class ComputePlan:
 
     Attributes:
         request: of the run.
+        writer: commits to the table.
         ledger: of the table; read before the inputs, so that older input never replaces newer.
         sources: the input tables.
         fingerprints: by day, the input fingerprint, see `staleness.input_digest`.
@@ -132,6 +110,7 @@ class ComputePlan:
     """
 
     request: RunRequest
+    writer: Writer
     ledger: Ledger
     sources: Sequence[TableSnapshot]
     fingerprints: Mapping[date, str]
@@ -155,15 +134,22 @@ class ComputePlan:
         """The version of each input table."""
         return {source.table.name: source.ledger.version or 0 for source in self.sources}
 
+    @property
+    def rules(self) -> dict[str, str]:
+        """By name, the conditions that each row must meet."""
+        return all_constraints(self.table, self.ledger.metadata)
+
     def holds_for(self, ledger: Ledger) -> bool:
         """Return whether a later ledger has the planned days, and what they follow, as planned.
+
+        The rules of the rows must be the same as well.
 
         Rows that another writer put into a day to compute are replaced all the same, unless rows
         are merged into them, or the next day is built from them.
         """
         before = 1 if self.digester else 0
         replaced = self.reasons if not (self.digester or self.request.merge) else {}
-        return all(
+        return all_constraints(ledger.table, ledger.metadata) == self.rules and all(
             _published_state(self.ledger, day, with_rows=day not in replaced)
             == _published_state(ledger, day, with_rows=day not in replaced)
             for day in self.request.window.widen_by(before=before)

@@ -11,7 +11,7 @@ from typing import Any
 
 from backfill_assets.audit.verdicts import Expectation
 from backfill_assets.calendar.late_data import Policy
-from backfill_assets.calendar.partitions import DAY, Window, format_ranges, from_ranges, to_ranges
+from backfill_assets.calendar.partitions import DAY, Window, format_ranges, from_ranges
 from backfill_assets.delta.commits import PublishError
 from backfill_assets.delta.data_files import TableSnapshot
 from backfill_assets.delta.ledgers import Ledger, Ledgers, due_days, graph_of_ledgers
@@ -115,14 +115,6 @@ def days_on_hold(ledger: Ledger, fingerprints: Mapping[date, str]) -> set[date]:
         if follows_held_day or ledger.on_hold[day] == fingerprints[day]:
             held_days.add(day)
     return held_days
-
-
-def days_by_reason(reasons: Mapping[date, str]) -> dict[str, list[str]]:
-    """Group days by reason, in the form that a commit stores."""
-    grouped = defaultdict(list)
-    for day, reason in reasons.items():
-        grouped[reason].append(day)
-    return {reason: to_ranges(days) for reason, days in grouped.items()}
 
 
 def refuse_other_code(

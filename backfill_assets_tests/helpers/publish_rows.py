@@ -12,9 +12,11 @@ from uuid import uuid4
 
 import pyspark.sql.types as T
 from pandera.pyspark import Field
+from pyspark.sql import SparkSession
 
 from backfill_assets.audit.verdicts import Expectation
 from backfill_assets.calendar.partitions import DaySet, Window
+from backfill_assets.delta.commits import Writer
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.orders.tables import FACT, DailyOrders
 from backfill_assets.publish.publisher import ATTEMPTS, CommitRaceError, Publisher
@@ -41,12 +43,17 @@ def window(first: int, last: int) -> Window:
     return Window(day(first), day(last + 1))
 
 
+def _no_session() -> SparkSession:
+    raise AssertionError("a plan that is only audited writes nothing")
+
+
 def make_plan(ledger: Ledger, days: Iterable[date]) -> ComputePlan:
     """A plan that computes all of the days."""
     days = [*days]
     request = RunRequest(DaySet.from_days(days), RECORD)
     reasons = dict.fromkeys(days, "never published")
-    return ComputePlan(request, ledger, [], dict.fromkeys(days, ""), reasons, {})
+    writer = Writer(_no_session, "", ledger.table)
+    return ComputePlan(request, writer, ledger, [], dict.fromkeys(days, ""), reasons, {})
 
 
 def publish_days(
