@@ -17,18 +17,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from backfill_assets.audit.verdicts import (
-    TRAILING_DAYS,
-    DayMetrics,
-    Expectation,
-    RefusedError,
-    Severity,
-    Verdict,
-    check_frame_window,
-    find_violations,
-    judge_days,
-    measure_days,
-)
+from backfill_assets.audit import verdicts
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.spark.session import first_error_line
 from backfill_assets.tables import model_metadata
@@ -197,14 +186,14 @@ def histogram_rows(histograms: Histograms) -> int:
 
 def judge_drift(
     bounds: Mapping[str, float], current: Histograms, baseline: Baseline | None
-) -> tuple[tuple[Severity, str], dict[str, float]]:
+) -> tuple[tuple[verdicts.Severity, str], dict[str, float]]:
     """The drift of a day before it is published: severity, text, and numbers for the UI.
 
     `bounds` are by column; the baseline is None if there is nothing to compare with.
     """
     rows = histogram_rows(current)
     if baseline is None or not rows or not histogram_rows(baseline.histograms):
-        return (Severity.OK, f"{rows} rows, and nothing to compare them with"), {}
+        return (verdicts.Severity.OK, f"{rows} rows, and nothing to compare them with"), {}
     indexes = {
         name: _drift_index(baseline.histograms[name], current[name])
         for name in bounds
@@ -225,7 +214,7 @@ def judge_drift(
     if few:
         summary += f"; below {MIN_DRIFT_ROWS} rows nothing is warned of"
     numbers = {f"drift of {name}": index for name, index in indexes.items()}
-    severity = Severity.WARN if exceeding else Severity.OK
+    severity = verdicts.Severity.WARN if exceeding else verdicts.Severity.OK
     return (severity, summary), {**numbers, "rows before": histogram_rows(baseline.histograms)}
 
 
@@ -238,7 +227,7 @@ class PublishedHistory:
         histograms: of days whose watched columns were counted, with the name of their version.
     """
 
-    metrics: Mapping[date, DayMetrics] = field(default_factory=dict)
+    metrics: Mapping[date, verdicts.DayMetrics] = field(default_factory=dict)
     histograms: Mapping[date, Baseline] = field(default_factory=dict)
 
 
@@ -254,7 +243,7 @@ class FrameAudit:
     """
 
     frame: DataFrame
-    verdicts: Sequence[Verdict]
+    verdicts: Sequence[verdicts.Verdict]
     figures: Mapping[date, Mapping[str, Any]]
     histograms: Mapping[date, Histograms]
 
@@ -263,7 +252,7 @@ def audit_frame(
     frame: DataFrame,
     table: Table,
     days: Window,
-    expectations: Mapping[date, Expectation],
+    expectations: Mapping[date, verdicts.Expectation],
     rules: Mapping[str, str],
     history: PublishedHistory,
 ) -> FrameAudit:
@@ -279,11 +268,11 @@ def audit_frame(
     kinds, drift = model_metadata.counts_of(table), model_metadata.drift_bounds(table)
     skew = model_metadata.skew_bounds(table)
     check_conditions(frame, table.name, rules, kinds)
-    measured_days = measure_days(frame, table, [*rules.values()], kinds)
-    check_frame_window(measured_days, table, days, expectations)
-    for day, day_violations in find_violations(frame, table).items():
+    measured_days = verdicts.measure_days(frame, table, [*rules.values()], kinds)
+    verdicts.check_frame_window(measured_days, table, days, expectations)
+    for day, day_violations in verdicts.find_violations(frame, table).items():
         if day not in measured_days:
-            raise RefusedError(
+            raise verdicts.RefusedError(
                 f"{table.name} [{days}]: refused, the table is as it was: "
                 f"{', '.join(day_violations)} found rows of {day}, of which the frame has none. A "
                 "check gives rows of the frame."
@@ -305,14 +294,18 @@ def audit_frame(
         baseline = _find_baseline(table, values.histograms, history, day)
         notice, indexes = judge_drift(drift, values.histograms.get(day, {}), baseline)
         figures[day] |= indexes
-        expectation = expected.get(day, Expectation())
+        expectation = expected.get(day, verdicts.Expectation())
         expected[day] = replace(
             expectation,
             notices={**expectation.notices, model_metadata.DRIFT: notice},
             figures={**expectation.figures, model_metadata.DRIFT: indexes},
         )
-    verdicts = judge_days(table, days, measured_days, expected, history.metrics)
-    return FrameAudit(frame, verdicts, figures, values.histograms)
+    return FrameAudit(
+        frame,
+        verdicts.judge_days(table, days, measured_days, expected, history.metrics),
+        figures,
+        values.histograms,
+    )
 
 
 def _find_baseline(
@@ -322,7 +315,7 @@ def _find_baseline(
     published = history.histograms
     if day in published:
         return published[day]
-    for earlier in table.grain.partitions_before(day, TRAILING_DAYS):
+    for earlier in table.grain.partitions_before(day, verdicts.TRAILING_DAYS):
         histograms = day_histograms.get(earlier)
         if not histograms and earlier in published:
             histograms = published[earlier].histograms

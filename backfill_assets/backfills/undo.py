@@ -25,17 +25,10 @@ from backfill_assets.backfills.changes import (
 )
 from backfill_assets.backfills.downstream import UndoScope, undo_scopes
 from backfill_assets.calendar import partitions
-from backfill_assets.delta import data_files
+from backfill_assets.delta import data_files, records
 from backfill_assets.delta.delta_rs import delta_log, read_metadata
 from backfill_assets.delta.ledger_reader import read_ledgers
 from backfill_assets.delta.ledgers import Ledger, Ledgers
-from backfill_assets.delta.records import (
-    CommitDetails,
-    CommitNotes,
-    CommitRecord,
-    Provenance,
-    PublishedDay,
-)
 from backfill_assets.delta.table_schema import read_schema_version
 from backfill_assets.deployment import Deployment
 from backfill_assets.landing.load_manifest import LoadManifest, after_undo
@@ -144,7 +137,7 @@ def days_written_by_run(deployment: Deployment, run_id: str) -> dict[str, set[da
     return days_by_table
 
 
-def reverted_by_table(ledgers: Ledgers, name: str) -> dict[str, dict[date, CommitRecord]]:
+def reverted_by_table(ledgers: Ledgers, name: str) -> dict[str, dict[date, records.CommitRecord]]:
     """Days that a backfill wrote and that are reverted, each with its last commit, by table.
 
     `name` is a backfill or run, as in `changes.is_commit_of`.
@@ -291,7 +284,7 @@ def _restorable_files(
     }
 
 
-def _later_commits(ledger: Ledger, day: date, change: DayChange) -> list[CommitRecord]:
+def _later_commits(ledger: Ledger, day: date, change: DayChange) -> list[records.CommitRecord]:
     return [
         commit
         for commit in ledger.records
@@ -390,9 +383,9 @@ class _TableUndo:
         self,
         ledger: Ledger,
         sources: Sequence[data_files.TableSnapshot],
-        previous: Mapping[date, CommitRecord],
+        previous: Mapping[date, records.CommitRecord],
         fingerprints: Mapping[date, str],
-    ) -> dict[date, Provenance]:
+    ) -> dict[date, records.Provenance]:
         """Provenance of the old rows by day.
 
         If the inputs have the same content now as then, or it is not known, their current versions
@@ -414,7 +407,9 @@ class _TableUndo:
             provenances[day] = provenance
         return provenances
 
-    def _find_old_day(self, ledger: Ledger, day: date, change: DayChange) -> PublishedDay | None:
+    def _find_old_day(
+        self, ledger: Ledger, day: date, change: DayChange
+    ) -> records.PublishedDay | None:
         """The old rows as recorded by their commit; None without one or if others changed them."""
         old = change.previous_commit
         if old is None:
@@ -504,7 +499,7 @@ class _TableUndo:
         audited: AuditedDays,
         changes: Mapping[date, DayChange],
         todo: Mapping[date, DayChange],
-    ) -> CommitNotes:
+    ) -> records.CommitNotes:
         """Notes of the commit: final days, revoked days and details.
 
         Raises:
@@ -533,7 +528,9 @@ class _TableUndo:
         )
         final = {d for d, c in todo.items() if c.previous_commit and d in c.previous_commit.final}
         message = f"taken back by the undo of {self.request.name}: it counts as never published"
-        return CommitNotes(final, dict.fromkeys(self._revoked_days(changes), message), details)
+        return records.CommitNotes(
+            final, dict.fromkeys(self._revoked_days(changes), message), details
+        )
 
     def _revoked_days(self, changes: Mapping[date, DayChange]) -> set[date]:
         """Days that had neither a commit nor files before."""
@@ -553,12 +550,12 @@ class _TableUndo:
         rows: DataFrame,
         verdicts: Sequence[Verdict],
         changes: Mapping[date, DayChange],
-    ) -> CommitDetails:
+    ) -> records.CommitDetails:
         """Details that downstream tables read from this commit, as the assets write them."""
         days = [v.day for v in verdicts]
         table = self.table
         if not isinstance(table, SourceTable):
-            return CommitDetails(references={**ledger.references})
+            return records.CommitDetails(references={**ledger.references})
         if table.role is Role.LOG:
             loaded = loaded_manifests(ledger)
             settings = self.request.deployment.settings
@@ -577,12 +574,14 @@ class _TableUndo:
                 for day, c in changes.items()
                 if c.previous_commit
             }
-            return CommitDetails(late={day: old[day] for day, old in olds.items() if day in old})
-        return CommitDetails()
+            return records.CommitDetails(
+                late={day: old[day] for day, old in olds.items() if day in old}
+            )
+        return records.CommitDetails()
 
 
 def _restored_manifest(
-    previous: CommitRecord | None, day: date, undone: LoadManifest
+    previous: records.CommitRecord | None, day: date, undone: LoadManifest
 ) -> LoadManifest:
     """Load manifest of a log day once its previous commit is restored; see `after_undo`."""
     before = LoadManifest.from_record(previous.details.landing.get(day)) if previous else None

@@ -19,18 +19,11 @@ from pyspark.sql import DataFrame
 
 from backfill_assets.audit.verdicts import Expectation, judge_days
 from backfill_assets.calendar.partitions import Window
-from backfill_assets.delta import table_schema
+from backfill_assets.delta import records, table_schema
 from backfill_assets.delta.commits import PublishError, Writer
 from backfill_assets.delta.data_files import TableSnapshot, rows_as_of
 from backfill_assets.delta.ledger_reader import read_ledger
 from backfill_assets.delta.ledgers import Ledger
-from backfill_assets.delta.records import (
-    PERSON,
-    CommitNotes,
-    encode_published,
-    restore_verdict,
-    to_published_days,
-)
 from backfill_assets.publish import compute, types
 from backfill_assets.runtime_versions import package_version
 from backfill_assets.settings import UNDO_DAYS
@@ -85,7 +78,7 @@ def result_from_record(ledger: Ledger, day: date) -> types.DayResult:
     """Return the result of a day that stays as published, from the record of its commit."""
     record = ledger.latest[day]
     published = record.days[day]
-    verdict = restore_verdict(ledger.table, day, published)
+    verdict = records.restore_verdict(ledger.table, day, published)
     numbers, inputs = published.numbers, record.inputs
     return types.DayResult(
         types.Outcome.IDENTICAL,
@@ -123,7 +116,7 @@ def list_computed_results(
     audited: compute.AuditedDays,
     reason_by_day: Mapping[date, str],
     version: int | None,
-    notes: CommitNotes,
+    notes: records.CommitNotes,
     changed: Container[date],
 ) -> list[types.DayResult]:
     """Return a result for each computed day; `reason_by_day` has those that are not unchanged.
@@ -387,7 +380,7 @@ class Publisher(dg.ConfigurableIOManager):
         verdicts = [audited.verdicts[day] for day in reasons]
         passed = [verdict for verdict in verdicts if verdict.may_publish]
         if not passed:
-            return list_computed_results(audited, reasons, None, CommitNotes(), ())
+            return list_computed_results(audited, reasons, None, records.CommitNotes(), ())
         changed = sorted(
             v.day
             for v in passed
@@ -402,14 +395,14 @@ class Publisher(dg.ConfigurableIOManager):
             v.day: audited.histograms[v.day] for v in passed if v.day in audited.histograms
         }:
             notes = replace(notes, details=msgspec.structs.replace(notes.details, spreads=spreads))
-        published = to_published_days(
+        published = records.to_published_days(
             passed,
             {**audited.fingerprints, **computed.fingerprints},
             computed.numbers,
             computed.made_under,
             computed.provenance,
         )
-        metadata = encode_published(
+        metadata = records.encode_published(
             plan.request.record,
             plan.input_versions,
             ledger.version,
@@ -479,7 +472,7 @@ def _skip_days_on_hold(plan: types.ComputePlan) -> tuple[types.ComputePlan, Wind
     Of a stateful table, days after a day on hold are not built either.
     """
     request, window = plan.request, plan.request.window
-    if request.compares or request.record.get("launched_by", PERSON) == PERSON:
+    if request.compares or request.record.get("launched_by", records.PERSON) == records.PERSON:
         return plan, window
     on_hold = assess.days_on_hold(plan.ledger, plan.fingerprints)
     if on_hold and plan.digester:
