@@ -127,7 +127,7 @@ def test_any_number_of_files_is_a_short_message(pipeline: Pipeline) -> None:
 
 
 def states_of(pipeline: Pipeline) -> dict:
-    now = Monitor(pipeline.deployment, lambda: pipeline.now).read_situation(pipeline.instance)
+    now = Monitor(pipeline.deployment, lambda: pipeline.now).read_snapshot(pipeline.instance)
     return day_states("raw_orders", now)
 
 

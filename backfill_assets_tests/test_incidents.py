@@ -33,7 +33,7 @@ from backfill_assets_tests.helpers.invented_states import (
     make_backlog,
     make_built_record,
     make_healthy_ledgers,
-    make_situation,
+    make_snapshot,
 )
 from backfill_assets_tests.helpers.pipeline import day
 
@@ -62,8 +62,8 @@ FOLLOWERS = [table for table in TABLES.values() if table not in (RAW, REJECTED)]
 
 
 def test_nothing_is_wrong():
-    assert find_incidents(make_situation()) == []
-    assert find_incidents(make_situation(ledgers(), today=day(1))) == []
+    assert find_incidents(make_snapshot()) == []
+    assert find_incidents(make_snapshot(ledgers(), today=day(1))) == []
 
 
 # --- days that are missing ------------------------------------------------------------------------
@@ -86,14 +86,14 @@ def test_nothing_is_wrong():
     ids=lambda x: x.name if isinstance(x, Table) else "-".join(t.name for t in x),
 )
 def test_a_missing_day_is_told_once_where_it_begins(there, kind, missing, tables, where):
-    result = find_incidents(make_situation(cut_tables(there, *tables), behind=StaleDays()))
+    result = find_incidents(make_snapshot(cut_tables(there, *tables), behind=StaleDays()))
     assert incident_keys(result) == expected_keys(kind, where, missing)
     assert result[0].detail == STATE_MEANINGS[DayState.MISSING]
 
 
 @pytest.mark.parametrize(("there", "kind", "n"), [(HOLE, "hole", 4), (STALE, "stale", 10)])
 def test_a_day_that_was_never_loaded_is_told_once(there, kind, n):
-    result = find_incidents(make_situation(make_healthy_ledgers(there), behind=StaleDays()))
+    result = find_incidents(make_snapshot(make_healthy_ledgers(there), behind=StaleDays()))
     assert incident_keys(result) == expected_keys(kind, RAW, n)
 
 
@@ -103,19 +103,19 @@ def test_a_table_that_lags_behind_another_hole():
     by_table = cut_tables(HOLE, STAGED) | {
         table.name: short[table.name] for table in (FACT, CORRECTIONS)
     }
-    assert incident_keys(find_incidents(make_situation(by_table, behind=StaleDays()))) == (
+    assert incident_keys(find_incidents(make_snapshot(by_table, behind=StaleDays()))) == (
         expected_keys("hole", STAGED, 4) | expected_keys("hole", FACT, 6)
     )
 
 
 def test_a_failed_check_says_it_for_all_that_follows():
     by_table = cut_tables(HOLE, *TABLES.values())
-    now = make_situation(
+    now = make_snapshot(
         by_table, behind=StaleDays(), failed={RAW.name: days(4), REJECTED.name: days(4)}
     )
     assert incident_keys(find_incidents(now)) == expected_keys("check failed", RAW, 4)
     # What is made of a failed day fails in the same run.
-    staged = make_situation(
+    staged = make_snapshot(
         cut_tables(HOLE, STAGED, FACT, CORRECTIONS),
         behind=StaleDays(),
         failed={STAGED.name: days(4), FACT.name: days(4), CORRECTIONS.name: days(4)},
@@ -124,20 +124,20 @@ def test_a_failed_check_says_it_for_all_that_follows():
 
 
 def test_a_failed_check_of_a_published_day():
-    (incident,) = find_incidents(make_situation(failed={FACT.name: days(4)}))
+    (incident,) = find_incidents(make_snapshot(failed={FACT.name: days(4)}))
     detail = f"unique_key: {STATE_MEANINGS[DayState.CHECK_FAILED]}"
     size = {"unique_key": 1}
     assert incident == Incident("check failed", FACT.name, "2024-01-04", detail, size)
 
 
 def test_before_the_deadline_nothing_is_stale():
-    now = make_situation(make_healthy_ledgers(STALE, final=days((1, 7))), in_time=True)
+    now = make_snapshot(make_healthy_ledgers(STALE, final=days((1, 7))), in_time=True)
     assert find_incidents(now) == []
     assert find_incidents(replace(now, before_deadline=False))
 
 
 def test_nothing_was_ever_loaded():
-    result = incident_keys(find_incidents(make_situation(ledgers())))
+    result = incident_keys(find_incidents(make_snapshot(ledgers())))
     assert result - expected_keys("stale", REJECTED, (1, 10)) == expected_keys(
         "stale", RAW, (1, 10)
     )
@@ -149,14 +149,14 @@ def test_nothing_was_ever_loaded():
 @pytest.mark.parametrize("table", [STAGED, FACT], ids=lambda table: table.name)
 def test_new_input_for_a_final_day(table):
     (incident,) = find_incidents(
-        make_situation(behind=make_backlog(day(2), table=table, final=True))
+        make_snapshot(behind=make_backlog(day(2), table=table, final=True))
     )
     assert incident.key == ("new input for final days", table.name, "2024-01-02")
     assert "fact_daily_orders_current and fact_order_corrections have them" in incident.detail
 
 
 def test_new_input_for_an_open_day_is_no_incident():
-    assert find_incidents(make_situation(behind=make_backlog(day(9), table=STAGED))) == []
+    assert find_incidents(make_snapshot(behind=make_backlog(day(9), table=STAGED))) == []
 
 
 def test_a_final_day_that_changed():
@@ -166,7 +166,7 @@ def test_a_final_day_that_changed():
         make_built_record(1, "b", day_numbers=(3,)),
     )
     (incident,) = find_incidents(
-        make_situation(make_healthy_ledgers() | {FACT.name: changed}, behind=StaleDays())
+        make_snapshot(make_healthy_ledgers() | {FACT.name: changed}, behind=StaleDays())
     )
     assert incident.key == ("final day changed", FACT.name, "2024-01-03")
     assert incident.detail.startswith("changed by schedule nightly in run run 1; ")
@@ -176,7 +176,7 @@ def test_a_final_day_that_changed():
 def test_a_day_that_another_writer_changed_is_told_once(table):
     """A final day of the facts by the word for final days."""
     result = incident_keys(
-        find_incidents(make_situation(append_externally(table, 2, 9), behind=StaleDays()))
+        find_incidents(make_snapshot(append_externally(table, 2, 9), behind=StaleDays()))
     )
     of_old = "final day changed" if table is FACT else "changed by another writer"
     assert result == expected_keys(of_old, table, 2) | expected_keys(
@@ -188,7 +188,7 @@ def test_a_day_that_another_writer_changed_is_told_once(table):
 
 
 def test_days_made_under_other_settings_are_one_incident_a_table():
-    result = find_incidents(make_situation(settings="others"))
+    result = find_incidents(make_snapshot(settings="others"))
     assert incident_keys(result) == {("other settings", name, "") for name in TABLES}
     assert result[0].detail.startswith("2024-01-01...2024-01-10: published under other settings")
     assert "Materialize these days, inputs first" in result[0].detail
@@ -198,7 +198,7 @@ def test_days_made_under_other_settings_are_one_incident_a_table():
 
 
 def test_a_replaced_file_that_waits_is_named():
-    (incident,) = find_incidents(make_situation(on_hold=days(3)))
+    (incident,) = find_incidents(make_snapshot(on_hold=days(3)))
     assert incident.key == ("replaced file waits", RAW.name, "2024-01-03")
     assert incident.detail.startswith("arrival_date=2024-01-03/part-0.jsonl: a landing file was")
 
@@ -219,7 +219,7 @@ def ledgers_with_rejects(severity: Severity, number: int) -> dict[str, Ledger]:
 @pytest.mark.parametrize("severity", Severity)
 def test_many_rejected_lines(severity):
     """Those that hold the day back are failed checks; a warning is on the day itself."""
-    result = find_incidents(make_situation(ledgers_with_rejects(severity, 4), behind=StaleDays()))
+    result = find_incidents(make_snapshot(ledgers_with_rejects(severity, 4), behind=StaleDays()))
     if severity is not Severity.ALERT:
         assert result == []
         return
@@ -229,7 +229,7 @@ def test_many_rejected_lines(severity):
 
 @pytest.mark.parametrize(("ago", "news"), [(1, True), (29, True), (30, False)])
 def test_many_rejected_lines_are_news_for_a_month(ago, news):
-    now = make_situation(
+    now = make_snapshot(
         ledgers_with_rejects(Severity.ALERT, 4), behind=StaleDays(), today=day(4 + ago)
     )
     assert ("lines rejected" in {incident.kind for incident in find_incidents(now)}) is news
@@ -239,7 +239,7 @@ def test_many_rejected_lines_are_news_for_a_month(ago, news):
 def test_a_folder_that_never_came_is_news_for_a_month(ago, news):
     today = day(500)
     absent = days(500 - ago)
-    result = find_incidents(make_situation(ledgers(), absent=absent, today=today))
+    result = find_incidents(make_snapshot(ledgers(), absent=absent, today=today))
     told_of = {incident.item for incident in result if incident.kind == "input missing"}
     assert told_of == ({str(d) for d in absent} if news else set())
 
@@ -254,12 +254,12 @@ def test_a_folder_that_never_came_is_news_for_a_month(ago, news):
 def test_before_the_deadline_no_folder_is_missed(lag, last):
     before = make_healthy_ledgers(days((1, last - 1)), final=days((1, last - 3)))
     policy = replace(POLICY, lag_days=lag)
-    now = make_situation(before, policy=policy, absent=days(last), in_time=True)
+    now = make_snapshot(before, policy=policy, absent=days(last), in_time=True)
     assert find_incidents(now) == []
 
 
 def test_after_the_deadline_a_folder_is_missed():
-    (incident,) = find_incidents(make_situation(absent=days(10)))
+    (incident,) = find_incidents(make_snapshot(absent=days(10)))
     assert incident.key == ("input missing", RAW.name, "2024-01-10")
 
 
@@ -280,7 +280,7 @@ def late_ledger(*counts: tuple[int, int, str]) -> Ledger:
 )
 def test_late_money(corrects, became):
     policy = replace(POLICY, corrects=corrects)
-    now = make_situation(
+    now = make_snapshot(
         make_healthy_ledgers() | {LATE.name: late_ledger((4, 3, "-12.50"))}, policy=policy
     )
     assert find_incidents(now) == [
@@ -296,7 +296,7 @@ def test_late_money(corrects, became):
 
 def test_late_money_of_several_days():
     result = find_incidents(
-        make_situation(
+        make_snapshot(
             make_healthy_ledgers()
             | {LATE.name: late_ledger((4, 1, "0.00"), (5, 0, "0.00"), (9, 2, "7.00"))}
         )
@@ -309,13 +309,13 @@ def test_late_money_is_as_the_latest_load_says():
     second = record(1, days(4), inputs={RAW.name: 0}, late={})
     assert (
         find_incidents(
-            make_situation(make_healthy_ledgers() | {LATE.name: ledger(LATE, first, second)})
+            make_snapshot(make_healthy_ledgers() | {LATE.name: ledger(LATE, first, second)})
         )
         == []
     )
     more = record(2, days(4), inputs={RAW.name: 0}, late={"2024-01-04": [5, "10.00"]})
     (incident,) = find_incidents(
-        make_situation(make_healthy_ledgers() | {LATE.name: ledger(LATE, first, second, more)})
+        make_snapshot(make_healthy_ledgers() | {LATE.name: ledger(LATE, first, second, more)})
     )
     assert "5 line(s) worth 10.00" in incident.detail
 
@@ -324,7 +324,7 @@ def test_late_money_is_as_the_latest_load_says():
 def test_late_money_is_news_for_a_month(ago, news):
     late_amounts = {str(day(400 - ago)): [1, "1.00"]}
     result = find_incidents(
-        make_situation(
+        make_snapshot(
             ledgers(ledger(LATE, record(0, days(400 - ago), late=late_amounts))), today=day(400)
         )
     )
@@ -332,7 +332,7 @@ def test_late_money_is_news_for_a_month(ago, news):
 
 
 def test_all_that_is_wrong_is_told_at_once():
-    now = make_situation(
+    now = make_snapshot(
         cut_tables(HOLE, STAGED), behind=StaleDays(), on_hold=days(2), absent=days(3)
     )
     waits, absent = (
@@ -347,7 +347,7 @@ def test_all_that_is_wrong_is_told_at_once():
 
 def test_days_that_nobody_asks_for_are_one_incident():
     """Not one for each day and table, which of a clock that is years ahead are thousands."""
-    now = make_situation(today=day(4000), last=day(40))
+    now = make_snapshot(today=day(4000), last=day(40))
     stale = [incident for incident in find_incidents(now) if incident.kind == "stale"]
     assert {incident.item for incident in stale} == {str(d) for d in days((11, 40))}
     (silent,) = [incident for incident in find_incidents(now) if incident.kind == "nothing lands"]
@@ -358,12 +358,12 @@ def test_days_that_nobody_asks_for_are_one_incident():
 
 @pytest.mark.parametrize(("last", "told_of"), [(11, False), (10, False), (9, True)])
 def test_a_source_is_silent_when_a_day_that_is_due_is_not_asked_for(last, told_of):
-    result = find_incidents(make_situation(last=day(last)))
+    result = find_incidents(make_snapshot(last=day(last)))
     assert [incident.kind for incident in result] == ["nothing lands"] * told_of
 
 
 def test_a_source_that_never_delivered():
-    now = make_situation(ledgers(), today=day(60), last=day(30))
+    now = make_snapshot(ledgers(), today=day(60), last=day(30))
     (silent,) = [incident for incident in find_incidents(now) if incident.kind == "nothing lands"]
     assert f"nothing has landed from {day(1)} on" in silent.detail
 
@@ -372,7 +372,7 @@ def test_a_source_that_never_delivered():
 def test_days_that_are_not_over_were_loaded_by_another_clock(today, ahead):
     result = [
         incident
-        for incident in find_incidents(make_situation(today=day(today)))
+        for incident in find_incidents(make_snapshot(today=day(today)))
         if "over" in incident.kind
     ]
     assert [(incident.kind, incident.subject) for incident in result] == (

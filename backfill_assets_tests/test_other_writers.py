@@ -24,7 +24,7 @@ from backfill_assets.staleness.stale import StaleDays
 from backfill_assets_tests.helpers.invented_logs import commit_metadata, days
 from backfill_assets_tests.helpers.invented_states import (
     make_healthy_ledgers,
-    make_situation,
+    make_snapshot,
     states_by_day,
 )
 from backfill_assets_tests.helpers.pipeline import day
@@ -414,19 +414,19 @@ def test_the_copy_of_another_table_is_not_used(copied):
 # --- what a person is told ------------------------------------------------------------------------
 
 
-def read_situation(url: Path):
+def read_snapshot(url: Path):
     by_table = make_healthy_ledgers() | {FACT.name: read_by_another_process(url)}
-    return make_situation(by_table, behind=StaleDays())
+    return make_snapshot(by_table, behind=StaleDays())
 
 
 def test_a_cut_log_is_an_incident_until_its_days_are_rebuilt(history):
     commit_ours(history, added_file(9), added_file(10), day_numbers=(9, 10), since=8)
     DeltaTable(history).alter.set_table_properties(LOG_RETENTION)
-    assert find_incidents(read_situation(history)) == []
+    assert find_incidents(read_snapshot(history)) == []
     cut_log(history, *range(5))
     assert {
         n
-        for n, state in states_by_day(FACT, read_situation(history)).items()
+        for n, state in states_by_day(FACT, read_snapshot(history)).items()
         if state is DayState.UNRECORDED
     } == {
         1,
@@ -434,7 +434,7 @@ def test_a_cut_log_is_an_incident_until_its_days_are_rebuilt(history):
         3,
         4,
     }
-    (incident,) = find_incidents(read_situation(history))
+    (incident,) = find_incidents(read_snapshot(history))
     assert incident.key == ("log was cut", FACT.name, "")
     for part in (
         "version(s) 0-4 ",
@@ -446,12 +446,12 @@ def test_a_cut_log_is_an_incident_until_its_days_are_rebuilt(history):
     DeltaTable(history).alter.set_table_properties(
         {"delta.logRetentionDuration": "interval 7 days"}
     )
-    (incident,) = find_incidents(read_situation(history))
+    (incident,) = find_incidents(read_snapshot(history))
     assert incident.key == ("log was cut", FACT.name, "")
     assert "delta.logRetentionDuration is interval 7 days" in incident.detail
     for n in range(1, 5):
         commit_ours(history, added_file(n), day_numbers=(n,), since=latest_version(history))
-    (incident,) = [x for x in find_incidents(read_situation(history)) if x.kind.startswith("log")]
+    (incident,) = [x for x in find_incidents(read_snapshot(history)) if x.kind.startswith("log")]
     assert incident.key == ("log retention changed", FACT.name, "")
     assert "backfill-assets maintain" in incident.detail
 

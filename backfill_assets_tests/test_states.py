@@ -48,7 +48,7 @@ from backfill_assets_tests.helpers.invented_states import (
     make_backlog,
     make_built_record,
     make_healthy_ledgers,
-    make_situation,
+    make_snapshot,
     states_by_day,
 )
 from backfill_assets_tests.helpers.pipeline import START, day
@@ -99,7 +99,7 @@ def usual_states(table: Table) -> dict[int, DayState]:
 
 @each_table
 def test_a_night_in_which_everything_went_well(table):
-    result = states_by_day(table, make_situation())
+    result = states_by_day(table, make_snapshot())
     assert result == usual_states(table)
     assert list(result) == sorted(result)
     assert all(state.is_good for state in result.values())
@@ -107,30 +107,30 @@ def test_a_night_in_which_everything_went_well(table):
 
 @each_table
 def test_no_tables_at_all(table):
-    result = states_by_day(table, make_situation(ledgers()))
+    result = states_by_day(table, make_snapshot(ledgers()))
     assert result == dict.fromkeys(range(1, 11), DayState.MISSING)
 
 
 @each_table
 def test_before_the_calendar_begins_nothing_is_due(table):
-    assert states_by_day(table, make_situation(ledgers(), today=START)) == {}
-    assert states_by_day(table, make_situation(ledgers(), today=START + DAY)) == {
+    assert states_by_day(table, make_snapshot(ledgers(), today=START)) == {}
+    assert states_by_day(table, make_snapshot(ledgers(), today=START + DAY)) == {
         1: DayState.MISSING
     }
 
 
 @each_table
 def test_failed(table):
-    result = states_by_day(table, make_situation(failed={table.name: days(3)}))
+    result = states_by_day(table, make_snapshot(failed={table.name: days(3)}))
     assert unusual_states(result, usual_states(table)) == {3: DayState.CHECK_FAILED}
     other = next(name for name in TABLES if name != table.name)
-    assert states_by_day(table, make_situation(failed={other: days(3)})) == usual_states(table)
+    assert states_by_day(table, make_snapshot(failed={other: days(3)})) == usual_states(table)
 
 
 @each_table
 def test_missing(table):
     without = make_healthy_ledgers() | {table.name: make_healthy_ledgers(ALL - days(3))[table.name]}
-    result = states_by_day(table, make_situation(without, behind=StaleDays()))
+    result = states_by_day(table, make_snapshot(without, behind=StaleDays()))
     assert unusual_states(result, usual_states(table))[3] is DayState.MISSING
 
 
@@ -141,14 +141,14 @@ def test_a_day_published_as_empty_is_there(table):
     days = {d: msgspec.structs.replace(p, rows=0) for d, p in commit.days.items()}
     empty = msgspec.structs.replace(commit, days=days)
     result = states_by_day(
-        table, make_situation(make_healthy_ledgers() | {table.name: ledger(table, empty)})
+        table, make_snapshot(make_healthy_ledgers() | {table.name: ledger(table, empty)})
     )
     assert result == usual_states(table)
 
 
 @each_table
 def test_input_newer(table):
-    result = states_by_day(table, make_situation(behind=make_backlog(day(3), table=table)))
+    result = states_by_day(table, make_snapshot(behind=make_backlog(day(3), table=table)))
     assert unusual_states(result, usual_states(table)) == {3: DayState.INPUT_NEWER}
 
 
@@ -156,7 +156,7 @@ def test_input_newer(table):
 def test_a_final_day_is_not_behind(table):
     """What came since is in the tables that follow; the day itself is what it is to be."""
     result = states_by_day(
-        table, make_situation(behind=make_backlog(day(3), table=table, final=True))
+        table, make_snapshot(behind=make_backlog(day(3), table=table, final=True))
     )
     assert result == usual_states(table)
     assert result[3].is_good
@@ -165,7 +165,7 @@ def test_a_final_day_is_not_behind(table):
 @each_table
 def test_files_added_to_a_loaded_day(table):
     """Day 3 as well as what takes its lines in, final or not, is not what it could be."""
-    result = unusual_states(states_by_day(table, make_situation(load=days(3))), usual_states(table))
+    result = unusual_states(states_by_day(table, make_snapshot(load=days(3))), usual_states(table))
     if table in (RAW, REJECTED):
         assert result == {3: DayState.INPUT_NEWER}
     elif table in BY_EVENT_DAY:
@@ -179,7 +179,7 @@ def test_files_added_to_a_loaded_day(table):
 def test_a_log_day_without_a_folder(table, absent, open_days):
     """What is open still waits for it; what is final waits for nobody."""
     result = unusual_states(
-        states_by_day(table, make_situation(absent=days(absent))), usual_states(table)
+        states_by_day(table, make_snapshot(absent=days(absent))), usual_states(table)
     )
     expected = open_days if table in BY_EVENT_DAY else (absent,)
     assert result == dict.fromkeys(expected, DayState.INPUT_MISSING)
@@ -189,7 +189,7 @@ def test_a_log_day_without_a_folder(table, absent, open_days):
 def test_a_replaced_file_that_waits(table):
     """What was made of the loaded rows is as good as before."""
     result = unusual_states(
-        states_by_day(table, make_situation(on_hold=days(4))), usual_states(table)
+        states_by_day(table, make_snapshot(on_hold=days(4))), usual_states(table)
     )
     assert result == ({4: DayState.HELD} if table in (RAW, REJECTED) else {})
     assert not DayState.HELD.is_good
@@ -198,10 +198,8 @@ def test_a_replaced_file_that_waits(table):
 @pytest.mark.parametrize("table", [RAW, REJECTED], ids=lambda table: table.name)
 def test_a_replaced_file_that_waits_says_more_than_a_missing_folder_and_less_than_new_files(table):
     changes = {"on_hold": days(10), "absent": days(10)}
-    assert states_by_day(table, make_situation(**changes))[10] is DayState.HELD
-    assert (
-        states_by_day(table, make_situation(**changes, load=days(10)))[10] is DayState.INPUT_NEWER
-    )
+    assert states_by_day(table, make_snapshot(**changes))[10] is DayState.HELD
+    assert states_by_day(table, make_snapshot(**changes, load=days(10)))[10] is DayState.INPUT_NEWER
 
 
 @pytest.mark.parametrize(
@@ -210,7 +208,7 @@ def test_a_replaced_file_that_waits_says_more_than_a_missing_folder_and_less_tha
 def test_the_window_decides_who_waits(window_days, waiting):
     """Day 10 came without a folder and was loaded as empty: with it some days are final."""
     policy = replace(POLICY, window_days=window_days)
-    now = make_situation(
+    now = make_snapshot(
         make_healthy_ledgers(final=days((1, 10 - window_days))), absent=days(10), policy=policy
     )
     for table in BY_EVENT_DAY:
@@ -219,7 +217,7 @@ def test_the_window_decides_who_waits(window_days, waiting):
 
 
 def test_days_beyond_what_is_due_are_shown_if_they_are_there():
-    result = states_by_day(RAW, make_situation(make_healthy_ledgers(days((1, 12))), today=day(11)))
+    result = states_by_day(RAW, make_snapshot(make_healthy_ledgers(days((1, 12))), today=day(11)))
     assert list(result) == list(range(1, 13))
 
 
@@ -228,7 +226,7 @@ def test_a_folder_that_never_came_keeps_the_window_open():
     raw = record(0, ALL, event_days=ALL, current_days=ALL, settled=ALL - days(9, 10))
     built = {RAW.name: 0, STAGED.name: 0}
     stg, facts = (record(0, ALL, inputs=built) for _ in range(2))
-    now = make_situation(
+    now = make_snapshot(
         ledgers(ledger(RAW, raw), ledger(STAGED, stg), ledger(FACT, facts)), absent=days(9)
     )
     for table in FREEZE:
@@ -244,7 +242,7 @@ def test_a_day_whose_window_closed_quietly_is_final():
     ]
     stg = [record(n, days(n), inputs={RAW.name: n}) for n in range(1, 11)]
     facts = [record(n, days(n), inputs={STAGED.name: n}) for n in range(1, 11)]
-    now = make_situation(ledgers(ledger(RAW, *raw), ledger(STAGED, *stg), ledger(FACT, *facts)))
+    now = make_snapshot(ledgers(ledger(RAW, *raw), ledger(STAGED, *stg), ledger(FACT, *facts)))
     for table in (STAGED, FACT):
         assert states_by_day(table, now) == usual_states(table)
 
@@ -252,7 +250,7 @@ def test_a_day_whose_window_closed_quietly_is_final():
 @each_table
 def test_changed_by_another_writer(table):
     """A day that is still open too, which no check on final days looks at."""
-    result = states_by_day(table, make_situation(append_externally(table, 9)))
+    result = states_by_day(table, make_snapshot(append_externally(table, 9)))
     assert unusual_states(result, usual_states(table)) == {9: DayState.EXTERNAL}
     assert not DayState.EXTERNAL.is_good
 
@@ -260,7 +258,7 @@ def test_changed_by_another_writer(table):
 @each_table
 def test_made_under_other_settings(table):
     """Final days too; a day that was made again since is no longer among them."""
-    now = make_situation(settings="others")
+    now = make_snapshot(settings="others")
     assert set(states_by_day(table, now).values()) == {DayState.OTHER_SETTINGS}
     assert not DayState.OTHER_SETTINGS.is_good
     later_record = record(1, days((2, 3)), config_digest="others")
@@ -271,7 +269,7 @@ def test_made_under_other_settings(table):
     other_days = {
         n
         for n, s in states_by_day(
-            table, make_situation(changed_ledgers, behind=StaleDays(), settings="others")
+            table, make_snapshot(changed_ledgers, behind=StaleDays(), settings="others")
         ).items()
         if s is DayState.OTHER_SETTINGS
     }
@@ -287,7 +285,7 @@ def test_only_the_tables_that_a_setting_decides_are_made_under_others():
         )
         for name, table_ledger in make_healthy_ledgers().items()
     }
-    now = replace(make_situation(changed_ledgers), config_digests=after)
+    now = replace(make_snapshot(changed_ledgers), config_digests=after)
     other_tables = {
         name for name in TABLES if DayState.OTHER_SETTINGS in day_states(name, now).values()
     }
@@ -299,13 +297,13 @@ def test_an_undo_puts_days_back_as_the_settings_of_then_made_them():
     put_back = msgspec.structs.replace(original.days[day(4)], made_under="old")
     undo = msgspec.structs.replace(original, version=1, days={day(4): put_back})
     changed_ledgers = make_healthy_ledgers() | {FACT.name: ledger(FACT, original, undo)}
-    now = states_by_day(FACT, make_situation(changed_ledgers, behind=StaleDays()))
+    now = states_by_day(FACT, make_snapshot(changed_ledgers, behind=StaleDays()))
     assert unusual_states(now, usual_states(FACT)) == {4: DayState.OTHER_SETTINGS}
 
 
 def test_what_is_made_of_what_was_taken_back():
     """No table that was made of it is good, by way of others neither; and nothing else is bad."""
-    now = make_situation(withdraw_days(RAW, 9))
+    now = make_snapshot(withdraw_days(RAW, 9))
     assert not DayState.INPUT_WITHDRAWN.is_good
     for table in (STAGED, FACT, CURRENT, LATE, LATENESS):
         assert unusual_states(states_by_day(table, now), usual_states(table)) == {
@@ -321,7 +319,7 @@ def test_what_is_made_of_what_was_taken_back():
         undone, version=1, days={}, inputs={RAW.name: 1}, revoked_days=days(9)
     )
     mended = without_rows(ledger(STAGED, *now.ledgers[STAGED.name].records, undone))
-    later = make_situation(now.ledgers | {STAGED.name: mended})
+    later = make_snapshot(now.ledgers | {STAGED.name: mended})
     assert states_by_day(STAGED, later)[9] is DayState.MISSING
     assert states_by_day(FACT, later)[9] is DayState.INPUT_WITHDRAWN
 
@@ -329,7 +327,7 @@ def test_what_is_made_of_what_was_taken_back():
 def test_the_window_of_what_was_taken_back():
     """Also where all days of the window are rebuilt: the days before have newer input."""
     policy = replace(POLICY, only_touched=False)
-    result = states_by_day(STAGED, make_situation(withdraw_days(RAW, 10), policy=policy))
+    result = states_by_day(STAGED, make_snapshot(withdraw_days(RAW, 10), policy=policy))
     assert [n for n, state in result.items() if not state.is_good] == [8, 9, 10]
 
 
@@ -363,7 +361,7 @@ CAUSES: dict[DayState, dict[str, Any]] = {
 )
 def test_the_first_that_applies(first, second):
     causes = {"behind": StaleDays(), **CAUSES[second], **CAUSES[first]}
-    assert states_by_day(FACT, make_situation(**causes))[9] is first
+    assert states_by_day(FACT, make_snapshot(**causes))[9] is first
 
 
 def test_a_day_without_rows_may_be_on_hold():
@@ -372,7 +370,7 @@ def test_a_day_without_rows_may_be_on_hold():
     }
     on_hold = StaleDays(on_hold={FACT.name: {day(9)}})
     assert (
-        states_by_day(FACT, make_situation(changed_ledgers, behind=on_hold))[9] is DayState.ON_HOLD
+        states_by_day(FACT, make_snapshot(changed_ledgers, behind=on_hold))[9] is DayState.ON_HOLD
     )
     assert not DayState.ON_HOLD.is_good
 
@@ -397,7 +395,7 @@ def test_the_order_is_that_of_the_declaration():
 @each_table
 def test_before_the_deadline_the_last_due_day_may_be_missing(table, lag, in_time, last):
     policy = replace(POLICY, lag_days=lag)
-    result = states_by_day(table, make_situation(ledgers(), policy=policy, in_time=in_time))
+    result = states_by_day(table, make_snapshot(ledgers(), policy=policy, in_time=in_time))
     assert result == dict.fromkeys(range(1, last + 1), DayState.MISSING)
 
 
@@ -406,13 +404,13 @@ def test_the_end_of_the_calendar(today):
     """On the first morning after it, its last day may still be missing; then no more."""
     policy = replace(POLICY, end=day(11))
     for in_time, last in ((False, 10), (True, 9 if today == 11 else 10)):
-        now = make_situation(ledgers(), policy=policy, today=day(today), in_time=in_time)
+        now = make_snapshot(ledgers(), policy=policy, today=day(today), in_time=in_time)
         assert list(states_by_day(RAW, now)) == list(range(1, last + 1))
 
 
 @each_table
 def test_before_the_deadline_a_day_that_is_there_has_its_state(table):
-    assert states_by_day(table, make_situation(in_time=True)) == usual_states(table)
+    assert states_by_day(table, make_snapshot(in_time=True)) == usual_states(table)
 
 
 @pytest.mark.parametrize(
@@ -431,7 +429,7 @@ def test_before_the_deadline_the_last_day_need_not_be_loaded(table, lag, arrived
     """After midnight, a folder waits for the nightly run, or has not landed yet."""
     before = make_healthy_ledgers(days((1, n - 1)), final=days((1, n - 1 - W)))
     policy, coming = replace(POLICY, lag_days=lag), {arrived: days(n)}
-    result = day_states(table.name, make_situation(before, policy=policy, in_time=True, **coming))
+    result = day_states(table.name, make_snapshot(before, policy=policy, in_time=True, **coming))
     assert all(state.is_good for state in result.values())
 
 
@@ -439,12 +437,12 @@ def test_before_the_deadline_the_last_day_need_not_be_loaded(table, lag, arrived
 @pytest.mark.parametrize("arrived", ["load", "absent"])
 def test_before_the_deadline_the_day_before_must_be_loaded(lag, n, arrived):
     policy, missed = replace(POLICY, lag_days=lag, window_days=7), {arrived: days(n)}
-    now = make_situation(make_healthy_ledgers(final=()), policy=policy, in_time=True, **missed)
+    now = make_snapshot(make_healthy_ledgers(final=()), policy=policy, in_time=True, **missed)
     assert states_by_day(STAGED, now)[n] is DayState.INPUT_MISSING
 
 
 def test_before_the_deadline_a_failed_check_is_told():
-    now = make_situation(
+    now = make_snapshot(
         make_healthy_ledgers(days((1, 9))), failed={RAW.name: days(10)}, in_time=True
     )
     assert states_by_day(RAW, now)[10] is DayState.CHECK_FAILED
@@ -521,7 +519,7 @@ def list_changed_days(
     *records: CommitRecord, external: Collection[ExternalCommit] = ()
 ) -> dict[date, str]:
     fact_ledgers = ledgers(ledger(FACT, *records, external=external))
-    return changed_final_days(FACT.name, make_situation(fact_ledgers))
+    return changed_final_days(FACT.name, make_snapshot(fact_ledgers))
 
 
 @pytest.mark.parametrize(
@@ -685,5 +683,5 @@ def test_other_writers_on_a_real_table(tmp_path, operation, reported):
     commit_with_record(url, 1, 2, 3, final=["2024-01-01...2024-01-02"])
     commit_with_record(url, 2, final=["2024-01-02"], launched_by=NIGHTLY)
     run_operation(url, operation)
-    result = changed_final_days(FACT.name, make_situation(ledgers(read_ledger(str(url), FACT))))
+    result = changed_final_days(FACT.name, make_snapshot(ledgers(read_ledger(str(url), FACT))))
     assert result.keys() == (days(reported) if reported else set())

@@ -32,7 +32,7 @@ from backfill_assets.publish.types import DayResult, Outcome
 from backfill_assets.staleness.stale import StaleDays
 from backfill_assets.tables.table import SchemaError, Table
 from backfill_assets_tests.helpers.invented_logs import days
-from backfill_assets_tests.helpers.invented_states import make_healthy_ledgers, make_situation
+from backfill_assets_tests.helpers.invented_states import make_healthy_ledgers, make_snapshot
 from backfill_assets_tests.helpers.pipeline import Pipeline, day
 from backfill_assets_tests.helpers.publish_rows import (
     OPTIONAL,
@@ -165,7 +165,7 @@ def test_a_person_is_told_once_of_a_table_of_another_form(tmp_path):
     url = tmp_path / CORRECTIONS.name
     write_deltalake(url, DeltaTable.create(tmp_path / "x", _arrow_schema()).to_pyarrow_table())
     by_table = make_healthy_ledgers() | {CORRECTIONS.name: read_ledger(str(url), CORRECTIONS)}
-    (incident,) = find_incidents(make_situation(by_table, behind=StaleDays()))
+    (incident,) = find_incidents(make_snapshot(by_table, behind=StaleDays()))
     assert incident.key == ("table is not that of the code", CORRECTIONS.name, "")
     assert "it is partitioned by nothing" in incident.detail
     assert f"rebuilt from {FACT.name} and {CURRENT.name}" in incident.detail

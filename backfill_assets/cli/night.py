@@ -46,7 +46,7 @@ def night(out: Output, run: bool, as_of: date | None) -> Status:
     planner, today = RunPlanner(deployment, now), as_of or now
     with _home_or_temporary() as folder, dg.DagsterInstance.from_config(folder) as instance:
         find_busy_tables = partial(
-            tables_in_progress, instance, planner.tables, daemon=not missing_daemons(instance)
+            tables_in_progress, instance, deployment.tables, daemon=not missing_daemons(instance)
         )
         for log, message in () if out.quiet else planner.no_data_warnings(today).items():
             # As a shell comment: the commands below it may be piped into a shell.

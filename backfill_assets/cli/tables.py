@@ -17,7 +17,7 @@ from backfill_assets.settings import PREFIX, load_settings
 if TYPE_CHECKING:
     from backfill_assets.calendar.partitions import Window
     from backfill_assets.delta.ledgers import Ledger
-    from backfill_assets.monitoring.states import DayState, Situation
+    from backfill_assets.monitoring.states import DayState, Snapshot
 
 _VERDICTS = ("ok", "warn", "alert")
 
@@ -112,9 +112,9 @@ def status(out: Output, tables: Sequence[str], as_json: bool) -> Status:
     from backfill_assets.calendar.partitions import to_ranges
     from backfill_assets.monitoring.states import STATE_MEANINGS, day_states
 
-    situation = _read_situation(deployment)
+    snapshot = _read_snapshot(deployment)
     states_by_table = {
-        name: _group_by_state(day_states(name, situation)) for name in tables or situation.ledgers
+        name: _group_by_state(day_states(name, snapshot)) for name in tables or snapshot.ledgers
     }
     states = dict.fromkeys(
         state for days_by_state in states_by_table.values() for state in days_by_state
@@ -125,28 +125,28 @@ def status(out: Output, tables: Sequence[str], as_json: bool) -> Status:
             for name, days_by_state in states_by_table.items()
         }
         good = all(state.is_good for state in states)
-        out.print_json({"as_of": str(situation.today), "good": good, "tables": table_states})
+        out.print_json({"as_of": str(snapshot.today), "good": good, "tables": table_states})
     else:
-        _show_states(out, situation.ledgers, states_by_table)
+        _show_states(out, snapshot.ledgers, states_by_table)
         for state in states:
             if not state.is_good:
                 out.print_text(f"{state.value}: {STATE_MEANINGS[state]}")
-        out.print_note(f"As of    {situation.today}")
+        out.print_note(f"As of    {snapshot.today}")
     return Status.FINE if all(state.is_good for state in states) else Status.FINDING
 
 
-def _read_situation(deployment: Deployment) -> Situation:
+def _read_snapshot(deployment: Deployment) -> Snapshot:
     """The inputs of the day states; without DAGSTER_HOME, from an empty Dagster instance."""
     import dagster as dg
 
-    from backfill_assets.monitoring.incidents import read_situation
+    from backfill_assets.monitoring.incidents import read_snapshot
 
     with (
         parameters.open_instance()
         if parameters.dagster_home()
         else dg.DagsterInstance.ephemeral() as dagster
     ):
-        return read_situation(deployment, dagster, datetime.now(deployment.settings.zone))
+        return read_snapshot(deployment, dagster, datetime.now(deployment.settings.zone))
 
 
 def _group_by_state(state_by_day: Any) -> dict[DayState, list[date]]:

@@ -27,7 +27,7 @@ from backfill_assets.doctor.machine import nearest_folder, write_error
 from backfill_assets.landing.listing import ListedFile, list_landing
 from backfill_assets.monitoring.incidents import clock_incidents, table_incidents
 from backfill_assets.monitoring.next_runs import unloaded_by_log
-from backfill_assets.monitoring.states import STATE_MEANINGS, DayState, Situation
+from backfill_assets.monitoring.states import STATE_MEANINGS, DayState, Snapshot
 from backfill_assets.spark.filesystems import open_store
 from backfill_assets.spark.session import Engine, is_shared
 from backfill_assets.staleness.stale import StaleDays
@@ -186,7 +186,7 @@ def check_clock(deployment: Deployment) -> Iterator[CheckResult]:
     now = datetime.now(timezone.utc)
     today = now.astimezone(deployment.settings.zone).date()
     ledgers = read_ledgers(deployment)
-    situation = Situation(
+    snapshot = Snapshot(
         ledgers=ledgers,
         stale=StaleDays(),
         unloaded=unloaded_by_log(deployment, ledgers, deployment.graph, today),
@@ -196,7 +196,7 @@ def check_clock(deployment: Deployment) -> Iterator[CheckResult]:
         today=today,
     )
     incidents = [
-        problem for log in situation.graph.sources for problem in clock_incidents(situation, log)
+        problem for log in snapshot.graph.sources for problem in clock_incidents(snapshot, log)
     ]
     for incident in incidents:
         yield wrong(f"{incident.subject}: {incident.detail}", "set the clock, or see to the source")

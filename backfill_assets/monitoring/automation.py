@@ -73,11 +73,11 @@ def _check_specs(tables: Mapping[str, Table]) -> list[dg.AssetCheckSpec]:
     ]
 
 
-def _evaluate_checks(situation: states.Situation) -> Iterator[dg.AssetCheckEvaluation]:
+def _evaluate_checks(snapshot: states.Snapshot) -> Iterator[dg.AssetCheckEvaluation]:
     """Yield the evaluations of all state checks; the step `check_days` and the sensor use them."""
-    for name in situation.ledgers:
-        state_by_day = states.day_states(name, situation)
-        newest = max(situation.ledgers[name].published_days, default=None)
+    for name in snapshot.ledgers:
+        state_by_day = states.day_states(name, snapshot)
+        newest = max(snapshot.ledgers[name].published_days, default=None)
         yield dg.AssetCheckEvaluation(
             asset_key=AssetKey(name),
             check_name=_DAYS,
@@ -86,20 +86,20 @@ def _evaluate_checks(situation: states.Situation) -> Iterator[dg.AssetCheckEvalu
             metadata={
                 **states.count_states(state_by_day),
                 "newest day": str(newest),
-                "as of": str(situation.today),
+                "as of": str(snapshot.today),
                 "days": dg.MetadataValue.md(_state_table(state_by_day)),
             },
         )
-    mixed = find_mixed_backfills(situation.ledgers)
-    for name in situation.frozen_tables:
-        changed = states.changed_final_days(name, situation)
+    mixed = find_mixed_backfills(snapshot.ledgers)
+    for name in snapshot.frozen_tables:
+        changed = states.changed_final_days(name, snapshot)
         yield dg.AssetCheckEvaluation(
             asset_key=AssetKey(name),
             check_name=_FINAL_DAYS,
             passed=not changed,
             description="\n".join(f"{day} {escape_markdown(how)}" for day, how in changed.items())
             or "no final day has changed",
-            metadata={"final days": len(situation.final_by_table[name]), "changed": len(changed)},
+            metadata={"final days": len(snapshot.final_by_table[name]), "changed": len(changed)},
         )
         yield dg.AssetCheckEvaluation(
             asset_key=AssetKey(name),
@@ -125,7 +125,7 @@ def build_state_checks(monitor: Monitor) -> dg.AssetChecksDefinition:
 
     @dg.multi_asset_check(
         name="check_days",
-        specs=_check_specs(monitor.tables),
+        specs=_check_specs(monitor.deployment.tables),
         can_subset=True,
         required_resource_keys={"io_manager"},
         description="Looks at the states of all days, and fails the run if one of its days was "
@@ -133,7 +133,7 @@ def build_state_checks(monitor: Monitor) -> dg.AssetChecksDefinition:
     )
     def check_days(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:
         selected_keys = context.op_execution_context.selected_asset_check_keys
-        for evaluation in _evaluate_checks(monitor.read_situation(context.instance)):
+        for evaluation in _evaluate_checks(monitor.read_snapshot(context.instance)):
             if evaluation.asset_check_key in selected_keys:
                 yield dg.AssetCheckResult(
                     asset_key=evaluation.asset_key,
@@ -143,7 +143,7 @@ def build_state_checks(monitor: Monitor) -> dg.AssetChecksDefinition:
                     metadata=evaluation.metadata,
                 )
         selected_tables = {key.asset_key.to_user_string() for key in selected_keys}
-        names = [name for name in monitor.tables if name in selected_tables]
+        names = [name for name in monitor.deployment.tables if name in selected_tables]
         if failed := _failed_days(context, names):
             raise dg.Failure(failure_text(failed), allow_retries=False)
 
@@ -197,7 +197,7 @@ def _is_quiet(instance: dg.DagsterInstance, monitor: Monitor) -> bool:
     """
     return not (
         active_ids(instance)
-        or next_runs.tables_in_progress(instance, monitor.tables)
+        or next_runs.tables_in_progress(instance, monitor.deployment.tables)
         or is_mixed(monitor.deployment)
     )
 
@@ -217,12 +217,12 @@ def build_state_sensor(monitor: Monitor) -> dg.SensorDefinition:
         current, events = {}, []
         quiet = _is_quiet(context.instance, monitor)
         with monitor.lock_reads():
-            situation = monitor.read_situation(context.instance)
-        settled = situation.ledgers and not any(situation.stale.open.values())
+            snapshot = monitor.read_snapshot(context.instance)
+        settled = snapshot.ledgers and not any(snapshot.stale.open.values())
         # Nothing was written before the look, nor after it.
         if settled and quiet and _is_quiet(context.instance, monitor):
-            save_versions(monitor.deployment.settings.warehouse, situation.ledgers)
-        for evaluation in _evaluate_checks(situation):
+            save_versions(monitor.deployment.settings.warehouse, snapshot.ledgers)
+        for evaluation in _evaluate_checks(snapshot):
             name = evaluation.asset_check_key.to_user_string()
             current[name] = _digest_texts([str(evaluation.description), repr(evaluation.metadata)])
             if previous.get(name) != current[name]:
@@ -393,7 +393,9 @@ def _run_request(
     return dg.RunRequest(
         run_key=_run_key(request, night),
         job_name=_JOB_NAMES[_request_cadence(monitor, request)],
-        asset_selection=[AssetKey(name) for name in next_runs.assets_of(request, monitor.tables)],
+        asset_selection=[
+            AssetKey(name) for name in next_runs.assets_of(request, monitor.deployment.tables)
+        ],
         tags={
             "dagster/asset_partition_range_start": str(request.window.start),
             "dagster/asset_partition_range_end": str(request.window.end - DAY),
@@ -405,7 +407,7 @@ def _run_request(
 
 
 def _request_cadence(monitor: Monitor, request: next_runs.Request) -> Grain:
-    return monitor.tables[request.tables[0]].grain
+    return monitor.deployment.tables[request.tables[0]].grain
 
 
 def _run_key(request: next_runs.Request, night: date) -> str:
@@ -431,7 +433,9 @@ def _build_nightly_schedule(job: Any, monitor: Monitor) -> dg.ScheduleDefinition
         today = context.scheduled_execution_time.astimezone(monitor.deployment.settings.zone).date()
         with monitor.lock_reads():
             kind, requests = monitor.planner.next_batch(
-                today, next_runs.tables_in_progress(context.instance, monitor.tables), list
+                today,
+                next_runs.tables_in_progress(context.instance, monitor.deployment.tables),
+                list,
             )
         if kind == next_runs.REBUILD and next_runs.unfinished_batch_runs(context.instance):
             yield dg.SkipReason("the batch before is under way; the sensor touched_days goes on")
@@ -485,7 +489,7 @@ def _build_touched_days_sensor(jobs: Sequence[Any], monitor: Monitor) -> dg.Sens
     def touched_days(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
         # Read the runs in progress first: a run that ends meanwhile then delays a request, and does
         # not cause a second one.
-        in_progress = next_runs.tables_in_progress(context.instance, monitor.tables)
+        in_progress = next_runs.tables_in_progress(context.instance, monitor.deployment.tables)
         if running := next_runs.unfinished_batch_runs(context.instance):
             return dg.SkipReason(f"{len(running)} run(s) of the batch before are under way")
         with monitor.lock_reads():

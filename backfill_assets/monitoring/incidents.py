@@ -37,30 +37,30 @@ _CLOSED = (
 )
 
 
-def find_incidents(situation: states.Situation) -> list[Incident]:
+def find_incidents(snapshot: states.Snapshot) -> list[Incident]:
     """Return all incidents; the same ones as long as their causes last."""
-    states_by_table = {name: states.day_states(name, situation) for name in situation.ledgers}
-    changed = {name: states.changed_final_days(name, situation) for name in situation.frozen_tables}
+    states_by_table = {name: states.day_states(name, snapshot) for name in snapshot.ledgers}
+    changed = {name: states.changed_final_days(name, snapshot) for name in snapshot.frozen_tables}
     incidents: list[Incident] = []
 
     def add_incidents(kind: str, table: str, days: Collection[date], detail: str) -> None:
         incidents.extend(Incident(kind, table, str(day), detail) for day in sorted(days))
 
     for name, by_day in states_by_table.items():
-        incidents += table_incidents(situation.ledgers[name], situation.graph.direct_inputs(name))
-        if _schema_differences(situation.ledgers[name]):
+        incidents += table_incidents(snapshot.ledgers[name], snapshot.graph.direct_inputs(name))
+        if _schema_differences(snapshot.ledgers[name]):
             continue  # its days are unknown, and none can be published
         # If the same day of an input is missing, only that is an incident.
         upstream = [
             states_by_table[input_table]
-            for input_table in situation.graph.direct_inputs(name) or _loaded_with(name, situation)
+            for input_table in snapshot.graph.direct_inputs(name) or _loaded_with(name, snapshot)
         ]
         not_built = {
             day for source in upstream for day in _days_in(source, states.DayState.CHECK_FAILED)
         }
         # A failed day fails in all downstream tables: only the first table needs a fix.
         incidents += _failed_checks(
-            name, _days_in(by_day, states.DayState.CHECK_FAILED) - not_built, situation
+            name, _days_in(by_day, states.DayState.CHECK_FAILED) - not_built, snapshot
         )
         not_built |= {
             day
@@ -96,48 +96,48 @@ def find_incidents(situation: states.Situation) -> list[Incident]:
             withdrawn,
             states.STATE_MEANINGS[states.DayState.INPUT_WITHDRAWN],
         )
-        if closed := situation.stale.final.get(name):
+        if closed := snapshot.stale.final.get(name):
             add_incidents(
-                "new input for final days", name, closed.keys(), _closed_days_text(name, situation)
+                "new input for final days", name, closed.keys(), _closed_days_text(name, snapshot)
             )
     for name, days in changed.items():
         for day, how in days.items():
             detail = f"{how}; compare it with what it should be"
             incidents.append(Incident("final day changed", name, str(day), detail, {how: 1}))
-    for log, source in situation.graph.sources.items():
+    for log, source in snapshot.graph.sources.items():
         recent = {
-            day for day in situation.absent_by_log[log] if day > situation.today - _NEWS_DAYS * DAY
+            day for day in snapshot.absent_by_log[log] if day > snapshot.today - _NEWS_DAYS * DAY
         }
         add_incidents("input missing", log, recent, _ABSENT)
-        for day, files in sorted(situation.unloaded[log].files_on_hold.items()):
+        for day, files in sorted(snapshot.unloaded[log].files_on_hold.items()):
             detail = f"{', '.join(files)}: {states.STATE_MEANINGS[states.DayState.HELD]}"
             size = {"files": len(files)}
             incidents.append(Incident("replaced file waits", log, str(day), detail, size))
-        incidents += clock_incidents(situation, log)
-        incidents += _rejected_incidents(situation, log)
-        incidents += _late_money_incidents(situation, source)
+        incidents += clock_incidents(snapshot, log)
+        incidents += _rejected_incidents(snapshot, log)
+        incidents += _late_money_incidents(snapshot, source)
     return incidents
 
 
 def _failed_checks(
-    name: str, days: Collection[date], situation: states.Situation
+    name: str, days: Collection[date], snapshot: states.Snapshot
 ) -> Iterator[Incident]:
     for day in sorted(days):
-        checks = sorted(situation.failed_checks[name][day])
+        checks = sorted(snapshot.failed_checks[name][day])
         detail = f"{', '.join(checks)}: {states.STATE_MEANINGS[states.DayState.CHECK_FAILED]}"
         yield Incident("check failed", name, str(day), detail, dict.fromkeys(checks, 1))
 
 
-def _loaded_with(name: str, situation: states.Situation) -> list[str]:
+def _loaded_with(name: str, snapshot: states.Snapshot) -> list[str]:
     """Return the raw log of rejected lines: a day missing in both is one incident."""
-    table = situation.ledgers[name].table
+    table = snapshot.ledgers[name].table
     rejected = isinstance(table, SourceTable) and table.role is Role.REJECTED
-    return [*situation.graph.source_logs(name)] if rejected else []
+    return [*snapshot.graph.source_logs(name)] if rejected else []
 
 
-def _closed_days_text(name: str, situation: states.Situation) -> str:
+def _closed_days_text(name: str, snapshot: states.Snapshot) -> str:
     """Describe where new lines for closed days are, and what a person can do."""
-    graph = situation.graph
+    graph = snapshot.graph
     never_close = [table for table in graph.by_event_day if table not in graph.closing_tables]
     covering_tables = [
         table for table in never_close if graph.source_logs(table) & graph.source_logs(name)
@@ -202,13 +202,13 @@ def _days_in(by_day: dict[date, states.DayState], *matching: states.DayState) ->
     return {day for day, state in by_day.items() if state in matching}
 
 
-def clock_incidents(situation: states.Situation, log: str) -> Iterator[Incident]:
+def clock_incidents(snapshot: states.Snapshot, log: str) -> Iterator[Incident]:
     """Yield contradictions between the clock and the landed days: one of the two is wrong."""
     if warning := no_data_warning(
-        situation.unloaded[log], situation.graph.policy_of(log), situation.today
+        snapshot.unloaded[log], snapshot.graph.policy_of(log), snapshot.today
     ):
         yield Incident("nothing lands", log, "", warning)
-    if ahead := [day for day in situation.ledgers[log].published_days if day >= situation.today]:
+    if ahead := [day for day in snapshot.ledgers[log].published_days if day >= snapshot.today]:
         detail = (
             f"{log} [{format_ranges(ahead)}] is published, and by this machine's clock these days "
             "are not over: the clock runs behind, or ran ahead when they were loaded. Set the "
@@ -217,31 +217,31 @@ def clock_incidents(situation: states.Situation, log: str) -> Iterator[Incident]
         yield Incident("published before it was over", log, "", detail)
 
 
-def _rejected_incidents(situation: states.Situation, log: str) -> list[Incident]:
+def _rejected_incidents(snapshot: states.Snapshot, log: str) -> list[Incident]:
     """Return published days with many rejected lines; unpublished ones are failed checks."""
     incidents = []
-    for day, record in sorted(situation.ledgers[log].latest.items()):
+    for day, record in sorted(snapshot.ledgers[log].latest.items()):
         published = record.days[day]
         severity, text = published.findings.get("rejected_lines", ("", ""))
-        if severity == Severity.ALERT.value and day > situation.today - _NEWS_DAYS * DAY:
+        if severity == Severity.ALERT.value and day > snapshot.today - _NEWS_DAYS * DAY:
             size = {"lines": float(published.entries.get("rejected", 0))}
             incidents.append(Incident("lines rejected", log, str(day), f"{day}: {text}", size))
     return incidents
 
 
-def _late_money_incidents(situation: states.Situation, source: Source) -> list[Incident]:
+def _late_money_incidents(snapshot: states.Snapshot, source: Source) -> list[Incident]:
     """Return an incident for each recent log day with late lines, as the commits record them."""
     late = source.late.name
-    table_names = " and in ".join([late, *situation.graph.current_tables(source.raw.name)])
+    table_names = " and in ".join([late, *snapshot.graph.current_tables(source.raw.name)])
     where = (
         f"they are in {table_names}"
-        if source.under(situation.policy).corrects
+        if source.under(snapshot.policy).corrects
         else "they were DROPPED and are in no total"
     )
     incidents = []
-    for day, record in sorted(situation.ledgers[late].latest.items()):
+    for day, record in sorted(snapshot.ledgers[late].latest.items()):
         count, amount = record.details.late.get(day, (0, "0"))
-        if count and day > situation.today - _NEWS_DAYS * DAY:
+        if count and day > snapshot.today - _NEWS_DAYS * DAY:
             worth = f" worth {amount}" if source.amount else ""
             size = {"lines": float(count), "amount": float(amount)}
             detail = f"{day}: {count} line(s){worth} came after their day had closed; {where}"
@@ -271,7 +271,6 @@ class Monitor:
 
     def __init__(self, deployment: Deployment, clock: Clock) -> None:
         self.deployment = deployment
-        self.tables = deployment.tables
         self.clock = clock
         self.planner = RunPlanner(deployment)
         self._lock = Lock()
@@ -302,9 +301,9 @@ class Monitor:
         """The business day."""
         return self.clock().astimezone(self.deployment.settings.zone).date()
 
-    def read_situation(self, instance: dg.DagsterInstance) -> states.Situation:
+    def read_snapshot(self, instance: dg.DagsterInstance) -> states.Snapshot:
         """Read everything that the day states are derived from."""
-        return read_situation(self.deployment, instance, self.clock())
+        return read_snapshot(self.deployment, instance, self.clock())
 
     def find_incidents(self, context: dg.SensorEvaluationContext) -> list[Incident]:
         """Return all incidents, with those of the engine's disk.
@@ -314,7 +313,7 @@ class Monitor:
         """
         with self.lock_reads():
             disk = disk_failures(context.instance, self.clock() - _DISK_NEWS_PERIOD)
-            return [*disk, *find_incidents(self.read_situation(context.instance))]
+            return [*disk, *find_incidents(self.read_snapshot(context.instance))]
 
 
 def disk_failures(instance: dg.DagsterInstance, since: datetime) -> list[Incident]:
@@ -334,9 +333,9 @@ def disk_failures(instance: dg.DagsterInstance, since: datetime) -> list[Inciden
     ]
 
 
-def read_situation(
+def read_snapshot(
     deployment: Deployment, instance: dg.DagsterInstance, now: datetime
-) -> states.Situation:
+) -> states.Snapshot:
     """Read everything that the day states are derived from.
 
     Raises:
@@ -344,7 +343,7 @@ def read_situation(
     """
     policy, now = deployment.policy, now.astimezone(deployment.settings.zone)
     ledgers = read_ledgers(deployment)
-    return states.Situation(
+    return states.Snapshot(
         ledgers=ledgers,
         stale=find_stale_days(ledgers, policy, now.date()),
         unloaded=unloaded_by_log(

@@ -258,18 +258,14 @@ class RunPlanner:
     def __init__(self, deployment: Deployment, now: date = date.min) -> None:
         self.deployment = deployment
         self._now = now
-        self.policy = deployment.policy
         self._code = running_code(deployment.settings)
-        self._configs = deployment.config_digests
-        self._graph = deployment.graph
-        self.tables = self._graph.tables
 
     def fed_tables(self, today: date) -> Mapping[str, Table]:
         """Return the tables that are not retired on a business day, by name."""
         return self._fed_graph(today).tables
 
     def _fed_graph(self, today: date) -> Graph:
-        return self._graph.without_retired(max(today, self._now))
+        return self.deployment.graph.without_retired(max(today, self._now))
 
     def night_of(self, moment: datetime) -> date:
         """Return the date on which the last nightly run before a moment began."""
@@ -291,30 +287,31 @@ class RunPlanner:
                         ledger,
                         unloaded[log].fingerprints,
                         self._code.table_version(name),
-                        self._configs[name],
+                        self.deployment.config_digests[name],
                     )
                     for name, ledger in ledgers.items()
-                    if log in self._graph.source_logs(name)
+                    if log in self.deployment.graph.source_logs(name)
                 )
             )
 
         def may_fill_gap(table: str, day: date) -> bool:
-            return all(day in unchanged_days(log) for log in self._graph.source_logs(table))
+            logs = self.deployment.graph.source_logs(table)
+            return all(day in unchanged_days(log) for log in logs)
 
         return load_requests(
             unloaded, graph, self.deployment.settings.partitions_per_run, may_fill_gap
         )
 
     def _read_unloaded(self, today: date) -> tuple[Ledgers, Mapping[str, UnloadedDays]]:
-        tables = [self.tables[name] for name in self._graph.landed_tables]
+        tables = [self.deployment.tables[name] for name in self.deployment.graph.landed_tables]
         ledgers = {t.name: read_ledger(self.deployment.table_url(t.name), t) for t in tables}
-        return ledgers, unloaded_by_log(self.deployment, ledgers, self._graph, today)
+        return ledgers, unloaded_by_log(self.deployment, ledgers, self.deployment.graph, today)
 
     def no_data_warnings(self, today: date) -> dict[str, str]:
         """Return, by raw log whose source has been silent for long, a warning."""
         _, unloaded = self._read_unloaded(today)
         warnings = (
-            (log, no_data_warning(unloaded_days, self._graph.policy_of(log), today))
+            (log, no_data_warning(unloaded_days, self.deployment.graph.policy_of(log), today))
             for log, unloaded_days in unloaded.items()
         )
         return {log: warning for log, warning in warnings if warning}
@@ -327,10 +324,12 @@ class RunPlanner:
         `in_progress`, the result of `tables_in_progress`, must be read before this call.
         """
         ledgers = read_ledgers(self.deployment)
-        stale = find_stale_days(ledgers, self.policy, today)
+        stale = find_stale_days(ledgers, self.deployment.policy, today)
         if not any(stale.open.values()):
             return []
-        may_fill_gap = make_gap_rule(ledgers, stale, self.policy, self._code, self._configs)
+        may_fill_gap = make_gap_rule(
+            ledgers, stale, self.deployment.policy, self._code, self.deployment.config_digests
+        )
         per_run = self.deployment.settings.partitions_per_run
         return rebuild_requests(stale, self._fed_graph(today), per_run, in_progress, may_fill_gap)
 
@@ -338,7 +337,7 @@ class RunPlanner:
         """Return Dagster's own command for a request."""
         materialize = ["dagster", "asset", "materialize", "-m", "backfill_assets.definitions"]
         first, last = request.window.start, request.window.end - DAY
-        selected = ",".join(assets_of(request, self.tables))
+        selected = ",".join(assets_of(request, self.deployment.tables))
         return [*materialize, "--select", selected, "--partition-range", f"{first}...{last}"]
 
     def next_batch(

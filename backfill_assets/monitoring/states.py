@@ -80,7 +80,7 @@ STATE_MEANINGS: Mapping[DayState, str] = {
 
 
 @dataclass(frozen=True)
-class Situation:
+class Snapshot:
     """Everything that the day states are derived from.
 
     Attributes:
@@ -172,22 +172,22 @@ class Situation:
         return set(log_days) - (coming if self.before_deadline else set())
 
 
-def day_states(table: str, situation: Situation) -> dict[date, DayState]:
+def day_states(table: str, snapshot: Snapshot) -> dict[date, DayState]:
     """Return the state of every day that is due or published."""
-    graph, ledger = situation.graph, situation.ledgers[table]
-    other_settings_days = ledger.under_other_settings(situation.config_digests[table])
+    graph, ledger = snapshot.graph, snapshot.ledgers[table]
+    other_settings_days = ledger.under_other_settings(snapshot.config_digests[table])
     stale_days, failed = (
-        set(situation.stale.open.get(table, ())),
-        situation.failed_checks.get(table, ()),
+        set(snapshot.stale.open.get(table, ())),
+        snapshot.failed_checks.get(table, ()),
     )
-    on_hold = situation.stale.on_hold.get(table, ())
+    on_hold = snapshot.stale.on_hold.get(table, ())
     unloaded_by_log = (
-        [situation.unloaded[log] for log in graph.source_logs(table)]
+        [snapshot.unloaded[log] for log in graph.source_logs(table)]
         if table in graph.landed_tables
         else []
     )
     days_of = ledger.table.grain.days_of
-    retired = ledger.table.is_retired(situation.today)
+    retired = ledger.table.is_retired(snapshot.today)
     failed = () if retired else failed
     stale_days.update(
         *(unloaded.days_to_load.keys() & ledger.published_days for unloaded in unloaded_by_log)
@@ -207,7 +207,7 @@ def day_states(table: str, situation: Situation) -> dict[date, DayState]:
             return DayState.RETIRED
         if day in other_settings_days:
             return DayState.OTHER_SETTINGS
-        if day in situation.revoked_input_days[table]:
+        if day in snapshot.revoked_input_days[table]:
             return DayState.INPUT_WITHDRAWN
         if day in on_hold:
             return DayState.ON_HOLD
@@ -215,12 +215,12 @@ def day_states(table: str, situation: Situation) -> dict[date, DayState]:
             return DayState.INPUT_NEWER
         if any(day in unloaded.files_on_hold for unloaded in unloaded_by_log):
             return DayState.HELD
-        if any(_lacks_input(table, event_day, situation) for event_day in days_of(day)):
+        if any(_lacks_input(table, event_day, snapshot) for event_day in days_of(day)):
             return DayState.INPUT_MISSING
         if table in graph.closing_tables:
-            return DayState.FINAL if day in situation.final_by_table[table] else DayState.OPEN
+            return DayState.FINAL if day in snapshot.final_by_table[table] else DayState.OPEN
         closed = all(
-            d in situation.closed_by_log[log]
+            d in snapshot.closed_by_log[log]
             for log in graph.source_logs(table)
             for d in days_of(day)
         )
@@ -228,29 +228,29 @@ def day_states(table: str, situation: Situation) -> dict[date, DayState]:
             return DayState.OPEN
         return DayState.FRESH
 
-    days = {*situation.due_days(table), *ledger.published_days, *failed, *on_hold}
+    days = {*snapshot.due_days(table), *ledger.published_days, *failed, *on_hold}
     return {day: state_of(day) for day in sorted(days)}
 
 
-def _lacks_input(table: str, day: date, situation: Situation) -> bool:
-    return any(_lacks_log(log, table, day, situation) for log in situation.graph.source_logs(table))
+def _lacks_input(table: str, day: date, snapshot: Snapshot) -> bool:
+    return any(_lacks_log(log, table, day, snapshot) for log in snapshot.graph.source_logs(table))
 
 
-def _lacks_log(log: str, table: str, day: date, situation: Situation) -> bool:
+def _lacks_log(log: str, table: str, day: date, snapshot: Snapshot) -> bool:
     """Return whether log days of a source that decide a day have not landed or are not loaded."""
     policy, unloaded_days, absent_days = (
-        situation.graph.policy_of(log),
-        situation.unloaded_by_log[log],
-        situation.absent_by_log[log],
+        snapshot.graph.policy_of(log),
+        snapshot.unloaded_by_log[log],
+        snapshot.absent_by_log[log],
     )
-    if table in situation.graph.by_event_day:
+    if table in snapshot.graph.by_event_day:
         # A closed day waits for no folder; only landed files that are not loaded concern it.
-        closed = day in situation.closed_by_log[log]
+        closed = day in snapshot.closed_by_log[log]
         return any(
             d in unloaded_days or (not closed and d in absent_days) for d in policy.log_days(day)
         )
     # A day without a folder is reported only while its window is open.
-    open_since = situation.today - (policy.window_days + policy.lag_days) * DAY
+    open_since = snapshot.today - (policy.window_days + policy.lag_days) * DAY
     return day in absent_days and day >= open_since
 
 
@@ -278,13 +278,13 @@ def find_holes(states: Mapping[date, DayState]) -> set[date]:
     return {day for day, state in states.items() if state is DayState.MISSING and day < last}
 
 
-def changed_final_days(table: str, situation: Situation) -> dict[date, str]:
+def changed_final_days(table: str, snapshot: Snapshot) -> dict[date, str]:
     """Return final days that differ from what was last published deliberately, and how.
 
     A person may rebuild a final day; a schedule, a sensor or another writer may not change one.
     """
-    ledger = situation.ledgers[table]
-    is_final = finality_check(situation.ledgers, situation.policy)
+    ledger = snapshot.ledgers[table]
+    is_final = finality_check(snapshot.ledgers, snapshot.policy)
     changes: dict[date, str] = {}
     frozen_digests: dict[date, str] = {}
     for record in ledger.records:

@@ -10,7 +10,7 @@ import dagster as dg
 from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.deployment import Deployment
 from backfill_assets.monitoring.alerts import Incident
-from backfill_assets.monitoring.incidents import find_incidents, read_situation
+from backfill_assets.monitoring.incidents import find_incidents, read_snapshot
 from backfill_assets_guide.labs.lab import START, Lab, Line, Pipeline
 
 _WINDOW_DAYS = 2
@@ -77,9 +77,7 @@ def _late_incidents(pipeline: Pipeline) -> list[Incident]:
     """What a person is told of the late lines, on the day after the last."""
     noon = datetime.combine(_nth_day(6), time(12), tzinfo=timezone.utc)
     with dg.DagsterInstance.ephemeral() as instance:
-        all_incidents = find_incidents(
-            read_situation(Deployment(pipeline.settings), instance, noon)
-        )
+        all_incidents = find_incidents(read_snapshot(Deployment(pipeline.settings), instance, noon))
     return [incident for incident in all_incidents if incident.subject == _LATE]
 
 

@@ -29,7 +29,7 @@ from backfill_assets.definitions import build_defs
 from backfill_assets.delta import ledger_reader
 from backfill_assets.delta.ledger_reader import read_ledgers
 from backfill_assets.deployment import Deployment
-from backfill_assets.monitoring.incidents import find_incidents, read_situation
+from backfill_assets.monitoring.incidents import find_incidents, read_snapshot
 from backfill_assets.monitoring.states import day_states
 from backfill_assets.spark.session import Engine
 from backfill_assets.staleness.stale import find_stale_days
@@ -164,11 +164,11 @@ def measure_ledgers(pipeline: Pipeline) -> None:
     measure_work("backlog", lambda: find_stale_days(ledgers, policy, today))
     measure_work("backlog, nothing new", lambda: find_stale_days(ledgers, policy, today))
     now = measure_work(
-        "situation", lambda: read_situation(Deployment(settings), pipeline.instance, pipeline.now)
+        "snapshot", lambda: read_snapshot(Deployment(settings), pipeline.instance, pipeline.now)
     )
     measure_work(
-        "situation, once more",
-        lambda: read_situation(Deployment(settings), pipeline.instance, pipeline.now),
+        "snapshot, once more",
+        lambda: read_snapshot(Deployment(settings), pipeline.instance, pipeline.now),
     )
     measure_work("states of all days", lambda: {name: day_states(name, now) for name in ledgers})
     open_incidents = measure_work("incidents", lambda: find_incidents(now))
@@ -177,7 +177,7 @@ def measure_ledgers(pipeline: Pipeline) -> None:
 
 def look_for_incidents(pipeline: Pipeline) -> None:
     """What the sensor of alerts does."""
-    find_incidents(read_situation(pipeline.deployment, pipeline.instance, pipeline.now))
+    find_incidents(read_snapshot(pipeline.deployment, pipeline.instance, pipeline.now))
 
 
 def measure_dagster(pipeline: Pipeline, names: Iterable[str]) -> None:

@@ -36,7 +36,7 @@ from backfill_assets.settings import load_settings
 from backfill_assets.shadow.compare import comparison_metrics
 from backfill_assets.spark.tasks import TaskTimes
 from backfill_assets_tests.contracts.snapshot_files import TextFile
-from backfill_assets_tests.helpers.invented_states import make_situation
+from backfill_assets_tests.helpers.invented_states import make_snapshot
 from backfill_assets_tests.helpers.pipeline import io_manager_of
 
 PACKAGE = Path(backfill_assets.__file__).parent
@@ -188,7 +188,7 @@ def test_events(snapshot):
     with dg.DagsterInstance.ephemeral() as instance:
         lists = io_manager.events(instance, FACT, day_results, took)
         events = [event for events in lists for event in events]
-    events += automation._evaluate_checks(make_situation())
+    events += automation._evaluate_checks(make_snapshot())
     lines = {line for event in events for line in event_lines(event)}
     lines.add(f"comparison: metadata {join_names(comparison_metrics(TableDiff(FACT, [])))}")
     lines.add(f"lateness page: metadata {join_names(key_figures([make_log_day()], 7))}")

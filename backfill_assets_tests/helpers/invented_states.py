@@ -8,7 +8,7 @@ from datetime import date
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.records import CommitRecord, ExternalCommit
-from backfill_assets.monitoring.states import DayState, Situation, day_states
+from backfill_assets.monitoring.states import DayState, Snapshot, day_states
 from backfill_assets.orders.tables import FACT, RAW, STAGED, TABLES
 from backfill_assets.staleness.stale import StaleDays, StaleReason, find_stale_days
 from backfill_assets.staleness.unloaded import UnloadedDays
@@ -55,7 +55,7 @@ def append_externally(table: Table, *to: int) -> dict[str, Ledger]:
     return healthy_tables | {table.name: ledger(table, record, external=[other])}
 
 
-def make_situation(
+def make_snapshot(
     table_ledgers: Mapping[str, Ledger] | None = None,
     *,
     behind: StaleDays | None = None,
@@ -68,9 +68,9 @@ def make_situation(
     in_time: bool = False,
     settings: str = "config",
     last: date = date.max,
-) -> Situation:
+) -> Snapshot:
     table_ledgers = make_healthy_ledgers() if table_ledgers is None else table_ledgers
-    return Situation(
+    return Snapshot(
         ledgers=table_ledgers,
         stale=behind or find_stale_days(table_ledgers, policy, today),
         unloaded={
@@ -97,7 +97,7 @@ def make_backlog(*missing_days: date, table: Table, final: bool = False) -> Stal
     return StaleDays({}, part) if final else StaleDays(part)
 
 
-def states_by_day(table: Table, now: Situation) -> dict[int, DayState]:
+def states_by_day(table: Table, now: Snapshot) -> dict[int, DayState]:
     """By the number of the day."""
     return {(d - START).days + 1: state for d, state in day_states(table.name, now).items()}
 

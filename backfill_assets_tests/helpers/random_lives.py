@@ -134,12 +134,12 @@ def false_claims(pipeline: Pipeline, points: Mapping[str, int]) -> Iterator[Clai
         pipeline: the deployment.
         points: by code version of `activity`, what an order counts.
     """
-    situation = Monitor(pipeline.deployment, lambda: pipeline.now).read_situation(pipeline.instance)
-    ledgers = situation.ledgers
+    snapshot = Monitor(pipeline.deployment, lambda: pipeline.now).read_snapshot(pipeline.instance)
+    ledgers = snapshot.ledgers
     for name, rule in RULES.items():
         ledger = ledgers[name]
-        states = day_states(name, situation) if ledger.version is not None else {}
-        behind = situation.stale.all_days(name)
+        states = day_states(name, snapshot) if ledger.version is not None else {}
+        behind = snapshot.stale.all_days(name)
         for day, record in sorted(ledger.latest.items()):
             if ledger.current_record(day) is None or record.details.kind == ACCEPTED_CODE:
                 continue

@@ -144,13 +144,13 @@ def test_a_run_that_builds_what_follows_is_left_to_it(engine, spark, tmp_path):
 # --- states and checks ----------------------------------------------------------------------------
 
 
-def current_situation(pipeline: Pipeline):
+def current_snapshot(pipeline: Pipeline):
     look = Monitor(pipeline.deployment, lambda: pipeline.now)
-    return look.read_situation(pipeline.instance)
+    return look.read_snapshot(pipeline.instance)
 
 
 def incident_kinds(pipeline: Pipeline) -> set[tuple[str, str, str]]:
-    return {(i.kind, i.subject, i.item) for i in find_incidents(current_situation(pipeline))}
+    return {(i.kind, i.subject, i.item) for i in find_incidents(current_snapshot(pipeline))}
 
 
 def test_final_days(engine, spark, tmp_path):
@@ -223,7 +223,7 @@ def test_dropped_lines_leave_a_trace_that_cannot_be_overlooked(engine, spark, tm
     assert pipeline.rows(LATE.name) == pipeline.rows("fact_order_corrections") == []
     assert pipeline.materialized(LATE.name) == {"2024-01-01", "2024-01-02"}
     assert [r["orders"] for r in pipeline.rows(CURRENT.name)] == [1]
-    (incident,) = find_incidents(current_situation(pipeline))
+    (incident,) = find_incidents(current_snapshot(pipeline))
     assert (incident.kind, incident.item) == ("late money", "2024-01-02")
     assert "2 line(s) worth 8.25" in incident.detail
 

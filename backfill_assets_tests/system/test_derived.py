@@ -69,7 +69,7 @@ def published_spend(pipeline: Pipeline) -> dict[tuple[str, str], tuple[int, Deci
 def numbers_by_state(pipeline: Pipeline) -> dict[DayState, set[int]]:
     numbers: dict[DayState, set[int]] = defaultdict(set)
     look = Monitor(pipeline.deployment, lambda: pipeline.now)
-    for day_, state in day_states(SPEND.name, look.read_situation(pipeline.instance)).items():
+    for day_, state in day_states(SPEND.name, look.read_snapshot(pipeline.instance)).items():
         numbers[state].add((day_ - START).days + 1)
     return numbers
 

@@ -9,7 +9,7 @@ import dagster as dg
 import pytest
 
 from backfill_assets.monitoring.incidents import Monitor, find_incidents
-from backfill_assets.monitoring.states import DayState, Situation, day_states
+from backfill_assets.monitoring.states import DayState, Snapshot, day_states
 from backfill_assets_tests.helpers.invented_listings import close_folder
 from backfill_assets_tests.helpers.pipeline import Pipeline, day, order
 
@@ -48,7 +48,7 @@ def test_one_bad_day_is_no_other_days_problem(pipeline: Pipeline, tmp_path: Path
     with pytest.MonkeyPatch.context() as patch:
         close_folder(patch, pipeline.folder(6))
         pipeline.night(day(8))
-        now = read_situation(pipeline)
+        now = read_snapshot(pipeline)
         states = day_states("raw_orders", now)
         day_incidents = {i.item: i for i in find_incidents(now) if i.subject == "raw_orders"}
     assert pipeline.materialized("raw_orders") == {str(day(n)) for n in FINE}
@@ -67,11 +67,11 @@ def test_one_bad_day_is_no_other_days_problem(pipeline: Pipeline, tmp_path: Path
     assert {row["order_id"] for row in pipeline.rows("raw_orders")} == {
         f"o{n}" for n in range(1, 8)
     }
-    assert DayState.CHECK_FAILED not in day_states("raw_orders", read_situation(pipeline)).values()
+    assert DayState.CHECK_FAILED not in day_states("raw_orders", read_snapshot(pipeline)).values()
 
 
-def read_situation(pipeline: Pipeline) -> Situation:
-    return Monitor(pipeline.deployment, lambda: pipeline.now).read_situation(pipeline.instance)
+def read_snapshot(pipeline: Pipeline) -> Snapshot:
+    return Monitor(pipeline.deployment, lambda: pipeline.now).read_snapshot(pipeline.instance)
 
 
 def check_messages(pipeline: Pipeline) -> dict[str, list[str]]:

@@ -17,7 +17,7 @@ from backfill_assets.calendar.partitions import DAY
 from backfill_assets.landing import files
 from backfill_assets.landing.listing import list_landing
 from backfill_assets.monitoring.incidents import Monitor, find_incidents
-from backfill_assets.monitoring.states import DayState, Situation, day_states
+from backfill_assets.monitoring.states import DayState, Snapshot, day_states
 from backfill_assets.orders.tables import ORDER_LINES, RAW, TABLES
 from backfill_assets.publish.types import ACCEPT_TAG, REWRITE_TAG
 from backfill_assets.staleness.assess import settled_days
@@ -76,12 +76,12 @@ def days_to_load(pipeline: Pipeline, today: int) -> set[date]:
     return set(arrived.days_to_load)
 
 
-def read_situation(pipeline: Pipeline, today: int) -> Situation:
+def read_snapshot(pipeline: Pipeline, today: int) -> Snapshot:
     pipeline.now = pipeline.now.replace(month=1, day=today, hour=3)
-    return Monitor(pipeline.deployment, lambda: pipeline.now).read_situation(pipeline.instance)
+    return Monitor(pipeline.deployment, lambda: pipeline.now).read_snapshot(pipeline.instance)
 
 
-def incident_details(now: Situation, kind: str) -> dict[str, str]:
+def incident_details(now: Snapshot, kind: str) -> dict[str, str]:
     """What a person is told of the raw log, by day."""
     return {
         i.item: i.detail for i in find_incidents(now) if (i.kind, i.subject) == (kind, RAW.name)
@@ -185,7 +185,7 @@ def test_a_replaced_file_that_takes_orders_away_waits_for_a_person(pipeline: Pip
 
     # It waits, and says so; nothing else has to wait for it.
     assert days_to_load(pipeline, 3) == set()
-    now = read_situation(pipeline, 3)
+    now = read_snapshot(pipeline, 3)
     assert day_states(RAW.name, now) == dict.fromkeys((day(1), day(2)), DayState.HELD)
     waits = incident_details(now, "replaced file waits")
     assert set(waits) == {str(day(1)), str(day(2))}
@@ -204,7 +204,7 @@ def test_a_replaced_file_that_takes_orders_away_waits_for_a_person(pipeline: Pip
     amounts = {r["order_id"]: str(r["amount"]) for r in pipeline.rows("raw_orders")}
     assert amounts["b"] == "11.00"
     assert rejected_lines(pipeline) == []
-    now = read_situation(pipeline, 3)
+    now = read_snapshot(pipeline, 3)
     assert days_to_load(pipeline, 3) == set()
     assert set(day_states(RAW.name, now).values()) == {DayState.FRESH}
     assert incident_details(now, "replaced file waits") == {}
@@ -219,13 +219,13 @@ def test_a_replaced_file_with_all_its_orders_is_a_correction(pipeline: Pipeline)
     assert (check.passed, check.severity) == (False, dg.AssetCheckSeverity.WARN)
     assert f"have all orders that were loaded from them: {file_path(1)}" in check.description
     assert order_ids(pipeline, 1) == ["a", "b", "c"]
-    assert day_states(RAW.name, read_situation(pipeline, 2)) == {day(1): DayState.FRESH}
+    assert day_states(RAW.name, read_snapshot(pipeline, 2)) == {day(1): DayState.FRESH}
 
     # Now it takes one away; the old one is put back. All is as it was, and the day can close.
     whole = path.read_text()
     pipeline.land(1, [order("a", 1)])
     pipeline.run(1, 1, RAW_STEP)
-    assert day_states(RAW.name, read_situation(pipeline, 2)) == {day(1): DayState.HELD}
+    assert day_states(RAW.name, read_snapshot(pipeline, 2)) == {day(1): DayState.HELD}
     path.write_text(whole)
     # Nothing to read, but the record no longer says that something waits.
     assert days_to_load(pipeline, 2) == {day(1)}
@@ -233,7 +233,7 @@ def test_a_replaced_file_with_all_its_orders_is_a_correction(pipeline: Pipeline)
     assert days_to_load(pipeline, 2) == set()
     pipeline.land(2, [order("d", 2)])
     pipeline.run(2, 2, RAW_STEP)
-    now = read_situation(pipeline, 3)
+    now = read_snapshot(pipeline, 3)
     assert set(day_states(RAW.name, now).values()) == {DayState.FRESH}
     assert day(1) in settled_days(now.ledgers[RAW.name])
 
@@ -260,7 +260,7 @@ def test_whatever_becomes_of_a_file_its_rows_stay(pipeline: Pipeline) -> None:
     assert {r["source_file"] for r in pipeline.rows("raw_orders") if r["log_date"] == day(4)} == {
         file_path(4, "other.jsonl")
     }
-    now = read_situation(pipeline, 5)
+    now = read_snapshot(pipeline, 5)
     assert incident_details(now, "replaced file waits").keys() == {str(day(2)), str(day(3))}
 
     # A renamed file beside one that is gone: its lines count once, rejected ones too.
@@ -413,7 +413,7 @@ def test_a_delivery_of_which_most_is_rejected_is_held_back(pipeline: Pipeline) -
         2: (False, "ERROR"),
         3: (True, "ERROR"),
     }
-    now = read_situation(pipeline, 4)
+    now = read_snapshot(pipeline, 4)
     assert day_states(RAW.name, now)[day(1)] is DayState.CHECK_FAILED
     assert incident_details(now, "check failed").keys() == {str(day(1))}
     lines = incident_details(now, "lines rejected")
@@ -422,7 +422,7 @@ def test_a_delivery_of_which_most_is_rejected_is_held_back(pipeline: Pipeline) -
 
     pipeline.run(1, 1, RAW_STEP, tags=accept_tags("rejected"))
     assert len(order_ids(pipeline, 1)) == 21
-    now = read_situation(pipeline, 4)
+    now = read_snapshot(pipeline, 4)
     assert incident_details(now, "check failed") == {}
     assert incident_details(now, "lines rejected").keys() == {str(day(1)), str(day(2))}
 
@@ -436,7 +436,7 @@ def test_more_rejected_lines_than_on_the_days_before(pipeline: Pipeline) -> None
     assert check_evaluation(result, 4, "rejected_lines").description == (
         "3 of 25 lines are rejected (12.0%), on the days before 4.0% (median)"
     )
-    assert incident_details(read_situation(pipeline, 5), "lines rejected").keys() == {str(day(4))}
+    assert incident_details(read_snapshot(pipeline, 5), "lines rejected").keys() == {str(day(4))}
 
 
 def test_a_day_with_far_fewer_rows_than_it_had_is_held_back(pipeline: Pipeline) -> None:
@@ -450,7 +450,7 @@ def test_a_day_with_far_fewer_rows_than_it_had_is_held_back(pipeline: Pipeline) 
     assert "raw_orders[2024-01-01]  conservation: 14 rows where the published version" in text
     assert f"{ACCEPT_TAG} = rows" in text
     assert {len(order_ids(pipeline, n)) for n in (1, 2)} == {30}
-    assert incident_details(read_situation(pipeline, 3), "check failed").keys() == {
+    assert incident_details(read_snapshot(pipeline, 3), "check failed").keys() == {
         str(day(1)),
         str(day(2)),
     }

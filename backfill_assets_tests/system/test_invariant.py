@@ -409,10 +409,10 @@ class Life:
     def bad_days(self) -> dict[str, dict[date, str]]:
         """By table, the days that are not in order, and their states."""
         production = self.production
-        situation = Monitor(production.deployment, lambda: production.now).read_situation(
+        snapshot = Monitor(production.deployment, lambda: production.now).read_snapshot(
             production.instance
         )
-        states = {name: day_states(name, situation) for name in RULES}
+        states = {name: day_states(name, snapshot) for name in RULES}
         return {
             name: bad
             for name, states_by_day in states.items()

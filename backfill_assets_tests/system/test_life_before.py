@@ -54,8 +54,8 @@ def test_nothing_is_due_and_the_plan_under_way_ends_and_the_backfill_is_undone(
         assert ledger.published_days == {*Window(START, day(DAYS + 1))}, ledger.table.name
         assert ledger.metadata
         assert schema_differences(ledger.table, ledger.metadata) == []
-    situation = Monitor(life.deployment, lambda: life.now).read_situation(life.instance)
-    states = {name: day_states(name, situation) for name in ledgers}
+    snapshot = Monitor(life.deployment, lambda: life.now).read_snapshot(life.instance)
+    states = {name: day_states(name, snapshot) for name in ledgers}
     assert [
         (name, run_day, state)
         for name, days in states.items()

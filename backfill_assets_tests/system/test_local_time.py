@@ -56,9 +56,9 @@ def digests_by_day(pipeline: Pipeline, names: Sequence[str]) -> dict[str, dict[d
 
 
 def days_with_other_settings(pipeline: Pipeline, name: str) -> set[date]:
-    situation = Monitor(pipeline.deployment, lambda: pipeline.now).read_situation(pipeline.instance)
+    snapshot = Monitor(pipeline.deployment, lambda: pipeline.now).read_snapshot(pipeline.instance)
     return {
-        d for d, state in day_states(name, situation).items() if state is DayState.OTHER_SETTINGS
+        d for d, state in day_states(name, snapshot).items() if state is DayState.OTHER_SETTINGS
     }
 
 

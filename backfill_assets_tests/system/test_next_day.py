@@ -63,11 +63,11 @@ def test_each_night_publishes_the_day_that_has_arrived(meters):
         assert meters.launch(meters.tick("touched_days").run_requests or []) == []
         meters.night(day(n) + DAY)
         assert published_meters(meters) == {day(d): 3 for d in range(1, n)}
-        situation = Monitor(meters.deployment, lambda: meters.now).read_situation(meters.instance)
+        snapshot = Monitor(meters.deployment, lambda: meters.now).read_snapshot(meters.instance)
         bad = {
             name: states
             for name in tables_of(meters.settings)
-            if (states := [s for s in day_states(name, situation).values() if not s.is_good])
+            if (states := [s for s in day_states(name, snapshot).values() if not s.is_good])
         }
         assert not bad
     # The lines of the last day would be in a folder beyond the calendar.

@@ -37,8 +37,8 @@ def test_it_is_read_replayed_with_the_same_rows_and_undone(old):
         assert ledger.published_days == DAYS
         assert ledger.metadata
         assert schema_differences(ledger.table, ledger.metadata) == []
-    situation = Monitor(old.deployment, lambda: old.now).read_situation(old.instance)
-    states = {name: {*day_states(name, situation).values()} for name in ledgers}
+    snapshot = Monitor(old.deployment, lambda: old.now).read_snapshot(old.instance)
+    states = {name: {*day_states(name, snapshot).values()} for name in ledgers}
     # The second run took in lines of earlier days, whose current was not built again.
     behind = {name for name, table_states in states.items() if DayState.INPUT_NEWER in table_states}
     assert behind == {"fact_daily_orders_current"}

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 import backfill_assets
-from backfill_assets.monitoring.incidents import read_situation
+from backfill_assets.monitoring.incidents import read_snapshot
 from backfill_assets.monitoring.states import DayState, day_states
 from backfill_assets.tables.graph import load_graph
 from backfill_assets_tests.helpers.pipeline import Pipeline, day
@@ -53,7 +53,7 @@ def test_a_late_line_makes_its_day_stale_and_the_next_run_counts_it(visits):
     land_visit(visits, 2, "late", began_n=1)
     land_visit(visits, 2, "second", began_n=2)
     visits.run(2, 2, ["raw_visits", "raw_visits_rejected"])
-    situation = read_situation(visits.deployment, visits.instance, visits.now)
-    assert day_states("stg_visits", situation)[day(1)] is DayState.INPUT_NEWER
+    snapshot = read_snapshot(visits.deployment, visits.instance, visits.now)
+    assert day_states("stg_visits", snapshot)[day(1)] is DayState.INPUT_NEWER
     visits.run(1, 2, tables)
     assert read_counts(visits) == {day(1): 2, day(2): 1}

@@ -189,7 +189,7 @@ def test_what_was_made_of_a_load_goes_with_it(loaded):
     run_undo(loaded, load.run_id[:8])
     assert published_digests(loaded) == before
     # What was put back is in order, and nobody is asked to do anything.
-    states = day_states(STAGED.name, current_situation(loaded, day(5)))
+    states = day_states(STAGED.name, current_snapshot(loaded, day(5)))
     assert {states[day(n)] for n in range(1, 5)} <= {
         DayState.OPEN,
         DayState.FINAL,
@@ -410,7 +410,7 @@ def test_a_day_on_hold_is_shown_and_no_schedule_builds_it(loaded):
     loaded.run(5, assets=LOG)
     loaded.run(5, assets=["stg_orders", "fact_daily_orders"], tags={"dagster/backfill": "tooearly"})
     run_undo(loaded, "tooearly")
-    states = day_states(STAGED.name, current_situation(loaded, day(6)))
+    states = day_states(STAGED.name, current_snapshot(loaded, day(6)))
     assert states[day(5)] is DayState.ON_HOLD
     scheduled = {"dagster/schedule_name": "nightly"}
     loaded.run(4, 5, assets=["stg_orders"], tags=scheduled)
@@ -433,9 +433,9 @@ def test_what_is_put_back_keeps_its_record(loaded):
         assert record.days[day(2)].fingerprint == before[name].days[day(2)].fingerprint, name
 
 
-def current_situation(pipeline, today):
+def current_snapshot(pipeline, today):
     pipeline.now = datetime.combine(today, time(3), tzinfo=pipeline.settings.zone)
-    return Monitor(pipeline.deployment, lambda: pipeline.now).read_situation(pipeline.instance)
+    return Monitor(pipeline.deployment, lambda: pipeline.now).read_snapshot(pipeline.instance)
 
 
 def layer_ledgers(pipeline):

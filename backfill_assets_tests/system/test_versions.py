@@ -26,7 +26,7 @@ from backfill_assets.delta import commits, targets
 from backfill_assets.delta.history import format_day_history, format_history
 from backfill_assets.delta.maintenance import MaintenanceResult, run_maintenance
 from backfill_assets.deployment import Deployment
-from backfill_assets.monitoring.incidents import find_incidents, read_situation
+from backfill_assets.monitoring.incidents import find_incidents, read_snapshot
 from backfill_assets.monitoring.states import DayState, day_states
 from backfill_assets.publish.types import REWRITE_TAG
 from backfill_assets.settings import SettingsError, load_settings
@@ -94,7 +94,7 @@ def test_both_are_fed_and_read_until_one_is_retired(deployed):
         1,
         4,
     )
-    now = read_situation(after.deployment, after.instance, after.now)
+    now = read_snapshot(after.deployment, after.instance, after.now)
     for name in FIRST:
         assert set(day_states(name, now).values()) == {DayState.RETIRED}
     incident_tables = {incident.table for incident in find_incidents(now)}
@@ -215,7 +215,7 @@ def test_a_table_with_memory_and_one_by_week_retire(engine, spark, tmp_path):
     after.night(RETIRES)
     assert orders_by_day(after, "spent") == {**dict.fromkeys(map(day, range(1, 10)), 1), day(8): 2}
     assert [orders_by_day(after, name) for name in retired] == rows
-    now = read_situation(after.deployment, after.instance, after.now)
+    now = read_snapshot(after.deployment, after.instance, after.now)
     assert {state for name in retired for state in day_states(name, now).values()} == {
         DayState.RETIRED
     }

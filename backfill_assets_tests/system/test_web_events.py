@@ -218,7 +218,7 @@ def test_backfill_nights_plan_verify_and_undo(engine, tmp_path):
 
     # Its own window, not the deployment's: after three days a day is final.
     look = Monitor(pipeline.deployment, lambda: pipeline.now)
-    states = day_states(active_users_7d.name, look.read_situation(pipeline.instance))
+    states = day_states(active_users_7d.name, look.read_snapshot(pipeline.instance))
     assert {d for d, state in states.items() if state is DayState.FINAL} == {
         *Window(START, day(11))
     }

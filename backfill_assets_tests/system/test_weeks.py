@@ -19,7 +19,7 @@ from backfill_assets import PREVIOUS_DAY, SELF, WEEK, Reads, last_days, table
 from backfill_assets.backfills.verify import VerifyOutcome
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import DAY, Grain, NotContiguousError, Window
-from backfill_assets.monitoring.incidents import read_situation
+from backfill_assets.monitoring.incidents import read_snapshot
 from backfill_assets.monitoring.states import DayState, day_states
 from backfill_assets.orders.tables import FACT, RAW
 from backfill_assets.settings import load_settings
@@ -154,7 +154,7 @@ def test_nights_publish_a_week_when_it_is_over_and_again_when_a_late_line_comes(
         path = weeks.warehouse / weekly.name
         assert (read_rows(weeks) if path.exists() else {}) == expected_weeks(range(1, over + 1)), n
     for name in WEEKS:
-        states = day_states(name, read_situation(weeks.deployment, weeks.instance, weeks.now))
+        states = day_states(name, read_snapshot(weeks.deployment, weeks.instance, weeks.now))
         assert {*states} == {day(1), day(8)}
         assert {*states.values()} <= {DayState.OPEN, DayState.FINAL}
     weeks.land(15, [order("late", 13, "100.00", ingested=f"{day(15)}T12:00:00Z")])
