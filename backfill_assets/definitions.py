@@ -18,7 +18,7 @@ from backfill_assets.monitoring.incidents import Clock
 from backfill_assets.publish.io_manager import Asset, DataFrameIOManager
 from backfill_assets.settings import Settings, load_settings
 from backfill_assets.spark.session import Engine
-from backfill_assets.tables.code_version import Code, running_code
+from backfill_assets.tables.code_version import Code
 from backfill_assets.tables.derived import Corrections, Current, Derived, versions_in
 from backfill_assets.tables.table import Table
 
@@ -48,7 +48,7 @@ def build_defs(
     deployment = Deployment(settings or load_settings())
     settings = deployment.settings
     report_long_range(settings.partitions_per_run)
-    code = running_code(settings)
+    code = deployment.code
     overrides = resources or {}
     engine = overrides.get("engine") or Engine.from_settings(settings)
     clock = clock or (lambda: datetime.now(settings.zone))
@@ -83,7 +83,7 @@ def build_defs(
         schedules=[*automation_defs.schedules, automation.build_housekeeping(deployment)],
         sensors=[*automation_defs.sensors, stage_sensor, switch_sensor],
         resources={
-            "io_manager": fixed_resource(make_io_manager(deployment, engine, code)),
+            "io_manager": fixed_resource(make_io_manager(deployment, engine)),
             **overrides,
             "engine": fixed_resource(engine),
         },
@@ -160,14 +160,13 @@ def delta_io_manager(
         DeclarationError: an asset cannot be published: it has no pandera model in its metadata, or
             other partitions than days.
     """
-    io_manager = make_io_manager(
-        Deployment(settings), engine or Engine.from_settings(settings), running_code(settings)
-    )
+    io_manager = make_io_manager(Deployment(settings), engine or Engine.from_settings(settings))
     return fixed_resource(io_manager.add_assets(assets))
 
 
-def make_io_manager(deployment: Deployment, engine: Engine, code: Code) -> DataFrameIOManager:
+def make_io_manager(deployment: Deployment, engine: Engine) -> DataFrameIOManager:
     """The IO manager of all tables."""
+    code = deployment.code
     return DataFrameIOManager(
         engine=engine,
         warehouse=deployment.settings.warehouse,

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from backfill_assets.calendar.late_data import Policy
+    from backfill_assets.tables.code_version import Code
     from backfill_assets.tables.graph import Graph
     from backfill_assets.tables.table import Table
     from backfill_assets.tables.unpartitioned import Lookup
@@ -51,6 +52,17 @@ class Deployment:
         from backfill_assets.calendar.late_data import Policy
 
         return Policy.from_settings(self.settings)
+
+    @cached_property
+    def code(self) -> Code:
+        """The code of the tables, as it was on disk when it was first asked for.
+
+        Raises:
+            SettingsError: a module that declares a table has no source file.
+        """
+        from backfill_assets.tables import code_version
+
+        return code_version.running_code(self.settings)
 
     @cached_property
     def config_digests(self) -> dict[str, str]:

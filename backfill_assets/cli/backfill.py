@@ -126,11 +126,10 @@ def create_plan(
     """
     from backfill_assets.assets import backfill_jobs
     from backfill_assets.backfills.backfill_plan import BackfillRequest
-    from backfill_assets.tables.code_version import running_code
 
     request = BackfillRequest(days=str(days), **options)
     _refuse_impossible(deployment, request)
-    code = running_code(deployment.settings)
+    code = deployment.code
     return backfill_jobs.create_plan(
         deployment, parameters.asset_graph(deployment.settings), dagster, code, request
     )
@@ -387,9 +386,8 @@ def _launch_plan(
 ) -> BackfillState:
     """Launch a saved plan with the running code; raises if anything changed since planning."""
     from backfill_assets.assets import backfill_jobs
-    from backfill_assets.tables.code_version import running_code
 
-    code = running_code(deployment.settings)
+    code = deployment.code
     return backfill_jobs.launch_plan(
         deployment, parameters.asset_graph(deployment.settings), dagster, code, backfill_plan.id
     )
@@ -428,7 +426,6 @@ def _plan_target(out: Output, days: Window, name: str, options: Mapping[str, Any
     """Print the outcome of each day of a shadow backfill; nothing is built."""
     from backfill_assets.delta import targets
     from backfill_assets.shadow.build import stale_days, target_tables
-    from backfill_assets.tables.code_version import running_code
 
     _refuse_with_target(options)
     deployment = Deployment(load_settings())
@@ -442,7 +439,7 @@ def _plan_target(out: Output, days: Window, name: str, options: Mapping[str, Any
         deployment,
         parameters.asset_graph(deployment.settings),
         target,
-        running_code(deployment.settings),
+        deployment.code,
         days,
     )
     _print_forecasts(out, deployment, name, forecasts)

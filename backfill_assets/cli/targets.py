@@ -127,7 +127,6 @@ def compare(
     from backfill_assets.delta.targets import ComparisonLimits
     from backfill_assets.shadow.compare import compare_target, require_comparison
     from backfill_assets.spark.session import Engine
-    from backfill_assets.tables.code_version import running_code
 
     deployment = Deployment(load_settings())
     shadow_target = _find_target(deployment, target)
@@ -141,7 +140,7 @@ def compare(
         spark,
         parameters.asset_graph(deployment.settings),
         shadow_target,
-        running_code(deployment.settings),
+        deployment.code,
         limits,
     )
     if as_json:

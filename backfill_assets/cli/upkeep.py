@@ -128,9 +128,8 @@ def accept_code(
     from backfill_assets.backfills import accept_code as acceptance
     from backfill_assets.definitions import build_defs
     from backfill_assets.delta.ledger_reader import read_ledgers
-    from backfill_assets.tables.code_version import running_code
 
-    code, defs = running_code(deployment.settings), build_defs(deployment.settings)
+    code, defs = deployment.code, build_defs(deployment.settings)
     results: list[AcceptedCode] = []
     refusals: list[str] = []
     with parameters.open_instance() as dagster:

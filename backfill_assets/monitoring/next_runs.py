@@ -25,7 +25,7 @@ from backfill_assets.staleness.assess import final_days, recompute_reason
 from backfill_assets.staleness.input_digest import input_digests
 from backfill_assets.staleness.stale import StaleDays, StaleReason, find_stale_days
 from backfill_assets.staleness.unloaded import UnloadedDays, find_unloaded_days, no_data_warning
-from backfill_assets.tables.code_version import Code, running_code
+from backfill_assets.tables.code_version import Code
 from backfill_assets.tables.derived import carries_state
 from backfill_assets.tables.graph import Graph
 from backfill_assets.tables.table import Table
@@ -258,7 +258,6 @@ class RunPlanner:
     def __init__(self, deployment: Deployment, now: date = date.min) -> None:
         self.deployment = deployment
         self._now = now
-        self._code = running_code(deployment.settings)
 
     def fed_tables(self, today: date) -> Mapping[str, Table]:
         """Return the tables that are not retired on a business day, by name."""
@@ -286,7 +285,7 @@ class RunPlanner:
                     _unchanged_days(
                         ledger,
                         unloaded[log].fingerprints,
-                        self._code.table_version(name),
+                        self.deployment.code.table_version(name),
                         self.deployment.config_digests[name],
                     )
                     for name, ledger in ledgers.items()
@@ -328,7 +327,11 @@ class RunPlanner:
         if not any(stale.open.values()):
             return []
         may_fill_gap = make_gap_rule(
-            ledgers, stale, self.deployment.policy, self._code, self.deployment.config_digests
+            ledgers,
+            stale,
+            self.deployment.policy,
+            self.deployment.code,
+            self.deployment.config_digests,
         )
         per_run = self.deployment.settings.partitions_per_run
         return rebuild_requests(stale, self._fed_graph(today), per_run, in_progress, may_fill_gap)

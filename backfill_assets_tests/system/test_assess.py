@@ -9,7 +9,6 @@ import dagster as dg
 import msgspec
 import pytest
 
-from backfill_assets import definitions
 from backfill_assets.backfills.backfill_plan import BackfillPlan, TableForecast, day_rows
 from backfill_assets.delta.ledger_reader import read_ledgers
 from backfill_assets.delta.ledgers import Ledger
@@ -17,6 +16,7 @@ from backfill_assets.delta.records import CommitRecord, ExternalCommit
 from backfill_assets.orders.tables import CURRENT, FACT, LATENESS, RAW, REJECTED, STAGED
 from backfill_assets.publish.types import REWRITE_TAG
 from backfill_assets.staleness.assess import recompute_reason
+from backfill_assets.tables import code_version
 from backfill_assets.tables.code_version import Code
 from backfill_assets_tests.helpers.invented_logs import commit_metadata, days, ledger, record
 from backfill_assets_tests.helpers.pipeline import LAYERS, Pipeline, day, make_plan, order, run_undo
@@ -229,7 +229,7 @@ def test_from_the_plan_to_the_record(engine, spark, tmp_path, monkeypatch):
     record = read_ledgers(pipeline.deployment)[FACT.name].latest[day(1)]
     assert record.reason_for_day(day(1)) == "undo of byhand13"
 
-    monkeypatch.setattr(definitions, "running_code", lambda _: Code("deployed-meanwhile"))
+    monkeypatch.setattr(code_version, "running_code", lambda _: Code("deployed-meanwhile"))
     other = Pipeline(engine, tmp_path, window_days=1, timezone="Europe/London")
     other.instance = pipeline.instance
     both = {"other code; other settings": (month,)}

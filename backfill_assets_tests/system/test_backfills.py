@@ -8,7 +8,6 @@ import dagster as dg
 import pytest
 from dagster._core.execution.backfill import BulkActionStatus
 
-from backfill_assets import definitions
 from backfill_assets.assets import backfill_jobs
 from backfill_assets.backfills import forecast, history, planner, state_store
 from backfill_assets.backfills import stages as backfills
@@ -24,6 +23,7 @@ from backfill_assets.deployment import Deployment
 from backfill_assets.monitoring.next_runs import RunPlanner
 from backfill_assets.orders.tables import FACT, RAW, STAGED, TABLES
 from backfill_assets.settings import load_settings
+from backfill_assets.tables import code_version
 from backfill_assets.tables.code_version import Code
 from backfill_assets.tables.graph import Graph, config_digests
 from backfill_assets_tests.helpers.invented_logs import days, ledger, ledgers, record
@@ -285,7 +285,7 @@ def test_what_has_moved_since_the_plan_is_named(pipeline, monkeypatch):
 @pytest.fixture
 def redeployed(pipeline, engine, monkeypatch):
     """The same deployment with other code."""
-    monkeypatch.setattr(definitions, "running_code", lambda _: Code("deployed-meanwhile"))
+    monkeypatch.setattr(code_version, "running_code", lambda _: Code("deployed-meanwhile"))
     other = Pipeline(engine, pipeline.root, window_days=2)
     other.instance = pipeline.instance
     return other

@@ -17,7 +17,6 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from backfill_assets import definitions
 from backfill_assets.audit.verdicts import RefusedError
 from backfill_assets.backfills.verify import (
     ComparisonDestination,
@@ -39,6 +38,7 @@ from backfill_assets.delta.records import ExternalCommit
 from backfill_assets.deployment import Deployment
 from backfill_assets.orders.tables import CORRECTIONS, FACT, LATE, RAW, REJECTED, STAGED, TABLES
 from backfill_assets.settings import Settings
+from backfill_assets.tables import code_version
 from backfill_assets.tables.code_version import Code
 from backfill_assets_tests.conftest import SMALL
 from backfill_assets_tests.helpers.invented_logs import days, ledger, record
@@ -53,7 +53,7 @@ AMOUNTS = ("9007199254740993.01", "0.10", "0.20")
 def _one_code() -> Iterator[None]:
     """The same code in all runs, also if somebody edits it while the tests run."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(definitions, "running_code", lambda *_: Code("this", "c0de", dirty=False))
+        patch.setattr(code_version, "running_code", lambda *_: Code("this", "c0de", dirty=False))
         yield
 
 
@@ -119,7 +119,7 @@ def test_all_days_match_and_nothing_is_written(pipeline, engine, tmp_path, monke
 
 
 def test_what_has_changed_without_changing_a_row(pipeline, engine, monkeypatch):
-    monkeypatch.setattr(definitions, "running_code", lambda *_: Code("other"))
+    monkeypatch.setattr(code_version, "running_code", lambda *_: Code("other"))
     settings = pipeline.settings.model_copy(update={"late_lines": "drop"})
     (result,) = run_verify(settings, engine, Window(day(30), day(31)), [LATE.name])
     assert result.outcome is VerifyOutcome.MATCHES
