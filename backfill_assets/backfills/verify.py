@@ -15,7 +15,6 @@ from backfill_assets.audit.verdicts import (
     RefusedError,
     Verdict,
     empty_day,
-    judge_days,
     measure_days,
     rows_differ,
 )
@@ -35,7 +34,7 @@ from backfill_assets.delta.records import CommitRecord, PublishedDay
 from backfill_assets.deployment import Deployment
 from backfill_assets.publish.compute import DependentDaysError
 from backfill_assets.publish.io_manager import DeltaIOManager
-from backfill_assets.publish.publisher import Destination, Publisher
+from backfill_assets.publish.publisher import Destination, Publisher, list_skipped_results
 from backfill_assets.publish.types import CALLS_TAG, Candidate, ComputePlan, DayResult
 from backfill_assets.spark.session import SPARK_ERRORS
 from backfill_assets.tables.code_version import Code
@@ -305,7 +304,7 @@ class ComparisonDestination(Destination):
     def deliver(self, publisher: Publisher, candidate: Candidate) -> list[DayResult]:
         """Audit and compare all days; publish none."""
         plan = candidate.plan
-        verdicts = [*judge_days(plan.table, sorted(plan.refused), {}, plan.refused, {})]
+        verdicts = [result.verdict for result in list_skipped_results(plan)]
         recomputed: Mapping[date, Verdict] = {}
         if candidate.computed is not None:
             recomputed = publisher.audit(candidate).verdicts
