@@ -23,6 +23,7 @@ from backfill_assets.assets.raw_expectations import (
 from backfill_assets.assets.table_asset import delta_assets, yield_outputs
 from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.delta.data_files import rows_as_of
+from backfill_assets.delta.ledger_reader import read_ledger
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.deployment import Deployment
 from backfill_assets.landing import files, load_manifest
@@ -60,6 +61,11 @@ class RawLoader:
     close: bool
     _parsed: dict[Any, raw_rows.ParsedFiles] = field(default_factory=dict)
 
+    @property
+    def raw_ledger(self) -> Ledger:
+        """The current ledger of the raw log."""
+        return read_ledger(self.deployment.table_url(self.source.raw.name), self.source.raw)
+
     def list_folders(self, days: Iterable[date]) -> Listing:
         """List the folders of arrival days."""
         return list_landing(self.deployment.settings.landing, self.source, days)
@@ -68,7 +74,7 @@ class RawLoader:
         """Yield the days of a request, of the log or of the rejected lines, loaded from files."""
         source, raw, window = self.source, self.source.raw, request.window
         ledger = self.publisher.ledger(table)
-        log = ledger if table is raw else self.publisher.ledger(raw)
+        log = ledger if table is raw else self.raw_ledger
         recorded = loaded_manifests(log)
         previous = {**self._manifests_from_rows(log, window, recorded), **recorded}
         listing = self.list_folders(window.widen_by(before=1))
@@ -205,7 +211,7 @@ class RawLoader:
         days = [day for day in window if day in log.published_days and day not in recorded]
         files_by_day: dict[date, dict[str, load_manifest.LoadedFile]] = {day: {} for day in days}
         for table in (self.source.raw, self.source.rejected) if days else ():
-            ledger = self.publisher.ledger(table)
+            ledger = read_ledger(self.deployment.table_url(table.name), table)
             published_days = [day for day in days if day in ledger.published_days]
             if published_days:
                 rows = self._published_rows(ledger, published_days)
@@ -240,7 +246,10 @@ class RawLoader:
         )
 
     def _published_rows(self, ledger: Ledger, days: Collection[date]) -> DataFrame:
-        url, spark = self.publisher.url(ledger.table), self.publisher.engine.spark_session
+        url, spark = (
+            self.deployment.table_url(ledger.table.name),
+            self.publisher.engine.spark_session,
+        )
         return rows_as_of(spark, url, ledger.table, ledger.version or 0, days)
 
 

@@ -223,12 +223,12 @@ class PublishedHistory:
     """What is published of a table, to judge its days against.
 
     Attributes:
-        metrics: of days before those to judge.
-        histograms: of days whose watched columns were counted, with the name of their version.
+        metrics: of days that are not to be judged, but lie before one that is.
+        baselines: the histograms of days whose watched columns were counted.
     """
 
     metrics: Mapping[date, verdicts.DayMetrics] = field(default_factory=dict)
-    histograms: Mapping[date, Baseline] = field(default_factory=dict)
+    baselines: Mapping[date, Baseline] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -312,7 +312,7 @@ def _find_baseline(
     table: Table, day_histograms: Mapping[date, Histograms], history: PublishedHistory, day: date
 ) -> Baseline | None:
     """Return the histograms to compare a day with: those it replaces, or of the last day before."""
-    published = history.histograms
+    published = history.baselines
     if day in published:
         return published[day]
     for earlier in table.grain.partitions_before(day, verdicts.TRAILING_DAYS):

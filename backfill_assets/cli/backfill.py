@@ -387,7 +387,8 @@ def _launch_plan(
     """Launch a saved plan with the running code; raises if anything changed since planning."""
     from backfill_assets.assets import backfill_jobs
 
-    code = deployment.code
+    # Read again: somebody may have deployed while this command waited for an answer.
+    code = Deployment(deployment.settings).code
     return backfill_jobs.launch_plan(
         deployment, parameters.asset_graph(deployment.settings), dagster, code, backfill_plan.id
     )

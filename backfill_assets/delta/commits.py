@@ -384,6 +384,9 @@ class Writer:
         """Count by day the rows of a version that a merge of the frame would wrongly leave.
 
         Their key is not in the frame, or the table has them more than once.
+
+        Raises:
+            SchemaError: a column of the frame is missing or of another type.
         """
         table = self.table
         columns = list(dict.fromkeys((table.partition, *table.key)))

@@ -365,13 +365,13 @@ def encode_published(
     reasons: Mapping[date, str],
     notes: CommitNotes,
 ) -> dict[str, Any]:
-    """The metadata of a commit of computed days, as `encode_commit` reads it again.
+    """The metadata of a commit of computed days, as `_EncodedRecord` decodes it.
 
     Args:
         record: the run's part: who, why, and by which code.
         inputs: the version of each input table.
         since: the version of the table that the days were computed from.
-        days: those that passed the audit.
+        days: those that passed the audit; a revoked day has a reason, but no published day.
         failed: by day that did not pass, why.
         reasons: by day that passed, why it was computed.
         notes: what the commit records besides.
@@ -385,7 +385,9 @@ def encode_published(
             for day, published in days.items()
             if day not in notes.revoked_days
         },
-        "not_published": {str(day): reason for day, reason in failed.items()},
+        "not_published": {
+            str(day): reason for day, reason in failed.items() if day not in notes.revoked_days
+        },
         "because": days_by_reason(reasons),
         "final": to_ranges(notes.final_days),
         "withdrawn": to_ranges(notes.revoked_days),

@@ -258,6 +258,7 @@ class RunPlanner:
     def __init__(self, deployment: Deployment, now: date = date.min) -> None:
         self.deployment = deployment
         self._now = now
+        self._code = deployment.code
 
     def fed_tables(self, today: date) -> Mapping[str, Table]:
         """Return the tables that are not retired on a business day, by name."""
@@ -285,7 +286,7 @@ class RunPlanner:
                     _unchanged_days(
                         ledger,
                         unloaded[log].fingerprints,
-                        self.deployment.code.table_version(name),
+                        self._code.table_version(name),
                         self.deployment.config_digests[name],
                     )
                     for name, ledger in ledgers.items()
@@ -330,7 +331,7 @@ class RunPlanner:
             ledgers,
             stale,
             self.deployment.policy,
-            self.deployment.code,
+            self._code,
             self.deployment.config_digests,
         )
         per_run = self.deployment.settings.partitions_per_run

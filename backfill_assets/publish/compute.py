@@ -1,4 +1,4 @@
-"""Audit the computed days of a plan, and describe errors of the computation.
+"""The computed days of a plan: their audit, days built one upon the other, errors in words.
 
 A run computes all days of its range at once. A function that groups without the day would mix
 days, and no check of a single day would notice. So the first range that new code of a table
@@ -222,7 +222,7 @@ class AuditedDays:
         frame: their rows, with the columns and types of the table.
         fingerprints: by day, the input fingerprint.
         verdicts: of the audit.
-        unchanged: days of a stateful table that came out as they are published, and were computed
+        identical: days of a stateful table that came out as they are published, and were computed
             only as the day before had changed.
         histograms: by day, of the columns that are watched for drift.
         files: by day, data files that are written but not committed.
@@ -233,7 +233,7 @@ class AuditedDays:
     frame: DataFrame
     fingerprints: Mapping[date, str]
     verdicts: Mapping[date, Verdict]
-    unchanged: Collection[date] = ()
+    identical: Collection[date] = ()
     histograms: Mapping[date, Histograms] = field(default_factory=dict)
     files: dict[date, list[AddAction]] = field(default_factory=dict)
 
@@ -302,16 +302,16 @@ def audit_days(plan: ComputePlan, computed: ComputedDays) -> AuditedDays:
         **{day: {**computed.numbers.get(day, {}), **more} for day, more in audit.figures.items()},
     }
     fingerprints: Mapping[date, str] = {day: plan.fingerprints[day] for day in days}
-    verdicts, unchanged = audit.verdicts, set[date]()
+    verdicts, identical = audit.verdicts, set[date]()
     if plan.digester:
-        fingerprints, verdicts, unchanged = recompute_digests(plan, plan.digester, verdicts)
+        fingerprints, verdicts, identical = chain_days(plan, plan.digester, verdicts)
     return AuditedDays(
         plan,
         replace(computed, numbers=numbers),
         audit.frame,
         fingerprints,
         {verdict.day: verdict for verdict in verdicts},
-        unchanged,
+        identical,
         audit.histograms,
     )
 
@@ -386,30 +386,29 @@ def _blocking_reason(
     return ""
 
 
-def recompute_digests(
+def chain_days(
     plan: ComputePlan, digester: StateDigester, verdicts: Sequence[Verdict]
 ) -> tuple[dict[date, str], list[Verdict], set[date]]:
-    """Return the actual input fingerprints and verdicts of days that depend on each other.
+    """Judge days that are built one upon the other, given how the day before came out.
 
     `verdicts` are those of each day by itself, in ascending order.
 
     Returns:
-        The fingerprint of each day, given the day before as it was computed; the verdicts, of which
-        none passes after a day that did not pass; and the days that came out as they are published.
-        Days that were computed for another reason than a change of the day before are not among
-        the last.
+        The input fingerprint of each day; the verdicts, of which none passes after a day that did
+        not pass; and the days that came out as they are published, if they were computed only as
+        the day before had changed.
     """
     table, ledger = plan.table, plan.ledger
     fingerprints: dict[date, str] = {}
     verdict_by_day: dict[date, Verdict] = {}
-    unchanged: set[date] = set()
+    identical: set[date] = set()
     for verdict in verdicts:
         day, previous = verdict.day, verdict_by_day.get(verdict.day - DAY)
         content = previous.metrics.digest if previous else ledger.content_key(day - DAY)
         fingerprints[day] = digester.digest_day(day, content)
         published = ledger.current_record(day)
         if day not in plan.requested and published and published.fingerprint == fingerprints[day]:
-            unchanged.add(day)
+            identical.add(day)
         if previous and not previous.may_publish:
             problem = f"it is built upon {table.name}[{previous.day}], which did not pass"
             expectation = replace(
@@ -417,4 +416,4 @@ def recompute_digests(
             )
             (verdict,) = judge_days(table, [day], {day: verdict.metrics}, {day: expectation}, {})
         verdict_by_day[day] = verdict
-    return fingerprints, [*verdict_by_day.values()], unchanged
+    return fingerprints, [*verdict_by_day.values()], identical

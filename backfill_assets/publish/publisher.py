@@ -119,13 +119,13 @@ def list_computed_results(
     notes: records.CommitNotes,
     changed: Container[date],
 ) -> list[types.DayResult]:
-    """Return a result for each computed day; `reason_by_day` has those that are not unchanged.
+    """Return a result for each computed day; `reason_by_day` has all but the identical ones.
 
     A day with a provenance of its own names the inputs of that, and not those of this run.
     `version` is None if no day passed; `changed` are the days whose files were written.
     """
     plan = audited.plan
-    results = [result_from_record(plan.ledger, day) for day in sorted(audited.unchanged)]
+    results = [result_from_record(plan.ledger, day) for day in sorted(audited.identical)]
     for day, reason in reason_by_day.items():
         verdict = audited.verdicts[day]
         commit_version = version if verdict.may_publish else None
@@ -376,7 +376,7 @@ class Publisher(dg.ConfigurableIOManager):
             PublishError: the commit failed, or the rows are not those that were audited.
         """
         plan, ledger, computed = audited.plan, audited.plan.ledger, audited.computed
-        reasons = {d: reason for d, reason in plan.reasons.items() if d not in audited.unchanged}
+        reasons = {d: reason for d, reason in plan.reasons.items() if d not in audited.identical}
         verdicts = [audited.verdicts[day] for day in reasons]
         passed = [verdict for verdict in verdicts if verdict.may_publish]
         if not passed:
@@ -386,7 +386,6 @@ class Publisher(dg.ConfigurableIOManager):
             for v in passed
             if v.day in plan.request.rewrite or ledger.content_key(v.day) != v.metrics.digest
         )
-        files = audited.write_files(changed)
         notes = computed.notes.of_days({v.day for v in passed})
         if computed.log_change:
             before = None if ledger.version is None else self.table_snapshot(ledger, False)
@@ -395,6 +394,7 @@ class Publisher(dg.ConfigurableIOManager):
             v.day: audited.histograms[v.day] for v in passed if v.day in audited.histograms
         }:
             notes = replace(notes, details=msgspec.structs.replace(notes.details, spreads=spreads))
+        files = audited.write_files(changed)
         published = records.to_published_days(
             passed,
             {**audited.fingerprints, **computed.fingerprints},

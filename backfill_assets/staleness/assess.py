@@ -1,6 +1,6 @@
 """Assessment of days: why one must be computed, why it cannot be, and whether it is final.
 
-Derived from the commits of the raw logs and of the tables that are built from them.
+Whether a day is final follows from the commits of the raw logs and of the tables built from them.
 """
 
 from collections import defaultdict
