@@ -196,7 +196,7 @@ class Stage(BaseModel, frozen=True):
     Attributes:
         name: suffix of the backfill's id in Dagster, after the plan's id.
         days: as `FIRST...LAST`.
-        work: expected work, in rows: see `cost.WorkEstimate`.
+        work: expected work, in rows: see `forecast.WorkEstimate`.
     """
 
     name: str

@@ -11,9 +11,10 @@ from enum import Enum
 from itertools import pairwise
 from typing import Self
 
-import dagster as dg
-
 from backfill_assets.settings import Settings
+
+if TYPE_CHECKING:
+    import dagster as dg
 
 _DAY = r"\d{4}-\d{2}-\d{2}"
 #: A day or a range, with or without the brackets of Dagster's UI.
@@ -294,12 +295,14 @@ class Grain(Enum):
             raise NotContiguousError(f"one run takes one gapless range of days, got {text}")
         return DaySet.from_days(partitions)
 
-    def partitions_def(self, settings: Settings) -> dg.TimeWindowPartitionsDefinition:
+    def partitions_def(self, settings: Settings) -> "dg.TimeWindowPartitionsDefinition":
         """The partitions definition for Dagster.
 
         One for all tables of a grain: with different start days, Dagster splits a backfill into
         many runs.
         """
+        import dagster as dg
+
         start, zone = settings.start.isoformat(), settings.timezone
         end = settings.end.isoformat() if settings.end else None
         if self is Grain.DAILY:
@@ -310,8 +313,10 @@ class Grain(Enum):
         )
 
     @classmethod
-    def from_partitions_def(cls, definition: dg.PartitionsDefinition | None) -> "Grain":
+    def from_partitions_def(cls, definition: "dg.PartitionsDefinition | None") -> "Grain":
         """The grain of a definition that `partitions_def` returned."""
+        import dagster as dg
+
         assert isinstance(definition, dg.TimeWindowPartitionsDefinition)
         assert definition.schedule_type is not None
         return cls[definition.schedule_type.name]

@@ -26,16 +26,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Self
-
-import dagster as dg
+from typing import TYPE_CHECKING, Self
 
 from backfill_assets.settings import PREFIX, Settings, SettingsError
-from backfill_assets.spark.configuration import connect_server_command, master_url
-from backfill_assets.spark.jars import check_java
-from backfill_assets.spark.jvm_launch import ScratchDir
 from backfill_assets.spark.processes import ProcessGroup, jvm_environment
-from backfill_assets.spark.servers import Say, Server, SparkServer
+
+if TYPE_CHECKING:
+    from backfill_assets.spark.servers import Say, Server
 
 _LOCK_FILE = "deployment.lock"
 
@@ -258,7 +255,7 @@ class DagsterProcess:
     inherits: Sequence[int] = ()
 
 
-def run_deployment(settings: Settings, listening: Sequence[socket.socket], say: Say) -> int:
+def run_deployment(settings: Settings, listening: Sequence[socket.socket], say: "Say") -> int:
     """Run the deployment until a signal ends it, or a Dagster process ends; return the exit status.
 
     DAGSTER_HOME is in the environment. With `spark_remote`, no engine is started; without, the
@@ -268,6 +265,14 @@ def run_deployment(settings: Settings, listening: Sequence[socket.socket], say: 
         EngineError: no engine can run here, or a server died too often.
         SettingsError: the password file is not valid.
     """
+    # Not at the top: the web server, and the command `password`, need neither.
+    import dagster as dg
+
+    from backfill_assets.spark.configuration import connect_server_command, master_url
+    from backfill_assets.spark.jars import check_java
+    from backfill_assets.spark.jvm_launch import ScratchDir
+    from backfill_assets.spark.servers import Server, SparkServer
+
     if settings.ui_passwords:
         PasswordFile.read_file(settings.ui_passwords)
     # Links lead to this UI, unless the user has set another URL.
@@ -323,8 +328,8 @@ def _dagster_processes(workspace: Path, listening: Sequence[socket.socket]) -> l
 def supervise(
     parts: Sequence[DagsterProcess],
     environment: Mapping[str, str],
-    servers: Sequence[Server],
-    say: Say,
+    servers: "Sequence[Server]",
+    say: "Say",
 ) -> int:
     """Start the servers, then the parts; watch them until a part ends or a signal comes."""
     running: dict[str, ProcessGroup] = {}

@@ -25,7 +25,7 @@ from backfill_assets.dagster_ext.supervisor import (
     supervise,
 )
 from backfill_assets.settings import load_settings
-from backfill_assets.spark import processes, servers
+from backfill_assets.spark import jars, processes, servers
 from backfill_assets.spark.jars import EngineError
 from backfill_assets.spark.jvm_launch import ScratchDir
 from backfill_assets.spark.servers import Server, SparkServer
@@ -436,7 +436,7 @@ def supervised(monkeypatch, tmp_path) -> list[tuple]:
         return 0
 
     monkeypatch.setattr(supervisor, "supervise", supervise)
-    monkeypatch.setattr(supervisor, "check_java", lambda: None)
+    monkeypatch.setattr(jars, "check_java", lambda: None)
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
     monkeypatch.delenv("no_grpc_proxy", raising=False)
     monkeypatch.delenv("SPARK_REMOTE", raising=False)
