@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from enum import Enum
 from itertools import pairwise
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from backfill_assets.settings import Settings
 
