@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from dagster._core.definitions.reconstruct import ReconstructableJob
 from hypothesis import settings as hypothesis
 
 from backfill_assets.settings import load_settings
@@ -98,6 +99,14 @@ def database(postgres_server: postgres.Server, monkeypatch) -> postgres.Database
 def _on_postgres(request: pytest.FixtureRequest) -> None:
     if request.config.getoption("--postgres"):
         request.getfixturevalue("database")
+
+
+@pytest.fixture(autouse=True)
+def _no_job_of_another_test() -> Iterator[None]:
+    """Dagster keeps the last job that was loaded by name, with the settings of its test."""
+    yield
+    ReconstructableJob.get_repository_definition.cache_clear()
+    ReconstructableJob.get_definition.cache_clear()
 
 
 @pytest.fixture(scope="session")
