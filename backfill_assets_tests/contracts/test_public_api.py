@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -43,7 +44,7 @@ def member_lines(cls: type) -> Iterator[str]:
         for field in dataclasses.fields(cls):
             if not field.name.startswith("_"):
                 yielded_names.add(field.name)
-                yield f"{field.name}: {field.type}"
+                yield f"{field.name}: {plain_annotation(field.type)}"
     for base in cls.__mro__:
         if not base.__module__.startswith("backfill_assets"):
             continue
@@ -57,7 +58,7 @@ def member_lines(cls: type) -> Iterator[str]:
 def member_line(cls: type, name: str, member: Any) -> str:
     if isinstance(member, property) or hasattr(member, "attrname"):
         getter = member.fget if isinstance(member, property) else member.func
-        return f"{name} -> {inspect.signature(getter).return_annotation}"
+        return f"{name} -> {plain_annotation(inspect.signature(getter).return_annotation)}"
     if inspect.isroutine(member):
         return f"def {name}{signature_of(getattr(cls, name))}"
     return name
@@ -102,4 +103,10 @@ class _Annotation(str):
 
 
 def plain_annotation(annotation: Any) -> Any:
-    return _Annotation(annotation) if isinstance(annotation, str) else annotation
+    """An annotation as it is written in a module that imports its names."""
+    if annotation is inspect.Signature.empty:
+        return annotation
+    if isinstance(annotation, str):
+        return _Annotation(annotation)
+    # Also where Python has evaluated it: then names have their modules.
+    return _Annotation(re.sub(r"\b(?:\w+\.)+(\w+)", r"\1", inspect.formatannotation(annotation)))
