@@ -236,13 +236,11 @@ class FrameAudit:
     """The audit of a frame.
 
     Attributes:
-        frame: the rows, with the columns and types of the table.
         verdicts: in the order of the days.
         figures: by day, figures for the UI.
         histograms: by day, of the columns that are watched for drift.
     """
 
-    frame: DataFrame
     verdicts: Sequence[verdicts.Verdict]
     figures: Mapping[date, Mapping[str, Any]]
     histograms: Mapping[date, Histograms]
@@ -258,13 +256,13 @@ def audit_frame(
 ) -> FrameAudit:
     """Measure and judge the rows of days, not those between them.
 
+    The frame has the columns and types of the table, see `Table.conform_frame`.
+
     Raises:
-        SchemaError: a column is missing or of another type.
         DeclarationError: a condition of the model is not valid SQL.
         RefusedError: rows outside of these days, rows without a day, or no rows where some are
             expected.
     """
-    frame = table.conform_frame(frame)
     kinds, drift = model_metadata.counts_of(table), model_metadata.drift_bounds(table)
     skew = model_metadata.skew_bounds(table)
     check_conditions(frame, table.name, rules, kinds)
@@ -301,7 +299,6 @@ def audit_frame(
             figures={**expectation.figures, model_metadata.DRIFT: indexes},
         )
     return FrameAudit(
-        frame,
         verdicts.judge_days(table, days, measured_days, expected, history.metrics),
         figures,
         values.histograms,

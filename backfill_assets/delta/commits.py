@@ -384,16 +384,11 @@ class Writer:
         """Count by day the rows of a version that a merge of the frame would wrongly leave.
 
         Their key is not in the frame, or the table has them more than once.
-
-        Raises:
-            SchemaError: a column of the frame is missing or of another type.
         """
         table = self.table
         columns = list(dict.fromkeys((table.partition, *table.key)))
         existing = data_files.rows_as_of(self.spark, self.url, table, at, days)
-        keys = (
-            table.conform_frame(frame).select(*columns).distinct().withColumn("_wanted", F.lit(1))
-        )
+        keys = frame.select(*columns).distinct().withColumn("_wanted", F.lit(1))
         copies = existing.groupBy(*columns).agg(F.count(F.lit(1)).alias("copies"))
         wrong = copies.join(keys, columns, "left").select(
             table.partition,

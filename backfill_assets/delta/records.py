@@ -241,7 +241,7 @@ class ExternalCommit:
     has_unknown_days: bool = False
 
 
-def to_published_day(
+def _to_published_day(
     verdict: Verdict,
     fingerprint: str,
     numbers: Mapping[str, Any],
@@ -281,7 +281,7 @@ def to_published_days(
 ) -> dict[date, PublishedDay]:
     """The published days of passed verdicts; the other arguments are by day, see `PublishedDay`."""
     return {
-        v.day: to_published_day(
+        v.day: _to_published_day(
             v,
             fingerprints[v.day],
             numbers.get(v.day, {}),

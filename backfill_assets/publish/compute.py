@@ -284,10 +284,11 @@ def audit_days(plan: ComputePlan, computed: ComputedDays) -> AuditedDays:
             expected.
     """
     ledger, days = plan.ledger, plan.days
+    frame = plan.table.conform_frame(computed.frame)
     history = _published_history(ledger, days)
     expectations = dict(computed.expectations)
     if plan.request.merge and ledger.version is not None:
-        leftover_rows = plan.writer.count_leftover_rows(computed.frame, [*days], ledger.version)
+        leftover_rows = plan.writer.count_leftover_rows(frame, [*days], ledger.version)
         for day, rows in leftover_rows.items():
             expectation = expectations.get(day, Expectation())
             problem = (
@@ -296,7 +297,7 @@ def audit_days(plan: ComputePlan, computed: ComputedDays) -> AuditedDays:
             )
             problems = [*expectation.problems, problem]
             expectations[day] = replace(expectation, problems=problems)
-    audit = audit_frame(computed.frame, plan.table, days, expectations, plan.rules, history)
+    audit = audit_frame(frame, plan.table, days, expectations, plan.rules, history)
     numbers = {
         **computed.numbers,
         **{day: {**computed.numbers.get(day, {}), **more} for day, more in audit.figures.items()},
@@ -308,7 +309,7 @@ def audit_days(plan: ComputePlan, computed: ComputedDays) -> AuditedDays:
     return AuditedDays(
         plan,
         replace(computed, numbers=numbers),
-        audit.frame,
+        frame,
         fingerprints,
         {verdict.day: verdict for verdict in verdicts},
         identical,
