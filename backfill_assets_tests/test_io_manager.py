@@ -359,7 +359,8 @@ def test_reads_are_pinned_to_the_version_of_the_start(loaded, spark):
         asset_partition_key_range=dg.PartitionKeyRange("2024-01-02", "2024-01-03"),
         dagster_type=dg.PythonObjectDagsterType(object),
     )
-    frame = loaded.io_manager.load_input(context).read_snapshot().read_days(window(2, 3))
+    table_input = loaded.io_manager.load_input(context)
+    frame = table_input.snapshot(table_input.read_ledger()).read_days(window(2, 3))
     publish_frame(loaded, fact_rows(spark, [(2, "b", 9)]), window(2, 2))
     assert {r["customer_id"] for r in frame.collect()} == {"a"}
     assert {r["run_date"] for r in frame.collect()} == {day(2), day(3)}

@@ -32,7 +32,7 @@ def test_the_query_and_the_place_are_named(spark, tmp_path):
             reports.append(text)
             (tmp_path / "there").touch()
 
-    with report_stalls(lambda: spark, 0.5, note_report):
+    with report_stalls(lambda: [spark], 0.5, note_report):
         assert len(collect_when_there(spark, tmp_path / "there")) == 3
     text = reports[0]
     assert text.startswith("No task of Spark has ended for 0.5 seconds. stage ")
@@ -44,15 +44,16 @@ def test_who_comes_further_is_left_alone():
     """One that does something else each time it is looked at."""
     reports, looks = [], []
 
-    def session() -> None:
+    def sessions() -> list[SparkSession]:
         looks.append(1)
+        return []
 
     def go(rounds: int) -> None:
         if rounds and not reports:
             wait_for(lambda: len(looks) > 40 - rounds)
             go(rounds - 1)
 
-    with report_stalls(session, 0.2, reports.append):
+    with report_stalls(sessions, 0.2, reports.append):
         go(40)
     assert reports == []
 

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 import dagster as dg
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from backfill_assets.assets import raw_rows
@@ -25,6 +25,7 @@ from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.delta.data_files import rows_as_of
 from backfill_assets.delta.ledger_reader import read_ledger
 from backfill_assets.delta.ledgers import Ledger
+from backfill_assets.delta.table_schema import SessionFactory
 from backfill_assets.deployment import Deployment
 from backfill_assets.landing import files, load_manifest
 from backfill_assets.landing.listing import ListedFile, Listing, list_landing
@@ -78,6 +79,8 @@ class RawLoader:
         recorded = loaded_manifests(log)
         previous = {**self._manifests_from_rows(log, window, recorded), **recorded}
         listing = self.list_folders(window.widen_by(before=1))
+        row_count = listing.estimate_rows() + sum(log.rows_of(day) or 0 for day in window)
+        session = partial(self.publisher.engine.session_for_rows, row_count)
         policy = self.source.policy(self.deployment.settings)
         targets = load_targets(
             previous, listing, window, policy, accepted=self.accepted, close=self.close
@@ -91,16 +94,17 @@ class RawLoader:
                 day: load_manifest.describe_change(previous.get(day), target)
                 for day, target in targets.items()
             },
+            session=session,
         )
         if not plan.reasons:
             yield types.Candidate(plan)
             return
         with explain_spark_errors(table, plan.days):
-            parsed_files = self.parse_files(plan.days, listing)
+            parsed_files = self.parse_files(session, plan.days, listing)
             targets = self.hold_back_lossy_files(
                 parsed_files, {day: targets[day] for day in plan.days}, previous, log
             )
-            retained = self.retain_rows(targets, ledger)
+            retained = self.retain_rows(session(), targets, ledger)
         rows = raw_rows.selected_rows(parsed_files, targets, source, table, plan.days)
         if retained.rows is not None:
             rows = rows.unionByName(retained.rows)
@@ -130,20 +134,26 @@ class RawLoader:
             )
         yield types.Candidate(plan, computed)
 
-    def parse_files(self, days: Window, listing: Listing) -> raw_rows.ParsedFiles:
+    def parse_files(
+        self, session: SessionFactory, days: Window, listing: Listing
+    ) -> raw_rows.ParsedFiles:
         """Parse the files once for both tables, as long as the listing is the same."""
         folders = days.widen_by(before=1)
         entries = {name: entry for day in folders for name, entry in listing.files_on(day).items()}
         key = days, frozenset(entries.values())
         if key not in self._parsed:
-            self._parsed[key] = self._parse_folders(folders, listing, entries)
+            self._parsed[key] = self._parse_folders(session(), folders, listing, entries)
         return self._parsed[key]
 
     def _parse_folders(
-        self, folders: Window, listing: Listing, entries: Mapping[str, ListedFile]
+        self,
+        spark: SparkSession,
+        folders: Window,
+        listing: Listing,
+        entries: Mapping[str, ListedFile],
     ) -> raw_rows.ParsedFiles:
         """Parse the files; repeat without those that changed since the listing, until none does."""
-        spark, source = self.publisher.engine.spark_session, self.source
+        source = self.source
         limits = SizeLimits.from_settings(self.deployment.settings)
         landing_files = files.probe_files(
             spark, self.deployment.settings.landing, source, folders, listing, limits
@@ -194,7 +204,10 @@ class RawLoader:
         if not days:
             return load_targets
         missing_keys = raw_rows.lost_keys(
-            self._published_rows(log, days), parsed_files.lines, self.source, doubtful
+            self._published_rows(parsed_files.lines.sparkSession, log, days),
+            parsed_files.lines,
+            self.source,
+            doubtful,
         )
         return {
             day: target.hold_back_files(target.replaced & missing_keys.keys(), previous.get(day))
@@ -214,13 +227,13 @@ class RawLoader:
             ledger = read_ledger(self.deployment.table_url(table.name), table)
             published_days = [day for day in days if day in ledger.published_days]
             if published_days:
-                rows = self._published_rows(ledger, published_days)
+                rows = self._published_rows(self.publisher.start_session(), ledger, published_days)
                 for day, name in rows.select(table.partition, "source_file").distinct().collect():
                     files_by_day[day][name] = load_manifest.LoadedFile(0, 0, "")
         return {day: load_manifest.LoadManifest(files) for day, files in files_by_day.items()}
 
     def retain_rows(
-        self, load_targets: raw_rows.LoadTargets, ledger: Ledger
+        self, spark: SparkSession, load_targets: raw_rows.LoadTargets, ledger: Ledger
     ) -> raw_rows.RetainedRows:
         """Return the published rows that stay."""
         days = [
@@ -231,7 +244,7 @@ class RawLoader:
         if not days:
             return raw_rows.RetainedRows()
         table, zone = ledger.table, self.deployment.settings.timezone
-        published = self._published_rows(ledger, days)
+        published = self._published_rows(spark, ledger, days)
         rows = self.cache(
             raw_rows.rows_to_retain(published, load_targets, days, self.source, table, zone)
         )
@@ -245,11 +258,10 @@ class RawLoader:
             {day: count for day, (_, count) in counts_by_day.items()},
         )
 
-    def _published_rows(self, ledger: Ledger, days: Collection[date]) -> DataFrame:
-        url, spark = (
-            self.deployment.table_url(ledger.table.name),
-            self.publisher.engine.spark_session,
-        )
+    def _published_rows(
+        self, spark: SparkSession, ledger: Ledger, days: Collection[date]
+    ) -> DataFrame:
+        url = self.deployment.table_url(ledger.table.name)
         return rows_as_of(spark, url, ledger.table, ledger.version or 0, days)
 
 

@@ -20,6 +20,8 @@ from backfill_assets.dagster_ext.internals import (
 from backfill_assets.delta.data_files import TableSnapshot
 from backfill_assets.delta.delta_rs import load_log
 from backfill_assets.delta.ledger_reader import UnpartitionedState, read_unpartitioned_inputs
+from backfill_assets.delta.ledgers import Ledger
+from backfill_assets.delta.table_schema import SessionFactory
 from backfill_assets.deployment import Deployment
 from backfill_assets.publish.compute import (
     DAYS_PER_COMMIT,
@@ -34,7 +36,6 @@ from backfill_assets.spark.frames import Cache, cache_frames
 from backfill_assets.staleness.input_digest import StateDigester, input_digests
 from backfill_assets.tables.code_version import Code
 from backfill_assets.tables.derived import carries_state
-from backfill_assets.tables.graph import Graph
 from backfill_assets.tables.table import Dependency, Lineage, Table
 from backfill_assets.tables.unpartitioned import Lookup, Unpartitioned
 
@@ -331,12 +332,22 @@ class _TableStep:
         table, deployment = self.table, self.deployment
         ledger = self.publisher.ledger(table)
         dependencies = table.inputs(deployment.policy)
+        ledgers = {d.source.name: self.inputs[d.source.name].read_ledger() for d in dependencies}
+        references = read_unpartitioned_inputs(table, deployment.settings.warehouse)
+        # How many rows an unpartitioned input has is not known.
+        session: SessionFactory = self.publisher.start_session
+        if not references:
+            rows = sum(
+                _count_input_rows(dependency, ledgers[dependency.source.name], request.window)
+                for dependency in dependencies
+            )
+            session = partial(self.publisher.engine.session_for_rows, rows)
         tables = {
-            dependency.source.name: _input_snapshot(dependency, self.inputs, deployment.graph)
+            dependency.source.name: self._input_snapshot(
+                dependency, ledgers[dependency.source.name], session
+            )
             for dependency in dependencies
         }
-        ledgers = {name: snapshot.ledger for name, snapshot in tables.items()}
-        references = read_unpartitioned_inputs(table, deployment.settings.warehouse)
         contents = _reference_digests(table, references, request.window)
         plan = self.publisher.plan_days(
             request,
@@ -346,8 +357,18 @@ class _TableStep:
             digester=StateDigester(table.name, dependencies, ledgers, contents)
             if table.name in tables
             else None,
+            session=session,
         )
         return plan, AssetInputs(tables, references, service_caller)
+
+    def _input_snapshot(
+        self, dependency: Dependency, ledger: Ledger, session: SessionFactory
+    ) -> TableSnapshot:
+        """Return the snapshot of an input, with the days of it that decide a day."""
+        snapshot = self.inputs[dependency.source.name].snapshot(ledger, session)
+        start = self.deployment.graph.policy_of(dependency.source.name).start
+        required_days = partial(_required_input_days, dependency, start)
+        return snapshot.with_reach(dependency.reach.deciding_days(ledger), required_days)
 
     def _refuse_dependent_days(
         self, plan: ComputePlan, computed: ComputedDays, inputs: AssetInputs
@@ -366,15 +387,13 @@ class _TableStep:
                 refuse_dependent_days(self.table, computed.frame, plan.days, frames)
 
 
-def _input_snapshot(
-    dependency: Dependency, inputs: Mapping[str, Input], graph: Graph
-) -> TableSnapshot:
-    """Return the current snapshot of an input, with the days of it that decide a day."""
-    snapshot = inputs[dependency.source.name].read_snapshot()
-    required_days = partial(
-        _required_input_days, dependency, graph.policy_of(dependency.source.name).start
-    )
-    return snapshot.with_reach(dependency.reach.deciding_days(snapshot.ledger), required_days)
+def _count_input_rows(dependency: Dependency, ledger: Ledger, window: Window) -> int:
+    """Return how many rows of an input decide the days of a window.
+
+    A row that decides two days counts twice: a table's function gets it twice as well.
+    """
+    deciding_days = dependency.reach.deciding_days(ledger)
+    return sum(ledger.rows_of(input_day) or 0 for day in window for input_day in deciding_days(day))
 
 
 def _required_input_days(dependency: Dependency, start: date, day: date) -> list[date]:

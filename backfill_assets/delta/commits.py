@@ -35,7 +35,7 @@ from backfill_assets.delta.records import RETIREMENT
 from backfill_assets.delta.table_schema import SessionFactory, add_columns, create_table, is_empty
 from backfill_assets.settings import UNDO_DAYS, Settings
 from backfill_assets.spark.filesystems import open_store
-from backfill_assets.spark.frames import read_observation
+from backfill_assets.spark.frames import gather_rows, read_observation
 from backfill_assets.spark.session import SPARK_ERRORS, Engine, commit_session
 from backfill_assets.tables.table import Table
 
@@ -134,7 +134,7 @@ class Writer:
             partitions.any_window_condition(partitions.to_windows(days), self.table.partition)
         )
         if rebalance:
-            rows = rows.hint("rebalance", self.table.partition)
+            rows = gather_rows(rows, self.table.partition)
         # The write computes the digest, so it covers the rows in the files and not those of a
         # second computation.
         sums = Observation()

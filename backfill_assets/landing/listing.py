@@ -110,6 +110,9 @@ _READABLE_NAME = re.compile(r".*\.((jsonl|json|csv)(\.gz)?|parquet)", re.DOTALL)
 _DATE = re.compile(r"(?<!\d)(\d{4})\D?(\d{2})\D?(\d{2})(?!\d)")
 #: Suffixes of unfinished files.
 _UNFINISHED = (".tmp", ".part")
+#: Suffixes of uncompressed files, and how many bytes a short line has in them and in other files.
+_TEXT = (".jsonl", ".json", ".csv")
+_LINE_BYTES, _COMPRESSED_LINE_BYTES = 50, 10
 #: Suffix of the empty objects by which some writers mark a folder of an object store.
 FOLDER_MARK = "_$folder$"
 #: The folders of hours in an arrival day's folder, for a source that lands hourly.
@@ -193,6 +196,14 @@ class Listing:
         """
         dates = {None} if day not in self.folders else set()
         return [name for name in self.strays if _date_in(name) in {day, *dates}]
+
+    def estimate_rows(self) -> int:
+        """Estimate the number of rows of all listed files from their sizes; rather too many."""
+        files = (file for folder in self.folders.values() for file in folder.files.values())
+        return sum(
+            file.size // (_LINE_BYTES if file.name.endswith(_TEXT) else _COMPRESSED_LINE_BYTES)
+            for file in files
+        )
 
     def files_on(self, day: date) -> Mapping[str, ListedFile]:
         """The files of an arrival day; empty if it has no folder."""

@@ -169,7 +169,7 @@ class DeltaIOManager(publisher.Publisher):
         def log_stall(text: str) -> None:
             context.log.warning(f"{days}: {text}")
 
-        return report_stalls(lambda: self.engine.started_session, self.stalled_after, log_stall)
+        return report_stalls(lambda: self.engine.started_sessions, self.stalled_after, log_stall)
 
     def events(
         self,

@@ -15,7 +15,7 @@ from typing import Any
 import dagster as dg
 import msgspec
 from pydantic import PrivateAttr
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 
 from backfill_assets.audit.verdicts import Expectation, judge_days
 from backfill_assets.calendar.partitions import Window
@@ -243,6 +243,7 @@ class Publisher(dg.ConfigurableIOManager):
         input_changes: Mapping[date, str] = MappingProxyType({}),
         recommitted: Container[date] = (),
         digester: StateDigester | None = None,
+        session: table_schema.SessionFactory | None = None,
     ) -> types.ComputePlan:
         """Decide which days of a request to compute, and which cannot be.
 
@@ -254,6 +255,7 @@ class Publisher(dg.ConfigurableIOManager):
             input_changes: by day, what changed in its input, if known better than `new input`.
             recommitted: days that the commit must cover although they have not changed.
             digester: of a stateful table.
+            session: starts the Spark session of the step; the engine's default one if None.
 
         Raises:
             PublishError: the backfill was planned with other code.
@@ -277,7 +279,7 @@ class Publisher(dg.ConfigurableIOManager):
             },
             input_changes,
         )
-        writer = self.writer(ledger.table)
+        writer = self.writer(ledger.table, session)
         plan = types.ComputePlan(
             request, writer, ledger, sources, fingerprints, requested, {}, requested, digester
         )
@@ -388,7 +390,11 @@ class Publisher(dg.ConfigurableIOManager):
         )
         notes = computed.notes.of_days({v.day for v in passed})
         if computed.log_change:
-            before = None if ledger.version is None else self.table_snapshot(ledger, False)
+            before = (
+                None
+                if ledger.version is None
+                else self.table_snapshot(ledger, False, plan.writer.session)
+            )
             notes = replace(notes, details=computed.log_change.details_for(before, verdicts))
         if spreads := {
             v.day: audited.histograms[v.day] for v in passed if v.day in audited.histograms
@@ -437,20 +443,29 @@ class Publisher(dg.ConfigurableIOManager):
         """Return the digest of the settings that decide a table; of all if it is not declared."""
         return self.config_digests.get(table.name, self.config_digest)
 
-    def writer(self, table: Table) -> Writer:
-        """Return the writer that commits to a table."""
+    def start_session(self) -> SparkSession:
+        """Return the engine's default session, started at its first use."""
+        session: SparkSession = self.engine.spark_session
+        return session
+
+    def writer(self, table: Table, session: table_schema.SessionFactory | None = None) -> Writer:
+        """Return the writer that commits to a table, in the default session if none is given."""
         data_url = self.destination.data_url(table)
         return Writer(
-            lambda: self.engine.spark_session, self.url(table), table, self.undo_days, data_url
+            session or self.start_session, self.url(table), table, self.undo_days, data_url
         )
 
-    def table_snapshot(self, ledger: Ledger, by_day: bool) -> TableSnapshot:
+    def table_snapshot(
+        self, ledger: Ledger, by_day: bool, session: table_schema.SessionFactory | None = None
+    ) -> TableSnapshot:
         """Return a table at the version of its ledger; rows are read on demand.
 
         The version is pinned: the audit and the write evaluate a frame at different times, and must
-        not see a commit that comes in between.
+        not see a commit that comes in between. Rows are read in the default session if none is
+        given.
         """
         table = ledger.table
+        start_session = session or self.start_session
 
         def read(days: Collection[date] | None) -> DataFrame:
             """Read days at the ledger's version; `None` reads all days."""
@@ -460,8 +475,7 @@ class Publisher(dg.ConfigurableIOManager):
                     "Nothing was written.",
                     allow_retries=False,
                 )
-            spark = self.engine.spark_session
-            return rows_as_of(spark, self.url(table), table, ledger.version, days)
+            return rows_as_of(start_session(), self.url(table), table, ledger.version, days)
 
         return TableSnapshot(ledger, by_day, read)
 
@@ -489,6 +503,12 @@ class Input:
     table: Table
     by_day: bool
 
-    def read_snapshot(self) -> TableSnapshot:
-        """Return the input at its current version."""
-        return self.publisher.table_snapshot(self.publisher.ledger(self.table), self.by_day)
+    def read_ledger(self) -> Ledger:
+        """Read the current ledger of the input."""
+        return self.publisher.ledger(self.table)
+
+    def snapshot(
+        self, ledger: Ledger, session: table_schema.SessionFactory | None = None
+    ) -> TableSnapshot:
+        """Return the input at the version of its ledger; see `Publisher.table_snapshot`."""
+        return self.publisher.table_snapshot(ledger, self.by_day, session)

@@ -9,6 +9,7 @@ from typing import Any
 from backfill_assets.runtime_versions import PINNED
 from backfill_assets.settings import Settings
 from backfill_assets.spark.filesystems import S3, on_s3
+from backfill_assets.spark.frames import ADAPTIVE_EXECUTION, SHUFFLE_PARTITIONS
 from backfill_assets.spark.jars import raise_if_unknown_jars, with_jars
 from backfill_assets.spark.jvm_launch import ScratchDir, submit_options, with_class_archive
 from backfill_assets.spark.processes import is_local, spark_home
@@ -22,7 +23,7 @@ _RUNTIME_CONF = {
     "spark.sql.ansi.enabled": "true",
     "spark.sql.caseSensitive": "false",
     "spark.sql.decimalOperations.allowPrecisionLoss": "true",
-    "spark.sql.shuffle.partitions": "8",
+    SHUFFLE_PARTITIONS: "8",
     # INT96, Spark's default, has no statistics, and other readers drop it.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     # pandas writes nanoseconds, which Spark refuses to read; as integers they can be converted.
@@ -50,6 +51,9 @@ _RUNTIME_CONF = {
 }
 
 
+#: Few rows need one partition. Then adaptive execution, which plans each stage anew and runs it as
+#: a job of its own, only costs time.
+SMALL_DATA_CONF = {SHUFFLE_PARTITIONS: "1", ADAPTIVE_EXECUTION: "false"}
 #: The settings with which Spark knows Delta's tables.
 DELTA_CONF = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
@@ -85,6 +89,11 @@ def spark_config(settings: Settings) -> dict[str, Any]:
         }
         return {"spark.remote": settings.spark_remote, **_RUNTIME_CONF, **deployment_conf}
     return _driver_config(settings, _RUNTIME_CONF)
+
+
+def small_data_config(settings: Settings) -> dict[str, str]:
+    """The settings of the session for few rows that differ; none if a deployment has set one."""
+    return {} if SMALL_DATA_CONF.keys() & settings.spark_conf.keys() else dict(SMALL_DATA_CONF)
 
 
 def uses_s3(settings: Settings) -> bool:

@@ -42,6 +42,24 @@ def _to_utc(value: Any) -> Any:
     return value.astimezone(timezone.utc) if is_aware else value
 
 
+#: At most so many rows are few: a step that reads them has the session for few rows.
+SMALL_DATA_ROWS = 250_000
+#: Spark's settings of a query's partitions.
+SHUFFLE_PARTITIONS, ADAPTIVE_EXECUTION = (
+    "spark.sql.shuffle.partitions",
+    "spark.sql.adaptive.enabled",
+)
+
+
+def gather_rows(rows: DataFrame, column: str) -> DataFrame:
+    """The rows, with those of a value of a column in few Spark partitions, so in few files."""
+    conf = rows.sparkSession.conf
+    if conf.get(ADAPTIVE_EXECUTION) == "true":
+        return rows.hint("rebalance", column)
+    # Without adaptive execution Spark ignores the hint.
+    return rows.coalesce(1) if conf.get(SHUFFLE_PARTITIONS) == "1" else rows.repartition(column)
+
+
 def read_observation(observation: Observation, seconds: float = 60) -> dict[str, Any]:
     """The values that Spark observed of a frame whose action has ended, by name.
 

@@ -24,7 +24,7 @@ import grpc  # type: ignore[import-untyped]
 from dagster_pyspark import LazyPySparkResource
 from dagster_pyspark.resources import spark_session_from_config
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
-from pydantic import Field
+from pydantic import Field, PrivateAttr
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.connect.plan import LogicalPlan
@@ -32,7 +32,8 @@ from pyspark.sql.utils import is_remote
 
 from backfill_assets.settings import PREFIX, Settings
 from backfill_assets.spark import jars, servers
-from backfill_assets.spark.configuration import spark_config, uses_s3
+from backfill_assets.spark.configuration import small_data_config, spark_config, uses_s3
+from backfill_assets.spark.frames import SMALL_DATA_ROWS
 from backfill_assets.spark.jvm_launch import ScratchDir, start_driver, with_class_archive
 from backfill_assets.spark.processes import is_local, jvm_options, use_jvm_environment
 from backfill_assets.spark.tasks import build_task_times, watch_session
@@ -40,6 +41,8 @@ from backfill_assets.spark.tasks import build_task_times, watch_session
 _SESSION_NAME = re.compile(r"(?<=;session_id=)[^;]+")
 #: Set when the process exits.
 _process_ending = Event()
+#: The sessions whose operations are interrupted when the process exits.
+_interrupted_sessions: list[SparkSession] = []
 #: Held while Spark commits in a session that the steps of a run share.
 _COMMIT_LOCK = RLock()
 
@@ -111,16 +114,19 @@ def interrupt_at_exit(session: SparkSession) -> None:
     """Interrupt this thread's operations in a shared session when the process exits."""
     if _process_tag() not in session.getTags():
         session.addTag(_process_tag())
+    if session not in _interrupted_sessions:
+        _interrupted_sessions.append(session)
     atexit.unregister(_interrupt_operations)
-    atexit.register(_interrupt_operations, session)
+    atexit.register(_interrupt_operations)
 
 
-def _interrupt_operations(session: SparkSession) -> None:
+def _interrupt_operations() -> None:
     _process_ending.set()
-    # The engine may be gone, and Spark's client would retry for ten minutes.
-    with suppress(Exception):
-        session.client.set_retry_policies([])
-        session.interruptTag(_process_tag())
+    for session in _interrupted_sessions:
+        # The engine may be gone, and Spark's client would retry for ten minutes.
+        with suppress(Exception):
+            session.client.set_retry_policies([])
+            session.interruptTag(_process_tag())
 
 
 @contextmanager
@@ -194,40 +200,77 @@ class Engine(LazyPySparkResource):
         spark_config: Spark's settings, which may hold secrets.
         jars: the cache folder of the Delta jars, which are downloaded if missing.
         uses_s3: whether landing or warehouse are on S3.
+        small_data_config: settings of the session for few rows that differ.
     """
 
     spark_config: dict[str, Any] = Field(repr=False)
     jars: str
     uses_s3: bool = False
+    small_data_config: dict[str, str] = Field(default_factory=dict)
+    _small_data_session: SparkSession | None = PrivateAttr(default=None)
 
     @classmethod
     def from_settings(cls, settings: Settings) -> Self:
         """The engine of these settings; nothing is started yet."""
         return cls(
-            spark_config=spark_config(settings), jars=str(settings.jars), uses_s3=uses_s3(settings)
+            spark_config=spark_config(settings),
+            jars=str(settings.jars),
+            uses_s3=uses_s3(settings),
+            small_data_config=small_data_config(settings),
         )
 
     @property
     def spark_session(self) -> SparkSession:
-        """The session of this process, started at its first use.
+        """The default session of this process, started at its first use.
 
         Raises:
             EngineError: no Java, no jars and no way to download them, or no answer from the server.
         """
         # Steps in parallel threads may call this at the same time.
         with _session_lock:
-            if self._spark_session is None:
-                self._prepare_session()
-            session: SparkSession = super().spark_session
+            session = self._start_session()
+        self._watch(session)
+        return session
+
+    def session_for_rows(self, rows: int) -> SparkSession:
+        """The session that suits the number of rows that a step reads.
+
+        Raises:
+            EngineError: as `spark_session`.
+        """
+        if rows > SMALL_DATA_ROWS or not self.small_data_config:
+            return self.spark_session
+        with _session_lock:
+            session = self._small_data_session or self._create_small_data_session()
+            self._small_data_session = session
+        self._watch(session)
+        return session
+
+    def _start_session(self) -> SparkSession:
+        if self._spark_session is None:
+            self._prepare_session()
+        session: SparkSession = super().spark_session
+        return session
+
+    def _create_small_data_session(self) -> SparkSession:
+        default_session = self._start_session()
+        if "spark.remote" in self.spark_config:
+            config = {**self.spark_config, **self.small_data_config}
+            return _server_session(config, beside=default_session)
+        session = default_session.newSession()
+        for name, value in self.small_data_config.items():
+            session.conf.set(name, value)
+        return session
+
+    def _watch(self, session: SparkSession) -> None:
         if is_shared(self.spark_config.get("spark.remote", "")):
             interrupt_at_exit(session)
         watch_session(session)
-        return session
 
     @property
-    def started_session(self) -> SparkSession | None:
-        """The session of this process; None if none was started."""
-        return self._spark_session
+    def started_sessions(self) -> list[SparkSession]:
+        """The sessions of this process that were started."""
+        return [x for x in (self._spark_session, self._small_data_session) if x is not None]
 
     def _prepare_session(self) -> None:
         """Called with the session lock: connect, or complete the configuration to start a JVM."""
@@ -315,15 +358,20 @@ def _embedded_session(config: Mapping[str, Any]) -> SparkSession:
     return session
 
 
-def _server_session(config: Mapping[str, Any]) -> SparkSession:
-    """The session that the URL names, or the first one after it that is not closed."""
+def _server_session(
+    config: Mapping[str, Any], *, beside: SparkSession | None = None
+) -> SparkSession:
+    """The session that the URL names, or the first one after it that is not closed.
+
+    `beside` is the session that stays the default one of this process.
+    """
     shared = is_shared(config["spark.remote"])
     if shared:
         randomize_plan_ids()
     for closed in count():
         url = session_url(config, closed)
         try:
-            session = _create_server_session(url, config)
+            session = _create_server_session(url, config, beside)
         except PySparkException as error:
             if not (shared and closed < _MAX_CLOSED_SESSIONS and forget_closed_session(error)):
                 raise
@@ -332,7 +380,7 @@ def _server_session(config: Mapping[str, Any]) -> SparkSession:
     return session
 
 
-def _create_server_session(url: str, config: Mapping[str, Any]) -> SparkSession:
+def _create_server_session(url: str, config: Mapping[str, Any], beside: Any) -> SparkSession:
     """Like `spark_session_from_config`, with the channel of `channel_builder`."""
     from pyspark.sql.connect.session import SparkSession as RemoteSession
 
@@ -341,7 +389,13 @@ def _create_server_session(url: str, config: Mapping[str, Any]) -> SparkSession:
     builder = RemoteSession.builder.channelBuilder(servers.channel_builder(url)).config(
         map=session_conf
     )
-    session: Any = builder.getOrCreate()
+    if beside is None:
+        default_session: Any = builder.getOrCreate()
+        return default_session
+    try:
+        session: Any = builder.create()
+    finally:
+        RemoteSession._set_default_and_active_session(beside)  # noqa: SLF001 - `create` changes it
     return session
 
 

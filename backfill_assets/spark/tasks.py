@@ -158,11 +158,11 @@ _LIBRARIES = tuple({str(Path(path)) for path in sysconfig.get_paths().values()})
 
 @contextmanager
 def report_stalls(
-    session: Callable[[], SparkSession | None], seconds: float, say: Callable[[str], None]
+    sessions: Callable[[], Sequence[SparkSession]], seconds: float, say: Callable[[str], None]
 ) -> Iterator[None]:
     """Report once per stall that the calling thread waits for Spark without progress.
 
-    `session` returns None before there is one; `say` is called in another thread; 0 `seconds` turn
+    `sessions` returns those that were started; `say` is called in another thread; 0 `seconds` turn
     reports off.
     """
     if not seconds:
@@ -170,7 +170,7 @@ def report_stalls(
         return
     ended, thread = threading.Event(), threading.get_ident()
     watcher = threading.Thread(
-        target=_watch_thread, args=(session, seconds, say, thread, ended), daemon=True
+        target=_watch_thread, args=(sessions, seconds, say, thread, ended), daemon=True
     )
     watcher.start()
     try:
@@ -180,7 +180,7 @@ def report_stalls(
 
 
 def _watch_thread(
-    session: Callable[[], SparkSession | None],
+    sessions: Callable[[], Sequence[SparkSession]],
     seconds: float,
     say: Callable[[str], None],
     thread: int,
@@ -191,7 +191,7 @@ def _watch_thread(
     A change is another stage, another number of ended tasks, or another place in the code.
     """
     previous, since, reported = None, time.monotonic(), False
-    with _track_stages(session) as current_stages:
+    with _track_stages(sessions) as current_stages:
         while not ended.wait(seconds / _CHECKS_PER_STALL):
             location = _thread_location(thread)
             current = (current_stages(), location)
@@ -203,7 +203,9 @@ def _watch_thread(
 
 
 @contextmanager
-def _track_stages(session: Callable[[], SparkSession | None]) -> Iterator[Callable[[], Stages]]:
+def _track_stages(
+    sessions: Callable[[], Sequence[SparkSession]],
+) -> Iterator[Callable[[], Stages]]:
     """Gives a function that returns the running stages, embedded or of a Connect server."""
     running: dict[str, Stages] = {}
     handled_sessions: list[Any] = []
@@ -222,15 +224,13 @@ def _track_stages(session: Callable[[], SparkSession | None]) -> Iterator[Callab
         """The running stages; of a Connect server, those that it reported last."""
         # An observer must not break the step.
         with suppress(Exception):
-            spark = session()
-            if spark is None:
-                return ()
-            if not type(spark).__module__.startswith("pyspark.sql.connect"):
-                return _embedded_stages(spark)
-            if not handled_sessions:
-                # Any function will do; PySpark's types name a class.
-                spark.registerProgressHandler(update_stages)  # type: ignore[arg-type]
-                handled_sessions.append(spark)
+            for spark in sessions():
+                if not type(spark).__module__.startswith("pyspark.sql.connect"):
+                    return _embedded_stages(spark)  # of all sessions
+                if spark not in handled_sessions:
+                    # Any function will do; PySpark's types name a class.
+                    spark.registerProgressHandler(update_stages)  # type: ignore[arg-type]
+                    handled_sessions.append(spark)
         return tuple(stage for stages in [*running.values()] for stage in stages)
 
     yield current_stages

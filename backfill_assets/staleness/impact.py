@@ -20,7 +20,7 @@ from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.records import CommitDetails
 from backfill_assets.landing.listing import Listing, list_landing
 from backfill_assets.landing.load_manifest import LoadManifest, needs_reload
-from backfill_assets.spark.frames import cache_frames
+from backfill_assets.spark.frames import SMALL_DATA_ROWS, cache_frames
 from backfill_assets.staleness.assess import settled_days
 from backfill_assets.staleness.unloaded import load_targets, loaded_manifests
 from backfill_assets.tables.sources import Source
@@ -83,6 +83,11 @@ def impact_of(
     changed_days = partitions.any_window_condition(
         partitions.to_windows(changed), source.raw.partition
     )
+    changed_rows = sum(
+        verdict.metrics.rows + (before.ledger.rows_of(verdict.day) or 0 if before else 0)
+        for verdict in verdicts
+        if verdict.day in changed
+    )
     new_versions = _row_versions(after.where(changed_days), source, timezone)
     if before is None or not published_days:
         # An event day can only be built once its own log day is loaded.
@@ -97,9 +102,11 @@ def impact_of(
             rows = new_versions.exceptAll(old_rows).unionByName(old_rows.exceptAll(new_versions))
         key = list(source.key)
         keys = cache(rows.select(*key).distinct())
-        previous = cache(old_versions.join(keys, key, "left_semi"))
+        # The log may be long, and Spark does not know beforehand how few keys there are.
+        joined_keys = F.broadcast(keys) if changed_rows <= SMALL_DATA_ROWS else keys
+        previous = cache(old_versions.join(joined_keys, key, "left_semi"))
         current = previous.where(f"NOT ({changed_days})").unionByName(
-            new_versions.join(keys, key, "left_semi")
+            new_versions.join(joined_keys, key, "left_semi")
         )
         spans = _event_days_by_log_day(source, current)
         event_days, current_days = _changed_event_days(source, previous, current, policy)
