@@ -12,6 +12,7 @@ from dagster._core.definitions.reconstruct import ReconstructableJob
 from hypothesis import settings as hypothesis
 
 from backfill_assets.settings import load_settings
+from backfill_assets.spark.configuration import SMALL_DATA_CONF
 from backfill_assets.spark.session import Engine
 from backfill_assets_tests.helpers import postgres, spark_cluster
 from backfill_assets_tests.helpers.pipeline import Pipeline
@@ -129,6 +130,12 @@ def spark(engine: Engine, pytestconfig: pytest.Config) -> Iterator:
     pytestconfig.stash[SESSION_CPU] = cpu_seconds() - before
     yield session
     session.stop()
+
+
+@pytest.fixture
+def small_data_engine(engine: Engine, spark) -> Engine:
+    """The suite's engine, with a session for few rows as where nobody sets Spark's partitions."""
+    return engine.model_copy(update={"small_data_config": dict(SMALL_DATA_CONF)})
 
 
 @pytest.fixture

@@ -187,10 +187,12 @@ def test_all_tables_in_utc(
 
 
 def test_orders_in_another_time_zone(
-    engine: Engine, spark, landing: Path, snapshot: SnapshotAssertion, renews: bool
+    small_data_engine: Engine, landing: Path, snapshot: SnapshotAssertion, renews: bool
 ) -> None:
-    """Folders are named in UTC, and days end at 15:00 of these."""
-    pipeline = deployment(engine, landing / "tokyo", landing, tables=ORDERS, timezone="Asia/Tokyo")
+    """Folders are named in UTC, and days end at 15:00 of these; in the session for few rows."""
+    pipeline = deployment(
+        small_data_engine, landing / "tokyo", landing, tables=ORDERS, timezone="Asia/Tokyo"
+    )
     names = [*tables_of(pipeline.settings)]
     pipeline.run(1, DAYS, names)
     assert_published(pipeline, names, {*Window(START, day(DAYS + 1))})

@@ -63,6 +63,12 @@ print(first.__enter__().session_id)
 with second:
     pass
 """
+SMALL_DATA = """
+from pyspark.sql.connect.session import SparkSession
+small = Engine.from_settings(load_settings()).session_for_rows(1)
+print(small.session_id, small.conf.get("spark.sql.shuffle.partitions"), *small.getTags())
+print(SparkSession.getActiveSession().session_id, spark.conf.get("spark.sql.shuffle.partitions"))
+"""
 CLOSED = """
 from pyspark.errors import PySparkException
 from pyspark.sql.connect.session import SparkSession
@@ -109,6 +115,13 @@ def test_processes_that_share_a_session(server, tmp_path):
     session_id, partitions, rows, after, untouched = run_attached(server, MERGING)
     assert session_id != first == after
     assert (partitions, rows) == ("77", "3") and untouched != "77"
+
+    # Few rows have a session beside it, which processes share as well.
+    small_id, partitions, tag, active_id, untouched = run_attached(server, SMALL_DATA)
+    assert small_id != first == active_id
+    assert (partitions, untouched) == ("1", "8")
+    assert tag.startswith("process-")
+    assert run_attached(server, SMALL_DATA)[0] == small_id
 
     (session_id,) = run_attached(server, UNFINISHED)
     url = re.sub("(?<=session_id=)[^;]+", session_id, server)

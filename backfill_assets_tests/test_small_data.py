@@ -1,0 +1,131 @@
+"""The session for few rows: which steps have it, what differs in it, and which files it writes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from backfill_assets.calendar.partitions import DAY, Window
+from backfill_assets.landing.listing import list_landing
+from backfill_assets.orders.tables import ORDER_LINES
+from backfill_assets.settings import load_settings
+from backfill_assets.spark import session as sessions
+from backfill_assets.spark.configuration import SMALL_DATA_CONF, small_data_config
+from backfill_assets.spark.frames import (
+    ADAPTIVE_EXECUTION,
+    SHUFFLE_PARTITIONS,
+    SMALL_DATA_ROWS,
+    gather_rows,
+)
+from backfill_assets.spark.session import Engine
+from backfill_assets_tests.helpers.pipeline import START, Pipeline, order
+
+
+def test_few_rows_have_a_session_of_their_own(small_data_engine: Engine, spark: SparkSession):
+    session = small_data_engine.session_for_rows(SMALL_DATA_ROWS)
+    assert session is not spark
+    assert session is small_data_engine.session_for_rows(0)
+    assert {name: session.conf.get(name) for name in SMALL_DATA_CONF} == SMALL_DATA_CONF
+    assert small_data_engine.session_for_rows(SMALL_DATA_ROWS + 1) is spark
+    assert spark.conf.get(ADAPTIVE_EXECUTION) == "true"
+    assert small_data_engine.started_sessions == [spark, session]
+    # All other settings are those of the deployment.
+    for name in ("spark.sql.session.timeZone", "spark.sql.parquet.columnarReaderBatchSize"):
+        assert session.conf.get(name) == spark.conf.get(name)
+
+
+@pytest.mark.parametrize("name", [SHUFFLE_PARTITIONS, ADAPTIVE_EXECUTION])
+def test_a_deployment_that_sets_its_partitions_has_one_session(name: str, spark: SparkSession):
+    settings = load_settings(spark_conf={name: "4"})
+    assert small_data_config(settings) == {}
+    assert small_data_config(load_settings(spark_conf={"spark.x": "1"})) == SMALL_DATA_CONF
+
+
+def test_the_suite_has_one_session(engine: Engine, spark: SparkSession):
+    """Its engine sets the partitions, so that the session of large steps is tested as well."""
+    assert engine.session_for_rows(0) is spark
+
+
+def days_in_many_partitions(session: SparkSession) -> DataFrame:
+    day = F.date_add(F.lit(START), (F.col("id") % 3).cast("int"))
+    return session.range(0, 60, 1, 6).withColumn("day", day)
+
+
+def files_by_day(rows: DataFrame, folder: Path) -> list[int]:
+    rows.write.partitionBy("day").parquet(str(folder))
+    return [len([*day.glob("*.parquet")]) for day in sorted(folder.glob("day=*"))]
+
+
+def test_a_day_is_in_one_file(small_data_engine: Engine, spark: SparkSession, tmp_path: Path):
+    assert files_by_day(days_in_many_partitions(spark), tmp_path / "scattered") == [6, 6, 6]
+    small_data_session = small_data_engine.session_for_rows(0)
+    for name, session in (("large", spark), ("small", small_data_session)):
+        rows = gather_rows(days_in_many_partitions(session), "day")
+        assert files_by_day(rows, tmp_path / name) == [1, 1, 1]
+
+
+def test_a_day_is_in_one_file_without_adaptive_execution(
+    small_data_engine: Engine, spark: SparkSession, tmp_path: Path
+):
+    """As in a deployment that has turned it off: Spark then ignores the hint to rebalance."""
+    session = small_data_engine.session_for_rows(0)
+    session.conf.set(SHUFFLE_PARTITIONS, "5")
+    try:
+        rows = gather_rows(days_in_many_partitions(session), "day")
+        assert files_by_day(rows, tmp_path / "rows") == [1, 1, 1]
+    finally:
+        session.conf.set(SHUFFLE_PARTITIONS, SMALL_DATA_CONF[SHUFFLE_PARTITIONS])
+
+
+def test_rows_of_files_are_estimated_from_their_sizes(tmp_path: Path):
+    folder = tmp_path / "orders" / f"arrival_date={START}"
+    folder.mkdir(parents=True)
+    (folder / "a.jsonl").write_bytes(b"x" * 5000)
+    (folder / "b.jsonl.gz").write_bytes(b"x" * 5000)
+    listing = list_landing(str(tmp_path), ORDER_LINES, Window(START, START + DAY))
+    assert listing.estimate_rows() == 5000 // 50 + 5000 // 10
+
+
+def test_each_step_has_the_session_of_its_rows(
+    small_data_engine: Engine, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    row_counts: list[int] = []
+    session_for_rows = Engine.session_for_rows
+
+    def note_rows(engine: Engine, rows: int) -> SparkSession:
+        row_counts.append(rows)
+        return session_for_rows(engine, rows)
+
+    monkeypatch.setattr(Engine, "session_for_rows", note_rows)
+    pipeline = Pipeline(small_data_engine, tmp_path)
+    pipeline.land(1, [order("o1", 1), order("o2", 1)])
+    pipeline.land(2, [order("o3", 2)])
+    pipeline.run(1, 2)
+    listed = sum(path.stat().st_size // 50 for path in pipeline.landing.rglob("*.jsonl"))
+    # Rejected lines are loaded when the log has its three. Of the log, the first day of staging
+    # reads both days, and the second only its own.
+    assert {*row_counts} == {listed, listed + 3, 3 + 1, 3}
+
+
+def test_all_sessions_are_interrupted_when_the_process_ends(monkeypatch: pytest.MonkeyPatch):
+    interrupted = []
+
+    def make_session(name: str, set_retry_policies: Callable[[object], None]) -> SimpleNamespace:
+        return SimpleNamespace(
+            client=SimpleNamespace(set_retry_policies=set_retry_policies),
+            interruptTag=lambda tag: interrupted.append(name),
+        )
+
+    def raise_error(policies: object) -> None:
+        raise OSError("the engine is gone")
+
+    both = [make_session("gone", raise_error), make_session("alive", lambda policies: None)]
+    monkeypatch.setattr(sessions, "_interrupted_sessions", both)
+    monkeypatch.setattr(sessions, "_process_ending", sessions.Event())
+    sessions._interrupt_operations()
+    assert interrupted == ["alive"]
