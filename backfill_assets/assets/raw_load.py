@@ -79,7 +79,7 @@ class RawLoader:
         recorded = loaded_manifests(log)
         previous = {**self._manifests_from_rows(log, window, recorded), **recorded}
         listing = self.list_folders(window.widen_by(before=1))
-        row_count = listing.estimate_rows() + sum(log.rows_of(day) or 0 for day in window)
+        row_count = listing.estimate_rows() + sum(map(log.estimate_rows, window))
         session = partial(self.publisher.engine.session_for_rows, row_count)
         policy = self.source.policy(self.deployment.settings)
         targets = load_targets(

@@ -393,7 +393,7 @@ def _count_input_rows(dependency: Dependency, ledger: Ledger, window: Window) ->
     A row that decides two days counts twice: a table's function gets it twice as well.
     """
     deciding_days = dependency.reach.deciding_days(ledger)
-    return sum(ledger.rows_of(input_day) or 0 for day in window for input_day in deciding_days(day))
+    return sum(ledger.estimate_rows(d) for day in window for d in deciding_days(day))
 
 
 def _required_input_days(dependency: Dependency, start: date, day: date) -> list[date]:

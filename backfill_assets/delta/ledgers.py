@@ -21,6 +21,9 @@ from backfill_assets.delta.records import (
 from backfill_assets.tables.graph import Graph
 from backfill_assets.tables.table import Dependency, Table
 
+#: Bytes of data files that count as a row.
+_ROW_BYTES = 50
+
 
 class StoredFiles(NamedTuple):
     """The data files of a day: number, bytes, newest modification time in ms since 1970."""
@@ -182,6 +185,11 @@ class Ledger:
         if self.rows is not None and day in self.rows:
             return self.rows[day]
         return self.measured[day].rows if day in self.measured else 0
+
+    def estimate_rows(self, day: date) -> int:
+        """The number of rows of a day, for an estimate of work: a large row counts as several."""
+        size = self.stored[day].size if day in self.stored else 0
+        return max(self.rows_of(day) or 0, size // _ROW_BYTES)
 
     def content_key(self, day: date) -> str:
         """Identifies the rows of a day: days with equal keys have equal rows."""
