@@ -12,7 +12,7 @@ from dagster._core.definitions.reconstruct import ReconstructableJob
 from hypothesis import settings as hypothesis
 
 from backfill_assets.settings import load_settings
-from backfill_assets.spark.configuration import SMALL_DATA_CONF
+from backfill_assets.spark.frames import SMALL_DATA_CONF
 from backfill_assets.spark.session import Engine
 from backfill_assets_tests.helpers import postgres, spark_cluster
 from backfill_assets_tests.helpers.pipeline import Pipeline

@@ -13,11 +13,12 @@ import pytest
 
 from backfill_assets.dagster_ext.supervisor import (
     TakenError,
+    find_ui_url,
     listen_on_port,
     lock_home,
     make_home_private,
-    read_ui_url,
 )
+from backfill_assets.settings import load_settings
 from backfill_assets_tests.helpers.paths import PROJECT
 
 HOLD = """
@@ -52,15 +53,18 @@ def test_a_home_is_one_deployments_until_it_is_killed(tmp_path):
     with lock_home(tmp_path, 3000), refusal, lock_home(tmp_path, 3001):
         pass
     with lock_home(tmp_path, 3001):
-        assert read_ui_url(tmp_path) == "http://127.0.0.1:3001"
-    assert read_ui_url(tmp_path / "elsewhere") == ""
+        assert find_ui_url(load_settings(), str(tmp_path)) == "http://127.0.0.1:3001"
+    assert find_ui_url(load_settings(), str(tmp_path / "elsewhere")) == "http://127.0.0.1:3000"
+    # What is set goes first: people may come by a proxy.
+    settings = load_settings(ui_url="https://dagster.example.org")
+    assert find_ui_url(settings, str(tmp_path)) == "https://dagster.example.org"
 
 
 @pytest.mark.parametrize("said", ["", "{", "[]", '{"pid": "x"}', "\0"])
 def test_a_lock_that_says_nothing(tmp_path, said):
     with lock_home(tmp_path, 3000):
         (tmp_path / "deployment.lock").write_text(said)
-        assert read_ui_url(tmp_path) == ""
+        assert find_ui_url(load_settings(), str(tmp_path)) == "http://127.0.0.1:3000"
         with pytest.raises(TakenError, match=r"of another deployment\. End that one first"):
             lock_home(tmp_path, 3000).__enter__()
 

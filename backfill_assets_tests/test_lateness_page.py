@@ -92,7 +92,9 @@ class Reader(HTMLParser):
 def render_page(rows: pa.Table, window_days: int = 7, version: int = 2, **overrides) -> str:
     """The page of a deployment with these settings."""
     settings = load_settings(window_days=window_days, **{"ui_url": UI} | overrides)
-    return lateness_page.render_page(rows, ORDER_LINES, Deployment(settings), version)
+    return lateness_page.render_page(
+        rows, ORDER_LINES, Deployment(settings), version, settings.ui_url
+    )
 
 
 def test_the_page_needs_nothing_from_elsewhere():
@@ -316,7 +318,7 @@ def test_light_and_dark_have_contrast():
 def test_a_source_without_amounts_has_no_money():
     settings = load_settings(window_days=7, ui_url=UI)
     rows = lateness_table(24, amount_by_delay=[Decimal(0)] * 4)
-    text = Reader(lateness_page.render_page(rows, VISITS, Deployment(settings), 2)).text
+    text = Reader(lateness_page.render_page(rows, VISITS, Deployment(settings), 2, UI)).text
     assert "amounts that add up" not in text
     assert "money" not in text.lower()
     assert "How late do the lines of visits arrive?" in text
@@ -328,7 +330,9 @@ def test_lateness_counts_from_when_lines_usually_arrive():
     source = replace(ORDER_LINES, arrives_after=1)
     settings = load_settings(window_days=7, ui_url=UI)
     text = Reader(
-        lateness_page.render_page(pa.Table.from_pylist(next_day), source, Deployment(settings), 2)
+        lateness_page.render_page(
+            pa.Table.from_pylist(next_day), source, Deployment(settings), 2, UI
+        )
     ).text
     default_text = Reader(render_page(pa.Table.from_pylist(rows))).text
     assert "later than 1 day after its event day, when lines of this source usually arrive" in text

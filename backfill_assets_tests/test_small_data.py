@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from backfill_assets.assets.table_asset import _TableStep
 from backfill_assets.calendar.partitions import DAY, Window
+from backfill_assets.delta.ledger_reader import read_ledgers
 from backfill_assets.landing.listing import list_landing
-from backfill_assets.orders.tables import ORDER_LINES
+from backfill_assets.orders.tables import FACT, ORDER_LINES
 from backfill_assets.settings import load_settings
 from backfill_assets.spark import session as sessions
-from backfill_assets.spark.configuration import SMALL_DATA_CONF, small_data_config
+from backfill_assets.spark.configuration import small_data_config
 from backfill_assets.spark.frames import (
     ADAPTIVE_EXECUTION,
     SHUFFLE_PARTITIONS,
+    SMALL_DATA_CONF,
     SMALL_DATA_ROWS,
     gather_rows,
 )
 from backfill_assets.spark.session import Engine
-from backfill_assets_tests.helpers.pipeline import START, Pipeline, order
+from backfill_assets.tables.table import Table
+from backfill_assets_guide.examples.customers import customers
+from backfill_assets_tests.helpers.pipeline import START, Pipeline, day, order
 
 
 def test_few_rows_have_a_session_of_their_own(small_data_engine: Engine, spark: SparkSession):
@@ -46,19 +54,20 @@ def test_a_deployment_that_sets_its_partitions_has_one_session(name: str, spark:
     assert small_data_config(load_settings(spark_conf={"spark.x": "1"})) == SMALL_DATA_CONF
 
 
+@pytest.mark.skipif("SPARK_REMOTE" in os.environ, reason="the server has the settings")
 def test_the_suite_has_one_session(engine: Engine, spark: SparkSession):
     """Its engine sets the partitions, so that the session of large steps is tested as well."""
     assert engine.session_for_rows(0) is spark
 
 
 def days_in_many_partitions(session: SparkSession) -> DataFrame:
-    day = F.date_add(F.lit(START), (F.col("id") % 3).cast("int"))
-    return session.range(0, 60, 1, 6).withColumn("day", day)
+    column = F.date_add(F.lit(START), (F.col("id") % 3).cast("int"))
+    return session.range(0, 60, 1, 6).withColumn("day", column)
 
 
 def files_by_day(rows: DataFrame, folder: Path) -> list[int]:
     rows.write.partitionBy("day").parquet(str(folder))
-    return [len([*day.glob("*.parquet")]) for day in sorted(folder.glob("day=*"))]
+    return [len([*path.glob("*.parquet")]) for path in sorted(folder.glob("day=*"))]
 
 
 def test_a_day_is_in_one_file(small_data_engine: Engine, spark: SparkSession, tmp_path: Path):
@@ -67,19 +76,6 @@ def test_a_day_is_in_one_file(small_data_engine: Engine, spark: SparkSession, tm
     for name, session in (("large", spark), ("small", small_data_session)):
         rows = gather_rows(days_in_many_partitions(session), "day")
         assert files_by_day(rows, tmp_path / name) == [1, 1, 1]
-
-
-def test_a_day_is_in_one_file_without_adaptive_execution(
-    small_data_engine: Engine, spark: SparkSession, tmp_path: Path
-):
-    """As in a deployment that has turned it off: Spark then ignores the hint to rebalance."""
-    session = small_data_engine.session_for_rows(0)
-    session.conf.set(SHUFFLE_PARTITIONS, "5")
-    try:
-        rows = gather_rows(days_in_many_partitions(session), "day")
-        assert files_by_day(rows, tmp_path / "rows") == [1, 1, 1]
-    finally:
-        session.conf.set(SHUFFLE_PARTITIONS, SMALL_DATA_CONF[SHUFFLE_PARTITIONS])
 
 
 def test_rows_of_files_are_estimated_from_their_sizes(tmp_path: Path):
@@ -107,9 +103,31 @@ def test_each_step_has_the_session_of_its_rows(
     pipeline.land(2, [order("o3", 2)])
     pipeline.run(1, 2)
     listed = sum(path.stat().st_size // 50 for path in pipeline.landing.rglob("*.jsonl"))
-    # Rejected lines are loaded when the log has its three. Of the log, the first day of staging
-    # reads both days, and the second only its own.
-    assert {*row_counts} == {listed, listed + 3, 3 + 1, 3}
+    ledgers = read_ledgers(pipeline.deployment)
+    first, second = (ledgers["raw_orders"].estimate_rows(day(n)) for n in (1, 2))
+    staged = sum(ledgers["stg_orders"].estimate_rows(day(n)) for n in (1, 2))
+    # Rejected lines are loaded when the log is. Of the log, the first day of staging reads both
+    # days, and the second only its own.
+    both = first + second
+    assert {*row_counts} == {listed, listed + both, both, both + second, staged}
+
+
+def test_rows_of_a_day_are_estimated(pipeline: Pipeline):
+    pipeline.land(1, [order("o1", 1), order("o2", 1)])
+    pipeline.run(1, 2)
+    log = read_ledgers(pipeline.deployment)["raw_orders"]
+    assert log.estimate_rows(day(1)) == max(2, log.stored[day(1)].size // 50)
+    assert log.estimate_rows(day(2)) == log.estimate_rows(day(9)) == 0
+    # As of a version the files are not known, and the record is.
+    assert log.as_of(log.version or 0).estimate_rows(day(1)) == 2
+
+
+@pytest.mark.parametrize(("table", "rows"), [(FACT, 10), (customers, 30)])
+def test_state_counts_for_each_day(table: Table, rows: int):
+    step: Any = _TableStep(*[None] * 5)  # type: ignore[arg-type]
+    step = replace(step, table=table)
+    snapshot = SimpleNamespace(count_input_rows=lambda window: 10)
+    assert step._count_input_rows([snapshot], Window(day(1), day(4))) == rows
 
 
 def test_all_sessions_are_interrupted_when_the_process_ends(monkeypatch: pytest.MonkeyPatch):

@@ -79,7 +79,11 @@ class RawLoader:
         recorded = loaded_manifests(log)
         previous = {**self._manifests_from_rows(log, window, recorded), **recorded}
         listing = self.list_folders(window.widen_by(before=1))
-        row_count = listing.estimate_rows() + sum(map(log.estimate_rows, window))
+        # Rows that are retained, and those that replaced files are compared with.
+        published_rows = sum(map(log.estimate_rows, window.widen_by(before=1, after=1))) + sum(
+            map(ledger.estimate_rows, window)
+        )
+        row_count = listing.estimate_rows() + published_rows
         session = partial(self.publisher.engine.session_for_rows, row_count)
         policy = self.source.policy(self.deployment.settings)
         targets = load_targets(
@@ -104,7 +108,7 @@ class RawLoader:
             targets = self.hold_back_lossy_files(
                 parsed_files, {day: targets[day] for day in plan.days}, previous, log
             )
-            retained = self.retain_rows(session(), targets, ledger)
+            retained = self.retain_rows(parsed_files.lines.sparkSession, targets, ledger)
         rows = raw_rows.selected_rows(parsed_files, targets, source, table, plan.days)
         if retained.rows is not None:
             rows = rows.unionByName(retained.rows)

@@ -16,6 +16,7 @@ from backfill_assets.assets.table_asset import AssetInputs, table_asset
 from backfill_assets.audit.verdicts import Expectation, Severity
 from backfill_assets.calendar.late_data import COMPARED_WINDOWS, lines_within
 from backfill_assets.calendar.partitions import Window
+from backfill_assets.dagster_ext.supervisor import find_ui_url
 from backfill_assets.delta.delta_rs import load_log
 from backfill_assets.delta.records import CommitDetails, CommitNotes
 from backfill_assets.deployment import Deployment
@@ -509,7 +510,8 @@ def build_lateness_page(deployment: Deployment, source: Source) -> dg.AssetsDefi
                 f"{lateness.name} for all its days, and {name}.",
                 allow_retries=False,
             )
-        text = render_page(rows, source, deployment, log.version())
+        ui_url = find_ui_url(deployment.settings, context.instance.root_directory)
+        text = render_page(rows, source, deployment, log.version(), ui_url)
         folder = f"{deployment.settings.warehouse}/{name}"
         replace_file(folder, "index.html", text.encode())
         path = f"{folder}/index.html"

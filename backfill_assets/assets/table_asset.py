@@ -1,6 +1,6 @@
 """The Dagster asset of a table: plan its days, compute them, and hand them to the IO manager."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from functools import partial
@@ -334,17 +334,18 @@ class _TableStep:
         dependencies = table.inputs(deployment.policy)
         ledgers = {d.source.name: self.inputs[d.source.name].read_ledger() for d in dependencies}
         references = read_unpartitioned_inputs(table, deployment.settings.warehouse)
-        # How many rows an unpartitioned input has is not known.
-        session: SessionFactory = self.publisher.start_session
-        if not references:
-            rows = sum(
-                _count_input_rows(dependency, ledgers[dependency.source.name], request.window)
-                for dependency in dependencies
+
+        def start_session() -> SparkSession:
+            # How many rows an unpartitioned input has is not known.
+            if references:
+                return self.publisher.start_session()
+            return self.publisher.engine.session_for_rows(
+                self._count_input_rows(tables.values(), request.window)
             )
-            session = partial(self.publisher.engine.session_for_rows, rows)
+
         tables = {
             dependency.source.name: self._input_snapshot(
-                dependency, ledgers[dependency.source.name], session
+                dependency, ledgers[dependency.source.name], start_session
             )
             for dependency in dependencies
         }
@@ -357,9 +358,14 @@ class _TableStep:
             digester=StateDigester(table.name, dependencies, ledgers, contents)
             if table.name in tables
             else None,
-            session=session,
+            session=start_session,
         )
         return plan, AssetInputs(tables, references, service_caller)
+
+    def _count_input_rows(self, tables: Iterable[TableSnapshot], window: Window) -> int:
+        rows = sum(snapshot.count_input_rows(window) for snapshot in tables)
+        # State, and each row since, is repeated for all later days.
+        return rows * len(window) if carries_state(self.table) else rows
 
     def _input_snapshot(
         self, dependency: Dependency, ledger: Ledger, session: SessionFactory
@@ -385,15 +391,6 @@ class _TableStep:
                     for day in sample
                 }
                 refuse_dependent_days(self.table, computed.frame, plan.days, frames)
-
-
-def _count_input_rows(dependency: Dependency, ledger: Ledger, window: Window) -> int:
-    """Return how many rows of an input decide the days of a window.
-
-    A row that decides two days counts twice: a table's function gets it twice as well.
-    """
-    deciding_days = dependency.reach.deciding_days(ledger)
-    return sum(ledger.estimate_rows(d) for day in window for d in deciding_days(day))
 
 
 def _required_input_days(dependency: Dependency, start: date, day: date) -> list[date]:

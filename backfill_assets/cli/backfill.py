@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import date, datetime, timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,6 +15,7 @@ from click.core import ParameterSource
 
 from backfill_assets.cli import parameters
 from backfill_assets.cli.output import CannotRunError, Output, Status, command
+from backfill_assets.dagster_ext.supervisor import find_ui_url
 from backfill_assets.deployment import Deployment
 from backfill_assets.settings import load_settings
 
@@ -292,7 +292,8 @@ def backfill(
             show_plan(out, backfill_plan)
         _confirm_final(backfill_plan, yes)
         state = _launch_plan(deployment, dagster, backfill_plan)
-        out.print_note(f"Launched {_ui_url(deployment, dagster)}/runs/b/{state.backfill_id}")
+        ui_url = find_ui_url(deployment.settings, dagster.root_directory)
+        out.print_note(f"Launched {ui_url}/runs/b/{state.backfill_id}")
         state = _watch_backfill(out, dagster, state, quiet=as_json)
     if as_json:
         out.print_json(
@@ -310,18 +311,6 @@ def backfill(
         f"{backfill_plan.id}"
     )
     return Status.FINE if state.complete else Status.FINDING
-
-
-def _ui_url(deployment: Deployment, dagster: dg.DagsterInstance) -> str:
-    """The UI's URL: as set in the settings, else that of this machine's deployment."""
-    from backfill_assets.dagster_ext.supervisor import read_ui_url
-
-    local_url = (
-        ""
-        if "ui_url" in deployment.settings.model_fields_set
-        else read_ui_url(Path(dagster.root_directory))
-    )
-    return local_url or deployment.settings.ui_url
 
 
 def _parse_days(ctx: click.Context, what: str) -> Window:

@@ -85,12 +85,12 @@ def _parse_ui_url(text: str) -> str:
     return f"http://127.0.0.1:{int(json.loads(text)['port'])}"
 
 
-def read_ui_url(home: Path) -> str:
-    """The UI's URL of a home's latest deployment; empty if there was none on this machine."""
-    try:
-        return _parse_ui_url((home / _LOCK_FILE).read_text())
-    except (OSError, ValueError, LookupError, TypeError):
-        return ""
+def find_ui_url(settings: Settings, home: str) -> str:
+    """The UI's URL: as set, else that of the home's latest deployment on this machine."""
+    if "ui_url" not in settings.model_fields_set:
+        with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+            return _parse_ui_url((Path(home) / _LOCK_FILE).read_text())
+    return settings.ui_url
 
 
 @contextlib.contextmanager

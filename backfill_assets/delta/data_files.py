@@ -10,7 +10,7 @@ state of the table for each version, which takes longest for a few days of a lon
 import json
 import math
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -425,11 +425,23 @@ class TableSnapshot:
     ) -> dict[date, list[date]]:
         """Return, by day of a window, its input days that were built under other settings."""
         other_settings_days = self.ledger.under_other_settings(config_digest)
-        input_days = self.input_days or (lambda day: [day] if self.needs_same_day else [])
         if not other_settings_days:
             return {}
         other_days = {
-            day: [input_day for input_day in input_days(day) if input_day in other_settings_days]
+            day: [d for d in self._find_input_days(day) if d in other_settings_days]
             for day in window
         }
         return {day: days for day, days in other_days.items() if days}
+
+    def count_input_rows(self, window: Window) -> int:
+        """Estimate how many rows decide the days of a window.
+
+        A row that decides two days counts twice: a table's function gets it twice as well.
+        """
+        counts = Counter(day for built in window for day in self._find_input_days(built))
+        return sum(self.ledger.estimate_rows(day) * count for day, count in counts.items())
+
+    def _find_input_days(self, day: date) -> Iterable[date]:
+        if self.input_days:
+            return self.input_days(day)
+        return [day] if self.needs_same_day else []

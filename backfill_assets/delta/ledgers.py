@@ -188,8 +188,10 @@ class Ledger:
 
     def estimate_rows(self, day: date) -> int:
         """The number of rows of a day, for an estimate of work: a large row counts as several."""
+        record = self.latest.get(day)
+        recorded = record.days[day].rows if record else 0
         size = self.stored[day].size if day in self.stored else 0
-        return max(self.rows_of(day) or 0, size // _ROW_BYTES)
+        return max(self.rows_of(day) or 0, recorded, size // _ROW_BYTES)
 
     def content_key(self, day: date) -> str:
         """Identifies the rows of a day: days with equal keys have equal rows."""

@@ -24,6 +24,7 @@ import requests
 from backfill_assets.calendar.partitions import Window, to_windows
 from backfill_assets.dagster_ext import internals
 from backfill_assets.dagster_ext.failures import run_failure_message
+from backfill_assets.dagster_ext.supervisor import find_ui_url
 from backfill_assets.deployment import Deployment
 from backfill_assets.escaping import escape_chat
 from backfill_assets.settings import PREFIX
@@ -435,11 +436,10 @@ def build_alerts_sensor(
         incidents, read_error = _read_incidents(find_incidents, context)
         outbox = outbox.with_incidents(incidents)
         outbox, runs = _unreported_runs(outbox, context.instance, now)
+        ui_url = find_ui_url(deployment.settings, context.instance.root_directory)
         pending = [
-            *incident_alerts(
-                _select_incidents_to_post(outbox, incidents, read_error), deployment.settings.ui_url
-            ),
-            *(run_alert(run, context.instance, deployment.settings.ui_url) for run in runs),
+            *incident_alerts(_select_incidents_to_post(outbox, incidents, read_error), ui_url),
+            *(run_alert(run, context.instance, ui_url) for run in runs),
         ]
         outbox = outbox.forget_attempts_except(pending)
         # The least tried first: an alert that the server never takes must not block the others.

@@ -415,10 +415,12 @@ _PAGES = Environment(
 _PAGES.filters |= {"many": format_count, "were": lambda count: "was" if count == 1 else "were"}
 
 
-def render_page(table: pa.Table, source: Source, deployment: Deployment, version: int) -> str:
+def render_page(
+    table: pa.Table, source: Source, deployment: Deployment, version: int, ui_url: str
+) -> str:
     """Return the page as one HTML file without external resources.
 
-    `table` has at least one row, read at `version`.
+    `table` has at least one row, read at `version`; `ui_url` is the address of Dagster's UI.
     """
     rows = sorted(table.to_pylist(), key=lambda row: row["log_date"])
     # As shown to people: counted from the day on which the lines of an event day usually arrive.
@@ -426,7 +428,7 @@ def render_page(table: pa.Table, source: Source, deployment: Deployment, version
     lateness = lateness_figures(rows, window_days, source.arrives_after)
     drawn = rows[-MAX_LOG_DAYS:]
     return _PAGES.get_template("lateness.html.j2").render(
-        assets=f"{deployment.settings.ui_url}/assets",
+        assets=f"{ui_url}/assets",
         source=source,
         timezone=deployment.settings.timezone,
         version=version,

@@ -9,7 +9,7 @@ from typing import Any
 from backfill_assets.runtime_versions import PINNED
 from backfill_assets.settings import Settings
 from backfill_assets.spark.filesystems import S3, on_s3
-from backfill_assets.spark.frames import ADAPTIVE_EXECUTION, SHUFFLE_PARTITIONS
+from backfill_assets.spark.frames import SHUFFLE_PARTITIONS, SMALL_DATA_CONF
 from backfill_assets.spark.jars import raise_if_unknown_jars, with_jars
 from backfill_assets.spark.jvm_launch import ScratchDir, submit_options, with_class_archive
 from backfill_assets.spark.processes import is_local, spark_home
@@ -51,9 +51,6 @@ _RUNTIME_CONF = {
 }
 
 
-#: Few rows need one partition. Then adaptive execution, which plans each stage anew and runs it as
-#: a job of its own, only costs time.
-SMALL_DATA_CONF = {SHUFFLE_PARTITIONS: "1", ADAPTIVE_EXECUTION: "false"}
 #: The settings with which Spark knows Delta's tables.
 DELTA_CONF = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",

@@ -45,19 +45,19 @@ def _to_utc(value: Any) -> Any:
 #: At most so many rows are few: a step that reads them has the session for few rows.
 SMALL_DATA_ROWS = 250_000
 #: Spark's settings of a query's partitions.
-SHUFFLE_PARTITIONS, ADAPTIVE_EXECUTION = (
-    "spark.sql.shuffle.partitions",
-    "spark.sql.adaptive.enabled",
-)
+SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
+ADAPTIVE_EXECUTION = "spark.sql.adaptive.enabled"
+#: Few rows need one partition. Then adaptive execution, which plans each stage anew and runs it as
+#: a job of its own, only costs time.
+SMALL_DATA_CONF = {SHUFFLE_PARTITIONS: "1", ADAPTIVE_EXECUTION: "false"}
 
 
 def gather_rows(rows: DataFrame, column: str) -> DataFrame:
     """The rows, with those of a value of a column in few Spark partitions, so in few files."""
     conf = rows.sparkSession.conf
-    if conf.get(ADAPTIVE_EXECUTION) == "true":
-        return rows.hint("rebalance", column)
-    # Without adaptive execution Spark ignores the hint.
-    return rows.coalesce(1) if conf.get(SHUFFLE_PARTITIONS) == "1" else rows.repartition(column)
+    if all(conf.get(name) == value for name, value in SMALL_DATA_CONF.items()):
+        return rows.coalesce(1)  # Spark ignores the hint without adaptive execution
+    return rows.hint("rebalance", column)
 
 
 def read_observation(observation: Observation, seconds: float = 60) -> dict[str, Any]:

@@ -100,9 +100,14 @@ def randomize_plan_ids() -> None:
         )
 
 
+def is_session_closed(error: Exception) -> bool:
+    """Whether the error reports a closed session."""
+    return "SESSION_CLOSED" in str(error)
+
+
 def forget_closed_session(error: Exception) -> bool:
     """Whether the error reports a closed session; if so, this process forgets that session."""
-    if "SESSION_CLOSED" not in str(error):
+    if not is_session_closed(error):
         return False
     # The session of this thread, else the default one.
     with suppress(PySparkException):
@@ -256,7 +261,8 @@ class Engine(LazyPySparkResource):
         default_session = self._start_session()
         if "spark.remote" in self.spark_config:
             config = {**self.spark_config, **self.small_data_config}
-            return _server_session(config, beside=default_session)
+            with self._explain_server_errors():
+                return _server_session(config, is_default=False)
         session = default_session.newSession()
         for name, value in self.small_data_config.items():
             session.conf.set(name, value)
@@ -311,11 +317,16 @@ class Engine(LazyPySparkResource):
         Raises:
             EngineError: it does not answer.
         """
+        with self._explain_server_errors():
+            _await_server(self.spark_config["spark.remote"])
+            self._init_session()
+
+    @contextmanager
+    def _explain_server_errors(self) -> Iterator[None]:
         url = self.spark_config["spark.remote"]
         address = servers.hide_token(url)
         try:
-            _await_server(url)
-            self._init_session()
+            yield
         except (PySparkException, grpc.RpcError, grpc.FutureTimeoutError) as error:
             text = str(error) or f"no connection within {_CONNECT_TIMEOUT:g} s"
             details = re.search(r'details = "(.*)"', text)  # gRPC's own message, further down
@@ -358,12 +369,10 @@ def _embedded_session(config: Mapping[str, Any]) -> SparkSession:
     return session
 
 
-def _server_session(
-    config: Mapping[str, Any], *, beside: SparkSession | None = None
-) -> SparkSession:
+def _server_session(config: Mapping[str, Any], *, is_default: bool = True) -> SparkSession:
     """The session that the URL names, or the first one after it that is not closed.
 
-    `beside` is the session that stays the default one of this process.
+    PySpark takes it for this process's default session unless `is_default` is false.
     """
     shared = is_shared(config["spark.remote"])
     if shared:
@@ -371,32 +380,41 @@ def _server_session(
     for closed in count():
         url = session_url(config, closed)
         try:
-            session = _create_server_session(url, config, beside)
+            if not is_default:
+                return _open_server_session(url, config)
+            session = _create_server_session(url, config)
         except PySparkException as error:
-            if not (shared and closed < _MAX_CLOSED_SESSIONS and forget_closed_session(error)):
+            is_closed = forget_closed_session(error) if is_default else is_session_closed(error)
+            if not (shared and closed < _MAX_CLOSED_SESSIONS and is_closed):
                 raise
         else:
             break
     return session
 
 
-def _create_server_session(url: str, config: Mapping[str, Any], beside: Any) -> SparkSession:
+def _create_server_session(url: str, config: Mapping[str, Any]) -> SparkSession:
     """Like `spark_session_from_config`, with the channel of `channel_builder`."""
+    os.environ["SPARK_CONNECT_MODE_ENABLED"] = "1"  # as Spark's own builder does
+    session: Any = _session_builder(url, config).getOrCreate()
+    return session
+
+
+def _open_server_session(url: str, config: Mapping[str, Any]) -> SparkSession:
+    """Open one more session, which does not become the default or active one."""
+    from pyspark.sql.connect.session import SparkSession as RemoteSession
+
+    session: Any = RemoteSession(connection=servers.channel_builder(url))
+    _session_builder(url, config)._apply_options(session)  # noqa: SLF001 - as `getOrCreate` does
+    return session
+
+
+def _session_builder(url: str, config: Mapping[str, Any]) -> Any:
     from pyspark.sql.connect.session import SparkSession as RemoteSession
 
     session_conf = {name: value for name, value in config.items() if name != "spark.remote"}
-    os.environ["SPARK_CONNECT_MODE_ENABLED"] = "1"  # as Spark's own builder does
-    builder = RemoteSession.builder.channelBuilder(servers.channel_builder(url)).config(
+    return RemoteSession.builder.channelBuilder(servers.channel_builder(url)).config(
         map=session_conf
     )
-    if beside is None:
-        default_session: Any = builder.getOrCreate()
-        return default_session
-    try:
-        session: Any = builder.create()
-    finally:
-        RemoteSession._set_default_and_active_session(beside)  # noqa: SLF001 - `create` changes it
-    return session
 
 
 def _await_server(url: str) -> None:

@@ -73,37 +73,36 @@ class TaskWatch:
 
     def __init__(self) -> None:
         self._tag = f"{_TAG_PREFIX}{uuid4().hex}"
-        self._session: SparkSession | None = None
-        self._is_asked = False
+        self._tagged_sessions: list[SparkSession] = []
+        self._seen_sessions: list[SparkSession] = []
 
     def attach_session(self, session: SparkSession) -> None:
         """Tag this thread's queries in the session, if the engine has the listener."""
-        if not self._is_asked:
-            self._is_asked = True  # look for the listener once only
+        if session not in self._seen_sessions:
+            self._seen_sessions.append(session)  # look for the listener once only
             with suppress(Exception):  # the next query fails as well
                 if session.conf.get(TASK_TIMES, "") == TASK_TIMES_CLASS:
                     session.addTag(self._tag)
-                    self._session = session
+                    self._tagged_sessions.append(session)
 
-    def detach_session(self) -> None:
-        """Remove the tag from the session."""
-        if self._session is not None:
+    def detach_sessions(self) -> None:
+        """Remove the tag from the sessions."""
+        for session in self._tagged_sessions:
             # The days are published already; and a transform may have cleared its thread's tags.
             with suppress(Exception):
-                self._session.removeTag(self._tag)
+                session.removeTag(self._tag)
 
     def read_times(self) -> TaskTimes | None:
         """The times of the stage with the longest task; each is returned once.
 
         None if the engine has computed nothing, or has no listener.
         """
-        if self._session is None:
-            return None
-        # Over VALUES, so that it needs no job.
+        # Over VALUES, so that it needs no job. The listener is the same for all sessions.
         query = f"SELECT reflect('{TASK_TIMES_CLASS}', 'taken', '{self._tag}') FROM VALUES (1)"
-        with suppress(Exception):  # the days are published without these numbers as well
-            (row,) = self._session.sql(query).collect()
-            return TaskTimes.from_text(row[0] or "")
+        for session in self._tagged_sessions[:1]:
+            with suppress(Exception):  # the days are published without these numbers as well
+                (row,) = session.sql(query).collect()
+                return TaskTimes.from_text(row[0] or "")
         return None
 
 
@@ -114,7 +113,7 @@ def watch_tasks() -> Iterator[TaskWatch]:
     try:
         yield _thread_state.watch
     finally:
-        _thread_state.watch.detach_session()
+        _thread_state.watch.detach_sessions()
         _thread_state.watch = previous
 
 

@@ -20,11 +20,14 @@ from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.records import CommitDetails
 from backfill_assets.landing.listing import Listing, list_landing
 from backfill_assets.landing.load_manifest import LoadManifest, needs_reload
-from backfill_assets.spark.frames import SMALL_DATA_ROWS, cache_frames
+from backfill_assets.spark.frames import cache_frames
 from backfill_assets.staleness.assess import settled_days
 from backfill_assets.staleness.unloaded import load_targets, loaded_manifests
 from backfill_assets.tables.sources import Source
 from backfill_assets.transforms import dedup
+
+#: The keys of so many rows fit into each task.
+_BROADCAST_ROWS = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -103,7 +106,7 @@ def impact_of(
         key = list(source.key)
         keys = cache(rows.select(*key).distinct())
         # The log may be long, and Spark does not know beforehand how few keys there are.
-        joined_keys = F.broadcast(keys) if changed_rows <= SMALL_DATA_ROWS else keys
+        joined_keys = F.broadcast(keys) if changed_rows <= _BROADCAST_ROWS else keys
         previous = cache(old_versions.join(joined_keys, key, "left_semi"))
         current = previous.where(f"NOT ({changed_days})").unionByName(
             new_versions.join(joined_keys, key, "left_semi")

@@ -122,6 +122,10 @@ def test_processes_that_share_a_session(server, tmp_path):
     assert (partitions, untouched) == ("1", "8")
     assert tag.startswith("process-")
     assert run_attached(server, SMALL_DATA)[0] == small_id
+    # If it is closed, there is another one, and the default session goes on.
+    assert run_attached(server, SMALL_DATA + "small.stop()")[0] == small_id
+    other_id, _, _, active_id, _ = run_attached(server, SMALL_DATA + "spark.range(1).count()")
+    assert other_id not in (small_id, first) and active_id == first
 
     (session_id,) = run_attached(server, UNFINISHED)
     url = re.sub("(?<=session_id=)[^;]+", session_id, server)
