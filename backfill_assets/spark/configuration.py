@@ -37,8 +37,8 @@ _RUNTIME_CONF = {
     "spark.sql.parquet.columnarReaderBatchSize": "128",
     # With columnar input, a UDF that a function creates hangs for ever (SPARK-58241, Spark 4.2.0).
     "spark.sql.execution.arrow.pythonUDF.columnarInput.enabled": "false",
-    # Each call of PySpark would look for IPython, and tell the JVM its place in the source code: half
-    # of what a step sends to the JVM. Our errors take the place from Python's own traceback.
+    # Each call of PySpark would look for IPython, and tell the JVM its line of source code: half of
+    # what a step sends to the JVM. Our errors take the line from Python's own traceback.
     "spark.python.sql.dataFrameDebugging.enabled": "false",
     # The JVM never compiles a longer method; Spark's own limit is eight times as much.
     "spark.sql.codegen.hugeMethodLimit": "8000",
