@@ -30,6 +30,7 @@ from backfill_assets.imports.import_state import ImportRefusedError, ParquetFile
 from backfill_assets.landing.files import escape_glob
 from backfill_assets.landing.listing import FOLDER_MARK
 from backfill_assets.spark.filesystems import on_s3, open_store
+from backfill_assets.spark.frames import quote_name
 
 #: Number of footers read at a time.
 _READERS = 16
@@ -88,7 +89,7 @@ def read_files(spark: SparkSession, url: str, files: Sequence[ParquetFile]) -> D
         frames.append(
             rows.select(
                 *(
-                    (F.col(_quote_name(name)) if name in struct.names else F.lit(None))
+                    (F.col(quote_name(name)) if name in struct.names else F.lit(None))
                     .cast(types[name.lower()])
                     .alias(name)
                     for name in schema.names
@@ -178,10 +179,6 @@ def _types_of_all(url: str, schemas: Mapping[ParquetFile, T.StructType]) -> dict
                 )
             types[field.name.lower()] = first_file if common == kind else file, common
     return {name: kind for name, (_, kind) in types.items()}
-
-
-def _quote_name(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"
 
 
 def _common_type(first: T.DataType, second: T.DataType) -> T.DataType | None:

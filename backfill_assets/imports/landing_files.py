@@ -22,6 +22,7 @@ from backfill_assets.imports.import_state import ImportMapping, ImportRefusedErr
 from backfill_assets.landing.formats import json_fields
 from backfill_assets.landing.listing import folder_name
 from backfill_assets.spark.filesystems import open_store
+from backfill_assets.spark.frames import quote_name
 from backfill_assets.spark.session import first_error_line
 from backfill_assets.tables.sources import Source
 from backfill_assets.transforms.dedup import business_day
@@ -75,7 +76,7 @@ def map_rows(rows: DataFrame, source: Source, mapping: ImportMapping, timezone: 
             absent.append(name)
             fields.append(F.lit(None).cast(source.types[name]).alias(name))
             continue
-        column = _quote_name(name) if expression is None else expression
+        column = quote_name(name) if expression is None else expression
         kind, problem = _expression_type(rows, column)
         problem = problem or _type_problem(source, name, kind)
         problems += [f"{name}: {problem}"] if problem else []
@@ -102,10 +103,6 @@ def map_rows(rows: DataFrame, source: Source, mapping: ImportMapping, timezone: 
 
 def _lower_names(source: Source) -> set[str]:
     return {name.lower() for name in source.fields}
-
-
-def _quote_name(name: str) -> str:
-    return f"`{name}`"
 
 
 def _expression_type(rows: DataFrame, expression: str) -> tuple[T.DataType, str]:

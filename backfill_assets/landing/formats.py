@@ -17,6 +17,7 @@ from pyspark.sql import functions as F
 
 from backfill_assets.escaping import escape_line
 from backfill_assets.landing.listing import LandingError
+from backfill_assets.spark.frames import quote_name
 from backfill_assets.tables.columns import holds_json
 from backfill_assets.tables.sources import Source
 
@@ -476,7 +477,7 @@ def decoding_hash(columns: ParquetColumns) -> Column:
     return F.xxhash64(
         F.lit(0),
         *(
-            _json_column(_quoted_column(n)) if _is_nested(t) else _quoted_column(n)
+            _json_column(F.col(quote_name(n))) if _is_nested(t) else F.col(quote_name(n))
             for n, t in columns.types
         ),
     )
@@ -510,13 +511,13 @@ def _identifier_column_problems(columns: ParquetColumns, source: Source) -> list
         fine = whole and name not in columns.nanoseconds
         if name in identifier_fields(source) and not (fine or isinstance(kind, T.StringType)):
             text = F.lit(f"bad {name}: a column of type {kind.simpleString()}")
-            problems.append(F.when(_quoted_column(name).isNotNull(), text))
+            problems.append(F.when(F.col(quote_name(name)).isNotNull(), text))
     return problems
 
 
 def _text_column(columns: ParquetColumns, name: str, kind: T.DataType) -> Column:
     """A Parquet column as text: nested values as JSON, a number of nanoseconds as a timestamp."""
-    column = _quoted_column(name)
+    column = F.col(quote_name(name))
     if _is_nested(kind):
         return _json_column(column)
     if name in columns.nanoseconds:
@@ -531,7 +532,3 @@ def _is_nested(kind: T.DataType) -> bool:
 
 def _json_column(column: Column) -> Column:
     return F.to_json(column, {"ignoreNullFields": "false"})
-
-
-def _quoted_column(name: str) -> Column:
-    return F.col("`" + name.replace("`", "``") + "`")

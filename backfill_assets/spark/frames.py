@@ -42,6 +42,11 @@ def _to_utc(value: Any) -> Any:
     return value.astimezone(timezone.utc) if is_aware else value
 
 
+def quote_name(name: str) -> str:
+    """The name of a column in SQL, whatever characters it has."""
+    return "`" + name.replace("`", "``") + "`"
+
+
 #: At most so many rows are few: a step that reads them has the session for few rows.
 SMALL_DATA_ROWS = 250_000
 #: Spark's settings of a query's partitions.
