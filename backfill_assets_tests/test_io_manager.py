@@ -31,6 +31,7 @@ from backfill_assets.publish.types import ComputedDays, Outcome
 from backfill_assets.settings import load_settings
 from backfill_assets.spark.session import SPARK_ERRORS
 from backfill_assets.staleness.assess import missing_inputs, refuse_other_code
+from backfill_assets.staleness.impact import LogChange
 from backfill_assets.tables.columns import nullable
 from backfill_assets.tables.graph import config_digests
 from backfill_assets.tables.table import SchemaError, Table
@@ -346,6 +347,18 @@ def test_no_file_is_left_of_what_was_not_committed(loaded, spark):
     replaced = 1  # the file of the first load, which VACUUM removes
     assert len({*files_on_disk}) == len(named) + replaced
     assert not [*(loaded.warehouse / FACT.name).glob("writing-*")]
+
+
+def test_no_file_is_left_if_the_impact_of_a_load_cannot_be_told(pipeline, monkeypatch):
+    """Files are written when all else of their commit is known."""
+
+    def raise_error(*_: object) -> None:
+        raise OSError("the landing does not answer")
+
+    pipeline.land(1, [order("o1", 1)])
+    monkeypatch.setattr(LogChange, "details_for", raise_error)
+    pipeline.run(1, fails=True)
+    assert not [*pipeline.warehouse.rglob("*.parquet")]
 
 
 def test_reads_are_pinned_to_the_version_of_the_start(loaded, spark):
