@@ -37,9 +37,6 @@ _RUNTIME_CONF = {
     "spark.sql.parquet.columnarReaderBatchSize": "128",
     # With columnar input, a UDF that a function creates hangs for ever (SPARK-58241, Spark 4.2.0).
     "spark.sql.execution.arrow.pythonUDF.columnarInput.enabled": "false",
-    # Each call of PySpark would look for IPython, and tell the JVM its line of source code: half of
-    # what a step sends to the JVM. Our errors take the line from Python's own traceback.
-    "spark.python.sql.dataFrameDebugging.enabled": "false",
     # The JVM never compiles a longer method; Spark's own limit is eight times as much.
     "spark.sql.codegen.hugeMethodLimit": "8000",
     # A day that was and stays empty is published with a record, like any other.
@@ -139,6 +136,9 @@ def static_config(java_options: str = "") -> dict[str, str]:
         "spark.databricks.delta.snapshotPartitions": "2",
         # A run of all tables compiles some 300 classes, and Spark caches 100: none was used twice.
         "spark.sql.codegen.cache.maxEntries": "5000",
+        # Each call of PySpark would look for IPython, and tell the JVM its line of source code: half
+        # of what a step sends to the JVM. Our errors take the line from Python's own traceback.
+        "spark.python.sql.dataFrameDebugging.enabled": "false",
         "spark.driver.memory": "3g",
         "spark.driver.extraJavaOptions": (
             f"{_UTC_OPTION} {_OUT_OF_MEMORY_OPTION} {_collector_option(java_options)}"

@@ -290,7 +290,10 @@ def test_assets_from_landing_to_page(pipeline):
     assert metadata[f"delta version {LATENESS.name}"] == version
     table = pipeline.log(LATENESS.name).to_pyarrow_table()
     text = (folder / "index.html").read_text()
-    assert text == lateness_page.render_page(table, ORDER_LINES, pipeline.deployment, version)
+    ui_url = pipeline.settings.ui_url
+    assert text == lateness_page.render_page(
+        table, ORDER_LINES, pipeline.deployment, version, ui_url
+    )
 
 
 def test_without_a_table_there_is_no_page(pipeline):
