@@ -136,8 +136,8 @@ def static_config(java_options: str = "") -> dict[str, str]:
         "spark.databricks.delta.snapshotPartitions": "2",
         # A run of all tables compiles some 300 classes, and Spark caches 100: none was used twice.
         "spark.sql.codegen.cache.maxEntries": "5000",
-        # Each call of PySpark would look for IPython, and tell the JVM its line of source code: half
-        # of what a step sends to the JVM. Our errors take the line from Python's own traceback.
+        # Each call of PySpark would look for IPython, and tell the JVM its line of source code:
+        # half of what a step sends to the JVM. Our errors take the line from Python's traceback.
         "spark.python.sql.dataFrameDebugging.enabled": "false",
         "spark.driver.memory": "3g",
         "spark.driver.extraJavaOptions": (
