@@ -79,12 +79,7 @@ class RawLoader:
         recorded = loaded_manifests(log)
         previous = {**self._manifests_from_rows(log, window, recorded), **recorded}
         listing = self.list_folders(window.widen_by(before=1))
-        # Rows that are retained, and those that replaced files are compared with.
-        published_rows = sum(map(log.estimate_rows, window.widen_by(before=1, after=1))) + sum(
-            map(ledger.estimate_rows, window)
-        )
-        row_count = listing.estimate_rows() + published_rows
-        session = partial(self.publisher.engine.session_for_rows, row_count)
+        session = partial(self._start_session, listing, log, ledger, window)
         policy = self.source.policy(self.deployment.settings)
         targets = load_targets(
             previous, listing, window, policy, accepted=self.accepted, close=self.close
@@ -137,6 +132,16 @@ class RawLoader:
                 ),
             )
         yield types.Candidate(plan, computed)
+
+    def _start_session(
+        self, listing: Listing, log: Ledger, ledger: Ledger, window: Window
+    ) -> SparkSession:
+        """Return the session that suits the rows that days of a table are loaded from."""
+        retained_rows = sum(map(ledger.estimate_rows, window))
+        # Rows that replaced files are compared with.
+        compared_rows = sum(map(log.estimate_rows, window.widen_by(before=1, after=1)))
+        rows = listing.estimate_rows() + retained_rows + compared_rows
+        return self.publisher.engine.session_for_rows(rows)
 
     def parse_files(
         self, session: SessionFactory, days: Window, listing: Listing
