@@ -3,6 +3,7 @@
 from collections.abc import Collection, Mapping
 from datetime import date
 from decimal import Decimal
+from functools import partial, reduce
 from typing import Any
 
 import dagster as dg
@@ -220,23 +221,25 @@ def lateness_figures(
     `raw` is the result of `with_event_day` for the log days from `window_days` before the window to
     its end; the days before only tell which keys were known.
     """
-    logged = raw.where(window.sql_condition("log_date"))
     unread = rejected.groupBy(F.col("arrival_date").alias("log_date")).agg(
         F.count(F.lit(1)).alias("rejected_lines")
     )
     struct = T.StructType().add("log_date", T.DateType())
     days = create_frame(raw.sparkSession, struct, [(day,) for day in window])
+    logged = window.sql_condition("log_date")
+    flagged = raw.withColumn("superseded", _is_repeated(source, window_days)).where(logged)
     parts = (
-        _by_delay(logged, source, window_days),
-        _delay_percentiles(logged, source),
-        _superseded_lines(raw, source, window_days),
+        _by_delay(flagged, source, window_days),
+        _delay_percentiles(raw.where(logged), source),
         unread,
     )
-    for part in parts:
-        days = days.join(part, "log_date", "left")
     table = source.lateness
     kinds = {name: table.struct_type[name].dataType.simpleString() for name in table.columns}
-    return days.select(*[_fill_zero(name, kind) for name, kind in kinds.items()])
+    figures = [F.first(name, ignorenulls=True).alias(name) for name in kinds if name != "log_date"]
+    # Rows of one day are merged: joins would be a broadcast job each.
+    rows = reduce(partial(DataFrame.unionByName, allowMissingColumns=True), parts, days)
+    merged = rows.groupBy("log_date").agg(*figures)
+    return merged.select(*[_fill_zero(name, kind) for name, kind in kinds.items()])
 
 
 def _fill_zero(name: str, kind: str) -> Column:
@@ -256,7 +259,7 @@ def _delay_days() -> Column:
 def _by_delay(logged: DataFrame, source: Source, window_days: int) -> DataFrame:
     """Return counts and sums by log day, in all and by delay.
 
-    Grouped by delay first, which leaves few rows.
+    Grouped by delay first, which leaves few rows. `logged` has the flag `superseded`.
     """
     late, beyond = F.col("delay") > source.arrives_after, F.col("delay") > window_days
     entry = F.struct("delay", "count", "money")
@@ -266,10 +269,12 @@ def _by_delay(logged: DataFrame, source: Source, window_days: int) -> DataFrame:
             F.count(F.lit(1)).alias("count"),
             F.sum(dedup.line_amount(source)).alias("amount"),
             F.sum(F.abs(dedup.line_amount(source))).alias("money"),
+            F.count_if("superseded").alias("superseded"),
         )
         .groupBy("log_date")
         .agg(
             F.sum("count").alias("lines"),
+            F.sum("superseded").alias("superseded_lines"),
             F.sum(F.when(late, F.col("count"))).alias("late_lines"),
             F.sum(F.when(late, F.col("amount"))).alias("late_amount"),
             F.sum(F.when(beyond, F.col("count"))).alias("beyond_lines"),
@@ -318,21 +323,14 @@ def _discrete_percentile(name: str, share: str) -> Column:
     return F.expr(f"percentile_disc({share}) WITHIN GROUP (ORDER BY {name})")
 
 
-def _superseded_lines(raw: DataFrame, source: Source, window_days: int) -> DataFrame:
-    """By log day: lines that are not the first of their key in this day and the W before it.
+def _is_repeated(source: Source, window_days: int) -> Column:
+    """Whether a line is not the first of its key in its log day and the W days before it.
 
     Computed for each day by itself, so that a range gives the same as its days one by one.
     """
     by_day = SqlWindow.partitionBy(*source.key).orderBy("log_date")
     since = F.datediff("log_date", F.lag("log_date").over(by_day))
-    first = F.when(F.coalesce(since <= window_days, F.lit(False)), 0).otherwise(1)
-    return (
-        raw.groupBy(*source.key, "log_date")
-        .agg(F.count(F.lit(1)).alias("_versions"))
-        .withColumn("_versions", F.col("_versions") - first)
-        .groupBy("log_date")
-        .agg(F.sum("_versions").alias("superseded_lines"))
-    )
+    return F.coalesce(since <= window_days, F.lit(False))
 
 
 def lateness_expectations(
