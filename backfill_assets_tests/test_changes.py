@@ -11,6 +11,7 @@ from backfill_assets.backfills.changes import (
     reverted_days,
     unchanged_days,
 )
+from backfill_assets.backfills.reconcile import find_replaced_days
 from backfill_assets.backfills.undo import reverted_by_table
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.records import CommitDetails, CommitRecord, ExternalCommit, PublishedDay
@@ -117,6 +118,18 @@ def test_others_that_wrote_since_or_between(other):
 def undo_record(version, as_of):
     """An undo that puts day 1 back to what it held as of a version."""
     return make_record(version, [1], details=CommitDetails(as_of={str(as_of): ["2024-01-01"]}))
+
+
+def test_days_that_others_replaced_since_are_named():
+    own = make_record(2, [1, 2, 3], backfill_id="b-rest")
+    deletes = ExternalCommit(4, "DELETE", frozenset([day(2)]))
+    rebuilt = make_record(5, [3])  # that is no problem of the backfill
+    before = make_record(1, [1, 2, 3])
+    records = make_ledger(before, own, undo_record(3, 1), rebuilt, external=[deletes])
+    assert [*find_replaced_days({FACT.name: records}, "b")] == [
+        "fact_daily_orders [2024-01-01] has been undone since",
+        "fact_daily_orders [2024-01-02] has been changed by another writer since",
+    ]
 
 
 def test_days_that_were_undone():

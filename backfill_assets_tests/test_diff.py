@@ -23,7 +23,6 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
-from rich.console import Console
 
 from backfill_assets.backfills.diff import (
     ColumnDrift,
@@ -31,9 +30,8 @@ from backfill_assets.backfills.diff import (
     DayDiff,
     DayFigures,
     TableDiff,
-    as_grid,
     as_json,
-    as_markdown,
+    as_table,
     cross_table_mismatches,
 )
 from backfill_assets.backfills.diff_query import (
@@ -44,6 +42,7 @@ from backfill_assets.backfills.diff_query import (
     diff_table,
     measure_days,
 )
+from backfill_assets.cli.output import Output
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.records import CommitRecord, ExternalCommit, PublishedDay
 from backfill_assets.orders.tables import (
@@ -57,6 +56,7 @@ from backfill_assets.orders.tables import (
     STAGED,
     TABLES,
 )
+from backfill_assets.report import Report
 from backfill_assets.tables.table import Table
 from backfill_assets_tests.helpers.docs_pages import code_blocks
 from backfill_assets_tests.helpers.pipeline import LAYERS, day, order
@@ -529,15 +529,16 @@ def test_drift_of_a_report_warns(report):
     assert warning.startswith("fact_daily_orders.revenue: large drift on the changed days, PSI ")
 
 
-def test_the_report_for_a_person(report):
-    console = Console(width=200, record=True)
-    with console.capture() as captured:
-        console.print(as_grid(report))
-    lines = [re.sub(r" {2,}", " | ", line.strip()) for line in captured.get().splitlines()]
+def test_the_report_for_a_person(report, capsys):
+    table = as_table(report)
+    Output().print_table(table)
+    shown = capsys.readouterr().out
+    lines = [re.sub(r" {2,}", " | ", line.strip()) for line in shown.splitlines()]
     assert lines[0] == "fact_daily_orders: 3 identical, 3 changed, 1 added, 2 missing"
     assert lines[2:4] == ["2024-01-01...2024-01-02 | identical | 3", "2024-01-09"]
     assert lines[4].startswith("2024-01-03 | changed | 8 -> 13 | rows +5, orders +17, ")
-    markdown = as_markdown(report)
+    markdown = table.to_markdown()
+    assert Report.from_json(Report(tables=(table,)).to_json()).tables == (table,)
     assert "| 2024-01-01...2024-01-02, 2024-01-09 | identical | 3 |  |  |" in markdown
     for text in (lines[0], "| 2024-01-05 | changed | 1 -> 1 | revenue -20.50 | "):
         assert text in markdown

@@ -8,9 +8,7 @@ import sys
 from datetime import date
 
 import pytest
-from rich.console import Group
 from rich.markdown import Markdown
-from rich.table import Table as Grid
 
 from backfill_assets.assets import backfill_jobs
 from backfill_assets.audit.checks import check_evaluations, day_metadata
@@ -20,6 +18,7 @@ from backfill_assets.cli.output import Output
 from backfill_assets.escaping import escape_chat, escape_line, escape_markdown, escape_terminal
 from backfill_assets.monitoring.alerts import post_text
 from backfill_assets.orders.tables import TABLES
+from backfill_assets.report import ReportTable
 
 #: What a file may be called, and how a person is to see it in one line.
 HOSTILE = [
@@ -75,12 +74,10 @@ def test_in_a_terminal(monkeypatch, name, seen):
         monkeypatch.setenv("COLUMNS", width)
         out = Output()
         out.print_text(name)
-        grid = Grid(title=name, box=None)
-        for heading in ("days", "table"):
-            grid.add_column(heading, no_wrap=True)
-        grid.add_column("why")
-        grid.add_row("2024-01-01...2024-01-31", "fact_daily_orders", name)
-        out.print_grid(Group(grid, name))
+        row = ("2024-01-01...2024-01-31", "fact_daily_orders", name)
+        headings = ("days", "table", "why")
+        table = ReportTable(headings, (row,), name, lines=(name,), sentences=("why",))
+        out.print_table(table)
         text = screen.getvalue()
         assert all(line.isprintable() for line in text.split("\n"))
         together = "".join(text.split())  # lines are wrapped

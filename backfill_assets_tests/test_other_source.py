@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import replace
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, NoReturn
 
 import pandera.pyspark as pa
 import pyspark.sql.types as T
@@ -302,6 +302,10 @@ def impact_of_change(
     return impact_of(VISITS, before, after, verdicts, POLICY, "UTC")
 
 
+def raise_if_read(_: object) -> NoReturn:
+    raise AssertionError("there is nothing to read")
+
+
 def test_a_first_load_touches_what_it_brings(spark):
     rows = [
         visit_row(A1, 1, 1),
@@ -311,7 +315,8 @@ def test_a_first_load_touches_what_it_brings(spark):
         visit_row(B1, 4, 4),
     ]
     verdicts = [make_verdict(log_day, "first") for log_day in WEEK]
-    impact = impact_of(VISITS, None, log_frame(spark, rows), verdicts, POLICY, "UTC")
+    unpublished = TableSnapshot(ledger(VISITS.raw), needs_same_day=False, read=raise_if_read)
+    impact = impact_of(VISITS, unpublished, log_frame(spark, rows), verdicts, POLICY, "UTC")
     assert impact.event_days == impact.current_days == impact.log_days == frozenset(WEEK)
     assert impact.spans == {
         day(1): days(1, 2),

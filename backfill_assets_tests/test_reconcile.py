@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import date
-
-from backfill_assets.backfills.backfill_plan import BackfillPlan, TableForecast
 from backfill_assets.backfills.reconcile import (
     code_provenance,
     find_mixed_backfills,
-    find_unfinished_days,
 )
 from backfill_assets.calendar.late_data import Policy
-from backfill_assets.calendar.partitions import to_ranges
 from backfill_assets.delta.records import CommitRecord
-from backfill_assets.orders.tables import CORRECTIONS, CURRENT, FACT, RAW, STAGED
+from backfill_assets.orders.tables import FACT, RAW, STAGED
 from backfill_assets_tests.helpers.invented_logs import days, ledger, ledgers, record
 from backfill_assets_tests.helpers.pipeline import START
 
@@ -54,27 +49,3 @@ def test_days_that_were_made_again_are_no_longer_mixed():
         ledger(STAGED, config_record("w", 1), config_record("v", 2, version=1), rebuild)
     )
     assert find_mixed_backfills(all_ledgers) == []
-
-
-def test_a_later_stage_that_tells_of_an_earlier_day_leaves_nothing_of_the_backfill_to_do():
-    """The pilot made day 1 of `current`; then the rest loaded a line of it, beyond the window."""
-    of_it = {RAW.name: 0}
-    before = ledger(CORRECTIONS, record(0, days(1, 2), inputs={CURRENT.name: 0, FACT.name: 0}))
-    pilot = record(1, days(1), backfill="abc-pilot", inputs=of_it)
-    all_ledgers = ledgers(ledger(CURRENT, record(0, days(1, 2), inputs=of_it), pilot), before)
-    assert [*find_unfinished_days(_plan_days(days(1)), all_ledgers, "abc", POLICY)] == []
-    # Day 2 is of the backfill as well, and nobody made it; what is made of it depends on it.
-    assert [*find_unfinished_days(_plan_days(days(1, 2)), all_ledgers, "abc", POLICY)] == [
-        f"{table.name} [2024-01-02] is not published as it should be now"
-        for table in (CURRENT, CORRECTIONS)
-    ]
-
-
-def _plan_days(computed_days: frozenset[date]) -> BackfillPlan:
-    """A plan of now: these days of `current` are computed, those of its corrections depend."""
-    ranges = tuple(to_ranges(computed_days))
-    tables = {
-        CURRENT.name: TableForecast(computed=ranges),
-        CORRECTIONS.name: TableForecast(depends=ranges),
-    }
-    return BackfillPlan.model_construct(tables=tables)

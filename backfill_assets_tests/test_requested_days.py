@@ -10,7 +10,7 @@ import pytest
 from dagster._core.events import AssetObservationData, DagsterEvent
 from dagster._core.test_utils import create_run_for_test
 
-from backfill_assets.backfills.reconcile import requested_days
+from backfill_assets.backfills.reconcile import PlannedDays, requested_days
 from backfill_assets.orders.tables import FACT, RAW, STAGED
 from backfill_assets_tests.helpers.invented_logs import days, ledger, ledgers, record
 from backfill_assets_tests.helpers.pipeline import day
@@ -102,6 +102,30 @@ def test_days_that_were_published_as_they_were_to_be(instance):
     assert message.startswith("fact_daily_orders [2024-01-02] was asked for")
     report_observation(instance, id_, FACT, 2)
     result = requested_days(instance, ledgers(ledger(FACT, old)), "backfill")
+    assert (result.days, result.not_published) == ({FACT.name: days(1, 2)}, [])
+
+
+def test_planned_days_of_a_stage_that_was_not_launched(instance):
+    """They are missing, unless another run has published them since the plan."""
+    planned = PlannedDays({FACT.name: days(1, 2)}, [], NOW.timestamp())
+    old = make_commit(1, [1, 2], at=NOW - timedelta(days=1))
+    (message,) = requested_days(
+        instance, ledgers(ledger(FACT, old)), "planplan", planned
+    ).not_published
+    assert message.startswith("fact_daily_orders [2024-01-01...2024-01-02] was asked for")
+    later = make_commit(2, [1, 2], run="another run", at=NOW + timedelta(minutes=1))
+    result = requested_days(instance, ledgers(ledger(FACT, old, later)), "planplan", planned)
+    assert (result.days, result.not_published) == ({FACT.name: days(1, 2)}, [])
+
+
+def test_runs_of_all_stages_of_a_plan_count(instance):
+    old = make_commit(1, [1, 2], at=NOW - timedelta(days=1))
+    for n, stage in ((1, "pilot"), (2, "rest")):
+        id_ = store_run(instance, n, n, [FACT], backfill=f"planplan-{stage}")
+        report_observation(instance, id_, FACT, n)
+    stages = ["planplan-pilot", "planplan-rest"]
+    planned = PlannedDays({FACT.name: days(1)}, stages, NOW.timestamp())
+    result = requested_days(instance, ledgers(ledger(FACT, old)), "planplan", planned)
     assert (result.days, result.not_published) == ({FACT.name: days(1, 2)}, [])
 
 

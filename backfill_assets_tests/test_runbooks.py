@@ -11,6 +11,7 @@ from dagster._core.test_utils import create_run_for_test
 
 from backfill_assets.backfills import state_store
 from backfill_assets.backfills.history import PLACEHOLDER_PREFIX, SECTIONS, unfilled_sections
+from backfill_assets.backfills.stages import RECONCILES_TAG
 from backfill_assets.cli import main
 from backfill_assets_tests.helpers.command_line import (
     DAYS,
@@ -44,14 +45,20 @@ def complete_plan(instance, id_: str, reason: str):
     return state
 
 
+def create_reconcile_run(instance, backfill: str) -> dg.DagsterRun:
+    config = {"ops": {"compare_days": {"config": {"backfill": backfill}}}}
+    success = dg.DagsterRunStatus.SUCCESS
+    return create_run_for_test(instance, job_name="reconcile", run_config=config, status=success)
+
+
 def test_the_pages_have_what_is_on_record(instance, tmp_path, capsys):
     complete_plan(instance, "aecrkdop", "bad amounts")
     facts = dict.fromkeys(JAN[:3], "ok")
     publish_facts(tmp_path, facts, backfill_id="before-rest")
     publish_facts(tmp_path, facts, backfill_id="aecrkdop-rest", reason="bad amounts")
-    state_store.record_command(
-        instance, "aecrkdop-rest", "backfill-assets reconcile aecrkdop", "adds up"
-    )
+    create_reconcile_run(instance, "aecrkdop")
+    stage_run = create_reconcile_run(instance, "aecrkdop-rest")
+    instance.add_run_tags(stage_run.run_id, {RECONCILES_TAG: "aecrkdop-rest"})  # of the sensor
     assert main(["runbook", "aecrkdop"]) == 0
     output = capsys.readouterr().out
     assert output.startswith("# Post-mortem of aecrkdop\n\nReason on record: bad amounts\n")
@@ -64,7 +71,8 @@ def test_the_pages_have_what_is_on_record(instance, tmp_path, capsys):
         "backfill-assets reconcile aecrkdop",
     ]
     assert f"| fact_daily_orders | {DAYS} | 0 | 1 | none |  |" in post_mortem
-    assert "| account |  | adds up |" in post_mortem
+    assert "| reconciliation of aecrkdop |  | passed |" in post_mortem
+    assert "| reconciliation of aecrkdop-rest |  | passed |" in post_mortem
     assert "| launch | 0:01:01 | complete and reconciled |" in post_mortem
     assert "- The backfill: complete and reconciled." in post_mortem
     assert "- fact_daily_orders: 3 computed: 3 written." in post_mortem
@@ -144,7 +152,7 @@ def test_a_runbook_of_a_run_has_what_made_its_days(instance, tmp_path, capsys):
     )
     publish_facts(tmp_path, dict.fromkeys(JAN[:3], "ok"), run_id=run.run_id)
     name = run.run_id[:8]
-    state_store.record_command(instance, name, f"backfill-assets reconcile {name}", "adds up")
+    create_reconcile_run(instance, name)
     run_config = {
         "ops": {"put_back": {"config": {"backfill": name, "days": "", "reason": "wrong"}}}
     }
@@ -160,6 +168,7 @@ def test_a_runbook_of_a_run_has_what_made_its_days(instance, tmp_path, capsys):
         "backfill-assets undo ID",
     ]
     assert f"backfill-assets undo {name} --reason wrong\n" in post_mortem
+    assert f"backfill-assets reconcile {name}\n" in post_mortem
     # Neither was refused: one goes on, and somebody ended the other.
     outcomes = re.findall(r"\| undo by run \w+ \|  \| (.*) \|", post_mortem)
     assert sorted(outcomes) == ["canceled", "started"]
@@ -182,33 +191,3 @@ def test_a_runbook_of_a_run_has_what_made_its_days(instance, tmp_path, capsys):
 )
 def test_a_section_is_filled_in_by_a_sentence(text, lacking):
     assert unfilled_sections(text) == lacking
-
-
-def test_commands_are_kept_in_their_order_and_forgotten_with_the_plan(instance):
-    save_plan(instance, "aecrkdop")
-    for n in range(60):
-        state_store.record_command(instance, "aecrkdop-pilot", f"reconcile {n}", "x" * 2000)
-    commands = state_store.list_commands(instance, "aecrkdop")
-    assert [command.text for command in commands] == [f"reconcile {n}" for n in range(10, 60)]
-    assert {len(command.outcome) for command in commands} == {1000}
-    assert state_store.delete_older(instance, time.time() + 1) == ["aecrkdop"]
-    assert state_store.list_commands(instance, "aecrkdop") == []
-
-
-def test_a_command_that_cannot_be_kept_is_answered(instance, monkeypatch, caplog):
-    def refuse_write(_: object) -> None:
-        raise PermissionError("permission denied for table kvs\nHINT: none")
-
-    key = "backfill_assets/commands/aecrkdop"
-    instance.daemon_cursor_storage.set_cursor_values({key: '[{"of": "a later version"}]'})
-    assert state_store.list_commands(instance, "aecrkdop") == []
-    state_store.record_command(
-        instance, "aecrkdop", "backfill-assets reconcile aecrkdop", "adds up"
-    )
-    (known,) = state_store.list_commands(instance, "aecrkdop")
-    monkeypatch.setattr(instance.daemon_cursor_storage, "set_cursor_values", refuse_write)
-    state_store.record_command(
-        instance, "aecrkdop", "backfill-assets reconcile aecrkdop", "adds up"
-    )
-    assert state_store.list_commands(instance, "aecrkdop") == [known]
-    assert "(PermissionError: permission denied for table kvs)" in caplog.text

@@ -9,7 +9,6 @@ from pydantic import Field
 
 from backfill_assets.backfills import backfill_plan, reconcile, stages, state_store
 from backfill_assets.backfills.changes import is_commit_of
-from backfill_assets.backfills.diff import as_markdown
 from backfill_assets.backfills.planner import add_sampled_skews, make_plan, refuse_invalid_request
 from backfill_assets.backfills.stages import RECONCILES_TAG, NextAction
 from backfill_assets.backfills.state_store import (
@@ -69,9 +68,14 @@ class LaunchConfig(BackfillConfig):
 
 
 class ReconcileConfig(dg.Config):
-    """What to give an account of."""
+    """What to reconcile."""
 
     backfill: str = Field(description="Id of the backfill; or of a run, its first 8 characters.")
+    details: bool = Field(False, description="Record the figures of each day as JSON as well.")
+
+
+#: The metadata of a reconciliation that a program reads.
+RECONCILE_RESULT = "result"
 
 
 class UndoConfig(dg.Config):
@@ -148,25 +152,16 @@ def reconcile_backfill(
 ) -> reconcile.ReconcileResult:
     """Reconcile a backfill, one of its stages, or a run."""
     id_, _, stage = name.partition("-")
+    plan, planned, plan_error = None, None, ""
     try:
-        plan = state_store.load(instance, id_).plan
+        state = state_store.load(instance, id_)
     except BackfillRefusedError as error:
-        requested = reconcile.requested_days(instance, read_ledgers(deployment), name)
         plan_error = str(error) if isinstance(error, PlanUnreadableError) else ""
-        return reconcile.reconcile_tables(
-            deployment, spark, name, requested=requested, plan_error=plan_error
-        )
-    windows = {f"{id_}-{n}": window for n, window in plan.stages}
-    stage_window = next((w for n, w in windows.items() if f"{name}-".startswith(f"{n}-")), None)
-    request = plan.parameters.model_copy(update={"rewrite": False})
-    if stage_window:
-        request = request.model_copy(update={"days": str(stage_window)})
-    # With the code of the plan: a later deploy must not fail the reconciliation.
-    code = Code(plan.code_version, tables=plan.code_versions)
-    current_plan = make_plan(deployment, graph, instance, request, code, id_)
-    return reconcile.reconcile_tables(
-        deployment, spark, name, None if stage else plan, current_plan
-    )
+    else:
+        plan = None if stage else state.plan
+        planned = stages.planned_days(graph, instance, state, name)
+    requested = reconcile.requested_days(instance, read_ledgers(deployment), name, planned)
+    return reconcile.reconcile_tables(deployment, spark, name, requested, plan, plan_error)
 
 
 def _markdown_table(rows: Iterable[tuple[str, ...]], *headings: str) -> dg.MarkdownMetadataValue:
@@ -243,10 +238,16 @@ def _build_reconcile_job(deployment: Deployment, graph: AssetGraph) -> dg.JobDef
     def compare_days(context: dg.OpExecutionContext, config: ReconcileConfig) -> None:
         spark = context.resources.engine.spark_session
         result = reconcile_backfill(deployment, graph, context.instance, spark, config.backfill)
-        reports = {f"{r.table.name}": dg.MetadataValue.md(as_markdown(r)) for r in result.reports}
+        report = reconcile.reconcile_report(result)
+        names = [table_diff.table.name for table_diff in result.reports]
+        values = reconcile.encode_result(result, details=config.details)
         metadata = {
-            "account": _markdown_table(reconcile.reconcile_facts(result), "", ""),
-            **reports,
+            "account": dg.MetadataValue.md(report.facts_table.to_markdown()),
+            **{
+                name: dg.MetadataValue.md(table.to_markdown())
+                for name, table in zip(names, report.tables, strict=True)
+            },
+            RECONCILE_RESULT: dg.MetadataValue.json(values),
         }
         if result.problems:
             problems = [*result.problems, *failed_run_messages(context.instance, config.backfill)]

@@ -7,7 +7,7 @@ import dagster as dg
 from pydantic import Field
 
 from backfill_assets.backfills.backfill_plan import BackfillRequest
-from backfill_assets.backfills.diff import as_markdown
+from backfill_assets.backfills.diff import as_table
 from backfill_assets.calendar.partitions import Window, parse_calendar_days
 from backfill_assets.dagster_ext.internals import AssetGraph, BaseAssetGraph
 from backfill_assets.delta import targets
@@ -159,7 +159,9 @@ def _build_compare_job(
 
 def _comparison_metadata(comparison: compare.Comparison) -> dict[str, Any]:
     """Return the result of a comparison as metadata: numbers first, then each table."""
-    tables = {r.table.name: dg.MetadataValue.md(as_markdown(r)) for r in comparison.reports}
+    tables = {
+        r.table.name: dg.MetadataValue.md(as_table(r).to_markdown()) for r in comparison.reports
+    }
     numbers = {
         f"{report.table.name}: {name}": value
         for report in comparison.reports

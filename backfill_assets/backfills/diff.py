@@ -16,15 +16,12 @@ from decimal import Decimal
 from hashlib import sha256
 from typing import Any
 
-from rich.console import Group
-from rich.table import Table as Grid
-
 from backfill_assets.backfills.changes import written_days
 from backfill_assets.calendar.partitions import to_windows
 from backfill_assets.delta.history import format_windows
 from backfill_assets.delta.ledgers import Ledger, Ledgers
 from backfill_assets.delta.records import CommitRecord, PublishedDay
-from backfill_assets.escaping import escape_line
+from backfill_assets.report import ReportTable
 from backfill_assets.tables.table import ENTRY_PREFIX, Figure, Table
 
 
@@ -372,29 +369,15 @@ _HEADINGS = ("days", "status", "rows", "difference", "sha256")
 _SHORT = 12
 
 
-def as_grid(report: TableDiff) -> Group:
-    """The diff for the console: the days, then samples and drift of the changed days."""
-    grid = Grid(title=report.summary_line, title_justify="left", box=None, padding=(0, 2, 0, 0))
-    for heading in _HEADINGS:
-        grid.add_column(heading, no_wrap=True, justify="right" if heading == "rows" else "left")
-    for cells in _day_rows(report):
-        grid.add_row(*cells)
-    return Group(grid, *_detail_lines(report))
-
-
-def as_markdown(report: TableDiff) -> str:
-    """The diff as Markdown for Dagster's UI."""
-    lines = [
-        f"**{report.summary_line}**",
-        "",
-        f"| {' | '.join(_HEADINGS)} |",
-        "|---" * len(_HEADINGS) + "|",
-        *(f"| {' | '.join(cells)} |".replace("\n", ", ") for cells in _day_rows(report)),
-        "",
-        # Indented as code, so that values in rows are not read as markup.
-        *(f"    {escape_line(line)}" for line in _detail_lines(report)),
-    ]
-    return "\n".join(lines)
+def as_table(report: TableDiff) -> ReportTable:
+    """The diff for a person: the days, then samples and drift of the changed days."""
+    return ReportTable.from_rows(
+        _HEADINGS,
+        _day_rows(report),
+        title=report.summary_line,
+        lines=_detail_lines(report),
+        numbers=["rows"],
+    )
 
 
 def as_json(reports: Iterable[TableDiff]) -> dict[str, Any]:
@@ -473,7 +456,7 @@ def _detail_lines(report: TableDiff) -> Iterator[str]:
 def _row_text(sample: RowDiff, table: Table) -> str:
     """A row in one line; for a changed row, its key and the changed values."""
     row = {**(sample.before or sample.after or {})}
-    del row[table.partition]
+    row.pop(table.partition, None)
     if sample.before is None or sample.after is None:
         return " ".join(f"{name}={_null_or_text(value)}" for name, value in row.items())
     key = [f"{name}={_null_or_text(row[name])}" for name in table.key if name in row]

@@ -12,7 +12,7 @@ import dagster as dg
 from backfill_assets.backfills import backfill_plan, state_store
 from backfill_assets.backfills.changes import changed_days, commits_of, is_commit_of, reverted_days
 from backfill_assets.backfills.reconcile import code_provenance, compare_with_plan
-from backfill_assets.backfills.stages import RECONCILES_TAG
+from backfill_assets.backfills.stages import RECONCILES_TAG, launched_stages
 from backfill_assets.backfills.state_store import BackfillRefusedError, BackfillState
 from backfill_assets.calendar.partitions import days_of_run, format_ranges
 from backfill_assets.dagster_ext.failures import run_failure_message
@@ -20,10 +20,8 @@ from backfill_assets.delta.ledgers import Ledgers
 from backfill_assets.escaping import escape_line, escape_markdown, markdown_table
 
 _PROGRAM = "backfill-assets"
-#: The job and the op of an undo, as named in `assets.backfill_jobs`.
-_UNDO_JOB, _UNDO_OP = "undo", "put_back"
-#: How many undo runs are read, newest first.
-_MOST_UNDO_RUNS = 1000
+#: How many runs of a job are read, newest first.
+_MOST_RUNS = 1000
 
 
 @dataclass(frozen=True)
@@ -103,11 +101,7 @@ def read_history(instance: dg.DagsterInstance, ledgers: Ledgers, name: str) -> B
             if backfill_state
             else _run_events(instance, ledgers, name)
         ),
-        *(
-            HistoryEvent(command.at, "account", command.text, command.outcome)
-            for command in state_store.list_commands(instance, name)
-        ),
-        *_undo_events(instance, name),
+        *_job_events(instance, name),
     ]
     return BackfillHistory(
         name,
@@ -173,26 +167,16 @@ def _plan_events(backfill_state: BackfillState) -> Iterator[HistoryEvent]:
 def _stage_events(
     instance: dg.DagsterInstance, backfill_state: BackfillState
 ) -> Iterator[HistoryEvent]:
-    """Each attempt of each stage, with its failed runs and its reconciliations."""
-    for name, window in backfill_state.plan.stages:
-        attempt, backfill = 1, instance.get_backfill(f"{backfill_state.plan.id}-{name}")
-        while backfill is not None:
-            id_ = backfill.backfill_id
-            end = backfill.backfill_end_timestamp
-            runs = instance.get_run_records(dg.RunsFilter(tags={"dagster/backfill": id_}))
-            ends = [record.end_time for record in runs if record.end_time]
-            end = end or max(ends, default=None)
-            seconds = end - backfill.backfill_timestamp if end else None
-            outcome = f"{backfill.status.value.lower().replace('_', ' ')}; {_count_runs(runs)}"
-            yield HistoryEvent(
-                backfill.backfill_timestamp, f"stage {id_}: {window}", "", outcome, seconds
-            )
-            yield from (
-                _failed_run_event(instance, record) for record in runs if _has_failed(record)
-            )
-            yield from _reconcile_events(instance, id_)
-            attempt += 1
-            backfill = instance.get_backfill(f"{backfill_state.plan.id}-{name}-{attempt}")
+    """Each attempt of each stage, with its failed runs."""
+    for window, backfill in launched_stages(instance, backfill_state.plan):
+        id_, start = backfill.backfill_id, backfill.backfill_timestamp
+        runs = instance.get_run_records(dg.RunsFilter(tags={"dagster/backfill": id_}))
+        ends = [record.end_time for record in runs if record.end_time]
+        end = backfill.backfill_end_timestamp or max(ends, default=None)
+        outcome = f"{backfill.status.value.lower().replace('_', ' ')}; {_count_runs(runs)}"
+        seconds = end - start if end else None
+        yield HistoryEvent(start, f"stage {id_}: {window}", "", outcome, seconds)
+        yield from (_failed_run_event(instance, record) for record in runs if _has_failed(record))
 
 
 def _count_runs(records: Sequence[dg.RunRecord]) -> str:
@@ -211,15 +195,6 @@ def _failed_run_event(instance: dg.DagsterInstance, record: dg.RunRecord) -> His
     return HistoryEvent(
         _start_time(record), f"run {run.run_id[:8]} failed: {days or 'no days'}", "", message
     )
-
-
-def _reconcile_events(instance: dg.DagsterInstance, stage: str) -> Iterator[HistoryEvent]:
-    for record in instance.get_run_records(dg.RunsFilter(tags={RECONCILES_TAG: stage})):
-        run = record.dagster_run
-        outcome = _run_outcome(instance, run, "passed", "did not pass")
-        yield HistoryEvent(
-            _start_time(record), f"reconciliation of {stage}", "", outcome, _run_seconds(record)
-        )
 
 
 def _run_events(
@@ -266,8 +241,8 @@ def _run_outcome(instance: dg.DagsterInstance, run: dg.DagsterRun, good: str, ba
 
 def _run_command(run: dg.DagsterRun) -> str:
     """The command that starts an equivalent run; empty if there is none."""
-    if run.job_name == _UNDO_JOB:
-        return _undo_command(run)
+    if job := _JOBS.get(run.job_name):
+        return job.command(run)
     days, selected = days_of_run(run.tags), run.asset_selection
     if days is None or not selected:
         return ""
@@ -277,37 +252,78 @@ def _run_command(run: dg.DagsterRun) -> str:
     return shlex.join([*words, "--partition-range", f"{days}"])
 
 
-def _undo_events(instance: dg.DagsterInstance, name: str) -> Iterator[HistoryEvent]:
-    """The undo runs of the backfill, of its stages, or of the run by its short id."""
-    for record in instance.get_run_records(
-        dg.RunsFilter(job_name=_UNDO_JOB), limit=_MOST_UNDO_RUNS
-    ):
-        run = record.dagster_run
-        backfill = str(_undo_config(run).get("backfill", ""))
-        if (
-            backfill == name
-            or backfill.startswith(f"{name}-")
-            or (len(backfill) >= 8 and name.startswith(backfill))
-        ):
-            outcome = _run_outcome(instance, run, "put back", "refused")
-            action = f"undo by run {run.run_id[:8]}"
-            yield HistoryEvent(
-                _start_time(record), action, _undo_command(run), outcome, _run_seconds(record)
-            )
+@dataclass(frozen=True)
+class _Job:
+    """A job about a backfill that its config names.
+
+    Attributes:
+        name: of the job, and of the command that starts an equivalent run.
+        op: of the job, as in `assets.backfill_jobs`.
+        action: of its runs, with the backfill and the run.
+        good: the outcome of a run that succeeded.
+        bad: the outcome of a run that failed, before its message.
+        options: of the command, by field of the op's config.
+    """
+
+    name: str
+    op: str
+    action: str
+    good: str
+    bad: str
+    options: Mapping[str, str]
+
+    def config(self, run: dg.DagsterRun) -> Mapping[str, Any]:
+        """Return the config of the op."""
+        config: Any = run.run_config
+        for key in ("ops", self.op, "config"):
+            config = config.get(key, {}) if isinstance(config, Mapping) else {}
+        return config
+
+    def command(self, run: dg.DagsterRun) -> str:
+        """Return the command that starts an equivalent run; empty if a sensor started this one."""
+        if RECONCILES_TAG in run.tags:
+            return ""
+        config = self.config(run)
+        options = [
+            word
+            for name, option in self.options.items()
+            if config.get(name)
+            for word in (option, config[name])
+        ]
+        return shlex.join([_PROGRAM, self.name, str(config.get("backfill", "")), *options])
 
 
-def _undo_command(run: dg.DagsterRun) -> str:
-    config = _undo_config(run)
-    days = ["--partitions", config["days"]] if config.get("days") else []
-    reason_option = ["--reason", config["reason"]] if config.get("reason") else []
-    return shlex.join([_PROGRAM, "undo", str(config.get("backfill", "")), *days, *reason_option])
+_JOBS = {
+    job.name: job
+    for job in (
+        _Job("reconcile", "compare_days", "reconciliation of {}", "passed", "did not pass", {}),
+        _Job(
+            "undo",
+            "put_back",
+            "undo by run {1}",
+            "put back",
+            "refused",
+            {"days": "--partitions", "reason": "--reason"},
+        ),
+    )
+}
 
 
-def _undo_config(run: dg.DagsterRun) -> Mapping[str, Any]:
-    config: Any = run.run_config
-    for key in ("ops", _UNDO_OP, "config"):
-        config = config.get(key, {}) if isinstance(config, Mapping) else {}
-    return config
+def _job_events(instance: dg.DagsterInstance, name: str) -> Iterator[HistoryEvent]:
+    """The reconciliations and undos of the backfill, of its stages, or of the run by short id."""
+    for job in _JOBS.values():
+        for record in instance.get_run_records(dg.RunsFilter(job_name=job.name), limit=_MOST_RUNS):
+            run = record.dagster_run
+            backfill = str(job.config(run).get("backfill", ""))
+            if (
+                backfill == name
+                or backfill.startswith(f"{name}-")
+                or (len(backfill) >= 8 and name.startswith(backfill))
+            ):
+                outcome = _run_outcome(instance, run, job.good, job.bad)
+                action = job.action.format(backfill, run.run_id[:8])
+                command, seconds = job.command(run), _run_seconds(record)
+                yield HistoryEvent(_start_time(record), action, command, outcome, seconds)
 
 
 def _start_time(record: dg.RunRecord) -> float:

@@ -1,27 +1,35 @@
-"""Reconcile a backfill: compare its result with the plan or request, and tables with each other.
+"""Reconcile a backfill: compare its result with its request, and tables with each other.
 
-Without a plan, the requested days come from its runs in Dagster. Reads tables' logs; `diff_query`
-compares the rows.
+The requested days come from its runs and backfills in Dagster, and from its plan if there is one.
+Reads tables' logs; `diff_query` compares the rows.
 """
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
+from typing import Any
 
 import dagster as dg
 from pyspark.sql import SparkSession
 
 from backfill_assets.backfills.backfill_plan import BackfillPlan
-from backfill_assets.backfills.changes import DayChange, changed_days, commits_of, is_commit_of
-from backfill_assets.backfills.diff import TableDiff, cross_table_mismatches
+from backfill_assets.backfills.changes import (
+    DayChange,
+    changed_days,
+    commits_of,
+    is_commit_of,
+    overwritten_since,
+    reverted_days,
+)
+from backfill_assets.backfills.diff import TableDiff, as_json, as_table, cross_table_mismatches
 from backfill_assets.backfills.diff_query import diff_table
-from backfill_assets.calendar.late_data import Policy
-from backfill_assets.calendar.partitions import days_of_run, format_ranges, from_ranges
+from backfill_assets.calendar.partitions import days_of_run, format_ranges
 from backfill_assets.delta.ledger_reader import read_ledgers
 from backfill_assets.delta.ledgers import Ledger, Ledgers
+from backfill_assets.delta.records import ExternalCommit
 from backfill_assets.deployment import Deployment
-from backfill_assets.staleness.input_digest import days_depending_on
+from backfill_assets.report import Report
 from backfill_assets.tables.code_version import Code
 
 #: Dagster events for a published day, computed or not.
@@ -46,7 +54,24 @@ class RequestedDays:
     not_published: Sequence[str]
 
 
-def requested_days(instance: dg.DagsterInstance, ledgers: Ledgers, name: str) -> RequestedDays:
+@dataclass(frozen=True)
+class PlannedDays:
+    """What the plan of a backfill adds to what Dagster knows of its request.
+
+    Attributes:
+        days: by table, the days that it computes, whether their stage was launched or not.
+        backfills: ids in Dagster of its stages that were launched.
+        since: when it was planned, in seconds since 1970.
+    """
+
+    days: Mapping[str, Collection[date]]
+    backfills: Sequence[str]
+    since: float
+
+
+def requested_days(
+    instance: dg.DagsterInstance, ledgers: Ledgers, name: str, planned: PlannedDays | None = None
+) -> RequestedDays:
     """The requested days of a backfill, and which of them were not published.
 
     A day counts as published if a commit covers it, if Dagster has an event that it was published
@@ -56,11 +81,15 @@ def requested_days(instance: dg.DagsterInstance, ledgers: Ledgers, name: str) ->
     own_records = [
         r for ledger in ledgers.values() for r in ledger.records if is_commit_of(r, name)
     ]
-    runs = _find_runs(instance, name, {record.run_id for record in own_records})
-    times = [run.create_timestamp for run in runs]
-    times += [record.at for record in own_records if record.at]
-    start = min((moment.timestamp() for moment in times), default=_NEVER)
-    days = _days_by_table(instance, name, [run.dagster_run for run in runs], ledgers)
+    backfills = planned.backfills if planned else [name]
+    run_ids = {name, *(record.run_id for record in own_records)}
+    runs = _find_runs(instance, backfills, run_ids)
+    times = [run.create_timestamp.timestamp() for run in runs]
+    times += [record.at.timestamp() for record in own_records if record.at]
+    start = min([*times, planned.since] if planned else times, default=_NEVER)
+    days = _days_by_table(instance, backfills, [run.dagster_run for run in runs], ledgers)
+    for table, table_days in (planned.days if planned else {}).items():
+        days.setdefault(table, set()).update(table_days)
     unpublished: dict[tuple[str, date], str] = {}
     for table, ledger in ledgers.items():
         recorded, failed = _recorded_days(ledger, name)
@@ -74,31 +103,37 @@ def requested_days(instance: dg.DagsterInstance, ledgers: Ledgers, name: str) ->
     return RequestedDays(days, [*_unpublished_messages(unpublished)])
 
 
-def _find_runs(instance: dg.DagsterInstance, name: str, ids: Collection[str]) -> list[dg.RunRecord]:
-    filters = [dg.RunsFilter(tags={"dagster/backfill": name}), dg.RunsFilter(run_ids=[name, *ids])]
+def _find_runs(
+    instance: dg.DagsterInstance, backfills: Sequence[str], run_ids: Iterable[str]
+) -> list[dg.RunRecord]:
+    filters = [dg.RunsFilter(run_ids=[*run_ids])]
+    if backfills:
+        filters.append(dg.RunsFilter(tags={"dagster/backfill": backfills}))
     records = {r.dagster_run.run_id: r for f in filters for r in instance.get_run_records(f)}
     return list(records.values())
 
 
 def _days_by_table(
     instance: dg.DagsterInstance,
-    name: str,
+    backfills: Iterable[str],
     runs: Iterable[dg.DagsterRun],
     ledgers: Ledgers,
 ) -> dict[str, set[date]]:
-    """The days of the runs, and the target days of Dagster's backfill, with or without a run."""
+    """The days of the runs, and the target days of Dagster's backfills, with or without a run."""
     days: dict[str, set[date]] = defaultdict(set)
     for run in runs:
         window = days_of_run(run.tags)
         selected = {key.path[-1] for key in run.asset_selection or ()} or ledgers.keys()
         for table in ledgers.keys() & selected if window else ():
             days[table] |= {*ledgers[table].table.grain.partitions_of(window or ())}
-    backfill = instance.get_backfill(name)
-    if backfill and backfill.asset_backfill_data:
-        target = backfill.asset_backfill_data.target_subset.partitions_subsets_by_asset_key
-        for key, subset in target.items():
-            if key.path[-1] in ledgers:
-                days[key.path[-1]] |= {*map(date.fromisoformat, subset.get_partition_keys())}
+    for name in backfills:
+        backfill = instance.get_backfill(name)
+        if backfill and backfill.asset_backfill_data:
+            target = backfill.asset_backfill_data.target_subset.partitions_subsets_by_asset_key
+            for key, subset in target.items():
+                if key.path[-1] in ledgers:
+                    partition_days = map(date.fromisoformat, subset.get_partition_keys())
+                    days[key.path[-1]].update(partition_days)
     return days
 
 
@@ -242,36 +277,18 @@ def changed_days_by_table(ledgers: Ledgers, name: str) -> dict[str, dict[date, D
     return {table: days for table, days in days_by_table.items() if days}
 
 
-def find_unfinished_days(
-    current_plan: BackfillPlan, ledgers: Ledgers, name: str, policy: Policy
-) -> Iterator[str]:
-    """Sentences about days of the backfill that are not published as it would build them now.
-
-    A later stage may load late lines for a day of an earlier stage. The backfill has built that
-    day, and its new input makes it stale for the next run; so such a day does not count, nor do
-    days that depend only on it. `current_plan` is a plan of the same days as of now, with no day to
-    compute when all is done.
-    """
-    remaining_by_table: dict[str, list[date]] = {}
-    for table, forecast in current_plan.tables.items():
+def find_replaced_days(ledgers: Ledgers, name: str) -> Iterator[str]:
+    """Sentences about days of a backfill that were undone, or changed by another writer, since."""
+    for table, changes in changed_days_by_table(ledgers, name).items():
         ledger = ledgers[table]
-        own_versions = [record.version for record in ledger.records if is_commit_of(record, name)]
-        stale_days = {*from_ranges(forecast.computed)}
-        for source, changed in remaining_by_table.items():
-            depends = from_ranges(forecast.depends)
-            stale_days |= days_depending_on(ledgers, policy, table, depends, source, changed)
-        remaining = [day for day in sorted(stale_days) if not _is_built(ledger, day, own_versions)]
-        if remaining:
-            remaining_by_table[table] = remaining
-            yield f"{table} [{format_ranges(remaining)}] is not published as it should be now"
-
-
-def _is_built(ledger: Ledger, day: date, own_versions: Sequence[int]) -> bool:
-    """Whether a day's current record is a commit of the backfill, or a later one."""
-    record = ledger.latest.get(day)
-    if record is None or ledger.current_record(day) is None or not own_versions:
-        return False
-    return record.version in own_versions or record.version >= max(own_versions)
+        if undone := reverted_days(ledger, changes):
+            yield f"{table} [{format_ranges(undone)}] has been undone since"
+        if changed := [
+            day
+            for day, commit in overwritten_since(ledger, changes).items()
+            if isinstance(commit, ExternalCommit) and day not in undone
+        ]:
+            yield f"{table} [{format_ranges(changed)}] has been changed by another writer since"
 
 
 def compare_with_plan(plan: BackfillPlan, ledgers: Ledgers) -> Iterator[tuple[str, str, str]]:
@@ -331,9 +348,8 @@ def reconcile_tables(
     deployment: Deployment,
     spark: SparkSession,
     name: str,
+    requested: RequestedDays,
     plan: BackfillPlan | None = None,
-    current_plan: BackfillPlan | None = None,
-    requested: RequestedDays | None = None,
     plan_error: str = "",
 ) -> ReconcileResult:
     """Compare the rows that a backfill replaced with the rows that it published.
@@ -342,9 +358,8 @@ def reconcile_tables(
         deployment: whose tables they are.
         spark: reads the tables.
         name: backfill or run, as in `changes.is_commit_of`.
+        requested: its days.
         plan: the plan that it was launched with; None if not planned.
-        current_plan: the plan of the same days as of now.
-        requested: the request in Dagster, if it was not planned.
         plan_error: as in `ReconcileResult`.
     """
     ledgers = read_ledgers(deployment)
@@ -365,15 +380,45 @@ def reconcile_tables(
         for table, days in changed_days_by_table(ledgers, name).items()
     ]
     provenance = code_provenance(ledgers, name)
-    problems = [*cross_table_mismatches(reports, ledgers), *provenance.problems]
-    if current_plan:
-        problems += find_unfinished_days(current_plan, ledgers, name, deployment.policy)
-    if requested:
-        problems += requested.not_published
-    if not provenance.days_by_code and not current_plan and not (requested and requested.days):
+    problems = [
+        *cross_table_mismatches(reports, ledgers),
+        *provenance.problems,
+        *requested.not_published,
+        *find_replaced_days(ledgers, name),
+    ]
+    if not provenance.days_by_code and not any(requested.days.values()):
         problems.append(f"no commit of {name} is in any table at {deployment.settings.warehouse}")
     plan_results = list(compare_with_plan(plan, ledgers)) if plan else []
     return ReconcileResult(name, reports, provenance, plan_results, problems, plan_error)
+
+
+def reconcile_report(result: ReconcileResult) -> Report:
+    """The result for a reader."""
+    return Report(tuple(reconcile_facts(result)), tuple(map(as_table, result.reports)))
+
+
+def encode_result(result: ReconcileResult, *, details: bool) -> dict[str, Any]:
+    """The result as JSON values: `summary`, `report`, and `details` if asked for.
+
+    `summary` is the verdict; `details` are code, settings, and the figures of each day.
+    """
+    summary = {
+        "backfill": result.name,
+        "verdict": result.verdict,
+        "good": not result.problems,
+        "problems": list(result.problems),
+        **({"plan": result.plan_error} if result.plan_error else {}),
+    }
+    figures = {
+        "code": sorted(result.provenance.code_descriptions),
+        "configuration": dict(result.provenance.config_digests),
+        **as_json(result.reports),
+    }
+    return {
+        "summary": summary,
+        "report": reconcile_report(result).to_json(),
+        "details": figures if details else {},
+    }
 
 
 def reconcile_facts(result: ReconcileResult) -> Iterator[tuple[str, str]]:

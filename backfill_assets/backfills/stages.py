@@ -14,6 +14,7 @@ import dagster as dg
 from backfill_assets.backfills import state_store
 from backfill_assets.backfills.backfill_plan import BackfillPlan, BackfillRequest
 from backfill_assets.backfills.planner import days_by_table
+from backfill_assets.backfills.reconcile import PlannedDays
 from backfill_assets.calendar import partitions
 from backfill_assets.dagster_ext import internals
 from backfill_assets.publish import types
@@ -180,6 +181,39 @@ def _buildable_days(
         blocked = {*partitions.from_ranges([*forecast.lacking, *forecast.other_settings])}
         if buildable := [day for day in requested if day not in blocked]:
             yield table, buildable
+
+
+def planned_days(
+    graph: internals.BaseAssetGraph,
+    instance: dg.DagsterInstance,
+    state: state_store.BackfillState,
+    name: str,
+) -> PlannedDays:
+    """The days that a planned backfill, or the stage of that id, computes."""
+    plan = state.plan
+    days = {table: forecast.days_to_compute for table, forecast in plan.tables.items()}
+    for stage, window in plan.stages:
+        if f"{name}-".startswith(f"{plan.id}-{stage}-"):
+            stage_days = _stage_days(graph, plan.parameters, window)
+            days = {
+                table: [day for day in table_days if day in stage_days.get(table, ())]
+                for table, table_days in days.items()
+            }
+    launched = [backfill.backfill_id for _, backfill in launched_stages(instance, plan)]
+    own = [id_ for id_ in launched if id_ == name or id_.startswith(f"{name}-")]
+    return PlannedDays(days, own, state.began or state.made or time.time())
+
+
+def launched_stages(
+    instance: dg.DagsterInstance, plan: BackfillPlan
+) -> Iterator[tuple[partitions.Window, internals.PartitionBackfill]]:
+    """The backfills in Dagster of a plan's stages, each attempt, with the days of the stage."""
+    for name, window in plan.stages:
+        attempt, backfill = 1, instance.get_backfill(f"{plan.id}-{name}")
+        while backfill is not None:
+            yield window, backfill
+            attempt += 1
+            backfill = instance.get_backfill(f"{plan.id}-{name}-{attempt}")
 
 
 @dataclass(frozen=True)

@@ -1,87 +1,12 @@
-"""State of planned backfills and recorded commands, stored in Dagster's instance.
+"""State of planned backfills, stored in Dagster's instance."""
 
-Commands of a person, such as a reconciliation, are stored here because neither runs nor commits
-record them.
-"""
-
-import logging
-import time
 from typing import Self
 
 import dagster as dg
-from pydantic import BaseModel, TypeAdapter, ValidationError, model_validator
+from pydantic import BaseModel, ValidationError, model_validator
 
 from backfill_assets.backfills.backfill_plan import BackfillPlan
 from backfill_assets.dagster_ext import internals
-
-_log = logging.getLogger(__name__)
-
-_COMMANDS_KEY = "backfill_assets/commands/{}"
-#: How many commands are kept for a backfill, the last ones.
-_MOST_COMMANDS = 50
-#: Most characters of an outcome.
-_LONGEST_OUTCOME = 1000
-
-
-class Command(BaseModel, frozen=True):
-    """A command of a person.
-
-    Attributes:
-        at: seconds since 1970.
-        text: as typed.
-        outcome: the result, in a sentence.
-    """
-
-    at: float
-    text: str
-    outcome: str
-
-
-_COMMAND_LIST = TypeAdapter(list[Command])
-
-
-def record_command(instance: dg.DagsterInstance, name: str, text: str, outcome: str) -> None:
-    """Store a command about a backfill or run with the current time.
-
-    Without write access to the storage this only logs a warning, so that the command itself still
-    works.
-    """
-    command = Command(at=time.time(), text=text, outcome=outcome[:_LONGEST_OUTCOME])
-    commands = [*list_commands(instance, name), command][-_MOST_COMMANDS:]
-    store = instance.daemon_cursor_storage
-    assert store is not None
-    try:
-        store.set_cursor_values({_command_key(name): _COMMAND_LIST.dump_json(commands).decode()})
-    except Exception as error:  # noqa: BLE001 - each storage raises its own errors
-        first_line = next(iter(str(error).splitlines()), "")
-        _log.warning(
-            "`%s` is not kept for the post-mortem of %s, as Dagster's storage does not take it "
-            "(%s: %s)", text, name, type(error).__name__, first_line,
-        )  # fmt: skip
-
-
-def list_commands(instance: dg.DagsterInstance, name: str) -> list[Command]:
-    """The commands about a backfill, oldest first; empty if another release stored them."""
-    store = instance.daemon_cursor_storage
-    assert store is not None
-    stored = store.get_cursor_values({_command_key(name)}).get(_command_key(name))
-    try:
-        return _COMMAND_LIST.validate_json(stored) if stored else []
-    except ValidationError:
-        return []
-
-
-def delete_commands(instance: dg.DagsterInstance, name: str) -> None:
-    """Delete the stored commands about a backfill."""
-    store = instance.daemon_cursor_storage
-    assert store is not None
-    store.set_cursor_values({_command_key(name): ""})
-
-
-def _command_key(name: str) -> str:
-    """One key for a backfill with all its stages; for a run, the prefix that names it."""
-    return _COMMANDS_KEY.format(name.partition("-")[0])
-
 
 #: Key of a plan in Dagster's storage.
 _PLAN_KEY = "backfill_assets/plan/{}"
@@ -210,7 +135,6 @@ def delete_older(instance: dg.DagsterInstance, before: float) -> list[str]:
             # Dagster's cursor storage cannot delete a key.
             _cursor_storage(instance).set_cursor_values({_PLAN_KEY.format(id_): ""})
             instance.delete_dynamic_partition(_PLAN_IDS, id_)
-            delete_commands(instance, id_)
             deleted.append(id_)
     return deleted
 

@@ -35,7 +35,7 @@ from backfill_assets.landing.load_manifest import LoadManifest, after_undo
 from backfill_assets.publish import types
 from backfill_assets.publish.compute import AuditedDays, explain_spark_errors
 from backfill_assets.publish.io_manager import DeltaIOManager
-from backfill_assets.publish.publisher import ATTEMPTS, CommitRaceError
+from backfill_assets.publish.publisher import ATTEMPTS, CommitRaceError, list_computed_results
 from backfill_assets.spark.filesystems import open_store
 from backfill_assets.staleness.impact import impact_of
 from backfill_assets.staleness.input_digest import input_digests
@@ -320,12 +320,13 @@ class _TableUndo:
             candidate = self._read_old_days(ledger, scope, todo)
         audited = self.publisher.audit(candidate)
         notes = self._commit_notes(ledger, audited, scope.changes, todo)
-        results = self.publisher.commit_once(
+        committed = self.publisher.commit_once(
             replace(audited, computed=replace(audited.computed, notes=notes))
         )
-        if results is None:
+        if committed is None:
             audited.remove_files()
-        return results
+            return None
+        return [*list_computed_results(committed)]
 
     def _read_old_days(
         self, ledger: Ledger, scope: UndoScope, todo: Mapping[date, DayChange]

@@ -8,7 +8,6 @@ from itertools import groupby
 from typing import Any, Self, TypeVar
 
 import dagster as dg
-from rich.table import Table as Grid
 
 from backfill_assets.audit.verdicts import (
     DayMetrics,
@@ -34,8 +33,9 @@ from backfill_assets.delta.records import CommitRecord, PublishedDay
 from backfill_assets.deployment import Deployment
 from backfill_assets.publish.compute import DependentDaysError
 from backfill_assets.publish.io_manager import DeltaIOManager
-from backfill_assets.publish.publisher import Destination, Publisher, list_skipped_results
+from backfill_assets.publish.publisher import Destination, Publisher, list_results
 from backfill_assets.publish.types import CALLS_TAG, Candidate, ComputePlan, DayResult
+from backfill_assets.report import ReportTable
 from backfill_assets.spark.session import SPARK_ERRORS
 from backfill_assets.tables.code_version import Code
 from backfill_assets.tables.graph import buildable_tables
@@ -304,7 +304,7 @@ class ComparisonDestination(Destination):
     def deliver(self, publisher: Publisher, candidate: Candidate) -> list[DayResult]:
         """Audit and compare all days; publish none."""
         plan = candidate.plan
-        verdicts = [result.verdict for result in list_skipped_results(plan)]
+        verdicts = [result.verdict for result in list_results(plan)]
         recomputed: Mapping[date, Verdict] = {}
         if candidate.computed is not None:
             recomputed = publisher.audit(candidate).verdicts
@@ -483,20 +483,20 @@ def is_good(verified: Iterable[VerifiedDay], read_checks: Iterable[ReadCheck]) -
     )
 
 
-def as_grid(verified: Iterable[VerifiedDay]) -> Grid:
-    """The days as a console table: matching days as ranges, others one by one."""
-    grid = Grid(box=None, padding=(0, 2, 0, 0))
-    for heading in ("table", "days", "outcome"):
-        grid.add_column(heading, no_wrap=True)
-    grid.add_column("rows", justify="right", no_wrap=True)
-    grid.add_column("what there is to say")
-    for group_key, alike in groupby(verified, _group_key):
+def as_table(verified: Iterable[VerifiedDay]) -> ReportTable:
+    """The days for a person: matching days as ranges, others one by one."""
+    rows = []
+    for (table, _), alike in groupby(verified, _group_key):
         days = list(alike)
-        rows = sum(day.published.rows for day in days if day.published)
-        shown = Window(days[0].day, days[-1].day + DAY)
-        cells = (group_key[0], str(shown), days[0].outcome.value, f"{rows:,}", str(days[0]))
-        grid.add_row(*cells)
-    return grid
+        count = sum(day.published.rows for day in days if day.published)
+        window = Window(days[0].day, days[-1].day + DAY)
+        rows.append((table, str(window), days[0].outcome.value, f"{count:,}", str(days[0])))
+    return ReportTable.from_rows(
+        ("table", "days", "outcome", "rows", _COMMENT), rows, numbers=["rows"], sentences=[_COMMENT]
+    )
+
+
+_COMMENT = "what there is to say"
 
 
 def _group_key(day: VerifiedDay) -> tuple[str, date | str]:

@@ -17,6 +17,7 @@ from backfill_assets.cli import parameters
 from backfill_assets.cli.output import CannotRunError, Output, Status, command
 from backfill_assets.dagster_ext.supervisor import find_ui_url
 from backfill_assets.deployment import Deployment
+from backfill_assets.report import ReportTable
 from backfill_assets.settings import load_settings
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from backfill_assets.shadow.build import StageResult
 
 
+#: The headings of what becomes of days.
+_OUTCOMES = ("table", "what becomes of them", "why", "days")
 #: Options that a shadow backfill does not support, by parameter name.
 _UNSUPPORTED_OPTIONS = {
     "max_parallel": "--max-parallel",
@@ -146,19 +149,10 @@ def _refuse_impossible(deployment: Deployment, request: BackfillRequest) -> None
 
 def show_plan(out: Output, backfill_plan: BackfillPlan) -> None:
     """Print the outcome of each day, and the cost."""
-    from rich.table import Table as Grid
-
     from backfill_assets.backfills.backfill_plan import day_rows, plan_facts
 
-    grid = Grid(
-        title=f"Plan {backfill_plan.id}", title_justify="left", box=None, padding=(0, 2, 0, 0)
-    )
-    for heading in ("table", "what becomes of them", "why", "days"):
-        grid.add_column(heading, no_wrap=True)
     rows = list(day_rows(backfill_plan))
-    for row in rows:
-        grid.add_row(*row)
-    out.print_grid(grid)
+    out.print_table(ReportTable.from_rows(_OUTCOMES, rows, title=f"Plan {backfill_plan.id}"))
     out.print_facts(plan_facts(backfill_plan))
     if any("other code" in reason for _, _, reason, _ in rows):
         out.print_note("If the other code makes the same rows: `backfill-assets accept-code`")
@@ -193,19 +187,13 @@ def plans(out: Output, as_json: bool) -> None:
     if not plan_rows:
         out.print_text("no plan is kept; make one with `backfill-assets plan`")
         return
-    from rich.table import Table as Grid
-
-    grid = Grid(box=None, padding=(0, 2, 0, 0))
-    for heading in ("plan", "made", "days", "tables"):
-        grid.add_column(heading, no_wrap=True)
-    for heading in ("state", "reason"):
-        grid.add_column(heading)
+    headings = ("plan", "made", "days", "tables", "state", "reason")
+    rows = []
     for row in plan_rows:
         tables = row["tables"]
-        # As plain text, as a reason may contain markup.
-        cells = [*list(row.values())[:3], tables[0] if len(tables) == 1 else str(len(tables))]
-        grid.add_row(*cells, row["state"], row["reason"])
-    out.print_grid(grid)
+        cells = {**row, "tables": tables[0] if len(tables) == 1 else str(len(tables))}
+        rows.append([cells[heading] for heading in headings])
+    out.print_table(ReportTable.from_rows(headings, rows, sentences=["state", "reason"]))
 
 
 def _plan_row(dagster: dg.DagsterInstance, ledgers: Ledgers, id_: str) -> dict[str, Any]:
@@ -442,21 +430,17 @@ def _print_forecasts(
     forecasts: Mapping[str, Mapping[date, DayForecast]],
 ) -> None:
     """Print the stale days by table, outcome and reason; one sentence if there are none."""
-    from rich.table import Table as Grid
-
     from backfill_assets.delta.history import format_windows
 
-    grid = Grid(title=f"Target {name}", title_justify="left", box=None, padding=(0, 2, 0, 0))
-    for heading in ("table", "what becomes of them", "why", "days"):
-        grid.add_column(heading, no_wrap=True)
+    rows = []
     for table, forecast_by_day in forecasts.items():
         days_by_forecast: dict[DayForecast, list[date]] = {}
         for day, forecast in forecast_by_day.items():
             days_by_forecast.setdefault(forecast, []).append(day)
         for forecast, days in days_by_forecast.items():
             ranges = deployment.tables[table].grain.gapless_ranges(days)
-            grid.add_row(table, forecast.outcome.value, forecast.reason, format_windows(ranges))
-    out.print_grid(grid)
+            rows.append((table, forecast.outcome.value, forecast.reason, format_windows(ranges)))
+    out.print_table(ReportTable.from_rows(_OUTCOMES, rows, title=f"Target {name}"))
     if not forecasts:
         out.print_text("nothing to build: all days are as they would be made now")
 

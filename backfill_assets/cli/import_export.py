@@ -12,6 +12,7 @@ from backfill_assets.cli import parameters
 from backfill_assets.cli.output import Output, Status, command
 from backfill_assets.cli.tables import refuse_no_warehouse
 from backfill_assets.deployment import Deployment
+from backfill_assets.report import ReportTable
 from backfill_assets.settings import load_settings
 
 if TYPE_CHECKING:
@@ -241,8 +242,6 @@ def _proposal_json(proposal: ImportPlan) -> dict[str, Any]:
 
 def _print_proposal(out: Output, proposal: ImportPlan) -> None:
     """Print the counts of one import plan, then its rows by arrival day."""
-    from rich.table import Table as Grid
-
     total, since = proposal.total, proposal.new_data.since
     since_text = "" if since is None else f", after version {since}"
     out.print_facts(
@@ -268,10 +267,12 @@ def _print_proposal(out: Output, proposal: ImportPlan) -> None:
         ]
     )
     names = ("rows", "repeated", "no_key", "late", "ahead")
-    grid = Grid("arrival day", *(name.replace("_", " ") for name in names), box=None)
-    for day, kinds in proposal.by_day.items():
-        grid.add_row(str(day), *(f"{getattr(kinds, name):,}" for name in names))
-    out.print_grid(grid)
+    headings = [name.replace("_", " ") for name in names]
+    rows = [
+        (str(day), *(f"{getattr(kinds, name):,}" for name in names))
+        for day, kinds in proposal.by_day.items()
+    ]
+    out.print_table(ReportTable.from_rows(["arrival day", *headings], rows, numbers=headings))
 
 
 def _import_tables(out: Output, table_imports: Sequence[ImportRequest], as_json: bool) -> None:

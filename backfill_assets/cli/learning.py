@@ -19,6 +19,7 @@ from backfill_assets.cli.output import (
     level_options,
 )
 from backfill_assets.cli.parameters import Partitions
+from backfill_assets.report import ReportTable
 from backfill_assets.settings import load_settings
 
 if TYPE_CHECKING:
@@ -189,17 +190,12 @@ def end(out: Output, folder: Path) -> Status:
 
 
 def _print_score(out: Output, score: Score) -> None:
-    from rich.table import Table as Grid
-
-    grid = Grid(box=None, padding=(0, 2, 0, 0))
-    grid.add_column("what", no_wrap=True)
-    grid.add_column("seen", no_wrap=True)
-    grid.add_column("points", justify="right", no_wrap=True)
-    for part in score.parts:
-        maximum = f" of {part.most}" if part.most else ""
-        grid.add_row(part.name, part.observation, f"{part.points}{maximum}")
-    grid.add_row("score", "", f"{score.total} of 100")
-    out.print_grid(grid)
+    rows = [
+        (part.name, part.observation, f"{part.points}" + (f" of {part.most}" if part.most else ""))
+        for part in score.parts
+    ]
+    rows.append(("score", "", f"{score.total} of 100"))
+    out.print_table(ReportTable.from_rows(("what", "seen", "points"), rows, numbers=["points"]))
 
 
 @command("drill solution incident", "drill solution incident --give-up")

@@ -12,8 +12,9 @@ import click
 
 from backfill_assets.cli import parameters
 from backfill_assets.cli.output import Output, Status, command
-from backfill_assets.cli.runs import run_job
+from backfill_assets.cli.runs import JobFailedError, log_level, run_job
 from backfill_assets.deployment import Deployment
+from backfill_assets.report import Report, ReportTable
 from backfill_assets.settings import load_settings
 
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
     import dagster as dg
 
-    from backfill_assets.backfills.reconcile import ReconcileResult
     from backfill_assets.calendar.partitions import Window
     from backfill_assets.delta.ledgers import Ledgers
 
@@ -36,69 +36,35 @@ def reconcile(out: Output, backfill: str, summary: bool, as_json: bool) -> Statu
     BACKFILL is the id of a backfill or of a stage of it, or the first 8 characters of a run's. The
     verdict comes first. It ends with 1 if a day is missing or does not add up.
     """
-    from backfill_assets.backfills import state_store
-
     deployment = Deployment(load_settings())
     with parameters.open_instance() as dagster:
         refuse_unknown(deployment, dagster, backfill)
-        result = _read_result(deployment, dagster, backfill)
-        state_store.record_command(
-            dagster, backfill, f"backfill-assets reconcile {backfill}", result.verdict
-        )
+        values = _run_reconcile(out, dagster, backfill, details=as_json and not summary)
     if as_json:
-        out.print_json(
-            _verdict_json(result) if summary else {**_verdict_json(result), **_details_json(result)}
-        )
+        out.print_json({**values["summary"], **values["details"]})
     else:
-        _print_result(out, result, summary)
-    return Status.FINDING if result.problems else Status.FINE
+        report = Report.from_json(values["report"])
+        if summary:
+            report = Report(report.facts[:1])
+        out.print_report(report)
+    return Status.FINE if values["summary"]["good"] else Status.FINDING
 
 
-def _read_result(deployment: Deployment, dagster: dg.DagsterInstance, name: str) -> ReconcileResult:
-    """Reconcile a backfill in a Spark session of this process; no run is recorded."""
-    from backfill_assets.assets import backfill_jobs
-    from backfill_assets.definitions import build_defs
-    from backfill_assets.spark.session import Engine
+def _run_reconcile(
+    out: Output, dagster: dg.DagsterInstance, name: str, *, details: bool
+) -> dict[str, Any]:
+    """Reconcile a backfill in a run of Dagster, and return the result as the run records it."""
+    from backfill_assets.assets.backfill_jobs import RECONCILE_RESULT
 
-    graph = build_defs(deployment.settings).get_repository_def().asset_graph
-    spark = Engine.from_settings(deployment.settings).spark_session
-    return backfill_jobs.reconcile_backfill(deployment, graph, dagster, spark, name)
-
-
-def _verdict_json(result: ReconcileResult) -> dict[str, Any]:
-    """The JSON of `reconcile --summary`; the full output adds `_details_json`."""
-    return {
-        "backfill": result.name,
-        "verdict": result.verdict,
-        "good": not result.problems,
-        "problems": list(result.problems),
-        **({"plan": result.plan_error} if result.plan_error else {}),
-    }
-
-
-def _details_json(result: ReconcileResult) -> dict[str, Any]:
-    """Code, settings and diffs: what the JSON has only without --summary."""
-    from backfill_assets.backfills.diff import as_json
-
-    return {
-        "code": sorted(result.provenance.code_descriptions),
-        "configuration": result.provenance.config_digests,
-        **as_json(result.reports),
-    }
-
-
-def _print_result(out: Output, result: ReconcileResult, summary: bool) -> None:
-    """Print the verdict first, then the diffs by table and the facts, unless `summary`."""
-    from backfill_assets.backfills.diff import as_grid
-    from backfill_assets.backfills.reconcile import reconcile_facts
-
-    verdict, *details = reconcile_facts(result)
-    out.print_facts([verdict])
-    if summary:
-        return
-    for report in result.reports:
-        out.print_grid(as_grid(report))
-    out.print_facts(details)
+    config = {"backfill": name, "details": details}
+    try:
+        metadata = run_job(dagster, "reconcile", "compare_days", config, log_level(out)).metadata
+    except JobFailedError as error:
+        if RECONCILE_RESULT not in error.metadata:
+            raise
+        metadata = error.metadata
+    values: Any = metadata[RECONCILE_RESULT].value
+    return values
 
 
 @command(
@@ -127,8 +93,7 @@ def undo(
         if plan:
             return _plan_undo(out, deployment, dagster, backfill, partitions, as_json)
         op_config = {"backfill": backfill, "days": str(partitions or ""), "reason": reason}
-        level = "DEBUG" if out.verbose else "CRITICAL"
-        run_id = run_job(dagster, "undo", "put_back", op_config, level)
+        run_id = run_job(dagster, "undo", "put_back", op_config, log_level(out)).id
     tables = {
         name: _day_ranges(deployment, name, days)
         for name, days in days_written_by_run(deployment, run_id).items()
@@ -200,15 +165,10 @@ def _day_ranges(deployment: Deployment, table: str, days: Iterable[date]) -> lis
 
 def _show_days(out: Output, rows: Iterable[tuple[str, str, list[str]]]) -> None:
     """Print rows of table, outcome and day ranges; nothing if there are none."""
-    from rich.table import Table as Grid
-
-    grid = Grid(box=None, padding=(0, 2, 0, 0))
-    for heading in ("table", "outcome", "days"):
-        grid.add_column(heading, no_wrap=heading != "days")
-    for name, what, days in rows:
-        grid.add_row(name, what, ", ".join(days))
-    if grid.rows:
-        out.print_grid(grid)
+    cells = [(name, what, ", ".join(days)) for name, what, days in rows]
+    if cells:
+        headings = ("table", "outcome", "days")
+        out.print_table(ReportTable.from_rows(headings, cells, sentences=["days"]))
 
 
 def refuse_unknown(deployment: Deployment, dagster: dg.DagsterInstance, name: str) -> None:
@@ -260,7 +220,7 @@ def _backfill_names(ledgers: Ledgers) -> Iterator[str]:
 def runbook(out: Output, backfill: str, folder: Path | None) -> None:
     """A post-mortem and a runbook of a backfill, in Markdown.
 
-    From its plan, the tables' history and the commands that were given. BACKFILL is the id of a
+    From its plan, the tables' history and its runs in Dagster. BACKFILL is the id of a
     backfill or of a stage of it, or the first 8 characters of a run's. Nothing is computed.
     """
     from backfill_assets.backfills.history import read_history, render_postmortem, render_runbook

@@ -11,13 +11,13 @@ from typing import Any
 
 import click
 from rich.console import Console, RenderableType
-from rich.console import Group as Renderables
 from rich.measure import Measurement
 from rich.table import Column
 from rich.table import Table as Grid
 from rich.text import Text
 
 from backfill_assets.escaping import escape_terminal
+from backfill_assets.report import Report, ReportTable
 
 #: A pipe has no width: each row of a table stays on one line.
 _PIPE_WIDTH = 1000
@@ -81,13 +81,19 @@ class Output:
         for name, text in pairs:
             self.print_text(f"{name:{width}} {text}")
 
-    def print_grid(self, grid: RenderableType) -> None:
+    def print_table(self, table: ReportTable) -> None:
         """Print a table with all of its columns, however narrow the terminal."""
         console = _make_console()
-        parts = grid.renderables if isinstance(grid, Renderables) else [grid]
-        for part in parts:
-            for fitted in _fit_grid(part, console) if isinstance(part, Grid) else [part]:
-                console.print(fitted)
+        for part in (*_fit_grid(_make_grid(table), console), *table.lines):
+            console.print(part)
+
+    def print_report(self, report: Report) -> None:
+        """Print a report: facts, tables, notes."""
+        self.print_facts(report.facts)
+        for table in report.tables:
+            self.print_table(table)
+        for note in report.notes:
+            self.print_text(note)
 
     def print_json(self, value: Any) -> None:
         """Print a value as JSON."""
@@ -129,6 +135,25 @@ def _wrap_line(line: str, width: int) -> str:
         replace_whitespace=False,
     )
     return "\n".join(wrapped)
+
+
+def _make_grid(table: ReportTable) -> Grid:
+    grid = Grid(
+        title=table.title or None,
+        title_justify="left",
+        box=None,
+        padding=(0, 2, 0, 0),
+        show_header=any(table.headings),
+    )
+    for heading in table.headings:
+        grid.add_column(
+            heading,
+            no_wrap=heading not in table.sentences,
+            justify="right" if heading in table.numbers else "left",
+        )
+    for row in table.rows:
+        grid.add_row(*row)
+    return grid
 
 
 def _fit_grid(grid: Grid, console: Console) -> list[RenderableType]:

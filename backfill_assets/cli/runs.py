@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 from backfill_assets.cli.output import Output, Status
 
@@ -165,13 +166,37 @@ class _LogCondenser:
         self.out.print_text(text)
 
 
+def log_level(out: Output) -> str:
+    """The level of Dagster's log in the terminal of a command that runs a job."""
+    return "DEBUG" if out.verbose else "CRITICAL"
+
+
+@dataclass(frozen=True)
+class JobRun:
+    """A run of a job.
+
+    Attributes:
+        id: of the run.
+        metadata: of the output of its op.
+    """
+
+    id: str
+    metadata: Mapping[str, dg.MetadataValue]
+
+
+class JobFailedError(ValueError):
+    """A run of a job failed, or was refused; `metadata` is that of the failure."""
+
+    metadata: Mapping[str, dg.MetadataValue] = MappingProxyType({})
+
+
 def run_job(
-    dagster: dg.DagsterInstance, job: str, op: str, config: dict[str, str], log_level: str
-) -> str:
-    """Run a job as a recorded run of Dagster, and return its id.
+    dagster: dg.DagsterInstance, job: str, op: str, config: Mapping[str, Any], log_level: str
+) -> JobRun:
+    """Run a job of one op as a recorded run of Dagster.
 
     Raises:
-        ValueError: why it was refused, or failed.
+        JobFailedError: why it was refused, or failed.
     """
     import dagster as dg
 
@@ -182,15 +207,22 @@ def run_job(
         repository.get_reconstructable_job(job),
         instance=dagster,
         run_config={
-            "ops": {op: {"config": config}},
+            "ops": {op: {"config": dict(config)}},
             "loggers": {"console": {"config": {"log_level": log_level}}},
         },
     )
     # A step's failure has a message; any other failure is only in the run's log.
+    metadata: Mapping[str, dg.MetadataValue] = {}
     for event in result.all_events:
         if event.is_step_failure:
-            failure = event.step_failure_data.user_failure_data
-            raise ValueError(failure.description if failure else event.step_failure_data.error)
+            data = event.step_failure_data
+            if failure := data.user_failure_data:
+                failed = JobFailedError(failure.description or "")
+                failed.metadata = failure.metadata
+                raise failed
+            raise JobFailedError(str(data.error))
+        if event.is_successful_output:
+            metadata = event.step_output_data.metadata
     if not result.success:
-        raise ValueError(f"run {result.run_id[:8]} failed; its log says why")
-    return result.run_id
+        raise JobFailedError(f"run {result.run_id[:8]} failed; its log says why")
+    return JobRun(result.run_id, metadata)

@@ -12,6 +12,7 @@ import click
 from backfill_assets.cli import parameters
 from backfill_assets.cli.output import CannotRunError, Finding, Output, Status, command
 from backfill_assets.deployment import Deployment
+from backfill_assets.report import ReportTable
 from backfill_assets.settings import PREFIX, load_settings
 
 if TYPE_CHECKING:
@@ -33,15 +34,10 @@ def show(out: Output, tables: Sequence[str], as_json: bool) -> None:
     if as_json:
         out.print_json(rows)
         return
-    from rich.table import Table as Grid
-
-    grid = Grid(title="Published", title_justify="left", box=None, padding=(0, 2, 0, 0))
-    for heading in ("table", "days", "from...to", "rows", *_VERDICTS, "commits"):
-        is_text = heading in ("table", "from...to")
-        grid.add_column(heading, justify="left" if is_text else "right", no_wrap=True)
-    for row in rows:
-        grid.add_row(*_row_cells(row))
-    out.print_grid(grid)
+    numbers = ("days", "rows", *_VERDICTS, "commits")
+    headings = ("table", "days", "from...to", *numbers[1:])
+    cells = map(_row_cells, rows)
+    out.print_table(ReportTable.from_rows(headings, cells, title="Published", numbers=numbers))
     out.print_note(f"Tables   {deployment.settings.warehouse}/<table>")
     out.print_note(f"Landing  {deployment.settings.landing}/<source>/arrival_date=<day>/")
     out.print_note("Next     make ui, then launch a range of days; or run the same days again and")
@@ -166,21 +162,17 @@ def _show_states(
     states_by_table: dict[str, dict[DayState, list[date]]],
 ) -> None:
     """Print one line for each table and state, with the days as ranges."""
-    from rich.table import Table as Grid
-
     from backfill_assets.delta.history import format_windows
 
-    grid = Grid(box=None, padding=(0, 2, 0, 0))
-    for heading in ("table", "state", "days", "which"):
-        justify: Any = "right" if heading == "days" else "left"
-        grid.add_column(heading, justify=justify, no_wrap=True)
+    rows = []
     for name, days_by_state in states_by_table.items():
         for state, days in days_by_state.items():
             ranges = ledgers[name].table.grain.gapless_ranges(days)
-            grid.add_row(name, state.value, str(len(days)), format_windows(ranges))
+            rows.append((name, state.value, str(len(days)), format_windows(ranges)))
         if not days_by_state:
-            grid.add_row(name, "no day is due", "0", "none")
-    out.print_grid(grid)
+            rows.append((name, "no day is due", "0", "none"))
+    headings = ("table", "state", "days", "which")
+    out.print_table(ReportTable.from_rows(headings, rows, numbers=["days"]))
 
 
 @command("history fact_daily_orders", "history fact_daily_orders 2024-01-05")
@@ -201,8 +193,8 @@ def history(out: Output, table: str, partitions: Window | None, as_json: bool) -
         if as_json:
             out.print_json(commits.as_json(deployment, table, partitions))
         elif partitions is not None and len(partitions) == 1:
-            out.print_grid(commits.format_day_history(deployment, table, partitions.start))
+            out.print_table(commits.format_day_history(deployment, table, partitions.start))
         else:
-            out.print_grid(commits.format_history(deployment, table, partitions))
+            out.print_table(commits.format_history(deployment, table, partitions))
     except ValueError as error:  # no such commit
         raise Finding(f"{error}") from error

@@ -9,8 +9,9 @@ import click
 
 from backfill_assets.cli import parameters
 from backfill_assets.cli.output import Output, Status, command
-from backfill_assets.cli.runs import run_job
+from backfill_assets.cli.runs import log_level, run_job
 from backfill_assets.deployment import Deployment
+from backfill_assets.report import ReportTable
 from backfill_assets.settings import load_settings
 
 if TYPE_CHECKING:
@@ -34,16 +35,9 @@ def targets(out: Output, as_json: bool) -> None:
             "there is no target; make one with `backfill-assets backfill DAYS --target NAME`"
         )
         return
-    from rich.table import Table as Grid
-
-    grid = Grid(box=None, padding=(0, 2, 0, 0))
-    for heading in ("target", "made", "days", "tables", "state", "comparison"):
-        grid.add_column(heading, no_wrap=True)
-    grid.add_column("reason")
-    for row in rows:
-        row.pop("paths")
-        grid.add_row(*map(str, row.values()))
-    out.print_grid(grid)
+    headings = ("target", "made", "days", "tables", "state", "comparison", "reason")
+    cells = [[str(row[heading]) for heading in headings] for row in rows]
+    out.print_table(ReportTable.from_rows(headings, cells, sentences=["reason"]))
 
 
 def target_row(deployment: Deployment, name: str) -> dict[str, Any]:
@@ -122,8 +116,8 @@ def compare(
     day does not add up, or a bound is not kept. Bounds are those given, or else those that a
     switch-over requires.
     """
-    from backfill_assets.backfills.diff import as_grid
     from backfill_assets.backfills.diff import as_json as reports_as_json
+    from backfill_assets.backfills.diff import as_table
     from backfill_assets.delta.targets import ComparisonLimits
     from backfill_assets.shadow.compare import compare_target, require_comparison
     from backfill_assets.spark.session import Engine
@@ -148,7 +142,7 @@ def compare(
     else:
         out.print_text("\n".join(comparison.problems) or f"{target}: all days add up")
         for report in comparison.reports:
-            out.print_grid(as_grid(report))
+            out.print_table(as_table(report))
     return Status.FINDING if comparison.problems else Status.FINE
 
 
@@ -165,8 +159,7 @@ def switch(out: Output, target: str, partitions: Window | None, reason: str) -> 
     _find_target(deployment, target)
     with parameters.open_instance() as dagster:
         op_config = {"target": target, "days": str(partitions or ""), "reason": reason}
-        level = "DEBUG" if out.verbose else "CRITICAL"
-        run_id = run_job(dagster, "switch_over", "adopt_days", op_config, level)
+        run_id = run_job(dagster, "switch_over", "adopt_days", op_config, log_level(out)).id
     shadow_target = _find_target(deployment, target)
     out.print_text(f"Switched {shadow_target.switch_id} by run {run_id[:8]}")
     out.print_note(f"Back     backfill-assets undo {shadow_target.switch_id}")

@@ -12,6 +12,7 @@ from backfill_assets.cli import parameters
 from backfill_assets.cli.output import CannotRunError, Output, Status, command
 from backfill_assets.cli.tables import refuse_no_warehouse
 from backfill_assets.deployment import Deployment
+from backfill_assets.report import ReportTable
 from backfill_assets.settings import load_settings
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def verify(out: Output, partitions: Window, tables: Sequence[str], as_json: bool
     if as_json:
         out.print_json(verify.as_json(results, reads))
     else:
-        out.print_grid(verify.as_grid(results))
+        out.print_table(verify.as_table(results))
         for test in reads:
             out.print_text(str(test))
     return Status.FINE if verify.is_good(results, reads) else Status.FINDING
@@ -64,7 +65,7 @@ def maintain(out: Output, more: Sequence[str], tables: Sequence[str], dry_run: b
     names: list[Any] = [*tables, *(name for name in more if name not in tables)]
     spark = Engine.from_settings(deployment.settings).spark_session
     results = list(maintenance.run_maintenance(spark, deployment, names, dry_run=dry_run))
-    out.print_grid(maintenance.as_grid(results))
+    out.print_table(maintenance.as_table(results))
     for text in maintenance.format_notes(results, dry_run=dry_run):
         out.print_text(text)
     return Status.FINDING if any(result.problems for result in results) else Status.FINE
@@ -218,18 +219,15 @@ def migrate(out: Output, more: Sequence[str], tables: Sequence[str], plan_only: 
 
 def _print_migrations(out: Output, migrations: dict[str, Migration]) -> None:
     """Print each schema change with its cost; of a refused table, only the refusals."""
-    from rich.table import Table as Grid
-
-    grid = Grid(title="Schema changes", title_justify="left", box=None, padding=(0, 2, 0, 0))
-    for heading in ("table", "how", "change"):
-        grid.add_column(heading, no_wrap=heading != "change")
+    rows = []
     for name, migration in migrations.items():
-        for text in migration.refused:
-            grid.add_row(name, "refused", text)
+        rows += [(name, "refused", text) for text in migration.refused]
         if not migration.refused:
-            for change in migration.changes:
-                grid.add_row(name, change.cost, change.text)
-    out.print_grid(grid)
+            rows += [(name, change.cost, change.text) for change in migration.changes]
+    headings = ("table", "how", "change")
+    out.print_table(
+        ReportTable.from_rows(headings, rows, title="Schema changes", sentences=["change"])
+    )
 
 
 def _migrate_table(out: Output, deployment: Deployment, name: str) -> None:

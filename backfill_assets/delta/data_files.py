@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, Self
 from urllib.parse import unquote
 from uuid import uuid4
 
+import dagster as dg
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.fs as pafs
@@ -34,6 +35,7 @@ from backfill_assets.calendar.partitions import Window, any_window_condition, to
 from backfill_assets.delta.commit_log import added_files, resolve_path
 from backfill_assets.delta.delta_rs import delta_log, read_metadata
 from backfill_assets.delta.ledgers import Ledger
+from backfill_assets.delta.table_schema import SessionFactory
 from backfill_assets.spark.filesystems import on_s3, open_store
 from backfill_assets.spark.frames import create_frame
 from backfill_assets.spark.jars import LOCAL_FILES_SETTING, RAW_LOCAL_FILES_CLASS
@@ -391,6 +393,29 @@ class TableSnapshot:
     read: Callable[[Collection[date] | None], DataFrame]
     input_days: Callable[[date], Iterable[date]] | None = None
     find_required_days: Callable[[date], Sequence[date]] | None = None
+
+    @classmethod
+    def at_version(
+        cls, url: str, ledger: Ledger, session: SessionFactory, *, by_day: bool = False
+    ) -> Self:
+        """Return the table at a URL at the version of its ledger; rows are read on demand.
+
+        The version is pinned: the audit and the write evaluate a frame at different times, and must
+        not see a commit that comes in between.
+        """
+        table = ledger.table
+
+        def read(days: Collection[date] | None) -> DataFrame:
+            """Read days at the ledger's version; `None` reads all days."""
+            if ledger.version is None:
+                raise dg.Failure(
+                    f"{table.name} has no table yet at {url}: materialize it first. Nothing was "
+                    "written.",
+                    allow_retries=False,
+                )
+            return rows_as_of(session(), url, table, ledger.version, days)
+
+        return cls(ledger, by_day, read)
 
     @property
     def table(self) -> Table:

@@ -4,19 +4,18 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from datetime import date
 from typing import Any
 
-from rich.table import Table as Grid
-
 from backfill_assets.calendar.partitions import DAY, Window, to_windows
 from backfill_assets.delta import records
 from backfill_assets.delta.ledger_reader import read_ledger
 from backfill_assets.deployment import Deployment
+from backfill_assets.report import ReportTable
 from backfill_assets.tables.code_version import Code
 
 _MOST_SPANS = 5
 
 
-def format_history(deployment: Deployment, name: str, days: Window | None = None) -> Grid:
-    """The commits of a table that cover one of the days, oldest first, as a console table.
+def format_history(deployment: Deployment, name: str, days: Window | None = None) -> ReportTable:
+    """The commits of a table that cover one of the days, oldest first.
 
     A day whose rows were already those to be written is *unchanged*: the commit covers the day, but
     its files are older. Maintenance (`OPTIMIZE`) changes no row and is left out.
@@ -24,31 +23,26 @@ def format_history(deployment: Deployment, name: str, days: Window | None = None
     Raises:
         ValueError: there is no such commit.
     """
-    grid = Grid(box=None, padding=(0, 2, 0, 0))
-    grid.add_column("version", justify="right", no_wrap=True)
-    for heading in ("at (UTC)", "days", "run", "backfill", "by"):
-        grid.add_column(heading, no_wrap=True)
     kinds = _undone_kinds(deployment, name)
-    for commit in _select_commits(deployment, name, days):
-        grid.add_row(str(commit.version), _format_time(commit), *_format_cells(commit, kinds))
-    return grid
+    rows = (
+        (str(commit.version), _format_time(commit), *_format_cells(commit, kinds))
+        for commit in _select_commits(deployment, name, days)
+    )
+    headings = ("version", "at (UTC)", "days", "run", "backfill", "by")
+    return ReportTable.from_rows(headings, rows, numbers=["version"])
 
 
-def format_day_history(deployment: Deployment, name: str, day: date) -> Grid:
+def format_day_history(deployment: Deployment, name: str, day: date) -> ReportTable:
     """Each commit that covers a day: what it did, when, by whom, why, and with which code.
 
     Raises:
         ValueError: there is no such commit.
     """
-    grid = Grid(box=None, padding=(0, 2, 0, 0), show_header=False)
-    grid.add_column("what", no_wrap=True)
-    grid.add_column("text")
     kinds = _undone_kinds(deployment, name)
+    rows: list[tuple[str, str]] = []
     for commit in _select_commits(deployment, name, Window(day, day + DAY)):
-        for row in _format_day(commit, day, kinds):
-            grid.add_row(*row)
-        grid.add_row("", "")
-    return grid
+        rows += [*_format_day(commit, day, kinds), ("", "")]
+    return ReportTable.from_rows(("", ""), rows)
 
 
 def as_json(deployment: Deployment, name: str, days: Window | None = None) -> list[dict[str, Any]]:

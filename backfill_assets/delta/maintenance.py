@@ -20,7 +20,6 @@ from deltalake.exceptions import DeltaError
 from pydantic import Field
 from pyspark.sql import SparkSession
 from rich.filesize import decimal as in_bytes
-from rich.table import Table as Grid
 
 from backfill_assets.audit.verdicts import are_comparable, measure_days
 from backfill_assets.calendar.partitions import any_window_condition, format_ranges, to_windows
@@ -40,6 +39,7 @@ from backfill_assets.delta.table_schema import schema_differences, suggest_fix
 from backfill_assets.delta.targets import ANY_AGE, targets_older_than
 from backfill_assets.deployment import Deployment
 from backfill_assets.escaping import escape_markdown
+from backfill_assets.report import ReportTable
 from backfill_assets.settings import PREFIX
 from backfill_assets.spark.filesystems import open_store
 from backfill_assets.spark.session import SPARK_ERRORS
@@ -120,20 +120,9 @@ def format_cells(result: MaintenanceResult) -> list[str]:
     ]
 
 
-def as_grid(results: Sequence[MaintenanceResult]) -> Grid:
-    """The results as a console table."""
-    grid = Grid(box=None, padding=(0, 2, 0, 0))
-    for heading in _HEADINGS:
-        grid.add_column(heading, no_wrap=True, justify="left" if heading == "table" else "right")
-    for result in results:
-        grid.add_row(*format_cells(result))
-    return grid
-
-
-def as_markdown(results: Sequence[MaintenanceResult]) -> str:
-    """The results as a Markdown table for the UI."""
-    rows = [_HEADINGS, ["---"] * len(_HEADINGS), *map(format_cells, results)]
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+def as_table(results: Sequence[MaintenanceResult]) -> ReportTable:
+    """The results as a table for a person."""
+    return ReportTable.from_rows(_HEADINGS, map(format_cells, results), numbers=_HEADINGS[1:])
 
 
 def format_notes(results: Sequence[MaintenanceResult], *, dry_run: bool = False) -> list[str]:
@@ -445,7 +434,7 @@ def maintenance_job(deployment: Deployment) -> dg.JobDefinition:
             results.append(result)
         notes = format_notes(results, dry_run=config.dry_run)
         metadata = {
-            "maintenance": dg.MetadataValue.md(as_markdown(results)),
+            "maintenance": dg.MetadataValue.md(as_table(results).to_markdown()),
             "notes": dg.MetadataValue.md(
                 "\n".join(f"- {escape_markdown(text)}" for text in notes) or "none"
             ),

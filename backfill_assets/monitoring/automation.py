@@ -25,7 +25,7 @@ from backfill_assets.calendar.partitions import DAY, Grain, Window, to_windows
 from backfill_assets.dagster_ext.eventlog import prune_runs
 from backfill_assets.dagster_ext.failures import launch_lost_retries
 from backfill_assets.delta.ledger_reader import save_versions
-from backfill_assets.delta.maintenance import as_markdown, format_notes, run_maintenance
+from backfill_assets.delta.maintenance import as_table, format_notes, run_maintenance
 from backfill_assets.deployment import Deployment
 from backfill_assets.escaping import escape_markdown
 from backfill_assets.monitoring import alerts, next_runs, states
@@ -276,7 +276,7 @@ def build_housekeeping(deployment: Deployment) -> dg.ScheduleDefinition:
             return
         results = list(run_maintenance(context.resources.engine.spark_session, deployment))
         context.log.info("; ".join(format_notes(results, dry_run=False)))
-        metadata = {"maintenance": dg.MetadataValue.md(as_markdown(results))}
+        metadata = {"maintenance": dg.MetadataValue.md(as_table(results).to_markdown())}
         if problems := [text for result in results for text in result.problems]:
             raise dg.Failure("; ".join(problems), metadata, allow_retries=False)
         context.add_output_metadata(metadata)

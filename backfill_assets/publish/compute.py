@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import date
 from functools import reduce
+from typing import Any
 
 import dagster as dg
 import pyspark.sql.types as T
@@ -34,7 +35,12 @@ from backfill_assets.dagster_ext.failures import raise_if_engine_failed
 from backfill_assets.delta.commits import PublishError, summarize_error
 from backfill_assets.delta.data_files import DataFiles
 from backfill_assets.delta.ledgers import Ledger
-from backfill_assets.delta.records import CommitRecord
+from backfill_assets.delta.records import (
+    CommitNotes,
+    CommitRecord,
+    encode_published,
+    to_published_days,
+)
 from backfill_assets.publish.types import ComputedDays, ComputePlan
 from backfill_assets.settings import PREFIX
 from backfill_assets.spark.jars import EngineError
@@ -236,6 +242,39 @@ class AuditedDays:
     identical: Collection[date] = ()
     histograms: Mapping[date, Histograms] = field(default_factory=dict)
     files: dict[date, list[AddAction]] = field(default_factory=dict)
+
+    @property
+    def reasons(self) -> dict[date, str]:
+        """By day that is not identical, why it was computed."""
+        return {d: reason for d, reason in self.plan.reasons.items() if d not in self.identical}
+
+    @property
+    def passed(self) -> list[Verdict]:
+        """The verdicts of the days to commit."""
+        return [self.verdicts[day] for day in self.reasons if self.verdicts[day].may_publish]
+
+    def encode_record(self, notes: CommitNotes) -> dict[str, Any]:
+        """Encode the record of the commit of the days that passed."""
+        plan, computed, reasons = self.plan, self.computed, self.reasons
+        published = to_published_days(
+            self.passed,
+            {**self.fingerprints, **computed.fingerprints},
+            computed.numbers,
+            computed.made_under,
+            computed.provenance,
+        )
+        failures = {
+            day: self.verdicts[day].failure_reasons for day in reasons if day not in published
+        }
+        return encode_published(
+            plan.request.record,
+            plan.input_versions,
+            plan.ledger.version,
+            published,
+            failures,
+            {day: reasons[day] for day in published},
+            notes,
+        )
 
     def write_files(self, days: Sequence[date]) -> DataFiles:
         """Write the data files of days once, and return them; files that exist are reused.

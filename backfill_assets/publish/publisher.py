@@ -6,8 +6,8 @@ Every row that reaches a table passes through `Publisher.audit` and `Publisher.c
 import logging
 import random
 import time
-from collections.abc import Collection, Container, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import date
 from types import MappingProxyType
 from typing import Any
@@ -15,13 +15,13 @@ from typing import Any
 import dagster as dg
 import msgspec
 from pydantic import PrivateAttr
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 from backfill_assets.audit.verdicts import Expectation, judge_days
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.delta import records, table_schema
 from backfill_assets.delta.commits import PublishError, Writer
-from backfill_assets.delta.data_files import TableSnapshot, rows_as_of
+from backfill_assets.delta.data_files import TableSnapshot
 from backfill_assets.delta.ledger_reader import read_ledger
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.publish import compute, types
@@ -90,63 +90,76 @@ def result_from_record(ledger: Ledger, day: date) -> types.DayResult:
     )
 
 
-def list_skipped_results(plan: types.ComputePlan) -> list[types.DayResult]:
-    """Return the results of days that are not computed: identical, reverted or without an input."""
+@dataclass(frozen=True)
+class CommittedDays:
+    """Days that were computed and audited, and the commit of those that passed.
+
+    Attributes:
+        audited: the days.
+        version: of the commit; None if no day passed.
+        changed: the days whose files were written.
+        revoked_days: by day that the commit records as withdrawn, why.
+    """
+
+    audited: compute.AuditedDays
+    version: int | None = None
+    changed: Collection[date] = ()
+    revoked_days: Mapping[date, str] = field(default_factory=dict)
+
+
+def list_results(
+    plan: types.ComputePlan, committed: CommittedDays | None = None
+) -> list[types.DayResult]:
+    """Return the result of each day of a plan, in ascending order; None if no day was computed."""
+    results = [*_list_skipped_results(plan)]
+    if committed:
+        results += list_computed_results(committed)
+    return sorted(results, key=lambda result: result.day)
+
+
+def _list_skipped_results(plan: types.ComputePlan) -> Iterator[types.DayResult]:
+    """Yield the results of days that are not computed: identical, reverted or without an input."""
     ledger = plan.ledger
     current = plan.fingerprints.keys() - plan.reasons.keys() - plan.refused.keys()
-    identical = sorted(current & ledger.latest.keys())
+    for day in current & ledger.latest.keys():
+        yield result_from_record(ledger, day)
     text = (
         "an undo has reverted its rows, and its inputs are the same: only a person builds it again"
     )
     reverted = dict.fromkeys(current - ledger.latest.keys(), Expectation(problems=[text]))
     unpublished = {**plan.refused, **reverted}
-    return [
-        *(result_from_record(ledger, day) for day in identical),
-        *(
-            types.DayResult(
-                types.Outcome.WITHDRAWN if verdict.day in reverted else types.Outcome.FAILED,
-                verdict,
-            )
-            for verdict in judge_days(ledger.table, sorted(unpublished), {}, unpublished, {})
-        ),
-    ]
+    for verdict in judge_days(ledger.table, sorted(unpublished), {}, unpublished, {}):
+        outcome = types.Outcome.WITHDRAWN if verdict.day in reverted else types.Outcome.FAILED
+        yield types.DayResult(outcome, verdict)
 
 
-def list_computed_results(
-    audited: compute.AuditedDays,
-    reason_by_day: Mapping[date, str],
-    version: int | None,
-    notes: records.CommitNotes,
-    changed: Container[date],
-) -> list[types.DayResult]:
-    """Return a result for each computed day; `reason_by_day` has all but the identical ones.
+def list_computed_results(committed: CommittedDays) -> Iterator[types.DayResult]:
+    """Yield the result of each computed day.
 
     A day with a provenance of its own names the inputs of that, and not those of this run.
-    `version` is None if no day passed; `changed` are the days whose files were written.
     """
-    plan = audited.plan
-    results = [result_from_record(plan.ledger, day) for day in sorted(audited.identical)]
-    for day, reason in reason_by_day.items():
+    audited = committed.audited
+    plan, computed = audited.plan, audited.computed
+    for day in audited.identical:
+        yield result_from_record(plan.ledger, day)
+    for day, reason in audited.reasons.items():
         verdict = audited.verdicts[day]
-        commit_version = version if verdict.may_publish else None
+        commit_version = committed.version if verdict.may_publish else None
         if not verdict.may_publish:
             outcome = types.Outcome.FAILED
-        elif day in notes.revoked_days:
+        elif day in committed.revoked_days:
             # The commit covers the day, but it counts as never published, and its check says why.
             outcome = types.Outcome.WITHDRAWN
-            expected = {day: Expectation(problems=[notes.revoked_days[day]])}
+            expected = {day: Expectation(problems=[committed.revoked_days[day]])}
             (verdict,) = judge_days(plan.table, [day], {}, expected, {})
-        elif day in changed:
+        elif day in committed.changed:
             outcome = types.Outcome.WRITTEN
         else:
             outcome = types.Outcome.UNCHANGED
-        numbers = audited.computed.numbers.get(day, {})
-        provenance = audited.computed.provenance.get(day)
+        numbers = computed.numbers.get(day, {})
+        provenance = computed.provenance.get(day)
         input_versions = provenance.inputs if provenance else plan.input_versions
-        results.append(
-            types.DayResult(outcome, verdict, commit_version, numbers, input_versions, reason)
-        )
-    return results
+        yield types.DayResult(outcome, verdict, commit_version, numbers, input_versions, reason)
 
 
 class Publisher(dg.ConfigurableIOManager):
@@ -323,10 +336,11 @@ class Publisher(dg.ConfigurableIOManager):
             SchemaError: a column is missing or of another type.
             dagster.Failure: Spark cannot compute the rows.
         """
-        results = list_skipped_results(candidate.plan)
+        committed = None
         if candidate.computed is not None:
-            results += self.commit(self.audit(candidate))
-        return sorted(results, key=lambda result: result.day)
+            audited = self.audit(candidate)
+            committed = self.commit(audited)
+        return list_results(candidate.plan, committed)
 
     def audit(self, candidate: types.Candidate) -> compute.AuditedDays:
         """Measure and judge the computed days of a candidate.
@@ -341,7 +355,7 @@ class Publisher(dg.ConfigurableIOManager):
         with compute.explain_spark_errors(plan.table, plan.days):
             return compute.audit_days(plan, computed)
 
-    def commit(self, audited: compute.AuditedDays) -> list[types.DayResult]:
+    def commit(self, audited: compute.AuditedDays) -> CommittedDays:
         """Commit the days that passed the audit.
 
         If another commit comes first, it is tried again, as long as the days are as planned.
@@ -351,10 +365,10 @@ class Publisher(dg.ConfigurableIOManager):
             PublishError: the commit failed.
         """
         for attempt in range(1, ATTEMPTS + 1):
-            results = self.commit_once(audited)
-            if results is not None:
+            committed = self.commit_once(audited)
+            if committed is not None:
                 audited.remove_files()
-                return results
+                return committed
             plan, ledger = audited.plan, self.ledger(audited.plan.table)
             if not plan.holds_for(ledger):
                 break
@@ -369,7 +383,7 @@ class Publisher(dg.ConfigurableIOManager):
             "table is as it left it. Launch these days again."
         )
 
-    def commit_once(self, audited: compute.AuditedDays) -> list[types.DayResult] | None:
+    def commit_once(self, audited: compute.AuditedDays) -> CommittedDays | None:
         """Commit the days that passed; return None if another commit of this package came first.
 
         Days to rewrite are written although their rows have not changed.
@@ -377,55 +391,39 @@ class Publisher(dg.ConfigurableIOManager):
         Raises:
             PublishError: the commit failed, or the rows are not those that were audited.
         """
-        plan, ledger, computed = audited.plan, audited.plan.ledger, audited.computed
-        reasons = {d: reason for d, reason in plan.reasons.items() if d not in audited.identical}
-        verdicts = [audited.verdicts[day] for day in reasons]
-        passed = [verdict for verdict in verdicts if verdict.may_publish]
-        if not passed:
-            return list_computed_results(audited, reasons, None, records.CommitNotes(), ())
+        plan, writer = audited.plan, audited.plan.writer
+        if not audited.passed:
+            return CommittedDays(audited)
         changed = sorted(
             v.day
-            for v in passed
-            if v.day in plan.request.rewrite or ledger.content_key(v.day) != v.metrics.digest
+            for v in audited.passed
+            if v.day in plan.request.rewrite or plan.ledger.content_key(v.day) != v.metrics.digest
         )
-        notes = computed.notes.of_days({v.day for v in passed})
-        if computed.log_change:
-            before = (
-                None
-                if ledger.version is None
-                else self.table_snapshot(ledger, False, plan.writer.session)
-            )
-            notes = replace(notes, details=computed.log_change.details_for(before, verdicts))
-        if spreads := {
-            v.day: audited.histograms[v.day] for v in passed if v.day in audited.histograms
-        }:
-            notes = replace(notes, details=msgspec.structs.replace(notes.details, spreads=spreads))
+        notes = self._commit_notes(audited)
+        metadata = audited.encode_record(notes)
         files = audited.write_files(changed)
-        published = records.to_published_days(
-            passed,
-            {**audited.fingerprints, **computed.fingerprints},
-            computed.numbers,
-            computed.made_under,
-            computed.provenance,
-        )
-        metadata = records.encode_published(
-            plan.request.record,
-            plan.input_versions,
-            ledger.version,
-            published,
-            {v.day: v.failure_reasons for v in verdicts if not v.may_publish},
-            {v.day: reasons[v.day] for v in passed},
-            notes,
-        )
         if plan.request.merge and changed:
-            version = plan.writer.merge(files, changed, metadata, ledger)
+            version = writer.merge(files, changed, metadata, plan.ledger)
         else:
-            version = plan.writer.commit(files, changed, metadata, ledger)
+            version = writer.commit(files, changed, metadata, plan.ledger)
             if version is not None:
                 audited.mark_committed(changed)
         if version is None:
             return None
-        return list_computed_results(audited, reasons, version, notes, frozenset(changed))
+        return CommittedDays(audited, version, frozenset(changed), notes.revoked_days)
+
+    def _commit_notes(self, audited: compute.AuditedDays) -> records.CommitNotes:
+        """Return what the commit tells others of the days that passed."""
+        plan, computed, passed = audited.plan, audited.computed, audited.passed
+        notes = computed.notes.of_days({verdict.day for verdict in passed})
+        if computed.log_change:
+            before = TableSnapshot.at_version(plan.writer.url, plan.ledger, plan.writer.session)
+            verdicts = [audited.verdicts[day] for day in audited.reasons]
+            notes = replace(notes, details=computed.log_change.details_for(before, verdicts))
+        days = {verdict.day for verdict in passed}
+        if spreads := {day: bins for day, bins in audited.histograms.items() if day in days}:
+            notes = replace(notes, details=msgspec.structs.replace(notes.details, spreads=spreads))
+        return notes
 
     def url(self, table: Table) -> str:
         """Return the URL of a table at the destination."""
@@ -458,26 +456,9 @@ class Publisher(dg.ConfigurableIOManager):
     def table_snapshot(
         self, ledger: Ledger, by_day: bool, session: table_schema.SessionFactory | None = None
     ) -> TableSnapshot:
-        """Return a table at the version of its ledger; rows are read on demand.
-
-        The version is pinned: the audit and the write evaluate a frame at different times, and must
-        not see a commit that comes in between. Rows are read in the default session if none is
-        given.
-        """
-        table = ledger.table
-        start_session = session or self.start_session
-
-        def read(days: Collection[date] | None) -> DataFrame:
-            """Read days at the ledger's version; `None` reads all days."""
-            if ledger.version is None:
-                raise dg.Failure(
-                    f"{table.name} has no table yet at {self.url(table)}: materialize it first. "
-                    "Nothing was written.",
-                    allow_retries=False,
-                )
-            return rows_as_of(start_session(), self.url(table), table, ledger.version, days)
-
-        return TableSnapshot(ledger, by_day, read)
+        """Return a table at the version of its ledger, in the default session if none is given."""
+        url, start_session = self.url(ledger.table), session or self.start_session
+        return TableSnapshot.at_version(url, ledger, start_session, by_day=by_day)
 
 
 def _skip_days_on_hold(plan: types.ComputePlan) -> tuple[types.ComputePlan, Window]:

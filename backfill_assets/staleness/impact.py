@@ -62,7 +62,7 @@ class ChangeImpact:
 
 def impact_of(
     source: Source,
-    before: TableSnapshot | None,
+    before: TableSnapshot,
     after: DataFrame,
     verdicts: Sequence[Verdict],
     policy: Policy,
@@ -70,16 +70,11 @@ def impact_of(
 ) -> ChangeImpact:
     """Return the impact of the log days that passed the audit.
 
-    `before` is the published raw log (None if there is no table yet), `after` the rows of all days
-    of the run that will replace it.
+    `before` is the published raw log, `after` the rows of all days of the run that will replace it.
     """
     passed = {v.day: v.metrics.digest for v in verdicts if v.may_publish}
-    published_days = before.ledger.published_days if before else frozenset()
-    changed = {
-        day
-        for day, digest in passed.items()
-        if before is None or digest != before.ledger.content_key(day)
-    }
+    published_days = before.ledger.published_days
+    changed = {day for day, digest in passed.items() if digest != before.ledger.content_key(day)}
     if not changed:
         return ChangeImpact()
     first_days = frozenset(passed.keys() - published_days)
@@ -87,12 +82,12 @@ def impact_of(
         partitions.to_windows(changed), source.raw.partition
     )
     changed_rows = sum(
-        verdict.metrics.rows + (before.ledger.rows_of(verdict.day) or 0 if before else 0)
+        verdict.metrics.rows + (before.ledger.rows_of(verdict.day) or 0)
         for verdict in verdicts
         if verdict.day in changed
     )
     new_versions = _row_versions(after.where(changed_days), source, timezone)
-    if before is None or not published_days:
+    if not published_days:
         # An event day can only be built once its own log day is loaded.
         return ChangeImpact(
             first_days, first_days, frozenset(changed), _event_days_by_log_day(source, new_versions)
@@ -230,18 +225,15 @@ class LogChange:
     policy: Policy
     timezone: str
 
-    def details_for(
-        self, before: TableSnapshot | None, verdicts: Sequence[Verdict]
-    ) -> CommitDetails:
+    def details_for(self, before: TableSnapshot, verdicts: Sequence[Verdict]) -> CommitDetails:
         """Return what a commit of the days that passed the audit records for downstream tables.
 
-        `before` is the log as it is published; None if there is no table yet. The details are read
-        in `staleness` and by `calendar.reach`.
+        `before` is the log as it is published. The details are read in `staleness` and by
+        `calendar.reach`.
         """
         impact = impact_of(self.source, before, self.rows, verdicts, self.policy, self.timezone)
         loaded = {v.day: self.manifests[v.day] for v in verdicts if v.may_publish}
-        log = before.ledger if before else Ledger(self.source.raw)
-        settled_before, settled_after = self._settled_before_and_after(log, loaded)
+        settled_before, settled_after = self._settled_before_and_after(before.ledger, loaded)
         return msgspec.structs.replace(
             impact.as_details,
             landing={day: manifest.as_json for day, manifest in loaded.items()},

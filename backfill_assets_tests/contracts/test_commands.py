@@ -14,11 +14,12 @@ from backfill_assets.assets import backfill_jobs
 from backfill_assets.backfills import state_store
 from backfill_assets.backfills.reconcile import CodeProvenance, ReconcileResult
 from backfill_assets.cli import backfill, main, outcomes, output
+from backfill_assets.cli.runs import JobRun
 from backfill_assets.monitoring.states import DayState
 from backfill_assets.orders.tables import FACT
 from backfill_assets_tests.contracts.deployments import all_commands, make_deployment
 from backfill_assets_tests.contracts.snapshot_files import TextFile
-from backfill_assets_tests.helpers.command_line import DAYS, JAN, save_plan
+from backfill_assets_tests.helpers.command_line import DAYS, JAN, reconcile_run, save_plan
 
 
 def test_help(snapshot):
@@ -170,9 +171,9 @@ def end_results(end: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     code = CodeProvenance({}, frozenset(), {})
     for problems, outcome in (([], "adds up"), (["x"], "does not add up")):
         account = ReconcileResult("aaaaaaaa", [], code, [], problems)
-        monkeypatch.setattr(outcomes, "_read_result", lambda *_, account=account: account)
+        monkeypatch.setattr(outcomes, "_run_reconcile", reconcile_run(account))
         end(outcome, "reconcile", "aaaaaaaa")
-    monkeypatch.setattr(outcomes, "run_job", lambda *_: "0123456789")
+    monkeypatch.setattr(outcomes, "run_job", lambda *_: JobRun("0123456789", {}))
     end("done", "undo", "aaaaaaaa")
     monkeypatch.setattr(outcomes, "run_job", raise_refusal)
     end("refused", "undo", "aaaaaaaa")

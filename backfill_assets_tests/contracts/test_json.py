@@ -31,6 +31,7 @@ from backfill_assets.backfills.state_store import BackfillState
 from backfill_assets.backfills.verify import DaySummary, VerifiedDay, VerifyOutcome
 from backfill_assets.cli import backfill, main, outcomes
 from backfill_assets.cli import backfill as plan_commands
+from backfill_assets.cli.runs import JobRun
 from backfill_assets.delta import delta_rs, targets
 from backfill_assets.delta.read_check import ReadCheck
 from backfill_assets.delta.targets import ComparisonLimits, ShadowTarget, TargetComparison
@@ -48,7 +49,13 @@ from backfill_assets.shadow.compare import Comparison
 from backfill_assets.spark.session import Engine
 from backfill_assets_tests.contracts.deployments import all_commands, make_deployment
 from backfill_assets_tests.contracts.snapshot_files import Shape, TextFile
-from backfill_assets_tests.helpers.command_line import DAYS, JAN, publish_facts, save_plan
+from backfill_assets_tests.helpers.command_line import (
+    DAYS,
+    JAN,
+    publish_facts,
+    reconcile_run,
+    save_plan,
+)
 
 LANDED = "arrival_date=2024-01-01/import-0.parquet"
 #: Keys that are data.
@@ -215,7 +222,7 @@ def take_launches(shapes: Shapes, _folder: Path, monkeypatch: pytest.MonkeyPatch
 
 def take_undo(shapes: Shapes, _folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outcomes, "refuse_unknown", lambda *_: None)
-    monkeypatch.setattr(outcomes, "run_job", lambda *_: "0123456789")
+    monkeypatch.setattr(outcomes, "run_job", lambda *_: JobRun("0123456789", {}))
     monkeypatch.setattr(undo, "days_written_by_run", lambda *_: {FACT.name: {JAN[0], JAN[1]}})
     shapes.take("undo", "undo", "aecrkdop")
     extent = UndoScope({JAN[0]: Mock()}, {JAN[1]: Mock()}, [JAN[2]], [])
@@ -242,7 +249,7 @@ def take_reconcile(shapes: Shapes, _folder: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(outcomes, "refuse_unknown", lambda *_: None)
     for unreadable in ("", "the plan is of another version"):
         account = ReconcileResult("aecrkdop", filled_reports(), code, [], ["a problem"], unreadable)
-        monkeypatch.setattr(outcomes, "_read_result", lambda *_, account=account: account)
+        monkeypatch.setattr(outcomes, "_run_reconcile", reconcile_run(account))
         shapes.take("reconcile", "reconcile", "aecrkdop")
         shapes.take("reconcile [--summary]", "reconcile", "aecrkdop", "--summary")
 

@@ -25,8 +25,8 @@ from backfill_assets.backfills.verify import (
     VerifyOutcome,
     _bisect_days,
     _Verification,
-    as_grid,
     as_json,
+    as_table,
     compare_day,
     is_good,
 )
@@ -402,8 +402,8 @@ SAID = [
 ]
 
 
-def test_as_grid(capsys):
-    Output().print_grid(as_grid(SAID))
+def test_as_table(capsys):
+    Output().print_table(as_table(SAID))
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert lines == [
         "table days outcome rows what there is to say",

@@ -6,12 +6,10 @@ import itertools
 import shutil
 from datetime import date, datetime, time, timezone
 from functools import partial
-from io import StringIO
 from pathlib import Path
 
 import dagster as dg
 import pytest
-from rich.console import Console
 
 from backfill_assets import version_of
 from backfill_assets.assets import backfill_jobs
@@ -118,14 +116,12 @@ def data_files(pipeline: Pipeline, name: str) -> list[Path]:
 
 
 def render_history(pipeline: Pipeline, name: str, partition_day: date | None = None) -> str:
-    console = Console(width=200, file=StringIO())
-    grid = (
+    table = (
         format_day_history(pipeline.deployment, name, partition_day)
         if partition_day
         else format_history(pipeline.deployment, name)
     )
-    console.print(grid)
-    return console.file.getvalue()
+    return "\n".join("  ".join(row) for row in table.rows)
 
 
 def test_the_files_of_a_retired_table_leave_when_the_time_to_undo_is_over(deployed):
