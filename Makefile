@@ -152,5 +152,5 @@ lock: $(VENV)/.installed-dev ## remake the lock files from the pins in pyproject
 
 # What is not the sample's stays: an own landing or warehouse may lie in data/ as well.
 clean: ## remove the environment, the sample data, its tables and the Dagster instance
-	@$(PYTHON) backfill_assets/sample/clearing.py "$(CURDIR)"
+	@$(PYTHON) backfill_assets_guide/sample/clearing.py "$(CURDIR)"
 	rm -rf $(VENV) build site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -22,9 +22,9 @@ from backfill_assets_tests.helpers.paths import PROJECT
 def project(tmp_path, monkeypatch) -> Path:
     """What `make demo` leaves behind, small."""
     root = tmp_path / "project"
-    script = root / "backfill_assets/sample/clearing.py"
+    script = root / "backfill_assets_guide/sample/clearing.py"
     script.parent.mkdir(parents=True)
-    shutil.copy(PROJECT / "backfill_assets/sample/clearing.py", script)
+    shutil.copy(PROJECT / "backfill_assets_guide/sample/clearing.py", script)
     shutil.copy(PROJECT / "Makefile", root)
     monkeypatch.setenv("BACKFILL_ASSETS_LANDING", str(root / "data/landing"))
     assert main(["-q", "sample", "--days", "2"]) == 0
@@ -70,7 +70,7 @@ def make_clean(root: Path, **settings: str) -> str:
 def test_the_sample_goes_with_all_that_was_made_of_it(project):
     (project / "site").mkdir()
     assert "stay as they are" not in make_clean(project)
-    assert {path.name for path in project.iterdir()} == {"Makefile", "backfill_assets"}
+    assert {path.name for path in project.iterdir()} == {"Makefile", "backfill_assets_guide"}
     assert "stay as they are" not in make_clean(project)
 
 

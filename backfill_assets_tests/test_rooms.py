@@ -24,9 +24,9 @@ PLACES = (
     "backfill_assets_guide.examples.customers.tables:TABLES",
     "backfill_assets_guide.examples.web_events:TABLES",
 )
-#: The rooms of the orders and of the sample; what users import; and the default of the setting that
+#: The room of the orders; what users import; and the default of the setting that
 #: names the tables.
-OWN = ("orders/", "examples/", "sample/", "__init__.py", "settings.py")
+OWN = ("orders/", "examples/", "__init__.py", "settings.py")
 MODULES = {
     str(path.relative_to(PACKAGE)): path.read_text() for path in sorted(PACKAGE.rglob("*.py"))
 }

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from backfill_assets.sample.landings import write_cdnow_landing, write_invented_landing
+from backfill_assets_guide.sample.landings import write_cdnow_landing, write_invented_landing
 from backfill_assets_tests.helpers.orders_model import (
     Model,
     Unreadable,

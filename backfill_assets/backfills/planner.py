@@ -10,21 +10,7 @@ from typing import TypeVar
 
 import dagster as dg
 
-from backfill_assets.backfills import backfill_plan
-from backfill_assets.backfills.forecast import (
-    COMPUTE_OUTCOMES,
-    DayForecast,
-    LoadPlan,
-    WorkEstimate,
-    digest_load_plans,
-    estimate_api_calls,
-    estimate_work,
-    even_stages,
-    expected_seconds,
-    forecast_days,
-    past_runs,
-    plan_load,
-)
+from backfill_assets.backfills import backfill_plan, forecast
 from backfill_assets.calendar import partitions
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import Grain
@@ -140,7 +126,7 @@ def make_plan(
         graph, tables, partitions.Window(window.end - partitions.DAY, window.end)
     )
     ledgers = read_ledgers(deployment)
-    run_history = past_runs(instance)
+    run_history = forecast.past_runs(instance)
     return plan_backfill(
         deployment, request, days, ledgers, code, id_, run_history, downstream_of_last_day
     )
@@ -171,14 +157,18 @@ def plan_backfill(
     policy = deployment.policy
     tables = graph_of_ledgers(ledgers, policy)
     load_plans = _load_plans(deployment, request, days, ledgers, tables)
-    forecasts = forecast_days(deployment, request, days, ledgers, code, load_plans)
+    forecasts = forecast.forecast_days(deployment, request, days, ledgers, code, load_plans)
     final = final_days(ledgers, policy, {day for table_days in days.values() for day in table_days})
     work = {
-        name: [day for day, forecast in by_day.items() if forecast.outcome in COMPUTE_OUTCOMES]
+        name: [
+            day
+            for day, day_forecast in by_day.items()
+            if day_forecast.outcome in forecast.COMPUTE_OUTCOMES
+        ]
         for name, by_day in forecasts.items()
     }
     files, size = _count_input_files(load_plans, work, ledgers, policy)
-    estimate = estimate_work(
+    estimate = forecast.estimate_work(
         request.window, forecasts, load_plans, ledgers, tables, downstream_of_last_day or {}
     )
     stages, run_count = _cut_stages(request, estimate, deployment.settings.partitions_per_run)
@@ -194,7 +184,7 @@ def plan_backfill(
         code=str(code),
         config_digest=deployment.settings.digest,
         versions={name: last_change(ledgers[name]) for name in ledgers if name in used_tables},
-        landing=digest_load_plans(load_plans) if load_plans else "",
+        landing=forecast.digest_load_plans(load_plans) if load_plans else "",
         held=_sorted_names(
             target.manifest.awaiting_approval
             for load_plan in load_plans.values()
@@ -213,8 +203,10 @@ def plan_backfill(
         size=size,
         commits=sum(min(len(table_days), run_count) for table_days in work.values()),
         runs=runs,
-        seconds=expected_seconds(run_history, runs, len(request.window) * waves) if has_work else 0,
-        calls=estimate_api_calls(forecasts, ledgers),
+        seconds=forecast.expected_seconds(run_history, runs, len(request.window) * waves)
+        if has_work
+        else 0,
+        calls=forecast.estimate_api_calls(forecasts, ledgers),
         cut=stages,
         skews=tuple(backfill_plan.find_skews(_input_days_read(work, ledgers, policy), ledgers)),
     )
@@ -226,21 +218,25 @@ def _load_plans(
     days: Mapping[str, Sequence[date]],
     ledgers: Ledgers,
     tables: Graph,
-) -> dict[str, LoadPlan]:
+) -> dict[str, forecast.LoadPlan]:
     """The load plan of each raw log of which days, or rejected lines of days, are requested."""
     policy, accept = deployment.policy, request.accept
     return {
-        log: plan_load(deployment.settings.landing, source, ledgers[log], load_days, policy, accept)
+        log: forecast.plan_load(
+            deployment.settings.landing, source, ledgers[log], load_days, policy, accept
+        )
         for log, source in tables.sources.items()
         if (load_days := {*days.get(log, ()), *days.get(source.rejected.name, ())})
     }
 
 
 def _cut_stages(
-    request: backfill_plan.BackfillRequest, estimate: WorkEstimate, max_days: int
+    request: backfill_plan.BackfillRequest, estimate: forecast.WorkEstimate, max_days: int
 ) -> tuple[tuple[backfill_plan.Stage, ...], int]:
     """The stages, and their number of runs of at most `max_days` days."""
-    stages = list(request.split_stages(partial(even_stages, work=estimate, days_per_run=max_days)))
+    stages = list(
+        request.split_stages(partial(forecast.even_stages, work=estimate, days_per_run=max_days))
+    )
     runs = sum(len(window.split_by_length(max_days)) for _, window in stages)
     return tuple(
         backfill_plan.Stage(name=name, days=str(window), work=estimate.run_work(window))
@@ -250,7 +246,7 @@ def _cut_stages(
 
 def _forecast_table(
     ledger: Ledger,
-    forecasts: Mapping[date, DayForecast],
+    forecasts: Mapping[date, forecast.DayForecast],
     final_days: Mapping[str, Collection[date]],
 ) -> backfill_plan.TableForecast:
     """The day forecasts of one table as ranges by outcome and by reason, as a plan stores them."""
@@ -259,7 +255,9 @@ def _forecast_table(
         **{
             outcome.name.lower(): tuple(
                 partitions.to_ranges(
-                    day for day, forecast in forecasts.items() if forecast.outcome is outcome
+                    day
+                    for day, day_forecast in forecasts.items()
+                    if day_forecast.outcome is outcome
                 )
             )
             for outcome in backfill_plan.DayOutcome
@@ -268,10 +266,10 @@ def _forecast_table(
         why={
             reason: tuple(
                 partitions.to_ranges(
-                    day for day, forecast in forecasts.items() if forecast.reason == reason
+                    day for day, day_forecast in forecasts.items() if day_forecast.reason == reason
                 )
             )
-            for reason in dict.fromkeys(forecast.reason for forecast in forecasts.values())
+            for reason in dict.fromkeys(day_forecast.reason for day_forecast in forecasts.values())
             if reason
         },
         apart=ledger.table.grain.value,
@@ -279,7 +277,7 @@ def _forecast_table(
 
 
 def _count_input_files(
-    load_plans: Mapping[str, LoadPlan],
+    load_plans: Mapping[str, forecast.LoadPlan],
     work: Mapping[str, Collection[date]],
     ledgers: Ledgers,
     policy: Policy,
@@ -331,11 +329,13 @@ def add_sampled_skews(
     """
     skews, unsampled = list(plan.skews), list[str]()
     for log, source in deployment.graph.sources.items():
-        forecast = plan.tables.get(log)
-        if forecast is None or not skew_bounds(source.staged):
+        table_forecast = plan.tables.get(log)
+        if table_forecast is None or not skew_bounds(source.staged):
             continue
         ledger = read_ledger(deployment.table_url(log), source.raw)
-        days = [day for day in partitions.from_ranges(forecast.computed) if _is_new(ledger, day)]
+        days = [
+            day for day in partitions.from_ranges(table_forecast.computed) if _is_new(ledger, day)
+        ]
         lines: dict[date, list[Values]] = {}
         for day, values_or_error in _sample_files(deployment.settings.landing, source, days):
             if isinstance(values_or_error, str):

@@ -170,7 +170,7 @@ def sample(ctx: click.Context, out: Output, days: int) -> None:
             f"{settings.landing} is no local folder: no sample orders are written there."
         )
         return
-    from backfill_assets.sample.landings import SOURCE
+    from backfill_assets_guide.sample.landings import SOURCE
 
     landing = Path(settings.landing)
     if (landing / SOURCE).exists():
@@ -179,8 +179,8 @@ def sample(ctx: click.Context, out: Output, days: int) -> None:
                 f"{landing} has orders already: it stays as it is, whatever --days says."
             )
         return
-    from backfill_assets.sample.clearing import write_file_list
-    from backfill_assets.sample.landings import write_invented_landing
+    from backfill_assets_guide.sample.clearing import write_file_list
+    from backfill_assets_guide.sample.landings import write_invented_landing
 
     others = landing.is_dir() and any(landing.iterdir())
     out.print_note(f"Writing {days} days of sample orders to {landing} ...")
@@ -204,7 +204,7 @@ def cdnow(out: Output, master: Path) -> None:
     settings = load_settings()
     if "://" in settings.landing:
         raise CannotRunError(f"{PREFIX}LANDING={settings.landing} is no local folder")
-    from backfill_assets.sample.landings import write_cdnow_landing
+    from backfill_assets_guide.sample.landings import write_cdnow_landing
 
     rows = write_cdnow_landing(master, Path(settings.landing))
     out.print_text(f"{rows} purchases written to {settings.landing}")

@@ -32,15 +32,10 @@ from backfill_assets.audit.verdicts import (
 )
 from backfill_assets.calendar.partitions import DAY, Window, format_ranges
 from backfill_assets.dagster_ext.failures import raise_if_engine_failed
+from backfill_assets.delta import records
 from backfill_assets.delta.commits import PublishError, summarize_error
 from backfill_assets.delta.data_files import DataFiles
 from backfill_assets.delta.ledgers import Ledger
-from backfill_assets.delta.records import (
-    CommitNotes,
-    CommitRecord,
-    encode_published,
-    to_published_days,
-)
 from backfill_assets.publish.types import ComputedDays, ComputePlan
 from backfill_assets.settings import PREFIX
 from backfill_assets.spark.jars import EngineError
@@ -142,7 +137,7 @@ def days_to_compute_alone(plan: ComputePlan, frame: DataFrame) -> list[date]:
     return _sample_days(rows_by_day, first)
 
 
-def _is_computed(record: CommitRecord) -> bool:
+def _is_computed(record: records.CommitRecord) -> bool:
     """Return whether a run computed the days of a commit; other commits carry earlier rows over."""
     details = record.details
     return not (details.kind or details.undoes or details.as_of)
@@ -253,10 +248,10 @@ class AuditedDays:
         """The verdicts of the days to commit."""
         return [self.verdicts[day] for day in self.reasons if self.verdicts[day].may_publish]
 
-    def encode_record(self, notes: CommitNotes) -> dict[str, Any]:
+    def encode_record(self, notes: records.CommitNotes) -> dict[str, Any]:
         """Encode the record of the commit of the days that passed."""
         plan, computed, reasons = self.plan, self.computed, self.reasons
-        published = to_published_days(
+        published = records.to_published_days(
             self.passed,
             {**self.fingerprints, **computed.fingerprints},
             computed.numbers,
@@ -266,7 +261,7 @@ class AuditedDays:
         failures = {
             day: self.verdicts[day].failure_reasons for day in reasons if day not in published
         }
-        return encode_published(
+        return records.encode_published(
             plan.request.record,
             plan.input_versions,
             plan.ledger.version,

@@ -14,8 +14,8 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable, write_deltalake
 
 from backfill_assets.calendar.partitions import Window
-from backfill_assets.sample.landings import SOURCE
 from backfill_assets.spark import filesystems
+from backfill_assets_guide.sample.landings import SOURCE
 
 #: The customer of `send_many`.
 MANY = "c-bulk"

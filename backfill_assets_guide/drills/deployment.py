@@ -20,7 +20,6 @@ from backfill_assets.definitions import build_defs
 from backfill_assets.delta.ledger_reader import read_ledgers
 from backfill_assets.delta.ledgers import Ledgers
 from backfill_assets.deployment import Deployment
-from backfill_assets.sample.landings import Emitter, render_file
 from backfill_assets.settings import PREFIX, Settings, load_settings
 from backfill_assets.spark.session import Engine
 from backfill_assets.tables.graph import tables_of
@@ -29,6 +28,7 @@ from backfill_assets_guide.drills.breaking import arrival_folder
 from backfill_assets_guide.drills.rates import url_of
 from backfill_assets_guide.labs.lab import START, materialize_days
 from backfill_assets_guide.labs.loopback import NO_PROXY, set_environment
+from backfill_assets_guide.sample.landings import Emitter, render_file
 
 ORDERS = "backfill_assets.orders.tables:TABLES"
 _WINDOW_DAYS, _SEED = 2, 7

@@ -9,7 +9,7 @@ import pytest
 from dagster._core.execution.backfill import BulkActionStatus
 
 from backfill_assets.assets import backfill_jobs
-from backfill_assets.backfills import forecast, history, planner, state_store
+from backfill_assets.backfills import forecast, history, state_store
 from backfill_assets.backfills import stages as backfills
 from backfill_assets.backfills.backfill_plan import BackfillRequest
 from backfill_assets.backfills.forecast import expected_seconds
@@ -215,7 +215,7 @@ def test_black_friday_is_cut_into_runs_of_even_work(engine, tmp_path, monkeypatc
     assert [window for _, window in plan.stages] != Window.parse(all_days).split_by_length(14)
     launch_plan(pipeline, plan.id)
     # The cut is kept with the plan: plans that are made since would have another.
-    monkeypatch.setattr(planner, "even_stages", lambda days, **_: [days])
+    monkeypatch.setattr(forecast, "even_stages", lambda days, **_: [days])
     stages = []
     while state_store.active_ids(pipeline.instance):
         if "under way" in tick_planned_backfills(pipeline):

@@ -12,7 +12,7 @@ import pytest
 
 from backfill_assets.calendar.partitions import DAY
 from backfill_assets.orders.tables import TABLES
-from backfill_assets.sample.landings import write_cdnow_landing
+from backfill_assets_guide.sample.landings import write_cdnow_landing
 from backfill_assets_tests.helpers.paths import CDNOW
 from backfill_assets_tests.helpers.pipeline import EVERYTHING, Pipeline
 

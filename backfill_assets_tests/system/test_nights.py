@@ -19,9 +19,9 @@ import pytest
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.delta.ledger_reader import read_ledgers
 from backfill_assets.orders.tables import CORRECTIONS, CURRENT, FACT, LATE, RAW, STAGED, TABLES
-from backfill_assets.sample.landings import write_cdnow_landing
 from backfill_assets.staleness.assess import final_days
 from backfill_assets.staleness.stale import find_stale_days
+from backfill_assets_guide.sample.landings import write_cdnow_landing
 from backfill_assets_tests.helpers.landing_strategies import history
 from backfill_assets_tests.helpers.orders_model import run_model
 from backfill_assets_tests.helpers.paths import CDNOW

@@ -19,9 +19,9 @@ from backfill_assets.calendar.partitions import days_of_run
 from backfill_assets.landing import files
 from backfill_assets.orders.tables import RAW, STAGED, TABLES
 from backfill_assets.publish.io_manager import PLOT, DeltaIOManager
-from backfill_assets.sample.landings import write_invented_landing
 from backfill_assets.staleness.unloaded import loaded_manifests
 from backfill_assets.transforms import dedup
+from backfill_assets_guide.sample.landings import write_invented_landing
 from backfill_assets_tests.helpers.orders_model import run_model
 from backfill_assets_tests.helpers.pipeline import (
     END,
