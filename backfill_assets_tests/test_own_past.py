@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable
 from datetime import date
+from functools import partial
+from random import Random
 from typing import Annotated
 
 import dagster as dg
@@ -26,19 +28,24 @@ from backfill_assets import (
 from backfill_assets.assets import derived
 from backfill_assets.assets.input_frames import input_frames
 from backfill_assets.assets.table_asset import delta_assets
+from backfill_assets.backfills.backfill_plan import BackfillRequest, TableForecast
+from backfill_assets.backfills.planner import plan_backfill
 from backfill_assets.calendar.late_data import Policy
-from backfill_assets.calendar.partitions import DAY, Window
+from backfill_assets.calendar.partitions import DAY, Window, from_ranges
 from backfill_assets.calendar.reach import SAME_DAY
+from backfill_assets.delta.data_files import TableSnapshot
+from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.deployment import Deployment
 from backfill_assets.orders.tables import LATE, RAW, DailyOrders
 from backfill_assets.settings import SettingsError, load_settings
-from backfill_assets.staleness.assess import final_days
+from backfill_assets.staleness.assess import final_days, lacks_input, missing_inputs
 from backfill_assets.staleness.input_digest import input_digests
 from backfill_assets.staleness.stale import find_stale_days
 from backfill_assets.tables.arguments import DeclarationError
-from backfill_assets.tables.code_version import running_code
+from backfill_assets.tables.code_version import Code, running_code
 from backfill_assets.tables.derived import carries_state
 from backfill_assets.tables.graph import Graph, config_digests, tables_of
+from backfill_assets.tables.table import Table
 from backfill_assets_guide.examples.web_events import Visit
 from backfill_assets_tests.helpers.invented_logs import days, ledger, ledgers, record
 from backfill_assets_tests.helpers.paths import PROJECT
@@ -342,3 +349,77 @@ def test_a_run_with_a_process_of_its_own_starts_its_session_before_it_names_a_co
         input_frames(
             balance, dict.fromkeys(balance.reads, _Unread()), Window(day(0), day(2)), "UTC"
         )
+
+
+# --- the plan -------------------------------------------------------------------------------------
+
+
+def plan_days(planned: Table, window: Window, *table_ledgers: Ledger) -> TableForecast:
+    """What a plan of these days says of a table."""
+    request = BackfillRequest(days=str(window), tables=(planned.name,))
+    all_ledgers = {name: Ledger(declared) for name, declared in tables_of(SETTINGS).items()}
+    all_ledgers |= {known.table.name: known for known in table_ledgers}
+    days_by_table = {planned.name: [*window]}
+    plan = plan_backfill(Deployment(SETTINGS), request, days_by_table, all_ledgers, Code("c"), "id")
+    return plan.tables[planned.name]
+
+
+def test_a_plan_builds_the_first_day_that_needs_no_day_before():
+    digest = config_digests(SETTINGS)[STAGED.name]
+    staged = ledger(STAGED, record(0, days(1, 2), config_digest=digest))
+    forecast = plan_days(yesterday, Window(day(1), day(5)), staged)
+    assert (forecast.days_to_compute, forecast.lacking) == (
+        [day(1), day(2), day(3)],
+        (str(day(4)),),
+    )
+
+
+def test_a_plan_rebuilds_days_under_other_settings_one_upon_the_other():
+    digests = config_digests(SETTINGS)
+    staged = ledger(STAGED, record(0, days((1, 4)), config_digest=digests[STAGED.name]))
+    old = ledger(balance, record(0, days((1, 4)), config_digest="old"))
+    forecast = plan_days(balance, Window(day(1), day(5)), staged, old)
+    assert forecast.days_to_compute == [day(1), day(2), day(3), day(4)]
+    # But not upon a day before them that is not in the plan.
+    forecast = plan_days(balance, Window(day(3), day(5)), staged, old)
+    assert (forecast.days_to_compute, forecast.other_settings) == ([], ("2024-01-03...2024-01-04",))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_plan_a_run_and_the_backlog_agree_on_what_cannot_be_built(seed):
+    """Over invented ledgers: days and settings of all tables at random."""
+    chance, digests = Random(seed), config_digests(SETTINGS)
+    known = {}
+    for name, declared in tables_of(SETTINGS).items():
+        current, old = (
+            days(*[n for n in range(1, 7) if chance.random() < share]) for share in (0.7, 0.2)
+        )
+        records = [record(0, current, config_digest=digests[name], inputs={STAGED.name: 0})]
+        if chance.random() < 0.5 and old:
+            records.append(record(1, old, config_digest="old"))
+        known[name] = ledger(declared, *records)
+    stale = find_stale_days(known, POLICY, LATER)
+    window = Window(day(1), day(7))
+    for planned in GRAPH.by_event_day:
+        forecast = plan_days(GRAPH.tables[planned], window, *known.values())
+        blocked = {*from_ranges([*forecast.lacking, *forecast.other_settings])}
+        snapshots = [
+            TableSnapshot(known[dependency.source.name], True, None).with_reach(
+                dependency.reach.deciding_days(known[dependency.source.name]),
+                partial(GRAPH.required_days, dependency),
+            )
+            for dependency in GRAPH.inputs[planned]
+            if dependency.source.name != planned
+        ]
+        config_of = lambda source: digests[source.name]  # noqa: E731
+        refused = missing_inputs(snapshots, window, config_of, {})
+        open_days = {*stale.open.get(planned, ())}
+        present = known[planned].published_days | open_days
+        assert not any(
+            lacks_input(GRAPH, known, planned, d, own=d - DAY not in present) for d in open_days
+        ), planned
+        if carries_state(GRAPH.tables[planned]):
+            # The days after a blocked one are blocked as well, until one that is published.
+            assert refused.keys() <= blocked, planned
+        else:
+            assert blocked == refused.keys(), planned

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import date
 from functools import partial
 from typing import Any
 
@@ -372,8 +371,7 @@ class _TableStep:
     ) -> TableSnapshot:
         """Return the snapshot of an input, with the days of it that decide a day."""
         snapshot = self.inputs[dependency.source.name].snapshot(ledger, session)
-        start = self.deployment.graph.policy_of(dependency.source.name).start
-        required_days = partial(_required_input_days, dependency, start)
+        required_days = partial(self.deployment.graph.required_days, dependency)
         return snapshot.with_reach(dependency.reach.deciding_days(ledger), required_days)
 
     def _refuse_dependent_days(
@@ -391,11 +389,6 @@ class _TableStep:
                     for day in sample
                 }
                 refuse_dependent_days(self.table, computed.frame, plan.days, frames)
-
-
-def _required_input_days(dependency: Dependency, start: date, day: date) -> list[date]:
-    """Return the input days without which a day cannot be built; none before the input's start."""
-    return [input_day for input_day in dependency.reach.required_days(day) if input_day >= start]
 
 
 def _reference_digests(

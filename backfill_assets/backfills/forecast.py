@@ -6,10 +6,8 @@ computed: the bound is for functions that make at most one request per row.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from functools import cached_property
@@ -20,19 +18,20 @@ from typing import NamedTuple
 import dagster as dg
 
 from backfill_assets.backfills.backfill_plan import ApiCallEstimate, BackfillRequest, DayOutcome
-from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import DAY, Grain, Window, days_of_run
 from backfill_assets.delta.ledgers import Ledger, Ledgers, graph_of_ledgers
 from backfill_assets.deployment import Deployment
-from backfill_assets.landing.listing import ListedFile, list_landing
-from backfill_assets.landing.load_manifest import LoadTarget, describe_change
-from backfill_assets.staleness.assess import REQUESTED, new_input_reason, recompute_reason
+from backfill_assets.staleness.assess import (
+    REQUESTED,
+    lacks_input,
+    new_input_reason,
+    recompute_reason,
+)
 from backfill_assets.staleness.input_digest import HypotheticalLedger, input_digests
-from backfill_assets.staleness.unloaded import load_targets, loaded_manifests
+from backfill_assets.staleness.unloaded import LoadPlan, loaded_manifests
 from backfill_assets.tables.code_version import Code
 from backfill_assets.tables.derived import Derived, carries_state
 from backfill_assets.tables.graph import Graph
-from backfill_assets.tables.sources import Source
 from backfill_assets.tables.unpartitioned import Answers, Lookup, requests_figure
 
 #: Outcomes in which a day is or may be computed.
@@ -79,7 +78,8 @@ def forecast_days(
                 hypothetical_ledgers[dependency.source.name]
             )
             for dependency in graph.inputs[name]
-            if other_settings_days[dependency.source.name]
+            # Days of the table itself are judged in their order.
+            if other_settings_days[dependency.source.name] and dependency.source.name != name
         }
         input_ledgers, day_forecasts = [ledgers[input_] for input_ in inputs], {}
         for day in table_days:
@@ -93,8 +93,7 @@ def forecast_days(
                 inputs=input_ledgers,
                 input_change=news,
             )
-            missing = None in ledger.references.values()
-            if missing or _lacks_input(graph, name, day, hypothetical_ledgers):
+            if lacks_input(graph, hypothetical_ledgers, name, day, own=False):
                 day_forecasts[day] = DayForecast(DayOutcome.LACKING)
             elif any(
                 not other_settings_days[input_name].isdisjoint(deciding(day))
@@ -112,7 +111,10 @@ def forecast_days(
             else:
                 day_forecasts[day] = DayForecast(DayOutcome.IDENTICAL)
         if carries_state(ledger.table):
-            day_forecasts = _forecast_in_order(ledger, day_forecasts, graph.policy_of(name).start)
+            start = graph.policy_of(name).start
+            day_forecasts = _forecast_in_order(
+                ledger, day_forecasts, start, other_settings_days[name]
+            )
         forecasts[name] = day_forecasts
         if changed_days := {
             day for day, forecast in day_forecasts.items() if forecast.outcome in COMPUTE_OUTCOMES
@@ -122,30 +124,26 @@ def forecast_days(
     return forecasts
 
 
-def _lacks_input(graph: Graph, name: str, day: date, ledgers: Ledgers) -> bool:
-    """Whether a required day of another table is not published, and not in the plan."""
-    return any(
-        needed not in ledgers[dependency.source.name].published_days
-        for dependency in graph.inputs[name]
-        if dependency.source.name != name
-        for needed in dependency.reach.required_days(day)
-    )
-
-
 def _forecast_in_order(
-    ledger: Ledger, forecasts: Mapping[date, DayForecast], start: date
+    ledger: Ledger,
+    forecasts: Mapping[date, DayForecast],
+    start: date,
+    other_settings_days: Container[date],
 ) -> dict[date, DayForecast]:
     """Forecasts of a stateful table in date order, from forecasts by the other inputs of its days.
 
-    `start` is the table's first day.
+    `start` is the table's first day; `other_settings_days` were built under other settings.
     """
     ordered: dict[date, DayForecast] = {}
     for day, forecast in sorted(forecasts.items()):
         previous_day = day - DAY
-        is_present = previous_day in ledger.published_days or previous_day < start
-        earlier = ordered.get(
-            previous_day, DayForecast(DayOutcome.IDENTICAL if is_present else DayOutcome.LACKING)
-        )
+        if previous_day in other_settings_days and previous_day >= start:
+            published = DayOutcome.OTHER_SETTINGS
+        elif previous_day in ledger.published_days or previous_day < start:
+            published = DayOutcome.IDENTICAL
+        else:
+            published = DayOutcome.LACKING
+        earlier = ordered.get(previous_day, DayForecast(published))
         ordered[day] = forecast
         if forecast.outcome not in (*COMPUTE_OUTCOMES, DayOutcome.IDENTICAL):
             continue
@@ -196,64 +194,6 @@ def _changing_inputs(
 def _is_built_by(ledger: Ledger, day: date, code_and_settings: tuple[str, str]) -> bool:
     record = ledger.latest.get(day) if ledger.current_record(day) else None
     return record is not None and (record.code_version, record.made_under(day)) == code_and_settings
-
-
-@dataclass(frozen=True)
-class LoadPlan:
-    """The files to load for days of a raw log.
-
-    Attributes:
-        targets: by day.
-        changes: by day, what changed since it was loaded, as text.
-        entries: all listed files of these days.
-    """
-
-    targets: Mapping[date, LoadTarget]
-    changes: Mapping[date, str]
-    entries: Sequence[ListedFile]
-
-    @cached_property
-    def load_digests(self) -> dict[date, str]:
-        """By day, the digest of the content to load."""
-        return {day: target.manifest.content_digest() for day, target in self.targets.items()}
-
-
-def plan_load(
-    landing: str,
-    source: Source,
-    log: Ledger,
-    days: Collection[date],
-    policy: Policy,
-    accepted: Collection[str],
-) -> LoadPlan:
-    """Plan the load of days of a raw log, from the landing as of now.
-
-    `accepted` has names of files that may remove orders.
-    """
-    arrival_days = sorted({d for day in days for d in (day - DAY, day)})
-    listing, loaded = list_landing(landing, source, arrival_days), loaded_manifests(log)
-    target_by_day = load_targets(
-        loaded, listing, sorted(days), source.under(policy), accepted=accepted
-    )
-    changes = {
-        day: describe_change(loaded.get(day), target) for day, target in target_by_day.items()
-    }
-    entries = [entry for day in arrival_days for entry in listing.files_on(day).values()]
-    return LoadPlan(target_by_day, changes, entries)
-
-
-def digest_load_plans(load_plans: Mapping[str, LoadPlan]) -> str:
-    """A digest of what is to be loaded: a launch compares it with that of the plan.
-
-    It changes if files land, change or are deleted.
-    """
-    text = json.dumps(
-        {
-            raw_table: {str(day): digest for day, digest in sorted(load_plan.load_digests.items())}
-            for raw_table, load_plan in load_plans.items()
-        }
-    )
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 #: How many past runs the expected duration is estimated from.

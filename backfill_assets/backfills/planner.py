@@ -21,6 +21,7 @@ from backfill_assets.deployment import Deployment
 from backfill_assets.landing.listing import CONTROL_FILE, LandingError, ListedFile, list_landing
 from backfill_assets.landing.samples import Values, sample_values
 from backfill_assets.staleness.assess import final_days
+from backfill_assets.staleness.unloaded import LoadPlan, digest_load_plans, plan_load
 from backfill_assets.tables.code_version import Code
 from backfill_assets.tables.graph import Graph, buildable_tables
 from backfill_assets.tables.model_metadata import skew_bounds
@@ -184,7 +185,7 @@ def plan_backfill(
         code=str(code),
         config_digest=deployment.settings.digest,
         versions={name: last_change(ledgers[name]) for name in ledgers if name in used_tables},
-        landing=forecast.digest_load_plans(load_plans) if load_plans else "",
+        landing=digest_load_plans(load_plans) if load_plans else "",
         held=_sorted_names(
             target.manifest.awaiting_approval
             for load_plan in load_plans.values()
@@ -218,13 +219,11 @@ def _load_plans(
     days: Mapping[str, Sequence[date]],
     ledgers: Ledgers,
     tables: Graph,
-) -> dict[str, forecast.LoadPlan]:
+) -> dict[str, LoadPlan]:
     """The load plan of each raw log of which days, or rejected lines of days, are requested."""
     policy, accept = deployment.policy, request.accept
     return {
-        log: forecast.plan_load(
-            deployment.settings.landing, source, ledgers[log], load_days, policy, accept
-        )
+        log: plan_load(deployment.settings.landing, source, ledgers[log], load_days, policy, accept)
         for log, source in tables.sources.items()
         if (load_days := {*days.get(log, ()), *days.get(source.rejected.name, ())})
     }
@@ -277,7 +276,7 @@ def _forecast_table(
 
 
 def _count_input_files(
-    load_plans: Mapping[str, forecast.LoadPlan],
+    load_plans: Mapping[str, LoadPlan],
     work: Mapping[str, Collection[date]],
     ledgers: Ledgers,
     policy: Policy,

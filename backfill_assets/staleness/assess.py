@@ -17,6 +17,7 @@ from backfill_assets.delta.data_files import TableSnapshot
 from backfill_assets.delta.ledgers import Ledger, Ledgers, due_days, graph_of_ledgers
 from backfill_assets.delta.records import CommitRecord
 from backfill_assets.tables.derived import carries_state
+from backfill_assets.tables.graph import Graph
 from backfill_assets.tables.table import Dependency, Table
 
 #: Reason of a day whose inputs, code and settings have not changed.
@@ -156,6 +157,20 @@ def refuse_other_code(
                         "the same rows, `backfill-assets accept-code` says so for the days that "
                         "are published."
                     )
+
+
+def lacks_input(graph: Graph, ledgers: Ledgers, table: str, day: date, *, own: bool = True) -> bool:
+    """Return whether a day cannot be built, as a required day of an input is not published.
+
+    `own`: of a stateful table, its own day before is one of them. An unpartitioned input that was
+    never published counts as well.
+    """
+    return None in ledgers[table].references.values() or any(
+        needed not in ledgers[dependency.source.name].published_days
+        for dependency in graph.inputs[table]
+        if own or dependency.source.name != table
+        for needed in graph.required_days(dependency, day)
+    )
 
 
 def missing_inputs(

@@ -16,7 +16,7 @@ from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import DAY
 from backfill_assets.delta.ledgers import Ledger, Ledgers, due_days, graph_of_ledgers
 from backfill_assets.delta.records import CommitRecord
-from backfill_assets.staleness.assess import days_on_hold, final_days
+from backfill_assets.staleness.assess import days_on_hold, final_days, lacks_input
 from backfill_assets.staleness.input_digest import days_depending_on, input_digests
 from backfill_assets.tables.derived import carries_state
 from backfill_assets.tables.graph import Graph
@@ -121,19 +121,29 @@ def _compute_stale_days(ledgers: Ledgers, policy: Policy, today: date) -> StaleD
             references = ledger.changed_references(day) if day in ledger.latest else {}
             stale_reasons[table][day] = StaleReason(inputs, references)  # type: ignore[index]
         if carries_state(ledger.table):
-            _add_later_days(stale, ledger, closed.get(table, ()))
+            lacking = {
+                day
+                for day in ledger.published_days
+                if lacks_input(graph, ledgers, table, day, own=False)
+            }
+            _add_later_days(stale, ledger, closed.get(table, ()), lacking)
     return stale
 
 
-def _add_later_days(stale: StaleDays, ledger: Ledger, closed: Container[date]) -> None:
+def _add_later_days(
+    stale: StaleDays, ledger: Ledger, closed: Container[date], lacking: Container[date]
+) -> None:
     """Count days of a stateful table after a stale day as stale, for the same reasons.
 
-    A run that builds them in order stops where a day comes out unchanged.
+    Up to a day that is missing, or is `lacking` another input: no later day can be built. A run
+    that builds them in order stops where a day comes out unchanged.
     """
     name, reason = ledger.table.name, None
-    for day in sorted(ledger.published_days | stale.all_days(name)):
+    days = ledger.published_days | stale.all_days(name)
+    for day in sorted(days):
         own_reason = stale.open[name].get(day) or stale.final[name].get(day)
-        reason = own_reason or reason
+        can_be_built = day - DAY in days and day not in lacking
+        reason = own_reason or (reason if can_be_built else None)
         if reason and not own_reason:
             part = stale.final if day in closed else stale.open
             part[name][day] = reason  # type: ignore[index]
@@ -159,7 +169,11 @@ def _newer_inputs(
             else table_policy.loadable_days(today)
         )
         return (
-            day for day in days if day in due_days and _can_be_built(table, day, ledgers, graph)
+            day
+            for day in days
+            if day in due_days
+            and not lacks_input(graph, ledgers, table, day)
+            and (table not in graph.by_event_day or _has_arrived(table, day, ledgers, graph))
         )
 
     for source, table, days_of in downstream_tables(ledgers, policy):
@@ -189,26 +203,6 @@ def downstream_tables(
         for table, inputs in graph_of_ledgers(ledgers, policy).inputs.items()
         for dependency in inputs
     ]
-
-
-def _can_be_built(table: str, day: date, ledgers: Ledgers, graph: Graph) -> bool:
-    """Return whether all required input days are published; one may have been reverted since.
-
-    Days before the first day of an input are not required.
-    """
-    needed = (
-        (dependency.source.name, d)
-        for dependency in graph.inputs[table]
-        for d in dependency.reach.required_days(day)
-    )
-    return (
-        None not in ledgers[table].references.values()
-        and all(
-            needed_day in ledgers[name].published_days or needed_day < graph.policy_of(name).start
-            for name, needed_day in needed
-        )
-        and (table not in graph.by_event_day or _has_arrived(table, day, ledgers, graph))
-    )
 
 
 def _has_arrived(table: str, day: date, ledgers: Ledgers, graph: Graph) -> bool:

@@ -1,15 +1,22 @@
-"""Unloaded days: log days whose landed files differ from what the raw log was loaded from."""
+"""Unloaded days: log days whose landed files differ from what the raw log was loaded from.
 
+A load plan says what days would be loaded from, whether they differ or not.
+"""
+
+import hashlib
+import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
+from functools import cached_property
 
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.landing import load_manifest
-from backfill_assets.landing.listing import Listing
+from backfill_assets.landing.listing import ListedFile, Listing, list_landing
 from backfill_assets.settings import PREFIX
+from backfill_assets.tables.sources import Source
 
 
 @dataclass(frozen=True)
@@ -186,3 +193,62 @@ def _lacks_load(rejected: Ledger, day: date, fingerprint: str) -> bool:
     if published is None:
         return day not in rejected.revocations
     return published.fingerprint not in ("", fingerprint)
+
+
+@dataclass(frozen=True)
+class LoadPlan:
+    """The files to load for days of a raw log.
+
+    Attributes:
+        targets: by day.
+        changes: by day, what changed since it was loaded, as text.
+        entries: all listed files of these days.
+    """
+
+    targets: Mapping[date, load_manifest.LoadTarget]
+    changes: Mapping[date, str]
+    entries: Sequence[ListedFile]
+
+    @cached_property
+    def load_digests(self) -> dict[date, str]:
+        """By day, the digest of the content to load."""
+        return {day: target.manifest.content_digest() for day, target in self.targets.items()}
+
+
+def plan_load(
+    landing: str,
+    source: Source,
+    log: Ledger,
+    days: Collection[date],
+    policy: Policy,
+    accepted: Collection[str],
+) -> LoadPlan:
+    """Plan the load of days of a raw log, from the landing as of now.
+
+    `accepted` has names of files that may remove orders.
+    """
+    arrival_days = sorted({d for day in days for d in (day - DAY, day)})
+    listing, loaded = list_landing(landing, source, arrival_days), loaded_manifests(log)
+    target_by_day = load_targets(
+        loaded, listing, sorted(days), source.under(policy), accepted=accepted
+    )
+    changes = {
+        day: load_manifest.describe_change(loaded.get(day), target)
+        for day, target in target_by_day.items()
+    }
+    entries = [entry for day in arrival_days for entry in listing.files_on(day).values()]
+    return LoadPlan(target_by_day, changes, entries)
+
+
+def digest_load_plans(load_plans: Mapping[str, LoadPlan]) -> str:
+    """A digest of what is to be loaded: a launch compares it with that of the plan.
+
+    It changes if files land, change or are deleted.
+    """
+    text = json.dumps(
+        {
+            raw_table: {str(day): digest for day, digest in sorted(load_plan.load_digests.items())}
+            for raw_table, load_plan in load_plans.items()
+        }
+    )
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

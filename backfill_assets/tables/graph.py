@@ -27,7 +27,7 @@ from backfill_assets.settings import PREFIX, Settings, SettingsError, origin_not
 from backfill_assets.tables.arguments import DeclarationError, declaration_location, describe_value
 from backfill_assets.tables.derived import Derived, versions_in
 from backfill_assets.tables.sources import Source, SourceTable
-from backfill_assets.tables.table import Inputs, Table
+from backfill_assets.tables.table import Dependency, Inputs, Table
 from backfill_assets.tables.unpartitioned import Lookup, Unpartitioned
 
 
@@ -147,6 +147,11 @@ class Graph:
     def landed_tables(self) -> tuple[str, ...]:
         """The tables that are loaded from the landing."""
         return tuple(name for name, inputs in self.inputs.items() if not inputs)
+
+    def required_days(self, dependency: Dependency, day: date) -> list[date]:
+        """The days of an input without which a day cannot be built; none before its first day."""
+        start = self.policy_of(dependency.source.name).start
+        return [needed for needed in dependency.reach.required_days(day) if needed >= start]
 
     @cached_property
     def by_log_day(self) -> tuple[str, ...]:
