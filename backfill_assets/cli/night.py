@@ -55,13 +55,28 @@ def night(out: Output, run: bool, as_of: date | None) -> Status:
             _print_commands(
                 out, planner, today, *planner.next_batch(today, find_busy_tables(), list)
             )
+            _note_final_days(out, planner, today)
             return Status.FINE
         result = run_night(
             planner, today, find_busy_tables, partial(_run_request, out, planner, folder)
         )
         if not find_busy_tables() and not state_store.active_ids(instance):
             save_consistent_versions(deployment, now)
-        return _report_result(out, today, result)
+        status = _report_result(out, today, result)
+        _note_final_days(out, planner, today)
+        return status
+
+
+def _note_final_days(out: Output, planner: RunPlanner, today: date) -> None:
+    """Name the final days that have new input, as a shell comment: no scheduled run builds them."""
+    from backfill_assets.calendar.partitions import format_ranges
+
+    for table, days in planner.final_days_behind(today).items():
+        out.print_command(
+            f"# {table} [{format_ranges(days)}] is final, and new input has come since: no "
+            "schedule and no sensor builds it. To take that in, materialize these days of it, and "
+            "of the tables that follow."
+        )
 
 
 def _print_commands(

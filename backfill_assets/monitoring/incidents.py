@@ -32,7 +32,7 @@ _ABSENT = (
     "there is nothing to send, an empty folder says so"
 )
 _CLOSED = (
-    "new lines have landed for days whose window has closed: {} the days stay as they are. To take "
+    "new lines have landed for days whose window has closed: {}the days stay as they are. To take "
     "the lines into them, materialize {} and what follows for these days"
 )
 
@@ -98,7 +98,7 @@ def find_incidents(snapshot: states.Snapshot) -> list[Incident]:
         )
         if closed := snapshot.stale.final.get(name):
             add_incidents(
-                "new input for final days", name, closed.keys(), _closed_days_text(name, snapshot)
+                "new input for final days", name, closed.keys(), closed_days_text(name, snapshot)
             )
     for name, days in changed.items():
         for day, how in days.items():
@@ -135,7 +135,7 @@ def _loaded_with(name: str, snapshot: states.Snapshot) -> list[str]:
     return [*snapshot.graph.source_logs(name)] if rejected else []
 
 
-def _closed_days_text(name: str, snapshot: states.Snapshot) -> str:
+def closed_days_text(name: str, snapshot: states.Snapshot) -> str:
     """Describe where new lines for closed days are, and what a person can do."""
     graph = snapshot.graph
     never_close = [table for table in graph.by_event_day if table not in graph.closing_tables]
@@ -147,7 +147,7 @@ def _closed_days_text(name: str, snapshot: states.Snapshot) -> str:
     )
     have = "have" if len(covering_tables) > 1 else "has"
     return _CLOSED.format(
-        f"{' and '.join(covering_tables)} {have} them," if covering_tables else "", first
+        f"{' and '.join(covering_tables)} {have} them, " if covering_tables else "", first
     )
 
 

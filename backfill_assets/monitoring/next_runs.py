@@ -316,6 +316,11 @@ class RunPlanner:
         )
         return {log: warning for log, warning in warnings if warning}
 
+    def final_days_behind(self, today: date) -> Mapping[str, Collection[date]]:
+        """Return, by table, final days whose input has changed: only a person rebuilds them."""
+        stale = find_stale_days(read_ledgers(self.deployment), self.deployment.policy, today)
+        return {table: sorted(days) for table, days in stale.final.items() if days}
+
     def plan_rebuilds(
         self, today: date, in_progress: Mapping[str, Collection[str]]
     ) -> list[Request]:

@@ -10,6 +10,7 @@ import pytest
 from dagster._core.definitions.asset_checks.asset_check_spec import AssetCheckKey
 from dagster._core.test_utils import create_run_for_test
 
+from backfill_assets.cli import main
 from backfill_assets.monitoring.incidents import Monitor, find_incidents
 from backfill_assets.monitoring.next_runs import tables_in_progress
 from backfill_assets.orders.tables import CORRECTIONS, CURRENT, FACT, LATE, RAW, STAGED, TABLES
@@ -153,7 +154,7 @@ def incident_kinds(pipeline: Pipeline) -> set[tuple[str, str, str]]:
     return {(i.kind, i.subject, i.item) for i in find_incidents(current_snapshot(pipeline))}
 
 
-def test_final_days(engine, spark, tmp_path):
+def test_final_days(engine, spark, tmp_path, monkeypatch, capsys):
     """Not written by a schedule; watched against others; a person may rebuild them."""
     pipeline = Pipeline(engine, tmp_path, window_days=0)
     for n in (1, 2):
@@ -175,6 +176,13 @@ def test_final_days(engine, spark, tmp_path):
     assert after[STAGED.name] == before[STAGED.name]
     assert after[FACT.name] == before[FACT.name]
     assert incident_kinds(pipeline) == {("new input for final days", STAGED.name, "2024-01-01")}
+    # The commands say so as well.
+    for name in ("landing", "warehouse", "start", "window_days"):
+        monkeypatch.setenv(f"BACKFILL_ASSETS_{name.upper()}", str(getattr(pipeline.settings, name)))
+    assert main(["night", "--as-of", "2024-01-03"]) == 0
+    assert f"# {STAGED.name} [2024-01-01] is final, and new input" in capsys.readouterr().out
+    main(["status", "--select", STAGED.name])
+    assert f"new input for final days: {STAGED.name} [2024-01-01]; " in capsys.readouterr().out
     pipeline.tick("watch_days")
     # It is what it is to be; what is known since is in the tables that follow.
     assert late_evaluation(pipeline, STAGED.name, "days").passed

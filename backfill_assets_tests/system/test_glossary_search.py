@@ -1,4 +1,4 @@
-"""Every word of the glossary is found by the search of the site."""
+"""The search of the site finds every word of the glossary, and the page that answers a question."""
 
 from __future__ import annotations
 
@@ -14,6 +14,13 @@ from backfill_assets_tests.helpers.glossary import ROWS, Row
 
 #: So many pages are looked at from the top of the results.
 FIRST = 8
+#: By question of a reader, the page that answers it.
+QUESTIONS = {
+    "backfill a range": "runbook.html",
+    "add a column": "schema-changes.html",
+    "getting started": "getting-started.html",
+    "catalog": "catalogs.html",
+}
 #: On no page.
 UNUSED = "quixotically"
 #: Answers of the site's own search, by the worker that its search box asks: for each query, the
@@ -41,7 +48,7 @@ done(found);
 @pytest.fixture(scope="module")
 def found(browser: Chrome, site: str) -> dict[str, list[str]]:
     """The pages that a search for each word leads to."""
-    queries = [UNUSED, *(term for row in ROWS for term in row.terms)]
+    queries = [UNUSED, *QUESTIONS, *(term for row in ROWS for term in row.terms)]
     browser.set_script_timeout(60)
     browser.get(f"{site}/index.html")
     script = f"(async (...arguments) => {{{SEARCH}}})(...arguments)"
@@ -64,6 +71,12 @@ def test_every_word_leads_to_the_glossary_or_to_its_page(found: dict[str, list[s
         if not set(found[term][:FIRST]) & set(_expected_pages(row))
     }
     assert missing == {}
+
+
+def test_a_question_leads_to_the_page_that_answers_it(found: dict[str, list[str]]) -> None:
+    assert {question: found[question][:1] for question in QUESTIONS} == {
+        question: [page] for question, page in QUESTIONS.items()
+    }
 
 
 def test_a_word_that_nobody_uses_is_not_found(found: dict[str, list[str]]) -> None:

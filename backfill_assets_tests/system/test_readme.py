@@ -24,7 +24,6 @@ from backfill_assets.audit.verdicts import Severity
 from backfill_assets.monitoring.states import DayState
 from backfill_assets.orders.tables import TABLES
 from backfill_assets.settings import PREFIX, Settings, load_settings
-from backfill_assets_tests import conftest
 from backfill_assets_tests.helpers.docs_pages import (
     BLOCK,
     PAGES,
@@ -34,12 +33,15 @@ from backfill_assets_tests.helpers.docs_pages import (
 )
 from backfill_assets_tests.helpers.docs_site import site_in
 from backfill_assets_tests.helpers.paths import BIN, PROJECT
+from backfill_assets_tests.helpers.reader import reader_environment
 
 ALL = "\n".join(PAGES.values())
 (SAMPLE_END,) = re.findall(r"^export BACKFILL_ASSETS_END=(\S+)$", ALL, re.MULTILINE)
 #: Blocks that another module runs, by page and language.
 RUN_ELSEWHERE = {
     ("docs/enrichment.md", "python"): "system/test_enrichment.py",
+    ("docs/getting-started.md", "bash"): "system/test_getting_started.py",
+    ("docs/getting-started.md", "python"): "system/test_getting_started.py",
     ("docs/guide/sql.md", "postgresql"): "system/test_sql_page.py",
     ("docs/guide/sql.md", "sql"): "system/test_sql_page.py",
     ("docs/own-sources.md", "python"): "system/test_web_events.py",
@@ -78,24 +80,9 @@ class Place:
 
     @property
     def environment(self) -> dict[str, str]:
-        inherited = {
-            name: value
-            for name, value in os.environ.items()
-            if not name.startswith(PREFIX) and name not in ("SPARK_REMOTE", "DAGSTER_HOME")
-        }
-        small = {**conftest.SMALL, "spark.master": "local[2]"}
-        return {
-            **inherited,
-            "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
-            "DAGSTER_HOME": str(self.root / "dagster_home"),
-            # Jars are not downloaded for a test, and the machine is shared with the suite's Spark.
-            "BACKFILL_ASSETS_JARS": os.environ.get("BACKFILL_ASSETS_JARS", ""),
-            "BACKFILL_ASSETS_SPARK_CONF": json.dumps(small),
-            # As an earlier line of the same block says.
-            "BACKFILL_ASSETS_END": SAMPLE_END,
-            # The last lines of a step arrive on a loaded machine as well (see the Makefile).
-            "DAGSTER_COMPUTE_LOG_TAIL_WAIT_AFTER_FINISH": "2",
-        }
+        home = str(self.root / "dagster_home")
+        # As an earlier line of the same block says.
+        return {**reader_environment(), "DAGSTER_HOME": home, "BACKFILL_ASSETS_END": SAMPLE_END}
 
     def run(self, command: str, **variables: str) -> str:
         """Run a command to its end, once, and return what it printed."""
