@@ -12,12 +12,13 @@ class ReportTable(msgspec.Struct, frozen=True):
     """Rows of text.
 
     Attributes:
-        headings: of the columns; a table without headings has empty ones.
+        headings: of the columns.
         rows: the cells; a row with fewer cells has empty ones at its end.
         title: a line above the headings.
         lines: lines below the rows, such as samples.
         numbers: headings of columns that are aligned right.
         sentences: headings of columns whose cells may wrap.
+        show_headings: whether a terminal shows them.
     """
 
     headings: tuple[str, ...]
@@ -26,6 +27,7 @@ class ReportTable(msgspec.Struct, frozen=True):
     lines: tuple[str, ...] = ()
     numbers: tuple[str, ...] = ()
     sentences: tuple[str, ...] = ()
+    show_headings: bool = True
 
     @classmethod
     def from_rows(
@@ -37,6 +39,7 @@ class ReportTable(msgspec.Struct, frozen=True):
         lines: Iterable[str] = (),
         numbers: Sequence[str] = (),
         sentences: Sequence[str] = (),
+        show_headings: bool = True,
     ) -> Self:
         """A table of rows that may be of any kind of sequence."""
         return cls(
@@ -46,6 +49,7 @@ class ReportTable(msgspec.Struct, frozen=True):
             tuple(lines),
             tuple(numbers),
             tuple(sentences),
+            show_headings,
         )
 
     def to_markdown(self) -> str:

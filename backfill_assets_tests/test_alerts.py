@@ -20,6 +20,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from backfill_assets.backfills.stages import RECONCILES_TAG
 from backfill_assets.deployment import Deployment
 from backfill_assets.monitoring import alerts
 from backfill_assets.monitoring.alerts import Incident, Outbox, build_alerts_sensor, post_text
@@ -128,6 +129,11 @@ class Desk:
 @dg.op
 def audit() -> None:
     raise dg.Failure("stg_orders: 1 day(s) failed the audit.\nMend the input named above.")
+
+
+@dg.job
+def reconcile() -> None:
+    audit()
 
 
 @dg.op
@@ -511,6 +517,17 @@ def test_a_run_that_was_taken_for_dead_and_succeeded_is_not_told(desk: Desk, web
     store_failure(desk.instance, run)
     assert desk.tick() == "nothing new to tell"
     assert not desk.outbox.waiting
+
+
+def test_a_reconciliation_that_a_person_asked_for_is_no_alert(desk: Desk, webhook: Webhook):
+    """It fails if something is missing, and the person sees it; that of a stage is told."""
+    desk.fail_run(reconcile)
+    assert desk.tick() == "nothing new to tell"
+    result = reconcile.execute_in_process(
+        instance=desk.instance, raise_on_error=False, tags={RECONCILES_TAG: "aecrkdop-rest"}
+    )
+    assert not result.success
+    assert desk.tick() == "1 alert delivered"
 
 
 def test_a_tag_put_on_an_old_failure_is_no_news(desk: Desk, webhook: Webhook):

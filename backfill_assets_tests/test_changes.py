@@ -125,10 +125,19 @@ def test_days_that_others_replaced_since_are_named():
     deletes = ExternalCommit(4, "DELETE", frozenset([day(2)]))
     rebuilt = make_record(5, [3])  # that is no problem of the backfill
     before = make_record(1, [1, 2, 3])
-    records = make_ledger(before, own, undo_record(3, 1), rebuilt, external=[deletes])
-    assert [*find_replaced_days({FACT.name: records}, "b")] == [
+    known = make_ledger(before, own, undo_record(3, 1), rebuilt, external=[deletes])
+    changes = {FACT.name: changed_days(known, commits_of("b"))}
+    assert [*find_replaced_days({FACT.name: known}, "b", changes)] == [
         "fact_daily_orders [2024-01-01] has been undone since",
         "fact_daily_orders [2024-01-02] has been changed by another writer since",
+    ]
+    # Not those that the backfill itself wrote last; but those that it covered without writing.
+    unwritten = make_record(5, [2, 3], written=[2], backfill_id="b-rest-2")
+    later = ExternalCommit(6, "DELETE", frozenset([day(3)]))
+    known = make_ledger(before, own, unwritten, external=[deletes, later])
+    changes = {FACT.name: changed_days(known, commits_of("b"))}
+    assert [*find_replaced_days({FACT.name: known}, "b", changes)] == [
+        "fact_daily_orders [2024-01-03] has been changed by another writer since"
     ]
 
 

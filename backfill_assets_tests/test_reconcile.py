@@ -6,13 +6,9 @@ from backfill_assets.backfills.reconcile import (
     code_provenance,
     find_mixed_backfills,
 )
-from backfill_assets.calendar.late_data import Policy
 from backfill_assets.delta.records import CommitRecord
 from backfill_assets.orders.tables import FACT, RAW, STAGED
 from backfill_assets_tests.helpers.invented_logs import days, ledger, ledgers, record
-from backfill_assets_tests.helpers.pipeline import START
-
-POLICY = Policy(START, None, window_days=2, lag_days=1, corrects=True, only_touched=True)
 
 
 def config_record(digest: str, *numbers: int, version: int = 0) -> CommitRecord:

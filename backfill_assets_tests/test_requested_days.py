@@ -129,6 +129,34 @@ def test_runs_of_all_stages_of_a_plan_count(instance):
     assert (result.days, result.not_published) == ({FACT.name: days(1, 2)}, [])
 
 
+def test_a_stage_is_not_excused_by_the_stage_before_it(instance):
+    """Stage 001 published the day; 002 loaded a late line for it, and the day failed."""
+    own = {"backfill": "planplan-002", "failed": [1]}
+    first = make_commit(1, [1], backfill="planplan-001", at=NOW + timedelta(minutes=1))
+    second = make_commit(2, [2], at=NOW + timedelta(minutes=2), **own)
+    planned = PlannedDays({FACT.name: days(1, 2)}, ["planplan-002"], NOW.timestamp())
+    arguments = ("planplan-002", planned)
+    (message,) = requested_days(
+        instance, ledgers(ledger(FACT, first, second)), *arguments
+    ).not_published
+    assert message.startswith("fact_daily_orders [2024-01-01] was asked for and not published (it")
+    # Until another run has published it after that.
+    later = make_commit(3, [1], run="another run", at=NOW + timedelta(minutes=3))
+    known = ledgers(ledger(FACT, first, second, later))
+    assert requested_days(instance, known, *arguments).not_published == []
+
+
+def test_a_run_that_succeeded_needs_no_events(instance):
+    """They may have been pruned; but a day that is in no table was not published."""
+    id_ = store_run(instance, 1, 2, [FACT], backfill="backfill")
+    instance.report_dagster_event(DagsterEvent("PIPELINE_SUCCESS", "daily"), id_)
+    old = make_commit(1, [1, 2], at=NOW - timedelta(days=1))
+    assert requested_days(instance, ledgers(ledger(FACT, old)), "backfill").not_published == []
+    part = make_commit(1, [1], at=NOW - timedelta(days=1))
+    (message,) = requested_days(instance, ledgers(ledger(FACT, part)), "backfill").not_published
+    assert message.startswith("fact_daily_orders [2024-01-02] was asked for")
+
+
 def test_nothing_is_known_of_the_name(instance):
     result = requested_days(instance, ledgers(ledger(FACT, make_commit(1, [1]))), "nobodyknows")
     assert (result.days, result.not_published) == ({}, [])

@@ -242,11 +242,11 @@ def _build_reconcile_job(deployment: Deployment, graph: AssetGraph) -> dg.JobDef
         names = [table_diff.table.name for table_diff in result.reports]
         values = reconcile.encode_result(result, details=config.details)
         metadata = {
-            "account": dg.MetadataValue.md(report.facts_table.to_markdown()),
             **{
                 name: dg.MetadataValue.md(table.to_markdown())
                 for name, table in zip(names, report.tables, strict=True)
             },
+            "account": dg.MetadataValue.md(report.facts_table.to_markdown()),
             RECONCILE_RESULT: dg.MetadataValue.json(values),
         }
         if result.problems:
@@ -256,7 +256,7 @@ def _build_reconcile_job(deployment: Deployment, graph: AssetGraph) -> dg.JobDef
         context.add_output_metadata(metadata)
 
     @dg.job(
-        name="reconcile",
+        name=stages.RECONCILE_JOB,
         description="Compares what a backfill published with what was there before, and with its "
         "plan; fails if anything is missing or does not add up.",
     )

@@ -219,7 +219,7 @@ def lateness_figures(
     """Return one row for each log day of the window, also for a day without lines.
 
     `raw` is the result of `with_event_day` for the log days from `window_days` before the window to
-    its end; the days before only tell which keys were known.
+    its end; the days before only tell which keys were known. `rejected` has days of the window.
     """
     unread = rejected.groupBy(F.col("arrival_date").alias("log_date")).agg(
         F.count(F.lit(1)).alias("rejected_lines")
@@ -227,7 +227,7 @@ def lateness_figures(
     struct = T.StructType().add("log_date", T.DateType())
     days = create_frame(raw.sparkSession, struct, [(day,) for day in window])
     logged = window.sql_condition("log_date")
-    flagged = raw.withColumn("superseded", _is_repeated(source, window_days)).where(logged)
+    flagged = raw.withColumn(dedup.SUPERSEDED, _is_repeated(source, window_days)).where(logged)
     parts = (
         _by_delay(flagged, source, window_days),
         _delay_percentiles(raw.where(logged), source),
@@ -259,7 +259,7 @@ def _delay_days() -> Column:
 def _by_delay(logged: DataFrame, source: Source, window_days: int) -> DataFrame:
     """Return counts and sums by log day, in all and by delay.
 
-    Grouped by delay first, which leaves few rows. `logged` has the flag `superseded`.
+    Grouped by delay first, which leaves few rows. `logged` has the flag `SUPERSEDED`.
     """
     late, beyond = F.col("delay") > source.arrives_after, F.col("delay") > window_days
     entry = F.struct("delay", "count", "money")
@@ -269,7 +269,7 @@ def _by_delay(logged: DataFrame, source: Source, window_days: int) -> DataFrame:
             F.count(F.lit(1)).alias("count"),
             F.sum(dedup.line_amount(source)).alias("amount"),
             F.sum(F.abs(dedup.line_amount(source))).alias("money"),
-            F.count_if("superseded").alias("superseded"),
+            F.count_if(dedup.SUPERSEDED).alias("superseded"),
         )
         .groupBy("log_date")
         .agg(

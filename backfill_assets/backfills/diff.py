@@ -369,13 +369,13 @@ _HEADINGS = ("days", "status", "rows", "difference", "sha256")
 _SHORT = 12
 
 
-def as_table(report: TableDiff) -> ReportTable:
+def as_table(table_diff: TableDiff) -> ReportTable:
     """The diff for a person: the days, then samples and drift of the changed days."""
     return ReportTable.from_rows(
         _HEADINGS,
-        _day_rows(report),
-        title=report.summary_line,
-        lines=_detail_lines(report),
+        _day_rows(table_diff),
+        title=table_diff.summary_line,
+        lines=_detail_lines(table_diff),
         numbers=["rows"],
     )
 

@@ -12,7 +12,7 @@ import dagster as dg
 from backfill_assets.backfills import backfill_plan, state_store
 from backfill_assets.backfills.changes import changed_days, commits_of, is_commit_of, reverted_days
 from backfill_assets.backfills.reconcile import code_provenance, compare_with_plan
-from backfill_assets.backfills.stages import RECONCILES_TAG, launched_stages
+from backfill_assets.backfills.stages import RECONCILE_JOB, RECONCILES_TAG, launched_stages
 from backfill_assets.backfills.state_store import BackfillRefusedError, BackfillState
 from backfill_assets.calendar.partitions import days_of_run, format_ranges
 from backfill_assets.dagster_ext.failures import run_failure_message
@@ -226,7 +226,7 @@ def _run_events(
             _run_command(run),
             outcome,
             _run_seconds(record),
-            is_build=True,
+            is_build=run.job_name not in _JOBS,
         )
 
 
@@ -296,7 +296,7 @@ class _Job:
 _JOBS = {
     job.name: job
     for job in (
-        _Job("reconcile", "compare_days", "reconciliation of {}", "passed", "did not pass", {}),
+        _Job(RECONCILE_JOB, "compare_days", "reconciliation of {}", "passed", "did not pass", {}),
         _Job(
             "undo",
             "put_back",

@@ -19,7 +19,6 @@ from backfill_assets.backfills.changes import (
     changed_days,
     commits_of,
     is_commit_of,
-    overwritten_since,
     reverted_days,
 )
 from backfill_assets.backfills.diff import TableDiff, as_json, as_table, cross_table_mismatches
@@ -27,7 +26,6 @@ from backfill_assets.backfills.diff_query import diff_table
 from backfill_assets.calendar.partitions import days_of_run, format_ranges
 from backfill_assets.delta.ledger_reader import read_ledgers
 from backfill_assets.delta.ledgers import Ledger, Ledgers
-from backfill_assets.delta.records import ExternalCommit
 from backfill_assets.deployment import Deployment
 from backfill_assets.report import Report
 from backfill_assets.tables.code_version import Code
@@ -61,7 +59,7 @@ class PlannedDays:
     Attributes:
         days: by table, the days that it computes, whether their stage was launched or not.
         backfills: ids in Dagster of its stages that were launched.
-        since: when it was planned, in seconds since 1970.
+        since: when these were launched, or it was planned, in seconds since 1970.
     """
 
     days: Mapping[str, Collection[date]]
@@ -74,8 +72,9 @@ def requested_days(
 ) -> RequestedDays:
     """The requested days of a backfill, and which of them were not published.
 
-    A day counts as published if a commit covers it, if Dagster has an event that it was published
-    already, or if another run has published it since. `name` is a backfill or run, as in
+    A day counts as published if a commit covers it, if a run of it succeeded or has an event of the
+    day (it was published already), or if another run has published it since. A day that failed
+    counts only if it was published after that. `name` is a backfill or run, as in
     `changes.is_commit_of`.
     """
     own_records = [
@@ -93,10 +92,11 @@ def requested_days(
     unpublished: dict[tuple[str, date], str] = {}
     for table, ledger in ledgers.items():
         recorded, failed = _recorded_days(ledger, name)
-        missing = {*days.get(table, ()), *failed} - recorded - _days_by_others(ledger, name, start)
-        unpublished |= {(table, day): failed.get(day, "") for day in missing}
+        others = _days_by_others(ledger, name, start, {day: v for day, (v, _) in failed.items()})
+        missing = {*days.get(table, ()), *failed} - recorded - others
+        unpublished |= {(table, day): failed[day][1] if day in failed else "" for day in missing}
     if any(not error for error in unpublished.values()):
-        reported = _days_reported(instance, [run.dagster_run.run_id for run in runs])
+        reported = _days_reported(instance, [run.dagster_run for run in runs], ledgers)
         unpublished = {
             key: error for key, error in unpublished.items() if error or key not in reported
         }
@@ -122,10 +122,8 @@ def _days_by_table(
     """The days of the runs, and the target days of Dagster's backfills, with or without a run."""
     days: dict[str, set[date]] = defaultdict(set)
     for run in runs:
-        window = days_of_run(run.tags)
-        selected = {key.path[-1] for key in run.asset_selection or ()} or ledgers.keys()
-        for table in ledgers.keys() & selected if window else ():
-            days[table] |= {*ledgers[table].table.grain.partitions_of(window or ())}
+        for table, day in _days_of_run(run, ledgers):
+            days[table].add(day)
     for name in backfills:
         backfill = instance.get_backfill(name)
         if backfill and backfill.asset_backfill_data:
@@ -137,15 +135,34 @@ def _days_by_table(
     return days
 
 
-def _days_reported(instance: dg.DagsterInstance, run_ids: Iterable[str]) -> set[tuple[str, date]]:
-    """The days of tables for which these runs reported an event to Dagster."""
+def _days_reported(
+    instance: dg.DagsterInstance, runs: Iterable[dg.DagsterRun], ledgers: Ledgers
+) -> set[tuple[str, date]]:
+    """The days of tables that these runs published or found as published.
+
+    A run that succeeded did so with all of its days; its events may be gone, see
+    `dagster_ext.eventlog`. Of other runs, the events tell.
+    """
     reported = set()
-    for run_id in run_ids:
-        for entry in instance.all_logs(run_id, of_type=_PUBLISHED_EVENTS):
+    for run in runs:
+        if run.status is dg.DagsterRunStatus.SUCCESS:
+            days = _days_of_run(run, ledgers)
+            reported |= {(table, day) for table, day in days if day in ledgers[table].latest}
+            continue
+        for entry in instance.all_logs(run.run_id, of_type=_PUBLISHED_EVENTS):
             event = entry.get_dagster_event()
             if event.asset_key and event.partition:
                 reported.add((event.asset_key.path[-1], date.fromisoformat(event.partition)))
     return reported
+
+
+def _days_of_run(run: dg.DagsterRun, ledgers: Ledgers) -> Iterator[tuple[str, date]]:
+    """The days of tables that a run was asked for."""
+    window = days_of_run(run.tags)
+    selected = {key.path[-1] for key in run.asset_selection or ()} or ledgers.keys()
+    for table in ledgers.keys() & selected if window else ():
+        for day in ledgers[table].table.grain.partitions_of(window or ()):
+            yield table, day
 
 
 def _unpublished_messages(unpublished: Mapping[tuple[str, date], str]) -> Iterator[str]:
@@ -161,25 +178,33 @@ def _unpublished_messages(unpublished: Mapping[tuple[str, date], str]) -> Iterat
         )
 
 
-def _recorded_days(ledger: Ledger, name: str) -> tuple[set[date], dict[date, str]]:
-    """Days that commits of a backfill cover, and the errors of days that failed last."""
+def _recorded_days(ledger: Ledger, name: str) -> tuple[set[date], dict[date, tuple[int, str]]]:
+    """Days that commits of a backfill cover; and version and error of days that failed last."""
     recorded: set[date] = set()
-    failed: dict[date, str] = {}
+    failed: dict[date, tuple[int, str]] = {}
     for record in ledger.records:
         if is_commit_of(record, name):
             recorded = (
                 recorded | record.days.keys() | record.revoked_days
             ) - record.failed_days.keys()
-            failed = {**failed, **record.failed_days}
-            failed = {day: error for day, error in failed.items() if day not in recorded}
+            failed |= {day: (record.version, error) for day, error in record.failed_days.items()}
+            failed = {day: failure for day, failure in failed.items() if day not in recorded}
     return recorded, failed
 
 
-def _days_by_others(ledger: Ledger, name: str, start: float) -> set[date]:
+def _days_by_others(
+    ledger: Ledger, name: str, start: float, failed: Mapping[date, int]
+) -> set[date]:
+    """Days that others published after a time; those that failed, after the version of that."""
     return {
         day
         for day, record in ledger.latest.items()
-        if record.at and record.at.timestamp() > start and not is_commit_of(record, name)
+        if not is_commit_of(record, name)
+        and (
+            record.version > failed[day]
+            if day in failed
+            else record.at and record.at.timestamp() > start
+        )
     }
 
 
@@ -277,16 +302,21 @@ def changed_days_by_table(ledgers: Ledgers, name: str) -> dict[str, dict[date, D
     return {table: days for table, days in days_by_table.items() if days}
 
 
-def find_replaced_days(ledgers: Ledgers, name: str) -> Iterator[str]:
-    """Sentences about days of a backfill that were undone, or changed by another writer, since."""
-    for table, changes in changed_days_by_table(ledgers, name).items():
-        ledger = ledgers[table]
-        if undone := reverted_days(ledger, changes):
+def find_replaced_days(
+    ledgers: Ledgers, name: str, changes: Mapping[str, Mapping[date, DayChange]]
+) -> Iterator[str]:
+    """Sentences about days of a backfill that were undone, or changed by another writer, since.
+
+    `changes` are the days that it wrote, by table.
+    """
+    for table, ledger in ledgers.items():
+        undone = reverted_days(ledger, changes[table]) if table in changes else set()
+        if undone:
             yield f"{table} [{format_ranges(undone)}] has been undone since"
         if changed := [
             day
-            for day, commit in overwritten_since(ledger, changes).items()
-            if isinstance(commit, ExternalCommit) and day not in undone
+            for day, record in ledger.latest.items()
+            if is_commit_of(record, name) and ledger.current_record(day) is None
         ]:
             yield f"{table} [{format_ranges(changed)}] has been changed by another writer since"
 
@@ -363,6 +393,7 @@ def reconcile_tables(
         plan_error: as in `ReconcileResult`.
     """
     ledgers = read_ledgers(deployment)
+    changes = changed_days_by_table(ledgers, name)
     reports = [
         diff_table(
             spark,
@@ -377,14 +408,14 @@ def reconcile_tables(
             },
             ledgers[table],
         )
-        for table, days in changed_days_by_table(ledgers, name).items()
+        for table, days in changes.items()
     ]
     provenance = code_provenance(ledgers, name)
     problems = [
         *cross_table_mismatches(reports, ledgers),
         *provenance.problems,
         *requested.not_published,
-        *find_replaced_days(ledgers, name),
+        *find_replaced_days(ledgers, name, changes),
     ]
     if not provenance.days_by_code and not any(requested.days.values()):
         problems.append(f"no commit of {name} is in any table at {deployment.settings.warehouse}")

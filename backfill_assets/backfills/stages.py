@@ -22,6 +22,8 @@ from backfill_assets.publish import types
 #: A daemon sends a heartbeat every 30 seconds. Dagster tolerates half an hour without one; a
 #: backfill launched in that time would wait for a daemon that has stopped.
 _HEARTBEAT_TOLERANCE = 300.0  # seconds
+#: The job that reconciles a backfill: it reads tables, and fails if something is missing.
+RECONCILE_JOB = "reconcile"
 #: Tag of a run that reconciles a stage; its value is the id of the stage's backfill.
 RECONCILES_TAG = "backfill_assets/reconciles"
 #: Tag with the most parallel runs of a backfill: `dagster.yaml` has a limit for each value.
@@ -199,9 +201,13 @@ def planned_days(
                 table: [day for day in table_days if day in stage_days.get(table, ())]
                 for table, table_days in days.items()
             }
-    launched = [backfill.backfill_id for _, backfill in launched_stages(instance, plan)]
-    own = [id_ for id_ in launched if id_ == name or id_.startswith(f"{name}-")]
-    return PlannedDays(days, own, state.began or state.made or time.time())
+    launched = {
+        backfill.backfill_id: backfill.backfill_timestamp
+        for _, backfill in launched_stages(instance, plan)
+        if backfill.backfill_id == name or backfill.backfill_id.startswith(f"{name}-")
+    }
+    since = min(launched.values(), default=state.began or state.made or time.time())
+    return PlannedDays(days, [*launched], since)
 
 
 def launched_stages(

@@ -71,7 +71,7 @@ def _note_final_days(out: Output, planner: RunPlanner, today: date) -> None:
     """Name the final days that have new input, as a shell comment: no scheduled run builds them."""
     from backfill_assets.calendar.partitions import format_ranges
 
-    for table, days in planner.final_days_behind(today).items():
+    for table, days in () if out.quiet else planner.final_days_behind(today).items():
         out.print_command(
             f"# {table} [{format_ranges(days)}] is final, and new input has come since: no "
             "schedule and no sensor builds it. To take that in, materialize these days of it, and "

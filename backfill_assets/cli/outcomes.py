@@ -55,10 +55,11 @@ def _run_reconcile(
 ) -> dict[str, Any]:
     """Reconcile a backfill in a run of Dagster, and return the result as the run records it."""
     from backfill_assets.assets.backfill_jobs import RECONCILE_RESULT
+    from backfill_assets.backfills.stages import RECONCILE_JOB
 
     config = {"backfill": name, "details": details}
     try:
-        metadata = run_job(dagster, "reconcile", "compare_days", config, log_level(out)).metadata
+        metadata = run_job(dagster, RECONCILE_JOB, "compare_days", config, log_level(out)).metadata
     except JobFailedError as error:
         if RECONCILE_RESULT not in error.metadata:
             raise

@@ -50,7 +50,7 @@ class Output:
 
     Attributes:
         quiet: print only results, neither progress nor hints.
-        verbose: also print stack traces, and Dagster's log of an undo.
+        verbose: also print stack traces, and Dagster's log of a run of this command.
         command: the name of the running command, for messages.
     """
 
@@ -143,7 +143,7 @@ def _make_grid(table: ReportTable) -> Grid:
         title_justify="left",
         box=None,
         padding=(0, 2, 0, 0),
-        show_header=any(table.headings),
+        show_header=table.show_headings,
     )
     for heading in table.headings:
         grid.add_column(
@@ -211,7 +211,7 @@ def level_options() -> list[click.Option]:
         )
         for name, text in (
             ("quiet", "Results alone: no progress, no hints."),
-            ("verbose", "Also the traces of errors, and Dagster's log of an undo."),
+            ("verbose", "Also the traces of errors, and Dagster's log of a run."),
         )
     ]
 

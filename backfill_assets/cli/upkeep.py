@@ -12,7 +12,7 @@ from backfill_assets.cli import parameters
 from backfill_assets.cli.output import CannotRunError, Output, Status, command
 from backfill_assets.cli.tables import refuse_no_warehouse
 from backfill_assets.deployment import Deployment
-from backfill_assets.report import ReportTable
+from backfill_assets.report import Report, ReportTable
 from backfill_assets.settings import load_settings
 
 if TYPE_CHECKING:
@@ -65,9 +65,8 @@ def maintain(out: Output, more: Sequence[str], tables: Sequence[str], dry_run: b
     names: list[Any] = [*tables, *(name for name in more if name not in tables)]
     spark = Engine.from_settings(deployment.settings).spark_session
     results = list(maintenance.run_maintenance(spark, deployment, names, dry_run=dry_run))
-    out.print_table(maintenance.as_table(results))
-    for text in maintenance.format_notes(results, dry_run=dry_run):
-        out.print_text(text)
+    notes = maintenance.format_notes(results, dry_run=dry_run)
+    out.print_report(Report(tables=(maintenance.as_table(results),), notes=tuple(notes)))
     return Status.FINDING if any(result.problems for result in results) else Status.FINE
 
 

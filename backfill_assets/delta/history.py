@@ -42,7 +42,8 @@ def format_day_history(deployment: Deployment, name: str, day: date) -> ReportTa
     rows: list[tuple[str, str]] = []
     for commit in _select_commits(deployment, name, Window(day, day + DAY)):
         rows += [*_format_day(commit, day, kinds), ("", "")]
-    return ReportTable.from_rows(("", ""), rows)
+    headings = ("what", "text")
+    return ReportTable.from_rows(headings, rows, sentences=["text"], show_headings=False)
 
 
 def as_json(deployment: Deployment, name: str, days: Window | None = None) -> list[dict[str, Any]]:

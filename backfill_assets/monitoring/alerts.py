@@ -21,6 +21,7 @@ from typing import Self, TypeVar
 import dagster as dg
 import requests
 
+from backfill_assets.backfills.stages import RECONCILE_JOB, RECONCILES_TAG
 from backfill_assets.calendar.partitions import Window, to_windows
 from backfill_assets.dagster_ext import internals
 from backfill_assets.dagster_ext.failures import run_failure_message
@@ -533,6 +534,9 @@ def _unreported_runs(
     for run_id, failed_at in outbox.waiting.items():
         run = runs.get(run_id)
         if run is None:
+            continue
+        if run.job_name == RECONCILE_JOB and RECONCILES_TAG not in run.tags:
+            dropped.add(run_id)  # the answer to a person's question
             continue
         will_retry = run.tags.get(internals.WILL_RETRY_TAG)
         retried = will_retry == "true" and internals.AUTO_RETRY_RUN_ID_TAG in run.tags

@@ -13,6 +13,7 @@ from functools import cache
 
 import dagster as dg
 
+from backfill_assets.backfills.stages import RECONCILE_JOB
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import DAY, Grain, Window, to_windows
 from backfill_assets.dagster_ext import internals
@@ -491,6 +492,7 @@ def tables_in_progress(
     waiting_tables = {
         run.run_id: _selected_tables(run.asset_selection, tables)
         for run in instance.get_runs(dg.RunsFilter(statuses=UNFINISHED_STATUSES))
+        if run.job_name != RECONCILE_JOB  # it writes no table
         if daemon or (run.status not in _WAITING and is_run_alive(instance, run) is not False)
     }
     for status in (internals.BulkActionStatus.REQUESTED, internals.BulkActionStatus.CANCELING):

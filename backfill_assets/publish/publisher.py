@@ -414,13 +414,13 @@ class Publisher(dg.ConfigurableIOManager):
 
     def _commit_notes(self, audited: compute.AuditedDays) -> records.CommitNotes:
         """Return what the commit tells others of the days that passed."""
-        plan, computed, passed = audited.plan, audited.computed, audited.passed
-        notes = computed.notes.of_days({verdict.day for verdict in passed})
+        plan, computed = audited.plan, audited.computed
+        days = {verdict.day for verdict in audited.passed}
+        notes = computed.notes.of_days(days)
         if computed.log_change:
             before = TableSnapshot.at_version(plan.writer.url, plan.ledger, plan.writer.session)
             verdicts = [audited.verdicts[day] for day in audited.reasons]
             notes = replace(notes, details=computed.log_change.details_for(before, verdicts))
-        days = {verdict.day for verdict in passed}
         if spreads := {day: bins for day, bins in audited.histograms.items() if day in days}:
             notes = replace(notes, details=msgspec.structs.replace(notes.details, spreads=spreads))
         return notes

@@ -87,6 +87,7 @@ def test_without_a_daemon_nobody_works_on_what_is_queued():
     with dg.DagsterInstance.ephemeral() as instance:
         queued = add_run(instance, DagsterRunStatus.NOT_STARTED)
         started = add_run(instance, DagsterRunStatus.STARTED)
+        create_run_for_test(instance, job_name="reconcile", status=DagsterRunStatus.STARTED)
         assert tables_in_progress(instance, TABLES).keys() == {queued, started}
         assert tables_in_progress(instance, TABLES, daemon=False).keys() == {started}
 
