@@ -93,7 +93,7 @@ NESTED = {
 def test_nested_values_that_differ_have_hashes_that_differ(spark, kind):
     values = ", ".join(f"(CAST({value} AS {kind}))" for value in NESTED[kind])
     frame = spark.sql(f"SELECT col1 AS value FROM VALUES {values}")
-    hashes = [row[0] for row in frame.select(row_hash(frame.schema)).collect()]
+    hashes = [row[0] for row in frame.selectExpr(row_hash(frame.schema)).collect()]
     assert len({*hashes}) == len(NESTED[kind])
 
 
@@ -108,7 +108,7 @@ def test_nested_values_that_differ_have_hashes_that_differ(spark, kind):
 )
 def test_values_that_are_equal_have_one_hash(spark, value, equal_value):
     frame = spark.sql(f"SELECT {value} AS value UNION ALL SELECT {equal_value}")
-    first, second = (row[0] for row in frame.select(row_hash(frame.schema)).collect())
+    first, second = (row[0] for row in frame.selectExpr(row_hash(frame.schema)).collect())
     assert first == second
 
 
@@ -126,7 +126,7 @@ def test_digest_sees_a_row_that_came_twice(spark):
 
 def test_hash_knows_where_a_null_is(spark):
     frame = spark.createDataFrame([("x", None), (None, "x")], "a string, b string")
-    first, second = (row[0] for row in frame.select(row_hash(frame.schema)).collect())
+    first, second = (row[0] for row in frame.selectExpr(row_hash(frame.schema)).collect())
     assert first != second
 
 

@@ -21,6 +21,7 @@ from pyspark.sql.window import Window as SqlWindow
 
 from backfill_assets.calendar.partitions import Window, to_windows
 from backfill_assets.escaping import escape_line
+from backfill_assets.spark.frames import quote_name
 from backfill_assets.tables.table import Table
 
 #: The most forbidden rows whose keys a finding shows.
@@ -200,46 +201,50 @@ class Verdict:
         return "; ".join(f"{finding.check}: {finding.text}" for finding in bad)
 
 
-def row_hash(struct: T.StructType) -> Column:
-    """A 64-bit hash of a row with these columns.
+def row_hash(struct: T.StructType) -> str:
+    """A 64-bit hash of a row with these columns, as SQL.
 
     Spark's hash skips nulls, so (null, 'a') and ('a', null) would have the same hash; therefore
     each null is hashed as a value of its own, at any depth. NaN equals NaN, and -0.0 equals 0.0.
     """
-    parts: list[Column] = []
-    for column in struct:
-        value = F.col(column.name)
-        parts += [_hashable_value(value, column.dataType), value.isNull()]
-    return F.xxhash64(*parts)
+    parts = (_hash_arguments(quote_name(column.name), column.dataType) for column in struct)
+    return f"xxhash64({', '.join(parts)})"
 
 
-def _hashable_value(value: Column, kind: T.DataType) -> Column:
-    """A value in a form that Spark's hash distinguishes.
+def _hash_arguments(value: str, kind: T.DataType, depth: int = 0) -> str:
+    """A value in a form that Spark's hash distinguishes, and whether it is null.
 
     Spark hashes the elements of a nested value one after the other, without their ends: elements
     and fields are replaced by their own hashes. A map has the same hash in any order of its keys.
     """
+    element, hashable = f"element{depth}", value
     if isinstance(kind, T.ArrayType):
-        return F.transform(value, lambda x: _element_hash(x, kind.elementType))
-    if isinstance(kind, T.MapType):
+        arguments = _hash_arguments(element, kind.elementType, depth + 1)
+        hashable = f"transform({value}, {element} -> xxhash64({arguments}))"
+    elif isinstance(kind, T.MapType):
         pairs = T.StructType().add("key", kind.keyType).add("value", kind.valueType)
-        return F.array_sort(F.transform(F.map_entries(value), lambda x: _element_hash(x, pairs)))
-    if isinstance(kind, T.StructType):
-        return F.array(*[_element_hash(value[field.name], field.dataType) for field in kind])
-    return value
-
-
-def _element_hash(value: Column, kind: T.DataType) -> Column:
-    return F.xxhash64(_hashable_value(value, kind), value.isNull())
+        arguments = _hash_arguments(element, pairs, depth + 1)
+        entries = f"transform(map_entries({value}), {element} -> xxhash64({arguments}))"
+        hashable = f"array_sort({entries})"
+    elif isinstance(kind, T.StructType):
+        fields = (
+            _hash_arguments(f"{value}.{quote_name(field.name)}", field.dataType, depth)
+            for field in kind
+        )
+        hashable = f"array({', '.join(f'xxhash64({arguments})' for arguments in fields)})"
+    return f"{hashable}, {value} IS NULL"
 
 
 def digest_sums(struct: T.StructType) -> dict[str, Column]:
-    """The sums that `digest_text` combines, by name, for rows with these columns."""
+    """The sums that `digest_text` combines, by name, for rows with these columns.
+
+    Made of SQL: each call of a function of PySpark is several commands to the JVM.
+    """
     hashed = row_hash(struct)
     return {
         "rows": F.count(F.lit(1)),
-        "low": F.sum(hashed.bitwiseAND(F.lit(0xFFFFFFFF))),
-        "high": F.sum(F.shiftrightunsigned(hashed, 32)),
+        "low": F.expr(f"sum({hashed} & 4294967295L)"),
+        "high": F.expr(f"sum(shiftrightunsigned({hashed}, 32))"),
     }
 
 
@@ -294,7 +299,10 @@ def measure_days(
     day = F.col(table.partition)
     sums = {
         **digest_sums(table.struct_type),
-        **{f"null_{name}": F.count_if(F.col(name).isNull()) for name in table.columns},
+        **{
+            f"null_{name}": F.expr(f"count_if({quote_name(name)} IS NULL)")
+            for name in table.columns
+        },
         **{f"total_{name}": F.sum(name) for name in table.totals},
         **{f"broken_{n}": F.count_if(_breaks_rule(rule)) for n, rule in enumerate(rules)},
         # By number: the name of a kind may have characters that a column name may not.
@@ -303,7 +311,7 @@ def measure_days(
     named = [column.alias(name) for name, column in sums.items()]
     if table.key:
         by_key = frame.groupBy(day.alias("_day"), *table.key).agg(*named)
-        outer_sums = [F.sum(name).alias(name) for name in sums]
+        outer_sums = [F.expr(f"sum({quote_name(n)}) AS {quote_name(n)}") for n in sums]
         by_day = by_key.groupBy("_day").agg(*outer_sums, F.count(F.lit(1)).alias("keys"))
     else:
         by_day = frame.groupBy(day.alias("_day")).agg(*named).withColumn("keys", F.col("rows"))
