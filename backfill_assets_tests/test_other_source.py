@@ -19,14 +19,18 @@ from pandera.pyspark import Field
 from pyspark.sql import DataFrame
 
 from backfill_assets.assets import staging
+from backfill_assets.assets.raw_rows import REASON, read_versions
 from backfill_assets.audit.verdicts import DayMetrics, Expectation, Finding, Severity, Verdict
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.delta.data_files import TableSnapshot
 from backfill_assets.deployment import Deployment
+from backfill_assets.landing.formats import TEXT, csv_records, header_columns
+from backfill_assets.landing.listing import LandingError
 from backfill_assets.orders.tables import ORDER_LINES, RAW, STAGED
 from backfill_assets.settings import load_settings
 from backfill_assets.staleness.impact import ChangeImpact, impact_of
+from backfill_assets.tables.arguments import DeclarationError
 from backfill_assets.tables.code_version import Code
 from backfill_assets.tables.columns import nullable
 from backfill_assets.tables.derived import Reads
@@ -455,3 +459,73 @@ def test_a_table_of_two_sources_begins_with_the_later_and_stays_open_with_the_lo
     # It is loaded with neither, and closes when both have.
     assert visitors.name not in graph.loaded_with(RAW.name) + graph.loaded_with("raw_visits")
     assert visitors.name in graph.closing_tables
+
+
+# --- dialects of CSV, and times without an offset -------------------------------------------------
+
+
+def test_a_dialect_of_csv_and_local_times(spark):
+    source = replace(VISITS, delimiter=";", timezone="Europe/Berlin")
+    header = "SITE;Number; began ;sent;Page;superseded;note"
+    texts = [
+        'a;1;2024-07-02T08:00:00;2024-07-02 09:00:00Z;"x;""y""";true;',
+        "a;2;2024-01-02T08:00;2024-01-02T08:00:00+01:00;;;",
+        "a;3;2024-10-27 02:30:00;2024-10-27T03:30:00;p,q;;",  # twice on that night
+        "a;4;2024-07-02;2024-07-03;p;false;",
+        "a,5,2024-07-02;2024-07-03;p;;;",
+    ]
+    lines = spark.createDataFrame(
+        [(day(1), "f.csv", text) for text in texts],
+        f"arrival_date date, source_file string, {TEXT} string",
+    )
+    records = csv_records(lines, header, source)
+    assert header_columns(header, source)[:2] == ["site", "number"]
+    rows = {row["number"]: row for row in read_versions(records, source, "UTC").collect()}
+    assert rows.keys() == {1, 2, 3, 4, None}
+    moments = {
+        number: (row["began"].isoformat(sep=" "), row["sent"].isoformat(sep=" "))
+        for number, row in rows.items()
+        if number
+    }
+    assert moments == {
+        1: ("2024-07-02 06:00:00", "2024-07-02 09:00:00"),
+        2: ("2024-01-02 07:00:00", "2024-01-02 07:00:00"),
+        3: ("2024-10-27 00:30:00", "2024-10-27 02:30:00"),
+        4: ("2024-07-01 22:00:00", "2024-07-02 22:00:00"),
+    }
+    assert [rows[number]["page"] for number in (1, 2, 3)] == ['x;"y"', None, "p,q"]
+    assert rows[None][REASON] is not None
+
+
+@pytest.mark.parametrize(
+    ("header", "names"),
+    [
+        ("site,number", ["site", "number"]),
+        ("SITE,Number", ["site", "number"]),
+        ("SITE,site,number", ["SITE", "site", "number"]),  # that of the field itself counts
+    ],
+)
+def test_names_of_a_header_in_another_case(header, names):
+    rest = ",began,sent"
+    assert header_columns(header + rest, VISITS) == [*names, "began", "sent"]
+
+
+def test_a_header_that_has_a_field_twice_in_another_case_is_none():
+    with pytest.raises(LandingError, match="more than one column is named site"):
+        header_columns("SITE,Site,number,began,sent", VISITS)
+
+
+@pytest.mark.parametrize(
+    ("argument", "value", "expected"),
+    [
+        ("delimiter", "", "one ASCII character"),
+        ("delimiter", '"', "one ASCII character"),
+        ("delimiter", "\n", "one ASCII character"),
+        ("delimiter", ";;", "one ASCII character"),
+        ("timezone", "Berlin", "the IANA name of a time zone"),
+        ("timezone", ["UTC"], "the IANA name of a time zone"),
+    ],
+)
+def test_a_dialect_that_is_none_is_refused(argument, value, expected):
+    with pytest.raises(DeclarationError, match=expected):
+        replace(VISITS, **{argument: value})

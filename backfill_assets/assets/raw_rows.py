@@ -31,6 +31,8 @@ _TIMESTAMP = (
     r"([T ]\d{2}:\d{2}(:\d{2}([.,]\d+)?)?(Z|[+-]\d{2}(:?\d{2})?)?)?\z"
 )
 _PLAIN_TIMESTAMP = r"^[1-8]\d{3}-\d{2}-\d{2}[T ]\d{2}:\d{2}:\d{2}(?:\.\d+)?(?:Z|[+-]\d{2}:\d{2})?\z"
+#: The end of a date-time with an offset; a bare date ends in a day of the month.
+_OFFSET = r"[T ].*(?:Z|[+-]\d{2}(?::?\d{2})?)\z"
 _DATE = r"^(?!0000)\d{4}-\d{2}-\d{2}\z"
 _WHOLE = r"^[+-]?\d{1,19}\z"
 #: A longer number takes minutes to match or to convert, and is no real amount.
@@ -38,14 +40,17 @@ _LONGEST_NUMBER = 1000
 _ANY_DECIMAL = r"^[+-]?(?=\.?\d)(\d*)\.?(\d*)(?:[eE]([+-]?\d+))?\z"
 
 
-def parse_timestamp(text: Column) -> Column:
-    """Parse an ISO-8601 date-time, UTC if it has no offset; null if it is not one.
+def parse_timestamp(text: Column, timezone: str = "UTC") -> Column:
+    """Parse an ISO-8601 date-time, of a zone if it has no offset; null if it is not one.
 
     `T` or a space; seconds and fraction optional; a bare date is midnight. Spark's own cast accepts
     far more (`2024`, `12:00`, zone names), hence the pattern.
     """
     plain = text.rlike(_PLAIN_TIMESTAMP)
-    return F.when(plain, text.try_cast("timestamp")).otherwise(_parse_rare_timestamp(text))
+    moment = F.when(plain, text.try_cast("timestamp")).otherwise(_parse_rare_timestamp(text))
+    if timezone == "UTC":
+        return moment
+    return F.when(text.rlike(_OFFSET), moment).otherwise(F.to_utc_timestamp(moment, timezone))
 
 
 def _parse_rare_timestamp(text: Column) -> Column:
@@ -137,13 +142,12 @@ def parse_json(text: Column) -> Column:
     return F.when((array_length(text) == 1) & (array_length(text, text) == 2), text)
 
 
-#: By type, except decimals; a string that is parsed holds JSON.
+#: By type, except decimals and timestamps; a string that is parsed holds JSON.
 _PARSERS: Mapping[type[T.DataType], Callable[[Column], Column]] = {
     T.StringType: parse_json,
     T.LongType: parse_whole_number,
     T.BooleanType: parse_boolean,
     T.DateType: parse_date,
-    T.TimestampType: parse_timestamp,
 }
 
 
@@ -152,6 +156,8 @@ def _parse_field(source: Source, name: str, text: Column) -> Column:
     kind = source.types[name]
     if isinstance(kind, T.DecimalType):
         return parse_decimal(text, kind)
+    if isinstance(kind, T.TimestampType):
+        return parse_timestamp(text, source.timezone)
     return _PARSERS[type(kind)](text)
 
 

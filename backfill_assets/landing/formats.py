@@ -101,7 +101,7 @@ def missing_field(name: str) -> Column:
 
 
 # A correctly quoted field; `*+` because Java recurses for each repetition of a plain `*`.
-_QUOTED = r'(^|,)"[^"]*+(?:""[^"]*+)*+"(?=,|\z)'
+_QUOTED = r'(^|{0})"[^"]*+(?:""[^"]*+)*+"(?={0}|\z)'
 # Spark's CSV parser fails the whole job on a record with more fields than 20480.
 _MOST_FIELDS = 20_000
 # Maximum characters of a header in a message.
@@ -153,11 +153,12 @@ def header_columns(header: str, source: Source) -> list[str]:
             header would lose its first line, and all other lines would be rejected.
     """
     try:
-        names = [name.strip() for name in next(csv.reader([header], strict=True))]
+        record = next(csv.reader([header], delimiter=source.delimiter, strict=True))
     except csv.Error as error:
         raise LandingError(
             f"its first line is not a header: {error}{_header_excerpt(header)}"
         ) from None
+    names = _match_fields([name.strip() for name in record], source.fields)
     required = [name for name in source.fields if name not in source.may_be_null]
     if missing := [name for name in required if name not in names]:
         raise LandingError(
@@ -170,6 +171,20 @@ def header_columns(header: str, source: Source) -> list[str]:
     if len(names) > _MOST_FIELDS:
         raise LandingError(f"its header has {len(names)} columns, more than {_MOST_FIELDS}")
     return names
+
+
+def _match_fields(names: Sequence[str], fields: Sequence[str]) -> list[str]:
+    """The names of a header, with those of fields that are written in another case as the fields'.
+
+    Not where the header has the field as well, or where two fields differ in case alone.
+    """
+    counts = Counter(field.lower() for field in fields)
+    by_lower = {
+        field.lower(): field
+        for field in fields
+        if counts[field.lower()] == 1 and field not in names
+    }
+    return [by_lower.get(name.lower(), name) for name in names]
 
 
 def _header_excerpt(header: str) -> str:
@@ -187,11 +202,18 @@ def csv_records(lines: DataFrame, header: str, source: Source) -> DataFrame:
         return F.col(places[name]).alias(name) if name in places else missing_field(name)
 
     ddl = ", ".join(f"c{n} STRING" for n in range(len(names))) + ", _malformed STRING"
-    options = {"escape": '"', "columnNameOfCorruptRecord": "_malformed"}
-    text = F.col(TEXT)
-    narrow = (F.length(text) < _MOST_FIELDS) | (F.regexp_count(text, F.lit(",")) < _MOST_FIELDS)
+    options = {
+        "sep": source.delimiter,
+        "escape": '"',
+        "columnNameOfCorruptRecord": "_malformed",
+    }
+    text, delimiter = F.col(TEXT), re.escape(source.delimiter)
+    delimiters = F.regexp_count(text, F.lit(delimiter))
+    narrow = (F.length(text) < _MOST_FIELDS) | (delimiters < _MOST_FIELDS)
     frame = lines.withColumn("_csv", F.from_csv(F.when(narrow, text), ddl, options))
-    loose_quotes = text.contains('"') & F.regexp_replace(text, _QUOTED, "$1").contains('"')
+    loose_quotes = text.contains('"') & F.regexp_replace(
+        text, _QUOTED.format(delimiter), "$1"
+    ).contains('"')
     misfit = F.col("_csv").isNull() | F.col("_csv._malformed").isNotNull()
     problem = (
         F.when(~F.is_valid_utf8(text), "not UTF-8")

@@ -69,7 +69,7 @@ def _sample_text(
     header = read_header(filesystem, entry.path, source)
     names = header_columns(header, source) if header else []
     for line in spread:
-        if line != header and (values := _csv_values(line, names)):
+        if line != header and (values := _csv_values(line, names, source)):
             yield tuple(values.get(name) or None for name in fields)
 
 
@@ -124,9 +124,9 @@ def _json_values(line: str, fields: Sequence[str]) -> Values | None:
     )
 
 
-def _csv_values(line: str, names: Sequence[str]) -> dict[str, str] | None:
+def _csv_values(line: str, names: Sequence[str], source: Source) -> dict[str, str] | None:
     try:
-        values = next(csv.reader([line], strict=True))
+        values = next(csv.reader([line], delimiter=source.delimiter, strict=True))
     except csv.Error:
         return None
     return dict(zip(names, values, strict=True)) if len(values) == len(names) else None

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from datetime import date
 from functools import cached_property
 from typing import Any, ClassVar, Literal
+from zoneinfo import available_timezones
 
 import pandera.pyspark as pa
 import pyspark.sql.types as T
@@ -242,6 +243,13 @@ def _type_advice(kind: T.DataType) -> str:
     return ""
 
 
+def _is_delimiter(value: object) -> bool:
+    """Whether a character may stand between the fields of a CSV line."""
+    if not (isinstance(value, str) and len(value) == 1 and value.isascii()):
+        return False
+    return value == "\t" or (value.isprintable() and not value.isalnum() and value not in '" ')
+
+
 def _is_name_by_role(value: object) -> bool:
     return isinstance(value, Mapping) and all(
         isinstance(role, Role) and arguments.is_name(name) for role, name in value.items()
@@ -325,6 +333,9 @@ class Source:
         hourly: whether its files lie in folders `hour=00` to `hour=23` within those of the days.
             A day without some of them is published with a warning that names them.
         named: names of its assets by role, if they differ from those derived from `name`.
+        delimiter: the character between the fields of its CSV files.
+        timezone: IANA name of the zone of times that have no offset, in files of any format. Of two
+            moments with the same local time, when a clock is set back, the earlier one is taken.
         declared_in: the module that declares it; the calling module, if not given.
 
     Raises:
@@ -343,6 +354,8 @@ class Source:
     arrives_after: int = 0
     hourly: bool = False
     named: Mapping[Role, str] = field(default_factory=dict)
+    delimiter: str = ","
+    timezone: str = "UTC"
     declared_in: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
@@ -410,6 +423,15 @@ class Source:
             arguments.Argument("hourly", self.hourly, arguments.is_bool, "True or False"),
             arguments.Argument(
                 "named", self.named, _is_name_by_role, 'names by role, as {Role.STAGED: "visits"}'
+            ),
+            arguments.Argument(
+                "delimiter", self.delimiter, _is_delimiter, "one ASCII character, as ;"
+            ),
+            arguments.Argument(
+                "timezone",
+                self.timezone,
+                lambda x: x == "UTC" or (isinstance(x, str) and x in available_timezones()),
+                'the IANA name of a time zone, as "Europe/Berlin"',
             ),
         ]
 
