@@ -497,6 +497,20 @@ def test_a_dialect_of_csv_and_local_times(spark):
     assert rows[None][REASON] is not None
 
 
+def test_without_a_version_time_the_line_that_was_logged_last_counts(spark):
+    source = replace(VISITS, version_time="")
+    assert source.version_time == "began"
+    rows = [
+        visit_row(A1, 1, 1, "first"),
+        visit_row(A1, 2, 1, "second", began=0),
+        visit_row(A2, 1, 1),
+    ]
+    frame = dedup.with_event_day(log_frame(spark, rows), source, "UTC")
+    ranked = dedup.rank_in_window(frame, source, WEEK, 2)
+    staged = dedup.drop_superseded(ranked, source).collect()
+    assert {(row["number"], row["page"]) for row in staged} == {(1, "second"), (2, "p")}
+
+
 @pytest.mark.parametrize(
     ("header", "names"),
     [

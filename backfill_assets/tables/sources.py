@@ -319,7 +319,9 @@ class Source:
         key: the fields that identify the thing of which a line is a version.
         event_time: the timestamp field with the event time; its day in the business time zone is
             the event day.
-        version_time: the timestamp field with the time at which the source created this version.
+        version_time: the timestamp field with the time at which the source created this version;
+            the event time if not given. Of lines with equal times, the one that was logged last
+            counts.
         amount: the decimal field whose sum is audited, and compared with the sum in a control file
             of the source; None if there is none.
         start: the first day of the source; the deployment's, if not given.
@@ -346,7 +348,7 @@ class Source:
     lines: type[pa.DataFrameModel]
     key: Sequence[str]
     event_time: str
-    version_time: str
+    version_time: str = ""
     amount: str | None = None
     start: date | None = None
     window_days: int | None = None
@@ -369,6 +371,7 @@ class Source:
         ]:
             raise arguments.DeclarationError(f"source {self.name}: {'; '.join(wrong)}")
         object.__setattr__(self, "key", tuple(self.key))
+        object.__setattr__(self, "version_time", self.version_time or self.event_time)
         self._check_lines()
 
     def _declaration_arguments(self) -> list[arguments.Argument]:
@@ -392,7 +395,9 @@ class Source:
                 'fields, as ["order_id"]',
             ),
             arguments.Argument("event_time", self.event_time, arguments.is_text, name),
-            arguments.Argument("version_time", self.version_time, arguments.is_text, name),
+            arguments.Argument(
+                "version_time", self.version_time, lambda x: isinstance(x, str), name
+            ),
             arguments.Argument(
                 "amount",
                 self.amount,
