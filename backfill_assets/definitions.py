@@ -18,7 +18,6 @@ from backfill_assets.monitoring.incidents import Clock
 from backfill_assets.publish.io_manager import Asset, DataFrameIOManager
 from backfill_assets.settings import Settings, load_settings
 from backfill_assets.spark.session import Engine
-from backfill_assets.tables.code_version import Code
 from backfill_assets.tables.derived import Corrections, Current, Derived, versions_in
 from backfill_assets.tables.table import Table
 
@@ -60,15 +59,15 @@ def build_defs(
             asset
             for source in sources
             for asset in (
-                raw_load.build_raw_assets(deployment, code, source),
-                *staging.build_staging_assets(deployment, code, source),
-                staging.build_lateness_asset(deployment, code, source),
+                raw_load.build_raw_assets(deployment, source),
+                *staging.build_staging_assets(deployment, source),
+                staging.build_lateness_asset(deployment, source),
                 staging.build_lateness_page(deployment, source),
             )
         ),
         *(
             _make_external(asset) if table.is_retired(today) else asset
-            for table, asset in _declared_assets(deployment, code)
+            for table, asset in _declared_assets(deployment)
         ),
     ]
     assets = [
@@ -122,16 +121,16 @@ def _make_external(asset: dg.AssetsDefinition) -> dg.AssetsDefinition:
 
 
 def _declared_assets(
-    deployment: Deployment, code: Code
+    deployment: Deployment,
 ) -> Iterator[tuple[Table, dg.AssetsDefinition]]:
     """The tables declared by a function, each with the asset for its kind."""
     for table in deployment.tables.values():
         if isinstance(table, Derived):
-            yield table, derived.build_derived_asset(deployment, code, table)
+            yield table, derived.build_derived_asset(deployment, table)
         elif isinstance(table, Current):
-            yield table, derived.build_current_asset(deployment, code, table)
+            yield table, derived.build_current_asset(deployment, table)
         elif isinstance(table, Corrections):
-            yield table, derived.build_corrections_asset(deployment, code, table)
+            yield table, derived.build_corrections_asset(deployment, table)
 
 
 def fixed_resource(resource: object) -> dg.ResourceDefinition:

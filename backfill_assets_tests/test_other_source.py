@@ -31,7 +31,6 @@ from backfill_assets.orders.tables import ORDER_LINES, RAW, STAGED
 from backfill_assets.settings import load_settings
 from backfill_assets.staleness.impact import ChangeImpact, impact_of
 from backfill_assets.tables.arguments import DeclarationError
-from backfill_assets.tables.code_version import Code
 from backfill_assets.tables.columns import nullable
 from backfill_assets.tables.derived import Reads
 from backfill_assets.tables.graph import Graph
@@ -391,9 +390,9 @@ def test_touched_days_are_those_whose_rows_differ(spark):
 
 
 def test_the_assets_are_named_after_the_source():
-    settings, code = load_settings(), Code("code")
-    stage, keep = staging.build_staging_assets(Deployment(settings), code, VISITS)
-    measure = staging.build_lateness_asset(Deployment(settings), code, VISITS)
+    settings = load_settings()
+    stage, keep = staging.build_staging_assets(Deployment(settings), VISITS)
+    measure = staging.build_lateness_asset(Deployment(settings), VISITS)
     assert [asset.op.name for asset in (stage, keep, measure)] == [
         "stage_visits",
         "keep_late_visits",

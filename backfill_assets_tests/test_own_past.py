@@ -42,7 +42,7 @@ from backfill_assets.staleness.assess import final_days, lacks_input, missing_in
 from backfill_assets.staleness.input_digest import input_digests
 from backfill_assets.staleness.stale import find_stale_days
 from backfill_assets.tables.arguments import DeclarationError
-from backfill_assets.tables.code_version import Code, running_code
+from backfill_assets.tables.code_version import Code
 from backfill_assets.tables.derived import carries_state
 from backfill_assets.tables.graph import Graph, config_digests, tables_of
 from backfill_assets.tables.table import Table
@@ -143,7 +143,7 @@ def test_of_itself_a_table_reads_earlier_days_and_something_else(function, said)
 
 @pytest.mark.parametrize("made", [balance, yesterday, after_balance])
 def test_it_has_an_asset(made):
-    (key,) = derived.build_derived_asset(Deployment(SETTINGS), running_code(SETTINGS), made).keys
+    (key,) = derived.build_derived_asset(Deployment(SETTINGS), made).keys
     assert key.path[-1] == made.name
 
 

@@ -30,7 +30,6 @@ from backfill_assets.publish.compute import explain_function_errors
 from backfill_assets.publish.types import ComputedDays
 from backfill_assets.spark.frames import Cache
 from backfill_assets.tables.arguments import describe_value
-from backfill_assets.tables.code_version import Code
 from backfill_assets.tables.derived import FOR_DAY, Corrections, Current, Derived, carries_state
 from backfill_assets.transforms import dedup
 
@@ -151,7 +150,7 @@ def _input_totals(
     return totals_by_day
 
 
-def build_derived_asset(deployment: Deployment, code: Code, table: Derived) -> dg.AssetsDefinition:
+def build_derived_asset(deployment: Deployment, table: Derived) -> dg.AssetsDefinition:
     """Build the asset of a derived table."""
     graph = deployment.graph
     starts = {
@@ -196,7 +195,6 @@ def build_derived_asset(deployment: Deployment, code: Code, table: Derived) -> d
 
     return table_asset(
         deployment,
-        code,
         table,
         compute_days,
         group=table.group,
@@ -314,7 +312,7 @@ def correction_expectations(
     return expectations
 
 
-def build_current_asset(deployment: Deployment, code: Code, table: Current) -> dg.AssetsDefinition:
+def build_current_asset(deployment: Deployment, table: Current) -> dg.AssetsDefinition:
     """Build the asset of a current table."""
     source = table.source
     policy = source.policy(deployment.settings)
@@ -333,13 +331,11 @@ def build_current_asset(deployment: Deployment, code: Code, table: Current) -> d
         return ComputedDays(current_rows(table, rows, days, whole), expected, scattered=True)
 
     return table_asset(
-        deployment, code, table, compute_days, group=table.base.group, lineage=table.lineage
+        deployment, table, compute_days, group=table.base.group, lineage=table.lineage
     )
 
 
-def build_corrections_asset(
-    deployment: Deployment, code: Code, table: Corrections
-) -> dg.AssetsDefinition:
+def build_corrections_asset(deployment: Deployment, table: Corrections) -> dg.AssetsDefinition:
     """Build the asset of a table of corrections."""
 
     def compute_days(inputs: AssetInputs, cache: Cache, days: Window) -> ComputedDays:
@@ -356,5 +352,5 @@ def build_corrections_asset(
         return ComputedDays(rows, expected, scattered=True)
 
     return table_asset(
-        deployment, code, table, compute_days, group=table.facts.group, lineage=table.lineage
+        deployment, table, compute_days, group=table.facts.group, lineage=table.lineage
     )

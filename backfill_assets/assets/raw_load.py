@@ -36,7 +36,6 @@ from backfill_assets.publish.publisher import Publisher
 from backfill_assets.spark.frames import Cache, cache_frames
 from backfill_assets.staleness.impact import LogChange
 from backfill_assets.staleness.unloaded import load_targets, loaded_manifests
-from backfill_assets.tables.code_version import Code
 from backfill_assets.tables.sources import Source
 from backfill_assets.tables.table import Table
 
@@ -274,7 +273,7 @@ class RawLoader:
         return rows_as_of(spark, url, ledger.table, ledger.version or 0, days)
 
 
-def build_raw_assets(deployment: Deployment, code: Code, source: Source) -> dg.AssetsDefinition:
+def build_raw_assets(deployment: Deployment, source: Source) -> dg.AssetsDefinition:
     """Build the assets of a source's log and rejected lines: one step, as files are read once."""
     tables = [source.raw, source.rejected]
 
@@ -283,7 +282,6 @@ def build_raw_assets(deployment: Deployment, code: Code, source: Source) -> dg.A
         name=f"read_{source.name}",
         tables=tables,
         group="raw",
-        code=code,
     )
     def read_source(context: dg.AssetExecutionContext) -> Iterator:
         tags = context.run.tags

@@ -26,7 +26,6 @@ from backfill_assets.publish.types import ComputedDays
 from backfill_assets.spark.filesystems import folder_filesystem, replace_file
 from backfill_assets.spark.frames import Cache, create_frame
 from backfill_assets.staleness.assess import window_closed_at
-from backfill_assets.tables.code_version import Code
 from backfill_assets.tables.sources import Source
 from backfill_assets.tables.table import Lineage
 from backfill_assets.transforms import dedup
@@ -123,13 +122,11 @@ def _late_message(source: Source, count: int, amount: Decimal, keep: bool) -> st
     return f"{count} line(s){worth} came after the window of their day had closed; {became}"
 
 
-def build_staging_assets(
-    deployment: Deployment, code: Code, source: Source
-) -> list[dg.AssetsDefinition]:
+def build_staging_assets(deployment: Deployment, source: Source) -> list[dg.AssetsDefinition]:
     """Build the staging assets of a source; its late-data window is their partition mapping."""
     return [
-        _build_staged_asset(deployment, code, source),
-        _build_late_asset(deployment, code, source),
+        _build_staged_asset(deployment, source),
+        _build_late_asset(deployment, source),
     ]
 
 
@@ -142,7 +139,7 @@ def _staging_lineage(source: Source, *columns: str) -> Lineage:
     }
 
 
-def _build_staged_asset(deployment: Deployment, code: Code, source: Source) -> dg.AssetsDefinition:
+def _build_staged_asset(deployment: Deployment, source: Source) -> dg.AssetsDefinition:
     """The staging table: each key once, on its event day, in the greatest version in time.
 
     Its commit marks the days whose late-data window has closed as final.
@@ -167,7 +164,6 @@ def _build_staged_asset(deployment: Deployment, code: Code, source: Source) -> d
     name = f"stage_{source.name}"
     return table_asset(
         deployment,
-        code,
         source.staged,
         compute_days,
         name=name,
@@ -176,7 +172,7 @@ def _build_staged_asset(deployment: Deployment, code: Code, source: Source) -> d
     )
 
 
-def _build_late_asset(deployment: Deployment, code: Code, source: Source) -> dg.AssetsDefinition:
+def _build_late_asset(deployment: Deployment, source: Source) -> dg.AssetsDefinition:
     """Build the asset of late lines; if the policy drops them, its audit only counts them."""
     policy = source.policy(deployment.settings)
     window_days = policy.window_days
@@ -194,7 +190,6 @@ def _build_late_asset(deployment: Deployment, code: Code, source: Source) -> dg.
 
     return table_asset(
         deployment,
-        code,
         source.late,
         compute_days,
         name=f"keep_late_{source.name}",
@@ -433,7 +428,7 @@ def _lateness_lineage(source: Source) -> Lineage:
     }
 
 
-def build_lateness_asset(deployment: Deployment, code: Code, source: Source) -> dg.AssetsDefinition:
+def build_lateness_asset(deployment: Deployment, source: Source) -> dg.AssetsDefinition:
     """Build the asset of a source's lateness figures, computed from its raw log."""
     policy = source.policy(deployment.settings)
     window_days = policy.window_days
@@ -458,7 +453,6 @@ def build_lateness_asset(deployment: Deployment, code: Code, source: Source) -> 
     name = f"measure_{table.name}"
     return table_asset(
         deployment,
-        code,
         table,
         compute_days,
         name=name,

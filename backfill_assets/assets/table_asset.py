@@ -33,7 +33,6 @@ from backfill_assets.publish.types import Candidate, ComputedDays, ComputePlan, 
 from backfill_assets.settings import PREFIX
 from backfill_assets.spark.frames import Cache, cache_frames
 from backfill_assets.staleness.input_digest import StateDigester, input_digests
-from backfill_assets.tables.code_version import Code
 from backfill_assets.tables.derived import carries_state
 from backfill_assets.tables.table import Dependency, Lineage, Table
 from backfill_assets.tables.unpartitioned import Lookup, Unpartitioned
@@ -85,7 +84,6 @@ def delta_assets(
     tables: Sequence[Table],
     group: str,
     lineage: Lineage | None = None,
-    code: Code | None = None,
     pool: str | None = None,
 ) -> Callable[[Callable[..., Any]], dg.AssetsDefinition]:
     """Declare the assets of one step: inputs, partitions, checks and UI metadata from the tables.
@@ -96,7 +94,7 @@ def delta_assets(
     partitions_def = tables[0].grain.partitions_def(deployment.settings)
     return dg.multi_asset(
         name=name,
-        outs={table.name: _asset_out(deployment, table, group, lineage, code) for table in tables},
+        outs={table.name: _asset_out(deployment, table, group, lineage) for table in tables},
         ins={
             name: asset_in
             for table in tables
@@ -128,7 +126,6 @@ def _asset_out(
     table: Table,
     group: str,
     lineage: Lineage | None,
-    code: Code | None,
 ) -> dg.AssetOut:
     """Return the output of a table with its UI metadata; it has no code version without `code`."""
     metadata: dict[str, Any] = {
@@ -151,7 +148,7 @@ def _asset_out(
         group_name=group,
         owners=deployment.settings.asset_owners,
         kinds={"pyspark", "deltalake"},
-        code_version=code.table_version(table.name) if code else None,
+        code_version=deployment.code.table_version(table.name),
     )
 
 
@@ -252,7 +249,6 @@ ComputeDays = Callable[[AssetInputs, Cache, Window], ComputedDays]
 
 def table_asset(
     deployment: Deployment,
-    code: Code,
     table: Table,
     compute_days: ComputeDays,
     *,
@@ -273,7 +269,6 @@ def table_asset(
         tables=[table],
         group=group,
         lineage=lineage,
-        code=code,
         pool=next((lookup.pool or lookup.name for lookup in lookups), None),
     )
     def asset(context: dg.AssetExecutionContext, **inputs: Input) -> Iterator:
