@@ -83,7 +83,7 @@ def test_days_by_other_code_are_accepted_and_a_running_backfill_goes_on(upgraded
     )
     assert (second_result.days, second_result.version) == ((), None)
 
-    texts = [*format_day_history(Deployment(settings), FACT.name, day(1)).columns[1].cells]
+    texts = [text for _, text in format_day_history(Deployment(settings), FACT.name, day(1)).rows]
     accepted = "accepted as made by the present code; its rows are as they were"
     assert [text for text in texts if text.endswith(accepted)]
     commit = as_json(Deployment(settings), FACT.name)[1]
