@@ -18,7 +18,7 @@ import pytest
 from pandera.pyspark import Field
 from pyspark.sql import DataFrame
 
-from backfill_assets.assets import staging
+from backfill_assets.assets import raw_load, staging
 from backfill_assets.assets.raw_rows import REASON, read_versions
 from backfill_assets.audit.verdicts import DayMetrics, Expectation, Finding, Severity, Verdict
 from backfill_assets.calendar.late_data import Policy
@@ -494,6 +494,14 @@ def test_a_dialect_of_csv_and_local_times(spark):
     }
     assert [rows[number]["page"] for number in (1, 2, 3)] == ['x;"y"', None, "p,q"]
     assert rows[None][REASON] is not None
+
+
+def test_a_source_without_a_version_time_has_assets():
+    """Dagster refuses a lineage that names a column twice."""
+    source, deployment = replace(VISITS, version_time=""), Deployment(load_settings())
+    assert len(staging.build_staging_assets(deployment, source)) == 2
+    assert staging.build_lateness_asset(deployment, source).keys
+    assert raw_load.build_raw_assets(deployment, source).keys
 
 
 def test_without_a_version_time_the_line_that_was_logged_last_counts(spark):

@@ -70,8 +70,11 @@ def late_expectations(
     start: date,
     *,
     keep: bool = True,
+    counted: bool = True,
 ) -> dict[date, Expectation]:
     """By log day: rows of the raw log = in time + late, with a notice about the late ones.
+
+    `keep`: the late lines are kept; `counted`: a table has them, as it has all that is known.
 
     Late lines that are kept are in the current tables, and a warning is enough; for dropped ones
     the notice is the only trace. Lines of days before the first day are in the raw log only, in
@@ -104,21 +107,20 @@ def late_expectations(
             },
             rows=count if keep else 0,
             warnings=[warning] if before else [],
-            notices={"late_lines": (severity, _late_message(source, count, amount, keep))}
+            notices={"late_lines": (severity, _late_message(source, count, amount, keep, counted))}
             if count
             else {},
         )
     return expectations
 
 
-def _late_message(source: Source, count: int, amount: Decimal, keep: bool) -> str:
+def _late_message(source: Source, count: int, amount: Decimal, keep: bool, counted: bool) -> str:
     """Return the outcome of a day's late lines in a sentence."""
     worth = f" worth {amount}" if source.amount else ""
-    became = (
-        f"they are in {source.late.name} and in what is made of all that is known"
-        if keep
-        else "THEY WERE DROPPED and are in no total"
-    )
+    became = "THEY WERE DROPPED and are in no total"
+    if keep:
+        where = "in what is made of all that is known" if counted else "in no total"
+        became = f"they are in {source.late.name} and {where}"
     return f"{count} line(s){worth} came after the window of their day had closed; {became}"
 
 
@@ -184,7 +186,13 @@ def _build_late_asset(deployment: Deployment, source: Source) -> dg.AssetsDefini
         )
         rows = cache(late_lines(raw, source, window_days, keep=policy.corrects))
         expected = late_expectations(
-            raw, source, days, window_days, policy.start, keep=policy.corrects
+            raw,
+            source,
+            days,
+            window_days,
+            policy.start,
+            keep=policy.corrects,
+            counted=bool(deployment.graph.tables_of_all_known(source.raw.name)),
         )
         return ComputedDays(rows, expected, notes=_late_commit_notes(expected))
 
@@ -409,7 +417,8 @@ def _lateness_lineage(source: Source) -> Lineage:
     raw = source.raw.name
     of_lines = [(raw, "log_date"), (raw, source.event_time)]
     with_amount = [*of_lines, (raw, source.amount)] if source.amount else []
-    in_minutes = [*of_lines, (raw, source.version_time)]
+    # Without a version time, that is the event time, and Dagster refuses a column named twice.
+    in_minutes = [*dict.fromkeys([*of_lines, (raw, source.version_time)])]
     delays = ("p50", "p95", "max")
     return {
         "log_date": [(raw, "log_date")],

@@ -55,7 +55,7 @@ def night(out: Output, run: bool, as_of: date | None) -> Status:
             _print_commands(
                 out, planner, today, *planner.next_batch(today, find_busy_tables(), list)
             )
-            _note_final_days(out, planner, today)
+            _note_days_left_out(out, planner, today)
             return Status.FINE
         result = run_night(
             planner, today, find_busy_tables, partial(_run_request, out, planner, folder)
@@ -63,19 +63,18 @@ def night(out: Output, run: bool, as_of: date | None) -> Status:
         if not find_busy_tables() and not state_store.active_ids(instance):
             save_consistent_versions(deployment, now)
         status = _report_result(out, today, result)
-        _note_final_days(out, planner, today)
+        _note_days_left_out(out, planner, today)
         return status
 
 
-def _note_final_days(out: Output, planner: RunPlanner, today: date) -> None:
-    """Name the final days that have new input, as a shell comment: no scheduled run builds them."""
+def _note_days_left_out(out: Output, planner: RunPlanner, today: date) -> None:
+    """Name the days that no scheduled run builds, as shell comments."""
     from backfill_assets.calendar.partitions import format_ranges
 
-    for table, days in () if out.quiet else planner.final_days_behind(today).items():
+    for table, days, reason in () if out.quiet else planner.days_for_a_person(today):
         out.print_command(
-            f"# {table} [{format_ranges(days)}] is final, and new input has come since: no "
-            "schedule and no sensor builds it. To take that in, materialize these days of it, and "
-            "of the tables that follow."
+            f"# {table} [{format_ranges(days)}] is {reason}: no schedule and no sensor builds it. "
+            "To have it built, materialize these days of it, and of the tables that follow."
         )
 
 

@@ -161,8 +161,10 @@ def header_columns(header: str, source: Source) -> list[str]:
     names = _match_fields([name.strip() for name in record], source.fields)
     required = [name for name in source.fields if name not in source.may_be_null]
     if missing := [name for name in required if name not in names]:
+        separated = f", separated by {source.delimiter!r}" if len(names) == 1 else ""
         raise LandingError(
-            f"its first line is not a header with {', '.join(missing)}{_header_excerpt(header)}"
+            f"its first line is not a header with {', '.join(missing)}{separated}"
+            f"{_header_excerpt(header)}"
         )
     if repeated := [name for name in source.fields if names.count(name) > 1]:
         raise LandingError(

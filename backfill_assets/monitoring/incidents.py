@@ -138,10 +138,8 @@ def _loaded_with(name: str, snapshot: states.Snapshot) -> list[str]:
 def closed_days_text(name: str, snapshot: states.Snapshot) -> str:
     """Describe where new lines for closed days are, and what a person can do."""
     graph = snapshot.graph
-    never_close = [table for table in graph.by_event_day if table not in graph.closing_tables]
-    covering_tables = [
-        table for table in never_close if graph.source_logs(table) & graph.source_logs(name)
-    ]
+    logs = graph.source_logs(name)
+    covering_tables = [*dict.fromkeys(t for log in logs for t in graph.tables_of_all_known(log))]
     first = next(
         table for table in graph.closing_tables if table in {name, *graph.upstream_tables(name)}
     )

@@ -317,10 +317,17 @@ class RunPlanner:
         )
         return {log: warning for log, warning in warnings if warning}
 
-    def final_days_behind(self, today: date) -> Mapping[str, Collection[date]]:
-        """Return, by table, final days whose input has changed: only a person rebuilds them."""
-        stale = find_stale_days(read_ledgers(self.deployment), self.deployment.policy, today)
-        return {table: sorted(days) for table, days in stale.final.items() if days}
+    def days_for_a_person(self, today: date) -> Iterator[tuple[str, Collection[date], str]]:
+        """Yield table, days and reason of days that no schedule and no sensor builds."""
+        ledgers = read_ledgers(self.deployment)
+        stale = find_stale_days(ledgers, self.deployment.policy, today)
+        for table, ledger in ledgers.items():
+            if final := stale.final.get(table):
+                yield table, final.keys(), "final, and new input has come since"
+            if on_hold := stale.on_hold.get(table):
+                yield table, on_hold, "on hold, as a person decided against these rows"
+            if other := ledger.under_other_settings(self.deployment.config_digests[table]):
+                yield table, other, "made under other settings than those of now"
 
     def plan_rebuilds(
         self, today: date, in_progress: Mapping[str, Collection[str]]

@@ -153,6 +153,14 @@ class Graph:
         start = self.policy_of(dependency.source.name).start
         return [needed for needed in dependency.reach.required_days(day) if needed >= start]
 
+    def tables_of_all_known(self, log: str) -> list[str]:
+        """The tables that have all lines of a raw log, however late they came."""
+        return [
+            name
+            for name in self.by_event_day
+            if name not in self.closing_tables and log in self.source_logs(name)
+        ]
+
     @cached_property
     def by_log_day(self) -> tuple[str, ...]:
         """The tables that are built with the load of their own day."""
