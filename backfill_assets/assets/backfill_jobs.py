@@ -160,8 +160,9 @@ def reconcile_backfill(
     else:
         plan = None if stage else state.plan
         planned = stages.planned_days(graph, instance, state, name)
-    requested = reconcile.requested_days(instance, read_ledgers(deployment), name, planned)
-    return reconcile.reconcile_tables(deployment, spark, name, requested, plan, plan_error)
+    ledgers = read_ledgers(deployment)
+    requested = reconcile.requested_days(instance, ledgers, name, planned)
+    return reconcile.reconcile_tables(deployment, spark, name, ledgers, requested, plan, plan_error)
 
 
 def _markdown_table(rows: Iterable[tuple[str, ...]], *headings: str) -> dg.MarkdownMetadataValue:
@@ -240,7 +241,7 @@ def _build_reconcile_job(deployment: Deployment, graph: AssetGraph) -> dg.JobDef
         result = reconcile_backfill(deployment, graph, context.instance, spark, config.backfill)
         report = reconcile.reconcile_report(result)
         names = [table_diff.table.name for table_diff in result.reports]
-        values = reconcile.encode_result(result, details=config.details)
+        values = reconcile.encode_result(result, report, details=config.details)
         metadata = {
             **{
                 name: dg.MetadataValue.md(table.to_markdown())

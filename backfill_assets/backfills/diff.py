@@ -456,7 +456,7 @@ def _detail_lines(report: TableDiff) -> Iterator[str]:
 def _row_text(sample: RowDiff, table: Table) -> str:
     """A row in one line; for a changed row, its key and the changed values."""
     row = {**(sample.before or sample.after or {})}
-    row.pop(table.partition, None)
+    del row[table.partition]
     if sample.before is None or sample.after is None:
         return " ".join(f"{name}={_null_or_text(value)}" for name, value in row.items())
     key = [f"{name}={_null_or_text(row[name])}" for name in table.key if name in row]

@@ -11,7 +11,7 @@ import dagster as dg
 
 from backfill_assets.backfills import backfill_plan, state_store
 from backfill_assets.backfills.changes import changed_days, commits_of, is_commit_of, reverted_days
-from backfill_assets.backfills.reconcile import code_provenance, compare_with_plan
+from backfill_assets.backfills.reconcile import code_provenance, compare_with_plan, find_runs
 from backfill_assets.backfills.stages import RECONCILE_JOB, RECONCILES_TAG, launched_stages
 from backfill_assets.backfills.state_store import BackfillRefusedError, BackfillState
 from backfill_assets.calendar.partitions import days_of_run, format_ranges
@@ -207,15 +207,7 @@ def _run_events(
         for record in ledger.records
         if is_commit_of(record, name)
     }
-    records = {
-        record.dagster_run.run_id: record
-        for filters in (
-            dg.RunsFilter(tags={"dagster/backfill": name}),
-            dg.RunsFilter(run_ids=sorted({*ids, name})),
-        )
-        for record in instance.get_run_records(filters)
-    }
-    for record in records.values():
+    for record in find_runs(instance, [name], {*ids, name}):
         run = record.dagster_run
         outcome = _run_outcome(instance, run, "success", "failure")
         days = days_of_run(run.tags)

@@ -24,7 +24,6 @@ from backfill_assets.backfills.changes import (
 from backfill_assets.backfills.diff import TableDiff, as_json, as_table, cross_table_mismatches
 from backfill_assets.backfills.diff_query import diff_table
 from backfill_assets.calendar.partitions import days_of_run, format_ranges
-from backfill_assets.delta.ledger_reader import read_ledgers
 from backfill_assets.delta.ledgers import Ledger, Ledgers
 from backfill_assets.deployment import Deployment
 from backfill_assets.report import Report
@@ -82,7 +81,7 @@ def requested_days(
     ]
     backfills = planned.backfills if planned else [name]
     run_ids = {name, *(record.run_id for record in own_records)}
-    runs = _find_runs(instance, backfills, run_ids)
+    runs = find_runs(instance, backfills, run_ids)
     times = [run.create_timestamp.timestamp() for run in runs]
     times += [record.at.timestamp() for record in own_records if record.at]
     start = min([*times, planned.since] if planned else times, default=_NEVER)
@@ -92,7 +91,7 @@ def requested_days(
     unpublished: dict[tuple[str, date], str] = {}
     for table, ledger in ledgers.items():
         recorded, failed = _recorded_days(ledger, name)
-        others = _days_by_others(ledger, name, start, {day: v for day, (v, _) in failed.items()})
+        others = _days_by_others(ledger, name, start, failed)
         missing = {*days.get(table, ()), *failed} - recorded - others
         unpublished |= {(table, day): failed[day][1] if day in failed else "" for day in missing}
     if any(not error for error in unpublished.values()):
@@ -103,9 +102,10 @@ def requested_days(
     return RequestedDays(days, [*_unpublished_messages(unpublished)])
 
 
-def _find_runs(
+def find_runs(
     instance: dg.DagsterInstance, backfills: Sequence[str], run_ids: Iterable[str]
 ) -> list[dg.RunRecord]:
+    """The runs of backfills in Dagster, and those of some ids."""
     filters = [dg.RunsFilter(run_ids=[*run_ids])]
     if backfills:
         filters.append(dg.RunsFilter(tags={"dagster/backfill": backfills}))
@@ -193,15 +193,15 @@ def _recorded_days(ledger: Ledger, name: str) -> tuple[set[date], dict[date, tup
 
 
 def _days_by_others(
-    ledger: Ledger, name: str, start: float, failed: Mapping[date, int]
+    ledger: Ledger, name: str, start: float, failed: Mapping[date, tuple[int, str]]
 ) -> set[date]:
-    """Days that others published after a time; those that failed, after the version of that."""
+    """Days that others published after a time; those of `_recorded_days` that failed, since."""
     return {
         day
         for day, record in ledger.latest.items()
         if not is_commit_of(record, name)
         and (
-            record.version > failed[day]
+            record.version > failed[day][0]
             if day in failed
             else record.at and record.at.timestamp() > start
         )
@@ -378,6 +378,7 @@ def reconcile_tables(
     deployment: Deployment,
     spark: SparkSession,
     name: str,
+    ledgers: Ledgers,
     requested: RequestedDays,
     plan: BackfillPlan | None = None,
     plan_error: str = "",
@@ -388,11 +389,11 @@ def reconcile_tables(
         deployment: whose tables they are.
         spark: reads the tables.
         name: backfill or run, as in `changes.is_commit_of`.
-        requested: its days.
+        ledgers: of all tables.
+        requested: its days, by the same ledgers.
         plan: the plan that it was launched with; None if not planned.
         plan_error: as in `ReconcileResult`.
     """
-    ledgers = read_ledgers(deployment)
     changes = changed_days_by_table(ledgers, name)
     reports = [
         diff_table(
@@ -428,8 +429,8 @@ def reconcile_report(result: ReconcileResult) -> Report:
     return Report(tuple(reconcile_facts(result)), tuple(map(as_table, result.reports)))
 
 
-def encode_result(result: ReconcileResult, *, details: bool) -> dict[str, Any]:
-    """The result as JSON values: `summary`, `report`, and `details` if asked for.
+def encode_result(result: ReconcileResult, report: Report, *, details: bool) -> dict[str, Any]:
+    """The result and its report as JSON values: `summary`, `report`, and `details` if asked for.
 
     `summary` is the verdict; `details` are code, settings, and the figures of each day.
     """
@@ -440,16 +441,14 @@ def encode_result(result: ReconcileResult, *, details: bool) -> dict[str, Any]:
         "problems": list(result.problems),
         **({"plan": result.plan_error} if result.plan_error else {}),
     }
-    figures = {
-        "code": sorted(result.provenance.code_descriptions),
-        "configuration": dict(result.provenance.config_digests),
-        **as_json(result.reports),
-    }
-    return {
-        "summary": summary,
-        "report": reconcile_report(result).to_json(),
-        "details": figures if details else {},
-    }
+    figures = {}
+    if details:
+        figures = {
+            "code": sorted(result.provenance.code_descriptions),
+            "configuration": dict(result.provenance.config_digests),
+            **as_json(result.reports),
+        }
+    return {"summary": summary, "report": report.to_json(), "details": figures}
 
 
 def reconcile_facts(result: ReconcileResult) -> Iterator[tuple[str, str]]:

@@ -6,7 +6,6 @@ import re
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from backfill_assets.cli.output import Output, Status
@@ -187,7 +186,11 @@ class JobRun:
 class JobFailedError(ValueError):
     """A run of a job failed, or was refused; `metadata` is that of the failure."""
 
-    metadata: Mapping[str, dg.MetadataValue] = MappingProxyType({})
+    def __init__(
+        self, message: str, metadata: Mapping[str, dg.MetadataValue] | None = None
+    ) -> None:
+        super().__init__(message)
+        self.metadata = metadata or {}
 
 
 def run_job(
@@ -217,9 +220,7 @@ def run_job(
         if event.is_step_failure:
             data = event.step_failure_data
             if failure := data.user_failure_data:
-                failed = JobFailedError(failure.description or "")
-                failed.metadata = failure.metadata
-                raise failed
+                raise JobFailedError(failure.description or "", failure.metadata)
             raise JobFailedError(str(data.error))
         if event.is_successful_output:
             metadata = event.step_output_data.metadata

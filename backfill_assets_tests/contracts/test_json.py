@@ -239,7 +239,7 @@ def filled_reports() -> list[TableDiff]:
         DayDiff(JAN[1], (0, None), keyed, None),
         DayDiff(JAN[2], (0, 1), keyless, keyless),
     ]
-    row = {"customer_id": "c1", "orders": None}
+    row = {"run_date": str(JAN[0]), "customer_id": "c1", "orders": None}
     samples = [RowDiff(JAN[0], None, row), RowDiff(JAN[1], row, None)]
     return [TableDiff(FACT, days, samples, {"orders": ColumnDrift(0.3, 0.2)})]
 

@@ -16,7 +16,7 @@ from deltalake import CommitProperties, write_deltalake
 
 from backfill_assets.backfills import state_store
 from backfill_assets.backfills.backfill_plan import BackfillPlan, BackfillRequest, TableForecast
-from backfill_assets.backfills.reconcile import ReconcileResult, encode_result
+from backfill_assets.backfills.reconcile import ReconcileResult, encode_result, reconcile_report
 from backfill_assets.backfills.state_store import BackfillState
 from backfill_assets.cli import main
 from backfill_assets.orders.tables import FACT
@@ -92,4 +92,4 @@ def save_plan(instance: dg.DagsterInstance, id_: str, **more: object) -> Backfil
 
 def reconcile_run(result: ReconcileResult) -> Callable[..., dict[str, Any]]:
     """In place of a run of `reconcile`: what it records of this result."""
-    return lambda *_, details: encode_result(result, details=details)
+    return lambda *_, details: encode_result(result, reconcile_report(result), details=details)
