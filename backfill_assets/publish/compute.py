@@ -378,8 +378,8 @@ def split_buildable_days(
 ) -> tuple[dict[date, str], dict[date, Expectation]]:
     """Return the days to compute and those to refuse, as each day is built from the day before.
 
-    If a day is computed, so are all later days, as they may change. No day is built after a day
-    that is not published with its current inputs.
+    If a day is computed, so are the days that follow it, as they may change. No day is built after
+    a day that is refused, until one that is published with its current inputs.
 
     The reasons and refusals of `plan` consider the other inputs only; `failed` are days of the
     table that this run failed to publish.
@@ -393,7 +393,9 @@ def split_buildable_days(
             blocker = f"{name}[{day}] was not published"
         elif blocker and day in reasons:
             blocked[day] = Expectation(problems=[f"it is built upon earlier days, and {blocker}"])
-        elif not blocker and (buildable or day in reasons):
+        elif blocker:
+            blocker = ""
+        elif day - DAY in buildable or day in reasons:
             buildable[day] = reasons.get(day) or new_input_reason([name])
     return buildable, blocked
 

@@ -25,6 +25,7 @@ from backfill_assets.delta import ledger_reader
 from backfill_assets.delta.commits import PublishError, Writer
 from backfill_assets.monitoring.next_runs import rebuild_requests
 from backfill_assets.orders.tables import CURRENT, FACT, ORDERS, STAGED
+from backfill_assets.publish.publisher import Publisher
 from backfill_assets.publish.types import REWRITE_TAG
 from backfill_assets.settings import load_settings
 from backfill_assets.spark.frames import Cache, cache_frames
@@ -218,6 +219,32 @@ def test_after_a_day_that_cannot_be_made_nothing_is_built(stateful: Pipeline) ->
     message = stateful.failure(stateful.run(1, 6, [LTV], fails=True))
     assert f"built upon earlier days, and {LTV}[{day(4)}] was not published" in message
     assert sorted(day_digests(stateful)) == [day(1), day(2), day(3)]
+
+
+def test_a_refused_day_does_not_hold_back_days_after_a_current_one(
+    stateful: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    land_all(stateful, ORDERED, 6)
+    stateful.run(1, 6, ALL)
+    late = {"id": "5", "n": 2, "c": "b", "amount": "16.00"}
+    new = {"id": "6", "n": 6, "c": "c", "amount": "32.00"}
+    land_orders(stateful, 6, [late, new], "late")
+    stateful.run(6, 6, FACTS)
+    stateful.run(2, 2, [CURRENT.name])
+    with monkeypatch.context() as patch:
+        failed = {CURRENT.name: {day(3): "the disk is full"}}
+        patch.setattr(Publisher, "failed_days", lambda *_: failed)
+        message = stateful.failure(stateful.run(1, 6, [LTV], fails=True))
+    assert f"{day(3)}]  the disk is full" in message
+    # Day 3 is as it was, with days 4 and 5, which are built upon it; day 6 has its new order.
+    assert read_rows(stateful) == {
+        row
+        for orders, numbers in (([*ORDERED, late], (1, 2)), ([*ORDERED, new], (3, 4, 5, 6)))
+        for row in expected_values(orders, 6)
+        if row[0] in map(day, numbers)
+    }
+    stateful.run(1, 6, [LTV])
+    assert read_rows(stateful) == expected_values([*ORDERED, late, new], 6)
 
 
 def test_nothing_is_built_upon_a_day_of_other_settings(
