@@ -56,6 +56,7 @@ TABLES = [READINGS, daily_energy]
 """
 KWH, KEY = 'kwh: T.DecimalType(12, 3) = Field(ge=0, description="Energy.")', '"key": ["meter_id"]'
 TOTALS, READS = '"totals": ["kwh"]', "Reads(READINGS.staged)"
+BODY = "    ...\n\nTABLES"
 DECLARED = 'DailyEnergy, checks=[conserves("readings", "kwh", "kwh")]'
 STATE = 'state: T.StringType = nullable(0.1, 0.5, "State.")'
 
@@ -377,6 +378,33 @@ MISTAKES = {
         "TABLES = [READINGS, READINGS]",
         "two tables are named",
     ),
+    # What gives other rows each time.
+    "a clock": (
+        BODY,
+        "    return readings.where(f'run_date < {date.today()}')\n\nTABLES",
+        r"daily_energy: `date.today\(\)` in .*mistakes_.*, line 37, gives other rows .*for_day",
+    ),
+    "a clock of Spark": (
+        BODY,
+        "    from_spark = F.current_date()\n\nfrom pyspark.sql import functions as F\nTABLES",
+        r"`current_date\(\)` in .*: take the day from the column `for_day`",
+    ),
+    "a clock in SQL": (
+        BODY,
+        "    return readings.selectExpr('CURRENT_DATE AS run_date')\n\nTABLES",
+        "`CURRENT_DATE AS` in .*for_day",
+    ),
+    "random without a seed, in a function below": (
+        BODY,
+        "    return pick(readings)\n\nfrom pyspark.sql import functions as F\n"
+        "def pick(rows): return rows.where(F.rand() < 0.5)\nTABLES",
+        "daily_energy: `rand` without a seed in .*line 40, gives .*: take a hash of the key",
+    ),
+    "random in SQL": (
+        BODY,
+        "    return readings.where('rand() < 0.1')\n\nTABLES",
+        r"`rand\(\)` in .*take a hash of the key, as `F.xxhash64`, or give a seed",
+    ),
     "no list": ("TABLES = [READINGS, daily_energy]", "", "has no attribute 'TABLES'"),
 }
 
@@ -410,6 +438,12 @@ def imported(tmp_path: Path, monkeypatch):
         (DECLARED, 'DailyEnergy, group="7d/energy"'),
         ("@table", "daily = Unpartitioned('shop.meters-of-now', 's3a://bucket/x')\n@table"),
         ("strict = True", "coerce = False"),
+        (
+            BODY,
+            '    """No current_date() here."""\n'
+            "    return readings.where(F.rand(7) < 1).where('now' != F.lit(date(2024, 1, 1)))"
+            "\n\nfrom pyspark.sql import functions as F\nTABLES",
+        ),
     ],
 )
 def test_what_is_no_mistake(imported, right, other):

@@ -28,15 +28,19 @@ class DeclarationError(TypeError):
 
 def declaration_location(frames: Iterable[tuple[FrameType, int]]) -> str:
     """The first frame, of those with line numbers, that is user code, as text; empty if none."""
-    package = Path(__file__).parent.parent
-    installed = (sysconfig.get_path("stdlib"), f"{package}{os.sep}", "<")
     for frame, line in frames:
         file = frame.f_code.co_filename
-        is_user_code = not file.startswith(installed) and "site-packages" not in file
         # The script of a command declares nothing.
-        if is_user_code and frame.f_globals.get("__name__") != "__main__":
+        if is_user_code(file) and frame.f_globals.get("__name__") != "__main__":
             return f" ({file}, line {line})"
     return ""
+
+
+def is_user_code(file: str) -> bool:
+    """Whether a source file is neither installed nor of this package."""
+    package = Path(__file__).parent.parent
+    installed = (sysconfig.get_path("stdlib"), f"{package}{os.sep}", "<")
+    return not file.startswith(installed) and "site-packages" not in file
 
 
 class Argument(NamedTuple):

@@ -26,6 +26,7 @@ from backfill_assets.calendar.reach import RecordedReach
 from backfill_assets.settings import PREFIX, Settings, SettingsError, origin_note
 from backfill_assets.tables.arguments import DeclarationError, declaration_location, describe_value
 from backfill_assets.tables.derived import Derived, versions_in
+from backfill_assets.tables.repeatable import find_unrepeatable_call
 from backfill_assets.tables.sources import Source, SourceTable
 from backfill_assets.tables.table import Dependency, Inputs, Table
 from backfill_assets.tables.unpartitioned import Lookup, Unpartitioned
@@ -312,7 +313,7 @@ def load_tables(tables_path: str) -> Mapping[str, Table]:
 
     Raises:
         SettingsError: the module or attribute does not exist, holds something else, or has two
-            tables with the same name.
+            tables with the same name, or a function that gives other rows each time.
     """
     module, _, attribute = tables_path.partition(":")
     if (
@@ -340,6 +341,8 @@ def load_tables(tables_path: str) -> Mapping[str, Table]:
             )
         if table.name in tables:
             raise _settings_error(tables_path, f"two tables are named {table.name}")
+        if isinstance(table, Derived) and (call := find_unrepeatable_call(table.transform)):
+            raise _settings_error(tables_path, f"{table.name}: {call}")
         tables[table.name] = table
     return tables
 

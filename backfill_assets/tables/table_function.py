@@ -179,9 +179,9 @@ def table(
             )
 
     The function gets all rows that decide the days to compute. Their column `for_day` is the day of
-    the table for which a row counts. The function returns the rows of these days. It reads no clock
-    and no table. An `Unpartitioned` parameter holds all rows of its table, a `Published` one the
-    days that are published, and an `Answers` one the answers of a service.
+    the table for which a row counts. The function returns the rows of these days. It reads no
+    clock and no table. An `Unpartitioned` parameter holds all rows of its table, a `Published` one
+    the days that are published, and an `Answers` one the answers of a service.
 
     Args:
         model: the columns. `Config.metadata` has `partition`, the name of the DATE column of the
