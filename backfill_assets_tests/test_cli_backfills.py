@@ -70,6 +70,53 @@ def test_plan(instance, capsys):
     assert state_store.list_ids(instance) == [id_, plan["id"]]
 
 
+def test_a_plan_from_a_file(instance, capsys, tmp_path):
+    file = tmp_path / "backfill.yaml"
+    file.write_text(
+        "start: 2024-01-02\n"
+        "end: 2024-01-04\n"
+        f"select: [{STAGED.name}, {FACT.name}]\n"
+        "max-parallel: 2\n"
+        "max-retries: 0\n"
+        "chunk-days: none\n"
+        "write-mode: merge\n"
+        "rewrite: true\n"
+        "reason: the rate was wrong\n"
+        "pilot-days:\n"
+    )
+    assert main(["plan", "--from", str(file), "--json"]) == 0
+    parameters = json.loads(capsys.readouterr().out)["parameters"]
+    assert parameters == {
+        "days": "2024-01-02...2024-01-04",
+        "tables": [STAGED.name, FACT.name],
+        "pilot_days": 0,
+        "chunk_days": None,
+        "max_parallel": 2,
+        "max_retries": 0,
+        "write_mode": "merge",
+        "rewrite": True,
+        "accept": [],
+        "reason": "the rate was wrong",
+    }
+    # What is given with the command goes before the file.
+    words = ["2024-01-03", "--select", FACT.name, "--max-parallel", "1", "--json"]
+    assert main(["plan", "--from", str(file), *words]) == 0
+    changed = json.loads(capsys.readouterr().out)["parameters"]
+    assert (changed["days"], changed["tables"]) == ("2024-01-03", [FACT.name])
+    assert (changed["max_parallel"], changed["write_mode"]) == (1, "merge")
+    for text, message in (
+        ("parallel: 2", "there is no option parallel; did you mean max-parallel?"),
+        ("json: true", "there is no option json"),
+        ("days: [", "is not YAML: while parsing"),
+        ("2024-01-02", "write `days` and options, as `max-parallel: 2`, a line each"),
+        ("max-parallel: 2", "Missing argument 'PARTITIONS'"),
+        ("days: 2024-01-32", "is not YAML: day is out of range for month"),
+        ("days: 2024-01-02\nmax-parallel: 9", "9 is not in the range 1<=x<=7"),
+    ):
+        file.write_text(text)
+        assert message in usage_error(capsys, "plan", "--from", str(file))
+
+
 def test_a_plan_is_cut_as_is_asked(instance, capsys):
     for options, chunk_days, stages in (
         ([], "auto", ["rest"]),

@@ -41,6 +41,9 @@ class BackfillConfig(dg.Config):
         "or stages of about the same work if the days differ much.",
     )
     max_parallel: int = Field(0, description="Runs at a time, 1 to 7; 0 for the queue's limit.")
+    max_retries: int | None = Field(
+        None, description="Retries of a run that dies; if left out: as dagster.yaml says."
+    )
     write_mode: Literal["overwrite", "merge"] = "overwrite"
     rewrite: bool = Field(False, description="Compute and write also what would be identical.")
     accept: list[str] = Field([], description="Landing files by name that may take lines away.")
@@ -54,6 +57,7 @@ class BackfillConfig(dg.Config):
             pilot_days=self.pilot_days,
             chunk_days="auto" if self.chunk_days is None else self.chunk_days or None,
             max_parallel=self.max_parallel or None,
+            max_retries=self.max_retries,
             write_mode=self.write_mode,
             rewrite=self.rewrite,
             accept=tuple(self.accept),

@@ -147,6 +147,8 @@ class BackfillRequest(BaseModel, frozen=True):
         chunk_days: days per stage, each built and reconciled before the next; `auto` for stages of
             about equal work where runs would differ much; None for one stage.
         max_parallel: most runs at a time; None for the limit of the run queue.
+        max_retries: most retries of a run whose process or engine died; None for what
+            `dagster.yaml` says.
         write_mode: as the run tag of that name.
         rewrite: also compute and write identical days.
         accept: names of landing files that may remove orders, and other approvals; see
@@ -159,6 +161,7 @@ class BackfillRequest(BaseModel, frozen=True):
     pilot_days: int = Field(default=0, ge=0)
     chunk_days: Annotated[int, Field(ge=1)] | Literal["auto"] | None = "auto"
     max_parallel: int | None = Field(default=None, ge=1, le=7)
+    max_retries: int | None = Field(default=None, ge=0)
     write_mode: Literal["overwrite", "merge"] = "overwrite"
     rewrite: bool = False
     accept: tuple[str, ...] = ()
@@ -398,7 +401,8 @@ def plan_facts(plan: BackfillPlan) -> Iterator[tuple[str, str]]:
     yield (
         "runs",
         f"about {plan.runs}"
-        + (f", at most {request.max_parallel} at a time" if request.max_parallel else ""),
+        + (f", at most {request.max_parallel} at a time" if request.max_parallel else "")
+        + ("" if request.max_retries is None else f", each retried {request.max_retries} times"),
     )
     yield "commits", f"at most {plan.commits}"
     yield "reads", f"at most {plan.files:,} files, {plan.size / 1e6:,.1f} MB"

@@ -133,6 +133,7 @@ def plan_options(request: backfill_plan.BackfillRequest) -> list[str]:
         "--pilot-days": request.pilot_days or "",
         "--chunk-days": "none" if request.chunk_days is None else request.chunk_days,
         "--max-parallel": request.max_parallel or "",
+        "--max-retries": "" if request.max_retries is None else str(request.max_retries),
         "--write-mode": request.write_mode,
     }
     defaults = {"--chunk-days": "auto", "--write-mode": "overwrite"}

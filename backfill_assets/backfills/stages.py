@@ -126,6 +126,8 @@ def _submit_stage(
         tags[types.ACCEPT_TAG] = ",".join(request.accept)
     if request.max_parallel:
         tags[PARALLEL_TAG] = str(request.max_parallel)
+    if request.max_retries is not None:
+        tags["dagster/max_retries"] = str(request.max_retries)
     stage = internals.PartitionBackfill.from_partitions_by_assets(
         backfill_id=state.backfill_id,
         asset_graph=graph,

@@ -37,6 +37,7 @@ _OUTCOMES = ("table", "what becomes of them", "why", "days")
 #: Options that a shadow backfill does not support, by parameter name.
 _UNSUPPORTED_OPTIONS = {
     "max_parallel": "--max-parallel",
+    "max_retries": "--max-retries",
     "rewrite": "--rewrite",
     "accept": "--accept",
 }
@@ -67,6 +68,11 @@ def backfill_options(function: Callable[..., Any]) -> Callable[..., Any]:
                 help="So many runs at a time; else what the run queue allows.",
             ),
             click.option(
+                "--max-retries",
+                type=click.IntRange(min=0),
+                help="So many retries of a run that dies; else as dagster.yaml says.",
+            ),
+            click.option(
                 "--write-mode",
                 type=click.Choice(["overwrite", "merge"]),
                 default="overwrite",
@@ -90,16 +96,19 @@ def backfill_options(function: Callable[..., Any]) -> Callable[..., Any]:
 @command(
     "plan 2024-01-10...2024-01-14 --pilot-days 1",
     "plan 2024-01-10 --select stg_orders,fact_daily_orders --json",
+    "plan --from backfill.yaml",
 )
 @click.argument("partitions", type=parameters.Partitions())
 @backfill_options
 @parameters.target_option
+@parameters.options_file_option("partitions")
 @parameters.json_option
 def plan(out: Output, partitions: Window, target: str, as_json: bool, **options: Any) -> None:
     """What a backfill of these days would do, kept under an id.
 
     PARTITIONS are FIRST...LAST, or one day. Nothing is computed. Needs DAGSTER_HOME. With --target
-    nothing is kept.
+    nothing is kept. With --from, what is not given here comes from a file: `days`, or `start` and
+    `end`, and options by their names, as `max-parallel: 2`.
     """
     if target:
         _plan_target(out, partitions, target, options)

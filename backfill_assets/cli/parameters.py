@@ -216,6 +216,64 @@ def asset_graph(settings: Settings) -> Any:
     return build_defs(settings).get_repository_def().asset_graph
 
 
+def options_file_option(days: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """The option --from: a YAML file with other defaults; `days` is the parameter of the days."""
+
+    def read_file(ctx: click.Context, _param: click.Parameter, file: str | None) -> None:
+        if file:
+            ctx.default_map = _read_options(ctx, file, days)
+
+    return click.option(
+        "--from",
+        metavar="FILE",
+        type=click.Path(exists=True, dir_okay=False),
+        callback=read_file,
+        expose_value=False,
+        is_eager=True,
+        help="A YAML file with days and options.",
+    )
+
+
+def _read_options(ctx: click.Context, file: str, days: str) -> dict[str, Any]:
+    """The values of a file by parameter.
+
+    Raises:
+        click.UsageError: it is no mapping, or has a key that is no option.
+    """
+    import yaml
+
+    try:
+        values = yaml.safe_load(Path(file).read_text("utf-8"))
+    except (yaml.YAMLError, ValueError) as error:  # a date that there is not, or no UTF-8
+        raise click.UsageError(f"{file} is not YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(values, dict):
+        raise click.UsageError(
+            f"{file}: write `days` and options, as `max-parallel: 2`, a line each"
+        )
+    if values.keys() >= {"start", "end"}:
+        values["days"] = f"{values.pop('start')}...{values.pop('end')}"
+    parameters = {
+        option.removeprefix("--"): parameter
+        for parameter in ctx.command.params
+        for option in parameter.opts
+        if option.startswith("--") and option not in ("--from", "--json", "--help")
+    }
+    parameters["days"] = next(p for p in ctx.command.params if p.name == days)
+    defaults: dict[str, Any] = {}
+    for key, value in values.items():
+        if key not in parameters:
+            raise click.UsageError(
+                f"{file}: {unknown_name_message('option', str(key), parameters, most=20)}"
+            )
+        parameter = parameters[key]
+        if isinstance(parameter, click.Option) and parameter.multiple:
+            items = value if isinstance(value, list) else [value]
+            defaults[str(parameter.name)] = [str(item) for item in items]
+        elif value is not None:
+            defaults[str(parameter.name)] = str(value)
+    return defaults
+
+
 def target_option(function: Any) -> Any:
     """The option --target."""
     return click.option(
