@@ -35,6 +35,7 @@ class ShadowConfig(dg.Config):
     tables: list[str] = Field([], description="With what follows from them; all if empty.")
     pilot_days: int = Field(0, description="So many days first; the rest if they pass.")
     chunk_days: int = Field(0, description="Stages of so many days; 0 for one.")
+    max_parallel: int = Field(0, description="Runs at a time, 1 to 7; 0 for one.")
     reason: str = Field("", description="Why, for the record.")
 
 
@@ -79,6 +80,7 @@ def _build_shadow_job(
             tables=tuple(config.tables),
             pilot_days=config.pilot_days,
             chunk_days=config.chunk_days or None,
+            max_parallel=config.max_parallel or None,
             reason=config.reason,
         )
         stages = []

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 _OUTCOMES = ("table", "what becomes of them", "why", "days")
 #: Options that a shadow backfill does not support, by parameter name.
 _UNSUPPORTED_OPTIONS = {
-    "max_parallel": "--max-parallel",
     "max_retries": "--max-retries",
     "rewrite": "--rewrite",
     "accept": "--accept",
@@ -469,6 +468,7 @@ def _build_target(out: Output, days: Window, name: str, options: Mapping[str, An
         tables=options["tables"],
         pilot_days=options["pilot_days"],
         chunk_days=options["chunk_days"],
+        max_parallel=options["max_parallel"],
         reason=options["reason"],
     )
     defs = build_defs(deployment.settings)

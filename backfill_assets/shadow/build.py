@@ -5,6 +5,7 @@ of production changes.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import date, datetime
 from functools import partial
@@ -258,29 +259,40 @@ def build_stages(
         "engine": dg.ResourceDefinition.hardcoded_resource(publisher.engine),
     }
     graph = AssetGraph.from_assets(list(assets))
-    with dg.DagsterInstance.ephemeral() as instance:
+
+    def build_run(selection: Sequence[str], days: Window) -> list[str]:
+        """Build days of some tables, and return what failed."""
+        with dg.DagsterInstance.ephemeral() as instance:
+            result = dg.materialize(
+                assets,
+                selection=selection,
+                instance=instance,
+                resources=resources,
+                tags={
+                    REASON_TAG: request.reason or target.reason,
+                    "dagster/asset_partition_range_start": str(days.start),
+                    "dagster/asset_partition_range_end": str(days.end - DAY),
+                },
+                run_config={"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}},
+                raise_on_error=False,
+            )
+            failures = []
+            if failed := _missed_days(deployment, graph, target, shadow, result.run_id):
+                failures.append(failure_text(failed, "build the same into the target again"))
+            if not result.success:
+                failures.append(run_failure_message(instance, result.run_id))
+            return failures
+
+    parallel = request.max_parallel or 1
+    with ThreadPoolExecutor(parallel) as pool:
+        # One run at a time stays in this thread, where Ctrl-C ends it.
+        map_runs = pool.map if parallel > 1 else map
         for name, window in request.split_stages():
-            reported, failures = len(destination.results), []
-            for part, selection in _split_runs(
-                deployment, days_of_target(deployment, graph, target, window)
-            ):
-                result = dg.materialize(
-                    assets,
-                    selection=selection,
-                    instance=instance,
-                    resources=resources,
-                    tags={
-                        REASON_TAG: request.reason or target.reason,
-                        "dagster/asset_partition_range_start": str(part.start),
-                        "dagster/asset_partition_range_end": str(part.end - DAY),
-                    },
-                    run_config={"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}},
-                    raise_on_error=False,
-                )
-                if failed := _missed_days(deployment, graph, target, shadow, result.run_id):
-                    failures.append(failure_text(failed, "build the same into the target again"))
-                if not result.success:
-                    failures.append(run_failure_message(instance, result.run_id))
+            reported, failures = len(destination.results), list[str]()
+            days = days_of_target(deployment, graph, target, window)
+            for names, windows in _split_runs(deployment, days):
+                for run_failures in map_runs(partial(build_run, names), windows):
+                    failures.extend(run_failures)
             if targets.load_target(deployment, target.name).generation != target.generation:
                 raise TargetError(
                     f"another command has let target {target.name} catch up with production since "
@@ -313,8 +325,8 @@ def _missed_days(
 
 def _split_runs(
     deployment: Deployment, days: Mapping[str, Sequence[date]]
-) -> Iterator[tuple[Window, list[str]]]:
-    """Ranges of partitions with the tables that have exactly these, inputs first."""
+) -> Iterator[tuple[list[str], list[Window]]]:
+    """Tables with the same days, inputs first, and the ranges of runs that may run at a time."""
     groups: list[tuple[Sequence[date], list[str]]] = []
     for name, table_days in days.items():
         cadence = deployment.tables[name].grain
@@ -324,10 +336,19 @@ def _split_runs(
         else:
             groups.append((table_days, [name]))
     for table_days, names in groups:
-        for window in deployment.tables[names[0]].grain.gapless_ranges(table_days):
-            partitions = [day for day in sorted(table_days) if day in window]
-            for run in split_into_run_windows(partitions, deployment.settings.partitions_per_run):
-                yield run, names
+        windows = [
+            run
+            for window in deployment.tables[names[0]].grain.gapless_ranges(table_days)
+            for run in split_into_run_windows(
+                [day for day in sorted(table_days) if day in window],
+                deployment.settings.partitions_per_run,
+            )
+        ]
+        if any(carries_state(deployment.tables[name]) for name in names):
+            # Each is built from the one before.
+            yield from ((names, [window]) for window in windows)
+        else:
+            yield names, windows
 
 
 def _stage_result(

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import random
 import shutil
+from collections import Counter
 from collections.abc import Callable
 from datetime import date
 from pathlib import Path
+from threading import Barrier, current_thread
 
+import dagster as dg
 import duckdb
 import pyarrow as pa
 import pytest
@@ -194,6 +197,27 @@ def test_the_same_as_the_backfill_in_place(production, new, loaded, tmp_path):
     build_shadow(after, f"{day(first)}...{day(last)}", chunk_days=2)
     run_switch_over(after)
     assert after.digests() == with_new_code.digests()
+
+
+def test_runs_of_a_target_at_a_time_build_the_same(production, new, monkeypatch):
+    """Runs of different days wait for each other at a barrier: with one at a time, it breaks."""
+    after = new(partitions_per_run=1)
+    barrier, threads = Barrier(2, timeout=120), Counter()
+    materialize = dg.materialize
+
+    def wait_for_another(assets, *, selection, **more):
+        threads[current_thread().name] += 1
+        if [*selection] == [SCORES]:
+            barrier.wait()
+        return materialize(assets, selection=selection, **more)
+
+    monkeypatch.setattr(dg, "materialize", wait_for_another)
+    _, stages = build_shadow(after, f"{day(1)}...{day(4)}", max_parallel=2)
+    assert [stage.failure for stage in stages] == [""]
+    assert len(threads) == 2
+    run_switch_over(after)
+    assert read_scores(production) == {1: 10, 2: 20, 3: 30, 4: 40, 5: 5, 6: 6}
+    assert read_scores(production, STATE) == {1: 10, 2: 30, 3: 60, 4: 100, 5: 105, 6: 111}
 
 
 def test_a_plan_tells_what_would_be_built(production, new):
