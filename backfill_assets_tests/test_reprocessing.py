@@ -280,6 +280,18 @@ def test_nothing_is_published_before_it_is_due(lag, today, expected):
         ) == days((1, 4))
 
 
+@pytest.mark.parametrize(
+    ("lag", "window", "expected"),
+    [(1, 2, (8, 9, 10)), (2, 3, (7, 8, 9))],
+)
+def test_settings_that_build_the_last_three_days_each_night(lag, window, expected):
+    """Those of docs/late-data.md, in the night of day 11, which has loaded day 10."""
+    raw = ledger(RAW, make_raw_record(0, days((1, 9))), make_raw_record(1, days(10)))
+    staged = ledger(STAGED, staged_record(0, days((1, 10 - lag)), raw=0))
+    policy = replace(POLICY, lag_days=lag, window_days=window, only_touched=False)
+    assert list_stale_days(raw, staged, policy=policy, today=day(11)) == days(*expected)
+
+
 def test_the_lag_holds_for_all_that_follows():
     policy = replace(POLICY, lag_days=3)
     table_ledgers = (

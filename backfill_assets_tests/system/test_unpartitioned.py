@@ -23,7 +23,7 @@ from backfill_assets_tests.helpers.pipeline import (
     order,
     run_undo,
 )
-from backfill_assets_tests.own_tables import my_countries
+from backfill_assets_tests.own_tables import my_countries, my_refresh
 
 SPEND = my_countries.country_spend
 NOW = current(SPEND)
@@ -41,8 +41,11 @@ class Customers:
         self.url = str(pipeline.warehouse / "customers")
 
     def write(self, mode: str = "overwrite", **countries: str) -> None:
-        rows = {"customer_id": [*countries], "country": [*countries.values()]}
-        write_deltalake(self.url, pa.table(rows), mode=mode)
+        rows = pa.table({"customer_id": [*countries], "country": [*countries.values()]})
+        if mode == "overwrite":
+            my_refresh.replace_rows(self.url, rows, ["customer_id"])
+        else:
+            write_deltalake(self.url, rows, mode=mode)
 
 
 @pytest.fixture
