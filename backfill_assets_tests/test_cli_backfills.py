@@ -33,6 +33,7 @@ from backfill_assets_tests.helpers.command_line import (
     save_plan,
     usage_error,
 )
+from backfill_assets_tests.helpers.docs_pages import code_blocks
 
 
 @pytest.fixture(autouse=True)
@@ -72,38 +73,28 @@ def test_plan(instance, capsys):
 
 def test_a_plan_from_a_file(instance, capsys, tmp_path):
     file = tmp_path / "backfill.yaml"
-    file.write_text(
-        "start: 2024-01-02\n"
-        "end: 2024-01-04\n"
-        f"select: [{STAGED.name}, {FACT.name}]\n"
-        "max-parallel: 2\n"
-        "max-retries: 0\n"
-        "chunk-days: none\n"
-        "write-mode: merge\n"
-        "rewrite: true\n"
-        "reason: the rate was wrong\n"
-        "pilot-days:\n"
-    )
+    (page,) = code_blocks("docs/runbook.md", "yaml")
+    file.write_text(f"{page}\nchunk-days: none\nrewrite: true\npilot-days:\n")
     assert main(["plan", "--from", str(file), "--json"]) == 0
     parameters = json.loads(capsys.readouterr().out)["parameters"]
     assert parameters == {
-        "days": "2024-01-02...2024-01-04",
+        "days": "2024-01-10...2024-01-14",
         "tables": [STAGED.name, FACT.name],
         "pilot_days": 0,
         "chunk_days": None,
         "max_parallel": 2,
-        "max_retries": 0,
-        "write_mode": "merge",
+        "max_retries": 1,
+        "write_mode": "overwrite",
         "rewrite": True,
         "accept": [],
-        "reason": "the rate was wrong",
+        "reason": "bad amounts on the 12th",
     }
     # What is given with the command goes before the file.
     words = ["2024-01-03", "--select", FACT.name, "--max-parallel", "1", "--json"]
     assert main(["plan", "--from", str(file), *words]) == 0
     changed = json.loads(capsys.readouterr().out)["parameters"]
     assert (changed["days"], changed["tables"]) == ("2024-01-03", [FACT.name])
-    assert (changed["max_parallel"], changed["write_mode"]) == (1, "merge")
+    assert (changed["max_parallel"], changed["max_retries"]) == (1, 1)
     for text, message in (
         ("parallel: 2", "there is no option parallel; did you mean max-parallel?"),
         ("json: true", "there is no option json"),

@@ -315,6 +315,8 @@ class BackfillPlan(BaseModel, frozen=True):
         replaced: landing files whose content changed since they were loaded; they wait too if they
             turn out to lack orders.
         tables: planned outcomes by table.
+        keys: key columns of the tables with days to compute, besides the day.
+        only_read: days that are read and not in the plan, by input.
         files: most data files and landing files to read.
         size: their size in bytes.
         commits: most commits.
@@ -337,6 +339,8 @@ class BackfillPlan(BaseModel, frozen=True):
     held: tuple[str, ...] = ()
     replaced: tuple[str, ...] = ()
     tables: Mapping[str, TableForecast]
+    keys: Mapping[str, tuple[str, ...]] = Field(default_factory=dict)
+    only_read: Mapping[str, tuple[str, ...]] = Field(default_factory=dict)
     files: int
     size: int
     commits: int
@@ -406,6 +410,15 @@ def plan_facts(plan: BackfillPlan) -> Iterator[tuple[str, str]]:
     )
     yield "commits", f"at most {plan.commits}"
     yield "reads", f"at most {plan.files:,} files, {plan.size / 1e6:,.1f} MB"
+    if plan.only_read:
+        days_read = [
+            f"{name} {partitions.format_ranges(partitions.from_ranges(days))}"
+            for name, days in plan.only_read.items()
+        ]
+        yield "only reads", "; ".join(days_read)
+    if plan.keys:
+        keys = [f"{name} by {', '.join(columns)}" for name, columns in plan.keys.items()]
+        yield "keys within a day", "; ".join(keys)
     yield (
         "expected",
         "no past run to judge from"

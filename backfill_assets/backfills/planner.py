@@ -200,6 +200,12 @@ def plan_backfill(
             name: _forecast_table(ledgers[name], by_day, final)
             for name, by_day in forecasts.items()
         },
+        keys={
+            name: (*ledgers[name].table.key,)
+            for name, table_days in work.items()
+            if table_days and ledgers[name].table.key
+        },
+        only_read=_days_only_read(days, work, ledgers, policy),
         files=files,
         size=size,
         commits=sum(min(len(table_days), run_count) for table_days in work.values()),
@@ -289,6 +295,23 @@ def _count_input_files(
         files += sum(day.files for day in stored)
         size += sum(day.size for day in stored)
     return files, size
+
+
+def _days_only_read(
+    days: Mapping[str, Collection[date]],
+    work: Mapping[str, Collection[date]],
+    ledgers: Ledgers,
+    policy: Policy,
+) -> dict[str, tuple[str, ...]]:
+    """The published days that the computed days read and that are not in the plan, as ranges."""
+    days_by_input: dict[str, set[date]] = {}
+    for input_, days_read in _input_days_read(work, ledgers, policy):
+        days_by_input.setdefault(input_, set()).update(days_read.difference(days.get(input_, ())))
+    return {
+        input_: tuple(partitions.to_ranges(input_days))
+        for input_, input_days in days_by_input.items()
+        if input_days
+    }
 
 
 def _sorted_names(groups: Iterable[Iterable[str]]) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from dagster._core.execution.backfill import BulkActionStatus
 from backfill_assets.assets import backfill_jobs
 from backfill_assets.backfills import forecast, history, state_store
 from backfill_assets.backfills import stages as backfills
-from backfill_assets.backfills.backfill_plan import BackfillRequest
+from backfill_assets.backfills.backfill_plan import BackfillRequest, plan_facts
 from backfill_assets.backfills.forecast import expected_seconds
 from backfill_assets.backfills.history import read_history
 from backfill_assets.backfills.planner import days_by_table, plan_backfill
@@ -115,6 +115,9 @@ def test_stages_one_after_another(pipeline):
     assert result.problems == []
     assert {report.table.name for report in result.reports} == set(LAYERS)
     check_history_pages(pipeline, plan)
+    facts = dict(plan_facts(make_plan(pipeline, "2024-01-02", tables=(STAGED.name,), rewrite=True)))
+    assert facts["only reads"] == "raw_orders 2024-01-02...2024-01-03"
+    assert facts["keys within a day"] == "stg_orders by order_id"
 
 
 def check_history_pages(pipeline, plan):

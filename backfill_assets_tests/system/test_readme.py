@@ -48,6 +48,7 @@ RUN_ELSEWHERE = {
     ("docs/own-tables.md", "python"): "own_tables.py",
     ("docs/reconciliation.md", "python"): "test_diff.py",
     ("docs/reconciliation.md", "sql"): "test_diff.py",
+    ("docs/runbook.md", "yaml"): "test_cli_backfills.py",
     ("docs/settings.md", "yaml"): "test_component.py",
 }
 
