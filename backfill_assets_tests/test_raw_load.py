@@ -295,6 +295,7 @@ def _list_differences(texts: Sequence[str], read: Sequence, parse: Callable) -> 
 
 
 NOON = "2024-01-05T12:00:00Z"
+NO_AMOUNT = "not a decimal(18,2) with a decimal point"
 FUTURE = "from the future: its version time lies beyond the day after arrival"
 # Business zone, arrival day, order_ts, ingestion_ts: log day or reason.
 LOG_DAYS = [
@@ -356,19 +357,19 @@ LINES = [
     ({"order_id": ""}, "missing order_id"),
     ({"order_ts": None}, "missing order_ts"),
     ({"order_ts": ""}, "missing order_ts"),
-    ({"order_ts": "yesterday"}, "bad order_ts"),
+    ({"order_ts": "yesterday"}, "bad order_ts: not a time as 2024-01-31T08:30:00Z"),
     ({"ingestion_ts": None}, "missing ingestion_ts"),
-    ({"ingestion_ts": "2024-01-05T25:00"}, "bad ingestion_ts"),
+    ({"ingestion_ts": "2024-01-05T25:00"}, "bad ingestion_ts: not a time as 2024-01-31T08:30:00Z"),
     ({"amount": None}, "missing amount"),
     ({"amount": ""}, "missing amount"),
     ({"amount": "12.345"}, "bad amount: 3 decimals, 2 are kept"),
     ({"amount": "-.00100"}, "bad amount: 3 decimals, 2 are kept"),
     ({"amount": "1e-7"}, "bad amount: 7 decimals, 2 are kept"),
-    ({"amount": "1e-99999999999"}, "bad amount"),
-    ({"amount": "1e16"}, "bad amount"),
+    ({"amount": "1e-99999999999"}, f"bad amount: {NO_AMOUNT}"),
+    ({"amount": "1e16"}, f"bad amount: {NO_AMOUNT}"),
     # One reason is given, the first.
     ({"order_id": None, "amount": "x", "order_ts": "x"}, "missing order_id"),
-    ({"amount": "x", "order_ts": "2030-01-01"}, "bad amount"),
+    ({"amount": "x", "order_ts": "2030-01-01"}, f"bad amount: {NO_AMOUNT}"),
     ({"problem": "not one JSON object"}, "not one JSON object"),
     ({"problem": "not UTF-8", "order_id": None}, "not UTF-8"),
 ]

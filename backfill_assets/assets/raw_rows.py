@@ -151,6 +151,23 @@ _PARSERS: Mapping[type[T.DataType], Callable[[Column], Column]] = {
 }
 
 
+#: By type, what a text is not if it cannot be parsed; shown with the reason of rejection.
+_FORMS: Mapping[type[T.DataType], str] = {
+    T.StringType: "not JSON",
+    T.LongType: "not a whole number",
+    T.BooleanType: "not true or false",
+    T.DateType: "not a date as 2024-01-31",
+    T.TimestampType: "not a time as 2024-01-31T08:30:00Z",
+}
+
+
+def _describe_form(kind: T.DataType) -> str:
+    """Return what a field of a type must look like, as the reason why a text is rejected."""
+    if isinstance(kind, T.DecimalType):
+        return f"not a {kind.simpleString()} with a decimal point"
+    return _FORMS[type(kind)]
+
+
 def _parse_field(source: Source, name: str, text: Column) -> Column:
     """Return the value of a field; null if the text is no such value."""
     kind = source.types[name]
@@ -223,9 +240,10 @@ def _field_reasons(source: Source, verbatim: set[str]) -> Iterator[Column]:
         null = F.lit(None) if name in source.may_be_null else F.lit(f"missing {name}")
         reason = F.when(text.isNull(), null)
         if name not in verbatim:
-            if isinstance(kind := source.types[name], T.DecimalType):
+            kind = source.types[name]
+            if isinstance(kind, T.DecimalType):
                 reason = reason.when(*_surplus_decimals(name, text, value, kind))
-            reason = reason.when(value.isNull(), f"bad {name}")
+            reason = reason.when(value.isNull(), f"bad {name}: {_describe_form(kind)}")
         # A row that violates Delta's CHECK constraint would fail the whole run.
         for rule in sql_conditions(name, source.columns[name]).values():
             reason = reason.when(~F.expr(rule), f"bad {name}")

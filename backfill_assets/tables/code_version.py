@@ -30,7 +30,7 @@ from backfill_assets.tables.table import Table
 #: for the tables that this package declares.
 ROWS_VERSION: Mapping[str, int] = {
     "raw": 1,
-    "rejected": 2,  # 2: the reason of a number with surplus decimals says how many
+    "rejected": 3,  # 2: the reason has the number of surplus decimals; 3: the form of a field
     "staging": 1,
     "late": 1,
     "lateness": 1,

@@ -200,8 +200,8 @@ def test_backfill_nights_plan_verify_and_undo(engine, tmp_path):
     assert len(pipeline.rows(VISITS.late.name)) == len(late) > 0
     assert sorted(row["reason"] for row in pipeline.rows(VISITS.rejected.name)) == [
         "bad clicks",
-        "bad clicks",
-        "bad logged_in",
+        "bad clicks: not a whole number",
+        "bad logged_in: not true or false",
         "missing visit_id",
     ]
 
