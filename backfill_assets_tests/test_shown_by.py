@@ -49,6 +49,7 @@ def test_evidence_that_is_there(evidence):
     [
         ("lab `appended`", "there is no lab appended"),
         ("`test_nothing.py::test_x`", "there is no module test_nothing.py of tests"),
+        ("`test_labs.py::test_x`", "there is no module test_labs.py of tests"),
         ("`labs/test_labs.py::test_x`", "there is no module labs/test_labs.py of tests"),
         ("`test_shown_by.py::test_x`", "test_shown_by.py has no test_x"),
         ("[x](../nothing.md)", "there is no page docs/nothing.md"),
