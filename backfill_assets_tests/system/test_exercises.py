@@ -12,6 +12,7 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
+from backfill_assets.cli import main
 from backfill_assets.settings import PREFIX
 from backfill_assets.spark.session import Engine
 from backfill_assets_tests.helpers.docs_pages import BLOCK, PAGES, run_step, split_sections
@@ -91,6 +92,24 @@ def test_the_solutions_give_what_the_page_shows(shell, capsys):
 @pytest.mark.slow
 def test_the_challenges_give_what_the_page_shows(shell, capsys):
     solve(shell, SECTIONS, capsys)
+
+
+def test_the_worked_week_is_planned(tmp_path, monkeypatch, capsys):
+    """As the page on decisions has it: a day a run, two at a time."""
+    lead = PAGES["docs/guide/lead.md"]
+    (setting,) = re.findall(r"`(\w+PARTITIONS_PER_RUN)=1`", lead)
+    (command,) = re.findall(r"`backfill-assets (plan \S+ --max-parallel 2)`", lead)
+    monkeypatch.setenv(setting, "1")
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
+    monkeypatch.setenv(f"{PREFIX}END", "2024-01-15")
+    for name in ("landing", "warehouse"):
+        monkeypatch.setenv(f"{PREFIX}{name.upper()}", str(tmp_path / name))
+    assert main(["sample", "--days", "14"]) == 0
+    capsys.readouterr()
+    assert main(command.split()) == 0
+    runs = re.findall(r"^runs +(.+?) *$", capsys.readouterr().out, re.MULTILINE)
+    assert runs == ["about 14, at most 2 at a time"]
+    assert f"`{runs[0]}`" in lead
 
 
 def test_each_exercise_has_a_task_a_hint_a_solution_and_a_check():
