@@ -398,12 +398,12 @@ MISTAKES = {
         BODY,
         "    return pick(readings)\n\nfrom pyspark.sql import functions as F\n"
         "def pick(rows): return rows.where(F.rand() < 0.5)\nTABLES",
-        "daily_energy: `rand` without a seed in .*line 40, gives .*: take a hash of the key",
+        "daily_energy: `rand` without a seed in .*line 40, gives .*: take a hash of the key and",
     ),
     "random in SQL": (
         BODY,
         "    return readings.where('rand() < 0.1')\n\nTABLES",
-        r"`rand\(\)` in .*take a hash of the key, as `F.xxhash64`, or give a seed",
+        r"`rand\(\)` in .*take a hash of the key and a seed, as `F.xxhash64",
     ),
     "no list": ("TABLES = [READINGS, daily_energy]", "", "has no attribute 'TABLES'"),
 }

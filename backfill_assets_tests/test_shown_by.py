@@ -9,8 +9,9 @@ import pytest
 
 from backfill_assets_guide.labs import running
 from backfill_assets_tests.helpers import guide_claims
-from backfill_assets_tests.helpers.docs_pages import PAGES, anchor_of, split_sections
+from backfill_assets_tests.helpers.docs_pages import BLOCK, PAGES, anchor_of, split_sections
 from backfill_assets_tests.helpers.glossary import Row
+from backfill_assets_tests.helpers.paths import PROJECT
 
 PAGE = "docs/guide/x.md"
 
@@ -49,6 +50,7 @@ def test_evidence_that_is_there(evidence):
     [
         ("lab `appended`", "there is no lab appended"),
         ("`test_nothing.py::test_x`", "there is no module test_nothing.py of tests"),
+        ("`test_labs.py::test_x`", "there is no module test_labs.py of tests"),
         ("`labs/test_labs.py::test_x`", "there is no module labs/test_labs.py of tests"),
         ("`test_shown_by.py::test_x`", "test_shown_by.py has no test_x"),
         ("[x](../nothing.md)", "there is no page docs/nothing.md"),
@@ -134,6 +136,24 @@ def test_a_figure_in_a_link_is_one_of_the_section_that_it_leads_to():
 
 def test_the_costs_that_a_lead_reads_are_such_links():
     assert len(FIGURES.findall(PAGES["docs/guide/lead.md"])) > 8
+
+
+#: So many words has a paragraph of an answer, at most.
+LONGEST_ANSWER = 60
+
+
+@pytest.mark.parametrize("page", ["docs/faq.md", "docs/guide/interview.md"])
+def test_answers_come_in_short_paragraphs(page):
+    paragraphs = re.split(r"\n\s*\n|\n(?=- )", BLOCK.sub("", PAGES[page]))
+    answers = [text for text in paragraphs if not text.startswith(("#", "Shown by:"))]
+    assert len(answers) > 30
+    assert [text for text in answers if len(text.split()) > LONGEST_ANSWER] == []
+
+
+def test_reasons_of_the_quiz_are_short():
+    questions = json.loads((PROJECT / "docs/guide/quiz.json").read_text())
+    reasons = [answer["reason"] for question in questions for answer in question["answers"]]
+    assert [text for text in reasons if len(text.split()) > LONGEST_ANSWER] == []
 
 
 def test_the_path_of_a_newcomer_takes_two_hours_and_has_every_lab_once():

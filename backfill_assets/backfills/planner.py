@@ -196,15 +196,8 @@ def plan_backfill(
             for load_plan in load_plans.values()
             for target in load_plan.targets.values()
         ),
-        tables={
-            name: _forecast_table(ledgers[name], by_day, final)
-            for name, by_day in forecasts.items()
-        },
-        keys={
-            name: (*ledgers[name].table.key,)
-            for name, table_days in work.items()
-            if table_days and ledgers[name].table.key
-        },
+        tables={n: _forecast_table(ledgers[n], by_day, final) for n, by_day in forecasts.items()},
+        keys={n: tuple(ledgers[n].table.key) for n in work if work[n] and ledgers[n].table.key},
         only_read=_days_only_read(days, work, ledgers, policy),
         files=files,
         size=size,

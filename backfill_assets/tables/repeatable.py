@@ -24,7 +24,7 @@ _SQL_CLOCK = re.compile(
 )
 _SQL_RANDOM = re.compile(r"\b(rand|randn|uuid)\s*\(\s*\)", re.IGNORECASE)
 _NO_CLOCK = "take the day from the column `for_day` of an input"
-_NO_RANDOM = "take a hash of the key, as `F.xxhash64`, or give a seed"
+_NO_RANDOM = "take a hash of the key and a seed, as `F.xxhash64('id', F.lit(7))`"
 
 
 def find_unrepeatable_call(function: Callable[..., Any]) -> str:

@@ -57,9 +57,31 @@ def event_time_lab(lab: Lab) -> None:
             f"SELECT count(*) AS orders FROM {lab.table_sql('log')} "
             f"WHERE log_date <= DATE'{tuesday}' AND order_ts >= DATE'{today}' - 1",
         )
+    _show_stamped(lab, monday, (tuesday, tuesday.replace(year=tuesday.year + 1)))
     lab.lesson(
         "by arrival, a late line changes the wrong day. By event it changes its own day, as long "
         "as the window is open. A transform that reads the clock gives another result on a replay."
+    )
+
+
+def _show_stamped(lab: Lab, day: date, run_days: tuple[date, ...]) -> None:
+    """The orders of a day, in a table whose partition is the day on which the run took place."""
+    lab.step(
+        "A transform that writes `CURRENT_DATE AS run_date`, and replaces this day: the orders of "
+        "Monday, run on Tuesday, and replayed a year later."
+    )
+    stamped = lab.table_url("stamped")
+    for today in run_days:
+        lab.spark.sql(
+            f"SELECT DATE'{today}' AS run_date, order_id, amount FROM {lab.table_sql('log')} "
+            f"WHERE CAST(order_ts AS DATE) = DATE'{day}'"
+        ).write.format("delta").mode("overwrite").partitionBy("run_date").option(
+            "replaceWhere", f"run_date = DATE'{today}'"
+        ).save(stamped)
+    lab.show_query(
+        "reader",
+        "SELECT run_date, count(*) AS orders, sum(amount) AS revenue "
+        f"FROM {lab.table_sql('stamped')} GROUP BY 1 ORDER BY 1",
     )
 
 

@@ -11,7 +11,7 @@ from backfill_assets_guide.labs.lab import START, Lab, Line
 
 _DAYS = Window(START, START + 4 * DAY)
 _SHOPS, _ORDERS, _REMAINING = 2, 30, 5
-_SECOND = START + DAY
+_SECOND, _THIRD = START + DAY, START + 2 * DAY
 _DAY = f"day = DATE'{_SECOND}'"
 _BUILT = ("raw_orders", "stg_orders", "fact_daily_orders")
 
@@ -52,11 +52,39 @@ def overwrite_lab(lab: Lab) -> None:
     lab.replace(create_delivery(12).where("false"), "sales", _DAY)
     show_reader()
     lab.spark.catalog.dropTempView("lab_delivered")
+    _show_equal_totals(lab, create_delivery(10))
     _show_audit(lab)
     lab.lesson(
         "an overwrite replaces what its condition says by whatever comes. Without a condition it "
-        "replaces all days. Name the days, and compare the rows before the commit."
+        "replaces all days. Name the days, and compare the rows before the commit: equal totals "
+        "are no proof."
     )
+
+
+def _show_equal_totals(lab: Lab, expected: DataFrame) -> None:
+    """Two errors of a day that cancel out."""
+    lab.step(
+        "A job writes the third day with 3.00 of one shop counted for the other. First its totals "
+        "are compared, then its rows."
+    )
+    third = f"day = DATE'{_THIRD}'"
+    wrong = "CAST(amount + IF(shop = 'shop-0', 3, -3) AS DECIMAL(10, 2)) AS amount"
+    lab.replace(expected.where(third).selectExpr("day", "shop", wrong), "sales", third)
+    expected.where(third).createOrReplaceTempView("lab_expected")
+    both = (
+        "lab_expected e JOIN (SELECT shop, amount FROM "
+        f"{lab.table_sql('sales')} WHERE {third}) t USING (shop)"
+    )
+    lab.show_query(
+        "totals",
+        f"SELECT count(*) AS rows, sum(e.amount) AS expected, sum(t.amount) AS revenue FROM {both}",
+    )
+    lab.show_query(
+        "rows that differ",
+        "SELECT shop, e.amount AS expected, t.amount AS revenue "
+        f"FROM {both} WHERE e.amount <> t.amount ORDER BY shop",
+    )
+    lab.spark.catalog.dropTempView("lab_expected")
 
 
 def _show_audit(lab: Lab) -> None:
@@ -85,16 +113,28 @@ def _show_audit(lab: Lab) -> None:
     for check in result.get_asset_check_evaluations():
         if not check.passed:
             lab.show(f"check {check.check_name}", str(check.description))
+    lab.step(
+        "All orders of that day come again, at 12.00. The facts are run first, and then the log "
+        "and staging."
+    )
+    pipeline.land_lines(_SECOND, _order_lines(_SECOND, _ORDERS, amount="12.00"))
+    second = Window(_SECOND, _SECOND + DAY)
+    for tables in (_BUILT[2:], _BUILT[:2]):
+        pipeline.run_tables(second, tables)
+    show_orders()
+    lab.step("The three tables are asked for at once, so that they run in their order.")
+    pipeline.run_tables(second, _BUILT)
+    show_orders()
 
 
-def _order_lines(day: date, count: int) -> list[Line]:
+def _order_lines(day: date, count: int, amount: str = "10.00") -> list[Line]:
     moment = f"{day}T10:00:00Z"
     return [
         {
             "order_id": f"o-{day}-{n}",
             "customer_id": f"c-{n}",
             "order_ts": moment,
-            "amount": "10.00",
+            "amount": amount,
             "ingestion_ts": moment,
         }
         for n in range(count)

@@ -111,8 +111,8 @@ def unproven_reason(evidence: str, page: str) -> str | None:
     """Why a piece of evidence shows nothing; none if it does.
 
     Args:
-        evidence: `lab NAME`, `test_x.py::test_name` or `[words](../page.md#anchor)`; the first two
-            with or without backticks.
+        evidence: `lab NAME`, `test_x.py::test_name` (its path in the folder of the tests) or
+            `[words](../page.md#anchor)`; the first two with or without backticks.
         page: the file that names it, from the project's folder.
     """
     plain = evidence.replace("`", "")
@@ -126,18 +126,12 @@ def unproven_reason(evidence: str, page: str) -> str | None:
 
 
 def _missing_test_reason(module: str, name: str) -> str | None:
-    paths = [
-        path for path in _TESTS.rglob(PurePosixPath(module).name) if _path_ends_with(path, module)
-    ]
-    if not paths:
+    path = _TESTS / module
+    if not path.is_file():
         return f"there is no module {module} of tests"
-    if not any(name in _function_names(path) for path in paths):
+    if name not in _function_names(path):
         return f"{module} has no {name}"
     return None
-
-
-def _path_ends_with(path: Path, module: str) -> bool:
-    return path.as_posix().endswith(f"/{module}")
 
 
 @cache

@@ -216,7 +216,7 @@ def test_the_window_agrees_with_the_lab_of_the_event_time(guide):
           [0, 1, 2, 7].map((window) => [monday(window).orders, monday(window).revenue]), clock];
         """,
     )
-    by_arrival, by_event, windows, clock = (looks for _, looks in read_figures("event-time"))
+    by_arrival, by_event, windows, clock, _ = (looks for _, looks in read_figures("event-time"))
     assert [who for who, _ in windows] == [f"{n} days" for n in (0, 1, 2, 7)]
     assert played == [
         [values["revenue"] for _, values in by_arrival],

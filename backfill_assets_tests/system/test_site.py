@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 from selenium.webdriver import Chrome
 
+from backfill_assets_tests.helpers.docs_site import site_in
 from backfill_assets_tests.helpers.paths import PROJECT
 
 DOCS = PROJECT / "docs"
@@ -66,3 +69,15 @@ def test_a_page_is_small_local_and_fits_a_phone(narrow: Chrome, site: str, page:
     assert max(red, green, blue) < 100, f"the page is light in the dark: {shade}"
     errors = [entry["message"] for entry in narrow.get_log("browser") if entry["level"] == "SEVERE"]
     assert errors == []
+
+
+def test_what_shows_a_claim_is_folded_without_a_script(tmp_path: Path) -> None:
+    folder = site_in(tmp_path) / "guide"
+    folded = 0
+    for page in (DOCS / "guide").glob("*.md"):
+        lines = re.findall(r"^Shown by: ", page.read_text(), re.MULTILINE)
+        html = (folder / page.with_suffix(".html").name).read_text()
+        assert html.count('<details class="shown"><summary>') == len(lines), page.name
+        assert "Shown by:" not in html
+        folded += len(lines)
+    assert folded > 90

@@ -4,15 +4,6 @@ import { element, keep, kept, spoken } from "./guide.js";
 
 let checked = new Set(kept("checklists", []));
 
-/** What shows an item, as the page has it behind the item's words: in a line of its own. */
-function evidence(item) {
-  const nodes = [...item.childNodes];
-  const from = nodes.findIndex((node) => node.textContent.includes("\nShown by: "));
-  const [words, told] = nodes[from].textContent.split("\n");
-  nodes[from].textContent = words;
-  return element("p", { class: "shown" }, told, ...nodes.slice(from + 1));
-}
-
 /** A list of the page, with a box for each item, a count, and a button that clears it. */
 function checklist(heading) {
   const list = heading.nextElementSibling;
@@ -33,7 +24,6 @@ function checklist(heading) {
     const label = element("label", {}, box, " ");
     title.replaceWith(label);
     label.append(title);
-    item.append(evidence(item));
     return [key, box];
   });
 
