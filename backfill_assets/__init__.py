@@ -85,6 +85,7 @@ if TYPE_CHECKING:
     from backfill_assets.tables.table_function import table, version_of
     from backfill_assets.tables.unpartitioned import Answers, Lookup, Quota, Unpartitioned
     from backfill_assets.transforms.point_in_time import History, as_of, spread_join
+    from backfill_assets.transforms.rolling import Partial, combine_days
 
 #: By name, the module that has it. Nothing is imported before it is asked for: the package's own
 #: modules are imported by way of this one, and some of them need no Spark.
@@ -119,6 +120,8 @@ _MODULES = {
     "load_settings": "settings",
     "Source": "tables.sources",
     "spread_join": "transforms.point_in_time",
+    "Partial": "transforms.rolling",
+    "combine_days": "transforms.rolling",
     "Answers": "tables.unpartitioned",
     "Lookup": "tables.unpartitioned",
     "Quota": "tables.unpartitioned",
@@ -143,6 +146,7 @@ __all__ = [
     "BackfillAssets",
     "History",
     "Lookup",
+    "Partial",
     "Published",
     "Quota",
     "Reads",
@@ -151,6 +155,7 @@ __all__ = [
     "added",
     "as_of",
     "build_defs",
+    "combine_days",
     "conserves",
     "corrections",
     "current",

@@ -30,8 +30,8 @@ LEAKING_FEATURES = [
     _mutated_table(
         features,
         "features",
-        ("Reads(RAW, last_days(30), as_known=True)", "Reads(STAGED, last_days(30))"),
-        ("import RAW", "import STAGED"),
+        ("Reads(RAW, last_days(30), as_known=True,", "Reads(STAGED, last_days(30),"),
+        ("    RAW,", "    STAGED,"),
     ),
 ]
 #: With the day itself among the days after it.

@@ -30,7 +30,15 @@ from backfill_assets.publish.compute import explain_function_errors
 from backfill_assets.publish.types import ComputedDays
 from backfill_assets.spark.frames import Cache
 from backfill_assets.tables.arguments import describe_value
-from backfill_assets.tables.derived import FOR_DAY, Corrections, Current, Derived, carries_state
+from backfill_assets.tables.derived import (
+    FIRST_FOR_DAY,
+    FOR_DAY,
+    LAST_FOR_DAY,
+    Corrections,
+    Current,
+    Derived,
+    carries_state,
+)
 from backfill_assets.transforms import dedup
 
 
@@ -125,6 +133,8 @@ def _input_totals(
     all days of the range so far.
     """
     input_reads, source = table.reads[parameter], sources[parameter]
+    if input_reads.each_row_once:
+        return _sums_of_ranges(frame, columns, table.zero_totals, days)
     if not columns or not (input_reads.of_the_day or carries_state(table)):
         return sums_by_day(frame, FOR_DAY, _aggregations(columns), table.zero_totals)
     if not carries_state(table):
@@ -148,6 +158,26 @@ def _input_totals(
             for name in columns
         }
     return totals_by_day
+
+
+def _sums_of_ranges(
+    frame: DataFrame,
+    columns: Mapping[str, str | None],
+    zeros: Mapping[str, int | Decimal],
+    days: Window,
+) -> dict[date, Sums]:
+    """Return sums by day of rows that count for a range of days each."""
+    if not columns:
+        return {}
+    ranges = frame.groupBy(FIRST_FOR_DAY, LAST_FOR_DAY).agg(*_aggregations(columns).values())
+    totals: dict[date, Sums] = {}
+    for first, last, *values in ranges.collect():
+        for day in Window(first, last + DAY):
+            if day in days:
+                day_totals = totals.setdefault(day, {name: zeros[name] for name in columns})
+                for name, value in zip(columns, values, strict=True):
+                    day_totals[name] += zeros[name] if value is None else value
+    return totals
 
 
 def build_derived_asset(deployment: Deployment, table: Derived) -> dg.AssetsDefinition:
@@ -179,6 +209,9 @@ def build_derived_asset(deployment: Deployment, table: Derived) -> dg.AssetsDefi
                 "DataFrame. Nothing was written. Mend the function, and launch these days again.",
                 allow_retries=False,
             )
+        if any(reads.each_row_once for reads in table.reads.values()):
+            # A range of days may have gaps, and a window of its own may reach beyond it.
+            frame = frame.where(days.sql_condition(table.partition))
         rows = cache(frame)
 
         # Grows in the loop: a day of a stateful table reads days of the same commit.

@@ -24,10 +24,17 @@ from backfill_assets.lookups.service import Service, ServiceError
 from backfill_assets.publish.types import CALLS_TAG, launched_by
 from backfill_assets.spark.frames import Cache, create_frame
 from backfill_assets.tables import unpartitioned
-from backfill_assets.tables.derived import FOR_DAY, Derived, Reads, carries_state
+from backfill_assets.tables.derived import (
+    FIRST_FOR_DAY,
+    FOR_DAY,
+    LAST_FOR_DAY,
+    Derived,
+    Reads,
+    carries_state,
+)
 from backfill_assets.tables.sources import SourceTable
 from backfill_assets.tables.table import SchemaError
-from backfill_assets.transforms.dedup import as_known, with_event_day
+from backfill_assets.transforms.dedup import as_known, each_day, with_event_day
 
 #: Numbers of a day, by name.
 Sums = dict[str, int | Decimal]
@@ -77,23 +84,34 @@ def for_days(rows: DataFrame, partition: str, reach: Reach, days: Window) -> Dat
     return rows.withColumn(FOR_DAY, F.explode(counts_for)).where(days.sql_condition(FOR_DAY))
 
 
+def for_day_ranges(rows: DataFrame, partition: str, reach: Reach, days: Window) -> DataFrame:
+    """Add to each row of an input the first and the last of the days for which it counts."""
+    day, last = F.col(partition), days.end - DAY
+    return rows.withColumns(
+        {
+            FIRST_FOR_DAY: F.greatest(F.date_sub(day, reach.after), F.lit(days.start)),
+            LAST_FOR_DAY: F.least(F.date_add(day, reach.before), F.lit(last)),
+        }
+    ).where(F.col(FIRST_FOR_DAY) <= F.col(LAST_FOR_DAY))
+
+
 def input_frames(
     table: Derived,
     sources: Mapping[str, TableSnapshot],
     days: Window,
     timezone: str,
 ) -> dict[str, DataFrame]:
-    """Return the rows of the partitioned inputs by parameter, with the column `for_day`."""
+    """Return the rows of the partitioned inputs by parameter, with the days they count for."""
     if carries_state(table):
         return _stateful_frames(table, sources, days)
     frames: dict[str, DataFrame] = {}
     for name, reads in table.reads.items():
         rows = sources[name].read_days(reads.reach.input_days(days))
-        frames[name] = (
-            known_rows(rows, reads, days, timezone)
-            if reads.as_known
-            else for_days(rows, reads.table.partition, reads.reach, days)
-        )
+        if reads.as_known:
+            frames[name] = known_rows(rows, reads, days, timezone)
+        else:
+            repeat = for_day_ranges if reads.each_row_once else for_days
+            frames[name] = repeat(rows, reads.table.partition, reads.reach, days)
     return frames
 
 
@@ -152,7 +170,8 @@ def known_rows(rows: DataFrame, reads: Reads, days: Window, timezone: str) -> Da
     """
     assert isinstance(reads.table, SourceTable)
     source = reads.table.source
-    return as_known(with_event_day(rows, source, timezone), source, reads.reach, days)
+    known = as_known(with_event_day(rows, source, timezone), source, reads.reach, days)
+    return known if reads.each_row_once else each_day(known, days)
 
 
 def published_days(

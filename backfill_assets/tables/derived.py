@@ -35,6 +35,9 @@ from backfill_assets.tables.unpartitioned import Answers, Unpartitioned, Unparti
 #: The column with the day of the table for which a row of an input counts. A row that decides seven
 #: days occurs seven times.
 FOR_DAY = "for_day"
+#: Of a parameter that holds each row once: the first and the last of the days to compute for which
+#: a row counts.
+FIRST_FOR_DAY, LAST_FOR_DAY = "first_for_day", "last_for_day"
 
 Transform = Callable[..., DataFrame]
 
@@ -60,11 +63,15 @@ class Reads:
         as_known: only for the raw log of a source: the parameter holds the columns of its staging,
             for the event days of the reach, with each key in the greatest version that was logged
             by `for_day`. So no row became known after that day, and the rows never change.
+        each_row_once: the parameter holds a row of the input once, with `first_for_day` and
+            `last_for_day` in place of `for_day`, and not once for each day; see `combine_days`. Of
+            what the function returns, the days to compute are taken.
     """
 
     table: Table
     reach: Reach = SAME_DAY
     as_known: bool = False
+    each_row_once: bool = False
 
     @property
     def of_the_day(self) -> bool:

@@ -112,6 +112,12 @@ def _input_arguments(annotation: Any) -> list[arguments.Argument]:
         arguments.Argument(
             "as_known", getattr(annotation, "as_known", False), arguments.is_bool, "True or False"
         ),
+        arguments.Argument(
+            "each_row_once",
+            getattr(annotation, "each_row_once", False),
+            arguments.is_bool,
+            "True or False",
+        ),
     ]
 
 
@@ -138,6 +144,13 @@ def _check_days(name: str, reads: Mapping[str, Reads], published: Mapping[str, P
             raise arguments.DeclarationError(
                 f"{name}: {parameter} is as it was known on a day: of the raw log of a source, "
                 "and of days that end with the day itself, as last_days(n) has them"
+            )
+        if read.each_row_once and (
+            read.reach in (SAME_DAY, WEEK, PREVIOUS_DAY) or read.table is SELF
+        ):
+            raise arguments.DeclarationError(
+                f"{name}: {parameter} has each row once in any case: each_row_once is for a reach "
+                "of several days, as last_days(n)"
             )
     reaches = {read.table.name: read.reach for read in reads.values()}
     for parameter, published_input in published.items():

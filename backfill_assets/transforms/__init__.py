@@ -1,1 +1,1 @@
-"""Pure functions of DataFrames: latest versions, joins in time, histories."""
+"""Pure functions of DataFrames: latest versions, joins in time, histories, windows."""

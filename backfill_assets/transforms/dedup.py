@@ -13,7 +13,7 @@ from pyspark.sql.window import WindowSpec
 
 from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.calendar.reach import Reach
-from backfill_assets.tables.derived import FOR_DAY
+from backfill_assets.tables.derived import FIRST_FOR_DAY, FOR_DAY, LAST_FOR_DAY
 from backfill_assets.tables.sources import Source
 
 #: The column of `rank_in_window` and `rank_all` that is true for rows that do not count. No field
@@ -130,19 +130,28 @@ def as_known(raw: DataFrame, source: Source, reach: Reach, days: Window) -> Data
         days: the days to compute.
 
     Returns:
-        The columns of staging and `for_day`: a row for each key and day on which the then greatest
-        version has an event day that counts. `log_date` is never after `for_day`.
+        The columns of staging, and `first_for_day` and `last_for_day`: the days on which the row
+        was the greatest version, and its event day counts. `log_date` is never after them.
     """
     greater = greatest_first(source, *source.key).rowsBetween(SqlWindow.unboundedPreceding, -1)
     superseded_on = F.min("log_date").over(greater)
     until = F.least(F.date_add("event_date", reach.before), F.date_sub(superseded_on, 1))
+    ends = {
+        FIRST_FOR_DAY: F.greatest("log_date", F.lit(days.start)),
+        LAST_FOR_DAY: F.least(until, F.lit(days.end - DAY)),
+    }
     return (
-        raw.withColumn("_until", F.least(until, F.lit(days.end - DAY)))
-        .where(F.col("_until") >= F.col("log_date"))
-        .select(*source.staged.columns, F.sequence("log_date", "_until").alias("_days"))
-        .select(*source.staged.columns, F.explode("_days").alias(FOR_DAY))
-        .where(days.sql_condition(FOR_DAY))
+        raw.withColumns(ends)
+        .where(F.col(FIRST_FOR_DAY) <= F.col(LAST_FOR_DAY))
+        .select(*source.staged.columns, *ends)
     )
+
+
+def each_day(rows: DataFrame, days: Window) -> DataFrame:
+    """Repeat rows with a first and a last day for each day, `for_day`, of those to compute."""
+    range_of_days = F.sequence(FIRST_FOR_DAY, LAST_FOR_DAY)
+    repeated = rows.withColumn(FOR_DAY, F.explode(range_of_days))
+    return repeated.drop(FIRST_FOR_DAY, LAST_FOR_DAY).where(days.sql_condition(FOR_DAY))
 
 
 def drop_superseded(rows: DataFrame, source: Source) -> DataFrame:

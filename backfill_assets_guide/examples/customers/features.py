@@ -10,7 +10,16 @@ from pandera.pyspark import Field
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from backfill_assets import RAW, Reads, conserves, last_days, nullable, table
+from backfill_assets import (
+    RAW,
+    Partial,
+    Reads,
+    combine_days,
+    conserves,
+    last_days,
+    nullable,
+    table,
+)
 
 
 class Features(pa.DataFrameModel):
@@ -44,18 +53,28 @@ class Features(pa.DataFrameModel):
     checks=[conserves("orders", None, "orders_30d"), conserves("orders", "amount", "revenue_30d")],
     group="training",
 )
-def features(orders: Annotated[DataFrame, Reads(RAW, last_days(30), as_known=True)]) -> DataFrame:
+def features(
+    orders: Annotated[DataFrame, Reads(RAW, last_days(30), as_known=True, each_row_once=True)],
+) -> DataFrame:
     """The features of each user, without an order or a version that was logged later."""
+    users = orders.withColumn("user_id", F.coalesce("customer_id", F.lit("unknown")))
     of_the_week = F.col("event_date") > F.date_sub("for_day", 7)
-    days = F.count_distinct("event_date")
-    return (
-        orders.groupBy("for_day", F.coalesce("customer_id", F.lit("unknown")).alias("user_id"))
-        .agg(
-            F.count_if(of_the_week).alias("orders_7d"),
-            F.count("*").alias("orders_30d"),
-            F.sum("amount").cast("decimal(28,2)").alias("revenue_30d"),
-            F.max("log_date").alias("features_through"),
-            (days * 100 / F.lit(30)).cast("decimal(5,2)").alias("engagement_score"),
-        )
-        .withColumnRenamed("for_day", "event_date")
+    days = F.size("order_days")
+    return combine_days(
+        users,
+        "user_id",
+        keep=["event_date"],
+        orders_7d=Partial.count(where=of_the_week),
+        orders_30d=Partial.count(),
+        revenue_30d=Partial.sum(F.col("amount").cast("decimal(28,2)")),
+        features_through=Partial.max("log_date"),
+        order_days=Partial.values("event_date"),
+    ).select(
+        F.col("for_day").alias("event_date"),
+        "user_id",
+        "orders_7d",
+        "orders_30d",
+        F.col("revenue_30d").cast("decimal(28,2)"),
+        "features_through",
+        (days * 100 / F.lit(30)).cast("decimal(5,2)").alias("engagement_score"),
     )
