@@ -34,11 +34,11 @@ from backfill_assets import (
 )
 from backfill_assets.assets.input_frames import for_day_ranges, for_days
 from backfill_assets.calendar.partitions import DaySet, Window
+from backfill_assets.orders.tables import DailyOrders
 from backfill_assets.publish.types import REWRITE_TAG
 from backfill_assets.tables.arguments import DeclarationError
 from backfill_assets_tests.helpers.paths import PROJECT
 from backfill_assets_tests.helpers.pipeline import Pipeline, day, order
-from backfill_assets_tests.test_own_past import DailyOrders
 
 ROWS = "run_date DATE, k STRING, n LONG, amount DECIMAL(18,2), at TIMESTAMP, kept LONG"
 
