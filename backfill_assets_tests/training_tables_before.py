@@ -28,7 +28,9 @@ class Features(pa.DataFrameModel):
 
 
 @table(Features, checks=[conserves("orders", None, "orders_30d")])
-def features(orders: Annotated[DataFrame, Reads(RAW, last_days(30), as_known=True)]) -> DataFrame:
+def features(
+    orders: Annotated[DataFrame, Reads(RAW, last_days(30), as_known=True, each_row_once=True)],
+) -> DataFrame:
     """Without the score."""
     return now.features(orders).drop("engagement_score")
 
