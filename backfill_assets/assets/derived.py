@@ -1,6 +1,6 @@
 """The assets of tables that a function declares: derived tables, current tables and corrections."""
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from datetime import date
 from decimal import Decimal
@@ -368,13 +368,20 @@ def build_current_asset(deployment: Deployment, table: Current) -> dg.AssetsDefi
     )
 
 
+def _have_same_rows(sources: Sequence[TableSnapshot], day: date) -> bool:
+    """Return whether the audits of tables with the same columns found the same rows for a day."""
+    published = [source.ledger.current_record(day) for source in sources]
+    return len({record and record.digest for record in published}) == 1 and None not in published
+
+
 def build_corrections_asset(deployment: Deployment, table: Corrections) -> dg.AssetsDefinition:
     """Build the asset of a table of corrections."""
 
     def compute_days(inputs: AssetInputs, cache: Cache, days: Window) -> ComputedDays:
         """Compute current minus facts from the same days of both tables."""
         sources = [inputs.tables[input_table.name] for input_table in (table.facts, table.current)]
-        frames = [source.read_days(days) for source in sources]
+        differing_days = [day for day in days if not _have_same_rows(sources, day)]
+        frames = [source.read_days(differing_days) for source in sources]
         rows = cache(correction_rows(table, *frames))
         columns = {name: name for name in table.totals}
         fact_sums, current_sums = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import date
 from decimal import Decimal
 from typing import Annotated, ClassVar
 
@@ -12,6 +13,7 @@ from pandera.pyspark import Field
 from pyspark.sql import DataFrame
 
 from backfill_assets import FACT, RAW, STAGED, Reads, corrections, current, last_days, table
+from backfill_assets.assets import derived
 from backfill_assets.assets.derived import correction_expectations, correction_rows
 from backfill_assets.backfills.verify import VerifyOutcome
 from backfill_assets.calendar.late_data import Policy
@@ -38,8 +40,24 @@ def spend_by_customer(pipeline: Pipeline, spend_table) -> dict[tuple[int, str], 
     }
 
 
+def record_days_read(monkeypatch) -> dict[str, set[date]]:
+    """By table of corrections, the days of which rows are read; filled as runs compute it."""
+    days_read: dict[str, set[date]] = {}
+
+    def compare_rows(declared, facts, known):
+        if days := {row[0] for row in facts.select(declared.partition).distinct().collect()}:
+            days_read.setdefault(declared.name, set()).update(days)
+        return correction_rows(declared, facts, known)
+
+    monkeypatch.setattr(derived, "correction_rows", compare_rows)
+    return days_read
+
+
 @pytest.mark.parametrize("late_lines", ["correct", pytest.param("drop", marks=pytest.mark.slow)])
-def test_late_lines_change_what_is_known_and_no_final_day(engine, tmp_path, late_lines):
+def test_late_lines_change_what_is_known_and_no_final_day(
+    engine, tmp_path, late_lines, monkeypatch
+):
+    days_read = record_days_read(monkeypatch)
     pipeline = Pipeline(engine, tmp_path, tables=PLACE, window_days=1, late_lines=late_lines)
     for n in range(1, 5):
         pipeline.land(n, [order(f"o{n}", n, "10.00"), order(f"p{n}", n, "1.00", None)])
@@ -48,6 +66,7 @@ def test_late_lines_change_what_is_known_and_no_final_day(engine, tmp_path, late
     expected = {(n, who): (1, much) for n in range(1, 5) for who, much in KNOWN_BY.items()}
     assert facts == spend_by_customer(pipeline, NOW) == expected
     assert pipeline.rows(MORE.name) == []
+    assert days_read == {}, "facts and what is known now are the same"
 
     # One order of a final day costs less, one moves there from an open day, and one is new.
     at = f"{day(5)}T08:00:00Z"
@@ -63,6 +82,8 @@ def test_late_lines_change_what_is_known_and_no_final_day(engine, tmp_path, late
     del expected[4, "c1"]
     assert spend_by_customer(pipeline, SPEND) == expected
     corrected = late_lines == "correct"
+    changed = (MORE.name, CORRECTIONS.name) if corrected else ()
+    assert days_read == {name: {day(1)} for name in changed}
     more = {(1, "c1"): (1, "7.50"), (1, "c2"): (1, "5.00")} if corrected else {}
     assert spend_by_customer(pipeline, MORE) == more
     if corrected:
