@@ -392,13 +392,24 @@ MISTAKES = {
     "a clock in SQL": (
         BODY,
         "    return readings.selectExpr('CURRENT_DATE AS run_date')\n\nTABLES",
-        "`CURRENT_DATE AS` in .*for_day",
+        "`CURRENT_DATE` in .*for_day",
     ),
     "random without a seed, in a function below": (
         BODY,
         "    return pick(readings)\n\nfrom pyspark.sql import functions as F\n"
         "def pick(rows): return rows.where(F.rand() < 0.5)\nTABLES",
         "daily_energy: `rand` without a seed in .*line 40, gives .*: take a hash of the key and",
+    ),
+    "random of Python": (
+        BODY,
+        "    return readings.limit(random.randint(1, 9))\n\nimport random\nTABLES",
+        r"`random.randint\(\)` in .*take a hash",
+    ),
+    "a bare clock in SQL": (
+        BODY,
+        "    return readings.where(F.expr('run_date < date_sub(CURRENT_DATE, 7)'))\n\n"
+        "from pyspark.sql import functions as F\nTABLES",
+        "`CURRENT_DATE` in .*for_day",
     ),
     "random in SQL": (
         BODY,
@@ -441,8 +452,14 @@ def imported(tmp_path: Path, monkeypatch):
         (
             BODY,
             '    """No current_date() here."""\n'
+            "    def older(x):\n"
+            "        'Not now().'\n"
+            "        raise ValueError('give a day, and not now()')\n"
+            "    F.unix_timestamp(timestamp=F.col('x'), format='y')\n"
+            "    random.Random(7)\n"
+            "    F.lit('asked by current_date as of noon')\n"
             "    return readings.where(F.rand(7) < 1).where('now' != F.lit(date(2024, 1, 1)))"
-            "\n\nfrom pyspark.sql import functions as F\nTABLES",
+            "\n\nimport random\nfrom pyspark.sql import functions as F\nTABLES",
         ),
     ],
 )

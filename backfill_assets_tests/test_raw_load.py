@@ -295,7 +295,7 @@ def _list_differences(texts: Sequence[str], read: Sequence, parse: Callable) -> 
 
 
 NOON = "2024-01-05T12:00:00Z"
-NO_AMOUNT = "not a decimal(18,2) with a decimal point"
+NO_AMOUNT = "not a number that decimal(18,2) holds, with a point for decimals"
 FUTURE = "from the future: its version time lies beyond the day after arrival"
 # Business zone, arrival day, order_ts, ingestion_ts: log day or reason.
 LOG_DAYS = [

@@ -32,7 +32,7 @@ from backfill_assets import (
     last_days,
     table,
 )
-from backfill_assets.assets.input_frames import for_day_ranges, for_days
+from backfill_assets.assets.input_frames import add_day_ranges, for_days
 from backfill_assets.calendar.partitions import DaySet, Window
 from backfill_assets.orders.tables import DailyOrders
 from backfill_assets.publish.types import REWRITE_TAG
@@ -80,9 +80,8 @@ def test_partials_give_what_copies_give(spark, seed):
         F.min("at").alias("first"),
         F.max("amount").alias("most"),
         F.array_sort(F.collect_set("n")).alias("all_n"),
-        F.approx_count_distinct("kept").alias("about"),
     )
-    once = for_day_ranges(rows, "run_date", reach, days)
+    once = add_day_ranges(rows, "run_date", reach, days)
     combined = combine_days(
         once,
         "k",
@@ -95,7 +94,6 @@ def test_partials_give_what_copies_give(spark, seed):
         first=Partial.min("at"),
         most=Partial.max("amount"),
         all_n=Partial.values("n"),
-        about=Partial.approx_count_distinct("kept"),
     ).where(days.sql_condition("for_day"))
     assert combined.schema.simpleString() == expected.schema.simpleString()
     assert sorted(map(str, combined.collect())) == sorted(map(str, expected.collect()))
@@ -185,6 +183,17 @@ def daily_with_window(
     )
 
 
+@table(DailyOrders)
+def without_day(
+    orders: Annotated[DataFrame, Reads(STAGED, last_days(5), each_row_once=True)],
+) -> DataFrame:
+    """Loses the day of a customer."""
+    day_of_others = F.when(F.col("customer_id") != "b", F.col("event_date"))
+    return orders.groupBy(day_of_others.alias("run_date"), "customer_id").agg(
+        F.count(F.lit(1)).alias("orders"), F.sum("amount").alias("revenue")
+    )
+
+
 TABLES = [
     *ORDERS,
     spend_by_copies,
@@ -192,8 +201,9 @@ TABLES = [
     spend_known_then,
     spend_known_then_by_copies,
     daily_with_window,
+    without_day,
 ]
-SPENDS = [declared.name for declared in TABLES[len(ORDERS) :]]
+SPENDS = [declared.name for declared in TABLES[len(ORDERS) : -1]]
 
 
 def day_digests(pipeline: Pipeline, name: str) -> dict[date, str]:
@@ -223,6 +233,9 @@ def test_a_table_that_reads_each_row_once(engine, spark, tmp_path):
     for copies, partials in pairs:
         assert before[copies] == before[partials]
         assert len(before[copies]) == 8
+    # Rows without a day are not lost among those of other days.
+    message = pipeline.failure(pipeline.run(2, 2, [without_day.name], fails=True))
+    assert "have no run_date" in message
     # A day alone, and days with a gap between them, come out as the range did.
     pipeline.run(4, 4, SPENDS, tags={REWRITE_TAG: "true"})
     assert {name: day_digests(pipeline, name) for name in SPENDS} == before
@@ -235,6 +248,15 @@ def test_a_table_that_reads_each_row_once(engine, spark, tmp_path):
     after = {name: day_digests(pipeline, name) for name in SPENDS}
     for copies, partials in pairs:
         assert after[copies] == after[partials]
+
+
+def test_an_aggregate_has_a_name_of_its_own(spark):
+    columns = "d DATE, k STRING, first_for_day DATE, last_for_day DATE"
+    rows = spark.createDataFrame([(day(1), "k", day(1), day(1))], columns)
+    for names in ((), ("k",), ("d",), ("for_day",)):
+        partials = {name: Partial.count() for name in names}
+        with pytest.raises(ValueError, match="give each aggregate a name of its own"):
+            combine_days(rows, "k", keep=["d"], **partials)
 
 
 def test_the_page_declares_a_long_window():
@@ -268,7 +290,7 @@ def test_each_row_once_is_for_several_days(function):
 
 def test_a_range_counts_only_days_to_compute(spark):
     rows = spark.createDataFrame([(day(1),), (day(4),), (day(6),)], "run_date DATE")
-    ranges = for_day_ranges(rows, "run_date", last_days(3), Window(day(3), day(6)))
+    ranges = add_day_ranges(rows, "run_date", last_days(3), Window(day(3), day(6)))
     assert [tuple(row) for row in ranges.collect()] == [
         (day(1), day(3), day(3)),
         (day(4), day(4), day(5)),

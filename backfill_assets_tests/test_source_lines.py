@@ -100,11 +100,11 @@ JSON = [
     ("clicks", "9223372036854775807", 9223372036854775807),
     ("clicks", '"9223372036854775807"', 9223372036854775807),
     ("clicks", '"+7"', 7),
-    ("clicks", "9223372036854775808", "bad clicks: not a whole number"),
-    ("clicks", "12345678901234567890", "bad clicks: not a whole number"),
+    ("clicks", "9223372036854775808", "bad clicks: not a whole number of 64 bits"),
+    ("clicks", "12345678901234567890", "bad clicks: not a whole number of 64 bits"),
     ("clicks", "-1", "bad clicks"),
     ("clicks", '"-1"', "bad clicks"),
-    *(("clicks", x, "bad clicks: not a whole number") for x in ("1.0", "1e3", "1e400", "true", "{}", "[3]", '" 3"', '"3\\n"', '"three"', r'"\ud800"')),
+    *(("clicks", x, "bad clicks: not a whole number of 64 bits") for x in ("1.0", "1e3", "1e400", "true", "{}", "[3]", '" 3"', '"3\\n"', '"three"', r'"\ud800"')),
     ("clicks", "null", "missing clicks"),
     ("clicks", '""', "missing clicks"),
     ("paid", "null", None),
@@ -114,7 +114,7 @@ JSON = [
     ("paid", '"1e6"', Decimal("1000000.000")),
     ("paid", "5e-3", Decimal("0.005")),
     ("paid", "0.0005", "bad paid: 4 decimals, 3 are kept"),
-    *(("paid", x, "bad paid: not a decimal(10,3) with a decimal point") for x in ("12345678", "1e7", "true", "{}", '"NaN"', '"1,5"')),
+    *(("paid", x, "bad paid: not a number that decimal(10,3) holds, with a point for decimals") for x in ("12345678", "1e7", "true", "{}", '"NaN"', '"1,5"')),
     ("paid", r'"\ud800"', "half a surrogate pair"),
     ("logged_in", "false", False),
     ("logged_in", '"true"', True),
@@ -148,7 +148,7 @@ CSV = [
     ("user_id", "", None),
     ("clicks", "-0", 0),
     ("clicks", "", "missing clicks"),
-    ("clicks", "1.0", "bad clicks: not a whole number"),
+    ("clicks", "1.0", "bad clicks: not a whole number of 64 bits"),
     ("clicks", "-1", "bad clicks"),
     ("paid", "", None),
     ("paid", "1.2345", "bad paid: 4 decimals, 3 are kept"),
@@ -170,9 +170,9 @@ PARQUET = [
     ("visit_id", arrow.array([1.0, 2.0]), ["bad visit_id: a column of type double"] * 2),
     ("user_id", arrow.array([{"a": 1}, None]), ["bad user_id: a column of type struct<a: int64>"] * 2),
     ("clicks", arrow.array([7, -1], arrow.int8()), [7, "bad clicks"]),
-    ("clicks", arrow.array([2**63, 2**63 - 1], arrow.uint64()), ["bad clicks: not a whole number", 2**63 - 1]),
-    ("clicks", arrow.array([1.0, None]), ["bad clicks: not a whole number", "missing clicks"]),
-    ("clicks", arrow.array(["7", "x"]), [7, "bad clicks: not a whole number"]),
+    ("clicks", arrow.array([2**63, 2**63 - 1], arrow.uint64()), ["bad clicks: not a whole number of 64 bits", 2**63 - 1]),
+    ("clicks", arrow.array([1.0, None]), ["bad clicks: not a whole number of 64 bits", "missing clicks"]),
+    ("clicks", arrow.array(["7", "x"]), [7, "bad clicks: not a whole number of 64 bits"]),
     ("paid", arrow.array([Decimal("1.2300"), Decimal("1.2345")], arrow.decimal128(12, 4)), [Decimal("1.230"), "bad paid: 4 decimals, 3 are kept"]),
     ("paid", arrow.array([0.1, None]), [Decimal("0.100"), None]),
     ("logged_in", arrow.array([False, None]), [False, "missing logged_in"]),
@@ -378,7 +378,7 @@ def test_fields_of_any_name_and_no_text_at_all(spark, tmp_path: Path) -> None:
     good = accepted_rows(read, source).select("text", "field_text", F.col("reason").cast("string"))
     assert [tuple(row) for row in good.collect()] == [(1, 5, "2024-01-02 10:00:00")]
     reasons = {json.loads(row["text"])["text"]: row["reason"] for row in rejected_rows(read, source).collect()}  # fmt: skip
-    assert reasons == {"\u00e9": "bad text: not a whole number", 1: "missing field_text"}
+    assert reasons == {"\u00e9": "bad text: not a whole number of 64 bits", 1: "missing field_text"}
 
 
 def test_which_fields_hold_json() -> None:

@@ -99,7 +99,7 @@ def derived_expectations(
 ) -> dict[date, Expectation]:
     """Return, by day, the totals that the inputs require.
 
-    `frames` have the column `for_day`.
+    `frames` have the column `for_day`, or the first and the last day that a row counts for.
     """
     totals: dict[date, Sums] = {day: {} for day in days}
     for parameter, frame in frames.items():
@@ -134,7 +134,7 @@ def _input_totals(
     """
     input_reads, source = table.reads[parameter], sources[parameter]
     if input_reads.each_row_once:
-        return _sums_of_ranges(frame, columns, table.zero_totals, days)
+        return _sum_day_ranges(frame, columns, table.zero_totals, days)
     if not columns or not (input_reads.of_the_day or carries_state(table)):
         return sums_by_day(frame, FOR_DAY, _aggregations(columns), table.zero_totals)
     if not carries_state(table):
@@ -160,7 +160,7 @@ def _input_totals(
     return totals_by_day
 
 
-def _sums_of_ranges(
+def _sum_day_ranges(
     frame: DataFrame,
     columns: Mapping[str, str | None],
     zeros: Mapping[str, int | Decimal],
@@ -210,8 +210,10 @@ def build_derived_asset(deployment: Deployment, table: Derived) -> dg.AssetsDefi
                 allow_retries=False,
             )
         if any(reads.each_row_once for reads in table.reads.values()):
-            # A range of days may have gaps, and a window of its own may reach beyond it.
-            frame = frame.where(days.sql_condition(table.partition))
+            # A range of days may have gaps, and a window of its own may reach beyond it. Rows
+            # without a day stay, for the audit.
+            is_requested = F.expr(days.sql_condition(table.partition))
+            frame = frame.where(is_requested | F.col(table.partition).isNull())
         rows = cache(frame)
 
         # Grows in the loop: a day of a stateful table reads days of the same commit.

@@ -1,5 +1,6 @@
 """Input frames of a step: the rows of inputs for each day, and the answers of services."""
 
+import os
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -34,7 +35,8 @@ from backfill_assets.tables.derived import (
 )
 from backfill_assets.tables.sources import SourceTable
 from backfill_assets.tables.table import SchemaError
-from backfill_assets.transforms.dedup import as_known, each_day, with_event_day
+from backfill_assets.transforms.dedup import as_known, with_event_day
+from backfill_assets.transforms.rolling import repeat_for_each_day
 
 #: Numbers of a day, by name.
 Sums = dict[str, int | Decimal]
@@ -84,7 +86,7 @@ def for_days(rows: DataFrame, partition: str, reach: Reach, days: Window) -> Dat
     return rows.withColumn(FOR_DAY, F.explode(counts_for)).where(days.sql_condition(FOR_DAY))
 
 
-def for_day_ranges(rows: DataFrame, partition: str, reach: Reach, days: Window) -> DataFrame:
+def add_day_ranges(rows: DataFrame, partition: str, reach: Reach, days: Window) -> DataFrame:
     """Add to each row of an input the first and the last of the days for which it counts."""
     day, last = F.col(partition), days.end - DAY
     return rows.withColumns(
@@ -110,8 +112,8 @@ def input_frames(
         if reads.as_known:
             frames[name] = known_rows(rows, reads, days, timezone)
         else:
-            repeat = for_day_ranges if reads.each_row_once else for_days
-            frames[name] = repeat(rows, reads.table.partition, reads.reach, days)
+            add_days = add_day_ranges if reads.each_row_once else for_days
+            frames[name] = add_days(rows, reads.table.partition, reads.reach, days)
     return frames
 
 
@@ -171,7 +173,9 @@ def known_rows(rows: DataFrame, reads: Reads, days: Window, timezone: str) -> Da
     assert isinstance(reads.table, SourceTable)
     source = reads.table.source
     known = as_known(with_event_day(rows, source, timezone), source, reads.reach, days)
-    return known if reads.each_row_once else each_day(known, days)
+    if reads.each_row_once:
+        return known
+    return repeat_for_each_day(known).where(days.sql_condition(FOR_DAY))
 
 
 def published_days(
@@ -282,7 +286,9 @@ class ServiceCaller:
         """Create the caller of a step's run."""
         tags = context.run.tags
         return cls(
-            quotas=Path(context.instance.root_directory) / "quotas",
+            # A build beside production has an instance of its own.
+            quotas=Path(os.environ.get("DAGSTER_HOME") or context.instance.root_directory)
+            / "quotas",
             warehouse=warehouse,
             run_id=context.run.run_id,
             is_scheduled=launched_by(tags) != PERSON,

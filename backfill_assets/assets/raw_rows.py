@@ -154,7 +154,7 @@ _PARSERS: Mapping[type[T.DataType], Callable[[Column], Column]] = {
 #: By type, what a text is not if it cannot be parsed; shown with the reason of rejection.
 _FORMS: Mapping[type[T.DataType], str] = {
     T.StringType: "not JSON",
-    T.LongType: "not a whole number",
+    T.LongType: "not a whole number of 64 bits",
     T.BooleanType: "not true or false",
     T.DateType: "not a date as 2024-01-31",
     T.TimestampType: "not a time as 2024-01-31T08:30:00Z",
@@ -164,7 +164,7 @@ _FORMS: Mapping[type[T.DataType], str] = {
 def _describe_form(kind: T.DataType) -> str:
     """Return what a field of a type must look like, as the reason why a text is rejected."""
     if isinstance(kind, T.DecimalType):
-        return f"not a {kind.simpleString()} with a decimal point"
+        return f"not a number that {kind.simpleString()} holds, with a point for decimals"
     return _FORMS[type(kind)]
 
 

@@ -357,7 +357,11 @@ class _TableStep:
         return plan, AssetInputs(tables, references, service_caller)
 
     def _count_input_rows(self, tables: Iterable[TableSnapshot], window: Window) -> int:
-        rows = sum(snapshot.count_input_rows(window) for snapshot in tables)
+        once = {r.table.name for r in getattr(self.table, "reads", {}).values() if r.each_row_once}
+        rows = sum(
+            snapshot.count_input_rows(window, each_once=snapshot.table.name in once)
+            for snapshot in tables
+        )
         # State, and each row since, is repeated for all later days.
         return rows * len(window) if carries_state(self.table) else rows
 

@@ -317,6 +317,7 @@ class BackfillPlan(BaseModel, frozen=True):
         tables: planned outcomes by table.
         keys: key columns of the tables with days to compute, besides the day.
         only_read: days that are read and not in the plan, by input.
+        following: published days that read a day to compute and are not in the plan, by table.
         files: most data files and landing files to read.
         size: their size in bytes.
         commits: most commits.
@@ -341,6 +342,7 @@ class BackfillPlan(BaseModel, frozen=True):
     tables: Mapping[str, TableForecast]
     keys: Mapping[str, tuple[str, ...]] = Field(default_factory=dict)
     only_read: Mapping[str, tuple[str, ...]] = Field(default_factory=dict)
+    following: Mapping[str, tuple[str, ...]] = Field(default_factory=dict)
     files: int
     size: int
     commits: int

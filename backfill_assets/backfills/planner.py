@@ -199,6 +199,7 @@ def plan_backfill(
         tables={n: _forecast_table(ledgers[n], by_day, final) for n, by_day in forecasts.items()},
         keys={n: tuple(ledgers[n].table.key) for n in work if work[n] and ledgers[n].table.key},
         only_read=_days_only_read(days, work, ledgers, policy),
+        following=_following_days(days, work, ledgers, tables),
         files=files,
         size=size,
         commits=sum(min(len(table_days), run_count) for table_days in work.values()),
@@ -305,6 +306,35 @@ def _days_only_read(
         for input_, input_days in days_by_input.items()
         if input_days
     }
+
+
+def _following_days(
+    days: Mapping[str, Collection[date]],
+    work: Mapping[str, Collection[date]],
+    ledgers: Ledgers,
+    tables: Graph,
+) -> dict[str, tuple[str, ...]]:
+    """The published days that read a day to compute and are not in the plan, as ranges.
+
+    Days that late lines change are not known before these are loaded.
+    """
+    changing = {name: {*table_days} for name, table_days in work.items()}
+    following: dict[str, tuple[str, ...]] = {}
+    for name, table in tables.tables.items():
+        changing.setdefault(name, set())
+        for dependency in table.inputs(tables.policy_of(name)):
+            input_days = changing[dependency.source.name]
+            if not input_days or dependency.recorded:
+                continue
+            source = ledgers[dependency.source.name]
+            if dependency.source is table:
+                changing[name] |= {d for d in source.published_days if d > min(input_days)}
+            else:
+                changing[name] |= {*dependency.reach.changed_days(input_days, source)}
+        changing[name] &= ledgers[name].published_days | {*work.get(name, ())}
+        if left_days := changing[name].difference(days.get(name, ())):
+            following[name] = tuple(partitions.to_ranges(left_days))
+    return following
 
 
 def _sorted_names(groups: Iterable[Iterable[str]]) -> tuple[str, ...]:

@@ -504,7 +504,11 @@ def _show_stage(out: Output, stage: StageResult) -> None:
 
 
 def _refuse_with_target(options: Mapping[str, Any]) -> None:
-    unsupported = [option for name, option in _UNSUPPORTED_OPTIONS.items() if options[name]]
+    unsupported = [
+        option
+        for name, option in _UNSUPPORTED_OPTIONS.items()
+        if options[name] not in (None, False, ())
+    ]
     if options["write_mode"] != "overwrite":
         unsupported.append("--write-mode")
     if unsupported:

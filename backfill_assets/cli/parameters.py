@@ -250,7 +250,9 @@ def _read_options(ctx: click.Context, file: str, days: str) -> dict[str, Any]:
         raise click.UsageError(
             f"{file}: write `days` and options, as `max-parallel: 2`, a line each"
         )
-    if values.keys() >= {"start", "end"}:
+    if ends := {"start", "end"} & values.keys():
+        if len(ends) == 1 or "days" in values:
+            raise click.UsageError(f"{file}: give `days`, or `start` and `end`")
         values["days"] = f"{values.pop('start')}...{values.pop('end')}"
     parameters = {
         option.removeprefix("--"): parameter
@@ -269,6 +271,8 @@ def _read_options(ctx: click.Context, file: str, days: str) -> dict[str, Any]:
         if isinstance(parameter, click.Option) and parameter.multiple:
             items = value if isinstance(value, list) else [value]
             defaults[str(parameter.name)] = [str(item) for item in items]
+        elif isinstance(value, list | dict):
+            raise click.UsageError(f"{file}: {key} is {value}: give one value")
         elif value is not None:
             defaults[str(parameter.name)] = str(value)
     return defaults

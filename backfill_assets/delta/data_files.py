@@ -458,13 +458,17 @@ class TableSnapshot:
         }
         return {day: days for day, days in other_days.items() if days}
 
-    def count_input_rows(self, window: Window) -> int:
+    def count_input_rows(self, window: Window, *, each_once: bool = False) -> int:
         """Estimate how many rows decide the days of a window.
 
-        A row that decides two days counts twice: a table's function gets it twice as well.
+        A row that decides two days counts twice, as a table's function gets it twice, unless it
+        gets `each_once`.
         """
         counts = Counter(day for built in window for day in self._find_input_days(built))
-        return sum(self.ledger.estimate_rows(day) * count for day, count in counts.items())
+        return sum(
+            self.ledger.estimate_rows(day) * (1 if each_once else count)
+            for day, count in counts.items()
+        )
 
     def _find_input_days(self, day: date) -> Iterable[date]:
         if self.input_days:

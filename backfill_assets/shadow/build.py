@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import date, datetime
 from functools import partial
+from tempfile import TemporaryDirectory
 from typing import NamedTuple, Self
 
 import dagster as dg
@@ -25,6 +26,7 @@ from backfill_assets.calendar.partitions import (
     split_into_run_windows,
     to_ranges,
 )
+from backfill_assets.calendar.reach import SAME_DAY
 from backfill_assets.dagster_ext.failures import run_failure_message
 from backfill_assets.dagster_ext.internals import AssetGraph, BaseAssetGraph
 from backfill_assets.delta import targets
@@ -260,9 +262,9 @@ def build_stages(
     }
     graph = AssetGraph.from_assets(list(assets))
 
-    def build_run(selection: Sequence[str], days: Window) -> list[str]:
+    def build_run(home: str, selection: Sequence[str], days: Window) -> list[str]:
         """Build days of some tables, and return what failed."""
-        with dg.DagsterInstance.ephemeral() as instance:
+        with dg.DagsterInstance.ephemeral(tempdir=home) as instance:
             result = dg.materialize(
                 assets,
                 selection=selection,
@@ -284,14 +286,14 @@ def build_stages(
             return failures
 
     parallel = request.max_parallel or 1
-    with ThreadPoolExecutor(parallel) as pool:
+    with ThreadPoolExecutor(parallel) as pool, TemporaryDirectory() as home:
         # One run at a time stays in this thread, where Ctrl-C ends it.
         map_runs = pool.map if parallel > 1 else map
         for name, window in request.split_stages():
             reported, failures = len(destination.results), list[str]()
             days = days_of_target(deployment, graph, target, window)
             for names, windows in _split_runs(deployment, days):
-                for run_failures in map_runs(partial(build_run, names), windows):
+                for run_failures in map_runs(partial(build_run, home, names), windows):
                     failures.extend(run_failures)
             if targets.load_target(deployment, target.name).generation != target.generation:
                 raise TargetError(
@@ -331,7 +333,18 @@ def _split_runs(
     for name, table_days in days.items():
         cadence = deployment.tables[name].grain
         last = groups[-1] if groups else None
-        if last and last[0] == table_days and deployment.tables[last[1][0]].grain is cadence:
+        # Runs of a group may run at the same time: none reads days of another run.
+        other_days = {
+            dependency.source.name
+            for dependency in deployment.graph.inputs[name]
+            if dependency.reach != SAME_DAY
+        }
+        if (
+            last
+            and last[0] == table_days
+            and deployment.tables[last[1][0]].grain is cadence
+            and other_days.isdisjoint(last[1])
+        ):
             last[1].append(name)
         else:
             groups.append((table_days, [name]))

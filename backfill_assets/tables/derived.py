@@ -257,7 +257,7 @@ class Derived(Table):
         return Figure(self, total, f"has {{}} {total}" if counts else f"has {total} {{}}")
 
     def __call__(self, *frames: DataFrame, **named: DataFrame) -> DataFrame:
-        """Call the function, for tests: on frames with the column `for_day`."""
+        """Call the function, for tests: on frames with the days that a row counts for."""
         return self.transform(*frames, **named)
 
 

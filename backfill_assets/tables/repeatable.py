@@ -17,12 +17,15 @@ _CLOCKS = (date.today, datetime.now, datetime.today, datetime.utcnow, time.time,
 #: Functions of Spark that read the clock.
 _SPARK_CLOCKS = {"curdate", "current_date", "current_timestamp", "localtimestamp", "now"}
 #: Functions of Spark that return other values each time, by the number of arguments with a seed.
-_SPARK_RANDOM = {"rand": 1, "randn": 1, "shuffle": 2, "uuid": 1}
+_SPARK_RANDOM = {"rand": 1, "randn": 1, "randstr": 2, "shuffle": 2, "uniform": 3, "uuid": 1}
+#: Modules of Python whose functions return other values each time.
+_RANDOM_MODULES = ("random", "secrets", "uuid")
+#: Functions and methods of Spark that take SQL.
+_TAKE_SQL = {"expr", "filter", "selectExpr", "sql", "where"}
 _SQL_CLOCK = re.compile(
-    rf"\b({'|'.join(sorted(_SPARK_CLOCKS))})\s*\(\s*\)|\bcurrent_(date|timestamp)\s+as\b",
-    re.IGNORECASE,
+    rf"\b({'|'.join(sorted(_SPARK_CLOCKS))})\s*\(\s*\)|\bcurrent_(date|timestamp)\b", re.IGNORECASE
 )
-_SQL_RANDOM = re.compile(r"\b(rand|randn|uuid)\s*\(\s*\)", re.IGNORECASE)
+_SQL_RANDOM = re.compile(r"\b(rand|randn|random|uuid)\s*\(\s*\)", re.IGNORECASE)
 _NO_CLOCK = "take the day from the column `for_day` of an input"
 _NO_RANDOM = "take a hash of the key and a seed, as `F.xxhash64('id', F.lit(7))`"
 
@@ -37,12 +40,12 @@ def find_unrepeatable_call(function: Callable[..., Any]) -> str:
         The call, its file and line, and what to do instead.
     """
     functions = [function]
-    for called in functions:
-        for node in _list_nodes(called):
-            callee = _resolve_callee(node, called)
+    for called_function in functions:
+        for node in _list_calls(called_function):
+            callee = _resolve_callee(node, called_function)
             if problem := _unrepeatable_call(node, callee):
                 call, advice = problem
-                code = called.__code__
+                code = called_function.__code__
                 return (
                     f"{call} in {code.co_filename}, line {code.co_firstlineno + node.lineno - 1}, "
                     f"gives other rows each time a day is computed: {advice}"
@@ -56,8 +59,8 @@ def find_unrepeatable_call(function: Callable[..., Any]) -> str:
     return ""
 
 
-def _list_nodes(function: Callable[..., Any]) -> Iterator[ast.Call | ast.Constant]:
-    """The calls and strings in a function's body; none if its source is not known."""
+def _list_calls(function: Callable[..., Any]) -> Iterator[ast.Call]:
+    """The calls in a function's body; none if its source is not known."""
     try:
         source = textwrap.dedent(inspect.getsource(function))
         # Python 3.11 fails if a finalizer prints a traceback while `ast.parse` runs.
@@ -66,16 +69,12 @@ def _list_nodes(function: Callable[..., Any]) -> Iterator[ast.Call | ast.Constan
     except (OSError, SyntaxError, ValueError):
         return
     for statement in getattr(definition, "body", ()):
-        if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
-            continue  # the docstring
-        for node in ast.walk(statement):
-            if isinstance(node, ast.Call | ast.Constant):
-                yield node
+        yield from (node for node in ast.walk(statement) if isinstance(node, ast.Call))
 
 
-def _resolve_callee(node: ast.AST, function: Callable[..., Any]) -> Any:
+def _resolve_callee(node: ast.Call, function: Callable[..., Any]) -> Any:
     """What a call calls, if its name leads there from the module; else None."""
-    names, callee = [], getattr(node, "func", None)
+    names, callee = [], node.func
     while isinstance(callee, ast.Attribute):
         names.append(callee.attr)
         callee = callee.value
@@ -89,21 +88,34 @@ def _resolve_callee(node: ast.AST, function: Callable[..., Any]) -> Any:
     return value
 
 
-def _unrepeatable_call(node: ast.Call | ast.Constant, callee: Any) -> tuple[str, str] | None:
+def _unrepeatable_call(node: ast.Call, callee: Any) -> tuple[str, str] | None:
     """The name of a call that gives other values each time, and what to do instead."""
-    if isinstance(node, ast.Constant):
-        text = node.value if isinstance(node.value, str) else ""
-        for pattern, advice in ((_SQL_CLOCK, _NO_CLOCK), (_SQL_RANDOM, _NO_RANDOM)):
-            if match := pattern.search(text):
-                return f"`{match[0]}`", advice
-        return None
+    name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+    if name in _TAKE_SQL:
+        return _unrepeatable_sql(node)
     if inspect.isbuiltin(callee) and callee in _CLOCKS:
         return f"`{callee.__qualname__}()`", _NO_CLOCK
-    name = getattr(callee, "__name__", "")
-    if not getattr(callee, "__module__", None) or not callee.__module__.startswith("pyspark.sql"):
+    module = (
+        getattr(callee, "__module__", None) or type(getattr(callee, "__self__", None)).__module__
+    )
+    if module in _RANDOM_MODULES and not inspect.isclass(callee):
+        return f"`{module}.{callee.__name__}()`", _NO_RANDOM
+    if not module.startswith("pyspark.sql"):
         return None
-    if name in _SPARK_CLOCKS or (name == "unix_timestamp" and not node.args):
+    name, arguments = callee.__name__, len(node.args) + len(node.keywords)
+    if name in _SPARK_CLOCKS or (name == "unix_timestamp" and not arguments):
         return f"`{name}()`", _NO_CLOCK
-    if len(node.args) + len(node.keywords) < _SPARK_RANDOM.get(name, 0):
+    if arguments < _SPARK_RANDOM.get(name, 0):
         return f"`{name}` without a seed", _NO_RANDOM
+    return None
+
+
+def _unrepeatable_sql(node: ast.Call) -> tuple[str, str] | None:
+    """The same of the SQL that a call is given as text."""
+    for argument in node.args:
+        for part in ast.walk(argument):
+            text = part.value if isinstance(part, ast.Constant) else ""
+            for pattern, advice in ((_SQL_CLOCK, _NO_CLOCK), (_SQL_RANDOM, _NO_RANDOM)):
+                if isinstance(text, str) and (match := pattern.search(text)):
+                    return f"`{match[0]}`", advice
     return None

@@ -14,7 +14,17 @@ from backfill_assets.calendar.partitions import Grain
 from backfill_assets.calendar.reach import PREVIOUS_DAY, SAME_DAY, WEEK, Reach
 from backfill_assets.tables import arguments
 from backfill_assets.tables.columns import Forbidden
-from backfill_assets.tables.derived import SELF, Conserved, Derived, Published, Reads, Transform
+from backfill_assets.tables.derived import (
+    FIRST_FOR_DAY,
+    FOR_DAY,
+    LAST_FOR_DAY,
+    SELF,
+    Conserved,
+    Derived,
+    Published,
+    Reads,
+    Transform,
+)
 from backfill_assets.tables.model_metadata import is_model, suggest_name, wrong_drifts, wrong_skews
 from backfill_assets.tables.sources import Role, Source, SourceTable
 from backfill_assets.tables.table import Lineage, Table, wrong_names
@@ -144,6 +154,12 @@ def _check_days(name: str, reads: Mapping[str, Reads], published: Mapping[str, P
             raise arguments.DeclarationError(
                 f"{name}: {parameter} is as it was known on a day: of the raw log of a source, "
                 "and of days that end with the day itself, as last_days(n) has them"
+            )
+        reserved = (FIRST_FOR_DAY, LAST_FOR_DAY) if read.each_row_once else (FOR_DAY,)
+        if taken := [name for name in reserved if name in getattr(read.table, "columns", ())]:
+            raise arguments.DeclarationError(
+                f"{name}: {read.table.name} has a column {taken[0]}, which {parameter} has for the "
+                "days that a row counts for: give it another name"
             )
         if read.each_row_once and (
             read.reach in (SAME_DAY, WEEK, PREVIOUS_DAY) or read.table is SELF
@@ -450,6 +466,14 @@ def _check_answers(derived: Derived) -> None:
             raise arguments.DeclarationError(
                 f"{derived.name}: the requests of {parameter} are made of {[*answers.parameters]}; "
                 f"they must be parameters with rows: {rows}"
+            )
+        once = [
+            n for n in answers.parameters if n in derived.reads and derived.reads[n].each_row_once
+        ]
+        if once:
+            raise arguments.DeclarationError(
+                f"{derived.name}: the requests of {parameter} are made of {once[0]}, which has "
+                "each row once: requests are by day, leave each_row_once out"
             )
     if len({answer.lookup.pool or answer.lookup.name for answer in derived.answers.values()}) > 1:
         raise arguments.DeclarationError(

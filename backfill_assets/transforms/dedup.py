@@ -13,7 +13,7 @@ from pyspark.sql.window import WindowSpec
 
 from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.calendar.reach import Reach
-from backfill_assets.tables.derived import FIRST_FOR_DAY, FOR_DAY, LAST_FOR_DAY
+from backfill_assets.tables.derived import FIRST_FOR_DAY, LAST_FOR_DAY
 from backfill_assets.tables.sources import Source
 
 #: The column of `rank_in_window` and `rank_all` that is true for rows that do not count. No field
@@ -145,13 +145,6 @@ def as_known(raw: DataFrame, source: Source, reach: Reach, days: Window) -> Data
         .where(F.col(FIRST_FOR_DAY) <= F.col(LAST_FOR_DAY))
         .select(*source.staged.columns, *ends)
     )
-
-
-def each_day(rows: DataFrame, days: Window) -> DataFrame:
-    """Repeat rows with a first and a last day for each day, `for_day`, of those to compute."""
-    range_of_days = F.sequence(FIRST_FOR_DAY, LAST_FOR_DAY)
-    repeated = rows.withColumn(FOR_DAY, F.explode(range_of_days))
-    return repeated.drop(FIRST_FOR_DAY, LAST_FOR_DAY).where(days.sql_condition(FOR_DAY))
 
 
 def drop_superseded(rows: DataFrame, source: Source) -> DataFrame:

@@ -62,20 +62,16 @@ class Partial:
             where,
         )
 
-    @classmethod
-    def approx_count_distinct(cls, column: Column | str, *, where: Column | None = None) -> Self:
-        """About how many distinct values a column has, by a HyperLogLog sketch."""
-        return cls(
-            F.hll_sketch_agg(column),
-            F.hll_union_agg,
-            lambda value, _: F.coalesce(F.hll_sketch_estimate(value), F.lit(0)),
-            where,
-        )
-
 
 def _cast(value: Column, kind: T.DataType) -> Column:
     """Return a value in the type of its partials: the sum of sums of decimals has more digits."""
     return value.cast(kind)
+
+
+def repeat_for_each_day(rows: DataFrame) -> DataFrame:
+    """Repeat rows that count for a range of days for each of them: `for_day`."""
+    days = F.sequence(FIRST_FOR_DAY, LAST_FOR_DAY)
+    return rows.withColumn(FOR_DAY, F.explode(days)).drop(FIRST_FOR_DAY, LAST_FOR_DAY)
 
 
 def combine_days(
@@ -91,14 +87,21 @@ def combine_days(
 
     Returns:
         `for_day`, the key and the aggregates: a row for each key and day for which a row counts.
+
+    Raises:
+        ValueError: there is no partial, or one has the name of another column.
     """
     key = [by] if isinstance(by, str) else [*by]
+    taken = {*key, *keep, FOR_DAY, FIRST_FOR_DAY, LAST_FOR_DAY} & partials.keys()
+    if taken or not partials:
+        problem = f"{min(taken)} is the name of another column" if taken else "it has no partials"
+        raise ValueError(f"combine_days: {problem}; give each aggregate a name of its own")
     partial_rows = rows.groupBy(*key, *keep, FIRST_FOR_DAY, LAST_FOR_DAY).agg(
         *(partial.aggregate.alias(name) for name, partial in partials.items())
     )
     kinds = {name: partial_rows.schema[name].dataType for name in partials}
-    repeated = partial_rows.withColumn(FOR_DAY, F.explode(F.sequence(FIRST_FOR_DAY, LAST_FOR_DAY)))
-    return repeated.groupBy(FOR_DAY, *key).agg(
+    rows_by_day = repeat_for_each_day(partial_rows)
+    return rows_by_day.groupBy(FOR_DAY, *key).agg(
         *(
             partial.finish(partial.combine(_where(F.col(name), partial.where)), kinds[name]).alias(
                 name

@@ -72,7 +72,7 @@ def _combine(orders: DataFrame) -> DataFrame:
         F.col("for_day").alias("run_date"),
         "customer_id",
         "orders",
-        F.col("spend").cast("decimal(28,2)"),
+        "spend",
         "newest",
     )
 

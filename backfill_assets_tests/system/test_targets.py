@@ -220,6 +220,18 @@ def test_runs_of_a_target_at_a_time_build_the_same(production, new, monkeypatch)
     assert read_scores(production, STATE) == {1: 10, 2: 30, 3: 60, 4: 100, 5: 105, 6: 111}
 
 
+def test_runs_at_a_time_wait_for_the_days_that_they_read(new):
+    """The best score of three days is that of a day before, which another run builds."""
+    production, after = new(BEFORE), new(partitions_per_run=1)
+    for n in range(1, 7):
+        production.land(n, [order(f"{n}-{k}", n) for k in range(7 - n)])
+    production.run(1, 6, ALL)
+    _, stages = build_shadow(after, f"{day(1)}...{day(6)}", max_parallel=3)
+    assert [stage.failure for stage in stages] == [""]
+    run_switch_over(after)
+    assert read_scores(production, RANKS) == {n: 10 * (7 - max(n - 2, 1)) for n in range(1, 7)}
+
+
 def test_a_plan_tells_what_would_be_built(production, new):
     after = new()
     target = targets.new_target(after.deployment, "v2", (SCORES,), _parse_window(DAYS))

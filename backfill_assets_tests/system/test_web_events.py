@@ -200,7 +200,7 @@ def test_backfill_nights_plan_verify_and_undo(engine, tmp_path):
     assert len(pipeline.rows(VISITS.late.name)) == len(late) > 0
     assert sorted(row["reason"] for row in pipeline.rows(VISITS.rejected.name)) == [
         "bad clicks",
-        "bad clicks: not a whole number",
+        "bad clicks: not a whole number of 64 bits",
         "bad logged_in: not true or false",
         "missing visit_id",
     ]

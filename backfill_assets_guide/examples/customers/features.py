@@ -66,7 +66,7 @@ def features(
         keep=["event_date"],
         orders_7d=Partial.count(where=of_the_week),
         orders_30d=Partial.count(),
-        revenue_30d=Partial.sum(F.col("amount").cast("decimal(28,2)")),
+        revenue_30d=Partial.sum("amount"),
         features_through=Partial.max("log_date"),
         order_days=Partial.values("event_date"),
     ).select(
@@ -74,7 +74,7 @@ def features(
         "user_id",
         "orders_7d",
         "orders_30d",
-        F.col("revenue_30d").cast("decimal(28,2)"),
+        "revenue_30d",
         "features_through",
         (days * 100 / F.lit(30)).cast("decimal(5,2)").alias("engagement_score"),
     )
