@@ -368,6 +368,11 @@ class BackfillPlan(BaseModel, frozen=True):
         }
         return {name: days for name, days in final_days.items() if days}
 
+    @property
+    def days_following(self) -> dict[str, list[date]]:
+        """See `following`."""
+        return {name: partitions.from_ranges(days) for name, days in self.following.items()}
+
     def changes_since_planning(self, current: "BackfillPlan") -> list[str]:
         """What changed since the plan was made, as text."""
         changes = []
@@ -421,6 +426,14 @@ def plan_facts(plan: BackfillPlan) -> Iterator[tuple[str, str]]:
     if plan.keys:
         keys = [f"{name} by {', '.join(columns)}" for name, columns in plan.keys.items()]
         yield "keys within a day", "; ".join(keys)
+    if plan.following:
+        yield (
+            "follow later",
+            "; ".join(
+                f"{name} {partitions.format_ranges(days)}"
+                for name, days in plan.days_following.items()
+            ),
+        )
     yield (
         "expected",
         "no past run to judge from"
