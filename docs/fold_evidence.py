@@ -7,9 +7,12 @@ script.
 import re
 from typing import Any
 
-#: A paragraph of its own, or the last line of an item of a list.
+#: A paragraph of its own.
 _PARAGRAPH = re.compile(r"<p>Shown by: (.*?)</p>", re.DOTALL)
-_LINE = re.compile(r"\nShown by: (.*?)(?=</p>|</li>)", re.DOTALL)
+#: The last line of a paragraph, which ends before it: `<details>` may not stand within `<p>`.
+_LAST_LINE = re.compile(r"\nShown by: ((?:(?!</?(?:p|li|[uo]l)>).)*)</p>", re.DOTALL)
+#: The last line of an item of a list, before a list within it.
+_ITEM = re.compile(r"\nShown by: (.*?)(?=\s*(?:</li>|<[uo]l>))", re.DOTALL)
 _FOLDED = r'<details class="shown"><summary>Shown by</summary>\1</details>'
 
 
@@ -17,4 +20,6 @@ def on_page_content(html: str, page: Any, **_: Any) -> str:
     """The HTML of a page, with what shows its claims folded."""
     if not page.file.src_uri.startswith("guide/"):
         return html
-    return _LINE.sub(_FOLDED, _PARAGRAPH.sub(_FOLDED, html))
+    html = _PARAGRAPH.sub(_FOLDED, html)
+    html = _LAST_LINE.sub(rf"</p>\n{_FOLDED}", html)
+    return _ITEM.sub(_FOLDED, html)

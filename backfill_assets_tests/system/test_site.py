@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.parse import urlsplit
 
 import pytest
@@ -21,6 +23,7 @@ FEW = ("index", "tables", "guide/sketch")
 #: What a page may weigh with all that it asks for, in bytes as they are sent (compressed).
 MOST = 500_000
 WIDTH = 420
+_FOLDED = '<details class="shown"><summary>Shown by</summary>{}</details>'
 
 
 def _request_sizes(browser: Chrome) -> dict[str, int]:
@@ -81,3 +84,27 @@ def test_what_shows_a_claim_is_folded_without_a_script(tmp_path: Path) -> None:
         assert "Shown by:" not in html
         folded += len(lines)
     assert folded > 90
+
+
+@pytest.mark.parametrize(
+    ("html", "folded"),
+    [
+        ("<p>Shown by: x</p>", "{}"),
+        ("<p>a\nShown by: x</p>\n<p>b</p>", "<p>a</p>\n{}\n<p>b</p>"),
+        ("<li>a\nShown by: x</li>\n<li>b</li>", "<li>a{}</li>\n<li>b</li>"),
+        ("<li>\n<p>a\nShown by: x</p>\n</li>", "<li>\n<p>a</p>\n{}\n</li>"),
+        ("<li>a\nShown by: x<ul>\n<li>b</li></ul></li>", "<li>a{}<ul>\n<li>b</li></ul></li>"),
+        ("<li>a\nShown by: x\n<ol>\n<li>b</li></ol></li>", "<li>a{}\n<ol>\n<li>b</li></ol></li>"),
+        (
+            "<li>a\nShown by: x</li></ul><p>b\nShown by: y</p>",
+            "<li>a{}</li></ul><p>b</p>\n" + _FOLDED.format("y"),
+        ),
+    ],
+)
+def test_what_is_folded_ends_with_its_paragraph_or_before_a_list(html: str, folded: str) -> None:
+    spec = spec_from_file_location("fold_evidence", DOCS / "fold_evidence.py")
+    assert spec is not None
+    assert spec.loader is not None
+    spec.loader.exec_module(hook := module_from_spec(spec))
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="guide/a.md"))
+    assert hook.on_page_content(html, page) == folded.replace("{}", _FOLDED.format("x"))
