@@ -35,6 +35,7 @@ from backfill_assets.backfills.planner import plan_backfill
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import DAY, Window, from_ranges
 from backfill_assets.calendar.reach import SAME_DAY
+from backfill_assets.cli.backfill import following_command
 from backfill_assets.delta.data_files import TableSnapshot
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.deployment import Deployment
@@ -394,6 +395,33 @@ def test_a_plan_rebuilds_days_under_other_settings_one_upon_the_other():
     # But not upon a day before them that is not in the plan.
     forecast = plan_days(balance, Window(day(3), day(5)), staged, old)
     assert (forecast.days_to_compute, forecast.other_settings) == ([], ("2024-01-03...2024-01-04",))
+
+
+def test_a_plan_names_the_days_that_follow_and_are_not_in_it():
+    digests = config_digests(SETTINGS)
+    names = (STAGED.name, yesterday.name, balance.name, after_balance.name)
+    all_ledgers = {name: Ledger(declared) for name, declared in tables_of(SETTINGS).items()}
+    all_ledgers |= {
+        name: ledger(GRAPH.tables[name], record(0, days((1, 6)), config_digest=digests[name]))
+        for name in (RAW.name, *names)
+    }
+    window = Window(day(2), day(4))
+    request = BackfillRequest(days=str(window), tables=names[:2], rewrite=True)
+    planned_days = {name: [*window] for name in names[:2]}
+    plan = plan_backfill(
+        Deployment(SETTINGS), request, planned_days, all_ledgers, Code("code"), "id"
+    )
+    assert plan.days_following == {
+        # It reads the day before: days 3 and 4 change with days 2 and 3.
+        yesterday.name: [day(4)],
+        # All days from the first that changes, as each is built upon the one before.
+        balance.name: [day(2), day(3), day(4), day(5), day(6)],
+        after_balance.name: [day(2), day(3), day(4), day(5), day(6)],
+    }
+    assert following_command(plan) == (
+        f"backfill-assets backfill {day(2)}...{day(6)} --select "
+        f"{balance.name},{after_balance.name},{yesterday.name}"
+    )
 
 
 def make_ledgers(chance: Random) -> dict[str, Ledger]:

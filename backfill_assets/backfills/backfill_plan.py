@@ -402,6 +402,28 @@ def day_rows(plan: BackfillPlan) -> Iterator[tuple[str, str, str, str]]:
             yield name, f"of these, {len(days)} final", "", forecast.format_days(days)
 
 
+def _input_facts(plan: BackfillPlan) -> Iterator[tuple[str, str]]:
+    """What the plan reads, by which key rows are known, and which days follow later."""
+    yield "reads", f"at most {plan.files:,} files, {plan.size / 1e6:,.1f} MB"
+    if plan.only_read:
+        days_read = [
+            f"{name} {partitions.format_ranges(partitions.from_ranges(days))}"
+            for name, days in plan.only_read.items()
+        ]
+        yield "also reads", "; ".join(days_read)
+    if plan.keys:
+        keys = [f"{name} by {', '.join(columns)}" for name, columns in plan.keys.items()]
+        yield "keys within a day", "; ".join(keys)
+    if plan.following:
+        yield (
+            "follow later",
+            "; ".join(
+                f"{name} {partitions.format_ranges(days)}"
+                for name, days in plan.days_following.items()
+            ),
+        )
+
+
 def plan_facts(plan: BackfillPlan) -> Iterator[tuple[str, str]]:
     """Names and texts of all other facts of the plan, for a reader."""
     request = plan.parameters
@@ -416,24 +438,7 @@ def plan_facts(plan: BackfillPlan) -> Iterator[tuple[str, str]]:
         + ("" if request.max_retries is None else f", each retried {request.max_retries} times"),
     )
     yield "commits", f"at most {plan.commits}"
-    yield "reads", f"at most {plan.files:,} files, {plan.size / 1e6:,.1f} MB"
-    if plan.only_read:
-        days_read = [
-            f"{name} {partitions.format_ranges(partitions.from_ranges(days))}"
-            for name, days in plan.only_read.items()
-        ]
-        yield "only reads", "; ".join(days_read)
-    if plan.keys:
-        keys = [f"{name} by {', '.join(columns)}" for name, columns in plan.keys.items()]
-        yield "keys within a day", "; ".join(keys)
-    if plan.following:
-        yield (
-            "follow later",
-            "; ".join(
-                f"{name} {partitions.format_ranges(days)}"
-                for name, days in plan.days_following.items()
-            ),
-        )
+    yield from _input_facts(plan)
     yield (
         "expected",
         "no past run to judge from"

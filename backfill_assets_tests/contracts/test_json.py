@@ -181,6 +181,7 @@ def filled_plan(**fields: Any) -> BackfillPlan:
         "tables": {FACT.name: outlook},
         "keys": {FACT.name: ("customer_id",)},
         "only_read": {"stg_orders": ranges},
+        "following": {"orders_7d": ranges},
         "files": 1,
         "size": 1,
         "commits": 1,

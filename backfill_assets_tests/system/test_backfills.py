@@ -116,7 +116,7 @@ def test_stages_one_after_another(pipeline):
     assert {report.table.name for report in result.reports} == set(LAYERS)
     check_history_pages(pipeline, plan)
     facts = dict(plan_facts(make_plan(pipeline, "2024-01-02", tables=(STAGED.name,), rewrite=True)))
-    assert facts["only reads"] == "raw_orders 2024-01-02...2024-01-03"
+    assert facts["also reads"] == "raw_orders 2024-01-02...2024-01-03"
     assert facts["keys within a day"] == "stg_orders by order_id"
 
 
