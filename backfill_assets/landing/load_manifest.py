@@ -70,6 +70,12 @@ class LoadManifest:
         }
         return {name: value for name, value in fields.items() if value}
 
+    @property
+    def lacks_reverted_files(self) -> bool:
+        """Whether the day lacks rows of files that a person reverted, and that still lie there."""
+        before_undo = self.known_before_undo
+        return before_undo is not None and before_undo.files != self.files
+
     def content_digest(self) -> str:
         """A digest of the contents of the day's files, without names, sizes or times.
 

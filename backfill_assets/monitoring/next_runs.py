@@ -321,7 +321,10 @@ class RunPlanner:
         """Yield table, days and reason of days that no schedule and no sensor builds."""
         ledgers = read_ledgers(self.deployment)
         stale = find_stale_days(ledgers, self.deployment.policy, today)
+        _, unloaded = self._read_unloaded(today)
         for table, ledger in ledgers.items():
+            if table in unloaded and (reverted := unloaded[table].reverted_days):
+                yield table, reverted, "on hold, as a person reverted files that still lie there"
             if final := stale.final.get(table):
                 yield table, final.keys(), "final, and new input has come since"
             if on_hold := stale.on_hold.get(table):

@@ -180,12 +180,13 @@ def day_states(table: str, snapshot: Snapshot) -> dict[date, DayState]:
         set(snapshot.stale.open.get(table, ())),
         snapshot.failed_checks.get(table, ()),
     )
-    on_hold = snapshot.stale.on_hold.get(table, ())
     unloaded_by_log = (
         [snapshot.unloaded[log] for log in graph.source_logs(table)]
         if table in graph.landed_tables
         else []
     )
+    on_hold = {*snapshot.stale.on_hold.get(table, ())}
+    on_hold.update(*(unloaded.reverted_days for unloaded in unloaded_by_log))
     days_of = ledger.table.grain.days_of
     retired = ledger.table.is_retired(snapshot.today)
     failed = () if retired else failed

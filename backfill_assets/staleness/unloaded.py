@@ -31,6 +31,7 @@ class UnloadedDays:
         fingerprints: by log day, that of the files it would be loaded from now.
         last_expected: the last log day that is requested although nothing has landed for it.
         strays: names of files and folders beside the folders of arrival days.
+        reverted_days: log days that lack files which a person reverted and that still lie there.
     """
 
     days_to_load: Mapping[date, str] = field(default_factory=dict)
@@ -39,6 +40,7 @@ class UnloadedDays:
     fingerprints: Mapping[date, str] = field(default_factory=dict, compare=False)
     last_day_requested: date = field(default=date.max, compare=False)
     strays: Sequence[str] = field(default=(), compare=False)
+    reverted_days: frozenset[date] = frozenset()
 
 
 def find_unloaded_days(
@@ -63,6 +65,7 @@ def find_unloaded_days(
         {},
         {},
     )
+    reverted_days: set[date] = set()
     due_days, log_window = policy.expected_days(today), policy.loadable_days(today)
     last_expected = _last_day_requested(loaded, listing, log_window, policy)
     known_days = {*loaded, *raw.published_days, *raw.revocations}
@@ -95,6 +98,8 @@ def find_unloaded_days(
             days_to_load[day] = fingerprint
         elif rejected is not None and _lacks_load(rejected, day, fingerprint):
             days_to_load[day] = f"{fingerprint}+{rejected.table.name}"
+        elif loaded_manifest is not None and loaded_manifest.lacks_reverted_files:
+            reverted_days.add(day)
     return UnloadedDays(
         days_to_load,
         frozenset(missing_days),
@@ -102,6 +107,7 @@ def find_unloaded_days(
         fingerprints,
         last_expected,
         listing.strays,
+        frozenset(reverted_days),
     )
 
 

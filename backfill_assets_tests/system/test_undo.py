@@ -286,10 +286,21 @@ def test_an_undo_holds(loaded):
     # Nor has it to look at what the backfill had found unchanged: the undo speaks of that too.
     assert loaded.night(day(5)) == []
     assert published_digests(loaded) == digests
+    # The log says so as well: a file lies there whose lines it does not have.
+    monitor = Monitor(loaded.deployment, lambda: loaded.now)
+    snapshot = monitor.read_snapshot(loaded.instance)
+    states = day_states(RAW.name, snapshot)
+    assert [d for d, state in states.items() if state is DayState.ON_HOLD] == [day(2)]
+    reasons = {
+        (table, *days): reason for table, days, reason in monitor.planner.days_for_a_person(day(5))
+    }
+    assert "files that still lie there" in reasons[RAW.name, day(2)]
     # Until something else lands.
     loaded.land(2, [order("y2", 2, "1.00")], "other.jsonl")
     loaded.night(day(5))
     assert published_digests(loaded) != digests
+    snapshot = monitor.read_snapshot(loaded.instance)
+    assert DayState.ON_HOLD not in day_states(RAW.name, snapshot).values()
 
 
 def test_an_accepted_file_is_asked_about_again_after_the_undo(loaded):
