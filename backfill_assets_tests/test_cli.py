@@ -95,8 +95,10 @@ def test_help_is_quick():
 
 
 @pytest.mark.parametrize("name", cli.list_commands(click.Context(cli)))
-def test_help_has_an_example_that_can_be_typed(name, monkeypatch, capsys):
+def test_help_has_an_example_that_can_be_typed(name, monkeypatch, capsys, tmp_path):
     monkeypatch.setenv("BACKFILL_ASSETS_END", "2024-01-29")
+    (tmp_path / "backfill.yaml").write_text("days: 2024-01-10")
+    monkeypatch.chdir(tmp_path)
     assert main([name, "-h"]) == 0
     output = capsys.readouterr().out
     assert max(map(len, output.splitlines())) <= 80
