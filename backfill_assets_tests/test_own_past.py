@@ -32,6 +32,7 @@ from backfill_assets.assets.input_frames import input_frames
 from backfill_assets.assets.table_asset import delta_assets
 from backfill_assets.backfills.backfill_plan import BackfillRequest, TableForecast
 from backfill_assets.backfills.planner import plan_backfill
+from backfill_assets.backfills.reconcile import find_final_days_behind
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import DAY, Window, from_ranges
 from backfill_assets.calendar.reach import SAME_DAY
@@ -422,6 +423,26 @@ def test_a_plan_names_the_days_that_follow_and_are_not_in_it():
         f"backfill-assets backfill {day(2)}...{day(6)} --select "
         f"{balance.name},{after_balance.name},{yesterday.name}"
     )
+
+
+def test_a_reconciliation_names_final_days_that_are_behind():
+    digests, inputs = config_digests(SETTINGS), {STAGED.name: 0}
+    all_ledgers = {name: Ledger(declared) for name, declared in tables_of(SETTINGS).items()}
+    all_ledgers[STAGED.name] = ledger(
+        STAGED,
+        record(0, days((1, 6)), config_digest=digests[STAGED.name]),
+        record(1, days((2, 4)), config_digest=digests[STAGED.name], backfill="bf-rest"),
+    )
+    final, built = days((1, 5)), days((1, 6))
+    all_ledgers[yesterday.name] = ledger(
+        yesterday,
+        record(0, built, final=final, inputs=inputs, config_digest=digests[yesterday.name]),
+        record(1, days(3), final=days(3), inputs={STAGED.name: 1}),
+    )
+    behind = find_final_days_behind(all_ledgers, POLICY, "bf", LATER)
+    # Day 3 was built since, and day 6 is open.
+    assert behind == {yesterday.name: [day(4), day(5)]}
+    assert find_final_days_behind(all_ledgers, POLICY, "other", LATER) == {}
 
 
 def make_ledgers(chance: Random) -> dict[str, Ledger]:

@@ -6,8 +6,8 @@ Reads tables' logs; `diff_query` compares the rows.
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import date
+from dataclasses import dataclass, field
+from datetime import date, datetime
 from typing import Any
 
 import dagster as dg
@@ -23,10 +23,12 @@ from backfill_assets.backfills.changes import (
 )
 from backfill_assets.backfills.diff import TableDiff, as_json, as_table, cross_table_mismatches
 from backfill_assets.backfills.diff_query import diff_table
+from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import days_of_run, format_ranges
 from backfill_assets.delta.ledgers import Ledger, Ledgers
 from backfill_assets.deployment import Deployment
 from backfill_assets.report import Report
+from backfill_assets.staleness.stale import find_stale_days
 from backfill_assets.tables.code_version import Code
 
 #: Dagster events for a published day, computed or not.
@@ -359,6 +361,7 @@ class ReconcileResult:
         problems: sentences about what is wrong; empty if the backfill is as it should be.
         plan_error: why the plan could not be read, so that the request in Dagster was compared
             instead; empty if it was read or there is none.
+        final_days_behind: by table, final days that read its days and were not built since.
     """
 
     name: str
@@ -367,6 +370,7 @@ class ReconcileResult:
     plan_results: Sequence[tuple[str, str, str]]
     problems: Sequence[str]
     plan_error: str = ""
+    final_days_behind: Mapping[str, Sequence[date]] = field(default_factory=dict)
 
     @property
     def verdict(self) -> str:
@@ -421,7 +425,28 @@ def reconcile_tables(
     if not provenance.days_by_code and not any(requested.days.values()):
         problems.append(f"no commit of {name} is in any table at {deployment.settings.warehouse}")
     plan_results = list(compare_with_plan(plan, ledgers)) if plan else []
-    return ReconcileResult(name, reports, provenance, plan_results, problems, plan_error)
+    today = datetime.now(deployment.settings.zone).date()
+    behind = find_final_days_behind(ledgers, deployment.policy, name, today)
+    return ReconcileResult(name, reports, provenance, plan_results, problems, plan_error, behind)
+
+
+def find_final_days_behind(
+    ledgers: Ledgers, policy: Policy, name: str, today: date
+) -> dict[str, list[date]]:
+    """The final days, by table, that are behind an input that a backfill changed.
+
+    No schedule and no sensor builds them.
+    """
+    stale = find_stale_days(ledgers, policy, today)
+    behind = {
+        table: [
+            day
+            for day, reason in days.items()
+            if any(is_commit_of(record, name) for record in reason.input_commits.values())
+        ]
+        for table, days in stale.final.items()
+    }
+    return {table: days for table, days in behind.items() if days}
 
 
 def reconcile_report(result: ReconcileResult) -> Report:
@@ -456,6 +481,12 @@ def reconcile_facts(result: ReconcileResult) -> Iterator[tuple[str, str]]:
     yield "verdict", result.verdict
     if result.plan_error:
         yield "plan", result.plan_error
+    for table, days in result.final_days_behind.items():
+        yield (
+            "final days behind",
+            f"{table} [{format_ranges(days)}] read its days, and only a person builds final days: "
+            f"backfill-assets backfill {min(days)}...{max(days)} --select {table}",
+        )
     for table, expected, outcome in result.plan_results:
         yield f"planned for {table}", f"{expected}: {outcome}"
     for code in sorted(result.provenance.code_descriptions):
