@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install jars sample demo ui test test-system test-all snapshots s3-server torture check bench drill soak docs lock clean
+.PHONY: help install jars sample demo ui test test-system test-all snapshots s3-server torture check bench bench-peers drill soak docs lock clean
 
 PYTHON ?= python3
 VENV := $(CURDIR)/.venv
@@ -115,6 +115,10 @@ check: $(VENV)/.installed-dev ## lint, format, types, the order of the rooms, de
 bench: $(VENV)/.installed-dev ## measure: ours against a hand-written PySpark job
 	@$(BIN)/backfill-assets jars
 	@$(BIN)/python -m backfill_assets_tests.benchmarks.bench $(ARGS)
+
+bench-peers: $(VENV)/.installed-dev ## measure other tools beside ours (an hour and more); ARGS='--days 12 --lines 500'
+	@$(BIN)/backfill-assets jars
+	@$(BIN)/python -m backfill_assets_tests.benchmarks.peers.bench_peers $(ARGS)
 
 drill: $(VENV)/.installed-dev ## break things on purpose, find and mend them: all drills, or ARGS=doubled
 	@$(BIN)/backfill-assets jars

@@ -1,0 +1,6 @@
+-- Days on which too many orders have no customer.
+-- https://docs.getdbt.com/docs/build/data-tests#singular-data-tests
+select log_date
+from {{ ref('raw_orders').render() }}
+group by log_date
+having avg(if(customer_id is null, 1, 0)) > 0.9
