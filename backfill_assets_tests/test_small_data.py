@@ -125,7 +125,7 @@ def test_rows_of_a_day_are_estimated(pipeline: Pipeline):
 def test_state_counts_for_each_day(table: Table, rows: int):
     step: Any = _TableStep(*[None] * 5)  # type: ignore[arg-type]
     step = replace(step, table=table)
-    snapshot = SimpleNamespace(count_input_rows=lambda window: 10)
+    snapshot = SimpleNamespace(table=FACT, count_input_rows=lambda window, *, each_once: 10)
     assert step._count_input_rows([snapshot], Window(day(1), day(4))) == rows
 
 

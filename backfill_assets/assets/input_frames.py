@@ -1,6 +1,5 @@
 """Input frames of a step: the rows of inputs for each day, and the answers of services."""
 
-import os
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -286,9 +285,7 @@ class ServiceCaller:
         """Create the caller of a step's run."""
         tags = context.run.tags
         return cls(
-            # A build beside production has an instance of its own.
-            quotas=Path(os.environ.get("DAGSTER_HOME") or context.instance.root_directory)
-            / "quotas",
+            quotas=Path(context.instance.root_directory) / "quotas",
             warehouse=warehouse,
             run_id=context.run.run_id,
             is_scheduled=launched_by(tags) != PERSON,

@@ -58,23 +58,16 @@ def features(
 ) -> DataFrame:
     """The features of each user, without an order or a version that was logged later."""
     users = orders.withColumn("user_id", F.coalesce("customer_id", F.lit("unknown")))
-    of_the_week = F.col("event_date") > F.date_sub("for_day", 7)
-    days = F.size("order_days")
-    return combine_days(
+    known = combine_days(
         users,
         "user_id",
         keep=["event_date"],
-        orders_7d=Partial.count(where=of_the_week),
+        orders_7d=Partial.count(where=F.col("event_date") > F.date_sub("for_day", 7)),
         orders_30d=Partial.count(),
         revenue_30d=Partial.sum("amount"),
         features_through=Partial.max("log_date"),
         order_days=Partial.values("event_date"),
-    ).select(
-        F.col("for_day").alias("event_date"),
-        "user_id",
-        "orders_7d",
-        "orders_30d",
-        "revenue_30d",
-        "features_through",
-        (days * 100 / F.lit(30)).cast("decimal(5,2)").alias("engagement_score"),
     )
+    score = (F.size("order_days") * 100 / F.lit(30)).cast("decimal(5,2)")
+    rows = known.withColumn("engagement_score", score).drop("order_days")
+    return rows.withColumnRenamed("for_day", "event_date")
