@@ -36,7 +36,6 @@ from backfill_assets.backfills.reconcile import find_final_days_behind
 from backfill_assets.calendar.late_data import Policy
 from backfill_assets.calendar.partitions import DAY, Window, from_ranges
 from backfill_assets.calendar.reach import SAME_DAY
-from backfill_assets.cli.backfill import following_command
 from backfill_assets.delta.data_files import TableSnapshot
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.deployment import Deployment
@@ -419,7 +418,7 @@ def test_a_plan_names_the_days_that_follow_and_are_not_in_it():
         balance.name: [day(2), day(3), day(4), day(5), day(6)],
         after_balance.name: [day(2), day(3), day(4), day(5), day(6)],
     }
-    assert following_command(plan) == (
+    assert plan.following_command == (
         f"backfill-assets backfill {day(2)}...{day(6)} --select "
         f"{balance.name},{after_balance.name},{yesterday.name}"
     )

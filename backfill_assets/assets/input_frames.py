@@ -81,8 +81,8 @@ def for_days(rows: DataFrame, partition: str, reach: Reach, days: Window) -> Dat
     if reach == WEEK:
         monday = F.date_trunc("week", day).cast("date")
         return rows.withColumn(FOR_DAY, monday).where(days.sql_condition(FOR_DAY))
-    counts_for = F.sequence(F.date_sub(day, reach.after), F.date_add(day, reach.before))
-    return rows.withColumn(FOR_DAY, F.explode(counts_for)).where(days.sql_condition(FOR_DAY))
+    repeated_rows = repeat_for_each_day(add_day_ranges(rows, partition, reach, days))
+    return repeated_rows.where(days.sql_condition(FOR_DAY))
 
 
 def add_day_ranges(rows: DataFrame, partition: str, reach: Reach, days: Window) -> DataFrame:

@@ -6,7 +6,7 @@ from a sample of their lines.
 
 import enum
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import date, timedelta
 from typing import Annotated, Literal
 
@@ -373,6 +373,11 @@ class BackfillPlan(BaseModel, frozen=True):
         """See `following`."""
         return {name: partitions.from_ranges(days) for name, days in self.following.items()}
 
+    @property
+    def following_command(self) -> str:
+        """The command that builds the days that follow; empty if there are none."""
+        return format_command(self.days_following) if self.following else ""
+
     def changes_since_planning(self, current: "BackfillPlan") -> list[str]:
         """What changed since the plan was made, as text."""
         changes = []
@@ -402,26 +407,30 @@ def day_rows(plan: BackfillPlan) -> Iterator[tuple[str, str, str, str]]:
             yield name, f"of these, {len(days)} final", "", forecast.format_days(days)
 
 
+def format_command(days_by_table: Mapping[str, Collection[date]]) -> str:
+    """The command that builds days of some tables: all of them, from the first to the last."""
+    days = {day for table_days in days_by_table.values() for day in table_days}
+    window = f"{min(days)}...{max(days)}"
+    return f"backfill-assets backfill {window} --select {','.join(days_by_table)}"
+
+
+def _format_table_days(ranges_by_table: Mapping[str, Collection[str]]) -> str:
+    return "; ".join(
+        f"{name} {partitions.format_ranges(partitions.from_ranges(ranges))}"
+        for name, ranges in ranges_by_table.items()
+    )
+
+
 def _input_facts(plan: BackfillPlan) -> Iterator[tuple[str, str]]:
     """What the plan reads, by which key rows are known, and which days follow later."""
     yield "reads", f"at most {plan.files:,} files, {plan.size / 1e6:,.1f} MB"
     if plan.only_read:
-        days_read = [
-            f"{name} {partitions.format_ranges(partitions.from_ranges(days))}"
-            for name, days in plan.only_read.items()
-        ]
-        yield "also reads", "; ".join(days_read)
+        yield "also reads", _format_table_days(plan.only_read)
     if plan.keys:
         keys = [f"{name} by {', '.join(columns)}" for name, columns in plan.keys.items()]
         yield "keys within a day", "; ".join(keys)
     if plan.following:
-        yield (
-            "follow later",
-            "; ".join(
-                f"{name} {partitions.format_ranges(days)}"
-                for name, days in plan.days_following.items()
-            ),
-        )
+        yield "follow later", _format_table_days(plan.following)
 
 
 def plan_facts(plan: BackfillPlan) -> Iterator[tuple[str, str]]:

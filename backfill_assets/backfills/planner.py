@@ -21,6 +21,7 @@ from backfill_assets.deployment import Deployment
 from backfill_assets.landing.listing import CONTROL_FILE, LandingError, ListedFile, list_landing
 from backfill_assets.landing.samples import Values, sample_values
 from backfill_assets.staleness.assess import final_days
+from backfill_assets.staleness.stale import dependent_days
 from backfill_assets.staleness.unloaded import LoadPlan, digest_load_plans, plan_load
 from backfill_assets.tables.code_version import Code
 from backfill_assets.tables.graph import Graph, buildable_tables
@@ -314,27 +315,12 @@ def _following_days(
     ledgers: Ledgers,
     tables: Graph,
 ) -> dict[str, tuple[str, ...]]:
-    """The published days that read a day to compute and are not in the plan, as ranges.
-
-    Days that late lines change are not known before these are loaded.
-    """
-    changing = {name: {*table_days} for name, table_days in work.items()}
-    following: dict[str, tuple[str, ...]] = {}
-    for name, table in tables.tables.items():
-        changing.setdefault(name, set())
-        for dependency in table.inputs(tables.policy_of(name)):
-            input_days = changing[dependency.source.name]
-            if not input_days or dependency.recorded:
-                continue
-            source = ledgers[dependency.source.name]
-            if dependency.source is table:
-                changing[name] |= {d for d in source.published_days if d > min(input_days)}
-            else:
-                changing[name] |= {*dependency.reach.changed_days(input_days, source)}
-        changing[name] &= ledgers[name].published_days | {*work.get(name, ())}
-        if left_days := changing[name].difference(days.get(name, ())):
-            following[name] = tuple(partitions.to_ranges(left_days))
-    return following
+    """The published days that read a day to compute and are not in the plan, as ranges."""
+    return {
+        name: tuple(partitions.to_ranges(left_days))
+        for name, changing_days in dependent_days(tables, ledgers, work).items()
+        if (left_days := changing_days.difference(days.get(name, ())))
+    }
 
 
 def _sorted_names(groups: Iterable[Iterable[str]]) -> tuple[str, ...]:

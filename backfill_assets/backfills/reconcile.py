@@ -13,7 +13,7 @@ from typing import Any
 import dagster as dg
 from pyspark.sql import SparkSession
 
-from backfill_assets.backfills.backfill_plan import BackfillPlan
+from backfill_assets.backfills.backfill_plan import BackfillPlan, format_command
 from backfill_assets.backfills.changes import (
     DayChange,
     changed_days,
@@ -485,7 +485,7 @@ def reconcile_facts(result: ReconcileResult) -> Iterator[tuple[str, str]]:
         yield (
             "final days behind",
             f"{table} [{format_ranges(days)}] read its days, and only a person builds final days: "
-            f"backfill-assets backfill {min(days)}...{max(days)} --select {table}",
+            + format_command({table: days}),
         )
     for table, expected, outcome in result.plan_results:
         yield f"planned for {table}", f"{expected}: {outcome}"

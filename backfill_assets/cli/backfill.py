@@ -125,7 +125,7 @@ def plan(out: Output, partitions: Window, target: str, as_json: bool, **options:
             "first"
         )
     out.print_text(f"Launch   backfill-assets backfill {backfill_plan.id}")
-    if command := following_command(backfill_plan):
+    if command := backfill_plan.following_command:
         out.print_text(f"Then     {command}")
 
 
@@ -166,16 +166,6 @@ def show_plan(out: Output, backfill_plan: BackfillPlan) -> None:
     out.print_facts(plan_facts(backfill_plan))
     if any("other code" in reason for _, _, reason, _ in rows):
         out.print_note("If the other code makes the same rows: `backfill-assets accept-code`")
-
-
-def following_command(backfill_plan: BackfillPlan) -> str:
-    """The command that builds the published days that follow a plan; empty if there are none."""
-    following = backfill_plan.days_following
-    if not following:
-        return ""
-    days = [day for table_days in following.values() for day in table_days]
-    window = f"{min(days)}...{max(days)}"
-    return f"backfill-assets backfill {window} --select {','.join(following)}"
 
 
 def format_final_days(backfill_plan: BackfillPlan) -> str:
@@ -318,7 +308,7 @@ def backfill(
         f"Next     backfill-assets reconcile {backfill_plan.id}, or backfill-assets undo "
         f"{backfill_plan.id}"
     )
-    if command := following_command(backfill_plan):
+    if command := backfill_plan.following_command:
         out.print_note(
             f"Then     {command}: days outside of the plan that read its days. Sensors build the "
             "open ones, and nobody but a person the final ones"

@@ -321,7 +321,7 @@ class RunPlanner:
         """Yield table, days and reason of days that no schedule and no sensor builds."""
         ledgers = read_ledgers(self.deployment)
         stale = find_stale_days(ledgers, self.deployment.policy, today)
-        _, unloaded = self._read_unloaded(today)
+        unloaded = unloaded_by_log(self.deployment, ledgers, self.deployment.graph, today)
         for table, ledger in ledgers.items():
             if table in unloaded and (reverted := unloaded[table].reverted_days):
                 yield table, reverted, "on hold, as a person reverted files that still lie there"

@@ -40,6 +40,7 @@ from backfill_assets.publish.io_manager import DeltaIOManager
 from backfill_assets.publish.publisher import Destination, Publisher
 from backfill_assets.publish.types import REASON_TAG, Candidate, DayResult, Outcome
 from backfill_assets.staleness.input_digest import SwitchedLedger, input_digests
+from backfill_assets.staleness.stale import dependent_days
 from backfill_assets.tables.code_version import Code
 from backfill_assets.tables.derived import Current, carries_state
 from backfill_assets.tables.graph import buildable_tables
@@ -420,18 +421,9 @@ def days_of_target(
     for window in [only_days] if only_days else target.requested_windows:
         for name, window_days in days_by_table(graph, target.tables, window).items():
             days_by_name[name].update(window_days)
-    inputs = deployment.graph.inputs
-    for name, days in days_by_name.items():
-        ledger = target.table_ledger(deployment, name)
-        for dependency in inputs[name]:
-            if changed := days_by_name.get(dependency.source.name, ()):
-                source = target.table_ledger(deployment, dependency.source.name)
-                days |= ledger.published_days.intersection(
-                    dependency.reach.changed_days(changed, source)
-                )
-        if days and carries_state(ledger.table):
-            days |= {day for day in ledger.published_days if day > min(days)}
-    return {name: sorted(days) for name, days in days_by_name.items() if days}
+    ledgers = {name: target.table_ledger(deployment, name) for name in target.tables}
+    all_days = dependent_days(deployment.graph, ledgers, days_by_name)
+    return {name: sorted(days) for name, days in all_days.items() if days}
 
 
 def stale_days(

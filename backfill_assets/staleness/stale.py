@@ -6,7 +6,7 @@ own: they cannot be built again, so no scheduled run requests them.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import date
 from operator import is_
@@ -203,6 +203,27 @@ def downstream_tables(
         for table, inputs in graph_of_ledgers(ledgers, policy).inputs.items()
         for dependency in inputs
     ]
+
+
+def dependent_days(
+    graph: Graph, ledgers: Ledgers, changing: Mapping[str, Collection[date]]
+) -> dict[str, set[date]]:
+    """Return the days that change with those that read them, by each table of `ledgers`.
+
+    Days that late lines change are not known before these are loaded.
+    """
+    days_by_table: dict[str, set[date]] = {}
+    for name in (name for name in graph.tables if name in ledgers):
+        days = days_by_table[name] = {*changing.get(name, ())}
+        for dependency in graph.inputs[name]:
+            source = dependency.source.name
+            if source != name and not dependency.recorded and days_by_table.get(source):
+                days |= ledgers[name].published_days.intersection(
+                    dependency.reach.changed_days(days_by_table[source], ledgers[source])
+                )
+        if days and carries_state(graph.tables[name]):
+            days |= {day for day in ledgers[name].published_days if day > min(days)}
+    return days_by_table
 
 
 def _has_arrived(table: str, day: date, ledgers: Ledgers, graph: Graph) -> bool:

@@ -155,7 +155,7 @@ def _check_days(name: str, reads: Mapping[str, Reads], published: Mapping[str, P
                 f"{name}: {parameter} is as it was known on a day: of the raw log of a source, "
                 "and of days that end with the day itself, as last_days(n) has them"
             )
-        reserved = (FIRST_FOR_DAY, LAST_FOR_DAY) if read.each_row_once else (FOR_DAY,)
+        reserved = (FOR_DAY, FIRST_FOR_DAY, LAST_FOR_DAY)
         if taken := [name for name in reserved if name in getattr(read.table, "columns", ())]:
             raise arguments.DeclarationError(
                 f"{name}: {read.table.name} has a column {taken[0]}, which {parameter} has for the "
